@@ -1,0 +1,149 @@
+"""Multi-head attention: the one place where positions, encodings, keys, kernels and masks meet."""
+
+import torch
+from torch import Tensor, nn
+
+from posenc import kernels
+from posenc.cache import LayerCache
+from posenc.catalogue import Spec, build
+from posenc.encoding import Encoding, Keys, Projections, Shape
+from posenc.masks import Mask, mask_for
+from posenc.positions import PositionsLike, positions_for
+
+
+class Attention(nn.Module):
+    """Multi-head, multi-query and grouped-query attention with any positional encoding; self and cross.
+
+    dim        width of the model (channels)
+    heads      number of query heads
+    kv_heads   number of key and value heads, a divisor of `heads` (default: as many; 1 is multi-query attention)
+    head_dim   width of one head (channels; default dim / heads)
+    encoding   a spec, an Encoding, or None when the caller passes one to every call (as the models do)
+    kernel     "auto", "sdpa" or "reference"; a named kernel is never replaced in silence
+    scale      factor of the logits (unitless; default head_dim^-1/2; T5 has 1)
+    dropout    share of the weights dropped in training
+    bias       whether the four projections have biases
+    max_len    the trained length (tokens) that a spec such as "learned" or "yarn" may need
+    causal     what a spec such as "t5_bias" is built for; who sees whom is said by the mask of each call
+
+    Raises ValueError for head counts that do not divide, unknown specs and kernels, and inputs that do not fit.
+    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2; Ainslie et al. 2023, arXiv:2305.13245, section 2.2.
+
+    >>> attention = Attention(64, heads=4, encoding="rotary")
+    >>> attention(torch.randn(2, 9, 64), mask=posenc.masks.causal()).shape
+    torch.Size([2, 9, 64])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        encoding: Spec | None = None,
+        kernel: str = "auto",
+        scale: float | None = None,
+        dropout: float = 0.0,
+        bias: bool = True,
+        max_len: int = 2048,
+        causal: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        kernels.check_name(kernel)
+        shape = Shape.of(dim, heads, max_len, causal) if head_dim is None else Shape(dim, heads, head_dim, max_len, causal)
+        kv_heads = heads if kv_heads is None else kv_heads
+        if kv_heads < 1 or heads % kv_heads:
+            raise ValueError(f"kv_heads must divide heads={heads}, got {kv_heads}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
+        self.dim, self.heads, self.kv_heads, self.head_dim = dim, heads, kv_heads, shape.head_dim
+        self.kernel, self.dropout = kernel, dropout
+        self.scale = shape.head_dim**-0.5 if scale is None else scale
+        self.encoding = build(encoding, shape).to(device=device, dtype=dtype) if encoding is not None else None
+        made = {"bias": bias, "device": device, "dtype": dtype}
+        self.to_query = nn.Linear(dim, heads * self.head_dim, **made)
+        self.to_key = nn.Linear(dim, kv_heads * self.head_dim, **made)
+        self.to_value = nn.Linear(dim, kv_heads * self.head_dim, **made)
+        self.to_output = nn.Linear(heads * self.head_dim, dim, **made)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        *,
+        positions: PositionsLike = None,
+        key_positions: PositionsLike = None,
+        mask: Mask | Tensor | None = None,
+        cache: LayerCache | None = None,
+        weights: bool = False,
+        encoding: Encoding | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Attend from `query` [B, T, dim] to `key` and `value` [B, S, dim].
+
+        key            default: `query` (self-attention)
+        value          default: `key`
+        positions      where the query tokens are: Positions, ids, or nothing (0, 1, 2, ...). A token decoded alone, behind a
+                       cache, is not at 0: say where it is
+        key_positions  where the key tokens are; default: `positions` in self-attention, else 0, 1, 2, ...
+        mask           a Mask, a boolean tensor (true = may see), a floating tensor (added to the logits), or nothing (see all)
+        cache          a layer cache: the new keys are put into it, and all its keys are attended to
+        weights        whether to return the attention weights [B, heads, T, S] too, as they were applied
+        encoding       the encoding of this call, where the layer has none of its own
+        """
+        self.check(query, key, value)
+        encoding = self.encoding if encoding is None else encoding
+        if encoding is None:
+            raise ValueError("this layer has no encoding of its own; build it with encoding='none' or another, or pass one")
+        at = positions_for(query.shape[1], positions, device=query.device)
+        if key is None:
+            if key_positions is not None:
+                raise ValueError("key_positions belong to separate keys; in self-attention give positions alone")
+            key, keys_at = query, at
+        else:
+            keys_at = positions_for(key.shape[1], key_positions, device=key.device)
+        keys = self.keys(key, value, keys_at, encoding)
+        keys = keys if cache is None else cache.extend(keys)
+        q = encoding.query(self.split(self.to_query(query), self.heads), at)
+        kernel = kernels.bind(
+            self.kernel, encoding, scale=self.scale, dropout=self.dropout if self.training else 0.0, weights=weights
+        )
+        out, applied = encoding.attend(q, at, keys, mask_for(mask), kernel)
+        out = self.to_output(out.transpose(1, 2).flatten(2))
+        if not weights:
+            return out
+        assert applied is not None
+        return out, applied
+
+    def keys(self, key: Tensor, value: Tensor | None, at, encoding: Encoding) -> Keys:
+        """What is remembered of tokens [B, S, dim]."""
+        k = encoding.key(self.split(self.to_key(key), self.kv_heads), at)
+        v = self.split(self.to_value(key if value is None else value), self.kv_heads)
+        if "remember" not in encoding.doors:
+            return Keys(k, v, at)
+        project = Projections(
+            lambda x: self.split(self.to_query(x), self.heads),
+            lambda x: self.split(self.to_key(x), self.kv_heads),
+            lambda x: self.split(self.to_value(x), self.kv_heads),
+        )
+        return Keys(k, v, at, encoding.remember(key, at, project))
+
+    def split(self, x: Tensor, heads: int) -> Tensor:
+        return x.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)                # [B, heads, T, head_dim]
+
+    def check(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> None:
+        if key is None and value is not None:
+            raise ValueError("a separate value needs a separate key; give both, or neither")
+        for name, x in (("query", query), ("key", key), ("value", value)):
+            if x is not None and (x.dim() != 3 or x.shape[-1] != self.dim):
+                raise ValueError(f"{name} must have shape [batch, tokens, {self.dim}], got {list(x.shape)}")
+            if x is not None and x.shape[1] < 1:
+                raise ValueError(f"{name} must hold at least one token, got shape {list(x.shape)}")
+        if key is not None and value is not None and key.shape[1] != value.shape[1]:
+            raise ValueError(f"key and value must hold the same tokens, got {key.shape[1]} and {value.shape[1]}")
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, heads={self.heads}, kv_heads={self.kv_heads}, kernel={self.kernel!r}"

@@ -1,0 +1,285 @@
+"""Names to encodings: find them, parse and print specs, build them for a model.
+
+The file name of an encoding is its name; there is no list to edit. A spec is a string that is parsed, never evaluated:
+`rotary(base=500_000, schedule=yarn(factor=4)) + alibi`, `on(rotary, heads=(0, 1))`, `path/to/mine.py:Mine(option=3)`.
+"""
+
+import ast
+import difflib
+import functools
+import importlib
+import importlib.util
+import inspect
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+
+from posenc.encoding import Compose, Encoding, OnHeads, Shape
+from posenc.schedules import SCHEDULES, Schedule
+
+Spec: TypeAlias = str | Encoding
+LayerSpec: TypeAlias = str | Encoding | Sequence[str | Encoding]
+
+HOME = Path(__file__).parent / "encodings"
+FILLED_IN = ("device", "dtype")
+A_PATH = re.compile(r"([^\s+(),]+\.py):([A-Za-z_]\w*)")
+
+
+@dataclass(frozen=True)
+class Node:
+    """A parsed spec: a named encoding with options, a sum of parts, or an encoding on chosen heads."""
+
+    name: str
+    options: tuple[tuple[str, Any], ...] = ()
+    parts: tuple["Node", ...] = ()
+    heads: tuple[int, ...] = ()
+
+
+def names() -> list[str]:
+    """The names of all encodings that ship."""
+    return sorted(path.stem for path in HOME.glob("*.py") if not path.stem.startswith("_"))
+
+
+def find(name: str) -> type[Encoding]:
+    """The class of a named encoding, or of `path/to/file.py:Class`.
+
+    Raises ValueError, naming what is near, for a name that does not exist, and for a file without such a class.
+    """
+    if ":" in name:
+        return load_from_file(name)
+    if name not in names():
+        raise ValueError(f"no encoding named '{name}'; there are: {', '.join(names())}{near(name, names())}")
+    module = importlib.import_module(f"posenc.encodings.{name}")
+    cls = only_encoding(module, f"encodings/{name}.py")
+    cls.spec_name = name
+    return cls
+
+
+def class_names() -> dict[str, str]:
+    """The class name of every encoding that ships -> its name in specs, read without importing anything."""
+    found = {}
+    for name in names():
+        tree = ast.parse((HOME / f"{name}.py").read_text(encoding="utf-8"))
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and any(isinstance(base, ast.Name) and base.id == "Encoding" for base in node.bases):
+                found[node.name] = name
+    return found
+
+
+def only_encoding(module: Any, where: str) -> type[Encoding]:
+    own = [c for c in vars(module).values() if inspect.isclass(c) and issubclass(c, Encoding) and c.__module__ == module.__name__]
+    if len(own) != 1:
+        raise ValueError(f"{where} must hold exactly one encoding, a subclass of posenc.Encoding; found {[c.__name__ for c in own]}")
+    return own[0]
+
+
+@functools.lru_cache
+def load_from_file(name: str) -> type[Encoding]:
+    path, _, class_name = name.rpartition(":")
+    file = Path(path)
+    if not file.is_file():
+        raise ValueError(f"no file '{path}' to take {class_name} from; a spec of your own module is path/to/file.py:Class")
+    spec = importlib.util.spec_from_file_location(f"posenc_user_{file.stem}", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ValueError(f"{path} could not be imported: {type(error).__name__}: {error}") from error
+    cls = getattr(module, class_name, None)
+    if not (inspect.isclass(cls) and issubclass(cls, Encoding)):
+        encodings = [n for n, c in vars(module).items() if inspect.isclass(c) and issubclass(c, Encoding) and c is not Encoding]
+        raise ValueError(
+            f"{path} has no encoding named '{class_name}'; it has: {', '.join(encodings) or 'no subclass of posenc.Encoding'}"
+        )
+    cls.spec_name = name
+    return cls
+
+
+def parse(spec: str) -> Node:
+    """The parsed form of a spec.
+
+    Raises ValueError for what is not a spec, an unknown name or option, or a value that is not plain.
+
+    >>> parse("rotary(base=500) + alibi").parts[0].options
+    (('base', 500),)
+    """
+    paths: list[str] = []
+
+    def stand_in(match: re.Match[str]) -> str:
+        paths.append(match.group(0))
+        return f"_path_{len(paths) - 1}"
+
+    try:
+        tree = ast.parse(A_PATH.sub(stand_in, spec).strip(), mode="eval").body
+    except SyntaxError as error:
+        raise ValueError(f"'{spec}' is not a spec ({error.msg}); write for example rotary(base=500_000) + alibi") from None
+    return Parser(spec, paths).node(tree)
+
+
+@dataclass(frozen=True)
+class Parser:
+    """From Python's syntax tree to nodes; `paths` holds what stands behind the names _path_0, _path_1, ..."""
+
+    spec: str
+    paths: list[str]
+
+    def node(self, tree: ast.expr) -> Node:
+        if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Add):
+            left, right = self.node(tree.left), self.node(tree.right)
+            flat = [part for node in (left, right) for part in (node.parts if node.name == "+" else (node,))]
+            return Node("+", parts=tuple(flat))
+        if isinstance(tree, ast.Name):
+            return self.named(tree.id, ())
+        if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name):
+            if tree.func.id == "on":
+                return self.on_heads(tree)
+            if tree.args:
+                raise ValueError(f"options in a spec have names, as in rotary(base=500_000); got '{ast.unparse(tree)}'")
+            options = tuple((word.arg or "**", self.value(word.value)) for word in tree.keywords)
+            return self.named(tree.func.id, options)
+        raise ValueError(f"'{ast.unparse(tree)}' in '{self.spec}' is not an encoding; write for example rotary(base=500_000) + alibi")
+
+    def named(self, name: str, options: tuple[tuple[str, Any], ...]) -> Node:
+        name = self.paths[int(name[6:])] if name.startswith("_path_") else name
+        cls = find(name)
+        known = [p for p in inspect.signature(cls.__init__).parameters if p not in ("self", *FILLED_IN)]
+        for option, _ in options:
+            if option not in known:
+                raise ValueError(f"{name} has no option '{option}'; it has: {', '.join(known) or 'none'}{near(option, known)}")
+        if len({option for option, _ in options}) != len(options):
+            raise ValueError(f"an option stands twice in '{self.spec}'; give it once")
+        return Node(name, options)
+
+    def on_heads(self, tree: ast.Call) -> Node:
+        if len(tree.args) != 1 or [word.arg for word in tree.keywords] != ["heads"]:
+            raise ValueError(f"on(...) takes one encoding and heads, as in on(rotary, heads=(0, 1)); got '{ast.unparse(tree)}'")
+        heads = self.value(tree.keywords[0].value)
+        heads = (heads,) if isinstance(heads, int) else heads
+        if not isinstance(heads, tuple) or not all(isinstance(head, int) for head in heads):
+            raise ValueError(f"heads are whole numbers, as in on(rotary, heads=(0, 1)); got {heads!r}")
+        return Node("on", parts=(self.node(tree.args[0]),), heads=heads)
+
+    def value(self, tree: ast.expr) -> Any:
+        if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name):
+            name = tree.func.id
+            if name not in SCHEDULES:
+                raise ValueError(f"no schedule named '{name}'; there are: {', '.join(SCHEDULES)}{near(name, list(SCHEDULES))}")
+            options = {word.arg: self.value(word.value) for word in tree.keywords}
+            fields = list(inspect.signature(SCHEDULES[name]).parameters)
+            for option in options:
+                if option not in fields:
+                    raise ValueError(f"{name} has no option '{option}'; it has: {', '.join(fields)}{near(str(option), fields)}")
+            if tree.args or "factor" not in options:
+                raise ValueError(f"{name} needs named options with a factor, as in {name}(factor=4); got '{ast.unparse(tree)}'")
+            return SCHEDULES[name](**options)  # type: ignore[arg-type]
+        if isinstance(tree, ast.Name):
+            # A bare word is a string, so that shells need no quotes: rotary(layout=interleaved).
+            return tree.id
+        try:
+            value = ast.literal_eval(tree)
+        except ValueError:
+            raise ValueError(f"'{ast.unparse(tree)}' in '{self.spec}' is not a plain value: use numbers, words or tuples") from None
+        return tuple(value) if isinstance(value, list) else value
+
+
+def build(spec: Spec, shape: Shape, *, hints: Mapping[str, Mapping[str, Any]] | None = None) -> Encoding:
+    """The encoding that a spec names, for a model of this shape.
+
+    Constructor arguments that the spec leaves open are taken from `hints` (encoding name -> option -> value: what suits
+    a task), then matched by name with the shape's fields, else keep their defaults.
+
+    Raises ValueError as `parse` does, and what the encoding's constructor raises, with the spec named.
+
+    >>> build("rotary(base=500)", Shape.of(dim=64, heads=4, max_len=128))
+    rotary(base=500)
+    """
+    return Builder(shape, hints or {}).build(spec)
+
+
+def build_layers(
+    spec: LayerSpec, shape: Shape, layers: int, *, hints: Mapping[str, Mapping[str, Any]] | None = None
+) -> tuple[list[Encoding], list[Encoding]]:
+    """The encodings of a stack: the distinct ones that own parameters, and for each layer the one that it uses.
+
+    A tuple of specs is cycled over the layers. Equal specs share one instance, also as parts of different sums, unless their
+    class is `per_layer`.
+    """
+    cycle: list[Spec] = [spec] if isinstance(spec, (str, Encoding)) else list(spec)
+    if not cycle:
+        raise ValueError("a stack needs at least one encoding; use 'none' for no position")
+    builder = Builder(shape, hints or {}, share=True)
+    per_layer = [builder.build(cycle[layer % len(cycle)]) for layer in range(layers)]
+    return builder.owned, per_layer
+
+
+class Builder:
+    """Builds encodings; with `share`, equal ones that are not `per_layer` are built once. `owned` lists what was built."""
+
+    def __init__(self, shape: Shape, hints: Mapping[str, Mapping[str, Any]], *, share: bool = False) -> None:
+        self.shape, self.hints, self.share = shape, hints, share
+        self.owned: list[Encoding] = []
+        self.shared: dict[Node, Encoding] = {}
+
+    def build(self, spec: Spec) -> Encoding:
+        if isinstance(spec, Encoding):
+            parts = list(spec.parts) if isinstance(spec, Compose) else [spec]
+            self.owned.extend(part for part in parts if not any(part is other for other in self.owned))  # type: ignore[misc]
+            return spec
+        return self.from_node(parse(spec), self.shape)
+
+    def from_node(self, node: Node, shape: Shape) -> Encoding:
+        if node.name == "+":
+            return Compose(*(self.from_node(part, shape) for part in node.parts))
+        if self.share and node in self.shared:
+            return self.shared[node]
+        if node.name == "on":
+            fewer = Shape(shape.dim, len(node.heads) or 1, shape.head_dim, shape.max_len, shape.causal)
+            inside = Builder(fewer, self.hints).from_node(node.parts[0], fewer)
+            encoding: Encoding = OnHeads(inside, node.heads, of=shape.heads)
+            per_layer = inside.per_layer
+        else:
+            encoding = self.instance(node, shape)
+            per_layer = encoding.per_layer
+        self.owned.append(encoding)
+        if not per_layer:
+            self.shared[node] = encoding
+        return encoding
+
+    def instance(self, node: Node, shape: Shape) -> Encoding:
+        cls, given = find(node.name), dict(node.options)
+        parameters = inspect.signature(cls.__init__).parameters
+        for source in (self.hints.get(node.name, {}), vars(shape)):
+            given = {name: value for name, value in source.items() if name in parameters} | given
+        filled = {k: v.with_trained_length(shape.max_len) if isinstance(v, Schedule) else v for k, v in given.items()}
+        try:
+            return cls(**filled)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{node.name}: {error}") from error
+
+
+def options_of(name: str) -> dict[str, inspect.Parameter]:
+    """The constructor's parameters of an encoding, without what is filled in by the model's device."""
+    parameters = inspect.signature(find(name).__init__).parameters
+    return {option: p for option, p in parameters.items() if option not in ("self", *FILLED_IN)}
+
+
+def every() -> Iterator[tuple[str, type[Encoding]]]:
+    """The name and class of all encodings that ship."""
+    for name in names():
+        yield name, find(name)
+
+
+def near(word: str, known: list[str]) -> str:
+    """A hint at the known word that is nearest, or nothing."""
+    close = difflib.get_close_matches(word, known, 1)
+    return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def parameters_of(encoding: torch.nn.Module) -> int:
+    """How many trained numbers an encoding has."""
+    return sum(p.numel() for p in encoding.parameters())

@@ -1,0 +1,447 @@
+"""Encoding: how position enters attention, as doors that are all closed by default.
+
+A subclass opens the doors it needs by overriding them; nobody asks an encoding for its name.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from posenc.masks import Mask, mask_for
+from posenc.positions import Positions, PositionsLike, distance, positions_for
+
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+DOORS = ("embed", "query", "key", "by_distance", "score_mod", "attend", "remember")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a model is, for encodings that are built from a spec.
+
+    dim       width of the model (channels)
+    heads     number of query heads
+    head_dim  width of one head (channels)
+    max_len   the trained length (tokens): the rows of a learned table, the horizon that a schedule starts from
+    causal    whether tokens see only the past
+    """
+
+    dim: int
+    heads: int
+    head_dim: int
+    max_len: int
+    causal: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("dim", "heads", "head_dim", "max_len"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
+
+    @classmethod
+    def of(cls, dim: int, heads: int, max_len: int, causal: bool = True) -> "Shape":
+        """The usual shape: heads of equal width that together make up the model's.
+
+        Raises ValueError when `heads` does not divide `dim`.
+        """
+        if heads < 1 or dim % heads:
+            near = [n for n in range(1, dim + 1) if dim % n == 0]
+            raise ValueError(f"heads must divide dim={dim}, got heads={heads}; the divisors are {near}")
+        return cls(dim, heads, dim // heads, max_len, causal)
+
+
+class Projections(NamedTuple):
+    """Attention's own projections, each from [B, T, dim] to [B, heads, T, head_dim]."""
+
+    query: Callable[[Tensor], Tensor]
+    key: Callable[[Tensor], Tensor]
+    value: Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Keys:
+    """What is remembered of the tokens one may attend to.
+
+    k, v   [B, KV, S, D]     keys and values; KV divides the number of query heads
+    at     Positions of the S tokens; order -1 marks an empty cache slot
+    memo   name -> [B, heads or 1, S, ...]   what encodings asked to remember of each token
+    """
+
+    k: Tensor
+    v: Tensor
+    at: Positions
+    memo: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class Encoding(nn.Module):
+    """Base of every positional encoding: the doors through which position can enter attention.
+
+    1 `embed` adds to the embeddings; 2 `query` and `key` turn queries and keys; 3 `by_distance` or `score_mod` biases the
+    scaled logits; 4 `attend` replaces the attention rule; and `remember` keeps facts of each token beside k and v.
+    A subclass overrides what it needs, keeps each constructor argument under its own name, and is a function of
+    coordinates: never of a tensor's length, of call history, or of its neighbours in the batch.
+    """
+
+    per_layer: ClassVar[bool] = False
+    """Whether every layer has parameters of its own (Shaw) or all layers share one instance (T5)."""
+
+    source: ClassVar[str] = ""
+    """Where the encoding was published: authors, year, arXiv id and section."""
+
+    gaps: ClassVar[Mapping[str, str]] = {}
+    """Known gaps: the name of a promise in `posenc.testing` -> why this encoding does not keep it."""
+
+    spec_name: ClassVar[str] = ""
+    """The name in specs; the catalogue sets it to the file's name."""
+
+    doors: frozenset[str] = frozenset()
+    """The names of the doors that are open: those the class overrides, unless an instance closes one."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.doors = frozenset(door for door in DOORS if getattr(cls, door) is not getattr(Encoding, door))
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    @property
+    def needs_weights(self) -> bool:
+        """Whether `attend` reads the attention weights, so that only kernels that give them will do."""
+        return False
+
+    def embed(self, x: Tensor, at: Positions) -> Tensor:
+        """Door 1. x [B, T, dim] with the position of each token added, in x's dtype."""
+        return x
+
+    def query(self, q: Tensor, at: Positions) -> Tensor:
+        """Door 2. The queries [B, H, T, D] turned by their own positions, in their dtype."""
+        return q
+
+    def key(self, k: Tensor, at: Positions) -> Tensor:
+        """Door 2. The keys [B, KV, S, D] turned by their own positions, in their dtype."""
+        return k
+
+    def by_distance(self, delta: Tensor) -> Tensor | None:
+        """Door 3. The bias [H, ...] at signed distances delta [...]: query coordinate minus key coordinate."""
+        return None
+
+    def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod | None:
+        """Door 3. A closure (score, b, h, i, j) -> score in FlexAttention's sense, for biases that need more than the distance.
+
+        It must be elementwise in its index tensors. `score` is a scaled logit. The default is derived from `by_distance`.
+        """
+        if "by_distance" not in self.doors:
+            return None
+        m, n = at.axis(str(self)).expand(q.shape[0], -1), keys.at.axis(str(self)).expand(q.shape[0], -1)
+
+        def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            values = self.by_distance(m[b, i] - n[b, j])
+            assert values is not None
+            # FlexAttention asks for one scalar at a time; everybody else for the grid, which gives [H, B, 1, T, S].
+            picked = values[h] if h.dim() == 0 else values.squeeze(2).movedim(0, 1)
+            return score + picked.to(score.dtype)
+
+        return score_mod
+
+    def attend(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: "BoundKernel") -> tuple[Tensor, Tensor | None]:
+        """Door 4. The attention rule: the output [B, H, T, D] and the weights if the kernel was asked for them."""
+        return kernel(self, q, at, keys, mask)
+
+    def remember(self, x: Tensor, at: Positions, project: Projections) -> dict[str, Tensor]:
+        """The pocket: per-token facts [B, heads or 1, T, ...] to keep beside k and v, under names of this encoding's own."""
+        return {}
+
+    def formula_added(self, position: float, channel: int) -> float:
+        """As published, in scalars: what is added to one channel of the embedding of a token at `position`."""
+        return 0.0
+
+    def formula_logit(self, q: Sequence[float], k: Sequence[float], m: float, n: float, head: int, scale: float) -> float:
+        """As published, in scalars: the logit of a query at m on a key at n, where plain attention has scale * q . k."""
+        return scale * math.fsum(a * b for a, b in zip(q, k, strict=True))
+
+    def formula_value(self, v: Sequence[float], m: float, n: float, channel: int) -> float:
+        """As published, in scalars: one channel of the value that a key at n hands to a query at m."""
+        return v[channel]
+
+    def forward(
+        self, x: Tensor, k: Tensor | None = None, *, positions: PositionsLike = None, offset: int = 0
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Use it alone: `encoding(x)` on embeddings [B, T, dim], `q, k = encoding(q, k)` on heads [B, H, T, D].
+
+        Positions are Positions, a tensor [T], [B, T] or [B, T, A], an offset, or nothing (0, 1, 2, ...). A token decoded
+        alone is not at 0: give its position or offset. Nothing given is changed in place.
+        """
+        if k is None:
+            if "embed" not in self.doors:
+                raise ValueError(f"{self} adds nothing to embeddings; it opens {sorted(self.doors) or 'no door'}")
+            return self.embed(x, positions_for(x.shape[1], positions, offset, device=x.device))
+        if not self.doors & {"query", "key"}:
+            raise ValueError(f"{self} does not turn queries and keys; it opens {sorted(self.doors) or 'no door'}")
+        if x.shape[2] != k.shape[2]:
+            raise ValueError(
+                f"one call turns queries and keys of the same tokens, got {x.shape[2]} and {k.shape[2]} of them; "
+                f"for cross-attention call query(q, at) and key(k, keys_at)"
+            )
+        at = positions_for(x.shape[2], positions, offset, device=x.device)
+        return self.query(x, at), self.key(k, at)
+
+    def bias(
+        self,
+        at: Positions | Tensor | int,
+        keys_at: Positions | Tensor | int | None = None,
+        *,
+        q: Tensor | None = None,
+        causal: bool = False,
+        mask: Mask | Tensor | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """Door 3 as a tensor [1 or B, H, T, S], ready for SDPA's attn_mask; -inf where the mask forbids.
+
+        Positions are Positions, a tensor of ids, or an int: that many tokens from 0. `keys_at` defaults to `at`.
+        Biases that read the query (Shaw) need q [B, H, T, D].
+        Raises ValueError when the encoding has no bias.
+        """
+        at = Positions.count(at) if isinstance(at, int) else positions_for(_tokens(at), at)
+        keys_at = at if keys_at is None else Positions.count(keys_at) if isinstance(keys_at, int) else positions_for(_tokens(keys_at), keys_at)
+        if not self.doors & {"by_distance", "score_mod"}:
+            raise ValueError(f"{self} has no bias; it opens {sorted(self.doors) or 'no door'}")
+        if "score_mod" in self.doors and q is None:
+            raise ValueError(f"the bias of {self} reads the queries; give q of shape [B, H, T, D]")
+        rule = mask_for(mask)
+        rule = replace(rule, causal=True) if causal else rule
+        nothing = torch.zeros(1, 1, 1, 1, device=at.order.device)
+        dtype = dtype or next((tensor.dtype for tensor in (q, *self.parameters()) if tensor is not None), nothing.dtype)
+        placeholder = (nothing if q is None else q[:, :, :1]).expand(-1, -1, keys_at.tokens, -1)
+        values = self.dense_bias(q, at, Keys(placeholder, placeholder, keys_at), dtype)
+        assert values is not None
+        if rule.causal or rule.window or rule.given is not None or not (at.contiguous and keys_at.contiguous):
+            values = values.masked_fill(~rule.allowed(at, keys_at).to(values.device), -torch.inf)
+        added = rule.added(at, keys_at)
+        return values if added is None else values + added.to(values.dtype)
+
+    def dense_bias(self, q: Tensor | None, at: Positions, keys: Keys, dtype: torch.dtype) -> Tensor | None:
+        """Door 3 as a tensor [1 or B, H, T, S] without any mask, or None where it is closed."""
+        if "score_mod" in self.doors:
+            assert q is not None
+            modify = self.score_mod(q, at, keys)
+            assert modify is not None
+            zero = q.new_zeros((q.shape[0], q.shape[1], at.tokens, keys.at.tokens), dtype=dtype)
+            return modify(zero, *index_grids(zero))
+        if "by_distance" not in self.doors:
+            return None
+        if at is keys.at and at.contiguous and at.unit_step:
+            # T tokens in a row are only 2 T - 1 distances apart; unfold spreads them into the matrix.
+            T = at.tokens
+            vector = self.by_distance(torch.arange(T - 1, -T, -1, device=at.order.device))     # [H, 2T-1]
+            assert vector is not None
+            return vector.to(dtype).unfold(-1, T, 1).flip(-2)[None]                            # [1, H, T, T]
+        values = self.by_distance(distance(at, keys.at, str(self)))                            # [H, B or 1, T, S]
+        assert values is not None
+        return values.movedim(0, 1).to(dtype)
+
+    def options(self) -> dict[str, Any]:
+        """The constructor's options and their values, without what the model decides (its widths, heads, device)."""
+        return {
+            name: getattr(self, name)
+            for name in inspect.signature(type(self).__init__).parameters
+            if name not in ("self", "dim", "heads", "head_dim", "device", "dtype")
+        }
+
+    def __repr__(self) -> str:
+        """The spec: what `posenc.build` reads back."""
+        parameters = inspect.signature(type(self).__init__).parameters
+        changed = {name: value for name, value in self.options().items() if value != parameters[name].default}
+        inside = ", ".join(f"{name}={value!r}" for name, value in changed.items())
+        name = self.spec_name or type(self).__name__
+        return f"{name}({inside})" if inside else name
+
+    __str__ = __repr__
+
+    def __add__(self, other: "Encoding") -> "Compose":
+        return Compose(self, other)
+
+
+class BoundKernel:
+    """A kernel with what one attention layer asks of it: scale, dropout, and whether the weights are wanted."""
+
+    def __init__(
+        self, kernel: Callable[..., tuple[Tensor, Tensor | None]], *, scale: float, dropout: float = 0.0, weights: bool = False
+    ) -> None:
+        self.kernel, self.scale, self.dropout, self.weights = kernel, scale, dropout, weights
+
+    def __call__(
+        self, encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, *, weights: bool | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        wanted = self.weights if weights is None else weights
+        return self.kernel(encoding, q, at, keys, mask, scale=self.scale, dropout=self.dropout, weights=wanted)
+
+
+class Compose(Encoding):
+    """Several encodings at once: `a + b`. Doors 1 to 3 of the parts apply together; at most one may open door 4.
+
+    Biases see the query after all parts have turned it.
+    Raises ValueError when two parts open door 4.
+    """
+
+    def __init__(self, *parts: Encoding) -> None:
+        super().__init__()
+        flat: list[Encoding] = []
+        for part in parts:
+            flat.extend(part.parts if isinstance(part, Compose) else [part])
+        rules = [str(part) for part in flat if "attend" in part.doors]
+        if len(rules) > 1:
+            raise ValueError(f"at most one encoding may replace the attention rule, got {' and '.join(rules)}; drop one of them")
+        self.parts = nn.ModuleList(flat)
+        opened = frozenset().union(*(part.doors for part in flat))
+        # A distance alone no longer tells the whole bias once one part reads more than that.
+        self.doors = opened - {"by_distance"} if "score_mod" in opened else opened
+
+    @property
+    def needs_weights(self) -> bool:
+        return any(part.needs_weights for part in self.parts)
+
+    def embed(self, x: Tensor, at: Positions) -> Tensor:
+        for part in self.parts:
+            x = part.embed(x, at)
+        return x
+
+    def query(self, q: Tensor, at: Positions) -> Tensor:
+        for part in self.parts:
+            q = part.query(q, at)
+        return q
+
+    def key(self, k: Tensor, at: Positions) -> Tensor:
+        for part in self.parts:
+            k = part.key(k, at)
+        return k
+
+    def by_distance(self, delta: Tensor) -> Tensor | None:
+        total: Tensor | None = None
+        for part in self.parts:
+            values = part.by_distance(delta)
+            total = values if total is None else total if values is None else total + values
+        return total
+
+    def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod | None:
+        mods = [mod for part in self.parts if (mod := part.score_mod(q, at, keys)) is not None]
+        if not mods:
+            return None
+
+        def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            for mod in mods:
+                score = mod(score, b, h, i, j)
+            return score
+
+        return score_mod
+
+    def attend(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> tuple[Tensor, Tensor | None]:
+        rule = next((part for part in self.parts if "attend" in part.doors), None)
+        if rule is None:
+            return kernel(self, q, at, keys, mask)
+        # The rule is one part's own, but the kernel it calls must see the doors of the whole.
+        whole = BoundKernel(
+            lambda _, *given, **options: kernel.kernel(self, *given, **options),
+            scale=kernel.scale, dropout=kernel.dropout, weights=kernel.weights,
+        )
+        return rule.attend(q, at, keys, mask, whole)
+
+    def remember(self, x: Tensor, at: Positions, project: Projections) -> dict[str, Tensor]:
+        memo: dict[str, Tensor] = {}
+        for part in self.parts:
+            new = part.remember(x, at, project)
+            if taken := memo.keys() & new.keys():
+                raise ValueError(f"two parts of {self} remember {sorted(taken)}; a memo name belongs to one encoding")
+            memo |= new
+        return memo
+
+    def formula_added(self, position: float, channel: int) -> float:
+        return math.fsum(part.formula_added(position, channel) for part in self.parts)
+
+    def formula_value(self, v: Sequence[float], m: float, n: float, channel: int) -> float:
+        rule = next((part for part in self.parts if "attend" in part.doors), None)
+        return v[channel] if rule is None else rule.formula_value(v, m, n, channel)
+
+    def __repr__(self) -> str:
+        return " + ".join(str(part) for part in self.parts)
+
+    __str__ = __repr__
+
+
+class OnHeads(Encoding):
+    """An encoding on chosen heads only: `on(rotary, heads=(0, 1))`; the other heads have no position.
+
+    `encoding` is built for as many heads as are chosen; `of` is the number of query heads of the model. With fewer key
+    heads than query heads, the chosen query heads must be all those of some key heads.
+    Raises ValueError for heads that do not exist or stand twice, and for encodings without heads (doors 1 and 4).
+    """
+
+    def __init__(self, encoding: Encoding, heads: Sequence[int], of: int) -> None:
+        super().__init__()
+        chosen = tuple(heads)
+        if not chosen or len(set(chosen)) != len(chosen) or min(chosen) < 0 or max(chosen) >= of:
+            raise ValueError(f"heads must be different numbers from 0 to {of - 1}, got {chosen}")
+        for door in ("embed", "attend", "remember"):
+            if door in encoding.doors:
+                raise ValueError(f"{encoding} opens the door '{door}', which knows no heads; on(...) takes rotary-like and bias encodings")
+        self.encoding, self.heads, self.of = encoding, chosen, of
+        self.doors = encoding.doors
+
+    def query(self, q: Tensor, at: Positions) -> Tensor:
+        chosen = torch.tensor(self.heads, device=q.device)
+        return q.index_copy(1, chosen, self.encoding.query(q[:, chosen], at))
+
+    def key(self, k: Tensor, at: Positions) -> Tensor:
+        group = self.of // k.shape[1]
+        groups = sorted({head // group for head in self.heads})
+        if len(groups) * group != len(self.heads):
+            raise ValueError(
+                f"{group} query heads share each key head, so the chosen heads must come in whole groups of {group}, got {self.heads}"
+            )
+        chosen = torch.tensor(groups, device=k.device)
+        return k.index_copy(1, chosen, self.encoding.key(k[:, chosen], at))
+
+    def by_distance(self, delta: Tensor) -> Tensor | None:
+        values = self.encoding.by_distance(delta)
+        if values is None:
+            return None
+        chosen = torch.tensor(self.heads, device=values.device)
+        return values.new_zeros((self.of, *values.shape[1:])).index_copy(0, chosen, values)
+
+    def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod | None:
+        if "score_mod" not in self.doors:
+            return super().score_mod(q, at, keys)
+        chosen = torch.tensor(self.heads, device=q.device)
+        modify = self.encoding.score_mod(q[:, chosen], at, keys)
+        assert modify is not None
+        place = torch.full((self.of,), -1, device=q.device).index_copy(0, chosen, torch.arange(len(self.heads), device=q.device))
+
+        def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return torch.where(place[h] >= 0, modify(score, b, place[h].clamp(min=0), i, j), score)
+
+        return score_mod
+
+    def formula_logit(self, q: Sequence[float], k: Sequence[float], m: float, n: float, head: int, scale: float) -> float:
+        if head not in self.heads:
+            return super().formula_logit(q, k, m, n, head, scale)
+        return self.encoding.formula_logit(q, k, m, n, self.heads.index(head), scale)
+
+    def __repr__(self) -> str:
+        return f"on({self.encoding}, heads={self.heads})"
+
+    __str__ = __repr__
+
+
+def index_grids(score: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The indices b, h, i, j of a score tensor [B, H, T, S] as grids that broadcast to it."""
+    b, h, i, j = (torch.arange(n, device=score.device) for n in score.shape)
+    return b[:, None, None, None], h[:, None, None], i[:, None], j
+
+
+def _tokens(positions: Positions | Tensor) -> int:
+    if isinstance(positions, Positions):
+        return positions.tokens
+    return positions.shape[0] if positions.dim() == 1 else positions.shape[1]

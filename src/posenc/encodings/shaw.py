@@ -1,0 +1,124 @@
+"""Shaw's relative position representations."""
+
+import torch
+from torch import Tensor, nn
+
+from posenc.encoding import BoundKernel, Encoding, Keys, ScoreMod
+from posenc.masks import Mask
+from posenc.positions import Positions, distance
+
+
+class Shaw(Encoding):
+    """Add to each key, and to each value, a learned vector for its clipped distance from the query.
+
+    logit(i, j) = q_i . (k_j + a_r) / sqrt(head_dim),   z_i = sum_j A_ij (v_j + b_r),   r = clip(n_j - m_i, -clip, clip)
+
+    The tables a and b [2 clip + 1, head_dim] are shared by the heads of a layer; every layer has its own. The term with
+    a is divided by sqrt(head_dim) as published, whatever Attention's `scale` is.
+
+    head_dim  width of one head (channels)
+    clip      distance (positions) from which all share a vector; 16 in the paper
+    values    whether values get their vectors too (b); the paper found keys alone nearly as good
+    std       standard deviation of the initial tables (in units of keys and values)
+
+    A fractional distance mixes the two neighbouring vectors linearly. Values need the attention weights, so
+    the sdpa kernel serves `values=False` only.
+
+    Where it goes wrong: distances past the clip are all alike, so order is lost there; with the clip inside the trained
+    length it is fast to learn and fairly robust beyond. It is not T5's bias: that is one number for a head and bucket.
+
+    Raises ValueError for a width or clip below 1.
+    Source: Shaw, Uszkoreit, Vaswani 2018, arXiv:1803.02155, sections 3.1 and 3.2.
+
+    >>> Shaw(8, clip=2).key_table.shape
+    torch.Size([5, 8])
+    """
+
+    source = "Shaw, Uszkoreit, Vaswani 2018, arXiv:1803.02155, sections 3.1 and 3.2"
+    per_layer = True
+
+    def __init__(
+        self,
+        head_dim: int,
+        clip: int = 16,
+        values: bool = True,
+        std: float = 0.02,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if head_dim < 1 or clip < 1:
+            raise ValueError(f"head_dim and clip must be 1 or more, got {head_dim} and {clip}")
+        if not std > 0:
+            raise ValueError(f"std must be above 0, got {std}")
+        self.head_dim, self.clip, self.values, self.std = head_dim, clip, values, std
+        if not values:
+            self.doors = self.doors - {"attend"}
+        self.key_table = nn.Parameter(torch.empty(2 * clip + 1, head_dim, device=device, dtype=dtype))
+        self.value_table = nn.Parameter(torch.empty(2 * clip + 1, head_dim, device=device, dtype=dtype)) if values else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.key_table, std=self.std)
+        if self.value_table is not None:
+            nn.init.normal_(self.value_table, std=self.std)
+
+    @property
+    def needs_weights(self) -> bool:
+        return self.values
+
+    def row(self, at: Positions, keys_at: Positions) -> Tensor:
+        """Where each pair [B or 1, T, S] reads the tables (rows; whole or fractional)."""
+        return (-distance(at, keys_at, str(self))).clamp(-self.clip, self.clip) + self.clip
+
+    def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
+        if q.shape[-1] != self.head_dim:
+            raise ValueError(f"heads must have {self.head_dim} channels, got {q.shape[-1]}; build Shaw({q.shape[-1]})")
+        dtype = torch.promote_types(q.dtype, self.key_table.dtype)
+        table = (q.to(dtype) @ self.key_table.to(dtype).T) * self.head_dim**-0.5                    # [B, H, T, 2 clip + 1]
+        row = self.row(at, keys.at).expand(q.shape[0], -1, -1)
+
+        def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            r = row[b, i, j]
+            if not r.is_floating_point():
+                return score + table[b, h, i, r].to(score.dtype)
+            below = r.floor().long()
+            above = (below + 1).clamp(max=2 * self.clip)
+            share = (r - below).to(table.dtype)
+            return score + torch.lerp(table[b, h, i, below], table[b, h, i, above], share).to(score.dtype)
+
+        return score_mod
+
+    def attend(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> tuple[Tensor, Tensor | None]:
+        if self.value_table is None:
+            return kernel(self, q, at, keys, mask)
+        out, weights = kernel(self, q, at, keys, mask, weights=True)
+        assert weights is not None
+        # Gather the weights of each row of the table first: [B, H, T, S] -> [B, H, T, 2 clip + 1].
+        row = self.row(at, keys.at)[:, None].expand_as(weights)
+        by_row = weights.new_zeros((*weights.shape[:-1], 2 * self.clip + 1))
+        if not row.is_floating_point():
+            by_row = by_row.scatter_add(-1, row, weights)
+        else:
+            below = row.floor().long()
+            share = (row - below).to(weights.dtype)
+            by_row = by_row.scatter_add(-1, below, weights * (1 - share))
+            by_row = by_row.scatter_add(-1, (below + 1).clamp(max=2 * self.clip), weights * share)
+        out = out + by_row @ self.value_table.to(weights.dtype)
+        return out, weights if kernel.weights else None
+
+    def formula_logit(self, q, k, m, n, head, scale) -> float:
+        added = sum(a * self.entry(self.key_table, m, n, channel) for channel, a in enumerate(q))
+        return super().formula_logit(q, k, m, n, head, scale) + added / self.head_dim**0.5
+
+    def formula_value(self, v, m, n, channel) -> float:
+        return v[channel] + (0.0 if self.value_table is None else self.entry(self.value_table, m, n, channel))
+
+    def entry(self, table: Tensor, m: float, n: float, channel: int) -> float:
+        """One channel of the vector for a key at n seen from a query at m."""
+        r = max(-self.clip, min(self.clip, n - m))
+        below = int(r // 1)
+        above = min(below + 1, self.clip)
+        share = r - below
+        return (1 - share) * float(table[below + self.clip, channel]) + share * float(table[above + self.clip, channel])

@@ -1,0 +1,93 @@
+"""The readable kernel: it defines what is right, and gives attention weights."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from posenc.encoding import Encoding, Keys, index_grids
+from posenc.masks import Mask, check_mask
+from posenc.positions import Positions
+
+
+def scaled_dot_product_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, scale: float | None = None, dropout: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Attention, step by step: softmax(scale * q k^T + mask) v, and the weights.
+
+    q [B, H, T, D], k [B, KV, S, D], v [B, KV, S, E], where KV divides H; the output is [B, H, T, E] and the weights
+    [B, H, T, S], as applied (after dropout). `scale` defaults to D^-1/2 (unitless). `mask` broadcasts to [B, H, T, S]:
+    boolean (true = may see) or floating (added to the scaled logits). A row that may see nothing gives zeros, never NaN.
+    Logits are taken in float32 at least.
+
+    Raises ValueError when the shapes do not fit or the mask is neither boolean nor floating.
+    Limit: the whole [B, H, T, S] matrix is in memory.
+    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1.
+
+    >>> q = torch.zeros(1, 1, 1, 4)
+    >>> output, weights = scaled_dot_product_attention(q, torch.zeros(1, 1, 2, 4), torch.ones(1, 1, 2, 4))
+    >>> weights
+    tensor([[[[0.5000, 0.5000]]]])
+    """
+    k, v = fit_heads(q, k, v)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    logits = accurate(q) @ accurate(k).transpose(-1, -2) * scale
+    allowed = None
+    if mask is not None:
+        check_mask(mask, q.shape[2], k.shape[2])
+        allowed = mask if mask.dtype == torch.bool else mask != -math.inf
+        logits = logits if mask.dtype == torch.bool else logits + torch.where(allowed, mask, 0.0)
+    weights = softmax_where(logits, allowed)
+    weights = F.dropout(weights, dropout).to(v.dtype)
+    return weights @ v, weights
+
+
+def reference(
+    encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, *, scale: float, dropout: float, weights: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Attention with an encoding's bias evaluated on the whole grid of queries and keys."""
+    k, v = fit_heads(q, keys.k, keys.v)
+    logits = accurate(q) @ accurate(k).transpose(-1, -2) * scale                  # [B, H, T, S]
+    modify = encoding.score_mod(q, at, keys)
+    if modify is not None:
+        logits = modify(logits, *index_grids(logits))
+    added = mask.added(at, keys.at)
+    if added is not None:
+        logits = logits + added.masked_fill(added == -math.inf, 0.0)
+    applied = softmax_where(logits, mask.allowed(at, keys.at))
+    applied = F.dropout(applied, dropout).to(v.dtype)
+    return applied @ v, applied if weights else None
+
+
+def softmax_where(logits: Tensor, allowed: Tensor | None) -> Tensor:
+    """The softmax over what is allowed; a row with nothing allowed gives zeros, and zero gradients."""
+    if allowed is None:
+        return logits.softmax(-1)
+    # A finite lowest value instead of -inf keeps an empty row, and its gradient, free of NaN.
+    lowest = torch.finfo(logits.dtype).min
+    return logits.masked_fill(~allowed, lowest).softmax(-1).masked_fill(~allowed, 0.0)
+
+
+def accurate(x: Tensor) -> Tensor:
+    """x in float32 at least."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def fit_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """k and v with every head repeated for the query heads that share it; checks that the shapes go together."""
+    if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
+        raise ValueError(f"q, k, v have shape [batch, heads, tokens, channels], got {[list(t.shape) for t in (q, k, v)]}")
+    if k.shape[:3] != v.shape[:3] or q.shape[-1] != k.shape[-1] or q.shape[0] != k.shape[0]:
+        raise ValueError(
+            f"k and v need the same batch, heads and tokens, and q and k the same batch and channels, "
+            f"got q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
+        )
+    if k.shape[2] < 1 or q.shape[2] < 1:
+        raise ValueError(f"attention needs at least one query and one key, got {q.shape[2]} and {k.shape[2]}")
+    if q.shape[1] % k.shape[1]:
+        raise ValueError(f"the key heads must divide the query heads, got {k.shape[1]} and {q.shape[1]}")
+    group = q.shape[1] // k.shape[1]
+    if group == 1:
+        return k, v
+    return k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)

@@ -1,0 +1,25 @@
+"""The rotation of channel pairs by given angles: the operator behind every rotary encoding, in readable form."""
+
+import torch
+from torch import Tensor
+
+LAYOUTS = ("half", "interleaved")
+
+
+def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
+    """Rotate the pairs of the first 2 P channels of x [..., T, D]; the other channels pass.
+
+    (a, b) -> (a cos - b sin, b cos + a sin), with cos and sin [..., T, P] of float32 or better.
+    Layout "half" pairs channel p with p + P; "interleaved" pairs 2 p with 2 p + 1. The arithmetic is done in the dtype of
+    the tables and rounded once to x's dtype. x is not changed.
+    """
+    width = 2 * cos.shape[-1]
+    turned, passed = x[..., :width].to(cos.dtype), x[..., width:]
+    if layout == "half":
+        a, b = turned.chunk(2, -1)
+        out = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+    else:
+        a, b = turned.unflatten(-1, (-1, 2)).unbind(-1)
+        out = torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
+    out = out.to(x.dtype)
+    return out if passed.shape[-1] == 0 else torch.cat((out, passed), -1)

@@ -1,0 +1,37 @@
+"""Attention through PyTorch's fused scaled_dot_product_attention; plain causal attention goes without any mask."""
+
+import math
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from posenc.encoding import Encoding, Keys
+from posenc.kernels.reference import fit_heads
+from posenc.masks import Mask
+from posenc.positions import Positions
+
+
+def sdpa(
+    encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, *, scale: float, dropout: float, weights: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Attention with the bias as SDPA's mask, a boolean mask where there is no bias, and none where none is needed."""
+    assert not weights, "why_not('sdpa') forbids this"
+    k, v = fit_heads(q, keys.k, keys.v)
+    bias = encoding.dense_bias(q, at, keys, q.dtype)
+    added = mask.added(at, keys.at)
+    if added is not None:
+        bias = added.to(q.dtype) if bias is None else bias + added.to(q.dtype)
+    if bias is None and mask.is_plain_causal(at, keys.at):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, dropout_p=dropout), None
+    if mask.sees_everything(at, keys.at):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale, dropout_p=dropout), None
+    allowed = mask.allowed(at, keys.at)
+    whole = allowed if bias is None else bias.masked_fill(~allowed, -math.inf)
+    if mask.given is None and at is keys.at and at.contiguous:
+        # Every token sees itself, so there is no empty row to look for.
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=whole, scale=scale, dropout_p=dropout), None
+    # SDPA gives NaN for a row that sees nothing: such a row looks at everything, and its output is dropped.
+    empty = ~allowed.any(-1, keepdim=True)
+    whole = whole | empty if bias is None else whole.masked_fill(empty, 0.0)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=whole, scale=scale, dropout_p=dropout)
+    return out.masked_fill(empty, 0.0), None

@@ -1,0 +1,120 @@
+"""Masks: who may see whom.
+
+A mask compares orders and documents, never tensor indices, so a cache, padding or packing cannot change its meaning.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from posenc.positions import Positions
+
+
+@dataclass(frozen=True, eq=False)
+class Mask:
+    """Who may see whom, by rule and by a given tensor.
+
+    causal   a query sees keys whose order is not after its own
+    window   a query sees keys fewer than `window` tokens away in order (unit: tokens)
+    prefix   the first `prefix` tokens of a row see each other in both directions (unit: tokens)
+    given    a tensor broadcastable to [B, H, T, S]: boolean (true = may see) or floating (added to the logits)
+
+    Padding, empty cache slots and other documents are never seen, whatever the rule.
+    The first four are static facts that kernels choose by.
+    """
+
+    causal: bool = False
+    window: int | None = None
+    prefix: int = 0
+    given: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"a window holds at least 1 token, got window={self.window}")
+        if self.prefix < 0:
+            raise ValueError(f"a prefix holds 0 tokens or more, got prefix={self.prefix}")
+
+    def allowed(self, at: Positions, keys_at: Positions) -> Tensor:
+        """Boolean [B or 1, 1 or H, T, S]: true where the query may see the key."""
+        i, j = at.order[:, None, :, None], keys_at.order[:, None, None, :]
+        allowed = (i >= 0) & (j >= 0)
+        if self.causal:
+            allowed = allowed & ((i >= j) | ((i < self.prefix) & (j < self.prefix)))
+        if self.window is not None:
+            allowed = allowed & ((i - j).abs() < self.window)
+        if at.document is not None and keys_at.document is not None:
+            allowed = allowed & (at.document[:, None, :, None] == keys_at.document[:, None, None, :])
+        if self.given is not None and self.given.dtype == torch.bool:
+            allowed = allowed & self.fitting(at, keys_at)
+        elif self.given is not None:
+            allowed = allowed & (self.fitting(at, keys_at) != -torch.inf)
+        return allowed
+
+    def added(self, at: Positions, keys_at: Positions) -> Tensor | None:
+        """The floating mask that is added to the logits, or None."""
+        if self.given is None or self.given.dtype == torch.bool:
+            return None
+        return self.fitting(at, keys_at)
+
+    def fitting(self, at: Positions, keys_at: Positions) -> Tensor:
+        assert self.given is not None
+        check_mask(self.given, at.tokens, keys_at.tokens)
+        return self.given
+
+    def sees_everything(self, at: Positions, keys_at: Positions) -> bool:
+        """Whether it is certain, without looking at data, that every query sees every key."""
+        if self.given is not None or self.window is not None or not (at.contiguous and keys_at.contiguous):
+            return False
+        last = at.tokens == 1 and at.unit_step and keys_at.unit_step and at.extent == keys_at.extent is not None
+        return not self.causal or last
+
+    def is_plain_causal(self, at: Positions, keys_at: Positions) -> bool:
+        """Whether it is certain, without looking at data, that token i sees exactly the tokens 0..i."""
+        return self.causal and self.given is None and self.window is None and self.prefix == 0 and at is keys_at and at.contiguous
+
+
+def check_mask(mask: Tensor, queries: int, keys: int) -> None:
+    """Raises ValueError unless `mask` broadcasts to [B, H, queries, keys] and is boolean or floating."""
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise ValueError(f"a mask is boolean (true = may see) or floating (added to the logits), got {mask.dtype}")
+    shape = list(mask.shape)
+    rows, columns = ([1, 1] + shape)[-2:]
+    if len(shape) > 4 or rows not in (1, queries) or columns not in (1, keys):
+        raise ValueError(f"a mask broadcasts to [batch, heads, {queries}, {keys}], got shape {shape}")
+
+
+def causal() -> Mask:
+    """Each token sees itself and what came before."""
+    return Mask(causal=True)
+
+
+def bidirectional() -> Mask:
+    """Each token sees all tokens."""
+    return Mask()
+
+
+def window(size: int, *, causal: bool = True) -> Mask:
+    """Each token sees the tokens fewer than `size` away (unit: tokens), in the past only unless `causal=False`."""
+    return Mask(causal=causal, window=size)
+
+
+def prefix(size: int) -> Mask:
+    """Causal, but the first `size` tokens of each row see one another (a prefix language model)."""
+    return Mask(causal=True, prefix=size)
+
+
+def mask_for(mask: Mask | Tensor | None) -> Mask:
+    """What a caller gave as mask: a Mask, a tensor (boolean: true = may see; floating: added), or nothing (see all)."""
+    if mask is None:
+        return Mask()
+    return mask if isinstance(mask, Mask) else Mask(given=mask)
+
+
+def both(rule: Mask, given: Tensor | None) -> Mask:
+    """The rule and a given tensor together."""
+    if given is None:
+        return rule
+    if rule.given is not None:
+        raise ValueError("the mask already carries a given tensor; combine the two tensors before")
+    return replace(rule, given=given)

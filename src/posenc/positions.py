@@ -1,0 +1,232 @@
+"""Positions: where, when and whose each token is.
+
+Everything that packing, padding, caching or a foreign position id changes is said here, once, and travels with
+the tokens. Encodings read `coords`, causality reads `order`, packing reads `document`.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias, cast
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Positions:
+    """Where, when and whose each token is.
+
+    coords    [B or 1, T, A]  what encodings read; integer or floating, one axis (A = 1) or several (unit: positions)
+    order     [B or 1, T]     what causality reads; -1 marks padding or an empty cache slot
+    document  [B or 1, T]     which packed document a token belongs to; None when there is only one
+    length    [B or 1]        the declared horizon of each sequence, for encodings that depend on one (unit: positions)
+
+    The last three fields are facts known without looking at data, so that they hold inside a compiled graph:
+    contiguous  every row's order is s, s+1, s+2, ... for one s, with no padding and one document
+    unit_step   coords have one axis and equal order wherever there is a token
+    extent      every coordinate c satisfies 0 <= c < extent
+
+    >>> Positions.count(3).coords[..., 0]
+    tensor([[0, 1, 2]])
+    >>> Positions.packed([2, 3]).coords[..., 0]
+    tensor([[0, 1, 0, 1, 2]])
+    """
+
+    coords: Tensor
+    order: Tensor
+    document: Tensor | None = None
+    length: Tensor | None = None
+    contiguous: bool = False
+    unit_step: bool = False
+    extent: int | None = None
+    _tables: dict = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.coords.dim() != 3:
+            raise ValueError(f"coords must have shape [batch or 1, tokens, axes], got {list(self.coords.shape)}")
+        if self.order.dim() != 2 or self.order.shape[1] != self.coords.shape[1]:
+            raise ValueError(
+                f"order must have shape [batch or 1, {self.coords.shape[1]}] to go with coords of shape "
+                f"{list(self.coords.shape)}, got {list(self.order.shape)}"
+            )
+        if self.document is not None and self.document.shape[-1] != self.order.shape[1]:
+            raise ValueError(f"document must name {self.order.shape[1]} tokens, got shape {list(self.document.shape)}")
+
+    def __deepcopy__(self, memo: dict) -> "Positions":
+        return replace(self, _tables={})
+
+    @classmethod
+    def count(cls, tokens: int, start: int = 0, *, device: torch.device | str | None = None) -> "Positions":
+        """start, start + 1, ...: one document without padding, shared by every row of a batch.
+
+        Raises ValueError when there is no token or `start` is negative.
+        """
+        if tokens < 1:
+            raise ValueError(f"a sequence needs at least one token, got {tokens}")
+        if start < 0:
+            raise ValueError(f"positions start at 0 or later, got start={start}")
+        order = torch.arange(start, start + tokens, device=device)[None]
+        return cls(order[..., None], order, contiguous=True, unit_step=True, extent=start + tokens)
+
+    @classmethod
+    def of(cls, ids: Tensor, *, order: Tensor | None = None, length: int | Tensor | None = None) -> "Positions":
+        """Positions from given ids of shape [T], [B, T] or [B, T, A], integer or floating, in any order.
+
+        Tokens see each other causally in the order in which they stand in the tensor, unless `order` says otherwise.
+        Raises ValueError for another shape or an empty sequence, and for negative ids of an integer type.
+        """
+        if ids.dim() not in (1, 2, 3):
+            raise ValueError(f"positions must have shape [T], [B, T] or [B, T, A], got {list(ids.shape)}")
+        if ids.dtype in (torch.bool, torch.bfloat16, torch.float16):
+            raise ValueError(f"positions must be integer, float32 or float64 ({ids.dtype} cannot count far), cast them")
+        coords = ids[None, :, None] if ids.dim() == 1 else ids[..., None] if ids.dim() == 2 else ids
+        if coords.shape[1] < 1:
+            raise ValueError(f"a sequence needs at least one token, got positions of shape {list(ids.shape)}")
+        if not torch.compiler.is_compiling() and not ids.is_floating_point() and not ids.is_meta:
+            lowest = int(ids.min())
+            if lowest < 0:
+                raise ValueError(
+                    f"position ids must not be negative, got {lowest}; say which tokens are padding with "
+                    f"Positions.padded(mask), or use floating coordinates if the axis really goes below 0"
+                )
+        if order is None:
+            order = torch.arange(coords.shape[1], device=ids.device)[None]
+        return cls(coords, order).with_length(length)
+
+    @classmethod
+    def padded(cls, mask: Tensor) -> "Positions":
+        """Positions from a padding mask [B, T] (true or 1 where a token is), for padding on either side or inside.
+
+        The first token of every row is at 0, wherever it stands.
+
+        >>> Positions.padded(torch.tensor([[0, 1, 1]])).order
+        tensor([[-1,  0,  1]])
+        """
+        if mask.dim() != 2 or mask.shape[1] < 1:
+            raise ValueError(f"a padding mask has shape [B, T] with at least one token, got {list(mask.shape)}")
+        present = mask != 0
+        order = (present.long().cumsum(1) - 1).masked_fill(~present, -1)
+        return cls(order.clamp(min=0)[..., None], order, unit_step=True, extent=mask.shape[1])
+
+    @classmethod
+    def packed(cls, lengths: Sequence[int], *, device: torch.device | str | None = None) -> "Positions":
+        """Several documents behind one another in one row: coords restart with each, and none sees another."""
+        if not lengths or min(lengths) < 1:
+            raise ValueError(f"packed documents need at least one token each, got lengths {list(lengths)}")
+        coords = torch.cat([torch.arange(n, device=device) for n in lengths])[None]
+        document = torch.cat([torch.full((n,), i, device=device) for i, n in enumerate(lengths)])[None]
+        order = torch.arange(coords.shape[1], device=device)[None]
+        return cls(coords[..., None], order, document, extent=max(lengths))
+
+    @classmethod
+    def grid(cls, *sizes: int, device: torch.device | str | None = None) -> "Positions":
+        """Every cell of a grid, one axis for each size, the last axis running fastest.
+
+        >>> Positions.grid(2, 2).coords[0].tolist()
+        [[0, 0], [0, 1], [1, 0], [1, 1]]
+        """
+        if not sizes or min(sizes) < 1:
+            raise ValueError(f"a grid needs at least one cell on each axis, got sizes {sizes}")
+        axes = torch.meshgrid(*(torch.arange(n, device=device) for n in sizes), indexing="ij")
+        coords = torch.stack([axis.flatten() for axis in axes], -1)[None]
+        order = torch.arange(coords.shape[1], device=device)[None]
+        return cls(coords, order, contiguous=True, unit_step=len(sizes) == 1, extent=max(sizes))
+
+    @property
+    def tokens(self) -> int:
+        return self.order.shape[1]
+
+    @property
+    def axes(self) -> int:
+        return self.coords.shape[2]
+
+    def axis(self, who: str) -> Tensor:
+        """The coordinates [B or 1, T] of one-axis positions; `who` is named in the error when there are more."""
+        if self.axes != 1:
+            raise ValueError(f"{who} reads one axis, got positions with {self.axes} axes; choose one with coords[..., :1]")
+        return self.coords[..., 0]
+
+    def rows(self, rows: slice) -> "Positions":
+        """The tokens of a slice, as queries in a block of rows."""
+        return replace(
+            self,
+            coords=self.coords[:, rows],
+            order=self.order[:, rows],
+            document=None if self.document is None else self.document[:, rows],
+            contiguous=False,
+            _tables={},
+        )
+
+    def next(self, tokens: int = 1) -> "Positions":
+        """The positions of the tokens that follow: each row goes on where its own last token stands.
+
+        Only for one axis in steps of one (count, padded, packed: a packed row goes on with its last document).
+        """
+        if self.axes != 1 or (not self.unit_step and self.document is None):
+            raise ValueError("only positions that count up by one know what comes next; give the next ones with Positions.of")
+        ahead = torch.arange(1, tokens + 1, device=self.order.device)
+        last = self.order.argmax(1, keepdim=True)
+        order = self.order.gather(1, last) + ahead
+        coords = self.coords[..., 0].expand_as(self.order).gather(1, last) + ahead
+        # A row that held nothing but padding starts at 0.
+        empty = self.order.amax(1, keepdim=True) < 0
+        coords = torch.where(empty, order, coords)
+        document = None if self.document is None else self.document.gather(1, last).expand_as(order)
+        extent = None if self.extent is None else self.extent + tokens
+        return replace(self, coords=coords[..., None], order=order, document=document, extent=extent, _tables={})
+
+    def with_coords(self, coords: Tensor) -> "Positions":
+        """The same tokens elsewhere: what a coordinate map (interpolation, shift, randomised) returns."""
+        coords = coords if coords.dim() == 3 else coords[..., None]
+        return replace(self, coords=coords, unit_step=False, extent=None, _tables={})
+
+    def with_length(self, length: int | Tensor | None) -> "Positions":
+        """Declare the horizon of every sequence (an int), or of each (a tensor [B])."""
+        if isinstance(length, int):
+            length = torch.tensor([length], device=self.order.device)
+        return replace(self, length=length, _tables={})
+
+    def to(self, device: torch.device | str) -> "Positions":
+        moved = {name: t.to(device) for name in ("coords", "order", "document", "length") if (t := getattr(self, name)) is not None}
+        return replace(self, **moved, _tables={})
+
+    def once(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
+        """The table that `make` computes from these positions, computed once and shared by all layers that ask.
+
+        No result may depend on whether the table was there, so `key` must name everything that `make` reads besides the
+        positions. Positions live for one forward pass, and so do their tables; nothing is kept under compilation, where
+        the graph itself shares equal computations.
+        """
+        if torch.compiler.is_compiling():
+            return make()
+        # A table made in inference mode cannot be saved for backward, so the mode belongs to the key.
+        key = (key, torch.is_inference_mode_enabled())
+        if key not in self._tables:
+            self._tables[key] = make()
+        return self._tables[key]
+
+
+PositionsLike: TypeAlias = Positions | Tensor | None
+"""What a caller may give as positions: Positions, ids, or nothing."""
+
+
+def positions_for(tokens: int, positions: PositionsLike, offset: int = 0, *, device: torch.device | None = None) -> Positions:
+    """What a caller gave as positions of `tokens` tokens, as Positions: Positions, ids, an offset, or nothing (0, 1, 2, ...).
+
+    Raises ValueError when both positions and an offset are given, or when they do not fit the tokens.
+    """
+    if positions is None:
+        return Positions.count(tokens, offset, device=device)
+    if offset:
+        raise ValueError(f"give positions or offset={offset}, not both")
+    at = positions if isinstance(positions, Positions) else Positions.of(positions)
+    if at.tokens != tokens:
+        raise ValueError(f"got positions of {at.tokens} tokens for {tokens} tokens; give one position for each token")
+    if device is not None and at.order.device != device:
+        return at.to(device)
+    return cast(Positions, at)
+
+
+def distance(at: Positions, keys_at: Positions, who: str) -> Tensor:
+    """Signed distances [B or 1, T, S]: query coordinate minus key coordinate, positive for keys in the past."""
+    return at.axis(who)[:, :, None] - keys_at.axis(who)[:, None, :]
