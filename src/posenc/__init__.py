@@ -1,17 +1,44 @@
-"""posenc: positional encodings for PyTorch, exact and behind one interface, and a laboratory that measures them."""
+"""posenc: positional encodings for PyTorch, exact and behind one interface, and a laboratory that measures them.
 
-from typing import Any
+Every public name is imported when it is first asked for, so that `import posenc` costs nothing and needs nothing.
+"""
 
-from posenc import masks, schedules
-from posenc.attention import Attention
-from posenc.cache import Cache
-from posenc.catalogue import build, names
-from posenc.encoding import Compose, Encoding, Keys, Shape
-from posenc.kernels.reference import scaled_dot_product_attention
-from posenc.model import Block, Decoder, Encoder, EncoderDecoder, TokenPositionEmbedding
-from posenc.positions import Positions
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from posenc import masks, schedules, testing
+    from posenc.attention import Attention
+    from posenc.cache import Cache
+    from posenc.catalogue import build, names
+    from posenc.encoding import Compose, Encoding, Keys, OnHeads, Shape
+    from posenc.kernels.reference import scaled_dot_product_attention
+    from posenc.masks import Mask
+    from posenc.model import Block, Decoder, Encoder, EncoderDecoder, TokenPositionEmbedding
+    from posenc.positions import Positions
 
 __version__ = "0.1.0"
+
+HOMES = {
+    "Attention": "attention",
+    "Block": "model",
+    "Cache": "cache",
+    "Compose": "encoding",
+    "Decoder": "model",
+    "Encoder": "model",
+    "EncoderDecoder": "model",
+    "Encoding": "encoding",
+    "Keys": "encoding",
+    "Mask": "masks",
+    "OnHeads": "encoding",
+    "Positions": "positions",
+    "Shape": "encoding",
+    "TokenPositionEmbedding": "model",
+    "build": "catalogue",
+    "names": "catalogue",
+    "scaled_dot_product_attention": "kernels.reference",
+}
+MODULES = ("masks", "schedules", "testing")
 
 __all__ = [
     "Attention",
@@ -23,6 +50,8 @@ __all__ = [
     "EncoderDecoder",
     "Encoding",
     "Keys",
+    "Mask",
+    "OnHeads",
     "Positions",
     "Shape",
     "TokenPositionEmbedding",
@@ -31,16 +60,22 @@ __all__ = [
     "names",
     "scaled_dot_product_attention",
     "schedules",
+    "testing",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """The encodings by their class names (posenc.Rotary), each imported when it is first asked for."""
-    from posenc.catalogue import class_names, find
+    """A public name, or an encoding by its class name (posenc.Rotary), imported now."""
+    if name in MODULES:
+        return importlib.import_module(f"posenc.{name}")
+    if name in HOMES:
+        return getattr(importlib.import_module(f"posenc.{HOMES[name]}"), name)
+    if not name.startswith("_"):
+        from posenc.catalogue import class_names, find
 
-    if name.startswith("_") or name not in (known := class_names()):
-        raise AttributeError(f"module 'posenc' has no attribute '{name}'")
-    return find(known[name])
+        if name in (known := class_names()):
+            return find(known[name])
+    raise AttributeError(f"module 'posenc' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:

@@ -102,6 +102,8 @@ class Attention(nn.Module):
         if key is None:
             if key_positions is not None:
                 raise ValueError("key_positions belong to separate keys; in self-attention give positions alone")
+            if isinstance(positions, Tensor) and cache is not None and cache.keys is not None:
+                at = at.behind(cache.keys.at)
             key, keys_at = query, at
         else:
             keys_at = positions_for(key.shape[1], key_positions, device=key.device)

@@ -12,6 +12,8 @@ from posenc.positions import Positions
 class LayerCache(Protocol):
     """What attention needs of a cache: take in the keys of new tokens, and give all keys to attend to."""
 
+    keys: Keys | None
+
     def extend(self, new: Keys) -> Keys: ...
 
 
@@ -123,9 +125,9 @@ def join(old: Keys, new: Keys) -> Keys:
     """The keys of both, the new ones behind the old ones."""
     batch = new.k.shape[0]
     one_document = old.at.document is None and new.at.document is None
-    shared = old.at.order.shape[0] == new.at.order.shape[0]
 
     def cat(a: Tensor, b: Tensor) -> Tensor:
+        shared = a.shape[0] == b.shape[0]
         return torch.cat((a, b), 1) if shared else torch.cat((spread(a, batch), spread(b, batch)), 1)
 
     follows = old.at.contiguous and new.at.contiguous and old.at.unit_step and new.at.unit_step
@@ -155,4 +157,6 @@ def spread(x: Tensor, batch: int) -> Tensor:
 def place(into: Tensor, slot: Tensor, new: Tensor, axis: int) -> Tensor:
     """`into` with new[b, ..., t, ...] at slot[b, t] along `axis`, as a new tensor."""
     index = slot.view(slot.shape[0], *(1,) * (axis - 1), slot.shape[1], *(1,) * (new.dim() - axis - 1)).expand_as(new)
-    return into.scatter(axis, index, new.to(into.dtype))
+    # The first chunk may have held whole coordinates, and this one fractions.
+    dtype = torch.promote_types(into.dtype, new.dtype)
+    return into.to(dtype).scatter(axis, index, new.to(dtype))

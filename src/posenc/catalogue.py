@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from posenc.encoding import Compose, Encoding, OnHeads, Shape
+from posenc.encoding import Compose, Encoding, OnHeads, Shape, parts_of
 from posenc.schedules import SCHEDULES, Schedule
 
 Spec: TypeAlias = str | Encoding
@@ -170,6 +170,8 @@ class Parser:
             if name not in SCHEDULES:
                 raise ValueError(f"no schedule named '{name}'; there are: {', '.join(SCHEDULES)}{near(name, list(SCHEDULES))}")
             options = {word.arg: self.value(word.value) for word in tree.keywords}
+            if len(options) != len(tree.keywords):
+                raise ValueError(f"an option stands twice in '{ast.unparse(tree)}'; give it once")
             fields = list(inspect.signature(SCHEDULES[name]).parameters)
             for option in options:
                 if option not in fields:
@@ -182,9 +184,12 @@ class Parser:
             return tree.id
         try:
             value = ast.literal_eval(tree)
-        except ValueError:
+            value = tuple(value) if isinstance(value, list) else value
+            # Equal specs share one encoding, so a value has to be hashable.
+            hash(value)
+        except (ValueError, TypeError):
             raise ValueError(f"'{ast.unparse(tree)}' in '{self.spec}' is not a plain value: use numbers, words or tuples") from None
-        return tuple(value) if isinstance(value, list) else value
+        return value
 
 
 def build(spec: Spec, shape: Shape, *, hints: Mapping[str, Mapping[str, Any]] | None = None) -> Encoding:
@@ -227,8 +232,7 @@ class Builder:
 
     def build(self, spec: Spec) -> Encoding:
         if isinstance(spec, Encoding):
-            parts = list(spec.parts) if isinstance(spec, Compose) else [spec]
-            self.owned.extend(part for part in parts if not any(part is other for other in self.owned))  # type: ignore[misc]
+            self.owned.extend(part for part in parts_of(spec) if not any(part is other for other in self.owned))
             return spec
         return self.from_node(parse(spec), self.shape)
 
@@ -241,18 +245,18 @@ class Builder:
             fewer = Shape(shape.dim, len(node.heads) or 1, shape.head_dim, shape.max_len, shape.causal)
             inside = Builder(fewer, self.hints).from_node(node.parts[0], fewer)
             encoding: Encoding = OnHeads(inside, node.heads, of=shape.heads)
-            per_layer = inside.per_layer
         else:
             encoding = self.instance(node, shape)
-            per_layer = encoding.per_layer
         self.owned.append(encoding)
-        if not per_layer:
+        if not encoding.per_layer:
             self.shared[node] = encoding
         return encoding
 
     def instance(self, node: Node, shape: Shape) -> Encoding:
         cls, given = find(node.name), dict(node.options)
         parameters = inspect.signature(cls.__init__).parameters
+        for option, value in given.items():
+            check_value(node.name, option, value, parameters[option].annotation)
         for source in (self.hints.get(node.name, {}), vars(shape)):
             given = {name: value for name, value in source.items() if name in parameters} | given
         filled = {k: v.with_trained_length(shape.max_len) if isinstance(v, Schedule) else v for k, v in given.items()}
@@ -260,6 +264,23 @@ class Builder:
             return cls(**filled)
         except (ValueError, TypeError) as error:
             raise ValueError(f"{node.name}: {error}") from error
+
+
+def check_value(name: str, option: str, value: Any, kind: Any) -> None:
+    """Raises ValueError unless a value is of its option's kind, where that is a truth value, a number or a word.
+
+    In a spec a bare word is a string, and the string `false` would count as true.
+    """
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    wanted: dict[Any, tuple[bool, str]] = {
+        bool: (isinstance(value, bool), "True or False"),
+        int: (number and isinstance(value, int), "a whole number"),
+        float: (number and value == value, "a number"),
+        str: (isinstance(value, str), "a word"),
+    }
+    fits, words = wanted.get(kind, (True, ""))
+    if not fits:
+        raise ValueError(f"{name}: {option} must be {words}, got {value!r}")
 
 
 def options_of(name: str) -> dict[str, inspect.Parameter]:

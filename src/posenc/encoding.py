@@ -86,7 +86,7 @@ class Encoding(nn.Module):
     coordinates: never of a tensor's length, of call history, or of its neighbours in the batch.
     """
 
-    per_layer: ClassVar[bool] = False
+    per_layer: bool = False
     """Whether every layer has parameters of its own (Shaw) or all layers share one instance (T5)."""
 
     source: ClassVar[str] = ""
@@ -103,10 +103,18 @@ class Encoding(nn.Module):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        # A class outside the catalogue goes by its own name, not by that of the class it was made from.
+        package, _, module = cls.__module__.rpartition(".")
+        cls.spec_name = module if package == "posenc.encodings" else ""
         cls.doors = frozenset(door for door in DOORS if getattr(cls, door) is not getattr(Encoding, door))
 
     def __init__(self) -> None:
         super().__init__()
+
+    @property
+    def wavelengths(self) -> Tensor | None:
+        """The wavelength of each channel pair (positions, float64, shortest first), for encodings made of waves."""
+        return None
 
     @property
     def needs_weights(self) -> bool:
@@ -141,8 +149,9 @@ class Encoding(nn.Module):
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             values = self.by_distance(m[b, i] - n[b, j])
             assert values is not None
+            self.check_heads(values, q)
             # FlexAttention asks for one scalar at a time; everybody else for the grid, which gives [H, B, 1, T, S].
-            picked = values[h] if h.dim() == 0 else values.squeeze(2).movedim(0, 1)
+            picked = values[h] if h.dim() == 0 else values.squeeze(2)[h.flatten()].movedim(0, 1)
             return score + picked.to(score.dtype)
 
         return score_mod
@@ -234,14 +243,24 @@ class Encoding(nn.Module):
         if "by_distance" not in self.doors:
             return None
         if at is keys.at and at.contiguous and at.unit_step:
-            # T tokens in a row are only 2 T - 1 distances apart; unfold spreads them into the matrix.
+            # T tokens in a row are only 2 T - 1 distances apart; a gather spreads them into the matrix. (Unfold would too,
+            # but it compiles anew for every length, and its gradient is slower.)
             T = at.tokens
+            token = torch.arange(T, device=at.order.device)
             vector = self.by_distance(torch.arange(T - 1, -T, -1, device=at.order.device))     # [H, 2T-1]
             assert vector is not None
-            return vector.to(dtype).unfold(-1, T, 1).flip(-2)[None]                            # [1, H, T, T]
+            self.check_heads(vector, q)
+            index = (T - 1 - token[:, None] + token).expand(vector.shape[0], T, T)
+            return vector.to(dtype)[:, None].expand(-1, T, -1).gather(-1, index)[None]         # [1, H, T, T]
         values = self.by_distance(distance(at, keys.at, str(self)))                            # [H, B or 1, T, S]
         assert values is not None
+        self.check_heads(values, q)
         return values.movedim(0, 1).to(dtype)
+
+    def check_heads(self, values: Tensor, q: Tensor | None) -> None:
+        """Raises ValueError unless a bias [H, ...] has a row for every head of the queries: one row would broadcast unseen."""
+        if q is not None and values.shape[0] != q.shape[1]:
+            raise ValueError(f"{self} has a bias for {values.shape[0]} heads, got queries of {q.shape[1]}; build it for {q.shape[1]}")
 
     def options(self) -> dict[str, Any]:
         """The constructor's options and their values, without what the model decides (its widths, heads, device)."""
@@ -254,7 +273,9 @@ class Encoding(nn.Module):
     def __repr__(self) -> str:
         """The spec: what `posenc.build` reads back."""
         parameters = inspect.signature(type(self).__init__).parameters
-        changed = {name: value for name, value in self.options().items() if value != parameters[name].default}
+        # Left out, an option that is also a field of Shape would be filled in from the next model, whatever it was here.
+        decided = ("max_len", "causal")
+        changed = {n: value for n, value in self.options().items() if n in decided or value != parameters[n].default}
         inside = ", ".join(f"{name}={value!r}" for name, value in changed.items())
         name = self.spec_name or type(self).__name__
         return f"{name}({inside})" if inside else name
@@ -299,6 +320,7 @@ class Compose(Encoding):
         opened = frozenset().union(*(part.doors for part in flat))
         # A distance alone no longer tells the whole bias once one part reads more than that.
         self.doors = opened - {"by_distance"} if "score_mod" in opened else opened
+        self.per_layer = any(part.per_layer for part in flat)
 
     @property
     def needs_weights(self) -> bool:
@@ -361,6 +383,16 @@ class Compose(Encoding):
     def formula_added(self, position: float, channel: int) -> float:
         return math.fsum(part.formula_added(position, channel) for part in self.parts)
 
+    def formula_logit(self, q: Sequence[float], k: Sequence[float], m: float, n: float, head: int, scale: float) -> float:
+        plain = super().formula_logit(q, k, m, n, head, scale)
+        changes = [(part, part.formula_logit(q, k, m, n, head, scale) - plain) for part in self.parts]
+        turning = [part for part, change in changes if change and part.doors & {"query", "key"}]
+        reading = [part for part, change in changes if change and "score_mod" in part.doors and part not in turning]
+        if len(turning) > 1 or (turning and reading):
+            # Each formula takes the query as it comes from the projection, and there is none for a query already turned.
+            raise NotImplementedError(f"the formulas of {' and '.join(map(str, turning + reading))} do not add up: one turns the query that the other reads")
+        return plain + math.fsum(change for _, change in changes)
+
     def formula_value(self, v: Sequence[float], m: float, n: float, channel: int) -> float:
         rule = next((part for part in self.parts if "attend" in part.doors), None)
         return v[channel] if rule is None else rule.formula_value(v, m, n, channel)
@@ -388,13 +420,17 @@ class OnHeads(Encoding):
             if door in encoding.doors:
                 raise ValueError(f"{encoding} opens the door '{door}', which knows no heads; on(...) takes rotary-like and bias encodings")
         self.encoding, self.heads, self.of = encoding, chosen, of
-        self.doors = encoding.doors
+        self.doors, self.per_layer = encoding.doors, encoding.per_layer
 
     def query(self, q: Tensor, at: Positions) -> Tensor:
+        if "query" not in self.doors:
+            return q
         chosen = torch.tensor(self.heads, device=q.device)
         return q.index_copy(1, chosen, self.encoding.query(q[:, chosen], at))
 
     def key(self, k: Tensor, at: Positions) -> Tensor:
+        if "key" not in self.doors:
+            return k
         group = self.of // k.shape[1]
         groups = sorted({head // group for head in self.heads})
         if len(groups) * group != len(self.heads):
@@ -433,6 +469,21 @@ class OnHeads(Encoding):
         return f"on({self.encoding}, heads={self.heads})"
 
     __str__ = __repr__
+
+
+def parts_of(encoding: Encoding) -> list[Encoding]:
+    """The parts of a sum, or the encoding itself."""
+    return list(encoding.parts) if isinstance(encoding, Compose) else [encoding]  # type: ignore[arg-type]
+
+
+def look_up(table: Tensor, *index: Tensor) -> Tensor:
+    """table[index], for whole grids by a gather, whose gradient is several times cheaper than that of indexing."""
+    if all(i.dim() == 0 for i in index):
+        return table[index]
+    flat = index[0]
+    for size, i in zip(table.shape[1:], index[1:], strict=True):
+        flat = flat * size + i
+    return table.flatten().gather(0, flat.flatten()).view(flat.shape)
 
 
 def index_grids(score: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

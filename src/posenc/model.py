@@ -5,6 +5,7 @@ Read from top to bottom: token and position embedding, feed-forward, block, stac
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -171,26 +172,33 @@ class Block(nn.Module):
         memory: Tensor | None = None,
         memory_positions: PositionsLike = None,
         cross_encoding: Encoding | None = None,
+        only: slice | None = None,
     ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
         """The block's output, and with `weights` the attention weights as {"self": ..., "cross": ...}.
 
-        `memory` [B, S, dim] is the second sequence of a block with cross-attention, at `memory_positions`.
+        memory   [B, S, dim], the second sequence of a block with cross-attention, at `memory_positions`
+        only     the tokens whose output is wanted; the others still serve as keys
         """
         at = positions_for(x.shape[1], positions, device=x.device)
         if encoding is None and self.attention.encoding is not None:
             x = self.attention.encoding.embed(x, at)
         seen: dict[str, Tensor] = {}
+        wanted = slice(None) if only is None else only
 
         def attend(attention: Attention, name: str, **given) -> Callable[[Tensor], Tensor]:
             def sublayer(x: Tensor) -> Tensor:
-                out = attention(x, positions=at, weights=weights, **given)
+                if only is not None and name == "self":
+                    given.update(key=x, key_positions=at)
+                    x = x[:, only]
+                out = attention(x, positions=at if only is None else at.rows(only), weights=weights, **given)
                 if weights:
                     out, seen[name] = out
                 return self.dropout(out)
 
             return sublayer
 
-        x = self.residual(x, self.attention_norm, attend(self.attention, "self", mask=mask, cache=cache, encoding=encoding))
+        rule = attend(self.attention, "self", mask=mask, cache=cache, encoding=encoding)
+        x = self.residual(x, self.attention_norm, rule, wanted)
         if self.cross_attention is not None and self.cross_norm is not None:
             if memory is None:
                 raise ValueError("a block with cross-attention needs the memory to attend to")
@@ -201,8 +209,8 @@ class Block(nn.Module):
         x = self.residual(x, self.feed_forward_norm, self.feed_forward)
         return (x, seen) if weights else x
 
-    def residual(self, x: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        return x + sublayer(norm(x)) if self.norm == "pre" else norm(x + sublayer(x))
+    def residual(self, x: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor], only: slice = slice(None)) -> Tensor:
+        return x[:, only] + sublayer(norm(x)) if self.norm == "pre" else norm(x[:, only] + sublayer(x))
 
 
 class Stack(nn.Module):
@@ -264,19 +272,25 @@ class Stack(nn.Module):
         weights: bool = False,
         memory: Tensor | None = None,
         memory_at: Positions | None = None,
+        only: slice | None = None,
     ) -> tuple[Tensor, list[dict[str, Tensor]]]:
+        """Hidden states of all tokens, or of `only` some, and with `weights` the attention weights of each layer."""
         seen = []
         for layer, block in enumerate(self.blocks):
+            # What nobody reads is not computed: the last block answers for the wanted tokens only.
+            last = only if block is self.blocks[-1] and not weights else None
             given = {"positions": at, "mask": mask, "weights": weights, "encoding": self.encoding_of[layer]}
             if memory is not None:
                 given |= {"memory": memory, "memory_positions": memory_at, "cross_encoding": self.cross_encoding_of[layer]}
-            out = block(x, cache=None if cache is None else cache.layers[layer], **given)
+            out = block(x, cache=None if cache is None else cache.layers[layer], only=last, **given)
             if weights:
                 out, of_layer = out
                 seen.append(of_layer)
             x = out
         if cache is not None:
             cache.at = at
+        if only is not None and weights:
+            x = x[:, only]
         return self.final_norm(x), seen
 
 
@@ -337,7 +351,7 @@ class Decoder(nn.Module):
         mask: Mask | None = None,
         cache: Cache | None = None,
         weights: bool = False,
-        only: Tensor | slice | None = None,
+        only: slice | None = None,
     ) -> Tensor | tuple[Tensor, list[Tensor]]:
         """Logits [B, T, vocab], and with `weights` the attention weights [B, heads, T, S] of each layer.
 
@@ -349,8 +363,7 @@ class Decoder(nn.Module):
         """
         at = where(ids, positions, padding, cache)
         x = self.embedding(ids, positions=at, encodings=self.stack.added())
-        x, seen = self.stack(x, at, masks.causal() if mask is None else mask, cache=cache, weights=weights)
-        x = x if only is None else x[:, only]
+        x, seen = self.stack(x, at, masks.causal() if mask is None else mask, cache=cache, weights=weights, only=only)
         logits = F.linear(x, self.embedding.token.weight) if self.output is None else self.output(x)
         return (logits, [layer["self"] for layer in seen]) if weights else logits
 
@@ -377,7 +390,11 @@ class Decoder(nn.Module):
         stop         after this id a row repeats it; generation ends when all rows have
         padding      [B, T], true where a token is; pad prompts of different length on the left
         """
-        return generate(self, ids, tokens, padding=padding, temperature=temperature, top_k=top_k, stop=stop, seed=seed)
+        with evaluating(self):
+            return generate(
+                self, self.cache(), ids, tokens, vocab=self.vocab, padding=padding,
+                temperature=temperature, top_k=top_k, stop=stop, seed=seed,
+            )
 
 
 class Encoder(nn.Module):
@@ -521,23 +538,45 @@ class EncoderDecoder(nn.Module):
         seed: int = 0,
     ) -> Tensor:
         """Target ids: `start` [B, T] (at least a beginning token) with up to `tokens` more; options as in Decoder.generate."""
-        memory = self.encode(source, padding=source_padding)
+        with evaluating(self):
+            memory = self.encode(source, padding=source_padding)
 
-        class Bound:
-            vocab = self.vocab
-            cache = staticmethod(self.cache)
+            def logits_of(ids: Tensor, *, padding: Tensor | None, cache: Cache, only: slice) -> Tensor:
+                return self(source, ids, padding=padding, cache=cache, memory=memory)[:, only]
 
-            def __call__(bound, ids, *, padding=None, cache, only=None):
-                logits = self(source, ids, padding=padding, cache=cache, memory=memory)
-                return logits if only is None else logits[:, only]
-
-        return generate(Bound(), start, tokens, padding=None, temperature=temperature, top_k=top_k, stop=stop, seed=seed)
+            return generate(
+                logits_of, self.cache(), start, tokens, vocab=self.vocab, padding=None,
+                temperature=temperature, top_k=top_k, stop=stop, seed=seed,
+            )
 
 
-@torch.no_grad()
-def generate(model, ids: Tensor, tokens: int, *, padding, temperature, top_k, stop, seed) -> Tensor:
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model without dropout; afterwards as it was, also after an error."""
+    training = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, was in training:
+            module.training = was
+
+
+def generate(
+    logits_of: Callable[..., Tensor],
+    cache: Cache,
+    ids: Tensor,
+    tokens: int,
+    *,
+    vocab: int,
+    padding: Tensor | None,
+    temperature: float,
+    top_k: int | None,
+    stop: int | None,
+    seed: int,
+) -> Tensor:
     """The loop behind both models' `generate`."""
-    check_ids(ids, model.vocab)
+    check_ids(ids, vocab)
     if tokens < 1:
         raise ValueError(f"tokens to generate must be 1 or more, got {tokens}")
     if temperature < 0:
@@ -546,14 +585,11 @@ def generate(model, ids: Tensor, tokens: int, *, padding, temperature, top_k, st
         raise ValueError(f"top_k must be 1 or more, got {top_k}")
     if padding is not None and not bool((padding[:, -1] != 0).all()):
         raise ValueError("generation goes on from the last column, and a row is padded there; pad prompts on the left")
-    training = isinstance(model, nn.Module) and model.training
-    if isinstance(model, nn.Module):
-        model.eval()
     generator = torch.Generator(ids.device).manual_seed(seed)
-    cache, done = model.cache(), torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
+    done = torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
     out, new = [ids], ids
     for _ in range(tokens):
-        logits = model(new, padding=padding, cache=cache, only=slice(-1, None))[:, -1].float()
+        logits = logits_of(new, padding=padding, cache=cache, only=slice(-1, None))[:, -1].float()
         padding = None
         chosen = pick(logits, temperature, top_k, generator)
         if stop is not None:
@@ -563,8 +599,6 @@ def generate(model, ids: Tensor, tokens: int, *, padding, temperature, top_k, st
         out.append(new)
         if stop is not None and bool(done.all()):
             break
-    if isinstance(model, nn.Module):
-        model.train(training)
     return torch.cat(out, 1)
 
 
@@ -598,7 +632,9 @@ def where(ids: Tensor, positions: PositionsLike, padding: Tensor | None, cache: 
         return Positions.padded(padding)
     if positions is None and cache is not None:
         return cache.next(ids.shape[1], device=ids.device)
-    return positions_for(ids.shape[1], positions, device=ids.device)
+    at = positions_for(ids.shape[1], positions, device=ids.device)
+    later = isinstance(positions, Tensor) and cache is not None and cache.at is not None
+    return at.behind(cache.at) if later else at
 
 
 def check_ids(ids: Tensor, vocab: int) -> None:

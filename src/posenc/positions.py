@@ -175,6 +175,13 @@ class Positions:
         extent = None if self.extent is None else self.extent + tokens
         return replace(self, coords=coords[..., None], order=order, document=document, extent=extent, _tables={})
 
+    def behind(self, held: "Positions") -> "Positions":
+        """The same tokens, coming after all that a cache holds: ids given for a later chunk do not say its order."""
+        last = held.order.argmax(1, keepdim=True)
+        order = held.order.gather(1, last) + torch.arange(1, self.tokens + 1, device=held.order.device)
+        document = None if held.document is None else held.document.gather(1, last).expand_as(order)
+        return replace(self, order=order, document=document, contiguous=False, unit_step=False, _tables={})
+
     def with_coords(self, coords: Tensor) -> "Positions":
         """The same tokens elsewhere: what a coordinate map (interpolation, shift, randomised) returns."""
         coords = coords if coords.dim() == 3 else coords[..., None]

@@ -158,7 +158,8 @@ class YaRN(Schedule):
         low, high = (width * math.log(length / (2 * math.pi * n)) / (2 * math.log(base)) for n in (self.beta_fast, self.beta_slow))
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, width - 1)
+        # Both ends: with one alone, a ramp that lies wholly outside would run backwards.
+        low, high = (min(max(end, 0), width - 1) for end in (low, high))
         return low, high if high != low else high + 0.001
 
     def __call__(self, frequencies: Tensor, *, base: float, width: int) -> tuple[Tensor, float]:
@@ -173,7 +174,7 @@ class YaRN(Schedule):
         for turns, outwards in ((self.beta_fast, math.floor), (self.beta_slow, math.ceil)):
             pair = math.log(length / (turns * 2 * math.pi), base) * width / 2
             ends.append(outwards(pair) if self.truncate else pair)
-        low, high = max(ends[0], 0), min(ends[1], width - 1)
+        low, high = (max(0, min(end, width - 1)) for end in ends)
         out = []
         for k, frequency in enumerate(frequencies):
             divided = min(max((k - low) / ((high - low) or 0.001), 0), 1)

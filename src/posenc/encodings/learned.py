@@ -87,8 +87,9 @@ class Learned(Encoding):
             squeeze = last / (at.length.to(torch.float64) - 1).clamp(min=max(last, 1))              # [B or 1]
             coords = coords * squeeze[:, None]
         if self.overrun == "clamp":
-            return coords.clamp(max=last)
-        if self.overrun == "error" and at.extent is not None and at.extent <= self.max_len:
+            coords = coords.clamp(max=last)
+        # What is known without looking at data needs no check: an extent also says that no coordinate is below 0.
+        if self.overrun != "interpolate" and at.extent is not None and (self.overrun == "clamp" or at.extent <= self.max_len):
             return coords
         return self.checked(coords, at)
 
@@ -96,7 +97,8 @@ class Learned(Encoding):
         """The same coordinates; raises ValueError if one is out of the table."""
         last = self.max_len - 1
         if torch.compiler.is_compiling():
-            outside = (coords > last) | (coords < 0)
+            # Squeezing may round the last position up by a unit in the last place.
+            outside = (coords > last + 1e-6) | (coords < 0)
             return torch.where(outside, torch.nan, coords.to(torch.float64))
         if coords.is_meta:
             return coords
@@ -125,4 +127,4 @@ class Learned(Encoding):
         below = int(position)
         above = min(below + 1, self.max_len - 1)
         share = position - below
-        return (1 - share) * float(self.table[below, channel]) + share * float(self.table[above, channel])
+        return (1 - share) * self.table[below, channel].item() + share * self.table[above, channel].item()

@@ -56,11 +56,12 @@ class Rotary(Encoding):
             raise ValueError(f"base must be above 1, got {base}")
         if not 0 < partial <= 1:
             raise ValueError(f"partial must be above 0 and at most 1, got {partial}")
-        width = int(head_dim * partial)
+        # A share such as 30/44 times the head may round to just below a whole number.
+        width = int(head_dim * partial + 1e-9)
         if width < 2 or width % 2:
             raise ValueError(
                 f"the rotary width must be an even number of channels to form pairs, got {width} (head_dim={head_dim}, "
-                f"partial={partial}); choose an even head_dim, or partial={max(width - width % 2, 2) / max(head_dim, 2):g}"
+                f"partial={partial}); choose an even head_dim, or partial={max(width - width % 2, 2) / max(head_dim, 2):.12g}"
             )
         if schedule is not None and not isinstance(schedule, Schedule):
             raise ValueError(f"schedule must be one of posenc.schedules, such as yarn(factor=4), got {schedule!r}")

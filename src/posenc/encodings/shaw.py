@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from posenc.encoding import BoundKernel, Encoding, Keys, ScoreMod
+from posenc.encoding import BoundKernel, Encoding, Keys, ScoreMod, look_up
 from posenc.masks import Mask
 from posenc.positions import Positions, distance
 
@@ -19,7 +19,7 @@ class Shaw(Encoding):
     head_dim  width of one head (channels)
     clip      distance (positions) from which all share a vector; 16 in the paper
     values    whether values get their vectors too (b); the paper found keys alone nearly as good
-    std       standard deviation of the initial tables (in units of keys and values)
+    std       standard deviation of the initial tables (in units of keys and values; default head_dim^-1/2)
 
     A fractional distance mixes the two neighbouring vectors linearly. Values need the attention weights, so
     the sdpa kernel serves `values=False` only.
@@ -42,7 +42,7 @@ class Shaw(Encoding):
         head_dim: int,
         clip: int = 16,
         values: bool = True,
-        std: float = 0.02,
+        std: float | None = None,
         *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -50,7 +50,7 @@ class Shaw(Encoding):
         super().__init__()
         if head_dim < 1 or clip < 1:
             raise ValueError(f"head_dim and clip must be 1 or more, got {head_dim} and {clip}")
-        if not std > 0:
+        if std is not None and not std > 0:
             raise ValueError(f"std must be above 0, got {std}")
         self.head_dim, self.clip, self.values, self.std = head_dim, clip, values, std
         if not values:
@@ -60,9 +60,10 @@ class Shaw(Encoding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.key_table, std=self.std)
+        std = self.head_dim**-0.5 if self.std is None else self.std
+        nn.init.normal_(self.key_table, std=std)
         if self.value_table is not None:
-            nn.init.normal_(self.value_table, std=self.std)
+            nn.init.normal_(self.value_table, std=std)
 
     @property
     def needs_weights(self) -> bool:
@@ -82,11 +83,12 @@ class Shaw(Encoding):
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             r = row[b, i, j]
             if not r.is_floating_point():
-                return score + table[b, h, i, r].to(score.dtype)
+                return score + look_up(table, b, h, i, r).to(score.dtype)
             below = r.floor().long()
             above = (below + 1).clamp(max=2 * self.clip)
             share = (r - below).to(table.dtype)
-            return score + torch.lerp(table[b, h, i, below], table[b, h, i, above], share).to(score.dtype)
+            mixed = torch.lerp(look_up(table, b, h, i, below), look_up(table, b, h, i, above), share)
+            return score + mixed.to(score.dtype)
 
         return score_mod
 
@@ -97,15 +99,17 @@ class Shaw(Encoding):
         assert weights is not None
         # Gather the weights of each row of the table first: [B, H, T, S] -> [B, H, T, 2 clip + 1].
         row = self.row(at, keys.at)[:, None].expand_as(weights)
-        by_row = weights.new_zeros((*weights.shape[:-1], 2 * self.clip + 1))
+        # A row collects the weights of all keys past the clip; half precision would stop counting small ones.
+        exact = weights.to(torch.promote_types(weights.dtype, torch.float32))
+        by_row = exact.new_zeros((*weights.shape[:-1], 2 * self.clip + 1))
         if not row.is_floating_point():
-            by_row = by_row.scatter_add(-1, row, weights)
+            by_row = by_row.scatter_add(-1, row, exact)
         else:
             below = row.floor().long()
-            share = (row - below).to(weights.dtype)
-            by_row = by_row.scatter_add(-1, below, weights * (1 - share))
-            by_row = by_row.scatter_add(-1, (below + 1).clamp(max=2 * self.clip), weights * share)
-        out = out + by_row @ self.value_table.to(weights.dtype)
+            share = (row - below).to(exact.dtype)
+            by_row = by_row.scatter_add(-1, below, exact * (1 - share))
+            by_row = by_row.scatter_add(-1, (below + 1).clamp(max=2 * self.clip), exact * share)
+        out = out + (by_row @ self.value_table.to(exact.dtype)).to(out.dtype)
         return out, weights if kernel.weights else None
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:
@@ -121,4 +125,4 @@ class Shaw(Encoding):
         below = int(r // 1)
         above = min(below + 1, self.clip)
         share = r - below
-        return (1 - share) * float(table[below + self.clip, channel]) + share * float(table[above + self.clip, channel])
+        return (1 - share) * table[below + self.clip, channel].item() + share * table[above + self.clip, channel].item()

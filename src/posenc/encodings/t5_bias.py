@@ -53,6 +53,9 @@ class T5Bias(Encoding):
         super().__init__()
         if heads < 1:
             raise ValueError(f"heads must be 1 or more, got {heads}")
+        if buckets != int(buckets) or max_distance != int(max_distance):
+            raise ValueError(f"buckets and max_distance must be whole numbers, got {buckets} and {max_distance}")
+        buckets, max_distance = int(buckets), int(max_distance)
         parts = 2 if causal else 4
         if buckets < parts or buckets % parts:
             kind = "causal" if causal else "bidirectional"
@@ -63,7 +66,7 @@ class T5Bias(Encoding):
                 f"max_distance must be above {exact}, where the logarithmic buckets begin, got {max_distance}; "
                 f"use fewer buckets or a larger max_distance"
             )
-        if std < 0:
+        if not std >= 0:
             raise ValueError(f"std must be 0 or more, got {std}")
         self.heads, self.buckets, self.max_distance, self.causal, self.std = heads, buckets, max_distance, causal, std
         self.table = nn.Parameter(torch.empty(buckets, heads, device=device, dtype=dtype))
@@ -107,7 +110,7 @@ class T5Bias(Encoding):
             # 1e-12 keeps an edge that is a whole number on its own side of the floor.
             share = math.log(distance / exact) / math.log(self.max_distance / exact)
             bucket = min(exact + math.floor(share * (side - exact) + 1e-12), side - 1)
-        return super().formula_logit(q, k, m, n, head, scale) + float(self.table[first + bucket, head])
+        return super().formula_logit(q, k, m, n, head, scale) + self.table[first + bucket, head].item()
 
 
 def integer_root(bound: int, power: int) -> int:

@@ -1,0 +1,398 @@
+#!/usr/bin/env python3
+"""Set up the project's own environment once, then do one job in it.
+
+    python3 run.py demo             compare encodings and write a report (posenc compare)
+    python3 run.py test [args]      run the test suite; --all adds the slow tests, the rest goes to pytest
+    python3 run.py check            lint, format, types, import rules
+    python3 run.py VERB [args]      any verb of the posenc command line; VERB --help explains it
+
+The first call makes the environment, later calls start at once. It needs Python 3.10 or newer and a
+package index; these variables change what it does:
+
+    POSENC_TORCH     the torch to install, such as torch==2.13.0 (default: the one in constraints.txt)
+    POSENC_EXTRAS    the extras to install (default: lab,test,dev)
+    POSENC_VENV      where the environment lies (default: .venv); one that is broken is erased and made again
+    POSENC_NO_UV     set to 1 to install with pip alone (slower)
+"""
+
+# Only the standard library may be imported here, and the syntax stays readable to Python 3.7, so that an
+# interpreter that is too old reaches the sentence that says so.
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+import venv
+from pathlib import Path
+from typing import Iterator, Mapping, NamedTuple, NoReturn, Sequence  # noqa: UP035 (collections.abc: not on Python 3.7)
+
+ROOT = Path(__file__).resolve().parent
+OLDEST_PYTHON = (3, 10)
+DEFAULT_EXTRAS = "lab,test,dev"
+EXTRA_FOR = {"test": "test", "check": "dev"}  # every other verb is the command line's, which needs the lab
+MOST_WORKERS = 4
+STAMP = "posenc-stamp"
+UNFINISHED = "unfinished\n"
+
+
+def main(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print((__doc__ or "").strip())
+        return 0 if arguments else 2
+    complaint = python_complaint(tuple(sys.version_info[:2]))
+    if complaint:
+        fail(complaint)
+
+    verb, rest = arguments[0], arguments[1:]
+    choices = read_choices(os.environ)
+    require_extra(verb, choices.extras)
+    set_up(choices)
+    if verb == "check":
+        return check(rest, choices.python)
+    if verb == "test":
+        return run_tests(rest, choices.python)
+    return run_to_the_end([str(choices.python), "-m", "posenc", *posenc_arguments(verb, rest)])
+
+
+# What the caller wants
+
+
+class Choices(NamedTuple):
+    """What the environment variables ask for."""
+
+    folder: Path  # of the virtual environment
+    torch: str  # a requirement, such as torch==2.13.0
+    extras: str  # joined by commas
+    use_uv: bool
+
+    @property
+    def python(self) -> Path:
+        return self.folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
+def read_choices(environ: Mapping[str, str], root: Path = ROOT) -> Choices:
+    extras = "".join(environ.get("POSENC_EXTRAS", DEFAULT_EXTRAS).split())
+    torch = environ.get("POSENC_TORCH") or pinned_torch(constraint_lines(root))
+    if not torch.startswith("torch"):
+        fail(f"POSENC_TORCH must be a requirement such as torch==2.13.0, got {torch!r}")
+    return Choices(
+        folder=Path(os.path.abspath(environ.get("POSENC_VENV") or root / ".venv")),
+        torch=torch,
+        extras=extras,
+        use_uv=environ.get("POSENC_NO_UV", "") in ("", "0"),
+    )
+
+
+def constraint_lines(root: Path) -> list[str]:
+    lines = (root / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+def pinned_torch(lines: Sequence[str]) -> str:
+    for line in lines:
+        if line.startswith("torch=="):
+            return line
+    fail("constraints.txt names no torch; it needs a line such as torch==2.13.0")
+
+
+def python_complaint(version: tuple[int, ...]) -> str:
+    """What is wrong with this Python, or nothing."""
+    if version >= OLDEST_PYTHON:
+        return ""
+    needed, got = (".".join(map(str, v)) for v in (OLDEST_PYTHON, version))
+    return f"posenc needs Python {needed} or newer, this is {got}; call run.py with a newer one"
+
+
+def require_extra(verb: str, extras: str) -> None:
+    needed = EXTRA_FOR.get(verb, "lab")
+    if needed not in extras.split(",") and "all" not in extras.split(","):
+        fail(f"`run.py {verb}` needs the extra '{needed}', but POSENC_EXTRAS is '{extras}'")
+
+
+# The jobs
+
+
+def posenc_arguments(verb: str, rest: Sequence[str]) -> list[str]:
+    return ["compare" if verb == "demo" else verb, *rest]
+
+
+def run_tests(rest: Sequence[str], python: Path) -> int:
+    workers = None if names_workers(rest) else min(cores(), MOST_WORKERS)
+    environment = dict(os.environ)
+    if workers is not None:
+        # torch takes every core in every worker unless told; they would wait for each other
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, cores() // workers)))
+    return run_to_the_end([str(python), "-m", *pytest_arguments(rest, workers)], folder=ROOT, environment=environment)
+
+
+def pytest_arguments(rest: Sequence[str], workers: int | None) -> list[str]:
+    arguments = ["pytest"]
+    if workers is not None:
+        arguments += ["-n", str(workers)]
+    if "--all" in rest:
+        arguments += ["-m", ""]  # pyproject.toml leaves the slow tests out; an empty expression selects everything
+    return arguments + [argument for argument in rest if argument != "--all"]
+
+
+def names_workers(rest: Sequence[str]) -> bool:
+    return any(argument.startswith(("-n", "--numprocesses")) for argument in rest)
+
+
+def cores() -> int:
+    """The cores this process may use, which in a container can be fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def check(rest: Sequence[str], python: Path) -> int:
+    """Run every tool, even after one has failed, and name those that failed."""
+    if rest:
+        fail(f"`run.py check` takes no arguments, got {' '.join(rest)}")
+    failed = []
+    for name, command in check_commands(python).items():
+        say(name)
+        if run_to_the_end(command, folder=ROOT):
+            failed.append(name)
+    say(f"failed: {', '.join(failed)}" if failed else "all checks passed")
+    return 1 if failed else 0
+
+
+def check_commands(python: Path) -> dict[str, list[str]]:
+    module = [str(python), "-m"]
+    return {
+        "ruff check": [*module, "ruff", "check"],
+        "ruff format --check": [*module, "ruff", "format", "--check"],
+        "ty check": [*module, "ty", "check", "--no-progress", "--python", str(python), "src"],
+        "lint-imports": [str(python.with_name("lint-imports.exe" if os.name == "nt" else "lint-imports")), "--no-logo"],
+    }
+
+
+def run_to_the_end(
+    command: Sequence[str], folder: Path | None = None, environment: Mapping[str, str] | None = None
+) -> int:
+    """Run a command and give its exit code, 130 when it ended by Ctrl-C."""
+    process = subprocess.Popen(command, cwd=folder, env=environment)
+    while True:
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:
+            continue  # the terminal told the command too; how to end is its own affair
+        return 128 - code if code < 0 else code
+
+
+# The environment
+
+
+def set_up(choices: Choices) -> None:
+    """Make the environment fit the project; return at once when it already does."""
+    if is_ready(choices):
+        return
+    with locked(choices.folder.with_name(choices.folder.name + ".lock")):
+        if is_ready(choices):  # another call made it while this one waited
+            return
+        began = time.monotonic()
+        if is_worth_keeping(choices):
+            say(f"bringing {choices.folder} up to date")
+        else:
+            say(f"setting up {choices.folder} (this once; a minute or two)")
+            erase(choices.folder)
+            create(choices.folder)
+        install(choices)
+        say(f"set up in {time.monotonic() - began:.0f} s")
+
+
+def is_ready(choices: Choices) -> bool:
+    return choices.python.exists() and read_stamp(choices.folder) == stamp_text(choices)
+
+
+def is_worth_keeping(choices: Choices) -> bool:
+    """Whether an update in place is enough: finished, made here, by this Python, and still running."""
+    stamp = read_stamp(choices.folder)
+    if stamp and stamp.splitlines()[0] != made_where(choices):
+        return False
+    same_python = f"import sys; sys.exit(sys.version_info[:2] != {tuple(sys.version_info[:2])})"
+    return succeeds([str(choices.python), "-c", same_python], quiet=True)
+
+
+def stamp_text(choices: Choices, root: Path = ROOT) -> str:
+    """Everything the environment was made from, as two lines: the first can only be changed by making it anew."""
+    files = [(root / name).read_bytes() for name in ("pyproject.toml", "constraints.txt")]
+    texts = [text.encode() for text in (str(root), choices.extras, choices.torch)]
+    return f"{made_where(choices)}\n{hashlib.sha256(repr(files + texts).encode()).hexdigest()}\n"
+
+
+def made_where(choices: Choices) -> str:
+    return f"Python {sys.version_info[0]}.{sys.version_info[1]} in {choices.folder}"
+
+
+def read_stamp(folder: Path) -> str:
+    try:
+        return (folder / STAMP).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def write_stamp(folder: Path, text: str) -> None:
+    (folder / STAMP).write_text(text, encoding="utf-8")
+
+
+def erase(folder: Path) -> None:
+    if not os.path.lexists(folder):
+        return
+    if not may_erase(folder):
+        fail(f"{folder} is in the way and is no virtual environment; delete it, or name another place in POSENC_VENV")
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        fail(f"the broken environment could not be erased ({error}); delete {folder} and call again")
+
+
+def may_erase(folder: Path) -> bool:
+    """A mistyped POSENC_VENV must not cost anybody a folder."""
+    if folder.is_symlink() or not folder.is_dir():
+        return False
+    ours = folder == ROOT / ".venv" or (folder / STAMP).exists() or (folder / "pyvenv.cfg").exists()
+    return ours or not any(folder.iterdir())
+
+
+def create(folder: Path) -> None:
+    """Make an empty virtual environment, marked as unfinished until all is installed."""
+    folder.mkdir(parents=True)
+    write_stamp(folder, UNFINISHED)
+    venv.create(folder, symlinks=os.name != "nt", prompt="posenc")
+
+
+def install(choices: Choices) -> None:
+    """Install torch, then the project with its extras, and write the stamp.
+
+    torch comes first and by itself: a file that this machine offers wins, then the build that suits its processor or
+    GPU (uv knows how to choose), then whatever the index gives. With torch there, nothing later pulls in another.
+    """
+    before = read_stamp(choices.folder)
+    write_stamp(choices.folder, UNFINISHED)
+    installer = Installer(choices)
+    at_hand = ["--no-index", "--no-deps", choices.torch]
+    got_torch = (
+        installer.uv(*at_hand, quiet=True)
+        or installer.pip(*at_hand, quiet=True)
+        or installer.uv("--torch-backend=auto", choices.torch)
+        or installer.pip(choices.torch)
+    )
+    constraints = choices.folder / "posenc-constraints.txt"
+    constraints.write_text("\n".join(constraints_with(choices.torch, constraint_lines(ROOT))), encoding="utf-8")
+    project = ["-c", str(constraints), "-e", f"{ROOT}[{choices.extras}]"]
+    if got_torch and (installer.uv(*project) or installer.pip(*project)):
+        write_stamp(choices.folder, stamp_text(choices))
+        return
+    # a refused update leaves the environment that worked before, and the next call tries again
+    write_stamp(choices.folder, before)
+    what = "the project" if got_torch else choices.torch
+    fail(f"{what} could not be installed; the messages above say why (POSENC_TORCH chooses another torch)")
+
+
+def constraints_with(torch: str, lines: Sequence[str]) -> list[str]:
+    return [torch, *(line for line in lines if not line.startswith("torch=="))]
+
+
+class Installer:
+    """Installs packages with uv where it can be had, else with pip; each answers whether it succeeded."""
+
+    def __init__(self, choices: Choices) -> None:
+        self.python = str(choices.python)
+        self.uv_command = self.find_uv() if choices.use_uv else None
+
+    def uv(self, *arguments: str, quiet: bool = False) -> bool:
+        if self.uv_command is None:
+            return False
+        command = [*self.uv_command, "pip", "install", "-q", "--python", self.python, *arguments]
+        return succeeds(command, quiet, uv_environment(os.environ))
+
+    def pip(self, *arguments: str, quiet: bool = False) -> bool:
+        command = [*self.pip_command(), "-qq", "--no-input", "--disable-pip-version-check", "install", *arguments]
+        return succeeds(command, quiet)
+
+    def find_uv(self) -> list[str] | None:
+        found = shutil.which("uv")
+        if found:
+            return [found]
+        return [self.python, "-m", "uv"] if self.pip("uv") else None
+
+    def pip_command(self) -> list[str]:
+        own = [self.python, "-m", "pip"]
+        if succeeds([*own, "--version"], quiet=True) or succeeds([self.python, "-m", "ensurepip"], quiet=True):
+            return own
+        # some systems leave ensurepip out; their own pip can install into the environment from outside
+        callers = [sys.executable, "-m", "pip", "--python", self.python]
+        if succeeds([*callers, "--version"], quiet=True):
+            return callers
+        fail("there is no pip to install with; install uv or pip (Debian and Ubuntu: the package python3-venv)")
+
+
+def uv_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """uv does not read pip's settings: hand on where pip was told to look, unless uv was told something itself."""
+    environment = dict(environ)
+    if environ.get("PIP_FIND_LINKS"):
+        environment.setdefault("UV_FIND_LINKS", ",".join(environ["PIP_FIND_LINKS"].split()))
+    if environ.get("PIP_INDEX_URL"):
+        environment.setdefault("UV_DEFAULT_INDEX", environ["PIP_INDEX_URL"])
+    return environment
+
+
+def succeeds(command: Sequence[str], quiet: bool = False, environment: Mapping[str, str] | None = None) -> bool:
+    output = subprocess.DEVNULL if quiet else None
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
+    except OSError:  # no such program, or one that cannot be started
+        return False
+    return done.returncode == 0
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock that the system itself lets go of when this process ends, however it ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as file:
+        if not try_lock(file.fileno()):
+            say("another run.py is setting up; waiting for it")
+            while not try_lock(file.fileno()):
+                time.sleep(0.2)
+        yield
+
+
+def try_lock(descriptor: int) -> bool:
+    try:
+        if os.name == "nt":
+            import msvcrt
+
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
+# Talking: all of it on stderr, so that what a verb prints can be piped
+
+
+def say(text: str) -> None:
+    print(f"run.py: {text}", file=sys.stderr, flush=True)
+
+
+def fail(text: str) -> NoReturn:
+    sys.exit(f"run.py: {text}")
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,348 @@
+"""The command line: verbs over the library and the laboratory. It parses, calls and prints; the work is done elsewhere.
+
+Data goes to stdout, progress to stderr. Exit codes: 0 done, 1 it failed, 2 bad usage, 130 interrupted.
+"""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from tyro.conf import Positional, arg, subcommand
+
+ENCODINGS = ("none", "sinusoidal", "learned", "rotary", "alibi", "t5_bias", "shaw")
+
+# Help must come at once, so everything that imports torch is imported inside the verbs.
+
+
+@dataclass
+class Compare:
+    """Train the same small decoder with each encoding, and answer in one table and one report.
+
+    Example: posenc compare --encodings none rotary "rotary + alibi" mine.py:Mine --tasks repeat copy --seeds 3
+
+    Ctrl-C loses no finished run: the same command goes on where it stopped.
+    """
+
+    encodings: tuple[str, ...] = ENCODINGS
+    """Specs to compare; "all" stands for every encoding that ships, path/to/mine.py:Mine for one of your own."""
+    tasks: tuple[str, ...] | None = None
+    """Tasks: repeat, copy, reverse, sort, recall, text. Default: what the preset says (repeat and text)."""
+    preset: str = "default"
+    """default: repeat and text, one seed. full: all tasks, three seeds."""
+    seeds: int | None = None
+    """How many seeds."""
+    train_length: int | None = None
+    """The longest trained length (items of the task; text: tokens of a window)."""
+    test_lengths: tuple[int, ...] | None = None
+    """The longer lengths to test."""
+    steps: int | None = None
+    """Training steps of every run."""
+    layers: int | None = None
+    """Layers of the decoder."""
+    dim: int | None = None
+    """Width of the decoder (channels)."""
+    heads: int | None = None
+    """Heads of the decoder."""
+    text: str | None = None
+    """A text file or a folder of them for the text task. Default: the Python standard library's own text."""
+    out: Path = Path("runs/compare")
+    """The folder for records, figures and report."""
+    json: bool = False
+    """Print the records as JSON instead of words and tables."""
+
+    def run(self) -> int:
+        from posenc import terminal
+        from posenc.lab import report
+        from posenc.lab.compare import Settings, compare
+
+        settings = Settings(
+            self.encodings, self.tasks, self.preset, self.seeds, self.train_length, self.test_lengths,
+            self.steps, self.layers, self.dim, self.heads, self.text,
+        )
+        with terminal.live() as show:
+            records, page, sweep = compare(settings, self.out, show=show)
+        if self.json:
+            print(json.dumps(records))
+        else:
+            print_answer(records)
+            terminal.say(f"\nReport: {page}")
+        for key, reason in sweep.failures.items():
+            terminal.note(f"failed: {key}: {reason}")
+        return 1 if sweep.failures else 0
+
+
+@dataclass
+class Report:
+    """Write the report of a folder's records again.
+
+    Example: posenc report runs/compare
+    """
+
+    folder: Positional[Path]
+    """A folder that posenc compare has filled."""
+    json: bool = False
+    """Print the records as JSON instead of words and tables."""
+
+    def run(self) -> int:
+        from posenc import terminal
+        from posenc.lab import record, report
+        from posenc.lab.compare import read_settings
+
+        records = record.read_all(self.folder)
+        page = report.write(records, self.folder, read_settings(self.folder))
+        if self.json:
+            print(json.dumps(records))
+        else:
+            print_answer(records)
+            terminal.say(f"\nReport: {page}")
+        return 0
+
+
+@dataclass
+class List:
+    """List the encodings, tasks, kernels and schedules.
+
+    Example: posenc list --json
+    """
+
+    json: bool = False
+    """Print JSON."""
+
+    def run(self) -> int:
+        from posenc import terminal
+        from posenc.lab.describe import overview
+
+        found = overview()
+        if self.json:
+            print(json.dumps(found))
+            return 0
+        rows = [[e["name"], e["class"], e["doors"], e["options"], e["idea"]] for e in found["encodings"]]
+        terminal.table(["encoding", "class", "opens", "options", "idea"], rows)
+        for kind in ("schedules", "tasks", "kernels"):
+            terminal.say()
+            terminal.table([kind, ""], [[item["name"], item["idea"]] for item in found[kind]])
+        return 0
+
+
+@dataclass
+class Show:
+    """Show one encoding: idea, formula, options, source; its pictures; the worked example; the shift matrix.
+
+    Example: posenc show "rotary(base=500)" --tokens 128 --out pictures
+    """
+
+    spec: Positional[str]
+    """The encoding, as a spec."""
+    tokens: int = 64
+    """How many positions to draw."""
+    dim: int = 64
+    """Width of the model (channels)."""
+    heads: int = 4
+    """Number of heads."""
+    words: tuple[str, ...] = ("the", "dog", "bit", "the", "man")
+    """The words of the worked example, for encodings that add to embeddings."""
+    shift: int = 1
+    """The k of the shift matrix M_k with PE(p + k) = M_k PE(p), for sinusoidal."""
+    out: Path = Path("runs/show")
+    """The folder for the pictures."""
+    json: bool = False
+    """Print the numbers behind the pictures as JSON."""
+
+    def run(self) -> int:
+        from posenc import terminal
+        from posenc.lab.describe import show
+
+        shown = show(self.spec, tokens=self.tokens, dim=self.dim, heads=self.heads, words=self.words, shift=self.shift)
+        if self.json:
+            print(json.dumps(shown.facts))
+            return 0
+        terminal.say(shown.text)
+        for title, headers, rows in shown.tables:
+            terminal.say()
+            terminal.table(headers, rows, title)
+        paths = shown.save(self.out)
+        terminal.say()
+        for path in paths:
+            terminal.say(f"Picture: {path}")
+        return 0
+
+
+@dataclass
+class Order:
+    """Reorder the same tokens, with and without position, and measure what changes.
+
+    Example: posenc order sinusoidal alibi
+    """
+
+    specs: Positional[tuple[str, ...]] = ENCODINGS
+    """The encodings to test."""
+    json: bool = False
+    """Print JSON."""
+
+    def run(self) -> int:
+        from posenc import terminal
+        from posenc.lab.describe import reading_of_order
+        from posenc.lab.order import order_tests
+
+        found = {spec: order_tests(spec) for spec in self.specs}
+        if self.json:
+            print(json.dumps(found))
+            return 0
+        terminal.table(*reading_of_order(found))
+        return 0
+
+
+@dataclass
+class Train:
+    """Train one encoding on one task, and keep a checkpoint (safetensors). The same command resumes.
+
+    Example: posenc train rotary --task text --steps 2000 --out runs/mine
+    """
+
+    spec: Positional[str] = "rotary"
+    """The encoding; several with commas between are cycled over the layers: "rotary,none"."""
+    task: str = "text"
+    """repeat, copy, reverse, sort, recall or text."""
+    seed: int = 0
+    """Seed of weights and data."""
+    train_length: int | None = None
+    """The longest trained length."""
+    steps: int | None = None
+    """Training steps."""
+    batch: int | None = None
+    """Sequences a step."""
+    rate: float | None = None
+    """The highest learning rate."""
+    layers: int | None = None
+    """Layers of the decoder."""
+    dim: int | None = None
+    """Width of the decoder (channels)."""
+    heads: int | None = None
+    """Heads of the decoder."""
+    text: str | None = None
+    """A text file or folder for the text task."""
+    out: Path = Path("runs/train")
+    """The folder of the checkpoint."""
+    threads: int | None = None
+    """Threads to compute with (default: all cores)."""
+    json: bool = False
+    """Print the learning curve as JSON."""
+
+    def run(self) -> int:
+        from posenc import terminal
+        from posenc.lab.compare import train_one
+
+        names = ("train_length", "steps", "batch", "rate", "layers", "dim", "heads", "text")
+        changes = {name: value for name in names if (value := getattr(self, name)) is not None}
+        run = train_one(self.spec, self.task, self.seed, self.out, self.threads, terminal.note, **changes)
+        if self.json:
+            print(json.dumps(run.curve))
+        else:
+            terminal.say(f"Checkpoint: {self.out} ({run.experiment.spec} on {run.experiment.task}, step {run.step})")
+            terminal.say(f"Go on with: posenc generate {self.out}")
+        return 0
+
+
+@dataclass
+class Generate:
+    """Continue a prompt with a model that posenc train has made.
+
+    Example: posenc generate runs/train --prompt "def " --tokens 200 --temperature 0.8
+    """
+
+    folder: Positional[Path]
+    """The folder of the checkpoint."""
+    prompt: str = ""
+    """What to continue: text, or for a task on symbols letters and the separator, as in cab|"""
+    tokens: int = 200
+    """How many tokens at most."""
+    temperature: float = 0.0
+    """0 takes the likeliest token, 1 draws from the model's own distribution."""
+    top_k: int | None = None
+    """Draw among the k likeliest only."""
+    seed: int = 0
+    """Seed of the draw."""
+
+    def run(self) -> int:
+        from posenc.lab.compare import continue_prompt
+
+        given = (self.tokens, self.temperature, self.top_k, self.seed)
+        print(continue_prompt(self.folder, self.prompt, *given))
+        return 0
+
+
+@dataclass
+class Check:
+    """Hold an encoding to the contract: everything that posenc promises of its own encodings.
+
+    Example: posenc check path/to/mine.py:Mine
+    """
+
+    spec: Positional[str]
+    """The encoding, as a spec or path/to/file.py:Class."""
+    json: bool = False
+    """Print the verdicts as JSON."""
+
+    def run(self) -> int:
+        from dataclasses import asdict
+
+        from posenc import terminal, testing
+
+        verdicts = testing.check(self.spec)
+        if self.json:
+            print(json.dumps([asdict(verdict) for verdict in verdicts]))
+        else:
+            terminal.say(testing.describe(verdicts))
+        return 0 if all(verdict.kept for verdict in verdicts) else 1
+
+
+Verb = (
+    Annotated[Compare, subcommand("compare")]
+    | Annotated[Report, subcommand("report")]
+    | Annotated[List, subcommand("list")]
+    | Annotated[Show, subcommand("show")]
+    | Annotated[Order, subcommand("order")]
+    | Annotated[Train, subcommand("train")]
+    | Annotated[Generate, subcommand("generate")]
+    | Annotated[Check, subcommand("check")]
+)
+
+
+def print_answer(records: list[dict[str, Any]]) -> None:
+    from posenc import terminal
+    from posenc.lab import report
+
+    terminal.say(report.answer(records))
+    for title, headers, rows in report.table(records):
+        terminal.say()
+        terminal.table(headers, rows, title)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one verb; returns the exit code. A user's mistake is answered in one line, without a traceback."""
+    verb = tyro.cli(Verb, prog="posenc", description=DESCRIPTION, args=arguments, config=(tyro.conf.OmitArgPrefixes,))  # type: ignore[arg-type]
+    try:
+        return verb.run()
+    except ValueError as error:
+        print(f"posenc: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        return 1
+    except (RuntimeError, OSError) as error:
+        print(f"posenc: {reason(error)}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("posenc: interrupted; finished runs are kept, the same command goes on", file=sys.stderr)
+        return 130
+
+
+def reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.strerror}: '{error.filename}'"
+    return str(error)
+
+
+DESCRIPTION = "Positional encodings for transformers: compare them, look at them, train with them, check your own."

@@ -1,0 +1,1 @@
+"""The laboratory: what to try, and what happened."""

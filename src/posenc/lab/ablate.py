@@ -1,0 +1,72 @@
+"""Ablation at test time: what a trained model loses when its positions are taken away or changed."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Generator, nn
+
+from posenc.encoding import Encoding
+from posenc.lab.evaluate import exact_match, held_out_bits
+from posenc.model import Stack
+from posenc.positions import Positions
+
+
+def shuffled(at: Positions) -> Positions:
+    """The same coordinates dealt out in a random order (always the same one for a length); causality stays."""
+    order = torch.randperm(at.tokens, generator=Generator().manual_seed(at.tokens))
+    return at.with_coords(at.coords[:, order])
+
+
+def swapped(at: Positions) -> Positions:
+    """Neighbours change places: 1, 0, 3, 2, ..."""
+    order = torch.arange(at.tokens)
+    pairs = at.tokens // 2 * 2
+    order[:pairs] = order[:pairs].view(-1, 2).flip(1).flatten()
+    return at.with_coords(at.coords[:, order])
+
+
+def shifted(by: int) -> Callable[[Positions], Positions]:
+    """Every coordinate moved by `by` positions: nothing changes for a relative encoding."""
+    return lambda at: at.with_coords(at.coords + by)
+
+
+@contextmanager
+def without_position(stack: Stack) -> Iterator[None]:
+    """Within the block the stack has no position at all: nothing is added, turned or biased."""
+    nothing = Encoding()
+    kept = stack.encodings, stack.encoding_of
+    stack.encodings, stack.encoding_of = nn.ModuleList(), tuple(nothing for _ in stack.blocks)
+    try:
+        yield
+    finally:
+        stack.encodings, stack.encoding_of = kept
+
+
+def ablate(run: Any) -> dict[str, float | None]:
+    """The score at the trained length with positions intact, removed, shuffled, shifted and swapped.
+
+    Exact match, for text bits per byte. None where an encoding refuses (a shift past the end of a learned table).
+    """
+    length = run.experiment.train_length
+    tokens = run.task.tokens(length)
+
+    def score(change: Callable[[Positions], Positions] | None) -> float | None:
+        try:
+            if run.experiment.task == "text":
+                return held_out_bits(run.model, run.task, length, windows=64, change=change)
+            return exact_match(run.model, run.task, length, rows=256, shortest=length, change=change).exact_match
+        except ValueError:
+            return None
+
+    intact = score(None)
+    with without_position(run.model.stack):
+        removed = score(None)
+    return {
+        "intact": intact,
+        "removed": removed,
+        "shuffled": score(shuffled),
+        "shifted": score(shifted(max(tokens // 2, 1))),
+        "swapped": score(swapped),
+    }

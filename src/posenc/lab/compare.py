@@ -1,0 +1,196 @@
+"""The comparison: every encoding on every task, then one table and one report."""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from posenc import catalogue
+from posenc.lab import recipes, tasks
+from posenc.lab.recipes import Experiment
+from posenc.lab.sweep import Sweep, make_folder, run_all
+
+PRESETS = {
+    "default": {"task_names": ("repeat", "text"), "seeds": 1},
+    "full": {"task_names": ("repeat", "copy", "reverse", "sort", "recall", "text"), "seeds": 3},
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to compare. None leaves a choice to the preset, or to the recipe of each task.
+
+    encodings     specs; "all" stands for every encoding that ships
+    task_names    tasks
+    preset        "default" or "full" (all tasks, three seeds)
+    """
+
+    encodings: tuple[str, ...] = recipes.ENCODINGS
+    task_names: tuple[str, ...] | None = None
+    preset: str = "default"
+    seeds: int | None = None
+    train_length: int | None = None
+    test_lengths: tuple[int, ...] | None = None
+    steps: int | None = None
+    layers: int | None = None
+    dim: int | None = None
+    heads: int | None = None
+    text: str | None = None
+
+    def experiments(self) -> list[Experiment]:
+        """All runs. Raises ValueError for anything that cannot be built, before a single step is trained."""
+        if self.preset not in PRESETS:
+            raise ValueError(f"no preset named '{self.preset}'; there are: {', '.join(PRESETS)}{catalogue.near(self.preset, list(PRESETS))}")
+        preset: dict[str, Any] = PRESETS[self.preset]
+        task_names = self.task_names or preset["task_names"]
+        for name in task_names:
+            tasks.find(name)
+        encodings = [name for spec in self.encodings for name in (catalogue.names() if spec == "all" else [spec])]
+        named = ("train_length", "test_lengths", "steps", "layers", "dim", "heads")
+        changes = {name: value for name in named if (value := getattr(self, name)) is not None}
+        runs: list[Experiment] = []
+        for task in task_names:
+            given = changes | ({"text": self.text} if task == "text" and self.text else {})
+            runs += recipes.comparison(encodings, [task], self.seeds or preset["seeds"], **given)
+        if self.text is not None and "text" not in task_names:
+            raise ValueError("--text is for the text task; add it to the tasks, or leave --text out")
+        check_buildable(runs)
+        # The longest runs first, so that no core waits at the end.
+        return sorted(runs, key=lambda run: -run.steps * tasks_cost(run))
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def tasks_cost(run: Experiment) -> float:
+    """How much longer a step of this task takes than one on symbols, roughly."""
+    return 3.0 if run.task == "text" else 1.0
+
+
+def check_buildable(runs: Sequence[Experiment]) -> None:
+    """Raises ValueError for the first run whose text, lengths or encoding cannot be had."""
+    from posenc.lab.evaluate import check_held_out
+    from posenc.lab.train import start
+
+    seen = set()
+    for run in runs:
+        kind = (run.spec, run.task)
+        if kind not in seen:
+            seen.add(kind)
+            begun = start(run)
+            for length in (run.train_length, *run.test_lengths):
+                begun.task.batch(length, 1, begun.generator)
+            if run.task == "text":
+                check_held_out(begun.task, max(run.train_length, *run.test_lengths, 0))
+
+
+def compare(settings: Settings, folder: Path, *, show: Callable[[Sweep], None] = lambda sweep: None) -> tuple[list[dict[str, Any]], Path, Sweep]:
+    """Run what is missing, and write the report: (the records of these settings, the report's path, the sweep).
+
+    Raises ValueError for bad settings and an unwritable folder, RuntimeError when every run failed.
+    """
+    from posenc.lab import record, report
+
+    runs = settings.experiments()
+    make_folder(folder)
+    write_settings(settings, folder)
+    sweep = run_all(runs, folder, show=show)
+    keys = [record.key_of(run) for run in runs if record.key_of(run) not in sweep.failures]
+    if not keys:
+        raise RuntimeError(f"every run failed; the first: {next(iter(sweep.failures.values()))}")
+    order = {record.key_of(run): place for place, run in enumerate(in_reading_order(settings, runs))}
+    records = sorted((record.read(folder / "records" / f"{key}.json") for key in keys), key=lambda r: order[r["key"]])
+    return records, report.write(records, folder, settings.to_dict()), sweep
+
+
+def in_reading_order(settings: Settings, runs: Sequence[Experiment]) -> list[Experiment]:
+    """Task by task and encoding by encoding, as they were asked for."""
+    task_names = list(settings.task_names or PRESETS[settings.preset]["task_names"])
+    specs = list(dict.fromkeys(run.spec for run in sorted(runs, key=lambda run: run.seed)))
+    asked = [name for spec in settings.encodings for name in (catalogue.names() if spec == "all" else [spec])]
+    place = {spec: asked.index(spec) if spec in asked else len(asked) for spec in specs}
+    return sorted(runs, key=lambda run: (task_names.index(run.task), place[run.spec], run.seed))
+
+
+def write_settings(settings: Settings, folder: Path) -> None:
+    path = folder / "settings.json"
+    path.with_suffix(".tmp").write_text(json.dumps(settings.to_dict(), indent=1) + "\n", encoding="utf-8")
+    os.replace(path.with_suffix(".tmp"), path)
+
+
+def read_settings(folder: Path) -> dict[str, Any] | None:
+    """The settings a folder was made with; None if there are none. Raises ValueError when they are damaged."""
+    path = folder / "settings.json"
+    if not path.exists():
+        return None
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} is damaged: {error}; delete it, the records are what counts") from None
+
+
+def train_one(
+    spec: str, task: str, seed: int, folder: Path, threads: int | None, say: Callable[[str], None], **changes: Any
+) -> Any:
+    """Train one encoding on one task into a checkpoint folder, or go on with what is there.
+
+    Raises ValueError when the folder holds a checkpoint of other settings.
+    """
+    import torch
+
+    from posenc.lab import train
+
+    parts = tuple(part.strip() for part in split_commas(spec))
+    experiment = recipes.recipe(task, parts[0] if len(parts) == 1 else parts, seed, **changes)
+    make_folder(folder)
+    if threads is not None:
+        if threads < 1:
+            raise ValueError(f"threads must be 1 or more, got {threads}")
+        torch.set_num_threads(threads)
+    if (folder / "run.json").exists():
+        run = train.load(folder)
+        if run.experiment != experiment:
+            before, now = run.experiment.to_dict(), experiment.to_dict()
+            changed = ", ".join(f"{name} {before[name]} -> {now[name]}" for name in now if before[name] != now[name])
+            raise ValueError(f"'{folder}' holds a run of other settings ({changed}); choose another folder with --out")
+        say(f"going on at step {run.step} of {experiment.steps}")
+    else:
+        run = train.start(experiment)
+
+    def progress(run: Any) -> None:
+        point = run.curve[-1]
+        what = "bits per byte" if task == "text" else "exact match"
+        left = run.cpu_s / run.step * (experiment.steps - run.step)
+        say(f"step {run.step}/{experiment.steps}  loss {point['loss']:.3f}  {what} {point['score']:.3f}  about {left:.0f} CPU s left")
+        train.save(run, folder)
+
+    train.train(run, progress)
+    train.save(run, folder)
+    return run
+
+
+def continue_prompt(folder: Path, prompt: str, tokens: int, temperature: float, top_k: int | None, seed: int) -> str:
+    """The prompt and what the model of a checkpoint makes of it."""
+    import torch
+
+    from posenc.lab import train
+
+    run = train.load(folder)
+    ids = torch.tensor([run.task.encode(prompt)])
+    stop = tasks.END if run.experiment.task != "text" else None
+    out = run.model.generate(ids, tokens, temperature=temperature, top_k=top_k, stop=stop, seed=seed)
+    return run.task.decode(out[0, 1:].tolist())
+
+
+def split_commas(spec: str) -> list[str]:
+    """A spec cut at the commas that stand outside parentheses."""
+    parts, depth = [""], 0
+    for letter in spec:
+        depth += (letter == "(") - (letter == ")")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts

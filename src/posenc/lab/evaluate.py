@@ -1,0 +1,124 @@
+"""Evaluation: exact match by one pass, bits per byte in windows and under a sliding window."""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+from posenc.model import Decoder
+from posenc.positions import Positions
+
+SEED = 1_000_003
+"""Held-out sequences are drawn from here, apart from every training seed, and are the same for all encodings."""
+
+TEXT_BYTES = 16_384
+"""How many held-out bytes are predicted at each window length."""
+
+SLIDING_BYTES = 8_192
+"""How many held-out bytes the sliding window predicts, the same ones at each window length."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """Shares of sequences answered without a mistake, and of answer tokens predicted right."""
+
+    exact_match: float
+    token_accuracy: float
+
+    def to_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+
+@torch.inference_mode()
+def exact_match(model: Decoder, task: Any, longest: int, *, rows: int = 256, shortest: int | None = None, change=None) -> Match:
+    """Held-out exact match at lengths from `shortest` (default: spread from 1) to `longest`.
+
+    One teacher-forced pass: a greedy answer is right exactly when every prediction is, by induction on the first mistake.
+    `change` maps the Positions of the tokens to others, for ablations.
+    """
+    model.eval()
+    generator = Generator().manual_seed(SEED + longest)
+    lengths = [longest] if shortest == longest else sorted({max(1, round(longest * i / 4)) for i in range(1, 5)})
+    sequences = tokens = right_sequences = right_tokens = 0
+    for length in lengths:
+        batch = task.batch(length, rows // len(lengths), generator)
+        ids, answer = batch.ids[:, :-1], batch.answer
+        first = int(answer.int().argmax())
+        at = Positions.count(ids.shape[1])
+        logits = model(ids, positions=at if change is None else change(at), only=slice(first, None))
+        right = (logits.argmax(-1) == batch.ids[:, 1 + first :])[:, answer[first:]]
+        sequences, tokens = sequences + right.shape[0], tokens + right.numel()
+        right_sequences, right_tokens = right_sequences + int(right.all(1).sum()), right_tokens + int(right.sum())
+    return Match(right_sequences / sequences, right_tokens / tokens)
+
+
+@torch.inference_mode()
+def held_out_bits(model: Decoder, task: Any, length: int, *, windows: int, change=None) -> float:
+    """Bits per byte over non-overlapping windows of `length` tokens from the held-out text, spread evenly."""
+    source = task.text.test
+    check_held_out(task, length)
+    windows = min(windows, (source.numel() - 1) // length)
+    start = torch.linspace(0, source.numel() - length - 1, windows).long()
+    total = 0.0
+    for rows in start.split(max(1, 4096 // length)):
+        batch = task.windows(source, rows, length)
+        total += float(loss_of(model, batch.ids, change).sum())
+    return total / (windows * length * math.log(2))
+
+
+@torch.inference_mode()
+def sliding_bits(model: Decoder, task: Any, length: int, *, stride: int, longest: int) -> float:
+    """Bits per byte of the last `stride` bytes of windows of `length` tokens.
+
+    The bytes are the same for every `length` up to `longest`, and each sees at least length - stride before it: this
+    takes away the advantage that longer non-overlapping windows have only because fewer bytes stand at their start.
+    """
+    source = task.text.test
+    check_held_out(task, longest)
+    count = max(min(SLIDING_BYTES, source.numel() - longest) // stride, 1)
+    ends = torch.linspace(longest, source.numel(), count).long()
+    total = 0.0
+    for rows in ends.split(max(1, 4096 // length)):
+        batch = task.windows(source, rows - length, length)
+        total += float(loss_of(model, batch.ids, None, only=slice(length - stride, None)).sum())
+    return total / (count * stride * math.log(2))
+
+
+def check_held_out(task: Any, longest: int) -> None:
+    """Raises ValueError unless the held-out text has a window of this many tokens."""
+    held_out = task.text.test.numel()
+    if held_out <= longest:
+        raise ValueError(f"the held-out text has {held_out:,} bytes, too few for a window of {longest}; add text or test shorter lengths")
+
+
+def loss_of(model: Decoder, ids: Tensor, change, only: slice | None = None) -> Tensor:
+    """The loss (nats) of each prediction [B, T]."""
+    model.eval()
+    at = Positions.count(ids.shape[1] - 1)
+    logits = model(ids[:, :-1], positions=at if change is None else change(at), only=only)
+    targets = ids[:, 1:] if only is None else ids[:, 1:][:, only]
+    return F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+
+
+def by_length(run: Any) -> list[dict[str, Any]]:
+    """The scores at the trained length and at every test length."""
+    experiment = run.experiment
+    rows = []
+    for length in (experiment.train_length, *experiment.test_lengths):
+        row: dict[str, Any] = {
+            "length": length, "factor": length / experiment.train_length, "exact_match": None, "token_accuracy": None,
+            "bits_per_byte": None, "sliding_bits_per_byte": None, "perplexity_ratio": None,
+        }
+        if experiment.task == "text":
+            longest = max((experiment.train_length, *experiment.test_lengths))
+            stride = max(experiment.train_length // 2, 1)
+            row["bits_per_byte"] = held_out_bits(run.model, run.task, length, windows=max(TEXT_BYTES // length, 1))
+            row["sliding_bits_per_byte"] = sliding_bits(run.model, run.task, length, stride=stride, longest=longest)
+            row["perplexity_ratio"] = 2 ** (row["bits_per_byte"] - (rows[0] if rows else row)["bits_per_byte"])
+        else:
+            row |= exact_match(run.model, run.task, length, rows=256, shortest=length).to_dict()
+        rows.append(row)
+    return rows

@@ -1,0 +1,155 @@
+"""Experiments: what to train, how, and on what; and which options of an encoding suit a task."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+
+from posenc.catalogue import near, parse
+from posenc.lab import tasks
+
+ENCODINGS = ("none", "sinusoidal", "learned", "rotary", "alibi", "t5_bias", "shaw")
+"""The encodings of the default comparison."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One training run, in plain numbers.
+
+    spec           the encoding; a tuple is cycled over the layers
+    task, text     which task; for the text task a file or folder (None: the Python standard library)
+    seed           of the weights and the data
+    train_length   the longest trained length (the task's items; text: tokens of a window)
+    test_lengths   the longer lengths that are tested
+    layers, dim, heads   the shape of the decoder
+    steps, batch   how long at most, and how many sequences a step
+    rate           the highest learning rate; warm-up over `warmup` steps, then a cosine down to `final_rate` of it
+    curriculum     the share of the steps over which lengths grow from 2 to the trained length
+    cool_down      once two points of the curve in a row are learned, the rate falls over this many steps and the run
+                   ends; 0 trains to the end. Only for tasks with exact answers
+    weight_decay   of AdamW
+    evaluate_every   steps between two points of the learning curve
+    """
+
+    spec: str | tuple[str, ...]
+    task: str
+    text: str | None = None
+    seed: int = 0
+    train_length: int = 10
+    test_lengths: tuple[int, ...] = (12, 15, 20)
+    layers: int = 2
+    dim: int = 64
+    heads: int = 4
+    steps: int = 1000
+    batch: int = 16
+    rate: float = 5e-3
+    warmup: int = 50
+    final_rate: float = 0.05
+    curriculum: float = 0.0
+    cool_down: int = 0
+    weight_decay: float = 0.01
+    evaluate_every: int = 50
+
+    def __post_init__(self) -> None:
+        for spec in (self.spec,) if isinstance(self.spec, str) else self.spec:
+            parse(spec)
+        tasks.find(self.task)
+        for name in ("train_length", "layers", "dim", "heads", "steps", "batch", "evaluate_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
+        if self.dim % self.heads:
+            near_counts = [n for n in range(1, self.dim + 1) if self.dim % n == 0]
+            raise ValueError(f"heads must divide dim={self.dim}, got heads={self.heads}; the divisors are {near_counts}")
+        too_short = [n for n in self.test_lengths if n <= self.train_length]
+        if too_short:
+            raise ValueError(f"test lengths must exceed the trained length {self.train_length}, got {too_short}")
+        if not self.rate > 0:
+            raise ValueError(f"rate must be above 0, got {self.rate}")
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "Experiment":
+        """Raises ValueError for unknown or missing names."""
+        known = [f.name for f in fields(cls)]
+        for name in data:
+            if name not in known:
+                raise ValueError(f"an experiment has no '{name}'; it has: {', '.join(known)}{near(name, known)}")
+        lists = {name: tuple(value) for name, value in data.items() if isinstance(value, list)}
+        try:
+            return cls(**(data | lists))
+        except TypeError as error:
+            raise ValueError(f"not an experiment: {error}") from None
+
+
+def recipe(task: str, spec: str | tuple[str, ...], seed: int = 0, **changes: Any) -> Experiment:
+    """The settings that learn a task soonest on a small CPU, with changes."""
+    chosen: dict[str, Any] = {"task": task, "spec": spec, "seed": seed}
+    if task == "text":
+        chosen |= {"train_length": 32, "test_lengths": (64, 128, 256), "steps": 800}
+    elif task == "recall":
+        chosen |= {"train_length": 8, "test_lengths": longer(task, 8)}
+        chosen |= {"steps": 1000, "batch": 64, "rate": 2e-3, "curriculum": 0.24, "cool_down": 100}
+    elif task != "repeat":
+        # Repeat trains to the end, because how far it carries depends on that; the others stop when they are learned.
+        chosen |= {"steps": 2500, "batch": 32, "curriculum": 0.16, "cool_down": 100}
+    chosen |= changes
+    if "train_length" in changes and "test_lengths" not in changes:
+        chosen["test_lengths"] = longer(task, changes["train_length"])
+    return Experiment(**chosen)
+
+
+def longer(task: str, train_length: int) -> tuple[int, ...]:
+    """The lengths tested beyond a trained one: 1.2, 1.5 and 2 times; for text 2, 4 and 8 times."""
+    factors = (2, 4, 8) if task == "text" else (1.2, 1.5, 2)
+    return tuple(sorted({max(round(train_length * f), train_length + 1) for f in factors}))
+
+
+def comparison(
+    encodings: Sequence[str] = ENCODINGS, task_names: Sequence[str] = ("repeat", "text"), seeds: int = 1, **changes: Any
+) -> list[Experiment]:
+    """Every encoding on every task with every seed, the longest runs first so that all cores stay busy to the end."""
+    if not encodings or not task_names:
+        raise ValueError("a comparison needs at least one encoding and one task")
+    if seeds < 1:
+        raise ValueError(f"seeds must be 1 or more, got {seeds}")
+    runs = [
+        recipe(task, spec, seed, **changes)
+        for seed in range(seeds)
+        for task in sorted(task_names, key=lambda name: name != "text")
+        for spec in encodings
+    ]
+    return list(dict.fromkeys(runs))
+
+
+def hints(tokens: int, longest: int) -> dict[str, dict[str, Any]]:
+    """Options that suit a small model trained on sequences of up to `tokens` tokens and asked about up to `longest`.
+
+    They fill in what a spec leaves open; whatever a spec says stands.
+    """
+    return {
+        # Rows past the trained length exist, untrained, so that the table can be asked about them.
+        "learned": {"max_len": longest},
+        # Buckets past the trained length would never be trained, and T5 would look like a bad extrapolator.
+        "t5_bias": {"max_distance": min(max(tokens - 2, 17), 128), "std": 0.02},
+        # A head of 16 channels has 8 pairs; with the usual base half of them would not complete a turn in a short window.
+        "rotary": {"base": 1000.0 if tokens <= 128 else 10_000.0},
+    }
+
+
+def original(model: torch.nn.Module, dim: int, warmup: int = 4000) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
+    """The original transformer's optimiser: Adam(0.9, 0.98), and a rate that warms up and then falls as 1/sqrt(step).
+
+    rate(step) = dim^-1/2 min(step^-1/2, step warmup^-3/2), for step = 1, 2, ...; call scheduler.step() after each step.
+    Raises ValueError for a width or warm-up below 1.
+    Source: Vaswani et al. 2017, arXiv:1706.03762, section 5.3.
+    """
+    if dim < 1 or warmup < 1:
+        raise ValueError(f"dim and warmup must be 1 or more, got {dim} and {warmup}")
+    optimizer = torch.optim.Adam(model.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-9)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda done: dim**-0.5 * min((done + 1) ** -0.5, (done + 1) * warmup**-1.5)
+    )
+    return optimizer, scheduler

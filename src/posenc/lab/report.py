@@ -1,0 +1,422 @@
+"""Records to a page: one HTML file that needs nothing beside it, the figures as files, and the records in one list.
+
+The numbers and sentences come from `summary`, the drawings from `plots`; here they are only put in order.
+"""
+
+import html
+import json
+import math
+import re
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from posenc.lab import plots, summary
+from posenc.lab.summary import Record, answer, get, number, table, tasks
+
+__all__ = ["answer", "table", "tasks", "write"]
+
+TEMPLATE = Path(__file__).with_name("report.html.jinja")
+# An untrained float64 model that differs by less than this does not see order.
+ORDER_BLIND = 1e-9
+# Attention maps in the page, over all tasks; more would make it slow to open. The rest stay in data.json.
+MOST_ATTENTION = 48
+# Keys that are listed one by one.
+MOST_KEYS = 400
+
+
+def write(records: list[Record], folder: Path, settings: dict[str, Any] | None = None) -> Path:
+    """Write report.html, figures/*.png and data.json into the folder, and return the path of the page.
+
+    Every file is put in place whole. data.json holds the records as given, except that NaN and infinities, which JSON
+    does not have, become null.
+
+    Raises ValueError for an empty list.
+    """
+    summary.need_records(records)
+    folder = Path(folder)
+    (folder / "figures").mkdir(parents=True, exist_ok=True)
+    drawer = Drawer(folder / "figures", records)
+    page = render(records, settings or {}, drawer)
+    data = json.dumps(finite(records), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    plots.write_whole(folder / "data.json", data.encode())
+    plots.write_whole(folder / "report.html", page.encode())
+    return folder / "report.html"
+
+
+def finite(value: Any) -> Any:
+    """The value with null in place of every number that JSON does not have."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): finite(inner) for key, inner in value.items()}
+    return [finite(inner) for inner in value] if isinstance(value, (list, tuple)) else value if json_knows(value) else str(value)
+
+
+def json_knows(value: Any) -> bool:
+    return value is None or isinstance(value, (str, int, bool))
+
+
+class Drawer:
+    """Saves each figure as a file and hands back what the page shows: an SVG whose colours follow the page."""
+
+    def __init__(self, folder: Path, records: Sequence[Record]) -> None:
+        self.folder, self.records = folder, records
+        self.names: set[str] = set()
+
+    def __call__(self, name: str, drawn: Any, says: str) -> dict[str, Any] | None:
+        if drawn is None:
+            return None
+        name = self.unused(re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:70] or "figure")
+        plots.save(drawn, self.folder / f"{name}.png")
+        return {"name": name, "svg": Markup(for_page(plots.svg(drawn), len(self.names), says)), "says": says}
+
+    def unused(self, name: str) -> str:
+        found, number = name, 1
+        # File systems that do not tell a from A would let one figure overwrite another.
+        while found.lower() in self.names:
+            number += 1
+            found = f"{name}-{number}"
+        self.names.add(found.lower())
+        return found
+
+
+def for_page(svg: str, place: int, says: str) -> str:
+    """A matplotlib SVG made ready to stand inside the page, next to others, in light and dark."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", svg).replace("xlink:href", "href")
+    # Names of encodings' lines become classes, so that the page can point at one encoding in all figures.
+    svg = re.sub(r'id="encoding-(\d+)"', r'class="encoding-\1"', svg)
+    # Names inside one figure must not meet those of another.
+    svg = re.sub(r'\bid="', f'id="f{place}-', svg)
+    svg = re.sub(r'(href="|url\()#', rf"\1#f{place}-", svg)
+    colours = {plots.INK: "ink", plots.SOFT: "soft", plots.GRID: "grid", plots.PAPER: "paper"}
+    colours |= {colour: f"c{index}" for index, colour in enumerate(plots.LIGHT)}
+    svg = re.sub(r"#[0-9a-f]{6}\b", lambda m: f"var(--{colours[m[0]]})" if m[0] in colours else m[0], svg)
+    svg = re.sub(r"(\d+\.\d{2})\d+", r"\1", svg)
+    svg = re.sub(r'(<svg[^>]*?) (?:width|height)="[^"]*pt"', r"\1", svg)
+    svg = re.sub(r'(<svg[^>]*?) (?:width|height)="[^"]*pt"', r"\1", svg)
+    return svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(says, quote=True)}"', 1)
+
+
+def sentence(text: str) -> Markup:
+    """Plain words to HTML: escaped, with names between backticks set as code."""
+    return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(text)))
+
+
+def render(records: Sequence[Record], settings: dict[str, Any], draw: Drawer) -> str:
+    paragraphs = summary.paragraphs(records)
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATE.parent), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters["sentence"] = sentence
+    environment.filters["short"] = plots.short
+    looks = plots.looks(records)
+    return environment.get_template(TEMPLATE.name).render(
+        light=plots.LIGHT,
+        dark=plots.DARK,
+        looks=looks,
+        overall=paragraphs[0],
+        answers=paragraphs[1:],
+        facts=facts(records),
+        tables=[table_of(records, task) for task in tasks(records)],
+        curves=[curves_of(records, task, draw) for task in tasks(records)],
+        order=order_of(records),
+        pictures=pictures_of(records, draw),
+        attention=attention_of(records, draw),
+        made=how_it_was_made(records),
+        settings=[(name, readable(value)) for name, value in settings.items()],
+        unmeasured=not_measured(records),
+        keys=[str(key) for run in records if (key := get(run, "key"))][:MOST_KEYS],
+        left_out=max(0, len(records) - MOST_KEYS),
+        carries=summary.percent(summary.CARRIES),
+        falls_apart=summary.percent(summary.FALLS_APART),
+    )
+
+
+def readable(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {readable(inner)}" for name, inner in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(readable, value))
+    return {None: "–", True: "yes", False: "no"}.get(value, str(value)) if value is None or isinstance(value, bool) else str(value)
+
+
+def total(records: Sequence[Record], key: str) -> float:
+    return sum(x for run in records if (x := number(get(run, key))) is not None and math.isfinite(x))
+
+
+def duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def facts(records: Sequence[Record]) -> list[tuple[str, str]]:
+    """The size of the comparison in a few numbers."""
+    found = summary.results(records)
+    seeds = sorted({len(result.runs) for result in found})
+    parameters = [x for run in records if (x := number(get(run, "parameters", "model"))) is not None]
+    out = [
+        ("encodings" if len(summary.labels(records)) > 1 else "encoding", str(len(summary.labels(records)))),
+        ("tasks" if len(tasks(records)) > 1 else "task", str(len(tasks(records)))),
+        ("seeds each" if seeds != [1] else "seed each", str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"),
+        ("runs" if len(records) > 1 else "run", str(len(records))),
+        ("of CPU time", duration(total(records, "cpu_s"))),
+    ]
+    return out + ([("parameters a model", f"{statistics.median(parameters):,.0f}")] if parameters else [])
+
+
+def table_of(records: Sequence[Record], task: str) -> dict[str, Any]:
+    columns, rows = summary.task_table(records, task)
+    groups: list[list[Any]] = []
+    for column in columns:
+        if groups and column.group and groups[-1][0] == column.group:
+            groups[-1][1] += 1
+        else:
+            groups.append([column.group, 1])
+    return {"task": task, "columns": columns, "groups": groups, "grouped": any(name for name, _ in groups), "rows": rows}
+
+
+def curves_of(records: Sequence[Record], task: str, draw: Drawer) -> dict[str, Any]:
+    text = any(result.is_text for result in summary.results(records, task))
+    trained = summary.trained_words(summary.results(records, task))
+    beyond = (
+        "Left: how many times larger perplexity is than at the trained length; a level line extrapolates. Right: bits per byte with sliding "
+        "windows, where every byte has a full context, so that a longer window cannot win by having fewer bytes with little to look at."
+        if text
+        else f"Whole answers that are right, at lengths past {trained}. Encodings that did not learn the task have no line: their score beyond "
+        "the trained length would say nothing."
+    )
+    beyond += " Symbols: median over the seeds that learned; bars: lowest to highest seed. Each encoding stands a little to the side, so that equal ones can be seen."
+    learn = "Thin lines are seeds, bold ones their median." if any(len(r.runs) > 1 for r in summary.results(records, task)) else "One run each."
+    learn = f"{learn} The same curves against steps (left) and CPU seconds (right): an encoding may need few steps and yet be slow."
+    lose = "Positions of the trained model are taken away, shuffled, shifted by a constant, or swapped in two places, at the trained length. The tick is the intact score."
+    figures = [
+        draw(f"extrapolation-{task}", plots.extrapolation(records, task), beyond),
+        draw(f"learning-{task}", plots.learning(records, task), learn),
+        draw(f"ablation-{task}", plots.ablation(records, task), lose),
+    ]
+    return {"task": task, "figures": [f for f in figures if f], "said": ablation_in_words(records, task)}
+
+
+def ablation_in_words(records: Sequence[Record], task: str) -> str:
+    """Which encodings do not feel a shift, and which live on without their positions."""
+    found = [r for r in summary.results(records, task) if r.learned and r.spread("ablation", "intact") is not None]
+    if not found:
+        return ""
+
+    def unharmed(r: summary.Result, kind: str) -> bool:
+        intact, damaged = r.spread("ablation", "intact"), r.spread("ablation", kind)
+        assert intact is not None
+        if damaged is None:
+            return False
+        return damaged.median <= intact.median + 0.02 if r.is_text else damaged.median >= intact.median - 0.02
+
+    said = []
+    for kind, words in (("shifted", "a shift of all positions"), ("removed", "losing its positions altogether")):
+        measured = [r for r in found if r.spread("ablation", kind) is not None]
+        same = [r for r in measured if unharmed(r, kind)]
+        if measured and len(same) == len(measured):
+            said.append(f"No encoding measured is harmed by {words}." if len(same) > 1 else f"{summary.names_of(same)} is not harmed by {words}.")
+        elif same:
+            said.append(f"{summary.names_of(same)} {summary.ask('are', same)} not harmed by {words}.")
+        elif measured:
+            said.append(f"Every encoding measured is harmed by {words}.")
+    return " ".join(said)
+
+
+ORDER_COLUMNS = (("bidirectional", 1, "equivariance"), ("causal", 1, "difference"), ("causal", 2, "difference"))
+
+
+def order_entries(record: Record) -> Iterator[tuple[tuple[str, int, bool], float]]:
+    """((attention, layers, with position), the number that the order test looks at)."""
+    found = get(record, "order")
+    for entry in found if isinstance(found, list) else []:
+        attention, layers, position = get(entry, "attention"), get(entry, "layers"), get(entry, "position")
+        value = number(get(entry, "equivariance" if attention == "bidirectional" else "difference"))
+        if value is not None:
+            yield (attention, layers, bool(position)), value
+
+
+def order_of(records: Sequence[Record]) -> dict[str, Any] | None:
+    """The order test: for each encoding and kind of attention, with and without position, whether order is seen."""
+    rows: dict[str, dict[tuple[str, int, bool], float]] = {}
+    for label, record in summary.labelled(records):
+        for key, value in order_entries(record):
+            rows.setdefault(label, {}).setdefault(key, value)
+    if not rows:
+        return None
+    kinds = sorted({(attention, layers) for row in rows.values() for attention, layers, _ in row})
+    columns = [(attention, layers, position) for attention, layers in kinds for position in (False, True)]
+
+    def shown(value: float | None) -> dict[str, Any]:
+        if value is None:
+            return {"blind": None, "text": "–", "value": ""}
+        blind = value < ORDER_BLIND
+        return {"blind": blind, "text": "blind" if blind else "sees order", "value": f"{value:.0e}" if value < 0.01 else f"{value:.2g}"}
+
+    table_rows = [(label, [shown(row.get(column)) for column in columns]) for label, row in rows.items()]
+    words = {("bidirectional", 1): "bidirectional"} | {("causal", n): f"causal, {n} layer{'s' if n != 1 else ''}" for n in range(1, 9)}
+    groups = [words.get(kind, f"{kind[0]}, {kind[1]} layers") for kind in kinds]
+    return {"groups": groups, "rows": table_rows, "reading": order_reading(rows)}
+
+
+def order_reading(rows: dict[str, dict[tuple[str, int, bool], float]]) -> str:
+    """One sentence: what attention knows about order without a position, from the numbers and not from the book."""
+
+    def all_of(attention: str, layers: int, blind: bool) -> bool | None:
+        values = [row[attention, layers, False] for row in rows.values() if (attention, layers, False) in row]
+        return all((value < ORDER_BLIND) is blind for value in values) if values else None
+
+    both, one, two = all_of("bidirectional", 1, True), all_of("causal", 1, True), all_of("causal", 2, False)
+    said = []
+    if both is not None:
+        said.append("attention in both directions is blind to order" if both else "attention in both directions was not blind to order in every model")
+    if one is not None:
+        said.append("one causal layer is blind to the order of what it has read" if one else "one causal layer was not blind to order in every model")
+    if two is not None:
+        said.append("two causal layers are not: the mask alone tells them something" if two else "two causal layers stayed blind in some model")
+    if not said:
+        return "The order test was only run with position."
+    return f"Without position, {summary.listed(said)}."
+
+
+def pictures_of(records: Sequence[Record], draw: Drawer) -> list[dict[str, Any]]:
+    figures = [
+        draw(
+            "added", plots.added(records), "One row a position, one column a dimension, after training. Rows below the dashed line were never trained."
+        ),
+        draw("wavelengths", plots.wavelengths(records), wavelengths_in_words(records)),
+        draw(
+            "similarity",
+            plots.similarity(records),
+            "For what is added: the cosine between every two positions. For rotary: the mean over pairs of the cosine of the turn "
+            "between two positions. It rises and falls; nothing makes it fall steadily with distance.",
+        ),
+        draw(
+            "bias",
+            plots.bias(records),
+            "What each head adds to the logit of a key at a distance. Right of the dashed line are distances that training never showed.",
+        ),
+    ]
+    return [figure for figure in figures if figure]
+
+
+def wavelengths_in_words(records: Sequence[Record]) -> str:
+    said = ["Positions that a pair of dimensions needs for one full turn, fastest pair first."]
+    for label, run, values in plots.pictured(records, "wavelengths"):
+        length = summary.trained_length(run)
+        known = plots.numbers(values)
+        if length:
+            never = int((known > length).sum())
+            said.append(f"{plots.short(label)} on {summary.task_of(run)}: {never} of {len(known)} pairs never complete a turn within {summary.count(length)} positions.")
+    return " ".join(said[:9])
+
+
+def attention_of(records: Sequence[Record], draw: Drawer) -> list[dict[str, Any]]:
+    """For each task, the maps of one trained model of each encoding."""
+    out, drawn = [], 0
+    for task in tasks(records):
+        figures = []
+        for result in summary.results(records, task):
+            if drawn >= MOST_ATTENTION:
+                break
+            shown = next((run for run in [*result.learned, *result.runs] if get(run, "attention")), None)
+            if shown is None:
+                continue
+            says = "Rows ask, columns are looked at. Brighter is more weight."
+            if not result.learned:
+                says += " This model did not learn the task, so its maps explain nothing."
+            made = draw(f"attention-{task}-{result.label}", plots.attention(shown), says)
+            if made:
+                drawn += 1
+                figures.append({**made, "label": result.label, "learned": bool(result.learned)})
+        if figures:
+            out.append({"task": task, "figures": figures})
+    return out
+
+
+def how_it_was_made(records: Sequence[Record]) -> list[tuple[str, str]]:
+    """What the runs have in common, and where they differ."""
+
+    def all_values(*path: str) -> str:
+        values = dict.fromkeys(readable(value) for run in records if (value := get(run, *path)) is not None)
+        return ", ".join(list(values)[:12]) + (f" and {len(values) - 12} more" if len(values) > 12 else "")
+
+    out = [
+        ("runs", str(len(records))),
+        ("CPU time", f"{total(records, 'cpu_s'):,.0f} s, of which training {total(records, 'train_cpu_s'):,.0f} s"),
+        ("wall time, runs added up", f"{total(records, 'wall_s'):,.0f} s"),
+    ]
+    versions = dict.fromkeys(name for run in records for name in (get(run, "versions") or {}))
+    out += [(name, all_values("versions", name)) for name in versions]
+    for text in {json.dumps(t, sort_keys=True, default=str): t for run in records if (t := get(run, "text"))}.values():
+        out.append(("text", readable(text)))
+    names = dict.fromkeys(name for run in records for name in (get(run, "experiment") or {}))
+    for name in names:
+        if name in ("spec", "task"):
+            continue
+        by_task = {task: all_values_of([r for r in records if summary.task_of(r) == task], name) for task in tasks(records)}
+        different = len(set(by_task.values())) > 1
+        words = "; ".join(f"{task}: {value or '–'}" for task, value in by_task.items()) if different else next(iter(by_task.values()))
+        out.append((name.replace("_", " "), words))
+    built = {summary.spec_of(run): str(get(run, "encoding")) for run in records if get(run, "encoding")}
+    out += [("built", "; ".join(dict.fromkeys(spec if spec == full else f"{spec} as {full}" for spec, full in built.items())))]
+    return [(name, value) for name, value in out if value]
+
+
+def all_values_of(records: Sequence[Record], name: str) -> str:
+    values = dict.fromkeys(readable(value) for run in records if (value := get(run, "experiment", name)) is not None)
+    return " or ".join(values) if len(values) < 4 else ", ".join(values)
+
+
+def not_measured(records: Sequence[Record]) -> list[str]:
+    """What a reader might look for and the records do not have."""
+    out = []
+    found = summary.results(records)
+    if not any(result.is_text for result in found):
+        out.append("Text: no language model was trained, so nothing is said about prediction.")
+    if all(result.is_text for result in found):
+        out.append("Exact tasks: only text was used, so nothing is said about copying or looking things up.")
+    few = min(len(result.runs) for result in found)
+    if few < 3:
+        out.append(f"The spread over seeds: some results rest on {'one seed' if few == 1 else 'two seeds'}; three are the least for a claim.")
+    labels = summary.labels(records)
+    for task in tasks(records):
+        absent = [label for label in labels if label not in {r.label for r in summary.results(records, task)}]
+        if absent:
+            out.append(f"{task} with {summary.listed([summary.name(x) for x in absent])}.")
+    short = [r for r in found if not any(factor and factor > 1 for _, factor in r.lengths())]
+    if short:
+        out.append(f"Lengths beyond the trained one: {summary.listed([f'{summary.name(r.label)} on {r.task}' for r in short[:8]])}.")
+    undone = {}
+    for label, run in summary.labelled(records):
+        ablated = get(run, "ablation")
+        if isinstance(ablated, dict):
+            for kind in plots.ABLATIONS:
+                if number(get(ablated, kind)) is None:
+                    undone.setdefault(kind, dict.fromkeys([label]))[label] = None
+    out += [f"Ablation '{plots.ABLATIONS[kind]}': not done for {summary.listed([summary.name(x) for x in who])}." for kind, who in undone.items()]
+    for key, words in (("ablation", "Ablations"), ("order", "The order test"), ("attention", "Attention maps")):
+        without = dict.fromkeys(label for label, run in summary.labelled(records) if not get(run, key))
+        if without:
+            whole = len(without) == len(labels) and all(not get(run, key) for run in records)
+            out.append(f"{words}{'' if whole else ' in some runs of ' + summary.listed([summary.name(x) for x in without])}.")
+    wild = sum(has_wild(run) for run in records)
+    if wild:
+        out.append(f"{wild} of {len(records)} records hold NaN or infinite numbers; NaN counts as not measured.")
+    return out
+
+
+def has_wild(value: Any) -> bool:
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    if isinstance(value, dict):
+        return any(map(has_wild, value.values()))
+    return isinstance(value, (list, tuple)) and any(map(has_wild, value))

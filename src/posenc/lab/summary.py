@@ -1,0 +1,665 @@
+"""What the records of a comparison say: medians and ranges over seeds, the gate, and the answer in words.
+
+Nothing is drawn here and nothing is marked up: plots, the page and the terminal all read these numbers and sentences, so
+they cannot disagree. Names of encodings stand between backticks in sentences (`none` is one of them).
+"""
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+Record: TypeAlias = dict[str, Any]
+
+NOT_LEARNED = "not learned"
+# What the words mean. Exact match at a length, median over the seeds that learned:
+CARRIES = 0.90
+FALLS_APART = 0.10
+# Perplexity at k times the trained length over perplexity at the trained length, R(k):
+FLAT = 1.05
+EXPLODES = 1.5
+# Times nearer than this are called equal; CPU time of one run varies by about as much.
+SAME_TIME = 1.10
+# Bits per byte nearer than this are called equal.
+SAME_BITS = 0.01
+
+
+def get(record: Any, *path: str) -> Any:
+    """What stands at a path of keys, or None where the record does not have it."""
+    for key in path:
+        record = record.get(key) if isinstance(record, dict) else None
+    return record
+
+
+def number(value: Any) -> float | None:
+    """The value as a float; None for what is not a number, NaN included: a score that failed is no score."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+        return None
+    return float(value)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The middle and the ends of one number over seeds."""
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+    @staticmethod
+    def of(values: Iterable[Any]) -> "Spread | None":
+        """The spread of those values that are numbers, or None if there are none."""
+        known = sorted(x for x in map(number, values) if x is not None)
+        return Spread(statistics.median(known), known[0], known[-1], len(known)) if known else None
+
+
+@dataclass(frozen=True)
+class Result:
+    """One encoding on one task: its runs, one for each seed."""
+
+    label: str
+    task: str
+    runs: list[Record] = field(repr=False)
+
+    @property
+    def learned(self) -> list[Record]:
+        """The runs that passed the gate; only these may speak about lengths and speed."""
+        return [run for run in self.runs if run.get("learned") is True]
+
+    @property
+    def is_text(self) -> bool:
+        return any(is_text(run) for run in self.runs)
+
+    @property
+    def trained_length(self) -> float | None:
+        return next((x for x in map(trained_length, self.runs) if x is not None), None)
+
+    def spread(self, *path: str) -> Spread | None:
+        """Over the runs that learned."""
+        return Spread.of(get(run, *path) for run in self.learned)
+
+    def spread_of_all(self, *path: str) -> Spread | None:
+        return Spread.of(get(run, *path) for run in self.runs)
+
+    def lengths(self) -> list[tuple[float, float | None]]:
+        """Every measured (length, factor of the trained length), shortest first."""
+        found: dict[float, float | None] = {}
+        for run in self.runs:
+            for entry in entries(run):
+                factor, trained = number(get(entry, "factor")), trained_length(run)
+                if factor is None and trained:
+                    factor = entry["length"] / trained
+                found.setdefault(entry["length"], factor)
+        return sorted(found.items())
+
+    def at(self, length: float, measure: str) -> Spread | None:
+        """One measure at one length, over the runs that learned."""
+        return Spread.of(get(entry, measure) for run in self.learned for entry in entries(run) if entry["length"] == length)
+
+    def beyond(self, measure: str) -> list[tuple[float, float, Spread]]:
+        """(length, factor, spread) at every length longer than trained at which the measure is known."""
+        found = [(length, factor, self.at(length, measure)) for length, factor in self.lengths() if factor and factor > 1]
+        return [(length, factor, spread) for length, factor, spread in found if spread is not None]
+
+    def seeds(self) -> str:
+        """How many learned, in words, where that needs saying."""
+        if len(self.learned) == len(self.runs):
+            return ""
+        return f"{len(self.learned)} of {len(self.runs)} learned" if self.learned else NOT_LEARNED
+
+
+def entries(run: Record) -> list[dict[str, Any]]:
+    """The length entries that have a length."""
+    found = get(run, "lengths")
+    return [e for e in found if number(get(e, "length")) is not None] if isinstance(found, list) else []
+
+
+def trained_length(run: Record) -> float | None:
+    given = number(get(run, "experiment", "train_length"))
+    return given if given is not None else next((number(e["length"]) for e in entries(run)), None)
+
+
+def is_text(run: Record) -> bool:
+    """Whether the run is measured in bits per byte, where lower is better, and not in exact match."""
+    if number(get(run, "in_distribution", "exact_match")) is not None:
+        return False
+    return number(get(run, "in_distribution", "bits_per_byte")) is not None or get(run, "text") is not None
+
+
+def trained_lengths(found: Sequence[Result]) -> list[float]:
+    return sorted({x for result in found if (x := result.trained_length) is not None})
+
+
+def trained_words(found: Sequence[Result]) -> str:
+    return listed([count(x) for x in trained_lengths(found)] or ["the trained length"], "or")
+
+
+def spec_of(run: Record) -> str:
+    spec = get(run, "experiment", "spec") or get(run, "encoding") or "unnamed"
+    # Specs that are cycled over the layers.
+    return " / ".join(map(str, spec)) if isinstance(spec, (list, tuple)) else str(spec)
+
+
+def task_of(run: Record) -> str:
+    return str(get(run, "experiment", "task") or "unnamed task")
+
+
+def distinct(records: Sequence[Record]) -> list[Record]:
+    """The records, a later one with the same key taking the place of an earlier one."""
+    kept: dict[Any, Record] = {}
+    for place, record in enumerate(records):
+        kept[get(record, "key") or place] = record
+    return list(kept.values())
+
+
+def labelled(records: Sequence[Record]) -> list[tuple[str, Record]]:
+    """Each record with the name that it goes by: its spec, and the settings in which runs of that spec and task differ."""
+    records = distinct(records)
+
+    def settings(run: Record) -> dict[str, Any]:
+        experiment = get(run, "experiment") or {}
+        return {k: v for k, v in experiment.items() if k not in ("spec", "task", "seed")}
+
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for run in records:
+        groups.setdefault((spec_of(run), task_of(run)), []).append(run)
+    differ: dict[str, list[str]] = {}
+    for (spec, _), runs in groups.items():
+        for name in dict.fromkeys(name for run in runs for name in settings(run)):
+            if len({json.dumps(settings(run).get(name), default=str) for run in runs}) > 1:
+                names = differ.setdefault(spec, [])
+                names.extend([name] if name not in names else [])
+    out = []
+    for run in records:
+        spec = spec_of(run)
+        extra = ", ".join(f"{name}={settings(run).get(name)}" for name in differ.get(spec, []))
+        out.append((f"{spec} [{extra}]" if extra else spec, run))
+    return out
+
+
+def labels(records: Sequence[Record]) -> list[str]:
+    """The names of all encodings, in order of appearance."""
+    return list(dict.fromkeys(label for label, _ in labelled(records)))
+
+
+def tasks(records: Sequence[Record]) -> list[str]:
+    """The tasks, in order of appearance."""
+    return list(dict.fromkeys(task_of(run) for run in records))
+
+
+def results(records: Sequence[Record], task: str | None = None) -> list[Result]:
+    """One result for each encoding and task, in order of appearance."""
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for label, run in labelled(records):
+        if task is None or task_of(run) == task:
+            groups.setdefault((task_of(run), label), []).append(run)
+    order = tasks(records)
+    return [Result(label, name, runs) for (name, label), runs in sorted(groups.items(), key=lambda x: order.index(x[0][0]))]
+
+
+# How numbers are printed. Each keeps the digits that a reader can use, and never rounds a miss up to a hit.
+
+
+def plain(value: float, digits: int) -> str:
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    return f"{value:,.{digits}f}"
+
+
+def percent(value: float) -> str:
+    """In percent, without the sign; 100 and 0 only where it is really so.
+
+    >>> [percent(x) for x in (1.0, 0.996, 0.83, 0.004, 0.0)]
+    ['100', '99.6', '83', '0.4', '0']
+    """
+    exact = value * 100
+    if math.isinf(value):
+        return plain(value, 0)
+    rounded = f"{exact:.0f}"
+    if (rounded == "100" and exact != 100) or (rounded == "0" and exact != 0):
+        near = f"{exact:.1f}"
+        return {"100.0": "99.9", "0.0": "0.1"}.get(near, near)
+    return rounded
+
+
+def bits(value: float) -> str:
+    return plain(value, 2)
+
+
+def ratio(value: float) -> str:
+    return plain(value, 2 if abs(value) < 10 else 0)
+
+
+def seconds(value: float) -> str:
+    return plain(value, 1 if abs(value) < 100 else 0)
+
+
+def count(value: float) -> str:
+    return plain(value, 0 if float(value).is_integer() or math.isinf(value) else 1)
+
+
+def times(factor: float) -> str:
+    return f"{factor:.2f}".rstrip("0").rstrip(".") + "x"
+
+
+def with_range(spread: Spread, form: Callable[[float], str], unit: str = "") -> str:
+    """The median, and the range where there is one to speak of."""
+    low, high = form(spread.low), form(spread.high)
+    middle = f"{form(spread.median)}{unit}"
+    return middle if low == high else f"{middle} ({low} to {high}{unit} over {spread.count} seeds)"
+
+
+def name(label: str) -> str:
+    return f"`{label}`"
+
+
+def listed(words: Sequence[str], last: str = "and") -> str:
+    """'a, b and c'."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"
+
+
+def names_of(found: Sequence[Result]) -> str:
+    return listed([name(result.label) for result in found])
+
+
+def ask(verb: str, found: Sequence[Any]) -> str:
+    """The verb in the third person: 'carries' for one subject, 'carry' for several."""
+    one = {"carry": "carries", "do": "does", "are": "is", "have": "has", "stay": "stays", "explode": "explodes"}
+    return one.get(verb, verb + "s") if len(found) == 1 else verb
+
+
+# Who leads. Every claim in words goes through these, and each looks only at runs that learned.
+
+
+def reach(result: Result) -> tuple[float, float, Spread] | None:
+    """The longest (length, factor, exact match) up to which the encoding carries, if it carries past the trained length."""
+    furthest = None
+    for length, factor, spread in result.beyond("exact_match"):
+        if spread.median < CARRIES:
+            break
+        furthest = (length, factor, spread)
+    return furthest
+
+
+def falls_apart(result: Result) -> tuple[float, float, Spread] | None:
+    """The first (length, factor, exact match) past the trained length at which next to nothing is right."""
+    return next((x for x in result.beyond("exact_match") if x[2].median < FALLS_APART), None)
+
+
+def explodes(result: Result) -> tuple[float, float, Spread] | None:
+    """The first (length, factor, R) at which perplexity has risen by half."""
+    return next((x for x in result.beyond("perplexity_ratio") if x[2].median >= EXPLODES), None)
+
+
+def stays_flat(result: Result) -> bool:
+    ratios = result.beyond("perplexity_ratio")
+    return bool(ratios) and all(spread.median <= FLAT for _, _, spread in ratios)
+
+
+def furthest(found: Sequence[Result]) -> list[Result]:
+    """Those that carry to the greatest length; none if nobody carries past the trained length."""
+    reached = [(got[1], result) for result in found if (got := reach(result)) is not None]
+    most = max((factor for factor, _ in reached), default=None)
+    return [result for factor, result in reached if factor == most]
+
+
+def fastest(found: Sequence[Result]) -> list[Result]:
+    """Those that learned in the least CPU time, near ties included."""
+    timed = [(spread.median, result) for result in found if (spread := result.spread("cpu_s_to_learned")) is not None]
+    least = min((time for time, _ in timed), default=None)
+    return [] if least is None else [r for time, r in sorted(timed, key=lambda x: x[0]) if time <= least * SAME_TIME]
+
+
+def best_in_range(found: Sequence[Result]) -> list[Result]:
+    """Those with the fewest bits per byte at the trained length, near ties included."""
+    known = [(spread.median, r) for r in found if (spread := r.spread("in_distribution", "bits_per_byte")) is not None]
+    least = min((value for value, _ in known), default=None)
+    return [] if least is None else [r for value, r in sorted(known, key=lambda x: x[0]) if value <= least + SAME_BITS]
+
+
+def who_learned(found: Sequence[Result], what: str) -> list[str]:
+    learned = [result for result in found if result.learned]
+    missed = [result for result in found if not result.learned]
+    said = []
+    if not missed:
+        said.append(f"{f'All {len(found)} encodings' if len(found) > 1 else names_of(found)} learned it ({what}).")
+    elif learned:
+        said.append(f"{len(learned)} of {len(found)} encodings learned it ({what}): {names_of(learned)}.")
+    else:
+        said.append(f"Nobody learned it ({what}) in the steps given, so nothing can be said about lengths; train longer.")
+    if missed and learned:
+        scores = [in_range_of_all(result) for result in missed]
+        each = listed([f"{name(r.label)}{f' ({score} in range)' if score else ''}" for r, score in zip(missed, scores, strict=True)])
+        said.append(f"{each} did not, and {'is' if len(missed) == 1 else 'are'} not ranked.")
+    partly = [r for r in learned if len(r.learned) < len(r.runs)]
+    if partly:
+        each = listed([f"{name(r.label)} in {len(r.learned)} of {len(r.runs)} seeds" for r in partly])
+        said.append(f"{each} only; the seeds that did not learn are left out.")
+    return said
+
+
+def in_range_of_all(result: Result) -> str:
+    if (spread := result.spread_of_all("in_distribution", "exact_match")) is not None:
+        return f"{percent(spread.median)} % exact match"
+    if (spread := result.spread_of_all("in_distribution", "bits_per_byte")) is not None:
+        return f"{bits(spread.median)} bits per byte"
+    return ""
+
+
+def about_seeds(found: Sequence[Result]) -> str:
+    seeds = sorted({len(result.runs) for result in found})
+    if seeds == [1]:
+        return "One seed each: scores beyond the trained length move by 10 to 20 points between seeds, so read near ties as ties."
+    how_many = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    few = " Fewer than three seeds is thin evidence." if seeds[0] < 3 else ""
+    return f"Medians over {how_many} seeds.{few}"
+
+
+def exact_paragraph(found: Sequence[Result]) -> str:
+    length = f", {trained_words(found)}" if trained_lengths(found) else ""
+    said = who_learned(found, f"99 % exact match at the trained length{length}")
+    learned = [result for result in found if result.learned]
+    tested = sorted({(length, factor) for r in learned for length, factor, _ in r.beyond("exact_match")})
+    if tested:
+        said.extend(how_far(learned, tested))
+    quick = fastest(learned)
+    if quick:
+        times_taken = [with_range(s, seconds) for r in quick if (s := r.spread("cpu_s_to_learned")) is not None]
+        each = listed([f"{name(r.label)}, {time}" for r, time in zip(quick, times_taken, strict=True)])
+        said.append(f"Fastest to 99 %, in CPU seconds: {each}.")
+        timed = [(s.median, r) for r in learned if (s := r.spread("cpu_s_to_learned")) is not None]
+        slow, slowest = max(timed, key=lambda x: x[0])
+        if slowest not in quick:
+            said.append(f"Slowest: {name(slowest.label)}, {seconds(slow)}.")
+    return " ".join([*said, about_seeds(found)])
+
+
+def how_far(learned: Sequence[Result], tested: list[tuple[float, float]]) -> list[str]:
+    said = []
+    last, last_factor = tested[-1]
+    leaders = furthest(learned)
+    if leaders:
+        scores = [(r, got) for r in leaders if (got := reach(r)) is not None]
+        length, factor, _ = scores[0][1]
+        each = listed([f"{name(r.label)} with {with_range(got[2], percent, ' %')}" for r, got in scores])
+        limit = ", the longest tested" if length == last else ""
+        said.append(f"Furthest {ask('carry', leaders)} {each} exact match at length {count(length)} ({times(factor)} the trained{limit}).")
+        nearer: dict[float, list[Result]] = {}
+        for result in learned:
+            if result not in leaders and (got := reach(result)) is not None:
+                nearer.setdefault(got[0], []).append(result)
+        for length, group in sorted(nearer.items(), reverse=True):
+            said.append(f"{names_of(group)} {ask('carry', group)} to {count(length)}.")
+    else:
+        said.append(f"Nobody keeps {percent(CARRIES)} % exact match past the trained length.")
+    if not leaders or (got := reach(leaders[0])) is None or got[0] != last:
+        ranked = [(s.median, r, s) for r in learned if (s := r.at(last, "exact_match")) is not None]
+        if ranked:
+            middle, best, spread = max(ranked, key=lambda x: x[0])
+            where = f"At length {count(last)} ({times(last_factor)}), the longest tested,"
+            if middle < FALLS_APART:
+                said.append(f"{where} nobody gets {percent(FALLS_APART)} %.")
+            else:
+                said.append(f"{where} the best is {name(best.label)} with {with_range(spread, percent, ' %')}.")
+    broken: dict[float, list[Result]] = {}
+    for result in learned:
+        if (at := falls_apart(result)) is not None:
+            broken.setdefault(at[0], []).append(result)
+    if broken:
+        each = [f"{names_of(group)} at {count(length)}" for length, group in sorted(broken.items())]
+        said.append(f"Falling apart (under {percent(FALLS_APART)} %): {'; '.join(each)}.")
+    return said
+
+
+def text_paragraph(found: Sequence[Result]) -> str:
+    said = who_learned(found, "the loss converged")
+    learned = [result for result in found if result.learned]
+    best = best_in_range(learned)
+    if best:
+        values = [with_range(s, bits) for r in best if (s := r.spread("in_distribution", "bits_per_byte")) is not None]
+        each = listed([f"{name(r.label)} with {value}" for r, value in zip(best, values, strict=True)])
+        said.append(f"Best at the trained length: {each} bits per byte.")
+    measured = [r for r in learned if r.beyond("perplexity_ratio")]
+    if measured:
+        said.append("R(k) is the perplexity at k times the trained length over that at the trained length.")
+    flat = [r for r in measured if stays_flat(r)]
+    burst = [r for r in measured if explodes(r) is not None]
+    rise = [r for r in measured if r not in flat and r not in burst]
+
+    def last(r: Result) -> str:
+        _, factor, spread = r.beyond("perplexity_ratio")[-1]
+        return f"R({times(factor)[:-1]}) = {with_range(spread, ratio)}"
+
+    if flat:
+        said.append(f"{listed([f'{name(r.label)} ({last(r)})' for r in flat])} {ask('stay', flat)} flat beyond it.")
+    elif measured:
+        said.append("Nobody stays flat beyond it.")
+    if rise:
+        said.append(f"{listed([f'{name(r.label)} ({last(r)})' for r in rise])} {ask('get', rise)} worse slowly.")
+    if burst:
+        each = []
+        for r in burst:
+            at = explodes(r)
+            assert at is not None
+            first = f"R({times(at[1])[:-1]}) = {ratio(at[2].median)}"
+            each.append(f"{name(r.label)} (from {times(at[1])}: {first}" + (f", {last(r)})" if at != r.beyond("perplexity_ratio")[-1] else ")"))
+        said.append(f"{listed(each)} {ask('explode', burst)}.")
+    return " ".join([*said, about_seeds(found)])
+
+
+def by_winner(won: list[tuple[str, list[Result]]]) -> str:
+    """'`a` on copy and reverse, `b` or `c` on repeat'."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for task, leaders in won:
+        groups.setdefault(tuple(leader.label for leader in leaders), []).append(task)
+    return ", ".join(f"{listed([name(x) for x in who], 'or')} on {listed(where)}" for who, where in groups.items())
+
+
+def overall(records: Sequence[Record]) -> str:
+    """Which one do I need: only what the records support, and how much that is."""
+    by_task = {task: [r for r in results(records, task) if r.learned] for task in tasks(records)}
+    exact = {task: found for task, found in by_task.items() if found and not found[0].is_text}
+    text = {task: found for task, found in by_task.items() if found and found[0].is_text}
+    if not exact and not text:
+        return "Nothing was learned, so these records support no choice. Train for more steps, or on an easier task."
+    quick = [(task, leaders) for task, found in exact.items() if (leaders := fastest(found))]
+    far = [(task, leaders) for task, found in exact.items() if (leaders := furthest(found))]
+    precise = [(task, leaders) for task, found in text.items() if (leaders := best_in_range(found))]
+    flat = [(task, leaders) for task, found in text.items() if (leaders := [r for r in found if stays_flat(r)])]
+    said = []
+    if quick or precise:
+        parts = [f"the fastest to learn {'were' if len(quick) > 1 else 'was'} {by_winner(quick)}"] if quick else []
+        parts += [f"the best prediction came from {by_winner(precise)}"] if precise else []
+        said.append(f"If your inputs never outgrow the trained length: {'; '.join(parts)}.")
+    if far or flat:
+        parts = [f"{by_winner(far)} carried furthest"] if far else []
+        parts += [f"{by_winner(flat)} stayed flat"] if flat else []
+        said.append(f"If they do: {'; '.join(parts)}.")
+    stuck = [task for task in exact if task not in dict(far)]
+    if stuck:
+        said.append(f"On {listed(stuck)} nobody carried past the trained length, so there the records name no choice for longer inputs.")
+    near, longer = ([{r.label for r in leaders} for _, leaders in won] for won in (quick + precise, far + flat))
+    questions = len(near) + len(longer)
+    if questions > 1 and near and longer and not stuck:
+        everywhere = [label for label in labels(records) if all(label in who for who in near + longer)]
+        far_everywhere = [label for label in labels(records) if all(label in who for who in longer)]
+        if everywhere:
+            said.append(f"So {listed([name(x) for x in everywhere])} led everywhere: the one to try first.")
+        elif far_everywhere and len(longer) > 1:
+            said.append(f"{listed([name(x) for x in far_everywhere])} did so on every task; being quick and carrying far are different things here.")
+        elif not set.union(*near) & set.union(*longer):
+            said.append("Being quick or precise and carrying far are different things here: no encoding does both.")
+        else:
+            said.append("No encoding led everywhere: choose by the task that is nearest to yours.")
+    fragile = []
+    for label in labels(records):
+        own = [r for found in by_task.values() for r in found if r.label == label and (r.beyond("exact_match") or r.beyond("perplexity_ratio"))]
+        if own and all(explodes(r) if r.is_text else falls_apart(r) for r in own):
+            fragile.append(label)
+    if fragile:
+        whole = "every task that they learned" if len(fragile) > 1 else "every task that it learned"
+        said.append(f"{listed([name(x) for x in fragile])} broke beyond the trained length on {whole if len(by_task) > 1 else 'this task'}.")
+    return " ".join([*said, scope(records)])
+
+
+def scope(records: Sequence[Record]) -> str:
+    """How small the evidence is."""
+    sizes = Spread.of(get(run, "parameters", "model") for run in records)
+    steps = Spread.of(get(run, "steps") for run in records)
+    parts = []
+    if sizes:
+        about = count(sizes.low) if sizes.low == sizes.high else f"{count(sizes.low)} to {count(sizes.high)}"
+        parts.append(f"models of {about} parameters")
+    if steps:
+        parts.append(f"{'at most ' if steps.low != steps.high else ''}{count(steps.high)} steps")
+    found = tasks(records)
+    parts.append("one task" if len(found) == 1 else f"{len(found)} tasks")
+    seeds = max(len(result.runs) for result in results(records))
+    parts.append("one seed" if seeds == 1 else f"up to {seeds} seeds")
+    return f"This rests on {listed(parts)}; larger models and other data may answer differently."
+
+
+def paragraphs(records: Sequence[Record]) -> list[tuple[str, str]]:
+    """(heading, sentences): the overall answer, then one paragraph for each task."""
+    need_records(records)
+    out = [("Which one do I need?", overall(records))]
+    for task in tasks(records):
+        found = results(records, task)
+        out.append((task, text_paragraph(found) if any(r.is_text for r in found) else exact_paragraph(found)))
+    return out
+
+
+def answer(records: Sequence[Record]) -> str:
+    """The answer in words, as plain text."""
+    return "\n\n".join(f"{heading}\n{text}" for heading, text in paragraphs(records))
+
+
+def need_records(records: Sequence[Record]) -> None:
+    if not records:
+        raise ValueError("there are no records to report on: the list is empty; run a comparison first")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its heading, the heading above it that it shares with its neighbours, and what it means."""
+
+    heading: str
+    group: str = ""
+    meaning: str = ""
+
+    @property
+    def title(self) -> str:
+        return f"{self.group} {self.heading}".strip()
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a cell says, the range behind it, and where it lies between bad (0) and good (1), if that has a sense."""
+
+    text: str
+    detail: str = ""
+    goodness: float | None = None
+    missing: bool = False
+
+    @property
+    def plain(self) -> str:
+        return f"{self.text} ({self.detail})" if self.detail else self.text
+
+
+def cell(spread: Spread | None, form: Callable[[float], str], goodness: Callable[[float], float] | None = None) -> Cell:
+    if spread is None:
+        return Cell("–", missing=True)
+    low, high = form(spread.low), form(spread.high)
+    good = None if goodness is None else min(1.0, max(0.0, goodness(spread.median)))
+    return Cell(form(spread.median), "" if low == high else f"{low}..{high}", good)
+
+
+def how_flat(value: float) -> float:
+    """R(k) on the way from exploding to flat."""
+    return (EXPLODES - value) / (EXPLODES - FLAT)
+
+
+def task_table(records: Sequence[Record], task: str) -> tuple[list[Column], list[tuple[Result, list[Cell]]]]:
+    """A row for each encoding on one task. Whatever rests on having learned says so where it did not."""
+    found = results(records, task)
+    text = any(result.is_text for result in found)
+    lengths = sorted({(length, factor) for r in found for length, factor in r.lengths() if not factor or factor > 1}, key=lambda x: x[0])
+    columns = [Column("encoding"), Column("parameters", meaning="of the whole model, and of the encoding alone"), Column("seeds")]
+    measures: list[tuple[float, str, Callable[[float], str], Callable[[float], float] | None]] = []
+    trained = trained_words(found)
+    if text:
+        columns.append(Column("bits per byte", f"{trained} (trained)", "held-out text, windows of the trained length; lower is better"))
+        for length, factor in lengths:
+            group = f"{count(length)} ({times(factor)})" if factor else count(length)
+            columns.append(Column("windows", group, "bits per byte, windows side by side"))
+            columns.append(Column("sliding", group, "bits per byte, sliding windows: every byte has a full context"))
+            columns.append(Column("R", group, "perplexity over that at the trained length; 1 is flat"))
+            measures += [(length, "bits_per_byte", bits, None), (length, "sliding_bits_per_byte", bits, None)]
+            measures.append((length, "perplexity_ratio", ratio, how_flat))
+        columns.append(Column("CPU s", meaning="of training, all steps"))
+    else:
+        columns.append(Column(trained, "exact match, %", "the trained length"))
+        for length, factor in lengths:
+            columns.append(Column(f"{count(length)} ({times(factor)})" if factor else count(length), "exact match, %"))
+            measures.append((length, "exact_match", percent, lambda x: x))
+        columns += [Column("steps", "to 99 %"), Column("CPU s", "to 99 %")]
+    rows = []
+    for r in found:
+        closed = Cell(NOT_LEARNED, missing=True)
+        model, own = r.spread_of_all("parameters", "model"), r.spread_of_all("parameters", "encoding")
+        size = cell(model, count)
+        if own:
+            size = Cell(size.text, f"{count(own.median)} its own")
+        row = [Cell(r.label), size, Cell(str(len(r.runs)), r.seeds())]
+        # The score at the trained length is what the gate looks at, so it is shown for every run.
+        if text:
+            row.append(cell(r.spread_of_all("in_distribution", "bits_per_byte"), bits))
+        else:
+            row.append(cell(r.spread_of_all("in_distribution", "exact_match"), percent, lambda x: x))
+        for length, measure, form, goodness in measures:
+            row.append(cell(r.at(length, measure), form, goodness) if r.learned else closed)
+        if text:
+            row.append(cell(r.spread_of_all("train_cpu_s"), seconds))
+        else:
+            row.append(cell(r.spread("steps_to_learned"), count) if r.learned else closed)
+            row.append(cell(r.spread("cpu_s_to_learned"), seconds) if r.learned else closed)
+        rows.append((r, row))
+    return columns, rows
+
+
+def table(records: Sequence[Record], task: str | None = None) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows as plain words: of one task with all its lengths, or of all tasks side by side.
+
+    Side by side, a column stands for a multiple of the trained length, and a cell says what it is: '97 %' is exact
+    match, 'R 1.02' a ratio of perplexities.
+    """
+    need_records(records)
+    if task is None and len(tasks(records)) == 1:
+        task = tasks(records)[0]
+    if task is not None:
+        columns, rows = task_table(records, task)
+        return [column.title for column in columns], [[cell.plain for cell in row] for _, row in rows]
+    found = results(records)
+    factors = sorted({factor for r in found for _, factor in r.lengths() if factor and factor > 1})
+    headings = ["task", "encoding", "parameters", "seeds", "trained length", *map(times, factors), "CPU s to 99 %"]
+    out = []
+    for r in found:
+        size = cell(r.spread_of_all("parameters", "model"), count).text
+        seeds = f"{len(r.learned)} of {len(r.runs)} learned" if r.seeds() else str(len(r.runs))
+        line = [r.task, r.label, size, seeds, in_range_of_all(r).replace(" exact match", "") or "–"]
+        measure, form = ("perplexity_ratio", lambda x: f"R {ratio(x)}") if r.is_text else ("exact_match", lambda x: f"{percent(x)} %")
+        at = {factor: length for length, factor in r.lengths()}
+        for factor in factors:
+            if factor not in at:
+                line.append("")
+            else:
+                line.append(cell(r.at(at[factor], measure), form).plain if r.learned else NOT_LEARNED)
+        if r.is_text:
+            line.append("")
+        else:
+            line.append(cell(r.spread("cpu_s_to_learned"), seconds).plain if r.learned else NOT_LEARNED)
+        out.append(line)
+    return headings, out

@@ -1,0 +1,40 @@
+"""A byte-level language model on real text."""
+
+import torch
+from torch import Generator
+
+from posenc.lab.data import Text
+from posenc.lab.tasks import Batch
+
+
+class ByteText:
+    """A byte-level language model on real text: predict every byte from those before it.
+
+    The length is the number of tokens in a window: BOS and the bytes behind it. Ids are the bytes, and 256 for BOS.
+    """
+
+    name = "text"
+    vocab = 257
+    bos = 256
+
+    def __init__(self, text: Text) -> None:
+        self.text = text
+
+    def tokens(self, length: int) -> int:
+        return length
+
+    def batch(self, length: int, rows: int, generator: Generator) -> Batch:
+        start = torch.randint(0, self.text.train.numel() - length, (rows,), generator=generator)
+        return self.windows(self.text.train, start, length)
+
+    def windows(self, source: torch.Tensor, start: torch.Tensor, length: int) -> Batch:
+        """Windows of BOS and `length` bytes from the given starts; all predictions count."""
+        ids = source[start[:, None] + torch.arange(length)].long()
+        bos = torch.full((len(start), 1), self.bos)
+        return Batch(torch.cat((bos, ids), 1), torch.ones(length, dtype=torch.bool))
+
+    def encode(self, text: str) -> list[int]:
+        return [self.bos, *text.encode()]
+
+    def decode(self, ids: list[int]) -> str:
+        return bytes(i for i in ids if i < 256).decode(errors="replace")

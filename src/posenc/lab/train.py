@@ -1,0 +1,235 @@
+"""Training: one loop, in plain PyTorch, for every task and encoding."""
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+from posenc.lab import data, tasks
+from posenc.lab.evaluate import exact_match, held_out_bits
+from posenc.lab.recipes import Experiment, hints
+from posenc.model import Decoder
+
+LEARNED = 0.99
+"""The gate: a length beyond the trained one is spoken of only when the trained one is answered this well."""
+
+
+@dataclass
+class Run:
+    """A model in training: everything that a checkpoint keeps, and what has been seen so far."""
+
+    experiment: Experiment
+    task: Any
+    model: Decoder
+    optimizer: torch.optim.Optimizer
+    generator: Generator
+    step: int = 0
+    cpu_s: float = 0.0
+    curve: list[dict[str, float]] = field(default_factory=list)
+
+    @property
+    def cooling_from(self) -> int | None:
+        """The step at which two points in a row were learned, where the recipe then cools down."""
+        if not self.experiment.cool_down:
+            return None
+        pairs = zip(self.curve, self.curve[1:], strict=False)
+        return next((int(b["step"]) for a, b in pairs if min(a["score"], b["score"]) >= LEARNED), None)
+
+    @property
+    def last(self) -> int:
+        """The step at which the run ends, as far as can be told now."""
+        steps, cooling = self.experiment.steps, self.cooling_from
+        return steps if cooling is None else min(steps, cooling + self.experiment.cool_down)
+
+
+def task_of(experiment: Experiment) -> Any:
+    """The task of an experiment, with its text if it has one."""
+    cls = tasks.find(experiment.task)
+    return cls(data.load(experiment.text)) if experiment.task == "text" else cls()
+
+
+def start(experiment: Experiment) -> Run:
+    """A fresh run: the same seed gives every encoding the same data and the same weights outside the encoding."""
+    task = task_of(experiment)
+    torch.manual_seed(experiment.seed)
+    trained = task.tokens(experiment.train_length)
+    longest = max((task.tokens(n) for n in experiment.test_lengths), default=trained)
+    spec = experiment.spec if isinstance(experiment.spec, str) else tuple(experiment.spec)
+    model = Decoder(
+        task.vocab, experiment.dim, experiment.heads, experiment.layers, spec,
+        max_len=trained, hints=hints(trained, max(longest, trained)),
+    )
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=experiment.rate, betas=(0.9, 0.98), weight_decay=experiment.weight_decay, fused=True
+    )
+    return Run(experiment, task, model, optimizer, Generator().manual_seed(experiment.seed + 1))
+
+
+def train(run: Run, progress: Callable[[Run], None] | None = None, until: int | None = None) -> Run:
+    """Train to the end of the recipe, or to the step `until`; `progress` is called at every point of the curve.
+
+    CPU seconds count the training steps only, not the evaluations.
+    """
+    experiment = run.experiment
+    losses: list[Tensor] = []
+    began = time.process_time()
+    while run.step < (last := min(run.last, until or run.last)):
+        losses.append(one_step(run))
+        run.step += 1
+        if run.step % experiment.evaluate_every and run.step != last:
+            continue
+        run.cpu_s += time.process_time() - began
+        loss = float(torch.stack(losses).mean())
+        if not math.isfinite(loss):
+            raise RuntimeError(f"the loss of {experiment.spec} on {experiment.task} is {loss} at step {run.step}; lower the rate")
+        run.curve.append({"step": run.step, "loss": loss, "score": score(run), "cpu_s": run.cpu_s})
+        losses.clear()
+        if progress is not None:
+            progress(run)
+        began = time.process_time()
+    return run
+
+
+def one_step(run: Run) -> Tensor:
+    """One batch of one length, one step of the optimiser; the loss (nats per answer token)."""
+    experiment, model = run.experiment, run.model
+    for group in run.optimizer.param_groups:
+        group["lr"] = experiment.rate * rate_at(run)
+    length = draw_length(run)
+    batch = run.task.batch(length, experiment.batch, run.generator)
+    model.train()
+    run.optimizer.zero_grad(set_to_none=True)
+    loss = answer_loss(model, batch)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    run.optimizer.step()
+    return loss.detach()
+
+
+def answer_loss(model: Decoder, batch: tasks.Batch) -> Tensor:
+    """Mean cross-entropy (nats) of the predictions that count."""
+    first = int(batch.answer.int().argmax())
+    logits = model(batch.ids[:, :-1], only=slice(first, None))
+    counted = batch.answer[first:]
+    targets = batch.ids[:, 1 + first :]
+    if not bool(counted.all()):
+        logits, targets = logits[:, counted], targets[:, counted]
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def draw_length(run: Run) -> int:
+    """The length of this step's sequences: in shuffled rounds each up to the trained one, or up to less while lengths grow.
+
+    A function of the seed and the step alone, so that a resumed run goes on as if nothing had happened.
+    """
+    experiment = run.experiment
+    if experiment.task == "text":
+        return experiment.train_length
+    longest = experiment.train_length
+    grown = run.step / (experiment.curriculum * experiment.steps) if experiment.curriculum else 1.0
+    if grown < 1:
+        longest = min(longest, max(2, math.ceil(longest * grown)))
+    turn, place = divmod(run.step, longest)
+    order = torch.randperm(longest, generator=Generator().manual_seed(experiment.seed * 1_000_000 + turn))
+    return 1 + int(order[place])
+
+
+def rate_at(run: Run) -> float:
+    """The learning rate of the next step as a share of the highest: a linear warm-up, a cosine, and a cool-down."""
+    experiment, step = run.experiment, run.step
+    if step < experiment.warmup:
+        share = (step + 1) / experiment.warmup
+    else:
+        done = (step - experiment.warmup) / max(experiment.steps - experiment.warmup, 1)
+        share = experiment.final_rate + (1 - experiment.final_rate) * 0.5 * (1 + math.cos(math.pi * done))
+    if run.cooling_from is not None:
+        share *= max(experiment.final_rate, 1 - (step - run.cooling_from) / experiment.cool_down)
+    return share
+
+
+def score(run: Run) -> float:
+    """How well the run does now: held-out exact match at the trained length; for text bits per byte."""
+    length = run.experiment.train_length
+    if run.experiment.task == "text":
+        return held_out_bits(run.model, run.task, length, windows=64)
+    return exact_match(run.model, run.task, length, rows=256, shortest=length).exact_match
+
+
+def learned_at(run: Run) -> dict[str, float] | None:
+    """The first point of the curve from which 99 % exact match held to the end; None if it never did."""
+    if run.experiment.task == "text" or not run.curve:
+        return None
+    reached = None
+    for point in run.curve:
+        reached = (reached or point) if point["score"] >= LEARNED else None
+    return reached
+
+
+def save(run: Run, folder: Path) -> None:
+    """Write a checkpoint, safetensors and JSON only: model.safetensors, optimizer.safetensors, run.json.
+
+    The files are written under other names and then moved, run.json last: what is there is whole.
+    """
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {f"{i}.{name}": t for i, s in run.optimizer.state_dict()["state"].items() for name, t in s.items()}
+    state["generator"] = run.generator.get_state()
+    # One name for each tensor of this step, so that a kill between two files is noticed.
+    facts = {"schema": 1, "experiment": run.experiment.to_dict(), "step": run.step, "cpu_s": run.cpu_s, "curve": run.curve}
+    stamp = {"step": str(run.step)}
+    for name, tensors in (("model", run.model.state_dict()), ("optimizer", state)):
+        save_file(tensors, folder / f"{name}.tmp", stamp)
+        os.replace(folder / f"{name}.tmp", folder / f"{name}.safetensors")
+    (folder / "run.tmp").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    os.replace(folder / "run.tmp", folder / "run.json")
+
+
+def load(folder: Path) -> Run:
+    """The run of a checkpoint, as it was.
+
+    Raises ValueError, naming the file, when one is missing, damaged, or belongs to another step.
+    """
+    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import load_file
+
+    if not (folder / "run.json").is_file():
+        raise ValueError(f"no checkpoint in '{folder}': run.json is missing; train one with posenc train --out {folder}")
+    try:
+        facts = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        experiment = Experiment.from_dict(facts["experiment"])
+        step, cpu_s, curve = int(facts["step"]), float(facts["cpu_s"]), list(facts["curve"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder / 'run.json'} is damaged: {type(error).__name__}: {error}; train again into another folder") from None
+    tensors = {}
+    for name in ("model", "optimizer"):
+        file = folder / f"{name}.safetensors"
+        try:
+            with safe_open(file, "pt") as opened:
+                saved_at = (opened.metadata() or {}).get("step")
+            tensors[name] = load_file(file)
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{file} is missing or damaged: {error}; train again into another folder") from None
+        if saved_at != str(step):
+            raise ValueError(f"{file} is of step {saved_at}, run.json of step {step}: the last save was cut off; train again")
+    run = start(experiment)
+    try:
+        run.model.load_state_dict(tensors["model"])
+    except RuntimeError as error:
+        raise ValueError(f"{folder / 'model.safetensors'} does not fit its run.json: {error}") from None
+    run.generator.set_state(tensors["optimizer"].pop("generator"))
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in tensors["optimizer"].items():
+        index, _, name = key.partition(".")
+        state.setdefault(int(index), {})[name] = tensor
+    run.optimizer.load_state_dict({"state": state, "param_groups": run.optimizer.state_dict()["param_groups"]})
+    run.step, run.cpu_s, run.curve = step, cpu_s, curve
+    return run

@@ -1,0 +1,279 @@
+"""Rotary encoding, against mpmath far out, and in every way of giving positions."""
+
+import math
+
+import mpmath
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from posenc import Positions
+from posenc.encodings.rotary import Rotary
+from posenc.schedules import Linear, YaRN
+
+LAYOUTS = ["half", "interleaved"]
+
+
+def pairs_of(width: int, layout: str) -> list[tuple[int, int]]:
+    return [(k, k + width // 2) if layout == "half" else (2 * k, 2 * k + 1) for k in range(width // 2)]
+
+
+def turned(x: Tensor, places: list[float], *, width: int | None = None, base: float = 10_000.0, layout: str = "half") -> Tensor:
+    """x [B, H, T, D] turned pair by pair with angles of 40 digits, in float64."""
+    width = x.shape[-1] if width is None else width
+    out = x.double().clone()
+    with mpmath.workdps(40):
+        for k, (first, second) in enumerate(pairs_of(width, layout)):
+            frequency = mpmath.mpf(base) ** (-mpmath.mpf(2 * k) / width)
+            cos = torch.tensor([float(mpmath.cos(p * frequency)) for p in places], dtype=torch.float64)
+            sin = torch.tensor([float(mpmath.sin(p * frequency)) for p in places], dtype=torch.float64)
+            a, b = x[..., first].double(), x[..., second].double()
+            out[..., first], out[..., second] = a * cos - b * sin, b * cos + a * sin
+    return out
+
+
+PLACES = [0.0, 1.0, 2.5, -7.0, 4095.0, 131_071.0]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("head_dim", "partial"), [(2, 1.0), (6, 1.0), (16, 1.0), (10, 0.6), (7, 4 / 7), (16, 0.25)])
+def test_queries_and_keys_are_turned_as_published(layout: str, head_dim: int, partial: float) -> None:
+    encoding = Rotary(head_dim, layout=layout, partial=partial)
+    width = round(head_dim * partial)
+    q, k = torch.randn(2, 3, 6, head_dim, dtype=torch.float64), torch.randn(2, 1, 6, head_dim, dtype=torch.float64)
+    got_q, got_k = encoding(q, k, positions=torch.tensor(PLACES, dtype=torch.float64))
+    torch.testing.assert_close(got_q, turned(q, PLACES, width=width, layout=layout), rtol=0, atol=1e-10)
+    torch.testing.assert_close(got_k, turned(k, PLACES, width=width, layout=layout), rtol=0, atol=1e-10)
+    assert torch.equal(got_q[..., width:], q[..., width:])
+
+
+@given(
+    pairs=st.integers(1, 9), passed=st.integers(0, 5), base=st.floats(1.01, 1e8), layout=st.sampled_from(LAYOUTS),
+    p=st.floats(-1e6, 1e6),
+)
+def test_any_base_width_and_position_follow_the_formula(pairs: int, passed: int, base: float, layout: str, p: float) -> None:
+    width, head_dim = 2 * pairs, 2 * pairs + passed
+    encoding = Rotary(head_dim, base, layout, width / head_dim)
+    assert encoding.width == width
+    q = torch.randn(1, 1, 1, head_dim, dtype=torch.float64)
+    got, _ = encoding(q, q, positions=torch.tensor([p], dtype=torch.float64))
+    torch.testing.assert_close(got, turned(q, [p], width=width, base=base, layout=layout), rtol=0, atol=1e-8)
+
+
+def test_every_share_that_makes_whole_pairs_is_taken_as_meant() -> None:
+    # 44 * (30/44) is 29.999999999999996 in floating point.
+    assert all(Rotary(dim, partial=width / dim).width == width for dim in range(2, 97) for width in range(2, dim + 1, 2))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_position_of_a_million_is_right_to_a_millionth(layout: str) -> None:
+    places = [999_999.0, 1_000_000.0, 1_000_001.0]
+    q = torch.randn(2, 2, 3, 64)
+    got, _ = Rotary(64, layout=layout)(q, q, positions=torch.tensor([int(p) for p in places]))
+    assert got.dtype == torch.float32
+    assert float((got.double() - turned(q, places, layout=layout)).abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_the_exact_result_rounded_once(dtype: torch.dtype) -> None:
+    places = [0, 1, 255, 256, 257, 4095, 65_535, 99_999, 1_000_000]
+    q = torch.randn(1, 2, len(places), 32).to(dtype)
+    got, _ = Rotary(32)(q, q, positions=torch.tensor(places))
+    exact = turned(q, [float(p) for p in places])
+    assert got.dtype == dtype
+    # Half a unit in the last place, and the rotation's own rounding in float32.
+    error, allowed = (got.double() - exact).abs(), exact.abs() * torch.finfo(dtype).eps / 2 + 1e-6
+    assert bool((error <= allowed).all())
+
+
+@pytest.mark.parametrize("far", [0, 256, 8192, 1_000_000])
+def test_neighbours_do_not_collapse_in_bfloat16(far: int) -> None:
+    q = torch.ones(1, 1, 1, 64, dtype=torch.bfloat16).expand(1, 1, 16, 64)
+    got, _ = Rotary(64)(q, q, positions=torch.arange(far, far + 16))
+    assert got[0, 0].unique(dim=0).shape[0] == 16
+
+
+@pytest.mark.parametrize("partial", [1.0, 0.5])
+def test_the_layouts_are_one_encoding_up_to_an_order_of_channels(partial: float) -> None:
+    half, interleaved = Rotary(12, partial=partial), Rotary(12, partial=partial, layout="interleaved")
+    first, second = zip(*pairs_of(half.width, "interleaved"), strict=True)
+    order = [*first, *second, *range(half.width, 12)]
+    q, k = torch.randn(2, 3, 9, 12, dtype=torch.float64), torch.randn(2, 3, 9, 12, dtype=torch.float64)
+    logits = torch.einsum("bhid,bhjd->bhij", *interleaved(q, k))
+    torch.testing.assert_close(torch.einsum("bhid,bhjd->bhij", *half(q[..., order], k[..., order])), logits, rtol=0, atol=1e-12)
+    torch.testing.assert_close(half(q[..., order], k)[0], interleaved(q, k)[0][..., order], rtol=0, atol=0)
+
+
+def test_the_layouts_are_not_interchangeable_for_the_same_weights() -> None:
+    q = torch.randn(1, 1, 9, 8, dtype=torch.float64)
+    half, interleaved = (torch.einsum("bhid,bhjd->bhij", *Rotary(8, layout=layout)(q, q)) for layout in LAYOUTS)
+    assert float((half - interleaved).abs().max()) > 0.1
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shift", [1, 1000, 31_415.5])
+def test_a_logit_depends_on_the_difference_of_positions_alone(layout: str, shift: float) -> None:
+    encoding = Rotary(16, layout=layout)
+    q, k = torch.randn(2, 3, 9, 16, dtype=torch.float64), torch.randn(2, 3, 9, 16, dtype=torch.float64)
+    at = torch.arange(9, dtype=torch.float64)
+    near, far = (torch.einsum("bhid,bhjd->bhij", *encoding(q, k, positions=p)) for p in (at, at + shift))
+    torch.testing.assert_close(near, far, rtol=0, atol=1e-10)
+
+
+def test_attention_does_not_decay_with_distance_for_unrelated_queries_and_keys() -> None:
+    q, k = torch.randn(4000, 1, 1, 64), torch.randn(4000, 1, 1, 64)
+    for n in (0, 1, 10, 100, 1000):
+        turned_k = Rotary(64).key(k, Positions.count(1, start=n))
+        assert float((q * turned_k).sum(-1).std()) == pytest.approx(8.0, rel=0.05)
+
+
+def test_the_frequencies_run_over_the_turned_width_and_not_over_the_head() -> None:
+    torch.testing.assert_close(Rotary(64, partial=0.25).frequencies, Rotary(16).frequencies, rtol=0, atol=0)
+    expected = [10_000 ** (-2 * k / 16) for k in range(8)]
+    assert Rotary(16).frequencies.tolist() == pytest.approx(expected, rel=1e-14)
+    assert Rotary(16).wavelengths.tolist() == pytest.approx([2 * math.pi / f for f in expected], rel=1e-14)
+
+
+@pytest.mark.parametrize(("base", "slow"), [(1e4, 18), (5e5, 32)])
+def test_pairs_that_never_complete_a_turn_in_4096_tokens_are_counted(base: float, slow: int) -> None:
+    assert int((Rotary(128, base).wavelengths > 4096).sum()) == slow
+
+
+def test_strides_change_nothing() -> None:
+    encoding = Rotary(8)
+    q = torch.randn(2, 9, 3, 8)
+    expected = encoding.query(q.transpose(1, 2).contiguous(), Positions.count(9))
+    assert torch.equal(encoding.query(q.transpose(1, 2), Positions.count(9)), expected)
+    wide = torch.randn(2, 3, 9, 20)
+    assert torch.equal(encoding.query(wide[..., 5:13], Positions.count(9)), encoding.query(wide[..., 5:13].clone(), Positions.count(9)))
+    backwards = torch.randn(2, 3, 18, 8)[:, :, ::2]
+    assert torch.equal(encoding.query(backwards, Positions.count(9)), encoding.query(backwards.contiguous(), Positions.count(9)))
+    spread = torch.randn(1, 1, 1, 8).expand(2, 3, 9, 8)
+    assert torch.equal(encoding.query(spread, Positions.count(9)), encoding.query(spread.contiguous(), Positions.count(9)))
+
+
+def test_what_is_given_is_not_changed() -> None:
+    q, k = torch.randn(1, 2, 5, 8), torch.randn(1, 1, 5, 8)
+    kept = q.clone(), k.clone()
+    Rotary(8)(q, k)
+    assert torch.equal(q, kept[0]) and torch.equal(k, kept[1])
+
+
+def test_in_cross_attention_queries_and_keys_have_positions_of_their_own() -> None:
+    encoding = Rotary(6)
+    q, k = torch.randn(2, 3, 4, 6, dtype=torch.float64), torch.randn(2, 3, 7, 6, dtype=torch.float64)
+    m, n = [10.0, 2.5, 0.0, 3.0], [float(p) for p in range(7)]
+    at, keys_at = Positions.of(torch.tensor(m, dtype=torch.float64)), Positions.count(7)
+    torch.testing.assert_close(encoding.query(q, at), turned(q, m), rtol=0, atol=1e-12)
+    torch.testing.assert_close(encoding.key(k, keys_at), turned(k, n), rtol=0, atol=1e-12)
+
+
+def test_positions_may_be_given_in_every_way() -> None:
+    encoding, q = Rotary(6), torch.randn(2, 3, 5, 6)
+    expected = encoding(q, q, offset=4)[0]
+    for positions in (Positions.count(5, 4), torch.arange(4, 9), torch.arange(4.0, 9.0), torch.arange(4, 9).expand(2, 5), torch.arange(4, 9)[None, :, None]):
+        assert torch.equal(encoding(q, q, positions=positions)[0], expected)
+    assert torch.equal(encoding(q, q)[0][:, :, :1], q[:, :, :1])
+
+
+def test_rows_of_a_batch_may_stand_elsewhere() -> None:
+    encoding, q = Rotary(6), torch.randn(2, 3, 4, 6)
+    ids = torch.tensor([[0, 1, 2, 3], [90, 7, 7, 0]])
+    together = encoding(q, q, positions=ids)[0]
+    for row in range(2):
+        assert torch.equal(together[row : row + 1], encoding(q[row : row + 1], q[:1], positions=ids[row])[0])
+
+
+def test_a_table_in_another_dtype_is_not_taken_for_this_one() -> None:
+    at, q = Positions.count(5), torch.randn(1, 1, 5, 6, dtype=torch.float64)
+    Rotary(6).query(q.float(), at)
+    torch.testing.assert_close(Rotary(6).query(q, at), turned(q, [0.0, 1, 2, 3, 4]), rtol=0, atol=1e-14)
+
+
+def test_one_set_of_positions_serves_encodings_that_differ() -> None:
+    at, q = Positions.count(5), torch.randn(1, 1, 5, 8)
+    kinds = [Rotary(8), Rotary(8, base=50.0), Rotary(8, partial=0.5), Rotary(8, schedule=Linear(2)), Rotary(8, schedule=YaRN(2, trained_length=64))]
+    shared = [kind.query(q, at) for kind in kinds]
+    for kind, got in zip(kinds, shared, strict=True):
+        assert torch.equal(got, kind.query(q, Positions.count(5)))
+
+
+def test_a_temperature_multiplies_queries_and_keys_and_so_logits_by_its_square() -> None:
+    q = torch.randn(1, 1, 9, 8, dtype=torch.float64)
+    warm = Rotary(8, schedule=YaRN(4, trained_length=512))
+    plain = Rotary(8, schedule=YaRN(4, trained_length=512, attention_factor=1.0))
+    temperature = 0.1 * math.log(4) + 1
+    torch.testing.assert_close(warm(q, q)[0], plain(q, q)[0] * temperature, rtol=0, atol=1e-12)
+    logits = [torch.einsum("bhid,bhjd->bhij", *encoding(q, q)) for encoding in (warm, plain)]
+    torch.testing.assert_close(logits[0], logits[1] * temperature**2, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_scalar_formula_in_the_file_is_the_published_one(layout: str) -> None:
+    encoding = Rotary(7, 50.0, layout, 4 / 7)
+    q, k = torch.randn(1, 1, 1, 7, dtype=torch.float64), torch.randn(1, 1, 1, 7, dtype=torch.float64)
+    m, n = 12.0, 4.5
+    expected = 0.3 * (turned(q, [m], width=4, base=50.0, layout=layout) * turned(k, [n], width=4, base=50.0, layout=layout)).sum()
+    got = encoding.formula_logit(q.flatten().tolist(), k.flatten().tolist(), m, n, 0, 0.3)
+    assert got == pytest.approx(float(expected), abs=1e-13)
+
+
+def test_gradients_are_turned_back() -> None:
+    q = torch.randn(1, 2, 4, 6, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda q: Rotary(6)(q, q, offset=3)[0], q)
+
+
+def test_the_module_holds_no_state_that_a_cast_could_damage() -> None:
+    encoding, q = Rotary(64), torch.randn(1, 1, 1, 64)
+    before = encoding(q, q, offset=100_001)[0]
+    assert torch.equal(encoding.bfloat16()(q, q, offset=100_001)[0], before) and not encoding.state_dict()
+    assert Rotary(6)(torch.zeros(1, 1, 2, 6, device="meta"), torch.zeros(1, 1, 2, 6, device="meta"))[0].is_meta
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"head_dim": 7}, r"even number of channels to form pairs, got 7 \(head_dim=7, partial=1.0\); choose an even head_dim, or partial=0.857"),
+        ({"head_dim": 1}, "even number of channels to form pairs, got 1"),
+        ({"head_dim": 8, "partial": 0.1}, "got 0 .*partial=0.25"),
+        ({"head_dim": 8, "partial": 0.4}, "got 3 .*partial=0.25"),
+        ({"head_dim": 8, "partial": 0.0}, "partial must be above 0 and at most 1, got 0.0"),
+        ({"head_dim": 8, "partial": 1.5}, "partial must be above 0 and at most 1, got 1.5"),
+        ({"head_dim": 8, "base": 1.0}, "base must be above 1, got 1.0"),
+        ({"head_dim": 8, "layout": "split"}, "layout must be one of half, interleaved, got 'split'"),
+        ({"head_dim": 8, "schedule": "yarn"}, r"schedule must be one of posenc.schedules, such as yarn\(factor=4\), got 'yarn'"),
+        ({"head_dim": 2, "schedule": YaRN(2)}, "yarn compares wavelengths with the trained length"),
+    ],
+)
+def test_impossible_options_are_refused(options: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Rotary(**options)
+
+
+@pytest.mark.parametrize("head_dim", range(3, 40, 2))
+def test_the_share_that_an_error_proposes_works(head_dim: int) -> None:
+    with pytest.raises(ValueError) as refused:
+        Rotary(head_dim)
+    assert Rotary(head_dim, partial=float(str(refused.value).rpartition("partial=")[2])).width == head_dim - 1
+
+
+def test_heads_of_another_width_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"heads must have 8 channels, got 6; build Rotary\(6\)"):
+        Rotary(8)(torch.zeros(1, 1, 2, 6), torch.zeros(1, 1, 2, 6))
+
+
+def test_one_call_refuses_queries_and_keys_of_different_tokens() -> None:
+    with pytest.raises(ValueError, match=r"got 2 and 3 of them; for cross-attention call query\(q, at\) and key\(k, keys_at\)"):
+        Rotary(8)(torch.zeros(1, 1, 2, 8), torch.zeros(1, 1, 3, 8))
+
+
+def test_it_adds_nothing_to_embeddings_and_says_so() -> None:
+    with pytest.raises(ValueError, match=r"adds nothing to embeddings; it opens \['key', 'query'\]"):
+        Rotary(8)(torch.zeros(1, 2, 8))
+
+
+def test_a_grid_has_too_many_axes() -> None:
+    with pytest.raises(ValueError, match="reads one axis, got positions with 2 axes"):
+        Rotary(8)(torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 4, 8), positions=Positions.grid(2, 2))

@@ -1,0 +1,261 @@
+"""Sinusoidal encoding, against mpmath and against the tables that tutorial modules have saved."""
+
+import itertools
+import math
+
+import mpmath
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from posenc import Positions
+from posenc.encodings.sinusoidal import Sinusoidal
+
+PLACES = [0.0, 1.0, 5001.0, 1e6, 0.25, 2.75, -3.0, -1234.5]
+
+
+def published(p: float, dim: int, base: float, layout: str, endpoint: bool) -> list[float]:
+    """The encoding of one position with 50 digits, from the paper's formula and tensor2tensor's."""
+    with mpmath.workdps(50):
+        pairs = -(-dim // 2) if layout == "interleaved" else dim // 2
+        divisor = mpmath.mpf(max(pairs - 1, 1)) if endpoint else mpmath.mpf(dim) / 2
+        angles = [mpmath.mpf(p) / mpmath.mpf(base) ** (k / divisor) for k in range(pairs)]
+        sines, cosines = [mpmath.sin(a) for a in angles], [mpmath.cos(a) for a in angles]
+        if layout == "interleaved":
+            row = list(itertools.chain(*zip(sines, cosines, strict=True)))[:dim]
+        else:
+            row = sines + cosines + [0] * (dim % 2)
+        return [float(value) for value in row]
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 7, 24])
+@pytest.mark.parametrize("endpoint", [False, True])
+@pytest.mark.parametrize("layout", ["interleaved", "concatenated"])
+def test_every_position_is_right_in_both_layouts_and_with_both_exponents(layout: str, endpoint: bool, dim: int) -> None:
+    encoding = Sinusoidal(dim, layout=layout, endpoint=endpoint)
+    x = torch.zeros(2, len(PLACES), dim)
+    expected = torch.tensor([published(p, dim, 10_000, layout, endpoint) for p in PLACES])
+    got = encoding(x, positions=torch.tensor(PLACES, dtype=torch.float64))
+    torch.testing.assert_close(got, expected.expand_as(x), rtol=0, atol=1e-7)
+
+
+@given(
+    dim=st.integers(1, 33), base=st.floats(1.5, 1e6), layout=st.sampled_from(["interleaved", "concatenated"]),
+    endpoint=st.booleans(), p=st.integers(-10_000, 1_000_000),
+)
+def test_any_width_and_base_follow_the_formula(dim: int, base: float, layout: str, endpoint: bool, p: int) -> None:
+    at = Positions.of(torch.tensor([p], dtype=torch.float64))
+    got = Sinusoidal(dim, base, layout, endpoint).encode(at)
+    expected = torch.tensor([[published(p, dim, base, layout, endpoint)]], dtype=torch.float64)
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-8)
+
+
+def test_the_scalar_formula_in_the_file_is_the_published_one() -> None:
+    for dim, layout, endpoint in itertools.product((1, 5, 6), ("interleaved", "concatenated"), (False, True)):
+        encoding = Sinusoidal(dim, 300.0, layout, endpoint)
+        got = [encoding.formula_added(12.5, channel) for channel in range(dim)]
+        assert got == pytest.approx(published(12.5, dim, 300.0, layout, endpoint), abs=1e-13)
+
+
+@pytest.mark.parametrize(("dim", "longest"), [(64, 47_117), (128, 54_410), (512, 60_611)])
+def test_the_longest_wavelength_falls_short_of_two_pi_base(dim: int, longest: int) -> None:
+    wavelengths = Sinusoidal(dim).wavelengths
+    assert round(float(wavelengths[-1])) == longest
+    assert float(wavelengths[0]) == pytest.approx(2 * math.pi, rel=1e-15)
+
+
+@pytest.mark.parametrize("dim", [4, 64, 127, 512])
+@pytest.mark.parametrize("layout", ["interleaved", "concatenated"])
+def test_with_endpoint_the_longest_wavelength_is_two_pi_base(dim: int, layout: str) -> None:
+    longest = Sinusoidal(dim, layout=layout, endpoint=True).wavelengths[-1]
+    assert float(longest) == pytest.approx(2 * math.pi * 10_000, rel=1e-14)
+
+
+def test_the_first_pair_is_the_fastest() -> None:
+    frequencies = Sinusoidal(32).frequencies
+    assert float(frequencies[0]) == 1.0 and (frequencies.diff() < 0).all()
+
+
+@pytest.mark.parametrize("dim", [2, 24, 512])
+def test_every_position_has_the_norm_of_the_root_of_half_the_width(dim: int) -> None:
+    at = Positions.of(torch.tensor([0, 1, 17.5, 5001, 1e6], dtype=torch.float64))
+    norm = Sinusoidal(dim).encode(at).norm(dim=-1)
+    torch.testing.assert_close(norm, torch.full_like(norm, math.sqrt(dim / 2)), rtol=1e-14, atol=0)
+
+
+def test_the_dot_product_of_two_positions_is_even_in_the_distance_and_not_monotone() -> None:
+    rows = Sinusoidal(512).encode(Positions.of(torch.arange(-200.0, 200.0)))[0]
+    dots = rows @ rows[200]
+    torch.testing.assert_close(dots[1:200].flip(0), dots[201:], rtol=0, atol=1e-10)
+    rises = dots[200:].diff() > 0
+    # With 512 channels it rises at 54 of the first 199 distances, first from 43 to 44.
+    assert int(rises.sum()) == 54 and int(rises.nonzero()[0]) == 43
+
+
+@pytest.mark.parametrize(("dim", "layout"), [(8, "interleaved"), (8, "concatenated"), (7, "concatenated"), (2, "interleaved")])
+@pytest.mark.parametrize("endpoint", [False, True])
+@pytest.mark.parametrize("k", [0, 1, -4.5, 1000])
+def test_a_shift_is_a_matrix_that_does_not_depend_on_the_position(dim: int, layout: str, endpoint: bool, k: float) -> None:
+    encoding = Sinusoidal(dim, 500.0, layout, endpoint)
+    matrix = encoding.shift(k).tolist()
+    for p in (0.0, 3.0, 1e5):
+        before, after = (published(m, dim, 500.0, layout, endpoint) for m in (p, p + k))
+        turned = [math.fsum(a * b for a, b in zip(row, before, strict=True)) for row in matrix]
+        assert turned == pytest.approx(after, abs=1e-9)
+    assert encoding.shift_error(k) < 1e-11
+
+
+def test_an_odd_interleaved_width_has_no_shift_and_says_why() -> None:
+    with pytest.raises(ValueError, match="needs whole pairs, and dim=7 leaves a sine without its cosine; use an even dim"):
+        Sinusoidal(7).shift(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_the_result_follows_the_dtype_of_the_input_and_is_rounded_once(dtype: torch.dtype) -> None:
+    places = torch.tensor([0, 3, 257, 5001, 999_999])
+    got = Sinusoidal(10)(torch.zeros(1, 5, 10, dtype=dtype), positions=places)
+    exact = torch.tensor([published(float(p), 10, 10_000, "interleaved", False) for p in places], dtype=torch.float64)
+    assert got.dtype == dtype
+    # Half a unit in the last place of numbers up to 1; in float64 the angle of a million carries 1e-10 itself.
+    allowed = torch.finfo(dtype).eps / 4 if dtype != torch.float64 else 1e-9
+    assert float((got[0].double() - exact).abs().max()) <= allowed * (1 + 1e-6)
+
+
+def test_bfloat16_does_not_collapse_neighbouring_positions() -> None:
+    table = Sinusoidal(64)(torch.zeros(1, 4096, 64, dtype=torch.bfloat16))[0]
+    # Positions counted in bfloat16 would leave 769 different rows of these 4096.
+    assert table.unique(dim=0).shape[0] == 4096
+
+
+def test_casting_the_module_changes_nothing_because_it_holds_nothing() -> None:
+    encoding, x = Sinusoidal(6), torch.zeros(1, 700, 6)
+    before = encoding(x)
+    assert torch.equal(encoding.bfloat16()(x), before) and not list(encoding.parameters()) and not encoding.state_dict()
+
+
+def test_the_result_lives_where_the_input_lives() -> None:
+    assert Sinusoidal(6)(torch.zeros(2, 3, 6, device="meta")).is_meta
+
+
+def test_the_input_is_added_to_and_not_changed() -> None:
+    x = torch.randn(2, 5, 6)
+    kept = x.clone()
+    got = Sinusoidal(6)(x)
+    assert torch.equal(x, kept)
+    torch.testing.assert_close(got - x, Sinusoidal(6)(torch.zeros_like(x)), rtol=0, atol=1e-6)
+
+
+def test_an_offset_is_the_same_as_positions_that_start_later() -> None:
+    x = torch.zeros(1, 4, 6)
+    encoding = Sinusoidal(6)
+    assert torch.equal(encoding(x, offset=9), encoding(torch.zeros(1, 13, 6))[:, 9:])
+    assert torch.equal(encoding(x, offset=9), encoding(x, positions=torch.arange(9, 13)))
+
+
+def test_each_row_of_a_batch_may_stand_elsewhere() -> None:
+    encoding = Sinusoidal(5)
+    ids = torch.tensor([[0, 1, 2], [7, 3, 40]])
+    together = encoding(torch.zeros(2, 3, 5), positions=ids)
+    for row in range(2):
+        assert torch.equal(together[row : row + 1], encoding(torch.zeros(1, 3, 5), positions=ids[row]))
+
+
+def test_a_table_is_given_for_positions_or_a_number_of_tokens() -> None:
+    encoding = Sinusoidal(6)
+    expected = encoding(torch.zeros(1, 4, 6))
+    assert torch.equal(encoding.table(tokens=4), expected)
+    assert torch.equal(encoding.table(torch.arange(4)), expected)
+    assert torch.equal(encoding.table(Positions.count(4)), expected)
+    assert encoding.table(tokens=2, dtype=torch.float64).dtype == torch.float64
+    with pytest.raises(ValueError, match="table needs positions or a number of tokens"):
+        encoding.table()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"dim": 0}, "dim must be 1 or more, got 0"),
+        ({"dim": 4, "base": 1.0}, "base must be above 1, got 1.0"),
+        ({"dim": 4, "base": math.nan}, "base must be above 1, got nan"),
+        ({"dim": 4, "layout": "half"}, "layout must be one of interleaved, concatenated, got 'half'"),
+    ],
+)
+def test_impossible_options_are_refused(options: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Sinusoidal(**options)
+
+
+def test_embeddings_of_another_width_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"embeddings must have 6 channels, got 8; build Sinusoidal\(8\)"):
+        Sinusoidal(6)(torch.zeros(1, 2, 8))
+
+
+def test_a_grid_has_too_many_axes() -> None:
+    with pytest.raises(ValueError, match="sinusoidal reads one axis|Sinusoidal reads one axis"):
+        Sinusoidal(6)(torch.zeros(1, 4, 6), positions=Positions.grid(2, 2))
+
+
+def test_it_turns_no_queries_and_says_so() -> None:
+    q = torch.zeros(1, 1, 2, 6)
+    with pytest.raises(ValueError, match=r"does not turn queries and keys; it opens \['embed'\]"):
+        Sinusoidal(6)(q, q)
+    with pytest.raises(ValueError, match=r"has no bias; it opens \['embed'\]"):
+        Sinusoidal(6).bias(3)
+
+
+class Tutorial(nn.Module):
+    """What tutorials copy: a table in float32, with the frequencies through exp and log, saved in the state dict."""
+
+    def __init__(self, dim: int, tokens: int = 5000, layout: str = "interleaved", base: float = 10_000.0) -> None:
+        super().__init__()
+        frequency = torch.exp(torch.arange(0, dim, 2).float() * (-math.log(base) / dim))
+        angle = torch.arange(tokens).float()[:, None] * frequency
+        table = torch.zeros(tokens, dim)
+        if layout == "interleaved":
+            table[:, 0::2], table[:, 1::2] = angle.sin(), angle.cos()[:, : dim // 2]
+        else:
+            table = torch.cat((angle.sin(), angle.cos()), 1)
+        self.register_buffer("pe", table)
+
+    def pe_of_shape(self, shape: str) -> Tensor:
+        return {"[T, D]": self.pe, "[1, T, D]": self.pe[None], "[T, 1, D]": self.pe[:, None]}[shape]
+
+
+@pytest.mark.parametrize("shape", ["[T, D]", "[1, T, D]", "[T, 1, D]"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_a_table_that_a_tutorial_module_saved_loads_and_is_dropped(shape: str, dtype: torch.dtype) -> None:
+    saved = {"pe": Tutorial(32).pe_of_shape(shape).to(dtype)}
+    encoding = Sinusoidal(32)
+    assert encoding.load_state_dict(saved) == ([], [])
+    assert not encoding.state_dict() and set(saved) == {"pe"}
+
+
+def test_a_saved_table_loads_inside_a_model_and_with_an_odd_width() -> None:
+    model = nn.ModuleDict({"position": Sinusoidal(7), "output": nn.Linear(7, 2)})
+    saved = model.state_dict() | {"position.pe": Tutorial(7, 50).pe}
+    assert model.load_state_dict(saved) == ([], [])
+
+
+@pytest.mark.parametrize("shape", ["[T, D]", "[1, T, D]", "[T, 1, D]"])
+def test_a_table_of_another_layout_is_refused_and_the_right_one_named(shape: str) -> None:
+    saved = {"pe": Tutorial(32, 100, "concatenated").pe_of_shape(shape)}
+    with pytest.raises(RuntimeError, match=r"differs from .*by up to .*layout='concatenated'\): build that one"):
+        Sinusoidal(32).load_state_dict(saved)
+    right = Sinusoidal(32, layout="concatenated")
+    right.load_state_dict(saved)
+    with pytest.raises(RuntimeError, match=r"endpoint=True\): build that one"):
+        right.load_state_dict({"pe": Sinusoidal(32, layout="concatenated", endpoint=True).table(tokens=100)[0]})
+
+
+def test_a_table_of_another_base_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="no sinusoidal table of this base: load it into learned"):
+        Sinusoidal(32).load_state_dict({"pe": Tutorial(32, 100, base=500.0).pe})
+    Sinusoidal(32, base=500.0).load_state_dict({"pe": Tutorial(32, 100, base=500.0).pe})
+
+
+@pytest.mark.parametrize("shape", [(9, 30), (1, 9, 30), (2, 9, 32), (32,)])
+def test_a_table_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(RuntimeError, match=r"pe: expected a table of shape \[max_len, 32\], got .*it belongs to another model"):
+        Sinusoidal(32).load_state_dict({"pe": torch.zeros(shape)})
