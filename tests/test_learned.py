@@ -150,8 +150,8 @@ def test_counted_positions_raise_no_question_that_would_break_a_graph() -> None:
 
 def test_the_table_starts_normal_with_the_given_deviation() -> None:
     table = Learned(64, 512, std=0.5).table
-    assert float(table.mean()) == pytest.approx(0, abs=0.02) and float(table.std()) == pytest.approx(0.5, rel=0.02)
-    assert float(Learned(64, 512).table.std()) == pytest.approx(0.02, rel=0.02)
+    assert table.mean().item() == pytest.approx(0, abs=0.02) and table.std().item() == pytest.approx(0.5, rel=0.02)
+    assert Learned(64, 512).table.std().item() == pytest.approx(0.02, rel=0.02)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])

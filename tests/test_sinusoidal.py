@@ -120,7 +120,7 @@ def test_the_result_follows_the_dtype_of_the_input_and_is_rounded_once(dtype: to
     assert got.dtype == dtype
     # Half a unit in the last place of numbers up to 1; in float64 the angle of a million carries 1e-10 itself.
     allowed = torch.finfo(dtype).eps / 4 if dtype != torch.float64 else 1e-9
-    assert float((got[0].double() - exact).abs().max()) <= allowed * (1 + 1e-6)
+    assert (got[0].double() - exact).abs().max().item() <= allowed * (1 + 1e-6)
 
 
 def test_bfloat16_does_not_collapse_neighbouring_positions() -> None:

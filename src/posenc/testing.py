@@ -35,6 +35,7 @@ from posenc.catalogue import Parser, build, build_layers, find, names
 from posenc.encoding import Compose, Encoding, Keys, OnHeads, Shape, index_grids
 from posenc.masks import Mask
 from posenc.positions import Positions, distance, positions_for
+from posenc.schedules import SCHEDULES
 
 SHAPE = Shape(dim=15, heads=3, head_dim=6, max_len=21)
 """The default shape: odd sizes, and a width that is not heads times head_dim, so that no size can stand for another."""
@@ -231,7 +232,8 @@ def says_what_the_paper_says(subject: Subject) -> None:
     for encoding in subject.build()[1]:
         ones = [1.0] * subject.shape.head_dim
         try:
-            encoding.formula_logit(ones, ones, 2, 1, 0, 1.0)
+            with torch.no_grad():
+                encoding.formula_logit(ones, ones, 2, 1, 0, 1.0)
         except NotImplementedError as reason:
             raise NoMeaning(str(reason)) from reason
     reach = subject.reach
@@ -546,10 +548,10 @@ def compiles_to_one_graph(subject: Subject) -> None:
     """torch.compile takes the whole forward pass as one graph, with at most one more when the length first changes."""
     from torch._dynamo.testing import CompileCounter
 
-    lengths = (TOKENS, 13, 17)
-    for name, place, mask in (
-        ("no positions given", None, masks.causal()),
-        ("Positions given", count, masks.bidirectional()),
+    # The second way is for what only given Positions bring into the graph, and one length shows it.
+    for name, place, mask, lengths in (
+        ("no positions given", None, masks.causal(), (TOKENS, 13, 17)),
+        ("Positions given", count, masks.bidirectional(), (TOKENS,)),
     ):
         net = subject.net()
         torch._dynamo.reset()
@@ -852,28 +854,40 @@ def cases(subjects: Iterable["Subject | Source"], promises: Iterable[str | Calla
 
 
 def variants(name: str) -> list[str]:
-    """Specs of an encoding of the catalogue: plain, and one option after another changed, as far as it lets itself be built.
+    """Specs of an encoding of the catalogue: plain, with other numbers, and with every other choice besides.
 
-    Words are tried from the constants of the encoding's module (LAYOUTS, OVERRUN), truth values are turned, whole numbers
-    are made small so that test lengths exceed the reach, and other numbers are changed.
+    Numbers are made small where they are whole, so that test lengths exceed the reach. Words are tried from the constants of
+    the encoding's module (LAYOUTS, OVERRUN), truth values are turned, and every schedule has its turn. What does not let
+    itself be built is left out.
     """
     cls = find(name)
     module = inspect.getmodule(cls)
-    words = [w for v in vars(module).values() if isinstance(v, tuple) and v and all(isinstance(w, str) for w in v) for w in v]
-    specs = [name]
+    words = [w for v in vars(module).values() if isinstance(v, tuple) and all(isinstance(w, str) for w in v) for w in v]
+    numbers: dict[str, Any] = {}
+    choices: list[tuple[str, Any]] = []
     for option, parameter in inspect.signature(cls.__init__).parameters.items():
         default, kind = parameter.default, parameter.annotation
         if option in ("self", "dim", "heads", "head_dim", "max_len", "device", "dtype"):
             continue
         if kind is bool:
-            specs.append(f"{name}({option}={not default})")
+            choices.append((option, not default))
         elif kind is str:
-            specs.extend(f"{name}({option}={word})" for word in words if word != default)
-        elif kind is int and isinstance(default, int):
-            specs.extend(f"{name}({option}={value})" for value in (5, 8) if value != default)
+            choices.extend((option, word) for word in words if word != default)
+        elif kind is int:
+            numbers[option] = 8 + len(numbers)
         elif kind is float and isinstance(default, float):
-            specs.append(f"{name}({option}={0.67 if 0 < default <= 1 else 3 * default if default else 0.5})")
-    return [spec for spec in specs if builds(spec)]
+            numbers[option] = 0.67 if default == 1 else 3 * default or 0.5
+        elif "Schedule" in str(kind):
+            choices.extend((option, f"{schedule}(factor=4)") for schedule in SCHEDULES)
+
+    def spec(options: dict[str, Any]) -> str:
+        return f"{name}({', '.join(f'{option}={value}' for option, value in options.items())})" if options else name
+
+    wanted = [name, spec(numbers)]
+    for option, value in choices:
+        both, alone = spec(numbers | {option: value}), spec({option: value})
+        wanted.append(both if builds(both) else alone)
+    return [one for one in dict.fromkeys(wanted) if builds(one)]
 
 
 def builds(spec: str) -> bool:

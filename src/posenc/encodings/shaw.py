@@ -48,7 +48,7 @@ class Shaw(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if head_dim < 1 or clip < 1:
+        if not (head_dim >= 1 and clip >= 1):
             raise ValueError(f"head_dim and clip must be 1 or more, got {head_dim} and {clip}")
         if std is not None and not std > 0:
             raise ValueError(f"std must be above 0, got {std}")

@@ -53,7 +53,7 @@ class T5Bias(Encoding):
         super().__init__()
         if heads < 1:
             raise ValueError(f"heads must be 1 or more, got {heads}")
-        if buckets != int(buckets) or max_distance != int(max_distance):
+        if buckets % 1 or max_distance % 1:
             raise ValueError(f"buckets and max_distance must be whole numbers, got {buckets} and {max_distance}")
         buckets, max_distance = int(buckets), int(max_distance)
         parts = 2 if causal else 4

@@ -8,7 +8,7 @@ import torch
 from torch import Generator, nn
 
 from posenc.encoding import Encoding
-from posenc.lab.evaluate import exact_match, held_out_bits
+from posenc.lab.evaluate import TEXT_BYTES, exact_match, held_out_bits
 from posenc.model import Stack
 from posenc.positions import Positions
 
@@ -55,7 +55,7 @@ def ablate(run: Any) -> dict[str, float | None]:
     def score(change: Callable[[Positions], Positions] | None) -> float | None:
         try:
             if run.experiment.task == "text":
-                return held_out_bits(run.model, run.task, length, windows=64, change=change)
+                return held_out_bits(run.model, run.task, length, total=TEXT_BYTES // 4, change=change)
             return exact_match(run.model, run.task, length, rows=256, shortest=length, change=change).exact_match
         except ValueError:
             return None

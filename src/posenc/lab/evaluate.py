@@ -56,17 +56,23 @@ def exact_match(model: Decoder, task: Any, longest: int, *, rows: int = 256, sho
 
 
 @torch.inference_mode()
-def held_out_bits(model: Decoder, task: Any, length: int, *, windows: int, change=None) -> float:
-    """Bits per byte over non-overlapping windows of `length` tokens from the held-out text, spread evenly."""
+def held_out_bits(model: Decoder, task: Any, length: int, *, total: int, longest: int | None = None, change=None) -> float:
+    """Bits per byte over non-overlapping windows of `length` tokens that together predict about `total` held-out bytes.
+
+    The bytes lie in blocks of `longest` tokens (default: of `length`), spread evenly over the held-out text, and each
+    block is cut into windows: with one `longest`, windows of every length that divides it predict the same bytes.
+    """
     source = task.text.test
-    check_held_out(task, length)
-    windows = min(windows, (source.numel() - 1) // length)
-    start = torch.linspace(0, source.numel() - length - 1, windows).long()
-    total = 0.0
+    longest = longest or length
+    check_held_out(task, longest)
+    blocks = max(min(total, source.numel() - 1) // longest, 1)
+    block = torch.linspace(0, source.numel() - longest - 1, blocks).long()
+    start = (block[:, None] + torch.arange(longest // length) * length).flatten()
+    loss = 0.0
     for rows in start.split(max(1, 4096 // length)):
         batch = task.windows(source, rows, length)
-        total += float(loss_of(model, batch.ids, change).sum())
-    return total / (windows * length * math.log(2))
+        loss += float(loss_of(model, batch.ids, change).sum())
+    return loss / (len(start) * length * math.log(2))
 
 
 @torch.inference_mode()
@@ -115,7 +121,7 @@ def by_length(run: Any) -> list[dict[str, Any]]:
         if experiment.task == "text":
             longest = max((experiment.train_length, *experiment.test_lengths))
             stride = max(experiment.train_length // 2, 1)
-            row["bits_per_byte"] = held_out_bits(run.model, run.task, length, windows=max(TEXT_BYTES // length, 1))
+            row["bits_per_byte"] = held_out_bits(run.model, run.task, length, total=TEXT_BYTES, longest=longest)
             row["sliding_bits_per_byte"] = sliding_bits(run.model, run.task, length, stride=stride, longest=longest)
             row["perplexity_ratio"] = 2 ** (row["bits_per_byte"] - (rows[0] if rows else row)["bits_per_byte"])
         else:

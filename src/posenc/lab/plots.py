@@ -5,12 +5,13 @@ records returns None where no record holds what it draws. Each encoding keeps on
 given by order of appearance, so pass the whole list of records and name the task.
 """
 
+import contextlib
 import functools
 import io
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -143,7 +144,7 @@ def missing_handle(label: str) -> Line2D:
     return Line2D([], [], linestyle="none", label=f"{short(label)}: {summary.NOT_LEARNED}")
 
 
-def mark_trained(ax: Axes, lengths: Iterable[float], *, horizontal: bool = False) -> None:
+def mark_trained(ax: Axes, lengths: Iterable[float], *, horizontal: bool = False, above: bool = False) -> None:
     """A dashed line where training ended, with its length in words."""
     for length in sorted(set(lengths)):
         words = f"trained to {summary.count(length)}"
@@ -152,7 +153,8 @@ def mark_trained(ax: Axes, lengths: Iterable[float], *, horizontal: bool = False
             ax.annotate(words, (0.995, length), xycoords=("axes fraction", "data"), xytext=(0, 3), textcoords="offset points", fontsize=8, ha="right")
         else:
             ax.axvline(length, color=INK, linestyle=(0, (4, 3)), linewidth=1)
-            ax.annotate(words, (length, 0.99), xycoords=("data", "axes fraction"), xytext=(4, 0), textcoords="offset points", fontsize=8, va="top")
+            where = {"xytext": (0, 2), "ha": "center", "va": "bottom"} if above else {"xytext": (4, 0), "va": "top"}
+            ax.annotate(words, (length, 1.0), xycoords=("data", "axes fraction"), textcoords="offset points", fontsize=8, **where)
 
 
 def nothing(ax: Axes, words: str) -> None:
@@ -186,7 +188,7 @@ def extrapolation(records: Sequence[Record], task: str) -> Figure | None:
         curves_by_length(axes[0], learned, appearance, "exact_match", 100.0)
         axes[0].set(xlabel="length, symbols", ylabel="exact match, %", ylim=(-4, 106))
     for ax in axes:
-        mark_trained(ax, summary.trained_lengths(found))
+        mark_trained(ax, summary.trained_lengths(found), above=True)
         if not learned:
             nothing(ax, "no encoding learned the task")
     handles = [handle(r.label, appearance[r.label]) for r in learned]
@@ -204,7 +206,7 @@ def curves_by_length(ax: Axes, found: Sequence[Result], appearance: dict[str, Lo
     gap = float(np.min(np.diff(scale(np.array(lengths, dtype=float))))) if len(lengths) > 1 else 1.0
     for place, result in enumerate(found):
         # Equal scores would hide each other: every encoding stands a little to the side of its length.
-        side = 0.0 if len(found) < 2 else gap * 0.5 * (place / (len(found) - 1) - 0.5)
+        side = 0.0 if len(found) < 2 else gap * 0.36 * (place / (len(found) - 1) - 0.5)
         points = [(length, spread) for length, _ in result.lengths() if (spread := result.at(length, measure)) is not None]
         if not points:
             continue
@@ -357,17 +359,35 @@ def ablation(records: Sequence[Record], task: str) -> Figure | None:
 def pictured(records: Sequence[Record], kind: str) -> list[tuple[str, Record, Any]]:
     """(encoding, record, picture): one for each encoding and task, of a seed that learned where there is one.
 
-    A picture that an encoding already showed for another task is not shown again.
+    A picture that is the beginning of another of the same encoding, or equal to it, is not shown again.
     """
-    out: list[tuple[str, Record, Any]] = []
+    found: list[tuple[str, Record, Any]] = []
     for result in summary.results(records):
         for run in sorted(result.runs, key=lambda run: run.get("learned") is not True):
             picture = summary.get(run, "pictures", kind)
             if picture:
-                if not any(label == result.label and seen == picture for label, _, seen in out):
-                    out.append((result.label, run, picture))
+                found.append((result.label, run, picture))
                 break
-    return out
+    kept: list[int] = []
+    for place in sorted(range(len(found)), key=lambda place: -extent(found[place][2])):
+        label, _, picture = found[place]
+        if not any(found[other][0] == label and begins(picture, found[other][2]) for other in kept):
+            kept.append(place)
+    return [found[place] for place in sorted(kept)]
+
+
+def extent(picture: Any) -> int:
+    return len(picture) if isinstance(picture, list) else len(summary.get(picture, "distance") or [])
+
+
+def begins(picture: Any, longer: Any) -> bool:
+    """Whether a picture of fewer positions shows the same as the beginning of a longer one."""
+    if isinstance(picture, dict) and isinstance(longer, dict):
+        mine, theirs = picture.get("heads") or [], longer.get("heads") or []
+        return len(mine) == len(theirs) and all(begins(a, b) for a, b in zip(mine, theirs, strict=True))
+    if not (isinstance(picture, list) and isinstance(longer, list)):
+        return bool(picture == longer)
+    return longer[: len(picture)] == picture
 
 
 def several_tasks(found: Sequence[tuple[str, Record, Any]]) -> Callable[[str, Record], str]:
@@ -405,7 +425,8 @@ def draw_table(ax: Axes, table: np.ndarray, title: str) -> None:
 
 def scale_bar(ax: Axes, low: float, high: float, colours: str, norm: Normalize | None = None, what: str = "") -> None:
     """A narrow scale beside the axes. One small image: a colorbar would put 256 shapes into the page."""
-    bar = ax.inset_axes((1.02, 0, 0.025, 1))
+    box = ax.get_position().width * ax.figure.get_figwidth()  # type: ignore[union-attr]
+    bar = ax.inset_axes((1 + 0.08 / box, 0, 0.09 / box, 1))
     steps = np.linspace(low, high, 128)[:, None]
     bar.imshow(steps, cmap=colours, norm=norm, origin="lower", aspect="auto", extent=(0, 1, low, high), interpolation="none")
     bar.yaxis.tick_right()
@@ -427,11 +448,13 @@ def wavelengths(records: Sequence[Record]) -> Figure | None:
         return None
     fig = figure(9, 3.9, "Wavelength of each pair of dimensions")
     ax, appearance, words = fig.add_subplot(), looks(records), several_tasks(found)
-    lengths = {length for _, run, _ in found if (length := summary.trained_length(run))}
+    drawn = {label for label, _, _ in found}
+    # Equal pictures of several tasks are drawn once, with the trained length of each task.
+    lengths = summary.trained_lengths([r for r in summary.results(records) if r.label in drawn])
     handles = []
     for label, run, values in found:
         own = appearance[label]
-        draw_wavelengths(ax, numbers(values), summary.trained_length(run), own)
+        draw_wavelengths(ax, numbers(values), max(lengths, default=None), own)
         entry = handle(label, own)
         entry.set_label(words(label, run))
         handles.append(entry)
@@ -542,52 +565,63 @@ def weights_of(record: Record, kind: str) -> np.ndarray | None:
 
 
 def draw_attention(blocks: list[tuple[str, np.ndarray]], tokens: Sequence[Any], title: str) -> Figure:
-    """Small maps of layers by heads, all in one image for each block, which keeps pages small and drawing quick."""
+    """Small maps of layers by heads, all in one image for each block.
+
+    One image, few words and places computed here: axes for each map, with their ticks, took twenty times as long.
+    """
     layers, heads, T, S = blocks[0][1].shape
     shown_layers, shown_heads = min(layers, MOST_LAYERS), min(heads, MOST_HEADS)
     beside = shown_heads <= 4 and len(blocks) == 2
-    side = min(1.3, 9.4 / (shown_heads * (2 if beside else 1) + 1))
-    block_height = shown_layers * (side + 0.06) + 0.75
     rows, columns = (1, len(blocks)) if beside else (len(blocks), 1)
-    width = max(5.0, columns * (shown_heads * (side + 0.06) + 0.7) + 0.3)
-    fig = figure(width, rows * block_height + 0.45, title)
-    norm = PowerNorm(0.5, 0, 1)
     few = len(tokens) == S == T and T <= 16
+    labels = [readable(token) for token in tokens] if few else []
+    long = max(map(len, labels), default=0)
+
+    # All in inches: one map, what stands left of and under a block, and the titles above it.
+    side = min(1.35 if few else 1.2, 9.0 / (shown_heads * columns))
+    size = max(4.5, min(8.0, side * 72 / T * 0.85))
+    left, under, above = 0.5 + long * size * 0.0085 * few, 0.3 + max(1, long) * size * 0.0095 * few, 0.55
+    wide, high = shown_heads * side, shown_layers * side
+    width = max(5.2, columns * (wide + left) + 0.75)
+    height = rows * (high + under + above) + 0.4
+    fig = Figure(figsize=(width, height))
+    fig.text(0.14 / width, 1 - 0.12 / height, title, va="top", fontsize=12, fontweight="bold")
+
+    gap_rows, gap_columns = max(1, round(T * 0.06)), max(1, round(S * 0.06))
+    step_rows, step_columns = T + gap_rows, S + gap_columns
+    norm = PowerNorm(0.5, 0, 1)
     for place, (words, weights) in enumerate(blocks):
-        ax = fig.add_subplot(rows, columns, place + 1)
+        row, column = divmod(place, columns)
+        x, y = left + column * (wide + left), height - 0.4 - above - high - row * (high + under + above)
+        ax = fig.add_axes((x / width, y / height, wide / width, high / height))
         weights = weights[:shown_layers, :shown_heads]
         future = np.triu(np.ones((T, S), dtype=bool), 1)
         if T == S and not np.nan_to_num(weights[..., future]).any():
             # What causality forbids is left out, so that a weight of zero can be told from it.
             weights = np.where(future, np.nan, weights)
-        gap_rows, gap_columns = max(1, T // 10), max(1, S // 10)
-        step_rows, step_columns = T + gap_rows, S + gap_columns
         image = np.full((shown_layers * step_rows - gap_rows, shown_heads * step_columns - gap_columns), np.nan)
         for layer in range(shown_layers):
             for head in range(shown_heads):
                 image[layer * step_rows :][:T, head * step_columns :][:, :S] = weights[layer, head]
         ax.imshow(image, cmap=SEQUENTIAL, norm=norm, aspect="auto", interpolation="none")
+        ax.set_axis_off()
         note = f", first {shown_heads} of {heads} heads" if shown_heads < heads else ""
         note += f", first {shown_layers} of {layers} layers" if shown_layers < layers else ""
-        ax.set_title(words + note, pad=18)
+        ax.annotate(words + note, (0, 1), xycoords="axes fraction", xytext=(0, 20), textcoords="offset points", fontsize=10.5)
         for head in range(shown_heads):
-            centre = head * step_columns + (S - 1) / 2
-            ax.annotate(f"head {head}", (centre, 1), xycoords=("data", "axes fraction"), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=8)
-        for spine in ax.spines.values():
-            spine.set_visible(False)
-        ax.grid(visible=False)
-        ax.tick_params(length=0)
-        if few:
-            size = max(4.0, min(7.5, side * 72 / T * 0.8))
-            labels = [readable(token) for token in tokens]
-            ax.set_yticks([layer * step_rows + i for layer in range(shown_layers) for i in range(T)], labels * shown_layers, fontsize=size)
-            turned = 90 if max(map(len, labels)) > 1 else 0
-            ax.set_xticks([head * step_columns + i for head in range(shown_heads) for i in range(S)], labels * shown_heads, fontsize=size, rotation=turned)
-        else:
-            ax.set_xticks([])
-            ax.set_yticks([layer * step_rows + (T - 1) / 2 for layer in range(shown_layers)], [""] * shown_layers)
-        ax.set_xlabel("key")
-        ax.set_ylabel(f"query, layer 0 on top{f' of {shown_layers}' if shown_layers > 2 else ''}" if shown_layers > 1 else "query")
+            ax.annotate(f"head {head}", (head * step_columns + (S - 1) / 2, -0.5), xytext=(0, 4), textcoords="offset points", ha="center", fontsize=8)
+        for layer in range(shown_layers):
+            # Far enough to the left to leave room for the tokens.
+            away = -6 - long * size * 0.62 * few
+            middle = layer * step_rows + (T - 1) / 2
+            ax.annotate(f"layer {layer}", (-0.5, middle), xytext=(away, 0), textcoords="offset points", ha="right", va="center", rotation=90, fontsize=8)
+            for i, label in enumerate(labels if column == 0 else []):
+                ax.annotate(label, (-0.5, layer * step_rows + i), xytext=(-3, 0), textcoords="offset points", ha="right", va="center", fontsize=size)
+        # The tokens are the same under every head; they are written under the first.
+        for j, label in enumerate(labels):
+            turned = 90 if len(label) > 1 else 0
+            ax.annotate(label, (j, len(image) - 0.5), xytext=(0, -3), textcoords="offset points", ha="center", va="top", fontsize=size, rotation=turned)
+        ax.annotate("key", (1, 0), xycoords="axes fraction", xytext=(0, -4), textcoords="offset points", ha="right", va="top", fontsize=8, color=SOFT)
         if place == len(blocks) - 1:
             scale_bar(ax, 0, 1, SEQUENTIAL, norm, "weight")
     return fig
@@ -715,24 +749,29 @@ def two_axes(values: Any, what: str) -> np.ndarray:
     return array
 
 
+@contextlib.contextmanager
+def letters_may_lack() -> Iterator[None]:
+    """A third party's spec may hold letters that the font lacks; an empty box is no reason to fail."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
+        yield
+
+
 def settle(fig: Figure) -> None:
-    """Lay the figure out once; later renderings keep the places, which takes half the time."""
-    if fig.get_layout_engine() is not None:
-        with warnings.catch_warnings():
-            # A third party's spec may hold letters that the font lacks; an empty box is no reason to fail.
-            warnings.filterwarnings("ignore", message="Glyph .* missing")
-            FigureCanvasAgg(fig)
-            fig.draw_without_rendering()
-        fig.set_layout_engine("none")
+    """Lay the figure out once; every rendering keeps the places, where it would otherwise lay out again."""
+    engine = fig.get_layout_engine()
+    if engine is not None:
+        FigureCanvasAgg(fig)
+        engine.execute(fig)
+        fig.set_layout_engine(None)
 
 
 @styled
 def png(fig: Figure) -> bytes:
     """The figure as a PNG file that can be read alone, on white."""
-    settle(fig)
     out = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")
+    with letters_may_lack():
+        settle(fig)
         FigureCanvasAgg(fig).print_png(out, pil_kwargs={"compress_level": 4})
     return out.getvalue()
 
@@ -740,12 +779,11 @@ def png(fig: Figure) -> bytes:
 @styled
 def svg(fig: Figure) -> str:
     """The figure as an SVG document on no background, with its words as text."""
-    settle(fig)
     out = io.StringIO()
     kept = fig.get_facecolor()
     fig.set_facecolor("none")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")
+    with letters_may_lack():
+        settle(fig)
         FigureCanvasSVG(fig).print_svg(out, metadata={"Date": None, "Creator": None})
     fig.set_facecolor(kept)
     return out.getvalue()

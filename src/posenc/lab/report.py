@@ -73,7 +73,7 @@ class Drawer:
             return None
         name = self.unused(re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:70] or "figure")
         plots.save(drawn, self.folder / f"{name}.png")
-        return {"name": name, "svg": Markup(for_page(plots.svg(drawn), len(self.names), says)), "says": says}
+        return {"name": name, "svg": Markup(for_page(plots.svg(drawn), len(self.names), says or name)), "says": says}
 
     def unused(self, name: str) -> str:
         found, number = name, 1
@@ -180,7 +180,10 @@ def table_of(records: Sequence[Record], task: str) -> dict[str, Any]:
             groups[-1][1] += 1
         else:
             groups.append([column.group, 1])
-    return {"task": task, "columns": columns, "groups": groups, "grouped": any(name for name, _ in groups), "rows": rows}
+    return {
+        "task": task, "columns": columns, "groups": groups, "grouped": any(name for name, _ in groups), "rows": rows,
+        "meanings": {column.heading: column.meaning for column in columns if column.meaning}, "wide": len(columns) > 10,
+    }
 
 
 def curves_of(records: Sequence[Record], task: str, draw: Drawer) -> dict[str, Any]:
@@ -310,13 +313,13 @@ def pictures_of(records: Sequence[Record], draw: Drawer) -> list[dict[str, Any]]
 
 def wavelengths_in_words(records: Sequence[Record]) -> str:
     said = ["Positions that a pair of dimensions needs for one full turn, fastest pair first."]
-    for label, run, values in plots.pictured(records, "wavelengths"):
-        length = summary.trained_length(run)
+    for label, run, values in plots.pictured(records, "wavelengths")[:8]:
         known = plots.numbers(values)
-        if length:
-            never = int((known > length).sum())
-            said.append(f"{plots.short(label)} on {summary.task_of(run)}: {never} of {len(known)} pairs never complete a turn within {summary.count(length)} positions.")
-    return " ".join(said[:9])
+        own = [r for r in summary.results(records) if r.label == label]
+        never = [f"{int((known > length).sum())} within {summary.count(length)}" for length in summary.trained_lengths(own)]
+        if never:
+            said.append(f"{plots.short(label)}: of its {len(known)} pairs, those that never complete a turn are {summary.listed(never)} positions.")
+    return " ".join(said)
 
 
 def attention_of(records: Sequence[Record], draw: Drawer) -> list[dict[str, Any]]:
@@ -330,9 +333,7 @@ def attention_of(records: Sequence[Record], draw: Drawer) -> list[dict[str, Any]
             shown = next((run for run in [*result.learned, *result.runs] if get(run, "attention")), None)
             if shown is None:
                 continue
-            says = "Rows ask, columns are looked at. Brighter is more weight."
-            if not result.learned:
-                says += " This model did not learn the task, so its maps explain nothing."
+            says = "" if result.learned else "This model did not learn the task, so its maps explain nothing."
             made = draw(f"attention-{task}-{result.label}", plots.attention(shown), says)
             if made:
                 drawn += 1

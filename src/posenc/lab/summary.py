@@ -306,6 +306,14 @@ def furthest(found: Sequence[Result]) -> list[Result]:
     return [result for factor, result in reached if factor == most]
 
 
+def best_at_longest(found: Sequence[Result]) -> tuple[Result, Spread] | None:
+    """The encoding with the highest exact match at the greatest multiple of the trained length that was tested."""
+    tested = [(factor, spread.median, result, spread) for result in found for _, factor, spread in result.beyond("exact_match")]
+    last = max((factor for factor, *_ in tested), default=None)
+    best = max((x for x in tested if x[0] == last), key=lambda x: x[1], default=None)
+    return None if best is None else (best[2], best[3])
+
+
 def fastest(found: Sequence[Result]) -> list[Result]:
     """Those that learned in the least CPU time, near ties included."""
     timed = [(spread.median, result) for result in found if (spread := result.spread("cpu_s_to_learned")) is not None]
@@ -384,9 +392,10 @@ def how_far(learned: Sequence[Result], tested: list[tuple[float, float]]) -> lis
     if leaders:
         scores = [(r, got) for r in leaders if (got := reach(r)) is not None]
         length, factor, _ = scores[0][1]
-        each = listed([f"{name(r.label)} with {with_range(got[2], percent, ' %')}" for r, got in scores])
+        each = listed([with_range(got[2], percent, " %") for _, got in scores])
         limit = ", the longest tested" if length == last else ""
-        said.append(f"Furthest {ask('carry', leaders)} {each} exact match at length {count(length)} ({times(factor)} the trained{limit}).")
+        where = f"{count(length)} ({times(factor)} the trained length{limit})"
+        said.append(f"{names_of(leaders)} {ask('carry', leaders)} furthest, to {where}, with {each} exact match.")
         nearer: dict[float, list[Result]] = {}
         for result in learned:
             if result not in leaders and (got := reach(result)) is not None:
@@ -394,16 +403,16 @@ def how_far(learned: Sequence[Result], tested: list[tuple[float, float]]) -> lis
         for length, group in sorted(nearer.items(), reverse=True):
             said.append(f"{names_of(group)} {ask('carry', group)} to {count(length)}.")
     else:
-        said.append(f"Nobody keeps {percent(CARRIES)} % exact match past the trained length.")
+        nearest, nearest_factor = tested[0]
+        said.append(f"Nobody keeps {percent(CARRIES)} % exact match past the trained length, already at {count(nearest)} ({times(nearest_factor)}).")
     if not leaders or (got := reach(leaders[0])) is None or got[0] != last:
-        ranked = [(s.median, r, s) for r in learned if (s := r.at(last, "exact_match")) is not None]
-        if ranked:
-            middle, best, spread = max(ranked, key=lambda x: x[0])
-            where = f"At length {count(last)} ({times(last_factor)}), the longest tested,"
-            if middle < FALLS_APART:
+        best = best_at_longest(learned)
+        if best is not None:
+            where = f"At {count(last)} ({times(last_factor)}), the longest tested,"
+            if best[1].median < FALLS_APART:
                 said.append(f"{where} nobody gets {percent(FALLS_APART)} %.")
             else:
-                said.append(f"{where} the best is {name(best.label)} with {with_range(spread, percent, ' %')}.")
+                said.append(f"{where} the best is {name(best[0].label)} with {with_range(best[1], percent, ' %')}.")
     broken: dict[float, list[Result]] = {}
     for result in learned:
         if (at := falls_apart(result)) is not None:
@@ -424,29 +433,32 @@ def text_paragraph(found: Sequence[Result]) -> str:
         said.append(f"Best at the trained length: {each} bits per byte.")
     measured = [r for r in learned if r.beyond("perplexity_ratio")]
     if measured:
-        said.append("R(k) is the perplexity at k times the trained length over that at the trained length.")
+        said.append("Beyond it, R(k) says how many times larger perplexity is at k times the trained length:")
     flat = [r for r in measured if stays_flat(r)]
     burst = [r for r in measured if explodes(r) is not None]
     rise = [r for r in measured if r not in flat and r not in burst]
 
     def last(r: Result) -> str:
         _, factor, spread = r.beyond("perplexity_ratio")[-1]
-        return f"R({times(factor)[:-1]}) = {with_range(spread, ratio)}"
+        return f"R({times(factor)[:-1]}) = {ratio(spread.median)}"
 
+    clauses = []
     if flat:
-        said.append(f"{listed([f'{name(r.label)} ({last(r)})' for r in flat])} {ask('stay', flat)} flat beyond it.")
+        clauses.append(f"{listed([f'{name(r.label)} ({last(r)})' for r in flat])} {ask('stay', flat)} flat")
     elif measured:
-        said.append("Nobody stays flat beyond it.")
+        clauses.append("nobody stays flat")
     if rise:
-        said.append(f"{listed([f'{name(r.label)} ({last(r)})' for r in rise])} {ask('get', rise)} worse slowly.")
+        clauses.append(f"{listed([f'{name(r.label)} ({last(r)})' for r in rise])} {ask('get', rise)} worse slowly")
     if burst:
         each = []
         for r in burst:
             at = explodes(r)
             assert at is not None
             first = f"R({times(at[1])[:-1]}) = {ratio(at[2].median)}"
-            each.append(f"{name(r.label)} (from {times(at[1])}: {first}" + (f", {last(r)})" if at != r.beyond("perplexity_ratio")[-1] else ")"))
-        said.append(f"{listed(each)} {ask('explode', burst)}.")
+            each.append(f"{name(r.label)} ({first}{'' if at == r.beyond('perplexity_ratio')[-1] else f', {last(r)}'})")
+        clauses.append(f"{listed(each)} {ask('explode', burst)}")
+    if clauses:
+        said.append(f"{'; '.join(clauses)}.")
     return " ".join([*said, about_seeds(found)])
 
 
@@ -455,7 +467,7 @@ def by_winner(won: list[tuple[str, list[Result]]]) -> str:
     groups: dict[tuple[str, ...], list[str]] = {}
     for task, leaders in won:
         groups.setdefault(tuple(leader.label for leader in leaders), []).append(task)
-    return ", ".join(f"{listed([name(x) for x in who], 'or')} on {listed(where)}" for who, where in groups.items())
+    return listed([f"{listed([name(x) for x in who], 'or')} on {listed(where)}" for who, where in groups.items()])
 
 
 def overall(records: Sequence[Record]) -> str:
@@ -478,6 +490,11 @@ def overall(records: Sequence[Record]) -> str:
         parts = [f"{by_winner(far)} carried furthest"] if far else []
         parts += [f"{by_winner(flat)} stayed flat"] if flat else []
         said.append(f"If they do: {'; '.join(parts)}.")
+        ends = {task: best for task, leaders in far if (best := best_at_longest(exact[task])) and best[0].label not in {r.label for r in leaders}}
+        ends = {task: best for task, best in ends.items() if best[1].median >= FALLS_APART}
+        if ends:
+            each = listed([f"{name(best.label)} on {task} ({percent(spread.median)} %)" for task, (best, spread) in ends.items()])
+            said.append(f"At the longest length tested, though, the best was {each}.")
     stuck = [task for task in exact if task not in dict(far)]
     if stuck:
         said.append(f"On {listed(stuck)} nobody carried past the trained length, so there the records name no choice for longer inputs.")
@@ -620,7 +637,9 @@ def task_table(records: Sequence[Record], task: str) -> tuple[list[Column], list
         else:
             row.append(cell(r.spread_of_all("in_distribution", "exact_match"), percent, lambda x: x))
         for length, measure, form, goodness in measures:
-            row.append(cell(r.at(length, measure), form, goodness) if r.learned else closed)
+            shown = cell(r.at(length, measure), form, goodness) if r.learned else closed
+            # Of three columns for each length of a text, R carries the range; three would not fit a page.
+            row.append(Cell(shown.text, missing=shown.missing) if measure.endswith("bits_per_byte") else shown)
         if text:
             row.append(cell(r.spread_of_all("train_cpu_s"), seconds))
         else:

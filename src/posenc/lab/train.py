@@ -80,6 +80,7 @@ def train(run: Run, progress: Callable[[Run], None] | None = None, until: int | 
     """
     experiment = run.experiment
     losses: list[Tensor] = []
+    run.model.train()
     began = time.process_time()
     while run.step < (last := min(run.last, until or run.last)):
         losses.append(one_step(run))
@@ -94,6 +95,7 @@ def train(run: Run, progress: Callable[[Run], None] | None = None, until: int | 
         losses.clear()
         if progress is not None:
             progress(run)
+        run.model.train()
         began = time.process_time()
     return run
 
@@ -105,7 +107,6 @@ def one_step(run: Run) -> Tensor:
         group["lr"] = experiment.rate * rate_at(run)
     length = draw_length(run)
     batch = run.task.batch(length, experiment.batch, run.generator)
-    model.train()
     run.optimizer.zero_grad(set_to_none=True)
     loss = answer_loss(model, batch)
     loss.backward()
@@ -159,7 +160,7 @@ def score(run: Run) -> float:
     """How well the run does now: held-out exact match at the trained length; for text bits per byte."""
     length = run.experiment.train_length
     if run.experiment.task == "text":
-        return held_out_bits(run.model, run.task, length, windows=64)
+        return held_out_bits(run.model, run.task, length, total=2048)
     return exact_match(run.model, run.task, length, rows=256, shortest=length).exact_match
 
 

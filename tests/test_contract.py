@@ -1,0 +1,109 @@
+"""Every encoding of the catalogue, and compositions of them, under every promise. The catalogue is found, not listed."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from posenc import catalogue, masks
+from posenc.cache import GrowingCache, SlotCache
+from posenc.positions import Positions
+from posenc.testing import LONG, SHAPE, Subject, cases, count, in_chunks, same, tokens, variants
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """The tensors are tiny: threads would only wait for one another."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def subjects() -> list[Subject]:
+    found = []
+    for name in catalogue.names():
+        found += [Subject(spec) for spec in variants(name)]
+        wanted = inspect.signature(catalogue.find(name).__init__).parameters
+        if "heads" in wanted:
+            # Slopes and tables differ where the number of heads is no power of two, and where it is far from one.
+            found += [Subject(name, replace(SHAPE, heads=heads), f"{name} of {heads} heads") for heads in (4, 5, 12)]
+        if "dim" in wanted:
+            found.append(Subject(variants(name)[-1], replace(SHAPE, dim=16), f"{variants(name)[-1]} of even width"))
+    return found
+
+
+COMPOSITIONS = [
+    Subject("rotary + alibi"),
+    Subject("learned + shaw(clip=5)"),
+    Subject("sinusoidal + t5_bias(buckets=8, max_distance=9) + rotary"),
+    Subject("on(rotary, heads=(0, 2))"),
+    Subject("on(alibi, heads=(1,)) + on(rotary(base=100), heads=(0, 2))"),
+    Subject(("rotary", "none", "t5_bias(buckets=8, max_distance=9)")),
+]
+
+SUBJECTS = [*subjects(), *COMPOSITIONS]
+
+
+@pytest.mark.parametrize("promise, subject", cases(SUBJECTS))
+def test_an_encoding_keeps_its_promises(promise: Callable[[Subject], None], subject: Subject) -> None:
+    promise(subject)
+
+
+def test_every_encoding_that_ships_is_a_subject() -> None:
+    found = {type(encoding).spec_name for subject in SUBJECTS for encoding in subject.encodings()}
+    assert found == set(catalogue.names())
+
+
+drawn = settings(
+    max_examples=40, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+any_subject = st.sampled_from(SUBJECTS)
+lengths = st.lists(st.integers(1, 6), min_size=1, max_size=3)
+
+
+@given(any_subject, st.lists(st.integers(1, 8), min_size=1, max_size=4), st.sampled_from([None, 0, 3]), st.booleans())
+@drawn
+def test_any_cut_of_a_cache_changes_nothing(subject: Subject, cuts: list[int], spare: int | None, padded: bool) -> None:
+    T = min(sum(cuts), subject.shape.max_len)
+    cuts = [n for i, n in enumerate(cuts) if sum(cuts[: i + 1]) <= T] or [T]
+    T = sum(cuts)
+    at = count(T)
+    if padded and T > 2:
+        at = Positions.padded(torch.arange(T).expand(2, -1) >= torch.tensor([[0], [T // 2]])).with_length(LONG)
+    net, x = subject.net(), tokens(subject, T)
+    cache = GrowingCache if spare is None else lambda: SlotCache(T + spare)
+    got, expected = in_chunks(net, x, at, cuts, masks.causal(), cache), net(x, at, masks.causal())
+    real = (at.order >= 0).expand(2, -1)
+    same(got[real], expected[real], f"{subject} cut {cuts}")
+
+
+@given(any_subject, st.lists(st.lists(st.booleans(), min_size=7, max_size=7), min_size=1, max_size=3), st.booleans())
+@drawn
+def test_any_padding_changes_nothing(subject: Subject, rows: list[list[bool]], causal: bool) -> None:
+    present = torch.tensor(rows)
+    net, mask = subject.net(), masks.Mask(causal=causal)
+    x = tokens(subject, 7, batch=len(rows))
+    together = net(x, Positions.padded(present).with_length(LONG), mask)
+    for row, real in enumerate(present):
+        if real.any():
+            alone = net(x[row : row + 1, real], count(int(real.sum())), mask)
+            same(together[row : row + 1, real], alone, f"{subject}, row {row}")
+    assert together.isfinite().all()
+
+
+@given(any_subject, lengths, st.booleans())
+@drawn
+def test_any_packing_changes_nothing(subject: Subject, documents: list[int], causal: bool) -> None:
+    net, mask = subject.net(), masks.Mask(causal=causal)
+    x = tokens(subject, sum(documents))
+    packed = net(x, Positions.packed(documents).with_length(LONG), mask)
+    start = 0
+    for n in documents:
+        piece = slice(start, start + n)
+        same(packed[:, piece], net(x[:, piece], count(n), mask), f"{subject}, tokens {start} to {start + n}")
+        start += n

@@ -1,0 +1,159 @@
+"""Shaw's relative representations, against the naive form with a [T, S, D] tensor."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from posenc import Attention, Decoder, Keys, Positions, masks
+from posenc.encodings.shaw import Shaw
+from posenc.kernels import bind
+from posenc.masks import Mask
+
+
+def naive(encoding: Shaw, q: Tensor, k: Tensor, v: Tensor, m: Tensor, n: Tensor, allowed: Tensor, scale: float) -> Tensor:
+    """z_i = sum_j A_ij (v_j + b_ij) with logits q_i . k_j scale + q_i . a_ij / sqrt(D); every vector written out."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(group, 1) for x in (k, v))
+    relative = (n[None, :] - m[:, None]).clamp(-encoding.clip, encoding.clip) + encoding.clip        # [T, S]
+
+    def vectors(table: Tensor) -> Tensor:
+        below = relative.floor().long()
+        above = (below + 1).clamp(max=2 * encoding.clip)
+        share = (relative - below)[..., None]
+        return (1 - share) * table[below] + share * table[above]                                     # [T, S, D]
+
+    added = torch.einsum("bhtd,tsd->bhts", q, vectors(encoding.key_table)) / q.shape[-1] ** 0.5
+    logits = torch.einsum("bhtd,bhsd->bhts", q, k) * scale + added
+    weights = logits.masked_fill(~allowed, -torch.inf).softmax(-1)
+    out = weights @ v
+    if encoding.value_table is not None:
+        out = out + torch.einsum("bhts,tsd->bhtd", weights, vectors(encoding.value_table))
+    return out
+
+
+CASES = {
+    "causal": (torch.arange(9.0), torch.arange(9.0), masks.causal()),
+    "both ways": (torch.arange(9.0), torch.arange(9.0), masks.bidirectional()),
+    "elsewhere": (torch.tensor([3.0, 0, 50]), torch.tensor([1.0, 4, 2, 49, 80]), masks.bidirectional()),
+    "fractional": (torch.tensor([0.5, 2.25, 9.0]), torch.tensor([0.0, 1.75, 2.5, 3.125]), masks.bidirectional()),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("values", [True, False])
+@pytest.mark.parametrize("kv_heads", [3, 1])
+@pytest.mark.parametrize("scale", [5**-0.5, 1.0])
+def test_keys_and_values_get_the_vector_of_their_clipped_distance(case: str, values: bool, kv_heads: int, scale: float) -> None:
+    m, n, mask = CASES[case]
+    encoding = Shaw(5, clip=3, values=values, std=1.0).double()
+    q = torch.randn(2, 3, len(m), 5, dtype=torch.float64)
+    k, v = (torch.randn(2, kv_heads, len(n), 5, dtype=torch.float64) for _ in range(2))
+    whole = case != "fractional"
+    at = Positions.of(m.long() if whole else m)
+    keys_at = at if torch.equal(m, n) else Positions.of(n.long() if whole else n)
+    out, _ = encoding.attend(q, at, Keys(k, v, keys_at), mask, bind("reference", encoding, scale=scale))
+    allowed = mask.allowed(at, keys_at)
+    torch.testing.assert_close(out, naive(encoding, q, k, v, m.double(), n.double(), allowed, scale), rtol=0, atol=1e-12)
+
+
+def test_distances_past_the_clip_are_all_alike() -> None:
+    encoding = Shaw(4, clip=2, std=1.0)
+    q = torch.randn(1, 1, 1, 4)
+    bias = encoding.bias(torch.tensor([10]), torch.tensor([0, 5, 7, 8, 9, 10, 11, 12, 13, 99]), q=q)[0, 0, 0]
+    assert bias[0] == bias[1] == bias[2] == bias[3] and bias[7] == bias[8] == bias[9]
+    assert bias[3:8].unique().numel() == 5
+
+
+def test_the_bias_is_the_key_term_alone() -> None:
+    encoding = Shaw(4, clip=2, std=1.0).double()
+    q = torch.randn(2, 3, 6, 4, dtype=torch.float64)
+    relative = (torch.arange(6)[None, :] - torch.arange(6)[:, None]).clamp(-2, 2) + 2
+    expected = torch.einsum("bhtd,tsd->bhts", q, encoding.key_table[relative]) / 2
+    torch.testing.assert_close(encoding.bias(6, q=q), expected, rtol=0, atol=1e-14)
+
+
+def test_the_bias_needs_the_queries_and_says_so() -> None:
+    with pytest.raises(ValueError, match=r"the bias of .*haw.* reads the queries; give q of shape \[B, H, T, D\]"):
+        Shaw(4).bias(3)
+
+
+def test_the_scalar_formulas_in_the_file_are_the_published_ones() -> None:
+    encoding = Shaw(3, clip=2, std=1.0).double()
+    q, k = [0.5, -1.0, 2.0], [1.0, 0.25, -3.0]
+    for m, n, row in ((5, 5, 2), (5, 4, 1), (5, 0, 0), (0, 1, 3), (0, 9, 4)):
+        a, b = encoding.key_table[row].tolist(), encoding.value_table[row].tolist()
+        expected = 0.7 * sum(x * y for x, y in zip(q, k, strict=True)) + sum(x * y for x, y in zip(q, a, strict=True)) / 3**0.5
+        assert encoding.formula_logit(q, k, m, n, 0, 0.7) == pytest.approx(expected, abs=1e-14)
+        assert [encoding.formula_value(k, m, n, c) for c in range(3)] == pytest.approx([x + y for x, y in zip(k, b, strict=True)])
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "reference"])
+def test_without_values_every_kernel_serves(kernel: str) -> None:
+    encoding = Shaw(4, clip=3, values=False, std=1.0)
+    x = torch.randn(2, 9, 12)
+    attention = Attention(12, 3, encoding=encoding, kernel=kernel)
+    attention.load_state_dict({name: torch.full_like(p, 0.1) + p.detach().cos() for name, p in attention.state_dict().items()})
+    layer = Attention(12, 3, encoding=encoding, kernel="reference")
+    layer.load_state_dict(attention.state_dict())
+    torch.testing.assert_close(attention(x, mask=masks.causal()), layer(x, mask=masks.causal()), rtol=0, atol=1e-5)
+
+
+def test_with_values_the_fused_kernel_is_refused_with_the_reason() -> None:
+    attention = Attention(12, 3, encoding="shaw", kernel="sdpa")
+    with pytest.raises(ValueError, match=r"kernel 'sdpa' cannot do this: .*reads the attention weights, which sdpa does not return"):
+        attention(torch.randn(1, 3, 12))
+
+
+def test_a_row_that_sees_nothing_gives_zeros() -> None:
+    encoding = Shaw(4, clip=2, std=1.0)
+    q = torch.randn(1, 2, 3, 4, requires_grad=True)
+    at = Positions.padded(torch.tensor([[0, 1, 1]]))
+    out, _ = encoding.attend(q, at, Keys(q, q, at), Mask(causal=True), bind("reference", encoding, scale=0.5))
+    assert not out[0, :, 0].any()
+    out.sum().backward()
+    assert q.grad is not None and q.grad.isfinite().all()
+
+
+def test_many_small_weights_in_half_precision_are_all_counted() -> None:
+    encoding = Shaw(4, clip=1)
+    with torch.no_grad():
+        encoding.key_table.zero_()
+        encoding.value_table.fill_(1.0)
+    encoding = encoding.bfloat16()
+    zeros = torch.zeros(1, 1, 4096, 4, dtype=torch.bfloat16)
+    at, keys_at = Positions.count(1, start=4095), Positions.count(4096)
+    kernel = bind("reference", encoding, scale=0.5)
+    out, _ = encoding.attend(zeros[:, :, :1], at, Keys(zeros, zeros, keys_at), masks.causal(), kernel)
+    # Uniform weights that sum to one, on values that are one everywhere; adding them in bfloat16 stops at a half.
+    torch.testing.assert_close(out, torch.ones_like(out), rtol=0, atol=0.01)
+
+
+def test_every_layer_has_tables_of_its_own() -> None:
+    model = Decoder(vocab=5, dim=12, heads=3, layers=3, encoding="shaw(clip=2)")
+    shapes = [tuple(p.shape) for name, p in model.named_parameters() if "table" in name]
+    assert shapes == [(5, 4)] * 6
+
+
+def test_tables_have_the_size_of_the_clip_and_the_given_deviation() -> None:
+    encoding = Shaw(64, clip=100, std=0.5)
+    assert encoding.key_table.shape == (201, 64) and encoding.value_table is not None
+    assert encoding.key_table.std().item() == pytest.approx(0.5, rel=0.03) == encoding.value_table.std().item()
+    assert Shaw(64, values=False).value_table is None
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"head_dim": 0}, "head_dim and clip must be 1 or more, got 0 and 16"),
+        ({"head_dim": 4, "clip": 0}, "head_dim and clip must be 1 or more, got 4 and 0"),
+        ({"head_dim": 4, "std": 0.0}, "std must be above 0, got 0.0"),
+    ],
+)
+def test_impossible_options_are_refused(options: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Shaw(**options)
+
+
+def test_heads_of_another_width_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"heads must have 4 channels, got 6; build Shaw\(6\)"):
+        Shaw(4).bias(3, q=torch.zeros(1, 1, 3, 6))
