@@ -86,7 +86,14 @@ def exact_scores(spec, task, chance):
     curve = []
     for at in range(50, 1001, 50):
         progress = 1 / (1 + math.exp(-(at - (step or 2400) * 0.7) / 90))
-        curve.append({"step": at, "loss": 3.2 * (1 - progress) + 0.004 + 0.02 * chance.random(), "score": scores[0] * progress, "cpu_s": at * 0.0145})
+        curve.append(
+            {
+                "step": at,
+                "loss": 3.2 * (1 - progress) + 0.004 + 0.02 * chance.random(),
+                "score": scores[0] * progress,
+                "cpu_s": at * 0.0145,
+            }
+        )
     return {
         "steps_to_learned": step if learned else None,
         "cpu_s_to_learned": cpu if learned else None,
@@ -131,7 +138,9 @@ def order(spec):
 
 
 def attention(task, chance):
-    tokens = ["<bos>", "a", "b", "c", "d", "|", "a", "b", "c", "d"] if task != "text" else [*"def main():\n    return 0"]
+    tokens = (
+        ["<bos>", "a", "b", "c", "d", "|", "a", "b", "c", "d"] if task != "text" else [*"def main():\n    return 0"]
+    )
     T = len(tokens)
 
     def maps(sharp):
@@ -141,7 +150,10 @@ def attention(task, chance):
             for head in range(4):
                 rows = []
                 for i in range(T):
-                    raw = [math.exp(sharp * chance.random() * (3 if j == i - head - 2 * layer else 1)) if j <= i else 0.0 for j in range(T)]
+                    raw = [
+                        math.exp(sharp * chance.random() * (3 if j == i - head - 2 * layer else 1)) if j <= i else 0.0
+                        for j in range(T)
+                    ]
                     rows.append([round(x / sum(raw), 4) for x in raw])
                 heads.append(rows)
             out.append(heads)
@@ -165,10 +177,16 @@ def pictures(spec, trained):
         out["wavelengths"] = [2 * math.pi / rate for rate in rates]
         out["rotation"] = [sum(math.cos(n * rate) for rate in rates) / 8 for n in range(2 * trained + 1)]
     elif spec == "alibi":
-        out["bias"] = {"distance": list(range(2 * trained + 1)), "heads": [[-s * n for n in range(2 * trained + 1)] for s in SLOPES]}
+        out["bias"] = {
+            "distance": list(range(2 * trained + 1)),
+            "heads": [[-s * n for n in range(2 * trained + 1)] for s in SLOPES],
+        }
     elif spec == "t5_bias":
         bucket = [min(n, 8 + int(4 * math.log(max(n, 8) / 8))) for n in range(2 * trained + 1)]
-        out["bias"] = {"distance": list(range(2 * trained + 1)), "heads": [[math.sin(h + b / 3) - b / 5 for b in bucket] for h in range(4)]}
+        out["bias"] = {
+            "distance": list(range(2 * trained + 1)),
+            "heads": [[math.sin(h + b / 3) - b / 5 for b in bucket] for h in range(4)],
+        }
     return out
 
 

@@ -52,7 +52,7 @@ def find(name: str) -> type[Encoding]:
     if ":" in name:
         return load_from_file(name)
     if name not in names():
-        raise ValueError(f"no encoding named '{name}'; there are: {', '.join(names())}{near(name, names())}")
+        raise ValueError(f"no encoding named '{name}'; there are: {', '.join(names())}{near_encoding(name)}")
     module = importlib.import_module(f"posenc.encodings.{name}")
     cls = only_encoding(module, f"encodings/{name}.py")
     cls.spec_name = name
@@ -169,7 +169,7 @@ class Parser:
             name = tree.func.id
             if name not in SCHEDULES:
                 raise ValueError(f"no schedule named '{name}'; there are: {', '.join(SCHEDULES)}{near(name, list(SCHEDULES))}")
-            options = {word.arg: self.value(word.value) for word in tree.keywords}
+            options = {word.arg or "**": self.value(word.value) for word in tree.keywords}
             if len(options) != len(tree.keywords):
                 raise ValueError(f"an option stands twice in '{ast.unparse(tree)}'; give it once")
             fields = list(inspect.signature(SCHEDULES[name]).parameters)
@@ -178,7 +178,7 @@ class Parser:
                     raise ValueError(f"{name} has no option '{option}'; it has: {', '.join(fields)}{near(str(option), fields)}")
             if tree.args or "factor" not in options:
                 raise ValueError(f"{name} needs named options with a factor, as in {name}(factor=4); got '{ast.unparse(tree)}'")
-            return SCHEDULES[name](**options)  # type: ignore[arg-type]
+            return SCHEDULES[name](**options)
         if isinstance(tree, ast.Name):
             # A bare word is a string, so that shells need no quotes: rotary(layout=interleaved).
             return tree.id
@@ -293,6 +293,13 @@ def every() -> Iterator[tuple[str, type[Encoding]]]:
     """The name and class of all encodings that ship."""
     for name in names():
         yield name, find(name)
+
+
+def near_encoding(word: str) -> str:
+    """A hint at the encoding whose name, or one of its other names, is nearest."""
+    called = {other: name for name, cls in every() for other in (*cls.also_called, name)}
+    close = difflib.get_close_matches(word.lower(), list(called), 1)
+    return f"; did you mean '{called[close[0]]}'?" if close else ""
 
 
 def near(word: str, known: list[str]) -> str:

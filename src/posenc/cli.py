@@ -3,7 +3,9 @@
 Data goes to stdout, progress to stderr. Exit codes: 0 done, 1 it failed, 2 bad usage, 130 interrupted.
 """
 
+import difflib
 import json
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +57,6 @@ class Compare:
 
     def run(self) -> int:
         from posenc import terminal
-        from posenc.lab import report
         from posenc.lab.compare import Settings, compare
 
         settings = Settings(
@@ -311,25 +312,37 @@ Verb = (
 )
 
 
+VERBS = ("compare", "report", "list", "show", "order", "train", "generate", "check")
+
+
 def print_answer(records: list[dict[str, Any]]) -> None:
     from posenc import terminal
-    from posenc.lab import report
+    from posenc.lab import summary
 
-    terminal.say(report.answer(records))
-    for title, headers, rows in report.table(records):
-        terminal.say()
-        terminal.table(headers, rows, title)
+    terminal.say(summary.answer(records))
+    terminal.say()
+    terminal.table(*summary.table(records))
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one verb; returns the exit code. A user's mistake is answered in one line, without a traceback."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if given and not given[0].startswith("-") and given[0] not in VERBS:
+        close = difflib.get_close_matches(given[0], VERBS, 1)
+        hint = f"; did you mean '{close[0]}'?" if close else ""
+        print(f"posenc: no verb '{given[0]}'; there are: {', '.join(VERBS)}{hint}", file=sys.stderr)
+        return 2
     verb = tyro.cli(Verb, prog="posenc", description=DESCRIPTION, args=arguments, config=(tyro.conf.OmitArgPrefixes,))  # type: ignore[arg-type]
     try:
-        return verb.run()
+        code = verb.run()
+        sys.stdout.flush()
+        return code
     except ValueError as error:
-        print(f"posenc: {error}", file=sys.stderr)
+        print(f"posenc: {reason(error)}", file=sys.stderr)
         return 2
     except BrokenPipeError:
+        # Whoever read our output has enough; without this, Python would complain when it flushes at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (RuntimeError, OSError) as error:
         print(f"posenc: {reason(error)}", file=sys.stderr)
@@ -342,7 +355,8 @@ def main(arguments: list[str] | None = None) -> int:
 def reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename:
         return f"{error.strerror}: '{error.filename}'"
-    return str(error)
+    # Some of torch's messages run over many lines.
+    return " ".join(str(error).split())
 
 
 DESCRIPTION = "Positional encodings for transformers: compare them, look at them, train with them, check your own."

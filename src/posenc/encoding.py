@@ -7,7 +7,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -91,6 +91,9 @@ class Encoding(nn.Module):
 
     source: ClassVar[str] = ""
     """Where the encoding was published: authors, year, arXiv id and section."""
+
+    also_called: ClassVar[tuple[str, ...]] = ()
+    """Other names by which people look for it: a wrong name in a spec is answered with the right one."""
 
     gaps: ClassVar[Mapping[str, str]] = {}
     """Known gaps: the name of a promise in `posenc.testing` -> why this encoding does not keep it."""
@@ -316,7 +319,7 @@ class Compose(Encoding):
         rules = [str(part) for part in flat if "attend" in part.doors]
         if len(rules) > 1:
             raise ValueError(f"at most one encoding may replace the attention rule, got {' and '.join(rules)}; drop one of them")
-        self.parts = nn.ModuleList(flat)
+        self.members = nn.ModuleList(flat)
         opened = frozenset().union(*(part.doors for part in flat))
         # A distance alone no longer tells the whole bias once one part reads more than that.
         self.doors = opened - {"by_distance"} if "score_mod" in opened else opened
@@ -325,6 +328,11 @@ class Compose(Encoding):
     @property
     def needs_weights(self) -> bool:
         return any(part.needs_weights for part in self.parts)
+
+    @property
+    def parts(self) -> list[Encoding]:
+        """The encodings that are summed."""
+        return cast(list[Encoding], list(self.members))
 
     def embed(self, x: Tensor, at: Positions) -> Tensor:
         for part in self.parts:
@@ -473,7 +481,7 @@ class OnHeads(Encoding):
 
 def parts_of(encoding: Encoding) -> list[Encoding]:
     """The parts of a sum, or the encoding itself."""
-    return list(encoding.parts) if isinstance(encoding, Compose) else [encoding]  # type: ignore[arg-type]
+    return encoding.parts if isinstance(encoding, Compose) else [encoding]
 
 
 def look_up(table: Tensor, *index: Tensor) -> Tensor:

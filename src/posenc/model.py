@@ -5,6 +5,7 @@ Read from top to bottom: token and position embedding, feed-forward, block, stac
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any, cast
 from contextlib import contextmanager
 
 import torch
@@ -96,7 +97,7 @@ class FeedForward(nn.Sequential):
     def __init__(
         self, dim: int, hidden: int, dropout: float = 0.0, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> None:
-        made = {"device": device, "dtype": dtype}
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
         super().__init__(nn.Linear(dim, hidden, **made), nn.GELU(), nn.Linear(hidden, dim, **made), nn.Dropout(dropout))
 
 
@@ -146,8 +147,8 @@ class Block(nn.Module):
         super().__init__()
         if norm not in NORMS:
             raise ValueError(f"norm must be one of {', '.join(NORMS)}, got '{norm}'")
-        made = {"device": device, "dtype": dtype}
-        options = {
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        options: dict[str, Any] = {
             "kv_heads": kv_heads, "head_dim": head_dim, "kernel": kernel, "scale": scale, "dropout": dropout,
             "bias": bias, "max_len": max_len, **made,
         }
@@ -260,7 +261,7 @@ class Stack(nn.Module):
 
     def added(self) -> tuple[Encoding, ...]:
         """The encodings that add to the embeddings, each once."""
-        return tuple(own for own in self.encodings if "embed" in own.doors)  # type: ignore[union-attr]
+        return tuple(own for own in cast(list[Encoding], list(self.encodings)) if "embed" in own.doors)
 
     def forward(
         self,
@@ -279,7 +280,7 @@ class Stack(nn.Module):
         for layer, block in enumerate(self.blocks):
             # What nobody reads is not computed: the last block answers for the wanted tokens only.
             last = only if block is self.blocks[-1] and not weights else None
-            given = {"positions": at, "mask": mask, "weights": weights, "encoding": self.encoding_of[layer]}
+            given: dict[str, Any] = {"positions": at, "mask": mask, "weights": weights, "encoding": self.encoding_of[layer]}
             if memory is not None:
                 given |= {"memory": memory, "memory_positions": memory_at, "cross_encoding": self.cross_encoding_of[layer]}
             out = block(x, cache=None if cache is None else cache.layers[layer], only=last, **given)
@@ -334,7 +335,7 @@ class Decoder(nn.Module):
         **options,
     ) -> None:
         super().__init__()
-        made = {"device": device, "dtype": dtype}
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
         self.vocab, self.max_len = vocab, max_len
         self.stack = Stack(
             dim, heads, layers, encoding=encoding, max_len=max_len, causal=True, dropout=dropout, hints=hints, **made, **options
@@ -423,7 +424,7 @@ class Encoder(nn.Module):
         **options,
     ) -> None:
         super().__init__()
-        made = {"device": device, "dtype": dtype}
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
         self.vocab, self.max_len = vocab, max_len
         self.stack = Stack(
             dim, heads, layers, encoding=encoding, max_len=max_len, causal=False, dropout=dropout, hints=hints, **made, **options
@@ -482,7 +483,7 @@ class EncoderDecoder(nn.Module):
         **options,
     ) -> None:
         super().__init__()
-        made = {"device": device, "dtype": dtype}
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
         options |= {"encoding": encoding, "max_len": max_len, "norm": norm, "dropout": dropout, **made}
         self.vocab, self.max_len = vocab, max_len
         self.encoder = Stack(dim, heads, layers, causal=False, **options)

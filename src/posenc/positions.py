@@ -6,7 +6,7 @@ the tokens. Encodings read `coords`, causality reads `order`, packing reads `doc
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -231,7 +231,7 @@ def positions_for(tokens: int, positions: PositionsLike, offset: int = 0, *, dev
         raise ValueError(f"got positions of {at.tokens} tokens for {tokens} tokens; give one position for each token")
     if device is not None and at.order.device != device:
         return at.to(device)
-    return cast(Positions, at)
+    return at
 
 
 def distance(at: Positions, keys_at: Positions, who: str) -> Tensor:

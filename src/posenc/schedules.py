@@ -6,7 +6,7 @@ square. Each one also states its paper's scalar formula, which the contract hold
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -145,8 +145,7 @@ class YaRN(Schedule):
             raise ValueError(f"yarn: attention_factor must be above 0, got {self.attention_factor}")
 
     def with_trained_length(self, trained_length: int) -> "YaRN":
-        given = {f.name: getattr(self, f.name) for f in fields(self)}
-        return YaRN(**(given | {"trained_length": trained_length})) if self.trained_length is None else self
+        return replace(self, trained_length=trained_length) if self.trained_length is None else self
 
     @property
     def temperature(self) -> float:
@@ -212,8 +211,7 @@ class Llama3(Schedule):
             raise ValueError(f"llama3: needs high >= low > 0 (turns), got low={self.low} and high={self.high}")
 
     def with_trained_length(self, trained_length: int) -> "Llama3":
-        given = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Llama3(**(given | {"trained_length": trained_length})) if self.trained_length is None else self
+        return replace(self, trained_length=trained_length) if self.trained_length is None else self
 
     def __call__(self, frequencies: Tensor, *, base: float, width: int) -> tuple[Tensor, float]:
         turns = known_length(self, self.trained_length) * frequencies / (2 * math.pi)

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -14,33 +14,33 @@ from rich.text import Text
 if TYPE_CHECKING:
     from posenc.lab.sweep import Progress, Sweep
 
-OUT = Console(highlight=False, soft_wrap=True)
+# A file or a pipe has no width: rows go out whole.
+OUT = Console(highlight=False, width=None if sys.stdout.isatty() else 300)
 ERR = Console(stderr=True, highlight=False)
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
-    """Print a table on stdout; without a terminal it is as wide as it needs to be."""
+    """Print a table on stdout."""
     drawn = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for header in headers:
         drawn.add_column(header, overflow="fold")
     for row in rows:
         drawn.add_row(*(Text(str(cell)) for cell in row))
-    width = None if OUT.is_terminal else max(OUT.width, 200)
-    OUT.print(drawn, width=width)
+    OUT.print(drawn)
 
 
 def say(words: str = "") -> None:
     """Print plain words on stdout."""
-    OUT.print(Text(words))
+    OUT.print(Text(words), soft_wrap=True)
 
 
 def note(words: str) -> None:
     """Print plain words on stderr."""
-    ERR.print(Text(words))
+    ERR.print(Text(words), soft_wrap=True)
 
 
 @contextmanager
-def live() -> Iterator[Callable[["Sweep"], None]]:
+def live() -> Generator[Callable[["Sweep"], None]]:
     """A function that shows how a sweep stands: a live table in a terminal, else a line every ten seconds."""
     if ERR.is_terminal:
         with Live(console=ERR, refresh_per_second=4, transient=True) as screen:
@@ -62,7 +62,7 @@ def live() -> Iterator[Callable[["Sweep"], None]]:
 def standing(sweep: "Sweep") -> str:
     """How many runs are over, and how long the rest will take."""
     left = sweep.seconds_left()
-    when = "" if left is None else f", about {duration(left)} left"
+    when = "" if left is None or sweep.done == len(sweep.runs) else f", about {duration(left)} left"
     return f"{sweep.done} of {len(sweep.runs)} runs done{when}"
 
 

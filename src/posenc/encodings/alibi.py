@@ -36,6 +36,7 @@ class ALiBi(Encoding):
     """
 
     source = "Press, Smith, Lewis 2021, arXiv:2108.12409, section 3"
+    also_called = ("linear_bias",)
 
     def __init__(self, heads: int) -> None:
         super().__init__()

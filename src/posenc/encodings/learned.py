@@ -42,6 +42,7 @@ class Learned(Encoding):
     """
 
     source = "Gehring et al. 2017, arXiv:1705.03122, section 3.1"
+    also_called = ("absolute", "trainable", "embedding")
 
     def __init__(
         self,

@@ -21,3 +21,4 @@ class NoPE(Encoding):
     """
 
     source = "Haviv et al. 2022, arXiv:2203.16634; Kazemnejad et al. 2023, arXiv:2305.19466"
+    also_called = ("nope", "no_position")

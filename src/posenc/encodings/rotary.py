@@ -45,6 +45,7 @@ class Rotary(Encoding):
     """
 
     source = "Su et al. 2021, arXiv:2104.09864, sections 3.2 and 3.4"
+    also_called = ("rope", "roformer")
 
     def __init__(
         self, head_dim: int, base: float = 10_000.0, layout: str = "half", partial: float = 1.0, schedule: Schedule | None = None

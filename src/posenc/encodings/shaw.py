@@ -35,6 +35,7 @@ class Shaw(Encoding):
     """
 
     source = "Shaw, Uszkoreit, Vaswani 2018, arXiv:1803.02155, sections 3.1 and 3.2"
+    also_called = ("relative", "relative_key")
     per_layer = True
 
     def __init__(

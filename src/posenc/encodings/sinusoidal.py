@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posenc.encoding import Encoding
-from posenc.positions import Positions, PositionsLike, positions_for
+from posenc.positions import Positions, PositionsLike
 
 LAYOUTS = ("interleaved", "concatenated")
 
@@ -42,6 +42,7 @@ class Sinusoidal(Encoding):
     """
 
     source = "Vaswani et al. 2017, arXiv:1706.03762, section 3.5"
+    also_called = ("sincos", "sine", "vaswani", "fixed")
 
     def __init__(self, dim: int, base: float = 10_000.0, layout: str = "interleaved", endpoint: bool = False) -> None:
         super().__init__()
@@ -70,8 +71,10 @@ class Sinusoidal(Encoding):
         """The encoding [B or 1, T, dim] of given positions, or of the first `tokens` positions."""
         if positions is None and tokens is None:
             raise ValueError("table needs positions or a number of tokens")
-        at = Positions.count(tokens) if positions is None else positions  # type: ignore[arg-type]
-        at = at if isinstance(at, Positions) else positions_for(at.shape[0] if at.dim() == 1 else at.shape[1], at)
+        if positions is None:
+            at = Positions.count(tokens or 0)
+        else:
+            at = positions if isinstance(positions, Positions) else Positions.of(positions)
         return self.encode(at).to(dtype)
 
     def encode(self, at: Positions) -> Tensor:
@@ -128,13 +131,17 @@ class Sinusoidal(Encoding):
         exponent = k / (pairs - 1 or 1) if self.endpoint else k / (self.dim / 2)
         return wave(position / self.base**exponent)
 
-    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors) -> None:
+    def _load_from_state_dict(
+        self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+    ) -> None:
         table = state_dict.pop(prefix + "pe", None)
         if table is not None:
             problem = self.compare_saved(table)
             if problem is not None:
-                errors.append(f"{prefix}pe: {problem}")
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
+                error_msgs.append(f"{prefix}pe: {problem}")
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
 
     def compare_saved(self, table: Tensor) -> str | None:
         """Why a saved table [max_len, dim], with or without a batch axis of 1, is not this encoding; None if it is."""

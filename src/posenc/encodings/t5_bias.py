@@ -38,6 +38,7 @@ class T5Bias(Encoding):
     """
 
     source = "Raffel et al. 2019, arXiv:1910.10683, section 2.1"
+    also_called = ("t5", "relative_bias")
 
     def __init__(
         self,

@@ -1,6 +1,7 @@
 """Ablation at test time: what a trained model loses when its positions are taken away or changed."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from collections.abc import Generator as Yields
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,7 +34,7 @@ def shifted(by: int) -> Callable[[Positions], Positions]:
 
 
 @contextmanager
-def without_position(stack: Stack) -> Iterator[None]:
+def without_position(stack: Stack) -> Yields[None]:
     """Within the block the stack has no position at all: nothing is added, turned or biased."""
     nothing = Encoding()
     kept = stack.encodings, stack.encoding_of

@@ -12,7 +12,7 @@ from posenc.lab import recipes, tasks
 from posenc.lab.recipes import Experiment
 from posenc.lab.sweep import Sweep, make_folder, run_all
 
-PRESETS = {
+PRESETS: dict[str, dict[str, Any]] = {
     "default": {"task_names": ("repeat", "text"), "seeds": 1},
     "full": {"task_names": ("repeat", "copy", "reverse", "sort", "recall", "text"), "seeds": 3},
 }
@@ -43,7 +43,7 @@ class Settings:
         """All runs. Raises ValueError for anything that cannot be built, before a single step is trained."""
         if self.preset not in PRESETS:
             raise ValueError(f"no preset named '{self.preset}'; there are: {', '.join(PRESETS)}{catalogue.near(self.preset, list(PRESETS))}")
-        preset: dict[str, Any] = PRESETS[self.preset]
+        preset = PRESETS[self.preset]
         task_names = self.task_names or preset["task_names"]
         for name in task_names:
             tasks.find(name)
@@ -51,9 +51,9 @@ class Settings:
         named = ("train_length", "test_lengths", "steps", "layers", "dim", "heads")
         changes = {name: value for name in named if (value := getattr(self, name)) is not None}
         runs: list[Experiment] = []
-        for task in task_names:
+        for task in dict.fromkeys(task_names):
             given = changes | ({"text": self.text} if task == "text" and self.text else {})
-            runs += recipes.comparison(encodings, [task], self.seeds or preset["seeds"], **given)
+            runs += recipes.comparison(encodings, [task], preset["seeds"] if self.seeds is None else self.seeds, **given)
         if self.text is not None and "text" not in task_names:
             raise ValueError("--text is for the text task; add it to the tasks, or leave --text out")
         check_buildable(runs)

@@ -50,12 +50,18 @@ def load(path: str | None) -> Text:
     where = Path(path)
     if not where.exists():
         raise ValueError(f"no file or folder '{path}'; give --text a text file or a folder of text files")
-    files = [where] if where.is_file() else sorted(f for f in where.rglob("*") if f.is_file() and f.suffix.lower() in SUFFIXES)
+    files = [where] if where.is_file() else files_in(where)
     contents = {str(file.relative_to(where.parent)): read_text(file) for file in files}
     contents = {name: data for name, data in contents.items() if data}
     if not contents:
         raise ValueError(f"'{path}' holds no text; give --text a file or folder with at least {LEAST:,} bytes")
     return split(str(path), contents)
+
+
+def files_in(folder: Path) -> list[Path]:
+    """The text files of a folder, by their names; nothing hidden, such as the inside of .git."""
+    files = (file for file in folder.rglob("*") if file.is_file() and file.suffix.lower() in SUFFIXES)
+    return sorted(file for file in files if not any(part.startswith(".") for part in file.relative_to(folder).parts))
 
 
 def standard_library() -> Text:
@@ -90,7 +96,8 @@ def split(name: str, contents: dict[str, bytes]) -> Text:
     else:
         order = sorted(contents, key=lambda file: hashlib.sha256(file.encode()).hexdigest())
         total, held, test_files = sum(map(len, contents.values())), 0, []
-        for file in order[:-1]:
+        # A file of more than half the text is trained on, whatever its name.
+        for file in [file for file in order if len(contents[file]) <= total / 2][: len(order) - 1]:
             if held >= total / 10:
                 break
             held += len(contents[file])

@@ -24,7 +24,15 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import Normalize, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import (
+    FixedFormatter,
+    FixedLocator,
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    NullLocator,
+)
 
 from posenc.lab import summary
 from posenc.lab.summary import Record, Result
@@ -134,7 +142,9 @@ def legend(fig: Figure, handles: Sequence[Any], *, columns: int = 4) -> None:
 
 
 def handle(label: str, of: Look, note: str = "") -> Line2D:
-    drawn = Line2D([], [], color=of.color, marker=of.marker, linestyle=of.dashes, markeredgecolor=PAPER, markeredgewidth=0.6)
+    drawn = Line2D(
+        [], [], color=of.color, marker=of.marker, linestyle=of.dashes, markeredgecolor=PAPER, markeredgewidth=0.6
+    )
     drawn.set_label(f"{short(label)}{note}")
     drawn.set_gid(f"encoding-{of.place}")
     return drawn
@@ -150,11 +160,26 @@ def mark_trained(ax: Axes, lengths: Iterable[float], *, horizontal: bool = False
         words = f"trained to {summary.count(length)}"
         if horizontal:
             ax.axhline(length, color=INK, linestyle=(0, (4, 3)), linewidth=1)
-            ax.annotate(words, (0.995, length), xycoords=("axes fraction", "data"), xytext=(0, 3), textcoords="offset points", fontsize=8, ha="right")
+            ax.annotate(
+                words,
+                (0.995, length),
+                xycoords=("axes fraction", "data"),
+                xytext=(0, 3),
+                textcoords="offset points",
+                fontsize=8,
+                ha="right",
+            )
         else:
             ax.axvline(length, color=INK, linestyle=(0, (4, 3)), linewidth=1)
             where = {"xytext": (0, 2), "ha": "center", "va": "bottom"} if above else {"xytext": (4, 0), "va": "top"}
-            ax.annotate(words, (length, 1.0), xycoords=("data", "axes fraction"), textcoords="offset points", fontsize=8, **where)
+            ax.annotate(
+                words,
+                (length, 1.0),
+                xycoords=("data", "axes fraction"),
+                textcoords="offset points",
+                fontsize=8,
+                **where,
+            )
 
 
 def nothing(ax: Axes, words: str) -> None:
@@ -170,7 +195,10 @@ def extrapolation(records: Sequence[Record], task: str) -> Figure | None:
     appearance = looks(records)
     text = any(result.is_text for result in found)
     fig = figure(9, 4.3, f"{task}: beyond the trained length")
-    measures = [("perplexity_ratio", "R: perplexity relative to trained length"), ("sliding_bits_per_byte", "bits per byte, sliding windows")]
+    measures = [
+        ("perplexity_ratio", "R: perplexity relative to trained length"),
+        ("sliding_bits_per_byte", "bits per byte, sliding windows"),
+    ]
     axes = fig.subplots(1, 2, squeeze=False)[0] if text else [fig.add_subplot()]
     learned = [result for result in found if result.learned]
     if text:
@@ -196,7 +224,9 @@ def extrapolation(records: Sequence[Record], task: str) -> Figure | None:
     return fig
 
 
-def curves_by_length(ax: Axes, found: Sequence[Result], appearance: dict[str, Look], measure: str, unit: float, log: bool = False) -> None:
+def curves_by_length(
+    ax: Axes, found: Sequence[Result], appearance: dict[str, Look], measure: str, unit: float, log: bool = False
+) -> None:
     lengths = sorted({length for result in found for length, _ in result.lengths()})
     if not lengths:
         return
@@ -207,7 +237,9 @@ def curves_by_length(ax: Axes, found: Sequence[Result], appearance: dict[str, Lo
     for place, result in enumerate(found):
         # Equal scores would hide each other: every encoding stands a little to the side of its length.
         side = 0.0 if len(found) < 2 else gap * 0.36 * (place / (len(found) - 1) - 0.5)
-        points = [(length, spread) for length, _ in result.lengths() if (spread := result.at(length, measure)) is not None]
+        points = [
+            (length, spread) for length, _ in result.lengths() if (spread := result.at(length, measure)) is not None
+        ]
         if not points:
             continue
         x = back(scale(np.array([length for length, _ in points], dtype=float)) + side)
@@ -215,7 +247,16 @@ def curves_by_length(ax: Axes, found: Sequence[Result], appearance: dict[str, Lo
         own = appearance[result.label]
         group = f"encoding-{own.place}"
         ax.vlines(x, low, high, color=own.color, linewidth=3, alpha=0.35, gid=group)
-        ax.plot(x, middle, color=own.color, marker=own.marker, linestyle=own.dashes, markeredgecolor=PAPER, markeredgewidth=0.6, gid=group)
+        ax.plot(
+            x,
+            middle,
+            color=own.color,
+            marker=own.marker,
+            linestyle=own.dashes,
+            markeredgecolor=PAPER,
+            markeredgewidth=0.6,
+            gid=group,
+        )
     if log:
         ax.set_xscale("log", base=2)
     ax.xaxis.set_major_locator(FixedLocator(lengths))
@@ -263,12 +304,22 @@ def learning(records: Sequence[Record], task: str) -> Figure | None:
                 ax = axes[row][column]
                 if len(runs) > 1:
                     for points in runs:
-                        ax.plot(points[:, x], points[:, y] * scale, color=own.color, linewidth=0.7, alpha=0.4, gid=group)
+                        ax.plot(
+                            points[:, x], points[:, y] * scale, color=own.color, linewidth=0.7, alpha=0.4, gid=group
+                        )
                 if len(bold):
                     every = max(1, len(bold) // 6)
                     first = own.place % every
-                    style = {"color": own.color, "marker": own.marker, "linestyle": own.dashes, "markevery": (first, every), "markersize": 5}
-                    ax.plot(bold[:, x], bold[:, y] * scale, markeredgecolor=PAPER, markeredgewidth=0.5, gid=group, **style)
+                    style = {
+                        "color": own.color,
+                        "marker": own.marker,
+                        "linestyle": own.dashes,
+                        "markevery": (first, every),
+                        "markersize": 5,
+                    }
+                    ax.plot(
+                        bold[:, x], bold[:, y] * scale, markeredgecolor=PAPER, markeredgewidth=0.5, gid=group, **style
+                    )
     axes[0][0].set_ylabel("training loss, nats")
     axes[1][0].set_ylabel("held-out bits per byte" if text else "held-out exact match, %")
     axes[1][0].set_xlabel("steps")
@@ -282,7 +333,14 @@ def learning(records: Sequence[Record], task: str) -> Figure | None:
         axes[1][0].set_ylim(-4, 106)
         for ax in axes[1]:
             ax.axhline(99, color=SOFT, linewidth=0.9, linestyle=(0, (4, 3)))
-        axes[1][0].annotate("99 %: learned", (0.005, 99), xycoords=("axes fraction", "data"), xytext=(2, 1), textcoords="offset points", fontsize=7.5)
+        axes[1][0].annotate(
+            "99 %: learned",
+            (0.005, 99),
+            xycoords=("axes fraction", "data"),
+            xytext=(2, 1),
+            textcoords="offset points",
+            fontsize=7.5,
+        )
     notes = {r.label: "" if r.learned else f" ({summary.NOT_LEARNED})" for r in found}
     legend(fig, [handle(label, appearance[label], notes[label]) for label, runs in curves.items() if runs])
     return fig
@@ -294,7 +352,9 @@ def curve(run: Record) -> np.ndarray:
     if not isinstance(points, list) or not points:
         return np.empty((0, 4))
     keys = ("step", "cpu_s", "loss", "score")
-    out = numbers([[np.nan if (x := summary.number(summary.get(p, key))) is None else x for key in keys] for p in points])
+    out = numbers(
+        [[np.nan if (x := summary.number(summary.get(p, key))) is None else x for key in keys] for p in points]
+    )
     if len(out) > MOST_POINTS:
         out = out[np.unique(np.linspace(0, len(out) - 1, MOST_POINTS).round().astype(int))]
     return out
@@ -322,7 +382,11 @@ ABLATIONS = {
 @styled
 def ablation(records: Sequence[Record], task: str) -> Figure | None:
     """What a trained model still does at its trained length when position is damaged. The tick is the intact score."""
-    found = [r for r in summary.results(records, task) if any(isinstance(summary.get(run, "ablation"), dict) for run in r.runs)]
+    found = [
+        r
+        for r in summary.results(records, task)
+        if any(isinstance(summary.get(run, "ablation"), dict) for run in r.runs)
+    ]
     if not found:
         return None
     appearance = looks(records)
@@ -334,10 +398,16 @@ def ablation(records: Sequence[Record], task: str) -> Figure | None:
     for ax, (kind, words) in zip(axes, ABLATIONS.items(), strict=True):
         ax.set_title(words, fontsize=9)
         for row, result in enumerate(found):
-            own, spread, intact = appearance[result.label], result.spread("ablation", kind), result.spread("ablation", "intact")
+            own, spread, intact = (
+                appearance[result.label],
+                result.spread("ablation", kind),
+                result.spread("ablation", "intact"),
+            )
             if spread is None or not np.isfinite(spread.median):
                 note = summary.NOT_LEARNED if not result.learned else "cannot be done"
-                ax.annotate(note, (0, row), xytext=(3, 0), textcoords="offset points", va="center", fontsize=7, color=SOFT)
+                ax.annotate(
+                    note, (0, row), xytext=(3, 0), textcoords="offset points", va="center", fontsize=7, color=SOFT
+                )
                 continue
             group = f"encoding-{own.place}"
             ax.barh(row, spread.median * unit, height=0.68, color=own.color, gid=group)
@@ -393,13 +463,19 @@ def begins(picture: Any, longer: Any) -> bool:
 def several_tasks(found: Sequence[tuple[str, Record, Any]]) -> Callable[[str, Record], str]:
     """Titles that name the task too where one encoding is shown for several."""
     names = [label for label, _, _ in found]
-    return lambda label, run: f"{short(label, 24)}, {summary.task_of(run)}" if names.count(label) > 1 else short(label, 28)
+    return lambda label, run: (
+        f"{short(label, 24)}, {summary.task_of(run)}" if names.count(label) > 1 else short(label, 28)
+    )
 
 
 @styled
 def added(records: Sequence[Record]) -> Figure | None:
     """What each adding encoding adds to the embeddings, position by dimension."""
-    found = [(label, run, table) for label, run, t in pictured(records, "added") if (table := numbers(t)).ndim == 2 and table.size]
+    found = [
+        (label, run, table)
+        for label, run, t in pictured(records, "added")
+        if (table := numbers(t)).ndim == 2 and table.size
+    ]
     if not found:
         return None
     words = several_tasks(found)
@@ -409,7 +485,16 @@ def added(records: Sequence[Record]) -> Figure | None:
         length = summary.trained_length(run)
         if length and length < len(table):
             ax.axhline(length - 0.5, color=INK, linestyle=(0, (4, 3)), linewidth=1)
-            ax.annotate("trained", (0.995, length - 0.5), xycoords=("axes fraction", "data"), xytext=(0, 2), textcoords="offset points", fontsize=7.5, ha="right", color="black")
+            ax.annotate(
+                "trained",
+                (0.995, length - 0.5),
+                xycoords=("axes fraction", "data"),
+                xytext=(0, 2),
+                textcoords="offset points",
+                fontsize=7.5,
+                ha="right",
+                color="black",
+            )
     return fig
 
 
@@ -428,7 +513,9 @@ def scale_bar(ax: Axes, low: float, high: float, colours: str, norm: Normalize |
     box = ax.get_position().width * ax.figure.get_figwidth()  # type: ignore[union-attr]
     bar = ax.inset_axes((1 + 0.08 / box, 0, 0.09 / box, 1))
     steps = np.linspace(low, high, 128)[:, None]
-    bar.imshow(steps, cmap=colours, norm=norm, origin="lower", aspect="auto", extent=(0, 1, low, high), interpolation="none")
+    bar.imshow(
+        steps, cmap=colours, norm=norm, origin="lower", aspect="auto", extent=(0, 1, low, high), interpolation="none"
+    )
     bar.yaxis.tick_right()
     bar.xaxis.set_major_locator(NullLocator())
     bar.yaxis.set_major_locator(MaxNLocator(4))
@@ -468,22 +555,42 @@ def draw_wavelengths(ax: Axes, values: np.ndarray, trained: float | None, own: L
     turns = values <= trained if trained else np.full(len(values), True)
     ax.plot(pairs, values, color=own.color, linestyle=own.dashes, linewidth=1.1, gid=group)
     for chosen, face in ((turns, own.color), (~turns, PAPER)):
-        ax.plot(pairs[chosen], values[chosen], linestyle="none", marker=own.marker, markersize=5.5, color=own.color, markerfacecolor=face, gid=group)
+        ax.plot(
+            pairs[chosen],
+            values[chosen],
+            linestyle="none",
+            marker=own.marker,
+            markersize=5.5,
+            color=own.color,
+            markerfacecolor=face,
+            gid=group,
+        )
 
 
 def finish_wavelengths(ax: Axes, lengths: Iterable[float]) -> None:
     ax.set_yscale("log")
     plain_log(ax.yaxis)
     ax.xaxis.set_major_locator(MaxNLocator(10, integer=True))
-    ax.set(xlabel="pair of dimensions (0 turns fastest; hollow: never completes a turn in training)", ylabel="positions per turn")
+    ax.set(
+        xlabel="pair of dimensions (0 turns fastest; hollow: never completes a turn in training)",
+        ylabel="positions per turn",
+    )
     mark_trained(ax, lengths, horizontal=True)
 
 
 @styled
 def similarity(records: Sequence[Record]) -> Figure | None:
     """How alike positions look: cosine between what is added, and for rotary the mean cosine by distance."""
-    tables = [(label, run, table) for label, run, t in pictured(records, "added") if (table := numbers(t)).ndim == 2 and table.size]
-    turned = [(label, run, values) for label, run, v in pictured(records, "rotation") if (values := numbers(v)).ndim == 1 and values.size]
+    tables = [
+        (label, run, table)
+        for label, run, t in pictured(records, "added")
+        if (table := numbers(t)).ndim == 2 and table.size
+    ]
+    turned = [
+        (label, run, values)
+        for label, run, v in pictured(records, "rotation")
+        if (values := numbers(v)).ndim == 1 and values.size
+    ]
     if not tables and not turned:
         return None
     tables = tables[: MOST_PANELS - 1]
@@ -495,9 +602,18 @@ def similarity(records: Sequence[Record]) -> Figure | None:
         ax, appearance, words = axes[-1], looks(records), several_tasks(turned)
         for label, run, values in turned:
             own = appearance[label]
-            ax.plot(values, color=own.color, linestyle=own.dashes, linewidth=1.5, gid=f"encoding-{own.place}", label=words(label, run))
+            ax.plot(
+                values,
+                color=own.color,
+                linestyle=own.dashes,
+                linewidth=1.5,
+                gid=f"encoding-{own.place}",
+                label=words(label, run),
+            )
         ax.axhline(0, color=SOFT, linewidth=0.8)
-        ax.set(title="rotation, mean over pairs", xlabel="distance, positions", ylabel="mean cosine", ylim=(-1.05, 1.05))
+        ax.set(
+            title="rotation, mean over pairs", xlabel="distance, positions", ylabel="mean cosine", ylim=(-1.05, 1.05)
+        )
         if len(turned) < 6:
             ax.legend(loc="lower left", fontsize=7)
         mark_trained(ax, {length for _, run, _ in turned if (length := summary.trained_length(run))})
@@ -522,7 +638,9 @@ def draw_similarity(ax: Axes, matrix: np.ndarray, title: str) -> None:
 @styled
 def bias(records: Sequence[Record]) -> Figure | None:
     """What is added to the logit at each distance, a line for each head."""
-    found = [(label, run, b) for label, run, b in pictured(records, "bias") if numbers(summary.get(b, "heads")).ndim == 2]
+    found = [
+        (label, run, b) for label, run, b in pictured(records, "bias") if numbers(summary.get(b, "heads")).ndim == 2
+    ]
     if not found:
         return None
     words = several_tasks(found)
@@ -547,7 +665,11 @@ def draw_bias(ax: Axes, distances: np.ndarray, heads: np.ndarray, title: str, *,
 @styled
 def attention(record: Record) -> Figure | None:
     """Where every head of one trained model looks, with its positions and with them taken away."""
-    blocks = [(words, w) for kind, words in (("with", "with position"), ("without", "position removed")) if (w := weights_of(record, kind)) is not None]
+    blocks = [
+        (words, w)
+        for kind, words in (("with", "with position"), ("without", "position removed"))
+        if (w := weights_of(record, kind)) is not None
+    ]
     if not blocks:
         return None
     title = f"{short(spec_of_all(record), 46)} on {summary.task_of(record)}: where each head looks"
@@ -607,21 +729,66 @@ def draw_attention(blocks: list[tuple[str, np.ndarray]], tokens: Sequence[Any], 
         ax.set_axis_off()
         note = f", first {shown_heads} of {heads} heads" if shown_heads < heads else ""
         note += f", first {shown_layers} of {layers} layers" if shown_layers < layers else ""
-        ax.annotate(words + note, (0, 1), xycoords="axes fraction", xytext=(0, 20), textcoords="offset points", fontsize=10.5)
+        ax.annotate(
+            words + note, (0, 1), xycoords="axes fraction", xytext=(0, 20), textcoords="offset points", fontsize=10.5
+        )
         for head in range(shown_heads):
-            ax.annotate(f"head {head}", (head * step_columns + (S - 1) / 2, -0.5), xytext=(0, 4), textcoords="offset points", ha="center", fontsize=8)
+            ax.annotate(
+                f"head {head}",
+                (head * step_columns + (S - 1) / 2, -0.5),
+                xytext=(0, 4),
+                textcoords="offset points",
+                ha="center",
+                fontsize=8,
+            )
         for layer in range(shown_layers):
             # Far enough to the left to leave room for the tokens.
             away = -6 - long * size * 0.62 * few
             middle = layer * step_rows + (T - 1) / 2
-            ax.annotate(f"layer {layer}", (-0.5, middle), xytext=(away, 0), textcoords="offset points", ha="right", va="center", rotation=90, fontsize=8)
+            ax.annotate(
+                f"layer {layer}",
+                (-0.5, middle),
+                xytext=(away, 0),
+                textcoords="offset points",
+                ha="right",
+                va="center",
+                rotation=90,
+                fontsize=8,
+            )
             for i, label in enumerate(labels if column == 0 else []):
-                ax.annotate(label, (-0.5, layer * step_rows + i), xytext=(-3, 0), textcoords="offset points", ha="right", va="center", fontsize=size)
+                ax.annotate(
+                    label,
+                    (-0.5, layer * step_rows + i),
+                    xytext=(-3, 0),
+                    textcoords="offset points",
+                    ha="right",
+                    va="center",
+                    fontsize=size,
+                )
         # The tokens are the same under every head; they are written under the first.
         for j, label in enumerate(labels):
             turned = 90 if len(label) > 1 else 0
-            ax.annotate(label, (j, len(image) - 0.5), xytext=(0, -3), textcoords="offset points", ha="center", va="top", fontsize=size, rotation=turned)
-        ax.annotate("key", (1, 0), xycoords="axes fraction", xytext=(0, -4), textcoords="offset points", ha="right", va="top", fontsize=8, color=SOFT)
+            ax.annotate(
+                label,
+                (j, len(image) - 0.5),
+                xytext=(0, -3),
+                textcoords="offset points",
+                ha="center",
+                va="top",
+                fontsize=size,
+                rotation=turned,
+            )
+        ax.annotate(
+            "key",
+            (1, 0),
+            xycoords="axes fraction",
+            xytext=(0, -4),
+            textcoords="offset points",
+            ha="right",
+            va="top",
+            fontsize=8,
+            color=SOFT,
+        )
         if place == len(blocks) - 1:
             scale_bar(ax, 0, 1, SEQUENTIAL, norm, "weight")
     return fig
@@ -722,7 +889,9 @@ def attention_maps(weights: Any, tokens: Sequence[Any] | None, title: str) -> Fi
     """Attention weights [layers, heads, queries, keys], or [heads, queries, keys], or one map."""
     array = numbers(weights)
     if array.ndim not in (2, 3, 4):
-        raise ValueError(f"weights must be [layers, heads, queries, keys], or have fewer axes in front; got shape {array.shape}")
+        raise ValueError(
+            f"weights must be [layers, heads, queries, keys], or have fewer axes in front; got shape {array.shape}"
+        )
     return draw_attention([("", array.reshape((1,) * (4 - array.ndim) + array.shape))], tokens or [], title)
 
 

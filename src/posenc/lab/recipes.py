@@ -77,9 +77,9 @@ class Experiment:
         for name in data:
             if name not in known:
                 raise ValueError(f"an experiment has no '{name}'; it has: {', '.join(known)}{near(name, known)}")
-        lists = {name: tuple(value) for name, value in data.items() if isinstance(value, list)}
+        plain: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in data.items()}
         try:
-            return cls(**(data | lists))
+            return cls(**plain)
         except TypeError as error:
             raise ValueError(f"not an experiment: {error}") from None
 
@@ -90,11 +90,11 @@ def recipe(task: str, spec: str | tuple[str, ...], seed: int = 0, **changes: Any
     if task == "text":
         chosen |= {"train_length": 32, "test_lengths": (64, 128, 256), "steps": 800}
     elif task == "recall":
-        chosen |= {"train_length": 8, "test_lengths": longer(task, 8)}
-        chosen |= {"steps": 1000, "batch": 64, "rate": 2e-3, "curriculum": 0.24, "cool_down": 100}
+        chosen |= {"train_length": 8, "test_lengths": longer(task, 8), "steps": 1000, "batch": 64}
+        chosen |= {"rate": 2e-3, "curriculum": 0.24, "cool_down": 200}
     elif task != "repeat":
         # Repeat trains to the end, because how far it carries depends on that; the others stop when they are learned.
-        chosen |= {"steps": 2500, "batch": 32, "curriculum": 0.16, "cool_down": 100}
+        chosen |= {"steps": 2500, "batch": 32, "curriculum": 0.16, "cool_down": 200}
     chosen |= changes
     if "train_length" in changes and "test_lengths" not in changes:
         chosen["test_lengths"] = longer(task, changes["train_length"])

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 import posenc
-from posenc.catalogue import parameters_of
+from posenc.catalogue import A_PATH, parameters_of
 from posenc.encoding import Encoding, parts_of
+from posenc.lab import data
 from posenc.lab.ablate import ablate, without_position
 from posenc.lab.evaluate import by_length, exact_match
 from posenc.lab.order import order_tests
@@ -25,12 +26,24 @@ SCHEMA = 1
 
 
 def key_of(experiment: Experiment) -> str:
-    """The name of an experiment's record: readable, and different for different settings."""
-    settings = json.dumps(experiment.to_dict(), sort_keys=True)
+    """The name of an experiment's record: readable, and different for different settings.
+
+    It also differs when the text, or the file of an encoding of the user's own, has other content under the same name.
+    """
+    settings = json.dumps(experiment.to_dict() | contents_of(experiment), sort_keys=True)
     digest = hashlib.sha256(settings.encode()).hexdigest()[:8]
     spec = experiment.spec if isinstance(experiment.spec, str) else "-".join(experiment.spec)
     readable = re.sub(r"[^A-Za-z0-9]+", "-", spec).strip("-")[:40]
     return f"{experiment.task}-{readable}-seed{experiment.seed}-{digest}"
+
+
+def contents_of(experiment: Experiment) -> dict[str, Any]:
+    """Hashes of what an experiment names but does not hold: its text, and files with encodings."""
+    spec = experiment.spec if isinstance(experiment.spec, str) else " ".join(experiment.spec)
+    found: dict[str, Any] = {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path, _ in A_PATH.findall(spec)}
+    if experiment.task == "text":
+        found["sha256 of the text"] = data.load(experiment.text).sha256
+    return found
 
 
 def of(run: Run, wall_s: float) -> dict[str, Any]:

@@ -54,7 +54,13 @@ def finite(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
         return {str(key): finite(inner) for key, inner in value.items()}
-    return [finite(inner) for inner in value] if isinstance(value, (list, tuple)) else value if json_knows(value) else str(value)
+    return (
+        [finite(inner) for inner in value]
+        if isinstance(value, (list, tuple))
+        else value
+        if json_knows(value)
+        else str(value)
+    )
 
 
 def json_knows(value: Any) -> bool:
@@ -112,7 +118,11 @@ def sentence(text: str) -> Markup:
 def render(records: Sequence[Record], settings: dict[str, Any], draw: Drawer) -> str:
     paragraphs = summary.paragraphs(records)
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATE.parent), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+        loader=jinja2.FileSystemLoader(TEMPLATE.parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
     )
     environment.filters["sentence"] = sentence
     environment.filters["short"] = plots.short
@@ -144,7 +154,11 @@ def readable(value: Any) -> str:
         return ", ".join(f"{name} {readable(inner)}" for name, inner in value.items())
     if isinstance(value, (list, tuple)):
         return ", ".join(map(readable, value))
-    return {None: "–", True: "yes", False: "no"}.get(value, str(value)) if value is None or isinstance(value, bool) else str(value)
+    return (
+        {None: "–", True: "yes", False: "no"}.get(value, str(value))
+        if value is None or isinstance(value, bool)
+        else str(value)
+    )
 
 
 def total(records: Sequence[Record], key: str) -> float:
@@ -165,7 +179,10 @@ def facts(records: Sequence[Record]) -> list[tuple[str, str]]:
     out = [
         ("encodings" if len(summary.labels(records)) > 1 else "encoding", str(len(summary.labels(records)))),
         ("tasks" if len(tasks(records)) > 1 else "task", str(len(tasks(records)))),
-        ("seeds each" if seeds != [1] else "seed each", str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"),
+        (
+            "seeds each" if seeds != [1] else "seed each",
+            str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}",
+        ),
         ("runs" if len(records) > 1 else "run", str(len(records))),
         ("of CPU time", duration(total(records, "cpu_s"))),
     ]
@@ -181,8 +198,13 @@ def table_of(records: Sequence[Record], task: str) -> dict[str, Any]:
         else:
             groups.append([column.group, 1])
     return {
-        "task": task, "columns": columns, "groups": groups, "grouped": any(name for name, _ in groups), "rows": rows,
-        "meanings": {column.heading: column.meaning for column in columns if column.meaning}, "wide": len(columns) > 10,
+        "task": task,
+        "columns": columns,
+        "groups": groups,
+        "grouped": any(name for name, _ in groups),
+        "rows": rows,
+        "meanings": {column.heading: column.meaning for column in columns if column.meaning},
+        "wide": len(columns) > 10,
     }
 
 
@@ -197,7 +219,11 @@ def curves_of(records: Sequence[Record], task: str, draw: Drawer) -> dict[str, A
         "the trained length would say nothing."
     )
     beyond += " Symbols: median over the seeds that learned; bars: lowest to highest seed. Each encoding stands a little to the side, so that equal ones can be seen."
-    learn = "Thin lines are seeds, bold ones their median." if any(len(r.runs) > 1 for r in summary.results(records, task)) else "One run each."
+    learn = (
+        "Thin lines are seeds, bold ones their median."
+        if any(len(r.runs) > 1 for r in summary.results(records, task))
+        else "One run each."
+    )
     learn = f"{learn} The same curves against steps (left) and CPU seconds (right): an encoding may need few steps and yet be slow."
     lose = "Positions of the trained model are taken away, shuffled, shifted by a constant, or swapped in two places, at the trained length. The tick is the intact score."
     figures = [
@@ -226,7 +252,11 @@ def ablation_in_words(records: Sequence[Record], task: str) -> str:
         measured = [r for r in found if r.spread("ablation", kind) is not None]
         same = [r for r in measured if unharmed(r, kind)]
         if measured and len(same) == len(measured):
-            said.append(f"No encoding measured is harmed by {words}." if len(same) > 1 else f"{summary.names_of(same)} is not harmed by {words}.")
+            said.append(
+                f"No encoding measured is harmed by {words}."
+                if len(same) > 1
+                else f"{summary.names_of(same)} is not harmed by {words}."
+            )
         elif same:
             said.append(f"{summary.names_of(same)} {summary.ask('are', same)} not harmed by {words}.")
         elif measured:
@@ -262,10 +292,16 @@ def order_of(records: Sequence[Record]) -> dict[str, Any] | None:
         if value is None:
             return {"blind": None, "text": "–", "value": ""}
         blind = value < ORDER_BLIND
-        return {"blind": blind, "text": "blind" if blind else "sees order", "value": f"{value:.0e}" if value < 0.01 else f"{value:.2g}"}
+        return {
+            "blind": blind,
+            "text": "blind" if blind else "sees order",
+            "value": f"{value:.0e}" if value < 0.01 else f"{value:.2g}",
+        }
 
     table_rows = [(label, [shown(row.get(column)) for column in columns]) for label, row in rows.items()]
-    words = {("bidirectional", 1): "bidirectional"} | {("causal", n): f"causal, {n} layer{'s' if n != 1 else ''}" for n in range(1, 9)}
+    words = {("bidirectional", 1): "bidirectional"} | {
+        ("causal", n): f"causal, {n} layer{'s' if n != 1 else ''}" for n in range(1, 9)
+    }
     groups = [words.get(kind, f"{kind[0]}, {kind[1]} layers") for kind in kinds]
     return {"groups": groups, "rows": table_rows, "reading": order_reading(rows)}
 
@@ -280,11 +316,23 @@ def order_reading(rows: dict[str, dict[tuple[str, int, bool], float]]) -> str:
     both, one, two = all_of("bidirectional", 1, True), all_of("causal", 1, True), all_of("causal", 2, False)
     said = []
     if both is not None:
-        said.append("attention in both directions is blind to order" if both else "attention in both directions was not blind to order in every model")
+        said.append(
+            "attention in both directions is blind to order"
+            if both
+            else "attention in both directions was not blind to order in every model"
+        )
     if one is not None:
-        said.append("one causal layer is blind to the order of what it has read" if one else "one causal layer was not blind to order in every model")
+        said.append(
+            "one causal layer is blind to the order of what it has read"
+            if one
+            else "one causal layer was not blind to order in every model"
+        )
     if two is not None:
-        said.append("two causal layers are not: the mask alone tells them something" if two else "two causal layers stayed blind in some model")
+        said.append(
+            "two causal layers are not: the mask alone tells them something"
+            if two
+            else "two causal layers stayed blind in some model"
+        )
     if not said:
         return "The order test was only run with position."
     return f"Without position, {summary.listed(said)}."
@@ -293,7 +341,9 @@ def order_reading(rows: dict[str, dict[tuple[str, int, bool], float]]) -> str:
 def pictures_of(records: Sequence[Record], draw: Drawer) -> list[dict[str, Any]]:
     figures = [
         draw(
-            "added", plots.added(records), "One row a position, one column a dimension, after training. Rows below the dashed line were never trained."
+            "added",
+            plots.added(records),
+            "One row a position, one column a dimension, after training. Rows below the dashed line were never trained.",
         ),
         draw("wavelengths", plots.wavelengths(records), wavelengths_in_words(records)),
         draw(
@@ -316,9 +366,13 @@ def wavelengths_in_words(records: Sequence[Record]) -> str:
     for label, run, values in plots.pictured(records, "wavelengths")[:8]:
         known = plots.numbers(values)
         own = [r for r in summary.results(records) if r.label == label]
-        never = [f"{int((known > length).sum())} within {summary.count(length)}" for length in summary.trained_lengths(own)]
+        never = [
+            f"{int((known > length).sum())} within {summary.count(length)}" for length in summary.trained_lengths(own)
+        ]
         if never:
-            said.append(f"{plots.short(label)}: of its {len(known)} pairs, those that never complete a turn are {summary.listed(never)} positions.")
+            said.append(
+                f"{plots.short(label)}: of its {len(known)} pairs, those that never complete a turn are {summary.listed(never)} positions."
+            )
     return " ".join(said)
 
 
@@ -363,12 +417,23 @@ def how_it_was_made(records: Sequence[Record]) -> list[tuple[str, str]]:
     for name in names:
         if name in ("spec", "task"):
             continue
-        by_task = {task: all_values_of([r for r in records if summary.task_of(r) == task], name) for task in tasks(records)}
+        by_task = {
+            task: all_values_of([r for r in records if summary.task_of(r) == task], name) for task in tasks(records)
+        }
         different = len(set(by_task.values())) > 1
-        words = "; ".join(f"{task}: {value or '–'}" for task, value in by_task.items()) if different else next(iter(by_task.values()))
+        words = (
+            "; ".join(f"{task}: {value or '–'}" for task, value in by_task.items())
+            if different
+            else next(iter(by_task.values()))
+        )
         out.append((name.replace("_", " "), words))
     built = {summary.spec_of(run): str(get(run, "encoding")) for run in records if get(run, "encoding")}
-    out += [("built", "; ".join(dict.fromkeys(spec if spec == full else f"{spec} as {full}" for spec, full in built.items())))]
+    out += [
+        (
+            "built",
+            "; ".join(dict.fromkeys(spec if spec == full else f"{spec} as {full}" for spec, full in built.items())),
+        )
+    ]
     return [(name, value) for name, value in out if value]
 
 
@@ -387,7 +452,9 @@ def not_measured(records: Sequence[Record]) -> list[str]:
         out.append("Exact tasks: only text was used, so nothing is said about copying or looking things up.")
     few = min(len(result.runs) for result in found)
     if few < 3:
-        out.append(f"The spread over seeds: some results rest on {'one seed' if few == 1 else 'two seeds'}; three are the least for a claim.")
+        out.append(
+            f"The spread over seeds: some results rest on {'one seed' if few == 1 else 'two seeds'}; three are the least for a claim."
+        )
     labels = summary.labels(records)
     for task in tasks(records):
         absent = [label for label in labels if label not in {r.label for r in summary.results(records, task)}]
@@ -395,7 +462,9 @@ def not_measured(records: Sequence[Record]) -> list[str]:
             out.append(f"{task} with {summary.listed([summary.name(x) for x in absent])}.")
     short = [r for r in found if not any(factor and factor > 1 for _, factor in r.lengths())]
     if short:
-        out.append(f"Lengths beyond the trained one: {summary.listed([f'{summary.name(r.label)} on {r.task}' for r in short[:8]])}.")
+        out.append(
+            f"Lengths beyond the trained one: {summary.listed([f'{summary.name(r.label)} on {r.task}' for r in short[:8]])}."
+        )
     undone = {}
     for label, run in summary.labelled(records):
         ablated = get(run, "ablation")
@@ -403,12 +472,17 @@ def not_measured(records: Sequence[Record]) -> list[str]:
             for kind in plots.ABLATIONS:
                 if number(get(ablated, kind)) is None:
                     undone.setdefault(kind, dict.fromkeys([label]))[label] = None
-    out += [f"Ablation '{plots.ABLATIONS[kind]}': not done for {summary.listed([summary.name(x) for x in who])}." for kind, who in undone.items()]
+    out += [
+        f"Ablation '{plots.ABLATIONS[kind]}': not done for {summary.listed([summary.name(x) for x in who])}."
+        for kind, who in undone.items()
+    ]
     for key, words in (("ablation", "Ablations"), ("order", "The order test"), ("attention", "Attention maps")):
         without = dict.fromkeys(label for label, run in summary.labelled(records) if not get(run, key))
         if without:
             whole = len(without) == len(labels) and all(not get(run, key) for run in records)
-            out.append(f"{words}{'' if whole else ' in some runs of ' + summary.listed([summary.name(x) for x in without])}.")
+            out.append(
+                f"{words}{'' if whole else ' in some runs of ' + summary.listed([summary.name(x) for x in without])}."
+            )
     wild = sum(has_wild(run) for run in records)
     if wild:
         out.append(f"{wild} of {len(records)} records hold NaN or infinite numbers; NaN counts as not measured.")

@@ -97,11 +97,15 @@ class Result:
 
     def at(self, length: float, measure: str) -> Spread | None:
         """One measure at one length, over the runs that learned."""
-        return Spread.of(get(entry, measure) for run in self.learned for entry in entries(run) if entry["length"] == length)
+        return Spread.of(
+            get(entry, measure) for run in self.learned for entry in entries(run) if entry["length"] == length
+        )
 
     def beyond(self, measure: str) -> list[tuple[float, float, Spread]]:
         """(length, factor, spread) at every length longer than trained at which the measure is known."""
-        found = [(length, factor, self.at(length, measure)) for length, factor in self.lengths() if factor and factor > 1]
+        found = [
+            (length, factor, self.at(length, measure)) for length, factor in self.lengths() if factor and factor > 1
+        ]
         return [(length, factor, spread) for length, factor, spread in found if spread is not None]
 
     def seeds(self) -> str:
@@ -197,7 +201,9 @@ def results(records: Sequence[Record], task: str | None = None) -> list[Result]:
         if task is None or task_of(run) == task:
             groups.setdefault((task_of(run), label), []).append(run)
     order = tasks(records)
-    return [Result(label, name, runs) for (name, label), runs in sorted(groups.items(), key=lambda x: order.index(x[0][0]))]
+    return [
+        Result(label, name, runs) for (name, label), runs in sorted(groups.items(), key=lambda x: order.index(x[0][0]))
+    ]
 
 
 # How numbers are printed. Each keeps the digits that a reader can use, and never rounds a miss up to a hit.
@@ -308,7 +314,11 @@ def furthest(found: Sequence[Result]) -> list[Result]:
 
 def best_at_longest(found: Sequence[Result]) -> tuple[Result, Spread] | None:
     """The encoding with the highest exact match at the greatest multiple of the trained length that was tested."""
-    tested = [(factor, spread.median, result, spread) for result in found for _, factor, spread in result.beyond("exact_match")]
+    tested = [
+        (factor, spread.median, result, spread)
+        for result in found
+        for _, factor, spread in result.beyond("exact_match")
+    ]
     last = max((factor for factor, *_ in tested), default=None)
     best = max((x for x in tested if x[0] == last), key=lambda x: x[1], default=None)
     return None if best is None else (best[2], best[3])
@@ -337,10 +347,17 @@ def who_learned(found: Sequence[Result], what: str) -> list[str]:
     elif learned:
         said.append(f"{len(learned)} of {len(found)} encodings learned it ({what}): {names_of(learned)}.")
     else:
-        said.append(f"Nobody learned it ({what}) in the steps given, so nothing can be said about lengths; train longer.")
+        said.append(
+            f"Nobody learned it ({what}) in the steps given, so nothing can be said about lengths; train longer."
+        )
     if missed and learned:
         scores = [in_range_of_all(result) for result in missed]
-        each = listed([f"{name(r.label)}{f' ({score} in range)' if score else ''}" for r, score in zip(missed, scores, strict=True)])
+        each = listed(
+            [
+                f"{name(r.label)}{f' ({score} in range)' if score else ''}"
+                for r, score in zip(missed, scores, strict=True)
+            ]
+        )
         said.append(f"{each} did not, and {'is' if len(missed) == 1 else 'are'} not ranked.")
     partly = [r for r in learned if len(r.learned) < len(r.runs)]
     if partly:
@@ -404,7 +421,9 @@ def how_far(learned: Sequence[Result], tested: list[tuple[float, float]]) -> lis
             said.append(f"{names_of(group)} {ask('carry', group)} to {count(length)}.")
     else:
         nearest, nearest_factor = tested[0]
-        said.append(f"Nobody keeps {percent(CARRIES)} % exact match past the trained length, already at {count(nearest)} ({times(nearest_factor)}).")
+        said.append(
+            f"Nobody keeps {percent(CARRIES)} % exact match past the trained length, already at {count(nearest)} ({times(nearest_factor)})."
+        )
     if not leaders or (got := reach(leaders[0])) is None or got[0] != last:
         best = best_at_longest(learned)
         if best is not None:
@@ -490,14 +509,22 @@ def overall(records: Sequence[Record]) -> str:
         parts = [f"{by_winner(far)} carried furthest"] if far else []
         parts += [f"{by_winner(flat)} stayed flat"] if flat else []
         said.append(f"If they do: {'; '.join(parts)}.")
-        ends = {task: best for task, leaders in far if (best := best_at_longest(exact[task])) and best[0].label not in {r.label for r in leaders}}
+        ends = {
+            task: best
+            for task, leaders in far
+            if (best := best_at_longest(exact[task])) and best[0].label not in {r.label for r in leaders}
+        }
         ends = {task: best for task, best in ends.items() if best[1].median >= FALLS_APART}
         if ends:
-            each = listed([f"{name(best.label)} on {task} ({percent(spread.median)} %)" for task, (best, spread) in ends.items()])
+            each = listed(
+                [f"{name(best.label)} on {task} ({percent(spread.median)} %)" for task, (best, spread) in ends.items()]
+            )
             said.append(f"At the longest length tested, though, the best was {each}.")
     stuck = [task for task in exact if task not in dict(far)]
     if stuck:
-        said.append(f"On {listed(stuck)} nobody carried past the trained length, so there the records name no choice for longer inputs.")
+        said.append(
+            f"On {listed(stuck)} nobody carried past the trained length, so there the records name no choice for longer inputs."
+        )
     near, longer = ([{r.label for r in leaders} for _, leaders in won] for won in (quick + precise, far + flat))
     questions = len(near) + len(longer)
     if questions > 1 and near and longer and not stuck:
@@ -506,19 +533,28 @@ def overall(records: Sequence[Record]) -> str:
         if everywhere:
             said.append(f"So {listed([name(x) for x in everywhere])} led everywhere: the one to try first.")
         elif far_everywhere and len(longer) > 1:
-            said.append(f"{listed([name(x) for x in far_everywhere])} did so on every task; being quick and carrying far are different things here.")
+            said.append(
+                f"{listed([name(x) for x in far_everywhere])} did so on every task; being quick and carrying far are different things here."
+            )
         elif not set.union(*near) & set.union(*longer):
             said.append("Being quick or precise and carrying far are different things here: no encoding does both.")
         else:
             said.append("No encoding led everywhere: choose by the task that is nearest to yours.")
     fragile = []
     for label in labels(records):
-        own = [r for found in by_task.values() for r in found if r.label == label and (r.beyond("exact_match") or r.beyond("perplexity_ratio"))]
+        own = [
+            r
+            for found in by_task.values()
+            for r in found
+            if r.label == label and (r.beyond("exact_match") or r.beyond("perplexity_ratio"))
+        ]
         if own and all(explodes(r) if r.is_text else falls_apart(r) for r in own):
             fragile.append(label)
     if fragile:
         whole = "every task that they learned" if len(fragile) > 1 else "every task that it learned"
-        said.append(f"{listed([name(x) for x in fragile])} broke beyond the trained length on {whole if len(by_task) > 1 else 'this task'}.")
+        said.append(
+            f"{listed([name(x) for x in fragile])} broke beyond the trained length on {whole if len(by_task) > 1 else 'this task'}."
+        )
     return " ".join([*said, scope(records)])
 
 
@@ -603,12 +639,23 @@ def task_table(records: Sequence[Record], task: str) -> tuple[list[Column], list
     """A row for each encoding on one task. Whatever rests on having learned says so where it did not."""
     found = results(records, task)
     text = any(result.is_text for result in found)
-    lengths = sorted({(length, factor) for r in found for length, factor in r.lengths() if not factor or factor > 1}, key=lambda x: x[0])
-    columns = [Column("encoding"), Column("parameters", meaning="of the whole model, and of the encoding alone"), Column("seeds")]
+    lengths = sorted(
+        {(length, factor) for r in found for length, factor in r.lengths() if not factor or factor > 1},
+        key=lambda x: x[0],
+    )
+    columns = [
+        Column("encoding"),
+        Column("parameters", meaning="of the whole model, and of the encoding alone"),
+        Column("seeds"),
+    ]
     measures: list[tuple[float, str, Callable[[float], str], Callable[[float], float] | None]] = []
-    trained = trained_words(found)
+    trained = listed([count(x) for x in trained_lengths(found)] or ["in range"], "or")
     if text:
-        columns.append(Column("bits per byte", f"{trained} (trained)", "held-out text, windows of the trained length; lower is better"))
+        columns.append(
+            Column(
+                "bits per byte", f"{trained} (trained)", "held-out text, windows of the trained length; lower is better"
+            )
+        )
         for length, factor in lengths:
             group = f"{count(length)} ({times(factor)})" if factor else count(length)
             columns.append(Column("windows", group, "bits per byte, windows side by side"))
@@ -618,7 +665,7 @@ def task_table(records: Sequence[Record], task: str) -> tuple[list[Column], list
             measures.append((length, "perplexity_ratio", ratio, how_flat))
         columns.append(Column("CPU s", meaning="of training, all steps"))
     else:
-        columns.append(Column(trained, "exact match, %", "the trained length"))
+        columns.append(Column(f"{trained} (trained)", "exact match, %"))
         for length, factor in lengths:
             columns.append(Column(f"{count(length)} ({times(factor)})" if factor else count(length), "exact match, %"))
             measures.append((length, "exact_match", percent, lambda x: x))
@@ -669,7 +716,11 @@ def table(records: Sequence[Record], task: str | None = None) -> tuple[list[str]
         size = cell(r.spread_of_all("parameters", "model"), count).text
         seeds = f"{len(r.learned)} of {len(r.runs)} learned" if r.seeds() else str(len(r.runs))
         line = [r.task, r.label, size, seeds, in_range_of_all(r).replace(" exact match", "") or "–"]
-        measure, form = ("perplexity_ratio", lambda x: f"R {ratio(x)}") if r.is_text else ("exact_match", lambda x: f"{percent(x)} %")
+        measure, form = (
+            ("perplexity_ratio", lambda x: f"R {ratio(x)}")
+            if r.is_text
+            else ("exact_match", lambda x: f"{percent(x)} %")
+        )
         at = {factor: length for length, factor in r.lengths()}
         for factor in factors:
             if factor not in at:

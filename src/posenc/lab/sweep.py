@@ -5,15 +5,21 @@ import os
 import queue
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from posenc.lab.recipes import Experiment
+
+
+to_parent: Any = None
+"""In a worker, where its news goes; a queue can only be handed over when a process starts."""
 
 
 @dataclass
@@ -73,7 +79,7 @@ def run_all(
 
     records = folder / "records"
     make_folder(records)
-    sweep, waiting = Sweep(), []
+    sweep, waiting = Sweep(), {}
     for experiment in experiments:
         key = record.key_of(experiment)
         spec = experiment.spec if isinstance(experiment.spec, str) else " / ".join(experiment.spec)
@@ -81,22 +87,22 @@ def run_all(
         if has_record(records / f"{key}.json"):
             sweep.runs[key].state = "kept"
         else:
-            waiting.append(experiment)
+            waiting[key] = experiment
     show(sweep)
     if not waiting:
         return sweep
     context = multiprocessing.get_context("spawn")
     workers = min(workers or cores(), len(waiting))
-    with context.Manager() as manager:
-        news = manager.Queue()
-        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=one_thread)
-        try:
-            futures = {pool.submit(run_one, experiment, str(records), news): record.key_of(experiment) for experiment in waiting}
-            follow(futures, news, sweep, show)
-        except BaseException:
-            stop(pool)
-            raise
-        pool.shutdown()
+    news = context.Queue()
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=begin, initargs=(news,))
+    try:
+        with ctrl_c_held():
+            futures = {pool.submit(run_one, run, key, str(records)): key for key, run in waiting.items()}
+        follow(futures, news, sweep, show)
+    except BaseException:
+        stop(pool)
+        raise
+    pool.shutdown()
     return sweep
 
 
@@ -110,8 +116,9 @@ def follow(futures: dict[Future, str], news: Any, sweep: Sweep, show: Callable[[
                 key, changes = news.get_nowait()
             except queue.Empty:
                 break
-            for name, value in changes.items():
-                setattr(sweep.runs[key], name, value)
+            if sweep.runs[key].state not in ("done", "failed"):
+                for name, value in changes.items():
+                    setattr(sweep.runs[key], name, value)
         for future in finished:
             error = future.exception()
             sweep.runs[futures[future]].state = "done" if error is None else "failed"
@@ -122,15 +129,15 @@ def follow(futures: dict[Future, str], news: Any, sweep: Sweep, show: Callable[[
         show(sweep)
 
 
-def run_one(experiment: Experiment, records: str, news: Any) -> None:
+def run_one(experiment: Experiment, key: str, records: str) -> None:
     """In a worker: train, measure, and write the record."""
     from posenc.lab import record
     from posenc.lab.train import Run, start, train
 
-    key, began = record.key_of(experiment), time.monotonic()
+    began = time.monotonic()
 
     def tell(**changes: Any) -> None:
-        news.put((key, changes))
+        to_parent.put((key, changes))
 
     def progress(run: Run) -> None:
         point = run.curve[-1]
@@ -139,15 +146,42 @@ def run_one(experiment: Experiment, records: str, news: Any) -> None:
     tell(state="running")
     run = train(start(experiment), progress)
     tell(state="measuring")
-    record.write(record.of(run, time.monotonic() - began), Path(records))
+    # The parent's key, also when a file that is part of it has changed since.
+    record.write(record.of(run, time.monotonic() - began) | {"key": key}, Path(records))
 
 
-def one_thread() -> None:
-    """One thread for each run: two runs on two cores are faster than one run on both. Ctrl-C is the parent's to handle."""
+def begin(news: Any) -> None:
+    """In a worker, before all else: one thread for each run, because two runs on two cores are faster than one on both.
+
+    Ctrl-C is the parent's to handle, and when the parent is killed the worker does not stay behind.
+    """
     import torch
 
+    global to_parent
+    to_parent = news
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def leave_with_parent() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=leave_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
+
+
+@contextmanager
+def ctrl_c_held() -> Iterator[None]:
+    """Processes started in this block ignore Ctrl-C from their first moment; importing torch takes them seconds."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def stop(pool: ProcessPoolExecutor) -> None:

@@ -67,6 +67,10 @@ def start(experiment: Experiment) -> Run:
         task.vocab, experiment.dim, experiment.heads, experiment.layers, spec,
         max_len=trained, hints=hints(trained, max(longest, trained)),
     )
+    # An encoding that draws its own first values would move the random numbers of everything built after it.
+    torch.manual_seed(experiment.seed)
+    plain = Decoder(task.vocab, experiment.dim, experiment.heads, experiment.layers, "none", max_len=trained)
+    model.load_state_dict(plain.state_dict(), strict=False)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=experiment.rate, betas=(0.9, 0.98), weight_decay=experiment.weight_decay, fused=True
     )
@@ -179,6 +183,7 @@ def save(run: Run, folder: Path) -> None:
 
     The files are written under other names and then moved, run.json last: what is there is whole.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -188,7 +193,10 @@ def save(run: Run, folder: Path) -> None:
     facts = {"schema": 1, "experiment": run.experiment.to_dict(), "step": run.step, "cpu_s": run.cpu_s, "curve": run.curve}
     stamp = {"step": str(run.step)}
     for name, tensors in (("model", run.model.state_dict()), ("optimizer", state)):
-        save_file(tensors, folder / f"{name}.tmp", stamp)
+        try:
+            save_file(tensors, folder / f"{name}.tmp", stamp)
+        except SafetensorError as error:
+            raise OSError(f"'{folder}' cannot be written: {error}; the last whole checkpoint is kept") from None
         os.replace(folder / f"{name}.tmp", folder / f"{name}.safetensors")
     (folder / "run.tmp").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     os.replace(folder / "run.tmp", folder / "run.json")

@@ -1,0 +1,53 @@
+"""Attention maps of one trained model, with its positions and with them taken away.
+
+A small decoder with rotary learns to copy (cab| -> cab.), then the very same weights read one sequence twice: as trained,
+and with the encoding replaced by nothing.
+
+What to look for: with position, one head of the last layer looks a fixed number of tokens back, a clean diagonal under the
+separator: that is the symbol to say next. Without position the diagonal is gone, and with it the answers: a head can find a
+kind of token, but not the one that stands at a given distance.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from posenc import terminal
+from posenc.lab import evaluate, plots, record, recipes, train
+from posenc.lab.ablate import without_position
+
+
+def main(out: Path, quick: bool) -> None:
+    length = 4 if quick else 8
+    recipe = recipes.recipe("copy", "rotary", train_length=length, **({"steps": 20} if quick else {}))
+    run = train.start(recipe)
+    train.train(run, lambda run: print(f"step {run.step:>4}  loss {run.curve[-1]['loss']:.3f}  exact match {run.curve[-1]['score']:.1%}"))
+    print(f"{run.cpu_s:.1f} CPU s")
+
+    intact = evaluate.exact_match(run.model, run.task, length, shortest=length)
+    with without_position(run.model.stack):
+        removed = evaluate.exact_match(run.model, run.task, length, shortest=length)
+
+    # The weights of one sequence: {"tokens": words, "with": [layer][head][query][key], "without": the same}.
+    maps = record.attention(run)
+    rows = []
+    for name, found, match in (("with position", maps["with"], intact), ("position removed", maps["without"], removed)):
+        last = torch.tensor(found[-1])                                      # [heads, T, T]
+        # The query at place length + 1 + i (behind the separator) has to find symbol i, at place 1 + i.
+        asked = last[:, torch.arange(length) + length + 1, torch.arange(length) + 1].mean(1)
+        rows.append([name, f"{match.exact_match:.1%}", f"{match.token_accuracy:.1%}", " ".join(f"{w:.2f}" for w in asked)])
+    headers = ["", "exact match", "tokens right", "mean weight on the symbol to say, heads of the last layer"]
+    terminal.table(headers, rows, "\nThe same weights, read twice")
+
+    fig = plots.attention({"experiment": recipe.to_dict(), "attention": maps})
+    print("Picture:", plots.save(fig, out / "attention_maps.png"))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/examples"), help="folder for the pictures")
+    parser.add_argument("--quick", action="store_true", help="a few steps only, to see that it runs")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    main(arguments.out, arguments.quick)

@@ -1,0 +1,62 @@
+"""How far three encodings carry beyond the length that they were trained on.
+
+The same small decoder is trained on windows of 32 bytes of text, and then asked about windows up to 8 times as long.
+
+What to look for: sinusoidal is defined at any length and yet breaks at once; rotary sees only differences and breaks too,
+because differences beyond the trained length are as new as positions are; ALiBi stays flat. Flat does not mean that
+the longer window is used: the sliding columns predict the same bytes with more and more text before them, and with ALiBi
+they hardly move.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+
+from posenc import terminal
+from posenc.lab import evaluate, plots, recipes, train
+
+SPECS = ("sinusoidal", "rotary", "alibi")
+
+
+def main(out: Path, quick: bool) -> None:
+    changes = {"steps": 10, "train_length": 16, "test_lengths": (32, 64)} if quick else {"steps": 500}
+    rows, curves = [], {}
+    for spec in SPECS:
+        recipe = recipes.recipe("text", spec, **changes)
+        run = train.train(train.start(recipe))
+        measured = evaluate.by_length(run)
+        print(f"{spec}: {run.step} steps, {run.cpu_s:.1f} CPU s", flush=True)
+        curves[spec] = [(point["length"], point["perplexity_ratio"]) for point in measured]
+        rows += [
+            [
+                spec if point is measured[0] else "", str(point["length"]), f"{point['factor']:g}x", f"{point['bits_per_byte']:.3f}",
+                f"{point['perplexity_ratio']:.3f}", f"{point['sliding_bits_per_byte']:.3f}",
+            ]
+            for point in measured
+        ]
+    headers = ["encoding", "window", "of trained", "bits per byte", "perplexity ratio", "bits per byte, sliding"]
+    terminal.table(headers, rows, "\nBeyond the trained length (one seed)")
+
+    fig = Figure(figsize=(8, 4.2), layout="constrained")
+    ax = fig.add_subplot()
+    for (spec, points), marker in zip(curves.items(), "os^", strict=True):
+        ax.plot(*zip(*points, strict=True), marker=marker, label=spec)
+    ax.axvline(curves[SPECS[0]][0][0], color="0.4", linestyle="--", linewidth=1)
+    ax.annotate("trained", (curves[SPECS[0]][0][0], 0.98), xycoords=("data", "axes fraction"), xytext=(4, 0), textcoords="offset points", va="top")
+    ax.set_xscale("log", base=2)
+    ax.set_xticks([length for length, _ in curves[SPECS[0]]], [str(length) for length, _ in curves[SPECS[0]]])
+    ax.set(title="Perplexity beyond the trained length", xlabel="window, bytes", ylabel="perplexity / perplexity at the trained length")
+    ax.grid(alpha=0.3)
+    ax.legend()
+    print("Picture:", plots.save(fig, out / "extrapolation.png"))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/examples"), help="folder for the pictures")
+    parser.add_argument("--quick", action="store_true", help="a few steps only, to see that it runs")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    main(arguments.out, arguments.quick)

@@ -1,0 +1,172 @@
+"""Which room a line belongs in: imports point downwards, and no encoding is known by name outside its own file."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import posenc
+
+HOME = Path(posenc.__file__).parent
+FILES = {file.relative_to(HOME).with_suffix("").as_posix(): file for file in sorted(HOME.rglob("*.py"))}
+SHIPPED = [name.split("/")[1] for name in FILES if name.startswith("encodings/") and not name.endswith("__init__")]
+
+# From the bottom up; a room may import from those below it, and those on one line do not know each other.
+ROOMS = [
+    {"positions"}, {"masks"}, {"encoding"}, {"kernels"}, {"cache", "schedules"}, {"encodings"}, {"catalogue"}, {"attention"}, {"model"},
+    {"testing", "checkpoints", "lab"}, {"terminal"}, {"cli", "web"},
+]
+# The package itself hands out names from every room, and `python -m posenc` stands over all of them.
+ABOVE_ALL = {"__init__", "__main__"}
+
+
+def room_of(module: str) -> str:
+    return module.split("/")[0]
+
+
+def height(room: str) -> int:
+    heights = [level for level, rooms in enumerate(ROOMS) if room in rooms]
+    assert len(heights) == 1, f"'{room}' has no place in the house; add it to ROOMS and to the layers in pyproject.toml"
+    return heights[0]
+
+
+def for_types_only(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def imports_of(file: Path) -> set[str]:
+    """The dotted names that a file imports anywhere, except for type checkers alone."""
+    found: set[str] = set()
+    waiting: list[ast.AST] = [ast.parse(file.read_text(encoding="utf-8"))]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file} imports relatively; say posenc.{node.module}"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        if not for_types_only(node):
+            waiting.extend(ast.iter_child_nodes(node))
+    return found
+
+
+def rooms_imported_by(file: Path) -> set[str]:
+    known = {room_of(module) for module in FILES} - ABOVE_ALL
+    inside = [name.split(".") for name in imports_of(file) if name.split(".")[0] == "posenc"]
+    return {parts[1] for parts in inside if len(parts) > 1 and parts[1] in known}
+
+
+@pytest.mark.parametrize("module", [module for module in FILES if module not in ABOVE_ALL])
+def test_imports_point_downwards(module: str) -> None:
+    room = room_of(module)
+    for imported in rooms_imported_by(FILES[module]) - {room}:
+        assert height(imported) < height(room), f"{module} imports {imported}, which does not lie below it"
+
+
+@pytest.mark.parametrize("module", [module for module in FILES if room_of(module) == "encodings"])
+def test_encodings_do_not_know_each_other(module: str) -> None:
+    assert "encodings" not in rooms_imported_by(FILES[module])
+
+
+def test_only_what_lies_below_it_is_known_to_the_kernels_and_the_cache() -> None:
+    for module in FILES:
+        if room_of(module) in ("kernels", "cache"):
+            assert rooms_imported_by(FILES[module]) <= {"positions", "masks", "encoding", "kernels"}
+
+
+def test_positions_import_nothing_of_the_package() -> None:
+    assert not rooms_imported_by(FILES["positions"])
+
+
+WITHOUT_NAMES = [m for m in FILES if room_of(m) in ("attention", "model", "kernels", "cache", "encoding", "masks", "positions")]
+
+
+def code_of(file: Path) -> str:
+    """The names and strings of a file, without comments and docstrings."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
+            node.body[0] = ast.Pass()
+    return ast.unparse(tree)
+
+
+@pytest.mark.parametrize("module", WITHOUT_NAMES)
+def test_no_encoding_is_known_by_name_outside_its_own_file(module: str) -> None:
+    code = code_of(FILES[module])
+    if module == "model":
+        # A default is a choice for the user and no decision of the code.
+        code = re.sub(r"(cross_)?encoding: LayerSpec='\w+'", "", code)
+    words = set(re.findall(r"[A-Za-z_]\w*", code))
+    classes = set(posenc.catalogue.class_names())
+    assert not words & classes
+    # "none" and "learned" are also plain words; as strings they would be names.
+    quoted = set(re.findall(r"'(\w+)'", code))
+    assert not (quoted & set(SHIPPED)) and not (words & (set(SHIPPED) - {"none", "learned"}))
+
+
+@pytest.mark.parametrize("module", ["attention", "model", "kernels/__init__", "kernels/reference", "kernels/sdpa"])
+def test_nobody_asks_an_encoding_for_its_type(module: str) -> None:
+    asked = re.findall(r"isinstance\(\w*encoding\w*, (\w+)\)", code_of(FILES[module]))
+    assert set(asked) <= {"Encoding", "Compose", "str"}
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_every_file_says_what_it_is(module: str) -> None:
+    source = FILES[module].read_text(encoding="utf-8")
+    # A file that only makes a folder a package has nothing to say.
+    if source.strip():
+        words = ast.get_docstring(ast.parse(source))
+        assert words and words.splitlines()[0].endswith(".")
+
+
+def test_there_is_no_room_for_everything() -> None:
+    assert not [module for module in FILES if re.search(r"(^|/)(utils?|helpers?|common|misc)$", module)]
+
+
+def test_an_encoding_file_holds_one_encoding_with_its_source_and_formula() -> None:
+    for name in SHIPPED:
+        cls = posenc.catalogue.find(name)
+        assert re.search(r"arXiv:\d{4}\.\d{4,5}", cls.source), name
+        assert cls.__doc__ and "Source:" in cls.__doc__, name
+
+
+def modules_after(statement: str) -> set[str]:
+    """The modules that a statement loads in a fresh interpreter, besides those that torch loads by itself."""
+    script = f"import sys, torch; before = set(sys.modules); {statement}; print(*sorted(set(sys.modules) - before))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": str(HOME.parent)}, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+HEAVY = {"numpy", "matplotlib", "rich", "tyro", "jinja2", "safetensors", "transformers", "pandas", "scipy", "mpmath"}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["import posenc", "import posenc; posenc.names(); dir(posenc)", "import posenc; posenc.Attention, posenc.Decoder, posenc.Positions, posenc.schedules"],
+)
+def test_importing_is_light_and_loads_no_encoding(statement: str) -> None:
+    loaded = modules_after(statement)
+    assert "posenc" in loaded
+    assert not {module.split(".")[0] for module in loaded} & HEAVY
+    assert not {module for module in loaded if module.startswith("posenc.encodings.")}
+    assert not {module for module in loaded if re.match(r"posenc\.(lab|cli|web|terminal|testing|checkpoints)\b", module)}
+
+
+def test_an_encoding_loads_itself_and_no_other() -> None:
+    loaded = modules_after("import posenc; posenc.Rotary")
+    assert {module for module in loaded if module.startswith("posenc.encodings.")} == {"posenc.encodings.rotary"}
+
+
+@pytest.mark.parametrize("module", [m for m in FILES if room_of(m) not in ("lab", "web", "checkpoints", "cli", "terminal", *ABOVE_ALL)])
+def test_the_library_needs_torch_and_nothing_else(module: str) -> None:
+    outside = {name.split(".")[0] for name in imports_of(FILES[module])} - {"posenc", "torch"}
+    # The contract suite is for those who test.
+    allowed = {"pytest", "hypothesis", "mpmath"} if room_of(module) == "testing" else set()
+    assert outside <= set(sys.stdlib_module_names) | allowed

@@ -1,0 +1,302 @@
+"""Names to encodings: finding them, and specs that are parsed and printed, never evaluated."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import posenc
+from posenc import Compose, Encoding, Shape, build, catalogue, names
+from posenc.catalogue import Node, parse
+from posenc.encoding import OnHeads
+from posenc.encodings.learned import Learned
+from posenc.encodings.rotary import Rotary
+from posenc.encodings.sinusoidal import Sinusoidal
+from posenc.encodings.t5_bias import T5Bias
+from posenc.schedules import Linear, YaRN
+
+SHAPE = Shape.of(dim=48, heads=6, max_len=96)
+SHIPPED = {"alibi": "ALiBi", "learned": "Learned", "none": "NoPE", "rotary": "Rotary", "shaw": "Shaw", "sinusoidal": "Sinusoidal", "t5_bias": "T5Bias"}
+
+
+def test_the_names_are_those_of_the_files() -> None:
+    files = (Path(posenc.__file__).parent / "encodings").glob("*.py")
+    assert names() == sorted(file.stem for file in files if file.stem != "__init__")
+    assert set(SHIPPED) <= set(names())
+
+
+def test_classes_are_found_by_name_and_by_class_name() -> None:
+    assert SHIPPED.items() <= {name: cls.__name__ for name, cls in catalogue.every()}.items()
+    assert {cls: name for name, cls in SHIPPED.items()}.items() <= catalogue.class_names().items()
+    assert posenc.Rotary is Rotary is catalogue.find("rotary") and Rotary.spec_name == "rotary"
+    assert set(SHIPPED.values()) <= set(dir(posenc))
+
+
+def test_a_class_that_does_not_exist_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'posenc' has no attribute 'Rotarry'"):
+        _ = posenc.Rotarry
+
+
+def test_everything_that_is_promised_to_the_public_is_there() -> None:
+    assert all(hasattr(posenc, name) for name in posenc.__all__)
+
+
+# Parsing
+
+
+def test_a_spec_is_a_name_with_options() -> None:
+    assert parse("rotary") == Node("rotary")
+    assert parse(" rotary( base = 500_000, layout='interleaved', partial=.5 ) ") == Node(
+        "rotary", (("base", 500_000), ("layout", "interleaved"), ("partial", 0.5))
+    )
+
+
+def test_a_bare_word_is_a_string_so_that_shells_need_no_quotes() -> None:
+    assert parse("rotary(layout=interleaved)") == parse("rotary(layout='interleaved')")
+
+
+def test_a_sum_is_flat() -> None:
+    flat = Node("+", parts=(Node("rotary"), Node("alibi"), Node("none")))
+    assert parse("rotary + alibi + none") == parse("rotary + (alibi + none)") == parse("(rotary+alibi)+none") == flat
+
+
+def test_a_schedule_is_a_value() -> None:
+    assert dict(parse("rotary(schedule=yarn(factor=4, truncate=False))").options) == {"schedule": YaRN(4, truncate=False)}
+
+
+def test_chosen_heads_are_numbers() -> None:
+    inside = (Node("rotary"),)
+    assert parse("on(rotary, heads=(0, 2))") == parse("on(rotary, heads=[0, 2])") == Node("on", parts=inside, heads=(0, 2))
+    assert parse("on(rotary, heads=3)").heads == (3,)
+    assert parse("on(rotary + alibi, heads=(0,)) + t5_bias").parts[0].parts[0] == parse("rotary + alibi")
+
+
+NOT_SPECS = [
+    ("", "'' is not a spec .*write for example"),
+    ("rotary +", r"'rotary \+' is not a spec"),
+    ("rotary(", "is not a spec"),
+    ("3", "'3' in '3' is not an encoding; write for example rotary"),
+    ("rotary * 2", "is not an encoding"),
+    ("rotary - alibi", "'rotary - alibi' in .* is not an encoding"),
+    ("rotary.alibi", "is not an encoding"),
+    ("[rotary]", "is not an encoding"),
+    ("ropee", r"no encoding named 'ropee'; there are: alibi, .*sinusoidal.*"),
+    ("rotery", "did you mean 'rotary'"),
+    ("rotary + alibbi", "no encoding named 'alibbi'.*did you mean 'alibi'"),
+    ("rotary(bass=500)", "rotary has no option 'bass'; it has: head_dim, base, layout, partial, schedule; did you mean 'base'"),
+    ("none(size=3)", "none has no option 'size'; it has: none"),
+    ("learned(device=cpu)", "learned has no option 'device'"),
+    ("rotary(500)", r"options in a spec have names, as in rotary\(base=500_000\); got 'rotary\(500\)'"),
+    ("rotary(**{'base': 3})", r"rotary has no option '\*\*'"),
+    ("rotary(base=2, base=3)", "an option stands twice in 'rotary.base=2, base=3.'; give it once"),
+    ("rotary(base=1 if x else 2)", "is not a plain value: use numbers, words or tuples"),
+    ("rotary(base=__import__('os').getpid())", "is not a plain value"),
+    ("rotary(base={1: 2})", "is not a plain value"),
+    ("rotary(base={1, 2})", "is not a plain value"),
+    ("rotary(schedule=spline(factor=2))", "no schedule named 'spline'; there are: linear, ntk, yarn, llama3"),
+    ("rotary(schedule=yarm(factor=2))", "did you mean 'yarn'"),
+    ("rotary(schedule=yarn(faktor=2))", "yarn has no option 'faktor'; it has: factor, trained_length, .*did you mean 'factor'"),
+    ("rotary(schedule=yarn(4))", r"yarn needs named options with a factor, as in yarn\(factor=4\); got 'yarn\(4\)'"),
+    ("rotary(schedule=yarn())", "yarn needs named options with a factor"),
+    ("rotary(schedule=yarn(factor=2, factor=4))", "an option stands twice in 'yarn.factor=2, factor=4.'; give it once"),
+    ("on(rotary)", r"on\(...\) takes one encoding and heads, as in on\(rotary, heads=\(0, 1\)\); got 'on\(rotary\)'"),
+    ("on(rotary, (0, 1))", "takes one encoding and heads"),
+    ("on(rotary, alibi, heads=0)", "takes one encoding and heads"),
+    ("on(rotary, heads=0, of=2)", "takes one encoding and heads"),
+    ("on(rotary, heads='all')", "heads are whole numbers, as in .* got 'all'"),
+    ("on(rotary, heads=(0, 1.5))", r"heads are whole numbers, as in .* got \(0, 1.5\)"),
+]
+
+
+@pytest.mark.parametrize(("spec", "words"), NOT_SPECS)
+def test_what_is_not_a_spec_is_refused_with_the_reason(spec: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        parse(spec)
+
+
+# Building
+
+
+def test_what_a_spec_leaves_open_is_taken_from_the_shape_of_the_model() -> None:
+    sinusoidal, learned, rotary, t5 = (build(name, SHAPE) for name in ("sinusoidal", "learned", "rotary", "t5_bias"))
+    assert isinstance(sinusoidal, Sinusoidal) and sinusoidal.dim == 48
+    assert isinstance(learned, Learned) and learned.table.shape == (96, 48)
+    assert isinstance(rotary, Rotary) and rotary.head_dim == 8
+    assert isinstance(t5, T5Bias) and t5.heads == 6 and t5.causal
+    both_ways = build("t5_bias", Shape.of(dim=48, heads=6, max_len=96, causal=False))
+    assert isinstance(both_ways, T5Bias) and not both_ways.causal
+
+
+def test_what_a_spec_says_wins_over_hints_and_hints_over_the_shape() -> None:
+    hints = {"learned": {"max_len": 7, "std": 0.5}, "rotary": {"base": 50.0}}
+    hinted = build("learned", SHAPE, hints=hints)
+    assert isinstance(hinted, Learned) and hinted.max_len == 7 and hinted.std == 0.5
+    said = build("learned(max_len=9)", SHAPE, hints=hints)
+    assert isinstance(said, Learned) and said.max_len == 9 and said.std == 0.5
+    inside = build("on(rotary, heads=(0, 1)) + alibi", SHAPE, hints=hints)
+    assert isinstance(inside, Compose) and isinstance(inside.parts[0], OnHeads) and inside.parts[0].encoding.base == 50.0
+
+
+def test_an_encoding_on_chosen_heads_is_built_for_that_many() -> None:
+    encoding = build("on(alibi, heads=(1, 4))", SHAPE)
+    assert isinstance(encoding, OnHeads) and encoding.encoding.heads == 2 and encoding.of == 6
+
+
+def test_an_encoding_given_as_one_is_taken_as_it_is() -> None:
+    encoding = Rotary(8)
+    assert build(encoding, SHAPE) is encoding
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("rotary(base=0.5)", "rotary: base must be above 1, got 0.5"),
+        ("rotary(layout=split)", "rotary: layout must be one of half, interleaved, got 'split'"),
+        ("learned(overrun=wrap)", "learned: overrun must be one of error, clamp, interpolate, got 'wrap'"),
+        ("learned(max_len=many)", "learned: max_len must be a whole number, got 'many'"),
+        ("rotary(base=big)", "rotary: base must be a number, got 'big'"),
+        ("shaw(values=false)", "shaw: values must be True or False, got 'false'"),
+        ("rotary(schedule=linear)", r"rotary: schedule must be one of posenc.schedules, such as yarn\(factor=4\), got 'linear'"),
+        ("on(alibi, heads=(0, 9))", r"heads must be different numbers from 0 to 5, got \(0, 9\)"),
+        ("on(sinusoidal, heads=(0, 1))", "sinusoidal opens the door 'embed', which knows no heads"),
+    ],
+)
+def test_what_the_constructor_refuses_is_said_with_the_name(spec: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        build(spec, SHAPE)
+
+
+@pytest.mark.parametrize("spec", [
+    *SHIPPED, "rotary(base=500000)", "rotary(layout=interleaved, partial=0.5)", "rotary(schedule=yarn(factor=4)) + alibi",
+    "on(rotary, heads=(0,))", "on(rotary + t5_bias(buckets=8), heads=(0, 3)) + learned(overrun=clamp)", "sinusoidal(endpoint=True) + shaw(clip=3)",
+    "rotary(schedule=llama3(factor=8, low=1.5))",
+])
+def test_a_printed_spec_builds_the_same_again(spec: str) -> None:
+    encoding = build(spec, SHAPE)
+    again = build(repr(encoding), SHAPE)
+    assert repr(again) == repr(encoding) and type(again) is type(encoding)
+    assert [repr(module) for module in again.modules()] == [repr(module) for module in encoding.modules()]
+    # Also for a model of another size: what was decided here is in the spec.
+    assert repr(build(repr(encoding), Shape.of(dim=48, heads=6, max_len=500, causal=False))) == repr(encoding)
+
+
+def test_a_spec_prints_only_what_was_changed() -> None:
+    assert str(build("rotary(base=10000.0, layout=interleaved)", SHAPE)) == "rotary(layout='interleaved')"
+    assert str(build("rotary(schedule=linear(factor=2))", SHAPE)) == "rotary(schedule=linear(factor=2))"
+    assert Rotary(8, schedule=Linear(2)).options()["schedule"] == Linear(2)
+
+
+def test_options_and_parameters_of_an_encoding_can_be_listed() -> None:
+    assert list(catalogue.options_of("learned")) == ["dim", "max_len", "overrun", "std"]
+    assert catalogue.parameters_of(build("learned", SHAPE)) == 96 * 48
+    assert catalogue.parameters_of(build("rotary", SHAPE)) == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Shape.of(dim=48, heads=5, max_len=9), r"heads must divide dim=48, got heads=5; the divisors are \[1, 2, 3"),
+        (lambda: Shape.of(dim=48, heads=6, max_len=0), "max_len must be 1 or more, got 0"),
+        (lambda: Shape(0, 1, 1, 1), "dim must be 1 or more, got 0"),
+    ],
+)
+def test_impossible_shapes_are_refused(make, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+# One's own module
+
+
+MINE = '''
+"""Counts tokens in the first channel."""
+
+import torch
+
+from posenc import Encoding
+
+
+class {name}(Encoding):
+    """Adds `step` times the position to every channel."""
+
+    def __init__(self, dim: int, step: float = 1.0) -> None:
+        super().__init__()
+        self.dim, self.step = dim, step
+
+    def embed(self, x, at):
+        return x + self.step * at.axis("counter").to(x.dtype)[..., None]
+'''
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> str:
+    file = tmp_path / "some folder-1".replace(" ", "_") / "mine.py"
+    file.parent.mkdir()
+    file.write_text(MINE.format(name="Counter"), encoding="utf-8")
+    return str(file)
+
+
+def test_ones_own_module_is_named_by_path_and_class(mine: str) -> None:
+    encoding = build(f"{mine}:Counter(step=3) + rotary", SHAPE)
+    assert isinstance(encoding, Compose)
+    assert encoding.parts[0].dim == 48 and encoding.parts[0].step == 3
+    assert encoding(torch.zeros(1, 2, 48))[0, :, 0].tolist() == [0.0, 3.0]
+    assert repr(encoding) == f"{mine}:Counter(step=3) + rotary"
+    assert repr(build(repr(encoding), SHAPE)) == repr(encoding)
+    assert repr(build(f"{mine}:Counter", SHAPE)) == f"{mine}:Counter"
+
+
+def test_ones_own_module_goes_into_a_model_like_any_other(mine: str) -> None:
+    model = posenc.Decoder(vocab=5, dim=48, heads=6, layers=2, encoding=f"{mine}:Counter(step=0.5)")
+    assert [str(own) for own in model.stack.added()] == [f"{mine}:Counter(step=0.5)"]
+
+
+def test_a_relative_path_will_do(mine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(mine).parent)
+    assert repr(build("mine.py:Counter", SHAPE)) == "mine.py:Counter"
+
+
+def test_what_is_wrong_with_ones_own_module_is_said(mine: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"mine.py has no encoding named 'Conter'; it has: Counter"):
+        build(f"{mine}:Conter", SHAPE)
+    with pytest.raises(ValueError, match=r"no file '.*gone.py' to take Counter from; a spec of your own module is path/to/file.py:Class"):
+        build(f"{tmp_path}/gone.py:Counter", SHAPE)
+    with pytest.raises(ValueError, match=r"mine.py:Counter has no option 'stop'; it has: dim, step; did you mean 'step'"):
+        build(f"{mine}:Counter(stop=2)", SHAPE)
+    broken = tmp_path / "broken.py"
+    broken.write_text("import nothing_of_this_name\n")
+    with pytest.raises(ValueError, match=r"broken.py could not be imported: ModuleNotFoundError: No module named 'nothing_of_this_name'"):
+        build(f"{broken}:Counter", SHAPE)
+    plain = tmp_path / "plain.py"
+    plain.write_text("class Counter: ...\n")
+    with pytest.raises(ValueError, match=r"plain.py has no encoding named 'Counter'; it has: no subclass of posenc.Encoding"):
+        build(f"{plain}:Counter", SHAPE)
+
+
+def test_a_file_must_hold_exactly_one_encoding() -> None:
+    module = type(sys)("several")
+    for name in ("One", "Two"):
+        setattr(module, name, type(name, (Encoding,), {"__module__": "several"}))
+    with pytest.raises(ValueError, match=r"encodings/several.py must hold exactly one encoding, .*; found \['One', 'Two'\]"):
+        catalogue.only_encoding(module, "encodings/several.py")
+
+
+def test_a_new_file_among_the_encodings_is_found_with_no_other_edit(tmp_path: Path) -> None:
+    package = tmp_path / "posenc"
+    shutil.copytree(Path(posenc.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__", "lab"))
+    (package / "encodings" / "counter.py").write_text(MINE.format(name="Tally").replace("from posenc import", "from posenc.encoding import"))
+    script = (
+        "import posenc, torch; shape = posenc.Shape.of(8, 2, 9); "
+        "assert 'counter' in posenc.names() and 'Tally' in dir(posenc); "
+        "print(posenc.build('counter(step=2) + rotary', shape), posenc.Tally(8)); "
+        "print(posenc.Decoder(5, 8, 2, 1, 'counter')(torch.tensor([[1, 2]])).shape)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["counter(step=2) + rotary counter", "torch.Size([1, 2, 5])"]

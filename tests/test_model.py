@@ -1,0 +1,472 @@
+"""Blocks, stacks and the three models, against a forward pass written out by hand and against themselves without a cache."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from posenc import Block, Decoder, Encoder, EncoderDecoder, Positions, TokenPositionEmbedding, masks
+from posenc.encodings.sinusoidal import Sinusoidal
+
+SMALL = {"vocab": 11, "dim": 24, "heads": 3, "layers": 2}
+ENCODINGS = ["none", "rotary", "sinusoidal", "alibi + rotary", "t5_bias(buckets=8, max_distance=12, std=1)", "learned", "shaw(clip=3)"]
+
+
+def decoder(encoding="rotary", **options) -> Decoder:
+    return Decoder(**(SMALL | options), encoding=encoding).double().eval()
+
+
+def ids_of(batch: int, tokens: int) -> Tensor:
+    return torch.randint(11, (batch, tokens))
+
+
+# Blocks
+
+
+def layer_norm(x: Tensor, norm: torch.nn.LayerNorm) -> Tensor:
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight + norm.bias
+
+
+def attention_by_hand(layer, x: Tensor, y: Tensor, causal: bool) -> Tensor:
+    """Multi-head attention without any position, from the weights of a layer."""
+
+    def split(z: Tensor, linear, heads: int) -> Tensor:
+        return (z @ linear.weight.T + linear.bias).view(*z.shape[:2], heads, -1).permute(0, 2, 1, 3)
+
+    q, k, v = split(x, layer.to_query, 3), split(y, layer.to_key, layer.kv_heads), split(y, layer.to_value, layer.kv_heads)
+    k, v = (z.repeat_interleave(3 // layer.kv_heads, 1) for z in (k, v))
+    logits = q @ k.mT / math.sqrt(q.shape[-1])
+    if causal:
+        logits = logits.masked_fill(torch.ones_like(logits, dtype=torch.bool).triu(1), -math.inf)
+    joined = (logits.softmax(-1) @ v).permute(0, 2, 1, 3).reshape(*x.shape[:2], -1)
+    return joined @ layer.to_output.weight.T + layer.to_output.bias
+
+
+def feed_forward_by_hand(block: Block, x: Tensor) -> Tensor:
+    first, second = block.feed_forward[0], block.feed_forward[2]
+    hidden = x @ first.weight.T + first.bias
+    hidden = hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2
+    return hidden @ second.weight.T + second.bias
+
+
+def block_by_hand(block: Block, x: Tensor, memory: Tensor | None = None, causal: bool = True) -> Tensor:
+    steps = [(block.attention_norm, lambda z: attention_by_hand(block.attention, z, z, causal))]
+    if memory is not None:
+        steps.append((block.cross_norm, lambda z: attention_by_hand(block.cross_attention, z, memory, False)))
+    steps.append((block.feed_forward_norm, lambda z: feed_forward_by_hand(block, z)))
+    for norm, step in steps:
+        x = x + step(layer_norm(x, norm)) if block.norm == "pre" else layer_norm(x + step(x), norm)
+    return x
+
+
+def shaken(module: torch.nn.Module) -> torch.nn.Module:
+    """The module with norms that are not the identity."""
+    for p in module.parameters():
+        torch.nn.init.normal_(p, mean=0.2, std=0.5)
+    return module.double()
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("cross", [False, True])
+@pytest.mark.parametrize("kv_heads", [3, 1])
+def test_a_block_is_attention_and_feed_forward_with_residuals_and_norms(norm: str, cross: bool, kv_heads: int) -> None:
+    options = {"cross_encoding": "none"} if cross else {}
+    block = shaken(Block(12, 3, norm=norm, cross=cross, encoding="none", hidden=7, kv_heads=kv_heads, **options))
+    x, memory = torch.randn(2, 5, 12, dtype=torch.float64), torch.randn(2, 4, 12, dtype=torch.float64) if cross else None
+    torch.testing.assert_close(block(x, mask=masks.causal(), memory=memory), block_by_hand(block, x, memory), rtol=0, atol=1e-10)
+
+
+def test_a_block_alone_adds_its_own_encoding_and_one_in_a_stack_does_not() -> None:
+    block = shaken(Block(12, 3, encoding="sinusoidal"))
+    x = torch.randn(2, 5, 12, dtype=torch.float64)
+    expected = block_by_hand(block, Sinusoidal(12)(x, offset=3), causal=False)
+    torch.testing.assert_close(block(x, positions=torch.arange(3, 8)), expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(block(x, encoding=Sinusoidal(12)), block_by_hand(block, x, causal=False), rtol=0, atol=1e-10)
+
+
+def test_a_block_gives_the_weights_of_both_attentions() -> None:
+    block = Block(12, 3, cross=True, encoding="rotary", cross_encoding="none")
+    x, memory = torch.randn(2, 5, 12), torch.randn(2, 4, 12)
+    out, seen = block(x, memory=memory, mask=masks.causal(), weights=True)
+    assert {name: tuple(w.shape) for name, w in seen.items()} == {"self": (2, 3, 5, 5), "cross": (2, 3, 5, 4)}
+    torch.testing.assert_close(seen["cross"].sum(-1), torch.ones(2, 3, 5))
+    torch.testing.assert_close(out, block(x, memory=memory, mask=masks.causal()), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Block(12, 3, norm="middle"), "norm must be one of pre, post, got 'middle'"),
+        (lambda: Block(12, 3, encoding="none", cross=True)(torch.zeros(1, 2, 12)), "a block with cross-attention needs the memory to attend to"),
+        (lambda: Block(12, 3, encoding="none")(torch.zeros(1, 2, 12), memory=torch.zeros(1, 2, 12)), "no cross-attention; build it with cross=True"),
+        (lambda: Block(12, 5), "heads must divide dim=12, got heads=5"),
+    ],
+)
+def test_impossible_blocks_are_refused(make, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+# Embeddings
+
+
+def test_the_embedding_is_dropout_of_scale_times_token_plus_position() -> None:
+    embedding = TokenPositionEmbedding(11, 24, "sinusoidal", scale=True, dropout=0.5).double()
+    ids = ids_of(2, 9)
+    whole = embedding.token.weight[ids] * math.sqrt(24) + Sinusoidal(24).table(tokens=9, dtype=torch.float64)
+    dropped = embedding(ids)
+    kept = dropped != 0
+    assert 0.3 < kept.double().mean().item() < 0.7
+    # The position is dropped with its token: what is left is twice the sum.
+    torch.testing.assert_close(dropped[kept], 2 * whole[kept], rtol=0, atol=1e-12)
+    torch.testing.assert_close(embedding.eval()(ids), whole, rtol=0, atol=1e-12)
+    plain = TokenPositionEmbedding(11, 24, "none")
+    assert torch.equal(plain(ids), plain.token.weight[ids])
+
+
+def test_positions_reach_the_embedding() -> None:
+    embedding = TokenPositionEmbedding(11, 24, "learned", max_len=40)
+    ids, places = ids_of(2, 3), torch.tensor([[0, 9, 39], [5, 5, 1]])
+    assert torch.equal(embedding(ids, positions=places), embedding.token.weight[ids] + embedding.encoding.table[places])
+
+
+@pytest.mark.parametrize(("scale", "norm_of_token"), [(True, 1.0), (False, math.sqrt(512))])
+def test_tokens_are_as_long_as_the_scale_asks_for(scale: bool, norm_of_token: float) -> None:
+    embedding = TokenPositionEmbedding(300, 512, "sinusoidal", scale=scale)
+    assert embedding.token.weight.norm(dim=-1).mean().item() == pytest.approx(norm_of_token, rel=0.01)
+    vectors = embedding.token_vectors(torch.arange(300)[None])
+    # Either way a token has norm sqrt(dim), against sqrt(dim/2) for a position.
+    assert vectors.norm(dim=-1).mean().item() == pytest.approx(math.sqrt(512), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: TokenPositionEmbedding(0, 8), "vocab must be 1 or more, got 0"),
+        (lambda: TokenPositionEmbedding(5, 8, "alibi"), "alibi adds nothing to embeddings; give it to the attention instead"),
+        (lambda: TokenPositionEmbedding(5, 8)(torch.tensor([[0, 5]])), r"token ids must lie in 0..4, got 5; check the tokenizer or vocab"),
+        (lambda: TokenPositionEmbedding(5, 8)(torch.tensor([[0, -1]])), "token ids must lie in 0..4, got -1"),
+        (lambda: TokenPositionEmbedding(5, 8)(torch.zeros(1, 2)), "token ids are whole numbers, got torch.float32"),
+        (lambda: TokenPositionEmbedding(5, 8)(torch.zeros(2, dtype=torch.long)), r"ids have shape \[batch, tokens\].*got \[2\]"),
+        (lambda: TokenPositionEmbedding(5, 8)(torch.zeros(2, 0, dtype=torch.long)), r"at least one token, got \[2, 0\]"),
+    ],
+)
+def test_ids_and_encodings_that_do_not_fit_are_refused(make, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+# The decoder
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("tie_output", [False, True])
+def test_a_decoder_is_embedding_blocks_norm_and_output(norm: str, tie_output: bool) -> None:
+    model = shaken(Decoder(**SMALL, encoding="sinusoidal", norm=norm, tie_output=tie_output, scale_tokens=True))
+    ids = ids_of(2, 9)
+    x = model.embedding.token.weight[ids] * math.sqrt(24) + Sinusoidal(24).table(tokens=9, dtype=torch.float64)
+    for block in model.stack.blocks:
+        x = block_by_hand(block, x)
+    x = layer_norm(x, model.stack.final_norm) if norm == "pre" else x
+    logits = x @ model.embedding.token.weight.T if tie_output else x @ model.output.weight.T + model.output.bias
+    torch.testing.assert_close(model(ids), logits, rtol=1e-10, atol=1e-8)
+
+
+def test_six_layers_are_the_default() -> None:
+    assert len(Decoder(vocab=5, dim=8, heads=2).stack.blocks) == 6
+    assert len(Encoder(vocab=5, dim=8, heads=2).stack.blocks) == 6
+    both = EncoderDecoder(vocab=5, dim=8, heads=2)
+    assert len(both.encoder.blocks) == len(both.decoder.blocks) == 6
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("slots", [None, 12])
+def test_chunks_through_a_cache_give_the_logits_of_one_pass(encoding: str, slots: int | None) -> None:
+    model, ids = decoder(encoding), ids_of(2, 9)
+    cache = model.cache(slots=slots)
+    got = torch.cat([model(ids[:, a:b], cache=cache) for a, b in ((0, 4), (4, 5), (5, 9))], 1)
+    torch.testing.assert_close(got, model(ids), rtol=0, atol=1e-6)
+
+
+def greedy(model: Decoder, ids: Tensor, tokens: int) -> Tensor:
+    for _ in range(tokens):
+        ids = torch.cat((ids, model(ids)[:, -1:].argmax(-1)), 1)
+    return ids
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("kv_heads", [3, 1])
+def test_generation_through_a_cache_is_greedy_decoding_without_one(encoding: str, kv_heads: int) -> None:
+    model, ids = decoder(encoding, kv_heads=kv_heads), ids_of(3, 4)
+    assert torch.equal(model.generate(ids, 8), greedy(model, ids, 8))
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_left_padded_prompts_generate_what_each_would_alone(encoding: str) -> None:
+    model, ids = decoder(encoding), ids_of(3, 6)
+    lengths = (6, 2, 4)
+    padding = torch.stack([torch.arange(6) >= 6 - n for n in lengths])
+    together = model.generate(ids, 6, padding=padding)
+    for row, n in enumerate(lengths):
+        assert torch.equal(together[row : row + 1, 6 - n :], greedy(model, ids[row : row + 1, 6 - n :], 6))
+
+
+def test_ids_of_positions_may_be_given_token_by_token_with_a_cache() -> None:
+    model, ids, cache = decoder(), ids_of(2, 6), None
+    cache = model.cache()
+    first = model(ids[:, :4], cache=cache)
+    later = [model(ids[:, t : t + 1], positions=torch.full((2, 1), t), cache=cache) for t in (4, 5)]
+    torch.testing.assert_close(torch.cat([first, *later], 1), model(ids), rtol=0, atol=1e-12)
+
+
+def test_padding_belongs_to_rows_and_changes_no_other_logits() -> None:
+    model, ids = decoder("rotary + alibi"), ids_of(2, 6)
+    padding = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 0]])
+    got = model(ids, padding=padding)
+    torch.testing.assert_close(got[:1], model(ids[:1]), rtol=0, atol=1e-6)
+    torch.testing.assert_close(got[1:, 2:5], model(ids[1:, 2:5]), rtol=0, atol=1e-6)
+
+
+def test_logits_may_be_asked_for_some_tokens_only() -> None:
+    model, ids = decoder(), ids_of(2, 6)
+    torch.testing.assert_close(model(ids, only=slice(-1, None)), model(ids)[:, -1:], rtol=0, atol=1e-13)
+    torch.testing.assert_close(model(ids, only=torch.tensor([4, 0])), model(ids)[:, [4, 0]], rtol=0, atol=1e-13)
+
+
+def test_a_decoder_gives_the_weights_of_each_layer() -> None:
+    logits, weights = decoder()(ids_of(2, 6), weights=True)
+    assert logits.shape == (2, 6, 11) and [tuple(w.shape) for w in weights] == [(2, 3, 6, 6)] * 2
+    assert not torch.stack(weights).triu(1).any()
+
+
+def test_another_mask_may_be_given() -> None:
+    model, ids = decoder(), ids_of(1, 6)
+    assert not torch.allclose(model(ids, mask=masks.window(2)), model(ids))
+    torch.testing.assert_close(model(ids, mask=masks.window(6)), model(ids), rtol=0, atol=1e-12)
+
+
+def test_a_stop_id_ends_its_row_and_the_generation_when_all_have_ended() -> None:
+    model, ids = decoder(), ids_of(4, 3)
+    free = model.generate(ids, 12)
+    stop = int(free[0, 5])
+    stopped = model.generate(ids, 12, stop=stop)
+    ends = []
+    for row in range(4):
+        after = free[row, 3:].tolist()
+        end = after.index(stop) if stop in after else None
+        ends.append(12 if end is None else end + 1)
+        expected = free[row, 3:] if end is None else torch.cat((free[row, 3 : 4 + end], torch.full((11 - end,), stop)))
+        assert torch.equal(stopped[row, 3:], expected[: stopped.shape[1] - 3])
+    assert stopped.shape[1] == 3 + max(ends)
+
+
+def test_drawn_tokens_follow_the_seed_the_temperature_and_the_k_likeliest() -> None:
+    model, ids = decoder(), ids_of(1, 3).expand(400, 3)
+    drawn = model.generate(ids, 1, temperature=1.0, seed=3)[:, -1]
+    assert torch.equal(drawn, model.generate(ids, 1, temperature=1.0, seed=3)[:, -1])
+    assert not torch.equal(drawn, model.generate(ids, 1, temperature=1.0, seed=4)[:, -1])
+    logits = model(ids[:1])[0, -1]
+    for temperature in (0.5, 2.0):
+        drawn = model.generate(ids, 1, temperature=temperature)[:, -1]
+        share = torch.bincount(drawn, minlength=11) / 400
+        torch.testing.assert_close(share.double(), (logits / temperature).softmax(-1).detach(), rtol=0, atol=0.08)
+    likeliest = set(logits.topk(3).indices.tolist())
+    assert set(model.generate(ids, 1, temperature=5.0, top_k=3)[:, -1].tolist()) == likeliest
+    assert torch.equal(model.generate(ids, 4, temperature=1.0, top_k=1), model.generate(ids, 4))
+    assert model.generate(ids[:2], 1, temperature=1.0, top_k=99).shape == (2, 4)
+
+
+def test_generation_leaves_the_global_random_numbers_alone() -> None:
+    model, ids, state = decoder(), ids_of(2, 3), torch.get_rng_state()
+    model.generate(ids, 3, temperature=1.0)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: (lambda m, ids: m.generate(ids, 6), Decoder(**SMALL, dropout=0.5)),
+    lambda: (lambda m, ids: m.generate(ids, ids[:, :1], 6), EncoderDecoder(**SMALL, dropout=0.5)),
+], ids=["decoder", "encoder-decoder"])
+def test_generation_is_without_dropout_and_leaves_every_part_as_it_was(make) -> None:
+    generate, model = make()
+    ids = ids_of(2, 4)
+    expected = generate(model.eval(), ids)
+    model.train()
+    model.embedding.eval()
+    before = [module.training for module in model.modules()]
+    assert torch.equal(generate(model, ids), expected)
+    assert [module.training for module in model.modules()] == before
+    with pytest.raises(ValueError, match="token ids must lie in"):
+        generate(model, ids + 11)
+    assert [module.training for module in model.modules()] == before
+
+
+IDS = torch.zeros(2, 3, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("ask", "words"),
+    [
+        (lambda m: m.generate(IDS, 0), "tokens to generate must be 1 or more, got 0"),
+        (lambda m: m.generate(IDS, 1, temperature=-1.0), "temperature must be 0 or more, got -1.0"),
+        (lambda m: m.generate(IDS, 1, top_k=0), "top_k must be 1 or more, got 0"),
+        (lambda m: m.generate(IDS, 1, padding=torch.tensor([[1, 1, 0], [1, 1, 1]])), "a row is padded there; pad prompts on the left"),
+        (lambda m: m(IDS + 11), "token ids must lie in 0..10, got 11"),
+        (lambda m: m(IDS[:, :0]), r"ids have shape \[batch, tokens\] with at least one token, got \[2, 0\]"),
+        (lambda m: m(IDS, positions=torch.arange(3), padding=torch.ones(2, 3)), "give positions or padding, not both"),
+        (lambda m: m(IDS, padding=torch.ones(2, 4)), r"padding must have the shape of the ids, \[2, 3\], got \[2, 4\]"),
+        (lambda m: m(IDS, positions=torch.arange(4)), "got positions of 4 tokens for 3 tokens"),
+    ],
+)
+def test_what_a_decoder_cannot_do_it_says(ask, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        ask(decoder())
+
+
+def test_padding_after_the_first_chunk_is_refused() -> None:
+    model = decoder()
+    cache = model.cache()
+    model(IDS, cache=cache)
+    with pytest.raises(ValueError, match="padding belongs to the first chunk; later chunks go on from the cache"):
+        model(IDS, cache=cache, padding=torch.ones(2, 3))
+
+
+def test_a_static_cache_that_is_full_says_so_and_a_learned_table_too() -> None:
+    model = decoder()
+    with pytest.raises(ValueError, match="the token of order 2 has no slot in a cache of 2; make the cache with at least 3 slots"):
+        model(IDS, cache=model.cache(slots=2))
+    with pytest.raises(ValueError, match="position 4 is past the learned table of 4 rows"):
+        decoder("learned", max_len=4).generate(IDS, 5)
+
+
+def test_a_stack_needs_layers_and_knows_its_options() -> None:
+    with pytest.raises(ValueError, match="a stack needs at least one layer, got 0"):
+        decoder(layers=0)
+    with pytest.raises(TypeError, match="unknown_option"):
+        decoder(unknown_option=1)
+
+
+# The encoder
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_an_encoder_sees_in_both_directions(norm: str) -> None:
+    model = shaken(Encoder(**SMALL, norm=norm))
+    ids = ids_of(2, 9)
+    x = model.embedding.token.weight[ids] + Sinusoidal(24).table(tokens=9, dtype=torch.float64)
+    for block in model.stack.blocks:
+        x = block_by_hand(block, x, causal=False)
+    x = layer_norm(x, model.stack.final_norm) if norm == "pre" else x
+    torch.testing.assert_close(model(ids), x, rtol=1e-10, atol=1e-8)
+    hidden, weights = model(ids, weights=True)
+    torch.testing.assert_close(hidden, x, rtol=1e-9, atol=1e-7)
+    assert [tuple(w.shape) for w in weights] == [(2, 3, 9, 9)] * 2
+
+
+def test_an_encoder_does_not_look_at_padding() -> None:
+    model, ids = Encoder(**SMALL, encoding="t5_bias(std=1)").double(), ids_of(2, 6)
+    got = model(ids, padding=torch.tensor([[0, 0, 1, 1, 1, 0], [1] * 6]))
+    torch.testing.assert_close(got[:1, 2:5], model(ids[:1, 2:5]), rtol=0, atol=1e-12)
+
+
+def test_an_encoder_builds_its_biases_for_both_directions() -> None:
+    assert "causal=False" in str(Encoder(**SMALL, encoding="t5_bias").stack.encoding_of[0])
+    assert "causal=False" not in str(decoder("t5_bias").stack.encoding_of[0])
+
+
+# Both
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_an_encoder_decoder_is_both_with_cross_attention(norm: str) -> None:
+    model = shaken(EncoderDecoder(**SMALL, norm=norm))
+    source, target = ids_of(2, 7), ids_of(2, 5)
+    table, x = model.embedding.token.weight, {}
+    for name, ids, stack, memory in (("encoder", source, model.encoder, None), ("decoder", target, model.decoder, "encoder")):
+        y = table[ids] * math.sqrt(24) + Sinusoidal(24).table(tokens=ids.shape[1], dtype=torch.float64)
+        for block in stack.blocks:
+            y = block_by_hand(block, y, None if memory is None else x[memory], causal=memory is not None)
+        x[name] = layer_norm(y, stack.final_norm) if norm == "pre" else y
+    torch.testing.assert_close(model(source, target), x["decoder"] @ table.T, rtol=1e-9, atol=1e-7)
+
+
+def test_the_original_is_post_norm_scaled_tied_and_sinusoidal() -> None:
+    model = EncoderDecoder(**SMALL)
+    assert model.output is None and model.embedding.scale and model.encoder.blocks[0].norm == "post"
+    assert [str(e) for e in model.encoder.added()] == ["sinusoidal"] and str(model.decoder.cross_encoding_of[0]) == "none"
+
+
+@pytest.mark.parametrize("encoding", ["sinusoidal", "rotary", "t5_bias(std=1)"])
+def test_generation_of_an_encoder_decoder_is_greedy_decoding_without_a_cache(encoding: str) -> None:
+    model = EncoderDecoder(**SMALL, encoding=encoding).double().eval()
+    source, start = ids_of(3, 6), ids_of(3, 1)
+    expected = start
+    for _ in range(7):
+        expected = torch.cat((expected, model(source, expected)[:, -1:].argmax(-1)), 1)
+    assert torch.equal(model.generate(source, start, 7), expected)
+
+
+def test_a_padded_source_is_the_same_as_one_that_is_short() -> None:
+    model = EncoderDecoder(**SMALL, encoding="rotary").double().eval()
+    source, start = ids_of(2, 6), ids_of(2, 2)
+    padding = torch.tensor([[1, 1, 1, 1, 0, 0], [1] * 6])
+    together = model.generate(source, start, 5, source_padding=padding)
+    assert torch.equal(together[:1], model.generate(source[:1, :4], start[:1], 5))
+    assert torch.equal(together[1:], model.generate(source[1:], start[1:], 5))
+
+
+def test_a_memory_spares_encoding_the_source_again() -> None:
+    model = EncoderDecoder(**SMALL).double().eval()
+    source, target = ids_of(2, 6), ids_of(2, 4)
+    memory = model.encode(source)
+    torch.testing.assert_close(model(source, target, memory=memory), model(source, target), rtol=0, atol=1e-12)
+
+
+def test_an_encoder_decoder_gives_the_weights_of_both_attentions() -> None:
+    logits, seen = EncoderDecoder(**SMALL)(ids_of(2, 6), ids_of(2, 4), weights=True)
+    assert logits.shape == (2, 4, 11)
+    assert [{name: tuple(w.shape) for name, w in layer.items()} for layer in seen] == [{"self": (2, 3, 4, 4), "cross": (2, 3, 4, 6)}] * 2
+
+
+def test_an_encoding_between_two_sequences_reads_both_sides_positions() -> None:
+    model = EncoderDecoder(**SMALL, encoding="none", cross_encoding="alibi").double().eval()
+    source, target = ids_of(1, 6), ids_of(1, 4)
+    here = model(source, target)
+    moved = model(source, target, positions=torch.arange(50, 54), source_positions=torch.arange(50, 56))
+    torch.testing.assert_close(moved, here, rtol=0, atol=1e-6)
+    assert not torch.allclose(model(source, target, positions=torch.arange(50, 54)), here)
+
+
+def test_an_encoding_between_two_sequences_cannot_add_to_embeddings() -> None:
+    with pytest.raises(ValueError, match="cross_encoding adds to embeddings, and between two sequences there are none; got sinusoidal"):
+        EncoderDecoder(**SMALL, cross_encoding="sinusoidal")
+
+
+def test_models_can_be_made_on_a_device_in_a_dtype() -> None:
+    for make in (Decoder, Encoder, EncoderDecoder):
+        model = make(**SMALL, encoding="learned + shaw", device="meta", dtype=torch.bfloat16)
+        assert all(p.is_meta and p.dtype == torch.bfloat16 for p in model.parameters())
+
+
+def test_a_model_trains() -> None:
+    model, ids = Decoder(**SMALL), torch.arange(9).expand(4, 9) + torch.arange(2).repeat(2)[:, None]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def loss() -> Tensor:
+        return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+
+    before = loss().item()
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+    assert loss().item() < 0.1 * before
+
+
+def test_positions_of_every_kind_reach_every_layer() -> None:
+    model, ids = decoder("rotary + alibi"), ids_of(1, 5)
+    packed = model(torch.cat((ids, ids), 1), positions=Positions.packed([5, 5]))
+    torch.testing.assert_close(packed[:, 5:], model(ids), rtol=0, atol=1e-6)
+    torch.testing.assert_close(packed[:, :5], model(ids), rtol=0, atol=1e-6)

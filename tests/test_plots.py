@@ -1,0 +1,198 @@
+"""Figures are drawn from records and plain arrays, without a display, and say what they show."""
+
+import io
+import math
+import subprocess
+import sys
+
+import matplotlib
+import matplotlib.image
+import numpy as np
+import pytest
+from fake_records import ENCODINGS, comparison, record, with_scores
+from matplotlib.figure import Figure
+
+from posenc.lab import plots
+
+RECORDS = comparison(("repeat", "copy", "text"), seeds=2)
+SINUSOIDAL = np.array(record("sinusoidal")["pictures"]["added"])
+
+
+def drawings():
+    for task in ("repeat", "copy", "text"):
+        yield f"extrapolation {task}", plots.extrapolation(RECORDS, task)
+        yield f"learning {task}", plots.learning(RECORDS, task)
+        yield f"ablation {task}", plots.ablation(RECORDS, task)
+    for draw in (plots.added, plots.wavelengths, plots.similarity, plots.bias):
+        yield draw.__name__, draw(RECORDS)
+    yield "attention", plots.attention(record("rotary"))
+    yield "heatmap", plots.heatmap(SINUSOIDAL, "a table")
+    yield "wavelength_curve", plots.wavelength_curve([6.3, 20.0, 60.0], 32, "wavelengths")
+    yield "similarity_matrix", plots.similarity_matrix(SINUSOIDAL, "similarity")
+    yield "bias_curves", plots.bias_curves(range(5), [[0, -1, -2, -3, -4], [0, -2, -4, -6, -8]], "bias")
+    yield "clock", plots.clock([1.0, 0.3, 0.1, 0.01], 7, "clock")
+    yield "fingerprint", plots.fingerprint(SINUSOIDAL, (0, 1, 7), "fingerprint")
+    yield "attention_maps", plots.attention_maps(np.tril(np.ones((2, 3, 5, 5))), [*"abcde"], "attention")
+    yield "shift_matrix", plots.shift_matrix(np.eye(4), "shift")
+
+
+DRAWINGS = dict(drawings())
+
+
+def words(figure):
+    return [text.get_text() for text in figure.findobj(matplotlib.text.Text) if text.get_text()]
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_a_figure_is_not_blank(name):
+    assert isinstance(DRAWINGS[name], Figure)
+    image = matplotlib.image.imread(io.BytesIO(plots.png(DRAWINGS[name])))[..., :3]
+    assert 0.01 < (image < 0.97).any(axis=-1).mean() < 0.95
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name in DRAWINGS if name.split()[0] in ("extrapolation", "learning", "ablation", "wavelengths", "bias")],
+)
+def test_a_figure_of_records_can_be_read_alone(name):
+    figure = DRAWINGS[name]
+    assert figure.get_suptitle()
+    labels = [axes.get_xlabel() or axes.get_ylabel() for axes in figure.axes] + [figure.get_supxlabel()]
+    assert any(labels)
+    assert figure.legends or name.split()[0] in ("ablation", "bias")
+
+
+@pytest.mark.parametrize("name", ["extrapolation copy", "learning text", "added", "attention"])
+def test_an_svg_has_its_words_as_text(name):
+    svg = plots.svg(DRAWINGS[name])
+    assert "<text" in svg and len(svg) < 400_000
+
+
+def test_an_encoding_keeps_its_look_when_others_leave():
+    looks = plots.looks(RECORDS)
+    assert list(looks) == list(ENCODINGS)
+    figure = plots.extrapolation(RECORDS, "copy")
+    assert figure is not None
+    drawn = {line.get_gid(): (line.get_color(), line.get_marker()) for line in figure.axes[0].lines if line.get_gid()}
+    # `none` comes first and did not learn to copy; the others do not move up.
+    assert drawn == {
+        f"encoding-{look.place}": (look.color, look.marker) for label, look in looks.items() if label != "none"
+    }
+
+
+def test_sixty_encodings_look_different():
+    assert len({(plots.look(i).color, plots.look(i).marker, str(plots.look(i).dashes)) for i in range(60)}) == 60
+
+
+def test_not_learned_is_said_and_not_drawn():
+    figure = plots.extrapolation(RECORDS, "copy")
+    assert figure is not None and "none: not learned" in words(figure)
+    nobody = plots.extrapolation([with_scores(record(), 0.5, 1, 1, 1)], "repeat")
+    assert nobody is not None and "no encoding learned the task" in words(nobody)
+    assert not [line for line in nobody.axes[0].lines if line.get_gid()]
+
+
+def test_points_are_medians_over_seeds():
+    runs = [with_scores(record("alibi", seed=seed), 1, score, 0, 0) for seed, score in enumerate((0.1, 0.8, 0.6))]
+    figure = plots.extrapolation(runs, "repeat")
+    assert figure is not None
+    (line,) = [line for line in figure.axes[0].lines if line.get_gid()]
+    assert line.get_ydata() == pytest.approx([100, 60, 0, 0])
+
+
+def test_the_median_curve_is_over_the_steps_that_all_seeds_have():
+    runs = [np.array([[1, 0.1, 2.0, 0.0], [2, 0.2, 1.0, 0.5]]), np.array([[2, 0.3, 3.0, 0.1], [3, 0.4, 0.0, 1.0]])]
+    assert plots.middle_of(runs) == pytest.approx(np.array([[2, 0.25, 2.0, 0.3]]))
+
+
+def test_the_trained_length_is_marked():
+    one_task = comparison(("repeat",), seeds=1)
+    for figure in (plots.extrapolation(one_task, "repeat"), plots.bias(one_task), plots.wavelengths(one_task)):
+        assert figure is not None and "trained to 10" in words(figure)
+
+
+def test_pairs_that_never_complete_a_turn_are_hollow():
+    figure = plots.wavelength_curve([6.3, 20.0, 60.0, 200.0], 32, "")
+    _, filled, hollow, *_ = figure.axes[0].lines
+    assert list(filled.get_ydata()) == [6.3, 20.0] and list(hollow.get_ydata()) == [60.0, 200.0]
+    assert hollow.get_markerfacecolor() == plots.PAPER
+
+
+def test_a_picture_that_begins_another_is_shown_once():
+    shown = plots.pictured(RECORDS, "added")
+    assert [(label, len(table)) for label, _, table in shown] == [
+        ("learned", 20),
+        ("sinusoidal", 128),
+        ("learned", 128),
+    ]
+
+
+def test_similarity_is_the_cosine_between_rows():
+    table = np.array([[1.0, 0.0], [2.0, 0.0], [0.0, 3.0], [-1.0, 0.0]])
+    assert plots.cosines(table)[0] == pytest.approx([1, 1, 0, -1])
+
+
+def test_nothing_to_draw_is_none():
+    bare = [record("none") | {"pictures": None, "curve": None, "ablation": None, "lengths": None, "attention": None}]
+    assert plots.extrapolation(bare, "repeat") is None and plots.learning(bare, "repeat") is None
+    assert plots.ablation(bare, "repeat") is None and plots.attention(bare[0]) is None
+    assert [draw(bare) for draw in (plots.added, plots.wavelengths, plots.similarity, plots.bias)] == [None] * 4
+    assert plots.extrapolation(RECORDS, "no such task") is None
+
+
+@pytest.mark.parametrize(
+    "weights", [np.full((2, 4, 6, 6), np.nan), np.ones((7, 20, 3, 3)), np.ones((1, 1, 1, 1)), np.ones((3, 40, 32))]
+)
+def test_attention_of_any_size_is_drawn(weights):
+    plots.png(plots.attention_maps(weights, None, "attention"))
+
+
+def test_tokens_of_any_kind_become_labels():
+    assert [plots.readable(token) for token in (" ", "\n", "ä", "<bos>", 7)] == ["␣", "\\n", "\\xe4", "<bos>", "7"]
+
+
+def test_labels_are_shortened_from_the_folders_on():
+    assert plots.short("path/to/mine.py:Mine(option=3)") == "…/mine.py:Mine(option=3)"
+    assert len(plots.short("rotary" * 30)) == 30
+
+
+def test_a_letter_that_the_font_lacks_does_no_harm():
+    plots.png(plots.heatmap(np.eye(3), "位置 $x_"))
+
+
+def test_wrong_arrays_are_refused_with_their_shape():
+    with pytest.raises(ValueError, match=r"two axes .* got shape \(3,\)"):
+        plots.heatmap(np.ones(3), "")
+    with pytest.raises(ValueError, match="0 to 19"):
+        plots.fingerprint(SINUSOIDAL, (0, 20), "")
+    with pytest.raises(ValueError, match=r"got shape \(3,\)"):
+        plots.attention_maps(np.ones(3), None, "")
+
+
+def test_numbers_that_are_none_are_drawn_as_nothing():
+    plots.png(plots.heatmap([[1.0, math.nan], [math.inf, None]], ""))
+
+
+@pytest.mark.parametrize("ending", ["png", "svg"])
+def test_saving_leaves_one_whole_file(tmp_path, ending):
+    path = plots.save(plots.heatmap(np.eye(3), "identity"), tmp_path / "new" / f"figure.{ending}")
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    assert path.read_bytes()[:5] in (b"\x89PNG\r", b"<?xml")
+    with pytest.raises(ValueError, match=r"\.png or \.svg"):
+        plots.save(plots.heatmap(np.eye(3), ""), tmp_path / "figure.pdf")
+
+
+def test_the_same_records_give_the_same_files():
+    assert plots.svg(plots.extrapolation(RECORDS, "copy")) == plots.svg(plots.extrapolation(RECORDS, "copy"))
+
+
+def test_the_callers_style_is_left_alone():
+    with matplotlib.rc_context({"axes.facecolor": "yellow", "font.size": 31.0}):
+        figure = plots.heatmap(np.eye(3), "identity")
+        assert matplotlib.rcParams["axes.facecolor"] == "yellow"
+        assert figure.axes[0].xaxis.label.get_size() < 12
+
+
+def test_drawing_needs_no_pyplot():
+    code = "import sys, posenc.lab.plots as p; p.png(p.heatmap([[1.0, 2.0]], 'x')); assert 'matplotlib.pyplot' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

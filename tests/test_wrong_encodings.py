@@ -1,0 +1,426 @@
+"""The contract catches wrong encodings: each mutant here is a mistake that has been published, and the promise that sees it.
+
+A right encoding of the difficult kind, forgetting attention, stands beside them and keeps every promise.
+"""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from posenc import testing
+from posenc.encoding import Encoding, Keys, ScoreMod
+from posenc.encodings.rotary import Rotary
+from posenc.kernels.rotate_pairs import rotate_pairs
+from posenc.positions import Positions
+from posenc.testing import PROMISES, Subject, check, describe
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Slope(Encoding):
+    """Subtract half the distance from each logit: right, and what most mutants start from.
+
+    Source: none, 2024.
+    """
+
+    source = "made for this test, 2024"
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        if heads < 1:
+            raise ValueError(f"heads must be 1 or more, got {heads}")
+        self.heads = heads
+
+    def by_distance(self, delta: Tensor) -> Tensor:
+        return (-0.5 * delta.abs().double()).expand(self.heads, *delta.shape)
+
+    def formula_logit(self, q, k, m, n, head, scale) -> float:
+        return super().formula_logit(q, k, m, n, head, scale) - 0.5 * abs(m - n)
+
+
+class Turn(Encoding):
+    """Turn all pairs of channels by the position: right, and what the other mutants start from."""
+
+    source = "made for this test, 2024"
+
+    def angle(self, x: Tensor, at: Positions) -> Tensor:
+        return at.coords[:, None, :, :1].double().expand(-1, -1, -1, x.shape[-1] // 2)
+
+    def turn(self, x: Tensor, at: Positions) -> Tensor:
+        angle = self.angle(x, at)
+        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        return rotate_pairs(x, angle.cos().to(dtype), angle.sin().to(dtype), "half")
+
+    def query(self, q: Tensor, at: Positions) -> Tensor:
+        return self.turn(q, at)
+
+    def key(self, k: Tensor, at: Positions) -> Tensor:
+        return self.turn(k, at)
+
+    def formula_logit(self, q, k, m, n, head, scale) -> float:
+        half = len(q) // 2
+        pairs = (complex(q[p], q[p + half]) * complex(k[p], -k[p + half]) for p in range(half))
+        return scale * math.fsum((pair * complex(math.cos(m - n), math.sin(m - n))).real for pair in pairs)
+
+
+class BiasByTensorLength(Slope):
+    """Divides the distance by the number of keys in the tensor."""
+
+    def by_distance(self, delta: Tensor) -> Tensor:
+        return super().by_distance(delta) / delta.shape[-1]
+
+
+class AnglesInTheInputsDtype(Turn):
+    """Takes the angle in the dtype of the heads, and bfloat16 cannot count past 256."""
+
+    def angle(self, x: Tensor, at: Positions) -> Tensor:
+        return super().angle(x, at).to(x.dtype)
+
+
+class LongestSoFar(Turn):
+    """Stretches positions by the longest sequence of any call so far, like a dynamic schedule with a state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.longest = 30
+
+    def angle(self, x: Tensor, at: Positions) -> Tensor:
+        self.longest = max(self.longest, at.tokens)
+        return super().angle(x, at) * 30 / self.longest
+
+
+class PositionByIndex(Turn):
+    """Counts the tokens of the tensor, instead of asking where they are."""
+
+    def angle(self, x: Tensor, at: Positions) -> Tensor:
+        return torch.arange(x.shape[2]).double()[None, None, :, None].expand(1, 1, -1, x.shape[-1] // 2)
+
+
+class AddsByOrder(Encoding):
+    """Adds by the order in the row, which does not begin anew with each packed document."""
+
+    source = "made for this test, 2024"
+
+    def embed(self, x: Tensor, at: Positions) -> Tensor:
+        return x + at.order[..., None].double().sin().to(x.dtype)
+
+
+class LeaksTheFuture(Turn):
+    """Centres keys on their mean over all tokens of the call."""
+
+    def key(self, k: Tensor, at: Positions) -> Tensor:
+        return super().key(k - k.mean(2, keepdim=True), at)
+
+
+class CentreOfTheTensor(Turn):
+    """Grows queries with the distance from the middle of the tensor, as a published rotary layer does for xPos."""
+
+    def query(self, q: Tensor, at: Positions) -> Tensor:
+        return super().query(q, at) * 1.1 ** ((at.coords - at.tokens // 2)[:, None] / 5).to(q.dtype)
+
+
+class DeafParameter(Slope):
+    """Its parameter enters detached."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__(heads)
+        self.weight = nn.Parameter(torch.ones(heads))
+
+    def by_distance(self, delta: Tensor) -> Tensor:
+        return super().by_distance(delta) * self.weight.detach().view(-1, *(1,) * delta.dim())
+
+
+class WrongFrequency(Rotary):
+    """Lets the exponent run over the whole head instead of its pairs; the formula is the paper's."""
+
+    def spectrum(self) -> tuple[Tensor, float]:
+        plain, temperature = super().spectrum()
+        return plain.sqrt(), temperature
+
+
+class WrongClamp(Slope):
+    """Clips the distance where the formula does not, further away than a short test reaches."""
+
+    def by_distance(self, delta: Tensor) -> Tensor:
+        return super().by_distance(delta.clamp(-40, 40))
+
+
+class InvertedSign(Slope):
+    """States the bias twice, the second time with the query and the key exchanged, so that its kernels disagree."""
+
+    def by_distance(self, delta: Tensor) -> Tensor:
+        return super().by_distance(delta.clamp(min=0))
+
+    def dense_bias(self, q: Tensor | None, at: Positions, keys: Keys, dtype: torch.dtype) -> Tensor:
+        return super().dense_bias(q, keys.at, Keys(keys.k, keys.v, at), dtype).transpose(-1, -2)
+
+
+class ForgetsAnOption(Slope):
+    """Keeps its option in another form than it was given, so that its text builds something else."""
+
+    def __init__(self, heads: int, rate: float = 1.0) -> None:
+        super().__init__(heads)
+        self.rate = rate / 2
+
+    def by_distance(self, delta: Tensor) -> Tensor:
+        return super().by_distance(delta) * self.rate
+
+
+class HidesAnOption(Slope):
+    """Keeps its option under another name, so that it has no text at all."""
+
+    def __init__(self, heads: int, rate: float = 1.0) -> None:
+        super().__init__(heads)
+        self._rate = rate
+
+
+class ChangesItsInput(Turn):
+    """Turns queries in place."""
+
+    def query(self, q: Tensor, at: Positions) -> Tensor:
+        with torch.no_grad():
+            return q.copy_(super().query(q, at))
+
+
+class DrawsAtRandom(Slope):
+    """Draws from the global random state."""
+
+    def by_distance(self, delta: Tensor) -> Tensor:
+        return super().by_distance(delta) + 0 * torch.rand(())
+
+
+class TableAsState(Turn):
+    """Holds its frequencies in a buffer, which casts round and `to_empty` leaves empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("frequency", torch.tensor(1.0 / 3, dtype=torch.float64), persistent=False)
+
+    def angle(self, x: Tensor, at: Positions) -> Tensor:
+        return super().angle(x, at) * self.frequency.double()
+
+
+class LongestOfTheBatch(Turn):
+    """Stretches all rows by the largest position of the batch."""
+
+    def angle(self, x: Tensor, at: Positions) -> Tensor:
+        return super().angle(x, at) / (1 + at.coords.amax())
+
+
+class KeysByHead(Turn):
+    """Turns keys by the number of their head, as if there were as many key heads as query heads."""
+
+    def turn(self, x: Tensor, at: Positions) -> Tensor:
+        factor = torch.arange(1, x.shape[1] + 1, device=x.device)[None, :, None, None]
+        angle = self.angle(x, at) * factor
+        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        return rotate_pairs(x, angle.cos().to(dtype), angle.sin().to(dtype), "half")
+
+
+class LooksAtTheData(Turn):
+    """Asks a tensor for a Python number in the middle of the graph."""
+
+    def angle(self, x: Tensor, at: Positions) -> Tensor:
+        return super().angle(x, at) * (1 if at.coords.max().item() < 1e9 else 2)
+
+
+class CompilesForEveryLength(Slope):
+    """Walks over the tokens in Python."""
+
+    def by_distance(self, delta: Tensor) -> Tensor:
+        return torch.stack([super(CompilesForEveryLength, self).by_distance(row) for row in delta.unbind(-1)], -1)
+
+
+class AcceptsAnything(Encoding):
+    """Takes embeddings of any width and any number, and does something."""
+
+    source = "made for this test, 2024"
+
+    def __init__(self, dim: int, rate: float = 1.0) -> None:
+        super().__init__()
+        self.dim, self.rate = dim, rate
+
+    def embed(self, x: Tensor, at: Positions) -> Tensor:
+        return x + self.rate * at.coords[..., :1].to(x.dtype)
+
+
+class WithoutASource(Turn):
+    """Says nothing about where it comes from."""
+
+    source = ""
+
+
+class NotANumberFromPadding(Slope):
+    """Takes the logarithm of the order, and padding has order -1."""
+
+    def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
+        share = keys.at.order.double().add(1).log().expand(q.shape[0], -1)
+        return lambda score, b, h, i, j: score + share[b, j].to(score.dtype)
+
+
+class Forgetting(Encoding):
+    """Multiply what a query sees of a key by all forget gates between the two.
+
+    logit(i, j) = scale * q_i . k_j + sum of log f_l over the tokens l with j < l <= i in order, f = sigmoid(x W + b)
+
+    Source: Lin et al. 2025, arXiv:2503.02130, section 3.
+    """
+
+    source = "Lin et al. 2025, arXiv:2503.02130, section 3"
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        if dim < 1 or heads < 1:
+            raise ValueError(f"dim and heads must be 1 or more, got {dim} and {heads}")
+        self.gate = nn.Linear(dim, heads)
+
+    def remember(self, x: Tensor, at: Positions, project) -> dict[str, Tensor]:
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        with torch.autocast(x.device.type, enabled=False):
+            gate = F.linear(x.to(dtype), self.gate.weight.to(dtype), self.gate.bias.to(dtype))
+        return {"log_forget": F.logsigmoid(gate).transpose(1, 2)}
+
+    def before(self, at: Positions) -> Tensor:
+        """Which tokens [B or 1, S, S] come no later than a token, in its own document."""
+        order = at.order
+        before = (order[:, None, :] <= order[:, :, None]) & (order >= 0)[:, None, :]
+        return before if at.document is None else before & (at.document[:, None, :] == at.document[:, :, None])
+
+    def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
+        forget = keys.memo["log_forget"]
+        # The query's own total is the same for all keys of its row and cancels in the softmax.
+        total = (forget[:, :, None, :] * self.before(keys.at)[:, None].to(forget.dtype)).sum(-1)
+        return lambda score, b, h, i, j: score - total[b, h, j].to(score.dtype)
+
+
+class ForgettingByIndex(Forgetting):
+    """The same with a running sum over the tensor, blind to documents, padding and where a cache put a token."""
+
+    def before(self, at: Positions) -> Tensor:
+        return torch.ones(1, at.tokens, at.tokens, dtype=torch.bool).tril()
+
+
+class ForgettingInTheCall(Forgetting):
+    """The same with a running sum over the tokens of each call, so that it begins anew with every chunk."""
+
+    def remember(self, x: Tensor, at: Positions, project) -> dict[str, Tensor]:
+        return {name: fact.cumsum(-1) for name, fact in super().remember(x, at, project).items()}
+
+    def before(self, at: Positions) -> Tensor:
+        return torch.eye(at.tokens, dtype=torch.bool)[None]
+
+
+CAUGHT = [
+    (BiasByTensorLength, testing.a_cache_changes_nothing, "growing cache"),
+    (BiasByTensorLength, testing.the_future_is_invisible, "only the first"),
+    (AnglesInTheInputsDtype, testing.half_precision_stays_near_double, "bfloat16"),
+    (LongestSoFar, testing.the_order_of_calls_changes_nothing, "after calls"),
+    (PositionByIndex, testing.a_cache_changes_nothing, "growing cache"),
+    (PositionByIndex, testing.left_padding_changes_nothing, "padded batch"),
+    (PositionByIndex, testing.packing_changes_nothing, "cache"),
+    (AddsByOrder, testing.packing_changes_nothing, "document 1"),
+    (LeaksTheFuture, testing.the_future_is_invisible, "were changed"),
+    (CentreOfTheTensor, testing.a_cache_changes_nothing, "growing cache"),
+    (CentreOfTheTensor, testing.the_future_is_invisible, "only the first"),
+    (DeafParameter, testing.every_parameter_learns, "no gradient reaches 0.weight"),
+    (WrongFrequency, testing.says_what_the_paper_says, "against the formula"),
+    (WrongClamp, testing.says_what_the_paper_says, "far"),
+    (InvertedSign, testing.evaluators_and_kernels_agree, "dense_bias against score_mod"),
+    (ForgetsAnOption, testing.the_spec_round_trips, "builds"),
+    (HidesAnOption, testing.the_spec_round_trips, "has no attribute 'rate'"),
+    (ChangesItsInput, testing.nothing_given_is_changed, "q was changed in place"),
+    (DrawsAtRandom, testing.nothing_given_is_changed, "random state"),
+    (TableAsState, testing.casts_and_copies_change_nothing, "meta"),
+    (LongestOfTheBatch, testing.a_neighbour_in_the_batch_changes_nothing, "beside other rows"),
+    (KeysByHead, testing.grouped_query_heads_agree, "3 heads on 1 key heads"),
+    (LooksAtTheData, testing.compiles_to_one_graph, ""),
+    (CompilesForEveryLength, testing.compiles_to_one_graph, "3 graphs"),
+    (AcceptsAnything, testing.bad_arguments_get_a_clear_error, "AcceptsAnything(dim=0) was accepted"),
+    (WithoutASource, testing.has_a_source, "WithoutASource.source"),
+    (NotANumberFromPadding, testing.left_padding_changes_nothing, ""),
+    (ForgettingByIndex, testing.packing_changes_nothing, "document 1"),
+    (ForgettingByIndex, testing.left_padding_changes_nothing, "padded batch"),
+    (ForgettingInTheCall, testing.a_cache_changes_nothing, "growing cache"),
+]
+
+
+@pytest.mark.parametrize("mutant, promise, said", CAUGHT, ids=lambda x: getattr(x, "__name__", ""))
+def test_a_wrong_encoding_is_caught(mutant, promise, said: str) -> None:
+    (verdict,) = check(mutant, [promise])
+    assert (verdict.kept, verdict.word) == (False, "broken")
+    assert said in verdict.message
+
+
+def test_every_promise_has_been_seen_broken() -> None:
+    assert {promise for _, promise, _ in CAUGHT} == set(PROMISES)
+
+
+@pytest.mark.parametrize("right", [Slope, Turn, Forgetting])
+@pytest.mark.parametrize("promise", PROMISES)
+def test_a_right_encoding_of_ones_own_keeps_every_promise(right, promise) -> None:
+    promise(right)
+
+
+def test_forgetting_beside_another_encoding_keeps_every_promise() -> None:
+    def both(shape):
+        return Forgetting(shape.dim, shape.heads) + Rotary(shape.head_dim)
+
+    verdicts = check(both, [p for p in PROMISES if p is not testing.compiles_to_one_graph])
+    assert [v.word for v in verdicts if v.word not in ("kept", "no meaning")] == [], describe(verdicts)
+
+
+class Honest(PositionByIndex):
+    """Declares what it cannot do."""
+
+    gaps = {"a_cache_changes_nothing": "it counts the tokens of the tensor", "has_a_source": "it has none"}
+
+
+def test_a_declared_gap_must_be_one() -> None:
+    known, stale = check(Honest, ["a_cache_changes_nothing", "has_a_source"])
+    assert (known.word, known.good, known.gap) == ("known gap", True, "it counts the tokens of the tensor")
+    assert (stale.word, stale.good) == ("stale gap", False)
+    with pytest.raises(AssertionError, match="delete it from `gaps`"):
+        testing.has_a_source(Honest)
+    with pytest.raises(testing.KnownGap, match="counts the tokens"):
+        testing.a_cache_changes_nothing(Honest)
+
+
+def test_a_gap_in_no_promise_is_an_error() -> None:
+    class Misspelt(Turn):
+        """Declares a gap in something else."""
+
+        gaps = {"packing": "a reason"}
+
+    with pytest.raises(ValueError, match="'packing', which is no promise; there are: says_what_the_paper_says"):
+        check(Misspelt)
+
+
+def test_what_has_no_meaning_is_said() -> None:
+    (verdict,) = check("none", ["every_parameter_learns"])
+    assert (verdict.kept, verdict.word, verdict.message) == (None, "no meaning", "none has no parameters")
+
+
+def test_a_table_of_verdicts_names_what_is_broken() -> None:
+    table = describe(check(WithoutASource, ["has_a_source", "every_parameter_learns"]))
+    assert table.splitlines()[:2] == ["WithoutASource", "  broken      has a source"]
+    assert table.splitlines()[-1] == "2 promises: 1 broken, 1 no meaning"
+
+
+@pytest.mark.parametrize("given", [Turn(), 3, ()])
+def test_a_subject_is_something_to_build(given) -> None:
+    with pytest.raises(ValueError, match="a subject"):
+        Subject(given)
+
+
+def test_an_unknown_promise_names_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="no promise named 'caching'; there are: says_what_the_paper_says, "):
+        check("alibi", ["caching"])
