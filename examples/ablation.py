@@ -21,6 +21,20 @@ from posenc.lab.ablate import ablate
 SPECS = ("sinusoidal", "learned", "rotary", "alibi")
 
 
+@plots.styled
+def draw(results: dict[str, dict[str, float | None]]) -> Figure:
+    kinds = list(results[SPECS[0]])
+    fig = plots.figure(8, 4.2, "The same model with its positions changed at test time")
+    ax = fig.add_subplot(ylabel="exact match, %", ylim=(0, 112))
+    for place, (spec, found) in enumerate(results.items()):
+        left = [i + 0.2 * (place - 1.5) for i in range(len(kinds))]
+        bars = ax.bar(left, [100 * (score or 0) for score in found.values()], width=0.18, label=spec, color=plots.LIGHT[place])
+        ax.bar_label(bars, ["no row" if score is None else f"{100 * score:.0f}" for score in found.values()], fontsize=7)
+    ax.set_xticks(range(len(kinds)), kinds)
+    fig.legend(loc="outside lower center", ncols=4)
+    return fig
+
+
 def main(out: Path, quick: bool) -> None:
     changes = {"steps": 10, "train_length": 4} if quick else {}
     results: dict[str, dict[str, float | None]] = {}
@@ -33,17 +47,7 @@ def main(out: Path, quick: bool) -> None:
     rows = [[spec, *("cannot be asked" if score is None else f"{score:.1%}" for score in found.values())] for spec, found in results.items()]
     terminal.table(["encoding", *kinds], rows, "\nExact match at the trained length (one seed)")
 
-    fig = Figure(figsize=(8, 4), layout="constrained")
-    ax = fig.add_subplot()
-    for place, (spec, found) in enumerate(results.items()):
-        left = [i + 0.2 * (place - 1.5) for i in range(len(kinds))]
-        bars = ax.bar(left, [100 * (score or 0) for score in found.values()], width=0.18, label=spec)
-        words = ["none" if score is None else f"{100 * score:.0f}" for score in found.values()]
-        ax.bar_label(bars, words, fontsize=7)
-    ax.set_xticks(range(len(kinds)), kinds)
-    ax.set(title="The same model with its positions changed at test time", ylabel="exact match, %", ylim=(0, 112))
-    ax.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.1), frameon=False)
-    print("Picture:", plots.save(fig, out / "ablation.png"))
+    print("Picture:", plots.save(draw(results), out / "ablation.png"))
 
 
 if __name__ == "__main__":

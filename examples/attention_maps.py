@@ -22,7 +22,7 @@ def main(out: Path, quick: bool) -> None:
     length = 4 if quick else 8
     recipe = recipes.recipe("copy", "rotary", train_length=length, **({"steps": 20} if quick else {}))
     run = train.start(recipe)
-    train.train(run, lambda run: print(f"step {run.step:>4}  loss {run.curve[-1]['loss']:.3f}  exact match {run.curve[-1]['score']:.1%}"))
+    train.train(run, lambda run: print(f"step {run.step:>4}  loss {run.curve[-1]['loss']:.3f}  exact match {run.curve[-1]['score']:.1%}", flush=True))
     print(f"{run.cpu_s:.1f} CPU s")
 
     intact = evaluate.exact_match(run.model, run.task, length, shortest=length)

@@ -20,6 +20,21 @@ from posenc.lab import evaluate, plots, recipes, train
 SPECS = ("sinusoidal", "rotary", "alibi")
 
 
+@plots.styled
+def draw(curves: dict[str, list[tuple[int, float]]]) -> Figure:
+    fig = plots.figure(8, 4.2, "Text: perplexity beyond the trained length")
+    ax = fig.add_subplot(xlabel="window, bytes", ylabel="perplexity / perplexity at the trained length", yscale="log")
+    for place, (spec, points) in enumerate(curves.items()):
+        ax.plot(*zip(*points, strict=True), marker=plots.MARKERS[place], color=plots.LIGHT[place], label=spec)
+    lengths = [length for length, _ in curves[SPECS[0]]]
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(lengths, [str(length) for length in lengths])
+    plots.plain_log(ax.yaxis)
+    plots.mark_trained(ax, lengths[:1])
+    ax.legend()
+    return fig
+
+
 def main(out: Path, quick: bool) -> None:
     changes = {"steps": 10, "train_length": 16, "test_lengths": (32, 64)} if quick else {"steps": 500}
     rows, curves = [], {}
@@ -39,18 +54,7 @@ def main(out: Path, quick: bool) -> None:
     headers = ["encoding", "window", "of trained", "bits per byte", "perplexity ratio", "bits per byte, sliding"]
     terminal.table(headers, rows, "\nBeyond the trained length (one seed)")
 
-    fig = Figure(figsize=(8, 4.2), layout="constrained")
-    ax = fig.add_subplot()
-    for (spec, points), marker in zip(curves.items(), "os^", strict=True):
-        ax.plot(*zip(*points, strict=True), marker=marker, label=spec)
-    ax.axvline(curves[SPECS[0]][0][0], color="0.4", linestyle="--", linewidth=1)
-    ax.annotate("trained", (curves[SPECS[0]][0][0], 0.98), xycoords=("data", "axes fraction"), xytext=(4, 0), textcoords="offset points", va="top")
-    ax.set_xscale("log", base=2)
-    ax.set_xticks([length for length, _ in curves[SPECS[0]]], [str(length) for length, _ in curves[SPECS[0]]])
-    ax.set(title="Perplexity beyond the trained length", xlabel="window, bytes", ylabel="perplexity / perplexity at the trained length")
-    ax.grid(alpha=0.3)
-    ax.legend()
-    print("Picture:", plots.save(fig, out / "extrapolation.png"))
+    print("Picture:", plots.save(draw(curves), out / "extrapolation.png"))
 
 
 if __name__ == "__main__":

@@ -60,6 +60,19 @@ def train(spec: str, steps: int) -> tuple[list[str], list[float]]:
     return row, losses
 
 
+@plots.styled
+def draw(curves: dict[str, list[float]]) -> Figure:
+    fig = plots.figure(8, 4.2, "Copy in one bidirectional block")
+    ax = fig.add_subplot(xlabel="step", ylabel="mean squared error", yscale="log")
+    for place, (spec, losses) in enumerate(curves.items()):
+        # The mean of ten steps, so that the lines can be told apart.
+        smooth = torch.tensor(losses).unfold(0, 10, 1).mean(1)
+        ax.plot(range(10, len(losses) + 1), smooth, label=spec, color=plots.LIGHT[place])
+    plots.plain_log(ax.yaxis)
+    ax.legend()
+    return fig
+
+
 def main(out: Path, quick: bool) -> None:
     steps = 20 if quick else 600
     rows, curves = [], {}
@@ -70,15 +83,7 @@ def main(out: Path, quick: bool) -> None:
     headers = ["encoding", "parameters", "error at step 1", "error at the end", "size before", "size after"]
     terminal.table(headers, rows, "\nCopy in one bidirectional block: mean squared error, and the size of what is added")
 
-    fig = Figure(figsize=(8, 4.2), layout="constrained")
-    ax = fig.add_subplot()
-    for spec, losses in curves.items():
-        # The mean of ten steps, so that the lines can be told apart.
-        smooth = torch.tensor(losses).unfold(0, min(10, steps), 1).mean(1)
-        ax.plot(range(steps - len(smooth) + 1, steps + 1), smooth, label=spec)
-    ax.set(title="Copy in one bidirectional block", xlabel="step", ylabel="mean squared error", yscale="log")
-    ax.legend()
-    print("Picture:", plots.save(fig, out / "fixed_against_learned.png"))
+    print("Picture:", plots.save(draw(curves), out / "fixed_against_learned.png"))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,18 @@ VOCAB, TOKENS, DIM, HEADS, LAYERS = 26, 12, 64, 4, 1
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
+@plots.styled
+def draw(curve: list[tuple[int, float, float]]) -> Figure:
+    step, losses, matches = zip(*curve, strict=True)
+    fig = plots.figure(8, 3.8, "Reversing with a learned encoding")
+    left, right = fig.subplots(1, 2)
+    left.plot(step, losses, marker="o", color=plots.LIGHT[0])
+    left.set(title="loss falls", xlabel="step", ylabel="cross-entropy, nats", ylim=(0, None))
+    right.plot(step, [100 * match for match in matches], marker="o", color=plots.LIGHT[1])
+    right.set(title="exact match rises", xlabel="step", ylabel="held-out sequences right, %", ylim=(-3, 103))
+    return fig
+
+
 def main(out: Path, quick: bool) -> None:
     steps = 20 if quick else 240
     torch.manual_seed(0)
@@ -62,14 +74,7 @@ def main(out: Path, quick: bool) -> None:
         "\nThe anti-diagonal in numbers",
     )
 
-    fig = Figure(figsize=(8, 3.8), layout="constrained")
-    left, right = fig.subplots(1, 2)
-    step, losses, matches = zip(*curve, strict=True)
-    left.plot(step, losses, marker="o")
-    left.set(title="loss falls", xlabel="step", ylabel="cross-entropy, nats", ylim=(0, None))
-    right.plot(step, [100 * match for match in matches], marker="o", color="tab:orange")
-    right.set(title="exact match rises", xlabel="step", ylabel="held-out sequences right, %", ylim=(-3, 103))
-    print("Picture:", plots.save(fig, out / "reverse_with_learned.png"))
+    print("Picture:", plots.save(draw(curve), out / "reverse_with_learned.png"))
     title = "Reversing with a learned encoding"
     fig = plots.attention_maps(weights[0][0].numpy(), list(words), title)
     print("Picture:", plots.save(fig, out / "reverse_with_learned_attention.png"))

@@ -6,7 +6,7 @@ import random
 
 ENCODINGS = ("none", "sinusoidal", "learned", "rotary", "alibi", "t5_bias", "shaw")
 
-# task -> encoding -> exact match at 10, 12, 15, 20, or perplexity at 64, 128, 256, 512; and steps and CPU seconds to 99 %.
+# task -> encoding -> exact match at 10, 12, 15, 20; steps and CPU seconds to 99 %.
 EXACT = {
     "repeat": {
         "none": ((1.0, 1.0, 1.0, 0.92), 300, 5.1),
@@ -27,6 +27,7 @@ EXACT = {
         "shaw": ((0.996, 0.70, 0.74, 0.56), 1300, 21.0),
     },
 }
+# Perplexity at 64, 128, 256, 512.
 TEXT = {
     "none": (9.66, 10.58, 11.51, 12.27),
     "sinusoidal": (6.84, 14.34, 23.12, 30.81),
@@ -49,13 +50,34 @@ def record(spec="rotary", task="repeat", seed=0, **changes):
         "schema": 1,
         "key": f"{task}-{spec}-seed{seed}-1a2b3c4d",
         "experiment": {
-            "spec": spec, "task": task, "seed": seed, "train_length": trained, "test_lengths": tested,
-            "layers": 2, "dim": 64, "heads": 4, "steps": steps, "batch": 64, "rate": 0.005,
+            "spec": spec,
+            "task": task,
+            "seed": seed,
+            "train_length": trained,
+            "test_lengths": tested,
+            "layers": 2,
+            "dim": 64,
+            "heads": 4,
+            "steps": steps,
+            "batch": 64,
+            "rate": 0.005,
         },
         "encoding": "rotary(base=100.0)" if spec == "rotary" else spec,
         "parameters": {"model": 103_452, "encoding": {"learned": 1280, "t5_bias": 128, "shaw": 1056}.get(spec, 0)},
-        "versions": {"posenc": "0.1.0", "torch": "2.13.0", "python": "3.11.7", "platform": "Linux-x86_64", "threads": 1},
-        "text": {"name": "python standard library", "sha256": "9f" * 32, "train_bytes": 9_400_123, "test_bytes": 803_321, "files": 603}
+        "versions": {
+            "posenc": "0.1.0",
+            "torch": "2.13.0",
+            "python": "3.11.7",
+            "platform": "Linux-x86_64",
+            "threads": 1,
+        },
+        "text": {
+            "name": "python standard library",
+            "sha256": "9f" * 32,
+            "train_bytes": 9_400_123,
+            "test_bytes": 803_321,
+            "files": 603,
+        }
         if text
         else None,
         "steps": steps,
@@ -64,11 +86,17 @@ def record(spec="rotary", task="repeat", seed=0, **changes):
         "wall_s": 40.0 if text else 18.0,
         "steps_to_learned": None,
         "cpu_s_to_learned": None,
-        "ablation": {"intact": 1.0, "removed": 0.0, "shuffled": 0.08, "shifted": 1.0 if spec not in ("learned", "sinusoidal") else 0.02, "swapped": 0.3},
+        "ablation": {
+            "intact": 1.0,
+            "removed": 0.0,
+            "shuffled": 0.08,
+            "shifted": 1.0 if spec not in ("learned", "sinusoidal") else 0.02,
+            "swapped": 0.3,
+        },
         "order": order(spec),
         "attention": attention(task, chance),
         "pictures": pictures(spec, trained),
-    }  # fmt: skip
+    }
     made |= text_scores(spec, chance) if text else exact_scores(spec, task, chance)
     if spec == "none":
         made["ablation"] |= {"removed": None, "shuffled": None, "shifted": None, "swapped": None}
@@ -101,10 +129,18 @@ def exact_scores(spec, task, chance):
         "curve": curve,
         "in_distribution": {"exact_match": scores[0], "token_accuracy": 0.5 + scores[0] / 2},
         "lengths": [
-            {"length": n, "factor": n / 10, "exact_match": s, "token_accuracy": 0.5 + s / 2, "bits_per_byte": None, "sliding_bits_per_byte": None, "perplexity_ratio": None}
+            {
+                "length": n,
+                "factor": n / 10,
+                "exact_match": s,
+                "token_accuracy": 0.5 + s / 2,
+                "bits_per_byte": None,
+                "sliding_bits_per_byte": None,
+                "perplexity_ratio": None,
+            }
             for n, s in zip((10, 12, 15, 20), scores, strict=True)
         ],
-    }  # fmt: skip
+    }
 
 
 def text_scores(spec, chance):
@@ -112,14 +148,36 @@ def text_scores(spec, chance):
     bits = [math.log2(p) for p in perplexity]
     return {
         "learned": True,
-        "curve": [{"step": at, "loss": math.log(2) * bits[0] + 3 * math.exp(-at / 150), "score": bits[0] + 4 * math.exp(-at / 160), "cpu_s": at * 0.036} for at in range(50, 801, 50)],
+        "curve": [
+            {
+                "step": at,
+                "loss": math.log(2) * bits[0] + 3 * math.exp(-at / 150),
+                "score": bits[0] + 4 * math.exp(-at / 160),
+                "cpu_s": at * 0.036,
+            }
+            for at in range(50, 801, 50)
+        ],
         "in_distribution": {"bits_per_byte": bits[0]},
         "lengths": [
-            {"length": n, "factor": n / 64, "exact_match": None, "token_accuracy": None, "bits_per_byte": b, "sliding_bits_per_byte": b - 0.07 * (n == 64), "perplexity_ratio": p / perplexity[0]}
+            {
+                "length": n,
+                "factor": n / 64,
+                "exact_match": None,
+                "token_accuracy": None,
+                "bits_per_byte": b,
+                "sliding_bits_per_byte": b - 0.07 * (n == 64),
+                "perplexity_ratio": p / perplexity[0],
+            }
             for n, b, p in zip((64, 128, 256, 512), bits, perplexity, strict=True)
         ],
-        "ablation": {"intact": bits[0], "removed": bits[0] + 1.9, "shuffled": bits[0] + 2.4, "shifted": bits[0] + (1.3 if spec in ("learned", "sinusoidal") else 0), "swapped": bits[0] + 0.6},
-    }  # fmt: skip
+        "ablation": {
+            "intact": bits[0],
+            "removed": bits[0] + 1.9,
+            "shuffled": bits[0] + 2.4,
+            "shifted": bits[0] + (1.3 if spec in ("learned", "sinusoidal") else 0),
+            "swapped": bits[0] + 0.6,
+        },
+    }
 
 
 def order(spec):

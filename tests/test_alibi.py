@@ -71,7 +71,10 @@ def test_causal_attention_sees_the_published_form() -> None:
 
 
 def test_queries_and_keys_may_stand_on_different_fractional_and_negative_places() -> None:
-    m, n = torch.tensor([[0.5, 100.25], [-3.0, 7.0]], dtype=torch.float64), torch.tensor([0.0, 2.5, 1e6], dtype=torch.float64)
+    m, n = (
+        torch.tensor([[0.5, 100.25], [-3.0, 7.0]], dtype=torch.float64),
+        torch.tensor([0.0, 2.5, 1e6], dtype=torch.float64),
+    )
     got = ALiBi(3).bias(m, n)
     assert got.shape == (2, 3, 2, 3)
     torch.testing.assert_close(got, expected_bias(3, m, n.expand(2, 3)).float(), rtol=1e-6, atol=0)
@@ -85,9 +88,15 @@ def test_a_distance_of_a_million_is_exact() -> None:
 
 
 @pytest.mark.parametrize("mask", [masks.causal(), masks.window(4), masks.prefix(3), masks.bidirectional()])
-@pytest.mark.parametrize("at", [
-    Positions.count(9), Positions.of(torch.tensor([0.0, 2.5, 3, 8, 9, 10, 1, 0, 4])), Positions.packed([4, 5]),
-], ids=["counted", "fractional", "packed"])
+@pytest.mark.parametrize(
+    "at",
+    [
+        Positions.count(9),
+        Positions.of(torch.tensor([0.0, 2.5, 3, 8, 9, 10, 1, 0, 4])),
+        Positions.packed([4, 5]),
+    ],
+    ids=["counted", "fractional", "packed"],
+)
 def test_the_bias_alone_makes_attention_with_torchs_own_kernel(at: Positions, mask: Mask) -> None:
     encoding = ALiBi(3)
     q, k, v = (torch.randn(2, 3, 9, 8) for _ in range(3))
@@ -129,3 +138,11 @@ def test_there_is_at_least_one_head() -> None:
 def test_several_axes_have_no_single_distance() -> None:
     with pytest.raises(ValueError, match="reads one axis, got positions with 2 axes"):
         ALiBi(2).bias(Positions.grid(2, 2))
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "reference"])
+def test_queries_of_another_number_of_heads_are_refused(kernel: str) -> None:
+    q, at = torch.zeros(1, 4, 3, 8), Positions.count(3)
+    for encoding in (ALiBi(1), ALiBi(8)):
+        with pytest.raises(ValueError, match=rf"a bias for {encoding.heads} heads, got queries of 4; build it for 4"):
+            bind(kernel, encoding, scale=1.0)(encoding, q, at, Keys(q, q, at), masks.causal())

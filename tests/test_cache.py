@@ -48,14 +48,18 @@ def test_left_padding_in_the_first_chunk_changes_nothing(layer: Attention, make)
     got = chunks(layer, x, Positions.padded(padding), (4, 1, 1, 3), make(), masks.causal())
     alone = whole(layer, x[:1, 2:], Positions.count(TOKENS - 2), masks.causal())
     torch.testing.assert_close(got[:1, 2:], alone, rtol=0, atol=1e-13)
-    torch.testing.assert_close(got[1:], whole(layer, x[1:], Positions.count(TOKENS), masks.causal()), rtol=0, atol=1e-13)
+    torch.testing.assert_close(
+        got[1:], whole(layer, x[1:], Positions.count(TOKENS), masks.causal()), rtol=0, atol=1e-13
+    )
 
 
 @pytest.mark.parametrize("make", CACHES.values(), ids=CACHES)
 def test_a_packed_row_goes_on_with_its_last_document_alone(layer: Attention, make) -> None:
     x = torch.randn(BATCH, TOKENS, DIM, dtype=torch.float64)
     got = chunks(layer, x, Positions.packed([3, 2]), (5, 1, 3), make(), masks.causal())
-    torch.testing.assert_close(got[:, 3:], whole(layer, x[:, 3:], Positions.count(6), masks.causal()), rtol=0, atol=1e-13)
+    torch.testing.assert_close(
+        got[:, 3:], whole(layer, x[:, 3:], Positions.count(6), masks.causal()), rtol=0, atol=1e-13
+    )
 
 
 @pytest.mark.parametrize("make", CACHES.values(), ids=CACHES)
@@ -99,7 +103,9 @@ def test_fractions_that_come_after_whole_coordinates_keep_their_value(make) -> N
 
 
 @pytest.mark.parametrize(("window", "cuts"), [(3, (1,) * 9), (3, (2, 2, 2, 2, 1)), (4, (1, 3, 3, 2))])
-def test_a_rolling_cache_of_window_and_chunk_serves_a_window_mask(layer: Attention, window: int, cuts: tuple[int, ...]) -> None:
+def test_a_rolling_cache_of_window_and_chunk_serves_a_window_mask(
+    layer: Attention, window: int, cuts: tuple[int, ...]
+) -> None:
     x = torch.randn(BATCH, TOKENS, DIM, dtype=torch.float64)
     expected = whole(layer, x, Positions.count(TOKENS), masks.window(window))
     cache = SlotCache(window + max(cuts) - 1, rolling=True)
@@ -133,14 +139,18 @@ def test_what_encodings_remember_stays_beside_its_token(make) -> None:
     k = torch.randn(2, 1, 5, 4)
     for begin, end in ((0, 3), (3, 5)):
         part = slice(begin, end)
-        keys = cache.extend(Keys(k[:, :, part], k[:, :, part], Positions.count(end - begin, begin), {"fact": fact[:, :, part]}))
+        keys = cache.extend(
+            Keys(k[:, :, part], k[:, :, part], Positions.count(end - begin, begin), {"fact": fact[:, :, part]})
+        )
     assert torch.equal(keys.memo["fact"][:, :, :5], fact) and torch.equal(keys.k[:, :, :5], k)
 
 
 def test_a_full_static_cache_says_how_many_slots_it_needs() -> None:
     cache = SlotCache(4)
     k = torch.zeros(1, 1, 5, 2)
-    with pytest.raises(ValueError, match="the token of order 4 has no slot in a cache of 4; make the cache with at least 5 slots"):
+    with pytest.raises(
+        ValueError, match="the token of order 4 has no slot in a cache of 4; make the cache with at least 5 slots"
+    ):
         cache.extend(Keys(k, k, Positions.count(5)))
     cache.extend(Keys(k[:, :, :4], k[:, :, :4], Positions.count(4)))
     with pytest.raises(ValueError, match="the token of order 4 has no slot"):
@@ -155,7 +165,9 @@ def test_padding_takes_no_slot() -> None:
 
 def test_a_chunk_longer_than_a_rolling_cache_is_refused() -> None:
     k = torch.zeros(1, 1, 5, 2)
-    with pytest.raises(ValueError, match=r"5 tokens came at once to a rolling cache of 3 slots; give it at least\s+window \+ chunk - 1"):
+    with pytest.raises(
+        ValueError, match=r"5 tokens came at once to a rolling cache of 3 slots; give it at least\s+window \+ chunk - 1"
+    ):
         SlotCache(3, rolling=True).extend(Keys(k, k, Positions.count(5)))
 
 

@@ -34,7 +34,11 @@ def by_parts(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
 
 
 def qkv(kv_heads: int = 6) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.randn(2, 6, 9, 4, **DOUBLE), torch.randn(2, kv_heads, 9, 4, **DOUBLE), torch.randn(2, kv_heads, 9, 4, **DOUBLE)
+    return (
+        torch.randn(2, 6, 9, 4, **DOUBLE),
+        torch.randn(2, kv_heads, 9, 4, **DOUBLE),
+        torch.randn(2, kv_heads, 9, 4, **DOUBLE),
+    )
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "reference"])
@@ -55,7 +59,12 @@ def test_a_bias_that_reads_the_query_sees_it_turned(kernel: str) -> None:
     turned_q, turned_k = Rotary(4)(q, k)
     bias = shaw.bias(9, q=turned_q) + ALiBi(6).bias(9, dtype=torch.float64)
     for whole in (shaw + Rotary(4) + ALiBi(6), Rotary(4) + ALiBi(6) + shaw):
-        torch.testing.assert_close(attended(whole, q, k, v, Positions.count(9), kernel), by_parts(turned_q, turned_k, v, bias), rtol=0, atol=1e-6)
+        torch.testing.assert_close(
+            attended(whole, q, k, v, Positions.count(9), kernel),
+            by_parts(turned_q, turned_k, v, bias),
+            rtol=0,
+            atol=1e-6,
+        )
 
 
 def test_all_parts_add_to_the_embeddings() -> None:
@@ -88,7 +97,9 @@ def test_an_attention_rule_sees_the_doors_of_the_whole() -> None:
 
 
 def test_two_attention_rules_are_refused_and_both_named() -> None:
-    with pytest.raises(ValueError, match=r"at most one encoding may replace the attention rule, got shaw and shaw\(clip=4\); drop one"):
+    with pytest.raises(
+        ValueError, match=r"at most one encoding may replace the attention rule, got shaw and shaw\(clip=4\); drop one"
+    ):
         build("shaw + rotary + shaw(clip=4)", SHAPE)
 
 
@@ -138,7 +149,9 @@ def test_biases_that_read_the_query_work_on_chosen_heads_in_any_mixture(kernel: 
     assert isinstance(inside, Compose)
     bias = ALiBi(6).bias(9, dtype=torch.float64).repeat(2, 1, 1, 1)
     bias[:, [5, 0]] += ALiBi(2).bias(9, dtype=torch.float64) + inside.parts[1].bias(9, q=q[:, [5, 0]])
-    torch.testing.assert_close(attended(whole, q, k, v, Positions.count(9), kernel), by_parts(q, k, v, bias), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        attended(whole, q, k, v, Positions.count(9), kernel), by_parts(q, k, v, bias), rtol=0, atol=1e-6
+    )
 
 
 def test_shared_key_heads_are_turned_when_all_their_queries_are() -> None:
@@ -147,7 +160,10 @@ def test_shared_key_heads_are_turned_when_all_their_queries_are() -> None:
     turned_q, turned_k = q.clone(), k.clone()
     turned_q[:, 2:4], turned_k[:, 1:2] = Rotary(4)(q[:, 2:4], k[:, 1:2])
     torch.testing.assert_close(got, by_parts(turned_q, turned_k, v, torch.zeros(())), rtol=0, atol=1e-12)
-    with pytest.raises(ValueError, match=r"2 query heads share each key head, so the chosen heads must come in whole groups of 2, got \(0, 3\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"2 query heads share each key head, so the chosen heads must come in whole groups of 2, got \(0, 3\)",
+    ):
         attended(build("on(rotary, heads=(0, 3))", SHAPE), q, k, v, Positions.count(9))
 
 
@@ -159,7 +175,9 @@ def test_heads_that_do_not_exist_or_stand_twice_are_refused(heads: tuple[int, ..
 
 @pytest.mark.parametrize(("encoding", "door"), [(Sinusoidal(24), "embed"), (Shaw(4), "attend"), (Facts(), "remember")])
 def test_encodings_that_know_no_heads_are_refused(encoding: Encoding, door: str) -> None:
-    with pytest.raises(ValueError, match=rf"opens the door '{door}', which knows no heads; on\(...\) takes rotary-like and bias"):
+    with pytest.raises(
+        ValueError, match=rf"opens the door '{door}', which knows no heads; on\(...\) takes rotary-like and bias"
+    ):
         OnHeads(encoding, (0,), of=6)
 
 
@@ -206,9 +224,14 @@ def test_encodings_of_the_layer_stay_so_on_chosen_heads_and_inside_sums() -> Non
 @pytest.mark.parametrize(
     ("encoding", "extra"),
     [
-        ("t5_bias", 32 * 6), (("t5_bias", "none"), 32 * 6), (("t5_bias", "t5_bias(buckets=8)"), 32 * 6 + 8 * 6),
-        ("t5_bias + learned", 32 * 6 + 32 * 24), ("shaw(clip=2)", 4 * 2 * 5 * 4), ("on(t5_bias, heads=(0, 2))", 32 * 2),
-        (("rotary", "rotary", "rotary", "none"), 0), ("learned", 32 * 24),
+        ("t5_bias", 32 * 6),
+        (("t5_bias", "none"), 32 * 6),
+        (("t5_bias", "t5_bias(buckets=8)"), 32 * 6 + 8 * 6),
+        ("t5_bias + learned", 32 * 6 + 32 * 24),
+        ("shaw(clip=2)", 4 * 2 * 5 * 4),
+        ("on(t5_bias, heads=(0, 2))", 32 * 2),
+        (("rotary", "rotary", "rotary", "none"), 0),
+        ("learned", 32 * 24),
     ],
     ids=str,
 )

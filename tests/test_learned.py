@@ -70,7 +70,9 @@ def test_past_the_table_the_default_is_an_error_with_position_size_and_remedy() 
 @pytest.mark.parametrize("overrun", ["error", "clamp", "interpolate"])
 def test_before_the_table_is_an_error_under_every_policy(overrun: str) -> None:
     at = Positions.of(torch.tensor([1.0, -0.5]), length=2)
-    with pytest.raises(ValueError, match="a learned table starts at position 0, got position -0.5; shift the positions"):
+    with pytest.raises(
+        ValueError, match=r"a learned table starts at position 0, got position -0\.5; shift the positions"
+    ):
         added(table_of(overrun=overrun), at)
 
 
@@ -94,7 +96,10 @@ def test_interpolate_leaves_sequences_that_fit_alone() -> None:
 
 
 def test_interpolate_needs_a_declared_length_past_the_table() -> None:
-    with pytest.raises(ValueError, match=r"squeezes by the declared length of each sequence, and none is declared; give positions.with_length"):
+    with pytest.raises(
+        ValueError,
+        match=r"squeezes by the declared length of each sequence, and none is declared; give positions.with_length",
+    ):
         added(table_of(overrun="interpolate"), Positions.count(6))
 
 
@@ -110,7 +115,10 @@ def test_interpolate_depends_on_the_declared_length_and_on_nothing_else() -> Non
 
 
 def test_a_declared_length_that_is_too_short_is_refused_with_the_one_needed() -> None:
-    with pytest.raises(ValueError, match="is past the learned table of 5 rows; the declared length is too short for it: declare at least 10"):
+    with pytest.raises(
+        ValueError,
+        match="is past the learned table of 5 rows; the declared length is too short for it: declare at least 10",
+    ):
         added(table_of(overrun="interpolate"), Positions.count(10).with_length(8))
 
 
@@ -137,7 +145,9 @@ def test_in_a_compiled_graph_rows_out_of_reach_are_nan_and_the_others_right() ->
 def test_in_a_compiled_graph_the_last_squeezed_position_is_still_in_the_table() -> None:
     # 187 * (3/187) is above 3 by a unit in the last place.
     encoding = table_of(rows=4, overrun="interpolate")
-    run = torch.compile(lambda x: encoding(x, positions=Positions.count(188).with_length(188)), backend="eager", fullgraph=True)
+    run = torch.compile(
+        lambda x: encoding(x, positions=Positions.count(188).with_length(188)), backend="eager", fullgraph=True
+    )
     got = run(torch.zeros(1, 188, 3, dtype=torch.float64))
     torch.testing.assert_close(got[0, -1], encoding.table[-1], rtol=0, atol=1e-12)
 

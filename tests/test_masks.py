@@ -64,8 +64,12 @@ def test_each_row_of_a_batch_has_its_own_mask() -> None:
 
 
 @given(
-    tokens=st.integers(1, 9), start=st.integers(0, 5), causal=st.booleans(), prefix=st.integers(0, 6),
-    window=st.none() | st.integers(1, 9), present=st.lists(st.booleans(), min_size=14, max_size=14),
+    tokens=st.integers(1, 9),
+    start=st.integers(0, 5),
+    causal=st.booleans(),
+    prefix=st.integers(0, 6),
+    window=st.none() | st.integers(1, 9),
+    present=st.lists(st.booleans(), min_size=14, max_size=14),
 )
 def test_every_rule_says_what_it_says_in_words(tokens, start, causal, prefix, window, present) -> None:
     keys_at = Positions.padded(torch.tensor([present[: tokens + start]]))
@@ -119,7 +123,9 @@ def test_masks_of_other_tokens_are_refused(shape: tuple[int, ...]) -> None:
 
 
 def test_a_mask_of_whole_numbers_is_refused_because_its_meaning_is_unclear() -> None:
-    with pytest.raises(ValueError, match=r"boolean \(true = may see\) or floating \(added to the logits\), got torch.int64"):
+    with pytest.raises(
+        ValueError, match=r"boolean \(true = may see\) or floating \(added to the logits\), got torch.int64"
+    ):
         check_mask(torch.ones(2, 2, dtype=torch.long), 2, 2)
 
 
@@ -144,8 +150,14 @@ def test_nothing_given_means_that_all_see_all() -> None:
 
 
 ALL_POSITIONS = [
-    Positions.count(4), Positions.count(1, start=3), Positions.count(1), Positions.padded(torch.tensor([[0, 1, 1, 1]])),
-    Positions.packed([2, 2]), Positions.of(torch.arange(4)), Positions.count(3).next(1), Positions.grid(2, 2),
+    Positions.count(4),
+    Positions.count(1, start=3),
+    Positions.count(1),
+    Positions.padded(torch.tensor([[0, 1, 1, 1]])),
+    Positions.packed([2, 2]),
+    Positions.of(torch.arange(4)),
+    Positions.count(3).next(1),
+    Positions.grid(2, 2),
 ]
 
 

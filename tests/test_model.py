@@ -1,4 +1,4 @@
-"""Blocks, stacks and the three models, against a forward pass written out by hand and against themselves without a cache."""
+"""Blocks, stacks and the three models, against a pass written out by hand and against themselves without a cache."""
 
 import math
 
@@ -11,7 +11,15 @@ from posenc import Block, Decoder, Encoder, EncoderDecoder, Positions, TokenPosi
 from posenc.encodings.sinusoidal import Sinusoidal
 
 SMALL = {"vocab": 11, "dim": 24, "heads": 3, "layers": 2}
-ENCODINGS = ["none", "rotary", "sinusoidal", "alibi + rotary", "t5_bias(buckets=8, max_distance=12, std=1)", "learned", "shaw(clip=3)"]
+ENCODINGS = [
+    "none",
+    "rotary",
+    "sinusoidal",
+    "alibi + rotary",
+    "t5_bias(buckets=8, max_distance=12, std=1)",
+    "learned",
+    "shaw(clip=3)",
+]
 
 
 def decoder(encoding="rotary", **options) -> Decoder:
@@ -36,7 +44,11 @@ def attention_by_hand(layer, x: Tensor, y: Tensor, causal: bool) -> Tensor:
     def split(z: Tensor, linear, heads: int) -> Tensor:
         return (z @ linear.weight.T + linear.bias).view(*z.shape[:2], heads, -1).permute(0, 2, 1, 3)
 
-    q, k, v = split(x, layer.to_query, 3), split(y, layer.to_key, layer.kv_heads), split(y, layer.to_value, layer.kv_heads)
+    q, k, v = (
+        split(x, layer.to_query, 3),
+        split(y, layer.to_key, layer.kv_heads),
+        split(y, layer.to_value, layer.kv_heads),
+    )
     k, v = (z.repeat_interleave(3 // layer.kv_heads, 1) for z in (k, v))
     logits = q @ k.mT / math.sqrt(q.shape[-1])
     if causal:
@@ -75,8 +87,13 @@ def shaken(module: torch.nn.Module) -> torch.nn.Module:
 def test_a_block_is_attention_and_feed_forward_with_residuals_and_norms(norm: str, cross: bool, kv_heads: int) -> None:
     options = {"cross_encoding": "none"} if cross else {}
     block = shaken(Block(12, 3, norm=norm, cross=cross, encoding="none", hidden=7, kv_heads=kv_heads, **options))
-    x, memory = torch.randn(2, 5, 12, dtype=torch.float64), torch.randn(2, 4, 12, dtype=torch.float64) if cross else None
-    torch.testing.assert_close(block(x, mask=masks.causal(), memory=memory), block_by_hand(block, x, memory), rtol=0, atol=1e-10)
+    x, memory = (
+        torch.randn(2, 5, 12, dtype=torch.float64),
+        torch.randn(2, 4, 12, dtype=torch.float64) if cross else None,
+    )
+    torch.testing.assert_close(
+        block(x, mask=masks.causal(), memory=memory), block_by_hand(block, x, memory), rtol=0, atol=1e-10
+    )
 
 
 def test_a_block_alone_adds_its_own_encoding_and_one_in_a_stack_does_not() -> None:
@@ -84,7 +101,9 @@ def test_a_block_alone_adds_its_own_encoding_and_one_in_a_stack_does_not() -> No
     x = torch.randn(2, 5, 12, dtype=torch.float64)
     expected = block_by_hand(block, Sinusoidal(12)(x, offset=3), causal=False)
     torch.testing.assert_close(block(x, positions=torch.arange(3, 8)), expected, rtol=0, atol=1e-10)
-    torch.testing.assert_close(block(x, encoding=Sinusoidal(12)), block_by_hand(block, x, causal=False), rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        block(x, encoding=Sinusoidal(12)), block_by_hand(block, x, causal=False), rtol=0, atol=1e-10
+    )
 
 
 def test_a_block_gives_the_weights_of_both_attentions() -> None:
@@ -100,8 +119,14 @@ def test_a_block_gives_the_weights_of_both_attentions() -> None:
     ("make", "words"),
     [
         (lambda: Block(12, 3, norm="middle"), "norm must be one of pre, post, got 'middle'"),
-        (lambda: Block(12, 3, encoding="none", cross=True)(torch.zeros(1, 2, 12)), "a block with cross-attention needs the memory to attend to"),
-        (lambda: Block(12, 3, encoding="none")(torch.zeros(1, 2, 12), memory=torch.zeros(1, 2, 12)), "no cross-attention; build it with cross=True"),
+        (
+            lambda: Block(12, 3, encoding="none", cross=True)(torch.zeros(1, 2, 12)),
+            "a block with cross-attention needs the memory to attend to",
+        ),
+        (
+            lambda: Block(12, 3, encoding="none")(torch.zeros(1, 2, 12), memory=torch.zeros(1, 2, 12)),
+            "no cross-attention; build it with cross=True",
+        ),
         (lambda: Block(12, 5), "heads must divide dim=12, got heads=5"),
     ],
 )
@@ -146,12 +171,24 @@ def test_tokens_are_as_long_as_the_scale_asks_for(scale: bool, norm_of_token: fl
     ("make", "words"),
     [
         (lambda: TokenPositionEmbedding(0, 8), "vocab must be 1 or more, got 0"),
-        (lambda: TokenPositionEmbedding(5, 8, "alibi"), "alibi adds nothing to embeddings; give it to the attention instead"),
-        (lambda: TokenPositionEmbedding(5, 8)(torch.tensor([[0, 5]])), r"token ids must lie in 0..4, got 5; check the tokenizer or vocab"),
+        (
+            lambda: TokenPositionEmbedding(5, 8, "alibi"),
+            "alibi adds nothing to embeddings; give it to the attention instead",
+        ),
+        (
+            lambda: TokenPositionEmbedding(5, 8)(torch.tensor([[0, 5]])),
+            r"token ids must lie in 0..4, got 5; check the tokenizer or vocab",
+        ),
         (lambda: TokenPositionEmbedding(5, 8)(torch.tensor([[0, -1]])), "token ids must lie in 0..4, got -1"),
         (lambda: TokenPositionEmbedding(5, 8)(torch.zeros(1, 2)), "token ids are whole numbers, got torch.float32"),
-        (lambda: TokenPositionEmbedding(5, 8)(torch.zeros(2, dtype=torch.long)), r"ids have shape \[batch, tokens\].*got \[2\]"),
-        (lambda: TokenPositionEmbedding(5, 8)(torch.zeros(2, 0, dtype=torch.long)), r"at least one token, got \[2, 0\]"),
+        (
+            lambda: TokenPositionEmbedding(5, 8)(torch.zeros(2, dtype=torch.long)),
+            r"ids have shape \[batch, tokens\].*got \[2\]",
+        ),
+        (
+            lambda: TokenPositionEmbedding(5, 8)(torch.zeros(2, 0, dtype=torch.long)),
+            r"at least one token, got \[2, 0\]",
+        ),
     ],
 )
 def test_ids_and_encodings_that_do_not_fit_are_refused(make, words: str) -> None:
@@ -285,10 +322,14 @@ def test_generation_leaves_the_global_random_numbers_alone() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("make", [
-    lambda: (lambda m, ids: m.generate(ids, 6), Decoder(**SMALL, dropout=0.5)),
-    lambda: (lambda m, ids: m.generate(ids, ids[:, :1], 6), EncoderDecoder(**SMALL, dropout=0.5)),
-], ids=["decoder", "encoder-decoder"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: (lambda m, ids: m.generate(ids, 6), Decoder(**SMALL, dropout=0.5)),
+        lambda: (lambda m, ids: m.generate(ids, ids[:, :1], 6), EncoderDecoder(**SMALL, dropout=0.5)),
+    ],
+    ids=["decoder", "encoder-decoder"],
+)
 def test_generation_is_without_dropout_and_leaves_every_part_as_it_was(make) -> None:
     generate, model = make()
     ids = ids_of(2, 4)
@@ -312,7 +353,10 @@ IDS = torch.zeros(2, 3, dtype=torch.long)
         (lambda m: m.generate(IDS, 0), "tokens to generate must be 1 or more, got 0"),
         (lambda m: m.generate(IDS, 1, temperature=-1.0), "temperature must be 0 or more, got -1.0"),
         (lambda m: m.generate(IDS, 1, top_k=0), "top_k must be 1 or more, got 0"),
-        (lambda m: m.generate(IDS, 1, padding=torch.tensor([[1, 1, 0], [1, 1, 1]])), "a row is padded there; pad prompts on the left"),
+        (
+            lambda m: m.generate(IDS, 1, padding=torch.tensor([[1, 1, 0], [1, 1, 1]])),
+            "a row is padded there; pad prompts on the left",
+        ),
         (lambda m: m(IDS + 11), "token ids must lie in 0..10, got 11"),
         (lambda m: m(IDS[:, :0]), r"ids have shape \[batch, tokens\] with at least one token, got \[2, 0\]"),
         (lambda m: m(IDS, positions=torch.arange(3), padding=torch.ones(2, 3)), "give positions or padding, not both"),
@@ -335,7 +379,9 @@ def test_padding_after_the_first_chunk_is_refused() -> None:
 
 def test_a_static_cache_that_is_full_says_so_and_a_learned_table_too() -> None:
     model = decoder()
-    with pytest.raises(ValueError, match="the token of order 2 has no slot in a cache of 2; make the cache with at least 3 slots"):
+    with pytest.raises(
+        ValueError, match="the token of order 2 has no slot in a cache of 2; make the cache with at least 3 slots"
+    ):
         model(IDS, cache=model.cache(slots=2))
     with pytest.raises(ValueError, match="position 4 is past the learned table of 4 rows"):
         decoder("learned", max_len=4).generate(IDS, 5)
@@ -384,7 +430,10 @@ def test_an_encoder_decoder_is_both_with_cross_attention(norm: str) -> None:
     model = shaken(EncoderDecoder(**SMALL, norm=norm))
     source, target = ids_of(2, 7), ids_of(2, 5)
     table, x = model.embedding.token.weight, {}
-    for name, ids, stack, memory in (("encoder", source, model.encoder, None), ("decoder", target, model.decoder, "encoder")):
+    for name, ids, stack, memory in (
+        ("encoder", source, model.encoder, None),
+        ("decoder", target, model.decoder, "encoder"),
+    ):
         y = table[ids] * math.sqrt(24) + Sinusoidal(24).table(tokens=ids.shape[1], dtype=torch.float64)
         for block in stack.blocks:
             y = block_by_hand(block, y, None if memory is None else x[memory], causal=memory is not None)
@@ -395,7 +444,9 @@ def test_an_encoder_decoder_is_both_with_cross_attention(norm: str) -> None:
 def test_the_original_is_post_norm_scaled_tied_and_sinusoidal() -> None:
     model = EncoderDecoder(**SMALL)
     assert model.output is None and model.embedding.scale and model.encoder.blocks[0].norm == "post"
-    assert [str(e) for e in model.encoder.added()] == ["sinusoidal"] and str(model.decoder.cross_encoding_of[0]) == "none"
+    assert [str(e) for e in model.encoder.added()] == ["sinusoidal"] and str(
+        model.decoder.cross_encoding_of[0]
+    ) == "none"
 
 
 @pytest.mark.parametrize("encoding", ["sinusoidal", "rotary", "t5_bias(std=1)"])
@@ -427,7 +478,9 @@ def test_a_memory_spares_encoding_the_source_again() -> None:
 def test_an_encoder_decoder_gives_the_weights_of_both_attentions() -> None:
     logits, seen = EncoderDecoder(**SMALL)(ids_of(2, 6), ids_of(2, 4), weights=True)
     assert logits.shape == (2, 4, 11)
-    assert [{name: tuple(w.shape) for name, w in layer.items()} for layer in seen] == [{"self": (2, 3, 4, 4), "cross": (2, 3, 4, 6)}] * 2
+    assert [{name: tuple(w.shape) for name, w in layer.items()} for layer in seen] == [
+        {"self": (2, 3, 4, 4), "cross": (2, 3, 4, 6)}
+    ] * 2
 
 
 def test_an_encoding_between_two_sequences_reads_both_sides_positions() -> None:
@@ -440,7 +493,9 @@ def test_an_encoding_between_two_sequences_reads_both_sides_positions() -> None:
 
 
 def test_an_encoding_between_two_sequences_cannot_add_to_embeddings() -> None:
-    with pytest.raises(ValueError, match="cross_encoding adds to embeddings, and between two sequences there are none; got sinusoidal"):
+    with pytest.raises(
+        ValueError, match="cross_encoding adds to embeddings, and between two sequences there are none; got sinusoidal"
+    ):
         EncoderDecoder(**SMALL, cross_encoding="sinusoidal")
 
 

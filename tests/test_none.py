@@ -35,7 +35,9 @@ def test_bidirectional_attention_is_equivariant_and_not_invariant() -> None:
 def test_a_causal_stack_is_blind_to_the_order_of_the_past_in_its_first_layer_only(layers: int, blind: bool) -> None:
     blocks, x = stack(layers), torch.randn(2, 9, 12, dtype=torch.float64)
     order = torch.tensor([3, 0, 7, 1, 6, 2, 5, 4, 8])
-    change = (run(blocks, x, masks.causal())[:, -1] - run(blocks, x[:, order], masks.causal())[:, -1]).abs().max().item()
+    change = (
+        (run(blocks, x, masks.causal())[:, -1] - run(blocks, x[:, order], masks.causal())[:, -1]).abs().max().item()
+    )
     assert change < 1e-13 if blind else change > 1e-4
 
 

@@ -16,7 +16,9 @@ def test_count_starts_where_it_is_told() -> None:
     assert (at.contiguous, at.unit_step, at.extent, at.tokens, at.axes) == (True, True, 11, 4, 1)
 
 
-@pytest.mark.parametrize(("tokens", "start", "words"), [(0, 0, "at least one token, got 0"), (3, -1, "0 or later, got start=-1")])
+@pytest.mark.parametrize(
+    ("tokens", "start", "words"), [(0, 0, "at least one token, got 0"), (3, -1, "0 or later, got start=-1")]
+)
 def test_count_refuses_what_does_not_exist(tokens: int, start: int, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Positions.count(tokens, start)
@@ -108,7 +110,12 @@ def test_what_reads_one_axis_says_who_it_is_when_there_are_more() -> None:
     ("coords", "order", "document", "words"),
     [
         ((2, 3), (1, 3), None, r"coords must have shape \[batch or 1, tokens, axes\], got \[2, 3\]"),
-        ((1, 3, 1), (1, 4), None, r"order must have shape \[batch or 1, 3\] to go with coords of shape \[1, 3, 1\], got \[1, 4\]"),
+        (
+            (1, 3, 1),
+            (1, 4),
+            None,
+            r"order must have shape \[batch or 1, 3\] to go with coords of shape \[1, 3, 1\], got \[1, 4\]",
+        ),
         ((1, 3, 1), (3,), None, r"order must have shape"),
         ((1, 3, 1), (1, 3), (1, 2), r"document must name 3 tokens, got shape \[1, 2\]"),
     ],
@@ -198,10 +205,17 @@ def test_a_table_is_made_once_for_each_key_and_mode() -> None:
     assert made == ["a", "b", "inference"]
 
 
-@pytest.mark.parametrize("change", [
-    lambda at: at.with_length(3), lambda at: at.with_coords(at.coords), lambda at: at.rows(slice(0, 2)),
-    lambda at: at.next(), lambda at: at.to("cpu"), copy.deepcopy,
-])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda at: at.with_length(3),
+        lambda at: at.with_coords(at.coords),
+        lambda at: at.rows(slice(0, 2)),
+        lambda at: at.next(),
+        lambda at: at.to("cpu"),
+        copy.deepcopy,
+    ],
+)
 def test_no_table_survives_a_change(change) -> None:
     at = Positions.count(3)
     at.once("a", lambda: torch.zeros(1))

@@ -20,7 +20,9 @@ def pairs_of(width: int, layout: str) -> list[tuple[int, int]]:
     return [(k, k + width // 2) if layout == "half" else (2 * k, 2 * k + 1) for k in range(width // 2)]
 
 
-def turned(x: Tensor, places: list[float], *, width: int | None = None, base: float = 10_000.0, layout: str = "half") -> Tensor:
+def turned(
+    x: Tensor, places: list[float], *, width: int | None = None, base: float = 10_000.0, layout: str = "half"
+) -> Tensor:
     """x [B, H, T, D] turned pair by pair with angles of 40 digits, in float64."""
     width = x.shape[-1] if width is None else width
     out = x.double().clone()
@@ -50,10 +52,15 @@ def test_queries_and_keys_are_turned_as_published(layout: str, head_dim: int, pa
 
 
 @given(
-    pairs=st.integers(1, 9), passed=st.integers(0, 5), base=st.floats(1.01, 1e8), layout=st.sampled_from(LAYOUTS),
+    pairs=st.integers(1, 9),
+    passed=st.integers(0, 5),
+    base=st.floats(1.01, 1e8),
+    layout=st.sampled_from(LAYOUTS),
     p=st.floats(-1e6, 1e6),
 )
-def test_any_base_width_and_position_follow_the_formula(pairs: int, passed: int, base: float, layout: str, p: float) -> None:
+def test_any_base_width_and_position_follow_the_formula(
+    pairs: int, passed: int, base: float, layout: str, p: float
+) -> None:
     width, head_dim = 2 * pairs, 2 * pairs + passed
     encoding = Rotary(head_dim, base, layout, width / head_dim)
     assert encoding.width == width
@@ -64,7 +71,9 @@ def test_any_base_width_and_position_follow_the_formula(pairs: int, passed: int,
 
 def test_every_share_that_makes_whole_pairs_is_taken_as_meant() -> None:
     # 44 * (30/44) is 29.999999999999996 in floating point.
-    assert all(Rotary(dim, partial=width / dim).width == width for dim in range(2, 97) for width in range(2, dim + 1, 2))
+    assert all(
+        Rotary(dim, partial=width / dim).width == width for dim in range(2, 97) for width in range(2, dim + 1, 2)
+    )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -102,7 +111,9 @@ def test_the_layouts_are_one_encoding_up_to_an_order_of_channels(partial: float)
     order = [*first, *second, *range(half.width, 12)]
     q, k = torch.randn(2, 3, 9, 12, dtype=torch.float64), torch.randn(2, 3, 9, 12, dtype=torch.float64)
     logits = torch.einsum("bhid,bhjd->bhij", *interleaved(q, k))
-    torch.testing.assert_close(torch.einsum("bhid,bhjd->bhij", *half(q[..., order], k[..., order])), logits, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        torch.einsum("bhid,bhjd->bhij", *half(q[..., order], k[..., order])), logits, rtol=0, atol=1e-12
+    )
     torch.testing.assert_close(half(q[..., order], k)[0], interleaved(q, k)[0][..., order], rtol=0, atol=0)
 
 
@@ -147,11 +158,17 @@ def test_strides_change_nothing() -> None:
     expected = encoding.query(q.transpose(1, 2).contiguous(), Positions.count(9))
     assert torch.equal(encoding.query(q.transpose(1, 2), Positions.count(9)), expected)
     wide = torch.randn(2, 3, 9, 20)
-    assert torch.equal(encoding.query(wide[..., 5:13], Positions.count(9)), encoding.query(wide[..., 5:13].clone(), Positions.count(9)))
+    assert torch.equal(
+        encoding.query(wide[..., 5:13], Positions.count(9)), encoding.query(wide[..., 5:13].clone(), Positions.count(9))
+    )
     backwards = torch.randn(2, 3, 18, 8)[:, :, ::2]
-    assert torch.equal(encoding.query(backwards, Positions.count(9)), encoding.query(backwards.contiguous(), Positions.count(9)))
+    assert torch.equal(
+        encoding.query(backwards, Positions.count(9)), encoding.query(backwards.contiguous(), Positions.count(9))
+    )
     spread = torch.randn(1, 1, 1, 8).expand(2, 3, 9, 8)
-    assert torch.equal(encoding.query(spread, Positions.count(9)), encoding.query(spread.contiguous(), Positions.count(9)))
+    assert torch.equal(
+        encoding.query(spread, Positions.count(9)), encoding.query(spread.contiguous(), Positions.count(9))
+    )
 
 
 def test_what_is_given_is_not_changed() -> None:
@@ -173,7 +190,13 @@ def test_in_cross_attention_queries_and_keys_have_positions_of_their_own() -> No
 def test_positions_may_be_given_in_every_way() -> None:
     encoding, q = Rotary(6), torch.randn(2, 3, 5, 6)
     expected = encoding(q, q, offset=4)[0]
-    for positions in (Positions.count(5, 4), torch.arange(4, 9), torch.arange(4.0, 9.0), torch.arange(4, 9).expand(2, 5), torch.arange(4, 9)[None, :, None]):
+    for positions in (
+        Positions.count(5, 4),
+        torch.arange(4, 9),
+        torch.arange(4.0, 9.0),
+        torch.arange(4, 9).expand(2, 5),
+        torch.arange(4, 9)[None, :, None],
+    ):
         assert torch.equal(encoding(q, q, positions=positions)[0], expected)
     assert torch.equal(encoding(q, q)[0][:, :, :1], q[:, :, :1])
 
@@ -194,7 +217,13 @@ def test_a_table_in_another_dtype_is_not_taken_for_this_one() -> None:
 
 def test_one_set_of_positions_serves_encodings_that_differ() -> None:
     at, q = Positions.count(5), torch.randn(1, 1, 5, 8)
-    kinds = [Rotary(8), Rotary(8, base=50.0), Rotary(8, partial=0.5), Rotary(8, schedule=Linear(2)), Rotary(8, schedule=YaRN(2, trained_length=64))]
+    kinds = [
+        Rotary(8),
+        Rotary(8, base=50.0),
+        Rotary(8, partial=0.5),
+        Rotary(8, schedule=Linear(2)),
+        Rotary(8, schedule=YaRN(2, trained_length=64)),
+    ]
     shared = [kind.query(q, at) for kind in kinds]
     for kind, got in zip(kinds, shared, strict=True):
         assert torch.equal(got, kind.query(q, Positions.count(5)))
@@ -215,7 +244,10 @@ def test_the_scalar_formula_in_the_file_is_the_published_one(layout: str) -> Non
     encoding = Rotary(7, 50.0, layout, 4 / 7)
     q, k = torch.randn(1, 1, 1, 7, dtype=torch.float64), torch.randn(1, 1, 1, 7, dtype=torch.float64)
     m, n = 12.0, 4.5
-    expected = 0.3 * (turned(q, [m], width=4, base=50.0, layout=layout) * turned(k, [n], width=4, base=50.0, layout=layout)).sum()
+    expected = (
+        0.3
+        * (turned(q, [m], width=4, base=50.0, layout=layout) * turned(k, [n], width=4, base=50.0, layout=layout)).sum()
+    )
     got = encoding.formula_logit(q.flatten().tolist(), k.flatten().tolist(), m, n, 0, 0.3)
     assert got == pytest.approx(float(expected), abs=1e-13)
 
@@ -235,7 +267,10 @@ def test_the_module_holds_no_state_that_a_cast_could_damage() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"head_dim": 7}, r"even number of channels to form pairs, got 7 \(head_dim=7, partial=1.0\); choose an even head_dim, or partial=0.857"),
+        (
+            {"head_dim": 7},
+            r"even number of channels to form pairs, got 7 \(head_dim=7, partial=1.0\); choose .* or partial=0.857",
+        ),
         ({"head_dim": 1}, "even number of channels to form pairs, got 1"),
         ({"head_dim": 8, "partial": 0.1}, "got 0 .*partial=0.25"),
         ({"head_dim": 8, "partial": 0.4}, "got 3 .*partial=0.25"),
@@ -243,7 +278,10 @@ def test_the_module_holds_no_state_that_a_cast_could_damage() -> None:
         ({"head_dim": 8, "partial": 1.5}, "partial must be above 0 and at most 1, got 1.5"),
         ({"head_dim": 8, "base": 1.0}, "base must be above 1, got 1.0"),
         ({"head_dim": 8, "layout": "split"}, "layout must be one of half, interleaved, got 'split'"),
-        ({"head_dim": 8, "schedule": "yarn"}, r"schedule must be one of posenc.schedules, such as yarn\(factor=4\), got 'yarn'"),
+        (
+            {"head_dim": 8, "schedule": "yarn"},
+            r"schedule must be one of posenc.schedules, such as yarn\(factor=4\), got 'yarn'",
+        ),
         ({"head_dim": 2, "schedule": YaRN(2)}, "yarn compares wavelengths with the trained length"),
     ],
 )
@@ -265,7 +303,9 @@ def test_heads_of_another_width_are_refused() -> None:
 
 
 def test_one_call_refuses_queries_and_keys_of_different_tokens() -> None:
-    with pytest.raises(ValueError, match=r"got 2 and 3 of them; for cross-attention call query\(q, at\) and key\(k, keys_at\)"):
+    with pytest.raises(
+        ValueError, match=r"got 2 and 3 of them; for cross-attention call query\(q, at\) and key\(k, keys_at\)"
+    ):
         Rotary(8)(torch.zeros(1, 1, 2, 8), torch.zeros(1, 1, 3, 8))
 
 

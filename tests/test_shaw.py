@@ -10,17 +10,19 @@ from posenc.kernels import bind
 from posenc.masks import Mask
 
 
-def naive(encoding: Shaw, q: Tensor, k: Tensor, v: Tensor, m: Tensor, n: Tensor, allowed: Tensor, scale: float) -> Tensor:
+def naive(
+    encoding: Shaw, q: Tensor, k: Tensor, v: Tensor, m: Tensor, n: Tensor, allowed: Tensor, scale: float
+) -> Tensor:
     """z_i = sum_j A_ij (v_j + b_ij) with logits q_i . k_j scale + q_i . a_ij / sqrt(D); every vector written out."""
     group = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(group, 1) for x in (k, v))
-    relative = (n[None, :] - m[:, None]).clamp(-encoding.clip, encoding.clip) + encoding.clip        # [T, S]
+    relative = (n[None, :] - m[:, None]).clamp(-encoding.clip, encoding.clip) + encoding.clip  # [T, S]
 
     def vectors(table: Tensor) -> Tensor:
         below = relative.floor().long()
         above = (below + 1).clamp(max=2 * encoding.clip)
         share = (relative - below)[..., None]
-        return (1 - share) * table[below] + share * table[above]                                     # [T, S, D]
+        return (1 - share) * table[below] + share * table[above]  # [T, S, D]
 
     added = torch.einsum("bhtd,tsd->bhts", q, vectors(encoding.key_table)) / q.shape[-1] ** 0.5
     logits = torch.einsum("bhtd,bhsd->bhts", q, k) * scale + added
@@ -43,7 +45,9 @@ CASES = {
 @pytest.mark.parametrize("values", [True, False])
 @pytest.mark.parametrize("kv_heads", [3, 1])
 @pytest.mark.parametrize("scale", [5**-0.5, 1.0])
-def test_keys_and_values_get_the_vector_of_their_clipped_distance(case: str, values: bool, kv_heads: int, scale: float) -> None:
+def test_keys_and_values_get_the_vector_of_their_clipped_distance(
+    case: str, values: bool, kv_heads: int, scale: float
+) -> None:
     m, n, mask = CASES[case]
     encoding = Shaw(5, clip=3, values=values, std=1.0).double()
     q = torch.randn(2, 3, len(m), 5, dtype=torch.float64)
@@ -53,7 +57,9 @@ def test_keys_and_values_get_the_vector_of_their_clipped_distance(case: str, val
     keys_at = at if torch.equal(m, n) else Positions.of(n.long() if whole else n)
     out, _ = encoding.attend(q, at, Keys(k, v, keys_at), mask, bind("reference", encoding, scale=scale))
     allowed = mask.allowed(at, keys_at)
-    torch.testing.assert_close(out, naive(encoding, q, k, v, m.double(), n.double(), allowed, scale), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        out, naive(encoding, q, k, v, m.double(), n.double(), allowed, scale), rtol=0, atol=1e-12
+    )
 
 
 def test_distances_past_the_clip_are_all_alike() -> None:
@@ -82,9 +88,13 @@ def test_the_scalar_formulas_in_the_file_are_the_published_ones() -> None:
     q, k = [0.5, -1.0, 2.0], [1.0, 0.25, -3.0]
     for m, n, row in ((5, 5, 2), (5, 4, 1), (5, 0, 0), (0, 1, 3), (0, 9, 4)):
         a, b = encoding.key_table[row].tolist(), encoding.value_table[row].tolist()
-        expected = 0.7 * sum(x * y for x, y in zip(q, k, strict=True)) + sum(x * y for x, y in zip(q, a, strict=True)) / 3**0.5
+        expected = (
+            0.7 * sum(x * y for x, y in zip(q, k, strict=True)) + sum(x * y for x, y in zip(q, a, strict=True)) / 3**0.5
+        )
         assert encoding.formula_logit(q, k, m, n, 0, 0.7) == pytest.approx(expected, abs=1e-14)
-        assert [encoding.formula_value(k, m, n, c) for c in range(3)] == pytest.approx([x + y for x, y in zip(k, b, strict=True)])
+        assert [encoding.formula_value(k, m, n, c) for c in range(3)] == pytest.approx(
+            [x + y for x, y in zip(k, b, strict=True)]
+        )
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "reference"])
@@ -92,7 +102,9 @@ def test_without_values_every_kernel_serves(kernel: str) -> None:
     encoding = Shaw(4, clip=3, values=False, std=1.0)
     x = torch.randn(2, 9, 12)
     attention = Attention(12, 3, encoding=encoding, kernel=kernel)
-    attention.load_state_dict({name: torch.full_like(p, 0.1) + p.detach().cos() for name, p in attention.state_dict().items()})
+    attention.load_state_dict(
+        {name: torch.full_like(p, 0.1) + p.detach().cos() for name, p in attention.state_dict().items()}
+    )
     layer = Attention(12, 3, encoding=encoding, kernel="reference")
     layer.load_state_dict(attention.state_dict())
     torch.testing.assert_close(attention(x, mask=masks.causal()), layer(x, mask=masks.causal()), rtol=0, atol=1e-5)
@@ -100,7 +112,9 @@ def test_without_values_every_kernel_serves(kernel: str) -> None:
 
 def test_with_values_the_fused_kernel_is_refused_with_the_reason() -> None:
     attention = Attention(12, 3, encoding="shaw", kernel="sdpa")
-    with pytest.raises(ValueError, match=r"kernel 'sdpa' cannot do this: .*reads the attention weights, which sdpa does not return"):
+    with pytest.raises(
+        ValueError, match=r"kernel 'sdpa' cannot do this: .*reads the attention weights, which sdpa does not return"
+    ):
         attention(torch.randn(1, 3, 12))
 
 

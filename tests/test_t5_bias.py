@@ -57,7 +57,9 @@ def test_every_whole_distance_falls_into_the_exact_bucket(buckets: int, max_dist
 
 
 @given(
-    quarter=st.integers(1, 16), room=st.integers(1, 400), causal=st.booleans(),
+    quarter=st.integers(1, 16),
+    room=st.integers(1, 400),
+    causal=st.booleans(),
     deltas=st.lists(st.integers(-2000, 2000), min_size=1, max_size=20),
 )
 def test_random_sizes_fall_into_the_exact_buckets(quarter: int, room: int, causal: bool, deltas: list[int]) -> None:
@@ -68,10 +70,14 @@ def test_random_sizes_fall_into_the_exact_buckets(quarter: int, room: int, causa
 
 
 @given(
-    quarter=st.integers(1, 8), room=st.integers(1, 200), causal=st.booleans(),
+    quarter=st.integers(1, 8),
+    room=st.integers(1, 200),
+    causal=st.booleans(),
     eighths=st.lists(st.integers(-4000, 4000), min_size=1, max_size=20),
 )
-def test_a_fraction_falls_into_the_bucket_that_the_formula_gives_it(quarter: int, room: int, causal: bool, eighths: list[int]) -> None:
+def test_a_fraction_falls_into_the_bucket_that_the_formula_gives_it(
+    quarter: int, room: int, causal: bool, eighths: list[int]
+) -> None:
     buckets = 4 * quarter
     max_distance = buckets // 2 + room
     deltas = torch.tensor(eighths, dtype=torch.float64) / 8
@@ -95,10 +101,14 @@ def test_the_bias_is_the_table_read_by_bucket_and_head(causal: bool) -> None:
     at, keys_at = torch.tensor([5, 40, 0]), torch.tensor([0, 6, 39, 41])
     got = encoding.bias(at, keys_at)
     expected = [
-        [[encoding.table[exact_bucket(int(m - n), 8, 20, causal), h].item() for n in keys_at] for m in at] for h in range(3)
+        [[encoding.table[exact_bucket(int(m - n), 8, 20, causal), h].item() for n in keys_at] for m in at]
+        for h in range(3)
     ]
     assert got.shape == (1, 3, 3, 4) and got[0].tolist() == expected
-    square = [[[encoding.table[exact_bucket(m - n, 8, 20, causal), h].item() for n in range(9)] for m in range(9)] for h in range(3)]
+    square = [
+        [[encoding.table[exact_bucket(m - n, 8, 20, causal), h].item() for n in range(9)] for m in range(9)]
+        for h in range(3)
+    ]
     assert encoding.bias(9)[0].tolist() == square
 
 
@@ -142,7 +152,10 @@ def test_several_axes_have_no_single_distance() -> None:
         ({"heads": 2, "buckets": 31}, "causal buckets must be divisible by 2, got 31"),
         ({"heads": 2, "buckets": 0}, "causal buckets must be divisible by 2, got 0"),
         ({"heads": 2, "buckets": 30, "causal": False}, "bidirectional buckets must be divisible by 4, got 30"),
-        ({"heads": 2, "max_distance": 16}, "max_distance must be above 16, where the logarithmic buckets begin, got 16; use fewer buckets"),
+        (
+            {"heads": 2, "max_distance": 16},
+            "max_distance must be above 16, where the logarithmic buckets begin, got 16; use fewer buckets",
+        ),
         ({"heads": 2, "max_distance": 8, "causal": False}, "max_distance must be above 8"),
         ({"heads": 2, "max_distance": 99.5}, "buckets and max_distance must be whole numbers, got 32 and 99.5"),
         ({"heads": 2, "std": -1.0}, "std must be 0 or more, got -1.0"),

@@ -125,6 +125,10 @@ class Learned(Encoding):
         return torch.lerp(F.embedding(below.long(), self.table), F.embedding(above.long(), self.table), share)
 
     def formula_added(self, position: float, channel: int) -> float:
+        if self.overrun == "interpolate":
+            raise NotImplementedError(f"{self} reads the declared length of each sequence, which a formula of one position lacks")
+        if self.overrun == "clamp":
+            position = min(position, self.max_len - 1)
         below = int(position)
         above = min(below + 1, self.max_len - 1)
         share = position - below

@@ -11,7 +11,7 @@ import io
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -171,7 +171,9 @@ def mark_trained(ax: Axes, lengths: Iterable[float], *, horizontal: bool = False
             )
         else:
             ax.axvline(length, color=INK, linestyle=(0, (4, 3)), linewidth=1)
-            where = {"xytext": (0, 2), "ha": "center", "va": "bottom"} if above else {"xytext": (4, 0), "va": "top"}
+            where: dict[str, Any] = {"xytext": (4, 0), "va": "top"}
+            if above:
+                where = {"xytext": (0, 2), "ha": "center", "va": "bottom"}
             ax.annotate(
                 words,
                 (length, 1.0),
@@ -510,7 +512,7 @@ def draw_table(ax: Axes, table: np.ndarray, title: str) -> None:
 
 def scale_bar(ax: Axes, low: float, high: float, colours: str, norm: Normalize | None = None, what: str = "") -> None:
     """A narrow scale beside the axes. One small image: a colorbar would put 256 shapes into the page."""
-    box = ax.get_position().width * ax.figure.get_figwidth()  # type: ignore[union-attr]
+    box = ax.get_position().width * ax.figure.bbox.width / ax.figure.dpi
     bar = ax.inset_axes((1 + 0.08 / box, 0, 0.09 / box, 1))
     steps = np.linspace(low, high, 128)[:, None]
     bar.imshow(
@@ -657,7 +659,7 @@ def draw_bias(ax: Axes, distances: np.ndarray, heads: np.ndarray, title: str, *,
     for head, values in enumerate(heads):
         x = distances if len(distances) == len(values) else np.arange(len(values))
         ax.plot(x, values, color=colours(0.92 * head / max(1, len(heads) - 1)), linewidth=1.5, label=f"head {head}")
-    ax.set(title=title, xlabel="distance, query − key", ylabel="bias, added to the logit")
+    ax.set(title=title, xlabel="distance, query - key", ylabel="bias, added to the logit")
     if legend_too and len(heads) <= 12:
         ax.legend(fontsize=7, ncols=2 if len(heads) > 4 else 1, loc="lower left", handlelength=1.4)
 
@@ -702,7 +704,8 @@ def draw_attention(blocks: list[tuple[str, np.ndarray]], tokens: Sequence[Any], 
     # All in inches: one map, what stands left of and under a block, and the titles above it.
     side = min(1.35 if few else 1.2, 9.0 / (shown_heads * columns))
     size = max(4.5, min(8.0, side * 72 / T * 0.85))
-    left, under, above = 0.5 + long * size * 0.0085 * few, 0.3 + max(1, long) * size * 0.0095 * few, 0.55
+    left, under = 0.55 + long * size * 0.0085 * few, 0.3 + max(1, long) * size * 0.0095 * few
+    above = 0.55 if any(words for words, _ in blocks) else 0.3
     wide, high = shown_heads * side, shown_layers * side
     width = max(5.2, columns * (wide + left) + 0.75)
     height = rows * (high + under + above) + 0.4
@@ -743,7 +746,7 @@ def draw_attention(blocks: list[tuple[str, np.ndarray]], tokens: Sequence[Any], 
             )
         for layer in range(shown_layers):
             # Far enough to the left to leave room for the tokens.
-            away = -6 - long * size * 0.62 * few
+            away = -9 - long * size * 0.62 * few
             middle = layer * step_rows + (T - 1) / 2
             ax.annotate(
                 f"layer {layer}",
@@ -853,7 +856,7 @@ def clock(frequencies: Any, position: float, title: str) -> Figure:
             ax.plot([x, x + np.cos(angle)], [y, y + np.sin(angle)], color=LIGHT[1], linewidth=2)
             ax.plot([x], [y], marker="o", markersize=3, color=LIGHT[1])
         turns = abs(angle) / (2 * np.pi)
-        words = f"{turns:.2f}" if turns < 10 else f"{turns:.0f}"
+        words = f"{turns:.2g}" if turns < 10 else f"{turns:.0f}"
         ax.text(x, y - 1.5, f"pair {m}: {words}", ha="center", va="center", fontsize=7)
     ax.set(aspect="equal", xlim=(-1.3, (columns - 1) * 2.6 + 1.3), ylim=(-(rows - 1) * 3.1 - 1.9, 1.2))
     ax.axis("off")
@@ -919,7 +922,7 @@ def two_axes(values: Any, what: str) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def letters_may_lack() -> Iterator[None]:
+def letters_may_lack() -> Generator[None]:
     """A third party's spec may hold letters that the font lacks; an empty box is no reason to fail."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")

@@ -104,6 +104,8 @@ def for_page(svg: str, place: int, says: str) -> str:
     colours = {plots.INK: "ink", plots.SOFT: "soft", plots.GRID: "grid", plots.PAPER: "paper"}
     colours |= {colour: f"c{index}" for index, colour in enumerate(plots.LIGHT)}
     svg = re.sub(r"#[0-9a-f]{6}\b", lambda m: f"var(--{colours[m[0]]})" if m[0] in colours else m[0], svg)
+    # Images are named by what they hold, so equal ones share a name; nothing refers to them.
+    svg = re.sub(r'(<image\b[^>]*?) id="[^"]*"', r"\1", svg)
     svg = re.sub(r"(\d+\.\d{2})\d+", r"\1", svg)
     svg = re.sub(r'(<svg[^>]*?) (?:width|height)="[^"]*pt"', r"\1", svg)
     svg = re.sub(r'(<svg[^>]*?) (?:width|height)="[^"]*pt"', r"\1", svg)
@@ -155,7 +157,7 @@ def readable(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(map(readable, value))
     return (
-        {None: "–", True: "yes", False: "no"}.get(value, str(value))
+        {None: summary.NOTHING, True: "yes", False: "no"}.get(value, str(value))
         if value is None or isinstance(value, bool)
         else str(value)
     )
@@ -212,20 +214,32 @@ def curves_of(records: Sequence[Record], task: str, draw: Drawer) -> dict[str, A
     text = any(result.is_text for result in summary.results(records, task))
     trained = summary.trained_words(summary.results(records, task))
     beyond = (
-        "Left: how many times larger perplexity is than at the trained length; a level line extrapolates. Right: bits per byte with sliding "
-        "windows, where every byte has a full context, so that a longer window cannot win by having fewer bytes with little to look at."
+        "Left: how many times larger perplexity is than at the trained length; a level line extrapolates. Right: bits "
+        "per byte with sliding "
+        "windows, where every byte has a full context, so that a longer window cannot win by having fewer bytes with "
+        "little to look at."
         if text
-        else f"Whole answers that are right, at lengths past {trained}. Encodings that did not learn the task have no line: their score beyond "
+        else f"Whole answers that are right, at lengths past {trained}. Encodings that did not learn the task have no "
+        f"line: their score beyond "
         "the trained length would say nothing."
     )
-    beyond += " Symbols: median over the seeds that learned; bars: lowest to highest seed. Each encoding stands a little to the side, so that equal ones can be seen."
+    beyond += (
+        " Symbols: median over the seeds that learned; bars: lowest to highest seed. Each encoding stands a "
+        "little to the side, so that equal ones can be seen."
+    )
     learn = (
         "Thin lines are seeds, bold ones their median."
         if any(len(r.runs) > 1 for r in summary.results(records, task))
         else "One run each."
     )
-    learn = f"{learn} The same curves against steps (left) and CPU seconds (right): an encoding may need few steps and yet be slow."
-    lose = "Positions of the trained model are taken away, shuffled, shifted by a constant, or swapped in two places, at the trained length. The tick is the intact score."
+    learn = (
+        f"{learn} The same curves against steps (left) and CPU seconds (right): an encoding may need few steps "
+        f"and yet be slow."
+    )
+    lose = (
+        "Positions of the trained model are taken away, shuffled, shifted by a constant, or swapped in two places, "
+        "at the trained length. The tick is the intact score."
+    )
     figures = [
         draw(f"extrapolation-{task}", plots.extrapolation(records, task), beyond),
         draw(f"learning-{task}", plots.learning(records, task), learn),
@@ -290,7 +304,7 @@ def order_of(records: Sequence[Record]) -> dict[str, Any] | None:
 
     def shown(value: float | None) -> dict[str, Any]:
         if value is None:
-            return {"blind": None, "text": "–", "value": ""}
+            return {"blind": None, "text": summary.NOTHING, "value": ""}
         blind = value < ORDER_BLIND
         return {
             "blind": blind,
@@ -343,19 +357,21 @@ def pictures_of(records: Sequence[Record], draw: Drawer) -> list[dict[str, Any]]
         draw(
             "added",
             plots.added(records),
-            "One row a position, one column a dimension, after training. Rows below the dashed line were never trained.",
+            "One row a position, one column a dimension, after training. Rows below the dashed line "
+            "were never trained.",
         ),
         draw("wavelengths", plots.wavelengths(records), wavelengths_in_words(records)),
         draw(
             "similarity",
             plots.similarity(records),
-            "For what is added: the cosine between every two positions. For rotary: the mean over pairs of the cosine of the turn "
-            "between two positions. It rises and falls; nothing makes it fall steadily with distance.",
+            "For what is added: the cosine between every two positions. For rotary: the mean over pairs of the cosine "
+            "of the turn between two positions. It rises and falls; nothing makes it fall steadily with distance.",
         ),
         draw(
             "bias",
             plots.bias(records),
-            "What each head adds to the logit of a key at a distance. Right of the dashed line are distances that training never showed.",
+            "What each head adds to the logit of a key at a distance. Right of the dashed line are distances that "
+            "training never showed.",
         ),
     ]
     return [figure for figure in figures if figure]
@@ -363,7 +379,7 @@ def pictures_of(records: Sequence[Record], draw: Drawer) -> list[dict[str, Any]]
 
 def wavelengths_in_words(records: Sequence[Record]) -> str:
     said = ["Positions that a pair of dimensions needs for one full turn, fastest pair first."]
-    for label, run, values in plots.pictured(records, "wavelengths")[:8]:
+    for label, _, values in plots.pictured(records, "wavelengths")[:8]:
         known = plots.numbers(values)
         own = [r for r in summary.results(records) if r.label == label]
         never = [
@@ -371,7 +387,8 @@ def wavelengths_in_words(records: Sequence[Record]) -> str:
         ]
         if never:
             said.append(
-                f"{plots.short(label)}: of its {len(known)} pairs, those that never complete a turn are {summary.listed(never)} positions."
+                f"{plots.short(label)}: of its {len(known)} pairs, those that never complete a turn are "
+                f"{summary.listed(never)} positions."
             )
     return " ".join(said)
 
@@ -422,7 +439,7 @@ def how_it_was_made(records: Sequence[Record]) -> list[tuple[str, str]]:
         }
         different = len(set(by_task.values())) > 1
         words = (
-            "; ".join(f"{task}: {value or '–'}" for task, value in by_task.items())
+            "; ".join(f"{task}: {value or summary.NOTHING}" for task, value in by_task.items())
             if different
             else next(iter(by_task.values()))
         )
@@ -453,7 +470,8 @@ def not_measured(records: Sequence[Record]) -> list[str]:
     few = min(len(result.runs) for result in found)
     if few < 3:
         out.append(
-            f"The spread over seeds: some results rest on {'one seed' if few == 1 else 'two seeds'}; three are the least for a claim."
+            f"The spread over seeds: some results rest on {'one seed' if few == 1 else 'two seeds'}; three are the "
+            f"least for a claim."
         )
     labels = summary.labels(records)
     for task in tasks(records):
@@ -463,7 +481,8 @@ def not_measured(records: Sequence[Record]) -> list[str]:
     short = [r for r in found if not any(factor and factor > 1 for _, factor in r.lengths())]
     if short:
         out.append(
-            f"Lengths beyond the trained one: {summary.listed([f'{summary.name(r.label)} on {r.task}' for r in short[:8]])}."
+            f"Lengths beyond the trained one: "
+            f"{summary.listed([f'{summary.name(r.label)} on {r.task}' for r in short[:8]])}."
         )
     undone = {}
     for label, run in summary.labelled(records):

@@ -1,7 +1,7 @@
 """What the records of a comparison say: medians and ranges over seeds, the gate, and the answer in words.
 
-Nothing is drawn here and nothing is marked up: plots, the page and the terminal all read these numbers and sentences, so
-they cannot disagree. Names of encodings stand between backticks in sentences (`none` is one of them).
+Nothing is drawn here and nothing is marked up: plots, the page and the terminal all read these numbers and
+sentences, so they cannot disagree. Names of encodings stand between backticks in sentences (`none` is one of them).
 """
 
 import json
@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 Record: TypeAlias = dict[str, Any]
 
 NOT_LEARNED = "not learned"
+NOTHING = "\N{EN DASH}"
 # What the words mean. Exact match at a length, median over the seeds that learned:
 CARRIES = 0.90
 FALLS_APART = 0.10
@@ -22,6 +23,8 @@ FLAT = 1.05
 EXPLODES = 1.5
 # Times nearer than this are called equal; CPU time of one run varies by about as much.
 SAME_TIME = 1.10
+# Names in one list; the table has them all.
+MOST_NAMES = 10
 # Bits per byte nearer than this are called equal.
 SAME_BITS = 0.01
 
@@ -160,7 +163,7 @@ def distinct(records: Sequence[Record]) -> list[Record]:
 
 
 def labelled(records: Sequence[Record]) -> list[tuple[str, Record]]:
-    """Each record with the name that it goes by: its spec, and the settings in which runs of that spec and task differ."""
+    """Each record with the name that it goes by: its spec, and the settings in which its runs on a task differ."""
     records = distinct(records)
 
     def settings(run: Record) -> dict[str, Any]:
@@ -263,7 +266,9 @@ def name(label: str) -> str:
 
 
 def listed(words: Sequence[str], last: str = "and") -> str:
-    """'a, b and c'."""
+    """'a, b and c'; of a long list the beginning, and how many more there are."""
+    if len(words) > MOST_NAMES:
+        words = [*words[: MOST_NAMES - 1], f"{len(words) - MOST_NAMES + 1} others"]
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"
 
 
@@ -281,7 +286,7 @@ def ask(verb: str, found: Sequence[Any]) -> str:
 
 
 def reach(result: Result) -> tuple[float, float, Spread] | None:
-    """The longest (length, factor, exact match) up to which the encoding carries, if it carries past the trained length."""
+    """The longest (length, factor, exact match) up to which it carries, if that is past the trained length."""
     furthest = None
     for length, factor, spread in result.beyond("exact_match"):
         if spread.median < CARRIES:
@@ -377,7 +382,10 @@ def in_range_of_all(result: Result) -> str:
 def about_seeds(found: Sequence[Result]) -> str:
     seeds = sorted({len(result.runs) for result in found})
     if seeds == [1]:
-        return "One seed each: scores beyond the trained length move by 10 to 20 points between seeds, so read near ties as ties."
+        return (
+            "One seed each: scores beyond the trained length move by 10 to 20 points between seeds, so read near "
+            "ties as ties."
+        )
     how_many = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     few = " Fewer than three seeds is thin evidence." if seeds[0] < 3 else ""
     return f"Medians over {how_many} seeds.{few}"
@@ -422,7 +430,8 @@ def how_far(learned: Sequence[Result], tested: list[tuple[float, float]]) -> lis
     else:
         nearest, nearest_factor = tested[0]
         said.append(
-            f"Nobody keeps {percent(CARRIES)} % exact match past the trained length, already at {count(nearest)} ({times(nearest_factor)})."
+            f"Nobody keeps {percent(CARRIES)} % exact match past the trained length, already at {count(nearest)} "
+            f"({times(nearest_factor)})."
         )
     if not leaders or (got := reach(leaders[0])) is None or got[0] != last:
         best = best_at_longest(learned)
@@ -523,7 +532,8 @@ def overall(records: Sequence[Record]) -> str:
     stuck = [task for task in exact if task not in dict(far)]
     if stuck:
         said.append(
-            f"On {listed(stuck)} nobody carried past the trained length, so there the records name no choice for longer inputs."
+            f"On {listed(stuck)} nobody carried past the trained length, so there the records name no choice for "
+            f"longer inputs."
         )
     near, longer = ([{r.label for r in leaders} for _, leaders in won] for won in (quick + precise, far + flat))
     questions = len(near) + len(longer)
@@ -534,7 +544,8 @@ def overall(records: Sequence[Record]) -> str:
             said.append(f"So {listed([name(x) for x in everywhere])} led everywhere: the one to try first.")
         elif far_everywhere and len(longer) > 1:
             said.append(
-                f"{listed([name(x) for x in far_everywhere])} did so on every task; being quick and carrying far are different things here."
+                f"{listed([name(x) for x in far_everywhere])} did so on every task; being quick and carrying far are "
+                f"different things here."
             )
         elif not set.union(*near) & set.union(*longer):
             said.append("Being quick or precise and carrying far are different things here: no encoding does both.")
@@ -553,7 +564,8 @@ def overall(records: Sequence[Record]) -> str:
     if fragile:
         whole = "every task that they learned" if len(fragile) > 1 else "every task that it learned"
         said.append(
-            f"{listed([name(x) for x in fragile])} broke beyond the trained length on {whole if len(by_task) > 1 else 'this task'}."
+            f"{listed([name(x) for x in fragile])} broke beyond the trained length on "
+            f"{whole if len(by_task) > 1 else 'this task'}."
         )
     return " ".join([*said, scope(records)])
 
@@ -624,7 +636,7 @@ class Cell:
 
 def cell(spread: Spread | None, form: Callable[[float], str], goodness: Callable[[float], float] | None = None) -> Cell:
     if spread is None:
-        return Cell("–", missing=True)
+        return Cell(NOTHING, missing=True)
     low, high = form(spread.low), form(spread.high)
     good = None if goodness is None else min(1.0, max(0.0, goodness(spread.median)))
     return Cell(form(spread.median), "" if low == high else f"{low}..{high}", good)
@@ -715,7 +727,7 @@ def table(records: Sequence[Record], task: str | None = None) -> tuple[list[str]
     for r in found:
         size = cell(r.spread_of_all("parameters", "model"), count).text
         seeds = f"{len(r.learned)} of {len(r.runs)} learned" if r.seeds() else str(len(r.runs))
-        line = [r.task, r.label, size, seeds, in_range_of_all(r).replace(" exact match", "") or "–"]
+        line = [r.task, r.label, size, seeds, in_range_of_all(r).replace(" exact match", "") or NOTHING]
         measure, form = (
             ("perplexity_ratio", lambda x: f"R {ratio(x)}")
             if r.is_text

@@ -233,7 +233,9 @@ def load(folder: Path) -> Run:
     try:
         run.model.load_state_dict(tensors["model"])
     except RuntimeError as error:
-        raise ValueError(f"{folder / 'model.safetensors'} does not fit its run.json: {error}") from None
+        # torch lists every tensor that does not fit; the first is enough.
+        first = str(error).splitlines()[1].strip()
+        raise ValueError(f"{folder / 'model.safetensors'} does not fit its run.json: {first}") from None
     run.generator.set_state(tensors["optimizer"].pop("generator"))
     state: dict[int, dict[str, Tensor]] = {}
     for key, tensor in tensors["optimizer"].items():

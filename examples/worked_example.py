@@ -1,0 +1,52 @@
+"""From words to the vectors that a transformer reads, number by number.
+
+words -> ids -> token vectors + position vectors = combined vectors, at a width of four, so that every number fits on the page.
+
+What to look for: "the" stands in the sentence twice. Its id and its token vector are the same both times; the position vector
+differs, and so does the sum. Position 0 is sin 0 = 0 and cos 0 = 1 in every pair. The first pair moves by one radian a
+position, the second a hundred times more slowly.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from posenc import Positions, Sinusoidal, TokenPositionEmbedding, terminal
+from posenc.lab import plots
+from posenc.lab.worked import worked_example
+
+WORDS = ("the", "dog", "bit", "the", "man")
+DIM = 4
+
+
+def main(out: Path, quick: bool) -> None:
+    # Step by step, with the parts of the library.
+    vocabulary = list(dict.fromkeys(WORDS))
+    ids = torch.tensor([[vocabulary.index(word) for word in WORDS]])
+    torch.manual_seed(0)
+    embedding = TokenPositionEmbedding(len(vocabulary), DIM, encoding="sinusoidal")
+    with torch.inference_mode():
+        tokens = embedding.token_vectors(ids)[0]
+        positions = Sinusoidal(DIM).table(Positions.count(len(WORDS)))[0]
+        combined = embedding(ids)[0]
+    print("ids:", ids[0].tolist())
+    print("token + position == combined:", torch.equal(tokens + positions, combined))
+    print("both 'the' have one token vector:", torch.equal(tokens[0], tokens[3]))
+    print(f"and stand {(combined[0] - combined[3]).norm():.3f} apart once position is added\n")
+
+    # In one call, as a table.
+    headers, rows = worked_example(WORDS, DIM).table()
+    terminal.table(headers, rows, f"Sinusoidal at {DIM} channels")
+
+    fig = plots.fingerprint(combined.numpy(), list(range(len(WORDS))), "Combined vectors of: " + " ".join(WORDS))
+    print("\nPicture:", plots.save(fig, out / "worked_example.png"))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/examples"), help="folder for the pictures")
+    parser.add_argument("--quick", action="store_true", help="the same: this example is quick anyway")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    main(arguments.out, arguments.quick)

@@ -1,0 +1,115 @@
+"""Ablation: positions taken away or changed at test time, and the model left as it was."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from posenc import Positions
+from posenc.lab.ablate import ablate, shifted, shuffled, swapped, without_position
+from posenc.lab.recipes import ENCODINGS, recipe
+from posenc.lab.train import start, train
+from posenc.model import Decoder
+
+ABSOLUTE = ("sinusoidal", "learned")
+RELATIVE = ("rotary", "alibi", "t5_bias", "shaw")
+IDS = torch.tensor([[0, 5, 3, 9, 1, 7, 2, 8, 4], [1, 1, 2, 6, 6, 0, 9, 3, 5]])
+
+
+def model_of(spec: str | tuple[str, ...]) -> Decoder:
+    torch.manual_seed(1)
+    model = Decoder(10, 24, 3, 2, spec, max_len=40).double().eval()
+    for parameter in model.stack.encodings.parameters():
+        # Tables that start at zero would have nothing to say.
+        torch.nn.init.normal_(parameter)
+    return model
+
+
+def logits(model: Decoder, change=None) -> Tensor:
+    at = Positions.count(IDS.shape[1])
+    with torch.no_grad():
+        return model(IDS, positions=at if change is None else change(at))
+
+
+@pytest.mark.parametrize("spec", [*ABSOLUTE, *RELATIVE, "learned + shaw", ("rotary", "none")])
+def test_removed_is_a_model_with_none_and_the_same_weights(spec) -> None:
+    model, plain = model_of(spec), model_of("none")
+    plain.load_state_dict({name: w for name, w in model.state_dict().items() if not name.startswith("stack.encodings.")})
+    with without_position(model.stack):
+        removed = logits(model)
+    torch.testing.assert_close(removed, logits(plain), rtol=0, atol=0)
+    assert (removed - logits(model)).abs().max() > 1e-3
+
+
+def test_a_model_is_whole_again_afterwards_also_after_an_error() -> None:
+    model = model_of("learned + shaw")
+    before, names, used = logits(model), list(model.state_dict()), model.stack.encoding_of
+    with pytest.raises(KeyError), without_position(model.stack):
+        raise KeyError
+    assert torch.equal(logits(model), before)
+    assert list(model.state_dict()) == names and model.stack.encoding_of is used
+
+
+@pytest.mark.parametrize("spec", RELATIVE)
+def test_a_shift_changes_nothing_for_what_reads_distances(spec: str) -> None:
+    model = model_of(spec)
+    torch.testing.assert_close(logits(model, shifted(17)), logits(model), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("spec", ABSOLUTE)
+def test_a_shift_changes_the_answer_of_what_reads_places(spec: str) -> None:
+    model = model_of(spec)
+    assert (logits(model, shifted(17)) - logits(model)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("change", [shuffled, swapped])
+@pytest.mark.parametrize("spec", [*ABSOLUTE, *RELATIVE])
+def test_positions_in_another_order_change_the_answer_of_every_encoding(spec: str, change) -> None:
+    model = model_of(spec)
+    assert (logits(model, change) - logits(model)).abs().max() > 1e-3
+
+
+def test_none_notices_no_change_of_positions() -> None:
+    model = model_of("none")
+    for change in (shuffled, swapped, shifted(17)):
+        assert torch.equal(logits(model, change), logits(model))
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 9, 10])
+def test_what_each_change_does_to_the_coordinates(tokens: int) -> None:
+    at = Positions.count(tokens)
+    pairs = [[i + 1, i] for i in range(0, tokens - 1, 2)]
+    expected = [i for pair in pairs for i in pair] + ([tokens - 1] if tokens % 2 else [])
+    assert swapped(at).coords[0, :, 0].tolist() == expected
+    assert shifted(3)(at).coords[0, :, 0].tolist() == list(range(3, tokens + 3))
+    dealt = shuffled(at).coords[0, :, 0].tolist()
+    assert sorted(dealt) == list(range(tokens)) and (tokens < 9 or dealt != sorted(dealt))
+    for changed in (swapped(at), shifted(3)(at), shuffled(at)):
+        assert torch.equal(changed.order, at.order)
+
+
+def test_an_ablation_says_null_where_an_encoding_refuses() -> None:
+    experiment = recipe("copy", "learned", train_length=3, test_lengths=(), dim=16, heads=2, layers=1, steps=1)
+    found = ablate(train(start(experiment)))
+    assert found["shifted"] is None
+    assert all(found[name] is not None for name in ("intact", "removed", "shuffled", "swapped"))
+
+
+@pytest.mark.parametrize("spec", ENCODINGS)
+def test_an_ablation_is_five_scores_and_leaves_the_run_as_it_was(spec: str) -> None:
+    run = start(recipe("copy", spec, train_length=3, dim=16, heads=2, layers=1))
+    before = {name: w.clone() for name, w in run.model.state_dict().items()}
+    found = ablate(run)
+    assert list(found) == ["intact", "removed", "shuffled", "shifted", "swapped"]
+    assert all(value is None or 0 <= value <= 1 for value in found.values())
+    after = run.model.state_dict()
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_trained_model_that_needs_its_positions_loses_without_them() -> None:
+    # Two symbols are copied after a few hundred steps; without position the two cannot be told apart.
+    run = start(recipe("copy", "rotary", train_length=2, dim=32, heads=2, layers=2, steps=600, batch=16, warmup=10, rate=5e-3))
+    while run.step < 600 and (not run.curve or run.curve[-1]["score"] < 0.95):
+        train(run, until=run.step + 50)
+    found = ablate(run)
+    assert found["intact"] >= 0.9 and found["shifted"] == pytest.approx(found["intact"], abs=0.02)
+    assert found["removed"] < 0.6

@@ -1,0 +1,53 @@
+"""The order test: what can be told of an order, with and without position."""
+
+import pytest
+
+from posenc import catalogue
+from posenc.lab.order import order_test, order_tests
+
+WITH_POSITION = [name for name in catalogue.names() if name != "none"]
+
+
+@pytest.mark.parametrize("layers", [1, 2, 5])
+def test_without_position_reordered_tokens_give_reordered_outputs_at_any_depth(layers: int) -> None:
+    found = order_test("none", layers=layers, is_causal=False)
+    assert found["equivariance"] < 1e-12 and found["difference"] < 1e-12
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_one_causal_layer_without_position_cannot_tell_the_order_of_what_came_before(seed: int) -> None:
+    found = order_test("none", layers=1, is_causal=True, seed=seed)
+    assert found["difference"] < 1e-12
+    # The causal mask itself is not equivariant: other tokens see other prefixes.
+    assert found["equivariance"] > 1e-3
+
+
+@pytest.mark.parametrize("layers", [2, 3])
+def test_a_second_causal_layer_without_position_can(layers: int) -> None:
+    assert order_test("none", layers=layers, is_causal=True)["difference"] > 1e-6
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("spec", [*WITH_POSITION, "rotary + alibi", "on(rotary, heads=(0,))"])
+def test_every_encoding_tells_the_order_with_one_layer(spec: str, is_causal: bool) -> None:
+    found = order_test(spec, layers=1, is_causal=is_causal)
+    assert found["difference"] > 1e-6 and found["equivariance"] > 1e-6
+
+
+def test_layers_that_mix_encodings_are_tested_as_they_are() -> None:
+    assert order_test(("none", "rotary"), layers=1, is_causal=True)["difference"] < 1e-12
+    assert order_test(("rotary", "none"), layers=1, is_causal=True)["difference"] > 1e-6
+
+
+def test_the_order_tests_are_both_directions_one_and_two_layers_with_and_without_position() -> None:
+    found = order_tests("alibi")
+    assert [(t["attention"], t["layers"], t["position"]) for t in found] == [
+        (attention, layers, position)
+        for attention in ("bidirectional", "causal") for layers in (1, 2) for position in (True, False)
+    ]  # fmt: skip
+    without = [t for t in order_tests("none") if not t["position"]]
+    assert [t for t in found if not t["position"]] == without
+
+
+def test_the_same_seed_gives_the_same_numbers() -> None:
+    assert order_tests("shaw") == order_tests("shaw")

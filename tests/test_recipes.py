@@ -1,0 +1,219 @@
+"""Experiments and recipes: what is compared, what is refused, and the original transformer's rate."""
+
+import re
+from collections.abc import Callable
+from dataclasses import fields
+
+import pytest
+import torch
+
+from posenc import catalogue
+from posenc.catalogue import build
+from posenc.encoding import Shape
+from posenc.lab import recipes, tasks
+from posenc.lab.compare import PRESETS, Settings
+from posenc.lab.recipes import ENCODINGS, Experiment, comparison, hints, longer, original, recipe
+
+
+def test_the_default_comparison_names_encodings_that_ship() -> None:
+    assert set(ENCODINGS) <= set(catalogue.names())
+
+
+@pytest.mark.parametrize("name", tasks.names())
+def test_every_task_has_a_recipe_that_tests_longer_lengths(name: str) -> None:
+    made = recipe(name, "rotary", 4)
+    assert (made.task, made.spec, made.seed) == (name, "rotary", 4)
+    assert made.test_lengths and min(made.test_lengths) > made.train_length
+
+
+def test_changes_override_the_recipe_and_the_tested_lengths_follow_the_trained_one() -> None:
+    changed = recipe("copy", "alibi", train_length=20, steps=7, dim=32, heads=2)
+    assert (changed.train_length, changed.steps, changed.dim, changed.heads) == (20, 7, 32, 2)
+    assert changed.test_lengths == (24, 30, 40)
+    assert recipe("text", "alibi", train_length=16).test_lengths == (32, 64, 128)
+    assert recipe("copy", "alibi", train_length=20, test_lengths=(21,)).test_lengths == (21,)
+
+
+def test_longer_lengths_are_longer_even_from_one() -> None:
+    assert longer("copy", 1) == (2,)
+    assert longer("copy", 2) == (3, 4)
+    assert longer("copy", 10) == (12, 15, 20)
+    assert longer("text", 1) == (2, 4, 8)
+
+
+def test_a_comparison_is_every_encoding_on_every_task_with_every_seed_text_first() -> None:
+    runs = comparison(["none", "rotary"], ["repeat", "text"], seeds=2)
+    assert [(run.seed, run.task, run.spec) for run in runs] == [
+        (0, "text", "none"), (0, "text", "rotary"), (0, "repeat", "none"), (0, "repeat", "rotary"),
+        (1, "text", "none"), (1, "text", "rotary"), (1, "repeat", "none"), (1, "repeat", "rotary"),
+    ]  # fmt: skip
+
+
+def test_what_is_asked_for_twice_is_run_once() -> None:
+    assert len(comparison(["none", "none"], ["repeat"])) == 1
+    assert len(Settings(("none", "none"), ("repeat", "repeat")).experiments()) == 1
+
+
+def test_the_longest_runs_of_a_comparison_come_first() -> None:
+    costs = [run.steps * (3 if run.task == "text" else 1) for run in Settings(("none",), ("repeat", "text", "copy")).experiments()]
+    assert costs == sorted(costs, reverse=True)
+
+
+def test_the_presets_name_tasks_that_exist_and_full_means_all_with_three_seeds() -> None:
+    assert sorted(PRESETS["full"]["task_names"]) == tasks.names() and PRESETS["full"]["seeds"] == 3
+    assert set(PRESETS["default"]["task_names"]) <= set(tasks.names())
+
+
+def test_all_stands_for_every_encoding_that_ships() -> None:
+    runs = Settings(("all",), ("repeat",), steps=1).experiments()
+    assert sorted(run.spec for run in runs) == catalogue.names()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"spec": "rotarry"}, "no encoding named 'rotarry'; there are: .*; did you mean 'rotary'\\?"),
+        ({"spec": ("none", "rotary(bse=3)")}, "rotary has no option 'bse'; it has: .*; did you mean 'base'\\?"),
+        ({"task": "coppy"}, "no task named 'coppy'; there are: .*; did you mean 'copy'\\?"),
+        ({"train_length": 0}, "train_length must be 1 or more, got 0"),
+        ({"layers": 0}, "layers must be 1 or more, got 0"),
+        ({"dim": 0}, "dim must be 1 or more, got 0"),
+        ({"heads": 0}, "heads must be 1 or more, got 0"),
+        ({"steps": 0}, "steps must be 1 or more, got 0"),
+        ({"batch": -1}, "batch must be 1 or more, got -1"),
+        ({"evaluate_every": 0}, "evaluate_every must be 1 or more, got 0"),
+        ({"dim": 12, "heads": 5}, r"heads must divide dim=12, got heads=5; the divisors are \[1, 2, 3, 4, 6, 12\]"),
+        ({"train_length": 10, "test_lengths": (9, 10, 11)}, r"test lengths must exceed the trained length 10, got \[9, 10\]"),
+        ({"rate": 0.0}, r"rate must be above 0, got 0\.0"),
+        ({"rate": float("nan")}, "rate must be above 0, got nan"),
+    ],
+)
+def test_a_bad_value_is_refused_with_what_was_expected_and_what_came(changes: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=f"^{words}$"):
+        Experiment(**({"spec": "none", "task": "copy"} | changes))
+
+
+@pytest.mark.parametrize(
+    ("ask", "words"),
+    [
+        (lambda: comparison([], ["copy"]), "a comparison needs at least one encoding and one task"),
+        (lambda: comparison(["none"], []), "a comparison needs at least one encoding and one task"),
+        (lambda: comparison(["none"], ["copy"], seeds=0), "seeds must be 1 or more, got 0"),
+        (lambda: Settings(seeds=0).experiments(), "seeds must be 1 or more, got 0"),
+        (lambda: Settings(preset="ful").experiments(), "no preset named 'ful'; there are: default, full; did you mean 'full'\\?"),
+        (lambda: Settings(task_names=("copi",)).experiments(), "no task named 'copi'; .*; did you mean 'copy'\\?"),
+        (
+            lambda: Settings(("none",), ("copy",), text="x.txt").experiments(),
+            "--text is for the text task; add it to the tasks, or leave --text out",
+        ),
+        (
+            lambda: Settings(("none",), ("recall",), train_length=10).experiments(),
+            "recall has 16 different keys, and cannot make 20 pairs; choose lengths up to 16",
+        ),
+        (
+            lambda: Settings(("rotary",), ("copy",), dim=12, heads=4).experiments(),
+            r"rotary: the rotary width must be an even number of channels to form pairs, got 3 \(head_dim=3, .*",
+        ),
+    ],
+)
+def test_a_comparison_that_cannot_be_run_is_refused_before_it_starts(ask: Callable[[], object], words: str) -> None:
+    with pytest.raises(ValueError, match=f"^{words}$"):
+        ask()
+
+
+def test_a_window_longer_than_the_held_out_text_is_refused_before_it_starts(tmp_path) -> None:
+    (tmp_path / "short.txt").write_text("word " * 4100)
+    settings = Settings(("none",), ("text",), text=str(tmp_path / "short.txt"), train_length=32, test_lengths=(4096,))
+    with pytest.raises(ValueError, match="the held-out text has 2,050 bytes, too few for a window of 4096; add text or test shorter"):
+        settings.experiments()
+
+
+def test_an_experiment_goes_to_plain_data_and_back() -> None:
+    for made in (recipe("copy", "rotary"), recipe("text", ("rotary", "none"), 3, text="some/folder")):
+        data = made.to_dict()
+        assert Experiment.from_dict(data) == made
+        # As JSON has it: lists where there were tuples.
+        assert Experiment.from_dict({k: list(v) if isinstance(v, tuple) else v for k, v in data.items()}) == made
+
+
+def test_data_that_is_no_experiment_is_refused_with_the_near_name() -> None:
+    whole = recipe("copy", "rotary").to_dict()
+    with pytest.raises(ValueError, match="an experiment has no 'stepps'; it has: spec, .*; did you mean 'steps'\\?"):
+        Experiment.from_dict(whole | {"stepps": 3})
+    with pytest.raises(ValueError, match="not an experiment: .*'task'"):
+        Experiment.from_dict({"spec": "none"})
+    with pytest.raises(ValueError, match="not an experiment: "):
+        Experiment.from_dict(whole | {"steps": "many"})
+
+
+def test_every_field_of_an_experiment_is_explained() -> None:
+    explained = set(re.findall(r"\w+", (Experiment.__doc__ or "")))
+    assert {field.name for field in fields(Experiment)} <= explained
+
+
+@pytest.mark.parametrize("tokens", [4, 17, 22, 64, 512])
+def test_hints_build_for_short_and_long_sequences(tokens: int) -> None:
+    for name in ENCODINGS:
+        build(name, Shape.of(64, 4, tokens), hints=hints(tokens, 4 * tokens))
+
+
+def test_hints_keep_t5_inside_the_trained_length_and_above_half_its_buckets() -> None:
+    assert hints(64, 128)["t5_bias"]["max_distance"] <= 64
+    assert hints(22, 44)["t5_bias"]["max_distance"] <= 22
+    assert all(hints(tokens, 2 * tokens)["t5_bias"]["max_distance"] > 16 for tokens in (2, 8, 22, 64, 1000))
+
+
+def test_hints_let_a_learned_table_be_asked_about_the_longest_length() -> None:
+    assert build("learned", Shape.of(8, 2, 10), hints=hints(10, 40)).table.shape == (40, 8)
+
+
+def test_hints_fill_in_only_what_the_spec_leaves_open() -> None:
+    given = hints(22, 44)
+    assert build("rotary", Shape.of(64, 4, 22), hints=given).base == 1000.0
+    assert build("rotary(base=77)", Shape.of(64, 4, 22), hints=given).base == 77
+
+
+def rate_of_the_paper(step: int, dim: int, warmup: int) -> float:
+    """Equation 3 of the paper, in scalars, for step = 1, 2, ..."""
+    return 1 / dim**0.5 * min(1 / step**0.5, step / warmup**1.5)
+
+
+def stepped(dim: int, warmup: int, steps: int) -> list[float]:
+    """The rates with which a run of the recipe makes its steps 1, 2, ..."""
+    optimizer, scheduler = original(torch.nn.Linear(1, 1), dim, warmup)
+    rates = []
+    for _ in range(steps):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+@pytest.mark.parametrize(("dim", "warmup"), [(512, 7), (64, 1), (33, 20)])
+def test_the_original_rate_is_the_formula_of_the_paper_at_every_step(dim: int, warmup: int) -> None:
+    expected = [rate_of_the_paper(step, dim, warmup) for step in range(1, 51)]
+    assert stepped(dim, warmup, 50) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_original_rate_peaks_at_step_4000_at_seven_ten_thousandths() -> None:
+    rates = stepped(512, 4000, 4100)
+    assert max(range(len(rates)), key=rates.__getitem__) + 1 == 4000
+    assert max(rates) == pytest.approx(6.9877e-4, rel=1e-4)
+    assert rates[0] == pytest.approx(max(rates) / 4000, rel=1e-9)
+
+
+def test_the_original_optimiser_is_adam_with_the_papers_numbers() -> None:
+    optimizer, _ = original(torch.nn.Linear(1, 1), 512)
+    assert type(optimizer) is torch.optim.Adam
+    assert optimizer.defaults["betas"] == (0.9, 0.98) and optimizer.defaults["eps"] == 1e-9
+    assert optimizer.defaults["weight_decay"] == 0
+
+
+@pytest.mark.parametrize(("dim", "warmup"), [(0, 4000), (512, 0)])
+def test_the_original_recipe_refuses_sizes_below_one(dim: int, warmup: int) -> None:
+    with pytest.raises(ValueError, match=f"dim and warmup must be 1 or more, got {dim} and {warmup}"):
+        original(torch.nn.Linear(1, 1), dim, warmup)
+
+
+def test_recipes_name_no_encoding_that_does_not_exist() -> None:
+    assert set(recipes.hints(10, 20)) <= set(catalogue.names())

@@ -1,0 +1,313 @@
+"""Training: the same seed gives the same run, a resumed run is the same run, and what a checkpoint refuses."""
+
+import ast
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+import posenc
+from posenc.lab import tasks
+from posenc.lab import train as training
+from posenc.lab.compare import train_one
+from posenc.lab.recipes import ENCODINGS, Experiment, recipe
+from posenc.lab.train import Run, draw_length, load, rate_at, save, start, train
+
+TINY = {"train_length": 3, "dim": 16, "heads": 2, "layers": 1, "batch": 4, "warmup": 2}
+BOOK = "".join(f"line {i} of a book that counts its lines\n" for i in range(2000))
+
+
+def tiny(spec: str | tuple[str, ...] = "rotary", task: str = "copy", **changes) -> Experiment:
+    return recipe(task, spec, **(TINY | {"steps": 8, "evaluate_every": 2} | changes))
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> str:
+    (tmp_path / "book.txt").write_text(BOOK)
+    return str(tmp_path / "book.txt")
+
+
+def points(run: Run) -> list[tuple[float, float, float]]:
+    """The curve without its times."""
+    return [(point["step"], point["loss"], point["score"]) for point in run.curve]
+
+
+def same_weights(a: Run, b: Run) -> bool:
+    pairs = zip(a.model.state_dict().items(), b.model.state_dict().items(), strict=True)
+    return all(name == other and torch.equal(x, y) for (name, x), (other, y) in pairs)
+
+
+@pytest.mark.parametrize("task", ["copy", "text"])
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(task: str, book: str) -> None:
+    given = {"text": book} if task == "text" else {}
+    first, second, other = (train(start(tiny("learned", task, seed=seed, **given))) for seed in (1, 1, 2))
+    assert points(first) == points(second) and same_weights(first, second)
+    assert points(first) != points(other)
+
+
+def test_the_curve_has_a_point_at_every_interval_and_at_the_end() -> None:
+    run = train(start(tiny(steps=7, evaluate_every=3)))
+    assert [point["step"] for point in run.curve] == [3, 6, 7]
+    assert all(math.isfinite(point["loss"]) and 0 <= point["score"] <= 1 for point in run.curve)
+    times = [point["cpu_s"] for point in run.curve]
+    assert times == sorted(times) and times[0] > 0 and run.cpu_s == times[-1]
+
+
+def test_training_lowers_the_loss() -> None:
+    curve = train(start(tiny("none", "repeat", train_length=1, steps=60, evaluate_every=20, batch=16))).curve
+    assert curve[-1]["loss"] < 0.7 * curve[0]["loss"]
+
+
+def batches_of(spec: str, monkeypatch: pytest.MonkeyPatch) -> list[list]:
+    run, seen = start(tiny(spec, curriculum=0.5)), []
+    plain = run.task.batch
+
+    def batch(length, rows, generator) -> tasks.Batch:
+        made = plain(length, rows, generator)
+        seen.append(made.ids.tolist())
+        return made
+
+    monkeypatch.setattr(run.task, "batch", batch)
+    train(run)
+    return seen
+
+
+def test_every_encoding_sees_the_same_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = batches_of("none", monkeypatch)
+    assert len(expected) > 8
+    for spec in ENCODINGS:
+        assert batches_of(spec, monkeypatch) == expected
+
+
+@pytest.mark.parametrize("spec", [*ENCODINGS, "learned + shaw"])
+def test_every_encoding_starts_from_the_same_weights_around_it(spec: str) -> None:
+    plain = start(tiny("none")).model.state_dict()
+    own = {name: w for name, w in start(tiny(spec)).model.state_dict().items() if not name.startswith("stack.encodings.")}
+    assert own.keys() == plain.keys()
+    assert all(torch.equal(own[name], plain[name]) for name in plain)
+
+
+@pytest.mark.parametrize("stop_at", [1, 2, 3, 6, 7])
+@pytest.mark.parametrize("spec", ["learned", ("rotary", "shaw")])
+def test_a_run_resumed_at_any_step_ends_in_the_same_weights_bit_for_bit(spec, stop_at: int, tmp_path: Path) -> None:
+    experiment = tiny(spec, curriculum=0.5, layers=2)
+    whole = train(start(experiment))
+    save(train(start(experiment), until=stop_at), tmp_path)
+    resumed = load(tmp_path)
+    assert resumed.step == stop_at and resumed.experiment == experiment
+    assert same_weights(train(resumed), whole)
+    assert torch.equal(resumed.generator.get_state(), whole.generator.get_state())
+    if stop_at % 2 == 0:
+        assert points(resumed) == points(whole)
+
+
+def test_a_resumed_text_run_is_the_same_run(tmp_path: Path, book: str) -> None:
+    experiment = tiny("sinusoidal", "text", text=book, test_lengths=())
+    save(train(start(experiment), until=4), tmp_path)
+    assert points(train(load(tmp_path))) == points(train(start(experiment)))
+
+
+def test_saving_changes_nothing_in_the_run_that_goes_on(tmp_path: Path) -> None:
+    saved = train(start(tiny()), lambda run: save(run, tmp_path))
+    assert same_weights(saved, train(start(tiny())))
+
+
+def test_the_lengths_of_a_round_are_each_length_once() -> None:
+    run = start(tiny(train_length=5, curriculum=0.0, steps=20))
+    drawn = []
+    for run.step in range(20):
+        drawn.append(draw_length(run))
+    assert all(sorted(drawn[i : i + 5]) == [1, 2, 3, 4, 5] for i in range(0, 20, 5))
+    assert drawn[:5] != drawn[5:10] or drawn[5:10] != drawn[10:15]
+
+
+def test_lengths_grow_from_two_while_the_curriculum_lasts() -> None:
+    run = start(tiny(train_length=10, curriculum=0.5, steps=200, test_lengths=()))
+    drawn = []
+    for run.step in range(200):
+        drawn.append(draw_length(run))
+    assert max(drawn[:10]) <= 2 and max(drawn[:50]) <= 6 and max(drawn[100:]) == 10
+
+
+def test_the_rate_warms_up_falls_as_a_cosine_and_ends_at_its_share() -> None:
+    run = start(tiny(steps=102, warmup=2, final_rate=0.1))
+    shares = []
+    for run.step in range(103):
+        shares.append(rate_at(run))
+    assert shares[:2] == [0.5, 1.0]
+    assert shares[52] == pytest.approx(0.1 + 0.9 / 2) and shares[102] == pytest.approx(0.1)
+    assert shares[2:] == sorted(shares[2:], reverse=True)
+
+
+def scored(monkeypatch: pytest.MonkeyPatch, *scores: float) -> None:
+    """Points of the curve score these, and the last of them from then on."""
+    remaining = list(scores)
+    monkeypatch.setattr(training, "score", lambda run: remaining.pop(0) if len(remaining) > 1 else remaining[0])
+
+
+def test_two_learned_points_in_a_row_cool_a_run_down_and_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    scored(monkeypatch, 0.2, 1.0, 0.9, 1.0, 0.99)
+    run = start(tiny(steps=100, cool_down=6))
+    rates = []
+    plain = training.rate_at
+    monkeypatch.setattr(training, "rate_at", lambda run: rates.append(plain(run)) or rates[-1])
+    train(run)
+    # Points at 2, 4, 6, 8, 10 score .2, 1, .9, 1, .99: two in a row at step 10, then six steps.
+    assert run.cooling_from == 10 and run.step == 16 and run.curve[-1]["step"] == 16
+    # Without the cool-down a hundred steps' cosine would hardly have begun.
+    assert rates[9] > 0.9 and rates[15] < 0.3
+
+
+def test_without_a_cool_down_a_learned_run_trains_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    scored(monkeypatch, 1.0)
+    assert train(start(tiny(cool_down=0))).step == 8
+
+
+def test_a_cool_down_does_not_outlast_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    scored(monkeypatch, 1.0)
+    assert train(start(tiny(cool_down=100))).step == 8
+
+
+def test_learned_means_learned_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = start(tiny())
+    run.curve = [{"step": s, "loss": 0.0, "score": v, "cpu_s": 0.0} for s, v in ((2, 1.0), (4, 0.98), (6, 0.99), (8, 1.0))]
+    reached = training.learned_at(run)
+    assert reached is not None and reached["step"] == 6
+    run.curve[-1]["score"] = 0.989
+    assert training.learned_at(run) is None
+
+
+def test_a_loss_that_is_not_a_number_ends_the_run_with_what_to_do() -> None:
+    run = start(tiny())
+    with torch.no_grad():
+        next(run.model.parameters()).fill_(math.nan)
+        run.model.embedding.token.weight.fill_(math.nan)
+    with pytest.raises(RuntimeError, match=r"^the loss of rotary on copy is nan at step 2; lower the rate$"):
+        train(run)
+
+
+# What a checkpoint is, and what it refuses
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    save(train(start(tiny()), until=4), tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_a_checkpoint_is_safetensors_and_json_and_nothing_else(checkpoint: Path) -> None:
+    assert sorted(file.name for file in checkpoint.iterdir()) == ["model.safetensors", "optimizer.safetensors", "run.json"]
+    assert json.loads((checkpoint / "run.json").read_text())["step"] == 4
+
+
+def imported_or_called(tree: ast.AST) -> set[str]:
+    """Every module that is imported, and every attribute as it is written: torch.load."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            found |= {node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names}
+        if isinstance(node, ast.Attribute):
+            found.add(ast.unparse(node))
+    return found
+
+
+def test_nothing_in_the_package_can_run_code_from_a_file_of_weights() -> None:
+    forbidden = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "torch.load", "torch.save", "torch.package"}
+    sources = list(Path(posenc.__file__).parent.rglob("*.py"))
+    assert len(sources) > 20
+    for source in sources:
+        if source.name == "testing.py":
+            continue
+        assert not imported_or_called(ast.parse(source.read_text(encoding="utf-8"))) & forbidden, source
+
+
+def test_a_folder_without_a_checkpoint_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^no checkpoint in '.*': run\.json is missing; train one with posenc train --out "):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "{}", '{"experiment": {"spec": "none", "task": "copy"}}', '{"experiment": {"spe": 1}}']
+)
+def test_a_damaged_run_file_is_named(checkpoint: Path, content: str) -> None:
+    (checkpoint / "run.json").write_text(content)
+    with pytest.raises(ValueError, match=r"run\.json is damaged: .*; train again into another folder$"):
+        load(checkpoint)
+
+
+@pytest.mark.parametrize("name", ["model", "optimizer"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "truncated", "garbage"])
+def test_damaged_tensors_are_named(checkpoint: Path, name: str, damage: str) -> None:
+    file = checkpoint / f"{name}.safetensors"
+    whole = file.read_bytes()
+    file.unlink()
+    if damage != "missing":
+        file.write_bytes({"empty": b"", "truncated": whole[:-100], "garbage": b"no tensors " * 50}[damage])
+    with pytest.raises(ValueError, match=rf"{name}\.safetensors is missing or damaged: .*; train again into another folder$"):
+        load(checkpoint)
+
+
+@pytest.mark.parametrize("name", ["model", "optimizer"])
+def test_tensors_of_another_step_are_refused(checkpoint: Path, name: str, tmp_path: Path) -> None:
+    save(train(start(tiny()), until=6), tmp_path / "later")
+    (checkpoint / f"{name}.safetensors").write_bytes((tmp_path / "later" / f"{name}.safetensors").read_bytes())
+    with pytest.raises(ValueError, match=rf"{name}\.safetensors is of step 6, run\.json of step 4: the last save was cut off"):
+        load(checkpoint)
+
+
+def test_a_model_of_another_shape_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    save(train(start(tiny(dim=8)), until=4), tmp_path / "other")
+    (checkpoint / "model.safetensors").write_bytes((tmp_path / "other" / "model.safetensors").read_bytes())
+    with pytest.raises(ValueError, match=r"model\.safetensors does not fit its run\.json: size mismatch for [^\n]*$"):
+        load(checkpoint)
+
+
+def test_a_save_that_is_cut_off_leaves_no_half_file_under_a_real_name(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {file.name: file.read_bytes() for file in checkpoint.iterdir()}
+    run = train(load(checkpoint), until=6)
+
+    def full(*_) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        save(run, checkpoint)
+    assert {name: (checkpoint / name).read_bytes() for name in before} == before
+    assert load(checkpoint).step == 4
+
+
+def test_a_disk_that_fills_up_while_tensors_are_written_is_an_error_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from safetensors import SafetensorError
+
+    def full(*_) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(OSError, match=r"cannot be written: .*No space left on device .*; the last whole checkpoint is kept$"):
+        save(start(tiny()), tmp_path)
+
+
+def train_into(folder: Path, said: list[str], **changes) -> Run:
+    return train_one("learned", "copy", 0, folder, None, said.append, **(TINY | {"steps": 8} | changes))
+
+
+def test_the_same_command_goes_on_and_at_the_end_does_nothing(tmp_path: Path) -> None:
+    said: list[str] = []
+    first = train_into(tmp_path, said)
+    assert first.step == 8 and any(words.startswith("step 8/8  loss ") for words in said)
+    said.clear()
+    assert same_weights(train_into(tmp_path, said), first)
+    assert said == ["going on at step 8 of 8"]
+
+
+def test_a_folder_with_a_run_of_other_settings_is_not_overwritten(tmp_path: Path) -> None:
+    train_into(tmp_path, [])
+    before = (tmp_path / "model.safetensors").read_bytes()
+    words = r"^'.*' holds a run of other settings \(steps 8 -> 9, dim 16 -> 8\); choose another folder with --out$"
+    with pytest.raises(ValueError, match=words.replace("steps 8 -> 9, dim 16 -> 8", "dim 16 -> 8, steps 8 -> 9")):
+        train_into(tmp_path, [], dim=8, steps=9)
+    assert (tmp_path / "model.safetensors").read_bytes() == before
