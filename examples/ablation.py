@@ -3,9 +3,10 @@
 Four decoders learn to say one symbol as often as the prompt does (aaa| -> aaa.). Nothing is trained again: only the
 positions that the encodings see at test time are changed.
 
-What to look for: shifting all positions by the same amount does nothing to rotary and to ALiBi, which see differences alone;
-sinusoidal meets vectors that it never saw, and a learned table has no row there, so there is nothing to measure. Shuffled
-positions hurt everywhere: the right numbers on the wrong tokens are no position at all.
+What to look for: shifting all positions by the same amount does nothing to rotary and to ALiBi, which see differences
+alone; sinusoidal meets vectors that it never saw, and a learned table reads rows that training never visited. Swapped
+neighbours change every difference by a little: too much for rotary, whose fast pairs tell neighbours apart, and little
+to ALiBi, whose bias they hardly move. Shuffled positions are no position at all.
 """
 
 import argparse
@@ -28,15 +29,16 @@ def draw(results: dict[str, dict[str, float | None]]) -> Figure:
     ax = fig.add_subplot(ylabel="exact match, %", ylim=(0, 112))
     for place, (spec, found) in enumerate(results.items()):
         left = [i + 0.2 * (place - 1.5) for i in range(len(kinds))]
-        bars = ax.bar(left, [100 * (score or 0) for score in found.values()], width=0.18, label=spec, color=plots.LIGHT[place])
-        ax.bar_label(bars, ["no row" if score is None else f"{100 * score:.0f}" for score in found.values()], fontsize=7)
+        heights = [100 * (score or 0) for score in found.values()]
+        bars = ax.bar(left, heights, width=0.18, label=spec, color=plots.LIGHT[place])
+        ax.bar_label(bars, ["?" if score is None else f"{100 * score:.0f}" for score in found.values()], fontsize=7)
     ax.set_xticks(range(len(kinds)), kinds)
     fig.legend(loc="outside lower center", ncols=4)
     return fig
 
 
 def main(out: Path, quick: bool) -> None:
-    changes = {"steps": 10, "train_length": 4} if quick else {}
+    changes = {"steps": 10, "train_length": 4} if quick else {"steps": 800, "train_length": 8}
     results: dict[str, dict[str, float | None]] = {}
     for spec in SPECS:
         run = train.train(train.start(recipes.recipe("repeat", spec, **changes)))
@@ -44,7 +46,10 @@ def main(out: Path, quick: bool) -> None:
         print(f"{spec}: {run.step} steps, {run.cpu_s:.1f} CPU s", flush=True)
 
     kinds = list(results[SPECS[0]])
-    rows = [[spec, *("cannot be asked" if score is None else f"{score:.1%}" for score in found.values())] for spec, found in results.items()]
+    rows = [
+        [spec, *("cannot be asked" if score is None else f"{score:.1%}" for score in found.values())]
+        for spec, found in results.items()
+    ]
     terminal.table(["encoding", *kinds], rows, "\nExact match at the trained length (one seed)")
 
     print("Picture:", plots.save(draw(results), out / "ablation.png"))

@@ -1,11 +1,11 @@
 """Attention maps of one trained model, with its positions and with them taken away.
 
-A small decoder with rotary learns to copy (cab| -> cab.), then the very same weights read one sequence twice: as trained,
-and with the encoding replaced by nothing.
+A small decoder with rotary learns to copy (cab| -> cab.), then the very same weights read one sequence twice: as
+trained, and with the encoding replaced by nothing.
 
-What to look for: with position, one head of the last layer looks a fixed number of tokens back, a clean diagonal under the
-separator: that is the symbol to say next. Without position the diagonal is gone, and with it the answers: a head can find a
-kind of token, but not the one that stands at a given distance.
+What to look for: with position, heads of the last layer look a fixed number of tokens back, a clean diagonal below the
+separator: there stands the symbol to say next. Without position the diagonals are gone, and with them the answers: a
+head can still find a kind of token, but not the one that stands at a given distance.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from posenc import terminal
-from posenc.lab import evaluate, plots, record, recipes, train
+from posenc.lab import evaluate, plots, recipes, record, train
 from posenc.lab.ablate import without_position
 
 
@@ -22,8 +22,14 @@ def main(out: Path, quick: bool) -> None:
     length = 4 if quick else 8
     recipe = recipes.recipe("copy", "rotary", train_length=length, **({"steps": 20} if quick else {}))
     run = train.start(recipe)
-    train.train(run, lambda run: print(f"step {run.step:>4}  loss {run.curve[-1]['loss']:.3f}  exact match {run.curve[-1]['score']:.1%}", flush=True))
-    print(f"{run.cpu_s:.1f} CPU s")
+
+    def say(run: train.Run) -> None:
+        if run.step % 200 == 0:
+            last = run.curve[-1]
+            print(f"step {run.step:>4}  loss {last['loss']:.3f}  exact match {last['score']:.1%}", flush=True)
+
+    train.train(run, say)
+    print(f"step {run.step:>4}, {run.cpu_s:.1f} CPU s")
 
     intact = evaluate.exact_match(run.model, run.task, length, shortest=length)
     with without_position(run.model.stack):
@@ -33,10 +39,11 @@ def main(out: Path, quick: bool) -> None:
     maps = record.attention(run)
     rows = []
     for name, found, match in (("with position", maps["with"], intact), ("position removed", maps["without"], removed)):
-        last = torch.tensor(found[-1])                                      # [heads, T, T]
+        last = torch.tensor(found[-1])  # [heads, T, T]
         # The query at place length + 1 + i (behind the separator) has to find symbol i, at place 1 + i.
         asked = last[:, torch.arange(length) + length + 1, torch.arange(length) + 1].mean(1)
-        rows.append([name, f"{match.exact_match:.1%}", f"{match.token_accuracy:.1%}", " ".join(f"{w:.2f}" for w in asked)])
+        heads = " ".join(f"{weight:.2f}" for weight in asked)
+        rows.append([name, f"{match.exact_match:.1%}", f"{match.token_accuracy:.1%}", heads])
     headers = ["", "exact match", "tokens right", "mean weight on the symbol to say, heads of the last layer"]
     terminal.table(headers, rows, "\nThe same weights, read twice")
 

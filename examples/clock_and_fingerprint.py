@@ -1,11 +1,11 @@
 """What a sinusoidal position looks like: as the hands of many clocks, and as a fingerprint.
 
-Each pair of channels (sin, cos) is the tip of a clock hand that turns at its own speed. All hands together tell the position,
-as hours, minutes and seconds tell the time.
+Each pair of channels (sin, cos) is the tip of a clock hand that turns at its own speed. All hands together tell the
+position, as hours, minutes and seconds tell the time.
 
-What to look for: the first pair is the fastest (6.28 positions to a turn); the slowest falls short of 2 pi times the base,
-because the exponent is 2k/dim. Only pairs that complete a turn within the trained length can say on their own where a
-token is; the table counts them. The fingerprints of neighbours differ in the left channels only.
+What to look for: the first pair is the fastest (6.28 positions to a turn); the slowest falls short of 2 pi times the
+base, because the exponent is 2k/dim. Only pairs that complete a turn within the trained length can say on their own
+where a token is; the table counts them. The fingerprints of neighbours differ in the left channels only.
 """
 
 import argparse
@@ -24,7 +24,10 @@ def main(out: Path, quick: bool) -> None:
     table = encoding.table(tokens=TRAINED, dtype=torch.float64)[0]
     waves = encoding.wavelengths
 
-    rows = [[f"pair {k}", f"{w:,.2f}", f"{TRAINED / w:.2f}", f"{(POSITION / w) % 1 * 360:.0f}"] for k, w in enumerate(waves.tolist())]
+    rows = [
+        [f"pair {k}", f"{wave:,.2f}", f"{TRAINED / wave:.2f}", f"{POSITION / wave % 1 * 360:.0f}"]
+        for k, wave in enumerate(waves.tolist())
+    ]
     headers = ["", "wavelength (positions)", f"turns in {TRAINED} positions", f"hand at position {POSITION} (degrees)"]
     terminal.table(headers, rows, f"{encoding} at {DIM} channels")
     print(f"\n{int((waves <= TRAINED).sum())} of {len(waves)} pairs complete a turn within {TRAINED} positions")

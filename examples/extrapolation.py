@@ -2,10 +2,10 @@
 
 The same small decoder is trained on windows of 32 bytes of text, and then asked about windows up to 8 times as long.
 
-What to look for: sinusoidal is defined at any length and yet breaks at once; rotary sees only differences and breaks too,
-because differences beyond the trained length are as new as positions are; ALiBi stays flat. Flat does not mean that
-the longer window is used: the sliding columns predict the same bytes with more and more text before them, and with ALiBi
-they hardly move.
+What to look for: sinusoidal is defined at any length and yet breaks at once; rotary sees only differences and breaks
+too, because differences beyond the trained length are as new as positions are; ALiBi stays flat. Flat does not mean
+that the longer window is used: the sliding columns predict the same bytes with more and more text before them, and
+with ALiBi they hardly move.
 """
 
 import argparse
@@ -44,13 +44,9 @@ def main(out: Path, quick: bool) -> None:
         measured = evaluate.by_length(run)
         print(f"{spec}: {run.step} steps, {run.cpu_s:.1f} CPU s", flush=True)
         curves[spec] = [(point["length"], point["perplexity_ratio"]) for point in measured]
-        rows += [
-            [
-                spec if point is measured[0] else "", str(point["length"]), f"{point['factor']:g}x", f"{point['bits_per_byte']:.3f}",
-                f"{point['perplexity_ratio']:.3f}", f"{point['sliding_bits_per_byte']:.3f}",
-            ]
-            for point in measured
-        ]
+        for point in measured:
+            numbers = [point[name] for name in ("bits_per_byte", "perplexity_ratio", "sliding_bits_per_byte")]
+            rows.append([spec, str(point["length"]), f"{point['factor']:g}x", *(f"{number:.3f}" for number in numbers)])
     headers = ["encoding", "window", "of trained", "bits per byte", "perplexity ratio", "bits per byte, sliding"]
     terminal.table(headers, rows, "\nBeyond the trained length (one seed)")
 

@@ -3,11 +3,12 @@
 The input of the block is a sequence of random tokens, embedded, with the position added. The target is the same
 embeddings without the position: the block has to copy each token and take its position off again.
 
-What to look for: the fixed table (sinusoidal) keeps its size from the first step to the last, so the block has to learn
-to subtract it. Over a few positions its slow pairs hardly move, so there is less to tell apart than in a random table of the
-same size, and its loss falls lower than that of a learned table that starts as large. A learned table can also shrink
-(compare its size before and after), and started as small as BERT and GPT-2 start it, it hardly stands in the way at all.
-A low loss says here that position does no harm, not that it is of use: the task needs none, as the last run shows.
+What to look for: the fixed table (sinusoidal) keeps its size from the first step to the last, so the block has to
+learn to subtract it. Over a few positions its slow pairs hardly move, so there is less to tell apart than in a random
+table of the same size, and its loss falls lower than that of a learned table that starts as large. A learned table
+can also shrink (compare its size before and after), and started as small as BERT and GPT-2 start it, it hardly stands
+in the way at all. A low loss says here that position does no harm, not that it is of use: the task needs none, as the
+last run shows.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from posenc.lab import plots
 
 DIM, HEADS, TOKENS, VOCAB = 32, 4, 16, 50
 
-# The entries of a sinusoidal table have a mean square of 1/2, so a learned one of deviation 0.7 starts at the same size.
+# The entries of a sinusoidal table have a mean square of 1/2: a learned one of deviation 0.7 starts at the same size.
 SPECS = ("sinusoidal", "learned(std=0.7)", "learned(std=0.02)", "none")
 
 
@@ -46,7 +47,7 @@ def train(spec: str, steps: int) -> tuple[list[str], list[float]]:
     losses = []
     for step in range(1, steps + 1):
         x = embeddings[torch.randint(VOCAB, (32, TOKENS), generator=tokens)]
-        loss = F.mse_loss(block(x), x)                  # the block adds the position; the target has none
+        loss = F.mse_loss(block(x), x)  # the block adds the position; the target has none
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -56,8 +57,8 @@ def train(spec: str, steps: int) -> tuple[list[str], list[float]]:
             print(f"{spec:<18} step {step:>4}  mean squared error {loss.item():.6f}", flush=True)
     parameters = sum(p.numel() for p in block.attention.encoding.parameters())
     tail = losses[-max(steps // 20, 1) :]
-    row = [spec, str(parameters), f"{losses[0]:.4f}", f"{sum(tail) / len(tail):.6f}", f"{before:.3f}", f"{size(block):.3f}"]
-    return row, losses
+    errors = [f"{losses[0]:.4f}", f"{sum(tail) / len(tail):.6f}"]
+    return [spec, str(parameters), *errors, f"{before:.3f}", f"{size(block):.3f}"], losses
 
 
 @plots.styled
@@ -81,7 +82,7 @@ def main(out: Path, quick: bool) -> None:
         rows.append(row)
 
     headers = ["encoding", "parameters", "error at step 1", "error at the end", "size before", "size after"]
-    terminal.table(headers, rows, "\nCopy in one bidirectional block: mean squared error, and the size of what is added")
+    terminal.table(headers, rows, "\nMean squared error, and the size of what is added (root mean square)")
 
     print("Picture:", plots.save(draw(curves), out / "fixed_against_learned.png"))
 

@@ -2,10 +2,10 @@
 
 Each pair (sin, cos) turns by k times its frequency, so M_k is made of 2 x 2 rotations along the diagonal.
 
-What to look for: the largest error over a thousand positions is rounding. M_j M_k = M_(j+k), and M_(-k) undoes M_k. This is
-what lets a model look a fixed number of tokens back, not a proof that it does: attention's logit has W between the two
-encodings, and PE(p)' W PE(q) depends on p - q alone only if W commutes with these rotations, which nothing enforces.
-The last line measures that. Rotary is what one gets by enforcing it.
+What to look for: the largest error over a thousand positions is rounding. M_j M_k = M_(j+k), and M_(-k) undoes M_k.
+This is what lets a model look a fixed number of tokens back, not a proof that it does: attention's logit has W
+between the two encodings, and PE(p)' W PE(q) depends on p - q alone only if W commutes with these rotations, which
+nothing enforces. The last line measures that. Rotary is what one gets by enforcing it.
 """
 
 import argparse

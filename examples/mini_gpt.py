@@ -1,11 +1,11 @@
 """A mini-GPT on real text, from first step to generated sample.
 
-A decoder with rotary positions learns to predict the next byte of the Python standard library's own text (or of a file of
-yours, with --text). The loop is plain PyTorch: draw windows, take the loss, step.
+A decoder with rotary positions learns to predict the next byte of the Python standard library's own text (or of a
+file of yours, with --text). The loop is plain PyTorch: draw windows, take the loss, step.
 
-What to look for: the loss starts near ln 257 = 5.5 nats (every byte as likely as any other), falls at once to about 3.5
-(how often each byte stands in the text) and then slowly on, as the model learns to use what came before. The sample is
-made through a KV cache, one token at a time; without the cache the same tokens come out, later.
+What to look for: the loss starts near ln 257 = 5.5 nats (every byte as likely as any other), falls at once to about
+3.5 (how often each byte stands in the text) and then slowly on, as the model learns to use what came before. The
+sample is made through a KV cache, one token at a time; without the cache the same tokens come out, later.
 """
 
 import argparse
@@ -90,7 +90,11 @@ def main(out: Path, quick: bool, text: str | None) -> None:
                 held_out = loss_of(model, unseen).item()
             curve.append((step, sum(losses) / len(losses), held_out))
             losses.clear()
-            print(f"step {step:>4}  loss {curve[-1][1]:.3f}  held out {held_out:.3f} ({held_out / math.log(2):.3f} bits per byte)", flush=True)
+            bits = held_out / math.log(2)
+            print(
+                f"step {step:>4}  loss {curve[-1][1]:.3f}  held out {held_out:.3f} ({bits:.3f} bits per byte)",
+                flush=True,
+            )
     print(f"{time.process_time() - began:.1f} CPU s")
 
     words, _ = sample(model, "def ", 20 if quick else 240)

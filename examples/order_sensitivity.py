@@ -1,14 +1,15 @@
 """What attention knows about order: the same tokens in another order, with and without position.
 
-An untrained stack reads a sequence, then the same tokens with all but the last one reordered. Two differences are measured:
+An untrained stack reads a sequence, then the same tokens with all but the last one reordered. Two differences are
+measured:
 
     equivariance   max |f(x)[perm] - f(x[perm])|: zero if reordered tokens give the same outputs, reordered
-    last token     max |f(x)[last] - f(x[perm])[last]|: zero if the last token cannot tell in which order the others came
+    last token     max |f(x)[last] - f(x[perm])[last]|: zero if the last token cannot tell the order of the others
 
-What to look for, without position: bidirectional attention is equivariant at any depth (not invariant: the outputs move with
-their tokens). A causal stack tells its last token nothing about the order with one layer, but something with two: the
-second layer sees prefixes that differ. So "without position a transformer reads a bag of words" is true of encoders, and of
-decoders of one layer only. With position every difference is large.
+What to look for, without position: bidirectional attention is equivariant at any depth (not invariant: the outputs
+move with their tokens). A causal stack tells its last token nothing about the order with one layer, but something
+with two: the second layer sees prefixes that differ. So "without position a transformer reads a bag of words" is true
+of encoders, and of decoders of one layer only. With position every difference is far above rounding.
 """
 
 import argparse
@@ -28,12 +29,23 @@ def main(out: Path, quick: bool) -> None:
     for spec, tests in found.items():
         for test in tests:
             if not test["position"] and spec != SPECS[0]:
-                continue                                                    # it is the same for every spec
+                continue  # it is the same for every spec
             blind = "blind to order" if test["difference"] < 1e-9 else "knows the order"
             name = spec if test["position"] else "no position"
-            rows.append([name, test["attention"], str(test["layers"]), f"{test['equivariance']:.1e}", f"{test['difference']:.1e}", blind])
+            rows.append(
+                [
+                    name,
+                    test["attention"],
+                    str(test["layers"]),
+                    f"{test['equivariance']:.1e}",
+                    f"{test['difference']:.1e}",
+                    blind,
+                ]
+            )
     rows.sort(key=lambda row: row[0] != "no position")
-    terminal.table(["encoding", "attention", "layers", "equivariance", "last token", ""], rows, "Reordered tokens, float64")
+    terminal.table(
+        ["encoding", "attention", "layers", "equivariance", "last token", ""], rows, "Reordered tokens, float64"
+    )
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
 Every output place has to name the token that stands at the mirrored place of the input. The content of a token says
 nothing about where to look: only position does. A table with one trained vector for each place is enough.
 
-What to look for: exact match (the whole sequence right) stays near zero while single tokens are being learned, then rises
-quickly to 100 %. The attention map shows how: in the end place i looks at place n - 1 - i, which is the anti-diagonal.
+What to look for: exact match (the whole sequence right) stays near zero while single tokens are being learned, then
+rises quickly to 100 %. The attention map shows how: in the end place i looks at place n - 1 - i, which is the
+anti-diagonal.
 """
 
 import argparse
@@ -36,7 +37,7 @@ def draw(curve: list[tuple[int, float, float]]) -> Figure:
 
 
 def main(out: Path, quick: bool) -> None:
-    steps = 20 if quick else 240
+    steps = 20 if quick else 120
     torch.manual_seed(0)
     encoder = Encoder(VOCAB, DIM, HEADS, LAYERS, encoding="learned(std=0.5)", max_len=TOKENS)
     read_out = nn.Linear(DIM, VOCAB)
@@ -66,7 +67,7 @@ def main(out: Path, quick: bool) -> None:
     with torch.inference_mode():
         hidden, weights = encoder(ids, weights=True)
         answer = "".join(LETTERS[i] for i in read_out(hidden)[0].argmax(-1).tolist())
-    mirrored = weights[0][0].flip(-1).diagonal(dim1=-2, dim2=-1)            # [heads, places]: weight on n - 1 - i
+    mirrored = weights[0][0].flip(-1).diagonal(dim1=-2, dim2=-1)  # [heads, places]: weight on n - 1 - i
     print(f"{words} -> {answer}")
     terminal.table(
         ["head", "mean weight on the mirrored place", "of the best place"],

@@ -1,13 +1,14 @@
 """Translating with the original transformer's recipe, small: an encoder-decoder with sinusoidal positions.
 
-The language is made up: each word of the source becomes one word of the target, and the order is reversed. So the decoder has
-to learn a dictionary and where to look. From the original (Vaswani et al. 2017, arXiv:1706.03762): post-norm blocks, one
-table for source, target and output, tokens scaled by sqrt(dim), Adam(0.9, 0.98), a rate that warms up and then falls as
-1/sqrt(step), label smoothing 0.1 (section 5), and the average of the last five checkpoints at the end (section 6.1).
+The language is made up: each word of the source becomes one word of the target, and the order is reversed. So the
+decoder has to learn a dictionary and where to look. From the original (Vaswani et al. 2017, arXiv:1706.03762):
+post-norm blocks, one table for source, target and output, tokens scaled by sqrt(dim), Adam(0.9, 0.98), a rate that
+warms up and then falls as 1/sqrt(step), label smoothing 0.1 (section 5), and the average of the last five checkpoints
+at the end (section 6.1).
 
-What to look for: the rate at its peak and at the end; exact match of the last checkpoint against that of the average. At this
-size the rate is still high when training ends, so a single checkpoint is noisy, and averaging is worth a lot. The picture is
-the last layer's attention from the target to the source: reversed, so an anti-diagonal.
+What to look for: the rate at its peak and at the end; exact match of the last checkpoint against that of the average.
+At this size the rate is still high when training ends, so a single checkpoint is noisy, and averaging is worth a lot.
+The picture is the last layer's attention from the target to the source: reversed, so an anti-diagonal.
 """
 
 import argparse
@@ -60,26 +61,30 @@ def main(out: Path, quick: bool) -> None:
     began, highest, checkpoints = time.process_time(), 0.0, []
     for step in range(1, steps + 1):
         length = int(torch.randint(2, LONGEST + 1, (1,), generator=generator))
-        source, target = pairs(length, 32, generator)
+        source, target = pairs(length, 64, generator)
         logits = model(source, target[:, :-1])
         loss = F.cross_entropy(logits.flatten(0, 1), target[:, 1:].flatten(), label_smoothing=0.1)
         optimizer.zero_grad()
         loss.backward()
-        highest = max(highest, scheduler.get_last_lr()[0])
+        rate = scheduler.get_last_lr()[0]
+        highest = max(highest, rate)
         optimizer.step()
         scheduler.step()
         if step > steps - 250 and step % 50 == 0:
             checkpoints.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
         if step % max(steps // 8, 1) == 0:
-            print(f"step {step:>4}  rate {scheduler.get_last_lr()[0]:.5f}  loss {loss.item():.3f}", flush=True)
-    print(f"{time.process_time() - began:.1f} CPU s; the rate rose to {highest:.5f} and ended at {scheduler.get_last_lr()[0]:.5f}")
+            print(f"step {step:>4}  rate {rate:.5f}  loss {loss.item():.3f}", flush=True)
+    print(f"{time.process_time() - began:.1f} CPU s; the rate rose to {highest:.5f}, and ended at {rate:.5f}")
 
     lengths = range(2, LONGEST + 1)
     last = [exact_match(model, length) for length in lengths]
     if checkpoints:
         model.load_state_dict(average(checkpoints))
     averaged = [exact_match(model, length) for length in lengths]
-    rows = [[name, *(f"{m:.1%}" for m in found), f"{sum(found) / len(found):.1%}"] for name, found in (("last checkpoint", last), ("average of five", averaged))]
+    rows = [
+        [name, *(f"{m:.1%}" for m in found), f"{sum(found) / len(found):.1%}"]
+        for name, found in (("last checkpoint", last), ("average of five", averaged))
+    ]
     headers = ["exact match at length", *map(str, lengths), "mean"]
     terminal.table(headers, rows, "\nGreedy generation with a KV cache, 256 held-out sources for each length")
 

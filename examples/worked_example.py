@@ -1,16 +1,20 @@
 """From words to the vectors that a transformer reads, number by number.
 
-words -> ids -> token vectors + position vectors = combined vectors, at a width of four, so that every number fits on the page.
+words -> ids -> token vectors + position vectors = combined vectors, at a width of four, so that every number fits on
+the page.
 
-What to look for: "the" stands in the sentence twice. Its id and its token vector are the same both times; the position vector
-differs, and so does the sum. Position 0 is sin 0 = 0 and cos 0 = 1 in every pair. The first pair moves by one radian a
-position, the second a hundred times more slowly.
+What to look for: "the" stands in the sentence twice. Its id and its token vector are the same both times; the
+position vector differs, and so does the sum. Position 0 is sin 0 = 0 and cos 0 = 1 in every pair. The first pair
+moves by one radian a position, the second a hundred times more slowly.
 """
 
 import argparse
 from pathlib import Path
 
+import numpy as np
 import torch
+from matplotlib.figure import Figure
+from torch import Tensor
 
 from posenc import Positions, Sinusoidal, TokenPositionEmbedding, terminal
 from posenc.lab import plots
@@ -18,6 +22,23 @@ from posenc.lab.worked import worked_example
 
 WORDS = ("the", "dog", "bit", "the", "man")
 DIM = 4
+
+
+@plots.styled
+def draw(tokens: Tensor, positions: Tensor, combined: Tensor) -> Figure:
+    fig = plots.figure(9.5, 3.2, "token vectors + position vectors = combined vectors")
+    for ax, table in zip(fig.subplots(1, 3), (tokens, positions, combined), strict=True):
+        ax.imshow(table, cmap=plots.DIVERGING, vmin=-3, vmax=3, aspect="auto")
+        for (p, channel), value in np.ndenumerate(table.numpy()):
+            ax.text(channel, p, f"{value:+.2f}", ha="center", va="center", fontsize=8)
+        ax.set_xticks(range(DIM), [f"channel {channel}" for channel in range(DIM)], fontsize=7)
+        ax.set_yticks(range(len(WORDS)), [f"{p}  {word}" for p, word in enumerate(WORDS)])
+        ax.grid(visible=False)
+    left, middle, right = fig.axes
+    left.set_title("token vectors")
+    middle.set_title("+ position vectors")
+    right.set_title("= combined vectors")
+    return fig
 
 
 def main(out: Path, quick: bool) -> None:
@@ -39,8 +60,7 @@ def main(out: Path, quick: bool) -> None:
     headers, rows = worked_example(WORDS, DIM).table()
     terminal.table(headers, rows, f"Sinusoidal at {DIM} channels")
 
-    fig = plots.fingerprint(combined.numpy(), list(range(len(WORDS))), "Combined vectors of: " + " ".join(WORDS))
-    print("\nPicture:", plots.save(fig, out / "worked_example.png"))
+    print("Picture:", plots.save(draw(tokens, positions, combined), out / "worked_example.png"))
 
 
 if __name__ == "__main__":

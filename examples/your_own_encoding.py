@@ -1,11 +1,11 @@
 """An encoding of your own, in one class: used in a decoder, held to the contract, compared with the others.
 
-NearLog biases each logit by the logarithm of the distance, up to a window; beyond it all keys are equally far. That is one
-door, `by_distance`: the bias [H, ...] at signed distances. Caches, padding, packing, every kernel and every mask work with
-it at once, because a bias by distance says nothing about tensors.
+NearLog biases each logit by the logarithm of the distance, up to a window; beyond it all keys are equally far. That
+is one door, `by_distance`: the bias [H, ...] at signed distances. Caches, padding, packing, every kernel and every
+mask work with it at once, because a bias by distance says nothing about tensors.
 
-What to look for: the list of promises, each kept or without meaning for this encoding; then a decoder that trains with it;
-then two commands that need no more than this file:
+What to look for: the list of promises, each kept or without meaning for this encoding; then a decoder that trains
+with it; then two commands that need no more than this file:
 
     posenc check examples/your_own_encoding.py:NearLog
     posenc compare --encodings rotary alibi examples/your_own_encoding.py:NearLog --tasks repeat
@@ -32,18 +32,23 @@ class NearLog(Encoding):
     window  distance (positions) from which all keys are equally far
 
     Raises ValueError for fewer than one head, or a window below 1.
-    Source: this example.
+    Source: this example, 2026.
     """
 
-    source = "examples/your_own_encoding.py"
+    source = "This example, 2026"
 
     def __init__(
-        self, heads: int, window: int = 16, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+        self,
+        heads: int,
+        window: int = 16,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if heads < 1:
+        if not heads >= 1:
             raise ValueError(f"heads must be 1 or more, got {heads}")
-        if window < 1:
+        if not window >= 1:
             raise ValueError(f"window must be 1 or more, got {window}")
         self.heads, self.window = heads, window
         self.strength = nn.Parameter(torch.empty(heads, device=device, dtype=dtype))
@@ -73,10 +78,10 @@ def main(out: Path, quick: bool) -> None:
     model = Decoder(vocab=29, dim=32, heads=4, layers=2, encoding=NearLog(4, window=8))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     steps, generator = 10 if quick else 300, torch.Generator().manual_seed(0)
-    print("\nA decoder that learns to say what stood three tokens back:")
+    print("\nA decoder that learns to say what stood one token back:")
     for step in range(1, steps + 1):
         ids = torch.randint(29, (32, 24), generator=generator)
-        loss = F.cross_entropy(model(ids)[:, 3:].flatten(0, 1), ids[:, :-3].flatten())
+        loss = F.cross_entropy(model(ids)[:, 1:].flatten(0, 1), ids[:, :-1].flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -88,7 +93,9 @@ def main(out: Path, quick: bool) -> None:
     terminal.table(["head", "strength after training"], rows)
     distances = torch.arange(32)
     with torch.inference_mode():
-        fig = plots.bias_curves(distances.numpy(), encoding.by_distance(distances).numpy(), f"{encoding}: bias after training")
+        fig = plots.bias_curves(
+            distances.numpy(), encoding.by_distance(distances).numpy(), f"{encoding}: bias after training"
+        )
     print("Picture:", plots.save(fig, out / "your_own_encoding.png"))
 
 

@@ -236,7 +236,7 @@ def test_where_nobody_carries_the_words_say_so():
 def test_where_nobody_learned_the_words_say_so():
     records = repeat({"alibi": (0.5, 1, 1, 1), "rotary": (0.2, 0, 0, 0)})
     assert paragraph(records, "Which one do I need?").startswith("Nothing was learned")
-    assert "Nobody learned it" in paragraph(records, "repeat")
+    assert "Nobody reached the mark" in paragraph(records, "repeat")
 
 
 def test_one_seed_is_called_one_seed():

@@ -138,7 +138,7 @@ def test_many_small_weights_in_half_precision_are_all_counted() -> None:
     at, keys_at = Positions.count(1, start=4095), Positions.count(4096)
     kernel = bind("reference", encoding, scale=0.5)
     out, _ = encoding.attend(zeros[:, :, :1], at, Keys(zeros, zeros, keys_at), masks.causal(), kernel)
-    # Uniform weights that sum to one, on values that are one everywhere; adding them in bfloat16 stops at a half.
+    # The weights sum to one and the table is one; added one by one in bfloat16 they would stop at a sixteenth.
     torch.testing.assert_close(out, torch.ones_like(out), rtol=0, atol=0.01)
 
 

@@ -297,7 +297,7 @@ class Check:
             print(json.dumps([asdict(verdict) for verdict in verdicts]))
         else:
             terminal.say(testing.describe(verdicts))
-        return 0 if all(verdict.kept for verdict in verdicts) else 1
+        return 0 if all(verdict.good for verdict in verdicts) else 1
 
 
 Verb = (

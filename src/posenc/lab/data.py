@@ -28,6 +28,14 @@ class Text:
     files: int
     sha256: str
 
+    @functools.cached_property
+    def bigram_bits(self) -> float:
+        """Bits per held-out byte of a model that knows only the byte before: what a language model has to beat."""
+        train, test = self.train.long(), self.test.long()
+        pairs = torch.bincount(train[:-1] * 256 + train[1:], minlength=65_536).view(256, 256).double() + 0.1
+        chances = pairs / pairs.sum(1, keepdim=True)
+        return float(-chances[test[:-1], test[1:]].log2().mean())
+
     def facts(self) -> dict:
         """What a record keeps of the text."""
         return {
@@ -36,6 +44,7 @@ class Text:
             "train_bytes": self.train.numel(),
             "test_bytes": self.test.numel(),
             "files": self.files,
+            "bigram_bits_per_byte": self.bigram_bits,
         }
 
 

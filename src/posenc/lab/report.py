@@ -109,7 +109,11 @@ def for_page(svg: str, place: int, says: str) -> str:
     svg = re.sub(r"(\d+\.\d{2})\d+", r"\1", svg)
     svg = re.sub(r'(<svg[^>]*?) (?:width|height)="[^"]*pt"', r"\1", svg)
     svg = re.sub(r'(<svg[^>]*?) (?:width|height)="[^"]*pt"', r"\1", svg)
-    return svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(says, quote=True)}"', 1)
+    # No figure is drawn larger than others, so that words have one size: nine inches take the whole width.
+    box = re.search(r'viewBox="0 0 ([\d.]+)', svg)
+    points = float(box[1]) if box else 648.0
+    size = f'style="max-width: {min(62.0, points / 648 * 62):.1f}rem"'
+    return svg.replace("<svg", f'<svg {size} role="img" aria-label="{html.escape(says, quote=True)}"', 1)
 
 
 def sentence(text: str) -> Markup:

@@ -353,7 +353,7 @@ def who_learned(found: Sequence[Result], what: str) -> list[str]:
         said.append(f"{len(learned)} of {len(found)} encodings learned it ({what}): {names_of(learned)}.")
     else:
         said.append(
-            f"Nobody learned it ({what}) in the steps given, so nothing can be said about lengths; train longer."
+            f"Nobody reached the mark ({what}) in the steps given, so nothing can be said about lengths; train longer."
         )
     if missed and learned:
         scores = [in_range_of_all(result) for result in missed]
@@ -700,7 +700,7 @@ def task_table(records: Sequence[Record], task: str) -> tuple[list[Column], list
             # Of three columns for each length of a text, R carries the range; three would not fit a page.
             row.append(Cell(shown.text, missing=shown.missing) if measure.endswith("bits_per_byte") else shown)
         if text:
-            row.append(cell(r.spread_of_all("train_cpu_s"), seconds))
+            row.append(Cell(cell(r.spread_of_all("train_cpu_s"), seconds).text))
         else:
             row.append(cell(r.spread("steps_to_learned"), count) if r.learned else closed)
             row.append(cell(r.spread("cpu_s_to_learned"), seconds) if r.learned else closed)

@@ -1,0 +1,112 @@
+"""The texts are true: their code runs, their commands parse, their links lead somewhere, and the tree is the tree."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from posenc import cli
+
+HOME = Path(__file__).resolve().parent.parent
+FIRST = [
+    HOME / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")
+]
+TEXTS = [*FIRST, *sorted((HOME / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def name(path: Path) -> str:
+    return path.relative_to(HOME).as_posix()
+
+
+def blocks(path: Path, *, python: bool) -> list[str]:
+    """The code blocks of a text, those in Python or all others."""
+    return [
+        code for language, code in BLOCK.findall(path.read_text(encoding="utf-8")) if (language == "python") == python
+    ]
+
+
+def prose(path: Path) -> str:
+    return BLOCK.sub("", path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("path", [path for path in TEXTS if blocks(path, python=True)], ids=name)
+def test_the_code_of_a_text_runs_from_top_to_bottom(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "a_text"}
+    for place, code in enumerate(blocks(path, python=True)):
+        exec(compile(code, f"{name(path)}, Python block {place + 1}", "exec"), namespace)
+
+
+def commands() -> list[str]:
+    """Every `posenc ...` that a text or an example tells people to type."""
+    lines = [line for path in TEXTS for block in blocks(path, python=False) for line in block.splitlines()]
+    lines += [
+        line
+        for path in sorted((HOME / "examples").glob("*.py"))
+        for line in path.read_text(encoding="utf-8").splitlines()
+    ]
+    return sorted({line.strip() for line in lines if line.strip().startswith("posenc ")})
+
+
+def test_there_are_commands_to_look_at() -> None:
+    assert len(commands()) > 5
+
+
+@pytest.mark.parametrize("command", commands())
+def test_a_command_in_a_text_parses(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for verb in vars(cli).values():
+        if isinstance(verb, type) and hasattr(verb, "run"):
+            monkeypatch.setattr(verb, "run", lambda self: 0)
+    assert cli.main(shlex.split(command, comments=True)[1:]) == 0
+
+
+def tree() -> list[str]:
+    """The paths that the tree in ARCHITECTURE.md names."""
+    drawn = next(block for block in blocks(HOME / "ARCHITECTURE.md", python=False) if "src/posenc/" in block)
+    found, folders = [], []
+    for line in drawn.splitlines():
+        path = line.split()[0]
+        depth = (len(line) - len(line.lstrip())) // 2
+        found.append("".join(folders[:depth]) + path)
+        if path.endswith("/"):
+            folders[depth:] = [path]
+    return found
+
+
+def test_every_file_of_the_package_stands_in_the_tree() -> None:
+    files = {
+        name(path)
+        for path in (HOME / "src" / "posenc").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert files == {path for path in tree() if path.startswith("src/posenc/") and not path.endswith("/")}
+
+
+def test_everything_in_the_tree_exists() -> None:
+    assert [path for path in tree() if not (HOME / path).exists()] == []
+
+
+def test_every_line_of_the_tree_says_what_it_is_for() -> None:
+    drawn = next(block for block in blocks(HOME / "ARCHITECTURE.md", python=False) if "src/posenc/" in block)
+    silent = [line.split()[0] for line in drawn.splitlines() if len(line.split()) == 1]
+    assert [path for path in silent if not path.endswith("/")] == []
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=name)
+def test_links_inside_the_project_lead_somewhere(path: Path) -> None:
+    targets = [target.split("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", prose(path))]
+    broken = [target for target in targets if target and "://" not in target and not (path.parent / target).exists()]
+    assert broken == []
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=name)
+def test_no_text_speaks_of_one_machine_or_of_an_issue(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert (
+        re.findall(r"(?<![\w.~-])/(?:home|work|tmp|root|Users|usr|opt|mnt|var|private)/\S*|\b[A-Z]:\\\S*", text) == []
+    )
+    assert re.findall(r"(?i)(?<![\w&])#\d+\b|\b(?:issue|issues|pull request|PR) ?#?\d+\b", text) == []
