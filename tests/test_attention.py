@@ -126,8 +126,11 @@ def test_shapes_that_do_not_fit_are_refused(q, k, v, words: str) -> None:
 
 def test_masks_that_do_not_fit_are_refused() -> None:
     q = torch.zeros(1, 2, 3, 4)
-    with pytest.raises(ValueError, match=r"a mask broadcasts to \[batch, heads, 3, 3\], got shape \[4, 3\]"):
+    with pytest.raises(ValueError, match=r"a mask broadcasts to \[1, 2, 3, 3\], got shape \[4, 3\]"):
         scaled_dot_product_attention(q, q, q, torch.ones(4, 3, dtype=torch.bool))
+    for shape in ((3, 1, 3, 3), (1, 5, 3, 3)):
+        with pytest.raises(ValueError, match=r"a mask broadcasts to \[1, 2, 3, 3\], got shape"):
+            scaled_dot_product_attention(q, q, q, torch.ones(shape, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"got torch\.int64"):
         scaled_dot_product_attention(q, q, q, torch.ones(3, 3, dtype=torch.long))
 
@@ -384,7 +387,8 @@ X = torch.zeros(2, 5, 12, dtype=torch.float64)
         ),
         ({"query": X, "positions": torch.arange(4)}, "got positions of 4 tokens for 5 tokens"),
         ({"query": X, "key": X, "key_positions": torch.arange(4)}, "got positions of 4 tokens for 5 tokens"),
-        ({"query": X, "mask": torch.ones(4, 5, dtype=torch.bool)}, r"a mask broadcasts to \[batch, heads, 5, 5\]"),
+        ({"query": X, "positions": torch.zeros(3, 5, dtype=torch.long)}, r"got positions of 3 rows for a batch of 2"),
+        ({"query": X, "mask": torch.ones(4, 5, dtype=torch.bool)}, r"a mask broadcasts to \[2, 6, 5, 5\]"),
     ],
 )
 def test_inputs_that_do_not_fit_are_refused(given: dict, words: str) -> None:

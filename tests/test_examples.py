@@ -8,16 +8,21 @@ from pathlib import Path
 
 import pytest
 
+import posenc
+
 HOME = Path(__file__).resolve().parent.parent
 EXAMPLES = sorted((HOME / "examples").glob("*.py"))
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs_and_leaves_its_pictures(example: Path, tmp_path: Path) -> None:
+    # The package under test, also where it is not installed and was found by a relative path.
+    searched = [str(Path(posenc.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     ran = subprocess.run(
         [sys.executable, str(example), "--quick", "--out", str(tmp_path / "out")],
         cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"},
+        env=os.environ
+        | {"OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8", "PYTHONPATH": os.pathsep.join(filter(None, searched))},
         capture_output=True,
         encoding="utf-8",
         timeout=240,

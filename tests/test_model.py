@@ -173,7 +173,7 @@ def test_tokens_are_as_long_as_the_scale_asks_for(scale: bool, norm_of_token: fl
         (lambda: TokenPositionEmbedding(0, 8), "vocab must be 1 or more, got 0"),
         (
             lambda: TokenPositionEmbedding(5, 8, "alibi"),
-            "alibi adds nothing to embeddings; give it to the attention instead",
+            "alibi does more than add to embeddings; give it to the attention instead",
         ),
         (
             lambda: TokenPositionEmbedding(5, 8)(torch.tensor([[0, 5]])),
@@ -525,3 +525,10 @@ def test_positions_of_every_kind_reach_every_layer() -> None:
     packed = model(torch.cat((ids, ids), 1), positions=Positions.packed([5, 5]))
     torch.testing.assert_close(packed[:, 5:], model(ids), rtol=0, atol=1e-6)
     torch.testing.assert_close(packed[:, :5], model(ids), rtol=0, atol=1e-6)
+
+
+def test_nothing_of_a_spec_is_ignored() -> None:
+    with pytest.raises(ValueError, match="alibi does more than add to embeddings; give it to the attention instead"):
+        TokenPositionEmbedding(5, 8, "sinusoidal + alibi")
+    with pytest.raises(ValueError, match="encoder and decoder build an encoding each, so give a spec instead of the instance"):
+        EncoderDecoder(5, 8, heads=2, layers=1, encoding=Sinusoidal(8))

@@ -98,7 +98,7 @@ class Attention(nn.Module):
         encoding = self.encoding if encoding is None else encoding
         if encoding is None:
             raise ValueError("this layer has no encoding of its own; build it with encoding='none' or another, or pass one")
-        at = positions_for(query.shape[1], positions, device=query.device)
+        at = positions_for(query.shape[1], positions, batch=query.shape[0], device=query.device)
         if key is None:
             if key_positions is not None:
                 raise ValueError("key_positions belong to separate keys; in self-attention give positions alone")
@@ -106,7 +106,7 @@ class Attention(nn.Module):
                 at = at.behind(cache.keys.at)
             key, keys_at = query, at
         else:
-            keys_at = positions_for(key.shape[1], key_positions, device=key.device)
+            keys_at = positions_for(key.shape[1], key_positions, batch=key.shape[0], device=key.device)
         keys = self.keys(key, value, keys_at, encoding)
         keys = keys if cache is None else cache.extend(keys)
         q = encoding.query(self.split(self.to_query(query), self.heads), at)

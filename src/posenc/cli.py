@@ -71,7 +71,8 @@ class Compare:
             print_answer(records)
             terminal.say(f"\nReport: {page}")
         for key, reason in sweep.failures.items():
-            terminal.note(f"failed: {key}: {reason}")
+            run = sweep.runs[key]
+            terminal.note(f"failed: {run.spec} on {run.task}, seed {run.seed}: {reason}")
         return 1 if sweep.failures else 0
 
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from posenc.masks import Mask, mask_for
+from posenc.masks import Mask, check_mask, mask_for
 from posenc.positions import Positions, PositionsLike, distance, positions_for
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -190,7 +190,7 @@ class Encoding(nn.Module):
         if k is None:
             if "embed" not in self.doors:
                 raise ValueError(f"{self} adds nothing to embeddings; it opens {sorted(self.doors) or 'no door'}")
-            return self.embed(x, positions_for(x.shape[1], positions, offset, device=x.device))
+            return self.embed(x, positions_for(x.shape[1], positions, offset, batch=x.shape[0], device=x.device))
         if not self.doors & {"query", "key"}:
             raise ValueError(f"{self} does not turn queries and keys; it opens {sorted(self.doors) or 'no door'}")
         if x.shape[2] != k.shape[2]:
@@ -198,7 +198,7 @@ class Encoding(nn.Module):
                 f"one call turns queries and keys of the same tokens, got {x.shape[2]} and {k.shape[2]} of them; "
                 f"for cross-attention call query(q, at) and key(k, keys_at)"
             )
-        at = positions_for(x.shape[2], positions, offset, device=x.device)
+        at = positions_for(x.shape[2], positions, offset, batch=x.shape[0], device=x.device)
         return self.query(x, at), self.key(k, at)
 
     def bias(
@@ -301,6 +301,8 @@ class BoundKernel:
         self, encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, *, weights: bool | None = None
     ) -> tuple[Tensor, Tensor | None]:
         wanted = self.weights if weights is None else weights
+        if mask.given is not None:
+            check_mask(mask.given, q.shape[2], keys.k.shape[2], q.shape[0], q.shape[1])
         return self.kernel(encoding, q, at, keys, mask, scale=self.scale, dropout=self.dropout, weights=wanted)
 
 

@@ -74,14 +74,16 @@ class Mask:
         return self.causal and self.given is None and self.window is None and self.prefix == 0 and at is keys_at and at.contiguous
 
 
-def check_mask(mask: Tensor, queries: int, keys: int) -> None:
-    """Raises ValueError unless `mask` broadcasts to [B, H, queries, keys] and is boolean or floating."""
+def check_mask(mask: Tensor, queries: int, keys: int, batch: int | None = None, heads: int | None = None) -> None:
+    """Raises ValueError unless `mask` broadcasts to [batch, heads, queries, keys] and is boolean or floating."""
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise ValueError(f"a mask is boolean (true = may see) or floating (added to the logits), got {mask.dtype}")
     shape = list(mask.shape)
-    rows, columns = ([1, 1] + shape)[-2:]
-    if len(shape) > 4 or rows not in (1, queries) or columns not in (1, keys):
-        raise ValueError(f"a mask broadcasts to [batch, heads, {queries}, {keys}], got shape {shape}")
+    wanted = (batch, heads, queries, keys)
+    sizes = ([1, 1, 1, 1] + shape)[-4:]
+    if len(shape) > 4 or any(size != 1 and want not in (None, size) for size, want in zip(sizes, wanted, strict=True)):
+        named = f"{'batch' if batch is None else batch}, {'heads' if heads is None else heads}, {queries}, {keys}"
+        raise ValueError(f"a mask broadcasts to [{named}], got shape {shape}")
 
 
 def causal() -> Mask:

@@ -4,7 +4,7 @@ Read from top to bottom: token and position embedding, feed-forward, block, stac
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any, cast
 from contextlib import contextmanager
 
@@ -16,7 +16,7 @@ from posenc import masks
 from posenc.attention import Attention
 from posenc.cache import Cache, LayerCache
 from posenc.catalogue import LayerSpec, Spec, build, build_layers
-from posenc.encoding import Compose, Encoding, Keys, Shape
+from posenc.encoding import Encoding, Shape, parts_of
 from posenc.masks import Mask
 from posenc.positions import Positions, PositionsLike, positions_for
 
@@ -67,8 +67,9 @@ class TokenPositionEmbedding(nn.Module):
         self.encoding: Encoding | None = None
         if encoding is not None:
             self.encoding = build(encoding, Shape(dim, 1, dim, max_len)).to(device=device, dtype=dtype)
-            if "embed" not in self.encoding.doors and self.encoding.doors:
-                raise ValueError(f"{self.encoding} adds nothing to embeddings; give it to the attention instead")
+            others = [part for part in parts_of(self.encoding) if part.doors - {"embed"}]
+            if others:
+                raise ValueError(f"{others[0]} does more than add to embeddings; give it to the attention instead")
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -77,7 +78,7 @@ class TokenPositionEmbedding(nn.Module):
     def forward(self, ids: Tensor, *, positions: PositionsLike = None, encodings: tuple[Encoding, ...] = ()) -> Tensor:
         """Embeddings of ids [B, T]; `encodings` are added besides the embedding's own (a model passes its own)."""
         check_ids(ids, self.vocab)
-        at = positions_for(ids.shape[1], positions, device=ids.device)
+        at = positions_for(ids.shape[1], positions, batch=ids.shape[0], device=ids.device)
         return self.dropout(self.position(self.token_vectors(ids), at, encodings))
 
     def token_vectors(self, ids: Tensor) -> Tensor:
@@ -180,7 +181,7 @@ class Block(nn.Module):
         memory   [B, S, dim], the second sequence of a block with cross-attention, at `memory_positions`
         only     the tokens whose output is wanted; the others still serve as keys
         """
-        at = positions_for(x.shape[1], positions, device=x.device)
+        at = positions_for(x.shape[1], positions, batch=x.shape[0], device=x.device)
         if encoding is None and self.attention.encoding is not None:
             x = self.attention.encoding.embed(x, at)
         seen: dict[str, Tensor] = {}
@@ -483,6 +484,9 @@ class EncoderDecoder(nn.Module):
         **options,
     ) -> None:
         super().__init__()
+        for spec in [encoding] if isinstance(encoding, (str, Encoding)) else encoding:
+            if isinstance(spec, Encoding):
+                raise ValueError(f"encoder and decoder build an encoding each, so give a spec instead of the instance {spec}: '{spec}'")
         made: dict[str, Any] = {"device": device, "dtype": dtype}
         options |= {"encoding": encoding, "max_len": max_len, "norm": norm, "dropout": dropout, **made}
         self.vocab, self.max_len = vocab, max_len
@@ -552,7 +556,7 @@ class EncoderDecoder(nn.Module):
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Generator[None]:
     """The model without dropout; afterwards as it was, also after an error."""
     training = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -633,7 +637,7 @@ def where(ids: Tensor, positions: PositionsLike, padding: Tensor | None, cache: 
         return Positions.padded(padding)
     if positions is None and cache is not None:
         return cache.next(ids.shape[1], device=ids.device)
-    at = positions_for(ids.shape[1], positions, device=ids.device)
+    at = positions_for(ids.shape[1], positions, batch=ids.shape[0], device=ids.device)
     later = isinstance(positions, Tensor) and cache is not None and cache.at is not None
     return at.behind(cache.at) if later else at
 

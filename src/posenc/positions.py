@@ -77,11 +77,11 @@ class Positions:
         """
         if ids.dim() not in (1, 2, 3):
             raise ValueError(f"positions must have shape [T], [B, T] or [B, T, A], got {list(ids.shape)}")
+        if ids.numel() == 0:
+            raise ValueError(f"a sequence needs at least one token, got positions of shape {list(ids.shape)}")
         if ids.dtype in (torch.bool, torch.bfloat16, torch.float16):
             raise ValueError(f"positions must be integer, float32 or float64 ({ids.dtype} cannot count far), cast them")
         coords = ids[None, :, None] if ids.dim() == 1 else ids[..., None] if ids.dim() == 2 else ids
-        if coords.shape[1] < 1:
-            raise ValueError(f"a sequence needs at least one token, got positions of shape {list(ids.shape)}")
         if not torch.compiler.is_compiling() and not ids.is_floating_point() and not ids.is_meta:
             lowest = int(ids.min())
             if lowest < 0:
@@ -217,7 +217,14 @@ PositionsLike: TypeAlias = Positions | Tensor | None
 """What a caller may give as positions: Positions, ids, or nothing."""
 
 
-def positions_for(tokens: int, positions: PositionsLike, offset: int = 0, *, device: torch.device | None = None) -> Positions:
+def positions_for(
+    tokens: int,
+    positions: PositionsLike,
+    offset: int = 0,
+    *,
+    batch: int | None = None,
+    device: torch.device | None = None,
+) -> Positions:
     """What a caller gave as positions of `tokens` tokens, as Positions: Positions, ids, an offset, or nothing (0, 1, 2, ...).
 
     Raises ValueError when both positions and an offset are given, or when they do not fit the tokens.
@@ -229,6 +236,8 @@ def positions_for(tokens: int, positions: PositionsLike, offset: int = 0, *, dev
     at = positions if isinstance(positions, Positions) else Positions.of(positions)
     if at.tokens != tokens:
         raise ValueError(f"got positions of {at.tokens} tokens for {tokens} tokens; give one position for each token")
+    if batch is not None and (wrong := {at.order.shape[0], at.coords.shape[0]} - {1, batch}):
+        raise ValueError(f"got positions of {wrong.pop()} rows for a batch of {batch}; give one row, or one for each")
     if device is not None and at.order.device != device:
         return at.to(device)
     return at

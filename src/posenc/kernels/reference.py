@@ -35,7 +35,7 @@ def scaled_dot_product_attention(
     logits = accurate(q) @ accurate(k).transpose(-1, -2) * scale
     allowed = None
     if mask is not None:
-        check_mask(mask, q.shape[2], k.shape[2])
+        check_mask(mask, q.shape[2], k.shape[2], q.shape[0], q.shape[1])
         allowed = mask if mask.dtype == torch.bool else mask != -math.inf
         logits = logits if mask.dtype == torch.bool else logits + torch.where(allowed, mask, 0.0)
     weights = softmax_where(logits, allowed)

@@ -2,6 +2,7 @@
 
 import math
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -17,10 +18,12 @@ def sdpa(
     """Attention with the bias as SDPA's mask, a boolean mask where there is no bias, and none where none is needed."""
     assert not weights, "why_not('sdpa') forbids this"
     k, v = fit_heads(q, keys.k, keys.v)
-    bias = encoding.dense_bias(q, at, keys, q.dtype)
+    # A bias of a thousand positions has too many values for bfloat16; SDPA takes a float32 one beside half-precision q.
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    bias = encoding.dense_bias(q, at, keys, dtype)
     added = mask.added(at, keys.at)
     if added is not None:
-        bias = added.to(q.dtype) if bias is None else bias + added.to(q.dtype)
+        bias = added.to(dtype) if bias is None else bias + added.to(dtype)
     if bias is None and mask.is_plain_causal(at, keys.at):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, dropout_p=dropout), None
     if mask.sees_everything(at, keys.at):

@@ -1,0 +1,426 @@
+"""The command line as a person meets it: exit codes, what goes where, and one line for every mistake."""
+
+import json
+import os
+import queue
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import tyro
+
+from posenc import catalogue, cli
+from posenc.lab import compare, data, recipes, record, report, sweep
+from posenc.lab.recipes import Experiment
+
+SMALL = ["--tasks", "repeat", "--steps", "2", "--train-length", "2", "--dim", "8", "--heads", "2", "--layers", "1"]
+
+SURFACE = {
+    "compare": "encodings tasks preset seeds train-length test-lengths steps layers dim heads text out json",
+    "report": "json",
+    "list": "json",
+    "show": "tokens dim heads words shift out json",
+    "order": "json",
+    "train": "task seed train-length steps batch rate layers dim heads text out threads json",
+    "generate": "prompt tokens temperature top-k seed",
+    "check": "json",
+}
+"""Every verb and its options. A change here is a change for everybody who has written a command down."""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every command runs in an empty folder, and its runs in this process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(compare, "run_all", run_in_this_process)
+    return tmp_path
+
+
+def run_in_this_process(experiments: Sequence[Experiment], folder: Path, *, show) -> sweep.Sweep:
+    found = sweep.Sweep()
+    sweep.to_parent = queue.SimpleQueue()
+    for run in experiments:
+        key = record.key_of(run)
+        found.runs[key] = sweep.Progress(key, str(run.spec), run.task, run.seed, run.steps)
+        try:
+            if not sweep.has_record(folder / "records" / f"{key}.json"):
+                sweep.run_one(run, key, str(folder / "records"))
+        except Exception as error:
+            found.failures[key] = f"{type(error).__name__}: {error}"
+        found.runs[key].state = "failed" if key in found.failures else "done"
+    show(found)
+    return found
+
+
+class Answer:
+    """What a command answered."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def line(self) -> str:
+        """The one line that a mistake is answered with."""
+        assert self.out == "" and len(self.err.splitlines()) == 1, (self.out, self.err)
+        return self.err.strip()
+
+
+@pytest.fixture
+def posenc(capsys: pytest.CaptureFixture[str]):
+    """Run a command in this process."""
+
+    def run(*arguments: str) -> Answer:
+        capsys.readouterr()
+        try:
+            code = cli.main([str(argument) for argument in arguments])
+        except SystemExit as left:
+            code = left.code
+        return Answer(code, *capsys.readouterr())
+
+    return run
+
+
+def process(*arguments: str) -> subprocess.CompletedProcess:
+    given = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=given, timeout=240)
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that a comparison has filled."""
+    folder = tmp_path_factory.mktemp("filled")
+    settings = compare.Settings(("none", "alibi"), ("repeat",), steps=2, train_length=2, dim=8, heads=2, layers=1)
+    patch = pytest.MonkeyPatch()
+    patch.setattr(compare, "run_all", run_in_this_process)
+    compare.compare(settings, folder)
+    patch.undo()
+    return folder
+
+
+# The surface
+
+
+def test_the_verbs_and_their_options_are_frozen(posenc) -> None:
+    assert set(cli.VERBS) == set(SURFACE)
+    for verb, options in SURFACE.items():
+        answer = posenc(verb, "--help")
+        assert set(re.findall(r"│ (?:-h, )?--([a-z-]+)", answer.out)) == {*options.split(), "help"}
+
+
+@pytest.mark.parametrize("verb", SURFACE)
+def test_help_ends_well_and_gives_an_example(verb: str, posenc) -> None:
+    answer = posenc(verb, "--help")
+    assert answer.code == 0 and answer.err == ""
+    assert f"Example: posenc {verb}" in answer.out
+
+
+def test_help_names_every_verb_and_no_verb_is_bad_usage(posenc) -> None:
+    answer = posenc("--help")
+    assert answer.code == 0 and all(f"• {verb}" in answer.out for verb in SURFACE)
+    assert posenc().code == 2
+
+
+@pytest.mark.parametrize("verb", SURFACE)
+def test_the_example_of_a_verb_is_a_command_that_it_understands(verb: str, posenc) -> None:
+    import shlex
+
+    example = re.search(r"Example: posenc (.*)", posenc(verb, "--help").out)
+    assert example is not None
+    tyro.cli(cli.Verb, args=shlex.split(example[1]), config=(tyro.conf.OmitArgPrefixes,))  # type: ignore[arg-type]
+
+
+def test_the_default_encodings_are_those_of_the_laboratory() -> None:
+    assert cli.ENCODINGS == recipes.ENCODINGS
+
+
+def test_help_comes_without_torch() -> None:
+    script = (
+        "import sys; from posenc.cli import main\n"
+        "try: main(['compare', '--help'])\n"
+        "except SystemExit as left: assert left.code == 0\n"
+        "assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules\n"
+        "import posenc; assert 'torch' not in sys.modules"
+    )
+    ended = process("-c", script)
+    assert ended.returncode == 0, ended.stderr
+
+
+# Mistakes
+
+
+def test_a_wrong_verb_is_answered_with_the_near_one(posenc) -> None:
+    answer = posenc("comprae")
+    assert answer.code == 2
+    assert answer.line == (
+        "posenc: no verb 'comprae'; there are: compare, report, list, show, order, train, generate, check; did you mean 'compare'?"
+    )
+
+
+def test_a_wrong_option_is_answered_with_the_near_one(posenc) -> None:
+    answer = posenc("compare", "--stepps", "3")
+    assert answer.code == 2 and answer.out == ""
+    assert "Unrecognized options: --stepps" in answer.err and "Perhaps you meant" in answer.err and "--steps" in answer.err
+
+
+def test_an_option_of_the_wrong_kind_is_named(posenc) -> None:
+    answer = posenc("compare", "--steps", "ten")
+    assert answer.code == 2 and answer.out == "" and "--steps" in answer.err and "ten" in answer.err
+
+
+MISTAKES = [
+    ("compare --encodings rotarry", "no encoding named 'rotarry'; there are: .*; did you mean 'rotary'\\?"),
+    ("compare --encodings rotary(bas=3)", "rotary has no option 'bas'; .*; did you mean 'base'\\?"),
+    ("compare --encodings rotary(", "'rotary\\(' is not a spec .*; write for example rotary\\(base=500_000\\) \\+ alibi"),
+    ("compare --encodings mine.py:Mine", "no file 'mine.py' to take Mine from; a spec of your own module is path/to/file.py:Class"),
+    ("compare --tasks repat", "no task named 'repat'; .*; did you mean 'repeat'\\?"),
+    ("compare --preset ful", "no preset named 'ful'; .*; did you mean 'full'\\?"),
+    ("compare --seeds 0", "seeds must be 1 or more, got 0"),
+    ("compare --tasks copy --dim 64 --heads 5", r"heads must divide dim=64, got heads=5; the divisors are \[1, 2, 4, 8, 16, 32, 64\]"),
+    ("compare --tasks copy --encodings rotary --dim 12 --heads 4", "rotary: the rotary width must be an even number .*"),
+    ("compare --tasks copy --train-length 10 --test-lengths 8", r"test lengths must exceed the trained length 10, got \[8\]"),
+    ("compare --tasks copy --train-length 0", "train_length must be 1 or more, got 0"),
+    ("compare --tasks copy --text book.txt", "--text is for the text task; .*"),
+    ("compare --tasks text --text nowhere.txt", "no file or folder 'nowhere.txt'; give --text a text file or a folder of text files"),
+    ("compare --tasks text --text empty", "'empty' holds no text; .*"),
+    ("compare --tasks text --text binary.txt", "'binary.txt' is not text .*"),
+    ("compare --tasks text --text short.txt", "'short.txt' holds 8 bytes of text, and at least 20,000 are needed; add more text"),
+    ("compare --tasks repeat --out short.txt", "cannot write into 'short.txt': File exists; choose another folder with --out"),
+    ("compare --tasks repeat --out short.txt/in", "cannot write into 'short.txt/in': Not a directory; choose another folder with --out"),
+    ("report nowhere", "no records in 'nowhere'; make some with posenc compare --out nowhere"),
+    ("show rotery", "no encoding named 'rotery'; .*; did you mean 'rotary'\\?"),
+    ("show rotary --dim 12 --heads 4", "rotary: the rotary width must be an even number .*"),
+    ("show rotary --tokens 1", "pictures need at least 2 positions, got 1"),
+    ("order alibbi", "no encoding named 'alibbi'; .*; did you mean 'alibi'\\?"),
+    ("train rotarry", "no encoding named 'rotarry'; .*"),
+    ("train rotary --task repat", "no task named 'repat'; .*; did you mean 'repeat'\\?"),
+    ("train rotary --task repeat --rate 0", r"rate must be above 0, got 0\.0"),
+    ("train rotary --task repeat --threads 0", "threads must be 1 or more, got 0"),
+    ("train rotary --task repeat --out short.txt", "cannot write into 'short.txt': File exists; choose another folder with --out"),
+    ("generate nowhere", "no checkpoint in 'nowhere': run.json is missing; train one with posenc train --out nowhere"),
+    ("check alibbi", "no encoding named 'alibbi'; .*; did you mean 'alibi'\\?"),
+]
+
+
+@pytest.mark.parametrize(("command", "words"), MISTAKES, ids=[command for command, _ in MISTAKES])
+def test_a_mistake_is_answered_in_one_line_and_with_exit_code_2(command: str, words: str, posenc, here: Path) -> None:
+    (here / "empty").mkdir()
+    (here / "binary.txt").write_bytes(b"\x00\xff" * 20_000)
+    (here / "short.txt").write_text("a word.\n")
+    data.load.cache_clear()
+    answer = posenc(*command.split(" "))
+    assert answer.code == 2
+    assert re.fullmatch(f"posenc: {words}", answer.line), answer.line
+    assert not list(here.glob("runs/*/records/*"))
+
+
+# What each verb prints
+
+
+def test_list_names_everything_for_people_and_as_json(posenc) -> None:
+    answer = posenc("list")
+    assert answer.code == 0 and answer.err == ""
+    assert all(name in answer.out for name in (*catalogue.names(), "yarn", "recall", "sdpa"))
+    found = json.loads(posenc("list", "--json").out)
+    assert set(found) == {"encodings", "schedules", "tasks", "kernels"}
+
+
+def test_order_prints_a_table_or_json(posenc) -> None:
+    answer = posenc("order", "sinusoidal", "alibi")
+    assert answer.code == 0 and answer.err == "" and "order-blind" in answer.out and "tells the order apart" in answer.out
+    found = json.loads(posenc("order", "alibi", "--json").out)
+    assert list(found) == ["alibi"] and len(found["alibi"]) == 8
+
+
+def test_show_explains_draws_and_gives_numbers(posenc, here: Path) -> None:
+    answer = posenc("show", "alibi", "--tokens", "8", "--out", "pictures")
+    assert answer.code == 0 and "Press" in answer.out and "Picture: pictures/bias.png" in answer.out
+    assert (here / "pictures" / "bias.png").is_file()
+    assert json.loads(posenc("show", "sinusoidal", "--tokens", "8", "--json").out)["shift"]["k"] == 1
+
+
+def test_a_folder_for_pictures_that_cannot_be_made_is_one_line(posenc, here: Path) -> None:
+    (here / "taken").write_text("")
+    answer = posenc("show", "alibi", "--tokens", "8", "--out", "taken")
+    assert answer.code == 1 and answer.err == "posenc: File exists: 'taken'\n"
+
+
+def test_check_answers_with_verdicts_and_an_exit_code(posenc) -> None:
+    answer = posenc("check", "none")
+    assert answer.code == 0 and "kept" in answer.out
+    verdicts = json.loads(posenc("check", "none", "--json").out)
+    assert len(verdicts) > 10 and all("promise" in verdict for verdict in verdicts)
+
+
+def test_compare_prints_data_on_stdout_and_progress_on_stderr(posenc, here: Path) -> None:
+    answer = posenc("compare", "--encodings", "none", "--out", "out", "--json", *SMALL)
+    assert answer.code == 0 and "1 of 1 runs done" in answer.err
+    found = json.loads(answer.out)
+    assert [one["encoding"] for one in found] == ["none"]
+    assert (here / "out" / "report.html").is_file() and json.loads((here / "out" / "settings.json").read_text())["steps"] == 2
+
+
+def test_report_writes_the_page_again_with_the_same_words(posenc, filled: Path, here: Path) -> None:
+    folder = shutil.copytree(filled, here / "copy")
+    (folder / "report.html").unlink()
+    answer = posenc("report", "copy")
+    assert answer.code == 0 and answer.err == ""
+    assert "alibi" in answer.out and "not learned" in answer.out and "Report: copy/report.html" in answer.out
+    assert (folder / "report.html").is_file()
+    assert [one["experiment"]["spec"] for one in json.loads(posenc("report", "copy", "--json").out)] == ["alibi", "none"]
+
+
+def damaged(where: str, content: str, filled: Path, here: Path) -> None:
+    folder = shutil.copytree(filled, here / "copy")
+    next(folder.glob(where)).write_text(content)
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("records/repeat-none*", "copy/records/repeat-none-.*json is not a whole record .*; delete it and run the same command again"),
+        ("settings.json", "copy/settings.json is damaged: .*; delete it, the records are what counts"),
+    ],
+)
+def test_a_damaged_file_is_named_in_one_line(where: str, words: str, posenc, filled: Path, here: Path) -> None:
+    damaged(where, "{", filled, here)
+    answer = posenc("report", "copy")
+    assert answer.code == 2 and re.fullmatch(f"posenc: {words}", answer.line)
+
+
+def test_a_full_disk_is_one_line_and_loses_no_record(posenc, filled: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = shutil.copytree(filled, here / "copy")
+    before = {file.name: file.read_bytes() for file in (folder / "records").iterdir()}
+
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(report.plots, "write_whole", full)
+    answer = posenc("report", "copy")
+    assert answer.code == 1 and answer.line.startswith("posenc: No space left on device: '")
+    assert {file.name: file.read_bytes() for file in (folder / "records").iterdir()} == before
+
+
+def test_a_disk_that_fills_up_during_a_comparison_names_the_runs(posenc, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(record, "write", full)
+    answer = posenc("compare", "--encodings", "none", "--out", "out", *SMALL)
+    assert answer.code == 1 and answer.out == ""
+    assert answer.err.splitlines()[-1] == "posenc: every run failed; the first: OSError: [Errno 28] No space left on device"
+
+
+TRAIN = ["train", "rotary,none", "--task", "copy", "--steps", "4", "--dim", "8", "--heads", "2", "--train-length", "2", "--out", "kept"]
+
+
+def test_train_keeps_a_checkpoint_resumes_and_generates_from_it(posenc) -> None:
+    answer = posenc(*TRAIN)
+    assert answer.code == 0 and "Checkpoint: kept" in answer.out and "step 4/4" in answer.err
+    again = posenc(*TRAIN, "--json")
+    assert again.err == "going on at step 4 of 4\n" and json.loads(again.out)[-1]["step"] == 4
+    said = posenc("generate", "kept", "--prompt", "ab|", "--tokens", "3")
+    assert said.code == 0 and said.out.startswith("ab|") and said.err == ""
+    other = posenc(*TRAIN, "--seed", "5")
+    assert other.code == 2 and "holds a run of other settings (seed 0 -> 5)" in other.line
+    wrong = posenc("generate", "kept", "--prompt", "a b")
+    assert wrong.code == 2 and "a prompt for this task is written in" in wrong.line
+    none = posenc("generate", "kept", "--tokens", "0")
+    assert none.code == 2 and none.line == "posenc: tokens to generate must be 1 or more, got 0"
+
+
+@pytest.mark.parametrize("name", ["run.json", "model.safetensors", "optimizer.safetensors"])
+def test_a_damaged_checkpoint_is_one_line(name: str, posenc, here: Path) -> None:
+    posenc(*TRAIN)
+    file = here / "kept" / name
+    file.write_bytes(file.read_bytes()[:20])
+    for command in (["generate", "kept"], TRAIN):
+        answer = posenc(*command)
+        assert answer.code == 2 and f"kept/{name}" in answer.line and "damaged" in answer.line
+
+
+def test_a_disk_that_is_full_when_a_checkpoint_is_written_is_one_line(posenc, monkeypatch: pytest.MonkeyPatch) -> None:
+    from safetensors import SafetensorError
+
+    def full(*_) -> None:
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    answer = posenc(*TRAIN)
+    assert answer.code == 1 and answer.out == ""
+    assert answer.err.splitlines()[-1] == "posenc: 'kept' cannot be written: No space left on device; the last whole checkpoint is kept"
+
+
+OWN = '''
+from posenc import Encoding
+
+
+class Mine(Encoding):
+    """Subtract from each logit a number times the distance.
+
+    Source: nobody, 2026.
+    """
+
+    source = "nobody, 2026"
+
+    def __init__(self, slope: float = 0.5) -> None:
+        super().__init__()
+        self.slope = slope
+
+    def by_distance(self, delta):
+        return -self.slope * delta.abs().float()[None]
+
+    def formula_logit(self, q, k, m, n, head, scale):
+        return super().formula_logit(q, k, m, n, head, scale) - self.slope * abs(m - n)
+'''
+
+
+def test_an_encoding_of_ones_own_is_compared_shown_ordered_and_checked(posenc, here: Path) -> None:
+    (here / "path").mkdir()
+    (here / "path" / "mine.py").write_text(OWN)
+    mine = "path/mine.py:Mine(slope=0.25)"
+    compared = posenc("compare", "--encodings", mine, f"rotary + {mine}", "--out", "out", "--json", *SMALL)
+    assert compared.code == 0, compared.err
+    assert [one["encoding"] for one in json.loads(compared.out)][0] == mine
+    shown = posenc("show", mine, "--tokens", "8", "--json")
+    assert json.loads(shown.out)["bias"]["heads"][0][:3] == [0, -0.25, -0.5]
+    assert list(json.loads(posenc("order", mine, "--json").out)) == [mine]
+    checked = posenc("check", mine)
+    assert "path/mine.py:Mine" in checked.out and checked.code in (0, 1) and checked.err == ""
+
+
+def test_a_file_of_ones_own_that_cannot_be_imported_is_one_line(posenc, here: Path) -> None:
+    (here / "mine.py").write_text("import nothing_of_this_name\n")
+    answer = posenc("order", "mine.py:Mine")
+    assert answer.code == 2
+    assert answer.line == "posenc: mine.py could not be imported: ModuleNotFoundError: No module named 'nothing_of_this_name'"
+
+
+def test_errors_of_many_lines_are_told_in_one() -> None:
+    assert cli.reason(RuntimeError("size mismatch:\n\tone\n\ttwo")) == "size mismatch: one two"
+    assert cli.reason(OSError(28, "No space left on device", "a file")) == "No space left on device: 'a file'"
+
+
+def test_ctrl_c_is_one_sentence_and_130(posenc, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.List, "run", interrupted)
+    answer = posenc("list")
+    assert answer.code == 130 and answer.line == "posenc: interrupted; finished runs are kept, the same command goes on"
+
+
+def test_without_a_terminal_there_are_no_escape_codes(posenc, filled: Path) -> None:
+    for command in (["list"], ["order", "alibi"], ["compare", "--help"], ["report", str(filled)], ["lst"]):
+        answer = posenc(*command)
+        assert "\x1b" not in answer.out + answer.err and len(answer.out + answer.err) > 40
+
+
+def test_a_reader_who_has_enough_ends_it_without_a_word() -> None:
+    command = f"{sys.executable} -m posenc list --json | head -c 10"
+    given = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "NO_COLOR": "1"}
+    ended = subprocess.run(["sh", "-c", command], capture_output=True, text=True, env=given, timeout=240)
+    assert len(ended.stdout) == 10 and ended.stderr == ""
