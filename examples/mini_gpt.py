@@ -59,14 +59,14 @@ def draw(curve: list[tuple[int, float, float]]) -> Figure:
     step, trained, held_out = zip(*curve, strict=True)
     fig = plots.figure(8, 4, "Mini-GPT on text")
     ax = fig.add_subplot(xlabel="step", ylabel="cross-entropy, nats per byte")
-    ax.plot(step, trained, label="training text", color=plots.LIGHT[0])
+    ax.plot(step, trained, label="training text, mean since the last point", color=plots.LIGHT[0])
     ax.plot(step, held_out, label="held-out files", color=plots.LIGHT[1], marker="o")
     ax.legend()
     return fig
 
 
 def main(out: Path, quick: bool, text: str | None) -> None:
-    steps = 10 if quick else 900
+    steps = 20 if quick else 900
     source = data.load(text)
     print(f"text: {source.name}, {source.train.numel():,} bytes to train on, {source.test.numel():,} held out")
     torch.manual_seed(0)

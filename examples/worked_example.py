@@ -28,7 +28,7 @@ DIM = 4
 def draw(tokens: Tensor, positions: Tensor, combined: Tensor) -> Figure:
     fig = plots.figure(9.5, 3.2, "token vectors + position vectors = combined vectors")
     for ax, table in zip(fig.subplots(1, 3), (tokens, positions, combined), strict=True):
-        ax.imshow(table, cmap=plots.DIVERGING, vmin=-3, vmax=3, aspect="auto")
+        ax.imshow(table, cmap=plots.DIVERGING, vmin=-4, vmax=4, aspect="auto")
         for (p, channel), value in np.ndenumerate(table.numpy()):
             ax.text(channel, p, f"{value:+.2f}", ha="center", va="center", fontsize=8)
         ax.set_xticks(range(DIM), [f"channel {channel}" for channel in range(DIM)], fontsize=7)

@@ -33,7 +33,9 @@ def logits(model: Decoder, change=None) -> Tensor:
 @pytest.mark.parametrize("spec", [*ABSOLUTE, *RELATIVE, "learned + shaw", ("rotary", "none")])
 def test_removed_is_a_model_with_none_and_the_same_weights(spec) -> None:
     model, plain = model_of(spec), model_of("none")
-    plain.load_state_dict({name: w for name, w in model.state_dict().items() if not name.startswith("stack.encodings.")})
+    plain.load_state_dict(
+        {name: w for name, w in model.state_dict().items() if not name.startswith("stack.encodings.")}
+    )
     with without_position(model.stack):
         removed = logits(model)
     torch.testing.assert_close(removed, logits(plain), rtol=0, atol=0)
@@ -107,7 +109,9 @@ def test_an_ablation_is_five_scores_and_leaves_the_run_as_it_was(spec: str) -> N
 
 def test_a_trained_model_that_needs_its_positions_loses_without_them() -> None:
     # Two symbols are copied after a few hundred steps; without position the two cannot be told apart.
-    run = start(recipe("copy", "rotary", train_length=2, dim=32, heads=2, layers=2, steps=600, batch=16, warmup=10, rate=5e-3))
+    run = start(
+        recipe("copy", "rotary", train_length=2, dim=32, heads=2, layers=2, steps=600, batch=16, warmup=10, rate=5e-3)
+    )
     while run.step < 600 and (not run.curve or run.curve[-1]["score"] < 0.95):
         train(run, until=run.step + 50)
     found = ablate(run)

@@ -55,7 +55,13 @@ def test_a_single_file_holds_out_its_last_tenth(tmp_path: Path) -> None:
     cut = math.floor(30_007 * 0.9)
     assert bytes_of(text.train) == whole.read_bytes()[:cut]
     assert bytes_of(text.test) == whole.read_bytes()[cut:]
-    assert text.facts() == {"name": str(whole), "sha256": text.sha256, "train_bytes": cut, "test_bytes": 30_007 - cut, "files": 1}
+    assert text.facts() == {
+        "name": str(whole),
+        "sha256": text.sha256,
+        "train_bytes": cut,
+        "test_bytes": 30_007 - cut,
+        "files": 1,
+    }
 
 
 def test_a_file_of_most_of_the_text_is_trained_on_whatever_its_name(tmp_path: Path) -> None:
@@ -99,13 +105,17 @@ def test_without_a_path_the_standard_library_of_this_python_is_read() -> None:
 
 def test_a_python_without_its_sources_says_what_to_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
-    with pytest.raises(ValueError, match="this Python keeps no sources of its standard library in .*; give --text a file or folder"):
+    with pytest.raises(
+        ValueError, match=r"this Python keeps no sources of its standard library in .*; give --text a file or folder"
+    ):
         data.load(None)
 
 
 def test_a_path_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     missing = tmp_path / "nowhere.txt"
-    with pytest.raises(ValueError, match=r"^no file or folder '.*nowhere\.txt'; give --text a text file or a folder of text files$"):
+    with pytest.raises(
+        ValueError, match=r"^no file or folder '.*nowhere\.txt'; give --text a text file or a folder of text files$"
+    ):
         data.load(str(missing))
 
 
@@ -113,7 +123,9 @@ def test_a_path_that_does_not_exist_is_refused(tmp_path: Path) -> None:
 def test_an_empty_folder_or_file_holds_no_text(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "empty.txt").write_bytes(content)
-    with pytest.raises(ValueError, match=r"^'.*' holds no text; give --text a file or folder with at least 20,000 bytes$"):
+    with pytest.raises(
+        ValueError, match=r"^'.*' holds no text; give --text a file or folder with at least 20,000 bytes$"
+    ):
         data.load(str(tmp_path))
     if content is not None:
         with pytest.raises(ValueError, match="holds no text"):
@@ -125,7 +137,9 @@ def test_binary_data_is_refused_with_the_file_named(tmp_path: Path, content: byt
     folder_of(tmp_path, {"fine.txt": 30_000})
     (tmp_path / "other.txt").write_bytes(content)
     for path in (tmp_path, tmp_path / "other.txt"):
-        with pytest.raises(ValueError, match=r"^'.*other\.txt' is not text \(it holds bytes that are no UTF-8\); give --text"):
+        with pytest.raises(
+            ValueError, match=r"^'.*other\.txt' is not text \(it holds bytes that are no UTF-8\); give --text"
+        ):
             data.load(str(path))
 
 
@@ -133,7 +147,9 @@ def test_binary_data_is_refused_with_the_file_named(tmp_path: Path, content: byt
 def test_a_text_that_is_too_short_says_how_long_it_is_and_should_be(tmp_path: Path, sizes: dict[str, int]) -> None:
     folder_of(tmp_path, sizes)
     path = tmp_path / "one.txt" if len(sizes) == 1 else tmp_path
-    with pytest.raises(ValueError, match=r"holds 1[89],\d\d\d bytes of text, and at least 20,000 are needed; add more text$"):
+    with pytest.raises(
+        ValueError, match=r"holds 1[89],\d\d\d bytes of text, and at least 20,000 are needed; add more text$"
+    ):
         data.load(str(path))
 
 
@@ -149,7 +165,9 @@ def test_an_unreadable_file_is_named_with_the_reason(tmp_path: Path) -> None:
         data.load(str(tmp_path))
 
 
-def test_a_file_that_fails_while_it_is_read_is_named_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_fails_while_it_is_read_is_named_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = folder_of(tmp_path, {"torn.txt": 30_000}) / "torn.txt"
 
     def failing(self: Path) -> bytes:

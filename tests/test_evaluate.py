@@ -98,7 +98,9 @@ def test_scores_are_spread_over_lengths_unless_one_is_asked_for() -> None:
 
 def half_learned(spec: str) -> Run:
     """A run that copies some prompts of two symbols and not others."""
-    run = start(recipe("copy", spec, train_length=2, dim=32, heads=2, layers=2, steps=400, batch=16, warmup=5, cool_down=0))
+    run = start(
+        recipe("copy", spec, train_length=2, dim=32, heads=2, layers=2, steps=400, batch=16, warmup=5, cool_down=0)
+    )
     while run.step < 400 and (not run.curve or run.curve[-1]["score"] < 0.15):
         train(run, until=run.step + 5)
     return run
@@ -168,7 +170,9 @@ def test_the_sliding_window_predicts_the_same_bytes_at_every_length(text, monkey
     assert min(asked[0]) >= 240 and max(asked[0]) < text.text.test.numel()
 
 
-def test_windows_that_do_not_overlap_predict_the_same_bytes_at_every_length(text, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_that_do_not_overlap_predict_the_same_bytes_at_every_length(
+    text, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = [
         bytes_predicted(text, monkeypatch, lambda n: held_out_bits(flat(), text, n, total=2000, longest=256), length)
         for length in (32, 64, 256)
@@ -188,13 +192,18 @@ def test_a_byte_under_the_sliding_window_sees_at_least_the_window_less_the_strid
 
 def test_a_window_longer_than_the_held_out_text_is_refused_with_both_sizes(text) -> None:
     words = "the held-out text has 3,000 bytes, too few for a window of 3000; add text or test shorter lengths"
-    for score in (lambda: held_out_bits(flat(), text, 3000, total=10), lambda: sliding_bits(flat(), text, 8, stride=4, longest=3000)):
+    for score in (
+        lambda: held_out_bits(flat(), text, 3000, total=10),
+        lambda: sliding_bits(flat(), text, 8, stride=4, longest=3000),
+    ):
         with pytest.raises(ValueError, match=words):
             score()
 
 
 def test_the_perplexity_ratio_is_perplexity_at_a_length_over_perplexity_at_the_trained_one(text) -> None:
-    experiment = recipe("text", "sinusoidal", train_length=8, test_lengths=(16, 64), dim=16, heads=2, layers=1, text=text.text.name)
+    experiment = recipe(
+        "text", "sinusoidal", train_length=8, test_lengths=(16, 64), dim=16, heads=2, layers=1, text=text.text.name
+    )
     run = start(experiment)
     torch.nn.init.normal_(run.model.output.weight)
     rows = by_length(run)

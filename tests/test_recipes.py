@@ -55,7 +55,10 @@ def test_what_is_asked_for_twice_is_run_once() -> None:
 
 
 def test_the_longest_runs_of_a_comparison_come_first() -> None:
-    costs = [run.steps * (3 if run.task == "text" else 1) for run in Settings(("none",), ("repeat", "text", "copy")).experiments()]
+    costs = [
+        run.steps * (3 if run.task == "text" else 1)
+        for run in Settings(("none",), ("repeat", "text", "copy")).experiments()
+    ]
     assert costs == sorted(costs, reverse=True)
 
 
@@ -83,7 +86,10 @@ def test_all_stands_for_every_encoding_that_ships() -> None:
         ({"batch": -1}, "batch must be 1 or more, got -1"),
         ({"evaluate_every": 0}, "evaluate_every must be 1 or more, got 0"),
         ({"dim": 12, "heads": 5}, r"heads must divide dim=12, got heads=5; the divisors are \[1, 2, 3, 4, 6, 12\]"),
-        ({"train_length": 10, "test_lengths": (9, 10, 11)}, r"test lengths must exceed the trained length 10, got \[9, 10\]"),
+        (
+            {"train_length": 10, "test_lengths": (9, 10, 11)},
+            r"test lengths must exceed the trained length 10, got \[9, 10\]",
+        ),
         ({"rate": 0.0}, r"rate must be above 0, got 0\.0"),
         ({"rate": float("nan")}, "rate must be above 0, got nan"),
     ],
@@ -100,7 +106,10 @@ def test_a_bad_value_is_refused_with_what_was_expected_and_what_came(changes: di
         (lambda: comparison(["none"], []), "a comparison needs at least one encoding and one task"),
         (lambda: comparison(["none"], ["copy"], seeds=0), "seeds must be 1 or more, got 0"),
         (lambda: Settings(seeds=0).experiments(), "seeds must be 1 or more, got 0"),
-        (lambda: Settings(preset="ful").experiments(), "no preset named 'ful'; there are: default, full; did you mean 'full'\\?"),
+        (
+            lambda: Settings(preset="ful").experiments(),
+            "no preset named 'ful'; there are: default, full; did you mean 'full'\\?",
+        ),
         (lambda: Settings(task_names=("copi",)).experiments(), "no task named 'copi'; .*; did you mean 'copy'\\?"),
         (
             lambda: Settings(("none",), ("copy",), text="x.txt").experiments(),
@@ -124,7 +133,9 @@ def test_a_comparison_that_cannot_be_run_is_refused_before_it_starts(ask: Callab
 def test_a_window_longer_than_the_held_out_text_is_refused_before_it_starts(tmp_path) -> None:
     (tmp_path / "short.txt").write_text("word " * 4100)
     settings = Settings(("none",), ("text",), text=str(tmp_path / "short.txt"), train_length=32, test_lengths=(4096,))
-    with pytest.raises(ValueError, match="the held-out text has 2,050 bytes, too few for a window of 4096; add text or test shorter"):
+    with pytest.raises(
+        ValueError, match="the held-out text has 2,050 bytes, too few for a window of 4096; add text or test shorter"
+    ):
         settings.experiments()
 
 
@@ -138,9 +149,9 @@ def test_an_experiment_goes_to_plain_data_and_back() -> None:
 
 def test_data_that_is_no_experiment_is_refused_with_the_near_name() -> None:
     whole = recipe("copy", "rotary").to_dict()
-    with pytest.raises(ValueError, match="an experiment has no 'stepps'; it has: spec, .*; did you mean 'steps'\\?"):
+    with pytest.raises(ValueError, match=r"an experiment has no 'stepps'; it has: spec, .*; did you mean 'steps'\?"):
         Experiment.from_dict(whole | {"stepps": 3})
-    with pytest.raises(ValueError, match="not an experiment: .*'task'"):
+    with pytest.raises(ValueError, match=r"not an experiment: .*'task'"):
         Experiment.from_dict({"spec": "none"})
     with pytest.raises(ValueError, match="not an experiment: "):
         Experiment.from_dict(whole | {"steps": "many"})

@@ -14,8 +14,8 @@ from posenc.lab.train import Run, start, train
 
 SHAPES = {
     "": (
-        "schema key experiment encoding parameters versions text steps train_cpu_s cpu_s wall_s steps_to_learned cpu_s_to_learned "
-        "learned curve in_distribution lengths ablation order attention pictures"
+        "schema key experiment encoding parameters versions text steps train_cpu_s cpu_s wall_s steps_to_learned "
+        "cpu_s_to_learned learned curve in_distribution lengths ablation order attention pictures"
     ),
     "parameters": "model encoding",
     "versions": "posenc torch python platform threads",
@@ -139,7 +139,11 @@ def test_learned_is_the_gate_of_99_percent(monkeypatch: pytest.MonkeyPatch) -> N
     run = trained("copy", "none")
     for score, learned in ((0.99, True), (0.98, False)):
         match = record.exact_match(run.model, run.task, 4)
-        monkeypatch.setattr(record, "exact_match", lambda *_, match=match, score=score, **__: dataclasses.replace(match, exact_match=score))
+        monkeypatch.setattr(
+            record,
+            "exact_match",
+            lambda *_, match=match, score=score, **__: dataclasses.replace(match, exact_match=score),
+        )
         row = {"exact_match": 1.0, "bits_per_byte": None}
         monkeypatch.setattr(record, "by_length", lambda run, row=row: [row])
         assert record.of(run, 1.0)["learned"] is learned
@@ -158,8 +162,8 @@ def test_a_text_has_converged_when_its_last_fifth_brought_less_than_three_percen
 
 BASE = recipe("copy", "rotary", 1)
 OTHERS = {
-    "spec": "alibi", "task": "reverse", "text": "other", "seed": 2, "train_length": 9, "test_lengths": (12, 15, 21), "layers": 3,
-    "dim": 32, "heads": 8, "steps": 7, "batch": 3, "rate": 1e-3, "warmup": 49, "final_rate": 0.1, "curriculum": 0.5,
+    "spec": "alibi", "task": "reverse", "text": "other", "seed": 2, "train_length": 9, "test_lengths": (12, 15, 21),
+    "layers": 3, "dim": 32, "heads": 8, "steps": 7, "batch": 3, "rate": 1e-3, "warmup": 49, "final_rate": 0.1, "curriculum": 0.5,
     "cool_down": 7, "weight_decay": 0.0, "evaluate_every": 49,
 }  # fmt: skip
 
@@ -175,7 +179,9 @@ def test_a_key_is_readable_and_a_safe_file_name() -> None:
     assert record.key_of(BASE).startswith("copy-rotary-seed1-")
     assert record.key_of(recipe("copy", ("rotary(base=3)", "none"))).startswith("copy-rotary-base-3-none-seed0-")
     longest = record.key_of(recipe("copy", " + ".join(["rotary(base=500)"] * 20)))
-    assert len(longest) < 80 and not set(longest) - set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
+    assert len(longest) < 80 and not set(longest) - set(
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_"
+    )
 
 
 def test_the_key_changes_with_the_file_of_an_own_encoding(tmp_path: Path) -> None:
@@ -197,7 +203,9 @@ def test_the_key_changes_with_the_text_behind_a_path(tmp_path: Path) -> None:
     assert keys[0] != keys[1]
 
 
-def test_a_write_that_fails_leaves_no_half_record_and_the_old_one_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_leaves_no_half_record_and_the_old_one_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = record.write({"schema": 1, "key": "a", "value": 1}, tmp_path)
     plain = Path.write_text
 
@@ -218,7 +226,9 @@ def test_a_write_that_fails_leaves_no_half_record_and_the_old_one_whole(tmp_path
 @pytest.mark.parametrize("content", ["", "{", '{"schema": 1', "[]", "3", "{}", '{"schema": 1}', "\x00\x00"])
 def test_a_damaged_record_is_named_with_what_to_do(tmp_path: Path, content: str) -> None:
     (tmp_path / "a.json").write_text(content)
-    with pytest.raises(ValueError, match=r"a\.json is not a whole record \(\w+\); delete it and run the same command again$"):
+    with pytest.raises(
+        ValueError, match=r"a\.json is not a whole record \(\w+\); delete it and run the same command again$"
+    ):
         record.read(tmp_path / "a.json")
 
 
@@ -230,7 +240,9 @@ def test_a_record_that_is_no_text_is_named_too(tmp_path: Path) -> None:
 
 def test_a_record_of_another_schema_or_under_another_name_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"schema": 2, "key": "a"}')
-    with pytest.raises(ValueError, match=r"a\.json has schema 2, this version reads 1; run the comparison again into another folder$"):
+    with pytest.raises(
+        ValueError, match=r"a\.json has schema 2, this version reads 1; run the comparison again into another folder$"
+    ):
         record.read(tmp_path / "a.json")
     (tmp_path / "a.json").write_text('{"schema": 1, "key": "b"}')
     with pytest.raises(ValueError, match=r"a\.json holds the record of 'b'; rename it back or delete it$"):

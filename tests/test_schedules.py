@@ -119,7 +119,7 @@ def test_ntk_keeps_the_first_pair_and_divides_the_last_by_exactly_the_factor(
 def test_ntk_needs_two_pairs() -> None:
     with pytest.raises(
         ValueError,
-        match="ntk keeps the fastest pair and stretches the slowest, and needs two pairs; got a rotary width of 2",
+        match="ntk keeps the fastest pair and stretches the slowest, which takes two pairs; got a rotary width of 2",
     ):
         Rotary(2, schedule=NTK(2))
 

@@ -175,7 +175,9 @@ def test_a_damaged_record_is_set_aside_and_made_again(story) -> None:
     name, (content, _) = none_of(story["gone on"])
     aside = name.replace(".json", ".damaged")
     assert story["gone on"].others == [aside]
-    assert f"{name} is not a whole record (JSONDecodeError); set aside as {aside}" in " ".join(story["gone on"].err.split())
+    assert f"{name} is not a whole record (JSONDecodeError); set aside as {aside}" in " ".join(
+        story["gone on"].err.split()
+    )
     made, before = json.loads(content), json.loads(none_of(story["killed"])[1][0])
     # The same seed: the same numbers.
     assert made["lengths"] == before["lengths"] and made["key"] == before["key"]
@@ -222,7 +224,9 @@ def test_a_worker_tells_what_it_does_and_writes_its_record_under_the_given_name(
     assert record.read(tmp_path / "a-key.json")["experiment"]["spec"] == "none"
 
 
-def test_a_sweep_whose_records_are_all_there_starts_nobody(tmp_path: Path, here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_whose_records_are_all_there_starts_nobody(
+    tmp_path: Path, here, monkeypatch: pytest.MonkeyPatch
+) -> None:
     key = record.key_of(small())
     sweep.run_one(small(), key, str(tmp_path / "records"))
     monkeypatch.setattr(sweep, "ProcessPoolExecutor", None)

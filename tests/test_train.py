@@ -84,7 +84,9 @@ def test_every_encoding_sees_the_same_data(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("spec", [*ENCODINGS, "learned + shaw"])
 def test_every_encoding_starts_from_the_same_weights_around_it(spec: str) -> None:
     plain = start(tiny("none")).model.state_dict()
-    own = {name: w for name, w in start(tiny(spec)).model.state_dict().items() if not name.startswith("stack.encodings.")}
+    own = {
+        name: w for name, w in start(tiny(spec)).model.state_dict().items() if not name.startswith("stack.encodings.")
+    }
     assert own.keys() == plain.keys()
     assert all(torch.equal(own[name], plain[name]) for name in plain)
 
@@ -172,7 +174,9 @@ def test_a_cool_down_does_not_outlast_the_steps(monkeypatch: pytest.MonkeyPatch)
 
 def test_learned_means_learned_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     run = start(tiny())
-    run.curve = [{"step": s, "loss": 0.0, "score": v, "cpu_s": 0.0} for s, v in ((2, 1.0), (4, 0.98), (6, 0.99), (8, 1.0))]
+    run.curve = [
+        {"step": s, "loss": 0.0, "score": v, "cpu_s": 0.0} for s, v in ((2, 1.0), (4, 0.98), (6, 0.99), (8, 1.0))
+    ]
     reached = training.learned_at(run)
     assert reached is not None and reached["step"] == 6
     run.curve[-1]["score"] = 0.989
@@ -198,7 +202,11 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def test_a_checkpoint_is_safetensors_and_json_and_nothing_else(checkpoint: Path) -> None:
-    assert sorted(file.name for file in checkpoint.iterdir()) == ["model.safetensors", "optimizer.safetensors", "run.json"]
+    assert sorted(file.name for file in checkpoint.iterdir()) == [
+        "model.safetensors",
+        "optimizer.safetensors",
+        "run.json",
+    ]
     assert json.loads((checkpoint / "run.json").read_text())["step"] == 4
 
 
@@ -216,7 +224,17 @@ def imported_or_called(tree: ast.AST) -> set[str]:
 
 
 def test_nothing_in_the_package_can_run_code_from_a_file_of_weights() -> None:
-    forbidden = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "torch.load", "torch.save", "torch.package"}
+    forbidden = {
+        "pickle",
+        "cloudpickle",
+        "dill",
+        "joblib",
+        "marshal",
+        "shelve",
+        "torch.load",
+        "torch.save",
+        "torch.package",
+    }
     sources = list(Path(posenc.__file__).parent.rglob("*.py"))
     assert len(sources) > 20
     for source in sources:
@@ -227,7 +245,9 @@ def test_nothing_in_the_package_can_run_code_from_a_file_of_weights() -> None:
 
 
 def test_a_folder_without_a_checkpoint_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^no checkpoint in '.*': run\.json is missing; train one with posenc train --out "):
+    with pytest.raises(
+        ValueError, match=r"^no checkpoint in '.*': run\.json is missing; train one with posenc train --out "
+    ):
         load(tmp_path)
 
 
@@ -248,7 +268,9 @@ def test_damaged_tensors_are_named(checkpoint: Path, name: str, damage: str) -> 
     file.unlink()
     if damage != "missing":
         file.write_bytes({"empty": b"", "truncated": whole[:-100], "garbage": b"no tensors " * 50}[damage])
-    with pytest.raises(ValueError, match=rf"{name}\.safetensors is missing or damaged: .*; train again into another folder$"):
+    with pytest.raises(
+        ValueError, match=rf"{name}\.safetensors is missing or damaged: .*; train again into another folder$"
+    ):
         load(checkpoint)
 
 
@@ -256,7 +278,9 @@ def test_damaged_tensors_are_named(checkpoint: Path, name: str, damage: str) -> 
 def test_tensors_of_another_step_are_refused(checkpoint: Path, name: str, tmp_path: Path) -> None:
     save(train(start(tiny()), until=6), tmp_path / "later")
     (checkpoint / f"{name}.safetensors").write_bytes((tmp_path / "later" / f"{name}.safetensors").read_bytes())
-    with pytest.raises(ValueError, match=rf"{name}\.safetensors is of step 6, run\.json of step 4: the last save was cut off"):
+    with pytest.raises(
+        ValueError, match=rf"{name}\.safetensors is of step 6, run\.json of step 4: the last save was cut off"
+    ):
         load(checkpoint)
 
 
@@ -267,7 +291,9 @@ def test_a_model_of_another_shape_is_refused(checkpoint: Path, tmp_path: Path) -
         load(checkpoint)
 
 
-def test_a_save_that_is_cut_off_leaves_no_half_file_under_a_real_name(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_that_is_cut_off_leaves_no_half_file_under_a_real_name(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = {file.name: file.read_bytes() for file in checkpoint.iterdir()}
     run = train(load(checkpoint), until=6)
 
@@ -281,14 +307,18 @@ def test_a_save_that_is_cut_off_leaves_no_half_file_under_a_real_name(checkpoint
     assert load(checkpoint).step == 4
 
 
-def test_a_disk_that_fills_up_while_tensors_are_written_is_an_error_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fills_up_while_tensors_are_written_is_an_error_of_the_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from safetensors import SafetensorError
 
     def full(*_) -> None:
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr("safetensors.torch.save_file", full)
-    with pytest.raises(OSError, match=r"cannot be written: .*No space left on device .*; the last whole checkpoint is kept$"):
+    with pytest.raises(
+        OSError, match=r"cannot be written: .*No space left on device .*; the last whole checkpoint is kept$"
+    ):
         save(start(tiny()), tmp_path)
 
 

@@ -24,7 +24,9 @@ def test_the_position_vectors_are_sines_and_cosines() -> None:
 @pytest.mark.parametrize("dim", [1, 3, 4])
 def test_combined_is_the_sum_number_by_number(encoding: str, dim: int) -> None:
     example = worked_example(["a", "b", "a"], dim, encoding)
-    for token, position, combined in zip(example.token_vectors, example.position_vectors, example.combined, strict=True):
+    for token, position, combined in zip(
+        example.token_vectors, example.position_vectors, example.combined, strict=True
+    ):
         assert len(token) == len(position) == len(combined) == dim
         assert combined == pytest.approx([t + p for t, p in zip(token, position, strict=True)], abs=1e-6)
 
@@ -46,7 +48,10 @@ def test_a_seed_gives_the_same_example() -> None:
     [
         ({"tokens": []}, "a worked example needs at least one token"),
         ({"dim": 0}, "dim must be 1 or more, got 0"),
-        ({"encoding": "alibi"}, r"alibi adds nothing to embeddings; a worked example needs one that does, such as sinusoidal or learned"),
+        (
+            {"encoding": "alibi"},
+            r"alibi adds nothing to embeddings; a worked example needs one that does, such as sinusoidal or learned",
+        ),
         ({"encoding": "sinusodal"}, "no encoding named 'sinusodal'; .*; did you mean 'sinusoidal'\\?"),
     ],
 )

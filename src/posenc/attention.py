@@ -53,7 +53,9 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         kernels.check_name(kernel)
-        shape = Shape.of(dim, heads, max_len, causal) if head_dim is None else Shape(dim, heads, head_dim, max_len, causal)
+        shape = (
+            Shape.of(dim, heads, max_len, causal) if head_dim is None else Shape(dim, heads, head_dim, max_len, causal)
+        )
         kv_heads = heads if kv_heads is None else kv_heads
         if kv_heads < 1 or heads % kv_heads:
             raise ValueError(f"kv_heads must divide heads={heads}, got {kv_heads}")
@@ -86,10 +88,11 @@ class Attention(nn.Module):
 
         key            default: `query` (self-attention)
         value          default: `key`
-        positions      where the query tokens are: Positions, ids, or nothing (0, 1, 2, ...). A token decoded alone, behind a
-                       cache, is not at 0: say where it is
+        positions      where the query tokens are: Positions, ids, or nothing (0, 1, 2, ...). A token decoded alone,
+                       behind a cache, is not at 0: say where it is
         key_positions  where the key tokens are; default: `positions` in self-attention, else 0, 1, 2, ...
-        mask           a Mask, a boolean tensor (true = may see), a floating tensor (added to the logits), or nothing (see all)
+        mask           a Mask, a boolean tensor (true = may see), a floating tensor (added to the logits), or nothing
+                       (see all)
         cache          a layer cache: the new keys are put into it, and all its keys are attended to
         weights        whether to return the attention weights [B, heads, T, S] too, as they were applied
         encoding       the encoding of this call, where the layer has none of its own
@@ -97,7 +100,9 @@ class Attention(nn.Module):
         self.check(query, key, value)
         encoding = self.encoding if encoding is None else encoding
         if encoding is None:
-            raise ValueError("this layer has no encoding of its own; build it with encoding='none' or another, or pass one")
+            raise ValueError(
+                "this layer has no encoding of its own; build it with encoding='none' or another, or pass one"
+            )
         at = positions_for(query.shape[1], positions, batch=query.shape[0], device=query.device)
         if key is None:
             if key_positions is not None:
@@ -134,7 +139,7 @@ class Attention(nn.Module):
         return Keys(k, v, at, encoding.remember(key, at, project))
 
     def split(self, x: Tensor, heads: int) -> Tensor:
-        return x.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)                # [B, heads, T, head_dim]
+        return x.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)  # [B, heads, T, head_dim]
 
     def check(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> None:
         if key is None and value is not None:

@@ -1,4 +1,4 @@
-"""KV caches: Keys that take in the next tokens. Growing, static and rolling ones hold the same truth in other storage."""
+"""KV caches: Keys that take in the next tokens. Growing, static and rolling ones differ in storage, not in truth."""
 
 from typing import Protocol
 
@@ -31,8 +31,8 @@ class GrowingCache:
 class SlotCache:
     """Keys in a fixed number of slots: shapes never change, so that decoding is one compiled graph.
 
-    The token whose order is n lies in slot n; in a rolling cache in slot n modulo the slots, over the oldest. Padding has
-    order -1 and goes to one extra slot, which no query ever sees.
+    The token whose order is n lies in slot n; in a rolling cache in slot n modulo the slots, over the oldest. Padding
+    has order -1 and goes to one extra slot, which no query ever sees.
 
     slots    how many tokens are held
     rolling  whether the newest tokens overwrite the oldest; only right under a window mask: hold at least
@@ -52,11 +52,13 @@ class SlotCache:
         keys = self.empty_like(new) if self.keys is None else self.keys
         batch, order = new.k.shape[0], new.at.order.expand(new.k.shape[0], -1)
         slot = order % self.slots if self.rolling else order
-        slot = torch.where(order < 0, self.slots, slot)                                   # [B, T]
+        slot = torch.where(order < 0, self.slots, slot)  # [B, T]
         at = Positions(
             coords=place(keys.at.coords, slot, new.at.coords.expand(batch, -1, -1), 1),
             order=place(keys.at.order, slot, order, 1),
-            document=None if keys.at.document is None else place(keys.at.document, slot, documents(new.at).expand(batch, -1), 1),
+            document=None
+            if keys.at.document is None
+            else place(keys.at.document, slot, documents(new.at).expand(batch, -1), 1),
             length=new.at.length,
             unit_step=new.at.unit_step and keys.at.unit_step,
         )
@@ -96,7 +98,8 @@ class SlotCache:
             extent = int(new.at.order.max()) + 1
         if extent is not None and extent > self.slots:
             raise ValueError(
-                f"the token of order {extent - 1} has no slot in a cache of {self.slots}; make the cache with at least {extent} slots"
+                f"the token of order {extent - 1} has no slot in a cache of {self.slots}; "
+                f"make the cache with at least {extent} slots"
             )
 
 

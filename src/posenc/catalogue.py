@@ -65,15 +65,23 @@ def class_names() -> dict[str, str]:
     for name in names():
         tree = ast.parse((HOME / f"{name}.py").read_text(encoding="utf-8"))
         for node in tree.body:
-            if isinstance(node, ast.ClassDef) and any(isinstance(base, ast.Name) and base.id == "Encoding" for base in node.bases):
+            if isinstance(node, ast.ClassDef) and any(
+                isinstance(base, ast.Name) and base.id == "Encoding" for base in node.bases
+            ):
                 found[node.name] = name
     return found
 
 
 def only_encoding(module: Any, where: str) -> type[Encoding]:
-    own = [c for c in vars(module).values() if inspect.isclass(c) and issubclass(c, Encoding) and c.__module__ == module.__name__]
+    own = [
+        c
+        for c in vars(module).values()
+        if inspect.isclass(c) and issubclass(c, Encoding) and c.__module__ == module.__name__
+    ]
     if len(own) != 1:
-        raise ValueError(f"{where} must hold exactly one encoding, a subclass of posenc.Encoding; found {[c.__name__ for c in own]}")
+        raise ValueError(
+            f"{where} must hold exactly one encoding, a subclass of posenc.Encoding; found {[c.__name__ for c in own]}"
+        )
     return own[0]
 
 
@@ -82,7 +90,9 @@ def load_from_file(name: str) -> type[Encoding]:
     path, _, class_name = name.rpartition(":")
     file = Path(path)
     if not file.is_file():
-        raise ValueError(f"no file '{path}' to take {class_name} from; a spec of your own module is path/to/file.py:Class")
+        raise ValueError(
+            f"no file '{path}' to take {class_name} from; a spec of your own module is path/to/file.py:Class"
+        )
     spec = importlib.util.spec_from_file_location(f"posenc_user_{file.stem}", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -92,9 +102,12 @@ def load_from_file(name: str) -> type[Encoding]:
         raise ValueError(f"{path} could not be imported: {type(error).__name__}: {error}") from error
     cls = getattr(module, class_name, None)
     if not (inspect.isclass(cls) and issubclass(cls, Encoding)):
-        encodings = [n for n, c in vars(module).items() if inspect.isclass(c) and issubclass(c, Encoding) and c is not Encoding]
+        encodings = [
+            n for n, c in vars(module).items() if inspect.isclass(c) and issubclass(c, Encoding) and c is not Encoding
+        ]
         raise ValueError(
-            f"{path} has no encoding named '{class_name}'; it has: {', '.join(encodings) or 'no subclass of posenc.Encoding'}"
+            f"{path} has no encoding named '{class_name}'; "
+            f"it has: {', '.join(encodings) or 'no subclass of posenc.Encoding'}"
         )
     cls.spec_name = name
     return cls
@@ -117,7 +130,9 @@ def parse(spec: str) -> Node:
     try:
         tree = ast.parse(A_PATH.sub(stand_in, spec).strip(), mode="eval").body
     except SyntaxError as error:
-        raise ValueError(f"'{spec}' is not a spec ({error.msg}); write for example rotary(base=500_000) + alibi") from None
+        raise ValueError(
+            f"'{spec}' is not a spec ({error.msg}); write for example rotary(base=500_000) + alibi"
+        ) from None
     return Parser(spec, paths).node(tree)
 
 
@@ -142,7 +157,9 @@ class Parser:
                 raise ValueError(f"options in a spec have names, as in rotary(base=500_000); got '{ast.unparse(tree)}'")
             options = tuple((word.arg or "**", self.value(word.value)) for word in tree.keywords)
             return self.named(tree.func.id, options)
-        raise ValueError(f"'{ast.unparse(tree)}' in '{self.spec}' is not an encoding; write for example rotary(base=500_000) + alibi")
+        raise ValueError(
+            f"'{ast.unparse(tree)}' in '{self.spec}' is not an encoding; write for example rotary(base=500_000) + alibi"
+        )
 
     def named(self, name: str, options: tuple[tuple[str, Any], ...]) -> Node:
         name = self.paths[int(name[6:])] if name.startswith("_path_") else name
@@ -150,14 +167,18 @@ class Parser:
         known = [p for p in inspect.signature(cls.__init__).parameters if p not in ("self", *FILLED_IN)]
         for option, _ in options:
             if option not in known:
-                raise ValueError(f"{name} has no option '{option}'; it has: {', '.join(known) or 'none'}{near(option, known)}")
+                raise ValueError(
+                    f"{name} has no option '{option}'; it has: {', '.join(known) or 'none'}{near(option, known)}"
+                )
         if len({option for option, _ in options}) != len(options):
             raise ValueError(f"an option stands twice in '{self.spec}'; give it once")
         return Node(name, options)
 
     def on_heads(self, tree: ast.Call) -> Node:
         if len(tree.args) != 1 or [word.arg for word in tree.keywords] != ["heads"]:
-            raise ValueError(f"on(...) takes one encoding and heads, as in on(rotary, heads=(0, 1)); got '{ast.unparse(tree)}'")
+            raise ValueError(
+                f"on(...) takes one encoding and heads, as in on(rotary, heads=(0, 1)); got '{ast.unparse(tree)}'"
+            )
         heads = self.value(tree.keywords[0].value)
         heads = (heads,) if isinstance(heads, int) else heads
         if not isinstance(heads, tuple) or not all(isinstance(head, int) for head in heads):
@@ -168,16 +189,22 @@ class Parser:
         if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name):
             name = tree.func.id
             if name not in SCHEDULES:
-                raise ValueError(f"no schedule named '{name}'; there are: {', '.join(SCHEDULES)}{near(name, list(SCHEDULES))}")
+                raise ValueError(
+                    f"no schedule named '{name}'; there are: {', '.join(SCHEDULES)}{near(name, list(SCHEDULES))}"
+                )
             options = {word.arg or "**": self.value(word.value) for word in tree.keywords}
             if len(options) != len(tree.keywords):
                 raise ValueError(f"an option stands twice in '{ast.unparse(tree)}'; give it once")
             fields = list(inspect.signature(SCHEDULES[name]).parameters)
             for option in options:
                 if option not in fields:
-                    raise ValueError(f"{name} has no option '{option}'; it has: {', '.join(fields)}{near(str(option), fields)}")
+                    raise ValueError(
+                        f"{name} has no option '{option}'; it has: {', '.join(fields)}{near(str(option), fields)}"
+                    )
             if tree.args or "factor" not in options:
-                raise ValueError(f"{name} needs named options with a factor, as in {name}(factor=4); got '{ast.unparse(tree)}'")
+                raise ValueError(
+                    f"{name} needs named options with a factor, as in {name}(factor=4); got '{ast.unparse(tree)}'"
+                )
             return SCHEDULES[name](**options)
         if isinstance(tree, ast.Name):
             # A bare word is a string, so that shells need no quotes: rotary(layout=interleaved).
@@ -188,7 +215,9 @@ class Parser:
             # Equal specs share one encoding, so a value has to be hashable.
             hash(value)
         except (ValueError, TypeError):
-            raise ValueError(f"'{ast.unparse(tree)}' in '{self.spec}' is not a plain value: use numbers, words or tuples") from None
+            raise ValueError(
+                f"'{ast.unparse(tree)}' in '{self.spec}' is not a plain value: use numbers, words or tuples"
+            ) from None
         return value
 
 
@@ -211,8 +240,8 @@ def build_layers(
 ) -> tuple[list[Encoding], list[Encoding]]:
     """The encodings of a stack: the distinct ones that own parameters, and for each layer the one that it uses.
 
-    A tuple of specs is cycled over the layers. Equal specs share one instance, also as parts of different sums, unless their
-    class is `per_layer`.
+    A tuple of specs is cycled over the layers. Equal specs share one instance, also as parts of different sums, unless
+    their class is `per_layer`.
     """
     cycle: list[Spec] = [spec] if isinstance(spec, (str, Encoding)) else list(spec)
     if not cycle:
@@ -223,7 +252,7 @@ def build_layers(
 
 
 class Builder:
-    """Builds encodings; with `share`, equal ones that are not `per_layer` are built once. `owned` lists what was built."""
+    """Builds encodings; with `share`, equal ones that are not `per_layer` only once. `owned` lists what was built."""
 
     def __init__(self, shape: Shape, hints: Mapping[str, Mapping[str, Any]], *, share: bool = False) -> None:
         self.shape, self.hints, self.share = shape, hints, share

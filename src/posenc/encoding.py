@@ -80,8 +80,8 @@ class Keys:
 class Encoding(nn.Module):
     """Base of every positional encoding: the doors through which position can enter attention.
 
-    1 `embed` adds to the embeddings; 2 `query` and `key` turn queries and keys; 3 `by_distance` or `score_mod` biases the
-    scaled logits; 4 `attend` replaces the attention rule; and `remember` keeps facts of each token beside k and v.
+    1 `embed` adds to the embeddings; 2 `query` and `key` turn queries and keys; 3 `by_distance` or `score_mod` biases
+    the scaled logits; 4 `attend` replaces the attention rule; and `remember` keeps facts of each token beside k and v.
     A subclass overrides what it needs, keeps each constructor argument under its own name, and is a function of
     coordinates: never of a tensor's length, of call history, or of its neighbours in the batch.
     """
@@ -141,9 +141,10 @@ class Encoding(nn.Module):
         return None
 
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod | None:
-        """Door 3. A closure (score, b, h, i, j) -> score in FlexAttention's sense, for biases that need more than the distance.
+        """Door 3. A closure (score, b, h, i, j) -> score as FlexAttention has it, for what needs more than the distance.
 
-        It must be elementwise in its index tensors. `score` is a scaled logit. The default is derived from `by_distance`.
+        It must be elementwise in its index tensors. `score` is a scaled logit. The default is derived from
+        `by_distance`.
         """
         if "by_distance" not in self.doors:
             return None
@@ -159,20 +160,24 @@ class Encoding(nn.Module):
 
         return score_mod
 
-    def attend(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: "BoundKernel") -> tuple[Tensor, Tensor | None]:
+    def attend(
+        self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: "BoundKernel"
+    ) -> tuple[Tensor, Tensor | None]:
         """Door 4. The attention rule: the output [B, H, T, D] and the weights if the kernel was asked for them."""
         return kernel(self, q, at, keys, mask)
 
     def remember(self, x: Tensor, at: Positions, project: Projections) -> dict[str, Tensor]:
-        """The pocket: per-token facts [B, heads or 1, T, ...] to keep beside k and v, under names of this encoding's own."""
+        """The pocket: per-token facts [B, heads or 1, T, ...] kept beside k and v, under this encoding's own names."""
         return {}
 
     def formula_added(self, position: float, channel: int) -> float:
         """As published, in scalars: what is added to one channel of the embedding of a token at `position`."""
         return 0.0
 
-    def formula_logit(self, q: Sequence[float], k: Sequence[float], m: float, n: float, head: int, scale: float) -> float:
-        """As published, in scalars: the logit of a query at m on a key at n, where plain attention has scale * q . k."""
+    def formula_logit(
+        self, q: Sequence[float], k: Sequence[float], m: float, n: float, head: int, scale: float
+    ) -> float:
+        """As published, in scalars: the logit of a query at m on a key at n; plain attention has scale * q . k."""
         return scale * math.fsum(a * b for a, b in zip(q, k, strict=True))
 
     def formula_value(self, v: Sequence[float], m: float, n: float, channel: int) -> float:
@@ -184,8 +189,8 @@ class Encoding(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Use it alone: `encoding(x)` on embeddings [B, T, dim], `q, k = encoding(q, k)` on heads [B, H, T, D].
 
-        Positions are Positions, a tensor [T], [B, T] or [B, T, A], an offset, or nothing (0, 1, 2, ...). A token decoded
-        alone is not at 0: give its position or offset. Nothing given is changed in place.
+        Positions are Positions, a tensor [T], [B, T] or [B, T, A], an offset, or nothing (0, 1, 2, ...). A token
+        decoded alone is not at 0: give its position or offset. Nothing given is changed in place.
         """
         if k is None:
             if "embed" not in self.doors:
@@ -218,7 +223,13 @@ class Encoding(nn.Module):
         Raises ValueError when the encoding has no bias.
         """
         at = Positions.count(at) if isinstance(at, int) else positions_for(_tokens(at), at)
-        keys_at = at if keys_at is None else Positions.count(keys_at) if isinstance(keys_at, int) else positions_for(_tokens(keys_at), keys_at)
+        keys_at = (
+            at
+            if keys_at is None
+            else Positions.count(keys_at)
+            if isinstance(keys_at, int)
+            else positions_for(_tokens(keys_at), keys_at)
+        )
         if not self.doors & {"by_distance", "score_mod"}:
             raise ValueError(f"{self} has no bias; it opens {sorted(self.doors) or 'no door'}")
         if "score_mod" in self.doors and q is None:
@@ -246,24 +257,26 @@ class Encoding(nn.Module):
         if "by_distance" not in self.doors:
             return None
         if at is keys.at and at.contiguous and at.unit_step:
-            # T tokens in a row are only 2 T - 1 distances apart; a gather spreads them into the matrix. (Unfold would too,
-            # but it compiles anew for every length, and its gradient is slower.)
+            # T tokens in a row are only 2 T - 1 distances apart; a gather spreads them into the matrix. (Unfold would
+            # too, but it compiles anew for every length, and its gradient is slower.)
             T = at.tokens
             token = torch.arange(T, device=at.order.device)
-            vector = self.by_distance(torch.arange(T - 1, -T, -1, device=at.order.device))     # [H, 2T-1]
+            vector = self.by_distance(torch.arange(T - 1, -T, -1, device=at.order.device))  # [H, 2T-1]
             assert vector is not None
             self.check_heads(vector, q)
             index = (T - 1 - token[:, None] + token).expand(vector.shape[0], T, T)
-            return vector.to(dtype)[:, None].expand(-1, T, -1).gather(-1, index)[None]         # [1, H, T, T]
-        values = self.by_distance(distance(at, keys.at, str(self)))                            # [H, B or 1, T, S]
+            return vector.to(dtype)[:, None].expand(-1, T, -1).gather(-1, index)[None]  # [1, H, T, T]
+        values = self.by_distance(distance(at, keys.at, str(self)))  # [H, B or 1, T, S]
         assert values is not None
         self.check_heads(values, q)
         return values.movedim(0, 1).to(dtype)
 
     def check_heads(self, values: Tensor, q: Tensor | None) -> None:
-        """Raises ValueError unless a bias [H, ...] has a row for every head of the queries: one row would broadcast unseen."""
+        """Raises ValueError unless a bias [H, ...] has a row for each query head: one row would broadcast unseen."""
         if q is not None and values.shape[0] != q.shape[1]:
-            raise ValueError(f"{self} has a bias for {values.shape[0]} heads, got queries of {q.shape[1]}; build it for {q.shape[1]}")
+            raise ValueError(
+                f"{self} has a bias for {values.shape[0]} heads, got queries of {q.shape[1]}; build it for {q.shape[1]}"
+            )
 
     def options(self) -> dict[str, Any]:
         """The constructor's options and their values, without what the model decides (its widths, heads, device)."""
@@ -276,7 +289,8 @@ class Encoding(nn.Module):
     def __repr__(self) -> str:
         """The spec: what `posenc.build` reads back."""
         parameters = inspect.signature(type(self).__init__).parameters
-        # Left out, an option that is also a field of Shape would be filled in from the next model, whatever it was here.
+        # Left out, an option that is also a field of Shape would be filled in from the next model, whatever it was
+        # here.
         decided = ("max_len", "causal")
         changed = {n: value for n, value in self.options().items() if n in decided or value != parameters[n].default}
         inside = ", ".join(f"{name}={value!r}" for name, value in changed.items())
@@ -293,7 +307,12 @@ class BoundKernel:
     """A kernel with what one attention layer asks of it: scale, dropout, and whether the weights are wanted."""
 
     def __init__(
-        self, kernel: Callable[..., tuple[Tensor, Tensor | None]], *, scale: float, dropout: float = 0.0, weights: bool = False
+        self,
+        kernel: Callable[..., tuple[Tensor, Tensor | None]],
+        *,
+        scale: float,
+        dropout: float = 0.0,
+        weights: bool = False,
     ) -> None:
         self.kernel, self.scale, self.dropout, self.weights = kernel, scale, dropout, weights
 
@@ -320,7 +339,9 @@ class Compose(Encoding):
             flat.extend(part.parts if isinstance(part, Compose) else [part])
         rules = [str(part) for part in flat if "attend" in part.doors]
         if len(rules) > 1:
-            raise ValueError(f"at most one encoding may replace the attention rule, got {' and '.join(rules)}; drop one of them")
+            raise ValueError(
+                f"at most one encoding may replace the attention rule, got {' and '.join(rules)}; drop one of them"
+            )
         self.members = nn.ModuleList(flat)
         opened = frozenset().union(*(part.doors for part in flat))
         # A distance alone no longer tells the whole bias once one part reads more than that.
@@ -370,14 +391,18 @@ class Compose(Encoding):
 
         return score_mod
 
-    def attend(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> tuple[Tensor, Tensor | None]:
+    def attend(
+        self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
+    ) -> tuple[Tensor, Tensor | None]:
         rule = next((part for part in self.parts if "attend" in part.doors), None)
         if rule is None:
             return kernel(self, q, at, keys, mask)
         # The rule is one part's own, but the kernel it calls must see the doors of the whole.
         whole = BoundKernel(
             lambda _, *given, **options: kernel.kernel(self, *given, **options),
-            scale=kernel.scale, dropout=kernel.dropout, weights=kernel.weights,
+            scale=kernel.scale,
+            dropout=kernel.dropout,
+            weights=kernel.weights,
         )
         return rule.attend(q, at, keys, mask, whole)
 
@@ -393,14 +418,20 @@ class Compose(Encoding):
     def formula_added(self, position: float, channel: int) -> float:
         return math.fsum(part.formula_added(position, channel) for part in self.parts)
 
-    def formula_logit(self, q: Sequence[float], k: Sequence[float], m: float, n: float, head: int, scale: float) -> float:
+    def formula_logit(
+        self, q: Sequence[float], k: Sequence[float], m: float, n: float, head: int, scale: float
+    ) -> float:
         plain = super().formula_logit(q, k, m, n, head, scale)
         changes = [(part, part.formula_logit(q, k, m, n, head, scale) - plain) for part in self.parts]
         turning = [part for part, change in changes if change and part.doors & {"query", "key"}]
         reading = [part for part, change in changes if change and "score_mod" in part.doors and part not in turning]
         if len(turning) > 1 or (turning and reading):
-            # Each formula takes the query as it comes from the projection, and there is none for a query already turned.
-            raise NotImplementedError(f"the formulas of {' and '.join(map(str, turning + reading))} do not add up: one turns the query that the other reads")
+            # Each formula takes the query as it comes from the projection, and there is none for a query already
+            # turned.
+            raise NotImplementedError(
+                f"the formulas of {' and '.join(map(str, turning + reading))} do not add up: "
+                f"one turns the query that the other reads"
+            )
         return plain + math.fsum(change for _, change in changes)
 
     def formula_value(self, v: Sequence[float], m: float, n: float, channel: int) -> float:
@@ -428,7 +459,10 @@ class OnHeads(Encoding):
             raise ValueError(f"heads must be different numbers from 0 to {of - 1}, got {chosen}")
         for door in ("embed", "attend", "remember"):
             if door in encoding.doors:
-                raise ValueError(f"{encoding} opens the door '{door}', which knows no heads; on(...) takes rotary-like and bias encodings")
+                raise ValueError(
+                    f"{encoding} opens the door '{door}', which knows no heads; "
+                    f"on(...) takes rotary-like and bias encodings"
+                )
         self.encoding, self.heads, self.of = encoding, chosen, of
         self.doors, self.per_layer = encoding.doors, encoding.per_layer
 
@@ -445,7 +479,8 @@ class OnHeads(Encoding):
         groups = sorted({head // group for head in self.heads})
         if len(groups) * group != len(self.heads):
             raise ValueError(
-                f"{group} query heads share each key head, so the chosen heads must come in whole groups of {group}, got {self.heads}"
+                f"{group} query heads share each key head, so the chosen heads must come in whole groups "
+                f"of {group}, got {self.heads}"
             )
         chosen = torch.tensor(groups, device=k.device)
         return k.index_copy(1, chosen, self.encoding.key(k[:, chosen], at))
@@ -463,14 +498,18 @@ class OnHeads(Encoding):
         chosen = torch.tensor(self.heads, device=q.device)
         modify = self.encoding.score_mod(q[:, chosen], at, keys)
         assert modify is not None
-        place = torch.full((self.of,), -1, device=q.device).index_copy(0, chosen, torch.arange(len(self.heads), device=q.device))
+        place = torch.full((self.of,), -1, device=q.device).index_copy(
+            0, chosen, torch.arange(len(self.heads), device=q.device)
+        )
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             return torch.where(place[h] >= 0, modify(score, b, place[h].clamp(min=0), i, j), score)
 
         return score_mod
 
-    def formula_logit(self, q: Sequence[float], k: Sequence[float], m: float, n: float, head: int, scale: float) -> float:
+    def formula_logit(
+        self, q: Sequence[float], k: Sequence[float], m: float, n: float, head: int, scale: float
+    ) -> float:
         if head not in self.heads:
             return super().formula_logit(q, k, m, n, head, scale)
         return self.encoding.formula_logit(q, k, m, n, self.heads.index(head), scale)

@@ -71,7 +71,14 @@ class Mask:
 
     def is_plain_causal(self, at: Positions, keys_at: Positions) -> bool:
         """Whether it is certain, without looking at data, that token i sees exactly the tokens 0..i."""
-        return self.causal and self.given is None and self.window is None and self.prefix == 0 and at is keys_at and at.contiguous
+        return (
+            self.causal
+            and self.given is None
+            and self.window is None
+            and self.prefix == 0
+            and at is keys_at
+            and at.contiguous
+        )
 
 
 def check_mask(mask: Tensor, queries: int, keys: int, batch: int | None = None, heads: int | None = None) -> None:
@@ -80,7 +87,7 @@ def check_mask(mask: Tensor, queries: int, keys: int, batch: int | None = None, 
         raise ValueError(f"a mask is boolean (true = may see) or floating (added to the logits), got {mask.dtype}")
     shape = list(mask.shape)
     wanted = (batch, heads, queries, keys)
-    sizes = ([1, 1, 1, 1] + shape)[-4:]
+    sizes = [1, 1, 1, 1, *shape][-4:]
     if len(shape) > 4 or any(size != 1 and want not in (None, size) for size, want in zip(sizes, wanted, strict=True)):
         named = f"{'batch' if batch is None else batch}, {'heads' if heads is None else heads}, {queries}, {keys}"
         raise ValueError(f"a mask broadcasts to [{named}], got shape {shape}")

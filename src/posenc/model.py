@@ -5,8 +5,8 @@ Read from top to bottom: token and position embedding, feed-forward, block, stac
 
 import math
 from collections.abc import Callable, Generator
-from typing import Any, cast
 from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -96,7 +96,13 @@ class FeedForward(nn.Sequential):
     """dim -> hidden -> dim with a GELU between, for each token alone."""
 
     def __init__(
-        self, dim: int, hidden: int, dropout: float = 0.0, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+        self,
+        dim: int,
+        hidden: int,
+        dropout: float = 0.0,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         made: dict[str, Any] = {"device": device, "dtype": dtype}
         super().__init__(nn.Linear(dim, hidden, **made), nn.GELU(), nn.Linear(hidden, dim, **made), nn.Dropout(dropout))
@@ -150,13 +156,21 @@ class Block(nn.Module):
             raise ValueError(f"norm must be one of {', '.join(NORMS)}, got '{norm}'")
         made: dict[str, Any] = {"device": device, "dtype": dtype}
         options: dict[str, Any] = {
-            "kv_heads": kv_heads, "head_dim": head_dim, "kernel": kernel, "scale": scale, "dropout": dropout,
-            "bias": bias, "max_len": max_len, **made,
+            "kv_heads": kv_heads,
+            "head_dim": head_dim,
+            "kernel": kernel,
+            "scale": scale,
+            "dropout": dropout,
+            "bias": bias,
+            "max_len": max_len,
+            **made,
         }
         self.norm = norm
         self.attention = Attention(dim, heads, encoding=encoding, causal=causal, **options)
         self.attention_norm = nn.LayerNorm(dim, **made)
-        self.cross_attention = Attention(dim, heads, encoding=cross_encoding, causal=False, **options) if cross else None
+        self.cross_attention = (
+            Attention(dim, heads, encoding=cross_encoding, causal=False, **options) if cross else None
+        )
         self.cross_norm = nn.LayerNorm(dim, **made) if cross else None
         self.feed_forward = FeedForward(dim, 4 * dim if hidden is None else hidden, dropout, **made)
         self.feed_forward_norm = nn.LayerNorm(dim, **made)
@@ -211,15 +225,17 @@ class Block(nn.Module):
         x = self.residual(x, self.feed_forward_norm, self.feed_forward)
         return (x, seen) if weights else x
 
-    def residual(self, x: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor], only: slice = slice(None)) -> Tensor:
+    def residual(
+        self, x: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor], only: slice = slice(None)
+    ) -> Tensor:
         return x[:, only] + sublayer(norm(x)) if self.norm == "pre" else norm(x[:, only] + sublayer(x))
 
 
 class Stack(nn.Module):
     """Blocks behind one another, and the encodings that they use.
 
-    The stack owns the encodings: `encodings` holds each once, `encoding_of` says which one a layer uses. A tuple of specs
-    is cycled over the layers.
+    The stack owns the encodings: `encodings` holds each once, `encoding_of` says which one a layer uses. A tuple of
+    specs is cycled over the layers.
     """
 
     def __init__(
@@ -243,7 +259,9 @@ class Stack(nn.Module):
         super().__init__()
         if layers < 1:
             raise ValueError(f"a stack needs at least one layer, got {layers}")
-        shape = Shape.of(dim, heads, max_len, causal) if head_dim is None else Shape(dim, heads, head_dim, max_len, causal)
+        shape = (
+            Shape.of(dim, heads, max_len, causal) if head_dim is None else Shape(dim, heads, head_dim, max_len, causal)
+        )
         owned, self.encoding_of = in_layers(encoding, shape, layers, hints)
         self.encodings = nn.ModuleList(owned).to(device=device, dtype=dtype)
         self.cross_encoding_of: tuple[Encoding, ...] = ()
@@ -251,11 +269,14 @@ class Stack(nn.Module):
             apart = Shape(shape.dim, shape.heads, shape.head_dim, max_len, causal=False)
             owned, self.cross_encoding_of = in_layers(cross_encoding, apart, layers, hints)
             if any("embed" in own.doors for own in owned):
-                raise ValueError(f"cross_encoding adds to embeddings, and between two sequences there are none; got {cross_encoding}")
+                raise ValueError(
+                    f"cross_encoding adds to embeddings, and between two sequences there are none; got {cross_encoding}"
+                )
             self.cross_encodings = nn.ModuleList(owned).to(device=device, dtype=dtype)
         options |= {"device": device, "dtype": dtype}
         self.blocks = nn.ModuleList(
-            Block(dim, heads, head_dim=head_dim, norm=norm, cross=cross, max_len=max_len, **options) for _ in range(layers)
+            Block(dim, heads, head_dim=head_dim, norm=norm, cross=cross, max_len=max_len, **options)
+            for _ in range(layers)
         )
         # Post-norm blocks end with a norm of their own.
         self.final_norm = nn.LayerNorm(dim, device=device, dtype=dtype) if norm == "pre" else nn.Identity()
@@ -281,9 +302,18 @@ class Stack(nn.Module):
         for layer, block in enumerate(self.blocks):
             # What nobody reads is not computed: the last block answers for the wanted tokens only.
             last = only if block is self.blocks[-1] and not weights else None
-            given: dict[str, Any] = {"positions": at, "mask": mask, "weights": weights, "encoding": self.encoding_of[layer]}
+            given: dict[str, Any] = {
+                "positions": at,
+                "mask": mask,
+                "weights": weights,
+                "encoding": self.encoding_of[layer],
+            }
             if memory is not None:
-                given |= {"memory": memory, "memory_positions": memory_at, "cross_encoding": self.cross_encoding_of[layer]}
+                given |= {
+                    "memory": memory,
+                    "memory_positions": memory_at,
+                    "cross_encoding": self.cross_encoding_of[layer],
+                }
             out = block(x, cache=None if cache is None else cache.layers[layer], only=last, **given)
             if weights:
                 out, of_layer = out
@@ -339,7 +369,16 @@ class Decoder(nn.Module):
         made: dict[str, Any] = {"device": device, "dtype": dtype}
         self.vocab, self.max_len = vocab, max_len
         self.stack = Stack(
-            dim, heads, layers, encoding=encoding, max_len=max_len, causal=True, dropout=dropout, hints=hints, **made, **options
+            dim,
+            heads,
+            layers,
+            encoding=encoding,
+            max_len=max_len,
+            causal=True,
+            dropout=dropout,
+            hints=hints,
+            **made,
+            **options,
         )
         self.embedding = TokenPositionEmbedding(vocab, dim, scale=scale_tokens, dropout=dropout, **made)
         self.output = None if tie_output else nn.Linear(dim, vocab, **made)
@@ -394,8 +433,16 @@ class Decoder(nn.Module):
         """
         with evaluating(self):
             return generate(
-                self, self.cache(), ids, tokens, vocab=self.vocab, padding=padding,
-                temperature=temperature, top_k=top_k, stop=stop, seed=seed,
+                self,
+                self.cache(),
+                ids,
+                tokens,
+                vocab=self.vocab,
+                padding=padding,
+                temperature=temperature,
+                top_k=top_k,
+                stop=stop,
+                seed=seed,
             )
 
 
@@ -428,7 +475,16 @@ class Encoder(nn.Module):
         made: dict[str, Any] = {"device": device, "dtype": dtype}
         self.vocab, self.max_len = vocab, max_len
         self.stack = Stack(
-            dim, heads, layers, encoding=encoding, max_len=max_len, causal=False, dropout=dropout, hints=hints, **made, **options
+            dim,
+            heads,
+            layers,
+            encoding=encoding,
+            max_len=max_len,
+            causal=False,
+            dropout=dropout,
+            hints=hints,
+            **made,
+            **options,
         )
         self.embedding = TokenPositionEmbedding(vocab, dim, scale=scale_tokens, dropout=dropout, **made)
 
@@ -451,7 +507,8 @@ class Encoder(nn.Module):
 class EncoderDecoder(nn.Module):
     """The original transformer's shape: an encoder, and a decoder that attends to it, with any positional encoding.
 
-    encoding        of both stacks: a spec, or a tuple cycled over the layers (specs, not instances: each stack builds its own)
+    encoding        of both stacks: a spec, or a tuple cycled over the layers (specs, not instances: each stack builds
+                    its own)
     cross_encoding  between the decoder's queries and the encoder's keys; "none" as in the original and in T5
     norm            "post" as in the original
     tie_output      whether one table serves source, target and output, as in the original
@@ -486,7 +543,9 @@ class EncoderDecoder(nn.Module):
         super().__init__()
         for spec in [encoding] if isinstance(encoding, (str, Encoding)) else encoding:
             if isinstance(spec, Encoding):
-                raise ValueError(f"encoder and decoder build an encoding each, so give a spec instead of the instance {spec}: '{spec}'")
+                raise ValueError(
+                    f"encoder and decoder build an encoding each, so give a spec instead of the instance: '{spec}'"
+                )
         made: dict[str, Any] = {"device": device, "dtype": dtype}
         options |= {"encoding": encoding, "max_len": max_len, "norm": norm, "dropout": dropout, **made}
         self.vocab, self.max_len = vocab, max_len
@@ -495,7 +554,9 @@ class EncoderDecoder(nn.Module):
         self.embedding = TokenPositionEmbedding(vocab, dim, scale=scale_tokens, dropout=dropout, **made)
         self.output = None if tie_output else nn.Linear(dim, vocab, **made)
 
-    def encode(self, source: Tensor, *, positions: PositionsLike = None, padding: Tensor | None = None) -> tuple[Tensor, Positions]:
+    def encode(
+        self, source: Tensor, *, positions: PositionsLike = None, padding: Tensor | None = None
+    ) -> tuple[Tensor, Positions]:
         """The encoder's hidden states [B, S, dim] and where they are."""
         at = where(source, positions, padding, None)
         x = self.embedding(source, positions=at, encodings=self.encoder.added())
@@ -542,7 +603,7 @@ class EncoderDecoder(nn.Module):
         stop: int | None = None,
         seed: int = 0,
     ) -> Tensor:
-        """Target ids: `start` [B, T] (at least a beginning token) with up to `tokens` more; options as in Decoder.generate."""
+        """`start` [B, T] (at least a beginning token) with up to `tokens` more ids; options as in Decoder.generate."""
         with evaluating(self):
             memory = self.encode(source, padding=source_padding)
 
@@ -550,8 +611,16 @@ class EncoderDecoder(nn.Module):
                 return self(source, ids, padding=padding, cache=cache, memory=memory)[:, only]
 
             return generate(
-                logits_of, self.cache(), start, tokens, vocab=self.vocab, padding=None,
-                temperature=temperature, top_k=top_k, stop=stop, seed=seed,
+                logits_of,
+                self.cache(),
+                start,
+                tokens,
+                vocab=self.vocab,
+                padding=None,
+                temperature=temperature,
+                top_k=top_k,
+                stop=stop,
+                seed=seed,
             )
 
 
@@ -617,7 +686,9 @@ def pick(logits: Tensor, temperature: float, top_k: int | None, generator: torch
     return torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)[:, 0]
 
 
-def in_layers(spec: LayerSpec, shape: Shape, layers: int, hints: dict | None) -> tuple[list[Encoding], tuple[Encoding, ...]]:
+def in_layers(
+    spec: LayerSpec, shape: Shape, layers: int, hints: dict | None
+) -> tuple[list[Encoding], tuple[Encoding, ...]]:
     """The encodings to own, and the one that each layer uses. A sum is used, and its parts are owned."""
     owned, per_layer = build_layers(spec, shape, layers, hints=hints)
     return owned, tuple(per_layer)
@@ -652,7 +723,9 @@ def check_ids(ids: Tensor, vocab: int) -> None:
         return
     low, high = (int(x) for x in ids.aminmax())
     if low < 0 or high >= vocab:
-        raise ValueError(f"token ids must lie in 0..{vocab - 1}, got {low if low < 0 else high}; check the tokenizer or vocab")
+        raise ValueError(
+            f"token ids must lie in 0..{vocab - 1}, got {low if low < 0 else high}; check the tokenizer or vocab"
+        )
 
 
 __all__ = ["Block", "Decoder", "Encoder", "EncoderDecoder", "FeedForward", "Stack", "TokenPositionEmbedding"]

@@ -143,7 +143,9 @@ class Positions:
     def axis(self, who: str) -> Tensor:
         """The coordinates [B or 1, T] of one-axis positions; `who` is named in the error when there are more."""
         if self.axes != 1:
-            raise ValueError(f"{who} reads one axis, got positions with {self.axes} axes; choose one with coords[..., :1]")
+            raise ValueError(
+                f"{who} reads one axis, got positions with {self.axes} axes; choose one with coords[..., :1]"
+            )
         return self.coords[..., 0]
 
     def rows(self, rows: slice) -> "Positions":
@@ -163,7 +165,9 @@ class Positions:
         Only for one axis in steps of one (count, padded, packed: a packed row goes on with its last document).
         """
         if self.axes != 1 or (not self.unit_step and self.document is None):
-            raise ValueError("only positions that count up by one know what comes next; give the next ones with Positions.of")
+            raise ValueError(
+                "only positions that count up by one know what comes next; give the next ones with Positions.of"
+            )
         ahead = torch.arange(1, tokens + 1, device=self.order.device)
         last = self.order.argmax(1, keepdim=True)
         order = self.order.gather(1, last) + ahead
@@ -194,7 +198,11 @@ class Positions:
         return replace(self, length=length, _tables={})
 
     def to(self, device: torch.device | str) -> "Positions":
-        moved = {name: t.to(device) for name in ("coords", "order", "document", "length") if (t := getattr(self, name)) is not None}
+        moved = {
+            name: t.to(device)
+            for name in ("coords", "order", "document", "length")
+            if (t := getattr(self, name)) is not None
+        }
         return replace(self, **moved, _tables={})
 
     def once(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
@@ -225,7 +233,7 @@ def positions_for(
     batch: int | None = None,
     device: torch.device | None = None,
 ) -> Positions:
-    """What a caller gave as positions of `tokens` tokens, as Positions: Positions, ids, an offset, or nothing (0, 1, 2, ...).
+    """What a caller gave for `tokens` tokens, as Positions: Positions, ids, an offset, or nothing (0, 1, 2, ...).
 
     Raises ValueError when both positions and an offset are given, or when they do not fit the tokens.
     """

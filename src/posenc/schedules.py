@@ -1,7 +1,7 @@
 """Rotary frequency schedules: functions from plain frequencies to (frequencies, temperature).
 
-They stretch a trained rotary model to longer contexts. The temperature multiplies cosines and sines, and so logits by its
-square. Each one also states its paper's scalar formula, which the contract holds it to.
+They stretch a trained rotary model to longer contexts. The temperature multiplies cosines and sines, and so logits by
+its square. Each one also states its paper's scalar formula, which the contract holds it to.
 """
 
 import math
@@ -35,7 +35,10 @@ class Schedule:
 
 def check_factor(schedule: Schedule, factor: float) -> None:
     if not factor >= 1:
-        raise ValueError(f"{type(schedule).__name__.lower()}: factor must be 1 or more (target length / trained length), got {factor}")
+        raise ValueError(
+            f"{type(schedule).__name__.lower()}: factor must be 1 or more "
+            f"(target length / trained length), got {factor}"
+        )
 
 
 def known_length(schedule: Schedule, trained_length: int | None) -> int:
@@ -48,7 +51,9 @@ def known_length(schedule: Schedule, trained_length: int | None) -> int:
 
 def check_length(schedule: Schedule, trained_length: int | None) -> None:
     if trained_length is not None and trained_length < 1:
-        raise ValueError(f"{type(schedule).__name__.lower()}: trained_length must be 1 or more tokens, got {trained_length}")
+        raise ValueError(
+            f"{type(schedule).__name__.lower()}: trained_length must be 1 or more tokens, got {trained_length}"
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -80,7 +85,7 @@ class Linear(Schedule):
 
 @dataclass(frozen=True, repr=False)
 class NTK(Schedule):
-    """NTK-aware scaling: a larger base, so that the fastest pair keeps its frequency and the slowest is divided by the factor.
+    """NTK-aware scaling: a larger base; the fastest pair keeps its frequency, the slowest is divided by the factor.
 
     base' = base factor^(r/(r-2))
 
@@ -97,7 +102,10 @@ class NTK(Schedule):
 
     def __call__(self, frequencies: Tensor, *, base: float, width: int) -> tuple[Tensor, float]:
         if width < 4:
-            raise ValueError(f"ntk keeps the fastest pair and stretches the slowest, and needs two pairs; got a rotary width of {width}")
+            raise ValueError(
+                f"ntk keeps the fastest pair and stretches the slowest, which takes two pairs; "
+                f"got a rotary width of {width}"
+            )
         k = torch.arange(width // 2, dtype=frequencies.dtype)
         return frequencies * self.factor ** (-2 * k / (width - 2)), 1.0
 
@@ -108,7 +116,7 @@ class NTK(Schedule):
 
 @dataclass(frozen=True, repr=False)
 class YaRN(Schedule):
-    """YaRN: fast pairs keep their frequency, slow pairs are divided by the factor, a ramp between; and logits get warmer.
+    """YaRN: fast pairs keep their frequency, slow ones are divided by the factor, a ramp between; logits get warmer.
 
     turns_k = trained_length frequency_k / (2 pi): how often pair k turns in the trained length
     pair(n) = r ln(trained_length / (2 pi n)) / (2 ln base): the pair index, not whole, that turns n times
@@ -140,7 +148,9 @@ class YaRN(Schedule):
         check_factor(self, self.factor)
         check_length(self, self.trained_length)
         if not self.beta_fast >= self.beta_slow > 0:
-            raise ValueError(f"yarn: needs beta_fast >= beta_slow > 0 (turns), got {self.beta_fast} and {self.beta_slow}")
+            raise ValueError(
+                f"yarn: needs beta_fast >= beta_slow > 0 (turns), got {self.beta_fast} and {self.beta_slow}"
+            )
         if self.attention_factor is not None and not self.attention_factor > 0:
             raise ValueError(f"yarn: attention_factor must be above 0, got {self.attention_factor}")
 
@@ -154,7 +164,10 @@ class YaRN(Schedule):
     def ramp(self, base: float, width: int) -> tuple[float, float]:
         """Between which pair indices the ramp lies."""
         length = known_length(self, self.trained_length)
-        low, high = (width * math.log(length / (2 * math.pi * n)) / (2 * math.log(base)) for n in (self.beta_fast, self.beta_slow))
+        low, high = (
+            width * math.log(length / (2 * math.pi * n)) / (2 * math.log(base))
+            for n in (self.beta_fast, self.beta_slow)
+        )
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         # Both ends: with one alone, a ramp that lies wholly outside would run backwards.

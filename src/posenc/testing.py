@@ -20,10 +20,10 @@ import math
 import re
 import textwrap
 import unittest
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -174,6 +174,10 @@ class Net(nn.Module):
         )
 
     @property
+    def attentions(self) -> list[Attention]:
+        return cast(list[Attention], list(self.layers))
+
+    @property
     def kernels(self) -> list[str]:
         """The kernels that can serve these encodings, the readable one first."""
         able = [
@@ -183,13 +187,13 @@ class Net(nn.Module):
 
     def through(self, kernel: str) -> "Net":
         """This network, attending through a named kernel from now on."""
-        for layer in self.layers:
-            layer.kernel = kernel  # type: ignore[assignment]
+        for layer in self.attentions:
+            layer.kernel = kernel
         return self
 
     def added(self, x: Tensor, at: Positions) -> Tensor:
-        for encoding in self.encodings:
-            x = encoding.embed(x, at)  # type: ignore[operator]
+        for encoding in cast(list[Encoding], list(self.encodings)):
+            x = encoding.embed(x, at)
         return x
 
     def forward(
@@ -201,7 +205,7 @@ class Net(nn.Module):
     ) -> Tensor:
         at = positions_for(x.shape[1], at, device=x.device)
         x = self.added(x, at)
-        for index, (layer, encoding) in enumerate(zip(self.layers, self.used, strict=True)):
+        for index, (layer, encoding) in enumerate(zip(self.attentions, self.used, strict=True)):
             cache = None if caches is None else caches[index]
             x = x + layer(x, positions=at, mask=mask, cache=cache, encoding=encoding)
         return x
@@ -209,12 +213,17 @@ class Net(nn.Module):
     def across(self, x: Tensor, at: Positions, other: Tensor, keys_at: Positions, mask: Mask) -> Tensor:
         """The same with keys and values from another sequence."""
         x, other = self.added(x, at), self.added(other, keys_at)
-        for layer, encoding in zip(self.layers, self.used, strict=True):
+        for layer, encoding in zip(self.attentions, self.used, strict=True):
             x = x + layer(x, other, positions=at, key_positions=keys_at, mask=mask, encoding=encoding)
         return x
 
 
 _SENTENCES: dict[str, Callable[..., None]] = {}
+
+
+def name_of(function: Any) -> str:
+    """The name of a promise."""
+    return function.__name__
 
 
 def promise(hold: Callable[[Subject], None]) -> Callable[..., None]:
@@ -223,7 +232,7 @@ def promise(hold: Callable[[Subject], None]) -> Callable[..., None]:
     @functools.wraps(hold)
     def kept(subject: "Subject | Source") -> None:
         subject = Subject.of(subject)
-        reason = subject.gaps().get(hold.__name__)
+        reason = subject.gaps().get(name_of(hold))
         if reason is None:
             return hold(subject)
         try:
@@ -232,9 +241,9 @@ def promise(hold: Callable[[Subject], None]) -> Callable[..., None]:
             raise
         except Exception as error:
             raise KnownGap(f"known gap: {reason} ({first_line(error)})") from error
-        raise StaleGap(f"{subject} declares a gap in {hold.__name__} ({reason}), but keeps it; delete it from `gaps`")
+        raise StaleGap(f"{subject} declares a gap in {name_of(hold)} ({reason}), but keeps it; delete it from `gaps`")
 
-    _SENTENCES[hold.__name__] = kept
+    _SENTENCES[name_of(hold)] = kept
     return kept
 
 
@@ -907,7 +916,7 @@ def check(subject: "Subject | Source", promises: Iterable[str | Callable[..., No
     gaps = subject.gaps()
     verdicts = []
     for hold in _SENTENCES.values() if promises is None else map(sentence, promises):
-        name = hold.__name__
+        name = name_of(hold)
         gap = gaps.get(name)
         try:
             hold(subject)
@@ -928,7 +937,7 @@ def sentence(promise: str | Callable[..., None]) -> Callable[..., None]:
 
     Raises ValueError for a name that is none.
     """
-    name = promise if isinstance(promise, str) else promise.__name__
+    name = promise if isinstance(promise, str) else name_of(promise)
     if name not in _SENTENCES:
         raise ValueError(f"no promise named '{name}'; there are: {', '.join(_SENTENCES)}")
     return _SENTENCES[name]
@@ -945,7 +954,7 @@ def cases(
 
     chosen = PROMISES if promises is None else [sentence(one) for one in promises]
     return [
-        pytest.param(hold, subject, id=f"{hold.__name__}-{subject}")
+        pytest.param(hold, subject, id=f"{name_of(hold)}-{subject}")
         for subject in map(Subject.of, subjects)
         for hold in chosen
     ]
@@ -1033,7 +1042,7 @@ def make(source: "type[Encoding] | Factory", shape: Shape, **options: Any) -> En
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
+def seeded(seed: int) -> Generator[None]:
     """Random numbers from a seed of our own; the caller's go on as if nothing had been drawn."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -1093,21 +1102,22 @@ def by_formula(
     with torch.no_grad():
         x = x + added_by_formula(net, at, x)
         other = other + added_by_formula(net, keys_at, other) if cross else x
-        for layer, encoding in zip(net.layers, net.used, strict=True):
+        for layer, encoding in zip(net.attentions, net.used, strict=True):
             x = x + attention_by_formula(layer, encoding, x, at, other if cross else x, keys_at, mask, queries)
     return x
 
 
 def added_by_formula(net: Net, at: Positions, x: Tensor) -> Tensor:
+    encodings = cast(list[Encoding], list(net.encodings))
     rows = [
-        [[math.fsum(e.formula_added(p, c) for e in net.encodings) for c in range(x.shape[2])] for p in where]
+        [[math.fsum(e.formula_added(p, c) for e in encodings) for c in range(x.shape[2])] for p in where]
         for where in at.coords[..., 0].tolist()
     ]
     return torch.tensor(rows, dtype=x.dtype)
 
 
 def attention_by_formula(
-    layer: nn.Module,
+    layer: Attention,
     encoding: Encoding,
     x: Tensor,
     at: Positions,

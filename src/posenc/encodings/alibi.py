@@ -14,17 +14,17 @@ class ALiBi(Encoding):
     logit(i, j) = scale * q_i . k_j - slope_h |m_i - n_j|
 
     For H a power of two, slope_h = 2^(-8 h/H) for h = 1..H (logit per position). Otherwise, as in the authors' code,
-    the slopes of the power of two below H, followed by every other slope of the power of two above. Nothing is learned, and
-    the bias is added after the scaling: it is not divided by sqrt(head_dim).
+    the slopes of the power of two below H, followed by every other slope of the power of two above. Nothing is learned,
+    and the bias is added after the scaling: it is not divided by sqrt(head_dim).
 
     heads  number of heads, any number from 1
 
     With a causal mask this is the published encoding. Bidirectional attention sees the symmetric form. Positions may be
     fractional, and queries and keys may stand on different tokens.
 
-    Where it goes wrong: it does not use longer context, it ignores it. A head sees about 7/slope tokens (a weight of e^-7),
-    and perplexity beyond the trained length stays flat for that reason; the published improvement is the effect of
-    windows whose first tokens have little to look at. A far needle is out of reach.
+    Where it goes wrong: it does not use longer context, it ignores it. A head sees about 7/slope tokens (a weight of
+    e^-7), and perplexity beyond the trained length stays flat for that reason; the published improvement is the effect
+    of windows whose first tokens have little to look at. A far needle is out of reach.
 
     Raises ValueError for fewer than one head.
     Source: Press, Smith, Lewis 2021, arXiv:2108.12409, section 3.

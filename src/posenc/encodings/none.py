@@ -9,8 +9,9 @@ class NoPE(Encoding):
     logit(i, j) = scale * q_i . k_j
 
     A bidirectional transformer without position is equivariant: permuted tokens give permuted outputs. A causal one is
-    blind to the order of what it has read in its first layer, and only there: a second layer sees prefixes that differ. It
-    counts only from an anchor (a beginning-of-sequence token): on a constant sequence every layer's output is constant.
+    blind to the order of what it has read in its first layer, and only there: a second layer sees prefixes that differ.
+    It counts only from an anchor (a beginning-of-sequence token): on a constant sequence every layer's output is
+    constant.
 
     Limits: slow to train at small sizes; it does not extrapolate to any length (a 1.3B model trained at 1,024 tokens
     breaks at about 1.6 times that).

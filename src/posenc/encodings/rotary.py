@@ -20,9 +20,9 @@ class Rotary(Encoding):
 
     head_dim  width of one head (channels)
     base      ratio that sets the longest wavelength, 2 pi base^((r-2)/r) (unitless, above 1); 10,000 in the paper
-    layout    which channels form a pair: "half" pairs k with k + r/2 (GPT-NeoX, Hugging Face Llama), "interleaved" pairs
-              2k with 2k + 1 (the paper, GPT-J, Meta's Llama). The same encoding up to a fixed order of channels, and
-              silently wrong with weights trained in the other layout
+    layout    which channels form a pair: "half" pairs k with k + r/2 (GPT-NeoX, Hugging Face Llama), "interleaved"
+              pairs 2k with 2k + 1 (the paper, GPT-J, Meta's Llama). The same encoding up to a fixed order of channels,
+              and silently wrong with weights trained in the other layout
     partial   share of the head that is turned, r = partial * head_dim; the other channels carry no position. The
               frequencies then run over r, from 1 down to about 1/base
     schedule  a change of the frequencies for longer contexts: linear, ntk, yarn or llama3, see posenc.schedules
@@ -32,10 +32,11 @@ class Rotary(Encoding):
     input), and the result is rounded once to the input's dtype.
 
     Where it goes wrong: it does not extrapolate by itself. Past the trained length the slow pairs reach angles that
-    training never saw, and models break at 1.2 to 1.4 times that length. Nor does it make attention decay with distance:
-    for unrelated q and k the logit has the same spread at any distance.
+    training never saw, and models break at 1.2 to 1.4 times that length. Nor does it make attention decay with
+    distance: for unrelated q and k the logit has the same spread at any distance.
 
-    Raises ValueError for an odd or impossible rotary width, a base of 1 or less, an unknown layout, or heads of another width.
+    Raises ValueError for an odd or impossible rotary width, a base of 1 or less, an unknown layout, or heads of another
+    width.
     Source: Su et al. 2021, arXiv:2104.09864, sections 3.2 and 3.4.
 
     >>> q, k = torch.randn(1, 1, 4, 8), torch.randn(1, 1, 4, 8)
@@ -48,7 +49,12 @@ class Rotary(Encoding):
     also_called = ("rope", "roformer")
 
     def __init__(
-        self, head_dim: int, base: float = 10_000.0, layout: str = "half", partial: float = 1.0, schedule: Schedule | None = None
+        self,
+        head_dim: int,
+        base: float = 10_000.0,
+        layout: str = "half",
+        partial: float = 1.0,
+        schedule: Schedule | None = None,
     ) -> None:
         super().__init__()
         if layout not in LAYOUTS:
@@ -60,9 +66,10 @@ class Rotary(Encoding):
         # A share such as 30/44 times the head may round to just below a whole number.
         width = int(head_dim * partial + 1e-9)
         if width < 2 or width % 2:
+            share = max(width - width % 2, 2) / max(head_dim, 2)
             raise ValueError(
                 f"the rotary width must be an even number of channels to form pairs, got {width} (head_dim={head_dim}, "
-                f"partial={partial}); choose an even head_dim, or partial={max(width - width % 2, 2) / max(head_dim, 2):.12g}"
+                f"partial={partial}); choose an even head_dim, or partial={share:.12g}"
             )
         if schedule is not None and not isinstance(schedule, Schedule):
             raise ValueError(f"schedule must be one of posenc.schedules, such as yarn(factor=4), got {schedule!r}")
@@ -71,7 +78,7 @@ class Rotary(Encoding):
         self.spectrum()
 
     def spectrum(self) -> tuple[Tensor, float]:
-        """The frequency of each pair (radians per position, float64, fastest first) and the temperature of cos and sin."""
+        """The frequency of each pair (radians per position, float64, fastest first), and the temperature."""
         plain = self.base ** -(torch.arange(0, self.width, 2, dtype=torch.float64) / self.width)
         if self.schedule is None:
             return plain, 1.0
@@ -89,11 +96,13 @@ class Rotary(Encoding):
 
     def turn(self, x: Tensor, at: Positions) -> Tensor:
         if x.shape[-1] != self.head_dim:
-            raise ValueError(f"heads must have {self.head_dim} channels, got {x.shape[-1]}; build Rotary({x.shape[-1]})")
+            raise ValueError(
+                f"heads must have {self.head_dim} channels, got {x.shape[-1]}; build Rotary({x.shape[-1]})"
+            )
         # float32 holds a rotation to 1e-7; bfloat16 could not even count the positions past 256.
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         key = ("rotary", self.width, self.base, self.schedule, dtype, x.device)
-        table = at.once(key, lambda: self.table(at, dtype, x.device))                 # [2, B or 1, 1, T, r/2]
+        table = at.once(key, lambda: self.table(at, dtype, x.device))  # [2, B or 1, 1, T, r/2]
         return rotate_pairs(x, table[0], table[1], self.layout)
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -57,7 +57,9 @@ class Shaw(Encoding):
         if not values:
             self.doors = self.doors - {"attend"}
         self.key_table = nn.Parameter(torch.empty(2 * clip + 1, head_dim, device=device, dtype=dtype))
-        self.value_table = nn.Parameter(torch.empty(2 * clip + 1, head_dim, device=device, dtype=dtype)) if values else None
+        self.value_table = (
+            nn.Parameter(torch.empty(2 * clip + 1, head_dim, device=device, dtype=dtype)) if values else None
+        )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -78,7 +80,7 @@ class Shaw(Encoding):
         if q.shape[-1] != self.head_dim:
             raise ValueError(f"heads must have {self.head_dim} channels, got {q.shape[-1]}; build Shaw({q.shape[-1]})")
         dtype = torch.promote_types(q.dtype, self.key_table.dtype)
-        table = (q.to(dtype) @ self.key_table.to(dtype).T) * self.head_dim**-0.5                    # [B, H, T, 2 clip + 1]
+        table = (q.to(dtype) @ self.key_table.to(dtype).T) * self.head_dim**-0.5  # [B, H, T, 2 clip + 1]
         row = self.row(at, keys.at).expand(q.shape[0], -1, -1)
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -93,7 +95,9 @@ class Shaw(Encoding):
 
         return score_mod
 
-    def attend(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> tuple[Tensor, Tensor | None]:
+    def attend(
+        self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
+    ) -> tuple[Tensor, Tensor | None]:
         if self.value_table is None:
             return kernel(self, q, at, keys, mask)
         out, weights = kernel(self, q, at, keys, mask, weights=True)

@@ -18,8 +18,8 @@ class Sinusoidal(Encoding):
     interleaved:   PE(p)[2k] = sin(p frequency_k), PE(p)[2k+1] = cos(p frequency_k)
     concatenated:  PE(p) = [sin(p frequency_0), sin(p frequency_1), ..., cos(p frequency_0), cos(p frequency_1), ...]
 
-    dim       width of the embeddings (channels), 1 or more; an odd width lacks the last cosine when interleaved, and has a
-              zero in its last channel when concatenated
+    dim       width of the embeddings (channels), 1 or more; an odd width lacks the last cosine when interleaved, and
+              has a zero in its last channel when concatenated
     base      ratio that sets the longest wavelength (unitless, above 1)
     layout    "interleaved" as in the paper, "concatenated" as in tensor2tensor and fairseq
     endpoint  False: the exponent runs over dim/2, as in the paper, and the longest wavelength falls short of 2 pi base
@@ -67,7 +67,9 @@ class Sinusoidal(Encoding):
         """The wavelength of each pair, 2 pi / frequency (positions), float64, shortest first."""
         return 2 * math.pi / self.frequencies
 
-    def table(self, positions: PositionsLike = None, *, tokens: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
+    def table(
+        self, positions: PositionsLike = None, *, tokens: int | None = None, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
         """The encoding [B or 1, T, dim] of given positions, or of the first `tokens` positions."""
         if positions is None and tokens is None:
             raise ValueError("table needs positions or a number of tokens")
@@ -83,14 +85,16 @@ class Sinusoidal(Encoding):
         device = coords.device
         # Some devices have no float64: the angles are then taken on the CPU.
         exact = torch.device("cpu") if device.type == "mps" else device
-        angle = coords.to(exact).double()[..., None] * self.frequencies.to(exact)                  # [B, T, pairs]
+        angle = coords.to(exact).double()[..., None] * self.frequencies.to(exact)  # [B, T, pairs]
         if self.layout == "interleaved":
             return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2)[..., : self.dim]
         return torch.nn.functional.pad(torch.cat((angle.sin(), angle.cos()), -1), (0, self.dim % 2))
 
     def embed(self, x: Tensor, at: Positions) -> Tensor:
         if x.shape[-1] != self.dim:
-            raise ValueError(f"embeddings must have {self.dim} channels, got {x.shape[-1]}; build Sinusoidal({x.shape[-1]})")
+            raise ValueError(
+                f"embeddings must have {self.dim} channels, got {x.shape[-1]}; build Sinusoidal({x.shape[-1]})"
+            )
         # The options are part of the key: a module's attributes may be set anew.
         key = ("sinusoidal", self.dim, self.base, self.layout, self.endpoint, x.dtype, x.device)
         table = at.once(key, lambda: self.encode(at).to(x.dtype).to(x.device))
@@ -103,7 +107,9 @@ class Sinusoidal(Encoding):
         Raises ValueError for an odd interleaved width, whose last sine has no cosine to turn with.
         """
         if self.dim % 2 and self.layout == "interleaved":
-            raise ValueError(f"a shift needs whole pairs, and dim={self.dim} leaves a sine without its cosine; use an even dim")
+            raise ValueError(
+                f"a shift needs whole pairs, and dim={self.dim} leaves a sine without its cosine; use an even dim"
+            )
         angle = self.frequencies * k
         pairs = angle.numel()
         first = torch.arange(pairs) * 2 if self.layout == "interleaved" else torch.arange(pairs)
@@ -145,15 +151,27 @@ class Sinusoidal(Encoding):
 
     def compare_saved(self, table: Tensor) -> str | None:
         """Why a saved table [max_len, dim], with or without a batch axis of 1, is not this encoding; None if it is."""
-        rows = table.squeeze(0) if table.dim() == 3 and table.shape[0] == 1 else table.squeeze(1) if table.dim() == 3 else table
+        rows = (
+            table.squeeze(0)
+            if table.dim() == 3 and table.shape[0] == 1
+            else table.squeeze(1)
+            if table.dim() == 3
+            else table
+        )
         if rows.dim() != 2 or rows.shape[1] != self.dim:
-            return f"expected a table of shape [max_len, {self.dim}], got {list(table.shape)}; it belongs to another model"
+            return (
+                f"expected a table of shape [max_len, {self.dim}], got {list(table.shape)}; it belongs to another model"
+            )
         if matches(rows, self):
             return None
         others = (Sinusoidal(self.dim, self.base, layout, end) for layout in LAYOUTS for end in (False, True))
         same = next((other for other in others if matches(rows, other)), None)
         largest = float((rows.double() - self.encode(Positions.count(rows.shape[0]))[0]).abs().max())
-        remedy = f"it is {same}: build that one" if same is not None else "it is no sinusoidal table of this base: load it into learned"
+        remedy = (
+            f"it is {same}: build that one"
+            if same is not None
+            else "it is no sinusoidal table of this base: load it into learned"
+        )
         return f"the saved table differs from {self} by up to {largest:.3g}; {remedy}"
 
 

@@ -14,9 +14,10 @@ class T5Bias(Encoding):
 
     logit(i, j) = scale * q_i . k_j + table[bucket(m_i - n_j), h]
 
-    Causal, with N = buckets and e = N/2: distance d gets bucket d below e, and e + floor(ln(d/e)/ln(max_distance/e) (N - e))
-    from there, at most N - 1; the future shares bucket 0. Bidirectional: the same with N = buckets/2 on each side, and keys
-    after the query take the upper half. T5 itself has scale 1 (no 1/sqrt(head_dim)): choose it with Attention's `scale`.
+    Causal, with N = buckets and e = N/2: distance d gets bucket d below e, and e + floor(ln(d/e)/ln(max_distance/e) (N
+    - e)) from there, at most N - 1; the future shares bucket 0. Bidirectional: the same with N = buckets/2 on each
+    side, and keys after the query take the upper half. T5 itself has scale 1 (no 1/sqrt(head_dim)): choose it with
+    Attention's `scale`.
 
     heads         number of heads
     buckets       number of buckets; even when causal, divisible by 4 when bidirectional
@@ -24,11 +25,11 @@ class T5Bias(Encoding):
     causal        whether only the past is told apart
     std           standard deviation of the initial table (logits); the default 0 starts as no position at all
 
-    Bucket edges are decided in exact integer arithmetic: libraries that take logarithms in float32 differ between devices at
-    the edges. A fractional distance falls into the bucket that the formula gives it.
+    Bucket edges are decided in exact integer arithmetic: libraries that take logarithms in float32 differ between
+    devices at the edges. A fractional distance falls into the bucket that the formula gives it.
 
-    Where it goes wrong: all distances past max_distance look alike, and when max_distance exceeds the trained length the
-    buckets between are never trained and the bias looks like a bad extrapolator. Keep it within the trained length.
+    Where it goes wrong: all distances past max_distance look alike, and when max_distance exceeds the trained length
+    the buckets between are never trained and the bias looks like a bad extrapolator. Keep it within the trained length.
 
     Raises ValueError for buckets that do not divide, or a max_distance that leaves no room for the logarithmic buckets.
     Source: Raffel et al. 2019, arXiv:1910.10683, section 2.1.
@@ -103,7 +104,9 @@ class T5Bias(Encoding):
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:
         relative = n - m
-        side, first = (self.buckets, 0) if self.causal else (self.buckets // 2, self.buckets // 2 if relative > 0 else 0)
+        side, first = (
+            (self.buckets, 0) if self.causal else (self.buckets // 2, self.buckets // 2 if relative > 0 else 0)
+        )
         distance = max(-relative, 0) if self.causal else abs(relative)
         exact = side // 2
         bucket = int(distance)

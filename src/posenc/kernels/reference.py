@@ -18,8 +18,8 @@ def scaled_dot_product_attention(
 
     q [B, H, T, D], k [B, KV, S, D], v [B, KV, S, E], where KV divides H; the output is [B, H, T, E] and the weights
     [B, H, T, S], as applied (after dropout). `scale` defaults to D^-1/2 (unitless). `mask` broadcasts to [B, H, T, S]:
-    boolean (true = may see) or floating (added to the scaled logits). A row that may see nothing gives zeros, never NaN.
-    Logits are taken in float32 at least.
+    boolean (true = may see) or floating (added to the scaled logits). A row that may see nothing gives zeros, never
+    NaN. Logits are taken in float32 at least.
 
     Raises ValueError when the shapes do not fit or the mask is neither boolean nor floating.
     Limit: the whole [B, H, T, S] matrix is in memory.
@@ -48,7 +48,7 @@ def reference(
 ) -> tuple[Tensor, Tensor | None]:
     """Attention with an encoding's bias evaluated on the whole grid of queries and keys."""
     k, v = fit_heads(q, keys.k, keys.v)
-    logits = accurate(q) @ accurate(k).transpose(-1, -2) * scale                  # [B, H, T, S]
+    logits = accurate(q) @ accurate(k).transpose(-1, -2) * scale  # [B, H, T, S]
     modify = encoding.score_mod(q, at, keys)
     if modify is not None:
         logits = modify(logits, *index_grids(logits))
@@ -77,7 +77,9 @@ def accurate(x: Tensor) -> Tensor:
 def fit_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """k and v with every head repeated for the query heads that share it; checks that the shapes go together."""
     if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
-        raise ValueError(f"q, k, v have shape [batch, heads, tokens, channels], got {[list(t.shape) for t in (q, k, v)]}")
+        raise ValueError(
+            f"q, k, v have shape [batch, heads, tokens, channels], got {[list(t.shape) for t in (q, k, v)]}"
+        )
     if k.shape[:3] != v.shape[:3] or q.shape[-1] != k.shape[-1] or q.shape[0] != k.shape[0]:
         raise ValueError(
             f"k and v need the same batch, heads and tokens, and q and k the same batch and channels, "

@@ -10,8 +10,8 @@ def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
     """Rotate the pairs of the first 2 P channels of x [..., T, D]; the other channels pass.
 
     (a, b) -> (a cos - b sin, b cos + a sin), with cos and sin [..., T, P] of float32 or better.
-    Layout "half" pairs channel p with p + P; "interleaved" pairs 2 p with 2 p + 1. The arithmetic is done in the dtype of
-    the tables and rounded once to x's dtype. x is not changed.
+    Layout "half" pairs channel p with p + P; "interleaved" pairs 2 p with 2 p + 1. The arithmetic is done in the dtype
+    of the tables and rounded once to x's dtype. x is not changed.
     """
     width = 2 * cos.shape[-1]
     turned, passed = x[..., :width].to(cos.dtype), x[..., width:]

@@ -53,7 +53,8 @@ class Settings:
         runs: list[Experiment] = []
         for task in dict.fromkeys(task_names):
             given = changes | ({"text": self.text} if task == "text" and self.text else {})
-            runs += recipes.comparison(encodings, [task], preset["seeds"] if self.seeds is None else self.seeds, **given)
+            seeds = preset["seeds"] if self.seeds is None else self.seeds
+            runs += recipes.comparison(encodings, [task], seeds, **given)
         if self.text is not None and "text" not in task_names:
             raise ValueError("--text is for the text task; add it to the tasks, or leave --text out")
         check_buildable(runs)

@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 
-from posenc.encoding import Encoding
 from posenc.masks import bidirectional, causal
 from posenc.model import Stack
 from posenc.positions import Positions

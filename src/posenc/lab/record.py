@@ -40,7 +40,8 @@ def key_of(experiment: Experiment) -> str:
 def contents_of(experiment: Experiment) -> dict[str, Any]:
     """Hashes of what an experiment names but does not hold: its text, and files with encodings."""
     spec = experiment.spec if isinstance(experiment.spec, str) else " ".join(experiment.spec)
-    found: dict[str, Any] = {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path, _ in A_PATH.findall(spec)}
+    files = [Path(path) for path, _ in A_PATH.findall(spec)]
+    found: dict[str, Any] = {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
     if experiment.task == "text":
         found["sha256 of the text"] = data.load(experiment.text).sha256
     return found

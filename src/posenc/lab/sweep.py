@@ -17,7 +17,6 @@ from typing import Any
 
 from posenc.lab.recipes import Experiment
 
-
 to_parent: Any = None
 """In a worker, where its news goes; a queue can only be handed over when a process starts."""
 
