@@ -141,7 +141,7 @@ class Encoding(nn.Module):
         return None
 
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod | None:
-        """Door 3. A closure (score, b, h, i, j) -> score as FlexAttention has it, for what needs more than the distance.
+        """Door 3. A closure (score, b, h, i, j) -> score as FlexAttention has it, where a distance is not enough.
 
         It must be elementwise in its index tensors. `score` is a scaled logit. The default is derived from
         `by_distance`.
