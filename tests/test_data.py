@@ -3,7 +3,9 @@
 import math
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -55,13 +57,16 @@ def test_a_single_file_holds_out_its_last_tenth(tmp_path: Path) -> None:
     cut = math.floor(30_007 * 0.9)
     assert bytes_of(text.train) == whole.read_bytes()[:cut]
     assert bytes_of(text.test) == whole.read_bytes()[cut:]
-    assert text.facts() == {
-        "name": str(whole),
-        "sha256": text.sha256,
-        "train_bytes": cut,
-        "test_bytes": 30_007 - cut,
-        "files": 1,
-    }
+    facts = {"name": str(whole), "sha256": text.sha256, "train_bytes": cut, "test_bytes": 30_007 - cut, "files": 1}
+    assert text.facts() == facts | {"bigram_bits_per_byte": text.bigram_bits}
+
+
+def test_what_is_to_be_beaten_is_a_count_of_pairs_of_bytes(tmp_path: Path) -> None:
+    text = data.load(str(folder_of(tmp_path, {"one.txt": 30_000}) / "one.txt"))
+    train, test = bytes_of(text.train), bytes_of(text.test)
+    pairs, firsts = Counter(pairwise(train)), Counter(train[:-1])
+    bits = [-math.log2((pairs[a, b] + 0.1) / (firsts[a] + 25.6)) for a, b in pairwise(test)]
+    assert text.bigram_bits == pytest.approx(math.fsum(bits) / len(bits), rel=1e-9)
 
 
 def test_a_file_of_most_of_the_text_is_trained_on_whatever_its_name(tmp_path: Path) -> None:
