@@ -530,5 +530,7 @@ def test_positions_of_every_kind_reach_every_layer() -> None:
 def test_nothing_of_a_spec_is_ignored() -> None:
     with pytest.raises(ValueError, match="alibi does more than add to embeddings; give it to the attention instead"):
         TokenPositionEmbedding(5, 8, "sinusoidal + alibi")
-    with pytest.raises(ValueError, match="encoder and decoder build an encoding each, so give a spec instead of the instance"):
+    with pytest.raises(
+        ValueError, match="encoder and decoder build an encoding each, so give a spec instead of the instance"
+    ):
         EncoderDecoder(5, 8, heads=2, layers=1, encoding=Sinusoidal(8))

@@ -12,9 +12,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from tyro.conf import Positional, subcommand
+from tyro.conf import Positional, arg, subcommand
 
 ENCODINGS = ("none", "sinusoidal", "learned", "rotary", "alibi", "t5_bias", "shaw")
+
+Whole = Annotated[int | None, arg(metavar="INT", help_behavior_hint="(optional)")]
+Number = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="(optional)")]
+Word = Annotated[str | None, arg(metavar="STR", help_behavior_hint="(optional)")]
 
 # Help must come at once, so everything that imports torch is imported inside the verbs.
 
@@ -30,25 +34,25 @@ class Compare:
 
     encodings: tuple[str, ...] = ENCODINGS
     """Specs to compare; "all" stands for every encoding that ships, path/to/mine.py:Mine for one of your own."""
-    tasks: tuple[str, ...] | None = None
+    tasks: tuple[str, ...] = ()
     """Tasks: repeat, copy, reverse, sort, recall, text. Default: what the preset says (repeat and text)."""
     preset: str = "default"
     """default: repeat and text, one seed. full: all tasks, three seeds."""
-    seeds: int | None = None
+    seeds: Whole = None
     """How many seeds."""
-    train_length: int | None = None
+    train_length: Whole = None
     """The longest trained length (items of the task; text: tokens of a window)."""
-    test_lengths: tuple[int, ...] | None = None
+    test_lengths: tuple[int, ...] = ()
     """The longer lengths to test."""
-    steps: int | None = None
+    steps: Whole = None
     """Training steps of every run."""
-    layers: int | None = None
+    layers: Whole = None
     """Layers of the decoder."""
-    dim: int | None = None
+    dim: Whole = None
     """Width of the decoder (channels)."""
-    heads: int | None = None
+    heads: Whole = None
     """Heads of the decoder."""
-    text: str | None = None
+    text: Word = None
     """A text file or a folder of them for the text task. Default: the Python standard library's own text."""
     out: Path = Path("runs/compare")
     """The folder for records, figures and report."""
@@ -60,8 +64,17 @@ class Compare:
         from posenc.lab.compare import Settings, compare
 
         settings = Settings(
-            self.encodings, self.tasks, self.preset, self.seeds, self.train_length, self.test_lengths,
-            self.steps, self.layers, self.dim, self.heads, self.text,
+            self.encodings,
+            self.tasks or None,
+            self.preset,
+            self.seeds,
+            self.train_length,
+            self.test_lengths or None,
+            self.steps,
+            self.layers,
+            self.dim,
+            self.heads,
+            self.text,
         )
         with terminal.live() as show:
             records, page, sweep = compare(settings, self.out, show=show)
@@ -210,25 +223,25 @@ class Train:
     """repeat, copy, reverse, sort, recall or text."""
     seed: int = 0
     """Seed of weights and data."""
-    train_length: int | None = None
+    train_length: Whole = None
     """The longest trained length."""
-    steps: int | None = None
+    steps: Whole = None
     """Training steps."""
-    batch: int | None = None
+    batch: Whole = None
     """Sequences a step."""
-    rate: float | None = None
+    rate: Number = None
     """The highest learning rate."""
-    layers: int | None = None
+    layers: Whole = None
     """Layers of the decoder."""
-    dim: int | None = None
+    dim: Whole = None
     """Width of the decoder (channels)."""
-    heads: int | None = None
+    heads: Whole = None
     """Heads of the decoder."""
-    text: str | None = None
+    text: Word = None
     """A text file or folder for the text task."""
     out: Path = Path("runs/train")
     """The folder of the checkpoint."""
-    threads: int | None = None
+    threads: Whole = None
     """Threads to compute with (default: all cores)."""
     json: bool = False
     """Print the learning curve as JSON."""
@@ -263,7 +276,7 @@ class Generate:
     """How many tokens at most."""
     temperature: float = 0.0
     """0 takes the likeliest token, 1 draws from the model's own distribution."""
-    top_k: int | None = None
+    top_k: Whole = None
     """Draw among the k likeliest only."""
     seed: int = 0
     """Seed of the draw."""

@@ -21,7 +21,15 @@ ERR = Console(stderr=True, highlight=False)
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
     """Print a table on stdout."""
-    drawn = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    drawn = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        header_style="bold",
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+    )
     for header in headers:
         drawn.add_column(header, overflow="fold")
     for row in rows:
@@ -89,7 +97,13 @@ def drawing(sweep: "Sweep") -> Group:
     for run in shown:
         loss = "" if run.loss is None else f"{run.loss:.3f}"
         drawn.add_row(
-            run.task, Text(run.spec), str(run.seed), f"{run.step}/{run.steps}", loss, score(run).strip(), run.state,
+            run.task,
+            Text(run.spec),
+            str(run.seed),
+            f"{run.step}/{run.steps}",
+            loss,
+            score(run).strip(),
+            run.state,
             style="" if run.state in ("running", "measuring") else "dim",
         )
     return Group(Text(standing(sweep), style="bold"), drawn)

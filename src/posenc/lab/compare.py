@@ -42,7 +42,10 @@ class Settings:
     def experiments(self) -> list[Experiment]:
         """All runs. Raises ValueError for anything that cannot be built, before a single step is trained."""
         if self.preset not in PRESETS:
-            raise ValueError(f"no preset named '{self.preset}'; there are: {', '.join(PRESETS)}{catalogue.near(self.preset, list(PRESETS))}")
+            raise ValueError(
+                f"no preset named '{self.preset}'; there are: {', '.join(PRESETS)}"
+                f"{catalogue.near(self.preset, list(PRESETS))}"
+            )
         preset = PRESETS[self.preset]
         task_names = self.task_names or preset["task_names"]
         for name in task_names:
@@ -87,7 +90,9 @@ def check_buildable(runs: Sequence[Experiment]) -> None:
                 check_held_out(begun.task, max(run.train_length, *run.test_lengths, 0))
 
 
-def compare(settings: Settings, folder: Path, *, show: Callable[[Sweep], None] = lambda sweep: None) -> tuple[list[dict[str, Any]], Path, Sweep]:
+def compare(
+    settings: Settings, folder: Path, *, show: Callable[[Sweep], None] = lambda sweep: None
+) -> tuple[list[dict[str, Any]], Path, Sweep]:
     """Run what is missing, and write the report: (the records of these settings, the report's path, the sweep).
 
     Raises ValueError for bad settings and an unwritable folder, RuntimeError when every run failed.
@@ -164,7 +169,10 @@ def train_one(
         point = run.curve[-1]
         what = "bits per byte" if task == "text" else "exact match"
         left = run.cpu_s / run.step * (experiment.steps - run.step)
-        say(f"step {run.step}/{experiment.steps}  loss {point['loss']:.3f}  {what} {point['score']:.3f}  about {left:.0f} CPU s left")
+        say(
+            f"step {run.step}/{experiment.steps}  loss {point['loss']:.3f}  {what} {point['score']:.3f}  "
+            f"about {left:.0f} CPU s left"
+        )
         train.save(run, folder)
 
     train.train(run, progress)

@@ -77,9 +77,13 @@ def standard_library() -> Text:
     """The modules at the top of the standard library, and the language reference that pydoc shows."""
     home = Path(sysconfig.get_paths()["stdlib"])
     files = [*sorted(home.glob("*.py")), home / "pydoc_data" / "topics.py"]
-    contents = {file.relative_to(home).as_posix(): data for file in files if file.is_file() and (data := file.read_bytes())}
+    contents = {
+        file.relative_to(home).as_posix(): data for file in files if file.is_file() and (data := file.read_bytes())
+    }
     if sum(map(len, contents.values())) < LEAST:
-        raise ValueError(f"this Python keeps no sources of its standard library in {home}; give --text a file or folder")
+        raise ValueError(
+            f"this Python keeps no sources of its standard library in {home}; give --text a file or folder"
+        )
     return split("the Python standard library", contents)
 
 
@@ -93,7 +97,9 @@ def read_text(file: Path) -> bytes:
     except UnicodeDecodeError:
         decoded = "\0"
     if "\0" in decoded:
-        raise ValueError(f"'{file}' is not text (it holds bytes that are no UTF-8); give --text a file or folder of text")
+        raise ValueError(
+            f"'{file}' is not text (it holds bytes that are no UTF-8); give --text a file or folder of text"
+        )
     return data
 
 
@@ -114,7 +120,9 @@ def split(name: str, contents: dict[str, bytes]) -> Text:
         train = b"\n".join(contents[file] for file in order if file not in test_files)
         test = b"\n".join(contents[file] for file in test_files)
     if len(train) + len(test) < LEAST:
-        raise ValueError(f"'{name}' holds {len(train) + len(test):,} bytes of text, and at least {LEAST:,} are needed; add more text")
+        raise ValueError(
+            f"'{name}' holds {len(train) + len(test):,} bytes of text, and at least {LEAST:,} are needed; add more text"
+        )
     digest = hashlib.sha256(train + test).hexdigest()
 
     def tensor(data: bytes) -> Tensor:

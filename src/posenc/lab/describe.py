@@ -22,7 +22,8 @@ def overview() -> dict[str, list[dict[str, str]]]:
             "name": name,
             "class": cls.__name__,
             "doors": ", ".join(sorted(cls.doors)) or "nothing",
-            "options": ", ".join(option for option in options_of(name) if option not in ("dim", "heads", "head_dim")) or "-",
+            "options": ", ".join(option for option in options_of(name) if option not in ("dim", "heads", "head_dim"))
+            or "-",
             "idea": idea(cls),
             "source": cls.source,
         }
@@ -32,7 +33,9 @@ def overview() -> dict[str, list[dict[str, str]]]:
         "encodings": encodings,
         "schedules": [{"name": name, "idea": idea(cls)} for name, cls in schedules.SCHEDULES.items()],
         "tasks": [{"name": name, "idea": idea(tasks.find(name))} for name in tasks.names()],
-        "kernels": [{"name": name, "idea": idea(inspect.getmodule(kernel))} for name, kernel in kernels.KERNELS.items()],
+        "kernels": [
+            {"name": name, "idea": idea(inspect.getmodule(kernel))} for name, kernel in kernels.KERNELS.items()
+        ],
     }
 
 
@@ -71,10 +74,15 @@ def show(spec: str, *, tokens: int, dim: int, heads: int, words: Sequence[str], 
     shape = Shape.of(dim, heads, max_len=tokens)
     encoding = build(spec, shape)
     numbers = record.describe(encoding, dim, tokens)
-    lesson = "\n\n".join(dict.fromkeys(inspect.getdoc(type(part)) or type(part).__name__ for part in parts_of(encoding)))
+    lesson = "\n\n".join(
+        dict.fromkeys(inspect.getdoc(type(part)) or type(part).__name__ for part in parts_of(encoding))
+    )
     doors = ", ".join(sorted(encoding.doors)) or "no door"
-    head = f"{encoding}\nopens {doors}; {parameters_of(encoding):,} parameters at dim {dim}, {heads} heads, {tokens} positions\n\n"
-    shown = Shown(head + without_doctest(lesson), {"encoding": str(encoding), "doors": sorted(encoding.doors), **numbers})
+    size = f"{parameters_of(encoding):,} parameters at dim {dim}, {heads} heads, {tokens} positions"
+    head = f"{encoding}\nopens {doors}; {size}\n\n"
+    shown = Shown(
+        head + without_doctest(lesson), {"encoding": str(encoding), "doors": sorted(encoding.doors), **numbers}
+    )
     draw(shown, encoding, numbers, tokens)
     if "embed" in encoding.doors:
         example = worked_example(words, 4, spec)
@@ -98,12 +106,22 @@ def draw(shown: Shown, encoding: Encoding, numbers: dict[str, Any], tokens: int)
     if numbers["wavelengths"] is not None:
         waves = torch.tensor(numbers["wavelengths"], dtype=torch.float64)
         shown.figures["wavelengths"] = plots.wavelength_curve(waves.numpy(), tokens, f"{name}: wavelength of each pair")
-        shown.figures["clock"] = plots.clock((2 * torch.pi / waves).numpy(), tokens // 4, f"{name}: the pairs of position {tokens // 4} as hands")
+        shown.figures["clock"] = plots.clock(
+            (2 * torch.pi / waves).numpy(), tokens // 4, f"{name}: the pairs of position {tokens // 4} as hands"
+        )
         rows = [[str(i), f"{w:.2f}", f"{tokens / w:.3f}"] for i, w in enumerate(waves.tolist())]
-        shown.tables.append(("Wavelengths", ["pair", "wavelength (positions)", f"turns in {tokens} positions"], rows[:8] + rows[8:][-2:]))
+        shown.tables.append(
+            (
+                "Wavelengths",
+                ["pair", "wavelength (positions)", f"turns in {tokens} positions"],
+                rows[:8] + rows[8:][-2:],
+            )
+        )
     if numbers["bias"] is not None:
         heads = torch.tensor(numbers["bias"]["heads"])
-        shown.figures["bias"] = plots.bias_curves(numbers["bias"]["distance"], heads.numpy(), f"{name}: bias by distance, each head")
+        shown.figures["bias"] = plots.bias_curves(
+            numbers["bias"]["distance"], heads.numpy(), f"{name}: bias by distance, each head"
+        )
     if numbers["rotation"] is not None:
         rotation = torch.tensor([numbers["rotation"]])
         shown.figures["rotation"] = plots.bias_curves(
@@ -118,7 +136,8 @@ def add_shift(shown: Shown, encoding: Any, k: int, tokens: int) -> None:
     shown.figures["shift"] = plots.shift_matrix(matrix.numpy(), f"{encoding}: M_{k} with PE(p + {k}) = M_{k} PE(p)")
     shown.facts["shift"] = {"k": k, "largest_error": error}
     rows = [[f"{number:+.3f}" for number in row[:4]] for row in matrix[:4].tolist()]
-    title = f"Shift by {k}: the first block of M_{k}; largest |PE(p + {k}) - M_{k} PE(p)| over {tokens} positions is {error:.1e}"
+    worst = f"largest |PE(p + {k}) - M_{k} PE(p)| over {tokens} positions is {error:.1e}"
+    title = f"Shift by {k}: the first block of M_{k}; {worst}"
     shown.tables.append((title, ["", "", "", ""], rows))
 
 
@@ -140,10 +159,15 @@ def reading_of_order(found: dict[str, list[dict[str, Any]]]) -> tuple[list[str],
             if test["equivariance"] < 1e-9:
                 reading += " (reordered tokens give reordered outputs)"
             name = spec if test["position"] else "(no position)"
-            rows.append([
-                name, test["attention"], str(test["layers"]), f"{test['equivariance']:.1e}", f"{test['difference']:.1e}", reading
-            ])
+            rows.append(
+                [
+                    name,
+                    test["attention"],
+                    str(test["layers"]),
+                    f"{test['equivariance']:.1e}",
+                    f"{test['difference']:.1e}",
+                    reading,
+                ]
+            )
     rows.sort(key=lambda row: row[0] != "(no position)")
     return headers, rows, "The same tokens in another order"
-
-

@@ -33,11 +33,13 @@ class Match:
 
 
 @torch.inference_mode()
-def exact_match(model: Decoder, task: Any, longest: int, *, rows: int = 256, shortest: int | None = None, change=None) -> Match:
+def exact_match(
+    model: Decoder, task: Any, longest: int, *, rows: int = 256, shortest: int | None = None, change=None
+) -> Match:
     """Held-out exact match at lengths from `shortest` (default: spread from 1) to `longest`.
 
-    One teacher-forced pass: a greedy answer is right exactly when every prediction is, by induction on the first mistake.
-    `change` maps the Positions of the tokens to others, for ablations.
+    One teacher-forced pass: a greedy answer is right exactly when every prediction is, by induction on the first
+    mistake. `change` maps the Positions of the tokens to others, for ablations.
     """
     model.eval()
     generator = Generator().manual_seed(SEED + longest)
@@ -56,7 +58,9 @@ def exact_match(model: Decoder, task: Any, longest: int, *, rows: int = 256, sho
 
 
 @torch.inference_mode()
-def held_out_bits(model: Decoder, task: Any, length: int, *, total: int, longest: int | None = None, change=None) -> float:
+def held_out_bits(
+    model: Decoder, task: Any, length: int, *, total: int, longest: int | None = None, change=None
+) -> float:
     """Bits per byte over non-overlapping windows of `length` tokens that together predict about `total` held-out bytes.
 
     The bytes lie in blocks of `longest` tokens (default: of `length`), spread evenly over the held-out text, and each
@@ -97,7 +101,10 @@ def check_held_out(task: Any, longest: int) -> None:
     """Raises ValueError unless the held-out text has a window of this many tokens."""
     held_out = task.text.test.numel()
     if held_out <= longest:
-        raise ValueError(f"the held-out text has {held_out:,} bytes, too few for a window of {longest}; add text or test shorter lengths")
+        raise ValueError(
+            f"the held-out text has {held_out:,} bytes, too few for a window of {longest}; "
+            f"add text or test shorter lengths"
+        )
 
 
 def loss_of(model: Decoder, ids: Tensor, change, only: slice | None = None) -> Tensor:
@@ -115,8 +122,13 @@ def by_length(run: Any) -> list[dict[str, Any]]:
     rows = []
     for length in (experiment.train_length, *experiment.test_lengths):
         row: dict[str, Any] = {
-            "length": length, "factor": length / experiment.train_length, "exact_match": None, "token_accuracy": None,
-            "bits_per_byte": None, "sliding_bits_per_byte": None, "perplexity_ratio": None,
+            "length": length,
+            "factor": length / experiment.train_length,
+            "exact_match": None,
+            "token_accuracy": None,
+            "bits_per_byte": None,
+            "sliding_bits_per_byte": None,
+            "perplexity_ratio": None,
         }
         if experiment.task == "text":
             longest = max((experiment.train_length, *experiment.test_lengths))

@@ -16,12 +16,12 @@ def order_test(spec: str | tuple[str, ...], *, layers: int, is_causal: bool, see
     """How an untrained stack (float64) answers when its tokens are reordered.
 
     equivariance  max |f(x)[perm] - f(x[perm])|: 0 means that reordered tokens give reordered outputs
-    difference    max |f(x)[last] - f(x[perm])[last]| where perm leaves the last token in place: 0 means that the last token
-                  cannot tell in which order the others came
+    difference    max |f(x)[last] - f(x[perm])[last]| where perm leaves the last token in place: 0 means that the last
+                  token cannot tell in which order the others came
 
     The parameters of the encoding are drawn from N(0, 1), so that a table that starts at zero has something to say.
-    Without position a bidirectional stack is equivariant whatever its depth. A causal stack without position is blind to
-    order at the last token with one layer only: a second layer sees prefixes that differ.
+    Without position a bidirectional stack is equivariant whatever its depth. A causal stack without position is blind
+    to order at the last token with one layer only: a second layer sees prefixes that differ.
     """
     torch.manual_seed(seed)
     stack = Stack(DIM, HEADS, layers, encoding=spec, max_len=TOKENS, causal=is_causal).double().eval()
@@ -54,5 +54,3 @@ def order_tests(spec: str | tuple[str, ...]) -> list[dict[str, Any]]:
         for layers in (1, 2)
         for position in (True, False)
     ]
-
-

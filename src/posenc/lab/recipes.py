@@ -60,7 +60,9 @@ class Experiment:
                 raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
         if self.dim % self.heads:
             near_counts = [n for n in range(1, self.dim + 1) if self.dim % n == 0]
-            raise ValueError(f"heads must divide dim={self.dim}, got heads={self.heads}; the divisors are {near_counts}")
+            raise ValueError(
+                f"heads must divide dim={self.dim}, got heads={self.heads}; the divisors are {near_counts}"
+            )
         too_short = [n for n in self.test_lengths if n <= self.train_length]
         if too_short:
             raise ValueError(f"test lengths must exceed the trained length {self.train_length}, got {too_short}")
@@ -134,12 +136,15 @@ def hints(tokens: int, longest: int) -> dict[str, dict[str, Any]]:
         "learned": {"max_len": longest},
         # Buckets past the trained length would never be trained, and T5 would look like a bad extrapolator.
         "t5_bias": {"max_distance": min(max(tokens - 2, 17), 128), "std": 0.02},
-        # A head of 16 channels has 8 pairs; with the usual base half of them would not complete a turn in a short window.
+        # A head of 16 channels has 8 pairs; with the usual base half of them would not complete a turn in a short
+        # window.
         "rotary": {"base": 1000.0 if tokens <= 128 else 10_000.0},
     }
 
 
-def original(model: torch.nn.Module, dim: int, warmup: int = 4000) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
+def original(
+    model: torch.nn.Module, dim: int, warmup: int = 4000
+) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
     """The original transformer's optimiser: Adam(0.9, 0.98), and a rate that warms up and then falls as 1/sqrt(step).
 
     rate(step) = dim^-1/2 min(step^-1/2, step warmup^-3/2), for step = 1, 2, ...; call scheduler.step() after each step.

@@ -178,9 +178,13 @@ def read(path: Path) -> dict[str, Any]:
         record = json.loads(path.read_text(encoding="utf-8"))
         schema, key = record["schema"], record["key"]
     except (ValueError, KeyError, TypeError, OSError) as error:
-        raise ValueError(f"{path} is not a whole record ({type(error).__name__}); delete it and run the same command again") from None
+        raise ValueError(
+            f"{path} is not a whole record ({type(error).__name__}); delete it and run the same command again"
+        ) from None
     if schema != SCHEMA:
-        raise ValueError(f"{path} has schema {schema}, this version reads {SCHEMA}; run the comparison again into another folder")
+        raise ValueError(
+            f"{path} has schema {schema}, this version reads {SCHEMA}; run the comparison again into another folder"
+        )
     if key != path.stem:
         raise ValueError(f"{path} holds the record of '{key}'; rename it back or delete it")
     return record

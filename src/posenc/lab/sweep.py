@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -54,7 +54,10 @@ class Sweep:
         cost = {"text": 3.0}
         fresh = [run for run in self.runs.values() if run.state != "kept"]
         total = sum(run.steps * cost.get(run.task, 1.0) for run in fresh)
-        made = sum((run.steps if run.state in ("done", "failed", "measuring") else run.step) * cost.get(run.task, 1.0) for run in fresh)
+        made = sum(
+            (run.steps if run.state in ("done", "failed", "measuring") else run.step) * cost.get(run.task, 1.0)
+            for run in fresh
+        )
         elapsed = time.monotonic() - self.began
         return None if made == 0 else elapsed * (total - made) / made
 
@@ -69,8 +72,8 @@ def run_all(
     """Run what has no record yet in folder/records, and write each record as soon as its run is over.
 
     A call with the same experiments goes on where an earlier one stopped. A damaged record is set aside as
-    NAME.damaged and made again. A run that fails is named in `failures`; the others go on. `show` is called about five times
-    a second. On KeyboardInterrupt the workers end and the exception goes on; what has a record keeps it.
+    NAME.damaged and made again. A run that fails is named in `failures`; the others go on. `show` is called about five
+    times a second. On KeyboardInterrupt the workers end and the exception goes on; what has a record keeps it.
 
     Raises ValueError when the folder cannot be written.
     """
@@ -122,7 +125,9 @@ def follow(futures: dict[Future, str], news: Any, sweep: Sweep, show: Callable[[
             error = future.exception()
             sweep.runs[futures[future]].state = "done" if error is None else "failed"
             if isinstance(error, BrokenProcessPool):
-                raise RuntimeError("a worker process was killed (out of memory?); run the same command again to go on") from None
+                raise RuntimeError(
+                    "a worker process was killed (out of memory?); run the same command again to go on"
+                ) from None
             if error is not None:
                 sweep.failures[futures[future]] = f"{type(error).__name__}: {error}"
         show(sweep)
@@ -171,7 +176,7 @@ def begin(news: Any) -> None:
 
 
 @contextmanager
-def ctrl_c_held() -> Iterator[None]:
+def ctrl_c_held() -> Generator[None]:
     """Processes started in this block ignore Ctrl-C from their first moment; importing torch takes them seconds."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -64,8 +64,13 @@ def start(experiment: Experiment) -> Run:
     longest = max((task.tokens(n) for n in experiment.test_lengths), default=trained)
     spec = experiment.spec if isinstance(experiment.spec, str) else tuple(experiment.spec)
     model = Decoder(
-        task.vocab, experiment.dim, experiment.heads, experiment.layers, spec,
-        max_len=trained, hints=hints(trained, max(longest, trained)),
+        task.vocab,
+        experiment.dim,
+        experiment.heads,
+        experiment.layers,
+        spec,
+        max_len=trained,
+        hints=hints(trained, max(longest, trained)),
     )
     # An encoding that draws its own first values would move the random numbers of everything built after it.
     torch.manual_seed(experiment.seed)
@@ -94,7 +99,9 @@ def train(run: Run, progress: Callable[[Run], None] | None = None, until: int | 
         run.cpu_s += time.process_time() - began
         loss = float(torch.stack(losses).mean())
         if not math.isfinite(loss):
-            raise RuntimeError(f"the loss of {experiment.spec} on {experiment.task} is {loss} at step {run.step}; lower the rate")
+            raise RuntimeError(
+                f"the loss of {experiment.spec} on {experiment.task} is {loss} at step {run.step}; lower the rate"
+            )
         run.curve.append({"step": run.step, "loss": loss, "score": score(run), "cpu_s": run.cpu_s})
         losses.clear()
         if progress is not None:
@@ -131,7 +138,7 @@ def answer_loss(model: Decoder, batch: tasks.Batch) -> Tensor:
 
 
 def draw_length(run: Run) -> int:
-    """The length of this step's sequences: in shuffled rounds each up to the trained one, or up to less while lengths grow.
+    """The length of this step's sequences: in shuffled rounds, each up to the trained one, or less while lengths grow.
 
     A function of the seed and the step alone, so that a resumed run goes on as if nothing had happened.
     """
@@ -190,7 +197,13 @@ def save(run: Run, folder: Path) -> None:
     state = {f"{i}.{name}": t for i, s in run.optimizer.state_dict()["state"].items() for name, t in s.items()}
     state["generator"] = run.generator.get_state()
     # One name for each tensor of this step, so that a kill between two files is noticed.
-    facts = {"schema": 1, "experiment": run.experiment.to_dict(), "step": run.step, "cpu_s": run.cpu_s, "curve": run.curve}
+    facts = {
+        "schema": 1,
+        "experiment": run.experiment.to_dict(),
+        "step": run.step,
+        "cpu_s": run.cpu_s,
+        "curve": run.curve,
+    }
     stamp = {"step": str(run.step)}
     for name, tensors in (("model", run.model.state_dict()), ("optimizer", state)):
         try:
@@ -211,13 +224,17 @@ def load(folder: Path) -> Run:
     from safetensors.torch import load_file
 
     if not (folder / "run.json").is_file():
-        raise ValueError(f"no checkpoint in '{folder}': run.json is missing; train one with posenc train --out {folder}")
+        raise ValueError(
+            f"no checkpoint in '{folder}': run.json is missing; train one with posenc train --out {folder}"
+        )
     try:
         facts = json.loads((folder / "run.json").read_text(encoding="utf-8"))
         experiment = Experiment.from_dict(facts["experiment"])
         step, cpu_s, curve = int(facts["step"]), float(facts["cpu_s"]), list(facts["curve"])
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{folder / 'run.json'} is damaged: {type(error).__name__}: {error}; train again into another folder") from None
+        raise ValueError(
+            f"{folder / 'run.json'} is damaged: {type(error).__name__}: {error}; train again into another folder"
+        ) from None
     tensors = {}
     for name in ("model", "optimizer"):
         file = folder / f"{name}.safetensors"
@@ -228,7 +245,9 @@ def load(folder: Path) -> Run:
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{file} is missing or damaged: {error}; train again into another folder") from None
         if saved_at != str(step):
-            raise ValueError(f"{file} is of step {saved_at}, run.json of step {step}: the last save was cut off; train again")
+            raise ValueError(
+                f"{file} is of step {saved_at}, run.json of step {step}: the last save was cut off; train again"
+            )
     run = start(experiment)
     try:
         run.model.load_state_dict(tensors["model"])

@@ -36,7 +36,10 @@ class WorkedExample:
 
 @torch.inference_mode()
 def worked_example(
-    tokens: Sequence[str] = ("the", "dog", "bit", "the", "man"), dim: int = 4, encoding: str = "sinusoidal", seed: int = 0
+    tokens: Sequence[str] = ("the", "dog", "bit", "the", "man"),
+    dim: int = 4,
+    encoding: str = "sinusoidal",
+    seed: int = 0,
 ) -> WorkedExample:
     """Embed a few words at a small width. The same word has the same token vector; its position tells the two apart.
 
@@ -51,7 +54,9 @@ def worked_example(
     torch.manual_seed(seed)
     built = build(encoding, Shape(dim, 1, dim, len(tokens)))
     if "embed" not in built.doors:
-        raise ValueError(f"{built} adds nothing to embeddings; a worked example needs one that does, such as sinusoidal or learned")
+        raise ValueError(
+            f"{built} adds nothing to embeddings; a worked example needs one that does, such as sinusoidal or learned"
+        )
     embedding = TokenPositionEmbedding(len(vocabulary), dim, built)
     vectors = embedding.token_vectors(torch.tensor([ids]))
     combined = embedding.position(vectors, Positions.count(len(tokens)))

@@ -75,13 +75,16 @@ class Symbols:
         self.vocab = 3 + self.symbols
 
     def tokens(self, length: int) -> int:
-        return 2 * length + 2                       # BOS, the prompt, SEPARATOR, and the answer without its END
+        return 2 * length + 2  # BOS, the prompt, SEPARATOR, and the answer without its END
 
     def encode(self, text: str) -> list[int]:
         known = LETTERS[: self.symbols] + "|"
         wrong = sorted({letter for letter in text if letter not in known})
         if wrong:
-            raise ValueError(f"a prompt for this task is written in {LETTERS[: self.symbols]} and |, got {', '.join(map(repr, wrong))}")
+            raise ValueError(
+                f"a prompt for this task is written in {LETTERS[: self.symbols]} and |, "
+                f"got {', '.join(map(repr, wrong))}"
+            )
         return [BOS, *(SEPARATOR if letter == "|" else 3 + LETTERS.index(letter) for letter in text)]
 
     def decode(self, ids: list[int]) -> str:

@@ -9,7 +9,8 @@ from posenc.lab.tasks._prompt import prompt_and_answer, random_symbols
 class Reverse(Symbols):
     """Say the prompt backwards: cab| -> bac.
 
-    Source and answer are at a different distance for every symbol; at small sizes nothing carries beyond the trained length.
+    Source and answer are at a different distance for every symbol; at small sizes nothing carries beyond the trained
+    length.
     """
 
     name = "reverse"
