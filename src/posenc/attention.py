@@ -29,8 +29,9 @@ class Attention(nn.Module):
     Raises ValueError for head counts that do not divide, unknown specs and kernels, and inputs that do not fit.
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2; Ainslie et al. 2023, arXiv:2305.13245, section 2.2.
 
+    >>> from posenc import masks
     >>> attention = Attention(64, heads=4, encoding="rotary")
-    >>> attention(torch.randn(2, 9, 64), mask=posenc.masks.causal()).shape
+    >>> attention(torch.randn(2, 9, 64), mask=masks.causal()).shape
     torch.Size([2, 9, 64])
     """
 

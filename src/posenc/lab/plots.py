@@ -884,6 +884,7 @@ def fingerprint(table: Any, positions: Sequence[int], title: str) -> Figure:
         ax.grid(visible=False)
         ax.yaxis.set_major_locator(MaxNLocator(3))
     axes[-1].set_xlabel("dimension")
+    axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     return fig
 
 
@@ -910,7 +911,16 @@ def shift_matrix(matrix: Any, title: str) -> Figure:
         limit = float(np.nanmax(np.abs(array))) or 1.0
         for (i, j), value in np.ndenumerate(array):
             dark = abs(value) > 0.6 * limit
-            ax.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=7, color="#f6f8fa" if dark else "#24292f")
+            # A tiny negative number would be printed as -0.00.
+            ax.text(
+                j,
+                i,
+                f"{round(value, 2) + 0.0:.2f}",
+                ha="center",
+                va="center",
+                fontsize=7,
+                color="#f6f8fa" if dark else "#24292f",
+            )
     return fig
 
 
