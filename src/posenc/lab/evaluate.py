@@ -17,7 +17,7 @@ SEED = 1_000_003
 TEXT_BYTES = 16_384
 """How many held-out bytes are predicted at each window length."""
 
-SLIDING_BYTES = 8_192
+SLIDING_BYTES = 4_096
 """How many held-out bytes the sliding window predicts, the same ones at each window length."""
 
 

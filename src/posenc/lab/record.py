@@ -47,9 +47,9 @@ def contents_of(experiment: Experiment) -> dict[str, Any]:
     return found
 
 
-def of(run: Run, wall_s: float) -> dict[str, Any]:
-    """The record of a finished run."""
-    began = time.process_time()
+def of(run: Run, began: float) -> dict[str, Any]:
+    """The record of a finished run that began at time.monotonic() = `began`."""
+    measuring_from = time.process_time()
     experiment, model = run.experiment, run.model
     lengths = by_length(run)
     if experiment.task == "text":
@@ -81,7 +81,8 @@ def of(run: Run, wall_s: float) -> dict[str, Any]:
         "attention": attention(run),
         "pictures": pictures(run),
     }
-    return record | {"cpu_s": run.cpu_s + time.process_time() - began, "wall_s": wall_s}
+    cpu_s = run.cpu_s + time.process_time() - measuring_from
+    return record | {"cpu_s": cpu_s, "wall_s": time.monotonic() - began}
 
 
 def converged(run: Run, bits: float) -> bool:

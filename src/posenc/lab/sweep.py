@@ -151,7 +151,7 @@ def run_one(experiment: Experiment, key: str, records: str) -> None:
     run = train(start(experiment), progress)
     tell(state="measuring")
     # The parent's key, also when a file that is part of it has changed since.
-    record.write(record.of(run, time.monotonic() - began) | {"key": key}, Path(records))
+    record.write(record.of(run, began) | {"key": key}, Path(records))
 
 
 def begin(news: Any) -> None:
