@@ -80,6 +80,7 @@ def record(spec="rotary", task="repeat", seed=0, **changes):
         }
         if text
         else None,
+        "trained_tokens": 32 if text else 22,
         "steps": steps,
         "train_cpu_s": 29.0 + chance.random() if text else 14.0 + chance.random(),
         "cpu_s": 33.0 if text else 16.0,

@@ -108,7 +108,7 @@ def test_the_median_curve_is_over_the_steps_that_all_seeds_have():
 def test_the_trained_length_is_marked():
     one_task = comparison(("repeat",), seeds=1)
     for figure in (plots.extrapolation(one_task, "repeat"), plots.bias(one_task), plots.wavelengths(one_task)):
-        assert figure is not None and "trained to 10" in words(figure)
+        assert figure is not None and "trained to 22" in words(figure)
 
 
 def test_pairs_that_never_complete_a_turn_are_hollow():

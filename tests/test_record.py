@@ -15,7 +15,8 @@ from posenc.lab.train import Run, start, train
 
 SHAPES = {
     "": (
-        "schema key experiment encoding parameters versions text steps train_cpu_s cpu_s wall_s steps_to_learned "
+        "schema key experiment encoding parameters versions text trained_tokens steps train_cpu_s cpu_s wall_s "
+        "steps_to_learned "
         "cpu_s_to_learned learned curve in_distribution lengths ablation order attention pictures"
     ),
     "parameters": "model encoding",

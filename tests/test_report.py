@@ -318,3 +318,21 @@ def test_seven_encodings_on_two_tasks_stay_small(tmp_path):
 
 def test_a_long_list_of_names_is_cut_short():
     assert summary.listed([str(i) for i in range(12)]) == "0, 1, 2, 3, 4, 5, 6, 7, 8 and 3 others"
+
+
+def test_numbers_that_people_read_keep_their_digits_in_the_page() -> None:
+    drawn = report.for_page('<svg width="9.12345pt"><path d="M 1.23456 2"/><text>0.00012</text></svg>', 0, "a figure")
+    assert "<text>0.00012</text>" in drawn and "M 1.23 2" in drawn
+
+
+def test_pictures_mark_the_positions_that_training_has_shown_and_not_the_items_of_the_task() -> None:
+    assert summary.trained_length(record("learned", "repeat")) == 10
+    assert summary.trained_tokens(record("learned", "repeat")) == 22
+    assert "never complete a turn are 6 within 22 positions" in report.wavelengths_in_words([rotary_on_repeat()])
+
+
+def rotary_on_repeat() -> dict:
+    """A record whose eight pairs turn once in 6 to 10,000 positions; two of them turn within 22."""
+    made = record("rotary", "repeat")
+    made["pictures"]["wavelengths"] = [6.3, 15.0, 35.0, 84.0, 199.0, 471.0, 1117.0, 10_000.0]
+    return made

@@ -484,7 +484,7 @@ def added(records: Sequence[Record]) -> Figure | None:
     fig, axes = panels(min(len(found), MOST_PANELS), 2, 4.5, 2.9, "What is added to the embeddings")
     for ax, (label, run, table) in zip(axes, found, strict=False):
         draw_table(ax, table, words(label, run))
-        length = summary.trained_length(run)
+        length = summary.trained_tokens(run)
         if length and length < len(table):
             ax.axhline(length - 0.5, color=INK, linestyle=(0, (4, 3)), linewidth=1)
             ax.annotate(
@@ -539,7 +539,7 @@ def wavelengths(records: Sequence[Record]) -> Figure | None:
     ax, appearance, words = fig.add_subplot(), looks(records), several_tasks(found)
     drawn = {label for label, _, _ in found}
     # Equal pictures of several tasks are drawn once, with the trained length of each task.
-    lengths = summary.trained_lengths([r for r in summary.results(records) if r.label in drawn])
+    lengths = summary.shown_positions([r for r in summary.results(records) if r.label in drawn])
     handles = []
     for label, run, values in found:
         own = appearance[label]
@@ -618,7 +618,7 @@ def similarity(records: Sequence[Record]) -> Figure | None:
         )
         if len(turned) < 6:
             ax.legend(loc="lower left", fontsize=7)
-        mark_trained(ax, {length for _, run, _ in turned if (length := summary.trained_length(run))})
+        mark_trained(ax, {length for _, run, _ in turned if (length := summary.trained_tokens(run))})
     return fig
 
 
@@ -648,7 +648,7 @@ def bias(records: Sequence[Record]) -> Figure | None:
     words = several_tasks(found)
     fig, axes = panels(min(len(found), MOST_PANELS), 3, 3.1, 2.7, "Bias on the logit by distance")
     for place, (ax, (label, run, b)) in enumerate(zip(axes, found, strict=False)):
-        length = summary.trained_length(run)
+        length = summary.trained_tokens(run)
         draw_bias(ax, numbers(b.get("distance")), numbers(b["heads"]), words(label, run), legend_too=place == 0)
         mark_trained(ax, [length] if length else [])
     return fig

@@ -68,6 +68,7 @@ def of(run: Run, began: float) -> dict[str, Any]:
         "parameters": {"model": parameters_of(model), "encoding": parameters_of(model.stack.encodings)},
         "versions": versions(),
         "text": run.task.text.facts() if experiment.task == "text" else None,
+        "trained_tokens": run.task.tokens(experiment.train_length),
         "steps": run.step,
         "train_cpu_s": run.cpu_s,
         "steps_to_learned": reached["step"] if reached else None,

@@ -106,7 +106,8 @@ def for_page(svg: str, place: int, says: str) -> str:
     svg = re.sub(r"#[0-9a-f]{6}\b", lambda m: f"var(--{colours[m[0]]})" if m[0] in colours else m[0], svg)
     # Images are named by what they hold, so equal ones share a name; nothing refers to them.
     svg = re.sub(r'(<image\b[^>]*?) id="[^"]*"', r"\1", svg)
-    svg = re.sub(r"(\d+\.\d{2})\d+", r"\1", svg)
+    # Shorter coordinates, but only inside tags: the numbers that people read stay whole.
+    svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d+\.\d{2})\d+", r"\1", tag[0]), svg)
     svg = re.sub(r'(<svg[^>]*?) (?:width|height)="[^"]*pt"', r"\1", svg)
     svg = re.sub(r'(<svg[^>]*?) (?:width|height)="[^"]*pt"', r"\1", svg)
     # No figure is drawn larger than others, so that words have one size: nine inches take the whole width.
@@ -387,7 +388,7 @@ def wavelengths_in_words(records: Sequence[Record]) -> str:
         known = plots.numbers(values)
         own = [r for r in summary.results(records) if r.label == label]
         never = [
-            f"{int((known > length).sum())} within {summary.count(length)}" for length in summary.trained_lengths(own)
+            f"{int((known > length).sum())} within {summary.count(length)}" for length in summary.shown_positions(own)
         ]
         if never:
             said.append(

@@ -129,11 +129,22 @@ def trained_length(run: Record) -> float | None:
     return given if given is not None else next((number(e["length"]) for e in entries(run)), None)
 
 
+def trained_tokens(run: Record) -> float | None:
+    """How many positions training has shown: the tokens of the longest sequence, of which an item may take several."""
+    given = number(get(run, "trained_tokens"))
+    return given if given is not None else trained_length(run)
+
+
 def is_text(run: Record) -> bool:
     """Whether the run is measured in bits per byte, where lower is better, and not in exact match."""
     if number(get(run, "in_distribution", "exact_match")) is not None:
         return False
     return number(get(run, "in_distribution", "bits_per_byte")) is not None or get(run, "text") is not None
+
+
+def shown_positions(found: Sequence[Result]) -> list[float]:
+    """How many positions training has shown, one number for each task."""
+    return sorted({x for result in found for run in result.runs if (x := trained_tokens(run)) is not None})
 
 
 def trained_lengths(found: Sequence[Result]) -> list[float]:
