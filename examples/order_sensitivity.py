@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from posenc import terminal
+from posenc.lab.describe import reading_of_order
 from posenc.lab.order import order_tests
 
 SPECS = ("sinusoidal", "rotary", "alibi")
@@ -25,27 +26,7 @@ SPECS = ("sinusoidal", "rotary", "alibi")
 
 def main(out: Path, quick: bool) -> None:
     found = {spec: order_tests(spec) for spec in (SPECS[:1] if quick else SPECS)}
-    rows = []
-    for spec, tests in found.items():
-        for test in tests:
-            if not test["position"] and spec != SPECS[0]:
-                continue  # it is the same for every spec
-            blind = "blind to order" if test["difference"] < 1e-9 else "knows the order"
-            name = spec if test["position"] else "no position"
-            rows.append(
-                [
-                    name,
-                    test["attention"],
-                    str(test["layers"]),
-                    f"{test['equivariance']:.1e}",
-                    f"{test['difference']:.1e}",
-                    blind,
-                ]
-            )
-    rows.sort(key=lambda row: row[0] != "no position")
-    terminal.table(
-        ["encoding", "attention", "layers", "equivariance", "last token", ""], rows, "Reordered tokens, float64"
-    )
+    terminal.table(*reading_of_order(found))
 
 
 if __name__ == "__main__":
