@@ -247,14 +247,19 @@ class Stack(nn.Module):
         encoding: LayerSpec,
         max_len: int,
         causal: bool,
+        kv_heads: int | None = None,
         head_dim: int | None = None,
+        hidden: int | None = None,
         norm: str = "pre",
         cross: bool = False,
         cross_encoding: LayerSpec = "none",
+        kernel: str = "auto",
+        scale: float | None = None,
+        dropout: float = 0.0,
+        bias: bool = True,
         hints: dict | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **options,
     ) -> None:
         super().__init__()
         if layers < 1:
@@ -273,9 +278,23 @@ class Stack(nn.Module):
                     f"cross_encoding adds to embeddings, and between two sequences there are none; got {cross_encoding}"
                 )
             self.cross_encodings = nn.ModuleList(owned).to(device=device, dtype=dtype)
-        options |= {"device": device, "dtype": dtype}
         self.blocks = nn.ModuleList(
-            Block(dim, heads, head_dim=head_dim, norm=norm, cross=cross, max_len=max_len, **options)
+            Block(
+                dim,
+                heads,
+                kv_heads=kv_heads,
+                head_dim=head_dim,
+                hidden=hidden,
+                norm=norm,
+                cross=cross,
+                kernel=kernel,
+                scale=scale,
+                dropout=dropout,
+                bias=bias,
+                max_len=max_len,
+                device=device,
+                dtype=dtype,
+            )
             for _ in range(layers)
         )
         # Post-norm blocks end with a norm of their own.
@@ -336,7 +355,7 @@ class Decoder(nn.Module):
     encoding   a spec, an Encoding, or a tuple of them cycled over the layers: ("rotary", "rotary", "none")
     max_len    the trained length (tokens): rows of a learned table, horizon of a schedule; not a limit of the model
     scale_tokens, tie_output   see TokenPositionEmbedding; whether the output layer is the token table
-    norm, kv_heads, head_dim, hidden, dropout, kernel, scale   as in Block and Attention
+    kv_heads, head_dim, hidden, norm, kernel, scale, dropout, bias   as in Block and Attention
 
     ids [B, T] -> logits [B, T, vocab].
     Raises ValueError for ids out of range, empty sequences, unknown specs, and head counts that do not divide.
@@ -359,11 +378,17 @@ class Decoder(nn.Module):
         max_len: int = 2048,
         scale_tokens: bool = False,
         tie_output: bool = False,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        hidden: int | None = None,
+        norm: str = "pre",
+        kernel: str = "auto",
+        scale: float | None = None,
         dropout: float = 0.0,
+        bias: bool = True,
         hints: dict | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **options,
     ) -> None:
         super().__init__()
         made: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -375,10 +400,16 @@ class Decoder(nn.Module):
             encoding=encoding,
             max_len=max_len,
             causal=True,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            hidden=hidden,
+            norm=norm,
+            kernel=kernel,
+            scale=scale,
             dropout=dropout,
+            bias=bias,
             hints=hints,
             **made,
-            **options,
         )
         self.embedding = TokenPositionEmbedding(vocab, dim, scale=scale_tokens, dropout=dropout, **made)
         self.output = None if tie_output else nn.Linear(dim, vocab, **made)
@@ -465,11 +496,17 @@ class Encoder(nn.Module):
         *,
         max_len: int = 2048,
         scale_tokens: bool = False,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        hidden: int | None = None,
+        norm: str = "pre",
+        kernel: str = "auto",
+        scale: float | None = None,
         dropout: float = 0.0,
+        bias: bool = True,
         hints: dict | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **options,
     ) -> None:
         super().__init__()
         made: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -481,10 +518,16 @@ class Encoder(nn.Module):
             encoding=encoding,
             max_len=max_len,
             causal=False,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            hidden=hidden,
+            norm=norm,
+            kernel=kernel,
+            scale=scale,
             dropout=dropout,
+            bias=bias,
             hints=hints,
             **made,
-            **options,
         )
         self.embedding = TokenPositionEmbedding(vocab, dim, scale=scale_tokens, dropout=dropout, **made)
 
@@ -532,13 +575,18 @@ class EncoderDecoder(nn.Module):
         *,
         cross_encoding: LayerSpec = "none",
         max_len: int = 2048,
-        norm: str = "post",
         scale_tokens: bool = True,
         tie_output: bool = True,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        hidden: int | None = None,
+        norm: str = "post",
+        kernel: str = "auto",
+        scale: float | None = None,
         dropout: float = 0.0,
+        bias: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **options,
     ) -> None:
         super().__init__()
         for spec in [encoding] if isinstance(encoding, (str, Encoding)) else encoding:
@@ -547,7 +595,19 @@ class EncoderDecoder(nn.Module):
                     f"encoder and decoder build an encoding each, so give a spec instead of the instance: '{spec}'"
                 )
         made: dict[str, Any] = {"device": device, "dtype": dtype}
-        options |= {"encoding": encoding, "max_len": max_len, "norm": norm, "dropout": dropout, **made}
+        options: dict[str, Any] = {
+            "encoding": encoding,
+            "max_len": max_len,
+            "kv_heads": kv_heads,
+            "head_dim": head_dim,
+            "hidden": hidden,
+            "norm": norm,
+            "kernel": kernel,
+            "scale": scale,
+            "dropout": dropout,
+            "bias": bias,
+            **made,
+        }
         self.vocab, self.max_len = vocab, max_len
         self.encoder = Stack(dim, heads, layers, causal=False, **options)
         self.decoder = Stack(dim, heads, layers, causal=True, cross=True, cross_encoding=cross_encoding, **options)
