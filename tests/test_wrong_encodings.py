@@ -4,6 +4,7 @@ A right encoding of the difficult kind, forgetting attention, stands beside them
 """
 
 import math
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -422,3 +423,26 @@ def test_a_subject_is_something_to_build(given) -> None:
 def test_an_unknown_promise_names_the_known_ones() -> None:
     with pytest.raises(ValueError, match="no promise named 'caching'; there are: says_what_the_paper_says, "):
         check("alibi", ["caching"])
+
+
+def test_a_right_encoding_from_a_file_of_its_own_keeps_every_promise(tmp_path: Path) -> None:
+    """Compilation, and the text that builds it again, go through the module that the path was loaded as."""
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "from posenc import Encoding\n"
+        "class Mine(Encoding):\n"
+        '    """Take from each logit the square root of the distance."""\n'
+        '    source = "This test, 2026"\n'
+        "    def __init__(self, heads: int, strength: float = 1.0) -> None:\n"
+        "        super().__init__()\n"
+        "        if not heads >= 1 or not strength > 0:\n"
+        '            raise ValueError(f"heads: 1 or more, strength: above 0, got heads={heads}, strength={strength}")\n'
+        "        self.heads, self.strength = heads, strength\n"
+        "    def by_distance(self, delta):\n"
+        "        root = delta.abs().to(torch.promote_types(delta.dtype, torch.float32)).sqrt()\n"
+        "        return -self.strength * root.expand(self.heads, *delta.shape)\n"
+        "    def formula_logit(self, q, k, m, n, head, scale):\n"
+        "        return super().formula_logit(q, k, m, n, head, scale) - self.strength * abs(m - n) ** 0.5\n"
+    )
+    verdicts = testing.check(f"{tmp_path / 'mine.py'}:Mine(strength=2.0)")
+    assert [verdict.message for verdict in verdicts if not verdict.good] == []

@@ -7,10 +7,12 @@ The file name of an encoding is its name; there is no list to edit. A spec is a 
 import ast
 import difflib
 import functools
+import hashlib
 import importlib
 import importlib.util
 import inspect
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,12 +95,17 @@ def load_from_file(name: str) -> type[Encoding]:
         raise ValueError(
             f"no file '{path}' to take {class_name} from; a spec of your own module is path/to/file.py:Class"
         )
-    spec = importlib.util.spec_from_file_location(f"posenc_user_{file.stem}", file)
+    # Two files of one name, and two classes of one file, must not take each other's place.
+    digest = hashlib.sha256(f"{file.resolve()}:{class_name}".encode()).hexdigest()[:8]
+    spec = importlib.util.spec_from_file_location(f"posenc_user_{file.stem}_{digest}", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    # torch.compile and pickling find a class through the name of its module.
+    sys.modules[module.__name__] = module
     try:
         spec.loader.exec_module(module)
     except Exception as error:
+        del sys.modules[module.__name__]
         raise ValueError(f"{path} could not be imported: {type(error).__name__}: {error}") from error
     cls = getattr(module, class_name, None)
     if not (inspect.isclass(cls) and issubclass(cls, Encoding)):

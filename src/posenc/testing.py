@@ -1287,8 +1287,8 @@ def refused(attempt: Callable[[], Any], what: str, named: str) -> None:
 
 
 def registered(cls: type[Encoding]) -> bool:
-    """Whether the class is one that the catalogue knows by name."""
-    return cls.spec_name in names() and find(cls.spec_name) is cls
+    """Whether the class is one that the catalogue finds, by its name or by path/to/file.py:Class."""
+    return (cls.spec_name in names() or ":" in cls.spec_name) and find(cls.spec_name) is cls
 
 
 def rebuilt(encoding: Encoding, shape: Shape) -> Encoding:
