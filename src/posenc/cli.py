@@ -104,10 +104,11 @@ class Report:
     def run(self) -> int:
         from posenc import terminal
         from posenc.lab import record, report
-        from posenc.lab.compare import read_settings
+        from posenc.lab.compare import in_reading_order, read_settings
 
-        records = record.read_all(self.folder)
-        page = report.write(records, self.folder, read_settings(self.folder))
+        settings = read_settings(self.folder)
+        records = in_reading_order(record.read_all(self.folder), settings)
+        page = report.write(records, self.folder, settings)
         if self.json:
             print(json.dumps(records))
         else:

@@ -50,7 +50,7 @@ class Settings:
         task_names = self.task_names or preset["task_names"]
         for name in task_names:
             tasks.find(name)
-        encodings = [name for spec in self.encodings for name in (catalogue.names() if spec == "all" else [spec])]
+        encodings = all_named(self.encodings)
         named = ("train_length", "test_lengths", "steps", "layers", "dim", "heads")
         changes = {name: value for name in named if (value := getattr(self, name)) is not None}
         runs: list[Experiment] = []
@@ -106,18 +106,31 @@ def compare(
     keys = [record.key_of(run) for run in runs if record.key_of(run) not in sweep.failures]
     if not keys:
         raise RuntimeError(f"every run failed; the first: {next(iter(sweep.failures.values()))}")
-    order = {record.key_of(run): place for place, run in enumerate(in_reading_order(settings, runs))}
-    records = sorted((record.read(folder / "records" / f"{key}.json") for key in keys), key=lambda r: order[r["key"]])
+    records = [record.read(folder / "records" / f"{key}.json") for key in keys]
+    records = in_reading_order(records, settings.to_dict())
     return records, report.write(records, folder, settings.to_dict()), sweep
 
 
-def in_reading_order(settings: Settings, runs: Sequence[Experiment]) -> list[Experiment]:
-    """Task by task and encoding by encoding, as they were asked for."""
-    task_names = list(settings.task_names or PRESETS[settings.preset]["task_names"])
-    specs = list(dict.fromkeys(run.spec for run in sorted(runs, key=lambda run: run.seed)))
-    asked = [name for spec in settings.encodings for name in (catalogue.names() if spec == "all" else [spec])]
-    place = {spec: asked.index(spec) if spec in asked else len(asked) for spec in specs}
-    return sorted(runs, key=lambda run: (task_names.index(run.task), place[run.spec], run.seed))
+def in_reading_order(records: Sequence[dict[str, Any]], settings: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Task by task and encoding by encoding, as the settings ask for them; what they do not name comes last."""
+    if settings is None:
+        return list(records)
+    task_names = settings.get("task_names") or PRESETS[settings.get("preset", "default")]["task_names"]
+    asked = all_named(settings.get("encodings") or ())
+
+    def place(of: Sequence[str], name: Any) -> int:
+        return list(of).index(name) if name in of else len(of)
+
+    def key(record: dict[str, Any]) -> tuple[int, int, int]:
+        run = record["experiment"]
+        return place(task_names, run["task"]), place(asked, run["spec"]), run["seed"]
+
+    return sorted(records, key=key)
+
+
+def all_named(encodings: Sequence[str]) -> list[str]:
+    """The specs asked for, with every encoding that ships in place of "all"."""
+    return [name for spec in encodings for name in (catalogue.names() if spec == "all" else [spec])]
 
 
 def write_settings(settings: Settings, folder: Path) -> None:
