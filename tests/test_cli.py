@@ -310,7 +310,10 @@ def test_report_writes_the_page_again_with_the_same_words(posenc, filled: Path, 
     assert "alibi" in answer.out and "not learned" in answer.out and "Report: copy/report.html" in answer.out
     assert (folder / "report.html").is_file()
     # In the order in which the comparison asked for them.
-    assert [one["experiment"]["spec"] for one in json.loads(posenc("report", "copy", "--json").out)] == ["none", "alibi"]
+    assert [one["experiment"]["spec"] for one in json.loads(posenc("report", "copy", "--json").out)] == [
+        "none",
+        "alibi",
+    ]
 
 
 def damaged(where: str, content: str, filled: Path, here: Path) -> None:

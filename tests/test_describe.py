@@ -105,3 +105,15 @@ def test_the_reading_of_the_order_test_says_who_is_blind() -> None:
             assert readings[spec, attention, "1"] == "tells the order apart"
     # What has no position is said once, first.
     assert [row[0] for row in rows].count("(no position)") == 4 and rows[0][0] == "(no position)"
+
+
+def test_a_table_that_starts_at_zero_is_drawn_with_something_to_say() -> None:
+    shown = show("t5_bias", tokens=16, dim=16, heads=2, words=("a",), shift=1)
+    assert any(value != 0 for head in shown.facts["bias"]["heads"] for value in head)
+
+
+def test_sums_and_chosen_heads_are_shown_too() -> None:
+    both = show("sinusoidal + alibi", tokens=16, dim=16, heads=2, words=("a", "b"), shift=1)
+    assert {"heatmap", "bias"} <= both.figures.keys() and "Worked example" in both.tables[-2][0]
+    some = show("on(rotary, heads=(0,))", tokens=16, dim=16, heads=2, words=("a",), shift=1)
+    assert "wavelengths" in some.figures

@@ -466,6 +466,10 @@ class OnHeads(Encoding):
         self.encoding, self.heads, self.of = encoding, chosen, of
         self.doors, self.per_layer = encoding.doors, encoding.per_layer
 
+    @property
+    def wavelengths(self) -> Tensor | None:
+        return self.encoding.wavelengths
+
     def query(self, q: Tensor, at: Positions) -> Tensor:
         if "query" not in self.doors:
             return q

@@ -73,6 +73,7 @@ def show(spec: str, *, tokens: int, dim: int, heads: int, words: Sequence[str], 
     torch.manual_seed(0)
     shape = Shape.of(dim, heads, max_len=tokens)
     encoding = build(spec, shape)
+    speak(encoding)
     numbers = record.describe(encoding, dim, tokens)
     lesson = "\n\n".join(
         dict.fromkeys(inspect.getdoc(type(part)) or type(part).__name__ for part in parts_of(encoding))
@@ -92,6 +93,14 @@ def show(spec: str, *, tokens: int, dim: int, heads: int, words: Sequence[str], 
         if hasattr(part, "shift") and dim % 2 == 0:
             add_shift(shown, part, shift, tokens)
     return shown
+
+
+@torch.no_grad()
+def speak(encoding: Encoding) -> None:
+    """Draw from N(0, 1) the tables that start at zero: untrained, they would be pictures of nothing."""
+    for parameter in encoding.parameters():
+        if not parameter.any():
+            parameter.normal_()
 
 
 def draw(shown: Shown, encoding: Encoding, numbers: dict[str, Any], tokens: int) -> None:

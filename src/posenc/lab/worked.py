@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from posenc.catalogue import build
-from posenc.encoding import Shape
+from posenc.encoding import Compose, Shape, parts_of
 from posenc.model import TokenPositionEmbedding
 from posenc.positions import Positions
 
@@ -53,11 +53,13 @@ def worked_example(
     ids = [vocabulary.index(token) for token in tokens]
     torch.manual_seed(seed)
     built = build(encoding, Shape(dim, 1, dim, len(tokens)))
-    if "embed" not in built.doors:
+    adding = [part for part in parts_of(built) if "embed" in part.doors]
+    if not adding:
         raise ValueError(
             f"{built} adds nothing to embeddings; a worked example needs one that does, such as sinusoidal or learned"
         )
-    embedding = TokenPositionEmbedding(len(vocabulary), dim, built)
+    # What the other parts of a sum do happens later, in attention.
+    embedding = TokenPositionEmbedding(len(vocabulary), dim, Compose(*adding))
     vectors = embedding.token_vectors(torch.tensor([ids]))
     combined = embedding.position(vectors, Positions.count(len(tokens)))
     return WorkedExample(
