@@ -138,14 +138,9 @@ def test_pictures_hold_what_the_encoding_has_and_null_for_the_rest(of_copy: dict
 def test_learned_is_the_gate_of_99_percent(monkeypatch: pytest.MonkeyPatch) -> None:
     run = trained("copy", "none")
     for score, learned in ((0.99, True), (0.98, False)):
-        match = record.exact_match(run.model, run.task, 4)
-        monkeypatch.setattr(
-            record,
-            "exact_match",
-            lambda *_, match=match, score=score, **__: dataclasses.replace(match, exact_match=score),
-        )
-        row = {"exact_match": 1.0, "bits_per_byte": None}
-        monkeypatch.setattr(record, "by_length", lambda run, row=row: [row])
+        trained_length = {"exact_match": score, "token_accuracy": 1.0, "bits_per_byte": None}
+        beyond = {"exact_match": 1.0, "token_accuracy": 1.0, "bits_per_byte": None}
+        monkeypatch.setattr(record, "by_length", lambda run, rows=(trained_length, beyond): list(rows))
         assert record.of(run, time.monotonic())["learned"] is learned
         monkeypatch.undo()
 

@@ -137,6 +137,6 @@ def by_length(run: Any) -> list[dict[str, Any]]:
             row["sliding_bits_per_byte"] = sliding_bits(run.model, run.task, length, stride=stride, longest=longest)
             row["perplexity_ratio"] = 2 ** (row["bits_per_byte"] - (rows[0] if rows else row)["bits_per_byte"])
         else:
-            row |= exact_match(run.model, run.task, length, rows=256, shortest=length).to_dict()
+            row |= exact_match(run.model, run.task, length, rows=512, shortest=length).to_dict()
         rows.append(row)
     return rows
