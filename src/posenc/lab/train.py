@@ -59,6 +59,15 @@ def task_of(experiment: Experiment) -> Any:
 def start(experiment: Experiment) -> Run:
     """A fresh run: the same seed gives every encoding the same data and the same weights outside the encoding."""
     task = task_of(experiment)
+    model = model_of(experiment, task)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=experiment.rate, betas=(0.9, 0.98), weight_decay=experiment.weight_decay, fused=True
+    )
+    return Run(experiment, task, model, optimizer, Generator().manual_seed(experiment.seed + 1))
+
+
+def model_of(experiment: Experiment, task: Any) -> Decoder:
+    """The untrained model of an experiment."""
     torch.manual_seed(experiment.seed)
     trained = task.tokens(experiment.train_length)
     longest = max((task.tokens(n) for n in experiment.test_lengths), default=trained)
@@ -76,10 +85,7 @@ def start(experiment: Experiment) -> Run:
     torch.manual_seed(experiment.seed)
     plain = Decoder(task.vocab, experiment.dim, experiment.heads, experiment.layers, "none", max_len=trained)
     model.load_state_dict(plain.state_dict(), strict=False)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=experiment.rate, betas=(0.9, 0.98), weight_decay=experiment.weight_decay, fused=True
-    )
-    return Run(experiment, task, model, optimizer, Generator().manual_seed(experiment.seed + 1))
+    return model
 
 
 def train(run: Run, progress: Callable[[Run], None] | None = None, until: int | None = None) -> Run:
