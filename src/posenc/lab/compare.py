@@ -62,15 +62,10 @@ class Settings:
             raise ValueError("--text is for the text task; add it to the tasks, or leave --text out")
         check_buildable(runs)
         # The longest runs first, so that no core waits at the end.
-        return sorted(runs, key=lambda run: -run.steps * tasks_cost(run))
+        return sorted(runs, key=lambda run: -run.steps * recipes.STEP_COST.get(run.task, 1.0))
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
-
-
-def tasks_cost(run: Experiment) -> float:
-    """How much longer a step of this task takes than one on symbols, roughly."""
-    return 3.0 if run.task == "text" else 1.0
 
 
 def check_buildable(runs: Sequence[Experiment]) -> None:

@@ -103,6 +103,10 @@ def recipe(task: str, spec: str | tuple[str, ...], seed: int = 0, **changes: Any
     return Experiment(**chosen)
 
 
+STEP_COST = {"repeat": 1.0, "copy": 1.3, "reverse": 1.3, "sort": 1.3, "recall": 2.0, "text": 1.8}
+"""What a step of a recipe costs, relative to one of repeat, roughly: for the order of runs and the time left."""
+
+
 def longer(task: str, train_length: int) -> tuple[int, ...]:
     """The lengths tested beyond a trained one: 1.2, 1.5 and 2 times; for text 2, 4 and 8 times."""
     factors = (2, 4, 8) if task == "text" else (1.2, 1.5, 2)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from posenc.lab.recipes import Experiment
+from posenc.lab.recipes import STEP_COST, Experiment
 
 to_parent: Any = None
 """In a worker, where its news goes; a queue can only be handed over when a process starts."""
@@ -51,13 +51,11 @@ class Sweep:
 
     def seconds_left(self) -> float | None:
         """An estimate from the steps done so far; None while there is nothing to go by."""
-        cost = {"text": 3.0}
         fresh = [run for run in self.runs.values() if run.state != "kept"]
-        total = sum(run.steps * cost.get(run.task, 1.0) for run in fresh)
-        made = sum(
-            (run.steps if run.state in ("done", "failed", "measuring") else run.step) * cost.get(run.task, 1.0)
-            for run in fresh
-        )
+        cost = {run.key: STEP_COST.get(run.task, 1.0) for run in fresh}
+        total = sum(run.steps * cost[run.key] for run in fresh)
+        over = ("done", "failed", "measuring")
+        made = sum((run.steps if run.state in over else run.step) * cost[run.key] for run in fresh)
         elapsed = time.monotonic() - self.began
         return None if made == 0 else elapsed * (total - made) / made
 
