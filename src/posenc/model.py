@@ -267,12 +267,15 @@ class Stack(nn.Module):
         shape = (
             Shape.of(dim, heads, max_len, causal) if head_dim is None else Shape(dim, heads, head_dim, max_len, causal)
         )
-        owned, self.encoding_of = in_layers(encoding, shape, layers, hints)
+        # A sum is used by a layer, and its parts are owned; in a tuple nothing is registered a second time.
+        owned, used = build_layers(encoding, shape, layers, hints=hints)
+        self.encoding_of = tuple(used)
         self.encodings = nn.ModuleList(owned).to(device=device, dtype=dtype)
         self.cross_encoding_of: tuple[Encoding, ...] = ()
         if cross:
             apart = Shape(shape.dim, shape.heads, shape.head_dim, max_len, causal=False)
-            owned, self.cross_encoding_of = in_layers(cross_encoding, apart, layers, hints)
+            owned, used = build_layers(cross_encoding, apart, layers, hints=hints)
+            self.cross_encoding_of = tuple(used)
             if any("embed" in own.doors for own in owned):
                 raise ValueError(
                     f"cross_encoding adds to embeddings, and between two sequences there are none; got {cross_encoding}"
@@ -744,14 +747,6 @@ def pick(logits: Tensor, temperature: float, top_k: int | None, generator: torch
         lowest = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
         logits = logits.masked_fill(logits < lowest, -torch.inf)
     return torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)[:, 0]
-
-
-def in_layers(
-    spec: LayerSpec, shape: Shape, layers: int, hints: dict | None
-) -> tuple[list[Encoding], tuple[Encoding, ...]]:
-    """The encodings to own, and the one that each layer uses. A sum is used, and its parts are owned."""
-    owned, per_layer = build_layers(spec, shape, layers, hints=hints)
-    return owned, tuple(per_layer)
 
 
 def where(ids: Tensor, positions: PositionsLike, padding: Tensor | None, cache: Cache | None) -> Positions:
