@@ -1,5 +1,7 @@
 """Multi-head attention: the one place where positions, encodings, keys, kernels and masks meet."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
@@ -105,6 +107,7 @@ class Attention(nn.Module):
                 "this layer has no encoding of its own; build it with encoding='none' or another, or pass one"
             )
         at = positions_for(query.shape[1], positions, batch=query.shape[0], device=query.device)
+        to_itself = key is None
         if key is None:
             if key_positions is not None:
                 raise ValueError("key_positions belong to separate keys; in self-attention give positions alone")
@@ -113,8 +116,14 @@ class Attention(nn.Module):
             key, keys_at = query, at
         else:
             keys_at = positions_for(key.shape[1], key_positions, batch=key.shape[0], device=key.device)
-        keys = self.keys(key, value, keys_at, encoding)
-        keys = keys if cache is None else cache.extend(keys)
+        new = self.keys(key, value, keys_at, encoding)
+        keys = new if cache is None else cache.extend(new)
+        if "remember" in encoding.doors:
+            # In self-attention the queries are the new keys.
+            own = new.memo if to_itself else encoding.remember(query, at, self.projections())
+            keys = replace(keys, own=own)
+        if encoding.turns_when_attending:
+            keys = replace(keys, k=encoding.key(keys.k, replace(keys.at, length=at.length, _tables={})))
         q = encoding.query(self.split(self.to_query(query), self.heads), at)
         kernel = kernels.bind(
             self.kernel, encoding, scale=self.scale, dropout=self.dropout if self.training else 0.0, weights=weights
@@ -128,16 +137,20 @@ class Attention(nn.Module):
 
     def keys(self, key: Tensor, value: Tensor | None, at, encoding: Encoding) -> Keys:
         """What is remembered of tokens [B, S, dim]."""
-        k = encoding.key(self.split(self.to_key(key), self.kv_heads), at)
+        k = self.split(self.to_key(key), self.kv_heads)
+        if not encoding.turns_when_attending:
+            k = encoding.key(k, at)
         v = self.split(self.to_value(key if value is None else value), self.kv_heads)
         if "remember" not in encoding.doors:
             return Keys(k, v, at)
-        project = Projections(
+        return Keys(k, v, at, encoding.remember(key, at, self.projections()))
+
+    def projections(self) -> Projections:
+        return Projections(
             lambda x: self.split(self.to_query(x), self.heads),
             lambda x: self.split(self.to_key(x), self.kv_heads),
             lambda x: self.split(self.to_value(x), self.kv_heads),
         )
-        return Keys(k, v, at, encoding.remember(key, at, project))
 
     def split(self, x: Tensor, heads: int) -> Tensor:
         return x.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)  # [B, heads, T, head_dim]

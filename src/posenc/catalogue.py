@@ -67,8 +67,9 @@ def class_names() -> dict[str, str]:
     for name in names():
         tree = ast.parse((HOME / f"{name}.py").read_text(encoding="utf-8"))
         for node in tree.body:
+            # The encoding of a file is the class that names its source.
             if isinstance(node, ast.ClassDef) and any(
-                isinstance(base, ast.Name) and base.id == "Encoding" for base in node.bases
+                isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "source" for line in node.body
             ):
                 found[node.name] = name
     return found
@@ -160,18 +161,22 @@ class Parser:
         if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name):
             if tree.func.id == "on":
                 return self.on_heads(tree)
-            if tree.args:
-                raise ValueError(f"options in a spec have names, as in rotary(base=500_000); got '{ast.unparse(tree)}'")
             options = tuple((word.arg or "**", self.value(word.value)) for word in tree.keywords)
-            return self.named(tree.func.id, options)
+            return self.named(tree.func.id, options, tree.args)
         raise ValueError(
             f"'{ast.unparse(tree)}' in '{self.spec}' is not an encoding; write for example rotary(base=500_000) + alibi"
         )
 
-    def named(self, name: str, options: tuple[tuple[str, Any], ...]) -> Node:
+    def named(self, name: str, options: tuple[tuple[str, Any], ...], given: Sequence[ast.expr] = ()) -> Node:
         name = self.paths[int(name[6:])] if name.startswith("_path_") else name
         cls = find(name)
-        known = [p for p in inspect.signature(cls.__init__).parameters if p not in ("self", *FILLED_IN)]
+        if given and not cls.wraps:
+            raise ValueError(
+                f"options in a spec have names, as in rotary(base=500_000); got '{ast.unparse(given[0])}' for {name}"
+            )
+        if len(given) > 1:
+            raise ValueError(f"{name} wraps one encoding, as in {name}({cls.wraps[0]}); got {len(given)}")
+        known = [p for p in inspect.signature(cls.__init__).parameters if p not in ("self", "encoding", *FILLED_IN)]
         for option, _ in options:
             if option not in known:
                 raise ValueError(
@@ -179,7 +184,9 @@ class Parser:
                 )
         if len({option for option, _ in options}) != len(options):
             raise ValueError(f"an option stands twice in '{self.spec}'; give it once")
-        return Node(name, options)
+        if not cls.wraps:
+            return Node(name, options)
+        return Node(name, options, parts=(self.node(given[0]) if given else parse(cls.wraps[0]),))
 
     def on_heads(self, tree: ast.Call) -> Node:
         if len(tree.args) != 1 or [word.arg for word in tree.keywords] != ["heads"]:
@@ -208,10 +215,14 @@ class Parser:
                     raise ValueError(
                         f"{name} has no option '{option}'; it has: {', '.join(fields)}{near(str(option), fields)}"
                     )
-            if tree.args or "factor" not in options:
-                raise ValueError(
-                    f"{name} needs named options with a factor, as in {name}(factor=4); got '{ast.unparse(tree)}'"
-                )
+            missing = [
+                field
+                for field, parameter in inspect.signature(SCHEDULES[name]).parameters.items()
+                if parameter.default is parameter.empty and field not in options
+            ]
+            if tree.args or missing:
+                wanted = f"needs {' and '.join(missing)}" if missing else "takes its options"
+                raise ValueError(f"{name} {wanted} by name, as in yarn(factor=4); got '{ast.unparse(tree)}'")
             return SCHEDULES[name](**options)
         if isinstance(tree, ast.Name):
             # A bare word is a string, so that shells need no quotes: rotary(layout=interleaved).
@@ -295,6 +306,8 @@ class Builder:
             check_value(node.name, option, value, parameters[option].annotation)
         for source in (self.hints.get(node.name, {}), vars(shape)):
             given = {name: value for name, value in source.items() if name in parameters} | given
+        if node.parts:
+            given["encoding"] = Builder(shape, self.hints).from_node(node.parts[0], shape)
         filled = {k: v.with_trained_length(shape.max_len) if isinstance(v, Schedule) else v for k, v in given.items()}
         try:
             return cls(**filled)
@@ -320,9 +333,9 @@ def check_value(name: str, option: str, value: Any, kind: Any) -> None:
 
 
 def options_of(name: str) -> dict[str, inspect.Parameter]:
-    """The constructor's parameters of an encoding, without what is filled in by the model's device."""
+    """The constructor's parameters of an encoding, without what it wraps and what the model's device fills in."""
     parameters = inspect.signature(find(name).__init__).parameters
-    return {option: p for option, p in parameters.items() if option not in ("self", *FILLED_IN)}
+    return {option: p for option, p in parameters.items() if option not in ("self", "encoding", *FILLED_IN)}
 
 
 def every() -> Iterator[tuple[str, type[Encoding]]]:

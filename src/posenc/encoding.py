@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posenc.masks import Mask, check_mask, mask_for
@@ -69,12 +70,31 @@ class Keys:
     k, v   [B, KV, S, D]     keys and values; KV divides the number of query heads
     at     Positions of the S tokens; order -1 marks an empty cache slot
     memo   name -> [B, heads or 1, S, ...]   what encodings asked to remember of each token
+    own    name -> [B, heads or 1, T, ...]   the same facts of the query tokens themselves
     """
 
     k: Tensor
     v: Tensor
     at: Positions
     memo: Mapping[str, Tensor] = field(default_factory=dict)
+    own: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class Token(NamedTuple):
+    """One query or key of one head, in scalars, as the published formulas see it.
+
+    vector  its query or key (channels)
+    at      its coordinate, or one for each axis when there are several
+    order   its place in the sequence
+    memo    what the encoding remembers of it: name -> a number, or a list of them
+    length  the declared horizon of its sequence, if there is one
+    """
+
+    vector: Sequence[float]
+    at: Any
+    order: int
+    memo: Mapping[str, Any] = {}
+    length: float | None = None
 
 
 class Encoding(nn.Module):
@@ -89,11 +109,29 @@ class Encoding(nn.Module):
     per_layer: bool = False
     """Whether every layer has parameters of its own (Shaw) or all layers share one instance (T5)."""
 
+    axes: int = 1
+    """How many coordinates a position has for this encoding; 0 stands for any number."""
+
+    reads_keys: bool = False
+    """Whether `score_mod` reads the keys themselves, and not only where they are."""
+
+    turns_when_attending: bool = False
+    """Whether keys are cached unturned, and turned with the query's declared horizon when they are attended to."""
+
+    wraps: ClassVar[tuple[str, ...]] = ()
+    """For an encoding around another (its first argument, `encoding`): specs of such, the usual one first."""
+
     source: ClassVar[str] = ""
     """Where the encoding was published: authors, year, arXiv id and section."""
 
     also_called: ClassVar[tuple[str, ...]] = ()
     """Other names by which people look for it: a wrong name in a spec is answered with the right one."""
+
+    extrapolates: ClassVar[str] = ""
+    """Beyond the trained length: what is claimed, and what was found."""
+
+    used_by: ClassVar[str] = ""
+    """Released models that use it."""
 
     gaps: ClassVar[Mapping[str, str]] = {}
     """Known gaps: the name of a promise in `posenc.testing` -> why this encoding does not keep it."""
@@ -121,8 +159,15 @@ class Encoding(nn.Module):
 
     @property
     def needs_weights(self) -> bool:
-        """Whether `attend` reads the attention weights, so that only kernels that give them will do."""
+        """Whether `attend` reads the logits or the weights, so that only kernels that give them will do."""
         return False
+
+    @property
+    def has_own_logits(self) -> bool:
+        """Whether queries meet keys otherwise than by scale * q . k, before any bias."""
+        cls = type(self)
+        formulas = (cls.formula_logit, cls.formula_logits) != (Encoding.formula_logit, Encoding.formula_logits)
+        return "key" in self.doors or ("attend" in self.doors and formulas)
 
     def embed(self, x: Tensor, at: Positions) -> Tensor:
         """Door 1. x [B, T, dim] with the position of each token added, in x's dtype."""
@@ -137,7 +182,10 @@ class Encoding(nn.Module):
         return k
 
     def by_distance(self, delta: Tensor) -> Tensor | None:
-        """Door 3. The bias [H, ...] at signed distances delta [...]: query coordinate minus key coordinate."""
+        """Door 3. The bias [H, ...] at signed distances delta [...]: query coordinate minus key coordinate.
+
+        An encoding that reads several axes gets delta [..., A].
+        """
         return None
 
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod | None:
@@ -148,7 +196,10 @@ class Encoding(nn.Module):
         """
         if "by_distance" not in self.doors:
             return None
-        m, n = at.axis(str(self)).expand(q.shape[0], -1), keys.at.axis(str(self)).expand(q.shape[0], -1)
+        m, n = (
+            coords.expand(q.shape[0], *coords.shape[1:])
+            for coords in (at.coordinates(self.axes, str(self)), keys.at.coordinates(self.axes, str(self)))
+        )
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             values = self.by_distance(m[b, i] - n[b, j])
@@ -174,11 +225,31 @@ class Encoding(nn.Module):
         """As published, in scalars: what is added to one channel of the embedding of a token at `position`."""
         return 0.0
 
+    def formula_query(self, q: Sequence[float], position: float) -> Sequence[float]:
+        """As published, in scalars: the query at `position` as the biases beside this encoding see it."""
+        return q
+
+    def formula_key(self, k: Sequence[float], position: float) -> Sequence[float]:
+        """As published, in scalars: the key at `position` as the biases beside this encoding see it."""
+        return k
+
     def formula_logit(
         self, q: Sequence[float], k: Sequence[float], m: float, n: float, head: int, scale: float
     ) -> float:
-        """As published, in scalars: the logit of a query at m on a key at n; plain attention has scale * q . k."""
+        """As published, in scalars: the logit of a query at m on a key at n; plain attention has scale * q . k.
+
+        Positions are tuples for an encoding that reads several axes.
+        """
         return scale * math.fsum(a * b for a, b in zip(q, k, strict=True))
+
+    def formula_logits(self, query: Token, keys: Sequence[Token], head: int, scale: float) -> list[float]:
+        """As published, in scalars: the logits of a query on the keys that it may see, where one pair is not enough."""
+        return [self.formula_logit(query.vector, key.vector, query.at, key.at, head, scale) for key in keys]
+
+    def formula_weights(self, logits: Sequence[float], query: Token, keys: Sequence[Token]) -> list[float]:
+        """As published, in scalars: the weights that the attention rule makes of the logits; the softmax."""
+        weights = [math.exp(logit - max(logits)) for logit in logits]
+        return [weight / math.fsum(weights) for weight in weights]
 
     def formula_value(self, v: Sequence[float], m: float, n: float, channel: int) -> float:
         """As published, in scalars: one channel of the value that a key at n hands to a query at m."""
@@ -212,6 +283,7 @@ class Encoding(nn.Module):
         keys_at: Positions | Tensor | int | None = None,
         *,
         q: Tensor | None = None,
+        k: Tensor | None = None,
         causal: bool = False,
         mask: Mask | Tensor | None = None,
         dtype: torch.dtype | None = None,
@@ -219,8 +291,8 @@ class Encoding(nn.Module):
         """Door 3 as a tensor [1 or B, H, T, S], ready for SDPA's attn_mask; -inf where the mask forbids.
 
         Positions are Positions, a tensor of ids, or an int: that many tokens from 0. `keys_at` defaults to `at`.
-        Biases that read the query (Shaw) need q [B, H, T, D].
-        Raises ValueError when the encoding has no bias.
+        Biases that read the query (Shaw) need q [B, H, T, D]; those that read the keys need k [B, KV, S, D].
+        Raises ValueError when the encoding has no bias, and when the q or k that it reads are missing.
         """
         at = Positions.count(at) if isinstance(at, int) else positions_for(_tokens(at), at)
         keys_at = (
@@ -234,12 +306,15 @@ class Encoding(nn.Module):
             raise ValueError(f"{self} has no bias; it opens {sorted(self.doors) or 'no door'}")
         if "score_mod" in self.doors and q is None:
             raise ValueError(f"the bias of {self} reads the queries; give q of shape [B, H, T, D]")
+        if self.reads_keys and k is None:
+            raise ValueError(f"the bias of {self} reads the keys; give k of shape [B, KV, S, D]")
         rule = mask_for(mask)
         rule = replace(rule, causal=True) if causal else rule
         nothing = torch.zeros(1, 1, 1, 1, device=at.order.device)
         dtype = dtype or next((tensor.dtype for tensor in (q, *self.parameters()) if tensor is not None), nothing.dtype)
-        placeholder = (nothing if q is None else q[:, :, :1]).expand(-1, -1, keys_at.tokens, -1)
-        values = self.dense_bias(q, at, Keys(placeholder, placeholder, keys_at), dtype)
+        if k is None:
+            k = (nothing if q is None else q[:, :, :1]).expand(-1, -1, keys_at.tokens, -1)
+        values = self.dense_bias(q, at, Keys(k, k, keys_at), dtype)
         assert values is not None
         if rule.causal or rule.window or rule.given is not None or not (at.contiguous and keys_at.contiguous):
             values = values.masked_fill(~rule.allowed(at, keys_at).to(values.device), -torch.inf)
@@ -256,17 +331,18 @@ class Encoding(nn.Module):
             return modify(zero, *index_grids(zero))
         if "by_distance" not in self.doors:
             return None
-        if at is keys.at and at.contiguous and at.unit_step:
+        if at is keys.at and at.contiguous and at.unit_step and self.axes <= 1:
             # T tokens in a row are only 2 T - 1 distances apart; a gather spreads them into the matrix. (Unfold would
             # too, but it compiles anew for every length, and its gradient is slower.)
             T = at.tokens
             token = torch.arange(T, device=at.order.device)
-            vector = self.by_distance(torch.arange(T - 1, -T, -1, device=at.order.device))  # [H, 2T-1]
+            delta = torch.arange(T - 1, -T, -1, device=at.order.device)
+            vector = self.by_distance(delta if self.axes == 1 else delta[:, None])  # [H, 2T-1]
             assert vector is not None
             self.check_heads(vector, q)
             index = (T - 1 - token[:, None] + token).expand(vector.shape[0], T, T)
             return vector.to(dtype)[:, None].expand(-1, T, -1).gather(-1, index)[None]  # [1, H, T, T]
-        values = self.by_distance(distance(at, keys.at, str(self)))  # [H, B or 1, T, S]
+        values = self.by_distance(distance(at, keys.at, str(self), self.axes))  # [H, B or 1, T, S]
         assert values is not None
         self.check_heads(values, q)
         return values.movedim(0, 1).to(dtype)
@@ -283,7 +359,7 @@ class Encoding(nn.Module):
         return {
             name: getattr(self, name)
             for name in inspect.signature(type(self).__init__).parameters
-            if name not in ("self", "dim", "heads", "head_dim", "device", "dtype")
+            if name not in ("self", "encoding", "dim", "heads", "head_dim", "device", "dtype")
         }
 
     def __repr__(self) -> str:
@@ -293,7 +369,8 @@ class Encoding(nn.Module):
         # here.
         decided = ("max_len", "causal")
         changed = {n: value for n, value in self.options().items() if n in decided or value != parameters[n].default}
-        inside = ", ".join(f"{name}={value!r}" for name, value in changed.items())
+        wrapped = [repr(self.encoding)] if "encoding" in parameters else []
+        inside = ", ".join([*wrapped, *(f"{name}={value!r}" for name, value in changed.items())])
         name = self.spec_name or type(self).__name__
         return f"{name}({inside})" if inside else name
 
@@ -303,26 +380,52 @@ class Encoding(nn.Module):
         return Compose(self, other)
 
 
+@dataclass(frozen=True)
 class BoundKernel:
-    """A kernel with what one attention layer asks of it: scale, dropout, and whether the weights are wanted."""
+    """A kernel with what one attention layer asks of it, as door 4 gets it.
 
-    def __init__(
-        self,
-        kernel: Callable[..., tuple[Tensor, Tensor | None]],
-        *,
-        scale: float,
-        dropout: float = 0.0,
-        weights: bool = False,
-    ) -> None:
-        self.kernel, self.scale, self.dropout, self.weights = kernel, scale, dropout, weights
+    kernel          the kernel's function
+    logits_on_grid  (encoding, q, at, keys, mask, scale) -> [B, H, T, S], for other rules than the softmax
+    take_values     (weights [B, H, T, S], v, dropout) -> (output, the weights as applied)
+    scale           factor of the logits
+    dropout         share of the weights dropped
+    weights         whether the weights are wanted
+    whole           the composition that the calling encoding is a part of: all its doors apply
+    """
+
+    kernel: Callable[..., tuple[Tensor, Tensor | None]]
+    logits_on_grid: Callable[..., Tensor]
+    take_values: Callable[..., tuple[Tensor, Tensor]]
+    scale: float
+    dropout: float = 0.0
+    weights: bool = False
+    whole: Encoding | None = None
 
     def __call__(
         self, encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, *, weights: bool | None = None
     ) -> tuple[Tensor, Tensor | None]:
+        """Plain attention with the biases of the encoding, and of the composition that it is a part of."""
+        self.check(q, keys, mask)
         wanted = self.weights if weights is None else weights
+        whole = self.whole or encoding
+        return self.kernel(whole, q, at, keys, mask, scale=self.scale, dropout=self.dropout, weights=wanted)
+
+    def logits(self, encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask) -> Tensor:
+        """The scaled logits [B, H, T, S] in float32 at least, with all biases and what the mask adds.
+
+        What the mask forbids is not marked in them; `mask.allowed(at, keys.at)` says it.
+        """
+        self.check(q, keys, mask)
+        return self.logits_on_grid(self.whole or encoding, q, at, keys, mask, scale=self.scale)
+
+    def finish(self, weights: Tensor, keys: Keys) -> tuple[Tensor, Tensor | None]:
+        """The output [B, H, T, E] of an attention rule's own weights [B, H, T, S], with dropout, and the weights."""
+        out, applied = self.take_values(weights, keys.v, dropout=self.dropout)
+        return out, applied if self.weights else None
+
+    def check(self, q: Tensor, keys: Keys, mask: Mask) -> None:
         if mask.given is not None:
             check_mask(mask.given, q.shape[2], keys.k.shape[2], q.shape[0], q.shape[1])
-        return self.kernel(encoding, q, at, keys, mask, scale=self.scale, dropout=self.dropout, weights=wanted)
 
 
 class Compose(Encoding):
@@ -344,9 +447,14 @@ class Compose(Encoding):
             )
         self.members = nn.ModuleList(flat)
         opened = frozenset().union(*(part.doors for part in flat))
-        # A distance alone no longer tells the whole bias once one part reads more than that.
-        self.doors = opened - {"by_distance"} if "score_mod" in opened else opened
+        measured = {part.axes for part in flat if "by_distance" in part.doors}
+        # A distance alone no longer tells the whole bias once one part reads more, or counts other axes.
+        apart = "score_mod" in opened or len(measured) > 1
+        self.doors = (opened - {"by_distance"}) | {"score_mod"} if apart and "by_distance" in opened else opened
+        self.axes = next(iter(measured or {part.axes for part in flat if part.axes} or {0}))
         self.per_layer = any(part.per_layer for part in flat)
+        self.reads_keys = any(part.reads_keys for part in flat)
+        self.turns_when_attending = any(part.turns_when_attending for part in flat)
 
     @property
     def needs_weights(self) -> bool:
@@ -398,13 +506,7 @@ class Compose(Encoding):
         if rule is None:
             return kernel(self, q, at, keys, mask)
         # The rule is one part's own, but the kernel it calls must see the doors of the whole.
-        whole = BoundKernel(
-            lambda _, *given, **options: kernel.kernel(self, *given, **options),
-            scale=kernel.scale,
-            dropout=kernel.dropout,
-            weights=kernel.weights,
-        )
-        return rule.attend(q, at, keys, mask, whole)
+        return rule.attend(q, at, keys, mask, replace(kernel, whole=kernel.whole or self))
 
     def remember(self, x: Tensor, at: Positions, project: Projections) -> dict[str, Tensor]:
         memo: dict[str, Tensor] = {}
@@ -418,21 +520,54 @@ class Compose(Encoding):
     def formula_added(self, position: float, channel: int) -> float:
         return math.fsum(part.formula_added(position, channel) for part in self.parts)
 
+    def formula_query(self, q: Sequence[float], position: float) -> Sequence[float]:
+        for part in self.parts:
+            q = part.formula_query(q, position)
+        return q
+
+    def formula_key(self, k: Sequence[float], position: float) -> Sequence[float]:
+        for part in self.parts:
+            k = part.formula_key(k, position)
+        return k
+
     def formula_logit(
         self, q: Sequence[float], k: Sequence[float], m: float, n: float, head: int, scale: float
     ) -> float:
-        plain = super().formula_logit(q, k, m, n, head, scale)
-        changes = [(part, part.formula_logit(q, k, m, n, head, scale) - plain) for part in self.parts]
-        turning = [part for part, change in changes if change and part.doors & {"query", "key"}]
-        reading = [part for part, change in changes if change and "score_mod" in part.doors and part not in turning]
-        if len(turning) > 1 or (turning and reading):
-            # Each formula takes the query as it comes from the projection, and there is none for a query already
-            # turned.
-            raise NotImplementedError(
-                f"the formulas of {' and '.join(map(str, turning + reading))} do not add up: "
-                f"one turns the query that the other reads"
-            )
-        return plain + math.fsum(change for _, change in changes)
+        return self.formula_logits(Token(q, m, 0), [Token(k, n, 0)], head, scale)[0]
+
+    def formula_logits(self, query: Token, keys: Sequence[Token], head: int, scale: float) -> list[float]:
+        def plain(query: Token, keys: Sequence[Token]) -> list[float]:
+            return [scale * math.fsum(a * b for a, b in zip(query.vector, key.vector, strict=True)) for key in keys]
+
+        biases = [part for part in self.parts if part.doors & {"by_distance", "score_mod"}]
+        reading = [part for part in biases if "score_mod" in part.doors]
+        turning = [part for part in self.parts if part not in biases and part.has_own_logits]
+        for part in self.parts:
+            if "query" in part.doors and part not in turning:
+                query = query._replace(vector=part.formula_query(query.vector, query.at))
+        if not turning:
+            total, seen, seen_keys = plain(query, keys), query, keys
+        else:
+            if len(turning) > 1 or (reading and type(turning[0]).formula_query is Encoding.formula_query):
+                # Each formula takes the query and key as they are projected; there is none for turned ones.
+                raise NotImplementedError(
+                    f"the formulas of {' and '.join(map(str, turning + reading))} do not add up: "
+                    f"one turns what the other reads"
+                )
+            total = turning[0].formula_logits(query, keys, head, scale)
+            seen = query._replace(vector=turning[0].formula_query(query.vector, query.at))
+            seen_keys = [key._replace(vector=turning[0].formula_key(key.vector, key.at)) for key in keys]
+        unbiased = plain(seen, seen_keys)
+        for part in biases:
+            biased = part.formula_logits(seen, seen_keys, head, scale)
+            total = [t + b - u for t, b, u in zip(total, biased, unbiased, strict=True)]
+        return total
+
+    def formula_weights(self, logits: Sequence[float], query: Token, keys: Sequence[Token]) -> list[float]:
+        rule = next((part for part in self.parts if "attend" in part.doors), None)
+        return (
+            super().formula_weights(logits, query, keys) if rule is None else rule.formula_weights(logits, query, keys)
+        )
 
     def formula_value(self, v: Sequence[float], m: float, n: float, channel: int) -> float:
         rule = next((part for part in self.parts if "attend" in part.doors), None)
@@ -465,6 +600,8 @@ class OnHeads(Encoding):
                 )
         self.encoding, self.heads, self.of = encoding, chosen, of
         self.doors, self.per_layer = encoding.doors, encoding.per_layer
+        self.axes, self.reads_keys = encoding.axes, encoding.reads_keys
+        self.turns_when_attending = encoding.turns_when_attending
 
     @property
     def wavelengths(self) -> Tensor | None:
@@ -500,6 +637,8 @@ class OnHeads(Encoding):
         if "score_mod" not in self.doors:
             return super().score_mod(q, at, keys)
         chosen = torch.tensor(self.heads, device=q.device)
+        if self.reads_keys:
+            keys = replace(keys, k=keys.k.repeat_interleave(self.of // keys.k.shape[1], 1)[:, chosen])
         modify = self.encoding.score_mod(q[:, chosen], at, keys)
         assert modify is not None
         place = torch.full((self.of,), -1, device=q.device).index_copy(
@@ -511,12 +650,20 @@ class OnHeads(Encoding):
 
         return score_mod
 
+    def formula_query(self, q: Sequence[float], position: float) -> Sequence[float]:
+        raise NotImplementedError(
+            f"{self} turns the queries of some heads only, and a formula of one query lacks its head"
+        )
+
     def formula_logit(
         self, q: Sequence[float], k: Sequence[float], m: float, n: float, head: int, scale: float
     ) -> float:
+        return self.formula_logits(Token(q, m, 0), [Token(k, n, 0)], head, scale)[0]
+
+    def formula_logits(self, query: Token, keys: Sequence[Token], head: int, scale: float) -> list[float]:
         if head not in self.heads:
-            return super().formula_logit(q, k, m, n, head, scale)
-        return self.encoding.formula_logit(q, k, m, n, self.heads.index(head), scale)
+            return [super(OnHeads, self).formula_logit(query.vector, k.vector, 0, 0, head, scale) for k in keys]
+        return self.encoding.formula_logits(query, keys, self.heads.index(head), scale)
 
     def __repr__(self) -> str:
         return f"on({self.encoding}, heads={self.heads})"
@@ -527,6 +674,31 @@ class OnHeads(Encoding):
 def parts_of(encoding: Encoding) -> list[Encoding]:
     """The parts of a sum, or the encoding itself."""
     return encoding.parts if isinstance(encoding, Compose) else [encoding]
+
+
+def sums_to(values: Tensor, at: Positions, keys_at: Positions) -> tuple[Tensor, Tensor]:
+    """Running sums of a fact of each key token, values [B, H, S], up to each query [B, H, T] and each key [B, H, S].
+
+    The sum over the tokens l with order_j < order_l <= order_i is to_query[i] - to_key[j], for a key j at or before the
+    query i in the same document. Tokens go by their order within their document, wherever they stand in the tensor;
+    padding and empty cache slots count nothing.
+    """
+    if at is keys_at and at.contiguous:
+        running = values.cumsum(-1)
+        return running, running
+    B, H = values.shape[:2]
+    i, j = at.order.expand(B, -1), keys_at.order.expand(B, -1)
+    present = j >= 0
+    if at.document is not None and keys_at.document is not None:
+        # Documents behind one another on one line: a place on it is the document's, then the token's.
+        room = torch.maximum(i.amax(), j.amax()) + 2
+        i, j = (order + 1 + document * room for order, document in ((i, at.document), (j, keys_at.document)))
+    place, sequence = j.contiguous().sort(dim=-1, stable=True)
+    spread = sequence[:, None].expand(-1, H, -1)
+    running = values.masked_fill(~present[:, None], 0.0).gather(-1, spread).cumsum(-1)
+    to_key = torch.zeros_like(running).scatter(-1, spread, running)
+    before = torch.searchsorted(place, i.contiguous(), right=True)[:, None].expand(-1, H, -1)
+    return F.pad(running, (1, 0)).gather(-1, before), to_key
 
 
 def look_up(table: Tensor, *index: Tensor) -> Tensor:

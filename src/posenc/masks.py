@@ -62,6 +62,14 @@ class Mask:
         check_mask(self.given, at.tokens, keys_at.tokens)
         return self.given
 
+    def plus(self, logits: Tensor) -> "Mask":
+        """The same mask, and a floating tensor that broadcasts to [B, H, T, S] added to the logits."""
+        if self.given is None:
+            return replace(self, given=logits)
+        if self.given.dtype == torch.bool:
+            return replace(self, given=torch.where(self.given, logits, -torch.inf))
+        return replace(self, given=self.given + logits)
+
     def sees_everything(self, at: Positions, keys_at: Positions) -> bool:
         """Whether it is certain, without looking at data, that every query sees every key."""
         if self.given is not None or self.window is not None or not (at.contiguous and keys_at.contiguous):

@@ -142,11 +142,22 @@ class Positions:
 
     def axis(self, who: str) -> Tensor:
         """The coordinates [B or 1, T] of one-axis positions; `who` is named in the error when there are more."""
-        if self.axes != 1:
+        return self.coordinates(1, who)
+
+    def coordinates(self, axes: int, who: str) -> Tensor:
+        """The coordinates for a reader of so many axes: [B or 1, T] for one, else [B or 1, T, A]; 0 takes any A.
+
+        Raises ValueError, naming `who`, when the number of axes is another.
+        """
+        if axes == 0:
+            return self.coords
+        if self.axes != axes:
+            remedy = "choose one with coords[..., :1]" if axes == 1 else f"give coords of shape [B, T, {axes}]"
             raise ValueError(
-                f"{who} reads one axis, got positions with {self.axes} axes; choose one with coords[..., :1]"
+                f"{who} reads {'one axis' if axes == 1 else f'{axes} axes'}, got positions with "
+                f"{self.axes} {'axis' if self.axes == 1 else 'axes'}; {remedy}"
             )
-        return self.coords[..., 0]
+        return self.coords[..., 0] if axes == 1 else self.coords
 
     def rows(self, rows: slice) -> "Positions":
         """The tokens of a slice, as queries in a block of rows."""
@@ -251,6 +262,9 @@ def positions_for(
     return at
 
 
-def distance(at: Positions, keys_at: Positions, who: str) -> Tensor:
-    """Signed distances [B or 1, T, S]: query coordinate minus key coordinate, positive for keys in the past."""
-    return at.axis(who)[:, :, None] - keys_at.axis(who)[:, None, :]
+def distance(at: Positions, keys_at: Positions, who: str, axes: int = 1) -> Tensor:
+    """Signed distances [B or 1, T, S], and [..., A] unless `axes` is 1: query coordinate minus key coordinate.
+
+    They are positive for keys in the past.
+    """
+    return at.coordinates(axes, who)[:, :, None] - keys_at.coordinates(axes, who)[:, None, :]

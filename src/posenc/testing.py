@@ -32,7 +32,7 @@ from posenc import kernels, masks
 from posenc.attention import Attention
 from posenc.cache import GrowingCache, LayerCache, SlotCache
 from posenc.catalogue import Parser, build, build_layers, find, names
-from posenc.encoding import Compose, Encoding, Keys, OnHeads, Shape, index_grids
+from posenc.encoding import Compose, Encoding, Keys, OnHeads, Shape, Token, index_grids
 from posenc.masks import Mask
 from posenc.positions import Positions, distance, positions_for
 from posenc.schedules import SCHEDULES
@@ -108,6 +108,11 @@ class Subject:
         made = [build(part, shape) if isinstance(part, str) else make(part, shape) for part in parts]
         return made, made
 
+    @property
+    def axes(self) -> int:
+        """How many coordinates its positions need; 1 where a sequence will do."""
+        return max(1, *(encoding.axes for encoding in self.build()[1]))
+
     def net(self, *, perturbed: bool = True, shape: Shape | None = None, seed: int = 1, **options: Any) -> "Net":
         """A small network around fresh encodings, in float64. `perturbed` moves parameters off their initial values,
         because a table of zeros would agree with anything."""
@@ -169,6 +174,7 @@ class Net(nn.Module):
         super().__init__()
         self.encodings = nn.ModuleList(owned)
         self.used, self.shape = tuple(used), shape
+        self.axes = max(1, *(encoding.axes for encoding in used))
         self.layers = nn.ModuleList(
             Attention(shape.dim, shape.heads, head_dim=shape.head_dim, kv_heads=kv_heads, scale=scale) for _ in used
         )
@@ -203,7 +209,7 @@ class Net(nn.Module):
         mask: Mask | Tensor | None = None,
         caches: Sequence[LayerCache] | None = None,
     ) -> Tensor:
-        at = positions_for(x.shape[1], at, device=x.device)
+        at = on_axes(positions_for(x.shape[1], at, device=x.device), self.axes)
         x = self.added(x, at)
         for index, (layer, encoding) in enumerate(zip(self.attentions, self.used, strict=True)):
             cache = None if caches is None else caches[index]
@@ -212,6 +218,7 @@ class Net(nn.Module):
 
     def across(self, x: Tensor, at: Positions, other: Tensor, keys_at: Positions, mask: Mask) -> Tensor:
         """The same with keys and values from another sequence."""
+        at, keys_at = on_axes(at, self.axes), on_axes(keys_at, self.axes)
         x, other = self.added(x, at), self.added(other, keys_at)
         for layer, encoding in zip(self.attentions, self.used, strict=True):
             x = x + layer(x, other, positions=at, key_positions=keys_at, mask=mask, encoding=encoding)
@@ -254,18 +261,9 @@ def says_what_the_paper_says(subject: Subject) -> None:
     Held to 1e-7, since a bias that is no parameter may be computed in float32.
     """
     for encoding in subject.encodings():
-        if "remember" in encoding.doors and type(encoding).formula_logit is Encoding.formula_logit:
-            raise NoMeaning(
-                f"{encoding} remembers facts of other tokens, so its logit is no function of one pair and its positions"
-            )
-    for encoding in subject.build()[1]:
-        ones = [1.0] * subject.shape.head_dim
-        try:
-            with torch.no_grad():
-                encoding.formula_logit(ones, ones, 2, 1, 0, 1.0)
-                encoding.formula_added(1, 0)
-        except NotImplementedError as reason:
-            raise NoMeaning(str(reason)) from reason
+        formulas = type(encoding).formula_logit, type(encoding).formula_logits
+        if "remember" in encoding.doors and formulas == (Encoding.formula_logit, Encoding.formula_logits):
+            raise NoMeaning(f"{encoding} remembers facts of other tokens and states no formula_logits that reads them")
     reach = subject.reach
     for causal in (True, False):
         net = subject.net(shape=replace(subject.shape, causal=causal))
@@ -744,7 +742,7 @@ def bad_arguments_get_a_clear_error(subject: Subject) -> None:
         sizes = {option for one in inside(encoding) for option in inspect.signature(type(one).__init__).parameters}
         if "embed" in encoding.doors and "dim" in sizes:
             refused(
-                lambda e=encoding: e.embed(torch.zeros(2, TOKENS, shape.dim + 1).double(), at),
+                lambda e=encoding: e.embed(torch.zeros(2, TOKENS, shape.dim + 1).double(), on_axes(at, subject.axes)),
                 "embeddings that are too wide",
                 str(shape.dim + 1),
             )
@@ -763,10 +761,16 @@ def bad_arguments_get_a_clear_error(subject: Subject) -> None:
         if not encoding.doors & {"by_distance", "score_mod"}:
             refused(lambda e=encoding: e.bias(TOKENS), "the bias of an encoding without one", "no bias")
         heads = torch.zeros(2, shape.heads, TOKENS, shape.head_dim + 2).double()
-        keys = Keys(heads, heads, at)
-        if "head_dim" in sizes and encoding.doors & {"query", "score_mod"} and "remember" not in encoding.doors:
+        keys = Keys(heads, heads, on_axes(at, subject.axes))
+        # A bias by distance never sees the heads.
+        widths = [one for one in inside(encoding) if "by_distance" not in one.doors and not one.wraps]
+        knows = any("head_dim" in inspect.signature(type(one).__init__).parameters for one in widths)
+        if knows and encoding.doors & {"query", "score_mod", "attend"} and "remember" not in encoding.doors:
+            kernel = kernels.bind("auto", encoding, scale=1.0)
             refused(
-                lambda e=encoding, h=heads, k=keys: (e.query(h, at), e.score_mod(h, at, k)),
+                lambda e=encoding, h=heads, k=keys, kernel=kernel: e.attend(
+                    e.query(h, k.at), k.at, k, masks.causal(), kernel
+                ),
                 "heads that are too wide",
                 str(shape.head_dim + 2),
             )
@@ -774,7 +778,7 @@ def bad_arguments_get_a_clear_error(subject: Subject) -> None:
             more = torch.zeros(2, shape.heads + 1, TOKENS, shape.head_dim).double()
             kernel = kernels.bind("auto", encoding, scale=1.0)
             refused(
-                lambda e=encoding, m=more, k=kernel: k(e, m, at, Keys(m, m, at), masks.causal()),
+                lambda e=encoding, m=more, k=kernel, t=keys.at: k(e, m, t, Keys(m, m, t), masks.causal()),
                 "a head more than the bias has",
                 str(shape.heads + 1),
             )
@@ -803,8 +807,8 @@ def has_a_source(subject: Subject) -> None:
 @promise
 def nothing_given_is_changed(subject: Subject) -> None:
     """No tensor that is given, no parameter and no random state is changed, and any strides will do."""
-    at, net = count(TOKENS), subject.net()
-    shape = subject.shape
+    net = subject.net()
+    at, shape = on_axes(count(TOKENS), net.axes), subject.shape
     with seeded(3):
         given = torch.randn(2, TOKENS, shape.heads, shape.head_dim, dtype=torch.float64)
     x = tokens(subject, TOKENS)
@@ -974,7 +978,7 @@ def variants(name: str) -> list[str]:
     choices: list[tuple[str, Any]] = []
     for option, parameter in inspect.signature(cls.__init__).parameters.items():
         default, kind = parameter.default, parameter.annotation
-        if option in ("self", "dim", "heads", "head_dim", "max_len", "device", "dtype"):
+        if option in ("self", "encoding", "dim", "heads", "head_dim", "max_len", "device", "dtype"):
             continue
         if kind is bool:
             choices.append((option, not default))
@@ -987,10 +991,11 @@ def variants(name: str) -> list[str]:
         elif "Schedule" in str(kind):
             choices.extend((option, f"{schedule}(factor=4)") for schedule in SCHEDULES)
 
-    def spec(options: dict[str, Any]) -> str:
-        return f"{name}({', '.join(f'{option}={value}' for option, value in options.items())})" if options else name
+    def spec(options: dict[str, Any], wrapped: str = (*cls.wraps, "")[0]) -> str:
+        words = [*filter(None, [wrapped]), *(f"{option}={value}" for option, value in options.items())]
+        return f"{name}({', '.join(words)})" if words else name
 
-    wanted = [name, spec(numbers)]
+    wanted = [spec({}), spec(numbers), *(spec({}, other) for other in cls.wraps[1:])]
     for option, value in choices:
         both, alone = spec(numbers | {option: value}), spec({option: value})
         wanted.append(both if builds(both) else alone)
@@ -1038,7 +1043,10 @@ def make(source: "type[Encoding] | Factory", shape: Shape, **options: Any) -> En
             raise ValueError(f"a factory gives an Encoding, got {type(made).__name__}")
         return made
     wanted = inspect.signature(source.__init__).parameters
-    return source(**{name: value for name, value in vars(shape).items() if name in wanted} | options)
+    filled = {name: value for name, value in vars(shape).items() if name in wanted}
+    if source.wraps:
+        filled["encoding"] = build(source.wraps[0], shape)
+    return source(**filled | options)
 
 
 @contextmanager
@@ -1099,11 +1107,15 @@ def by_formula(
 ) -> Tensor:
     """What the network gives, with everything about position taken from the scalar formulas, in plain loops."""
     cross = other is not x
-    with torch.no_grad():
-        x = x + added_by_formula(net, at, x)
-        other = other + added_by_formula(net, keys_at, other) if cross else x
-        for layer, encoding in zip(net.attentions, net.used, strict=True):
-            x = x + attention_by_formula(layer, encoding, x, at, other if cross else x, keys_at, mask, queries)
+    at, keys_at = on_axes(at, net.axes), on_axes(keys_at, net.axes)
+    try:
+        with torch.no_grad():
+            x = x + added_by_formula(net, at, x)
+            other = other + added_by_formula(net, keys_at, other) if cross else x
+            for layer, encoding in zip(net.attentions, net.used, strict=True):
+                x = x + attention_by_formula(layer, encoding, x, at, other if cross else x, keys_at, mask, queries)
+    except NotImplementedError as reason:
+        raise NoMeaning(str(reason)) from reason
     return x
 
 
@@ -1111,9 +1123,16 @@ def added_by_formula(net: Net, at: Positions, x: Tensor) -> Tensor:
     encodings = cast(list[Encoding], list(net.encodings))
     rows = [
         [[math.fsum(e.formula_added(p, c) for e in encodings) for c in range(x.shape[2])] for p in where]
-        for where in at.coords[..., 0].tolist()
+        for where in places(at)
     ]
     return torch.tensor(rows, dtype=x.dtype)
+
+
+def places(at: Positions) -> list[list[Any]]:
+    """The coordinate of each token of each row as formulas take it: a number, or a tuple for several axes."""
+    if at.axes == 1:
+        return at.coords[..., 0].tolist()
+    return [[tuple(place) for place in row] for row in at.coords.tolist()]
 
 
 def attention_by_formula(
@@ -1127,26 +1146,60 @@ def attention_by_formula(
     queries: Iterable[int] | None,
 ) -> Tensor:
     B, T, _ = x.shape
-    q = layer.split(layer.to_query(x), layer.heads).tolist()
-    k, v = (layer.split(to(other), layer.heads).tolist() for to in (layer.to_key, layer.to_value))
-    m, n = (place.coords[..., 0].expand(B, -1).tolist() for place in (at, keys_at))
+    v = layer.split(layer.to_value(other), layer.heads).tolist()
+    turned = tokens_of(encoding, layer, layer.to_query, x, at), tokens_of(encoding, layer, layer.to_key, other, keys_at)
     allowed = mask.allowed(at, keys_at).expand(B, 1, T, -1).tolist()
     out = torch.zeros(B, T, layer.heads * layer.head_dim, dtype=x.dtype)
     for b in range(B):
-        for i in range(T) if queries is None else queries:
-            seen = [j for j in range(len(n[b])) if allowed[b][0][i][j]]
-            for h in range(layer.heads if seen else 0):
-                logits = [
-                    encoding.formula_logit(q[b][h][i], k[b][h][j], m[b][i], n[b][j], h, layer.scale) for j in seen
-                ]
-                weights = [math.exp(logit - max(logits)) for logit in logits]
-                total = math.fsum(weights)
+        for h in range(layer.heads):
+            asking, asked = (tokens[b][h] for tokens in turned)
+            for i in range(T) if queries is None else queries:
+                seen = [j for j in range(len(asked)) if allowed[b][0][i][j]]
+                if not seen:
+                    continue
+                keys = [asked[j] for j in seen]
+                logits = encoding.formula_logits(asking[i], keys, h, layer.scale)
+                weights = encoding.formula_weights(logits, asking[i], keys)
                 for c in range(layer.head_dim):
-                    values = (encoding.formula_value(v[b][h][j], m[b][i], n[b][j], c) for j in seen)
-                    out[b, i, h * layer.head_dim + c] = (
-                        math.fsum(w * value for w, value in zip(weights, values, strict=True)) / total
+                    values = (encoding.formula_value(v[b][h][j], asking[i].at, asked[j].at, c) for j in seen)
+                    out[b, i, h * layer.head_dim + c] = math.fsum(
+                        w * value for w, value in zip(weights, values, strict=True)
                     )
     return layer.to_output(out)
+
+
+def tokens_of(
+    encoding: Encoding, layer: Attention, project: nn.Module, x: Tensor, at: Positions
+) -> list[list[list[Token]]]:
+    """The tokens [B][H][T] of a sequence x [B, T, dim] in scalars, with what the encoding remembers of each."""
+    vectors = layer.split(project(x), layer.heads)
+    B, H = vectors.shape[:2]
+    memo = encoding.remember(x, at, layer.projections())
+    facts = {name: fact.expand(B, H, *fact.shape[2:]).tolist() for name, fact in memo.items()}
+    where = places(at) * (B if at.coords.shape[0] == 1 else 1)
+    order = at.order.expand(B, -1).tolist()
+    length = [None] * B if at.length is None else at.length.expand(B).tolist()
+    return [
+        [
+            [
+                Token(
+                    vector, where[b][t], order[b][t], {name: fact[b][h][t] for name, fact in facts.items()}, length[b]
+                )
+                for t, vector in enumerate(row)
+            ]
+            for h, row in enumerate(heads)
+        ]
+        for b, heads in enumerate(vectors.tolist())
+    ]
+
+
+def on_axes(at: Positions, axes: int) -> Positions:
+    """The same tokens on several axes, as a fixed function of their coordinate, for encodings that read several."""
+    if axes == 1 or at.axes != 1:
+        return at
+    # Other strides on every axis, and short enough for tables of the trained length.
+    further = [at.coords * (2 * axis + 1) % (2 * axis + 5) for axis in range(1, axes)]
+    return at.with_coords(torch.cat((at.coords, *further), -1))
 
 
 def evaluators_agree(encoding: Encoding, subject: Subject) -> None:
@@ -1156,6 +1209,7 @@ def evaluators_agree(encoding: Encoding, subject: Subject) -> None:
         return
     shape = subject.shape
     for name, at in [*some_positions(subject), (f"{subject.reach} tokens", count(subject.reach))]:
+        at = on_axes(at, subject.axes)
         for keys_at in (at, at.rows(slice(0, at.tokens - 2))):
             with seeded(4):
                 q = torch.randn(2, shape.heads, at.tokens, shape.head_dim, dtype=torch.float64, requires_grad=True)
@@ -1178,10 +1232,10 @@ def evaluators_agree(encoding: Encoding, subject: Subject) -> None:
             assert dense is not None, f"{encoding} opens door 3, and dense_bias gives None"
             ways = {"dense_bias": dense}
             # The public tensor, with the mask's -inf taken out again: the mask of these positions is not its subject.
-            public = encoding.bias(at, keys_at, q=q, dtype=torch.float64)
+            public = encoding.bias(at, keys_at, q=q, k=k, dtype=torch.float64)
             ways["bias()"] = torch.where(public == -torch.inf, grid, public)
             if "by_distance" in encoding.doors:
-                values = encoding.by_distance(distance(at, keys_at, str(encoding)))
+                values = encoding.by_distance(distance(at, keys_at, str(encoding), encoding.axes))
                 assert values is not None
                 ways["by_distance"] = values.movedim(0, 1)
             for way, values in ways.items():
@@ -1196,14 +1250,15 @@ def evaluators_agree(encoding: Encoding, subject: Subject) -> None:
 
 def doors(net: Net, subject: Subject, at: Positions) -> list[tuple[str, Tensor]]:
     """What doors 1 to 3 give for float32 input, each with its name; door 3 only where no matrix product is inside."""
-    shape, out = subject.shape, []
+    shape, out, at = subject.shape, [], on_axes(at, net.axes)
     with seeded(6), torch.no_grad():
         q = torch.randn(2, shape.heads, at.tokens, shape.head_dim)
         x = torch.randn(2, at.tokens, shape.dim)
     for encoding in net.used:
         out += [("embed", encoding.embed(x, at)), ("query", encoding.query(q, at)), ("key", encoding.key(q, at))]
         if "by_distance" in encoding.doors and "score_mod" not in encoding.doors:
-            values = encoding.by_distance(torch.arange(-5, 70))
+            delta = torch.arange(-5, 70)
+            values = encoding.by_distance(delta if encoding.axes == 1 else delta[:, None].expand(-1, net.axes))
             assert values is not None
             out.append(("by_distance", values))
     return out
@@ -1314,10 +1369,12 @@ def rebuilt(encoding: Encoding, shape: Shape) -> Encoding:
 
 
 def inside(encoding: Encoding) -> list[Encoding]:
-    """The single encodings in a sum or a choice of heads, or the encoding itself."""
+    """The single encodings in a sum, a choice of heads or a wrapper, with the wrapper; or the encoding itself."""
     if isinstance(encoding, Compose):
-        return [single for part in encoding.parts for single in inside(part)]  # type: ignore[arg-type]
-    return inside(encoding.encoding) if isinstance(encoding, OnHeads) else [encoding]
+        return [single for part in encoding.parts for single in inside(part)]
+    if isinstance(encoding, OnHeads):
+        return inside(encoding.encoding)
+    return [encoding, *(inside(cast(Any, encoding).encoding) if encoding.wraps else [])]
 
 
 def chooses_heads(subject: Subject) -> bool:

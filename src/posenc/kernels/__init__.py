@@ -9,7 +9,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from posenc.encoding import BoundKernel, Encoding
-from posenc.kernels.reference import reference
+from posenc.kernels.reference import logits_on_grid, reference, take_values
 from posenc.kernels.sdpa import sdpa
 
 KERNELS: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {"sdpa": sdpa, "reference": reference}
@@ -45,7 +45,8 @@ def choose(name: str, encoding: Encoding, *, weights: bool = False) -> str:
 
 def bind(name: str, encoding: Encoding, *, scale: float, dropout: float = 0.0, weights: bool = False) -> BoundKernel:
     """The chosen kernel with one layer's scale, dropout and wish for weights."""
-    return BoundKernel(KERNELS[choose(name, encoding, weights=weights)], scale=scale, dropout=dropout, weights=weights)
+    kernel = KERNELS[choose(name, encoding, weights=weights)]
+    return BoundKernel(kernel, logits_on_grid, take_values, scale=scale, dropout=dropout, weights=weights)
 
 
 def check_name(name: str) -> None:

@@ -47,17 +47,27 @@ def reference(
     encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, *, scale: float, dropout: float, weights: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Attention with an encoding's bias evaluated on the whole grid of queries and keys."""
-    k, v = fit_heads(q, keys.k, keys.v)
-    logits = accurate(q) @ accurate(k).transpose(-1, -2) * scale  # [B, H, T, S]
+    logits = logits_on_grid(encoding, q, at, keys, mask, scale=scale)
+    out, applied = take_values(softmax_where(logits, mask.allowed(at, keys.at)), keys.v, dropout=dropout)
+    return out, applied if weights else None
+
+
+def logits_on_grid(encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, *, scale: float) -> Tensor:
+    """The scaled logits [B, H, T, S] with the encoding's bias and what the mask adds, in float32 at least."""
+    k, _ = fit_heads(q, keys.k, keys.v)
+    logits = accurate(q) @ accurate(k).transpose(-1, -2) * scale
     modify = encoding.score_mod(q, at, keys)
     if modify is not None:
         logits = modify(logits, *index_grids(logits))
     added = mask.added(at, keys.at)
-    if added is not None:
-        logits = logits + added.masked_fill(added == -math.inf, 0.0)
-    applied = softmax_where(logits, mask.allowed(at, keys.at))
-    applied = F.dropout(applied, dropout).to(v.dtype)
-    return applied @ v, applied if weights else None
+    return logits if added is None else logits + added.masked_fill(added == -math.inf, 0.0)
+
+
+def take_values(weights: Tensor, v: Tensor, *, dropout: float) -> tuple[Tensor, Tensor]:
+    """What weights [B, H, T, S] take from the values [B, KV, S, E], and the weights as applied, in v's dtype."""
+    v = v.repeat_interleave(weights.shape[1] // v.shape[1], 1)
+    applied = F.dropout(weights, dropout).to(v.dtype)
+    return applied @ v, applied
 
 
 def softmax_where(logits: Tensor, allowed: Tensor | None) -> Tensor:

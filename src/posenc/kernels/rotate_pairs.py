@@ -6,6 +6,16 @@ from torch import Tensor
 LAYOUTS = ("half", "interleaved")
 
 
+def exact(x: Tensor) -> Tensor:
+    """x in float64, on the CPU where its own device has no float64: angles are taken so."""
+    return x.to("cpu" if x.device.type == "mps" else x.device).double()
+
+
+def cos_sin(angle: Tensor, temperature: float | Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Cosines and sines [2, ...] of angles (radians, float64) times the temperature, rounded once to dtype."""
+    return (torch.stack((angle.cos(), angle.sin())) * temperature).to(dtype).to(device)
+
+
 def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
     """Rotate the pairs of the first 2 P channels of x [..., T, D]; the other channels pass.
 

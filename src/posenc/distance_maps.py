@@ -1,0 +1,120 @@
+"""Distance maps: wrappers that show an encoding other distances than the true ones, so that none is out of training.
+
+A map says the distance of each pair by branches: coordinates whose difference is right for some pairs of tokens. A bias
+is evaluated at the mapped distance. Rotary-like encodings turn queries and keys once for each branch, on unturned keys.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from posenc.encoding import BoundKernel, Encoding, Keys, ScoreMod, Token
+from posenc.kernels.reference import accurate, fit_heads
+from posenc.masks import Mask
+from posenc.positions import Positions
+
+
+class Branch(NamedTuple):
+    """Coordinates whose difference is the mapped distance, for the pairs of tokens where the branch holds.
+
+    queries  a coordinate for each query, from the true ones
+    keys     a coordinate for each key, from the true ones
+    holds    (m, n) -> whether the branch holds for a query at m and a key at n; both broadcast
+    """
+
+    queries: Callable[[Tensor], Tensor]
+    keys: Callable[[Tensor], Tensor]
+    holds: Callable[[Tensor, Tensor], Tensor]
+
+
+class DistanceMap(Encoding):
+    """Base of the distance maps: an encoding that is shown mapped distances.
+
+    A subclass gives `branches` (where none holds the distance is the true one) and the scalar `formula_positions`.
+
+    Raises ValueError for an encoding that reads more than a distance, or several axes.
+    """
+
+    wraps = ("rotary", "alibi")
+
+    def __init__(self, encoding: Encoding) -> None:
+        super().__init__()
+        if not encoding.doors or encoding.doors - {"query", "key", "by_distance"}:
+            more = sorted(encoding.doors - {"query", "key", "by_distance"})
+            raise ValueError(
+                f"a distance map takes an encoding that turns queries and keys or is a bias by distance, as rotary and "
+                f"alibi do; {encoding} opens {', '.join(more) or 'no door'}"
+            )
+        if encoding.axes > 1:
+            raise ValueError(f"a distance map knows one axis, got {encoding}, which reads {encoding.axes}")
+        if encoding.turns_when_attending:
+            raise ValueError(f"a distance map replaces a schedule that follows the length, got {encoding}")
+        self.encoding, self.per_layer = encoding, encoding.per_layer
+        turns, biases = bool(encoding.doors & {"query", "key"}), "by_distance" in encoding.doors
+        self.doors = frozenset({"attend"} if turns else ()) | frozenset({"score_mod"} if biases else ())
+
+    @property
+    def wavelengths(self) -> Tensor | None:
+        return self.encoding.wavelengths
+
+    def branches(self) -> list[Branch]:
+        """Where the distance is not the true one, and what it is there."""
+        raise NotImplementedError
+
+    def formula_positions(self, m: float, n: float) -> tuple[float, float]:
+        """As published, in scalars: positions whose difference is the mapped distance of a query at m, a key at n."""
+        raise NotImplementedError
+
+    def attend(
+        self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
+    ) -> tuple[Tensor, Tensor | None]:
+        if "attend" not in self.doors:
+            return kernel(self, q, at, keys, mask)
+        m, n = at.axis(str(self)), keys.at.axis(str(self))
+
+        def turned(queries_at: Positions, keys_at: Positions) -> tuple[Tensor, Tensor]:
+            return self.encoding.query(q, queries_at), self.encoding.key(keys.k, keys_at)
+
+        true_q, true_k = turned(at, keys.at)
+        true = product(true_q, true_k) * kernel.scale
+        mapped = true
+        for branch in self.branches():
+            there = turned(at.with_coords(branch.queries(m)), keys.at.with_coords(branch.keys(n)))
+            holds = branch.holds(m[:, :, None], n[:, None, :])[:, None]
+            mapped = torch.where(holds, product(*there) * kernel.scale, mapped)
+        # The kernel takes the product at the true distance, and the mask brings what is missing to the mapped one.
+        return kernel(self, true_q, at, Keys(true_k, keys.v, keys.at, keys.memo, keys.own), mask.plus(mapped - true))
+
+    def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod | None:
+        if "score_mod" not in self.doors:
+            return None
+        B, branches = q.shape[0], self.branches()
+        m, n = at.axis(str(self)).expand(B, -1), keys.at.axis(str(self)).expand(B, -1)
+        mapped = [(branch.queries(m), branch.keys(n)) for branch in branches]
+
+        def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            delta = m[b, i] - n[b, j]
+            for branch, (queries, others) in zip(branches, mapped, strict=True):
+                delta = torch.where(branch.holds(m[b, i], n[b, j]), queries[b, i] - others[b, j], delta)
+            values = self.encoding.by_distance(delta if self.encoding.axes == 1 else delta[..., None])
+            assert values is not None
+            self.check_heads(values, q)
+            picked = values[h] if h.dim() == 0 else values.squeeze(2)[h.flatten()].movedim(0, 1)
+            return score + picked.to(score.dtype)
+
+        return score_mod
+
+    def formula_logits(self, query: Token, keys: list[Token], head: int, scale: float) -> list[float]:
+        logits = []
+        for key in keys:
+            m, n = self.formula_positions(query.at, key.at)
+            logits += self.encoding.formula_logits(query._replace(at=m), [key._replace(at=n)], head, scale)
+        return logits
+
+
+def product(q: Tensor, k: Tensor) -> Tensor:
+    """q k^T [B, H, T, S] in float32 at least."""
+    k, _ = fit_heads(q, k, k)
+    return accurate(q) @ accurate(k).transpose(-1, -2)
