@@ -534,3 +534,35 @@ def test_nothing_of_a_spec_is_ignored() -> None:
         ValueError, match="encoder and decoder build an encoding each, so give a spec instead of the instance"
     ):
         EncoderDecoder(5, 8, heads=2, layers=1, encoding=Sinusoidal(8))
+
+
+def test_windows_are_cycled_over_the_layers() -> None:
+    torch.manual_seed(0)
+    mixed = Decoder(7, dim=16, heads=2, layers=3, encoding=("rotary", "none"), window=(3, None)).double().eval()
+    assert mixed.stack.window_of == (3, None, 3)
+    assert [str(encoding) for encoding in mixed.stack.encoding_of] == ["rotary", "none", "rotary"]
+    ids = torch.randint(7, (2, 9))
+    _, weights = mixed(ids, weights=True)
+    order = torch.arange(9)
+    near = (order[:, None] - order).abs() < 3
+    for layer, seen in enumerate(weights):
+        assert bool((seen[..., ~near] == 0).all()) is (layer != 1)
+
+
+def test_windows_of_layers_hold_with_a_cache_and_within_a_given_mask() -> None:
+    model = Decoder(7, dim=16, heads=2, layers=2, encoding="alibi", window=(2, 5)).double().eval()
+    ids = torch.randint(7, (2, 9))
+    cache = model.cache()
+    pieces = [model(ids[:, :4], cache=cache), model(ids[:, 4:5], cache=cache), model(ids[:, 5:], cache=cache)]
+    torch.testing.assert_close(torch.cat(pieces, 1), model(ids))
+    narrow = Decoder(7, dim=16, heads=2, layers=2, encoding="alibi", window=2).double().eval()
+    narrow.load_state_dict(model.state_dict())
+    torch.testing.assert_close(model(ids, mask=masks.window(2)), narrow(ids))
+
+
+@pytest.mark.parametrize(
+    "window, words", [((), "window needs at least one size"), ((3, 0), "a window holds at least 1")]
+)
+def test_impossible_windows_are_refused(window, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Decoder(7, dim=16, heads=2, layers=2, window=window)

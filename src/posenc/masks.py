@@ -62,6 +62,10 @@ class Mask:
         check_mask(self.given, at.tokens, keys_at.tokens)
         return self.given
 
+    def within(self, window: int) -> "Mask":
+        """The same mask, seeing no further than `window` tokens."""
+        return replace(self, window=window if self.window is None else min(window, self.window))
+
     def plus(self, logits: Tensor) -> "Mask":
         """The same mask, and a floating tensor that broadcasts to [B, H, T, S] added to the logits."""
         if self.given is None:

@@ -6,7 +6,7 @@ Read from top to bottom: token and position embedding, feed-forward, block, stac
 import math
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,9 @@ from posenc.masks import Mask
 from posenc.positions import Positions, PositionsLike, positions_for
 
 NORMS = ("pre", "post")
+
+LayerWindow: TypeAlias = int | tuple[int | None, ...] | None
+"""How many tokens a layer sees back, or None for all; a tuple is cycled over the layers."""
 
 
 class TokenPositionEmbedding(nn.Module):
@@ -235,7 +238,8 @@ class Stack(nn.Module):
     """Blocks behind one another, and the encodings that they use.
 
     The stack owns the encodings: `encodings` holds each once, `encoding_of` says which one a layer uses. A tuple of
-    specs is cycled over the layers.
+    specs is cycled over the layers, and so is a tuple of windows: a layer with one sees only tokens fewer than that
+    many away.
     """
 
     def __init__(
@@ -253,6 +257,7 @@ class Stack(nn.Module):
         norm: str = "pre",
         cross: bool = False,
         cross_encoding: LayerSpec = "none",
+        window: LayerWindow = None,
         kernel: str = "auto",
         scale: float | None = None,
         dropout: float = 0.0,
@@ -264,6 +269,13 @@ class Stack(nn.Module):
         super().__init__()
         if layers < 1:
             raise ValueError(f"a stack needs at least one layer, got {layers}")
+        cycle = window if isinstance(window, tuple) else (window,)
+        if not cycle:
+            raise ValueError("window needs at least one size or None for the layers, got an empty tuple")
+        self.window_of = tuple(cycle[layer % len(cycle)] for layer in range(layers))
+        for size in cycle:
+            # Only to have a wrong size refused now, and not at the first call.
+            masks.window(size) if size is not None else masks.bidirectional()
         shape = (
             Shape.of(dim, heads, max_len, causal) if head_dim is None else Shape(dim, heads, head_dim, max_len, causal)
         )
@@ -326,7 +338,7 @@ class Stack(nn.Module):
             last = only if block is self.blocks[-1] and not weights else None
             given: dict[str, Any] = {
                 "positions": at,
-                "mask": mask,
+                "mask": mask if self.window_of[layer] is None else mask.within(self.window_of[layer]),
                 "weights": weights,
                 "encoding": self.encoding_of[layer],
             }
@@ -357,6 +369,8 @@ class Decoder(nn.Module):
     layers     number of blocks
     encoding   a spec, an Encoding, or a tuple of them cycled over the layers: ("rotary", "rotary", "none")
     max_len    the trained length (tokens): rows of a learned table, horizon of a schedule; not a limit of the model
+    window     tokens that a layer sees back (itself included), or None for all; a tuple is cycled over the layers:
+               ("rotary", "rotary", "rotary", "none") with (512, 512, 512, None)
     scale_tokens, tie_output   see TokenPositionEmbedding; whether the output layer is the token table
     kv_heads, head_dim, hidden, norm, kernel, scale, dropout, bias   as in Block and Attention
 
@@ -379,6 +393,7 @@ class Decoder(nn.Module):
         encoding: LayerSpec = "rotary",
         *,
         max_len: int = 2048,
+        window: LayerWindow = None,
         scale_tokens: bool = False,
         tie_output: bool = False,
         kv_heads: int | None = None,
@@ -407,6 +422,7 @@ class Decoder(nn.Module):
             head_dim=head_dim,
             hidden=hidden,
             norm=norm,
+            window=window,
             kernel=kernel,
             scale=scale,
             dropout=dropout,
@@ -498,6 +514,7 @@ class Encoder(nn.Module):
         encoding: LayerSpec = "sinusoidal",
         *,
         max_len: int = 2048,
+        window: LayerWindow = None,
         scale_tokens: bool = False,
         kv_heads: int | None = None,
         head_dim: int | None = None,
@@ -525,6 +542,7 @@ class Encoder(nn.Module):
             head_dim=head_dim,
             hidden=hidden,
             norm=norm,
+            window=window,
             kernel=kernel,
             scale=scale,
             dropout=dropout,

@@ -1,5 +1,8 @@
 """ReRoPE and leaky ReRoPE."""
 
+import torch
+from torch import Tensor
+
 from posenc.distance_maps import Branch, DistanceMap
 from posenc.encoding import Encoding
 
@@ -45,9 +48,14 @@ class ReRoPE(DistanceMap):
     def branches(self) -> list[Branch]:
         share = 0.0 if self.leak is None else 1 / self.leak
         step = self.window * (1 - share)
+
+        def slowed(coords: Tensor) -> Tensor:
+            # A whole coordinate times a fraction would be float32.
+            return coords.to(torch.float32 if coords.device.type == "mps" else torch.float64) * share
+
         return [
-            Branch(lambda m: m * share + step, lambda n: n * share, lambda m, n: m - n >= self.window),
-            Branch(lambda m: m * share - step, lambda n: n * share, lambda m, n: m - n <= -self.window),
+            Branch(lambda m: slowed(m) + step, slowed, lambda m, n: m - n >= self.window),
+            Branch(lambda m: slowed(m) - step, slowed, lambda m, n: m - n <= -self.window),
         ]
 
     def formula_positions(self, m: float, n: float) -> tuple[float, float]:
