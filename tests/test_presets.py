@@ -1,0 +1,67 @@
+"""Presets: what families of released models use, checked against the configurations of transformers."""
+
+import importlib
+
+import pytest
+import torch
+
+from posenc import Decoder, Encoder
+from posenc.presets import PRESETS, preset
+
+
+@pytest.mark.parametrize("family", PRESETS)
+def test_a_model_of_each_family_runs_and_decodes_through_a_cache(family: str) -> None:
+    chosen = preset(family)
+    options = {"vocab": 7, "dim": 32, "heads": 2, "layers": 6, "max_len": 64, **chosen.options}
+    ids = torch.randint(7, (2, 9))
+    if chosen.bidirectional:
+        assert Encoder(**options)(ids).isfinite().all()
+        return
+    model = Decoder(**options).double().eval()
+    at_once, cache = model(ids), model.cache()
+    in_pieces = torch.cat([model(ids[:, :5], cache=cache), model(ids[:, 5:], cache=cache)], 1)
+    torch.testing.assert_close(in_pieces, at_once)
+
+
+def test_every_fourth_layer_of_smollm3_has_no_position() -> None:
+    model = Decoder(7, dim=32, heads=2, layers=8, **preset("smollm3").options)
+    assert [type(encoding).__name__ for encoding in model.stack.encoding_of] == (["Rotary"] * 3 + ["NoPE"]) * 2
+
+
+def test_an_unknown_family_is_refused_with_what_is_near() -> None:
+    with pytest.raises(ValueError, match=r"no preset for 'SmolLM-3'; there are: original, .*; did you mean 'smollm3'\?"):
+        preset("SmolLM-3")
+
+
+@pytest.mark.parametrize(
+    "family, module, name",
+    [
+        ("llama4", "llama4", "Llama4TextConfig"),
+        ("smollm3", "smollm3", "SmolLM3Config"),
+        ("cohere2", "cohere2", "Cohere2Config"),
+        ("exaone4", "exaone4", "Exaone4Config"),
+        ("gemma3", "gemma3", "Gemma3TextConfig"),
+        ("gemma4", "gemma4", "Gemma4TextConfig"),
+        ("gpt_oss", "gpt_oss", "GptOssConfig"),
+        ("inkling", "inkling", "InklingTextConfig"),
+    ],
+)
+def test_the_cycle_of_layers_is_that_of_the_released_configuration(family: str, module: str, name: str) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed; it comes with the peers extra")
+    found = importlib.import_module(f"transformers.models.{module}.configuration_{module}")
+    config = getattr(found, name)()
+    chosen = preset(family)
+    layers = config.num_hidden_layers
+    for layer in range(layers - 1):
+        kind = config.layer_types[layer]
+        specs = chosen.encoding if isinstance(chosen.encoding, tuple) else (chosen.encoding,)
+        windows = chosen.window if isinstance(chosen.window, tuple) else (chosen.window,)
+        window, spec = windows[layer % len(windows)], specs[layer % len(specs)]
+        full = kind in ("full_attention", "hybrid")
+        assert (window is None) == (full or family in ("llama4", "smollm3"))
+        if getattr(config, "no_rope_layers", None):
+            assert spec.startswith("rotary") == bool(config.no_rope_layers[layer])
+        if family in ("cohere2", "exaone4"):
+            assert (spec == "none") == full
+        if family == "gemma4":
+            assert spec.startswith("proportional") == full
