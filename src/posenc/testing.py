@@ -980,7 +980,9 @@ def variants(name: str) -> list[str]:
         default, kind = parameter.default, parameter.annotation
         if option in ("self", "encoding", "dim", "heads", "head_dim", "max_len", "device", "dtype"):
             continue
-        if kind is bool:
+        if option == "axes":
+            choices.extend((option, axes) for axes in (1, 2, 3) if axes != default)
+        elif kind is bool:
             choices.append((option, not default))
         elif kind is str:
             choices.extend((option, word) for word in words if word != default)

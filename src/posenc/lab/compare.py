@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc import catalogue
+from posenc.encoding import Shape
 from posenc.lab import recipes, tasks
 from posenc.lab.recipes import Experiment
 from posenc.lab.sweep import Sweep, make_folder, run_all
@@ -22,7 +23,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 class Settings:
     """What to compare. None leaves a choice to the preset, or to the recipe of each task.
 
-    encodings     specs; "all" stands for every encoding that ships
+    encodings     specs; "all" stands for every encoding that reads a sequence
     task_names    tasks
     preset        "default" or "full" (all tasks, three seeds)
     """
@@ -127,8 +128,15 @@ def in_reading_order(records: Sequence[dict[str, Any]], settings: dict[str, Any]
 
 
 def all_named(encodings: Sequence[str]) -> list[str]:
-    """The specs asked for, with every encoding that ships in place of "all"."""
-    return [name for spec in encodings for name in (catalogue.names() if spec == "all" else [spec])]
+    """The specs asked for, with every encoding that reads a sequence in place of "all"."""
+    ships = [name for name in catalogue.names() if name not in not_for_sequences()] if "all" in encodings else []
+    return [name for spec in encodings for name in (ships if spec == "all" else [spec])]
+
+
+def not_for_sequences() -> list[str]:
+    """The encodings that need a grid: they read several axes, and every task is a sequence."""
+    shape, given = Shape.of(dim=64, heads=4, max_len=64), recipes.hints(64, 64)
+    return [name for name in catalogue.names() if catalogue.build(name, shape, hints=given).axes > 1]
 
 
 def write_settings(settings: Settings, folder: Path) -> None:

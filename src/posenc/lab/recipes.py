@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from posenc.catalogue import near, parse
+from posenc.catalogue import every, near, options_of, parse
 from posenc.lab import tasks
 
 ENCODINGS = ("none", "sinusoidal", "learned", "rotary", "alibi", "t5_bias", "shaw")
@@ -135,15 +135,28 @@ def hints(tokens: int, longest: int) -> dict[str, dict[str, Any]]:
 
     They fill in what a spec leaves open; whatever a spec says stands.
     """
-    return {
+    given: dict[str, dict[str, Any]] = {
         # Rows past the trained length exist, untrained, so that the table can be asked about them.
         "learned": {"max_len": longest},
+        "tupe": {"max_len": longest},
+        "learned_factorised": {"max_len": longest},
         # Buckets past the trained length would never be trained, and T5 would look like a bad extrapolator.
         "t5_bias": {"max_distance": min(max(tokens - 2, 17), 128), "std": 0.02},
+        # A window or chunk that no training sequence fills would leave nothing to map.
+        "rerope": {"window": max(tokens // 2, 1)},
+        "self_extend": {"window": max(tokens // 2, 1), "group": 4},
+        "dual_chunk": {"chunk": max(3 * tokens // 4, 1), "longest": max(tokens, 2)},
+    }
+    for name, cls in every():
+        options = options_of(name)
+        # A sequence has one axis.
+        if "axes" in options:
+            given.setdefault(name, {})["axes"] = 1
         # A head of 16 channels has 8 pairs; with the usual base half of them would not complete a turn in a short
         # window.
-        "rotary": {"base": 1000.0 if tokens <= 128 else 10_000.0},
-    }
+        if tokens <= 128 and "key" in cls.doors and "base" in options and options["base"].default == 10_000.0:
+            given.setdefault(name, {})["base"] = 1000.0
+    return given
 
 
 def original(
