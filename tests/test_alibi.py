@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from posenc import Keys, Positions, masks
+from posenc import Keys, Positions, Shape, build, masks
+from posenc.catalogue import build_layers
 from posenc.encodings.alibi import ALiBi
 from posenc.kernels import bind
 from posenc.masks import Mask
@@ -146,3 +147,132 @@ def test_queries_of_another_number_of_heads_are_refused(kernel: str) -> None:
     for encoding in (ALiBi(1), ALiBi(8)):
         with pytest.raises(ValueError, match=rf"a bias for {encoding.heads} heads, got queries of 4; build it for 4"):
             bind(kernel, encoding, scale=1.0)(encoding, q, at, Keys(q, q, at), masks.causal())
+
+
+@pytest.mark.parametrize("bias_max", [8.0, 4.0, 16.0, 1.5])
+@pytest.mark.parametrize("heads", [1, 2, 3, 6, 8, 12, 13])
+def test_bias_max_is_the_exponent_of_the_last_slope_of_a_power_of_two(heads: int, bias_max: float) -> None:
+    # MPT's rule in our words: the slopes of the power of two at or above, its even ones first.
+    power = 2 ** math.ceil(math.log2(heads))
+    plain = [2 ** (-bias_max * h / power) for h in range(1, power + 1)]
+    expected = plain if power == heads else (plain[1::2] + plain[::2])[:heads]
+    assert ALiBi(heads, bias_max=bias_max).slopes == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_falcon_form_divides_the_bias_too() -> None:
+    whole, divided = ALiBi(3), ALiBi(3, form="falcon", head_dim=16)
+    torch.testing.assert_close(divided.bias(9), whole.bias(9) / 4, rtol=1e-6, atol=0)
+    zero = [0.0]
+    assert divided.formula_logit(zero, zero, 7.0, 3.0, 0, 1.0) == pytest.approx(-0.0625 * 4 / 4)
+    learned = ALiBi(3, form="falcon", head_dim=16, learned=True)
+    torch.testing.assert_close(learned.bias(9), divided.bias(9), rtol=1e-6, atol=0)
+
+
+def test_the_asymmetric_form_brings_the_past_half_a_position_nearer() -> None:
+    # Ruoss et al.: minus the distance on both sides, and 0.5 more below the diagonal.
+    expected = -(torch.arange(5)[:, None] - torch.arange(5)).abs().double() + 0.5 * torch.ones(5, 5).tril(-1)
+    bias = ALiBi(2, form="asymmetric").bias(5, dtype=torch.float64)
+    torch.testing.assert_close(bias[0], torch.stack((expected / 16, expected / 256)), rtol=0, atol=0)
+
+
+def test_learned_slopes_start_as_the_published_ones_and_follow_their_logarithm() -> None:
+    encoding = ALiBi(12, learned=True)
+    assert [p.shape for p in encoding.parameters()] == [(12,)]
+    torch.testing.assert_close(encoding.bias(50), ALiBi(12).bias(50), rtol=2e-6, atol=0)
+    encoding.double()
+    with torch.no_grad():
+        encoding.log_slopes.copy_(torch.linspace(-3, 1, 12, dtype=torch.float64))
+    expected = -torch.linspace(-3, 1, 12, dtype=torch.float64).exp()[:, None] * torch.arange(7).double()
+    torch.testing.assert_close(encoding.by_distance(torch.arange(7)), expected, rtol=1e-14, atol=0)
+    (slope,) = torch.autograd.grad(encoding.by_distance(torch.tensor(3))[5], encoding.log_slopes)
+    assert slope.tolist() == pytest.approx([0] * 5 + [-3 * math.exp(-3 + 5 * 4 / 11)] + [0] * 6, rel=1e-6)
+
+
+def test_learned_slopes_are_shared_by_all_layers() -> None:
+    owned, used = build_layers("alibi(learned=True)", Shape(12, 3, 4, 21), 3)
+    assert len(owned) == 1 and used == owned * 3
+
+
+def test_chosen_heads_have_the_slopes_of_so_many_heads() -> None:
+    bias = build("on(alibi, heads=(0, 2))", Shape(12, 3, 4, 21)).bias(4)
+    torch.testing.assert_close(bias[0, [0, 2]], ALiBi(2).bias(4)[0], rtol=0, atol=0)
+    assert not bias[0, 1].any()
+
+
+def softmax_error(bias: torch.Tensor, exact: torch.Tensor) -> float:
+    """The largest difference between the weights that two biases give to the past, for logits of zero."""
+    future = torch.ones(exact.shape[-2:], dtype=torch.bool).triu(1)
+    weights = [b.double().masked_fill(future, -torch.inf).softmax(-1) for b in (bias, exact)]
+    return (weights[0] - weights[1]).abs().max().item()
+
+
+@pytest.mark.parametrize("heads", [3, 8])
+def test_blooms_bias_by_the_keys_place_is_the_same_to_a_causal_softmax(heads: int) -> None:
+    slopes = torch.tensor(authors_slopes(heads), dtype=torch.float64)
+    bloom = slopes[:, None, None] * torch.arange(40.0, dtype=torch.float64).expand(40, 40)
+    exact = ALiBi(heads).bias(40, dtype=torch.float64)[0]
+    assert (bloom - exact).abs().max() > 10
+    assert softmax_error(bloom, exact) < 1e-12
+
+
+def test_half_precision_stays_near_double_where_bloom_and_falcon_collapse() -> None:
+    # peers.md, 3a row 6: of 64 different biases of the last keys, bfloat16 of slope times place leaves 5.
+    slope, place = ALiBi(8).slopes[0], torch.arange(4096)
+    collapsed = (slope * place).to(torch.bfloat16)
+    assert collapsed[-64:].unique().numel() == 5
+    assert (collapsed.double() - collapsed[-1].double() - slope * (place - 4095)).abs()[-64:].max() == 4.5
+    assert (slope * torch.arange(512)).to(torch.bfloat16)[-64:].unique().numel() == 33
+    at = Positions.count(1, start=4095)
+    ours = ALiBi(8).bfloat16().bias(at, Positions.count(4096))[0, 0, 0, -64:]
+    assert ours.unique().numel() == 64 and ours.tolist() == [-0.5 * d for d in range(63, -1, -1)]
+
+
+def test_casts_change_nothing_because_slopes_are_not_kept() -> None:
+    # peers.md, 3a row 5.
+    encoding = ALiBi(12).half()
+    assert not encoding.state_dict() and encoding.slopes == ALiBi(12).slopes
+    assert encoding.bias(9).equal(ALiBi(12).bias(9))
+
+
+def test_tokens_past_the_trained_length_are_served_where_mpt_fails() -> None:
+    # peers.md, 3c item 7: MPT's table ends at max_seq_len.
+    assert build("alibi", Shape(12, 3, 4, max_len=8)).bias(40).shape == (1, 3, 40, 40)
+
+
+def test_it_says_what_the_paper_says_where_attention_gym_takes_one_rule_for_all_heads() -> None:
+    # peers.md, 3c item 10: attention-gym has 2^(-8 (h + 1)/H) also where H is no power of two.
+    theirs = [2 ** (-8 * (h + 1) / 12) for h in range(12)]
+    assert ALiBi(12).slopes == pytest.approx(authors_slopes(12))
+    assert max(abs(a - b) for a, b in zip(ALiBi(12).slopes, theirs, strict=True)) == pytest.approx(0.691482, abs=1e-6)
+    assert ALiBi(8).slopes == pytest.approx([2 ** (-8 * (h + 1) / 8) for h in range(8)])
+
+
+def test_no_kernel_needs_the_whole_bias_given_by_hand() -> None:
+    # peers.md, 3a rows 22 and 23: tokens in a row have 2 T - 1 distances, whatever T is.
+    asked = []
+
+    class Counting(ALiBi):
+        def by_distance(self, delta: torch.Tensor) -> torch.Tensor:
+            asked.append(delta.numel())
+            return super().by_distance(delta)
+
+    encoding, at = Counting(3), Positions.count(50)
+    q = torch.zeros(2, 3, 50, 4)
+    bind("sdpa", encoding, scale=0.5)(encoding, q, at, Keys(q, q, at), masks.causal())
+    assert asked == [99]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"form": "bloom"}, "form must be one of symmetric, asymmetric, falcon, got 'bloom'; BLOOM and MPT are symm"),
+        ({"form": "falcon"}, r"form 'falcon' divides the bias by sqrt\(head_dim\); give head_dim"),
+        ({"bias_max": 0.0}, "bias_max must be a number above 0, got 0.0"),
+        ({"bias_max": math.nan}, "bias_max must be a number above 0, got nan"),
+        ({"bias_max": math.inf}, "bias_max must be a number above 0, got inf"),
+        ({"head_dim": 0}, "head_dim must be 1 or more, got 0"),
+    ],
+)
+def test_impossible_options_are_refused(options: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        ALiBi(4, **options)

@@ -18,14 +18,14 @@ SHIPPED = [name.split("/")[1] for name in FILES if name.startswith("encodings/")
 # From the bottom up; a room may import from those below it, and those on one line do not know each other.
 ROOMS = [
     {"positions"},
-    {"masks"},
+    {"masks", "coordinate_maps"},
     {"encoding"},
     {"kernels"},
-    {"cache", "schedules"},
+    {"cache", "schedules", "distance_maps"},
     {"encodings"},
     {"catalogue"},
     {"attention"},
-    {"model"},
+    {"model", "presets"},
     {"testing", "checkpoints", "lab"},
     {"terminal"},
     {"cli", "web"},

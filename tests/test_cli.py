@@ -1,5 +1,6 @@
 """The command line as a person meets it: exit codes, what goes where, and one line for every mistake."""
 
+import io
 import json
 import os
 import queue
@@ -28,7 +29,7 @@ SURFACE = {
     "order": "json",
     "train": "task seed train-length steps batch rate layers dim heads text out threads json",
     "generate": "prompt tokens temperature top-k seed",
-    "check": "json",
+    "check": "promise json",
 }
 """Every verb and its options. A change here is a change for everybody who has written a command down."""
 
@@ -236,6 +237,8 @@ MISTAKES = [
         "cannot write into 'short.txt': File exists; choose another folder with --out",
     ),
     ("generate nowhere", "no checkpoint in 'nowhere': run.json is missing; train one with posenc train --out nowhere"),
+    ("check alibi --promise has_a_sauce", "no promise named 'has_a_sauce'; there are: .*"),
+    ("list alibbi", "no encoding named 'alibbi'; .*; did you mean 'alibi'\\?"),
     ("check alibbi", "no encoding named 'alibbi'; .*; did you mean 'alibi'\\?"),
 ]
 
@@ -258,9 +261,30 @@ def test_a_mistake_is_answered_in_one_line_and_with_exit_code_2(command: str, wo
 def test_list_names_everything_for_people_and_as_json(posenc) -> None:
     answer = posenc("list")
     assert answer.code == 0 and answer.err == ""
-    assert all(name in answer.out for name in (*catalogue.names(), "yarn", "recall", "sdpa"))
+    assert all(name in answer.out for name in (*catalogue.names(), "yarn", "randomised", "recall", "sdpa"))
+    assert answer.out.index("BIAS THE LOGITS") < answer.out.index("alibi")
     found = json.loads(posenc("list", "--json").out)
-    assert set(found) == {"encodings", "schedules", "tasks", "kernels"}
+    assert {"encodings", "schedules", "coordinate_maps", "tasks", "kernels"} <= set(found)
+
+
+def test_list_shows_one_encoding_whole(posenc) -> None:
+    answer = posenc("list", "rotary")
+    assert answer.code == 0 and answer.err == ""
+    assert "rope, roformer" in answer.out and "KV cache" in answer.out and "yarn" not in answer.out
+    assert json.loads(posenc("list", "rotary + alibi", "--json").out)["class"] == "Rotary + ALiBi"
+
+
+def test_list_fits_a_terminal(posenc, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.console import Console
+
+    from posenc import terminal
+
+    with (written := io.StringIO()):
+        monkeypatch.setattr(terminal, "OUT", Console(file=written, width=100, highlight=False))
+        assert posenc("list").code == 0
+        lines = written.getvalue().splitlines()
+    # Sentences below the table fold as the terminal folds them.
+    assert max(len(line.rstrip()) for line in lines if not line.startswith(("Counted", "Measured"))) <= 100
 
 
 def test_order_prints_a_table_or_json(posenc) -> None:
@@ -287,9 +311,39 @@ def test_a_folder_for_pictures_that_cannot_be_made_is_one_line(posenc, here: Pat
 
 def test_check_answers_with_verdicts_and_an_exit_code(posenc) -> None:
     answer = posenc("check", "none")
-    assert answer.code == 0 and "kept" in answer.out
-    verdicts = json.loads(posenc("check", "none", "--json").out)
-    assert len(verdicts) > 10 and all("promise" in verdict for verdict in verdicts)
+    assert answer.code == 0 and answer.out.splitlines()[0].strip() == "none" and answer.err == ""
+    assert re.search(r"^kept +has a source *$", answer.out, re.MULTILINE)
+    assert re.fullmatch(r"17 promises: \d+ kept, \d+ no meaning", answer.out.splitlines()[-1])
+    verdicts = json.loads(posenc("check", "none", "--promise", "has_a_source", "every_parameter_learns", "--json").out)
+    assert [(verdict["promise"], verdict["kept"]) for verdict in verdicts] == [
+        ("has_a_source", True),
+        ("every_parameter_learns", None),
+    ]
+
+
+def test_a_broken_promise_comes_first_with_numbers_and_what_to_do(posenc, here: Path) -> None:
+    (here / "wrong.py").write_text(OWN.replace("- self.slope * abs(m - n)", "- 2 * self.slope * abs(m - n)"))
+    answer = posenc("check", "wrong.py:Mine", "--promise", "has_a_source", "says_what_the_paper_says")
+    assert answer.code == 1 and answer.err == ""
+    first, found, todo, again = answer.out.splitlines()[:4]
+    assert first == "broken: says what the paper says"
+    assert re.match(r"    found: .*\d", found) and todo.startswith("    to do: compare the doors with your formula")
+    assert again == "    again: posenc check wrong.py:Mine --promise says_what_the_paper_says"
+    assert answer.out.splitlines()[-1] == "2 promises: 1 kept, 1 broken"
+
+
+def test_there_is_advice_for_every_promise() -> None:
+    from posenc import terminal, testing
+
+    assert set(terminal.ADVICE) == {testing.name_of(promise) for promise in testing.PROMISES}
+
+
+def test_an_encoding_that_cannot_be_built_is_one_line(posenc, here: Path) -> None:
+    (here / "broken.py").write_text(OWN.replace("self.heads, self.slope = heads, slope", "self.heads = head"))
+    for verb in ("check", "list", "show"):
+        answer = posenc(verb, "broken.py:Mine")
+        assert answer.code == 2
+        assert answer.line == "posenc: broken.py:Mine fails: NameError: name 'head' is not defined"
 
 
 def test_compare_prints_data_on_stdout_and_progress_on_stderr(posenc, here: Path) -> None:
@@ -457,7 +511,8 @@ def test_an_encoding_of_ones_own_is_compared_shown_ordered_and_checked(posenc, h
     assert compared.code == 0, compared.err
     assert json.loads(compared.out)[0]["encoding"] == mine
     shown = posenc("show", mine, "--tokens", "8", "--json")
-    assert json.loads(shown.out)["bias"]["heads"][0][:3] == [0, -0.25, -0.5]
+    bias = json.loads(shown.out)["bias"]
+    assert dict(zip(bias["distance"], bias["heads"][0], strict=True))[2] == -0.5
     assert list(json.loads(posenc("order", mine, "--json").out)) == [mine]
     checked = posenc("check", mine)
     assert "path/mine.py:Mine" in checked.out and checked.code in (0, 1) and checked.err == ""

@@ -1,13 +1,28 @@
 """One encoding shown to a person, and all of them in one overview."""
 
 import json
+import math
+import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from posenc import catalogue
-from posenc.lab import tasks
-from posenc.lab.describe import Shown, overview, reading_of_order, show
+from posenc.coordinate_maps import COORDINATE_MAPS
+from posenc.encoding import Shape
+from posenc.lab import pictures, tasks
+from posenc.lab.describe import (
+    GROUPS,
+    MEASURED,
+    Shown,
+    card,
+    card_in_words,
+    in_words,
+    overview,
+    reading_of_order,
+    show,
+)
 from posenc.lab.order import order_tests
 from posenc.schedules import SCHEDULES
 
@@ -15,11 +30,24 @@ PICTURES = {
     "none": set(),
     "sinusoidal": {"heatmap", "similarity", "fingerprint", "wavelengths", "clock", "shift"},
     "learned": {"heatmap", "similarity", "fingerprint"},
+    "learned_grid": {"heatmap", "centre"},
     "rotary": {"wavelengths", "clock", "rotation"},
+    "axial_rotary": {"wavelengths", "rotation"},
+    "mixed_rotary": {"rotation"},
+    "log_temperature": {"temperature"},
     "alibi": {"bias"},
     "t5_bias": {"bias"},
-    "shaw": set(),
+    "grid_bias": {"bias"},
+    "fire": {"bias"},
+    "shaw": {"bias", "attention"},
+    "forgetting": {"bias", "attention"},
+    "stick_breaking": {"attention"},
+    "rerope(rotary)": {"wavelengths", "clock", "mapped_distance"},
+    "rerope(alibi)": {"bias", "mapped_distance"},
+    "dape(alibi)": {"bias", "attention"},
     "rotary + alibi": {"wavelengths", "clock", "rotation", "bias"},
+    "rotary + log_temperature": {"wavelengths", "clock", "rotation", "temperature"},
+    "on(rotary, heads=(0,))": {"wavelengths", "clock", "rotation"},
 }
 
 
@@ -27,14 +55,133 @@ def shown(spec: str, **changes) -> Shown:
     return show(spec, **({"tokens": 16, "dim": 16, "heads": 2, "words": ("a", "b", "a"), "shift": 3} | changes))
 
 
-def test_the_overview_names_everything_that_ships_with_a_sentence_each() -> None:
+@pytest.fixture(scope="module")
+def everything() -> dict:
+    return overview()
+
+
+def entry(found: dict, name: str) -> dict:
+    return next(item for item in found["encodings"] if item["name"] == name)
+
+
+def test_the_overview_names_everything_that_ships_with_a_sentence_each(everything: dict) -> None:
+    assert [item["name"] for item in everything["encodings"]] == catalogue.names()
+    assert [item["name"] for item in everything["tasks"]] == tasks.names()
+    assert {item["name"] for item in everything["schedules"]} == set(SCHEDULES)
+    assert {item["name"] for item in everything["coordinate_maps"]} == set(COORDINATE_MAPS)
+    assert everything["kernels"]
+    kinds = ("schedules", "coordinate_maps", "tasks", "kernels")
+    assert all(len(item["idea"]) > 15 for kind in kinds for item in everything[kind])
+
+
+@pytest.mark.parametrize("name", catalogue.names())
+def test_every_encoding_is_described_whole(name: str, everything: dict) -> None:
+    found = entry(everything, name)
+    assert found["problem"] is None
+    assert len(found["idea"]) > 15 and found["source"] and found["group"] in GROUPS
+    assert "reference" in found["kernels"] and found["parameters"] >= 0
+    lines = in_words(found)
+    assert "parameters per" in lines[1] and "cache: " in lines[1]
+    assert all("\n" not in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "group"),
+    [
+        ("learned", "Added to embeddings"),
+        ("learned_grid", "Added to embeddings"),
+        ("rotary", "Turn queries and keys"),
+        ("log_temperature", "Temperatures of the query"),
+        ("alibi", "Bias the logits"),
+        ("shaw", "Bias the logits"),
+        ("forgetting", "Remember facts of every token"),
+        ("stick_breaking", "Other attention rules"),
+        ("dape", "Wrap another encoding"),
+        ("none", "No position"),
+    ],
+)
+def test_encodings_are_grouped_by_what_they_do(name: str, group: str, everything: dict) -> None:
+    assert entry(everything, name)["group"] == group
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "per"),
+    [
+        ("learned", 2048 * 512, "model"),
+        ("learned_grid", 32 * 32 * 512, "model"),
+        ("t5_bias", 32 * 8, "model"),
+        ("shaw", (2 * 16 + 1) * 2 * 64, "layer"),
+        ("rotary", 0, "model"),
+    ],
+)
+def test_parameters_are_counted(name: str, parameters: int, per: str, everything: dict) -> None:
+    found = entry(everything, name)
+    assert (found["parameters"], found["per"]) == (parameters, per)
+
+
+@pytest.mark.parametrize(
+    ("spec", "numbers", "again"),
+    [
+        ("rotary", 0, []),
+        ("learned", 0, []),
+        ("shaw", 0, []),
+        # One gate for each head; a direction of a head's width and a strength for each head.
+        ("forgetting", 8, []),
+        ("path", 8 * 64 + 8, []),
+        ("forgetting + rotary", 8, []),
+        ("rerope(rotary)", 0, ["keys"]),
+        ("rerope(alibi)", 0, []),
+        ("rotary_values", 0, ["values"]),
+        ("rotary(schedule=dynamic_ntk(factor=2))", 0, ["keys"]),
+    ],
+)
+def test_what_a_cache_costs_is_found_by_attending(spec: str, numbers: int, again: list[str]) -> None:
+    cost = card(spec)["cache"]
+    assert (cost["numbers"], cost["turned_anew"]) == (numbers, again)
+    assert (cost["words"] == "nothing more") == (not numbers and not again)
+
+
+def test_a_rule_that_needs_weights_is_served_by_the_reference_alone(everything: dict) -> None:
+    assert entry(everything, "stick_breaking")["kernels"] == ["reference"]
+    assert entry(everything, "alibi")["kernels"] == ["sdpa", "reference"]
+
+
+def test_what_was_measured_is_what_the_log_says() -> None:
+    log = (Path(__file__).parents[1] / "docs" / "log.md").read_text(encoding="utf-8")
+    text = dict(re.findall(r"^\| `(\w+)` \| [\d.]+ (\|.*\|)$", log, re.MULTILINE))
+    assert set(text) == set(MEASURED)
+    copied = next(line for line in log.splitlines() if line.startswith("| copy |"))
+    for name, (ratios, exact) in MEASURED.items():
+        assert tuple(float(x) for x in re.findall(r"\| ([\d.]+)", text[name])) == ratios
+        where = re.search(rf"`{name}`[^;|]*? (\d[^;|]*)", copied.split("|")[3])
+        if exact is None:
+            assert f"`{name}` does not learn copy" in log
+        elif any(exact):
+            assert where is not None
+            shares = re.sub(r"\([^)]*\)|%", "", where[1]).split("/")
+            assert tuple(float(x) for x in shares) == exact
+        else:
+            assert re.search(rf"`{name}`[^;|]* 0 ", copied.split("|")[3])
+
+
+def test_a_card_says_everything_and_works_for_any_spec() -> None:
+    rows = dict(card_in_words(card("rotary")))
+    assert rows["also called"].startswith("rope") and "base=10000.0" in rows["options"]
+    assert "perplexity times 1.10, 1.75, 2.28" in rows["measured here"] and "Llama" in rows["used by"]
+    both = dict(card_in_words(card("rotary(base=500) + on(alibi, heads=(0, 1))")))
+    assert both["class"] == "Rotary + ALiBi" and both["measured here"] == "not yet"
+    with pytest.raises(ValueError, match="did you mean 'rotary'"):
+        card("rotery")
+
+
+def test_an_encoding_that_cannot_be_built_says_why_and_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self, *_) -> None:
+        raise RuntimeError("no such\nthing")
+
+    monkeypatch.setattr(catalogue.find("alibi"), "__init__", broken)
     found = overview()
-    assert [item["name"] for item in found["encodings"]] == catalogue.names()
-    assert [item["name"] for item in found["tasks"]] == tasks.names()
-    assert {item["name"] for item in found["schedules"]} == set(SCHEDULES)
-    assert found["kernels"]
-    assert all(len(item["idea"]) > 15 for kind in found.values() for item in kind)
-    assert all(item["source"] for item in found["encodings"])
+    bad, good = entry(found, "alibi"), entry(found, "rotary")
+    assert in_words(bad) == ["alibi fails: RuntimeError: no such thing"] and good["problem"] is None
 
 
 @pytest.mark.parametrize("spec", PICTURES)
@@ -46,9 +193,110 @@ def test_an_encoding_is_shown_with_the_pictures_it_has_and_no_other(spec: str) -
 
 
 @pytest.mark.parametrize("spec", catalogue.names())
-def test_every_lesson_gives_its_source_and_no_python(spec: str) -> None:
-    text = shown(spec).text
-    assert "Source: " in text and ">>>" not in text
+def test_every_encoding_has_a_lesson_and_a_picture_or_a_reason(spec: str) -> None:
+    found = shown(spec)
+    assert "Source: " in found.text and ">>>" not in found.text
+    assert found.figures or any(note.startswith("No picture") for note in found.facts["notes"])
+    assert not [note for note in found.facts["notes"] if note.startswith("No picture of")]
+    assert all(note in found.text for note in found.facts["notes"])
+    json.dumps(found.facts, allow_nan=False)
+
+
+def test_pairs_that_complete_no_turn_are_counted_before_and_after_a_schedule() -> None:
+    plain = show("rotary", tokens=4096, dim=256, heads=2, words=("a",), shift=1)
+    # 10000^(k/64) 2 pi > 4096 from k = 46 on.
+    assert plain.facts["notes"] == ["18 of 64 pairs do not complete a turn in 4096 positions."]
+    assert plain.facts["pairs_without_a_turn"] == 18 and plain.facts["wavelengths_before"] is None
+    found = show("rotary(schedule=linear(factor=4))", tokens=4096, dim=256, heads=2, words=("a",), shift=1)
+    before, after, farther = found.facts["notes"]
+    assert before == "Before linear(factor=4): 18 of 64 pairs do not complete a turn in 4096 positions."
+    assert after.startswith("After: ") and found.facts["pairs_without_a_turn"] == 28
+    assert farther == "After, farther out: 18 of 64 pairs do not complete a turn in 16384 positions."
+    waves, plain_waves = found.facts["wavelengths"], found.facts["wavelengths_before"]
+    assert waves == pytest.approx([4 * wave for wave in plain_waves])
+    assert plain_waves == pytest.approx([2 * math.pi * 10_000 ** (k / 64) for k in range(64)])
+
+
+def test_a_schedule_that_follows_the_length_is_shown_beyond_it() -> None:
+    found = shown("rotary(schedule=dynamic_ntk(factor=1))", tokens=64)
+    assert found.facts["wavelengths"] != found.facts["wavelengths_before"]
+    assert "at a declared horizon of 256 positions" in found.text
+
+
+def test_pairs_that_never_turn_are_none_in_json() -> None:
+    found = shown("proportional_rotary(share=0.5)")
+    assert found.facts["wavelengths"][-1] is None and found.facts["wavelengths"][0] is not None
+    assert ", and 2 never turn." in found.text
+
+
+def test_rotation_is_the_mean_cosine_by_distance() -> None:
+    found = shown("rotary", dim=32, heads=2).facts["rotation"]
+    assert found["distance"] == list(range(32)) and len(found["heads"]) == 1
+    frequencies = [10_000 ** (-k / 8) for k in range(8)]
+    expected = [sum(math.cos(d * f) for f in frequencies) / 8 for d in range(32)]
+    assert found["heads"][0] == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_bias_is_drawn_on_both_sides() -> None:
+    found = shown("alibi").facts["bias"]
+    assert found["distance"] == list(range(-15, 32))
+    assert found["heads"][0][:18:17] == [-15 * 0.0625, -2 * 0.0625]
+
+
+def test_a_bias_that_reads_positions_alone_is_told_from_one_that_reads_content() -> None:
+    assert not shown("fire").facts["notes"]
+    assert any("depends on what tokens say" in note for note in shown("shaw").facts["notes"])
+    clipped = shown("shaw(clip=3)").facts["bias"]
+    assert clipped["distance"] == list(range(16))
+    assert all(len({*head[3:]}) == 1 and len({*head[:4]}) == 4 for head in clipped["heads"])
+
+
+def test_a_grid_is_seen_from_its_middle_cell() -> None:
+    found = shown("axial_rotary", tokens=400).facts
+    assert found["rotation"]["from"] == [16, 16] and found["context"] == 33
+    (cells,) = found["rotation"]["heads"]
+    assert len(cells) == len(cells[0]) == 33 and cells[16][16] == 1
+    assert cells[16][20] == pytest.approx(cells[12][16])
+    added = shown("learned_grid").facts["centre"]["heads"][0]
+    assert added[8][8] == 1 and abs(added[0][3]) < 0.99
+
+
+def test_coordinates_from_minus_one_to_one_are_taken_where_cells_would_be_too_coarse() -> None:
+    found = shown("image_rotary", dim=32)
+    assert found.facts["context"] == 2 and "coordinates from -1 to 1" in found.text
+
+
+def test_a_temperature_is_drawn_far_out() -> None:
+    found = shown("log_temperature").facts["temperature"]
+    assert found["position"][0] == 0 and found["position"][-1] == 999_999
+    (tau,) = found["heads"]
+    assert tau[found["position"].index(15)] == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("wrapped", ["rotary", "alibi"])
+def test_a_map_of_distances_is_drawn_from_where_it_maps(wrapped: str) -> None:
+    found = shown(f"rerope({wrapped}, window=10)").facts["mapped_distance"]
+    assert found["query"] == 60
+    assert found["mapped"] == [min(distance, 10) for distance in found["distance"]]
+
+
+def test_an_attention_map_is_of_a_seeded_layer_with_and_without() -> None:
+    maps = shown("stick_breaking").facts["attention"]
+    assert maps["with"][0][0][0] == 0 and maps["without"][0][0][0] == 1
+    assert maps == shown("stick_breaking").facts["attention"]
+
+
+def test_drawing_leaves_the_random_state_of_the_caller_alone() -> None:
+    encoding = catalogue.build("shaw", Shape.of(16, 2, 8))
+    before = torch.random.get_rng_state()
+    pictures.draw(encoding, Shape.of(16, 2, 8), 8)
+    assert torch.random.get_rng_state().equal(before)
+
+
+def test_what_cannot_be_drawn_says_why() -> None:
+    # Four channels are too few for the pairs of two axes.
+    found = shown("learned_grid(grid=(2, 2))")
+    assert not found.figures and "No picture of its added: position " in found.text
 
 
 def test_the_shift_of_sinusoidal_is_exact_and_says_how_exact() -> None:
@@ -110,6 +358,7 @@ def test_the_reading_of_the_order_test_says_who_is_blind() -> None:
 def test_a_table_that_starts_at_zero_is_drawn_with_something_to_say() -> None:
     shown = show("t5_bias", tokens=16, dim=16, heads=2, words=("a",), shift=1)
     assert any(value != 0 for head in shown.facts["bias"]["heads"] for value in head)
+    assert "drawn with numbers from N(0, 1), seed 0: table." in shown.text
 
 
 def test_sums_and_chosen_heads_are_shown_too() -> None:

@@ -33,6 +33,10 @@ def drawings():
     yield "clock", plots.clock([1.0, 0.3, 0.1, 0.01], 7, "clock")
     yield "fingerprint", plots.fingerprint(SINUSOIDAL, (0, 1, 7), "fingerprint")
     yield "attention_maps", plots.attention_maps(np.tril(np.ones((2, 3, 5, 5))), [*"abcde"], "attention")
+    yield "spectrum", plots.spectrum([6.3, 40.0, 240.0], [6.3, 20.0, 60.0], 32, "spectrum", "1 of 3", "positions")
+    yield "curves", plots.curves([1, 10, 100], {"shown": [0, 1, 2], "true": [0, 2, 4]}, "c", "x", "y", log=True, mark=7)
+    yield "centre_maps", plots.centre_maps(np.random.default_rng(0).normal(size=(3, 5, 5)), "from the middle")
+    yield "attention_beside", plots.attention_beside({"with": np.tril(np.ones((2, 5, 5)))}, "attention")
     yield "shift_matrix", plots.shift_matrix(np.eye(4), "shift")
 
 
@@ -122,6 +126,22 @@ def test_pairs_that_never_complete_a_turn_are_hollow():
     assert hollow.get_markerfacecolor() == plots.PAPER
 
 
+def test_a_spectrum_marks_the_context_and_what_completes_no_turn():
+    figure = plots.spectrum([6.3, 40.0, math.inf], [6.3, 20.0, 60.0], 32, "", "2 of 3 pairs do not", "positions")
+    _, turning, hollow, _, later, missing, context = figure.axes[0].lines
+    assert list(turning.get_ydata()) == [6.3, 20.0] and list(hollow.get_ydata()) == [60.0]
+    assert list(later.get_ydata()) == [6.3] and missing.get_markerfacecolor() == plots.PAPER
+    assert list(context.get_ydata()) == [32, 32] and "context: 32 positions" in words(figure)
+    assert any("2 of 3 pairs do not" in text for text in words(figure))
+    assert len(plots.spectrum([6.3], None, 32, "", "", "positions").axes[0].lines) == 4
+
+
+def test_titles_that_are_too_long_are_folded():
+    figure = plots.bias_curves([-1, 0, 1], [[1, 0, 1]], "a long title " * 12)
+    assert figure.axes[0].get_title(loc="left").count("\n") == 1
+    assert "left of 0" in figure.axes[0].get_xlabel()
+
+
 def test_a_picture_that_begins_another_is_shown_once():
     shown = plots.pictured(RECORDS, "added")
     assert [(label, len(table)) for label, _, table in shown] == [
@@ -171,6 +191,8 @@ def test_wrong_arrays_are_refused_with_their_shape():
         plots.fingerprint(SINUSOIDAL, (0, 20), "")
     with pytest.raises(ValueError, match=r"got shape \(3,\)"):
         plots.attention_maps(np.ones(3), None, "")
+    with pytest.raises(ValueError, match=r"\[heads, rows, columns\].* got shape \(3, 3\)"):
+        plots.centre_maps(np.eye(3), "")
 
 
 def test_numbers_that_are_none_are_drawn_as_nothing():

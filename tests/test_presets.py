@@ -29,7 +29,9 @@ def test_every_fourth_layer_of_smollm3_has_no_position() -> None:
 
 
 def test_an_unknown_family_is_refused_with_what_is_near() -> None:
-    with pytest.raises(ValueError, match=r"no preset for 'SmolLM-3'; there are: original, .*; did you mean 'smollm3'\?"):
+    with pytest.raises(
+        ValueError, match=r"no preset for 'SmolLM-3'; there are: original, .*; did you mean 'smollm3'\?"
+    ):
         preset("SmolLM-3")
 
 

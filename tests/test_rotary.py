@@ -9,9 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from posenc import Positions
+from posenc import Attention, Positions, masks
+from posenc.cache import GrowingCache, SlotCache
+from posenc.encoding import Token
 from posenc.encodings.rotary import Rotary
-from posenc.schedules import Linear, YaRN
+from posenc.schedules import (
+    DynamicLinear,
+    DynamicNTK,
+    DynamicYaRN,
+    Linear,
+    LongRoPE,
+    Resonance,
+    Schedule,
+    YaRN,
+)
 
 LAYOUTS = ["half", "interleaved"]
 
@@ -77,31 +88,63 @@ def test_every_share_that_makes_whole_pairs_is_taken_as_meant() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_position_of_a_million_is_right_to_a_millionth(layout: str) -> None:
-    places = [999_999.0, 1_000_000.0, 1_000_001.0]
-    q = torch.randn(2, 2, 3, 64)
-    got, _ = Rotary(64, layout=layout)(q, q, positions=torch.tensor([int(p) for p in places]))
+@pytest.mark.parametrize("base", [1e4, 5e5])
+def test_a_position_of_a_million_is_right_to_a_millionth(layout: str, base: float) -> None:
+    # Others take angles in float32: cosines are off by 1.4e-4 at 4,000 positions, and by 2.5e-2 at a million.
+    places = [4095.0, 131_071.0, 999_999.0, 1_000_000.0, 1_000_001.0]
+    q = torch.randn(4, 8, 5, 64)
+    got, _ = Rotary(64, base, layout=layout)(q, q, positions=torch.tensor([int(p) for p in places]))
     assert got.dtype == torch.float32
-    assert (got.double() - turned(q, places, layout=layout)).abs().max().item() < 1e-6
+    assert (got.double() - turned(q, places, base=base, layout=layout)).abs().max().item() < 1e-6
+
+
+EVERYWHERE = [0, 1, 2, 255, 256, 257, 2047, 2048, 2049, 4095, 65_535, 65_536, 99_999, 131_071, 1_000_000]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_in_every_dtype_the_error_is_what_its_roundings_explain(dtype: torch.dtype) -> None:
+    q = torch.randn(4, 8, len(EVERYWHERE), 64).to(dtype)
+    got, _ = Rotary(64)(q, q, positions=torch.tensor(EVERYWHERE))
+    exact = turned(q, [float(p) for p in EVERYWHERE])
+    norm = torch.hypot(exact[..., :32], exact[..., 32:]).repeat(1, 1, 1, 2)
+    error = (got.double() - exact).abs() / (torch.finfo(dtype).eps * norm)
+    # In units of the pair's norm: the result is rounded once, to half a unit.
+    assert got.dtype == dtype and float(error.max()) <= 0.501
+
+
+def test_in_float64_the_error_is_that_of_the_angle_alone() -> None:
+    q = torch.randn(2, 2, len(EVERYWHERE), 64, dtype=torch.float64)
+    got, _ = Rotary(64)(q, q, positions=torch.tensor(EVERYWHERE))
+    off = (got - turned(q, [float(p) for p in EVERYWHERE])).abs().amax((0, 1, 3))
+    assert all(error <= 4 * 2.0**-52 * (p + 2) for error, p in zip(off.tolist(), EVERYWHERE, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_the_exact_result_rounded_once(dtype: torch.dtype) -> None:
-    places = [0, 1, 255, 256, 257, 4095, 65_535, 99_999, 1_000_000]
-    q = torch.randn(1, 2, len(places), 32).to(dtype)
-    got, _ = Rotary(32)(q, q, positions=torch.tensor(places))
-    exact = turned(q, [float(p) for p in places])
-    assert got.dtype == dtype
+    q = torch.randn(1, 2, len(EVERYWHERE), 32).to(dtype)
+    got, _ = Rotary(32)(q, q, positions=torch.tensor(EVERYWHERE))
+    exact = turned(q, [float(p) for p in EVERYWHERE])
     # Half a unit in the last place, and the rotation's own rounding in float32.
     error, allowed = (got.double() - exact).abs(), exact.abs() * torch.finfo(dtype).eps / 2 + 1e-6
     assert bool((error <= allowed).all())
 
 
 @pytest.mark.parametrize("far", [0, 256, 8192, 1_000_000])
-def test_neighbours_do_not_collapse_in_bfloat16(far: int) -> None:
-    q = torch.ones(1, 1, 1, 64, dtype=torch.bfloat16).expand(1, 1, 16, 64)
-    got, _ = Rotary(64)(q, q, positions=torch.arange(far, far + 16))
-    assert got[0, 0].unique(dim=0).shape[0] == 16
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_never_collapses_neighbouring_positions(far: int, dtype: torch.dtype) -> None:
+    # bfloat16 itself holds 769 of the positions 0..4095: a table made in it turns neighbours alike.
+    q = torch.ones(1, 1, 1, 64, dtype=dtype).expand(1, 1, 64, 64)
+    for encoding in (Rotary(64), Rotary(64).to(dtype)):
+        got, _ = encoding(q, q, positions=torch.arange(far, far + 64))
+        assert got[0, 0].unique(dim=0).shape[0] == 64
+
+
+def test_autocast_does_not_reach_the_angles() -> None:
+    q, places = torch.randn(1, 2, 4, 64), torch.tensor([65_536, 65_537, 65_538, 65_539])
+    expected, _ = Rotary(64)(q, q, positions=places)
+    with torch.autocast("cpu", torch.bfloat16):
+        got, _ = Rotary(64)(q, q, positions=places)
+    assert torch.equal(got, expected)
 
 
 @pytest.mark.parametrize("partial", [1.0, 0.5])
@@ -223,10 +266,12 @@ def test_one_set_of_positions_serves_encodings_that_differ() -> None:
         Rotary(8, partial=0.5),
         Rotary(8, schedule=Linear(2)),
         Rotary(8, schedule=YaRN(2, trained_length=64)),
+        Rotary(8, schedule=DynamicNTK(2, trained_length=3)),
     ]
+    at = at.with_length(9)
     shared = [kind.query(q, at) for kind in kinds]
     for kind, got in zip(kinds, shared, strict=True):
-        assert torch.equal(got, kind.query(q, Positions.count(5)))
+        assert torch.equal(got, kind.query(q, Positions.count(5).with_length(9)))
 
 
 def test_a_temperature_multiplies_queries_and_keys_and_so_logits_by_its_square() -> None:
@@ -250,6 +295,20 @@ def test_the_scalar_formula_in_the_file_is_the_published_one(layout: str) -> Non
     )
     got = encoding.formula_logit(q.flatten().tolist(), k.flatten().tolist(), m, n, 0, 0.3)
     assert got == pytest.approx(float(expected), abs=1e-13)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_formula_of_a_query_turns_it_absolutely_and_warms_it(layout: str) -> None:
+    encoding = Rotary(10, 50.0, layout, 0.6, YaRN(4, trained_length=64))
+    q, k = (torch.randn(1, 1, 1, 10, dtype=torch.float64) for _ in range(2))
+    ours, theirs = q.flatten().tolist(), k.flatten().tolist()
+    for m in (0.0, 2.5, -7.0, 1000.0):
+        at = Positions.of(torch.tensor([m], dtype=torch.float64))
+        assert encoding.formula_query(ours, m) == pytest.approx(encoding.query(q, at).flatten().tolist(), abs=1e-12)
+        product = math.fsum(
+            a * b for a, b in zip(encoding.formula_query(ours, m), encoding.formula_query(theirs, 3), strict=True)
+        )
+        assert encoding.formula_logit(ours, theirs, m, 3, 0, 0.3) == pytest.approx(0.3 * product, abs=1e-12)
 
 
 def test_gradients_are_turned_back() -> None:
@@ -277,6 +336,7 @@ def test_the_module_holds_no_state_that_a_cast_could_damage() -> None:
         ({"head_dim": 8, "partial": 0.0}, "partial must be above 0 and at most 1, got 0.0"),
         ({"head_dim": 8, "partial": 1.5}, "partial must be above 0 and at most 1, got 1.5"),
         ({"head_dim": 8, "base": 1.0}, "base must be above 1, got 1.0"),
+        ({"head_dim": 8, "base": math.inf}, "base must be above 1, got inf"),
         ({"head_dim": 8, "layout": "split"}, "layout must be one of half, interleaved, got 'split'"),
         (
             {"head_dim": 8, "schedule": "yarn"},
@@ -317,3 +377,119 @@ def test_it_adds_nothing_to_embeddings_and_says_so() -> None:
 def test_a_grid_has_too_many_axes() -> None:
     with pytest.raises(ValueError, match="reads one axis, got positions with 2 axes"):
         Rotary(8)(torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 4, 8), positions=Positions.grid(2, 2))
+
+
+TRAINED = 16
+BY_LENGTH = [
+    DynamicLinear(trained_length=TRAINED),
+    DynamicNTK(2, trained_length=TRAINED),
+    DynamicYaRN(trained_length=TRAINED),
+    LongRoPE(4, (1.0, 1.1, 1.3, 1.5), (1.0, 2.0, 4.0, 8.0), TRAINED, short_mscale=1.0, long_mscale=1.2),
+    Resonance(DynamicNTK(2, trained_length=TRAINED)),
+]
+by_length = pytest.mark.parametrize("schedule", BY_LENGTH, ids=repr)
+
+
+def attention(schedule: Schedule) -> Attention:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        layer = Attention(16, heads=2, head_dim=8, kv_heads=1)
+    layer.encoding = Rotary(8, schedule=schedule)
+    return layer.double().eval()
+
+
+def tokens(batch: int, T: int) -> Tensor:
+    return torch.randn(batch, T, 16, dtype=torch.float64)
+
+
+@by_length
+def test_a_long_neighbour_does_not_change_a_short_row(schedule: Schedule) -> None:
+    # transformers takes one base for the whole batch: a short row changes by 0.48 beside a long one.
+    layer, x, T = attention(schedule), tokens(3, 40), 40
+    length = torch.tensor([10, 40, 400])
+    together = layer(x, positions=Positions.count(T).with_length(length), mask=masks.causal())
+    for row in range(3):
+        alone = Positions.count(T).with_length(int(length[row]))
+        expected = layer(x[row : row + 1], positions=alone, mask=masks.causal())
+        torch.testing.assert_close(together[row : row + 1], expected, rtol=0, atol=1e-12)
+    assert (layer(x[:1], positions=Positions.count(T).with_length(400)) - together[:1]).abs().max() > 1e-3
+
+
+@by_length
+@pytest.mark.parametrize("cache", [GrowingCache, lambda: SlotCache(60)], ids=["growing", "static"])
+def test_cached_keys_stay_right_when_the_horizon_moves(schedule: Schedule, cache) -> None:
+    # transformers keeps keys that were turned for another base, llama.cpp a mixture of LongRoPE's two lists.
+    layer, x, held = attention(schedule), tokens(2, 48), cache()
+    for start, end, horizon in ((0, 9, 9), (9, 16, 16), (16, 17, 17), (17, 40, 40), (40, 48, 200), (47, 48, 48)):
+        held = cache() if start == 47 else held
+        first = 0 if start == 47 else start
+        at = Positions.count(end - first, first).with_length(horizon)
+        got = layer(x[:, first:end], positions=at, mask=masks.causal(), cache=held)
+        whole = Positions.count(end).with_length(horizon)
+        expected = layer(x[:, :end], positions=whole, mask=masks.causal())[:, first:]
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+
+
+@by_length
+def test_the_frequencies_shrink_back_after_a_long_sequence(schedule: Schedule) -> None:
+    encoding, q = Rotary(8, schedule=schedule), torch.randn(1, 1, 9, 8)
+    fresh = encoding.query(q, Positions.count(9).with_length(9))
+    encoding.query(q, Positions.count(9).with_length(10_000))
+    assert torch.equal(encoding.query(q, Positions.count(9).with_length(9)), fresh)
+    assert not torch.equal(encoding.query(q, Positions.count(9).with_length(10_000)), fresh)
+
+
+@by_length
+def test_the_positions_of_one_sequence_do_not_depend_on_how_far_it_has_come(schedule: Schedule) -> None:
+    encoding, q = Rotary(8, schedule=schedule), torch.randn(1, 1, 40, 8)
+    whole = encoding.query(q, Positions.count(40).with_length(100))
+    part = encoding.query(q[:, :, :5], Positions.count(5).with_length(100))
+    assert torch.equal(whole[:, :, :5], part)
+
+
+@by_length
+def test_a_horizon_that_nobody_declared_is_asked_for(schedule: Schedule) -> None:
+    encoding, q = Rotary(8, schedule=schedule), torch.randn(1, 1, TRAINED + 1, 8)
+    words = rf"declare it with positions.with_length\(length\).* \(up to {TRAINED} positions that are counted"
+    with pytest.raises(ValueError, match=words):
+        encoding(q, q)
+    with pytest.raises(ValueError, match=words):
+        encoding.query(q[:, :, :3], Positions.of(torch.arange(3)))
+    with pytest.raises(ValueError, match=words):
+        encoding(q[:, :, :1], q[:, :, :1], offset=TRAINED)
+
+
+@by_length
+def test_within_the_trained_length_nothing_has_to_be_declared(schedule: Schedule) -> None:
+    encoding, q = Rotary(8, schedule=schedule), torch.randn(1, 1, TRAINED, 8)
+    declared = encoding.query(q, Positions.count(TRAINED).with_length(TRAINED))
+    assert torch.equal(encoding(q, q)[0], declared)
+    padded = Positions.padded(torch.ones(1, TRAINED))
+    assert torch.equal(encoding.query(q, padded), declared)
+    assert encoding.frequencies.shape == encoding.wavelengths.shape == (4,)
+    expected = encoding.spectrum(torch.tensor([TRAINED]))[0][0]
+    assert torch.equal(encoding.frequencies, expected)
+
+
+@by_length
+def test_the_formula_reads_the_horizon_of_the_query(schedule: Schedule) -> None:
+    encoding = Rotary(8, 50.0, schedule=schedule)
+    q, k = (torch.randn(1, 1, 1, 8, dtype=torch.float64) for _ in range(2))
+    for length in (9, TRAINED, 17, 300):
+        at, keys_at = (Positions.of(torch.tensor([p]), length=length) for p in (12, 5))
+        expected = float((encoding.query(q, at) * encoding.key(k, keys_at)).sum())
+        query = Token(q.flatten().tolist(), 12, 0, length=length)
+        got = encoding.formula_logits(query, [Token(k.flatten().tolist(), 5, 0)], 0, 1.0)
+        assert got == pytest.approx([expected], abs=1e-11)
+    with pytest.raises(NotImplementedError, match="turns a query by its horizon"):
+        encoding.formula_query(q.flatten().tolist(), 3.0)
+
+
+def test_only_a_schedule_by_length_leaves_keys_unturned_in_the_cache() -> None:
+    assert not Rotary(8).turns_when_attending and not Rotary(8, schedule=YaRN(4, 64)).turns_when_attending
+    for schedule in BY_LENGTH:
+        assert Rotary(8, schedule=schedule).turns_when_attending
+    layer, x, cache = attention(BY_LENGTH[1]), tokens(1, 5), GrowingCache()
+    layer(x, positions=Positions.count(5).with_length(99), cache=cache)
+    assert cache.keys is not None
+    torch.testing.assert_close(cache.keys.k, layer.split(layer.to_key(x), 1), rtol=0, atol=1e-14)

@@ -1,26 +1,195 @@
-"""Rotary frequency schedules, against numbers pinned from other libraries and formulas written out here."""
+"""Rotary frequency schedules, against pinned numbers, and against formulas of 30 digits written from the papers."""
 
 import dataclasses
 import math
 
+import mpmath
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from mpmath import mpf
 
-from posenc import Shape, build
+from posenc import Positions, Shape, build
+from posenc.catalogue import parse
 from posenc.encodings.rotary import Rotary
-from posenc.schedules import NTK, SCHEDULES, Linear, Llama3, Schedule, YaRN
-
-
-def spectrum(schedule: Schedule, *, base: float = 1e4, width: int = 128) -> tuple[list[float], float]:
-    plain = torch.tensor([base ** (-2 * k / width) for k in range(width // 2)], dtype=torch.float64)
-    frequencies, temperature = schedule(plain, base=base, width=width)
-    return frequencies.tolist(), temperature
+from posenc.schedules import (
+    MSCALE_RULES,
+    NTK,
+    RAMPS,
+    SCHEDULES,
+    Clipped,
+    DynamicLinear,
+    DynamicNTK,
+    DynamicYaRN,
+    Linear,
+    Llama3,
+    LongRoPE,
+    NTKByParts,
+    NTKFixed,
+    NTKMixed,
+    PartNTK,
+    Resonance,
+    Schedule,
+    YaRN,
+)
 
 
 def plain(base: float = 1e4, width: int = 128) -> list[float]:
     return [base ** (-2 * k / width) for k in range(width // 2)]
+
+
+def spectrum(
+    schedule: Schedule, *, base: float = 1e4, width: int = 128, length: float | None = None
+) -> tuple[list[float], float]:
+    """Frequencies and temperature of one sequence; `length` is its horizon, by default the trained length."""
+    start = torch.tensor(plain(base, width), dtype=torch.float64)
+    if not schedule.by_length:
+        frequencies, temperature = schedule(start, base=base, width=width)
+        assert isinstance(temperature, float)
+        return frequencies.tolist(), temperature
+    horizon = torch.tensor([schedule.short_length if length is None else length], dtype=torch.float64)
+    frequencies, temperature = schedule(start, base=base, width=width, length=horizon)
+    assert frequencies.shape == (1, width // 2)
+    return frequencies[0].tolist(), float(temperature)
+
+
+def turns_ramp(wavelength, trained, slow, fast):
+    r = trained / wavelength
+    return mpf(0) if r < slow else mpf(1) if r > fast else (r - slow) / (fast - slow)
+
+
+def pairs_ramp(k, base, width, trained, fast, slow, truncate):
+    low, high = (width * mpmath.log(trained / (2 * mpmath.pi * n)) / (2 * mpmath.log(base)) for n in (fast, slow))
+    if truncate:
+        low, high = mpmath.floor(low), mpmath.ceil(high)
+    low, high = (min(max(end, 0), width - 1) for end in (low, high))
+    return 1 - min(max((k - low) / (high - low or mpf("0.001")), 0), 1)
+
+
+def mscale_of(s, m=1):
+    return mpf(1) if s <= 1 else mpf("0.1") * mpf(m) * mpmath.log(s) + 1
+
+
+def oracle(schedule: Schedule, base: float, width: int, length: float | None) -> tuple[list, object]:
+    """What a paper, or where there is none its authors' code, says: frequencies and temperature."""
+    b, w, pairs = mpf(base), mpf(width), range(width // 2)
+    theta = [b ** (-2 * k / w) for k in pairs]
+    wave = [2 * mpmath.pi / t for t in theta]
+    match schedule:
+        case Linear(s):
+            return [t / mpf(s) for t in theta], 1
+        case DynamicLinear(trained):
+            return [t / max(mpf(1), mpf(length) / trained) for t in theta], 1
+        case NTK(s):
+            return [(b * mpf(s) ** (w / (w - 2))) ** (-2 * k / w) for k in pairs], 1
+        case NTKFixed(s):
+            # Positions are written to the base (b s)^(2/w), and s^(2/w) is carved out of each digit.
+            return [t / mpf(s) ** (2 * (k + 1) / w) for k, t in enumerate(theta)], 1
+        case NTKMixed(s, power):
+            a = mpmath.log(s) / (w / 2) ** mpf(power)
+            return [t / mpmath.exp(a * mpf(k + 1) ** mpf(power)) for k, t in enumerate(theta)], 1
+        case DynamicNTK(f, trained):
+            growth = mpf(f) * max(mpf(length), trained) / trained - (mpf(f) - 1)
+            return [(b * growth ** (w / (w - 2))) ** (-2 * k / w) for k in pairs], 1
+        case NTKByParts(s, trained, slow, fast) | Llama3(s, trained, slow, fast):
+            keep = [turns_ramp(x, trained, mpf(slow), mpf(fast)) for x in wave]
+            return [(1 - g) * t / mpf(s) + g * t for g, t in zip(keep, theta, strict=True)], 1
+        case PartNTK(s, trained):
+            out = []
+            for k, t in enumerate(theta):
+                near = pairs_ramp(k, b, w, trained, mpf("1.25"), mpf("0.75"), True)
+                far = pairs_ramp(k, b, w, trained, mpf(16), mpf(2), True)
+                aware = (b * mpf(s) ** (w / (w - 2))) ** (-2 * k / w)
+                out.append((t / mpf(s) * (1 - near) + aware * near) * (1 - far) + t * far)
+            return out, 1
+        case YaRN(s, trained, fast, slow, truncate, ramp):
+            keep = [
+                turns_ramp(wave[k], trained, mpf(slow), mpf(fast))
+                if ramp == "turns"
+                else pairs_ramp(k, b, w, trained, mpf(fast), mpf(slow), truncate)
+                for k in pairs
+            ]
+            return [(1 - g) * t / mpf(s) + g * t for g, t in zip(keep, theta, strict=True)], mscale_of(mpf(s))
+        case DynamicYaRN(least, trained, fast, slow, truncate):
+            s = max(mpf(least), mpf(length) / trained)
+            keep = [pairs_ramp(k, b, w, trained, mpf(fast), mpf(slow), truncate) for k in pairs]
+            return [(1 - g) * t / s + g * t for g, t in zip(keep, theta, strict=True)], mscale_of(s)
+        case LongRoPE(s, short, long, trained):
+            divisors = long if length > trained else short
+            return [t / mpf(d) for t, d in zip(theta, divisors, strict=True)], mpmath.sqrt(
+                1 + mpmath.log(s) / mpmath.log(trained)
+            )
+        case Resonance(None):
+            return [2 * mpmath.pi / mpmath.nint(x) for x in wave], 1
+        case Clipped(None, trained, soft):
+            count = sum(x > trained for x in wave)
+            fade = [mpf(1)] * (len(theta) - count)
+            for j in range(count):
+                own = (1 + mpmath.cos(mpmath.pi * j / (count - 1))) / 2 if count > 1 else mpf(1)
+                fade.append(own if soft else mpf(0))
+            return [t * c for t, c in zip(theta, fade, strict=True)], 1
+    raise AssertionError(schedule)
+
+
+lengths = st.integers(2, 10**6)
+factors = st.floats(1, 200)
+betas = st.tuples(st.floats(0.1, 4), st.floats(4.1, 64))
+
+
+@st.composite
+def longropes(draw) -> tuple[Schedule, int]:
+    pairs = draw(st.integers(1, 24))
+    lists = [tuple(draw(st.lists(st.floats(0.5, 100), min_size=pairs, max_size=pairs))) for _ in range(2)]
+    return LongRoPE(draw(factors), *lists, trained_length=draw(lengths)), 2 * pairs
+
+
+@st.composite
+def schedules(draw) -> tuple[Schedule, int]:
+    """Any schedule with any numbers, and a rotary width that it serves."""
+    width, slow_fast = 2 * draw(st.integers(2, 40)), draw(betas)
+    s, trained = draw(factors), draw(lengths)
+    kinds = [
+        Linear(s),
+        DynamicLinear(trained),
+        NTK(s),
+        NTKFixed(s),
+        NTKMixed(s, draw(st.floats(0, 2))),
+        DynamicNTK(s, trained),
+        NTKByParts(s, trained, *slow_fast),
+        PartNTK(s, trained),
+        YaRN(s, trained, slow_fast[1], slow_fast[0], draw(st.booleans()), draw(st.sampled_from(RAMPS))),
+        DynamicYaRN(s, trained, slow_fast[1], slow_fast[0], draw(st.booleans())),
+        Llama3(s, trained, *slow_fast),
+        Resonance(),
+        Clipped(trained_length=trained, soft=draw(st.booleans())),
+    ]
+    return draw(st.sampled_from(kinds)), width
+
+
+@pytest.mark.parametrize("batch", range(4))
+@given(drawn=st.one_of(schedules(), schedules(), schedules(), longropes()), base=st.floats(2, 1e8), length=lengths)
+def test_every_schedule_is_what_its_paper_says(batch: int, drawn, base: float, length: int) -> None:
+    schedule, width = drawn
+    with mpmath.workdps(30):
+        frequencies, temperature = oracle(schedule, base, width, length)
+        expected = [float(f) for f in frequencies]
+        got, warm = spectrum(schedule, base=base, width=width, length=length)
+        assert got == pytest.approx(expected, rel=1e-9, abs=1e-300)
+        assert warm == pytest.approx(float(temperature), rel=1e-12)
+
+
+@given(drawn=st.one_of(schedules(), schedules(), longropes()), base=st.floats(2, 1e8), length=lengths)
+def test_the_scalar_formula_in_the_file_agrees_with_the_schedule(drawn, base: float, length: int) -> None:
+    schedule, width = drawn
+    frequencies, temperature = schedule.formula(plain(base, width), base=base, width=width, length=length)
+    got, warm = spectrum(schedule, base=base, width=width, length=length)
+    assert got == pytest.approx(frequencies, rel=1e-8, abs=1e-300) and warm == pytest.approx(temperature, rel=1e-12)
+
+
+def test_every_schedule_stands_before_the_oracle() -> None:
+    drawn = {Linear, DynamicLinear, NTK, NTKFixed, NTKMixed, DynamicNTK, NTKByParts, PartNTK, YaRN, DynamicYaRN}
+    assert drawn | {Llama3, LongRoPE, Resonance, Clipped} == set(SCHEDULES.values())
 
 
 def test_yarn_has_the_pinned_frequencies_ramp_and_temperature() -> None:
@@ -28,45 +197,56 @@ def test_yarn_has_the_pinned_frequencies_ramp_and_temperature() -> None:
     got, temperature = spectrum(schedule)
     pinned = {0: 1.0, 28: 1.299512e-02, 36: 2.595421e-03, 63: 1.443477e-05}
     assert {k: got[k] for k in pinned} == pytest.approx(pinned, rel=5e-7)
-    assert schedule.ramp(1e4, 128) == (20, 46)
+    assert schedule.ends(1e4, 128) == (20, 46)
     assert temperature == pytest.approx(1.207944, abs=5e-7)
 
 
-def test_yarn_without_truncation_ramps_between_the_real_pair_indices() -> None:
-    schedule = YaRN(8, trained_length=4096, truncate=False)
-    low, high = (128 * math.log(4096 / (2 * math.pi * n)) / (2 * math.log(1e4)) for n in (32, 1))
-    assert schedule.ramp(1e4, 128) == pytest.approx((low, high), rel=1e-14)
-    assert 20 < low < 21 and 45 < high < 46
-    expected = []
-    for k, f in enumerate(plain()):
-        keep = 1 - min(max((k - low) / (high - low), 0), 1)
-        expected.append(f * keep + f / 8 * (1 - keep))
-    assert spectrum(schedule)[0] == pytest.approx(expected, rel=1e-13)
-    assert spectrum(schedule)[0] != spectrum(YaRN(8, trained_length=4096))[0]
-
-
-def test_yarn_keeps_fast_pairs_and_divides_slow_ones_and_not_the_other_way_round() -> None:
-    got, _ = spectrum(YaRN(8, trained_length=4096))
-    assert got[:21] == pytest.approx(plain()[:21], rel=1e-14)
+@pytest.mark.parametrize("ramp", RAMPS)
+def test_yarn_keeps_the_fast_pairs(ramp: str) -> None:
+    # LitGPT's ramp is inverted: it divides the fast pairs and keeps the slow ones (Lightning-AI/litgpt#2202).
+    got, _ = spectrum(YaRN(8, trained_length=4096, ramp=ramp))
+    assert got[:20] == pytest.approx(plain()[:20], rel=1e-14)
     assert got[46:] == pytest.approx([f / 8 for f in plain()[46:]], rel=1e-14)
     kept = [a / b for a, b in zip(got, plain(), strict=True)]
     assert kept == sorted(kept, reverse=True)
 
 
+def test_the_ratios_of_yarn_to_plain_frequencies_are_those_that_were_measured() -> None:
+    got, _ = spectrum(YaRN(8, trained_length=4096))
+    ratios = [got[k] / plain()[k] for k in (0, 10, 20, 30, 40, 50, 63)]
+    assert ratios == pytest.approx([1, 1, 1, 0.66, 0.33, 0.125, 0.125], abs=6e-3)
+
+
+def test_yarn_without_truncation_ramps_between_the_real_pair_indices() -> None:
+    schedule = YaRN(8, trained_length=4096, truncate=False)
+    low, high = (128 * math.log(4096 / (2 * math.pi * n)) / (2 * math.log(1e4)) for n in (32, 1))
+    assert schedule.ends(1e4, 128) == pytest.approx((low, high), rel=1e-14)
+    assert 20 < low < 21 and 45 < high < 46
+    assert spectrum(schedule)[0] != spectrum(YaRN(8, trained_length=4096))[0]
+
+
+def test_the_paper_and_the_code_of_yarn_differ_by_up_to_three_times() -> None:
+    code, paper = (spectrum(YaRN(16, trained_length=4096, ramp=ramp))[0] for ramp in RAMPS)
+    ratios = [max(a / b, b / a) for a, b in zip(code, paper, strict=True)]
+    assert max(ratios) == pytest.approx(3.0, abs=0.05)
+    by_parts, temperature = spectrum(NTKByParts(16, trained_length=4096))
+    assert paper == pytest.approx(by_parts, rel=1e-14) and temperature == 1.0
+
+
 @pytest.mark.parametrize("length", [64, 128, 200])
 def test_a_trained_length_below_201_leaves_no_pair_that_yarn_keeps_whole_but_the_first(length: int) -> None:
-    # The fastest pair turns length / 2 pi times, which is below beta_fast = 32 for fewer than 201 tokens.
+    # The fastest pair turns length / 2 pi times, which is below beta_fast = 32 for fewer than 202 tokens.
     got, _ = spectrum(YaRN(4, trained_length=length))
     assert all(a < b for a, b in zip(got[1:], plain()[1:], strict=True))
     assert spectrum(YaRN(4, trained_length=8192))[0][1] == plain()[1]
-    llama, _ = spectrum(Llama3(4, trained_length=length))
-    assert llama[1] == plain()[1]
+    assert spectrum(NTKByParts(4, trained_length=length))[0][0] < 1.0
+    assert spectrum(Llama3(4, trained_length=length))[0][1] == plain()[1]
 
 
 @pytest.mark.parametrize(("base", "length"), [(10.0, 32_768), (1e4, 1), (2.0, 5)])
 def test_a_ramp_that_lies_outside_the_pairs_does_not_run_backwards(base: float, length: int) -> None:
     schedule = YaRN(4, trained_length=length)
-    low, high = schedule.ramp(base, 16)
+    low, high = schedule.ends(base, 16)
     assert 0 <= low < high
     got, _ = spectrum(schedule, base=base, width=16)
     turns = [length * f / (2 * math.pi) for f in plain(base, 16)]
@@ -82,6 +262,68 @@ def test_yarn_warms_logits_by_the_square_of_its_temperature(factor: float, squar
     assert YaRN(factor, trained_length=4096, attention_factor=1.5).temperature == 1.5
 
 
+# What released configurations say, and what cos and sin (first) and the scale of attention (second) are multiplied by.
+TRUTH = {
+    "Qwen 2.5 and 3": ({"factor": 4}, 1.138629, 1.0),
+    "peers' pin, factor 8": ({"factor": 8}, 1.207944, 1.0),
+    "gpt-oss": ({"factor": 32, "truncate": False}, 1.346574, 1.0),
+    "SmolLM3, factor 2": ({"factor": 2}, 1.069315, 1.0),
+    "DeepSeek-V2": ({"factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707}, 1.0, 1.589626),
+    "DeepSeek-V3": ({"factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0}, 1.0, 1.873854),
+    "Kimi K2": ({"factor": 32, "mscale": 1.0, "mscale_all_dim": 1.0}, 1.0, 1.813261),
+    "Mistral Small 4": ({"factor": 128, "mscale": 1.0, "mscale_all_dim": 1.0}, 1.0, 2.205828),
+    "DeepSeek-V4": ({"factor": 16, "attention_factor": 1.0}, 1.0, 1.0),
+    "explicit factor beside mscale": (
+        {"factor": 40, "attention_factor": 1.25, "mscale": 1.0, "mscale_all_dim": 1.0},
+        1.25,
+        1.873854,
+    ),
+    "two different mscales": ({"factor": 40, "mscale": 1.0, "mscale_all_dim": 0.5}, 1.368888 / 1.184444, 1.402908),
+    "one key, transformers": ({"factor": 40, "mscale": 0.707, "mscale_all_dim": 0.0}, 1.368888, 1.0),
+    "one key, DeepSeek": (
+        {"factor": 40, "mscale": 0.707, "mscale_all_dim": 0.0, "mscale_rule": "apart"},
+        1.260804,
+        1.0,
+    ),
+    "the other key, transformers": ({"factor": 40, "mscale_all_dim": 0.707}, 1.368888, 1.589626),
+    "the other key, DeepSeek": (
+        {"factor": 40, "mscale_all_dim": 0.707, "mscale_rule": "apart"},
+        1.368888 / 1.260804,
+        1.589626,
+    ),
+    "no key, DeepSeek": ({"factor": 40, "mscale_rule": "apart"}, 1.368888, 1.0),
+    "nothing stretched": ({"factor": 1, "mscale": 1.0, "mscale_all_dim": 0.0, "mscale_rule": "apart"}, 1.0, 1.0),
+}
+
+
+@pytest.mark.parametrize("config", TRUTH)
+def test_the_attention_factor_of_every_known_configuration(config: str) -> None:
+    options, temperature, scale = TRUTH[config]
+    schedule = YaRN(**options, trained_length=4096)
+    assert spectrum(schedule)[1] == schedule.temperature == pytest.approx(temperature, abs=2e-6)
+    assert schedule.scale_factor == pytest.approx(scale, abs=2e-6)
+
+
+def test_the_two_rules_of_mscale_part_where_one_number_is_missing_and_nowhere_else() -> None:
+    for mscale in (None, 0.0, 0.707, 1.0):
+        for all_dim in (None, 0.0, 0.707, 1.0):
+            one, other = (
+                YaRN(40, mscale=mscale, mscale_all_dim=all_dim, mscale_rule=rule).temperature for rule in MSCALE_RULES
+            )
+            both_or_default = bool(mscale and all_dim) or (mscale in (None, 1.0) and not all_dim)
+            assert (one == pytest.approx(other, rel=1e-15)) == both_or_default
+
+
+def test_the_scale_factor_is_what_rotation_cannot_do_with_the_scale_of_attention() -> None:
+    # cos and sin hold g(1)/g(1) = 1; without the other part DeepSeek-V3's logits would be 1.87 times too small.
+    schedule = YaRN(40, trained_length=64, mscale=1.0, mscale_all_dim=1.0)
+    expected = YaRN(40, trained_length=64)
+    q, k = torch.randn(1, 1, 9, 8, dtype=torch.float64), torch.randn(1, 1, 9, 8, dtype=torch.float64)
+    logits, full = (torch.einsum("bhid,bhjd->bhij", *Rotary(8, schedule=s)(q, k)) for s in (schedule, expected))
+    torch.testing.assert_close(logits * schedule.scale_factor, full, rtol=1e-12, atol=1e-12)
+    assert Linear(4).scale_factor == Llama3(4).scale_factor == YaRN(4).scale_factor == 1.0
+
+
 def test_llama3_has_the_pinned_frequencies() -> None:
     got, temperature = spectrum(Llama3(8, trained_length=8192), base=5e5)
     pinned = {28: 3.211446e-03, 32: 5.248460e-04, 36: 7.784655e-05, 63: 3.068926e-07}
@@ -90,17 +332,15 @@ def test_llama3_has_the_pinned_frequencies() -> None:
 
 
 @pytest.mark.parametrize(("factor", "length"), [(8, 8192), (32, 8192), (2, 300)])
-def test_llama3_is_by_parts_with_a_ramp_in_turns_from_1_to_4(factor: float, length: int) -> None:
-    expected = []
-    for f in plain(5e5):
-        turns = length * f / (2 * math.pi)
-        keep = min(max((turns - 1) / (4 - 1), 0), 1)
-        expected.append((1 - keep) * f / factor + keep * f)
-    assert spectrum(Llama3(factor, trained_length=length), base=5e5)[0] == pytest.approx(expected, rel=1e-13)
+def test_llama3_is_by_parts_from_1_to_4_turns(factor: float, length: int) -> None:
+    got = spectrum(Llama3(factor, trained_length=length), base=5e5)
+    assert got == spectrum(NTKByParts(factor, trained_length=length, alpha=1.0, beta=4.0), base=5e5)
 
 
-def test_llama3_with_equal_bounds_is_a_step() -> None:
-    got, _ = spectrum(Llama3(16, trained_length=8192, low=1.0, high=1.0), base=5e5)
+@pytest.mark.parametrize("make", [lambda n: Llama3(16, n, low=1.0, high=1.0), lambda n: NTKByParts(16, n, 1.0, 1.0)])
+def test_equal_bounds_make_a_step_and_no_division_by_zero(make) -> None:
+    # Llama 4 has low = high = 1.
+    got, _ = spectrum(make(8192), base=5e5)
     expected = [f if 8192 * f / (2 * math.pi) >= 1 else f / 16 for f in plain(5e5)]
     assert got == pytest.approx(expected, rel=1e-14)
 
@@ -109,19 +349,45 @@ def test_llama3_with_equal_bounds_is_a_step() -> None:
 def test_ntk_keeps_the_first_pair_and_divides_the_last_by_exactly_the_factor(
     width: int, base: float, factor: float
 ) -> None:
+    # keras-hub's "dynamic" divides every pair by 8.55 for a factor of 8.
     got, temperature = spectrum(NTK(factor), base=base, width=width)
     assert got[0] == 1.0 and temperature == 1.0
     assert got[-1] == pytest.approx(plain(base, width)[-1] / factor, rel=1e-12)
-    larger = base * factor ** (width / (width - 2))
-    assert got == pytest.approx([larger ** (-2 * k / width) for k in range(width // 2)], rel=1e-10)
 
 
-def test_ntk_needs_two_pairs() -> None:
+def test_hunyuans_alpha_is_the_factor_of_ntk() -> None:
+    got, _ = spectrum(NTK(1000), base=1e4, width=128)
+    larger = 1e4 * 1000 ** (128 / 126)
+    assert got == pytest.approx([larger ** (-2 * k / 128) for k in range(64)], rel=1e-12)
+
+
+@given(width=st.integers(1, 64).map(lambda pairs: 2 * pairs), factor=st.floats(1, 100), power=st.floats(0, 3))
+def test_ntk_fixed_and_mixed_divide_the_last_pair_by_exactly_the_factor(
+    width: int, factor: float, power: float
+) -> None:
+    for schedule in (NTKFixed(factor), NTKMixed(factor, power)):
+        got, _ = spectrum(schedule, width=width)
+        assert got[-1] == pytest.approx(plain(width=width)[-1] / factor, rel=1e-12)
+    assert spectrum(NTKMixed(factor, 1.0), width=width)[0] == pytest.approx(
+        spectrum(NTKFixed(factor), width=width)[0], rel=1e-12
+    )
+    assert spectrum(NTKMixed(factor, 0.0), width=width)[0] == pytest.approx(
+        spectrum(Linear(factor), width=width)[0], rel=1e-12
+    )
+
+
+def test_ntk_fixed_has_a_base_times_the_factor_and_a_common_divisor() -> None:
+    got, _ = spectrum(NTKFixed(8))
+    assert got == pytest.approx([(8e4) ** (-2 * k / 128) / 8 ** (2 / 128) for k in range(64)], rel=1e-12)
+
+
+@pytest.mark.parametrize("schedule", [NTK(2), DynamicNTK(2, trained_length=8)], ids=repr)
+def test_ntk_needs_two_pairs(schedule: Schedule) -> None:
     with pytest.raises(
         ValueError,
         match="ntk keeps the fastest pair and stretches the slowest, which takes two pairs; got a rotary width of 2",
     ):
-        Rotary(2, schedule=NTK(2))
+        Rotary(2, schedule=schedule)
 
 
 def test_linear_divides_every_frequency_as_if_positions_were_squeezed() -> None:
@@ -132,62 +398,237 @@ def test_linear_divides_every_frequency_as_if_positions_were_squeezed() -> None:
     torch.testing.assert_close(Rotary(8, schedule=Linear(4))(q, q)[0], squeezed, rtol=0, atol=1e-14)
 
 
-EVERY = [
-    Linear(3),
-    NTK(3),
-    YaRN(3, trained_length=512),
-    YaRN(3, trained_length=512, truncate=False),
-    Llama3(3, trained_length=512),
+def test_part_ntk_has_three_regions() -> None:
+    got, _ = spectrum(PartNTK(8, trained_length=2048))
+    turns = [2048 * f / (2 * math.pi) for f in plain()]
+    aware, _ = spectrum(NTK(8))
+    for k, often in enumerate(turns):
+        if often > 20:
+            assert got[k] == pytest.approx(plain()[k], rel=1e-14)
+        elif 1.5 < often < 1.6:
+            assert got[k] == pytest.approx(aware[k], rel=1e-12)
+        elif often < 0.6:
+            assert got[k] == pytest.approx(plain()[k] / 8, rel=1e-14)
+
+
+def test_dynamic_ntk_is_the_published_base_at_each_horizon() -> None:
+    for length, s in ((2048, 1.0), (100, 1.0), (4096, 2.0), (8192, 4.0)):
+        for factor in (1.0, 2.0, 4.0):
+            got, _ = spectrum(DynamicNTK(factor, trained_length=2048), length=length)
+            larger = 1e4 * (factor * s - (factor - 1)) ** (128 / 126)
+            assert got == pytest.approx([larger ** (-2 * k / 128) for k in range(64)], rel=1e-12)
+
+
+def test_qwens_dynamic_ntk_is_ours_with_a_horizon_rounded_up_to_a_power_of_two() -> None:
+    for length in (500, 2048, 2049, 5000, 8192, 8193):
+        alpha = max(2 ** math.ceil(math.log2(length / 2048) + 1) - 1, 1)
+        rounded = 2048 * 2 ** math.ceil(math.log2(max(length, 2048) / 2048))
+        got, _ = spectrum(DynamicNTK(2, trained_length=2048), length=rounded)
+        assert got == pytest.approx(spectrum(NTK(alpha))[0], rel=1e-12)
+
+
+def test_a_static_table_is_the_dynamic_one_at_a_fixed_horizon() -> None:
+    # vLLM's "dynamic" NTK is one table for its longest text (vllm-project/vllm#3488): both have a name here.
+    fixed, _ = spectrum(NTK(4 * 8 - 3))
+    assert spectrum(DynamicNTK(4, trained_length=2048), length=8 * 2048)[0] == pytest.approx(fixed, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("least", "length", "factor"),
+    [(1, 100, 1), (1, 512, 1), (1, 1024, 2), (1, 3000, 3000 / 512), (4, 600, 4), (4, 4096, 8)],
+)
+def test_dynamic_yarn_is_yarn_with_the_factor_that_a_sequence_needs(least: float, length: int, factor: float) -> None:
+    got, warm = spectrum(DynamicYaRN(least, trained_length=512), length=length)
+    expected, temperature = spectrum(YaRN(factor, trained_length=512))
+    assert got == pytest.approx(expected, rel=1e-12) and warm == pytest.approx(temperature, rel=1e-12)
+
+
+LONG = LongRoPE(32, (1.0, 1.05, 1.1), (1.0, 4.0, 30.0), trained_length=4096)
+
+
+def test_longrope_has_a_list_and_a_temperature_for_short_and_for_long() -> None:
+    default = math.sqrt(1 + math.log(32) / math.log(4096))
+    assert default == pytest.approx(1.190238, abs=1e-6)  # Phi-3, 4096 to 131,072
+    for length, divisors in ((1, LONG.short_factor), (4096, LONG.short_factor), (4097, LONG.long_factor)):
+        got, warm = spectrum(LONG, width=6, length=length)
+        assert got == pytest.approx([f / d for f, d in zip(plain(width=6), divisors, strict=True)], rel=1e-14)
+        assert warm == pytest.approx(default, rel=1e-14)
+    own = dataclasses.replace(LONG, short_mscale=1.0, long_mscale=1.25)
+    assert [spectrum(own, width=6, length=n)[1] for n in (4096, 4097)] == [1.0, 1.25]
+    half = dataclasses.replace(LONG, long_mscale=1.25)
+    assert [spectrum(half, width=6, length=n)[1] for n in (4096, 4097)] == pytest.approx([default, 1.25], rel=1e-14)
+    both = dataclasses.replace(LONG, attention_factor=1.5)
+    assert [spectrum(both, width=6, length=n)[1] for n in (4096, 4097)] == [1.5, 1.5]
+    assert spectrum(dataclasses.replace(LONG, factor=1), width=6, length=9)[1] == 1.0
+
+
+@pytest.mark.parametrize("width", [4, 8])
+def test_longrope_refuses_lists_that_do_not_fit_the_pairs(width: int) -> None:
+    with pytest.raises(
+        ValueError, match=rf"short_factor must hold one number for each of the {width // 2} pairs .*got 3"
+    ):
+        Rotary(width, schedule=LONG)
+    with pytest.raises(ValueError, match=r"long_factor must hold one number for each of the 3 pairs .*got 2"):
+        Rotary(6, schedule=dataclasses.replace(LONG, long_factor=(1.0, 2.0)))
+
+
+BY_LENGTH = [
+    DynamicLinear(trained_length=64),
+    DynamicNTK(2, trained_length=64),
+    DynamicYaRN(trained_length=64),
+    LongRoPE(4, (1.0, 1.1, 1.3, 1.5), (1.0, 2.0, 3.0, 4.0), trained_length=64),
+    Resonance(DynamicNTK(2, trained_length=64)),
+    Clipped(pairs=2, inner=DynamicYaRN(trained_length=64)),
 ]
 
 
-@pytest.mark.parametrize("schedule", EVERY, ids=repr)
-@given(width=st.integers(2, 40).map(lambda pairs: 2 * pairs), base=st.floats(2, 1e7))
-def test_the_scalar_formula_agrees_with_the_schedule(schedule: Schedule, width: int, base: float) -> None:
-    frequencies, temperature = schedule.formula(plain(base, width), base=base, width=width)
-    got, warm = spectrum(schedule, base=base, width=width)
-    assert got == pytest.approx(frequencies, rel=1e-9) and warm == temperature
+@pytest.mark.parametrize("schedule", BY_LENGTH, ids=repr)
+def test_every_sequence_gets_its_own_frequencies(schedule: Schedule) -> None:
+    start = torch.tensor(plain(width=8), dtype=torch.float64)
+    horizons = torch.tensor([10, 64, 100, 1000])
+    together, warm = schedule(start, base=1e4, width=8, length=horizons)
+    for row, length in enumerate(horizons):
+        alone, own = schedule(start, base=1e4, width=8, length=length[None])
+        assert torch.equal(together[row : row + 1], alone)
+        assert torch.equal(torch.as_tensor(warm).expand(4)[row], torch.as_tensor(own).expand(1)[0])
+    assert torch.equal(together[0], together[1]) and not torch.equal(together[1], together[3])
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("schedule", BY_LENGTH, ids=repr)
+def test_a_schedule_by_length_does_not_guess_one(schedule: Schedule) -> None:
+    assert schedule.by_length
+    with pytest.raises(ValueError, match="depends on how long a sequence is, and no length was given"):
+        schedule(torch.ones(4, dtype=torch.float64), base=1e4, width=8)
+    with pytest.raises(ValueError, match="depends on how long a sequence is"):
+        schedule.formula(plain(width=8), base=1e4, width=8)
+
+
+def test_resonance_makes_the_angles_of_training_come_back() -> None:
+    got, _ = spectrum(Resonance(), width=32)
+    waves = [2 * math.pi / f for f in got]
+    assert waves[:3] == pytest.approx([6, 11, 20], rel=1e-14)
+    for f, wave in zip(got, waves, strict=True):
+        for p in (0, 1, 17):
+            again = p + round(wave)
+            assert math.cos(p * f) == pytest.approx(math.cos(again * f), abs=1e-12)
+            assert math.sin(p * f) == pytest.approx(math.sin(again * f), abs=1e-12)
+
+
+def test_resonance_rounds_what_another_schedule_gives_and_keeps_its_temperature() -> None:
+    inner = YaRN(8, trained_length=4096, mscale=1.0, mscale_all_dim=0.5)
+    got, warm = spectrum(Resonance(inner))
+    assert got == pytest.approx([2 * math.pi / round(2 * math.pi / f) for f in spectrum(inner)[0]], rel=1e-14)
+    assert warm == inner.temperature and Resonance(inner).scale_factor == inner.scale_factor
+    assert not Resonance(inner).by_length
+
+
+def test_clipped_fades_the_slow_pairs_like_the_authors_code() -> None:
+    got, warm = spectrum(Clipped(pairs=20), base=5e5)
+    taper = [0.5 * (1 + math.cos(math.pi * j / 19)) for j in range(20)]
+    assert got[:44] == plain(5e5)[:44] and warm == 1.0
+    assert got[44:] == pytest.approx([f * t for f, t in zip(plain(5e5)[44:], taper, strict=True)], abs=1e-20)
+    assert got[44] == plain(5e5)[44] and got[63] == 0.0
+    hard, _ = spectrum(Clipped(pairs=20, soft=False), base=5e5)
+    assert hard == [*plain(5e5)[:44], *[0.0] * 20]
+    assert spectrum(Clipped(pairs=0))[0] == plain()
+    assert spectrum(Clipped(pairs=1000, soft=False))[0] == [0.0] * 64
+
+
+def test_clipped_takes_the_pairs_that_never_complete_a_turn() -> None:
+    # Qwen 3.5: base 1e7, 64 channels, 262,144 tokens: 10 of 32 (ml-explore/mlx-lm#1387).
+    hard, _ = spectrum(Clipped(trained_length=262_144, soft=False), base=1e7, width=64)
+    assert [f == 0 for f in hard] == [False] * 22 + [True] * 10
+    # Of Llama 2's, 18 of 64.
+    assert spectrum(Clipped(trained_length=4096, soft=False))[0].count(0.0) == 18
+
+
+def test_clipped_follows_another_schedule_but_counts_by_plain_wavelengths() -> None:
+    inner = YaRN(8, trained_length=4096)
+    got, warm = spectrum(Clipped(trained_length=4096, soft=False, inner=inner))
+    assert got == spectrum(inner)[0][:46] + [0.0] * 18 and warm == inner.temperature
+
+
+STILL = [name for name in SCHEDULES if name not in ("longrope", "resonance", "clipped")]
+
+
+@pytest.mark.parametrize("name", STILL)
 def test_a_factor_of_one_changes_nothing(name: str) -> None:
-    schedule = SCHEDULES[name](factor=1).with_trained_length(4096)
+    options = {} if name == "dynamic_linear" else {"factor": 1}
+    schedule = SCHEDULES[name](**options).with_trained_length(4096)
     assert spectrum(schedule)[0] == pytest.approx(plain(), rel=1e-14) and spectrum(schedule)[1] == 1.0
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", [name for name in STILL if not name.startswith("dynamic")])
 def test_no_frequency_grows_and_none_is_divided_by_more_than_the_factor(name: str) -> None:
     schedule = SCHEDULES[name](factor=5).with_trained_length(1024)
-    for got, before in zip(spectrum(schedule)[0], plain(), strict=True):
-        assert before / 5 * (1 - 1e-12) <= got <= before * (1 + 1e-12)
+    got, _ = spectrum(schedule)
+    for after, before in zip(got, plain(), strict=True):
+        assert before / 5 * (1 - 1e-12) <= after <= before * (1 + 1e-12)
+    assert got != pytest.approx(plain(), rel=1e-3), "the factor had no effect"
 
 
-@pytest.mark.parametrize("name", ["yarn", "llama3"])
+@pytest.mark.parametrize("schedule", BY_LENGTH[:3], ids=repr)
+def test_up_to_the_trained_length_a_dynamic_schedule_changes_nothing(schedule: Schedule) -> None:
+    for length in (1, 63, 64):
+        got, warm = spectrum(schedule, width=8, length=length)
+        assert got == pytest.approx(plain(width=8), rel=1e-14) and warm == 1.0
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_example_of_a_schedule_builds_and_prints_as_it_is_written(name: str) -> None:
+    spec = f"rotary(schedule={SCHEDULES[name].example})"
+    encoding = build(spec, Shape(dim=12, heads=2, head_dim=6, max_len=32))
+    assert isinstance(encoding, Rotary) and encoding.schedule is not None
+    assert type(encoding.schedule) is SCHEDULES[name] and name == encoding.schedule.name
+    again = build(repr(encoding), Shape(dim=12, heads=2, head_dim=6, max_len=99))
+    assert isinstance(again, Rotary) and again.schedule == encoding.schedule
+    assert hash(again.schedule) == hash(encoding.schedule)
+
+
+@pytest.mark.parametrize(
+    "name", ["yarn", "llama3", "ntk_by_parts", "part_ntk", "dynamic_ntk", "dynamic_yarn", "dynamic_linear", "clipped"]
+)
 def test_the_trained_length_is_filled_in_from_the_model(name: str) -> None:
     shape = Shape.of(dim=64, heads=4, max_len=777)
-    encoding = build(f"rotary(schedule={name}(factor=2))", shape)
+    options = "factor=2" if name not in ("clipped", "dynamic_linear") else ""
+    encoding = build(f"rotary(schedule={name}({options}))", shape)
     assert isinstance(encoding, Rotary) and encoding.schedule is not None
     assert dataclasses.asdict(encoding.schedule)["trained_length"] == 777
-    given_one = build(f"rotary(schedule={name}(factor=2, trained_length=99))", shape)
-    assert isinstance(given_one, Rotary) and given_one.schedule == SCHEDULES[name](factor=2).with_trained_length(99)
+    given_one = build(f"rotary(schedule={name}({', '.join(filter(None, [options, 'trained_length=99']))}))", shape)
+    assert isinstance(given_one, Rotary) and dataclasses.asdict(given_one.schedule)["trained_length"] == 99
+
+
+def test_a_schedule_inside_another_learns_the_trained_length_too() -> None:
+    filled = Resonance(YaRN(2)).with_trained_length(50)
+    assert filled == Resonance(YaRN(2, trained_length=50))
+    assert Clipped(inner=DynamicNTK(2)).with_trained_length(50) == Clipped(
+        trained_length=50, inner=DynamicNTK(2, trained_length=50)
+    )
+    assert Clipped(pairs=3).with_trained_length(50) == Clipped(pairs=3)
 
 
 def test_schedules_without_a_length_take_none() -> None:
-    for schedule in (Linear(2), NTK(2)):
+    for schedule in (Linear(2), NTK(2), NTKFixed(2), NTKMixed(2), Resonance()):
         assert schedule.with_trained_length(5) is schedule
 
 
-@pytest.mark.parametrize("name", ["yarn", "llama3"])
+@pytest.mark.parametrize("name", ["yarn", "llama3", "ntk_by_parts", "part_ntk", "dynamic_ntk", "dynamic_yarn"])
 def test_an_unknown_trained_length_is_asked_for(name: str) -> None:
     words = rf"{name} compares wavelengths with the trained length; give {name}\(..., trained_length=4096\)"
+    schedule = SCHEDULES[name](factor=2)
     with pytest.raises(ValueError, match=words):
-        spectrum(SCHEDULES[name](factor=2))
+        schedule(torch.ones(64, dtype=torch.float64), base=1e4, width=128, length=torch.tensor([5]))
     with pytest.raises(ValueError, match=words):
-        SCHEDULES[name](factor=2).formula(plain(), base=1e4, width=128)
+        schedule.formula(plain(), base=1e4, width=128, length=5)
+    with pytest.raises(ValueError, match=words):
+        Rotary(8, schedule=schedule)
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize("factor", [0.5, 0, -1, math.nan])
+WITH_FACTOR = [name for name in SCHEDULES if name not in ("dynamic_linear", "longrope", "resonance", "clipped")]
+
+
+@pytest.mark.parametrize("name", WITH_FACTOR)
+@pytest.mark.parametrize("factor", [0.5, 0, -1])
 def test_a_factor_below_one_is_refused(name: str, factor: float) -> None:
     with pytest.raises(
         ValueError, match=rf"{name}: factor must be 1 or more \(target length / trained length\), got {factor}"
@@ -195,16 +636,47 @@ def test_a_factor_below_one_is_refused(name: str, factor: float) -> None:
         SCHEDULES[name](factor=factor)
 
 
+@pytest.mark.parametrize("name", WITH_FACTOR)
+@pytest.mark.parametrize("factor", [math.nan, math.inf, "two", True, None])
+def test_a_factor_that_is_no_finite_number_is_refused(name: str, factor) -> None:
+    with pytest.raises(ValueError, match=rf"{name}: factor must be a finite number, got {factor!r}"):
+        SCHEDULES[name](factor=factor)
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
         (lambda: YaRN(2, trained_length=0), "yarn: trained_length must be 1 or more tokens, got 0"),
+        (lambda: YaRN(2, trained_length=9.5), "yarn: trained_length must be a whole number, got 9.5"),
+        (lambda: YaRN(2, truncate="false"), "yarn: truncate must be True or False, got 'false'"),
+        (lambda: YaRN(2, ramp="turn"), "yarn: ramp must be one of pairs, turns, got 'turn'"),
+        (lambda: YaRN(2, mscale_rule="both"), "yarn: mscale_rule must be one of together, apart, got 'both'"),
+        (lambda: YaRN(2, mscale=-1.0), "yarn: mscale must be 0 or more, got -1.0"),
+        (lambda: YaRN(2, mscale_all_dim=math.nan), "yarn: mscale_all_dim must be a finite number, got nan"),
         (lambda: Llama3(2, trained_length=-5), "llama3: trained_length must be 1 or more tokens, got -5"),
         (lambda: YaRN(2, beta_fast=1, beta_slow=2), r"yarn: needs beta_fast >= beta_slow > 0 \(turns\), got 1 and 2"),
         (lambda: YaRN(2, beta_slow=0), "yarn: needs beta_fast >= beta_slow > 0"),
+        (lambda: DynamicYaRN(beta_slow=0), "dynamic_yarn: needs beta_fast >= beta_slow > 0"),
         (lambda: YaRN(2, attention_factor=0.0), "yarn: attention_factor must be above 0, got 0.0"),
         (lambda: Llama3(2, low=5.0), r"llama3: needs high >= low > 0 \(turns\), got low=5.0 and high=4.0"),
         (lambda: Llama3(2, low=0.0), "llama3: needs high >= low > 0"),
+        (lambda: NTKByParts(2, alpha=40.0), r"ntk_by_parts: needs beta >= alpha > 0 \(turns\), got alpha=40.0"),
+        (lambda: NTKMixed(2, power=-0.1), "ntk_mixed: power must be 0 or more, got -0.1"),
+        (lambda: DynamicLinear(0), "dynamic_linear: trained_length must be 1 or more tokens, got 0"),
+        (lambda: LongRoPE(2, (), (1.0,)), r"longrope: short_factor must be a list of numbers above 0, .*got \(\)"),
+        (lambda: LongRoPE(2, (1.0,), (0.0,)), r"longrope: long_factor must be a list of numbers above 0, .*\(0.0,\)"),
+        (lambda: LongRoPE(2, (1.0,), (math.nan,)), "longrope: long_factor must be a list of numbers above 0"),
+        (lambda: LongRoPE(2, 3.0, (1.0,)), "longrope: short_factor must be a list of numbers above 0, .*got 3.0"),
+        (lambda: LongRoPE(2, (1.0,), (1.0,), 1), "longrope: trained_length must be 2 or more tokens, got 1"),
+        (lambda: LongRoPE(2, (1.0,), (1.0,), long_mscale=0.0), "longrope: long_mscale must be above 0, got 0.0"),
+        (
+            lambda: LongRoPE(2, (1.0,), (1.0,), attention_factor=1.0, short_mscale=1.0),
+            "longrope: attention_factor is the temperature of both lists.* give the first or the others",
+        ),
+        (lambda: Resonance(inner="yarn"), r"resonance: inner must be a schedule, such as yarn\(factor=4\), got 'yarn'"),
+        (lambda: Clipped(pairs=-1), "clipped: pairs must be 0 or more, got -1"),
+        (lambda: Clipped(pairs=1.5), "clipped: pairs must be a whole number, got 1.5"),
+        (lambda: Clipped(soft=1), "clipped: soft must be True or False, got 1"),
     ],
 )
 def test_impossible_options_are_refused(make, words: str) -> None:
@@ -212,9 +684,30 @@ def test_impossible_options_are_refused(make, words: str) -> None:
         make()
 
 
+def test_a_list_in_a_spec_is_a_list_of_factors() -> None:
+    spec = "rotary(schedule=longrope(factor=4, short_factor=[1, 1.1, 1.3], long_factor=(1.0, 2.0, 4.0)))"
+    ((_, schedule),) = parse(spec).options
+    assert schedule == LongRoPE(4, (1, 1.1, 1.3), (1.0, 2.0, 4.0))
+    assert LongRoPE(4, [1.0], [2.0]).short_factor == (1.0,)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("option", ["attn_factor", "original_max_position_embeddings", "type", "rope_type"])
+def test_an_unknown_key_is_refused_and_not_ignored(option: str) -> None:
+    with pytest.raises(ValueError, match=f"yarn has no option '{option}'"):
+        parse(f"rotary(schedule=yarn(factor=4, {option}=1))")
+
+
 def test_a_schedule_prints_as_it_is_written_and_cannot_be_changed() -> None:
     assert repr(Linear(2)) == "linear(factor=2)" and repr(NTK(1.5)) == "ntk(factor=1.5)"
     assert repr(YaRN(4, truncate=False)) == "yarn(factor=4, truncate=False)"
     assert repr(Llama3(8, trained_length=8192)) == "llama3(factor=8, trained_length=8192)"
+    assert repr(Resonance()) == "resonance()" and repr(Resonance(NTK(2))) == "resonance(inner=ntk(factor=2))"
     with pytest.raises(dataclasses.FrozenInstanceError):
         Linear(2).factor = 3  # type: ignore[misc]
+
+
+def test_a_schedule_works_on_positions_that_only_a_graph_knows() -> None:
+    # No value is read from the horizon: the same code runs on meta tensors.
+    at = Positions.count(5, device="meta").with_length(torch.zeros(2, device="meta"))
+    q = torch.zeros(2, 1, 5, 8, device="meta")
+    assert Rotary(8, schedule=DynamicNTK(2, trained_length=3)).query(q, at).shape == q.shape

@@ -78,6 +78,45 @@ def test_the_bias_is_the_key_term_alone() -> None:
     torch.testing.assert_close(encoding.bias(6, q=q), expected, rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize("kv_heads", [6, 2])
+@pytest.mark.parametrize("case", CASES)
+def test_mutual_compares_the_keys_with_the_same_vectors(case: str, kv_heads: int) -> None:
+    """BERT's relative_key_query: q_i . a_r + k_j . a_r, both over sqrt(head_dim)."""
+    m, n, _ = CASES[case]
+    encoding = Shaw(5, clip=3, values=False, mutual=True, std=1.0).double()
+    alone = Shaw(5, clip=3, values=False, std=1.0).double()
+    alone.load_state_dict(encoding.state_dict())
+    q = torch.randn(2, 6, len(m), 5, dtype=torch.float64)
+    k = torch.randn(2, kv_heads, len(n), 5, dtype=torch.float64)
+    got = encoding.bias(m, n, q=q, k=k)
+    # Seen from a key, the same vector stands at the opposite distance.
+    turned = Shaw(5, clip=3, values=False, std=1.0).double()
+    with torch.no_grad():
+        turned.key_table.copy_(encoding.key_table.flip(0))
+    of_keys = turned.bias(n, m, q=k).transpose(-1, -2).repeat_interleave(6 // kv_heads, 1)
+    torch.testing.assert_close(got, alone.bias(m, n, q=q) + of_keys, rtol=0, atol=1e-12)
+
+
+def test_mutual_needs_the_keys_and_says_so() -> None:
+    with pytest.raises(ValueError, match="reads the keys; give k of shape"):
+        Shaw(4, mutual=True).bias(3, q=torch.zeros(1, 1, 3, 4))
+
+
+def test_parameters_do_not_grow_with_the_length() -> None:
+    """Not with its square, as is sometimes said: (2 clip + 1) head_dim for each table."""
+    encoding = Shaw(64, clip=16)
+    assert sum(p.numel() for p in encoding.parameters()) == 2 * 33 * 64
+    assert encoding.bias(500, q=torch.zeros(1, 1, 500, 64)).shape == (1, 1, 500, 500)
+
+
+def test_it_is_vectors_read_by_the_query_and_not_numbers_of_a_head_as_in_t5() -> None:
+    encoding = Shaw(4, clip=2, values=False, std=1.0)
+    q = torch.randn(1, 1, 3, 4)
+    torch.testing.assert_close(encoding.bias(3, q=2 * q), 2 * encoding.bias(3, q=q))
+    same = encoding.bias(3, q=q.expand(-1, 5, -1, -1))
+    torch.testing.assert_close(same, same[:, :1].expand_as(same))
+
+
 def test_the_bias_needs_the_queries_and_says_so() -> None:
     with pytest.raises(ValueError, match=r"the bias of .*haw.* reads the queries; give q of shape \[B, H, T, D\]"):
         Shaw(4).bias(3)

@@ -6,7 +6,7 @@ import math
 import mpmath
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -188,7 +188,7 @@ def test_a_table_is_given_for_positions_or_a_number_of_tokens() -> None:
         ({"dim": 0}, "dim must be 1 or more, got 0"),
         ({"dim": 4, "base": 1.0}, "base must be above 1, got 1.0"),
         ({"dim": 4, "base": math.nan}, "base must be above 1, got nan"),
-        ({"dim": 4, "layout": "half"}, "layout must be one of interleaved, concatenated, got 'half'"),
+        ({"dim": 4, "layout": "half"}, "layout must be one of interleaved, concatenated, sines_first, got 'half'"),
     ],
 )
 def test_impossible_options_are_refused(options: dict, words: str) -> None:
@@ -270,3 +270,148 @@ def test_a_table_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
         RuntimeError, match=r"pe: expected a table of shape \[max_len, 32\], got .*it belongs to another model"
     ):
         Sinusoidal(32).load_state_dict({"pe": torch.zeros(shape)})
+
+
+def published_on_axes(place: tuple[float, ...], dim: int, base: float, layout: str, endpoint: bool) -> list[float]:
+    """The encoding on several axes: c channels for each, behind one another, cut to dim."""
+    c = 2 * math.ceil(dim / (2 * len(place)))
+    rows = [published(p, c, base, "concatenated", endpoint) for p in place]
+    if layout == "interleaved":
+        rows = [published(p, c, base, "interleaved", endpoint) for p in place]
+    if layout == "sines_first":
+        rows = [row[: c // 2] for row in rows] + [row[c // 2 :] for row in rows]
+    return list(itertools.chain(*rows))[:dim]
+
+
+@given(
+    data=st.data(),
+    dim=st.integers(1, 25),
+    axes=st.integers(2, 4),
+    base=st.floats(1.5, 1e6),
+    layout=st.sampled_from(["interleaved", "concatenated", "sines_first"]),
+    endpoint=st.booleans(),
+)
+@settings(max_examples=30, deadline=None)
+def test_on_several_axes_each_has_its_own_channels(
+    data: st.DataObject, dim: int, axes: int, base: float, layout: str, endpoint: bool
+) -> None:
+    c = 2 * math.ceil(dim / (2 * axes))
+    if (axes - 1) * c >= dim:
+        with pytest.raises(ValueError, match=f"dim={dim} leaves no channel for the last of axes={axes}"):
+            Sinusoidal(dim, base, layout, endpoint, axes)
+        return
+    place = tuple(data.draw(st.lists(st.floats(-1000, 1000, width=32), min_size=axes, max_size=axes)))
+    encoding = Sinusoidal(dim, base, layout, endpoint, axes)
+    expected = published_on_axes(place, dim, base, layout, endpoint)
+    got = encoding.encode(Positions.of(torch.tensor([[place]], dtype=torch.float64)))
+    assert got.flatten().tolist() == pytest.approx(expected, abs=1e-10)
+    assert [encoding.formula_added(place, c) for c in range(dim)] == pytest.approx(expected, abs=1e-10)
+
+
+@pytest.mark.parametrize(("dim", "axes", "c"), [(8, 2, 4), (7, 2, 4), (6, 3, 2), (15, 3, 6), (10, 3, 4), (512, 3, 172)])
+def test_a_width_that_does_not_divide_leaves_fewer_channels_to_the_last_axis(dim: int, axes: int, c: int) -> None:
+    encoding = Sinusoidal(dim, axes=axes)
+    assert encoding.width == c and len(encoding.frequencies) == c // 2
+    step = torch.eye(axes, dtype=torch.float64)[:, None]
+    moved = encoding.encode(Positions.of(step)) - encoding.encode(Positions.of(torch.zeros_like(step)))
+    for axis in range(axes):
+        channels = moved[axis, 0].nonzero().flatten().tolist()
+        assert channels[0] == axis * c and channels[-1] <= min((axis + 1) * c, dim) - 1
+
+
+def test_sines_first_is_concatenated_on_one_axis_and_another_order_on_two() -> None:
+    one, two = Positions.of(torch.tensor([3.0, 7.5])), Positions.grid(2, 3)
+    first, behind = (Sinusoidal(8, layout="sines_first"), Sinusoidal(8, layout="concatenated"))
+    assert torch.equal(first.encode(one), behind.encode(one))
+    first, behind = (Sinusoidal(8, layout="sines_first", axes=2), Sinusoidal(8, layout="concatenated", axes=2))
+    assert torch.equal(first.encode(two)[..., [0, 1, 4, 5, 2, 3, 6, 7]], behind.encode(two))
+    assert not torch.equal(first.encode(two), behind.encode(two))
+
+
+def test_exchanged_axes_are_another_encoding() -> None:
+    encoding, at = Sinusoidal(8, axes=2), Positions.grid(2, 3)
+    assert not torch.equal(encoding.encode(at), encoding.encode(at.with_coords(at.coords.flip(-1))))
+
+
+def test_positions_with_other_axes_are_refused() -> None:
+    with pytest.raises(ValueError, match="reads 2 axes, got positions with 1 axis"):
+        Sinusoidal(8, axes=2)(torch.zeros(1, 4, 8))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"axes": 0}, "axes must be 1 or more, got 0"),
+        ({"axes": math.nan}, "axes must be 1 or more, got nan"),
+        ({"axes": 5}, "dim=4 leaves no channel for the last of axes=5, of which each takes 2; build it with dim=10"),
+    ],
+)
+def test_impossible_axes_are_refused(options: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Sinusoidal(4, **options)
+
+
+def test_what_belongs_to_one_axis_says_so_on_two() -> None:
+    with pytest.raises(ValueError, match=r"a shift by k moves along one axis, and .* has 2; build it with axes=1"):
+        Sinusoidal(8, axes=2).shift(1)
+    with pytest.raises(RuntimeError, match=r"a saved table counts along one axis, .* leave it out of the state dict"):
+        Sinusoidal(8, axes=2).load_state_dict({"pe": Tutorial(8, 20).pe})
+
+
+def test_a_scale_is_learned_and_starts_where_the_encoding_has_norm_root_half() -> None:
+    encoding = Sinusoidal(32, scaled=True, dtype=torch.float64)
+    assert dict(encoding.named_parameters())["scale"].item() == pytest.approx(32**-0.5, rel=1e-15)
+    got = encoding(torch.zeros(1, 5, 32, dtype=torch.float64))
+    torch.testing.assert_close(got.norm(dim=-1), torch.full((1, 5), 0.5**0.5, dtype=torch.float64), rtol=1e-14, atol=0)
+    got.sum().backward()
+    expected = Sinusoidal(32).table(tokens=5, dtype=torch.float64)
+    assert encoding.scale is not None and encoding.scale.grad is not None
+    assert encoding.scale.grad.item() == pytest.approx(expected.sum().item(), rel=1e-12)
+    torch.testing.assert_close(encoding.table(tokens=5, dtype=torch.float64), expected * 32**-0.5, rtol=1e-14, atol=0)
+
+
+def test_a_scaled_encoding_takes_left_padding() -> None:
+    # x-transformers' scaled sinusoidal embedding crashes here (peers.md 3c, item 5).
+    encoding, mask = Sinusoidal(6, scaled=True), torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    x = torch.randn(2, 5, 6)
+    got = encoding(x, positions=Positions.padded(mask))
+    torch.testing.assert_close(got[:1, 2:], encoding(x[:1, 2:]), rtol=0, atol=0)
+
+
+def test_a_scaled_encoding_is_rounded_once() -> None:
+    encoding = Sinusoidal(48, scaled=True).bfloat16()
+    assert encoding.scale is not None
+    exact = Sinusoidal(48).table(tokens=300, dtype=torch.float64) * encoding.scale.double()
+    got = encoding(torch.zeros(1, 300, 48, dtype=torch.bfloat16))
+    assert torch.equal(got, exact.float().to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("axes", [1, 2])
+def test_whole_positions_of_any_type_do_not_give_zeros(axes: int) -> None:
+    # Encodings that take the dtype of their input for angles give zeros for whole numbers (peers.md 3a, row 28).
+    places = torch.arange(12).view(1, 6, 2)[..., :axes]
+    encoding, x = Sinusoidal(8, axes=axes), torch.zeros(1, 6, 8)
+    for dtype in (torch.int32, torch.int64, torch.int16, torch.uint8):
+        got = encoding(x, positions=places.to(dtype))
+        assert torch.equal(got, encoding(x, positions=places.double())) and float(got.abs().sum()) > 10
+
+
+def test_another_dtype_after_the_first_call_gets_its_own_table() -> None:
+    # A table kept from the call before would come back in the dtype of that call (peers.md 3a, row 28).
+    encoding, at = Sinusoidal(8, axes=2), Positions.grid(3, 3)
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float32):
+        got = encoding(torch.zeros(1, 9, 8, dtype=dtype), positions=at)
+        assert got.dtype == dtype and torch.equal(got, encoding.encode(at).to(dtype))
+
+
+def test_a_table_made_in_inference_mode_can_be_trained_through() -> None:
+    encoding, at = Sinusoidal(6, scaled=True), Positions.count(4)
+    with torch.inference_mode():
+        encoding(torch.zeros(1, 4, 6), positions=at)
+    encoding(torch.zeros(1, 4, 6), positions=at).sum().backward()
+    assert encoding.scale is not None and encoding.scale.grad is not None
+
+
+def test_packed_documents_begin_anew() -> None:
+    got = Sinusoidal(6)(torch.zeros(1, 7, 6), positions=Positions.packed([4, 3]))
+    assert torch.equal(got[:, 4:], got[:, :3])

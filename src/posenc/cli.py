@@ -33,7 +33,7 @@ class Compare:
     """
 
     encodings: tuple[str, ...] = ENCODINGS
-    """Specs to compare; "all" stands for every encoding that ships, path/to/mine.py:Mine for one of your own."""
+    """Specs to compare; "all" stands for every encoding that reads a sequence, path/to/mine.py:Mine for your own."""
     tasks: tuple[str, ...] = ()
     """Tasks: repeat, copy, reverse, sort, recall, text. Default: what the preset says (repeat and text)."""
     preset: str = "default"
@@ -61,8 +61,10 @@ class Compare:
 
     def run(self) -> int:
         from posenc import terminal
-        from posenc.lab.compare import Settings, compare
+        from posenc.lab.compare import Settings, compare, not_for_sequences
 
+        if "all" in self.encodings and (grids := not_for_sequences()):
+            terminal.note(f"left out of all, because they need a grid and the tasks are sequences: {', '.join(grids)}")
         settings = Settings(
             self.encodings,
             self.tasks or None,
@@ -119,27 +121,41 @@ class Report:
 
 @dataclass
 class List:
-    """List the encodings, tasks, kernels and schedules.
+    """List the encodings, by what they do, with what each costs and how far it carries; and all that goes with them.
 
-    Example: posenc list --json
+    Example: posenc list rotary
     """
 
+    spec: Positional[str] = ""
+    """One encoding, to see everything that is known of it. Default: all."""
     json: bool = False
     """Print JSON."""
 
     def run(self) -> int:
         from posenc import terminal
-        from posenc.lab.describe import overview
+        from posenc.lab import describe
 
-        found = overview()
+        if self.spec:
+            card = describe.card(self.spec)
+            if self.json:
+                print(json.dumps(card))
+            else:
+                terminal.table(["encoding", card["name"]], describe.card_in_words(card))
+            return 0
+        found = describe.overview()
         if self.json:
             print(json.dumps(found))
             return 0
-        rows = [[e["name"], e["class"], e["doors"], e["options"], e["idea"]] for e in found["encodings"]]
-        terminal.table(["encoding", "class", "opens", "options", "idea"], rows)
-        for kind in ("schedules", "tasks", "kernels"):
+        for group in dict.fromkeys([*describe.GROUPS, *(entry["group"] for entry in found["encodings"])]):
+            entries = [entry for entry in found["encodings"] if entry["group"] == group]
+            if entries:
+                terminal.cards(group, [(entry["name"], describe.in_words(entry)) for entry in entries])
+                terminal.say()
+        terminal.say(f"Counted for {found['counted_for']}.")
+        terminal.say(f"Measured here by {found['measured_by']}.")
+        for kind in describe.others():
             terminal.say()
-            terminal.table([kind, ""], [[item["name"], item["idea"]] for item in found[kind]])
+            terminal.table([kind.replace("_", " "), ""], [[item["name"], item["idea"]] for item in found[kind]])
         return 0
 
 
@@ -295,10 +311,14 @@ class Check:
     """Hold an encoding to the contract: everything that posenc promises of its own encodings.
 
     Example: posenc check path/to/mine.py:Mine
+
+    The exit code is 1 where a promise is broken, or a gap that is declared has closed.
     """
 
     spec: Positional[str]
     """The encoding, as a spec or path/to/file.py:Class."""
+    promise: tuple[str, ...] = ()
+    """Only these promises, by their names. Default: all."""
     json: bool = False
     """Print the verdicts as JSON."""
 
@@ -306,12 +326,18 @@ class Check:
         from dataclasses import asdict
 
         from posenc import terminal, testing
+        from posenc.lab.describe import own_errors
 
-        verdicts = testing.check(self.spec)
+        verdicts = []
+        with own_errors(self.spec):
+            testing.Subject.of(self.spec).build()
+        for promise in self.promise or map(testing.name_of, testing.PROMISES):
+            with terminal.doing(f"{promise.replace('_', ' ')} ..."):
+                verdicts += testing.check(self.spec, [promise])
         if self.json:
             print(json.dumps([asdict(verdict) for verdict in verdicts]))
         else:
-            terminal.say(testing.describe(verdicts))
+            terminal.verdicts(verdicts)
         return 0 if all(verdict.good for verdict in verdicts) else 1
 
 

@@ -4,7 +4,7 @@ A map says the distance of each pair by branches: coordinates whose difference i
 is evaluated at the mapped distance. Rotary-like encodings turn queries and keys once for each branch, on unturned keys.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -106,7 +106,7 @@ class DistanceMap(Encoding):
 
         return score_mod
 
-    def formula_logits(self, query: Token, keys: list[Token], head: int, scale: float) -> list[float]:
+    def formula_logits(self, query: Token, keys: Sequence[Token], head: int, scale: float) -> list[float]:
         logits = []
         for key in keys:
             m, n = self.formula_positions(query.at, key.at)

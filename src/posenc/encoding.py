@@ -133,7 +133,7 @@ class Encoding(nn.Module):
     used_by: ClassVar[str] = ""
     """Released models that use it."""
 
-    gaps: ClassVar[Mapping[str, str]] = {}
+    gaps: Mapping[str, str] = {}
     """Known gaps: the name of a promise in `posenc.testing` -> why this encoding does not keep it."""
 
     spec_name: ClassVar[str] = ""
@@ -196,18 +196,20 @@ class Encoding(nn.Module):
         """
         if "by_distance" not in self.doors:
             return None
-        m, n = (
-            coords.expand(q.shape[0], *coords.shape[1:])
-            for coords in (at.coordinates(self.axes, str(self)), keys.at.coordinates(self.axes, str(self)))
-        )
+        m, n = at.coordinates(self.axes, str(self)), keys.at.coordinates(self.axes, str(self))
+        # Positions that a batch shares need one evaluation, not one for each row.
+        shared = m.shape[0] == n.shape[0] == 1
+        m, n = (coords.expand(q.shape[0], *coords.shape[1:]) for coords in (m, n))
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            values = self.by_distance(m[b, i] - n[b, j])
+            values = self.by_distance(m[0, i] - n[0, j] if shared else m[b, i] - n[b, j])
             assert values is not None
             self.check_heads(values, q)
-            # FlexAttention asks for one scalar at a time; everybody else for the grid, which gives [H, B, 1, T, S].
-            picked = values[h] if h.dim() == 0 else values.squeeze(2)[h.flatten()].movedim(0, 1)
-            return score + picked.to(score.dtype)
+            # FlexAttention asks for one scalar at a time; everybody else for the grid, which gives [H, (B, 1,) T, S].
+            if h.dim() == 0:
+                return score + values[h].to(score.dtype)
+            picked = values[h.flatten()]
+            return score + (picked if shared else picked.squeeze(2).movedim(0, 1)).to(score.dtype)
 
         return score_mod
 
@@ -548,7 +550,10 @@ class Compose(Encoding):
         if not turning:
             total, seen, seen_keys = plain(query, keys), query, keys
         else:
-            if len(turning) > 1 or (reading and type(turning[0]).formula_query is Encoding.formula_query):
+            cls = type(turning[0])
+            told = cls.formula_query is not Encoding.formula_query
+            told = told and (cls.formula_key is not Encoding.formula_key or not self.reads_keys)
+            if len(turning) > 1 or (reading and not told):
                 # Each formula takes the query and key as they are projected; there is none for turned ones.
                 raise NotImplementedError(
                     f"the formulas of {' and '.join(map(str, turning + reading))} do not add up: "

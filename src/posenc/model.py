@@ -336,9 +336,10 @@ class Stack(nn.Module):
         for layer, block in enumerate(self.blocks):
             # What nobody reads is not computed: the last block answers for the wanted tokens only.
             last = only if block is self.blocks[-1] and not weights else None
+            window = self.window_of[layer]
             given: dict[str, Any] = {
                 "positions": at,
-                "mask": mask if self.window_of[layer] is None else mask.within(self.window_of[layer]),
+                "mask": mask if window is None else mask.within(window),
                 "weights": weights,
                 "encoding": self.encoding_of[layer],
             }

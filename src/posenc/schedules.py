@@ -43,8 +43,8 @@ class Schedule:
         """The new frequencies and the temperature, from plain frequencies base^(-2k/width).
 
         frequencies  [width/2], radians per position, float64, fastest first
-        length       [B], the horizon of each sequence (positions), which schedules need that are `by_length`: they give
-                     frequencies [B, width/2] and a temperature [B] or for all
+        length       [B] on the same device, the horizon of each sequence (positions), for schedules that are
+                     `by_length`: they give frequencies [B, width/2] and a temperature [B] or for all
         """
         raise NotImplementedError
 
@@ -258,7 +258,7 @@ class DynamicLinear(Schedule):
         check_length(self)
 
     def __call__(self, frequencies, *, base, width, length=None):
-        return frequencies / self.stretch(length).to(frequencies.device)[:, None], 1.0
+        return frequencies / self.stretch(length)[:, None], 1.0
 
     def formula(self, frequencies, *, base, width, length=None):
         # Positions are squeezed by trained / current length.
@@ -392,7 +392,7 @@ class DynamicNTK(Schedule):
     def __call__(self, frequencies, *, base, width, length=None):
         check_two_pairs(self, width)
         k = torch.arange(width // 2, dtype=frequencies.dtype, device=frequencies.device)
-        growth = self.factor * self.stretch(length).to(frequencies.device) - (self.factor - 1)
+        growth = self.factor * self.stretch(length) - (self.factor - 1)
         return frequencies * growth[:, None] ** (-2 * k / (width - 2)), 1.0
 
     def formula(self, frequencies, *, base, width, length=None):
@@ -638,7 +638,7 @@ class DynamicYaRN(Schedule):
     def __call__(self, frequencies, *, base, width, length=None):
         betas = {"fast": self.beta_fast, "slow": self.beta_slow, "truncate": self.truncate}
         keep = kept_by_pair(pair_ramp(self.known_length, base=base, width=width, **betas), frequencies)
-        factor = self.stretch(length).to(frequencies.device).clamp(min=self.factor)
+        factor = self.stretch(length).clamp(min=self.factor)
         return frequencies * (keep + (1 - keep) / factor[:, None]), 0.1 * factor.log() + 1
 
     def formula(self, frequencies, *, base, width, length=None):
@@ -766,7 +766,7 @@ class LongRoPE(Schedule):
                     f"longrope: {option} must hold one number for each of the {width // 2} pairs of a rotary width "
                     f"of {width}, got {len(getattr(self, option))}"
                 )
-        long = self.stretch(length).to(frequencies.device) > 1
+        long = self.stretch(length) > 1
         short_factor, long_factor = (frequencies.new_tensor(f) for f in (self.short_factor, self.long_factor))
         short_warmth, long_warmth = (frequencies.new_tensor(t) for t in self.temperatures())
         divisors = torch.where(long[:, None], long_factor, short_factor)

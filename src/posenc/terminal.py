@@ -1,5 +1,6 @@
 """What a person sees in the terminal: live progress on stderr, tables on stdout."""
 
+import shlex
 import sys
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -13,6 +14,28 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from posenc.lab.sweep import Progress, Sweep
+    from posenc.testing import Verdict
+
+ADVICE = {
+    "says_what_the_paper_says": "compare the doors with your formula_... methods for one query and key: one is wrong",
+    "evaluators_and_kernels_agree": "score_mod must be elementwise in its indices, and by_distance in its distances",
+    "a_cache_changes_nothing": "read at.coords and at.order, never a tensor's length; what neighbours say: remember()",
+    "left_padding_changes_nothing": "read at.coords and at.order (-1 is padding), never the index in the tensor",
+    "packing_changes_nothing": "coordinates start again with each document: do not count on, and sum with sums_to",
+    "a_neighbour_in_the_batch_changes_nothing": "compute each row from its own positions and length: no batch maximum",
+    "the_future_is_invisible": "nothing of a token may be computed from later ones: sum by order, not over the tensor",
+    "the_order_of_calls_changes_nothing": "keep nothing between calls; the key of at.once names all that a table reads",
+    "half_precision_stays_near_double": "take angles in float64 and biases in float32, and round once at the end",
+    "casts_and_copies_change_nothing": "keep no buffers: compute tables from Python numbers; only parameters are state",
+    "compiles_to_one_graph": "no .item(), and no Python decision that reads a tensor",
+    "every_parameter_learns": "a parameter that is never read, or is multiplied by zero, does not learn",
+    "the_spec_round_trips": "keep every constructor argument on self under its own name",
+    "bad_arguments_get_a_clear_error": "refuse what does not fit with a ValueError that names it and what was expected",
+    "has_a_source": "give the class a `source`, and begin its docstring with a sentence about the idea",
+    "nothing_given_is_changed": "no operation in place on what is given, and a torch.Generator for what is random",
+    "grouped_query_heads_agree": "keys may have fewer heads than queries: repeat them for their groups",
+}
+"""What to do about a promise that is broken."""
 
 # A file or a pipe has no width: rows go out whole.
 OUT = Console(highlight=False, width=None if sys.stdout.isatty() else 300)
@@ -35,6 +58,50 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], title: str | No
     for row in rows:
         drawn.add_row(*(Text(str(cell)) for cell in row))
     OUT.print(drawn)
+
+
+def cards(title: str, entries: Sequence[tuple[str, Sequence[str]]]) -> None:
+    """Print names on stdout, each with its lines of words beside it; the first line stands out."""
+    drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    drawn.add_column(no_wrap=True, min_width=18)
+    drawn.add_column(overflow="fold")
+    for name, lines in entries:
+        first, *rest = lines
+        drawn.add_row(Text(name, style="bold"), Text("\n").join([Text(first), *(Text(line, "dim") for line in rest)]))
+    OUT.print(Text(title.upper(), "bold"))
+    OUT.print(drawn)
+
+
+def verdicts(found: Sequence["Verdict"]) -> None:
+    """Print what came out of the promises on stdout: what asks for something first, and a count at the end."""
+    for verdict in found:
+        if verdict.good:
+            continue
+        say(f"{verdict.word}: {verdict.promise.replace('_', ' ')}")
+        say(f"    found: {verdict.message}")
+        todo = "delete it from `gaps`" if verdict.kept else ADVICE.get(verdict.promise)
+        if todo:
+            say(f"    to do: {todo}")
+        say(f"    again: posenc check {shlex.quote(verdict.subject)} --promise {verdict.promise}")
+        say()
+    kept = [verdict for verdict in found if verdict.good]
+    if kept:
+        rows = [[verdict.word, verdict.promise.replace("_", " "), verdict.message] for verdict in kept]
+        table([found[0].subject, "", ""], rows)
+        say()
+    counts = {word: sum(verdict.word == word for verdict in found) for word in dict.fromkeys(v.word for v in found)}
+    total = ", ".join(f"{count} {word}" for word, count in counts.items())
+    say(f"{len(found)} promise{'s' * (len(found) != 1)}: {total}")
+
+
+@contextmanager
+def doing(words: str) -> Generator[None]:
+    """Say on stderr what is being done, in a terminal only, and take it away when it is done."""
+    if not ERR.is_terminal:
+        yield
+        return
+    with ERR.status(Text(words)):
+        yield
 
 
 def say(words: str = "") -> None:

@@ -543,7 +543,7 @@ def the_order_of_calls_changes_nothing(subject: Subject) -> None:
 def half_precision_stays_near_double(subject: Subject) -> None:
     """In bfloat16 and float16 the result is off by rounding only, also for many tokens at far positions."""
     both = (masks.causal(), masks.bidirectional())
-    late, many = count(TOKENS, 5000), count(700)
+    late, many = count(TOKENS, 5000), count(300)
     placed = [("near", count(TOKENS), both), ("in a row", count(subject.reach), both)]
     if subject.serves(late):
         placed.append(("far", late, both))
@@ -991,7 +991,9 @@ def variants(name: str) -> list[str]:
         elif kind is float and isinstance(default, float):
             numbers[option] = 0.67 if default == 1 else 3 * default or 0.5
         elif "Schedule" in str(kind):
-            choices.extend((option, f"{schedule}(factor=4)") for schedule in SCHEDULES)
+            choices.extend((option, schedule.example) for schedule in SCHEDULES.values())
+        elif default is None and str(kind).startswith(("int |", "float |")):
+            choices.append((option, 5 if str(kind).startswith("int") else 2.5))
 
     def spec(options: dict[str, Any], wrapped: str = (*cls.wraps, "")[0]) -> str:
         words = [*filter(None, [wrapped]), *(f"{option}={value}" for option, value in options.items())]

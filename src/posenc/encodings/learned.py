@@ -1,5 +1,7 @@
 """Learned absolute encoding."""
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -43,6 +45,10 @@ class Learned(Encoding):
 
     source = "Gehring et al. 2017, arXiv:1705.03122, section 3.1"
     also_called = ("absolute", "trainable", "embedding")
+    extrapolates: ClassVar[str] = (
+        "not claimed: past its table there is no row, and rows that training never visited are noise"
+    )
+    used_by: ClassVar[str] = "BERT, GPT-2, GPT-3, OPT, ViT"
 
     def __init__(
         self,

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from posenc.encoding import Encoding
-from posenc.kernels.rotate_pairs import LAYOUTS, rotate_pairs
+from posenc.encoding import Encoding, Token
+from posenc.kernels.rotate_pairs import LAYOUTS, cos_sin, exact, rotate_pairs, rotation_dtype
 from posenc.positions import Positions
 from posenc.schedules import Schedule
 
@@ -24,19 +24,24 @@ class Rotary(Encoding):
               pairs 2k with 2k + 1 (the paper, GPT-J, Meta's Llama). The same encoding up to a fixed order of channels,
               and silently wrong with weights trained in the other layout
     partial   share of the head that is turned, r = partial * head_dim; the other channels carry no position. The
-              frequencies then run over r, from 1 down to about 1/base
-    schedule  a change of the frequencies for longer contexts: linear, ntk, yarn or llama3, see posenc.schedules
+              frequencies then run over r, from 1 down to about 1/base: proportional_rotary is another thing
+    schedule  a change of the frequencies for longer contexts, such as yarn(factor=4), see posenc.schedules
 
     Shapes: q [B, H, T, head_dim], k [B, KV, S, head_dim], any strides; values are not touched. Any position works:
-    fractional, negative, or at a million. Angles are taken in float64, the rotation in float32 (float64 for float64
-    input), and the result is rounded once to the input's dtype.
+    fractional, negative, or at a million. Angles are taken in float64, the rotation in the next better dtype than the
+    input's (float32 for half precision, else float64), and the result is rounded once to the input's dtype.
+
+    A schedule that depends on the length of the sequence (dynamic_ntk, dynamic_yarn, dynamic_linear, longrope) reads
+    the horizon declared with Positions.with_length, of each sequence for itself. Attention then caches keys unturned
+    and turns them with the query's horizon, so that they stay right when it moves. Without a declared horizon, only
+    positions that are known to lie within the trained length are served.
 
     Where it goes wrong: it does not extrapolate by itself. Past the trained length the slow pairs reach angles that
     training never saw, and models break at 1.2 to 1.4 times that length. Nor does it make attention decay with
     distance: for unrelated q and k the logit has the same spread at any distance.
 
-    Raises ValueError for an odd or impossible rotary width, a base of 1 or less, an unknown layout, or heads of another
-    width.
+    Raises ValueError for an odd or impossible rotary width, a base of 1 or less, an unknown layout, heads of another
+    width, or a horizon that a schedule needs and nobody declared.
     Source: Su et al. 2021, arXiv:2104.09864, sections 3.2 and 3.4.
 
     >>> q, k = torch.randn(1, 1, 4, 8), torch.randn(1, 1, 4, 8)
@@ -47,6 +52,11 @@ class Rotary(Encoding):
 
     source = "Su et al. 2021, arXiv:2104.09864, sections 3.2 and 3.4"
     also_called = ("rope", "roformer")
+    extrapolates = (
+        "claimed to decay with distance; found to break at 1.2 to 1.4 times the trained length, "
+        "unless a schedule stretches it"
+    )
+    used_by = "almost every open language model of 2022 to 2026: GPT-J, GPT-NeoX, PaLM, Llama, Mistral, Qwen, DeepSeek"
 
     def __init__(
         self,
@@ -59,7 +69,7 @@ class Rotary(Encoding):
         super().__init__()
         if layout not in LAYOUTS:
             raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got '{layout}'")
-        if not base > 1:
+        if not 1 < base < math.inf:
             raise ValueError(f"base must be above 1, got {base}")
         if not 0 < partial <= 1:
             raise ValueError(f"partial must be above 0 and at most 1, got {partial}")
@@ -75,19 +85,29 @@ class Rotary(Encoding):
             raise ValueError(f"schedule must be one of posenc.schedules, such as yarn(factor=4), got {schedule!r}")
         self.head_dim, self.base, self.layout, self.partial, self.schedule = head_dim, base, layout, partial, schedule
         self.width = width
+        self.turns_when_attending = schedule is not None and schedule.by_length
         self.spectrum()
 
-    def spectrum(self) -> tuple[Tensor, float]:
-        """The frequency of each pair (radians per position, float64, fastest first), and the temperature."""
+    def spectrum(self, length: Tensor | None = None) -> tuple[Tensor, float | Tensor]:
+        """The frequency of each pair (radians per position, float64, fastest first), and the temperature.
+
+        A schedule that depends on the horizon `length` [B] gives a row for each; its default is the trained length.
+        """
         plain = self.base ** -(torch.arange(0, self.width, 2, dtype=torch.float64) / self.width)
         if self.schedule is None:
             return plain, 1.0
-        return self.schedule(plain, base=self.base, width=self.width)
+        if self.turns_when_attending and length is None:
+            length = torch.tensor([self.schedule.short_length])
+        plain = plain if length is None else plain.to(length.device)
+        return self.schedule(plain, base=self.base, width=self.width, length=length)
 
     @property
     def frequencies(self) -> Tensor:
-        """The frequency of each pair after the schedule (radians per position), float64, fastest first."""
-        return self.spectrum()[0]
+        """The frequency of each pair after the schedule (radians per position), float64, fastest first.
+
+        Where it depends on the horizon, it is that within the trained length.
+        """
+        return self.spectrum()[0].flatten()
 
     @property
     def wavelengths(self) -> Tensor:
@@ -99,19 +119,35 @@ class Rotary(Encoding):
             raise ValueError(
                 f"heads must have {self.head_dim} channels, got {x.shape[-1]}; build Rotary({x.shape[-1]})"
             )
-        # float32 holds a rotation to 1e-7; bfloat16 could not even count the positions past 256.
-        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        dtype = rotation_dtype(x)
         key = ("rotary", self.width, self.base, self.schedule, dtype, x.device)
         table = at.once(key, lambda: self.table(at, dtype, x.device))  # [2, B or 1, 1, T, r/2]
         return rotate_pairs(x, table[0], table[1], self.layout)
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
-        frequencies, temperature = self.spectrum()
-        coords = at.axis(str(self))
-        # Some devices have no float64: the angles are then taken on the CPU.
-        exact = torch.device("cpu") if coords.device.type == "mps" else coords.device
-        angle = coords.to(exact).double()[:, None, :, None] * frequencies.to(exact)
-        return (torch.stack((angle.cos(), angle.sin())) * temperature).to(dtype).to(device)
+        coords = exact(at.axis(str(self)))[:, None, :, None]
+        if self.turns_when_attending:
+            frequencies, temperature = self.spectrum(self.horizon(at))
+            frequencies = frequencies[:, None, None]
+            if isinstance(temperature, Tensor):
+                temperature = temperature.to(coords.device)[:, None, None, None]
+        else:
+            frequencies, temperature = self.spectrum()
+        return cos_sin(coords * frequencies.to(coords.device), temperature, dtype, device)
+
+    def horizon(self, at: Positions) -> Tensor | None:
+        """The declared horizon of each sequence [B or 1]; None where everything lies within the trained length."""
+        if at.length is not None:
+            return exact(at.length).flatten()
+        assert self.schedule is not None
+        short = self.schedule.short_length
+        if at.extent is None or at.extent > short:
+            raise ValueError(
+                f"{self} depends on how long each sequence will be, and nobody said so; declare it with "
+                f"positions.with_length(length), a number for all or a tensor [B] (up to {short} positions that are "
+                f"counted need no declaration)"
+            )
+        return None
 
     def query(self, q: Tensor, at: Positions) -> Tensor:
         return self.turn(q, at)
@@ -119,16 +155,49 @@ class Rotary(Encoding):
     def key(self, k: Tensor, at: Positions) -> Tensor:
         return self.turn(k, at)
 
-    def formula_logit(self, q, k, m, n, head, scale) -> float:
-        r, total = self.width, []
-        frequencies, temperature = ([self.base ** (-2 * p / r) for p in range(r // 2)], 1.0)
-        if self.schedule is not None:
-            frequencies, temperature = self.schedule.formula(frequencies, base=self.base, width=r)
+    def formula_spectrum(self, length: float | None = None) -> tuple[list[float], float]:
+        """As published, in scalars: the frequency of each pair, and the temperature."""
+        plain = [self.base ** (-2 * p / self.width) for p in range(self.width // 2)]
+        if self.schedule is None:
+            return plain, 1.0
+        length = self.schedule.short_length if self.turns_when_attending and length is None else length
+        return self.schedule.formula(plain, base=self.base, width=self.width, length=length)
+
+    def pair(self, p: int) -> tuple[int, int]:
+        """The two channels of a pair."""
+        return (p, p + self.width // 2) if self.layout == "half" else (2 * p, 2 * p + 1)
+
+    def formula_query(self, q, position) -> list[float]:
+        if self.turns_when_attending:
+            raise NotImplementedError(
+                f"{self} turns a query by its horizon, which a formula of one query does not know"
+            )
+        frequencies, temperature = self.formula_spectrum()
+        out = list(q)
         for p, frequency in enumerate(frequencies):
-            first, second = (p, p + r // 2) if self.layout == "half" else (2 * p, 2 * p + 1)
-            # The real part of (q_a + i q_b) conj(k_a + i k_b) e^{i (m - n) frequency}.
-            turned = complex(q[first], q[second]) * complex(k[first], -k[second])
-            angle = (m - n) * frequency
-            total.append(temperature**2 * (turned.real * math.cos(angle) - turned.imag * math.sin(angle)))
-        passed = [a * b for a, b in zip(q[r:], k[r:], strict=True)]
-        return scale * math.fsum(total + passed)
+            first, second = self.pair(p)
+            cos, sin = temperature * math.cos(position * frequency), temperature * math.sin(position * frequency)
+            out[first], out[second] = q[first] * cos - q[second] * sin, q[second] * cos + q[first] * sin
+        return out
+
+    def formula_key(self, k, position) -> list[float]:
+        return self.formula_query(k, position)
+
+    def formula_logits(self, query, keys, head, scale) -> list[float]:
+        frequencies, temperature = self.formula_spectrum(query.length)
+        logits = []
+        for key in keys:
+            total = []
+            for p, frequency in enumerate(frequencies):
+                first, second = self.pair(p)
+                # The real part of (q_a + i q_b) conj(k_a + i k_b) e^{i (m - n) frequency}.
+                turned = complex(query.vector[first], query.vector[second])
+                turned *= complex(key.vector[first], -key.vector[second])
+                angle = (query.at - key.at) * frequency
+                total.append(temperature**2 * (turned.real * math.cos(angle) - turned.imag * math.sin(angle)))
+            passed = [a * b for a, b in zip(query.vector[self.width :], key.vector[self.width :], strict=True)]
+            logits.append(scale * math.fsum(total + passed))
+        return logits
+
+    def formula_logit(self, q, k, m, n, head, scale) -> float:
+        return self.formula_logits(Token(q, m, 0), [Token(k, n, 0)], head, scale)[0]

@@ -19,10 +19,13 @@ class Shaw(Encoding):
     head_dim  width of one head (channels)
     clip      distance (positions) from which all share a vector; 16 in the paper
     values    whether values get their vectors too (b); the paper found keys alone nearly as good
+    mutual    whether keys are compared with the vectors too: + k_j . a_r / sqrt(head_dim), as in BERT's
+              "relative_key_query" (its "relative_key" is `values=False`); not in the paper
     std       standard deviation of the initial tables (in units of keys and values; default head_dim^-1/2)
 
     A fractional distance mixes the two neighbouring vectors linearly. Values need the attention weights, so
-    the sdpa kernel serves `values=False` only.
+    the sdpa kernel serves `values=False` only. The tables have 2 clip + 1 rows whatever the length, and no tensor of
+    vectors for all pairs is made: neither parameters nor memory grow by a vector for each pair.
 
     Where it goes wrong: distances past the clip are all alike, so order is lost there; with the clip inside the trained
     length it is fast to learn and fairly robust beyond. It is not T5's bias: that is one number for a head and bucket.
@@ -35,14 +38,20 @@ class Shaw(Encoding):
     """
 
     source = "Shaw, Uszkoreit, Vaswani 2018, arXiv:1803.02155, sections 3.1 and 3.2"
-    also_called = ("relative", "relative_key")
+    also_called = ("relative", "relative_key", "relative_key_query")
     per_layer = True
+    extrapolates = (
+        "nothing is claimed; with the clip inside the trained length our small runs found it fairly robust, while "
+        "distances that training never reached have untrained vectors"
+    )
+    used_by = "Music Transformer; Wav2Vec2-BERT (keys only, other clips on each side); a BERT variant"
 
     def __init__(
         self,
         head_dim: int,
         clip: int = 16,
         values: bool = True,
+        mutual: bool = False,
         std: float | None = None,
         *,
         device: torch.device | str | None = None,
@@ -53,7 +62,8 @@ class Shaw(Encoding):
             raise ValueError(f"head_dim and clip must be 1 or more, got {head_dim} and {clip}")
         if std is not None and not std > 0:
             raise ValueError(f"std must be above 0, got {std}")
-        self.head_dim, self.clip, self.values, self.std = head_dim, clip, values, std
+        self.head_dim, self.clip, self.values, self.mutual, self.std = head_dim, clip, values, mutual, std
+        self.reads_keys = mutual
         if not values:
             self.doors = self.doors - {"attend"}
         self.key_table = nn.Parameter(torch.empty(2 * clip + 1, head_dim, device=device, dtype=dtype))
@@ -79,21 +89,30 @@ class Shaw(Encoding):
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
         if q.shape[-1] != self.head_dim:
             raise ValueError(f"heads must have {self.head_dim} channels, got {q.shape[-1]}; build Shaw({q.shape[-1]})")
-        dtype = torch.promote_types(q.dtype, self.key_table.dtype)
-        table = (q.to(dtype) @ self.key_table.to(dtype).T) * self.head_dim**-0.5  # [B, H, T, 2 clip + 1]
+        of_queries = self.compared(q)
+        of_keys = self.compared(keys.k).repeat_interleave(q.shape[1] // keys.k.shape[1], 1) if self.mutual else None
         row = self.row(at, keys.at).expand(q.shape[0], -1, -1)
 
-        def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            r = row[b, i, j]
+        def read(table: Tensor, *index: Tensor) -> Tensor:
+            *token, r = index
             if not r.is_floating_point():
-                return score + look_up(table, b, h, i, r).to(score.dtype)
+                return look_up(table, *token, r)
             below = r.floor().long()
             above = (below + 1).clamp(max=2 * self.clip)
             share = (r - below).to(table.dtype)
-            mixed = torch.lerp(look_up(table, b, h, i, below), look_up(table, b, h, i, above), share)
-            return score + mixed.to(score.dtype)
+            return torch.lerp(look_up(table, *token, below), look_up(table, *token, above), share)
+
+        def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            r = row[b, i, j]
+            score = score + read(of_queries, b, h, i, r).to(score.dtype)
+            return score if of_keys is None else score + read(of_keys, b, h, j, r).to(score.dtype)
 
         return score_mod
+
+    def compared(self, x: Tensor) -> Tensor:
+        """Queries or keys [B, H, T, D] with every vector of the key table, scaled: [B, H, T, 2 clip + 1]."""
+        dtype = torch.promote_types(x.dtype, self.key_table.dtype)
+        return (x.to(dtype) @ self.key_table.to(dtype).T) * self.head_dim**-0.5
 
     def attend(
         self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
@@ -118,7 +137,8 @@ class Shaw(Encoding):
         return out, weights if kernel.weights else None
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:
-        added = sum(a * self.entry(self.key_table, m, n, channel) for channel, a in enumerate(q))
+        asked = [a + b for a, b in zip(q, k, strict=True)] if self.mutual else q
+        added = sum(a * self.entry(self.key_table, m, n, channel) for channel, a in enumerate(asked))
         return super().formula_logit(q, k, m, n, head, scale) + added / self.head_dim**0.5
 
     def formula_value(self, v, m, n, channel) -> float:

@@ -1,14 +1,15 @@
 """Sinusoidal encoding."""
 
 import math
+from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from posenc.encoding import Encoding
 from posenc.positions import Positions, PositionsLike
 
-LAYOUTS = ("interleaved", "concatenated")
+LAYOUTS = ("interleaved", "concatenated", "sines_first")
 
 
 class Sinusoidal(Encoding):
@@ -18,13 +19,20 @@ class Sinusoidal(Encoding):
     interleaved:   PE(p)[2k] = sin(p frequency_k), PE(p)[2k+1] = cos(p frequency_k)
     concatenated:  PE(p) = [sin(p frequency_0), sin(p frequency_1), ..., cos(p frequency_0), cos(p frequency_1), ...]
 
-    dim       width of the embeddings (channels), 1 or more; an odd width lacks the last cosine when interleaved, and
-              has a zero in its last channel when concatenated
+    With several axes each one gets c = 2 ceil(dim/(2 axes)) channels and frequencies base^(-2k/c); their encodings
+    stand behind one another, and what exceeds dim is cut off the end.
+
+    dim       width of the embeddings (channels), 1 or more; on one axis an odd width lacks the last cosine when
+              interleaved, and has a zero in its last channel when concatenated
     base      ratio that sets the longest wavelength (unitless, above 1)
-    layout    "interleaved" as in the paper, "concatenated" as in tensor2tensor and fairseq
+    layout    "interleaved" as in the paper, "concatenated" as in tensor2tensor and fairseq, and on two axes as in MAE;
+              "sines_first" has the sines of all axes, then all cosines (timm's sincos table), which on one axis is the
+              same as concatenated
     endpoint  False: the exponent runs over dim/2, as in the paper, and the longest wavelength falls short of 2 pi base
               (54,410 rather than 62,832 positions at dim 128). True: over dim/2 - 1, as in tensor2tensor and
               fairseq, and the longest wavelength is exactly 2 pi base
+    axes      coordinates of a position: 1 for sequences, 2 for images, 3 for video, or more
+    scaled    multiply by one learned number, which starts at dim^-1/2, so that it fits embeddings of norm 1
 
     Shapes: x [B, T, dim] -> [B, T, dim]. Any position works: fractional, negative, or far beyond 5000; there is no
     table to run out of. Angles are taken in float64 and the result is rounded once to x's dtype.
@@ -32,19 +40,38 @@ class Sinusoidal(Encoding):
 
     Where it goes wrong: it is defined at any length, but a model trained with it breaks 20 to 50 tokens past the
     trained length. The dot product of two encodings is even in the distance, so it tells no direction, and it is not
-    monotone. |PE(p)| is sqrt(dim/2) for every p.
+    monotone. |PE(p)| is sqrt(dim/2) for every p. Axes given in another order (x before y, as MAE's own code has it)
+    pass every check and mean another place.
 
-    Raises ValueError for a width below 1, a base of 1 or less, an unknown layout, or embeddings of another width.
-    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.5.
+    Raises ValueError for a width below 1, a base of 1 or less, an unknown layout, axes that get no channel, or
+    embeddings of another width.
+    Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.5; on two axes He et al. 2021, arXiv:2111.06377.
 
     >>> Sinusoidal(4)(torch.zeros(1, 2, 4))[0, 1]
     tensor([0.8415, 0.5403, 0.0100, 0.9999])
+    >>> Sinusoidal(4, axes=2)(torch.zeros(1, 4, 4), positions=Positions.grid(2, 2))[0, 1]
+    tensor([0.0000, 1.0000, 0.8415, 0.5403])
     """
 
     source = "Vaswani et al. 2017, arXiv:1706.03762, section 3.5"
-    also_called = ("sincos", "sine", "vaswani", "fixed")
+    also_called = ("sincos", "sine", "vaswani", "fixed", "sincos2d")
+    extrapolates: ClassVar[str] = (
+        "hoped for by its authors; trained models break 20 to 50 tokens past the trained length"
+    )
+    used_by: ClassVar[str] = "the original Transformer, many translation and speech encoders, Whisper's encoder, MAE"
 
-    def __init__(self, dim: int, base: float = 10_000.0, layout: str = "interleaved", endpoint: bool = False) -> None:
+    def __init__(
+        self,
+        dim: int,
+        base: float = 10_000.0,
+        layout: str = "interleaved",
+        endpoint: bool = False,
+        axes: int = 1,
+        scaled: bool = False,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         if dim < 1:
             raise ValueError(f"dim must be 1 or more, got {dim}")
@@ -52,14 +79,33 @@ class Sinusoidal(Encoding):
             raise ValueError(f"base must be above 1, got {base}")
         if layout not in LAYOUTS:
             raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got '{layout}'")
-        self.dim, self.base, self.layout, self.endpoint = dim, base, layout, endpoint
+        if not axes >= 1:
+            raise ValueError(f"axes must be 1 or more, got {axes}")
+        self.dim, self.base, self.layout, self.endpoint, self.scaled = dim, base, layout, endpoint, scaled
+        self.axes = axes
+        if (axes - 1) * self.width >= dim:
+            raise ValueError(
+                f"dim={dim} leaves no channel for the last of axes={axes}, of which each takes {self.width}; "
+                f"build it with dim={axes * self.width}"
+            )
+        self.scale = nn.Parameter(torch.empty((), device=device, dtype=dtype)) if scaled else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.scale is not None:
+            nn.init.constant_(self.scale, self.dim**-0.5)
+
+    @property
+    def width(self) -> int:
+        """The channels of one axis before the cut: even when there are several."""
+        return self.dim if self.axes == 1 else 2 * math.ceil(self.dim / (2 * (self.axes or 1)))
 
     @property
     def frequencies(self) -> Tensor:
-        """The frequency of each pair (radians per position), float64, fastest first."""
-        pairs = (self.dim + 1) // 2 if self.layout == "interleaved" else self.dim // 2
+        """The frequency of each pair of an axis (radians per position), float64, fastest first."""
+        pairs = (self.width + 1) // 2 if self.layout == "interleaved" else self.width // 2
         k = torch.arange(pairs, dtype=torch.float64)
-        exponent = k / max(pairs - 1, 1) if self.endpoint else 2 * k / self.dim
+        exponent = k / max(pairs - 1, 1) if self.endpoint else 2 * k / self.width
         return self.base**-exponent
 
     @property
@@ -70,42 +116,54 @@ class Sinusoidal(Encoding):
     def table(
         self, positions: PositionsLike = None, *, tokens: int | None = None, dtype: torch.dtype = torch.float32
     ) -> Tensor:
-        """The encoding [B or 1, T, dim] of given positions, or of the first `tokens` positions."""
+        """The encoding [B or 1, T, dim] of given positions, or of the first `tokens` positions of one axis."""
         if positions is None and tokens is None:
             raise ValueError("table needs positions or a number of tokens")
         if positions is None:
             at = Positions.count(tokens or 0)
         else:
             at = positions if isinstance(positions, Positions) else Positions.of(positions)
-        return self.encode(at).to(dtype)
+        table = self.encode(at)
+        return (table if self.scale is None else table * self.scale.to(table)).to(dtype)
 
     def encode(self, at: Positions) -> Tensor:
-        """The encoding [B or 1, T, dim] in float64."""
-        coords = at.axis(str(self))
+        """The encoding [B or 1, T, dim] in float64, without the learned scale."""
+        coords = at.coordinates(self.axes, str(self))
         device = coords.device
         # Some devices have no float64: the angles are then taken on the CPU.
         exact = torch.device("cpu") if device.type == "mps" else device
-        angle = coords.to(exact).double()[..., None] * self.frequencies.to(exact)  # [B, T, pairs]
+        angle = coords.to(exact).double()[..., None] * self.frequencies.to(exact)  # [B, T, pairs] or [B, T, A, pairs]
+        waves = (angle.sin(), angle.cos())
         if self.layout == "interleaved":
-            return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2)[..., : self.dim]
-        return torch.nn.functional.pad(torch.cat((angle.sin(), angle.cos()), -1), (0, self.dim % 2))
+            rows = torch.stack(waves, -1).flatten(2)
+        elif self.layout == "concatenated":
+            rows = torch.cat(waves, -1).flatten(2)
+        else:
+            rows = torch.cat([wave.flatten(2) for wave in waves], -1)
+        # Pads the odd channel of one axis with a zero, or cuts what several axes have too many.
+        return torch.nn.functional.pad(rows, (0, self.dim - rows.shape[-1]))
 
     def embed(self, x: Tensor, at: Positions) -> Tensor:
         if x.shape[-1] != self.dim:
             raise ValueError(
                 f"embeddings must have {self.dim} channels, got {x.shape[-1]}; build Sinusoidal({x.shape[-1]})"
             )
+        # A scale multiplies before the one rounding.
+        dtype = x.dtype if self.scale is None else torch.promote_types(x.dtype, torch.float32)
         # The options are part of the key: a module's attributes may be set anew.
-        key = ("sinusoidal", self.dim, self.base, self.layout, self.endpoint, x.dtype, x.device)
-        table = at.once(key, lambda: self.encode(at).to(x.dtype).to(x.device))
-        return x + table
+        key = ("sinusoidal", self.dim, self.base, self.layout, self.endpoint, self.axes, dtype, x.device)
+        table = at.once(key, lambda: self.encode(at).to(dtype).to(x.device))
+        return x + (table if self.scale is None else (table * self.scale.to(dtype)).to(x.dtype))
 
     def shift(self, k: float) -> Tensor:
         """The matrix M_k [dim, dim], float64, with PE(p + k) = M_k PE(p) for every position p.
 
         Each pair (sin, cos) turns by k times its frequency, so M_k is a block rotation that does not depend on p.
-        Raises ValueError for an odd interleaved width, whose last sine has no cosine to turn with.
+        Raises ValueError for several axes, and for an odd interleaved width, whose last sine has no cosine to turn
+        with.
         """
+        if self.axes != 1:
+            raise ValueError(f"a shift by k moves along one axis, and {self} has {self.axes}; build it with axes=1")
         if self.dim % 2 and self.layout == "interleaved":
             raise ValueError(
                 f"a shift needs whole pairs, and dim={self.dim} leaves a sine without its cosine; use an even dim"
@@ -126,7 +184,9 @@ class Sinusoidal(Encoding):
         moved = self.encode(at.with_coords(at.coords + k))
         return float((moved - self.encode(at) @ self.shift(k).T).abs().max())
 
-    def formula_added(self, position: float, channel: int) -> float:
+    def formula_added(self, position, channel: int) -> float:
+        if self.axes != 1:
+            return self.formula_on_axes(position, channel)
         pairs = math.ceil(self.dim / 2) if self.layout == "interleaved" else self.dim // 2
         if self.layout == "interleaved":
             k, wave = channel // 2, (math.sin, math.cos)[channel % 2]
@@ -135,7 +195,21 @@ class Sinusoidal(Encoding):
         else:
             return 0.0
         exponent = k / (pairs - 1 or 1) if self.endpoint else k / (self.dim / 2)
-        return wave(position / self.base**exponent)
+        return self.formula_scale() * wave(position / self.base**exponent)
+
+    def formula_on_axes(self, position: tuple[float, ...], channel: int) -> float:
+        axes = len(position)
+        pairs = math.ceil(self.dim / (2 * axes))
+        if self.layout == "sines_first":
+            wave, (axis, k) = channel // (pairs * axes), divmod(channel % (pairs * axes), pairs)
+        else:
+            axis, inside = divmod(channel, 2 * pairs)
+            wave, k = (inside % 2, inside // 2) if self.layout == "interleaved" else divmod(inside, pairs)
+        exponent = k / (pairs - 1 or 1) if self.endpoint else k / pairs
+        return self.formula_scale() * (math.sin, math.cos)[wave](position[axis] / self.base**exponent)
+
+    def formula_scale(self) -> float:
+        return 1.0 if self.scale is None else self.scale.item()
 
     def _load_from_state_dict(
         self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
@@ -151,6 +225,8 @@ class Sinusoidal(Encoding):
 
     def compare_saved(self, table: Tensor) -> str | None:
         """Why a saved table [max_len, dim], with or without a batch axis of 1, is not this encoding; None if it is."""
+        if self.axes != 1:
+            return f"a saved table counts along one axis, and {self} has {self.axes}; leave it out of the state dict"
         rows = (
             table.squeeze(0)
             if table.dim() == 3 and table.shape[0] == 1

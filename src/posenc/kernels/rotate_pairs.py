@@ -11,6 +11,12 @@ def exact(x: Tensor) -> Tensor:
     return x.to("cpu" if x.device.type == "mps" else x.device).double()
 
 
+def rotation_dtype(x: Tensor) -> torch.dtype:
+    """The dtype to rotate x in: more exact than its own, so that the result is off by its one rounding."""
+    half = x.dtype in (torch.bfloat16, torch.float16)
+    return torch.float32 if half or x.device.type == "mps" else torch.float64
+
+
 def cos_sin(angle: Tensor, temperature: float | Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Cosines and sines [2, ...] of angles (radians, float64) times the temperature, rounded once to dtype."""
     return (torch.stack((angle.cos(), angle.sin())) * temperature).to(dtype).to(device)
@@ -19,7 +25,7 @@ def cos_sin(angle: Tensor, temperature: float | Tensor, dtype: torch.dtype, devi
 def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
     """Rotate the pairs of the first 2 P channels of x [..., T, D]; the other channels pass.
 
-    (a, b) -> (a cos - b sin, b cos + a sin), with cos and sin [..., T, P] of float32 or better.
+    (a, b) -> (a cos - b sin, b cos + a sin), with cos and sin [..., T, P] in `rotation_dtype(x)`.
     Layout "half" pairs channel p with p + P; "interleaved" pairs 2 p with 2 p + 1. The arithmetic is done in the dtype
     of the tables and rounded once to x's dtype. x is not changed.
     """

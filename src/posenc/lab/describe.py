@@ -1,42 +1,235 @@
 """One encoding shown to a person: its lesson, its numbers and its pictures; and all of them in one overview."""
 
 import inspect
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from posenc import kernels, schedules
-from posenc.catalogue import build, every, options_of, parameters_of
-from posenc.encoding import Encoding, Shape, parts_of
-from posenc.lab import plots, record, tasks
+from posenc import coordinate_maps, kernels, schedules
+from posenc.catalogue import build, names, options_of, parameters_of
+from posenc.encoding import Encoding, Keys, OnHeads, Projections, Shape, parts_of
+from posenc.lab import tasks
 from posenc.lab.worked import worked_example
+from posenc.masks import causal
+from posenc.positions import Positions
+
+STANDARD = Shape(dim=512, heads=8, head_dim=64, max_len=2048)
+"""The model that encodings are counted for; those of several axes have CELLS cells on each instead of max_len."""
+
+CELLS = 32
+
+GROUPS: dict[str, Callable[[Encoding], Any]] = {
+    "Wrap another encoding": lambda encoding: encoding.wraps,
+    "Added to embeddings": lambda encoding: "embed" in encoding.doors,
+    "Turn queries and keys": lambda encoding: "key" in encoding.doors,
+    "Remember facts of every token": lambda encoding: "remember" in encoding.doors,
+    "Bias the logits": lambda encoding: encoding.doors & {"by_distance", "score_mod"},
+    "Temperatures of the query": lambda encoding: "query" in encoding.doors,
+    "Other attention rules": lambda encoding: encoding.doors,
+    "No position": lambda encoding: True,
+}
+"""What an encoding does, by its doors: it belongs to the first group that fits."""
+
+MEASURED: dict[str, tuple[tuple[float, float, float], tuple[float, float, float] | None]] = {
+    "none": ((1.04, 1.15, 1.22), None),
+    "sinusoidal": ((1.66, 2.66, 3.49), (0, 0, 0)),
+    "learned": ((1.56, 2.01, 2.16), (0, 0, 0)),
+    "rotary": ((1.10, 1.75, 2.28), (0, 0, 0)),
+    "alibi": ((0.99, 0.98, 0.98), (98, 84, 42)),
+    "t5_bias": ((1.01, 1.14, 1.35), (82, 72, 62)),
+    "shaw": ((0.96, 0.95, 0.94), (31, 13, 0.4)),
+}
+"""Text: perplexity at 2, 4 and 8 times the window over that at the window. Copy: per cent exact at 1.2, 1.5 and 2 times
+the trained length, None where it was not learned. Medians of three seeds, from docs/log.md."""
+
+MEASURED_BY = "posenc compare --preset full, 2026-11-21: 2 layers of width 64, 3 seeds (docs/log.md)"
 
 
-def overview() -> dict[str, list[dict[str, str]]]:
-    """Every encoding, schedule, task and kernel, each with its name and its idea in one line."""
-    encodings = [
-        {
-            "name": name,
-            "class": cls.__name__,
-            "doors": ", ".join(sorted(cls.doors)) or "nothing",
-            "options": ", ".join(option for option in options_of(name) if option not in ("dim", "heads", "head_dim"))
-            or "-",
-            "idea": idea(cls),
-            "source": cls.source,
-        }
-        for name, cls in every()
-    ]
+def overview() -> dict[str, Any]:
+    """Every encoding, schedule, coordinate map, task and kernel: what it is, and of encodings what they cost."""
     return {
-        "encodings": encodings,
-        "schedules": [{"name": name, "idea": idea(cls)} for name, cls in schedules.SCHEDULES.items()],
-        "tasks": [{"name": name, "idea": idea(tasks.find(name))} for name in tasks.names()],
-        "kernels": [
-            {"name": name, "idea": idea(inspect.getmodule(kernel))} for name, kernel in kernels.KERNELS.items()
-        ],
+        "encodings": [entry(name) for name in names()],
+        "counted_for": f"dim {STANDARD.dim}, {STANDARD.heads} heads of {STANDARD.head_dim}, trained length "
+        f"{STANDARD.max_len}; with several axes {CELLS} cells on each",
+        "measured_by": MEASURED_BY,
+        **others(),
     }
+
+
+def others() -> dict[str, list[dict[str, str]]]:
+    """What is no encoding: kind -> name and idea of each."""
+    kinds: dict[str, dict[str, Any]] = {
+        "schedules": schedules.SCHEDULES,
+        "coordinate_maps": coordinate_maps.COORDINATE_MAPS,
+        "tasks": {name: tasks.find(name) for name in tasks.names()},
+        "kernels": {name: inspect.getmodule(kernel) for name, kernel in kernels.KERNELS.items()},
+    }
+    return {
+        kind: [{"name": name, "idea": idea(thing)} for name, thing in found.items()] for kind, found in kinds.items()
+    }
+
+
+def entry(spec: str) -> dict[str, Any]:
+    """What is known of one encoding, at the standard shape; `problem` says why where it cannot be built."""
+    try:
+        return card(spec)
+    except ValueError as error:
+        # One broken file must not hide all the others.
+        return {"name": spec, "group": "Cannot be built", "problem": str(error)}
+
+
+def card(spec: str) -> dict[str, Any]:
+    """What is known of one encoding.
+
+    Raises ValueError where the spec is none, and where it cannot be built at the standard shape.
+    """
+    with own_errors(spec):
+        encoding, shape = at_standard_shape(spec)
+        return {"name": spec, "group": group_of(encoding), "problem": None, **facts_of(encoding, spec, shape)}
+
+
+@contextmanager
+def own_errors(spec: str) -> Generator[None]:
+    """Somebody's own encoding may fail in any way; it becomes a ValueError that names it, in one line."""
+    try:
+        yield
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(f"{spec} fails: {type(error).__name__}: {' '.join(str(error).split())}") from error
+
+
+def group_of(encoding: Encoding) -> str:
+    return next(group for group, fits in GROUPS.items() if fits(encoding))
+
+
+def facts_of(encoding: Encoding, spec: str, shape: Shape) -> dict[str, Any]:
+    own = [part.encoding if isinstance(part, OnHeads) else part for part in parts_of(encoding)]
+
+    def said(attribute: str) -> str:
+        return " | ".join(dict.fromkeys(words for part in own if (words := getattr(part, attribute))))
+
+    return {
+        "class": " + ".join(type(part).__name__ for part in own),
+        "also_called": [name for part in own for name in part.also_called],
+        "idea": " | ".join(dict.fromkeys(idea(type(part)) for part in own)),
+        "doors": sorted(encoding.doors),
+        "options": options(spec),
+        "parameters": parameters_of(encoding),
+        "per": "layer" if encoding.per_layer else "model",
+        "cache": cache_cost(encoding, shape),
+        "kernels": [name for name in kernels.KERNELS if kernels.why_not(name, encoding) is None],
+        "axes": encoding.axes or "any",
+        "extrapolates": said("extrapolates"),
+        "measured": measured(spec),
+        "used_by": said("used_by"),
+        "source": said("source"),
+    }
+
+
+def at_standard_shape(spec: str) -> tuple[Encoding, Shape]:
+    """The encoding, and the shape that it was built for."""
+    # A grid of the trained length on each side would not fit into memory, so the small one comes first.
+    shape = replace(STANDARD, max_len=CELLS)
+    encoding = build(spec, shape)
+    return (encoding, shape) if encoding.axes > 1 else (build(spec, STANDARD), STANDARD)
+
+
+def options(spec: str) -> dict[str, str]:
+    """The options of a named encoding and their defaults, but for widths and heads, which the model decides."""
+    if spec not in names():
+        return {}
+    return {
+        option: "as the model" if option in ("max_len", "causal") else str(parameter.default)
+        for option, parameter in options_of(spec).items()
+        if option not in ("dim", "heads", "head_dim")
+    }
+
+
+def measured(spec: str) -> str:
+    """What our own comparison found beyond the trained length, in words; nothing where there is no measurement."""
+    if spec not in MEASURED:
+        return ""
+    text, copied = MEASURED[spec]
+    times = ", ".join(f"{ratio:.2f}" for ratio in text)
+    exact = "not learned" if copied is None else ", ".join(f"{share:g}" for share in copied) + " % exact"
+    found = f"text: perplexity times {times} at 2, 4, 8 times the window; copy: {exact}"
+    return found if copied is None else f"{found} at 1.2, 1.5, 2 times the length"
+
+
+@torch.no_grad()
+def cache_cost(encoding: Encoding, shape: Shape) -> dict[str, Any]:
+    """What a KV cache holds and does for an encoding besides k and v, found by letting it attend to three tokens.
+
+    numbers      how many numbers it remembers of each token in each layer
+    turned_anew  what of the cache it turns again at every step: keys, values
+    words        the same in words
+    """
+    T, numbers = 3, 0
+    again = {"keys"} if encoding.turns_when_attending else set()
+    if encoding.doors & {"attend", "remember"}:
+        x, heads = torch.zeros(1, T, shape.dim), torch.zeros(1, shape.heads, T, shape.head_dim)
+        places = torch.zeros(1, T, encoding.axes or 1, dtype=torch.long)
+        at = replace(Positions.count(T), coords=places, unit_step=False, extent=1).with_length(T)
+        memo = encoding.remember(x, at, Projections(lambda _: heads, lambda _: heads, lambda _: heads))
+        numbers = sum(fact.numel() // T for fact in memo.values())
+        given = Keys(heads.clone(), heads.clone(), at, memo, memo)
+
+        def watch(_: Encoding, q: Tensor, at: Positions, keys: Keys, *rest: Any, **more: Any) -> tuple[Tensor, Tensor]:
+            again.update(
+                name for name, key in (("keys", "k"), ("values", "v")) if vars(keys)[key] is not vars(given)[key]
+            )
+            return q, q.new_zeros(1, shape.heads, T, T)
+
+        encoding.attend(heads, at, given, causal(), replace(kernels.bind("reference", encoding, scale=1), kernel=watch))
+    words = [f"{numbers:,} number{'s' * (numbers != 1)} per token and layer beside k and v"] if numbers else []
+    words += [f"all {' and '.join(sorted(again))} are turned anew at each step"] if again else []
+    return {"numbers": numbers, "turned_anew": sorted(again), "words": "; ".join(words) or "nothing more"}
+
+
+def in_words(entry: dict[str, Any]) -> list[str]:
+    """What `posenc list` says of an encoding, a line for each thing."""
+    if entry["problem"]:
+        return [entry["problem"]]
+    lines = [
+        entry["idea"],
+        f"{entry['parameters']:,} parameters per {entry['per']}; cache: {entry['cache']['words']}; "
+        f"kernels: {', '.join(entry['kernels'])}; axes: {entry['axes']}",
+    ]
+    named = {
+        "options": ", ".join(entry["options"]),
+        "beyond training": entry["extrapolates"],
+        "measured": entry["measured"],
+        "used by": entry["used_by"],
+    }
+    return lines + [f"{name}: {words}" for name, words in named.items() if words]
+
+
+def card_in_words(card: dict[str, Any]) -> list[list[str]]:
+    """Everything that is known of an encoding, as rows of what and words."""
+    counted = f"{card['parameters']:,} per {card['per']}"
+    rows = {
+        "class": card["class"],
+        "also called": ", ".join(card["also_called"]),
+        "idea": card["idea"],
+        "does": f"{card['group'].lower()}; opens {', '.join(card['doors']) or 'no door'}",
+        "options": ", ".join(f"{name}={default}" for name, default in card["options"].items()),
+        "parameters": f"{counted}, at dim {STANDARD.dim}, {STANDARD.heads} heads, trained length {STANDARD.max_len}"
+        + (f" ({CELLS} cells on each axis)" if isinstance(card["axes"], int) and card["axes"] > 1 else ""),
+        "KV cache": card["cache"]["words"],
+        "kernels": ", ".join(card["kernels"]),
+        "axes": str(card["axes"]),
+        "beyond the trained length": card["extrapolates"],
+        "measured here": f"{card['measured']} ({MEASURED_BY})" if card["measured"] else "not yet",
+        "used by": card["used_by"] or "no released model that we know of",
+        "source": card["source"],
+    }
+    return [[name, words] for name, words in rows.items() if words]
 
 
 def idea(thing: Any) -> str:
@@ -55,6 +248,8 @@ class Shown:
 
     def save(self, folder: Path) -> list[Path]:
         """Write the figures as PNG files."""
+        from posenc.lab import plots
+
         folder.mkdir(parents=True, exist_ok=True)
         paths = []
         for name, figure in self.figures.items():
@@ -68,78 +263,56 @@ def show(spec: str, *, tokens: int, dim: int, heads: int, words: Sequence[str], 
 
     Raises ValueError for a bad spec or size.
     """
+    # The overview does not wait for matplotlib.
+    from posenc.lab import pictures
+
     if tokens < 2:
         raise ValueError(f"pictures need at least 2 positions, got {tokens}")
-    torch.manual_seed(0)
     shape = Shape.of(dim, heads, max_len=tokens)
-    encoding = build(spec, shape)
-    speak(encoding)
-    numbers = record.describe(encoding, dim, tokens)
+    small = replace(shape, max_len=min(tokens, pictures.MOST_CELLS))
+    with own_errors(spec):
+        if build(spec, small).axes > 1:
+            shape = small
+        torch.manual_seed(0)
+        encoding = build(spec, shape)
+    drawn = pictures.draw(encoding, shape, tokens)
     lesson = "\n\n".join(
         dict.fromkeys(inspect.getdoc(type(part)) or type(part).__name__ for part in parts_of(encoding))
     )
     doors = ", ".join(sorted(encoding.doors)) or "no door"
-    size = f"{parameters_of(encoding):,} parameters at dim {dim}, {heads} heads, {tokens} positions"
-    head = f"{encoding}\nopens {doors}; {size}\n\n"
+    cells = f", {shape.max_len} cells on each axis" if encoding.axes > 1 else f", {tokens} positions"
+    size = f"{parameters_of(encoding):,} parameters at dim {dim}, {heads} heads{cells}"
+    notes = "\n".join(drawn.notes)
+    text = f"{encoding}\nopens {doors}; {size}\n\n{without_doctest(lesson)}" + (f"\n\n{notes}" if notes else "")
     shown = Shown(
-        head + without_doctest(lesson), {"encoding": str(encoding), "doors": sorted(encoding.doors), **numbers}
+        text,
+        {"encoding": str(encoding), "doors": sorted(encoding.doors), **drawn.facts, "notes": drawn.notes},
+        drawn.tables,
+        drawn.figures,
     )
-    draw(shown, encoding, numbers, tokens)
-    if "embed" in encoding.doors:
-        example = worked_example(words, 4, spec)
-        headers, rows = example.table()
-        shown.tables.append((f"Worked example: {example.encoding} at 4 channels", headers, rows))
+    if "embed" in encoding.doors and encoding.axes <= 1:
+        add_worked_example(shown, words, spec)
     for part in parts_of(encoding):
-        if hasattr(part, "shift") and dim % 2 == 0:
+        if hasattr(part, "shift_error") and dim % 2 == 0:
             add_shift(shown, part, shift, tokens)
     return shown
 
 
-@torch.no_grad()
-def speak(encoding: Encoding) -> None:
-    """Draw from N(0, 1) the tables that start at zero: untrained, they would be pictures of nothing."""
-    for parameter in encoding.parameters():
-        if not parameter.any():
-            parameter.normal_()
-
-
-def draw(shown: Shown, encoding: Encoding, numbers: dict[str, Any], tokens: int) -> None:
-    """The pictures that an encoding has."""
-    name = str(encoding)
-    if numbers["added"] is not None:
-        table = torch.tensor(numbers["added"])
-        shown.figures["heatmap"] = plots.heatmap(table.numpy(), f"{name}: what is added at each position")
-        shown.figures["similarity"] = plots.similarity_matrix(table.numpy(), f"{name}: similarity of positions")
-        chosen = sorted({0, 1, 2, tokens // 4, tokens // 2, tokens - 1})
-        shown.figures["fingerprint"] = plots.fingerprint(table.numpy(), chosen, f"{name}: how positions differ")
-    if numbers["wavelengths"] is not None:
-        waves = torch.tensor(numbers["wavelengths"], dtype=torch.float64)
-        shown.figures["wavelengths"] = plots.wavelength_curve(waves.numpy(), tokens, f"{name}: wavelength of each pair")
-        shown.figures["clock"] = plots.clock(
-            (2 * torch.pi / waves).numpy(), tokens // 4, f"{name}: the pairs of position {tokens // 4} as hands"
-        )
-        rows = [[str(i), f"{w:.2f}", f"{tokens / w:.3f}"] for i, w in enumerate(waves.tolist())]
-        shown.tables.append(
-            (
-                "Wavelengths",
-                ["pair", "wavelength (positions)", f"turns in {tokens} positions"],
-                rows[:8] + rows[8:][-2:],
-            )
-        )
-    if numbers["bias"] is not None:
-        heads = torch.tensor(numbers["bias"]["heads"])
-        shown.figures["bias"] = plots.bias_curves(
-            numbers["bias"]["distance"], heads.numpy(), f"{name}: bias by distance, each head"
-        )
-    if numbers["rotation"] is not None:
-        rotation = torch.tensor([numbers["rotation"]])
-        shown.figures["rotation"] = plots.bias_curves(
-            list(range(rotation.shape[1])), rotation.numpy(), f"{name}: mean cosine of the pairs by distance"
-        )
+def add_worked_example(shown: Shown, words: Sequence[str], spec: str) -> None:
+    """Token vectors plus position vectors, number by number, where four channels are enough for the encoding."""
+    try:
+        example = worked_example(words, 4, spec)
+    except ValueError as error:
+        shown.text += f"\n\nNo worked example at 4 channels: {error}."
+        return
+    headers, rows = example.table()
+    shown.tables.append((f"Worked example: {example.encoding} at 4 channels", headers, rows))
 
 
 def add_shift(shown: Shown, encoding: Any, k: int, tokens: int) -> None:
     """The linear-shift property: the matrix, and how exactly it moves every position."""
+    from posenc.lab import plots
+
     matrix = encoding.shift(k)
     error = encoding.shift_error(k, torch.arange(tokens))
     shown.figures["shift"] = plots.shift_matrix(matrix.numpy(), f"{encoding}: M_{k} with PE(p + {k}) = M_{k} PE(p)")

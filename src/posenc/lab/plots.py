@@ -10,8 +10,9 @@ import functools
 import io
 import os
 import re
+import textwrap
 import warnings
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -99,6 +100,11 @@ def short(label: str, width: int = 30) -> str:
         label = f"{label[: width // 2 - 1]}…{label[len(label) - (width - width // 2) :]}"
     # matplotlib leaves labels that begin with an underscore out of legends.
     return f" {label}" if label.startswith("_") else label
+
+
+def wrapped(title: str, inches: float) -> str:
+    """A title in as many lines as a figure of this width needs."""
+    return "\n".join(textwrap.wrap(title, int((inches - 0.9) * 12)))
 
 
 def readable(token: Any) -> str:
@@ -281,7 +287,9 @@ def plain_log(axis: Any) -> None:
     low, high = axis.get_view_interval()
     few = low > 0 and high / low < 40
     axis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0) if few else (1.0,)))
-    axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}" if x < 1e5 else f"{x:.0e}"))
+    axis.set_major_formatter(
+        FuncFormatter(lambda x, _: f"{x:g}" if x < 1e4 else f"{x:,.0f}" if x < 1e9 else f"{x:.0e}")
+    )
     axis.set_minor_formatter(NullFormatter())
 
 
@@ -661,7 +669,7 @@ def draw_bias(ax: Axes, distances: np.ndarray, heads: np.ndarray, title: str, *,
         ax.plot(x, values, color=colours(0.92 * head / max(1, len(heads) - 1)), linewidth=1.5, label=f"head {head}")
     ax.set(title=title, xlabel="distance, query - key", ylabel="bias, added to the logit")
     if legend_too and len(heads) <= 12:
-        ax.legend(fontsize=7, ncols=2 if len(heads) > 4 else 1, loc="lower left", handlelength=1.4)
+        ax.legend(fontsize=7, ncols=2 if len(heads) > 4 else 1, loc="best", handlelength=1.4)
 
 
 @styled
@@ -804,7 +812,7 @@ def draw_attention(blocks: list[tuple[str, np.ndarray]], tokens: Sequence[Any], 
 def heatmap(table: Any, title: str) -> Figure:
     """A table [positions, dimensions], red above zero and blue below."""
     fig = figure(8, 4.2)
-    draw_table(fig.add_subplot(), two_axes(table, "table"), title)
+    draw_table(fig.add_subplot(), two_axes(table, "table"), wrapped(title, 8))
     return fig
 
 
@@ -822,15 +830,107 @@ def wavelength_curve(wavelengths: Any, trained_length: float | None, title: str)
 def similarity_matrix(table: Any, title: str) -> Figure:
     """Cosine between the rows of a table [positions, dimensions]."""
     fig = figure(5.2, 4.4)
-    draw_similarity(fig.add_subplot(), cosines(two_axes(table, "table")), title)
+    draw_similarity(fig.add_subplot(), cosines(two_axes(table, "table")), wrapped(title, 5.2))
     return fig
 
 
 @styled
 def bias_curves(distances: Any, heads: Any, title: str) -> Figure:
-    """What each head adds to a logit at each distance; `heads` is [heads, distances]."""
+    """What each head adds to a logit at each signed distance; `heads` is [heads, distances]."""
+    fig, x = figure(7, 3.9), numbers(distances)
+    ax = fig.add_subplot()
+    draw_bias(ax, x, two_axes(heads, "heads"), wrapped(title, 7), legend_too=True)
+    if len(x) and np.nanmin(x) < 0:
+        ax.axvline(0, color=SOFT, linewidth=0.8)
+        ax.set(xlabel="distance, query - key (left of 0: keys that come later)")
+    return fig
+
+
+@styled
+def spectrum(waves: Any, before: Any, context: float, title: str, words: str, unit: str) -> Figure:
+    """Positions per turn of each pair, and what they were before a schedule; hollow: no whole turn in the context.
+
+    Pairs that never turn are left out; `words` say what is to be said of all.
+    """
+    fig = figure(8, 4.3)
+    ax = fig.add_subplot(title=wrapped(title, 8))
+    if before is not None:
+        draw_wavelengths(ax, np.atleast_1d(numbers(before)), context, look(7))
+    draw_wavelengths(ax, np.atleast_1d(numbers(waves)), context, look(0))
+    ax.axhline(context, color=INK, linestyle=(0, (4, 3)), linewidth=1)
+    ax.annotate(
+        f"context: {context:g} {unit}",
+        (0.005, context),
+        xycoords=("axes fraction", "data"),
+        xytext=(0, 3),
+        textcoords="offset points",
+        fontsize=8,
+    )
+    ax.set_yscale("log")
+    plain_log(ax.yaxis)
+    ax.xaxis.set_major_locator(MaxNLocator(10, integer=True))
+    ax.set_xlim(-0.03 * len(waves) - 0.2, 1.03 * len(waves) - 0.8)
+    ax.set(xlabel=f"pair of dimensions (hollow: no whole turn)\n{words}", ylabel=f"{unit.split()[0]} per turn")
+    if before is not None:
+        legend(fig, [handle("before the schedule", look(7)), handle("after", look(0))])
+    return fig
+
+
+@styled
+def curves(
+    x: Any,
+    lines: Mapping[str, Any],
+    title: str,
+    xlabel: str,
+    ylabel: str,
+    *,
+    log: bool = False,
+    mark: float | None = None,
+) -> Figure:
+    """Named lines over x; `mark` is the trained length, `log` is for x."""
     fig = figure(7, 3.9)
-    draw_bias(fig.add_subplot(), numbers(distances), two_axes(heads, "heads"), title, legend_too=True)
+    ax, colours = fig.add_subplot(title=wrapped(title, 7)), matplotlib.colormaps["viridis"]
+    for place, (name, values) in enumerate(lines.items()):
+        few = len(lines) <= 2
+        ax.plot(
+            numbers(x),
+            numbers(values),
+            color=LIGHT[place] if few else colours(0.92 * place / (len(lines) - 1)),
+            linestyle=DASHES[place] if few else "-",
+            linewidth=1.5,
+            label=name,
+        )
+    if log:
+        ax.set_xscale("log")
+        plain_log(ax.xaxis)
+    if mark is not None:
+        mark_trained(ax, [mark])
+    ax.set(xlabel=xlabel, ylabel=ylabel)
+    if 1 < len(lines) <= 12:
+        ax.legend(fontsize=7, ncols=2 if len(lines) > 4 else 1, loc="best", handlelength=1.6)
+    return fig
+
+
+@styled
+def centre_maps(maps: Any, title: str) -> Figure:
+    """How each head sees a grid from its middle cell, which is marked; `maps` is [heads, rows, columns]."""
+    array = numbers(maps)
+    if array.ndim != 3 or not array.size:
+        raise ValueError(f"maps must be [heads, rows, columns] with at least one cell, got shape {array.shape}")
+    shown = array[:MOST_PANELS]
+    limit = float(np.nanmax(np.abs(shown))) if np.isfinite(shown).any() else 1.0
+    fig, axes = panels(len(shown), 4, 2.3 if len(shown) > 1 else 4.2, 2.3 if len(shown) > 1 else 3.9, "")
+    fig.suptitle(
+        "\n".join(textwrap.wrap(title, max(48, int(fig.get_figwidth() * 10)))), x=0.01, ha="left", fontsize=10.5
+    )
+    for head, (ax, cells) in enumerate(zip(axes, shown, strict=True)):
+        ax.imshow(cells, cmap=DIVERGING, norm=Normalize(-(limit or 1.0), limit or 1.0), interpolation="none")
+        ax.plot([cells.shape[1] // 2], [cells.shape[0] // 2], marker="+", color=INK, markersize=7)
+        ax.set(title=f"head {head}" if len(array) > 1 else "", xlabel="column", ylabel="row")
+        ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+        ax.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+        ax.grid(visible=False)
+    scale_bar(axes[-1], -(limit or 1.0), limit or 1.0, DIVERGING)
     return fig
 
 
@@ -897,6 +997,12 @@ def attention_maps(weights: Any, tokens: Sequence[Any] | None, title: str) -> Fi
             f"weights must be [layers, heads, queries, keys], or have fewer axes in front; got shape {array.shape}"
         )
     return draw_attention([("", array.reshape((1,) * (4 - array.ndim) + array.shape))], tokens or [], title)
+
+
+@styled
+def attention_beside(maps: Mapping[str, Any], title: str) -> Figure:
+    """Attention weights [heads, queries, keys] of one layer in several settings, each with its words."""
+    return draw_attention([(words, numbers(weights)[None]) for words, weights in maps.items()], [], title)
 
 
 @styled

@@ -1,0 +1,104 @@
+"""DAPE: a bias that adapts to the data."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from posenc.encoding import BoundKernel, Encoding, Keys, Projections, ScoreMod
+from posenc.masks import Mask
+from posenc.positions import Positions
+
+BIASES = {"by_distance", "score_mod", "remember"}
+
+
+class DAPE(Encoding):
+    """Let a small network correct a bias for each pair, from the logits and biases of all heads.
+
+    logit = A + B + f([A; B]),   A = scale * q_i . k_j,  B the wrapped bias, both [H] for a pair
+    f(z) = W_2 leaky_relu(W_1 z + b_1) + b_2,   W_1 [width, 2 H], W_2 [H, width], slope 0.01 below 0
+
+    encoding  the bias that is adapted: kerple or alibi in the paper, or any encoding that is a bias and nothing else
+    heads     number of query heads
+    width     hidden width of the network (channels); 32 in the paper
+
+    Every layer has a network, and a wrapped bias, of its own. A is read after other encodings have turned queries and
+    keys; their biases, and what a mask adds, are added beside it and are not seen by the network. DAPE-v2's convolution
+    over three neighbouring keys is left out: neighbours in the tensor are no neighbours in a packed or cached sequence.
+
+    Where it goes wrong: 2 H numbers for each pair go through the network, about width times the memory of plain
+    logits. The network reads the whole bias, which is far outside what it was trained on at long distances.
+
+    Raises ValueError for a number of heads or a width below 1, and for an encoding that is no bias or more than one.
+    Source: Zheng et al. 2024, arXiv:2405.14722, section 3; code in chuanyang-Zheng/DAPE.
+
+    >>> from posenc.encodings.alibi import ALiBi
+    >>> DAPE(ALiBi(4), heads=4).first.weight.shape
+    torch.Size([32, 8])
+    """
+
+    source = "Zheng et al. 2024, arXiv:2405.14722, section 3; code in chuanyang-Zheng/DAPE"
+    also_called = ("data_adaptive", "data_adaptive_bias")
+    extrapolates = "Claimed, in its own tables: better beyond the trained length than the bias it adapts."
+    used_by = ""
+    per_layer = True
+    wraps = ("kerple", "alibi")
+
+    def __init__(
+        self,
+        encoding: Encoding,
+        heads: int,
+        width: int = 32,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if not (heads >= 1 and width >= 1):
+            raise ValueError(f"heads and width must be 1 or more, got {heads} and {width}")
+        if not encoding.doors & {"by_distance", "score_mod"} or not encoding.doors <= BIASES:
+            raise ValueError(
+                f"dape adapts a bias and nothing else, as in dape(kerple); {encoding} opens "
+                f"{sorted(encoding.doors) or 'no door'}"
+            )
+        self.encoding, self.heads, self.width = encoding, heads, width
+        self.doors = encoding.doors | {"attend"}
+        self.axes, self.reads_keys = encoding.axes, encoding.reads_keys
+        self.first = nn.Linear(2 * heads, width, device=device, dtype=dtype)
+        self.second = nn.Linear(width, heads, device=device, dtype=dtype)
+
+    def reset_parameters(self) -> None:
+        self.first.reset_parameters()
+        self.second.reset_parameters()
+
+    def by_distance(self, delta: Tensor) -> Tensor | None:
+        return self.encoding.by_distance(delta)
+
+    def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod | None:
+        return self.encoding.score_mod(q, at, keys)
+
+    def remember(self, x: Tensor, at: Positions, project: Projections) -> dict[str, Tensor]:
+        return self.encoding.remember(x, at, project)
+
+    def attend(
+        self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
+    ) -> tuple[Tensor, Tensor | None]:
+        if q.shape[1] != self.heads:
+            raise ValueError(f"{self} mixes {self.heads} heads, got queries of {q.shape[1]}; build it for {q.shape[1]}")
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        with torch.autocast(q.device.type, enabled=False):
+            k = keys.k.to(dtype).repeat_interleave(q.shape[1] // keys.k.shape[1], 1)
+            logits = q.to(dtype) @ k.transpose(-1, -2) * kernel.scale
+            bias = self.encoding.dense_bias(q, at, keys, dtype)
+            assert bias is not None
+            corrected = self.corrections(torch.cat((logits, bias.expand_as(logits)), 1).movedim(1, -1))
+        return kernel(self, q, at, keys, mask.plus(corrected.movedim(-1, 1)))
+
+    def corrections(self, pairs: Tensor) -> Tensor:
+        """f of the logits and biases [..., 2 H] of pairs: what is added for each head, [..., H]."""
+        W1, b1, W2, b2 = (
+            p.to(pairs.dtype) for p in (self.first.weight, self.first.bias, self.second.weight, self.second.bias)
+        )
+        return F.linear(F.leaky_relu(F.linear(pairs, W1, b1)), W2, b2)
+
+    def formula_logit(self, q, k, m, n, head, scale) -> float:
+        raise NotImplementedError(f"{self} mixes the logits of all heads, and a formula of one head lacks the others")

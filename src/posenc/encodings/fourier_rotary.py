@@ -1,0 +1,226 @@
+"""FoPE: rotary whose waves are mixtures of frequencies, without those that training cannot see whole."""
+
+import math
+from dataclasses import replace
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from posenc.encoding import BoundKernel, Encoding, Keys
+from posenc.kernels.reference import fit_heads
+from posenc.kernels.rotate_pairs import LAYOUTS, exact, rotate_pairs
+from posenc.masks import Mask
+from posenc.positions import Positions, PositionsLike
+
+SILENCED = ("passed", "doubled")
+
+
+class FourierRotary(Encoding):
+    """Rotary with a mixture of waves in each pair, and without the waves that are longer than the trained length.
+
+    frequency_k = base^(-2k/d), kept while its wavelength 2 pi / frequency_k is at most max_len; K of them
+    cos_k(p) = sum_f A[h, f, k] cos(p frequency_f),   sin_k(p) = sum_f B[h, f, k] sin(p frequency_f),   f, k < K
+    (a, b) -> (a cos_k - b sin_k,  b cos_k + a sin_k) in queries and keys; A and B begin as the identity plus noise
+
+    heads      number of query heads
+    head_dim   width of one head, d (channels)
+    max_len    the trained length (positions)
+    base       ratio that sets the longest wavelength (unitless, above 1)
+    layout     which channels form a pair: "half" (k with k + d/2; the released code) or "interleaved" (2k with 2k + 1)
+    gain       strength of the noise: deviation gain sqrt(2 / (K (K + heads))), which is what Xavier's rule makes of
+               the released code's tensors [heads, K, K] (0.3 at 60 M parameters, 0.6 at 1.2 B)
+    per_head   whether every query head has mixtures of its own
+    learned    whether the mixtures are trained (and every layer has its own); the released ones are frozen noise
+    silenced   what becomes of the pairs whose frequency is dropped: "passed" leaves them as they are (the paper's
+               frequency zero: cosine 1, sine 0; vLLM); "doubled" does as the released code, whose sine is 1 as well:
+               both sides turn by 45 degrees and grow by sqrt(2), so that these pairs count twice in the logit
+    seed       of the noise (a frozen mixture is the same in all layers; the released code draws anew for each)
+
+    What differs: the paper may draw other frequencies besides those of rotary; its released settings do not. The
+    released code mixes at most d/4 pairs, and where more frequencies are kept, spreads the identity over every second
+    or third of them, so that the last mixed pairs hold noise alone; here, as in vLLM, every kept frequency has its
+    pair. vLLM has one mixture for each key head; here each query head has one, and a shared key is turned once for each
+    query head when it is attended to, so that the result is that of repeated keys.
+
+    Where it goes wrong: it is derived from the periodicity of attention, but a logit is no longer a function of the
+    distance: the mixtures are no rotation, and moving query and key together changes it (gain=0 brings back rotary
+    without its slow pairs). That the coefficients are learned is a misreading: the released code trains none. In its
+    own comparison ALiBi has the better perplexity past the trained length; what FoPE keeps is passkey retrieval.
+
+    Raises ValueError for impossible options, for a max_len of 6 or less (no wave fits), and heads that do not fit.
+    Source: Hua et al. 2024, arXiv:2412.17739, section 4; released as TsinghuaC3I/Fourier-Position-Embedding.
+
+    >>> FourierRotary(heads=8, head_dim=64, max_len=512).frequencies.shape
+    torch.Size([16])
+    """
+
+    source = "Hua et al. 2024, arXiv:2412.17739, section 4"
+    also_called = ("fope", "fourier_position_embedding")
+    extrapolates = "Claimed steady passkey retrieval from 512 trained tokens to 8,192; ALiBi's perplexity stays better."
+    used_by = ""
+
+    def __init__(
+        self,
+        heads: int,
+        head_dim: int,
+        max_len: int,
+        base: float = 10_000.0,
+        layout: str = "half",
+        gain: float = 0.3,
+        per_head: bool = True,
+        learned: bool = False,
+        silenced: str = "passed",
+        seed: int = 0,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if not heads >= 1:
+            raise ValueError(f"heads must be 1 or more, got {heads}")
+        if not (head_dim >= 2 and head_dim % 2 == 0):
+            raise ValueError(f"head_dim must be even and 2 or more to form pairs, got {head_dim}")
+        if not max_len >= 7:
+            raise ValueError(f"max_len must be 7 or more, got {max_len}: the shortest wave takes 2 pi = 6.28 positions")
+        if not 1 < base < math.inf:
+            raise ValueError(f"base must be above 1 and finite, got {base}")
+        if layout not in LAYOUTS:
+            raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got '{layout}'")
+        if not 0 <= gain < math.inf:
+            raise ValueError(f"gain must be 0 or more and finite, got {gain}")
+        if silenced not in SILENCED:
+            raise ValueError(f"silenced must be one of {', '.join(SILENCED)}, got '{silenced}'")
+        if not isinstance(seed, int):
+            raise ValueError(f"seed must be a whole number, got {seed}")
+        self.heads, self.head_dim, self.max_len, self.base, self.layout = heads, head_dim, max_len, base, layout
+        self.gain, self.per_head, self.learned, self.silenced, self.seed = gain, per_head, learned, silenced, seed
+        self.kept = sum(2 * math.pi * base ** (2 * k / head_dim) <= max_len for k in range(head_dim // 2))
+        self.per_layer = learned
+        if not per_head:
+            self.doors = self.doors - {"attend"}
+        if learned:
+            shape = self.drawn().shape[1:]
+            self.cos_mixture = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+            self.sin_mixture = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+            self.reset_parameters()
+        else:
+            # No tensor that a cast could damage: drawn in float64 from the seed, outside the state.
+            self.frozen = self.drawn()
+
+    def reset_parameters(self) -> None:
+        if self.learned:
+            cos, sin = self.drawn()
+            with torch.no_grad():
+                self.cos_mixture.copy_(cos)
+                self.sin_mixture.copy_(sin)
+
+    def drawn(self) -> Tensor:
+        """The initial mixtures [2, heads or 1, K, K], float64 on the CPU: identity plus noise from the seed."""
+        K, heads = self.kept, self.heads if self.per_head else 1
+        generator = torch.Generator("cpu").manual_seed(self.seed)
+        noise = torch.randn(2, heads, K, K, generator=generator, dtype=torch.float64, device="cpu")
+        deviation = self.gain * math.sqrt(2 / (K * (K + heads)) if self.per_head else 1 / K)
+        return torch.eye(K, dtype=torch.float64, device="cpu") + deviation * noise
+
+    @property
+    def mixtures(self) -> Tensor:
+        """A and B, stacked: [2, heads or 1, K, K]."""
+        return torch.stack((self.cos_mixture, self.sin_mixture)) if self.learned else self.frozen
+
+    @property
+    def frequencies(self) -> Tensor:
+        """The frequencies that are kept (radians per position), float64, fastest first."""
+        pairs = torch.arange(0, 2 * self.kept, 2, dtype=torch.float64, device="cpu")
+        return self.base ** -(pairs / self.head_dim)
+
+    @property
+    def wavelengths(self) -> Tensor:
+        """The wavelength of each wave that is kept and mixed (positions), float64, shortest first."""
+        return 2 * math.pi / self.frequencies
+
+    def turn(self, x: Tensor, at: Positions) -> Tensor:
+        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        if self.learned:
+            cos, sin = self.table(at, dtype, x.device)
+        else:
+            options = self.heads, self.head_dim, self.max_len, self.base, self.gain, self.per_head, self.silenced
+            key = ("fourier_rotary", *options, self.seed, dtype, x.device)
+            cos, sin = at.once(key, lambda: self.table(at, dtype, x.device))
+        return rotate_pairs(x, cos, sin, self.layout)
+
+    def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """What multiplies the pairs, [2, B or 1, heads or 1, T, d/2]."""
+        coords = exact(at.axis(str(self)))
+        angle = coords[:, None, :, None] * self.frequencies.to(coords.device)  # [B or 1, 1, T, K]
+        mixtures = self.mixtures.to(coords.device).double()
+        cos, sin = torch.stack((angle.cos(), angle.sin())) @ mixtures[:, None]
+        rest = (0, self.head_dim // 2 - angle.shape[-1])
+        cos = F.pad(cos, rest, value=1.0)
+        sin = F.pad(sin, rest, value=0.0 if self.silenced == "passed" else 1.0)
+        return torch.stack((cos, sin)).to(dtype).to(device)
+
+    def query(self, q: Tensor, at: Positions) -> Tensor:
+        self.check_width(q)
+        if self.per_head and q.shape[1] != self.heads:
+            raise ValueError(f"{self} has mixtures for {self.heads} heads, got {q.shape[1]}; build it for those")
+        return self.turn(q, at)
+
+    def key(self, k: Tensor, at: Positions) -> Tensor:
+        self.check_width(k)
+        # A key that several query heads share waits, unturned, for `attend`.
+        return k if self.shared(k) else self.turn(k, at)
+
+    def attend(
+        self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
+    ) -> tuple[Tensor, Tensor | None]:
+        if self.shared(keys.k):
+            k, v = fit_heads(q, keys.k, keys.v)
+            keys = replace(keys, k=self.turn(k, keys.at), v=v)
+        return kernel(self, q, at, keys, mask)
+
+    def forward(
+        self, x: Tensor, k: Tensor | None = None, *, positions: PositionsLike = None, offset: int = 0
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        if k is not None and self.shared(k):
+            raise ValueError(
+                f"{self} turns keys once for each of its {self.heads} query heads, got {k.shape[1]} key heads; repeat "
+                f"them for their query heads first, or build it with per_head=False"
+            )
+        return super().forward(x, k, positions=positions, offset=offset)
+
+    def shared(self, k: Tensor) -> bool:
+        """Whether several query heads read each key, which then stays unturned until they do."""
+        return self.per_head and k.shape[1] != self.heads
+
+    def check_width(self, x: Tensor) -> None:
+        if x.shape[-1] != self.head_dim:
+            raise ValueError(
+                f"heads must have {self.head_dim} channels, got {x.shape[-1]}; build FourierRotary({x.shape[-1]})"
+            )
+
+    def formula_query(self, q, position):
+        if self.per_head:
+            raise NotImplementedError(f"{self} turns each head in its own way, and a formula of one query lacks it")
+        return self.formula_turned(q, position, 0)
+
+    def formula_logit(self, q, k, m, n, head, scale) -> float:
+        q, k = self.formula_turned(q, m, head), self.formula_turned(k, n, head)
+        return scale * math.fsum(a * b for a, b in zip(q, k, strict=True))
+
+    def formula_turned(self, x, position: float, head: int) -> list[float]:
+        """One query or key, as published."""
+        plain = [self.base ** (-2 * p / self.head_dim) for p in range(self.head_dim // 2)]
+        kept = [frequency for frequency in plain if 2 * math.pi / frequency <= self.max_len]
+        by_cos, by_sin = cast(list, self.mixtures[:, head if self.per_head else 0].tolist())
+        turned = list(x)
+        for p in range(self.head_dim // 2):
+            cos, sin = 1.0, 0.0 if self.silenced == "passed" else 1.0
+            if p < len(kept):
+                cos = math.fsum(by_cos[f][p] * math.cos(position * w) for f, w in enumerate(kept))
+                sin = math.fsum(by_sin[f][p] * math.sin(position * w) for f, w in enumerate(kept))
+            first, second = (p, p + self.head_dim // 2) if self.layout == "half" else (2 * p, 2 * p + 1)
+            turned[first] = x[first] * cos - x[second] * sin
+            turned[second] = x[second] * cos + x[first] * sin
+        return turned

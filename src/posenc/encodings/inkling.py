@@ -1,0 +1,133 @@
+"""Inkling's content-conditioned relative bias."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from posenc.encoding import Encoding, Keys, Projections, ScoreMod, Token, look_up
+from posenc.positions import Positions, distance
+
+
+class Inkling(Encoding):
+    """Let each token choose its own bias over past distances, as a mixture of a few learned profiles.
+
+    logit(i, j) = scale * q_i . k_j + r_i . P[:, n]   for n = m_i - n_j with 0 <= n < extent, and no bias elsewhere
+    r_i = W x_i, from what attention projects its queries from
+
+    The profiles P [rank, extent] are shared by the heads of a layer, W maps dim channels to rank for each head; every
+    layer has its own. The bias is added to scaled logits: nothing divides it.
+
+    dim     width of the model (channels)
+    heads   number of query heads
+    extent  the distance (positions) from which there is no bias; in the released models 1024 in full layers, and the
+            width of the window in layers that have one
+    rank    number of profiles; 16 in the released models
+    std     standard deviation of the initial W and P
+
+    A fractional distance mixes the two neighbouring columns linearly; past the last column the bias fades to 0 within
+    one position.
+
+    It is Shaw's key term in low rank, with the product moved to the side of the query, and one more difference: the
+    mixture comes from the token itself, not from its query. So attention has to hand the asking tokens over (as it does
+    for every encoding that remembers), and `bias` alone cannot be asked.
+
+    What differs from the released models: they have more around it, normalised queries and keys with a scale of
+    1/head_dim, and in full layers a temperature that multiplies this bias too. Here it is the bias alone.
+
+    Where it goes wrong: past its extent, and towards the future, a token sees no position at all. No paper describes
+    it; the description is that of the released code.
+
+    Raises ValueError for sizes below 1, tokens of another width and heads that are others than it was built for.
+    Source: Thinking Machines, Inkling, 2026, as in transformers 5.23 `models/inkling` (no paper).
+
+    >>> Inkling(dim=8, heads=2, extent=32).profiles.shape
+    torch.Size([16, 32])
+    """
+
+    source = "Thinking Machines, Inkling, 2026 (no paper; transformers 5.23), after Shaw et al. 2018, arXiv:1803.02155"
+    also_called = ("low_rank_relative", "relative_projection", "relative_profiles", "learned_distance_basis")
+    per_layer = True
+    extrapolates = (
+        "past the extent there is no bias, so far tokens are seen without position, and the released models add a "
+        "temperature there; no measurement is published"
+    )
+    used_by = "Inkling, Inkling-2-Small"
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        extent: int = 1024,
+        rank: int = 16,
+        std: float = 0.02,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if not (dim >= 1 and heads >= 1):
+            raise ValueError(f"dim and heads must be 1 or more, got {dim} and {heads}")
+        if not (extent >= 1 and rank >= 1) or extent % 1 or rank % 1:
+            raise ValueError(f"extent and rank must be whole numbers, 1 or more, got {extent} and {rank}")
+        if not std > 0:
+            raise ValueError(f"std must be above 0, got {std}")
+        self.dim, self.heads, self.extent, self.rank, self.std = dim, heads, int(extent), int(rank), std
+        self.to_mixture = nn.Linear(dim, heads * self.rank, bias=False, device=device, dtype=dtype)
+        self.profiles = nn.Parameter(torch.empty(self.rank, self.extent, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.to_mixture.weight, std=self.std)
+        nn.init.normal_(self.profiles, std=self.std)
+
+    def remember(self, x: Tensor, at: Positions, project: Projections) -> dict[str, Tensor]:
+        if x.shape[-1] != self.dim:
+            raise ValueError(
+                f"tokens must have {self.dim} channels, got {x.shape[-1]}; build Inkling({x.shape[-1]}, {self.heads})"
+            )
+        return {"inkling": self.to_mixture(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)}  # [B, H, T, rank]
+
+    def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
+        if q.shape[1] != self.heads:
+            raise ValueError(f"{self} mixes for {self.heads} heads, got queries of {q.shape[1]}; build it for those")
+        if "inkling" not in keys.own:
+            raise ValueError(f"the bias of {self} reads the asking tokens themselves; it works inside Attention only")
+        mixture = keys.own["inkling"]
+        dtype = torch.promote_types(torch.promote_types(mixture.dtype, self.profiles.dtype), torch.float32)
+        # A column of zeros stands for all distances without bias.
+        curves = nn.functional.pad(mixture.to(dtype) @ self.profiles.to(dtype), (0, 1))  # [B, H, T, extent + 1]
+        delta = distance(at, keys.at, str(self)).expand(q.shape[0], -1, -1)
+
+        def column(n: Tensor) -> Tensor:
+            return torch.where((n >= 0) & (n < self.extent), n, self.extent).long()
+
+        def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            n = delta[b, i, j]
+            if not n.is_floating_point():
+                return score + look_up(curves, b, h, i, column(n)).to(score.dtype)
+            below = n.floor()
+            share = (n - below).to(dtype)
+            first, second = (look_up(curves, b, h, i, column(place)) for place in (below, below + 1))
+            # Between the key in the future at -1 and the token itself at 0 there is still no bias.
+            return score + torch.where(n >= 0, torch.lerp(first, second, share), 0.0).to(score.dtype)
+
+        return score_mod
+
+    def formula_logit(self, q, k, m, n, head, scale) -> float:
+        raise NotImplementedError(f"the bias of {self} reads the asking token, which a formula of q and k alone lacks")
+
+    def formula_logits(self, query: Token, keys, head: int, scale: float) -> list[float]:
+        columns = [[*column, 0.0] for column in self.profiles.tolist()]
+        logits = []
+        for key in keys:
+            n = query.at - key.at
+            bias = 0.0
+            if 0 <= n < self.extent:
+                below = math.floor(n)
+                share = n - below
+                mixed = [(1 - share) * row[below] + share * row[below + 1] for row in columns]
+                bias = math.fsum(r * p for r, p in zip(query.memo["inkling"], mixed, strict=True))
+            plain = scale * math.fsum(a * b for a, b in zip(query.vector, key.vector, strict=True))
+            logits.append(plain + bias)
+        return logits

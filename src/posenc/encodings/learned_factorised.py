@@ -1,0 +1,243 @@
+"""Learned tables, one for each axis."""
+
+import math
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from posenc.encoding import Encoding
+from posenc.positions import Positions
+
+COMBINE = ("concatenated", "summed")
+OVERRUN = ("error", "clamp")
+
+
+class LearnedFactorised(Encoding):
+    """Add to each token the trained vectors of its row and of its column: one small table for each axis.
+
+    concatenated: E[r, c] = [A[r], B[c]],  A [n_1, d_1], B [n_2, d_2], d_1 + d_2 = dim
+    summed:       E[r, c] = A[r] + B[c],   A [n_1, dim], B [n_2, dim]
+    folded:       E[p] = E[p // n_2, p % n_2] for positions p = 0..n_1 n_2 - 1 of one axis
+
+    dim      width of the embeddings (channels)
+    max_len  positions to serve where no grid is given: in all when folded (the grid is then nearly square), otherwise
+             on each of two axes
+    grid     rows of each table, as in grid=(64, 64); two axes or more
+    widths   channels of each axis when concatenated (default: as even as dim allows)
+    combine  "concatenated" as in Reformer, "summed" as in models of images and video
+    fold     True: positions have one axis, and are folded over the grid row by row, as in Reformer. False: they have
+             the grid's axes
+    overrun  what happens past the tables: "error" raises, "clamp" reads the last row
+    std      standard deviation of the initial tables (in units of the embeddings); Reformer's is 1
+
+    Shapes: x [B, T, dim] -> [B, T, dim]. Between two positions their vectors are mixed linearly. 64 x 64 positions take
+    128 rows instead of 4,096. Reformer's own code refuses to train on anything but n_1 n_2 tokens; this one does not.
+    Errors are raised from Python with the position and the sizes; inside a compiled graph what is out of reach is NaN.
+
+    Where it goes wrong: what is special about one cell cannot be said, only about rows and about columns. Folded, the
+    two neighbours n_2 - 1 and n_2 of a text lie in different rows: only a change of both vectors leads across.
+
+    Raises ValueError for sizes below 1, widths that do not add up, unknown words, embeddings of another width, and
+    positions out of the tables.
+    Source: Kitaev, Kaiser, Levskaya 2020, arXiv:2001.04451 (released code, axial position embeddings); Ho et al. 2019,
+    arXiv:1912.12180.
+
+    >>> [list(table.shape) for table in LearnedFactorised(8, grid=(3, 5)).tables]
+    [[3, 4], [5, 4]]
+    """
+
+    source = "Kitaev, Kaiser, Levskaya 2020, arXiv:2001.04451; Ho et al. 2019, arXiv:1912.12180"
+    also_called = ("axial_position", "axial_embedding", "reformer")
+    extrapolates: ClassVar[str] = "not claimed: past its tables there are no rows"
+    used_by: ClassVar[str] = "Reformer"
+
+    def __init__(
+        self,
+        dim: int,
+        max_len: int | None = None,
+        grid: tuple[int, ...] | None = None,
+        widths: tuple[int, ...] | None = None,
+        combine: str = "concatenated",
+        fold: bool = True,
+        overrun: str = "error",
+        std: float = 0.02,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if not dim >= 1:
+            raise ValueError(f"dim must be 1 or more, got {dim}")
+        if max_len is not None and not max_len >= 1:
+            raise ValueError(f"max_len must be 1 or more, got {max_len}")
+        for name, word, words in (("combine", combine, COMBINE), ("overrun", overrun, OVERRUN)):
+            if word not in words:
+                raise ValueError(f"{name} must be one of {', '.join(words)}, got '{word}'")
+        if not std > 0:
+            raise ValueError(f"std must be above 0, got {std}")
+        if grid is None:
+            if max_len is None:
+                raise ValueError("tables need their sizes: give grid=(rows, columns), or max_len")
+            columns = math.isqrt(max_len - 1) + 1
+            sizes: tuple[int, ...] = (-(-max_len // columns), columns) if fold else (max_len, max_len)
+        else:
+            sizes = grid
+        if not isinstance(sizes, tuple) or len(sizes) < 2 or not all(isinstance(n, int) and n >= 1 for n in sizes):
+            raise ValueError(f"grid must give the rows of two tables or more, as in (64, 64), got {grid!r}")
+        shares = tuple(dim // len(sizes) + (axis < dim % len(sizes)) for axis in range(len(sizes)))
+        if widths is not None:
+            if combine == "summed":
+                raise ValueError(f"summed tables all have dim={dim} channels, got widths={widths}; leave widths out")
+            shares = widths
+        if len(shares) != len(sizes) or not all(width >= 1 for width in shares) or sum(shares) != dim:
+            raise ValueError(f"widths must be {len(sizes)} numbers of 1 or more that add up to dim={dim}, got {shares}")
+        self.dim, self.max_len, self.grid, self.widths = dim, max_len, grid, widths
+        self.combine, self.fold, self.overrun, self.std = combine, fold, overrun, std
+        self.sizes = sizes
+        self.axes = 1 if fold else len(sizes)
+        self.tables = nn.ParameterList(
+            nn.Parameter(torch.empty(n, dim if combine == "summed" else width, device=device, dtype=dtype))
+            for n, width in zip(sizes, shares, strict=True)
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for table in self.tables:
+            nn.init.normal_(table, std=self.std)
+
+    def resampled(self, *grid: int, antialias: bool = True) -> "LearnedFactorised":
+        """The same encoding for another grid, each table resampled bicubically along its axis.
+
+        antialias  widen the kernel where a table shrinks (timm); it takes Keys' a = -1/2 everywhere, without it -3/4
+        Raises ValueError for folded positions: another grid would fold them in other places.
+        """
+        if self.fold:
+            raise ValueError(f"{self} folds positions over its grid; only tables of several axes resample (fold=False)")
+        if len(grid) != self.axes or not all(n >= 1 for n in grid):
+            raise ValueError(f"a grid of {self.axes} axes needs as many sizes of 1 or more, got {grid}")
+        twin = LearnedFactorised(
+            self.dim,
+            self.max_len,
+            grid,
+            self.widths,
+            self.combine,
+            False,
+            self.overrun,
+            self.std,
+            device=self.tables[0].device,
+            dtype=self.tables[0].dtype,
+        )
+        with torch.no_grad():
+            for table, new in zip(self.tables, twin.tables, strict=True):
+                # What resampling makes of unit vectors is the matrix [new, old] that resamples everything.
+                unit = torch.eye(len(table), dtype=torch.float64, device=table.device)[None, None]
+                weights = F.interpolate(unit, (len(new), len(table)), mode="bicubic", antialias=antialias)[0, 0]
+                new.copy_(weights @ table.double())
+        return twin
+
+    def embed(self, x: Tensor, at: Positions) -> Tensor:
+        if x.shape[-1] != self.dim:
+            raise ValueError(
+                f"embeddings must have {self.dim} channels, got {x.shape[-1]}; "
+                f"build LearnedFactorised({x.shape[-1]}, ...)"
+            )
+        return x + self.read(self.place(at)).to(x.dtype)
+
+    @property
+    def limits(self) -> tuple[int, ...]:
+        """How many positions there are along each axis that is read."""
+        return (math.prod(self.sizes),) if self.fold else self.sizes
+
+    def place(self, at: Positions) -> Tensor:
+        """Where each token [B or 1, T, axes] reads the tables (whole or fractional), by the overrun policy."""
+        coords = at.coordinates(self.axes, str(self))
+        coords = coords[..., None] if self.axes == 1 else coords
+        last = torch.tensor([n - 1 for n in self.limits], device=coords.device)
+        if self.overrun == "clamp":
+            coords = torch.minimum(coords, last.to(coords.dtype))
+        # What is known without looking at data needs no check: an extent also says that no coordinate is below 0.
+        if at.extent is not None and (self.overrun == "clamp" or at.extent <= min(self.limits)):
+            return coords
+        inside = ((coords >= 0) & (coords <= last)).all(-1)
+        if torch.compiler.is_compiling():
+            return torch.where(inside[..., None], coords.to(torch.float64), torch.nan)
+        if coords.is_meta or bool(inside.all()):
+            return coords
+        wrong = coords[~inside]
+        where = wrong[wrong.amax(-1).argmax()].tolist()
+        wanted = tuple(max(n, math.floor(p) + 1) for n, p in zip(self.limits, where, strict=True))
+        larger = f"max_len={wanted[0]}" if self.fold else f"grid={wanted}"
+        raise ValueError(
+            f"position {where[0] if self.fold else tuple(where)} is out of learned tables of "
+            f"{' x '.join(map(str, self.sizes))} positions, which begin at 0; "
+            + (
+                f"build them with {larger} or more, or choose overrun='clamp'"
+                if wanted != self.limits
+                else "shift the positions"
+            )
+        )
+
+    def read(self, place: Tensor) -> Tensor:
+        """The vectors [..., dim] at places [..., axes] that may be fractional; NaN places give NaN."""
+        if not place.is_floating_point():
+            return self.whole(place)
+        known = place.nan_to_num(0.0)
+        below = known.floor()
+        exact = torch.promote_types(self.tables[0].dtype, torch.float32)
+        share = (known - below + (place - known)).to(exact)
+        last = torch.tensor([n - 1 for n in self.limits], device=place.device)
+        above = torch.minimum(below.long() + 1, last)
+        if self.fold:
+            return torch.lerp(self.whole(below.long()).to(exact), self.whole(above).to(exact), share)
+        pieces = [
+            torch.lerp(
+                table[below[..., axis].long()].to(exact), table[above[..., axis]].to(exact), share[..., axis, None]
+            )
+            for axis, table in enumerate(self.tables)
+        ]
+        return self.combined(pieces)
+
+    def whole(self, place: Tensor) -> Tensor:
+        """The vectors [..., dim] at whole places [..., axes]."""
+        cell = place
+        if self.fold:
+            rest, digits = place[..., 0], []
+            for n in reversed(self.sizes):
+                digits.append(rest % n)
+                rest = rest // n
+            cell = torch.stack(digits[::-1], -1)
+        return self.combined([table[cell[..., axis]] for axis, table in enumerate(self.tables)])
+
+    def combined(self, pieces: list[Tensor]) -> Tensor:
+        return torch.cat(pieces, -1) if self.combine == "concatenated" else torch.stack(pieces).sum(0)
+
+    def formula_added(self, position, channel: int) -> float:
+        if not self.fold:
+            return self.formula_cell([min(p, n - 1) for p, n in zip(position, self.sizes, strict=True)], channel)
+        p = min(position, math.prod(self.sizes) - 1)
+        share = p - int(p)
+        total = 0.0
+        for whole, weight in ((int(p), 1 - share), (int(p) + 1, share)):
+            cell: list[float] = []
+            for n in reversed(self.sizes):
+                cell.insert(0, whole % n)
+                whole //= n
+            total += weight * self.formula_cell(cell, channel) if weight else 0.0
+        return total
+
+    def formula_cell(self, cell: list[float], channel: int) -> float:
+        """One channel at a cell, each table read between its rows."""
+        total = 0.0
+        for p, table in zip(cell, self.tables, strict=True):
+            if self.combine == "concatenated":
+                if not 0 <= channel < table.shape[1]:
+                    channel -= table.shape[1]
+                    continue
+            share = p - int(p)
+            above = min(int(p) + 1, len(table) - 1)
+            total += (1 - share) * table[int(p), channel].item() + share * table[above, channel].item()
+            if self.combine == "concatenated":
+                break
+        return total

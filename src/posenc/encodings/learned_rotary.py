@@ -1,0 +1,167 @@
+"""Rotary position embedding with learned frequencies."""
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from posenc.encoding import BoundKernel, Encoding, Keys
+from posenc.kernels.rotate_pairs import LAYOUTS, cos_sin, exact, rotate_pairs, rotation_dtype
+from posenc.masks import Mask
+from posenc.positions import Positions
+
+
+class LearnedRotary(Encoding):
+    """Turn channel pairs as rotary does, by frequencies that every layer, or every head, learns for itself.
+
+    frequency_k = base^(-2k/r) e^(shift_k),   shift_k = 0 at first
+    (a, b) -> (a cos p frequency_k - b sin p frequency_k,  b cos p frequency_k + a sin p frequency_k)
+
+    head_dim  width of one head (channels), even; r = head_dim
+    heads     number of query heads, for per_head
+    base      ratio that sets the first frequencies (unitless, above 1)
+    layout    which channels form a pair: "half" pairs k with k + r/2, "interleaved" 2k with 2k + 1
+    per_head  whether each head has frequencies of its own (shift [heads, r/2]; else [r/2]). With fewer key heads than
+              query heads, keys are then repeated for their queries, and a cache holds them so
+
+    How we differ: the released implementations learn the frequency itself. Its logarithm is learned here, so that one
+    step changes fast and slow pairs by the same share, weight decay pulls towards the first frequencies and not towards
+    standing still, and casting the weights to bfloat16 does not move the angles of an untrained pair.
+
+    Angles are taken in float64, the rotation in the next better dtype than the input's, and results are rounded once.
+
+    Where it goes wrong: the gradient of a shift grows with the distance, so frequencies want a smaller learning rate
+    than weights. Weights in bfloat16 round a shift to one part in 512, and an angle's error grows with the position. No
+    schedule applies: there is no base left to change.
+
+    Raises ValueError for an odd head, a base of 1 or less, an unknown layout, per_head without heads, or heads that do
+    not fit.
+    Source: Heo et al. 2024, arXiv:2403.13298, section 3.2 (learned for each head and layer, there on two axes);
+    `learned_freq` of lucidrains/rotary-embedding-torch.
+
+    >>> LearnedRotary(8, base=100.0).frequencies
+    tensor([1.0000, 0.3162, 0.1000, 0.0316], dtype=torch.float64)
+    """
+
+    source = "Heo et al. 2024, arXiv:2403.13298, section 3.2"
+    also_called = ("learned_rope", "learnable_rope")
+    per_layer = True
+    extrapolates = "nothing is claimed; as rotary, it meets angles past the trained length that it never saw"
+    used_by = ""
+
+    def __init__(
+        self,
+        head_dim: int,
+        heads: int | None = None,
+        base: float = 10_000.0,
+        layout: str = "half",
+        per_head: bool = False,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if head_dim < 2 or head_dim % 2:
+            raise ValueError(f"head_dim must be an even number of channels to form pairs, got {head_dim}")
+        if heads is not None and not heads >= 1:
+            raise ValueError(f"heads must be 1 or more, got {heads}")
+        if not 1 < base < math.inf:
+            raise ValueError(f"base must be above 1, got {base}")
+        if layout not in LAYOUTS:
+            raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got '{layout}'")
+        if per_head and heads is None:
+            raise ValueError("per_head needs to know how many heads there are; give heads, as in heads=8")
+        self.head_dim, self.heads, self.base, self.layout, self.per_head = head_dim, heads, base, layout, per_head
+        if not per_head:
+            self.doors = self.doors - {"attend"}
+        shape = (heads, head_dim // 2) if per_head and heads is not None else (head_dim // 2,)
+        self.shift = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.shift)
+
+    def spectrum(self) -> Tensor:
+        """The frequency of each pair, [r/2] or [heads, r/2] (radians per position, float64), with its gradient."""
+        shift = exact(self.shift)
+        k = torch.arange(0, self.head_dim, 2, dtype=torch.float64, device=shift.device)
+        return self.base ** -(k / self.head_dim) * shift.exp()
+
+    @property
+    def frequencies(self) -> Tensor:
+        """The frequency of each pair as it is now (radians per position), float64: [r/2] or [heads, r/2]."""
+        return self.spectrum().detach()
+
+    @property
+    def wavelengths(self) -> Tensor:
+        """The wavelength of each pair, 2 pi / frequency (positions), float64, shortest first, over all heads."""
+        return (2 * math.pi / self.frequencies).flatten().sort().values
+
+    def turn(self, x: Tensor, at: Positions) -> Tensor:
+        if x.shape[-1] != self.head_dim:
+            raise ValueError(
+                f"heads must have {self.head_dim} channels, got {x.shape[-1]}; build LearnedRotary({x.shape[-1]})"
+            )
+        if self.per_head and x.shape[1] != self.heads:
+            raise ValueError(
+                f"{self} has frequencies for {self.heads} heads, got {x.shape[1]}; build it for {x.shape[1]}"
+            )
+        dtype = rotation_dtype(x)
+        # Not kept with the positions: a table that has a gradient belongs to one forward pass.
+        frequencies = self.spectrum()
+        coords = exact(at.axis(str(self)))[:, None, :, None]
+        angle = coords * (frequencies[:, None] if self.per_head else frequencies).to(coords.device)
+        table = cos_sin(angle, 1.0, dtype, x.device)  # [2, B or 1, heads or 1, T, r/2]
+        return rotate_pairs(x, table[0], table[1], self.layout)
+
+    def query(self, q: Tensor, at: Positions) -> Tensor:
+        return self.turn(q, at)
+
+    def key(self, k: Tensor, at: Positions) -> Tensor:
+        return self.turn(self.spread(k), at)
+
+    def spread(self, x: Tensor) -> Tensor:
+        """Keys or values of fewer heads, repeated for the query heads that share them, where these differ."""
+        if not self.per_head or self.heads is None or self.heads % x.shape[1]:
+            return x
+        return x.repeat_interleave(self.heads // x.shape[1], 1)
+
+    def attend(
+        self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
+    ) -> tuple[Tensor, Tensor | None]:
+        # The keys were repeated when they were turned; the values have to go with them.
+        return kernel(self, q, at, replace(keys, v=self.spread(keys.v)), mask)
+
+    def formula_spectrum(self, head: int) -> list[float]:
+        """As published, in scalars: the frequency of each pair of a head."""
+        shift = self.shift[head] if self.per_head else self.shift
+        d = self.head_dim
+        return [self.base ** (-2 * p / d) * math.exp(shift[p].item()) for p in range(d // 2)]
+
+    def pair(self, p: int) -> tuple[int, int]:
+        """The two channels of a pair."""
+        return (p, p + self.head_dim // 2) if self.layout == "half" else (2 * p, 2 * p + 1)
+
+    def formula_query(self, q, position) -> list[float]:
+        if self.per_head:
+            raise NotImplementedError(f"{self} turns each head by its own, and a formula of one query lacks its head")
+        out = list(q)
+        for p, frequency in enumerate(self.formula_spectrum(0)):
+            first, second = self.pair(p)
+            cos, sin = math.cos(position * frequency), math.sin(position * frequency)
+            out[first], out[second] = q[first] * cos - q[second] * sin, q[second] * cos + q[first] * sin
+        return out
+
+    def formula_key(self, k, position) -> list[float]:
+        return self.formula_query(k, position)
+
+    def formula_logit(self, q, k, m, n, head, scale) -> float:
+        total = []
+        for p, frequency in enumerate(self.formula_spectrum(head)):
+            first, second = self.pair(p)
+            # The real part of (q_a + i q_b) conj(k_a + i k_b) e^{i (m - n) frequency}.
+            turned = complex(q[first], q[second]) * complex(k[first], -k[second])
+            angle = (m - n) * frequency
+            total.append(turned.real * math.cos(angle) - turned.imag * math.sin(angle))
+        return scale * math.fsum(total)

@@ -1,0 +1,70 @@
+"""Log-n temperature."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from posenc.encoding import Encoding
+from posenc.kernels.rotate_pairs import exact
+from posenc.positions import Positions
+
+
+class LogTemperature(Encoding):
+    """Sharpen a query's attention as it sees more tokens: multiply it by the logarithm of how many there are.
+
+    q_p -> tau q_p,   tau = max(least, ln(p + 1) / ln(max_len))
+
+    A query at position p sees p + 1 tokens; with logarithmic growth the entropy of its attention stays about the same.
+    At the last trained position tau is 1.
+
+    max_len  the trained length (tokens), 2 or more
+    least    the smallest temperature (unitless): 0 is plain log-n scaling, where the first query is multiplied by 0 and
+             early ones are flattened; 1 is ReRoPE's max(1, .), which leaves all of the trained length as it was
+
+    It carries no order: use it beside other encodings, as in rotary + log_temperature. Biases that read the query
+    (Shaw) see it warmed. The count is read from the position: with documents, padding or a cache it is that of the
+    sequence alone; positions below 0 count as 0. Tau is taken in float64 and multiplied in float32 at least.
+
+    Where it goes wrong: without the floor a model that was trained plain loses its sharpness inside the trained
+    length. A count of tokens fits causal attention; bidirectional attention sees as many from every position.
+
+    Raises ValueError for a trained length below 2 or a negative least.
+    Source: Su 2021, kexue.fm/archives/8823 (log-n); Su 2023, kexue.fm/archives/9708 (ReRoPE).
+
+    >>> LogTemperature(max_len=1024).temperature(1023)
+    1.0
+    """
+
+    source = "Su 2021, kexue.fm/archives/8823 (log-n); Su 2023, kexue.fm/archives/9708 (ReRoPE)"
+    also_called = ("log_n", "logn", "log_scaling")
+    extrapolates = "It keeps the entropy of attention in range, and gives no position by itself."
+    used_by = ""
+
+    def __init__(self, max_len: int, least: float = 0.0) -> None:
+        super().__init__()
+        if not max_len >= 2:
+            raise ValueError(f"max_len must be 2 or more, since the logarithm of 1 is 0, got {max_len}")
+        if not 0 <= least < math.inf:
+            raise ValueError(f"least must be 0 or more, got {least}")
+        self.max_len, self.least = max_len, least
+
+    def query(self, q: Tensor, at: Positions) -> Tensor:
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        key = ("log_temperature", self.max_len, self.least, dtype, q.device)
+        return (q * at.once(key, lambda: self.table(at).to(dtype).to(q.device))).to(q.dtype)
+
+    def table(self, at: Positions) -> Tensor:
+        """The temperature of each query, [B or 1, 1, T, 1], float64."""
+        count = exact(at.axis(str(self))).clamp(min=0) + 1
+        return (count.log() / math.log(self.max_len)).clamp(min=self.least)[:, None, :, None]
+
+    def temperature(self, position: float) -> float:
+        """As published, in scalars: tau of a query at `position`."""
+        return max(self.least, math.log(max(position, 0) + 1) / math.log(self.max_len))
+
+    def formula_query(self, q, position) -> list[float]:
+        return [self.temperature(position) * a for a in q]
+
+    def formula_logit(self, q, k, m, n, head, scale) -> float:
+        return super().formula_logit(self.formula_query(q, m), k, m, n, head, scale)

@@ -1,0 +1,138 @@
+"""Mixed rotary encoding: rotary along learned directions."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from posenc.encoding import Encoding
+from posenc.kernels.rotate_pairs import LAYOUTS, cos_sin, exact, rotate_pairs, rotation_dtype
+from posenc.positions import Positions
+
+
+class MixedRotary(Encoding):
+    """Turn each pair of channels along a direction of its own, learned for each head: also along diagonals.
+
+    angle of pair p in head h at coordinates x = sum_a x_a f_h,p,a   (f: radians per unit of the coordinate, learned)
+    Initially f_h,p = base^(-A k/P) u_h,i with p = i ceil(P/A) + k: for each head A perpendicular directions u_h,1..A at
+    random, and along each the same magnitudes. For A = 2 axes and P = head_dim/2 pairs these are base^(-4k/head_dim).
+
+    head_dim  width of one head (channels); an odd last channel carries no position
+    heads     number of query heads
+    axes      number A of coordinates of a position
+    base      ratio that sets the smallest initial magnitude (unitless, above 1); 10 in the paper, since learning finds
+              the scale
+    groups    how many sets of frequencies there are; neighbouring heads share one. The default is one for each query
+              head, as published. Query heads that share a key head have to turn as it does: with grouped-query
+              attention give the number of key heads
+    layout    which channels form a pair: "half" pairs p with p + P, "interleaved" (RoPE-ViT, timm) 2p with 2p + 1
+
+    Every layer has frequencies of its own, head_dim/2 times A for each set. Which coordinate comes first is the
+    caller's choice: Positions.grid(H, W) gives (row, column), timm's "ij"; RoPE-ViT's own weights read (column, row).
+    Weight decay pulls frequencies towards no
+    position: the authors exclude them. Angles are taken in float64, whatever the dtype of the parameter; in bfloat16
+    the frequencies themselves are rounded.
+
+    Where it goes wrong: frequencies are learned in steps of a patch, so in much larger images slow pairs reach angles
+    that training never saw. With one axis it is rotary with learned frequencies, with the same limit.
+
+    Raises ValueError for a head without a pair, groups that do not divide the heads, or keys of fewer heads than there
+    are groups.
+    Source: Heo, Park, Han, Yun 2024, arXiv:2403.13298, section 3.2 (RoPE-Mixed).
+
+    >>> MixedRotary(8, heads=3).frequencies.shape
+    torch.Size([3, 4, 2])
+    """
+
+    source = "Heo, Park, Han, Yun 2024, arXiv:2403.13298, section 3.2"
+    also_called = ("rope_mixed", "mixed_rope")
+    extrapolates = (
+        "claimed to larger images: DeiT-III-B trained at 224 pixels scores 83.8 there and 84.4 at 384, axial rotary "
+        "83.6 and 83.9"
+    )
+    used_by = ""
+    per_layer = True
+
+    def __init__(
+        self,
+        head_dim: int,
+        heads: int,
+        axes: int = 2,
+        base: float = 10.0,
+        groups: int | None = None,
+        layout: str = "half",
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if layout not in LAYOUTS:
+            raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got '{layout}'")
+        if not head_dim >= 2:
+            raise ValueError(f"head_dim must hold a pair of channels, got {head_dim}")
+        if not heads >= 1:
+            raise ValueError(f"heads must be 1 or more, got {heads}")
+        if not axes >= 1 or axes % 1:
+            raise ValueError(f"axes must be a whole number of 1 or more, got {axes}")
+        if not 1 < base < math.inf:
+            raise ValueError(f"base must be above 1, got {base}")
+        if groups is not None and (not groups >= 1 or heads % groups):
+            raise ValueError(f"groups must divide heads={heads}, got {groups}; give the number of key heads")
+        self.head_dim, self.heads, self.axes, self.base = head_dim, heads, axes, base
+        self.groups, self.layout = groups, layout
+        sets = heads if groups is None else groups
+        self.frequencies = nn.Parameter(torch.empty(sets, head_dim // 2, axes, device=device, dtype=dtype))
+        self.reset_parameters()
+        if sets > 1:
+            reason = "heads that share a key head have to turn as it does; give groups=1, or the number of key heads"
+            # Per instance, since fewer sets close the gap.
+            self.gaps = {"grouped_query_heads_agree": reason, "a_cache_changes_nothing": reason}
+
+    def reset_parameters(self) -> None:
+        sets, pairs, axes = self.frequencies.shape
+        each = math.ceil(pairs / axes)
+        pair = torch.arange(pairs, device="cpu")
+        magnitude = self.base ** -(axes * (pair % each).double() / pairs)
+        # A random rotation for each set: its columns are the perpendicular directions.
+        q, r = torch.linalg.qr(torch.randn(sets, axes, axes, dtype=torch.float64, device="cpu"))
+        directions = q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]
+        directions[:, :, -1] *= torch.linalg.det(directions)[:, None]
+        with torch.no_grad():
+            self.frequencies.copy_(magnitude[:, None] * directions.mT[:, pair // each])
+
+    def turn(self, x: Tensor, at: Positions) -> Tensor:
+        if x.shape[-1] != self.head_dim:
+            raise ValueError(
+                f"heads must have {self.head_dim} channels, got {x.shape[-1]}; build MixedRotary({x.shape[-1]}, ...)"
+            )
+        sets = self.frequencies.shape[0]
+        if x.shape[1] % sets or x.shape[1] > self.heads:
+            raise ValueError(
+                f"{self} has frequencies for {sets} sets of heads among {self.heads}, got {x.shape[1]} heads; "
+                f"where fewer key heads serve the queries, build it with groups={x.shape[1]}"
+            )
+        dtype = rotation_dtype(x)
+        coords = exact(at.coordinates(self.axes, str(self)).view_as(at.coords))
+        frequencies = exact(self.frequencies)
+        # A product and a sum: autocast would take a matrix product in half precision.
+        angle = (coords[:, None, :, None] * frequencies[:, None]).sum(-1)  # [B or 1, sets, T, P]
+        cos, sin = cos_sin(angle.repeat_interleave(x.shape[1] // sets, 1), 1.0, dtype, x.device)
+        return rotate_pairs(x, cos, sin, self.layout)
+
+    def query(self, q: Tensor, at: Positions) -> Tensor:
+        return self.turn(q, at)
+
+    def key(self, k: Tensor, at: Positions) -> Tensor:
+        return self.turn(k, at)
+
+    def formula_logit(self, q, k, m, n, head, scale) -> float:
+        m, n = ((place,) if self.axes == 1 else place for place in (m, n))
+        own = self.frequencies[head * self.frequencies.shape[0] // self.heads].tolist()
+        total = [a * b for a, b in zip(q[2 * len(own) :], k[2 * len(own) :], strict=True)]
+        for p, frequency in enumerate(own):
+            first, second = (p, p + len(own)) if self.layout == "half" else (2 * p, 2 * p + 1)
+            # The real part of (q_a + i q_b) conj(k_a + i k_b) e^{i angle}.
+            turned = complex(q[first], q[second]) * complex(k[first], -k[second])
+            angle = math.fsum(f * (a - b) for f, a, b in zip(frequency, m, n, strict=True))
+            total.append(turned.real * math.cos(angle) - turned.imag * math.sin(angle))
+        return scale * math.fsum(total)

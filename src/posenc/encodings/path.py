@@ -1,0 +1,148 @@
+"""PaTH: position as the product of reflections along the path."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from posenc.encoding import BoundKernel, Encoding, Keys, Projections
+from posenc.masks import Mask, bidirectional, causal
+from posenc.positions import Positions
+
+
+class PaTH(Encoding):
+    """Let every token turn what lies before it: a key reaches the query through the reflections of all tokens between.
+
+    logit(i, j) = scale * k_j^T H_{j+1} H_{j+2} ... H_i q_i,   H_l = I - beta_l w_l w_l^T
+    w_l = (W_2 W_1 x_l) / |W_2 W_1 x_l|,   beta_l = 2 sigmoid(w_b . x_l + b)
+
+    H is the identity at beta 0, forgets the direction w at 1, and reflects it at 2; the tokens between decide. Each
+    head and layer has its own w and beta.
+
+    dim       width of the embeddings (channels)
+    heads     number of query heads
+    head_dim  width of one head (channels)
+    rank      width between W_1 and W_2 (channels)
+
+    Read from the query backwards, H_i first: q_i loses a share of w_i, the rest a share of w_{i-1}, and so on. How much
+    of each w is lost solves a triangular system, which gives all pairs at once, in time T S (S + head_dim) and memory
+    S (T + S) for each head. The path goes by `order` within a document; a key after the query has an empty path, a
+    plain q . k. Doors 1 to 3 of other encodings apply too: biases are added, paths lead from turned queries to turned
+    keys.
+
+    Differs from the authors' layer: no convolution of three tokens over w (it leaks position by itself), and w and beta
+    for each query head, where theirs belong to key heads. Its forget gate is an encoding of its own: forgetting.
+
+    Where it goes wrong: it is no function of the distance, and nothing decays. Decoding needs w and beta of every
+    cached token here; the authors turn the cached keys in place instead, which is faster and binds a cache to one path.
+
+    Raises ValueError for widths, heads or a rank below 1, and embeddings or heads of another width.
+    Source: Yang et al. 2025, arXiv:2505.16381, section 3; fla, path_attn.
+
+    >>> PaTH(8, heads=2, head_dim=4).lower.shape
+    torch.Size([32, 8])
+    """
+
+    source = "Yang et al. 2025, arXiv:2505.16381, section 3; fla, path_attn"
+    also_called = ("path_attention", "householder")
+    extrapolates = "Good to a few times the trained length, and worse at extreme ones; best together with forgetting."
+    used_by = ""
+    per_layer = True
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        head_dim: int,
+        rank: int = 32,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if not (dim >= 1 and heads >= 1 and head_dim >= 1):
+            raise ValueError(f"dim, heads and head_dim must be 1 or more, got {dim}, {heads} and {head_dim}")
+        if not rank >= 1:
+            raise ValueError(f"rank must be 1 or more, got {rank}")
+        self.dim, self.heads, self.head_dim, self.rank = dim, heads, head_dim, rank
+        self.lower = nn.Parameter(torch.empty(rank, dim, device=device, dtype=dtype))
+        self.upper = nn.Parameter(torch.empty(heads * head_dim, rank, device=device, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(heads, dim, device=device, dtype=dtype))
+        self.offset = nn.Parameter(torch.empty(heads, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for table in (self.lower, self.upper, self.weight):
+            nn.init.normal_(table, std=table.shape[1] ** -0.5)
+        nn.init.zeros_(self.offset)
+
+    def remember(self, x: Tensor, at: Positions, project: Projections) -> dict[str, Tensor]:
+        if x.shape[-1] != self.dim:
+            raise ValueError(
+                f"embeddings must have {self.dim} channels, got {x.shape[-1]}; build PaTH({x.shape[-1]}, ...)"
+            )
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        lower, upper, weight, offset = (p.to(dtype) for p in (self.lower, self.upper, self.weight, self.offset))
+        with torch.autocast(x.device.type, enabled=False):
+            w = F.linear(F.linear(x.to(dtype), lower), upper).unflatten(-1, (self.heads, self.head_dim))
+            beta = 2 * F.linear(x.to(dtype), weight, offset).sigmoid()
+        # A floor below the root keeps the gradient finite where w is zero, as in fla.
+        w = w * (w.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
+        return {"path_direction": w.transpose(1, 2), "path_strength": beta.transpose(1, 2)}  # [B, H, T, D], [B, H, T]
+
+    def attend(
+        self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
+    ) -> tuple[Tensor, Tensor | None]:
+        if (q.shape[1], q.shape[-1]) != (self.heads, self.head_dim):
+            raise ValueError(
+                f"{self} has paths for {self.heads} heads of {self.head_dim} channels, got queries of {q.shape[1]} "
+                f"heads of {q.shape[-1]}; build it for them"
+            )
+        with torch.autocast(q.device.type, enabled=False):
+            lost = self.lost(q, at, keys)
+        return kernel(self, q, at, keys, mask.plus(-kernel.scale * lost))
+
+    def lost(self, q: Tensor, at: Positions, keys: Keys) -> Tensor:
+        """What each pair loses of q . k on its path, [B, H, T, S]: k_j^T (I - H_{j+1} ... H_i) q_i."""
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        w, beta = keys.memo["path_direction"].to(dtype), keys.memo["path_strength"].to(dtype)
+        q, k = q.to(dtype), keys.k.to(dtype).repeat_interleave(q.shape[1] // keys.k.shape[1], 1)
+        passed = causal().allowed(at, keys.at)  # [B or 1, 1, T, S]
+        together = bidirectional().allowed(keys.at, keys.at)  # [B or 1, 1, S, S]
+        earlier = keys.at.order[:, None, :, None] > keys.at.order[:, None, None, :]  # [B or 1, 1, S, S]
+        # q_i loses sum_l c_il w_l, where c_il = beta_l w_l . (q_i - sum over l' after l of c_il' w_l'), l' up to i.
+        overlap = beta[..., None] * (w @ w.transpose(-1, -2)).masked_fill(~together, 0.0)
+        first = (beta[:, :, None] * (q @ w.transpose(-1, -2))).masked_fill(~passed, 0.0)  # [B, H, T, S]
+        if keys.at.contiguous:
+            shares = solve(overlap, first)
+        else:
+            sequence = keys.at.order.argsort(-1)[:, None]  # [B or 1, 1, S]
+            rows, columns = sequence[..., None].expand_as(overlap), sequence[:, :, None].expand_as(overlap)
+            ordered = sequence[:, :, None].expand_as(first)
+            solved = solve(overlap.gather(-2, rows).gather(-1, columns), first.gather(-1, ordered))
+            shares = torch.zeros_like(first).scatter(-1, ordered, solved)
+        return shares @ (w @ k.transpose(-1, -2)).masked_fill(~earlier, 0.0)
+
+    def formula_query(self, q, position) -> list[float]:
+        # The path belongs to the pair: biases beside this one read the query as it is.
+        return q
+
+    def formula_logits(self, query, keys, head, scale) -> list[float]:
+        logits = []
+        for key in keys:
+            u = list(query.vector)
+            between = [token for token in keys if key.order < token.order <= query.order]
+            for token in sorted(between, key=lambda token: -token.order):
+                w, beta = token.memo["path_direction"], token.memo["path_strength"]
+                share = beta * math.fsum(a * b for a, b in zip(w, u, strict=True))
+                u = [a - share * b for a, b in zip(u, w, strict=True)]
+            logits.append(scale * math.fsum(a * b for a, b in zip(key.vector, u, strict=True)))
+        return logits
+
+
+def solve(overlap: Tensor, first: Tensor) -> Tensor:
+    """c [..., T, S] with c_l + sum over l' after l of overlap_ll' c_l' = first_l, for every query."""
+    return torch.linalg.solve_triangular(overlap, first.transpose(-1, -2), upper=True, unitriangular=True).transpose(
+        -1, -2
+    )

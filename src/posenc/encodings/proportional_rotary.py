@@ -1,0 +1,149 @@
+"""Proportional rotary position embedding (p-RoPE)."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from posenc.encoding import Encoding
+from posenc.kernels.rotate_pairs import LAYOUTS, cos_sin, exact, rotate_pairs, rotation_dtype
+from posenc.positions import Positions
+from posenc.schedules import Schedule
+
+
+class ProportionalRotary(Encoding):
+    """Turn only the fastest channel pairs of a head, and let the slow ones carry content without position.
+
+    frequency_k = base^(-2k/head_dim) for k < n, 0 for the other pairs,   n = floor(share head_dim / 2), at least 1
+    (a, b) -> (a cos p frequency_k - b sin p frequency_k,  b cos p frequency_k + a sin p frequency_k)
+
+    head_dim  width of one head (channels), even
+    share     share of the pairs that turn (unitless, above 0, at most 1); 0.75 did best in the paper, 0.25 in Gemma 4
+    base      ratio that sets the wavelengths of the whole head (unitless, above 1); 1,000,000 in Gemma 4
+    layout    which channels form a pair: "half" pairs k with k + head_dim/2, "interleaved" 2k with 2k + 1
+    schedule  a change of the frequencies for longer contexts, made before the slow pairs are stopped; the optional
+              `factor` of Gemma 4 is linear(factor=...). Not one that depends on the length of the sequence
+
+    It is not rotary(partial=share): that turns the first channels with a whole spectrum of their own, down to 1/base;
+    this cuts the head's spectrum. In the half layout the channels that turn are not even neighbours. Angles are taken
+    in float64 and results rounded once, as in rotary.
+
+    Where it goes wrong: with few pairs the longest wavelength is short (160 positions for head_dim 128, base 1e6, share
+    0.25), so positions far apart are told apart by the mixture alone. The gain over rotary is below 2 %.
+
+    Raises ValueError for an odd head, a share outside (0, 1], a base of 1 or less, an unknown layout, a schedule by
+    length, or heads of another width.
+    Source: Barbero et al. 2024, arXiv:2410.06205, section 6; Gemma 4 in transformers for the denominator and rounding.
+
+    >>> ProportionalRotary(8, share=0.5, base=100.0).frequencies
+    tensor([1.0000, 0.3162, 0.0000, 0.0000], dtype=torch.float64)
+    """
+
+    source = "Barbero et al. 2024, arXiv:2410.06205, section 6"
+    also_called = ("p_rope", "p-rope", "proportional_rope")
+    extrapolates = (
+        "the pairs that leave the trained range of angles are gone; no length is promised, and none was measured"
+    )
+    used_by = "Gemma 4 (share 0.25, global layers), LFM3 (share 0.5)"
+
+    def __init__(
+        self,
+        head_dim: int,
+        share: float = 0.25,
+        base: float = 10_000.0,
+        layout: str = "half",
+        schedule: Schedule | None = None,
+    ) -> None:
+        super().__init__()
+        if head_dim < 2 or head_dim % 2:
+            raise ValueError(f"head_dim must be an even number of channels to form pairs, got {head_dim}")
+        if not 0 < share <= 1:
+            raise ValueError(f"share must be above 0 and at most 1, got {share}")
+        if not 1 < base < math.inf:
+            raise ValueError(f"base must be above 1, got {base}")
+        if layout not in LAYOUTS:
+            raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got '{layout}'")
+        if schedule is not None and not isinstance(schedule, Schedule):
+            raise ValueError(f"schedule must be one of posenc.schedules, such as linear(factor=4), got {schedule!r}")
+        if schedule is not None and schedule.by_length:
+            raise ValueError(f"schedule must not depend on the length of the sequence, got {schedule!r}; use rotary")
+        self.head_dim, self.share, self.base, self.layout, self.schedule = head_dim, share, base, layout, schedule
+        # A share such as 30/44 times the head may round to just below a whole number.
+        self.turning = max(int((head_dim * share + 1e-9) // 2), 1)
+        self.spectrum()
+
+    def spectrum(self) -> tuple[Tensor, float | Tensor]:
+        """The frequency of each pair of the head (radians per position, float64), and the temperature."""
+        plain = self.base ** -(torch.arange(0, self.head_dim, 2, dtype=torch.float64) / self.head_dim)
+        stretched, temperature = plain, 1.0
+        if self.schedule is not None:
+            stretched, temperature = self.schedule(plain, base=self.base, width=self.head_dim)
+        return stretched * (torch.arange(self.head_dim // 2) < self.turning), temperature
+
+    @property
+    def frequencies(self) -> Tensor:
+        """The frequency of each pair (radians per position), float64, fastest first; 0 for those that stand still."""
+        return self.spectrum()[0]
+
+    @property
+    def wavelengths(self) -> Tensor:
+        """The wavelength of each pair, 2 pi / frequency (positions), float64; infinite for those that stand still."""
+        return 2 * math.pi / self.frequencies
+
+    def turn(self, x: Tensor, at: Positions) -> Tensor:
+        if x.shape[-1] != self.head_dim:
+            raise ValueError(
+                f"heads must have {self.head_dim} channels, got {x.shape[-1]}; build ProportionalRotary({x.shape[-1]})"
+            )
+        dtype = rotation_dtype(x)
+        key = ("proportional rotary", self.head_dim, self.turning, self.base, self.schedule, dtype, x.device)
+        table = at.once(key, lambda: self.table(at, dtype, x.device))  # [2, B or 1, 1, T, head_dim/2]
+        return rotate_pairs(x, table[0], table[1], self.layout)
+
+    def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
+        frequencies, temperature = self.spectrum()
+        coords = exact(at.axis(str(self)))[:, None, :, None]
+        return cos_sin(coords * frequencies.to(coords.device), temperature, dtype, device)
+
+    def query(self, q: Tensor, at: Positions) -> Tensor:
+        return self.turn(q, at)
+
+    def key(self, k: Tensor, at: Positions) -> Tensor:
+        return self.turn(k, at)
+
+    def formula_spectrum(self) -> tuple[list[float], float]:
+        """As published, in scalars: the frequency of each pair, and the temperature."""
+        d = self.head_dim
+        frequencies, temperature = [self.base ** (-2 * p / d) for p in range(d // 2)], 1.0
+        if self.schedule is not None:
+            frequencies, temperature = self.schedule.formula(frequencies, base=self.base, width=d)
+        # The list is cut at the share of all pairs; what is left stands still.
+        turning = frequencies[: self.turning]
+        return turning + [0.0] * (d // 2 - len(turning)), temperature
+
+    def pair(self, p: int) -> tuple[int, int]:
+        """The two channels of a pair."""
+        return (p, p + self.head_dim // 2) if self.layout == "half" else (2 * p, 2 * p + 1)
+
+    def formula_query(self, q, position) -> list[float]:
+        frequencies, temperature = self.formula_spectrum()
+        out = list(q)
+        for p, frequency in enumerate(frequencies):
+            first, second = self.pair(p)
+            cos, sin = temperature * math.cos(position * frequency), temperature * math.sin(position * frequency)
+            out[first], out[second] = q[first] * cos - q[second] * sin, q[second] * cos + q[first] * sin
+        return out
+
+    def formula_key(self, k, position) -> list[float]:
+        return self.formula_query(k, position)
+
+    def formula_logit(self, q, k, m, n, head, scale) -> float:
+        frequencies, temperature = self.formula_spectrum()
+        total = []
+        for p, frequency in enumerate(frequencies):
+            first, second = self.pair(p)
+            # The real part of (q_a + i q_b) conj(k_a + i k_b) e^{i (m - n) frequency}.
+            turned = complex(q[first], q[second]) * complex(k[first], -k[second])
+            angle = (m - n) * frequency
+            total.append(turned.real * math.cos(angle) - turned.imag * math.sin(angle))
+        return scale * temperature**2 * math.fsum(total)

@@ -1,0 +1,118 @@
+"""Rotary on values: each value is turned by its distance from the query."""
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from posenc.encoding import BoundKernel, Encoding, Keys
+from posenc.kernels.rotate_pairs import LAYOUTS, cos_sin, exact, rotate_pairs, rotation_dtype
+from posenc.masks import Mask
+from posenc.positions import Positions
+
+
+class RotaryValues(Encoding):
+    """Turn each value by its own position and the attended sum back by the query's: values say how far away they are.
+
+    z_i = R(-m_i) sum_j A_ij R(n_j) v_j = sum_j A_ij R(n_j - m_i) v_j
+    with R(p): (a, b) -> (a cos p f_k - b sin p f_k,  b cos p f_k + a sin p f_k),  f_k = base^(-2k/r), k = 0..r/2-1
+
+    It leaves the logits alone: `rotary + rotary_values` is RoPER, and what DeepSeek-V4 does.
+
+    head_dim  width of one head (channels)
+    base      ratio that sets the longest wavelength (unitless, above 1)
+    layout    which channels form a pair: "half" (k with k + r/2) or "interleaved" (2k with 2k + 1)
+    partial   share of the head that is turned, r = partial * head_dim; the frequencies run over r
+    trailing  whether the last r channels are turned, and not the first
+
+    DeepSeek-V4 keeps one tensor as key and value of all heads, turned once in its last 64 of 512 channels, and turns
+    the output back by -m_i: partial=0.125, trailing=True, layout="interleaved". RoPER's code turns half of each value
+    (partial=0.5). Values are cached as they are, and turned when they are attended to.
+
+    Where it goes wrong: turning the values without turning the output back gives absolute positions, which do not
+    extrapolate; and it is often said that rotary never touches values, which these two models contradict.
+    Nothing is gained on plain language modelling (RoPER's authors); the gain was shown on indexing tasks.
+
+    Raises ValueError for an odd or impossible width, a base of 1 or less, an unknown layout, or values of another
+    width.
+    Source: Harik and Jayasiri 2022, research.labml.ai/RoPER.html; DeepSeek-V4 in transformers 5.23.0, 2026.
+
+    >>> RotaryValues(8).formula_value([1.0] + [0.0] * 7, m=5, n=5, channel=0)
+    1.0
+    """
+
+    source = "Harik and Jayasiri 2022, research.labml.ai/RoPER.html"
+    also_called = ("roper", "rotary_value_position_embedding")
+    extrapolates = "Nothing was measured past the trained length; it reads distances only, as rotary does."
+    used_by = "DeepSeek-V4"
+
+    def __init__(
+        self,
+        head_dim: int,
+        base: float = 10_000.0,
+        layout: str = "half",
+        partial: float = 1.0,
+        trailing: bool = False,
+    ) -> None:
+        super().__init__()
+        if layout not in LAYOUTS:
+            raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got '{layout}'")
+        if not 1 < base < math.inf:
+            raise ValueError(f"base must be above 1 and finite, got {base}")
+        if not 0 < partial <= 1:
+            raise ValueError(f"partial must be above 0 and at most 1, got {partial}")
+        # A share such as 30/44 times the head may round to just below a whole number.
+        width = int(head_dim * partial + 1e-9)
+        if width < 2 or width % 2:
+            raise ValueError(
+                f"the turned width must be an even number of channels to form pairs, got {width} "
+                f"(head_dim={head_dim}, partial={partial}); choose an even head_dim * partial"
+            )
+        self.head_dim, self.base, self.layout, self.partial, self.trailing = head_dim, base, layout, partial, trailing
+        self.width = width
+
+    @property
+    def frequencies(self) -> Tensor:
+        """The frequency of each pair (radians per position), float64, fastest first."""
+        return self.base ** -(torch.arange(0, self.width, 2, dtype=torch.float64) / self.width)
+
+    @property
+    def wavelengths(self) -> Tensor:
+        return 2 * math.pi / self.frequencies
+
+    def turn(self, x: Tensor, at: Positions, direction: int) -> Tensor:
+        """x [B, heads, T, head_dim] turned by `direction` times its positions."""
+        dtype = rotation_dtype(x)
+        key = ("rotary_values", self.width, self.base, dtype, x.device)
+        cos, sin = at.once(key, lambda: self.table(at, dtype, x.device))
+        if not self.trailing:
+            return rotate_pairs(x, cos, direction * sin, self.layout)
+        passed, turned = x[..., : -self.width], x[..., -self.width :]
+        return torch.cat((passed, rotate_pairs(turned, cos, direction * sin, self.layout)), -1)
+
+    def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
+        coords = exact(at.axis(str(self)))
+        return cos_sin(coords[:, None, :, None] * self.frequencies.to(coords.device), 1.0, dtype, device)
+
+    def attend(
+        self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
+    ) -> tuple[Tensor, Tensor | None]:
+        if keys.v.shape[-1] != self.head_dim:
+            width = keys.v.shape[-1]
+            raise ValueError(f"values must have {self.head_dim} channels, got {width}; build RotaryValues({width})")
+        out, weights = kernel(self, q, at, replace(keys, v=self.turn(keys.v, keys.at, +1)), mask)
+        return self.turn(out, at, -1), weights
+
+    def formula_value(self, v, m, n, channel) -> float:
+        r = self.width
+        inside = channel - (self.head_dim - r if self.trailing else 0)
+        if not 0 <= inside < r:
+            return v[channel]
+        half = self.layout == "half"
+        k, is_second = (inside % (r // 2), inside >= r // 2) if half else (inside // 2, inside % 2 == 1)
+        step = r // 2 if half else 1
+        angle = (n - m) * self.base ** (-2 * k / r)
+        if is_second:
+            return v[channel] * math.cos(angle) + v[channel - step] * math.sin(angle)
+        return v[channel] * math.cos(angle) - v[channel + step] * math.sin(angle)

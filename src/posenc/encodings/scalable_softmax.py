@@ -1,0 +1,93 @@
+"""Scalable softmax (SSMax)."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from posenc.encoding import Encoding
+from posenc.kernels.rotate_pairs import exact
+from posenc.positions import Positions
+
+
+class ScalableSoftmax(Encoding):
+    """Let each head learn how much its attention sharpens with the number of tokens it sees.
+
+    q_p -> tau q_p,   tau = s_h ln(p + 1) + b_h
+
+    The softmax over n = p + 1 tokens then has the base n^s in place of e, so one large logit keeps its weight however
+    many small ones come: it has to exceed them by 1/s.
+
+    heads     number of query heads
+    start     initial s of all heads (unitless); 0.43 in the paper's figures
+    constant  whether each head also learns the constant b, from 0; it trained as well and extrapolated worse
+
+    Every layer has its own s. It carries no order: use it beside other encodings. The count is read from the position:
+    with documents, padding or a cache it is that of the sequence alone; positions below 0 count as 0. The logarithm is
+    taken in float64, and the query multiplied in float32 at least.
+
+    Where it goes wrong: a query at position 0 is multiplied by b alone. With one token to see that changes nothing, but
+    bidirectional attention sees more from there, and its count is another.
+
+    Raises ValueError for fewer than one head, a start that is not finite, and queries of another number of heads.
+    Source: Nakanishi 2025, arXiv:2501.19399, section 2.
+
+    >>> ScalableSoftmax(4).strength.shape
+    torch.Size([4])
+    """
+
+    source = "Nakanishi 2025, arXiv:2501.19399, section 2"
+    also_called = ("ssmax", "scalable_soft_max")
+    extrapolates = "Claimed: a needle is still found far past the trained length; it gives no position by itself."
+    used_by = ""
+    per_layer = True
+
+    def __init__(
+        self,
+        heads: int,
+        start: float = 0.43,
+        constant: bool = False,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if not heads >= 1:
+            raise ValueError(f"heads must be 1 or more, got {heads}")
+        if not math.isfinite(start):
+            raise ValueError(f"start must be a finite number, got {start}")
+        self.heads, self.start, self.constant = heads, start, constant
+        self.strength = nn.Parameter(torch.empty(heads, device=device, dtype=dtype))
+        self.offset = nn.Parameter(torch.empty(heads, device=device, dtype=dtype)) if constant else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.strength, self.start)
+        if self.offset is not None:
+            nn.init.zeros_(self.offset)
+
+    def query(self, q: Tensor, at: Positions) -> Tensor:
+        if q.shape[1] != self.heads:
+            raise ValueError(
+                f"{self} has factors for {self.heads} heads, got queries of {q.shape[1]}; build it for {q.shape[1]}"
+            )
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        count = at.once(("scalable_softmax", dtype, q.device), lambda: self.logarithms(at).to(dtype).to(q.device))
+        temperature = self.strength.to(dtype)[:, None, None] * count  # [B or 1, H, T, 1]
+        if self.offset is not None:
+            temperature = temperature + self.offset.to(dtype)[:, None, None]
+        return (q * temperature).to(q.dtype)
+
+    def logarithms(self, at: Positions) -> Tensor:
+        """ln of the number of tokens that each query sees, [B or 1, 1, T, 1], float64."""
+        return exact(at.axis(str(self))).clamp(min=0).log1p()[:, None, :, None]
+
+    def formula_query(self, q, position) -> list[float]:
+        raise NotImplementedError(
+            f"{self} warms each head by its own factor, and a formula of one query lacks its head"
+        )
+
+    def formula_logit(self, q, k, m, n, head, scale) -> float:
+        b = 0.0 if self.offset is None else self.offset[head].item()
+        factor = self.strength[head].item() * math.log(max(m, 0) + 1) + b
+        return factor * super().formula_logit(q, k, m, n, head, scale)

@@ -1,0 +1,72 @@
+"""Stick-breaking attention."""
+
+import math
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from posenc.encoding import BoundKernel, Encoding, Keys
+from posenc.kernels.sums_in_order import sums_after
+from posenc.masks import Mask
+from posenc.positions import Positions
+
+
+class StickBreaking(Encoding):
+    """Let each query break its attention off a stick, key by key from the nearest back; no softmax, no position.
+
+    beta_ij = sigmoid(logit(i, j))
+    A_ij = beta_ij * product over order_j < order_l < order_i of (1 - beta_il)
+
+    The nearest key takes its share first and the others share what is left, so order needs no other encoding. A row
+    sums to at most 1; what is left of the stick goes nowhere, and a query whose keys all refuse gives zeros.
+
+    itself  whether a query may take from its own token too (the products then start there); published without, so that
+            the first token of a sequence gives zeros
+
+    The logits are those of the whole composition, biases and turned queries included, with Attention's scale. Whatever
+    the mask, a query takes only from tokens before it in `order`, and a key that it may not see breaks nothing off.
+    Shares are multiplied as sums of logarithms, in float32 at least, each starting at the nearest key.
+
+    Where it goes wrong: it needs the logits, so the fused sdpa kernel cannot serve it. Bidirectional attention sees the
+    past only. Beside a positional bias, nearness counts twice.
+
+    Raises nothing of its own.
+    Source: Tan et al. 2024, arXiv:2410.17980, section 2.
+
+    >>> StickBreaking().needs_weights
+    True
+    """
+
+    source = "Tan et al. 2024, arXiv:2410.17980, section 2"
+    also_called = ("stickbreaking", "stick_breaking_attention")
+    extrapolates = "Claimed: it goes on past the trained length without any position."
+    used_by = ""
+
+    def __init__(self, itself: bool = False) -> None:
+        super().__init__()
+        self.itself = itself
+
+    @property
+    def needs_weights(self) -> bool:
+        return True
+
+    def attend(
+        self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
+    ) -> tuple[Tensor, Tensor | None]:
+        logits = kernel.logits(self, q, at, keys, mask)
+        i, j = at.order[:, None, :, None], keys.at.order[:, None, None, :]
+        seen = mask.allowed(at, keys.at) & ((j <= i) if self.itself else (j < i))
+        refused = F.logsigmoid(-logits).masked_fill(~seen, 0.0)
+        weights = (F.logsigmoid(logits) + sums_after(refused, keys.at)).exp().masked_fill(~seen, 0.0)
+        return kernel.finish(weights, keys)
+
+    def formula_weights(self, logits, query, keys) -> list[float]:
+        left, weights = 1.0, [0.0] * len(keys)
+        last = query.order if self.itself else query.order - 1
+        for index in sorted(range(len(keys)), key=lambda index: -keys[index].order):
+            if keys[index].order <= last:
+                # The sigmoid in a form that cannot overflow.
+                beta = (1 + math.tanh(logits[index] / 2)) / 2
+                weights[index] = beta * left
+                left *= 1 - beta
+        return weights

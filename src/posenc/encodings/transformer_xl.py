@@ -1,0 +1,162 @@
+"""Transformer-XL's relative encoding."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from posenc.encoding import Encoding, Keys, ScoreMod, look_up
+from posenc.positions import Positions
+
+LAYOUTS = ("concatenated", "interleaved")
+
+
+class TransformerXL(Encoding):
+    """Compare each query with its distance from the key, as a sinusoid that each layer projects in its own way.
+
+    logit(i, j) = scale * q_i . k_j + (u . k_j + (q_i + v) . W R(m_i - n_j)) / sqrt(head_dim)
+    R(d) has sin(d frequency_k) and cos(d frequency_k), frequency_k = base^(-2k/dim), k = 0, 1, ...
+
+    u and v are one vector for each head [heads, head_dim], W maps dim channels to those of all heads; every layer has
+    its own. All but the content's logit is divided by sqrt(head_dim), as published, whatever Attention's `scale` is.
+
+    dim       width of the sinusoid (channels), that of the model in the paper; an odd width lacks the last cosine
+    heads     number of query heads
+    head_dim  width of one head (channels)
+    clamp     the distance (positions) from which all look alike; none in the paper's formula, but the released code
+              (and XLNet's clamp_len) clamps when it evaluates past the trained length
+    base      ratio that sets the longest wavelength (unitless, above 1)
+    layout    "concatenated" as in the released code and XLNet: all sines, then all cosines. "interleaved": a sine
+              and its cosine in turn, as in Conformers (Wav2Vec2-BERT). The same up to the order of W's columns
+    std       standard deviation of the initial u, v and W
+
+    Since R(m - n) is R(m) turned by n, a query meets each key in a product of dim channels: exact for fractional,
+    unordered and cross-attention positions, without a table of distances or a shift of tensors.
+
+    What differs from the paper: the segment recurrence is a KV cache here, and no part of the encoding. The paper's
+    models share u and v between layers (released code: `untie_r=False`); load the same vectors into every layer.
+    XLNet's segment term tells which sentence a token is of, not where it is, and is left out.
+
+    Where it goes wrong: it is relative, but a distance that training never saw is still a new sinusoid; and the term of
+    positions costs dim/head_dim times what the content's costs. Interleaved weights in concatenated layout are silently
+    wrong.
+
+    Raises ValueError for widths, heads or a clamp below 1, a base of 1 or less, an unknown layout, and heads that are
+    others than it was built for.
+    Source: Dai et al. 2019, arXiv:1901.02860, section 3.3.
+
+    >>> TransformerXL(dim=16, heads=2, head_dim=4).weight.shape
+    torch.Size([8, 16])
+    """
+
+    source = "Dai et al. 2019, arXiv:1901.02860, section 3.3"
+    also_called = ("xl", "txl", "xlnet", "relative_sinusoidal")
+    per_layer = True
+    reads_keys = True
+    extrapolates = (
+        "made for contexts that grow segment by segment, and reported to evaluate past the trained length; "
+        "no independent measurement is known to us, and distances beyond the trained ones are still unseen"
+    )
+    used_by = "Transformer-XL, XLNet; Conformer speech encoders such as Wav2Vec2-BERT and Parakeet"
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        head_dim: int,
+        clamp: float | None = None,
+        base: float = 10_000.0,
+        layout: str = "concatenated",
+        std: float = 0.02,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if not (dim >= 1 and heads >= 1 and head_dim >= 1):
+            raise ValueError(f"dim, heads and head_dim must be 1 or more, got {dim}, {heads} and {head_dim}")
+        if clamp is not None and not clamp >= 1:
+            raise ValueError(f"clamp must be 1 or more, or None for no limit, got {clamp}")
+        if not base > 1:
+            raise ValueError(f"base must be above 1, got {base}")
+        if layout not in LAYOUTS:
+            raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got '{layout}'")
+        if not std > 0:
+            raise ValueError(f"std must be above 0, got {std}")
+        self.dim, self.heads, self.head_dim, self.clamp = dim, heads, head_dim, clamp
+        self.base, self.layout, self.std = base, layout, std
+        self.content_bias = nn.Parameter(torch.empty(heads, head_dim, device=device, dtype=dtype))
+        self.distance_bias = nn.Parameter(torch.empty(heads, head_dim, device=device, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(heads * head_dim, dim, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for parameter in (self.content_bias, self.distance_bias, self.weight):
+            nn.init.normal_(parameter, std=self.std)
+
+    @property
+    def frequencies(self) -> Tensor:
+        """The frequency of each pair (radians per position), float64, fastest first."""
+        return self.base ** -(torch.arange(0, self.dim, 2, dtype=torch.float64) / self.dim)
+
+    @property
+    def wavelengths(self) -> Tensor:
+        """The wavelength of each pair, 2 pi / frequency (positions), float64, shortest first."""
+        return 2 * math.pi / self.frequencies
+
+    def waves(self, coords: Tensor, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The sines and cosines [..., pairs] at coordinates [...]."""
+        # Some devices have no float64: the angles are then taken on the CPU.
+        exact = torch.device("cpu") if coords.device.type == "mps" else coords.device
+        angle = coords.to(exact).double()[..., None] * self.frequencies.to(exact)
+        return angle.sin().to(dtype).to(device), angle.cos().to(dtype).to(device)
+
+    def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
+        if q.shape[1] != self.heads or q.shape[-1] != self.head_dim:
+            raise ValueError(
+                f"queries must have {self.heads} heads of {self.head_dim} channels, got {q.shape[1]} of {q.shape[-1]}; "
+                f"build TransformerXL({self.dim}, {q.shape[1]}, {q.shape[-1]})"
+            )
+        dtype = torch.promote_types(torch.promote_types(q.dtype, self.weight.dtype), torch.float32)
+        content, distance, weight = (p.to(dtype) for p in (self.content_bias, self.distance_bias, self.weight))
+        k = keys.k.to(dtype).repeat_interleave(self.heads // keys.k.shape[1], 1)
+        asked = (q.to(dtype) + distance[:, None]) @ weight.unflatten(0, (self.heads, -1))  # [B, H, T, dim]
+        of_sine, of_cosine = self.split(asked)
+        m, n = at.axis(str(self)), keys.at.axis(str(self))
+        (sin_m, cos_m), (sin_n, cos_n) = (self.waves(x, dtype, q.device) for x in (m[:, None], n[:, None]))
+        # sin(m - n) = sin m cos n - cos m sin n, and cos(m - n) = cos m cos n + sin m sin n.
+        turned = torch.cat((of_sine * sin_m + of_cosine * cos_m, of_cosine * sin_m - of_sine * cos_m), -1)
+        logits = turned @ torch.cat((cos_n, sin_n), -1).transpose(-1, -2)  # [B, H, T, S]
+        if self.clamp is not None:
+            sin, cos = self.waves(torch.tensor(self.clamp, dtype=torch.float64), dtype, q.device)
+            even, odd = (of_cosine @ cos)[..., None], (of_sine @ sin)[..., None]
+            delta = (m[:, :, None] - n[:, None])[:, None]
+            logits = torch.where(delta > self.clamp, even + odd, torch.where(delta < -self.clamp, even - odd, logits))
+        logits = (logits + (k @ content[..., None]).transpose(-1, -2)) * self.head_dim**-0.5
+
+        def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return score + look_up(logits, b, h, i, j).to(score.dtype)
+
+        return score_mod
+
+    def split(self, asked: Tensor) -> tuple[Tensor, Tensor]:
+        """What is asked of the sines and of the cosines [..., pairs], of channels [..., dim] in the layout's order."""
+        asked = F.pad(asked, (0, self.dim % 2))
+        if self.layout == "concatenated":
+            of_sine, of_cosine = asked.chunk(2, -1)
+        else:
+            of_sine, of_cosine = asked.unflatten(-1, (-1, 2)).unbind(-1)
+        return of_sine, of_cosine
+
+    def formula_logit(self, q, k, m, n, head, scale) -> float:
+        distance = m - n if self.clamp is None else max(-self.clamp, min(self.clamp, m - n))
+        pairs = (self.dim + 1) // 2
+        place = [(c % pairs, c // pairs) if self.layout == "concatenated" else divmod(c, 2) for c in range(self.dim)]
+        sinusoid = [(math.sin, math.cos)[wave](distance / self.base ** (2 * pair / self.dim)) for pair, wave in place]
+        u, v = self.content_bias[head].tolist(), self.distance_bias[head].tolist()
+        rows = self.weight[head * self.head_dim : (head + 1) * self.head_dim].tolist()
+        projected = [math.fsum(w * r for w, r in zip(row, sinusoid, strict=True)) for row in rows]
+        added = math.fsum(a * b for a, b in zip(u, k, strict=True))
+        added += math.fsum((a + b) * c for a, b, c in zip(q, v, projected, strict=True))
+        return super().formula_logit(q, k, m, n, head, scale) + added / self.head_dim**0.5

@@ -1,0 +1,152 @@
+"""TUPE's untied positional encoding."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from posenc.encoding import Encoding, Keys, ScoreMod, look_up
+from posenc.positions import Positions
+
+
+class TUPE(Encoding):
+    """Add to each logit how well two positions go together, from position vectors with projections of their own.
+
+    logit(i, j) = scale * q_i . k_j + (U_Q p_m) . (U_K p_n) / sqrt(2 head_dim)
+    untie_first: a key at position 0 gets first_key[h] instead, and a query at position 0 gets 0.
+
+    p is a learned table [max_len, dim]; U_Q and U_K map dim channels to those of all heads. All layers share them: the
+    term knows nothing of the content.
+
+    dim          width of the table (channels), that of the model in the paper
+    heads        number of query heads
+    head_dim     width of one head (channels)
+    max_len      rows of the table (positions)
+    untie_first  whether the first token ([CLS], which stands for the whole text and is at no place in it) is freed from
+                 positions
+    std          standard deviation of the initial U_Q and U_K; the table starts with deviation 1
+
+    Where each square root goes: the paper divides both terms by sqrt(2 head_dim). The content's is Attention's `scale`,
+    whose default is head_dim^-1/2. TUPE-R, the variant with relative positions, is a sum: `tupe + t5_bias`.
+
+    Positions may be fractional: the two neighbouring vectors are mixed linearly.
+
+    What differs from the paper: its theta_1, the number that a first query gets for every key alike, is dropped by the
+    softmax, so it is 0 here and only theta_2 is learned. The released code takes theta from rows of the table, passes
+    the table through a LayerNorm and gives the projections biases; it unties the relative part of TUPE-R too.
+
+    Where it goes wrong: it cannot speak of positions past its table. Under a causal mask a model finds its first token
+    by itself, and untying it only takes the position away.
+
+    Raises ValueError for sizes below 1, positions out of the table, and heads that are others than it was built for.
+    Inside a compiled graph, where data cannot be looked at, positions out of the table come out as NaN.
+    Source: Ke, He, Liu 2020, arXiv:2006.15595, sections 3.1 to 3.3.
+
+    >>> TUPE(dim=8, heads=2, head_dim=4, max_len=16).table.shape
+    torch.Size([16, 8])
+    """
+
+    source = "Ke, He, Liu 2020, arXiv:2006.15595, sections 3.1 to 3.3"
+    also_called = ("untied", "untied_positional_encoding")
+    extrapolates = "no: a table of absolute positions ends with the trained length"
+    used_by = ""
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        head_dim: int,
+        max_len: int,
+        untie_first: bool = True,
+        std: float = 0.02,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if not (dim >= 1 and heads >= 1 and head_dim >= 1 and max_len >= 1):
+            raise ValueError(
+                f"dim, heads, head_dim and max_len must be 1 or more, got {dim}, {heads}, {head_dim} and {max_len}"
+            )
+        if not std > 0:
+            raise ValueError(f"std must be above 0, got {std}")
+        self.dim, self.heads, self.head_dim, self.max_len = dim, heads, head_dim, max_len
+        self.untie_first, self.std = untie_first, std
+        self.table = nn.Parameter(torch.empty(max_len, dim, device=device, dtype=dtype))
+        self.to_query = nn.Linear(dim, heads * head_dim, bias=False, device=device, dtype=dtype)
+        self.to_key = nn.Linear(dim, heads * head_dim, bias=False, device=device, dtype=dtype)
+        self.first_key = nn.Parameter(torch.empty(heads, device=device, dtype=dtype)) if untie_first else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.table)
+        for projection in (self.to_query, self.to_key):
+            nn.init.normal_(projection.weight, std=self.std)
+        if self.first_key is not None:
+            nn.init.zeros_(self.first_key)
+
+    def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
+        if q.shape[1] != self.heads or q.shape[-1] != self.head_dim:
+            raise ValueError(
+                f"queries must have {self.heads} heads of {self.head_dim} channels, got {q.shape[1]} of {q.shape[-1]}; "
+                f"build TUPE({self.dim}, {q.shape[1]}, {q.shape[-1]}, max_len={self.max_len})"
+            )
+        asking, asked = self.projected(at, self.to_query), self.projected(keys.at, self.to_key)
+        logits = asking @ asked.transpose(-1, -2) * (2 * self.head_dim) ** -0.5
+        if self.first_key is not None:
+            m, n = at.axis(str(self)), keys.at.axis(str(self))
+            logits = torch.where((n == 0)[:, None, None], self.first_key.to(logits.dtype)[:, None, None], logits)
+            logits = logits.masked_fill((m == 0)[:, None, :, None], 0.0)  # [B or 1, H, T, S]
+
+        def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            # Rows of a batch that stand at the same places share one matrix.
+            values = look_up(logits[0], h, i, j) if logits.shape[0] == 1 else look_up(logits, b, h, i, j)
+            return score + values.to(score.dtype)
+
+        return score_mod
+
+    def projected(self, at: Positions, projection: nn.Linear) -> Tensor:
+        """The position of each token as a query or key [B or 1, H, T, D], in float32 at least."""
+        dtype = torch.promote_types(self.table.dtype, torch.float32)
+        coords = self.checked(at)
+        inside = coords.clamp(0, self.max_len - 1)
+        below = inside.floor().long()
+        share = torch.where(coords == inside, inside - below, torch.nan)[..., None].to(dtype)
+        first, second = (F.embedding(row, self.table) for row in (below, (below + 1).clamp(max=self.max_len - 1)))
+        vectors = torch.lerp(first.to(dtype), second.to(dtype), share)
+        return F.linear(vectors, projection.weight.to(dtype)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def checked(self, at: Positions) -> Tensor:
+        """The coordinates [B or 1, T]; raises ValueError if one is out of the table, where data can be looked at."""
+        coords = at.axis(str(self))
+        known = at.extent is not None and at.extent <= self.max_len
+        if known or coords.is_meta or torch.compiler.is_compiling():
+            return coords
+        lowest, highest = coords.min().item(), coords.max().item()
+        if highest > self.max_len - 1:
+            raise ValueError(
+                f"position {highest:g} is past the {self.max_len} rows of {self}; "
+                f"build it with max_len={math.ceil(highest) + 1} or more"
+            )
+        if lowest < 0:
+            raise ValueError(f"{self} starts at position 0, got position {lowest:g}; shift the positions")
+        return coords
+
+    def formula_logit(self, q, k, m, n, head, scale) -> float:
+        content = super().formula_logit(q, k, m, n, head, scale)
+        if self.first_key is not None and m == 0:
+            return content
+        if self.first_key is not None and n == 0:
+            return content + self.first_key[head].item()
+        asking, asked = self.formula_vector(self.to_query, m, head), self.formula_vector(self.to_key, n, head)
+        return content + math.fsum(a * b for a, b in zip(asking, asked, strict=True)) / math.sqrt(2 * self.head_dim)
+
+    def formula_vector(self, projection: nn.Linear, position: float, head: int) -> list[float]:
+        """The vector of a position, projected for one head."""
+        below = math.floor(position)
+        above, share = min(below + 1, self.max_len - 1), position - below
+        first, second = self.table[below].tolist(), self.table[above].tolist()
+        mixed = [(1 - share) * a + share * b for a, b in zip(first, second, strict=True)]
+        rows = projection.weight[head * self.head_dim : (head + 1) * self.head_dim].tolist()
+        return [math.fsum(w * x for w, x in zip(row, mixed, strict=True)) for row in rows]

@@ -1,0 +1,173 @@
+"""xPos: rotary with an exponential decay in each pair."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from posenc.encoding import Encoding
+from posenc.kernels.rotate_pairs import LAYOUTS, cos_sin, exact, rotate_pairs, rotation_dtype
+from posenc.positions import Positions
+
+FURTHEST_IN_HALF = 5008
+"""The position up to which the contract tries half precision."""
+
+
+class XPos(Encoding):
+    """Turn pairs of channels as rotary does, and let the logit of each pair fade with the distance, slow pairs least.
+
+    zeta_k = (2k/d + gamma) / (1 + gamma),  frequency_k = base^(-2k/d),  k = 0..d/2-1
+    query at m: turned by m frequency_k, times zeta_k^((m - centre)/scale_base)
+    key at n:   turned by n frequency_k, divided by zeta_k^((n - centre)/scale_base)
+    so that a logit gets zeta_k^((m - n)/scale_base) from pair k, whatever the centre is.
+
+    head_dim    width of one head, d (channels)
+    base        ratio that sets the longest wavelength (unitless, above 1)
+    layout      which channels form a pair: "half" (k with k + d/2) or "interleaved" (2k with 2k + 1; the released code)
+    scale_base  distance over which pair k fades by the factor zeta_k (positions); 512 in the paper
+    gamma       how much of the fastest pair remains, zeta_0 = gamma/(1 + gamma) (unitless); 0.4 in the paper
+    centre      position where queries and keys keep their size (positions)
+
+    What differs from the released code: its centre is the middle of the sequence it is given, so that cached keys and
+    new queries have different centres once the sequence has grown; here the centre stays where it is. The paper
+    attends in blocks at test time; that is a mask, and no part of the encoding.
+    The sizes themselves grow exponentially. They are taken in float64, and positions whose sizes leave the dtype of the
+    queries, with room of 2^6 for the queries themselves, are refused: past 33,994 positions from the centre in float32
+    and bfloat16, and past 2,266 in float16. Where positions are counted the check costs nothing; ids given as a tensor
+    are looked at; inside a compiled graph, where they cannot be, the result is NaN.
+
+    Where it goes wrong: it is made for causal attention. Both ways, keys ahead *grow* with their distance: a key 4,096
+    ahead counts e^10 = 22,500 times in the fastest pair, so the far future wins every softmax. And the decay alone does
+    not extrapolate: the published lengths were reached with the attention cut into blocks at test time.
+
+    Raises ValueError for an odd width, impossible options, heads of another width, and positions too far from the
+    centre.
+    Source: Sun et al. 2022, arXiv:2212.10554, section 2.2; the numbers as in its released code, torchscale.
+
+    >>> XPos(4).zetas
+    [0.2857142857142857, 0.6428571428571429]
+    """
+
+    source = "Sun et al. 2022, arXiv:2212.10554, section 2.2"
+    also_called = ("extrapolatable_position_embedding", "length_extrapolatable", "lex")
+    extrapolates = "Claimed with attention cut into blocks at test time; the decay alone was not shown to carry."
+    used_by = ""
+
+    def __init__(
+        self,
+        head_dim: int,
+        base: float = 10_000.0,
+        layout: str = "half",
+        scale_base: float = 512.0,
+        gamma: float = 0.4,
+        centre: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if not (head_dim >= 2 and head_dim % 2 == 0):
+            raise ValueError(f"head_dim must be even and 2 or more to form pairs, got {head_dim}")
+        if layout not in LAYOUTS:
+            raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got '{layout}'")
+        if not 1 < base < math.inf:
+            raise ValueError(f"base must be above 1 and finite, got {base}")
+        if not 0 < scale_base < math.inf:
+            raise ValueError(f"scale_base must be above 0 positions and finite, got {scale_base}")
+        if not 0 < gamma < math.inf:
+            raise ValueError(f"gamma must be above 0 and finite, got {gamma}; at 0 the fastest pair would vanish")
+        if not -math.inf < centre < math.inf:
+            raise ValueError(f"centre must be a finite position, got {centre}")
+        self.head_dim, self.base, self.layout = head_dim, base, layout
+        self.scale_base, self.gamma, self.centre = scale_base, gamma, centre
+        reach = int(self.reach(torch.float16))
+        if reach + centre < FURTHEST_IN_HALF:
+            reason = f"float16 holds the sizes for {reach:,} positions around the centre; others are refused there"
+            self.gaps = {"half_precision_stays_near_double": reason}
+
+    @property
+    def zetas(self) -> list[float]:
+        """The factor of each pair over a distance of scale_base positions, fastest pair first."""
+        return [(2 * k / self.head_dim + self.gamma) / (1 + self.gamma) for k in range(self.head_dim // 2)]
+
+    @property
+    def frequencies(self) -> Tensor:
+        """The frequency of each pair (radians per position), float64, fastest first."""
+        return self.base ** -(torch.arange(0, self.head_dim, 2, dtype=torch.float64) / self.head_dim)
+
+    @property
+    def wavelengths(self) -> Tensor:
+        return 2 * math.pi / self.frequencies
+
+    def reach(self, dtype: torch.dtype) -> float:
+        """How far from the centre queries and keys of a dtype may stand (positions)."""
+        room = -math.log2(torch.finfo(dtype).tiny) - 6
+        return self.scale_base * room * math.log(2) / -math.log(self.zetas[0])
+
+    def turn(self, x: Tensor, at: Positions, side: int) -> Tensor:
+        if x.shape[-1] != self.head_dim:
+            raise ValueError(f"heads must have {self.head_dim} channels, got {x.shape[-1]}; build XPos({x.shape[-1]})")
+        options = self.head_dim, self.base, self.scale_base, self.gamma, self.centre
+        table = at.once(("xpos", *options, side, x.dtype, x.device), lambda: self.table(x, at, side))
+        return rotate_pairs(x, table[0], table[1], self.layout)
+
+    def table(self, x: Tensor, at: Positions, side: int) -> Tensor:
+        """Cosines and sines [2, B or 1, 1, T, d/2] times the sizes; side is +1 for queries and -1 for keys."""
+        coords = exact(self.checked(at, x.dtype))[:, None, :, None]
+        fading = torch.tensor(self.zetas, dtype=torch.float64, device=coords.device).log() / self.scale_base
+        sizes = (side * (coords - self.centre) * fading).exp()
+        dtype = rotation_dtype(x)
+        return cos_sin(coords * self.frequencies.to(coords.device), sizes, dtype, x.device)
+
+    def checked(self, at: Positions, dtype: torch.dtype) -> Tensor:
+        """The coordinates [B or 1, T]; raises ValueError if one is out of reach."""
+        coords, reach = at.axis(str(self)), self.reach(dtype)
+        if at.extent is not None and self.centre <= reach and at.extent - 1 - self.centre <= reach:
+            return coords
+        if torch.compiler.is_compiling():
+            return torch.where((coords - self.centre).abs() > reach, torch.nan, coords.double())
+        if coords.is_meta:
+            return coords
+        for edge in (coords.min().item(), coords.max().item()):
+            if abs(edge - self.centre) > reach:
+                raise ValueError(
+                    f"position {edge:g} is more than {int(reach):,} positions from the centre of {self}, where its "
+                    f"sizes leave {dtype}; move the centre between the positions, raise scale_base"
+                    f"{'' if dtype == torch.float64 else ', or use a wider dtype'}"
+                )
+        return coords
+
+    def query(self, q: Tensor, at: Positions) -> Tensor:
+        return self.turn(q, at, +1)
+
+    def key(self, k: Tensor, at: Positions) -> Tensor:
+        return self.turn(k, at, -1)
+
+    def pair(self, k: int) -> tuple[int, int]:
+        return (k, k + self.head_dim // 2) if self.layout == "half" else (2 * k, 2 * k + 1)
+
+    def formula_query(self, q, position):
+        return self.formula_turned(q, position, 1)
+
+    def formula_key(self, k, position):
+        return self.formula_turned(k, position, -1)
+
+    def formula_turned(self, q, position, sign):
+        turned = list(q)
+        for k in range(self.head_dim // 2):
+            first, second = self.pair(k)
+            angle = position * self.base ** (-2 * k / self.head_dim)
+            zeta = (2 * k / self.head_dim + self.gamma) / (1 + self.gamma)
+            size = zeta ** (sign * (position - self.centre) / self.scale_base)
+            turned[first] = size * (q[first] * math.cos(angle) - q[second] * math.sin(angle))
+            turned[second] = size * (q[second] * math.cos(angle) + q[first] * math.sin(angle))
+        return turned
+
+    def formula_logit(self, q, k, m, n, head, scale) -> float:
+        total = []
+        for p in range(self.head_dim // 2):
+            first, second = self.pair(p)
+            zeta = (2 * p / self.head_dim + self.gamma) / (1 + self.gamma)
+            # The real part of (q_a + i q_b) conj(k_a + i k_b) e^{i (m - n) frequency}.
+            turned = complex(q[first], q[second]) * complex(k[first], -k[second])
+            angle = (m - n) * self.base ** (-2 * p / self.head_dim)
+            real = turned.real * math.cos(angle) - turned.imag * math.sin(angle)
+            total.append(zeta ** ((m - n) / self.scale_base) * real)
+        return scale * math.fsum(total)

@@ -1,0 +1,165 @@
+"""CoPE, against the published equations in plain loops."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from posenc import Attention, Positions, masks
+from posenc.encoding import Keys, Token
+from posenc.encodings.contextual import Contextual
+
+COUNTED = Positions.count(7)
+
+
+def published(encoding: Contextual, q: Tensor, k: Tensor, at: Positions, keys_at: Positions) -> Tensor:
+    """q_i . e(p_ij), divided or not, written out pair by pair, [B, H, T, S]."""
+    group, root = q.shape[1] // k.shape[1], math.sqrt(q.shape[-1])
+    B, H, T, S = *q.shape[:3], k.shape[2]
+    table = encoding.table.detach()
+    i, j = at.order.expand(B, -1), keys_at.order.expand(B, -1)
+    seen = masks.causal().allowed(at, keys_at).expand(B, 1, T, S)[:, 0]
+    bias = torch.zeros(B, H, T, S, dtype=q.dtype)
+    for b in range(B):
+        for h in range(H):
+            for t in range(T):
+                for s in range(S):
+                    later = [c for c in range(S) if seen[b, t, c] and j[b, s] <= j[b, c] <= i[b, t]]
+                    gates = [torch.sigmoid(q[b, h, t] @ k[b, h // group, c] / root).item() for c in later]
+                    p = min(math.fsum(gates), encoding.positions - 1)
+                    low, high = math.floor(p), math.ceil(p)
+                    at_low, at_high = (float(q[b, h, t] @ table[row]) for row in (low, high))
+                    value = at_low if low == high else (high - p) * at_low + (p - low) * at_high
+                    bias[b, h, t, s] = value / root if encoding.divided else value
+    return bias
+
+
+def random(heads: int = 3, kv_heads: int = 3, tokens: int = 7, keys: int = 7) -> tuple[Tensor, Tensor]:
+    return (
+        2 * torch.randn(2, heads, tokens, 4, dtype=torch.float64),
+        torch.randn(2, kv_heads, keys, 4, dtype=torch.float64),
+    )
+
+
+def perturbed(positions: int = 4, divided: bool = True) -> Contextual:
+    encoding = Contextual(4, positions, divided).double()
+    torch.nn.init.normal_(encoding.table)
+    return encoding
+
+
+ORDER = torch.tensor([[4, 0, 6, 2, 1, 5, 3]])
+INTERLEAVED = Positions(torch.arange(7)[None, :, None], torch.arange(7)[None], torch.arange(7)[None] % 2)
+PLACES = {
+    "counted": (COUNTED, COUNTED),
+    "later queries": (Positions.count(7, 3), COUNTED),
+    "out of order, anywhere": (Positions(ORDER[..., None], ORDER), Positions(ORDER[..., None] * 0.5, ORDER)),
+    "padded": (2 * (Positions.padded(torch.tensor([[0, 1, 1, 0, 1, 1, 1], [1] * 7])),)),
+    "packed": (2 * (Positions.packed([3, 4]),)),
+    "documents in turns": (2 * (INTERLEAVED,)),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("divided", [True, False])
+@pytest.mark.parametrize("kv_heads", [3, 1])
+def test_each_key_stands_where_the_query_counts_it(place: str, divided: bool, kv_heads: int) -> None:
+    at, keys_at = PLACES[place]
+    encoding, (q, k) = perturbed(divided=divided), random(kv_heads=kv_heads)
+    got = encoding.bias(at, keys_at, q=q, k=k)
+    expected = published(encoding, q, k, at, keys_at)
+    seen = masks.bidirectional().allowed(at, keys_at).expand_as(got)
+    torch.testing.assert_close(got[seen], expected[seen], rtol=0, atol=1e-12)
+
+
+def test_a_gate_belongs_to_the_pair_and_not_to_the_token() -> None:
+    q, k = random()
+    position = perturbed(positions=50).position(q, COUNTED, Keys(k, k, COUNTED))
+    # With one gate for each token, two queries would count the tokens that both see alike.
+    between = position[:, :, :, 0] - position[:, :, :, 1]
+    assert (between[:, :, 2:].amax(-1) - between[:, :, 2:].amin(-1)).min() > 0.05
+    again = perturbed(positions=50).position(q, COUNTED, Keys(k, k, COUNTED))
+    own = (q * k).sum(-1).div(2).sigmoid()
+    torch.testing.assert_close(again.diagonal(dim1=2, dim2=3), own, rtol=0, atol=1e-12)
+
+
+def test_open_gates_count_every_token_and_closed_gates_none() -> None:
+    q, encoding = torch.full((1, 1, 7, 4), 30.0), Contextual(4, positions=5)
+    for sign, expected in ((1, (COUNTED.order.T - COUNTED.order + 1).clamp(0, 4)), (-1, torch.zeros(7, 7))):
+        position = encoding.position(q, COUNTED, Keys(sign * q, q, COUNTED))[0, 0]
+        torch.testing.assert_close(position, expected.float(), rtol=0, atol=1e-6)
+
+
+def test_a_key_after_the_query_stands_at_position_zero() -> None:
+    encoding, (q, k) = perturbed(), random()
+    bias = encoding.bias(7, q=q, k=k)
+    zero = (q @ encoding.table[0] / 2)[..., None].expand_as(bias)
+    future = torch.ones(7, 7, dtype=torch.bool).triu(1)
+    torch.testing.assert_close(bias[..., future], zero[..., future], rtol=0, atol=1e-12)
+
+
+def test_the_count_is_divided_by_the_root_of_the_width_unless_it_is_asked_not_to_be() -> None:
+    q, k = random()
+    divided, plain = (perturbed(divided=divided) for divided in (True, False))
+    plain.load_state_dict(divided.state_dict())
+    torch.testing.assert_close(2 * divided.bias(7, q=q, k=k), plain.bias(7, q=q, k=k), rtol=1e-12, atol=0)
+
+
+def test_it_starts_as_no_position_and_its_table_is_shared_by_the_heads() -> None:
+    q, k = random()
+    assert not Contextual(4).double().bias(7, q=q, k=k).any()
+    assert [tuple(p.shape) for p in Contextual(4, positions=9).parameters()] == [(9, 4)]
+
+
+def test_the_scalar_formula_is_the_published_one() -> None:
+    encoding = Contextual(2, positions=3).double()
+    encoding.table.data = torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 2.0]], dtype=torch.float64)
+    query = Token([1.0, -1.0], 2.0, 2)
+    # Gates of a half each: the counts are 1.5, 1 and 0.5, and 0 after the query.
+    keys = [Token([0.5, 0.5], 0.0, order) for order in (0, 1, 2, 3)]
+    added = [-0.5, -1.0, 0.0, 1.0]
+    assert encoding.formula_logits(query, keys, 0, 7.0) == pytest.approx([a / math.sqrt(2) for a in added])
+
+
+def test_gates_learn_through_the_count() -> None:
+    encoding, (q, k) = perturbed(positions=20), random()
+    k.requires_grad_()
+    encoding.bias(7, q=q, k=k).tril().sum().backward()
+    assert k.grad is not None and k.grad.isfinite().all() and (k.grad[:, :, 1:] != 0).any()
+
+
+def test_a_thousand_half_open_gates_are_all_counted_in_half_precision() -> None:
+    zeros = torch.zeros(1, 1, 1001, 4, dtype=torch.bfloat16)
+    keys = Keys(zeros, zeros, Positions.count(1001))
+    position = Contextual(4, positions=2000).bfloat16().position(zeros[:, :, -1:], Positions.count(1, 1000), keys)
+    assert position[0, 0, 0, 0].item() == 500.5
+
+
+def test_attention_uses_it() -> None:
+    attention = Attention(12, 3, encoding="contextual(positions=5)").double()
+    assert attention.encoding is not None
+    torch.nn.init.normal_(attention.encoding.get_parameter("table"), std=3)
+    x = torch.randn(2, 6, 12, dtype=torch.float64)
+    bare = Attention(12, 3, encoding="none").double()
+    bare.load_state_dict({name: p for name, p in attention.state_dict().items() if "encoding" not in name})
+    assert (attention(x, mask=masks.causal()) - bare(x, mask=masks.causal())).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"head_dim": 0}, "head_dim must be 1 or more, got 0"),
+        ({"head_dim": 4, "positions": 1}, "positions must be 2 or more .*, got 1"),
+    ],
+)
+def test_impossible_options_are_refused(options: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Contextual(**options)
+
+
+def test_what_it_reads_has_to_be_given() -> None:
+    q, k = random()
+    with pytest.raises(ValueError, match=r"heads must have 3 channels, got 4; build Contextual\(4\)"):
+        Contextual(3).bias(7, q=q, k=k)
+    with pytest.raises(ValueError, match="the bias of contextual reads the keys; give k"):
+        Contextual(4).bias(7, q=q)

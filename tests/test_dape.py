@@ -1,0 +1,122 @@
+"""DAPE, against its network written out for every pair."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from posenc import Attention, Decoder, Positions, masks
+from posenc.encodings.alibi import ALiBi
+from posenc.encodings.dape import DAPE
+from posenc.encodings.forgetting import Forgetting
+from posenc.encodings.learned import Learned
+from posenc.encodings.none import NoPE
+from posenc.encodings.rotary import Rotary
+from posenc.encodings.shaw import Shaw
+from posenc.encodings.stick_breaking import StickBreaking
+
+
+def pair_by_pair(encoding: DAPE, logits: Tensor, bias: Tensor) -> Tensor:
+    """A + B + f([A; B]), one pair at a time, float64."""
+    state = {name: p.detach().double().tolist() for name, p in encoding.named_parameters() if "encoding" not in name}
+    B, _, T, S = logits.shape
+    out = torch.zeros_like(logits)
+    for b in range(B):
+        for t in range(T):
+            for s in range(S):
+                a, c = logits[b, :, t, s].tolist(), bias[b, :, t, s].tolist()
+                hidden = []
+                for row, offset in zip(state["first.weight"], state["first.bias"], strict=True):
+                    z = sum(w * x for w, x in zip(row, a + c, strict=True)) + offset
+                    hidden.append(z if z > 0 else 0.01 * z)
+                for h, (row, offset) in enumerate(zip(state["second.weight"], state["second.bias"], strict=True)):
+                    out[b, h, t, s] = a[h] + c[h] + sum(w * x for w, x in zip(row, hidden, strict=True)) + offset
+    return out
+
+
+@pytest.mark.parametrize("kernel", ["reference", "sdpa"])
+@pytest.mark.parametrize("kv_heads", [3, 1])
+@pytest.mark.parametrize("spec", ["dape(alibi, width=5)", "dape(alibi)", "rotary + dape(alibi, width=5)"])
+def test_the_network_corrects_every_pair_from_all_heads(kernel: str, kv_heads: int, spec: str) -> None:
+    attention = Attention(12, 3, kv_heads=kv_heads, encoding=spec, kernel=kernel).double()
+    whole = attention.encoding
+    assert whole is not None
+    (encoding,) = (module for module in whole.modules() if isinstance(module, DAPE))
+    x, at = torch.randn(2, 6, 12, dtype=torch.float64), Positions.count(6)
+    q = whole.query(attention.split(attention.to_query(x), 3), at)
+    k = whole.key(attention.split(attention.to_key(x), kv_heads), at).repeat_interleave(3 // kv_heads, 1)
+    v = attention.split(attention.to_value(x), kv_heads).repeat_interleave(3 // kv_heads, 1)
+    bias = ALiBi(3).bias(6, dtype=torch.float64).expand(2, -1, -1, -1)
+    logits = pair_by_pair(encoding, (q @ k.mT / 2).detach(), bias)
+    seen = torch.ones(6, 6, dtype=torch.bool).tril()
+    expected = logits.masked_fill(~seen, -torch.inf).softmax(-1) @ v
+    expected = attention.to_output(expected.transpose(1, 2).flatten(2))
+    torch.testing.assert_close(attention(x, mask=masks.causal()), expected, rtol=0, atol=1e-7)
+
+
+def test_a_silent_network_leaves_the_bias_it_wraps() -> None:
+    adapted, plain = (Attention(12, 3, encoding=spec).double() for spec in ("dape(alibi)", "alibi"))
+    assert adapted.encoding is not None
+    for name in ("second.weight", "second.bias"):
+        torch.nn.init.zeros_(adapted.encoding.get_parameter(name))
+    plain.load_state_dict({name: p for name, p in adapted.state_dict().items() if "encoding" not in name})
+    x = torch.randn(2, 6, 12, dtype=torch.float64)
+    torch.testing.assert_close(adapted(x, mask=masks.causal()), plain(x, mask=masks.causal()), rtol=0, atol=1e-12)
+    torch.testing.assert_close(adapted.encoding.bias(6), ALiBi(3).bias(6), rtol=0, atol=0, check_dtype=False)
+
+
+def test_another_bias_beside_it_is_added_and_not_seen_by_the_network() -> None:
+    seen: list[Tensor] = []
+    attention = Attention(12, 3, encoding="alibi + dape(alibi)").double()
+    (encoding,) = (module for module in attention.modules() if isinstance(module, DAPE))
+    corrections = encoding.corrections
+    encoding.corrections = lambda pairs: seen.append(pairs) or corrections(pairs)  # type: ignore[method-assign]
+    x = torch.randn(1, 5, 12, dtype=torch.float64)
+    _, weights = attention(x, mask=masks.causal(), weights=True)
+    pairs = seen[0].movedim(-1, 1)
+    torch.testing.assert_close(pairs[:, 3:], ALiBi(3).bias(5, dtype=torch.float64), rtol=0, atol=0)
+    total = pairs[:, :3] + 2 * pairs[:, 3:] + corrections(seen[0]).movedim(-1, 1)
+    total = total.masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), -torch.inf)
+    torch.testing.assert_close(weights, total.softmax(-1), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("wrapped", [Shaw(4, clip=2, values=False), Forgetting(12, 3)])
+def test_biases_that_read_queries_or_gates_can_be_adapted(wrapped) -> None:
+    attention = Attention(12, 3, encoding=DAPE(wrapped, heads=3))
+    out = attention(torch.randn(1, 5, 12), mask=masks.causal())
+    out.sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in wrapped.parameters())
+
+
+def test_far_biases_reach_the_network_unrounded_in_bfloat16() -> None:
+    encoding = DAPE(ALiBi(2), heads=2, width=4).bfloat16()
+    pairs = torch.tensor([0.0, 0.0, -1000.5, -62.53125])
+    exact = encoding.corrections(pairs.double())
+    torch.testing.assert_close(encoding.corrections(pairs).double(), exact, rtol=1e-5, atol=1e-4)
+
+
+def test_every_layer_has_a_network_of_its_own() -> None:
+    model = Decoder(vocab=5, dim=12, heads=3, layers=2, encoding="dape(alibi, width=7)")
+    shapes = [tuple(p.shape) for name, p in model.named_parameters() if "encoding" in name]
+    assert shapes == [(7, 6), (7,), (3, 7), (3,)] * 2
+
+
+def test_one_head_has_no_formula() -> None:
+    with pytest.raises(NotImplementedError, match="mixes the logits of all heads"):
+        DAPE(ALiBi(2), heads=2).formula_logit([1.0], [1.0], 1, 0, 0, 1.0)
+
+
+@pytest.mark.parametrize("wrapped", [Rotary(4), NoPE(), Shaw(4), Learned(12, 8), StickBreaking()])
+def test_only_a_bias_can_be_adapted(wrapped) -> None:
+    with pytest.raises(ValueError, match=r"dape adapts a bias and nothing else, as in dape\(kerple\); .* opens "):
+        DAPE(wrapped, heads=3)
+
+
+@pytest.mark.parametrize(("heads", "width"), [(0, 32), (3, 0)])
+def test_impossible_options_are_refused(heads: int, width: int) -> None:
+    with pytest.raises(ValueError, match=f"heads and width must be 1 or more, got {heads} and {width}"):
+        DAPE(ALiBi(3), heads, width)
+
+
+def test_another_number_of_heads_is_refused() -> None:
+    with pytest.raises(ValueError, match="mixes 2 heads, got queries of 3; build it for 3"):
+        Attention(12, 3, encoding=DAPE(ALiBi(2), heads=2))(torch.zeros(1, 3, 12))

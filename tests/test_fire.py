@@ -1,0 +1,171 @@
+"""FIRE, against the network evaluated neuron by neuron, and the released code's rule."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from posenc import Keys, Positions, Shape, masks
+from posenc.catalogue import build_layers
+from posenc.encodings.fire import Fire
+from posenc.kernels import bind
+
+
+def published(encoding: Fire, m: Tensor, n: Tensor) -> Tensor:
+    """[H, T, S] in float64: the quotient first, then the whole network for every pair."""
+    c, multiplier = encoding.c.double(), encoding.multiplier.double()
+    distance = (m[:, None] - n).abs().double()
+    horizon = torch.max(m.double(), (multiplier * encoding.length).abs())
+    share = torch.log((c * distance).abs() + 1) / (torch.log((c * horizon).abs() + 1) + encoding.eps)[:, None]
+    hidden = torch.relu(share[..., None] * encoding.hidden.weight[:, 0].double() + encoding.hidden.bias.double())
+    return (hidden @ encoding.out.weight.double().T + encoding.out.bias.double()).permute(2, 0, 1)
+
+
+def bias(encoding: Fire, at: Tensor, keys_at: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+    return encoding.bias(at, keys_at, q=torch.zeros(1, encoding.heads, len(at), 2, dtype=dtype), dtype=dtype)[0]
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    width=st.integers(1, 40),
+    rate=st.floats(0.01, 5),
+    length=st.floats(1, 600),
+    places=st.lists(st.floats(0, 3000), min_size=1, max_size=6),
+)
+def test_straight_pieces_give_what_the_network_gives(
+    seed: int, width: int, rate: float, length: float, places: list[float]
+) -> None:
+    torch.manual_seed(seed)
+    encoding = Fire(3, width, rate, length).double()
+    with torch.no_grad():
+        for parameter in encoding.parameters():
+            parameter += torch.randn_like(parameter)
+    m, n = torch.tensor(places, dtype=torch.float64), torch.tensor([0.0, 1.5, *places], dtype=torch.float64)
+    torch.testing.assert_close(bias(encoding, m, n), published(encoding, m, n), rtol=1e-11, atol=1e-11)
+    got = [encoding.formula_logit([0.0], [0.0], a, 1.5, 1, 1.0) for a in places]
+    torch.testing.assert_close(torch.tensor(got).double(), published(encoding, m, n)[1, :, 1], rtol=1e-6, atol=1e-6)
+
+
+def test_gradients_are_those_of_the_network() -> None:
+    encoding = Fire(3, 7, length=10.0).double()
+    m, n = torch.arange(30), torch.arange(25)
+    upstream = torch.randn(3, 30, 25, dtype=torch.float64)
+    ours = torch.autograd.grad((bias(encoding, m, n) * upstream).sum(), list(encoding.parameters()))
+    theirs = torch.autograd.grad((published(encoding, m, n) * upstream).sum(), list(encoding.parameters()))
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-10)
+
+
+def test_neurons_without_a_slope_are_constants() -> None:
+    encoding = Fire(2, 4).double()
+    with torch.no_grad():
+        encoding.hidden.weight[:, 0] = torch.tensor([0.0, -0.0, 0.0, 1.0])
+        encoding.hidden.bias.copy_(torch.tensor([1.0, 2.0, -1.0, 0.0]))
+    m = torch.arange(9)
+    torch.testing.assert_close(bias(encoding, m, m), published(encoding, m, m), rtol=1e-12, atol=1e-12)
+
+
+def by_hand(**options: float) -> Fire:
+    """One neuron that passes its input on: the bias is the quotient itself."""
+    encoding = Fire(1, 1, **options).double()
+    with torch.no_grad():
+        encoding.hidden.weight.fill_(1.0)
+        encoding.out.weight.fill_(1.0)
+        encoding.hidden.bias.zero_()
+        encoding.out.bias.zero_()
+    return encoding
+
+
+def test_the_defaults_are_the_papers() -> None:
+    encoding = Fire(12)
+    assert (encoding.width, encoding.rate, encoding.length, encoding.eps) == (32, 0.1, 512.0, 1e-6)
+    assert encoding.c.item() == pytest.approx(0.1) and encoding.multiplier.item() == 1
+    # literature.md: about 32 (H + 2) + 2 parameters, and the last layer's biases.
+    assert sum(p.numel() for p in encoding.parameters()) == 32 * (12 + 2) + 2 + 12
+    share = bias(by_hand(), torch.tensor([100, 2000]), torch.tensor([90, 0]))[0]
+    expected = [
+        [math.log(2) / (math.log(52.2) + 1e-6), math.log(11) / (math.log(52.2) + 1e-6)],
+        [math.log(192) / (math.log(201) + 1e-6), math.log(201) / (math.log(201) + 1e-6)],
+    ]
+    torch.testing.assert_close(share, torch.tensor(expected).double(), rtol=1e-6, atol=0)
+
+
+def test_beyond_the_trained_length_the_farthest_key_always_looks_the_same() -> None:
+    share = bias(by_hand(length=16.0), torch.tensor([16, 64, 4096]), torch.tensor([0]))[0, :, 0]
+    torch.testing.assert_close(share, torch.ones(3).double(), rtol=0, atol=2e-6)
+
+
+def test_it_is_not_a_function_of_the_distance_alone() -> None:
+    share = bias(by_hand(length=16.0), torch.tensor([10, 12, 100]), torch.tensor([5, 7, 95]))[0].diagonal()
+    assert share[0] == share[1] > share[2]
+
+
+def test_keys_after_the_query_count_by_their_distance() -> None:
+    share = bias(by_hand(), torch.tensor([10]), torch.tensor([7, 13]))[0, 0]
+    assert share[0] == share[1] > 0
+
+
+def test_rows_that_share_positions_share_the_bias_and_others_do_not() -> None:
+    encoding, q = Fire(3).double(), torch.zeros(4, 3, 5, 2, dtype=torch.float64)
+    at = Positions.count(5)
+    modify = encoding.score_mod(q, at, Keys(q, q, at))
+    b, h, i, j = (torch.arange(n) for n in (4, 3, 5, 5))
+    zero = torch.zeros((), dtype=torch.float64)
+    assert modify(zero, b[:, None, None, None], h[:, None, None], i[:, None], j).shape == (3, 5, 5)
+    rows = Positions.of(torch.stack([torch.arange(5) * k for k in range(1, 5)]))
+    whole = encoding.bias(rows, q=q)
+    for row in range(4):
+        torch.testing.assert_close(whole[row], published(encoding, rows.coords[row, :, 0], rows.coords[row, :, 0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_queries_of_any_dtype_get_the_same_bias(dtype: torch.dtype) -> None:
+    encoding, m = Fire(3), torch.arange(50)
+    got = bias(encoding, m, m, dtype)
+    assert got.dtype == dtype
+    exact = published(encoding, m, m).to(dtype)
+    torch.testing.assert_close(got, exact, rtol=0.01 if dtype == torch.bfloat16 else 1e-5, atol=1e-6)
+
+
+def test_memory_does_not_grow_with_the_width() -> None:
+    saved = []
+    encoding, q = Fire(2, width=64), torch.zeros(1, 2, 150, 2)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
+        encoding.bias(150, q=q)
+    assert max(saved) == 2 * 150 * 150
+
+
+def test_every_layer_has_its_own_unless_shared() -> None:
+    shape = Shape(12, 3, 4, 21)
+    assert len(build_layers("fire", shape, 3)[0]) == 3
+    assert len(build_layers("fire(shared=True)", shape, 3)[0]) == 1
+
+
+def test_the_bias_is_added_after_the_scaling() -> None:
+    encoding, q = by_hand(), [1.0, 2.0]
+    whole = encoding.formula_logit(q, q, 9.0, 2.0, 0, 0.1)
+    assert whole - 0.5 == pytest.approx(encoding.formula_logit([0.0], [0.0], 9.0, 2.0, 0, 1.0))
+
+
+def test_queries_of_another_number_of_heads_are_refused() -> None:
+    q, at = torch.zeros(1, 4, 3, 8), Positions.count(3)
+    with pytest.raises(ValueError, match="a bias for 3 heads, got queries of 4; build it for 4"):
+        bind("reference", Fire(3), scale=1.0)(Fire(3), q, at, Keys(q, q, at), masks.causal())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"heads": 0}, "heads and width must be 1 or more, got 0 and 32"),
+        ({"width": 0}, "heads and width must be 1 or more, got 2 and 0"),
+        ({"rate": 0.0}, "rate must be a number above 0, got 0.0"),
+        ({"length": -1.0}, "length must be a number above 0, got -1.0"),
+        ({"eps": math.nan}, "eps must be a number above 0, got nan"),
+    ],
+)
+def test_impossible_options_are_refused(options: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Fire(**{"heads": 2} | options)

@@ -1,0 +1,193 @@
+"""FoPE, against sums of waves written out, and against what its released code does."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from posenc import Attention, Keys, Positions, masks
+from posenc.cache import GrowingCache
+from posenc.encodings.fourier_rotary import FourierRotary
+from posenc.encodings.rotary import Rotary
+from posenc.kernels import bind
+
+
+def turned(x: Tensor, place: Tensor, encoding: FourierRotary) -> Tensor:
+    """x [B, H, T, d] as published: every wave of every pair of every head summed by itself."""
+    H, d = x.shape[1], x.shape[3]
+    plain = [encoding.base ** (-2 * k / d) for k in range(d // 2)]
+    kept = [w for w in plain if w >= 2 * math.pi / encoding.max_len]
+    A, C = encoding.mixtures.double().tolist()
+    out = x.clone()
+    for h in range(H):
+        own = h if encoding.per_head else 0
+        for t, p in enumerate(place.tolist()):
+            for k in range(d // 2):
+                cos, sin = 1.0, 0.0 if encoding.silenced == "passed" else 1.0
+                if k < len(kept):
+                    cos = sum(A[own][f][k] * math.cos(w * p) for f, w in enumerate(kept))
+                    sin = sum(C[own][f][k] * math.sin(w * p) for f, w in enumerate(kept))
+                a, b = (k, k + d // 2) if encoding.layout == "half" else (2 * k, 2 * k + 1)
+                out[:, h, t, a] = x[:, h, t, a] * cos - x[:, h, t, b] * sin
+                out[:, h, t, b] = x[:, h, t, b] * cos + x[:, h, t, a] * sin
+    return out
+
+
+@given(
+    st.sampled_from([2, 8, 12]),
+    st.integers(7, 3000),
+    st.floats(2, 1e5),
+    st.floats(0, 2),
+    st.sampled_from(["half", "interleaved"]),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(["passed", "doubled"]),
+    st.integers(0, 9),
+)
+def test_queries_and_keys_are_turned_as_published(
+    d: int, max_len: int, base: float, gain: float, layout: str, per_head: bool, learned: bool, silenced: str, seed: int
+) -> None:
+    encoding = FourierRotary(2, d, max_len, base, layout, gain, per_head, learned, silenced, seed).double()
+    q, k = (torch.randn(2, 2, 4, d, dtype=torch.float64) for _ in range(2))
+    place = torch.tensor([0.0, 1, 17.5, 900], dtype=torch.float64)
+    got = encoding(q, k, positions=place)
+    for one, x in zip(got, (q, k), strict=True):
+        torch.testing.assert_close(one, turned(x, place, encoding), rtol=0, atol=1e-11)
+    logit = encoding.formula_logit(q[1, 1, 3].tolist(), k[1, 1, 2].tolist(), 900, 17.5, 1, 0.3)
+    assert logit == pytest.approx(0.3 * (got[0][1, 1, 3] @ got[1][1, 1, 2]).item(), abs=1e-10)
+
+
+def test_waves_longer_than_the_trained_length_are_dropped() -> None:
+    kept = FourierRotary(8, 64, 512)
+    assert len(kept.frequencies) == 16 and kept.wavelengths.max() <= 512
+    assert 2 * math.pi * 10_000 ** (16 / 32) > 512
+    assert len(FourierRotary(8, 64, 1024).frequencies) == 18
+    assert len(FourierRotary(8, 64, 10**6).frequencies) == 32
+    assert FourierRotary(1, 8, 7).frequencies.tolist() == [1.0]
+
+
+def test_without_noise_it_is_rotary_on_the_kept_pairs_and_nothing_on_the_others() -> None:
+    q, k = (torch.randn(1, 2, 9, 64) for _ in range(2))
+    got = FourierRotary(2, 64, 512, layout="interleaved", gain=0.0)(q, k, offset=100)
+    rotary = Rotary(64, layout="interleaved")(q, k, offset=100)
+    for one, other, x in zip(got, rotary, (q, k), strict=True):
+        torch.testing.assert_close(one[..., :32], other[..., :32], rtol=0, atol=1e-6)
+        assert one[..., 32:].equal(x[..., 32:])
+
+
+def test_the_noise_has_the_deviation_that_torch_gives_the_released_tensors() -> None:
+    for heads in (1, 8):
+        encoding = FourierRotary(heads, 64, 512)
+        noise = encoding.mixtures - torch.eye(16, dtype=torch.float64)
+        released = torch.empty(heads, 16, 16)
+        torch.nn.init.xavier_normal_(released, gain=0.3)
+        expected = 0.3 * math.sqrt(2 / (16 * (16 + heads)))
+        assert noise.std().item() == pytest.approx(expected, rel=0.1)
+        assert released.std().item() == pytest.approx(expected, rel=0.15)
+    shared = FourierRotary(8, 64, 512, per_head=False).mixtures
+    assert shared.shape == (2, 1, 16, 16)
+    assert (shared - torch.eye(16)).std().item() == pytest.approx(0.3 * math.sqrt(2 / 32), rel=0.1)
+
+
+def test_the_seed_alone_decides_the_frozen_mixtures() -> None:
+    torch.manual_seed(1)
+    first = FourierRotary(2, 16, 512)
+    state = torch.get_rng_state()
+    second = FourierRotary(2, 16, 512)
+    assert torch.get_rng_state().equal(state)
+    assert first.mixtures.equal(second.mixtures) and not list(first.state_dict())
+    assert not first.mixtures.equal(FourierRotary(2, 16, 512, seed=1).mixtures)
+    learned = FourierRotary(2, 16, 512, learned=True)
+    torch.testing.assert_close(learned.mixtures.double(), first.mixtures, rtol=0, atol=1e-6)
+    assert [tuple(p.shape) for p in learned.parameters()] == [(2, 4, 4)] * 2
+    assert first.bfloat16().mixtures.equal(second.mixtures)
+    with torch.device("meta"):
+        assert FourierRotary(2, 16, 512).mixtures.equal(second.mixtures)
+
+
+def test_the_released_sine_of_one_makes_silenced_pairs_count_twice() -> None:
+    q, k = (torch.randn(1, 1, 3, 64, dtype=torch.float64) for _ in range(2))
+    silent = torch.cat((torch.arange(16, 32), torch.arange(48, 64)))
+    for silenced, times in (("passed", 1), ("doubled", 2)):
+        encoding = FourierRotary(1, 64, 512, silenced=silenced)
+        one, other = encoding(q, k, offset=77)
+        got = one[..., silent] @ other[..., silent].transpose(-1, -2)
+        torch.testing.assert_close(got, times * q[..., silent] @ k[..., silent].transpose(-1, -2))
+    # A turn by 45 degrees, and longer by sqrt(2).
+    turned = FourierRotary(1, 64, 512, silenced="doubled").key(torch.eye(64)[None, None, 16:17], Positions.count(1))
+    assert turned[0, 0, 0, [16, 48]].tolist() == [1.0, 1.0]
+
+
+def test_a_logit_depends_on_more_than_the_distance() -> None:
+    q, k = torch.randn(1, 1, 1, 64), torch.randn(1, 1, 1, 64)
+
+    def logit(encoding: FourierRotary, m: int) -> float:
+        asking = encoding.query(q, Positions.of(torch.tensor([m])))
+        return (asking @ encoding.key(k, Positions.of(torch.tensor([m - 3]))).transpose(-1, -2)).item()
+
+    fixed, mixed = FourierRotary(1, 64, 512, gain=0.0), FourierRotary(1, 64, 512)
+    assert logit(fixed, 3) == pytest.approx(logit(fixed, 300), abs=1e-4)
+    assert abs(logit(mixed, 3) - logit(mixed, 300)) > 0.05
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "reference"])
+def test_a_shared_key_is_turned_for_each_query_head(kernel: str) -> None:
+    encoding = FourierRotary(6, 8, 100, gain=2.0)
+    place = torch.tensor([4, 0, 9, 30])
+    at = Positions.of(place)
+    q = torch.randn(2, 6, 4, 8, dtype=torch.float64)
+    k, v = (torch.randn(2, 2, 4, 8, dtype=torch.float64) for _ in range(2))
+    assert encoding.key(k, at) is k
+    keys = Keys(encoding.key(k, at), v, at)
+    out, _ = encoding.attend(encoding.query(q, at), at, keys, masks.causal(), bind(kernel, encoding, scale=0.4))
+    k, v = k.repeat_interleave(3, 1), v.repeat_interleave(3, 1)
+    logits = 0.4 * turned(q, place, encoding) @ turned(k, place, encoding).transpose(-1, -2)
+    expected = logits.masked_fill(~torch.ones(4, 4).tril().bool(), -torch.inf).softmax(-1) @ v
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_a_cache_stays_right_as_it_grows(kv_heads: int) -> None:
+    layer = Attention(32, 4, kv_heads=kv_heads, encoding="fourier_rotary(learned=True)", max_len=20).double()
+    x, cache = torch.randn(1, 40, 32, dtype=torch.float64), GrowingCache()
+    whole = layer(x, mask=masks.causal())
+    out = [layer(x[:, t : t + 1], positions=Positions.count(1, t), mask=masks.causal(), cache=cache) for t in range(40)]
+    torch.testing.assert_close(torch.cat(out, 1), whole, rtol=0, atol=1e-12)
+
+
+def test_mixtures_shared_by_the_heads_leave_the_attention_rule_free() -> None:
+    assert "attend" in FourierRotary(2, 8, 100).doors
+    shared = FourierRotary(2, 8, 100, per_head=False)
+    assert shared.doors == {"query", "key"}
+    assert shared.key(torch.ones(1, 1, 3, 8), Positions.count(3)).shape == (1, 1, 3, 8)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"heads": 0}, "heads must be 1 or more, got 0"),
+        ({"head_dim": 5}, "head_dim must be even and 2 or more to form pairs, got 5"),
+        ({"max_len": 6}, "max_len must be 7 or more, got 6: the shortest wave takes 2 pi = 6.28 positions"),
+        ({"base": 1.0}, "base must be above 1 and finite, got 1.0"),
+        ({"layout": "pairs"}, "layout must be one of half, interleaved, got 'pairs'"),
+        ({"gain": -0.1}, "gain must be 0 or more and finite, got -0.1"),
+        ({"silenced": "zero"}, "silenced must be one of passed, doubled, got 'zero'"),
+        ({"seed": 0.5}, "seed must be a whole number, got 0.5"),
+    ],
+)
+def test_impossible_options_are_refused(options: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        FourierRotary(**{"heads": 2, "head_dim": 8, "max_len": 100} | options)
+
+
+def test_heads_that_do_not_fit_are_refused() -> None:
+    encoding = FourierRotary(2, 4, 100)
+    with pytest.raises(ValueError, match="heads must have 4 channels, got 6"):
+        encoding.query(torch.zeros(1, 2, 3, 6), Positions.count(3))
+    with pytest.raises(ValueError, match="has mixtures for 2 heads, got 3; build it for those"):
+        encoding.query(torch.zeros(1, 3, 3, 4), Positions.count(3))
+    with pytest.raises(ValueError, match="for each of its 2 query heads, got 1 key heads; repeat them"):
+        encoding(torch.zeros(1, 2, 3, 4), torch.zeros(1, 1, 3, 4))

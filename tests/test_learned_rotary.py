@@ -1,0 +1,173 @@
+"""Rotary encoding with learned frequencies, against mpmath with the frequencies as they stand."""
+
+import math
+
+import mpmath
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from posenc import Attention, Decoder, Positions, masks
+from posenc.encodings.learned_rotary import LearnedRotary
+from posenc.encodings.rotary import Rotary
+
+LAYOUTS = ["half", "interleaved"]
+
+
+def moved(encoding: LearnedRotary, by: float = 0.3) -> LearnedRotary:
+    with torch.no_grad():
+        encoding.shift += by * torch.randn_like(encoding.shift)
+    return encoding
+
+
+def turned(x: Tensor, places: list[float], shift: Tensor, *, base: float, layout: str) -> Tensor:
+    """x [B, H, T, D] turned by base^(-2k/D) e^shift, with 40 digits; shift [D/2] or [H, D/2]."""
+    shift = shift.detach()
+    d, out = x.shape[-1], x.double().clone()
+    with mpmath.workdps(40):
+        for h in range(x.shape[1]):
+            for k in range(d // 2):
+                first, second = (k, k + d // 2) if layout == "half" else (2 * k, 2 * k + 1)
+                own = float(shift[h, k] if shift.dim() == 2 else shift[k])
+                frequency = mpmath.mpf(base) ** (-mpmath.mpf(2 * k) / d) * mpmath.exp(own)
+                cos = torch.tensor([float(mpmath.cos(p * frequency)) for p in places], dtype=torch.float64)
+                sin = torch.tensor([float(mpmath.sin(p * frequency)) for p in places], dtype=torch.float64)
+                a, b = x[:, h, :, first].double(), x[:, h, :, second].double()
+                out[:, h, :, first], out[:, h, :, second] = a * cos - b * sin, b * cos + a * sin
+    return out
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("per_head", [False, True])
+def test_untrained_it_is_rotary_also_with_weights_of_half_precision(dtype: torch.dtype, per_head: bool) -> None:
+    encoding = LearnedRotary(16, heads=2, per_head=per_head).to(dtype)
+    q = torch.randn(1, 2, 9, 16)
+    torch.testing.assert_close(encoding(q, q, offset=99_999)[0], Rotary(16)(q, q, offset=99_999)[0], rtol=0, atol=0)
+
+
+PLACES = [0.0, 1.0, 2.5, -7.0, 4095.0]
+
+
+@given(
+    pairs=st.integers(1, 6),
+    base=st.floats(1.01, 1e6),
+    layout=st.sampled_from(LAYOUTS),
+    per_head=st.booleans(),
+    by=st.floats(0, 1),
+)
+def test_queries_and_keys_are_turned_by_the_frequencies_as_they_stand(
+    pairs: int, base: float, layout: str, per_head: bool, by: float
+) -> None:
+    encoding = moved(LearnedRotary(2 * pairs, 3, base, layout, per_head).double(), by)
+    q = torch.randn(2, 3, 5, 2 * pairs, dtype=torch.float64)
+    got, _ = encoding(q, q, positions=torch.tensor(PLACES, dtype=torch.float64))
+    torch.testing.assert_close(got, turned(q, PLACES, encoding.shift, base=base, layout=layout), rtol=0, atol=1e-9)
+
+
+def test_a_position_of_a_million_is_right_to_a_millionth() -> None:
+    places, encoding = [999_999.0, 1_000_000.0], moved(LearnedRotary(32))
+    q = torch.randn(2, 2, 2, 32)
+    got, _ = encoding(q, q, positions=torch.tensor([int(p) for p in places]))
+    expected = turned(q, places, encoding.shift, base=1e4, layout="half")
+    assert got.dtype == torch.float32 and (got.double() - expected).abs().max().item() < 1e-6
+
+
+@pytest.mark.parametrize("per_head", [False, True])
+def test_the_gradient_of_a_frequency_is_right(per_head: bool) -> None:
+    encoding = moved(LearnedRotary(4, 2, 50.0, per_head=per_head).double())
+    q, k = torch.randn(1, 2, 4, 4, dtype=torch.float64), torch.randn(1, 2, 4, 4, dtype=torch.float64)
+
+    def logits(shift: Tensor) -> Tensor:
+        a, b = torch.func.functional_call(encoding, {"shift": shift}, (q, k))
+        return a @ b.transpose(-1, -2)
+
+    assert torch.autograd.gradcheck(logits, encoding.shift.detach().clone().requires_grad_())
+
+
+def test_a_table_with_a_gradient_serves_two_steps_with_the_same_positions() -> None:
+    encoding, at, q = LearnedRotary(8), Positions.count(5), torch.randn(1, 1, 5, 8)
+    for _ in range(2):
+        encoding.query(q, at).square().sum().backward()
+        with torch.no_grad():
+            encoding.shift += 0.1
+    after = encoding.query(q, at)
+    assert torch.equal(after, encoding.query(q, Positions.count(5)))
+    assert not torch.equal(after, LearnedRotary(8).query(q, at))
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_heads_of_their_own_frequencies_share_keys_as_if_each_had_its_own(kv_heads: int) -> None:
+    grouped = Attention(16, heads=4, head_dim=4, kv_heads=kv_heads).double()
+    full = Attention(16, heads=4, head_dim=4).double()
+    encoding = moved(LearnedRotary(4, 4, 50.0, per_head=True).double())
+    state = grouped.state_dict()
+    for name in ("to_key.weight", "to_key.bias", "to_value.weight", "to_value.bias"):
+        state[name] = state[name].unflatten(0, (kv_heads, -1)).repeat_interleave(4 // kv_heads, 0).flatten(0, 1)
+    full.load_state_dict(state)
+    x = torch.randn(2, 7, 16, dtype=torch.float64)
+    got, expected = (layer(x, mask=masks.causal(), encoding=encoding) for layer in (grouped, full))
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+
+
+def test_every_layer_learns_its_own() -> None:
+    model = Decoder(vocab=7, dim=16, layers=3, heads=2, max_len=8, encoding="learned_rotary")
+    shifts = [p for name, p in model.named_parameters() if name.endswith("shift")]
+    assert len(shifts) == 3 and all(p.shape == (4,) for p in shifts)
+
+
+def test_frequencies_and_wavelengths_are_those_of_now() -> None:
+    encoding = LearnedRotary(8, 2, 100.0, per_head=True)
+    with torch.no_grad():
+        encoding.shift[1] += math.log(2)
+    expected = [100 ** (-2 * k / 8) for k in range(4)]
+    assert encoding.frequencies[0].tolist() == pytest.approx(expected, rel=1e-7)
+    assert encoding.frequencies[1].tolist() == pytest.approx([2 * f for f in expected], rel=1e-7)
+    assert encoding.wavelengths.tolist() == pytest.approx(
+        sorted([2 * math.pi / f for f in expected] + [math.pi / f for f in expected]), rel=1e-7
+    )
+    assert not encoding.frequencies.requires_grad
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("per_head", [False, True])
+def test_the_formula_in_the_file_is_the_published_one(layout: str, per_head: bool) -> None:
+    encoding = moved(LearnedRotary(6, 2, 50.0, layout, per_head).double())
+    q, k = torch.randn(1, 2, 1, 6, dtype=torch.float64), torch.randn(1, 2, 1, 6, dtype=torch.float64)
+    one, other = (turned(x, [p], encoding.shift, base=50.0, layout=layout) for x, p in ((q, 12.0), (k, 4.5)))
+    for h in range(2):
+        ours, theirs = q[0, h, 0].tolist(), k[0, h, 0].tolist()
+        got = encoding.formula_logit(ours, theirs, 12.0, 4.5, h, 0.3)
+        assert got == pytest.approx(0.3 * float((one[0, h] * other[0, h]).sum()), abs=1e-12)
+        if per_head:
+            with pytest.raises(NotImplementedError, match="lacks its head"):
+                encoding.formula_query(ours, 12.0)
+        else:
+            assert encoding.formula_query(ours, 12.0) == pytest.approx(one[0, h, 0].tolist(), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"head_dim": 7}, "head_dim must be an even number of channels to form pairs, got 7"),
+        ({"head_dim": 8, "heads": 0}, "heads must be 1 or more, got 0"),
+        ({"head_dim": 8, "base": math.nan}, "base must be above 1, got nan"),
+        ({"head_dim": 8, "layout": "split"}, "layout must be one of half, interleaved, got 'split'"),
+        (
+            {"head_dim": 8, "per_head": True},
+            "per_head needs to know how many heads there are; give heads, as in heads=8",
+        ),
+    ],
+)
+def test_impossible_options_are_refused(options: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        LearnedRotary(**options)
+
+
+def test_heads_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"heads must have 8 channels, got 6; build LearnedRotary\(6\)"):
+        LearnedRotary(8)(torch.zeros(1, 1, 2, 6), torch.zeros(1, 1, 2, 6))
+    encoding = LearnedRotary(8, 4, per_head=True)
+    with pytest.raises(ValueError, match="has frequencies for 4 heads, got 3; build it for 3"):
+        encoding(torch.zeros(1, 3, 2, 8), torch.zeros(1, 3, 2, 8))

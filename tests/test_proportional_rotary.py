@@ -1,0 +1,149 @@
+"""Proportional rotary encoding (p-RoPE), against pinned numbers and mpmath."""
+
+import math
+
+import mpmath
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from posenc import Positions
+from posenc.encodings.proportional_rotary import ProportionalRotary
+from posenc.encodings.rotary import Rotary
+from posenc.schedules import DynamicNTK, Linear, YaRN
+
+LAYOUTS = ["half", "interleaved"]
+PLACES = [0.0, 1.0, 2.5, -7.0, 4095.0, 1_000_000.0]
+
+
+def turned(x: Tensor, places: list[float], *, pairs: int, base: float, layout: str) -> Tensor:
+    """x [B, H, T, D] with its first pairs turned, by angles of 40 digits; the denominator is the whole head's."""
+    d, out = x.shape[-1], x.double().clone()
+    with mpmath.workdps(40):
+        for k in range(pairs):
+            first, second = (k, k + d // 2) if layout == "half" else (2 * k, 2 * k + 1)
+            frequency = mpmath.mpf(base) ** (-mpmath.mpf(2 * k) / d)
+            cos = torch.tensor([float(mpmath.cos(p * frequency)) for p in places], dtype=torch.float64)
+            sin = torch.tensor([float(mpmath.sin(p * frequency)) for p in places], dtype=torch.float64)
+            a, b = x[..., first].double(), x[..., second].double()
+            out[..., first], out[..., second] = a * cos - b * sin, b * cos + a * sin
+    return out
+
+
+def test_the_pinned_frequencies_of_gemma_4() -> None:
+    got = ProportionalRotary(128, share=0.25, base=1e6).frequencies
+    assert got.shape == (64,) and float(got[10]) == pytest.approx(1.154782e-01, rel=5e-7)
+    assert torch.equal(got[16:], torch.zeros(48, dtype=torch.float64)) and float(got[15]) > 0
+    assert got[:16].tolist() == pytest.approx([1e6 ** (-2 * k / 128) for k in range(16)], rel=1e-14)
+    assert int(ProportionalRotary(256, share=0.5).frequencies.count_nonzero()) == 64
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("d", "share", "pairs"), [(16, 0.25, 2), (16, 0.3, 2), (6, 0.67, 2), (8, 1.0, 4), (4, 0.1, 1)])
+def test_the_fast_pairs_are_turned_and_the_others_pass(layout: str, d: int, share: float, pairs: int) -> None:
+    encoding = ProportionalRotary(d, share, 100.0, layout)
+    q, k = torch.randn(2, 3, 6, d, dtype=torch.float64), torch.randn(2, 1, 6, d, dtype=torch.float64)
+    got = encoding(q, k, positions=torch.tensor(PLACES, dtype=torch.float64))
+    for ours, x in zip(got, (q, k), strict=True):
+        torch.testing.assert_close(ours, turned(x, PLACES, pairs=pairs, base=100.0, layout=layout), rtol=0, atol=1e-8)
+    still = [c for k in range(pairs, d // 2) for c in ((k, k + d // 2) if layout == "half" else (2 * k, 2 * k + 1))]
+    assert torch.equal(got[0][..., still], q[..., still])
+
+
+@given(
+    pairs=st.integers(1, 12),
+    share=st.floats(0.01, 1),
+    base=st.floats(1.01, 1e8),
+    layout=st.sampled_from(LAYOUTS),
+    p=st.floats(-1e5, 1e5),
+)
+def test_any_share_follows_the_paper(pairs: int, share: float, base: float, layout: str, p: float) -> None:
+    d, turning = 2 * pairs, max(math.floor(pairs * share + 1e-9), 1)
+    q = torch.randn(1, 1, 1, d, dtype=torch.float64)
+    got, _ = ProportionalRotary(d, share, base, layout)(q, q, positions=torch.tensor([p], dtype=torch.float64))
+    torch.testing.assert_close(got, turned(q, [p], pairs=turning, base=base, layout=layout), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_position_of_a_million_is_right_to_a_millionth(layout: str) -> None:
+    places = [999_999.0, 1_000_000.0, 1_000_001.0]
+    q = torch.randn(2, 2, 3, 64)
+    got, _ = ProportionalRotary(64, 0.5, layout=layout)(q, q, positions=torch.tensor([int(p) for p in places]))
+    expected = turned(q, places, pairs=16, base=1e4, layout=layout)
+    assert got.dtype == torch.float32 and (got.double() - expected).abs().max().item() < 1e-6
+
+
+def test_a_share_of_one_is_rotary_and_a_smaller_one_is_not_partial_rotary() -> None:
+    q = torch.randn(1, 2, 9, 16)
+    torch.testing.assert_close(ProportionalRotary(16, 1.0)(q, q)[0], Rotary(16)(q, q)[0], rtol=0, atol=0)
+    proportional, partial = ProportionalRotary(16, 0.5), Rotary(16, partial=0.5)
+    assert (proportional(q, q)[0] - partial(q, q)[0]).abs().max() > 0.1
+    # The same number of pairs; but partial rotary spreads a whole spectrum over them, and this cuts the head's.
+    assert int(proportional.frequencies.count_nonzero()) == len(partial.frequencies) == 4
+    assert float(partial.frequencies[3]) == pytest.approx(1e-3) and float(proportional.frequencies[3]) > 0.03
+
+
+def test_the_factor_of_gemma_4_is_a_linear_schedule() -> None:
+    plain, eighth = (ProportionalRotary(128, base=1e6, schedule=s).frequencies for s in (None, Linear(8)))
+    torch.testing.assert_close(eighth, plain / 8, rtol=1e-15, atol=0)
+
+
+def test_a_schedule_sees_the_whole_head_and_its_temperature_warms_all_of_it() -> None:
+    schedule = YaRN(4, trained_length=512)
+    encoding = ProportionalRotary(32, 0.5, schedule=schedule)
+    assert torch.equal(encoding.frequencies[:8], Rotary(32, schedule=schedule).frequencies[:8])
+    q = torch.randn(1, 1, 3, 32, dtype=torch.float64)
+    got, _ = encoding(q, q)
+    torch.testing.assert_close(got[..., 8:16], q[..., 8:16] * schedule.temperature, rtol=1e-14, atol=0)
+
+
+def test_pairs_that_stand_still_have_no_end_to_their_wavelength() -> None:
+    waves = ProportionalRotary(8, 0.5, 100.0).wavelengths
+    assert waves[:2].tolist() == pytest.approx([2 * math.pi, 2 * math.pi * 10**0.5]) and bool(waves[2:].isinf().all())
+    longest = ProportionalRotary(128, base=1e6).wavelengths[15]
+    assert float(longest) == pytest.approx(2 * math.pi * 1e6 ** (30 / 128)) == pytest.approx(160, abs=1)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_formula_in_the_file_is_the_published_one(layout: str) -> None:
+    encoding = ProportionalRotary(8, 0.5, 50.0, layout)
+    q, k = torch.randn(1, 1, 1, 8, dtype=torch.float64), torch.randn(1, 1, 1, 8, dtype=torch.float64)
+    one, other = (turned(x, [p], pairs=2, base=50.0, layout=layout) for x, p in ((q, 12.0), (k, 4.5)))
+    got = encoding.formula_logit(q.flatten().tolist(), k.flatten().tolist(), 12.0, 4.5, 0, 0.3)
+    assert got == pytest.approx(0.3 * float((one * other).sum()), abs=1e-13)
+    assert encoding.formula_query(q.flatten().tolist(), 12.0) == pytest.approx(one.flatten().tolist(), abs=1e-13)
+
+
+def test_layouts_and_shares_do_not_take_each_others_tables() -> None:
+    at, q = Positions.count(5), torch.randn(1, 1, 5, 8)
+    kinds = [ProportionalRotary(8, 1.0), ProportionalRotary(8, 0.5), ProportionalRotary(8, 0.5, 50.0), Rotary(8)]
+    shared = [kind.query(q, at) for kind in kinds]
+    for kind, got in zip(kinds, shared, strict=True):
+        assert torch.equal(got, kind.query(q, Positions.count(5)))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"head_dim": 7}, "head_dim must be an even number of channels to form pairs, got 7"),
+        ({"head_dim": 8, "share": 0.0}, "share must be above 0 and at most 1, got 0.0"),
+        ({"head_dim": 8, "share": math.nan}, "share must be above 0 and at most 1, got nan"),
+        ({"head_dim": 8, "base": 1.0}, "base must be above 1, got 1.0"),
+        ({"head_dim": 8, "layout": "split"}, "layout must be one of half, interleaved, got 'split'"),
+        ({"head_dim": 8, "schedule": "yarn"}, r"schedule must be one of posenc.schedules, such as linear\(factor=4\)"),
+        (
+            {"head_dim": 8, "schedule": DynamicNTK(2, 9)},
+            "schedule must not depend on the length of the sequence, got dynamic_ntk",
+        ),
+    ],
+)
+def test_impossible_options_are_refused(options: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        ProportionalRotary(**options)
+
+
+def test_heads_of_another_width_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"heads must have 8 channels, got 6; build ProportionalRotary\(6\)"):
+        ProportionalRotary(8)(torch.zeros(1, 1, 2, 6), torch.zeros(1, 1, 2, 6))

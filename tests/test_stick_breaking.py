@@ -1,0 +1,128 @@
+"""Stick-breaking attention, against products of shares taken one key at a time."""
+
+import math
+
+import mpmath
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from posenc import Attention, Keys, Positions, masks
+from posenc.encodings.stick_breaking import StickBreaking
+from posenc.kernels import bind
+from posenc.masks import Mask
+
+
+def weights_of(q: Tensor, k: Tensor, at: Positions, mask: Mask, itself: bool = False, scale: float = 1.0) -> Tensor:
+    encoding = StickBreaking(itself)
+    kernel = bind("reference", encoding, scale=scale, weights=True)
+    _, weights = encoding.attend(q, at, Keys(k, k, at), mask, kernel)
+    assert weights is not None
+    return weights
+
+
+def broken(logits: list[float], orders: list[int], query: int, itself: bool) -> list[float]:
+    """The published products for one query, in 60 digits."""
+    with mpmath.workdps(60):
+        beta = [1 / (1 + mpmath.exp(-mpmath.mpf(z))) for z in logits]
+        taken = [0.0] * len(logits)
+        for j, order in enumerate(orders):
+            if 0 <= order < query or (itself and order == query):
+                left = mpmath.mpf(1)
+                for k, between in enumerate(orders):
+                    if order < between < query or (itself and order < between == query):
+                        left *= 1 - beta[k]
+                taken[j] = float(beta[j] * left)
+        return taken
+
+
+@given(
+    st.lists(st.floats(-60, 60), min_size=1, max_size=9),
+    st.booleans(),
+    st.randoms(use_true_random=False),
+)
+def test_each_key_takes_its_share_of_what_the_nearer_ones_left(logits: list[float], itself: bool, random) -> None:
+    orders = list(range(len(logits)))
+    random.shuffle(orders)
+    at = Positions(torch.zeros(1, len(logits), 1), torch.tensor([orders]))
+    ones = torch.ones(1, 1, len(logits), 1, dtype=torch.float64)
+    keys = torch.tensor(logits, dtype=torch.float64).view(1, 1, -1, 1)
+    weights = weights_of(ones, keys, at, masks.bidirectional(), itself)[0, 0]
+    for t, order in enumerate(orders):
+        assert weights[t].tolist() == pytest.approx(broken(logits, orders, order, itself), rel=1e-12, abs=1e-300)
+    assert float(weights.sum(-1).max()) <= 1 + 1e-12
+
+
+def test_by_hand() -> None:
+    # Shares of 3/4, 1/2 and 1/5 for the tokens 0, 1, 2, asked by token 3, which takes the nearest first.
+    logits = torch.tensor([math.log(3), 0.0, -math.log(4), 50.0], dtype=torch.float64).view(1, 1, 4, 1)
+    ones = torch.ones_like(logits)
+    weights = weights_of(ones, logits, Positions.count(4), masks.causal())[0, 0]
+    assert weights[3].tolist() == pytest.approx([0.75 * 0.5 * 0.8, 0.5 * 0.8, 0.2, 0.0])
+    assert weights[3].sum().item() == pytest.approx(1 - 0.25 * 0.5 * 0.8)
+    assert not weights[0].any()
+    assert weights_of(ones, logits, Positions.count(4), masks.causal(), itself=True)[0, 0, 0, 0].item() == 0.75
+
+
+@pytest.mark.parametrize("mask", [masks.causal(), masks.bidirectional(), masks.prefix(4)])
+def test_whatever_the_mask_a_query_takes_only_from_before_it(mask: Mask) -> None:
+    q, k = torch.randn(2, 1, 3, 6, 4, dtype=torch.float64)
+    weights = weights_of(q, k, Positions.count(6), mask)
+    assert not weights.triu().any()
+    torch.testing.assert_close(weights, weights_of(q, k, Positions.count(6), masks.causal()), rtol=0, atol=0)
+
+
+def test_a_hidden_key_breaks_nothing_off() -> None:
+    q, k = torch.randn(2, 1, 3, 6, 4, dtype=torch.float64)
+    seen = torch.tensor([True, True, False, True, False, True])
+    weights = weights_of(q, k, Positions.count(6), Mask(given=seen.expand(6, 6)))
+    order = torch.tensor([[0, 1, -1, 2, -1, 3]])
+    alone = weights_of(q[:, :, seen], k[:, :, seen], Positions.count(4), masks.causal())
+    torch.testing.assert_close(weights[:, :, seen][..., seen], alone, rtol=0, atol=1e-15)
+    padded = weights_of(q, k, Positions(order[..., None], order), masks.causal())
+    torch.testing.assert_close(padded[:, :, seen][..., seen], alone, rtol=0, atol=1e-15)
+    assert not weights[..., ~seen].any() and not padded[..., ~seen].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_extreme_logits_give_finite_weights_and_gradients(dtype: torch.dtype) -> None:
+    q = torch.full((1, 1, 64, 1), 100.0, dtype=dtype, requires_grad=True)
+    k = torch.linspace(-300, 300, 64).to(dtype).view(1, 1, 64, 1)
+    weights = weights_of(q, k, Positions.count(64), masks.causal())
+    weights.float().square().sum().backward()
+    assert weights.isfinite().all() and q.grad is not None and q.grad.isfinite().all()
+    assert weights.dtype == dtype and (weights.sum(-1) <= 1).all()
+    # The nearest key with a positive logit takes all.
+    assert weights[0, 0, 63, 62] == 1
+
+
+def test_many_small_shares_keep_their_size_in_bfloat16() -> None:
+    # A thousand keys of one percent each: the last gets (1 - 0.01)^999 of a hundredth.
+    ones = torch.ones(1, 1, 1001, 1, dtype=torch.bfloat16)
+    k = torch.full_like(ones, math.log(0.01 / 0.99))
+    beta = torch.sigmoid(k[0, 0, 0, 0].double()).item()
+    weights = weights_of(ones, k, Positions.count(1001), masks.causal())
+    assert weights[0, 0, 1000, 0].item() == pytest.approx(beta * (1 - beta) ** 999, rel=4e-3)
+    assert weights[0, 0, 1000].double().sum().item() == pytest.approx(1 - (1 - beta) ** 1000, rel=4e-3)
+
+
+def test_it_breaks_by_the_logits_of_the_whole_composition() -> None:
+    attention = Attention(12, 3, encoding="rotary + alibi + stick_breaking").double()
+    softmax = Attention(12, 3, encoding="rotary + alibi").double()
+    softmax.load_state_dict(attention.state_dict())
+    x = torch.randn(1, 5, 12, dtype=torch.float64)
+    _, weights = attention(x, mask=masks.causal(), weights=True)
+    _, plain = softmax(x, mask=masks.bidirectional(), weights=True)
+    # Ratios of softmax weights are differences of logits: beta_a (1 - beta_b) : beta_b at neighbours gives them too.
+    beta_b = weights[..., 4, 3]
+    beta_a = weights[..., 4, 2] / (1 - beta_b)
+    difference = torch.logit(beta_a) - torch.logit(beta_b)
+    torch.testing.assert_close(difference, (plain[..., 4, 2] / plain[..., 4, 3]).log(), rtol=0, atol=1e-10)
+
+
+def test_the_fused_kernel_is_refused_with_the_reason() -> None:
+    attention = Attention(12, 3, encoding="stick_breaking", kernel="sdpa")
+    with pytest.raises(ValueError, match=r"kernel 'sdpa' cannot do this: .*reads the"):
+        attention(torch.randn(1, 3, 12))

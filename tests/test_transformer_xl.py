@@ -1,0 +1,200 @@
+"""Transformer-XL's relative encoding, against its four terms written out, and the authors' shift of tensors."""
+
+import math
+
+import mpmath
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from posenc import Decoder, Keys, Positions, masks
+from posenc.encodings.transformer_xl import TransformerXL
+from posenc.kernels import bind
+
+
+def made(dim: int = 10, heads: int = 3, head_dim: int = 4, **options) -> TransformerXL:
+    return TransformerXL(dim, heads, head_dim, std=1.0, **options).double()
+
+
+def sinusoid(distance: Tensor, dim: int, base: float = 10_000.0, layout: str = "concatenated") -> Tensor:
+    """R [..., dim], channel by channel."""
+    pairs = math.ceil(dim / 2)
+    channels = []
+    for channel in range(dim):
+        pair, cosine = divmod(channel, 2) if layout == "interleaved" else (channel % pairs, channel // pairs)
+        angle = distance.double() * base ** (-2 * pair / dim)
+        channels.append(angle.cos() if cosine else angle.sin())
+    return torch.stack(channels, -1)
+
+
+def four_terms(encoding: TransformerXL, q: Tensor, k: Tensor, m: Tensor, n: Tensor, scale: float) -> Tensor:
+    """The paper's terms (a) to (d), each with every vector written out."""
+    distance = m[:, None] - n
+    if encoding.clamp is not None:
+        distance = distance.clamp(-encoding.clamp, encoding.clamp)
+    wave = sinusoid(distance, encoding.dim, encoding.base, encoding.layout)  # [T, S, dim]
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    far = torch.einsum("hed,tsd->htse", encoding.weight.view(encoding.heads, encoding.head_dim, -1), wave)
+    a = torch.einsum("bhte,bhse->bhts", q, k)
+    b = torch.einsum("bhte,htse->bhts", q, far)
+    c = torch.einsum("he,bhse->bhs", encoding.content_bias, k)[:, :, None]
+    d = torch.einsum("he,htse->hts", encoding.distance_bias, far)
+    return a * scale + (b + c + d) / encoding.head_dim**0.5
+
+
+CASES = {
+    "in a row": (torch.arange(9.0), torch.arange(9.0)),
+    "elsewhere": (torch.tensor([3.0, 0, 500]), torch.tensor([1.0, 4, 2, 49, 80])),
+    "fractional and negative": (torch.tensor([0.5, -2.25, 9.0]), torch.tensor([0.0, 1.75, -2.5, 3.125])),
+    "a million": (torch.tensor([1e6, 1e6 + 7]), torch.tensor([1e6 - 1, 3.0])),
+}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"clamp": 3}, {"clamp": 2.5}, {"layout": "interleaved"}, {"base": 50.0}], ids=str
+)
+@pytest.mark.parametrize("dim", [10, 7, 1])
+@pytest.mark.parametrize("case", CASES)
+def test_a_logit_is_the_sum_of_the_four_published_terms(case: str, dim: int, options: dict) -> None:
+    m, n = (x.double() for x in CASES[case])
+    encoding = made(dim, **options)
+    q = torch.randn(2, 3, len(m), 4, dtype=torch.float64)
+    for kv_heads, scale in ((3, 0.5), (1, 1.0)):
+        k = torch.randn(2, kv_heads, len(n), 4, dtype=torch.float64)
+        at, keys_at = Positions.of(m), Positions.of(n)
+        kernel = bind("reference", encoding, scale=scale)
+        got = kernel.logits(encoding, q, at, Keys(k, k, keys_at), masks.bidirectional())
+        torch.testing.assert_close(
+            got, four_terms(encoding, q, k, m, n, scale), rtol=0, atol=1e-8 if m.max() > 1e5 else 1e-12
+        )
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    dim=st.integers(1, 12),
+    heads=st.integers(1, 4),
+    head_dim=st.integers(1, 5),
+    clamp=st.none() | st.floats(1, 40),
+    layout=st.sampled_from(["concatenated", "interleaved"]),
+    places=st.lists(st.floats(-50, 50), min_size=1, max_size=5),
+)
+def test_any_configuration_gives_the_four_terms(dim, heads, head_dim, clamp, layout, places) -> None:
+    encoding = made(dim, heads, head_dim, clamp=clamp, layout=layout)
+    m, n = torch.tensor(places, dtype=torch.float64), torch.tensor([*places, 0.3], dtype=torch.float64)
+    q, k = (torch.randn(1, heads, len(x), head_dim, dtype=torch.float64) for x in (m, n))
+    got = encoding.bias(m, n, q=q, k=k)
+    torch.testing.assert_close(got, four_terms(encoding, q, k, m, n, 0.0), rtol=0, atol=1e-11)
+
+
+def test_the_authors_shift_of_tensors_gives_the_same() -> None:
+    """Appendix B: queries times all distances S-1 down to 0, padded by a column and read in another shape."""
+    T, S = 5, 8  # three tokens of the segment before, then five
+    encoding = made(6, 2, 3)
+    q, k = torch.randn(1, 2, T, 3, dtype=torch.float64), torch.randn(1, 2, S, 3, dtype=torch.float64)
+    far = sinusoid(torch.arange(S - 1, -1, -1), 6) @ encoding.weight.T
+    product = torch.einsum("bhte,jhe->bhtj", q + encoding.distance_bias[:, None], far.view(S, 2, 3))
+    shifted = torch.nn.functional.pad(product, (1, 0)).reshape(1, 2, S + 1, T)[:, :, 1:].reshape(1, 2, T, S)
+    expected = (shifted + (encoding.content_bias[:, None] * k).sum(-1)[:, :, None]) / 3**0.5
+    got = encoding.bias(torch.arange(3, 8), torch.arange(8), q=q, k=k)
+    past = torch.ones(T, S, dtype=torch.bool).tril(S - T)
+    torch.testing.assert_close(got[..., past], expected[..., past], rtol=0, atol=1e-12)
+
+
+def test_a_far_sinusoid_is_the_one_that_fifty_digits_give() -> None:
+    encoding, m, n = made(8, 1, 8), 987_654, 123_456
+    with torch.no_grad():
+        encoding.content_bias.zero_()
+        encoding.distance_bias.zero_()
+        encoding.weight.copy_(torch.eye(8))
+    q = torch.eye(8, dtype=torch.float64)[None, None]
+    got = encoding.bias(torch.full((8,), m), torch.tensor([n]), q=q, k=q[:, :, :1])[0, 0, :, 0] * 8**0.5
+    with mpmath.workdps(50):
+        angles = [(m - n) / mpmath.mpf(10_000) ** (mpmath.mpf(2 * k) / 8) for k in range(4)]
+        expected = [float(wave(angle)) for wave in (mpmath.sin, mpmath.cos) for angle in angles]
+    assert got.tolist() == pytest.approx(expected, abs=1e-9)
+
+
+def test_only_the_distance_counts() -> None:
+    encoding = made()
+    q, k = torch.randn(2, 3, 6, 4, dtype=torch.float64), torch.randn(2, 3, 6, 4, dtype=torch.float64)
+    here, there = (encoding.bias(torch.arange(6) + start, q=q, k=k) for start in (0, 4321))
+    torch.testing.assert_close(here, there, rtol=0, atol=1e-10)
+
+
+def test_distances_past_the_clamp_are_all_alike_on_each_side() -> None:
+    encoding = made(clamp=4)
+    q, k = torch.randn(1, 3, 1, 4, dtype=torch.float64), torch.ones(1, 3, 6, 4, dtype=torch.float64)
+    bias = encoding.bias(torch.tensor([50]), torch.tensor([0, 45, 46, 54, 55, 900]), q=q, k=k)[0, :, 0]
+    for one, other in ((0, 1), (1, 2), (3, 4), (4, 5)):
+        torch.testing.assert_close(bias[:, one], bias[:, other], rtol=0, atol=1e-11)
+    assert (bias[:, 2] - bias[:, 3]).abs().min() > 1e-3
+
+
+def test_the_layouts_differ_by_the_order_of_the_projections_columns() -> None:
+    one, other = made(7), made(7, layout="interleaved")
+    other.load_state_dict(one.state_dict())
+    with torch.no_grad():
+        other.weight.copy_(one.weight[:, [0, 4, 1, 5, 2, 6, 3]])
+    q = torch.randn(1, 3, 9, 4, dtype=torch.float64)
+    torch.testing.assert_close(one.bias(9, q=q, k=q), other.bias(9, q=q, k=q), rtol=0, atol=1e-12)
+
+
+def test_the_scale_of_attention_is_the_contents_alone() -> None:
+    encoding = made()
+    q, k = torch.randn(1, 3, 4, 4, dtype=torch.float64), torch.randn(1, 3, 4, 4, dtype=torch.float64)
+    at = Positions.count(4)
+    first, second = (
+        bind("reference", encoding, scale=scale).logits(encoding, q, at, Keys(k, k, at), masks.bidirectional())
+        for scale in (0.5, 2.0)
+    )
+    torch.testing.assert_close(second - first, 1.5 * q @ k.transpose(-1, -2), rtol=0, atol=1e-12)
+
+
+def test_wavelengths_run_from_two_pi_towards_the_base() -> None:
+    assert TransformerXL(4, 1, 2).wavelengths.tolist() == pytest.approx([2 * math.pi, 200 * math.pi])
+
+
+def test_every_layer_has_projections_of_its_own() -> None:
+    model = Decoder(vocab=5, dim=12, heads=3, layers=3, encoding="transformer_xl")
+    shapes = [tuple(p.shape) for name, p in model.named_parameters() if "encoding" in name]
+    assert shapes == [(3, 4), (3, 4), (12, 12)] * 3
+
+
+def test_the_initial_deviation_is_the_given_one() -> None:
+    encoding = TransformerXL(100, 4, 25, std=0.5)
+    assert [p.std().item() for p in encoding.parameters()] == pytest.approx([0.5] * 3, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"dim": 0}, "dim, heads and head_dim must be 1 or more, got 0, 2 and 4"),
+        ({"heads": 0}, "dim, heads and head_dim must be 1 or more, got 8, 0 and 4"),
+        ({"clamp": 0.5}, "clamp must be 1 or more, or None for no limit, got 0.5"),
+        ({"clamp": math.nan}, "clamp must be 1 or more"),
+        ({"base": 1.0}, "base must be above 1, got 1.0"),
+        ({"layout": "half"}, "layout must be one of concatenated, interleaved, got 'half'"),
+        ({"std": 0.0}, "std must be above 0, got 0.0"),
+    ],
+    ids=str,
+)
+def test_impossible_options_are_refused(options: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        TransformerXL(**{"dim": 8, "heads": 2, "head_dim": 4} | options)
+
+
+def test_other_heads_than_it_was_built_for_are_refused() -> None:
+    encoding = TransformerXL(8, 2, 4)
+    with pytest.raises(
+        ValueError, match=r"must have 2 heads of 4 channels, got 2 of 6; build TransformerXL\(8, 2, 6\)"
+    ):
+        encoding.bias(3, q=torch.zeros(1, 2, 3, 6), k=torch.zeros(1, 2, 3, 6))
+    with pytest.raises(ValueError, match=r"got 1 of 4; build TransformerXL\(8, 1, 4\)"):
+        encoding.bias(3, q=torch.zeros(1, 1, 3, 4), k=torch.zeros(1, 1, 3, 4))
+
+
+def test_the_bias_needs_the_keys_and_says_so() -> None:
+    with pytest.raises(ValueError, match="reads the keys; give k of shape"):
+        TransformerXL(8, 2, 4).bias(3, q=torch.zeros(1, 2, 3, 4))
