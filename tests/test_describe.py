@@ -44,6 +44,7 @@ PICTURES = {
     "stick_breaking": {"attention"},
     "rerope(rotary)": {"wavelengths", "clock", "mapped_distance"},
     "rerope(alibi)": {"bias", "mapped_distance"},
+    "rerope(rotary) + kerple": {"wavelengths", "clock", "bias", "mapped_distance"},
     "dape(alibi)": {"bias", "attention"},
     "rotary + alibi": {"wavelengths", "clock", "rotation", "bias"},
     "rotary + log_temperature": {"wavelengths", "clock", "rotation", "temperature"},

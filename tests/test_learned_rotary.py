@@ -140,11 +140,7 @@ def test_the_formula_in_the_file_is_the_published_one(layout: str, per_head: boo
         ours, theirs = q[0, h, 0].tolist(), k[0, h, 0].tolist()
         got = encoding.formula_logit(ours, theirs, 12.0, 4.5, h, 0.3)
         assert got == pytest.approx(0.3 * float((one[0, h] * other[0, h]).sum()), abs=1e-12)
-        if per_head:
-            with pytest.raises(NotImplementedError, match="lacks its head"):
-                encoding.formula_query(ours, 12.0)
-        else:
-            assert encoding.formula_query(ours, 12.0) == pytest.approx(one[0, h, 0].tolist(), abs=1e-12)
+        assert encoding.formula_query(ours, 12.0, h) == pytest.approx(one[0, h, 0].tolist(), abs=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -70,8 +70,7 @@ def test_a_query_is_rounded_once(dtype: torch.dtype) -> None:
 def test_the_formula_multiplies_the_logit_of_a_head() -> None:
     encoding = ScalableSoftmax(2, start=2.0)
     assert encoding.formula_logit([1.0, 2.0], [3.0, 1.0], 7, 5, 1, 0.1) == pytest.approx(0.5 * 2 * math.log(8))
-    with pytest.raises(NotImplementedError, match="a formula of one query lacks its head"):
-        encoding.formula_query([1.0], 3)
+    assert encoding.formula_query([1.0], 7, 1) == pytest.approx([2 * math.log(8)])
 
 
 @pytest.mark.parametrize(

@@ -227,12 +227,12 @@ class Encoding(nn.Module):
         """As published, in scalars: what is added to one channel of the embedding of a token at `position`."""
         return 0.0
 
-    def formula_query(self, q: Sequence[float], position: float) -> Sequence[float]:
-        """As published, in scalars: the query at `position` as the biases beside this encoding see it."""
+    def formula_query(self, q: Sequence[float], position: float, head: int = 0) -> Sequence[float]:
+        """As published, in scalars: a head's query at `position` as the biases beside this encoding see it."""
         return q
 
-    def formula_key(self, k: Sequence[float], position: float) -> Sequence[float]:
-        """As published, in scalars: the key at `position` as the biases beside this encoding see it."""
+    def formula_key(self, k: Sequence[float], position: float, head: int = 0) -> Sequence[float]:
+        """As published, in scalars: a head's key at `position` as the biases beside this encoding see it."""
         return k
 
     def formula_logit(
@@ -308,6 +308,8 @@ class Encoding(nn.Module):
             raise ValueError(f"{self} has no bias; it opens {sorted(self.doors) or 'no door'}")
         if "score_mod" in self.doors and q is None:
             raise ValueError(f"the bias of {self} reads the queries; give q of shape [B, H, T, D]")
+        if "remember" in self.doors:
+            raise ValueError(f"the bias of {self} reads what it remembers of tokens; use it in Attention")
         if self.reads_keys and k is None:
             raise ValueError(f"the bias of {self} reads the keys; give k of shape [B, KV, S, D]")
         rule = mask_for(mask)
@@ -522,14 +524,14 @@ class Compose(Encoding):
     def formula_added(self, position: float, channel: int) -> float:
         return math.fsum(part.formula_added(position, channel) for part in self.parts)
 
-    def formula_query(self, q: Sequence[float], position: float) -> Sequence[float]:
+    def formula_query(self, q: Sequence[float], position: float, head: int = 0) -> Sequence[float]:
         for part in self.parts:
-            q = part.formula_query(q, position)
+            q = part.formula_query(q, position, head)
         return q
 
-    def formula_key(self, k: Sequence[float], position: float) -> Sequence[float]:
+    def formula_key(self, k: Sequence[float], position: float, head: int = 0) -> Sequence[float]:
         for part in self.parts:
-            k = part.formula_key(k, position)
+            k = part.formula_key(k, position, head)
         return k
 
     def formula_logit(
@@ -546,7 +548,7 @@ class Compose(Encoding):
         turning = [part for part in self.parts if part not in biases and part.has_own_logits]
         for part in self.parts:
             if "query" in part.doors and part not in turning:
-                query = query._replace(vector=part.formula_query(query.vector, query.at))
+                query = query._replace(vector=part.formula_query(query.vector, query.at, head))
         if not turning:
             total, seen, seen_keys = plain(query, keys), query, keys
         else:
@@ -560,8 +562,8 @@ class Compose(Encoding):
                     f"one turns what the other reads"
                 )
             total = turning[0].formula_logits(query, keys, head, scale)
-            seen = query._replace(vector=turning[0].formula_query(query.vector, query.at))
-            seen_keys = [key._replace(vector=turning[0].formula_key(key.vector, key.at)) for key in keys]
+            seen = query._replace(vector=turning[0].formula_query(query.vector, query.at, head))
+            seen_keys = [key._replace(vector=turning[0].formula_key(key.vector, key.at, head)) for key in keys]
         unbiased = plain(seen, seen_keys)
         for part in biases:
             biased = part.formula_logits(seen, seen_keys, head, scale)
@@ -655,7 +657,7 @@ class OnHeads(Encoding):
 
         return score_mod
 
-    def formula_query(self, q: Sequence[float], position: float) -> Sequence[float]:
+    def formula_query(self, q: Sequence[float], position: float, head: int = 0) -> Sequence[float]:
         raise NotImplementedError(
             f"{self} turns the queries of some heads only, and a formula of one query lacks its head"
         )

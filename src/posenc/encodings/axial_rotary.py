@@ -138,7 +138,7 @@ class AxialRotary(Encoding):
     def key(self, k: Tensor, at: Positions) -> Tensor:
         return self.turn(k, at)
 
-    def formula_query(self, q, position) -> list[float]:
+    def formula_query(self, q, position, head=0) -> list[float]:
         places = (position,) if self.axes == 1 else position
         r, highest, start, out = sum(self.widths), (self.resolution or 224) / 2, 0, list(q)
         for axis, (width, place) in enumerate(zip(self.widths, places, strict=True)):
@@ -162,11 +162,11 @@ class AxialRotary(Encoding):
             start += width
         return out
 
-    def formula_key(self, k, position) -> list[float]:
-        return self.formula_query(k, position)
+    def formula_key(self, k, position, head=0) -> list[float]:
+        return self.formula_query(k, position, head)
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:
-        return super().formula_logit(self.formula_query(q, m), self.formula_key(k, n), m, n, head, scale)
+        return super().formula_logit(self.formula_query(q, m, head), self.formula_key(k, n, head), m, n, head, scale)
 
 
 def even_split(head_dim: int, axes: int) -> tuple[int, ...]:

@@ -200,10 +200,11 @@ class FourierRotary(Encoding):
                 f"heads must have {self.head_dim} channels, got {x.shape[-1]}; build FourierRotary({x.shape[-1]})"
             )
 
-    def formula_query(self, q, position):
-        if self.per_head:
-            raise NotImplementedError(f"{self} turns each head in its own way, and a formula of one query lacks it")
-        return self.formula_turned(q, position, 0)
+    def formula_query(self, q, position, head=0):
+        return self.formula_turned(q, position, head)
+
+    def formula_key(self, k, position, head=0):
+        return self.formula_turned(k, position, head)
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:
         q, k = self.formula_turned(q, m, head), self.formula_turned(k, n, head)

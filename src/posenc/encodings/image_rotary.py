@@ -93,7 +93,7 @@ class ImageRotary(Encoding):
     def key(self, k: Tensor, at: Positions) -> Tensor:
         return self.turn(k, at)
 
-    def formula_query(self, q, position) -> list[float]:
+    def formula_query(self, q, position, head=0) -> list[float]:
         places = (position,) if self.axes == 1 else position
         pairs, out = self.bands * self.axes, list(q)
         for pair in range(pairs):
@@ -104,11 +104,11 @@ class ImageRotary(Encoding):
             out[first], out[second] = turned.real, turned.imag
         return out
 
-    def formula_key(self, k, position) -> list[float]:
-        return self.formula_query(k, position)
+    def formula_key(self, k, position, head=0) -> list[float]:
+        return self.formula_query(k, position, head)
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:
-        return super().formula_logit(self.formula_query(q, m), self.formula_key(k, n), m, n, head, scale)
+        return super().formula_logit(self.formula_query(q, m, head), self.formula_key(k, n, head), m, n, head, scale)
 
 
 def normalised_grid(*sizes: int, side: str = "each", device: torch.device | str | None = None) -> Positions:

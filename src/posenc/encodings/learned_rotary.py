@@ -143,18 +143,16 @@ class LearnedRotary(Encoding):
         """The two channels of a pair."""
         return (p, p + self.head_dim // 2) if self.layout == "half" else (2 * p, 2 * p + 1)
 
-    def formula_query(self, q, position) -> list[float]:
-        if self.per_head:
-            raise NotImplementedError(f"{self} turns each head by its own, and a formula of one query lacks its head")
+    def formula_query(self, q, position, head=0) -> list[float]:
         out = list(q)
-        for p, frequency in enumerate(self.formula_spectrum(0)):
+        for p, frequency in enumerate(self.formula_spectrum(head)):
             first, second = self.pair(p)
             cos, sin = math.cos(position * frequency), math.sin(position * frequency)
             out[first], out[second] = q[first] * cos - q[second] * sin, q[second] * cos + q[first] * sin
         return out
 
-    def formula_key(self, k, position) -> list[float]:
-        return self.formula_query(k, position)
+    def formula_key(self, k, position, head=0) -> list[float]:
+        return self.formula_query(k, position, head)
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:
         total = []

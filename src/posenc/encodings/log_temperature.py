@@ -63,8 +63,8 @@ class LogTemperature(Encoding):
         """As published, in scalars: tau of a query at `position`."""
         return max(self.least, math.log(max(position, 0) + 1) / math.log(self.max_len))
 
-    def formula_query(self, q, position) -> list[float]:
+    def formula_query(self, q, position, head=0) -> list[float]:
         return [self.temperature(position) * a for a in q]
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:
-        return super().formula_logit(self.formula_query(q, m), k, m, n, head, scale)
+        return super().formula_logit(self.formula_query(q, m, head), k, m, n, head, scale)

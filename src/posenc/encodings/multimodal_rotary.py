@@ -168,7 +168,7 @@ class MultimodalRotary(Encoding):
     def key(self, k: Tensor, at: Positions) -> Tensor:
         return self.turn(k, at)
 
-    def formula_query(self, q, position) -> list[float]:
+    def formula_query(self, q, position, head=0) -> list[float]:
         r, sections, out = self.width, self.sections_in_use, list(q)
         places = position if isinstance(position, tuple) else (position,) * len(sections)
         frequencies, temperature = ([self.base ** (-2 * p / r) for p in range(r // 2)], 1.0)
@@ -191,11 +191,11 @@ class MultimodalRotary(Encoding):
             out[first], out[second] = turned.real, turned.imag
         return out
 
-    def formula_key(self, k, position) -> list[float]:
-        return self.formula_query(k, position)
+    def formula_key(self, k, position, head=0) -> list[float]:
+        return self.formula_query(k, position, head)
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:
-        return super().formula_logit(self.formula_query(q, m), self.formula_key(k, n), m, n, head, scale)
+        return super().formula_logit(self.formula_query(q, m, head), self.formula_key(k, n, head), m, n, head, scale)
 
 
 def text_and_grids(*parts: int | tuple[int, ...], device: torch.device | str | None = None) -> Positions:

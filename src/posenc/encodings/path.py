@@ -124,7 +124,7 @@ class PaTH(Encoding):
             shares = torch.zeros_like(first).scatter(-1, ordered, solved)
         return shares @ (w @ k.transpose(-1, -2)).masked_fill(~earlier, 0.0)
 
-    def formula_query(self, q, position) -> list[float]:
+    def formula_query(self, q, position, head=0) -> list[float]:
         # The path belongs to the pair: biases beside this one read the query as it is.
         return q
 

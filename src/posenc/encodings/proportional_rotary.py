@@ -125,7 +125,7 @@ class ProportionalRotary(Encoding):
         """The two channels of a pair."""
         return (p, p + self.head_dim // 2) if self.layout == "half" else (2 * p, 2 * p + 1)
 
-    def formula_query(self, q, position) -> list[float]:
+    def formula_query(self, q, position, head=0) -> list[float]:
         frequencies, temperature = self.formula_spectrum()
         out = list(q)
         for p, frequency in enumerate(frequencies):
@@ -134,8 +134,8 @@ class ProportionalRotary(Encoding):
             out[first], out[second] = q[first] * cos - q[second] * sin, q[second] * cos + q[first] * sin
         return out
 
-    def formula_key(self, k, position) -> list[float]:
-        return self.formula_query(k, position)
+    def formula_key(self, k, position, head=0) -> list[float]:
+        return self.formula_query(k, position, head)
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:
         frequencies, temperature = self.formula_spectrum()

@@ -167,7 +167,7 @@ class Rotary(Encoding):
         """The two channels of a pair."""
         return (p, p + self.width // 2) if self.layout == "half" else (2 * p, 2 * p + 1)
 
-    def formula_query(self, q, position) -> list[float]:
+    def formula_query(self, q, position, head=0) -> list[float]:
         if self.turns_when_attending:
             raise NotImplementedError(
                 f"{self} turns a query by its horizon, which a formula of one query does not know"
@@ -180,8 +180,8 @@ class Rotary(Encoding):
             out[first], out[second] = q[first] * cos - q[second] * sin, q[second] * cos + q[first] * sin
         return out
 
-    def formula_key(self, k, position) -> list[float]:
-        return self.formula_query(k, position)
+    def formula_key(self, k, position, head=0) -> list[float]:
+        return self.formula_query(k, position, head)
 
     def formula_logits(self, query, keys, head, scale) -> list[float]:
         frequencies, temperature = self.formula_spectrum(query.length)

@@ -82,12 +82,10 @@ class ScalableSoftmax(Encoding):
         """ln of the number of tokens that each query sees, [B or 1, 1, T, 1], float64."""
         return exact(at.axis(str(self))).clamp(min=0).log1p()[:, None, :, None]
 
-    def formula_query(self, q, position) -> list[float]:
-        raise NotImplementedError(
-            f"{self} warms each head by its own factor, and a formula of one query lacks its head"
-        )
+    def formula_query(self, q, position, head=0) -> list[float]:
+        b = 0.0 if self.offset is None else self.offset[head].item()
+        factor = self.strength[head].item() * math.log(max(position, 0) + 1) + b
+        return [factor * a for a in q]
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:
-        b = 0.0 if self.offset is None else self.offset[head].item()
-        factor = self.strength[head].item() * math.log(max(m, 0) + 1) + b
-        return factor * super().formula_logit(q, k, m, n, head, scale)
+        return super().formula_logit(self.formula_query(q, m, head), k, m, n, head, scale)

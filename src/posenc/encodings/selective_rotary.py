@@ -163,7 +163,7 @@ class SelectiveRotary(Encoding):
         cos, sin = cos_sin(angle, 1.0, dtype, x.device)
         return rotate_pairs(x, cos, sin, self.layout)
 
-    def formula_query(self, q, position):
+    def formula_query(self, q, position, head=0):
         raise NotImplementedError(f"{self} turns a query by what other tokens ask for, and a formula of one lacks them")
 
     def formula_logits(self, query, keys, head, scale) -> list[float]:

@@ -80,8 +80,8 @@ class StepTemperature(Encoding):
             return 1 + self.strength * math.log(1 + math.floor(p / self.interval))
         return 1 + self.strength * max(0.0, math.log((p + 1) / self.interval))
 
-    def formula_query(self, q, position) -> list[float]:
+    def formula_query(self, q, position, head=0) -> list[float]:
         return [self.temperature(position) * a for a in q]
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:
-        return super().formula_logit(self.formula_query(q, m), k, m, n, head, scale)
+        return super().formula_logit(self.formula_query(q, m, head), k, m, n, head, scale)

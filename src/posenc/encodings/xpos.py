@@ -143,10 +143,10 @@ class XPos(Encoding):
     def pair(self, k: int) -> tuple[int, int]:
         return (k, k + self.head_dim // 2) if self.layout == "half" else (2 * k, 2 * k + 1)
 
-    def formula_query(self, q, position):
+    def formula_query(self, q, position, head=0):
         return self.formula_turned(q, position, 1)
 
-    def formula_key(self, k, position):
+    def formula_key(self, k, position, head=0):
         return self.formula_turned(k, position, -1)
 
     def formula_turned(self, q, position, sign):

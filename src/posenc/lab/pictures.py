@@ -53,9 +53,9 @@ class Sight:
         return self.encoding.axes > 1
 
     @property
-    def maps_distances(self) -> bool:
-        """Whether it shows another encoding mapped distances."""
-        return hasattr(self.encoding, "formula_positions")
+    def map(self) -> Encoding | None:
+        """The part that shows another encoding mapped distances, if there is one."""
+        return next((part for part in parts_of(self.encoding) if hasattr(part, "formula_positions")), None)
 
     def start(self) -> str:
         """What a title says of an encoding that is trained."""
@@ -297,17 +297,17 @@ def bias_of_random_tokens(sight: Sight, at: Positions, seed: int) -> Tensor:
 
 def mapped_distance(drawn: Drawn, sight: Sight) -> None:
     """For distance maps: the distance that is shown in place of the true one, from a late query."""
-    if not sight.maps_distances:
+    if sight.map is None:
         return
     *keys, query = late(sight).coords[0, :, 0].tolist()
     distance = [query - key for key in reversed(keys)]
-    mapped = [mapped_of(sight.encoding, query, query - true) for true in distance]
+    mapped = [mapped_of(sight.map, query, query - true) for true in distance]
     drawn.facts["mapped_distance"] = {"query": query, "distance": distance, "mapped": mapped}
     drawn.notes.append(f"From position {query} the farthest key is shown at a distance of {max(mapped):g}.")
     drawn.figures["mapped_distance"] = plots.curves(
         distance,
         {"shown": mapped, "true": distance},
-        f"{sight.name}: distances from the query at position {query}",
+        f"{sight.map}: distances from the query at position {query}",
         "true distance",
         "distance shown to the encoding",
     )
@@ -322,7 +322,7 @@ def attention(drawn: Drawn, sight: Sight) -> None:
     """Rules of their own, and what reads facts of tokens: where an untrained layer looks, with and without it."""
     encoding = sight.encoding
     # A map of distances says more by the distances.
-    if not encoding.doors & {"attend", "remember"} or sight.maps_distances:
+    if not encoding.doors & {"attend", "remember"} or sight.map is not None:
         return
     T = min(sight.tokens, MOST_TOKENS)
     at = plane(sight) if sight.gridded else Positions.count(T).with_length(T)
@@ -353,9 +353,9 @@ def late(sight: Sight) -> Positions:
     if sight.gridded:
         return plane(sight)
     last = sight.tokens - 1
-    if not sight.maps_distances:
+    if sight.map is None:
         return Positions.count(sight.tokens).with_length(sight.tokens)
-    while last < FAR // 32 and all(mapped_of(sight.encoding, last, n) == last - n for n in range(0, last, 7)):
+    while last < FAR // 32 and all(mapped_of(sight.map, last, n) == last - n for n in range(0, last, 7)):
         last *= 2
     last *= 4
     return spread(last + 1)
