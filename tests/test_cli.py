@@ -333,9 +333,8 @@ def test_a_broken_promise_comes_first_with_numbers_and_what_to_do(posenc, here: 
 
 
 def test_a_gap_that_has_closed_asks_to_be_deleted(posenc, here: Path) -> None:
-    (here / "closed.py").write_text(
-        OWN.replace("    def __init__", '    gaps = {"has_a_source": "none"}\n\n    def __init__')
-    )
+    gap = '    gaps = {"has_a_source": "none"}'
+    (here / "closed.py").write_text(OWN.replace("    def __init__", f"{gap}\n\n    def __init__"))
     answer = posenc("check", "closed.py:Mine", "--promise", "has_a_source")
     assert answer.code == 1 and answer.out.startswith("stale gap: has a source\n")
     assert "    to do: delete it from `gaps`\n" in answer.out

@@ -53,32 +53,42 @@ COMPOSITIONS = [
     Subject("on(rotary, heads=(0, 2))"),
     Subject("on(alibi, heads=(1,)) + on(rotary(base=100), heads=(0, 2))"),
     Subject(("rotary", "none", "t5_bias(buckets=8, max_distance=9)")),
+    Subject("rotary(schedule=dynamic_ntk(factor=2))"),
+    Subject("rotary + forgetting + step_temperature(interval=7)"),
+    Subject("rerope(rotary + alibi, window=5, leak=2.5)"),
 ]
 
-SUBJECTS = [*(Subject(spec) for name in catalogue.names() for spec in variants(name)[:2]), *COMPOSITIONS]
-"""Every encoding as it comes, and with every number changed."""
+PLAIN = [*(Subject(variants(name)[0]) for name in catalogue.names()), *COMPOSITIONS]
+"""Every encoding as it comes."""
+
+OTHER_NUMBERS = [Subject(spec) for name in catalogue.names() for spec in variants(name)[1:2]]
+"""Every encoding with all its numbers changed."""
 
 CHOICES = [Subject(spec) for name in catalogue.names() for spec in variants(name)[2:]]
-"""Every other choice that an encoding has, and the schedules that need more than a factor."""
+"""Every other choice that an encoding has, one at a time."""
+
+SUBJECTS = [*PLAIN, *OTHER_NUMBERS]
+
+FORMULA = [testing.says_what_the_paper_says]
+# A graph depends on an encoding's code and hardly on its numbers, and takes half of all the time.
+WITHOUT_COMPILING = [promise for promise in testing.PROMISES if promise is not testing.compiles_to_one_graph]
+WITHOUT_FORMULA = [promise for promise in testing.PROMISES if promise not in FORMULA]
+
+FAST = cases(PLAIN) + cases(OTHER_NUMBERS, WITHOUT_COMPILING) + cases(CHOICES, FORMULA)
+SLOW = (
+    cases(OTHER_NUMBERS, [testing.compiles_to_one_graph])
+    + cases(CHOICES, WITHOUT_FORMULA)
+    + cases(of_other_sizes(), SIZES)
+)
 
 
-@pytest.mark.parametrize("promise, subject", cases(SUBJECTS))
+@pytest.mark.parametrize("promise, subject", FAST)
 def test_an_encoding_keeps_its_promises(promise: Callable[[Subject], None], subject: Subject) -> None:
     promise(subject)
 
 
-@pytest.mark.parametrize("promise, subject", cases(CHOICES, [testing.says_what_the_paper_says]))
-def test_every_choice_of_an_encoding_says_what_the_paper_says(
-    promise: Callable[[Subject], None], subject: Subject
-) -> None:
-    promise(subject)
-
-
-REST = [promise for promise in testing.PROMISES if promise is not testing.says_what_the_paper_says]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("promise, subject", cases(CHOICES, REST) + cases(of_other_sizes(), SIZES))
+@pytest.mark.parametrize("promise, subject", SLOW)
 def test_every_choice_and_size_of_an_encoding_keeps_its_promises(
     promise: Callable[[Subject], None], subject: Subject
 ) -> None:
@@ -93,7 +103,8 @@ def test_every_encoding_that_ships_is_a_subject() -> None:
 def test_variants_are_drawn_from_the_constructor() -> None:
     found = " ".join(variants("rotary"))
     assert all(word in found for word in ("layout=interleaved", "partial=0.67", *catalogue.SCHEDULES))
-    assert variants("alibi") == ["alibi"]
+    assert variants("none") == ["none"]
+    assert variants("rerope")[:2] == ["rerope(rotary)", "rerope(rotary, window=8)"]
 
 
 drawn = settings(

@@ -149,6 +149,7 @@ def test_a_rule_that_needs_weights_is_served_by_the_reference_alone(everything: 
 
 def test_what_was_measured_is_what_the_log_says() -> None:
     log = (Path(__file__).parents[1] / "docs" / "log.md").read_text(encoding="utf-8")
+    log = log.split("six tasks, seven encodings, three seeds")[1].split("\n## ")[0]
     text = dict(re.findall(r"^\| `(\w+)` \| [\d.]+ (\|.*\|)$", log, re.MULTILINE))
     assert set(text) == set(MEASURED)
     copied = next(line for line in log.splitlines() if line.startswith("| copy |"))
@@ -276,8 +277,10 @@ def test_a_temperature_is_drawn_far_out() -> None:
 
 @pytest.mark.parametrize("wrapped", ["rotary", "alibi"])
 def test_a_map_of_distances_is_drawn_from_where_it_maps(wrapped: str) -> None:
-    found = shown(f"rerope({wrapped}, window=10)").facts["mapped_distance"]
+    facts = shown(f"rerope({wrapped}, window=10)").facts
+    found = facts["mapped_distance"]
     assert found["query"] == 60
+    assert "From position 60 no key is shown farther away than 10." in facts["notes"]
     assert found["mapped"] == [min(distance, 10) for distance in found["distance"]]
 
 

@@ -129,7 +129,7 @@ def test_a_token_decoded_alone_asks_for_itself() -> None:
 
 
 def test_the_bias_alone_cannot_be_asked_and_says_so() -> None:
-    with pytest.raises(ValueError, match="reads the asking tokens themselves; it works inside Attention only"):
+    with pytest.raises(ValueError, match="reads what it remembers of tokens; use it in Attention"):
         made().bias(3, q=torch.zeros(1, 3, 3, 4))
 
 

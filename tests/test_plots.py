@@ -138,7 +138,7 @@ def test_a_spectrum_marks_the_context_and_what_completes_no_turn():
 
 def test_titles_that_are_too_long_are_folded():
     figure = plots.bias_curves([-1, 0, 1], [[1, 0, 1]], "a long title " * 12)
-    assert figure.axes[0].get_title(loc="left").count("\n") == 1
+    assert figure.axes[0].get_title(loc="left").count("\n") == 2
     assert "left of 0" in figure.axes[0].get_xlabel()
 
 

@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from posenc import masks, schedules, testing
+    from posenc import coordinate_maps, masks, presets, schedules, testing
     from posenc.attention import Attention
     from posenc.cache import Cache
     from posenc.catalogue import build, names
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from posenc.masks import Mask
     from posenc.model import Block, Decoder, Encoder, EncoderDecoder, TokenPositionEmbedding
     from posenc.positions import Positions
+    from posenc.presets import preset
 
 __version__ = "0.1.0"
 
@@ -36,9 +37,10 @@ HOMES = {
     "TokenPositionEmbedding": "model",
     "build": "catalogue",
     "names": "catalogue",
+    "preset": "presets",
     "scaled_dot_product_attention": "kernels.reference",
 }
-MODULES = ("masks", "schedules", "testing")
+MODULES = ("coordinate_maps", "masks", "presets", "schedules", "testing")
 
 __all__ = [
     "Attention",
@@ -56,8 +58,11 @@ __all__ = [
     "Shape",
     "TokenPositionEmbedding",
     "build",
+    "coordinate_maps",
     "masks",
     "names",
+    "preset",
+    "presets",
     "scaled_dot_product_attention",
     "schedules",
     "testing",

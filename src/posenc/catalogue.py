@@ -67,9 +67,10 @@ def class_names() -> dict[str, str]:
     for name in names():
         tree = ast.parse((HOME / f"{name}.py").read_text(encoding="utf-8"))
         for node in tree.body:
-            # The encoding of a file is the class that names its source.
-            if isinstance(node, ast.ClassDef) and any(
-                isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "source" for line in node.body
+            # The encoding of a file says so, or, where it is made from another class, names its source.
+            if isinstance(node, ast.ClassDef) and (
+                any(ast.unparse(base) == "Encoding" for base in node.bases)
+                or any(isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "source" for line in node.body)
             ):
                 found[node.name] = name
     return found
@@ -88,16 +89,20 @@ def only_encoding(module: Any, where: str) -> type[Encoding]:
     return own[0]
 
 
-@functools.lru_cache
 def load_from_file(name: str) -> type[Encoding]:
+    # A relative path is another file in another folder.
+    return load_class(name, Path(name.rpartition(":")[0]).resolve())
+
+
+@functools.lru_cache
+def load_class(name: str, file: Path) -> type[Encoding]:
     path, _, class_name = name.rpartition(":")
-    file = Path(path)
     if not file.is_file():
         raise ValueError(
             f"no file '{path}' to take {class_name} from; a spec of your own module is path/to/file.py:Class"
         )
     # Two files of one name, and two classes of one file, must not take each other's place.
-    digest = hashlib.sha256(f"{file.resolve()}:{class_name}".encode()).hexdigest()[:8]
+    digest = hashlib.sha256(f"{file}:{class_name}".encode()).hexdigest()[:8]
     spec = importlib.util.spec_from_file_location(f"posenc_user_{file.stem}_{digest}", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -308,7 +308,7 @@ class Encoding(nn.Module):
             raise ValueError(f"{self} has no bias; it opens {sorted(self.doors) or 'no door'}")
         if "score_mod" in self.doors and q is None:
             raise ValueError(f"the bias of {self} reads the queries; give q of shape [B, H, T, D]")
-        if "remember" in self.doors:
+        if any({"remember", "score_mod"} <= part.doors for part in parts_of(self)):
             raise ValueError(f"the bias of {self} reads what it remembers of tokens; use it in Attention")
         if self.reads_keys and k is None:
             raise ValueError(f"the bias of {self} reads the keys; give k of shape [B, KV, S, D]")

@@ -121,10 +121,10 @@ class Learned(Encoding):
             remedy = f"build it with max_len={wanted} or more, or choose overrun='clamp' or overrun='interpolate'"
             if self.overrun == "interpolate":
                 remedy = f"the declared length is too short for it: declare at least {int(at.coords.max().item()) + 1}"
-            raise ValueError(f"position {highest:g} is past the learned table of {self.max_len} rows; {remedy}")
+            raise ValueError(f"position {highest:.12g} is past the learned table of {self.max_len} rows; {remedy}")
         if coords.min().item() < 0:
             raise ValueError(
-                f"a learned table starts at position 0, got position {coords.min().item():g}; shift the positions"
+                f"a learned table starts at position 0, got position {coords.min().item():.12g}; shift the positions"
             )
         return coords
 

@@ -126,11 +126,11 @@ class TUPE(Encoding):
         lowest, highest = coords.min().item(), coords.max().item()
         if highest > self.max_len - 1:
             raise ValueError(
-                f"position {highest:g} is past the {self.max_len} rows of {self}; "
+                f"position {highest:.12g} is past the {self.max_len} rows of {self}; "
                 f"build it with max_len={math.ceil(highest) + 1} or more"
             )
         if lowest < 0:
-            raise ValueError(f"{self} starts at position 0, got position {lowest:g}; shift the positions")
+            raise ValueError(f"{self} starts at position 0, got position {lowest:.12g}; shift the positions")
         return coords
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:

@@ -128,7 +128,7 @@ class XPos(Encoding):
         for edge in (coords.min().item(), coords.max().item()):
             if abs(edge - self.centre) > reach:
                 raise ValueError(
-                    f"position {edge:g} is more than {int(reach):,} positions from the centre of {self}, where its "
+                    f"position {edge:.12g} is more than {int(reach):,} positions from the centre of {self}, where its "
                     f"sizes leave {dtype}; move the centre between the positions, raise scale_base"
                     f"{'' if dtype == torch.float64 else ', or use a wider dtype'}"
                 )

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from posenc.lab.recipes import on_one_axis
 from posenc.masks import bidirectional, causal
 from posenc.model import Stack
 from posenc.positions import Positions
@@ -24,7 +25,9 @@ def order_test(spec: str | tuple[str, ...], *, layers: int, is_causal: bool, see
     to order at the last token with one layer only: a second layer sees prefixes that differ.
     """
     torch.manual_seed(seed)
-    stack = Stack(DIM, HEADS, layers, encoding=spec, max_len=TOKENS, causal=is_causal).double().eval()
+    stack = (
+        Stack(DIM, HEADS, layers, encoding=spec, max_len=TOKENS, causal=is_causal, hints=on_one_axis()).double().eval()
+    )
     for parameter in stack.encodings.parameters():
         parameter.normal_()
     x = torch.randn(1, TOKENS, DIM, dtype=torch.float64)

@@ -303,7 +303,7 @@ def mapped_distance(drawn: Drawn, sight: Sight) -> None:
     distance = [query - key for key in reversed(keys)]
     mapped = [mapped_of(sight.map, query, query - true) for true in distance]
     drawn.facts["mapped_distance"] = {"query": query, "distance": distance, "mapped": mapped}
-    drawn.notes.append(f"From position {query} the farthest key is shown at a distance of {max(mapped):g}.")
+    drawn.notes.append(f"From position {query} no key is shown farther away than {max(mapped):g}.")
     drawn.figures["mapped_distance"] = plots.curves(
         distance,
         {"shown": mapped, "true": distance},

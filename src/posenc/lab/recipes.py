@@ -147,16 +147,19 @@ def hints(tokens: int, longest: int) -> dict[str, dict[str, Any]]:
         "self_extend": {"window": max(tokens // 2, 1), "group": 4},
         "dual_chunk": {"chunk": max(3 * tokens // 4, 1), "longest": max(tokens, 2)},
     }
+    given |= on_one_axis()
     for name, cls in every():
         options = options_of(name)
-        # A sequence has one axis.
-        if "axes" in options:
-            given.setdefault(name, {})["axes"] = 1
         # A head of 16 channels has 8 pairs; with the usual base half of them would not complete a turn in a short
         # window.
         if tokens <= 128 and "key" in cls.doors and "base" in options and options["base"].default == 10_000.0:
             given.setdefault(name, {})["base"] = 1000.0
     return given
+
+
+def on_one_axis() -> dict[str, dict[str, Any]]:
+    """What makes encodings of any number of axes read a sequence."""
+    return {name: {"axes": 1} for name, _ in every() if "axes" in options_of(name)}
 
 
 def original(
