@@ -88,6 +88,20 @@ class AnglesInTheInputsDtype(Turn):
         return super().angle(x, at).to(x.dtype)
 
 
+class AnglesByMatrixProduct(Turn):
+    """Takes the angle as a matrix product, which autocast takes in half precision; kept with the positions."""
+
+    def angle(self, x: Tensor, at: Positions) -> Tensor:
+        pairs = x.shape[-1] // 2
+
+        def make() -> Tensor:
+            if x.dtype == torch.float64:
+                return 0.37 * super(AnglesByMatrixProduct, self).angle(x, at)
+            return (at.coords[:, None, :, :1].float() @ torch.full((1, pairs), 0.37)).double()
+
+        return at.once(("by matrix product", pairs, x.dtype), make)
+
+
 class LongestSoFar(Turn):
     """Stretches positions by the longest sequence of any call so far, like a dynamic schedule with a state."""
 
@@ -322,6 +336,7 @@ CAUGHT = [
     (BiasByTensorLength, testing.a_cache_changes_nothing, "growing cache"),
     (BiasByTensorLength, testing.the_future_is_invisible, "only the first"),
     (AnglesInTheInputsDtype, testing.half_precision_stays_near_double, "bfloat16"),
+    (AnglesByMatrixProduct, testing.casts_and_copies_change_nothing, "under autocast"),
     (LongestSoFar, testing.the_order_of_calls_changes_nothing, "after calls"),
     (PositionByIndex, testing.a_cache_changes_nothing, "growing cache"),
     (PositionByIndex, testing.left_padding_changes_nothing, "padded batch"),

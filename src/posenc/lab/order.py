@@ -25,9 +25,8 @@ def order_test(spec: str | tuple[str, ...], *, layers: int, is_causal: bool, see
     to order at the last token with one layer only: a second layer sees prefixes that differ.
     """
     torch.manual_seed(seed)
-    stack = (
-        Stack(DIM, HEADS, layers, encoding=spec, max_len=TOKENS, causal=is_causal, hints=on_one_axis()).double().eval()
-    )
+    stack = Stack(DIM, HEADS, layers, encoding=spec, max_len=TOKENS, causal=is_causal, hints=on_one_axis())
+    stack = stack.double().eval()
     for parameter in stack.encodings.parameters():
         parameter.normal_()
     x = torch.randn(1, TOKENS, DIM, dtype=torch.float64)
