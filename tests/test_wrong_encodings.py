@@ -144,6 +144,23 @@ class CentreOfTheTensor(Turn):
         return super().query(q, at) * 1.1 ** ((at.coords - at.tokens // 2)[:, None] / 5).to(q.dtype)
 
 
+class LearnsTwiceAsFast(Encoding):
+    """A learned slope whose gradient is twice what a step of it changes."""
+
+    source = "made for this test, 2024"
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        if heads < 1:
+            raise ValueError(f"heads must be 1 or more, got {heads}")
+        self.heads = heads
+        self.rate = nn.Parameter(torch.full((heads,), 0.1))
+
+    def by_distance(self, delta: Tensor) -> Tensor:
+        rate = 2 * self.rate - self.rate.detach()
+        return -rate.view(-1, *(1,) * delta.dim()) * delta.abs()
+
+
 class DeafParameter(Slope):
     """Its parameter enters detached."""
 
@@ -345,6 +362,7 @@ CAUGHT = [
     (LeaksTheFuture, testing.the_future_is_invisible, "were changed"),
     (CentreOfTheTensor, testing.a_cache_changes_nothing, "growing cache"),
     (CentreOfTheTensor, testing.the_future_is_invisible, "only the first"),
+    (LearnsTwiceAsFast, testing.gradients_are_those_of_small_steps, "gradient of 0.rate"),
     (DeafParameter, testing.every_parameter_learns, "no gradient reaches 0.weight"),
     (WrongFrequency, testing.says_what_the_paper_says, "against the formula"),
     (WrongClamp, testing.says_what_the_paper_says, "far"),

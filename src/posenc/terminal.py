@@ -28,6 +28,7 @@ ADVICE = {
     "half_precision_stays_near_double": "take angles in float64 and biases in float32, and round once at the end",
     "casts_and_copies_change_nothing": "keep no buffers: compute tables from Python numbers; only parameters are state",
     "compiles_to_one_graph": "no .item(), and no Python decision that reads a tensor",
+    "gradients_are_those_of_small_steps": "a backward pass of your own, or a detach(), is not the slope of the forward",
     "every_parameter_learns": "a parameter that is never read, or is multiplied by zero, does not learn",
     "the_spec_round_trips": "keep every constructor argument on self under its own name",
     "bad_arguments_get_a_clear_error": "refuse what does not fit with a ValueError that names it and what was expected",

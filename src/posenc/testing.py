@@ -642,6 +642,33 @@ def compiles_to_one_graph(subject: Subject) -> None:
 
 
 @promise
+def gradients_are_those_of_small_steps(subject: Subject) -> None:
+    """The gradients in the embeddings and in every parameter are the slopes that small steps measure, float64."""
+    net, at, step = subject.net(), count(TOKENS), 1e-6
+    with seeded(8):
+        upstream = torch.randn(2, TOKENS, subject.shape.dim, dtype=torch.float64)
+    for mask in (masks.causal(), masks.bidirectional()):
+        x = tokens(subject, TOKENS).requires_grad_()
+        leaves = {"x": x, **dict(net.encodings.named_parameters())}
+
+        def loss(x: Tensor = x, mask: Mask = mask) -> Tensor:
+            return (net(x, at, mask) * upstream).sum()
+
+        slopes = torch.autograd.grad(loss(), list(leaves.values()), allow_unused=True)
+        for (name, leaf), slope in zip(leaves.items(), slopes, strict=True):
+            with seeded(7), torch.no_grad():
+                direction = torch.randn_like(leaf)
+                expected = torch.zeros(()) if slope is None else (slope * direction).sum()
+                ends = []
+                for sign in (1, -1):
+                    leaf += sign * step * direction
+                    ends.append(loss())
+                    leaf -= sign * step * direction
+                measured = (ends[0] - ends[1]) / (2 * step)
+            same(expected, measured, f"gradient of {name} along a random direction, {mask_name(mask)}", 1e-5)
+
+
+@promise
 def every_parameter_learns(subject: Subject) -> None:
     """From its initial values every parameter gets a finite gradient, and within two steps one that is not zero."""
     net = subject.net(perturbed=False)

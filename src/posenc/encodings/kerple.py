@@ -48,6 +48,10 @@ class Kerple(Encoding):
     also_called = ("kerple_log", "kerple_power")
     extrapolates = "Claimed and found: perplexity stays flat or falls to 32 times the trained length (log)."
     per_layer = True
+    gaps = {  # noqa: RUF012
+        "gradients_are_those_of_small_steps": "below 0.01 a number is held there and its gradient passes all the same, "
+        "so that it can come back"
+    }
 
     def __init__(
         self,
