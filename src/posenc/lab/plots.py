@@ -543,7 +543,7 @@ def wavelengths(records: Sequence[Record]) -> Figure | None:
     found = pictured(records, "wavelengths")
     if not found:
         return None
-    fig = figure(9, 3.9, "Wavelength of each pair of dimensions")
+    fig = figure(9, 3.9, "Wavelength of each pair of channels")
     ax, appearance, words = fig.add_subplot(), looks(records), several_tasks(found)
     drawn = {label for label, _, _ in found}
     # Equal pictures of several tasks are drawn once, with the trained length of each task.
@@ -582,7 +582,7 @@ def finish_wavelengths(ax: Axes, lengths: Iterable[float]) -> None:
     plain_log(ax.yaxis)
     ax.xaxis.set_major_locator(MaxNLocator(10, integer=True))
     ax.set(
-        xlabel="pair of dimensions (0 turns fastest; hollow: never completes a turn in training)",
+        xlabel="pair of channels (0 turns fastest; hollow: never completes a turn in training)",
         ylabel="positions per turn",
     )
     mark_trained(ax, lengths, horizontal=True)
@@ -870,7 +870,7 @@ def spectrum(waves: Any, before: Any, context: float, title: str, words: str, un
     plain_log(ax.yaxis)
     ax.xaxis.set_major_locator(MaxNLocator(10, integer=True))
     ax.set_xlim(-0.03 * len(waves) - 0.2, 1.03 * len(waves) - 0.8)
-    ax.set(xlabel=f"pair of dimensions (hollow: no whole turn)\n{words}", ylabel=f"{unit.split()[0]} per turn")
+    ax.set(xlabel=f"pair of channels (hollow: no whole turn)\n{words}", ylabel=f"{unit.split()[0]} per turn")
     if before is not None:
         legend(fig, [handle("before the schedule", look(7)), handle("after", look(0))])
     return fig

@@ -383,7 +383,7 @@ def pictures_of(records: Sequence[Record], draw: Drawer) -> list[dict[str, Any]]
 
 
 def wavelengths_in_words(records: Sequence[Record]) -> str:
-    said = ["Positions that a pair of dimensions needs for one full turn, fastest pair first."]
+    said = ["Positions that a pair of channels needs for one full turn, fastest pair first."]
     for label, _, values in plots.pictured(records, "wavelengths")[:8]:
         known = plots.numbers(values)
         own = [r for r in summary.results(records) if r.label == label]
