@@ -34,6 +34,9 @@ from typing import Iterator, Mapping, NamedTuple, NoReturn, Sequence  # noqa: UP
 ROOT = Path(__file__).resolve().parent
 OLDEST_PYTHON = (3, 10)
 DEFAULT_EXTRAS = "lab,test,dev,peers"
+# timm asks for a torchvision, which the index has for one kind of torch only, and which transformers would then import.
+# The few files of timm that the peers' tests compare with need none.
+ALONE_FOR = {"peers": "timm==1.0.31"}
 EXTRA_FOR = {"test": "test", "check": "dev"}  # every other verb is the command line's, which needs the lab
 MOST_WORKERS = 4
 STAMP = "posenc-stamp"
@@ -287,7 +290,12 @@ def install(choices: Choices) -> None:
     constraints = choices.folder / "posenc-constraints.txt"
     constraints.write_text("\n".join(constraints_with(choices.torch, constraint_lines(ROOT))), encoding="utf-8")
     project = ["-c", str(constraints), "-e", f"{ROOT}[{choices.extras}]"]
-    if got_torch and (installer.uv(*project) or installer.pip(*project)):
+    chosen = choices.extras.split(",")
+    alone = [package for extra, package in ALONE_FOR.items() if extra in chosen or "all" in chosen]
+    complete = got_torch and (installer.uv(*project) or installer.pip(*project))
+    if complete and alone:
+        complete = installer.uv("--no-deps", *alone) or installer.pip("--no-deps", *alone)
+    if complete:
         write_stamp(choices.folder, stamp_text(choices))
         return
     # a refused update leaves the environment that worked before, and the next call tries again

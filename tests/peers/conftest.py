@@ -14,7 +14,7 @@ def timm_layer() -> Iterator[Callable[[str], types.ModuleType]]:
     """A module of timm.layers, loaded without the package around it, which needs a torchvision that fits torch."""
     found = importlib.util.find_spec("timm")
     if found is None or not found.submodule_search_locations:
-        pytest.skip("timm is not installed; it comes with the peers extra")
+        pytest.skip("timm is not installed; run.py installs it beside the peers extra")
     root = found.submodule_search_locations[0]
     before = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "timm"}
     for name, folder in (("timm", root), ("timm.layers", f"{root}/layers")):
