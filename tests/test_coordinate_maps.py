@@ -403,3 +403,12 @@ def test_every_encoding_takes_mapped_positions(spec: str) -> None:
         torch.testing.assert_close(got[:1, 3:], alone, rtol=0, atol=1e-9)
         seen.add(round(got[1].sum().item(), 6))
     assert len(seen) > 3
+
+
+def test_the_documents_of_a_neighbour_change_no_draw() -> None:
+    def second_row(first_row: list[int]) -> torch.Tensor:
+        order = torch.arange(6).repeat(2, 1)
+        at = Positions(order[..., None], order, torch.tensor([first_row, [0] * 6]))
+        return Randomised(longest=500)(at).coords[1]
+
+    assert second_row([0] * 6).equal(second_row([0, 0, 1, 1, 2, 2]))
