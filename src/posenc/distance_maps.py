@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from posenc.encoding import BoundKernel, Encoding, Keys, ScoreMod, Token
+from posenc.encoding import BoundKernel, Encoding, Keys, ScoreMod, Token, of_heads
 from posenc.kernels.reference import accurate, fit_heads
 from posenc.masks import Mask
 from posenc.positions import Positions
@@ -90,19 +90,23 @@ class DistanceMap(Encoding):
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod | None:
         if "score_mod" not in self.doors:
             return None
-        B, branches = q.shape[0], self.branches()
-        m, n = at.axis(str(self)).expand(B, -1), keys.at.axis(str(self)).expand(B, -1)
+        branches = self.branches()
+        m, n = at.axis(str(self)), keys.at.axis(str(self))
+        # Positions that a batch shares need one evaluation, not one for each row.
+        shared = m.shape[0] == n.shape[0] == 1
+        m, n = m.expand(q.shape[0], -1), n.expand(q.shape[0], -1)
         mapped = [(branch.queries(m), branch.keys(n)) for branch in branches]
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            delta = m[b, i] - n[b, j]
+            row = 0 if shared else b
+            true_m, true_n = m[row, i], n[row, j]
+            delta = true_m - true_n
             for branch, (queries, others) in zip(branches, mapped, strict=True):
-                delta = torch.where(branch.holds(m[b, i], n[b, j]), queries[b, i] - others[b, j], delta)
+                delta = torch.where(branch.holds(true_m, true_n), queries[row, i] - others[row, j], delta)
             values = self.encoding.by_distance(delta if self.encoding.axes == 1 else delta[..., None])
             assert values is not None
             self.check_heads(values, q)
-            picked = values[h] if h.dim() == 0 else values.squeeze(2)[h.flatten()].movedim(0, 1)
-            return score + picked.to(score.dtype)
+            return score + of_heads(values, h).to(score.dtype)
 
         return score_mod
 

@@ -205,11 +205,7 @@ class Encoding(nn.Module):
             values = self.by_distance(m[0, i] - n[0, j] if shared else m[b, i] - n[b, j])
             assert values is not None
             self.check_heads(values, q)
-            # FlexAttention asks for one scalar at a time; everybody else for the grid, which gives [H, (B, 1,) T, S].
-            if h.dim() == 0:
-                return score + values[h].to(score.dtype)
-            picked = values[h.flatten()]
-            return score + (picked if shared else picked.squeeze(2).movedim(0, 1)).to(score.dtype)
+            return score + of_heads(values, h).to(score.dtype)
 
         return score_mod
 
@@ -350,6 +346,13 @@ class Encoding(nn.Module):
         assert values is not None
         self.check_heads(values, q)
         return values.movedim(0, 1).to(dtype)
+
+    def check_head_dim(self, x: Tensor, head_dim: int) -> None:
+        """Raises ValueError unless heads [B, H, T, D] have the width (channels) that the encoding was built for."""
+        if x.shape[-1] != head_dim:
+            raise ValueError(
+                f"heads must have {head_dim} channels, got {x.shape[-1]}; build {type(self).__name__}({x.shape[-1]})"
+            )
 
     def check_heads(self, values: Tensor, q: Tensor | None) -> None:
         """Raises ValueError unless a bias [H, ...] has a row for each query head: one row would broadcast unseen."""
@@ -706,6 +709,18 @@ def sums_to(values: Tensor, at: Positions, keys_at: Positions) -> tuple[Tensor, 
     to_key = torch.zeros_like(running).scatter(-1, spread, running)
     before = torch.searchsorted(place, i.contiguous(), right=True)[:, None].expand(-1, H, -1)
     return F.pad(running, (1, 0)).gather(-1, before), to_key
+
+
+def of_heads(values: Tensor, h: Tensor) -> Tensor:
+    """Values by distance [H, ...] of the heads h, ready to be added to scores.
+
+    FlexAttention asks for one scalar at a time; everybody else for the grid of h [H, 1, 1], whose values are [H, T, S],
+    or [H, B, 1, T, S] where each row of the batch has its own.
+    """
+    if h.dim() == 0:
+        return values[h]
+    picked = values[h.flatten()]
+    return picked if picked.dim() == 3 else picked.squeeze(2).movedim(0, 1)
 
 
 def look_up(table: Tensor, *index: Tensor) -> Tensor:

@@ -112,10 +112,7 @@ class AxialRotary(Encoding):
         return (2 * math.pi / torch.cat([self.spectrum(axis) for axis in range(len(self.widths))])).sort().values
 
     def turn(self, x: Tensor, at: Positions) -> Tensor:
-        if x.shape[-1] != self.head_dim:
-            raise ValueError(
-                f"heads must have {self.head_dim} channels, got {x.shape[-1]}; build AxialRotary({x.shape[-1]})"
-            )
+        self.check_head_dim(x, self.head_dim)
         dtype = rotation_dtype(x)
         key = ("axial_rotary", self.widths, self.base, self.frequencies, self.resolution, dtype, x.device)
         cos, sin = at.once(key, lambda: self.table(at, dtype, x.device))  # each [B or 1, 1, T, r/2]

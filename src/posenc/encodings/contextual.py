@@ -79,10 +79,7 @@ class Contextual(Encoding):
         return (gates + sums_after(gates, keys.at)).clamp(max=self.positions - 1)
 
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
-        if q.shape[-1] != self.head_dim:
-            raise ValueError(
-                f"heads must have {self.head_dim} channels, got {q.shape[-1]}; build Contextual({q.shape[-1]})"
-            )
+        self.check_head_dim(q, self.head_dim)
         position = self.position(q, at, keys)
         table = q.to(position.dtype) @ self.table.to(position.dtype).T  # [B, H, T, positions]
         if self.divided:

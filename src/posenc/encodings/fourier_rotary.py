@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc.encoding import BoundKernel, Encoding, Keys
 from posenc.kernels.reference import fit_heads
-from posenc.kernels.rotate_pairs import LAYOUTS, exact, rotate_pairs
+from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, exact, rotate_pairs
 from posenc.masks import Mask
 from posenc.positions import Positions, PositionsLike
 
@@ -162,13 +162,13 @@ class FourierRotary(Encoding):
         return torch.stack((cos, sin)).to(dtype).to(device)
 
     def query(self, q: Tensor, at: Positions) -> Tensor:
-        self.check_width(q)
+        self.check_head_dim(q, self.head_dim)
         if self.per_head and q.shape[1] != self.heads:
             raise ValueError(f"{self} has mixtures for {self.heads} heads, got {q.shape[1]}; build it for those")
         return self.turn(q, at)
 
     def key(self, k: Tensor, at: Positions) -> Tensor:
-        self.check_width(k)
+        self.check_head_dim(k, self.head_dim)
         # A key that several query heads share waits, unturned, for `attend`.
         return k if self.shared(k) else self.turn(k, at)
 
@@ -194,12 +194,6 @@ class FourierRotary(Encoding):
         """Whether several query heads read each key, which then stays unturned until they do."""
         return self.per_head and k.shape[1] != self.heads
 
-    def check_width(self, x: Tensor) -> None:
-        if x.shape[-1] != self.head_dim:
-            raise ValueError(
-                f"heads must have {self.head_dim} channels, got {x.shape[-1]}; build FourierRotary({x.shape[-1]})"
-            )
-
     def formula_query(self, q, position, head=0):
         return self.formula_turned(q, position, head)
 
@@ -221,7 +215,7 @@ class FourierRotary(Encoding):
             if p < len(kept):
                 cos = math.fsum(by_cos[f][p] * math.cos(position * w) for f, w in enumerate(kept))
                 sin = math.fsum(by_sin[f][p] * math.sin(position * w) for f, w in enumerate(kept))
-            first, second = (p, p + self.head_dim // 2) if self.layout == "half" else (2 * p, 2 * p + 1)
+            first, second = channels_of_pair(p, self.head_dim // 2, self.layout)
             turned[first] = x[first] * cos - x[second] * sin
             turned[second] = x[second] * cos + x[first] * sin
         return turned

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posenc.encoding import Encoding
-from posenc.kernels.rotate_pairs import LAYOUTS, cos_sin, exact, rotate_pairs, rotation_dtype
+from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, exact, rotate_pairs, rotation_dtype
 from posenc.positions import Positions
 
 SIDES = ("each", "longest", "shortest")
@@ -73,10 +73,7 @@ class ImageRotary(Encoding):
         return self.periods
 
     def turn(self, x: Tensor, at: Positions) -> Tensor:
-        if x.shape[-1] != self.head_dim:
-            raise ValueError(
-                f"heads must have {self.head_dim} channels, got {x.shape[-1]}; build ImageRotary({x.shape[-1]})"
-            )
+        self.check_head_dim(x, self.head_dim)
         dtype = rotation_dtype(x)
         key = ("image_rotary", self.head_dim, self.axes, self.base, dtype, x.device)
         cos, sin = at.once(key, lambda: self.table(at, dtype, x.device))  # each [B or 1, 1, T, r/2]
@@ -98,7 +95,7 @@ class ImageRotary(Encoding):
         pairs, out = self.bands * self.axes, list(q)
         for pair in range(pairs):
             axis, j = divmod(pair, self.bands)
-            first, second = (pair, pair + pairs) if self.layout == "half" else (2 * pair, 2 * pair + 1)
+            first, second = channels_of_pair(pair, pairs, self.layout)
             angle = 2 * math.pi * places[axis] / self.base ** (j / self.bands)
             turned = complex(q[first], q[second]) * complex(math.cos(angle), math.sin(angle))
             out[first], out[second] = turned.real, turned.imag

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.encoding import BoundKernel, Encoding, Keys
-from posenc.kernels.rotate_pairs import LAYOUTS, cos_sin, exact, rotate_pairs, rotation_dtype
+from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, exact, rotate_pairs, rotation_dtype
 from posenc.masks import Mask
 from posenc.positions import Positions
 
@@ -99,10 +99,7 @@ class LearnedRotary(Encoding):
         return (2 * math.pi / self.frequencies).flatten().sort().values
 
     def turn(self, x: Tensor, at: Positions) -> Tensor:
-        if x.shape[-1] != self.head_dim:
-            raise ValueError(
-                f"heads must have {self.head_dim} channels, got {x.shape[-1]}; build LearnedRotary({x.shape[-1]})"
-            )
+        self.check_head_dim(x, self.head_dim)
         if self.per_head and x.shape[1] != self.heads:
             raise ValueError(
                 f"{self} has frequencies for {self.heads} heads, got {x.shape[1]}; build it for {x.shape[1]}"
@@ -139,14 +136,10 @@ class LearnedRotary(Encoding):
         d = self.head_dim
         return [self.base ** (-2 * p / d) * math.exp(shift[p].item()) for p in range(d // 2)]
 
-    def pair(self, p: int) -> tuple[int, int]:
-        """The two channels of a pair."""
-        return (p, p + self.head_dim // 2) if self.layout == "half" else (2 * p, 2 * p + 1)
-
     def formula_query(self, q, position, head=0) -> list[float]:
         out = list(q)
         for p, frequency in enumerate(self.formula_spectrum(head)):
-            first, second = self.pair(p)
+            first, second = channels_of_pair(p, self.head_dim // 2, self.layout)
             cos, sin = math.cos(position * frequency), math.sin(position * frequency)
             out[first], out[second] = q[first] * cos - q[second] * sin, q[second] * cos + q[first] * sin
         return out
@@ -157,7 +150,7 @@ class LearnedRotary(Encoding):
     def formula_logit(self, q, k, m, n, head, scale) -> float:
         total = []
         for p, frequency in enumerate(self.formula_spectrum(head)):
-            first, second = self.pair(p)
+            first, second = channels_of_pair(p, self.head_dim // 2, self.layout)
             # The real part of (q_a + i q_b) conj(k_a + i k_b) e^{i (m - n) frequency}.
             turned = complex(q[first], q[second]) * complex(k[first], -k[second])
             angle = (m - n) * frequency

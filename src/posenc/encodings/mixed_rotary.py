@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.encoding import Encoding
-from posenc.kernels.rotate_pairs import LAYOUTS, cos_sin, exact, rotate_pairs, rotation_dtype
+from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, exact, rotate_pairs, rotation_dtype
 from posenc.positions import Positions
 
 
@@ -130,7 +130,7 @@ class MixedRotary(Encoding):
         own = self.frequencies[head * self.frequencies.shape[0] // self.heads].tolist()
         total = [a * b for a, b in zip(q[2 * len(own) :], k[2 * len(own) :], strict=True)]
         for p, frequency in enumerate(own):
-            first, second = (p, p + len(own)) if self.layout == "half" else (2 * p, 2 * p + 1)
+            first, second = channels_of_pair(p, len(own), self.layout)
             # The real part of (q_a + i q_b) conj(k_a + i k_b) e^{i angle}.
             turned = complex(q[first], q[second]) * complex(k[first], -k[second])
             angle = math.fsum(f * (a - b) for f, a, b in zip(frequency, m, n, strict=True))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posenc.encoding import Encoding
-from posenc.kernels.rotate_pairs import LAYOUTS, cos_sin, exact, rotate_pairs, rotation_dtype
+from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, exact, rotate_pairs, rotation_dtype
 from posenc.positions import Positions
 from posenc.schedules import Schedule
 
@@ -140,10 +140,7 @@ class MultimodalRotary(Encoding):
         return 2 * math.pi / self.spectrum()[0]
 
     def turn(self, x: Tensor, at: Positions) -> Tensor:
-        if x.shape[-1] != self.head_dim:
-            raise ValueError(
-                f"heads must have {self.head_dim} channels, got {x.shape[-1]}; build MultimodalRotary({x.shape[-1]})"
-            )
+        self.check_head_dim(x, self.head_dim)
         dtype = rotation_dtype(x)
         options = (self.width, self.base, self.sections_in_use, self.order, self.schedule)
         key = ("multimodal_rotary", *options, dtype, x.device)
@@ -186,7 +183,7 @@ class MultimodalRotary(Encoding):
                 axis = min(waiting, key=lambda a: (sections[a] - left[a], a)) if waiting else 0
             left[axis] -= 1
             angle = places[axis] * frequency
-            first, second = (p, p + r // 2) if self.layout == "half" else (2 * p, 2 * p + 1)
+            first, second = channels_of_pair(p, r // 2, self.layout)
             turned = complex(q[first], q[second]) * complex(math.cos(angle), math.sin(angle)) * temperature
             out[first], out[second] = turned.real, turned.imag
         return out

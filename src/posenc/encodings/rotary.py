@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posenc.encoding import Encoding, Token
-from posenc.kernels.rotate_pairs import LAYOUTS, cos_sin, exact, rotate_pairs, rotation_dtype
+from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, exact, rotate_pairs, rotation_dtype
 from posenc.positions import Positions
 from posenc.schedules import Schedule
 
@@ -115,10 +115,7 @@ class Rotary(Encoding):
         return 2 * math.pi / self.frequencies
 
     def turn(self, x: Tensor, at: Positions) -> Tensor:
-        if x.shape[-1] != self.head_dim:
-            raise ValueError(
-                f"heads must have {self.head_dim} channels, got {x.shape[-1]}; build Rotary({x.shape[-1]})"
-            )
+        self.check_head_dim(x, self.head_dim)
         dtype = rotation_dtype(x)
         key = ("rotary", self.width, self.base, self.schedule, dtype, x.device)
         table = at.once(key, lambda: self.table(at, dtype, x.device))  # [2, B or 1, 1, T, r/2]
@@ -163,10 +160,6 @@ class Rotary(Encoding):
         length = self.schedule.short_length if self.turns_when_attending and length is None else length
         return self.schedule.formula(plain, base=self.base, width=self.width, length=length)
 
-    def pair(self, p: int) -> tuple[int, int]:
-        """The two channels of a pair."""
-        return (p, p + self.width // 2) if self.layout == "half" else (2 * p, 2 * p + 1)
-
     def formula_query(self, q, position, head=0) -> list[float]:
         if self.turns_when_attending:
             raise NotImplementedError(
@@ -175,7 +168,7 @@ class Rotary(Encoding):
         frequencies, temperature = self.formula_spectrum()
         out = list(q)
         for p, frequency in enumerate(frequencies):
-            first, second = self.pair(p)
+            first, second = channels_of_pair(p, self.width // 2, self.layout)
             cos, sin = temperature * math.cos(position * frequency), temperature * math.sin(position * frequency)
             out[first], out[second] = q[first] * cos - q[second] * sin, q[second] * cos + q[first] * sin
         return out
@@ -189,7 +182,7 @@ class Rotary(Encoding):
         for key in keys:
             total = []
             for p, frequency in enumerate(frequencies):
-                first, second = self.pair(p)
+                first, second = channels_of_pair(p, self.width // 2, self.layout)
                 # The real part of (q_a + i q_b) conj(k_a + i k_b) e^{i (m - n) frequency}.
                 turned = complex(query.vector[first], query.vector[second])
                 turned *= complex(key.vector[first], -key.vector[second])

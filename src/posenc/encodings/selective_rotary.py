@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc.encoding import BoundKernel, Encoding, Keys, Projections, sums_to
 from posenc.kernels.reference import fit_heads
-from posenc.kernels.rotate_pairs import LAYOUTS, cos_sin, rotate_pairs
+from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, rotate_pairs
 from posenc.masks import Mask
 from posenc.positions import Positions
 
@@ -174,7 +174,7 @@ class SelectiveRotary(Encoding):
             between = [token for token in keys if first.order < token.order <= last.order]
             total = []
             for p in range(self.head_dim // 2):
-                a, b = (p, p + self.head_dim // 2) if self.layout == "half" else (2 * p, 2 * p + 1)
+                a, b = channels_of_pair(p, self.head_dim // 2, self.layout)
                 angle = sign * math.fsum(token.memo["selective_rotary"][p] for token in between)
                 turned = complex(query.vector[a], query.vector[b]) * complex(key.vector[a], -key.vector[b])
                 total.append(turned.real * math.cos(angle) - turned.imag * math.sin(angle))

@@ -87,8 +87,7 @@ class Shaw(Encoding):
         return (-distance(at, keys_at, str(self))).clamp(-self.clip, self.clip) + self.clip
 
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
-        if q.shape[-1] != self.head_dim:
-            raise ValueError(f"heads must have {self.head_dim} channels, got {q.shape[-1]}; build Shaw({q.shape[-1]})")
+        self.check_head_dim(q, self.head_dim)
         of_queries = self.compared(q)
         of_keys = self.compared(keys.k).repeat_interleave(q.shape[1] // keys.k.shape[1], 1) if self.mutual else None
         row = self.row(at, keys.at).expand(q.shape[0], -1, -1)

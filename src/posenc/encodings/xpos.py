@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posenc.encoding import Encoding
-from posenc.kernels.rotate_pairs import LAYOUTS, cos_sin, exact, rotate_pairs, rotation_dtype
+from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, exact, rotate_pairs, rotation_dtype
 from posenc.positions import Positions
 
 FURTHEST_IN_HALF = 5008
@@ -102,8 +102,7 @@ class XPos(Encoding):
         return self.scale_base * room * math.log(2) / -math.log(self.zetas[0])
 
     def turn(self, x: Tensor, at: Positions, side: int) -> Tensor:
-        if x.shape[-1] != self.head_dim:
-            raise ValueError(f"heads must have {self.head_dim} channels, got {x.shape[-1]}; build XPos({x.shape[-1]})")
+        self.check_head_dim(x, self.head_dim)
         options = self.head_dim, self.base, self.scale_base, self.gamma, self.centre
         table = at.once(("xpos", *options, side, x.dtype, x.device), lambda: self.table(x, at, side))
         return rotate_pairs(x, table[0], table[1], self.layout)
@@ -140,9 +139,6 @@ class XPos(Encoding):
     def key(self, k: Tensor, at: Positions) -> Tensor:
         return self.turn(k, at, -1)
 
-    def pair(self, k: int) -> tuple[int, int]:
-        return (k, k + self.head_dim // 2) if self.layout == "half" else (2 * k, 2 * k + 1)
-
     def formula_query(self, q, position, head=0):
         return self.formula_turned(q, position, 1)
 
@@ -152,7 +148,7 @@ class XPos(Encoding):
     def formula_turned(self, q, position, sign):
         turned = list(q)
         for k in range(self.head_dim // 2):
-            first, second = self.pair(k)
+            first, second = channels_of_pair(k, self.head_dim // 2, self.layout)
             angle = position * self.base ** (-2 * k / self.head_dim)
             zeta = (2 * k / self.head_dim + self.gamma) / (1 + self.gamma)
             size = zeta ** (sign * (position - self.centre) / self.scale_base)
@@ -163,7 +159,7 @@ class XPos(Encoding):
     def formula_logit(self, q, k, m, n, head, scale) -> float:
         total = []
         for p in range(self.head_dim // 2):
-            first, second = self.pair(p)
+            first, second = channels_of_pair(p, self.head_dim // 2, self.layout)
             zeta = (2 * p / self.head_dim + self.gamma) / (1 + self.gamma)
             # The real part of (q_a + i q_b) conj(k_a + i k_b) e^{i (m - n) frequency}.
             turned = complex(q[first], q[second]) * complex(k[first], -k[second])

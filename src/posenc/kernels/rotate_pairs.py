@@ -11,6 +11,11 @@ def exact(x: Tensor) -> Tensor:
     return x.to("cpu" if x.device.type == "mps" else x.device).double()
 
 
+def channels_of_pair(pair: int, pairs: int, layout: str) -> tuple[int, int]:
+    """The two channels of one of so many pairs."""
+    return (pair, pair + pairs) if layout == "half" else (2 * pair, 2 * pair + 1)
+
+
 def rotation_dtype(x: Tensor) -> torch.dtype:
     """The dtype to rotate x in: more exact than its own, so that the result is off by its one rounding."""
     half = x.dtype in (torch.bfloat16, torch.float16)
