@@ -57,16 +57,16 @@ class Turn(Encoding):
     def angle(self, x: Tensor, at: Positions) -> Tensor:
         return at.coords[:, None, :, :1].double().expand(-1, -1, -1, x.shape[-1] // 2)
 
-    def turn(self, x: Tensor, at: Positions) -> Tensor:
+    def turned(self, x: Tensor, at: Positions) -> Tensor:
         angle = self.angle(x, at)
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         return rotate_pairs(x, angle.cos().to(dtype), angle.sin().to(dtype), "half")
 
     def query(self, q: Tensor, at: Positions) -> Tensor:
-        return self.turn(q, at)
+        return self.turned(q, at)
 
     def key(self, k: Tensor, at: Positions) -> Tensor:
-        return self.turn(k, at)
+        return self.turned(k, at)
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:
         half = len(q) // 2
@@ -252,7 +252,7 @@ class LongestOfTheBatch(Turn):
 class KeysByHead(Turn):
     """Turns keys by the number of their head, as if there were as many key heads as query heads."""
 
-    def turn(self, x: Tensor, at: Positions) -> Tensor:
+    def turned(self, x: Tensor, at: Positions) -> Tensor:
         factor = torch.arange(1, x.shape[1] + 1, device=x.device)[None, :, None, None]
         angle = self.angle(x, at) * factor
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32

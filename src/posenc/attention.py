@@ -10,7 +10,7 @@ from posenc.cache import LayerCache
 from posenc.catalogue import Spec, build
 from posenc.encoding import Encoding, Keys, Projections, Shape
 from posenc.masks import Mask, mask_for
-from posenc.positions import PositionsLike, positions_for
+from posenc.positions import Positions, PositionsLike, positions_for
 
 
 class Attention(nn.Module):
@@ -116,15 +116,15 @@ class Attention(nn.Module):
             key, keys_at = query, at
         else:
             keys_at = positions_for(key.shape[1], key_positions, batch=key.shape[0], device=key.device)
-        new = self.keys(key, value, keys_at, encoding)
+        q, new = self.queries_and_keys(query, key, value, at, keys_at, encoding)
         keys = new if cache is None else cache.extend(new)
         if "remember" in encoding.doors:
             # In self-attention the queries are the new keys.
             own = new.memo if to_itself else encoding.remember(query, at, self.projections())
             keys = replace(keys, own=own)
         if encoding.turns_when_attending:
+            q = encoding.query(q, at)
             keys = replace(keys, k=encoding.key(keys.k, replace(keys.at, length=at.length, _tables={})))
-        q = encoding.query(self.split(self.to_query(query), self.heads), at)
         kernel = kernels.bind(
             self.kernel, encoding, scale=self.scale, dropout=self.dropout if self.training else 0.0, weights=weights
         )
@@ -135,15 +135,17 @@ class Attention(nn.Module):
         assert applied is not None
         return out, applied
 
-    def keys(self, key: Tensor, value: Tensor | None, at, encoding: Encoding) -> Keys:
-        """What is remembered of tokens [B, S, dim]."""
+    def queries_and_keys(
+        self, query: Tensor, key: Tensor, value: Tensor | None, at: Positions, keys_at: Positions, encoding: Encoding
+    ) -> tuple[Tensor, Keys]:
+        """The queries of tokens [B, T, dim], and what is remembered of the tokens [B, S, dim] to attend to."""
+        q = self.split(self.to_query(query), self.heads)
         k = self.split(self.to_key(key), self.kv_heads)
-        if not encoding.turns_when_attending:
-            k = encoding.key(k, at)
         v = self.split(self.to_value(key if value is None else value), self.kv_heads)
-        if "remember" not in encoding.doors:
-            return Keys(k, v, at)
-        return Keys(k, v, at, encoding.remember(key, at, self.projections()))
+        if not encoding.turns_when_attending:
+            q, k = encoding.turn(q, k, at, keys_at, in_place=True)
+        memo = encoding.remember(key, keys_at, self.projections()) if "remember" in encoding.doors else {}
+        return q, Keys(k, v, keys_at, memo)
 
     def projections(self) -> Projections:
         return Projections(

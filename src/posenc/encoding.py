@@ -181,6 +181,15 @@ class Encoding(nn.Module):
         """Door 2. The keys [B, KV, S, D] turned by their own positions, in their dtype."""
         return k
 
+    def turn(
+        self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions, *, in_place: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Door 2 for queries and keys in one call.
+
+        `in_place` allows to overwrite them: only for a caller who owns both, and reads neither again.
+        """
+        return self.query(q, at), self.key(k, keys_at)
+
     def by_distance(self, delta: Tensor) -> Tensor | None:
         """Door 3. The bias [H, ...] at signed distances delta [...]: query coordinate minus key coordinate.
 
@@ -273,7 +282,7 @@ class Encoding(nn.Module):
                 f"for cross-attention call query(q, at) and key(k, keys_at)"
             )
         at = positions_for(x.shape[2], positions, offset, batch=x.shape[0], device=x.device)
-        return self.query(x, at), self.key(k, at)
+        return self.turn(x, k, at, at)
 
     def bias(
         self,
@@ -486,6 +495,14 @@ class Compose(Encoding):
         for part in self.parts:
             k = part.key(k, at)
         return k
+
+    def turn(
+        self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions, *, in_place: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        for part in self.parts:
+            if part.doors & {"query", "key"}:
+                q, k = part.turn(q, k, at, keys_at, in_place=in_place)
+        return q, k
 
     def by_distance(self, delta: Tensor) -> Tensor | None:
         total: Tensor | None = None

@@ -24,7 +24,8 @@ class Positions:
     The last three fields are facts known without looking at data, so that they hold inside a compiled graph:
     contiguous  every row's order is s, s+1, s+2, ... for one s, with no padding and one document
     unit_step   coords have one axis and equal order wherever there is a token
-    extent      every coordinate c satisfies 0 <= c < extent
+    extent      every coordinate c satisfies 0 <= c < extent; where all rows are contiguous in unit steps, the last
+                coordinate is extent - 1
 
     >>> Positions.count(3).coords[..., 0]
     tensor([[0, 1, 2]])
@@ -139,6 +140,13 @@ class Positions:
     @property
     def axes(self) -> int:
         return self.coords.shape[2]
+
+    @property
+    def start(self) -> int | None:
+        """Where tokens that count up by one begin, shared by every row and known without looking at data; else None."""
+        if not (self.contiguous and self.unit_step and self.extent is not None):
+            return None
+        return self.extent - self.tokens
 
     def axis(self, who: str) -> Tensor:
         """The coordinates [B or 1, T] of one-axis positions; `who` is named in the error when there are more."""

@@ -111,7 +111,7 @@ class AxialRotary(Encoding):
         """The wavelength of each pair of any axis (units of a coordinate, float64), shortest first."""
         return (2 * math.pi / torch.cat([self.spectrum(axis) for axis in range(len(self.widths))])).sort().values
 
-    def turn(self, x: Tensor, at: Positions) -> Tensor:
+    def turned(self, x: Tensor, at: Positions) -> Tensor:
         self.check_head_dim(x, self.head_dim)
         dtype = rotation_dtype(x)
         key = ("axial_rotary", self.widths, self.base, self.frequencies, self.resolution, dtype, x.device)
@@ -130,10 +130,10 @@ class AxialRotary(Encoding):
         return cos_sin(torch.cat(angles, -1), 1.0, dtype, device)
 
     def query(self, q: Tensor, at: Positions) -> Tensor:
-        return self.turn(q, at)
+        return self.turned(q, at)
 
     def key(self, k: Tensor, at: Positions) -> Tensor:
-        return self.turn(k, at)
+        return self.turned(k, at)
 
     def formula_query(self, q, position, head=0) -> list[float]:
         places = (position,) if self.axes == 1 else position

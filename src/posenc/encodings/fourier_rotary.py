@@ -140,7 +140,7 @@ class FourierRotary(Encoding):
         """The wavelength of each wave that is kept and mixed (positions), float64, shortest first."""
         return 2 * math.pi / self.frequencies
 
-    def turn(self, x: Tensor, at: Positions) -> Tensor:
+    def turned(self, x: Tensor, at: Positions) -> Tensor:
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         if self.learned:
             cos, sin = self.table(at, dtype, x.device)
@@ -165,19 +165,19 @@ class FourierRotary(Encoding):
         self.check_head_dim(q, self.head_dim)
         if self.per_head and q.shape[1] != self.heads:
             raise ValueError(f"{self} has mixtures for {self.heads} heads, got {q.shape[1]}; build it for those")
-        return self.turn(q, at)
+        return self.turned(q, at)
 
     def key(self, k: Tensor, at: Positions) -> Tensor:
         self.check_head_dim(k, self.head_dim)
         # A key that several query heads share waits, unturned, for `attend`.
-        return k if self.shared(k) else self.turn(k, at)
+        return k if self.shared(k) else self.turned(k, at)
 
     def attend(
         self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
     ) -> tuple[Tensor, Tensor | None]:
         if self.shared(keys.k):
             k, v = fit_heads(q, keys.k, keys.v)
-            keys = replace(keys, k=self.turn(k, keys.at), v=v)
+            keys = replace(keys, k=self.turned(k, keys.at), v=v)
         return kernel(self, q, at, keys, mask)
 
     def forward(

@@ -72,7 +72,7 @@ class ImageRotary(Encoding):
         """The wavelength of each pair of any axis: its period."""
         return self.periods
 
-    def turn(self, x: Tensor, at: Positions) -> Tensor:
+    def turned(self, x: Tensor, at: Positions) -> Tensor:
         self.check_head_dim(x, self.head_dim)
         dtype = rotation_dtype(x)
         key = ("image_rotary", self.head_dim, self.axes, self.base, dtype, x.device)
@@ -85,10 +85,10 @@ class ImageRotary(Encoding):
         return cos_sin(angle.flatten(-2), 1.0, dtype, device)
 
     def query(self, q: Tensor, at: Positions) -> Tensor:
-        return self.turn(q, at)
+        return self.turned(q, at)
 
     def key(self, k: Tensor, at: Positions) -> Tensor:
-        return self.turn(k, at)
+        return self.turned(k, at)
 
     def formula_query(self, q, position, head=0) -> list[float]:
         places = (position,) if self.axes == 1 else position

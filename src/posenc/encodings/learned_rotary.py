@@ -98,7 +98,7 @@ class LearnedRotary(Encoding):
         """The wavelength of each pair, 2 pi / frequency (positions), float64, shortest first, over all heads."""
         return (2 * math.pi / self.frequencies).flatten().sort().values
 
-    def turn(self, x: Tensor, at: Positions) -> Tensor:
+    def turned(self, x: Tensor, at: Positions) -> Tensor:
         self.check_head_dim(x, self.head_dim)
         if self.per_head and x.shape[1] != self.heads:
             raise ValueError(
@@ -113,10 +113,10 @@ class LearnedRotary(Encoding):
         return rotate_pairs(x, table[0], table[1], self.layout)
 
     def query(self, q: Tensor, at: Positions) -> Tensor:
-        return self.turn(q, at)
+        return self.turned(q, at)
 
     def key(self, k: Tensor, at: Positions) -> Tensor:
-        return self.turn(self.spread(k), at)
+        return self.turned(self.spread(k), at)
 
     def spread(self, x: Tensor) -> Tensor:
         """Keys or values of fewer heads, repeated for the query heads that share them, where these differ."""

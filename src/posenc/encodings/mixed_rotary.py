@@ -100,7 +100,7 @@ class MixedRotary(Encoding):
         with torch.no_grad():
             self.frequencies.copy_(magnitude[:, None] * directions.mT[:, pair // each])
 
-    def turn(self, x: Tensor, at: Positions) -> Tensor:
+    def turned(self, x: Tensor, at: Positions) -> Tensor:
         if x.shape[-1] != self.head_dim:
             raise ValueError(
                 f"heads must have {self.head_dim} channels, got {x.shape[-1]}; build MixedRotary({x.shape[-1]}, ...)"
@@ -120,10 +120,10 @@ class MixedRotary(Encoding):
         return rotate_pairs(x, cos, sin, self.layout)
 
     def query(self, q: Tensor, at: Positions) -> Tensor:
-        return self.turn(q, at)
+        return self.turned(q, at)
 
     def key(self, k: Tensor, at: Positions) -> Tensor:
-        return self.turn(k, at)
+        return self.turned(k, at)
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:
         m, n = ((place,) if self.axes == 1 else place for place in (m, n))

@@ -139,7 +139,7 @@ class MultimodalRotary(Encoding):
         """The wavelength of each pair, 2 pi / frequency (positions), float64, shortest first."""
         return 2 * math.pi / self.spectrum()[0]
 
-    def turn(self, x: Tensor, at: Positions) -> Tensor:
+    def turned(self, x: Tensor, at: Positions) -> Tensor:
         self.check_head_dim(x, self.head_dim)
         dtype = rotation_dtype(x)
         options = (self.width, self.base, self.sections_in_use, self.order, self.schedule)
@@ -160,10 +160,10 @@ class MultimodalRotary(Encoding):
         return cos_sin((coords * frequencies.to(coords.device))[:, None], temperature, dtype, device)
 
     def query(self, q: Tensor, at: Positions) -> Tensor:
-        return self.turn(q, at)
+        return self.turned(q, at)
 
     def key(self, k: Tensor, at: Positions) -> Tensor:
-        return self.turn(k, at)
+        return self.turned(k, at)
 
     def formula_query(self, q, position, head=0) -> list[float]:
         r, sections, out = self.width, self.sections_in_use, list(q)

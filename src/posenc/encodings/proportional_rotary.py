@@ -90,7 +90,7 @@ class ProportionalRotary(Encoding):
         """The wavelength of each pair, 2 pi / frequency (positions), float64; infinite for those that stand still."""
         return 2 * math.pi / self.frequencies
 
-    def turn(self, x: Tensor, at: Positions) -> Tensor:
+    def turned(self, x: Tensor, at: Positions) -> Tensor:
         self.check_head_dim(x, self.head_dim)
         dtype = rotation_dtype(x)
         key = ("proportional rotary", self.head_dim, self.turning, self.base, self.schedule, dtype, x.device)
@@ -103,10 +103,10 @@ class ProportionalRotary(Encoding):
         return cos_sin(coords * frequencies.to(coords.device), temperature, dtype, device)
 
     def query(self, q: Tensor, at: Positions) -> Tensor:
-        return self.turn(q, at)
+        return self.turned(q, at)
 
     def key(self, k: Tensor, at: Positions) -> Tensor:
-        return self.turn(k, at)
+        return self.turned(k, at)
 
     def formula_spectrum(self) -> tuple[list[float], float]:
         """As published, in scalars: the frequency of each pair, and the temperature."""

@@ -114,7 +114,7 @@ class Rotary(Encoding):
         """The wavelength of each pair, 2 pi / frequency (positions), float64, shortest first."""
         return 2 * math.pi / self.frequencies
 
-    def turn(self, x: Tensor, at: Positions) -> Tensor:
+    def turned(self, x: Tensor, at: Positions) -> Tensor:
         self.check_head_dim(x, self.head_dim)
         dtype = rotation_dtype(x)
         key = ("rotary", self.width, self.base, self.schedule, dtype, x.device)
@@ -147,10 +147,10 @@ class Rotary(Encoding):
         return None
 
     def query(self, q: Tensor, at: Positions) -> Tensor:
-        return self.turn(q, at)
+        return self.turned(q, at)
 
     def key(self, k: Tensor, at: Positions) -> Tensor:
-        return self.turn(k, at)
+        return self.turned(k, at)
 
     def formula_spectrum(self, length: float | None = None) -> tuple[list[float], float]:
         """As published, in scalars: the frequency of each pair, and the temperature."""

@@ -81,7 +81,7 @@ class RotaryValues(Encoding):
     def wavelengths(self) -> Tensor:
         return 2 * math.pi / self.frequencies
 
-    def turn(self, x: Tensor, at: Positions, direction: int) -> Tensor:
+    def turned(self, x: Tensor, at: Positions, direction: int) -> Tensor:
         """x [B, heads, T, head_dim] turned by `direction` times its positions."""
         dtype = rotation_dtype(x)
         key = ("rotary_values", self.width, self.base, dtype, x.device)
@@ -101,8 +101,8 @@ class RotaryValues(Encoding):
         if keys.v.shape[-1] != self.head_dim:
             width = keys.v.shape[-1]
             raise ValueError(f"values must have {self.head_dim} channels, got {width}; build RotaryValues({width})")
-        out, weights = kernel(self, q, at, replace(keys, v=self.turn(keys.v, keys.at, +1)), mask)
-        return self.turn(out, at, -1), weights
+        out, weights = kernel(self, q, at, replace(keys, v=self.turned(keys.v, keys.at, +1)), mask)
+        return self.turned(out, at, -1), weights
 
     def formula_value(self, v, m, n, channel) -> float:
         r = self.width

@@ -155,9 +155,9 @@ class SelectiveRotary(Encoding):
         turns = sums_to(exact.transpose(2, 3).flatten(1, 2), at, keys.at)  # [B, heads * pairs, T] and [..., S]
         to_query, to_key = (turn.unflatten(1, (self.heads, -1)).transpose(2, 3) for turn in turns)
         k, v = fit_heads(q, keys.k, keys.v)
-        return kernel(self, self.turn(q, to_query), at, replace(keys, k=self.turn(k, to_key), v=v), mask)
+        return kernel(self, self.turned(q, to_query), at, replace(keys, k=self.turned(k, to_key), v=v), mask)
 
-    def turn(self, x: Tensor, angle: Tensor) -> Tensor:
+    def turned(self, x: Tensor, angle: Tensor) -> Tensor:
         """x [B, heads, T, head_dim] turned by its angles [B, heads, T, pairs]."""
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         cos, sin = cos_sin(angle, 1.0, dtype, x.device)

@@ -101,7 +101,7 @@ class XPos(Encoding):
         room = -math.log2(torch.finfo(dtype).tiny) - 6
         return self.scale_base * room * math.log(2) / -math.log(self.zetas[0])
 
-    def turn(self, x: Tensor, at: Positions, side: int) -> Tensor:
+    def turned(self, x: Tensor, at: Positions, side: int) -> Tensor:
         self.check_head_dim(x, self.head_dim)
         options = self.head_dim, self.base, self.scale_base, self.gamma, self.centre
         table = at.once(("xpos", *options, side, x.dtype, x.device), lambda: self.table(x, at, side))
@@ -134,10 +134,10 @@ class XPos(Encoding):
         return coords
 
     def query(self, q: Tensor, at: Positions) -> Tensor:
-        return self.turn(q, at, +1)
+        return self.turned(q, at, +1)
 
     def key(self, k: Tensor, at: Positions) -> Tensor:
-        return self.turn(k, at, -1)
+        return self.turned(k, at, -1)
 
     def formula_query(self, q, position, head=0):
         return self.formula_turned(q, position, 1)

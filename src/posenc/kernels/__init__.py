@@ -5,48 +5,79 @@ A kernel is a function `(encoding, q, at, keys, mask, *, scale, dropout, weights
 
 import difflib
 from collections.abc import Callable
+from typing import NamedTuple
 
 from torch import Tensor
 
-from posenc.encoding import BoundKernel, Encoding
-from posenc.kernels.reference import logits_on_grid, reference, take_values
-from posenc.kernels.sdpa import sdpa
+from posenc.encoding import BoundKernel, Encoding, Keys
+from posenc.kernels import reference, sdpa
+from posenc.kernels.reference import logits_on_grid, take_values
+from posenc.masks import Mask
+from posenc.positions import Positions
 
-KERNELS: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {"sdpa": sdpa, "reference": reference}
-"""The kernels, fastest first: "auto" takes the first that has no reason against it."""
+
+class Kernel(NamedTuple):
+    """One way of computing attention.
+
+    attend   (encoding, q, at, keys, mask, *, scale, dropout, weights) -> (output, weights or None)
+    why_not  (encoding, *, weights, dropout, q) -> the reason why it cannot serve this request, or None; q is None
+             where nobody knows the queries yet
+    """
+
+    attend: Callable[..., tuple[Tensor, Tensor | None]]
+    why_not: Callable[..., str | None]
 
 
-def why_not(name: str, encoding: Encoding, *, weights: bool = False) -> str | None:
+KERNELS = {
+    "sdpa": Kernel(sdpa.attend, sdpa.why_not),
+    "reference": Kernel(reference.attend, reference.why_not),
+}
+"""The kernels, fastest first."""
+
+AUTO = ("sdpa", "reference")
+"""Those that "auto" chooses from, fastest first: all of them exact."""
+
+
+def why_not(
+    name: str, encoding: Encoding, *, weights: bool = False, dropout: float = 0.0, q: Tensor | None = None
+) -> str | None:
     """The reason why a kernel cannot serve this request, or None.
 
     Raises ValueError for an unknown kernel.
     """
     check_name(name)
-    if name == "sdpa" and weights:
-        return "sdpa returns no attention weights; use kernel='reference' or 'auto'"
-    if name == "sdpa" and encoding.needs_weights:
-        return f"{encoding} reads the attention weights, which sdpa does not return; use kernel='reference' or 'auto'"
-    return None
+    return None if name == "auto" else KERNELS[name].why_not(encoding, weights=weights, dropout=dropout, q=q)
 
 
-def choose(name: str, encoding: Encoding, *, weights: bool = False) -> str:
+def choose(
+    name: str, encoding: Encoding, *, weights: bool = False, dropout: float = 0.0, q: Tensor | None = None
+) -> str:
     """The kernel that serves a request: the named one, or for "auto" the fastest that can.
 
     Raises ValueError with the reason when the named one cannot.
     """
     check_name(name)
     if name == "auto":
-        return next(kernel for kernel in KERNELS if why_not(kernel, encoding, weights=weights) is None)
-    reason = why_not(name, encoding, weights=weights)
+        asked = {"weights": weights, "dropout": dropout, "q": q}
+        return next(kernel for kernel in AUTO if KERNELS[kernel].why_not(encoding, **asked) is None)
+    reason = why_not(name, encoding, weights=weights, dropout=dropout, q=q)
     if reason is not None:
         raise ValueError(f"kernel '{name}' cannot do this: {reason}")
     return name
 
 
 def bind(name: str, encoding: Encoding, *, scale: float, dropout: float = 0.0, weights: bool = False) -> BoundKernel:
-    """The chosen kernel with one layer's scale, dropout and wish for weights."""
-    kernel = KERNELS[choose(name, encoding, weights=weights)]
-    return BoundKernel(kernel, logits_on_grid, take_values, scale=scale, dropout=dropout, weights=weights)
+    """A kernel with one layer's scale, dropout and wish for weights; what serves is chosen when the queries are known.
+
+    Raises ValueError when it is certain already that the named kernel cannot.
+    """
+    choose(name, encoding, weights=weights, dropout=dropout)
+
+    def attend(encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, **asked):
+        chosen = choose(name, encoding, weights=asked["weights"], dropout=asked["dropout"], q=q)
+        return KERNELS[chosen].attend(encoding, q, at, keys, mask, **asked)
+
+    return BoundKernel(attend, logits_on_grid, take_values, scale=scale, dropout=dropout, weights=weights)
 
 
 def check_name(name: str) -> None:
@@ -57,4 +88,4 @@ def check_name(name: str) -> None:
         raise ValueError(f"no kernel named '{name}'; there are: auto, {', '.join(sorted(KERNELS))}{hint}")
 
 
-__all__ = ["KERNELS", "BoundKernel", "bind", "check_name", "choose", "why_not"]
+__all__ = ["AUTO", "KERNELS", "BoundKernel", "Kernel", "bind", "check_name", "choose", "why_not"]

@@ -12,7 +12,16 @@ from posenc.masks import Mask
 from posenc.positions import Positions
 
 
-def sdpa(
+def why_not(encoding: Encoding, *, weights: bool, dropout: float, q: Tensor | None) -> str | None:
+    """Why PyTorch's fused attention cannot serve, or None."""
+    if weights:
+        return "sdpa returns no attention weights; use kernel='reference' or 'auto'"
+    if encoding.needs_weights:
+        return f"{encoding} reads the attention weights, which sdpa does not return; use kernel='reference' or 'auto'"
+    return None
+
+
+def attend(
     encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, *, scale: float, dropout: float, weights: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Attention with the bias as SDPA's mask, a boolean mask where there is no bias, and none where none is needed."""

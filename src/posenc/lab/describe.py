@@ -67,7 +67,7 @@ def others() -> dict[str, list[dict[str, str]]]:
         "schedules": schedules.SCHEDULES,
         "coordinate_maps": coordinate_maps.COORDINATE_MAPS,
         "tasks": {name: tasks.find(name) for name in tasks.names()},
-        "kernels": {name: inspect.getmodule(kernel) for name, kernel in kernels.KERNELS.items()},
+        "kernels": {name: inspect.getmodule(kernel.attend) for name, kernel in kernels.KERNELS.items()},
     }
     return {
         kind: [{"name": name, "idea": idea(thing)} for name, thing in found.items()] for kind, found in kinds.items()

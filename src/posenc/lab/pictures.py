@@ -286,7 +286,7 @@ def bias_of_random_tokens(sight: Sight, at: Positions, seed: int) -> Tensor:
     """The bias [H, S] of the last token (on a grid: the middle one) on every key, for random tokens."""
     encoding, (layer, x) = sight.encoding, untrained(sight.shape, at.tokens, seed)
     here = slice(at.tokens // 2, at.tokens // 2 + 1) if sight.gridded else slice(at.tokens - 1, at.tokens)
-    keys = layer.keys(x, None, at, encoding)
+    _, keys = layer.queries_and_keys(x, x, None, at, at, encoding)
     own = {name: fact[:, :, here] for name, fact in keys.memo.items()}
     keys = replace(keys, own=own, k=encoding.key(keys.k, at) if encoding.turns_when_attending else keys.k)
     q = encoding.query(layer.split(layer.to_query(x[:, here]), layer.heads), at.rows(here))
