@@ -39,6 +39,8 @@ DEFAULT_EXTRAS = "lab,test,dev,peers"
 ALONE_FOR = {"peers": "timm==1.0.31"}
 EXTRA_FOR = {"test": "test", "check": "dev"}  # every other verb is the command line's, which needs the lab
 MOST_WORKERS = 4
+# Installing compiles the C code, so a change of it is a reason to install again.
+MADE_FROM = ("pyproject.toml", "constraints.txt", "hatch_build.py", "src/posenc/kernels/rotate_pairs.c")
 STAMP = "posenc-stamp"
 UNFINISHED = "unfinished\n"
 
@@ -225,7 +227,7 @@ def is_worth_keeping(choices: Choices) -> bool:
 
 def stamp_text(choices: Choices, root: Path = ROOT) -> str:
     """Everything the environment was made from, as two lines: the first can only be changed by making it anew."""
-    files = [(root / name).read_bytes() for name in ("pyproject.toml", "constraints.txt")]
+    files = [(root / name).read_bytes() for name in MADE_FROM]
     texts = [text.encode() for text in (str(root), choices.extras, choices.torch)]
     return f"{made_where(choices)}\n{hashlib.sha256(repr(files + texts).encode()).hexdigest()}\n"
 

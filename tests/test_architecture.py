@@ -21,12 +21,13 @@ ROOMS = [
     {"masks", "coordinate_maps"},
     {"encoding"},
     {"kernels"},
-    {"cache", "schedules", "distance_maps"},
+    {"cache", "schedules", "distance_maps", "rotations"},
     {"encodings"},
     {"catalogue"},
     {"attention"},
     {"model", "presets"},
     {"testing", "checkpoints", "lab"},
+    {"bench"},
     {"terminal"},
     {"cli", "web"},
 ]
@@ -176,20 +177,21 @@ def test_importing_is_light_and_loads_no_encoding(loaded: list[set[str]]) -> Non
     assert "posenc.model" in loaded[0]
     assert not {module.split(".")[0] for module in loaded[0]} & HEAVY
     assert not encodings_in(loaded[0])
-    assert not {
-        module for module in loaded[0] if re.match(r"posenc\.(lab|cli|web|terminal|testing|checkpoints)\b", module)
-    }
+    late = re.compile(r"posenc\.(lab|bench|cli|web|terminal|testing|checkpoints)\b")
+    assert not {module for module in loaded[0] if late.match(module)}
 
 
 def test_an_encoding_loads_itself_and_no_other(loaded: list[set[str]]) -> None:
     assert encodings_in(loaded[1]) == {"rotary"}
 
 
-@pytest.mark.parametrize(
-    "module", [m for m in FILES if room_of(m) not in ("lab", "web", "checkpoints", "cli", "terminal", *ABOVE_ALL)]
-)
+FOR_PEOPLE = ("lab", "bench", "web", "checkpoints", "cli", "terminal")
+
+
+@pytest.mark.parametrize("module", [m for m in FILES if room_of(m) not in (*FOR_PEOPLE, *ABOVE_ALL)])
 def test_the_library_needs_torch_and_nothing_else(module: str) -> None:
     outside = {name.split(".")[0] for name in imports_of(FILES[module])} - {"posenc", "torch"}
-    # The contract suite is for those who test.
+    # The contract suite is for those who test; a GPU's compiler comes with PyTorch where there is a GPU.
     allowed = {"pytest", "hypothesis", "mpmath"} if room_of(module) == "testing" else set()
+    allowed |= {"triton"} if module == "kernels/rotate_pairs_triton" else set()
     assert outside <= set(sys.stdlib_module_names) | allowed

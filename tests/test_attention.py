@@ -169,7 +169,7 @@ def bias_of(encoding, q: Tensor, at: Positions) -> Tensor:
     return bias
 
 
-@pytest.mark.parametrize("kernel", ["reference", "sdpa"])
+@pytest.mark.parametrize("kernel", ["reference", "sdpa", "blocked"])
 @pytest.mark.parametrize("kv_heads", [6, 2])
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("encoding", ENCODINGS)
@@ -187,7 +187,7 @@ def test_every_kernel_is_right_under_every_mask(kernel: str, kv_heads: int, plac
         assert none is None
 
 
-@pytest.mark.parametrize("kernel", ["reference", "sdpa"])
+@pytest.mark.parametrize("kernel", ["reference", "sdpa", "blocked"])
 @pytest.mark.parametrize("encoding", [NoPE(), ALiBi(2)], ids=str)
 @pytest.mark.parametrize("given", [None, "boolean", "additive"])
 def test_rows_without_keys_are_zero_in_values_and_gradients_in_every_kernel(
@@ -211,10 +211,11 @@ def test_rows_without_keys_are_zero_in_values_and_gradients_in_every_kernel(
 
 
 def test_auto_takes_the_fused_kernel_unless_weights_are_wanted() -> None:
-    assert kernels.choose("auto", NoPE()) == "sdpa"
+    assert kernels.choose("auto", NoPE()) == "blocked"
+    assert kernels.choose("auto", NoPE(), dropout=0.1) == "sdpa"
     assert kernels.choose("auto", NoPE(), weights=True) == "reference"
     assert kernels.choose("auto", Shaw(4)) == "reference"
-    assert kernels.choose("auto", Shaw(4, values=False)) == "sdpa"
+    assert kernels.choose("auto", Shaw(4, values=False)) == "blocked"
 
 
 def test_a_named_kernel_is_taken_or_refused_and_never_replaced() -> None:
@@ -241,10 +242,11 @@ def test_why_not_gives_a_reason_or_nothing() -> None:
 )
 def test_an_unknown_kernel_lists_the_known_ones(ask) -> None:
     with pytest.raises(
-        ValueError, match="no kernel named 'spda'; there are: auto, reference, sdpa; did you mean 'sdpa'"
+        ValueError,
+        match="no kernel named 'spda'; there are: auto, blocked, flex, key_row, reference, sdpa; did you mean 'sdpa'",
     ):
         ask("spda")
-    with pytest.raises(ValueError, match=r"there are: auto, reference, sdpa$"):
+    with pytest.raises(ValueError, match=r"there are: auto, blocked, flex, key_row, reference, sdpa$"):
         ask("zzz")
 
 
@@ -271,7 +273,7 @@ def projected(
     return F.linear(joined, attention.to_output.weight, attention.to_output.bias), weights
 
 
-@pytest.mark.parametrize("kernel", ["auto", "sdpa", "reference"])
+@pytest.mark.parametrize("kernel", ["auto", "blocked", "sdpa", "reference"])
 @pytest.mark.parametrize(
     "options", [{}, {"kv_heads": 2}, {"kv_heads": 1, "bias": False}, {"head_dim": 5, "scale": 1.0}], ids=str
 )

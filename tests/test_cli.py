@@ -27,9 +27,10 @@ SURFACE = {
     "list": "json",
     "show": "tokens dim heads words shift out json",
     "order": "json",
-    "train": "task seed train-length steps batch rate layers dim heads text out threads json",
+    "train": "task seed train-length steps batch rate matrix-rate layers dim heads text out threads json",
     "generate": "prompt tokens temperature top-k seed",
     "check": "promise json",
+    "bench": "shapes threads peers out json",
 }
 """Every verb and its options. A change here is a change for everybody who has written a command down."""
 
@@ -159,7 +160,7 @@ def test_a_wrong_verb_is_answered_with_the_near_one(posenc) -> None:
     answer = posenc("comprae")
     assert answer.code == 2
     assert answer.line == (
-        "posenc: no verb 'comprae'; there are: compare, report, list, show, order, train, generate, check; "
+        "posenc: no verb 'comprae'; there are: compare, report, list, show, order, train, generate, check, bench; "
         "did you mean 'compare'?"
     )
 

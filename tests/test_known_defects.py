@@ -270,6 +270,8 @@ def test_a_learned_bias_gets_the_same_gradients_through_every_kernel_and_every_t
     expected = slopes("reference")
     assert all(slope.isfinite().all() for slope in expected) and any(bool((slope != 0).any()) for slope in expected)
     for kernel in kernels.KERNELS:
+        if kernels.why_not(kernel, encoding, q=q) is not None:
+            continue
         for got, again, right in zip(slopes(kernel), slopes(kernel), expected, strict=True):
             torch.testing.assert_close(got, right, rtol=1e-4, atol=1e-5)
             assert torch.equal(got, again)

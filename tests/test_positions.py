@@ -1,12 +1,15 @@
 """Positions: where, when and whose each token is."""
 
 import copy
+import pickle
+import threading
 
 import pytest
 import torch
 
 from posenc import Positions
-from posenc.positions import distance, positions_for
+from posenc import positions as module
+from posenc.positions import KeptTables, distance, positions_for
 
 
 def test_count_starts_where_it_is_told() -> None:
@@ -244,3 +247,131 @@ def test_positions_of_other_tokens_are_refused() -> None:
 def test_a_distance_is_positive_for_keys_in_the_past() -> None:
     signed = distance(Positions.of(torch.tensor([5, 2])), Positions.of(torch.tensor([[0, 3, 9], [1, 1, 1]])), "a test")
     assert signed.tolist() == [[[5, 2, -4], [2, -1, -7]], [[4, 4, 4], [1, 1, 1]]]
+
+
+def test_counted_positions_make_their_tensors_when_they_are_read() -> None:
+    at, expected = positions_for(3, None, offset=5), Positions.count(3, 5)
+    assert not {"coords", "order"} & set(vars(at))
+    assert (at.tokens, at.start, at.axes, at.extent) == (3, 5, 1, 8)
+    for other in (at, copy.deepcopy(at), pickle.loads(pickle.dumps(at)), at.to("cpu"), at.with_length(9)):
+        assert torch.equal(other.coords, expected.coords) and torch.equal(other.order, expected.order)
+        assert (other.tokens, other.start) == (3, 5)
+    assert at.rows(slice(1, 3)).coords.flatten().tolist() == [6, 7]
+    assert at.next().coords.flatten().tolist() == [8]
+    with pytest.raises(AttributeError, match="nothing_like_it"):
+        _ = at.nothing_like_it
+    with pytest.raises(ValueError, match="at least one token, got 0"):
+        positions_for(0, None)
+    with pytest.raises(ValueError, match="0 or later, got start=-2"):
+        positions_for(1, None, offset=-2)
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> KeptTables:
+    tables = KeptTables(64 << 20)
+    monkeypatch.setattr(module, "KEPT", tables)
+    return tables
+
+
+def table_of(at: Positions) -> torch.Tensor:
+    """Rows [2, T, 3] that tell their position."""
+    coords = at.coords[0, :, 0].double()
+    return torch.stack((coords, -coords))[..., None].expand(2, -1, 3).contiguous()
+
+
+@pytest.mark.parametrize(
+    ("start", "tokens"), [(0, 1), (4000, 1), (1023, 2), (1_000_000, 7), (0, 1024), (0, 1025), (2048, 2048), (5, 3000)]
+)
+def test_kept_rows_are_those_that_would_be_made(kept: KeptTables, start: int, tokens: int) -> None:
+    at = Positions.count(tokens, start)
+    for _ in range(2):
+        assert torch.equal(Positions.count(tokens, start).rows_of("a", table_of), table_of(at))
+    # Another key is another table.
+    assert torch.equal(at.rows_of("b", lambda at: 2 * table_of(at)), 2 * table_of(at))
+
+
+def test_decoding_makes_one_window_for_a_thousand_tokens(kept: KeptTables) -> None:
+    made: list[int] = []
+
+    def make(at: Positions) -> torch.Tensor:
+        made.append(at.tokens)
+        return table_of(at)
+
+    for position in range(999_000, 1_001_000):
+        row = positions_for(1, None, offset=position).rows_of("a", make)
+        assert row.shape == (2, 1, 3) and row[0, 0, 0] == position
+    assert made == [1024] * 3
+
+
+def test_kept_tables_take_bounded_memory(kept: KeptTables) -> None:
+    window = 2 * 1024 * 3 * 8
+    kept.limit = 4 * window
+    for turn in range(20):
+        Positions.count(1, 1024 * turn).rows_of("a", table_of)
+        Positions.count(1).rows_of("a", table_of)
+        assert kept.held == sum(table.nbytes for table in kept.windows.values()) <= kept.limit
+    # What is asked for again and again stays.
+    assert ("a", 1024, 0) in kept.windows and len(kept.windows) == 4
+    # What takes more than half of it is not kept.
+    at = Positions.count(3000)
+    assert torch.equal(at.rows_of("a", table_of), table_of(at)) and ("a", 4096, 0) not in kept.windows
+    kept.clear()
+    assert not kept.windows and not kept.last and kept.held == 0
+
+
+def test_no_rows_of_a_window_outlive_it(kept: KeptTables) -> None:
+    kept.limit = 2 * 2 * 1024 * 3 * 8
+    for turn in range(5):
+        Positions.count(1, 1024 * turn).rows_of("a", table_of)
+        Positions.count(1, 1024 * turn).rows_of("b", table_of)
+    held = {table.untyped_storage().data_ptr() for table in kept.windows.values()}
+    assert {rows.untyped_storage().data_ptr() for _, _, rows in kept.last.values()} <= held
+
+
+def test_a_kept_table_may_be_saved_for_a_gradient_whoever_asked_first(kept: KeptTables) -> None:
+    with torch.inference_mode():
+        Positions.count(1).rows_of("a", table_of)
+    x = torch.ones(2, 1, 3, dtype=torch.float64, requires_grad=True)
+    (x * Positions.count(1).rows_of("a", table_of)).sum().backward()
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        Positions.of(torch.tensor([3, 4])),
+        Positions.padded(torch.tensor([[0, 1]])),
+        Positions.packed([1, 1]),
+        Positions.count(2).with_coords(torch.tensor([[0.5, 1.5]])),
+    ],
+    ids=["ids", "padded", "packed", "moved"],
+)
+def test_where_the_start_is_not_known_nothing_is_kept(kept: KeptTables, at: Positions) -> None:
+    assert torch.equal(at.rows_of("a", table_of), table_of(at)) and not kept.windows
+    assert at.rows_of("a", table_of) is at.rows_of("a", table_of)
+
+
+def test_tables_that_are_no_numbers_are_not_kept(kept: KeptTables) -> None:
+    at = Positions.count(2)
+    assert at.rows_of("meta", lambda at: table_of(at).to("meta")).is_meta
+    assert torch.equal(Positions.count(2).rows_of("elsewhere", table_of, keep=False), table_of(at))
+    somebodys = type("Somebodys", (torch.Tensor,), {})
+    assert isinstance(at.rows_of("wrapped", lambda at: table_of(at).as_subclass(somebodys)), somebodys)
+    assert not kept.windows
+
+
+def test_threads_share_kept_tables(kept: KeptTables) -> None:
+    kept.limit = 3 * 2 * 1024 * 3 * 8
+    wrong: list[int] = []
+
+    def decode(first: int) -> None:
+        for position in range(first, first + 4000, 7):
+            row = Positions.count(1, position).rows_of("a", table_of)
+            if row[0, 0, 0] != position:
+                wrong.append(position)
+
+    threads = [threading.Thread(target=decode, args=(first,)) for first in (0, 500, 2000)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and kept.held == sum(table.nbytes for table in kept.windows.values())

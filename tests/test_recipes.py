@@ -92,6 +92,8 @@ def test_all_stands_for_every_encoding_that_reads_a_sequence() -> None:
         ),
         ({"rate": 0.0}, r"rate must be above 0, got 0\.0"),
         ({"rate": float("nan")}, "rate must be above 0, got nan"),
+        ({"matrix_rate": -0.01}, r"matrix_rate must be 0 or more, got -0\.01"),
+        ({"matrix_rate": float("nan")}, "matrix_rate must be 0 or more, got nan"),
     ],
 )
 def test_a_bad_value_is_refused_with_what_was_expected_and_what_came(changes: dict, words: str) -> None:

@@ -25,7 +25,10 @@ run = load()
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A folder with the two files that an environment is made from."""
+    """A folder with the files that an environment is made from."""
+    for name in run.MADE_FROM:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "posenc"\n')
     (tmp_path / "constraints.txt").write_text("# tested with\ntorch==2.13.0\nnumpy<3\n")
     return tmp_path
@@ -152,13 +155,13 @@ def test_every_check_runs_and_the_failed_ones_are_named(
 def test_the_stamp_changes_with_everything_the_environment_is_made_from(project: Path) -> None:
     choices = run.read_choices({}, project)
     stamps = [run.stamp_text(choices, project)]
-    for name in ("pyproject.toml", "constraints.txt"):
+    for name in run.MADE_FROM:
         with open(project / name, "a") as file:
             file.write("# changed\n")
         stamps.append(run.stamp_text(choices, project))
     for change in ({"extras": "lab"}, {"torch": "torch==2.15.0"}, {"folder": project / "moved"}):
         stamps.append(run.stamp_text(choices._replace(**change), project))
-    assert len(set(stamps)) == 6
+    assert len(set(stamps)) == len(stamps) == 8
 
 
 def test_the_stamp_stays_when_nothing_changed(project: Path) -> None:

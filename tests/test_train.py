@@ -12,6 +12,7 @@ import posenc
 from posenc.lab import tasks
 from posenc.lab import train as training
 from posenc.lab.compare import train_one
+from posenc.lab.muon import Muon
 from posenc.lab.recipes import ENCODINGS, Experiment, recipe
 from posenc.lab.train import Run, draw_length, load, rate_at, save, start, train
 
@@ -93,8 +94,11 @@ def test_every_encoding_starts_from_the_same_weights_around_it(spec: str) -> Non
 
 @pytest.mark.parametrize("stop_at", [1, 2, 3, 6, 7])
 @pytest.mark.parametrize("spec", ["learned", ("rotary", "shaw")])
-def test_a_run_resumed_at_any_step_ends_in_the_same_weights_bit_for_bit(spec, stop_at: int, tmp_path: Path) -> None:
-    experiment = tiny(spec, curriculum=0.5, layers=2)
+@pytest.mark.parametrize("matrix_rate", [0.0, 0.02])
+def test_a_run_resumed_at_any_step_ends_in_the_same_weights_bit_for_bit(
+    spec, matrix_rate: float, stop_at: int, tmp_path: Path
+) -> None:
+    experiment = tiny(spec, curriculum=0.5, layers=2, matrix_rate=matrix_rate)
     whole = train(start(experiment))
     save(train(start(experiment), until=stop_at), tmp_path)
     resumed = load(tmp_path)
@@ -103,6 +107,51 @@ def test_a_run_resumed_at_any_step_ends_in_the_same_weights_bit_for_bit(spec, st
     assert torch.equal(resumed.generator.get_state(), whole.generator.get_state())
     if stop_at % 2 == 0:
         assert points(resumed) == points(whole)
+
+
+def test_muon_has_the_matrices_of_the_blocks_and_adamw_everything_else() -> None:
+    run = start(tiny("learned + shaw", layers=2, matrix_rate=0.02))
+    names = {id(weight): name for name, weight in run.model.named_parameters()}
+    adamw, muon = (
+        {names[id(p)] for group in optimizer.param_groups for p in group["params"]} for optimizer in run.optimizers
+    )
+    assert type(run.optimizers[0]) is torch.optim.AdamW and type(run.optimizers[1]) is Muon
+    linear = ("to_query", "to_key", "to_value", "to_output")
+    inner = {f"attention.{name}.weight" for name in linear} | {"feed_forward.0.weight", "feed_forward.2.weight"}
+    assert muon == {f"stack.blocks.{layer}.{name}" for layer in (0, 1) for name in inner}
+    assert adamw == set(names.values()) - muon
+    assert {"embedding.token.weight", "output.weight"} < adamw and any("encodings" in name for name in adamw)
+
+
+def test_a_step_moves_what_adamw_has_and_what_muon_has() -> None:
+    run, before = start(tiny("learned", matrix_rate=0.02)), start(tiny("learned")).model.state_dict()
+    train(run, until=1)
+    still = {name for name, weight in run.model.state_dict().items() if torch.equal(weight, before[name])}
+    # A key's bias adds the same to all logits of a query, which the softmax ignores.
+    assert still <= {"stack.blocks.0.attention.to_key.bias"}
+
+
+def test_without_a_rate_of_their_own_the_matrices_belong_to_adamw() -> None:
+    run = start(tiny(matrix_rate=0.0))
+    (adamw,) = run.optimizers
+    assert len(adamw.param_groups[0]["params"]) == len(list(run.model.parameters()))
+
+
+def test_both_rates_follow_the_same_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = start(tiny(rate=4e-3, matrix_rate=0.02))
+    monkeypatch.setattr(training, "rate_at", lambda run: 0.25)
+    train(run, until=1)
+    assert [group["lr"] for optimizer in run.optimizers for group in optimizer.param_groups] == [1e-3, 5e-3]
+
+
+def test_a_checkpoint_from_before_matrices_had_a_rate_goes_on_as_it_was(tmp_path: Path) -> None:
+    experiment = tiny(matrix_rate=0.0)
+    save(train(start(experiment), until=4), tmp_path)
+    facts = json.loads((tmp_path / "run.json").read_text())
+    del facts["experiment"]["matrix_rate"]
+    (tmp_path / "run.json").write_text(json.dumps(facts))
+    assert load(tmp_path).experiment == experiment
+    assert same_weights(train(load(tmp_path)), train(start(experiment)))
 
 
 def test_a_resumed_text_run_is_the_same_run(tmp_path: Path, book: str) -> None:

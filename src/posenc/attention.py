@@ -9,6 +9,8 @@ from posenc import kernels
 from posenc.cache import LayerCache
 from posenc.catalogue import Spec, build
 from posenc.encoding import Encoding, Keys, Projections, Shape
+from posenc.kernels.chosen_weights import Chosen, Shares, chosen_weights
+from posenc.kernels.in_rows import attend_in_rows
 from posenc.masks import Mask, mask_for
 from posenc.positions import Positions, PositionsLike, positions_for
 
@@ -21,7 +23,7 @@ class Attention(nn.Module):
     kv_heads   number of key and value heads, a divisor of `heads` (default: as many; 1 is multi-query attention)
     head_dim   width of one head (channels; default dim / heads)
     encoding   a spec, an Encoding, or None when the caller passes one to every call (as the models do)
-    kernel     "auto", "sdpa" or "reference"; a named kernel is never replaced in silence
+    kernel     "auto", or a name in `posenc.kernels.KERNELS`; a named kernel is never replaced in silence
     scale      factor of the logits (unitless; default head_dim^-1/2; T5 has 1)
     dropout    share of the weights dropped in training
     bias       whether the four projections have biases
@@ -84,9 +86,9 @@ class Attention(nn.Module):
         key_positions: PositionsLike = None,
         mask: Mask | Tensor | None = None,
         cache: LayerCache | None = None,
-        weights: bool = False,
+        weights: bool | Chosen = False,
         encoding: Encoding | None = None,
-    ) -> Tensor | tuple[Tensor, Tensor]:
+    ) -> Tensor | tuple[Tensor, Tensor | Shares]:
         """Attend from `query` [B, T, dim] to `key` and `value` [B, S, dim].
 
         key            default: `query` (self-attention)
@@ -97,7 +99,8 @@ class Attention(nn.Module):
         mask           a Mask, a boolean tensor (true = may see), a floating tensor (added to the logits), or nothing
                        (see all)
         cache          a layer cache: the new keys are put into it, and all its keys are attended to
-        weights        whether to return the attention weights [B, heads, T, S] too, as they were applied
+        weights        whether to return the attention weights [B, heads, T, S] too, as they were applied; or which of
+                       them (Chosen), or how far away they lie (Histogram), beside an output of any kernel
         encoding       the encoding of this call, where the layer has none of its own
         """
         self.check(query, key, value)
@@ -126,9 +129,16 @@ class Attention(nn.Module):
             q = encoding.query(q, at)
             keys = replace(keys, k=encoding.key(keys.k, replace(keys.at, length=at.length, _tables={})))
         kernel = kernels.bind(
-            self.kernel, encoding, scale=self.scale, dropout=self.dropout if self.training else 0.0, weights=weights
+            self.kernel,
+            encoding,
+            scale=self.scale,
+            dropout=self.dropout if self.training else 0.0,
+            weights=bool(weights) and not isinstance(weights, Chosen),
         )
-        out, applied = encoding.attend(q, at, keys, mask_for(mask), kernel)
+        mask = mask_for(mask)
+        out, applied = attend_in_rows(encoding, q, at, keys, mask, kernel)
+        if isinstance(weights, Chosen):
+            applied = chosen_weights(weights, encoding, q, at, keys, mask, scale=self.scale)
         out = self.to_output(out.transpose(1, 2).flatten(2))
         if not weights:
             return out
@@ -143,9 +153,13 @@ class Attention(nn.Module):
         k = self.split(self.to_key(key), self.kv_heads)
         v = self.split(self.to_value(key if value is None else value), self.kv_heads)
         if not encoding.turns_when_attending:
-            q, k = encoding.turn(q, k, at, keys_at, in_place=True)
+            q, k = encoding.turn(q, k, at, keys_at, in_place=self.owns_its_projections())
         memo = encoding.remember(key, keys_at, self.projections()) if "remember" in encoding.doors else {}
         return q, Keys(k, v, keys_at, memo)
+
+    def owns_its_projections(self) -> bool:
+        """Whether nobody else holds what they return: no hook has seen it, and it is no view of their input."""
+        return all(type(linear) is nn.Linear and not linear._forward_hooks for linear in (self.to_query, self.to_key))
 
     def projections(self) -> Projections:
         return Projections(

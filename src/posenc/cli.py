@@ -248,6 +248,8 @@ class Train:
     """Sequences a step."""
     rate: Number = None
     """The highest learning rate."""
+    matrix_rate: Number = None
+    """The highest rate of Muon on the matrices of the blocks, such as 0.02; without it AdamW has them too."""
     layers: Whole = None
     """Layers of the decoder."""
     dim: Whole = None
@@ -267,7 +269,7 @@ class Train:
         from posenc import terminal
         from posenc.lab.compare import train_one
 
-        names = ("train_length", "steps", "batch", "rate", "layers", "dim", "heads", "text")
+        names = ("train_length", "steps", "batch", "rate", "matrix_rate", "layers", "dim", "heads", "text")
         changes = {name: value for name in names if (value := getattr(self, name)) is not None}
         run = train_one(self.spec, self.task, self.seed, self.out, self.threads, terminal.note, **changes)
         if self.json:
@@ -341,6 +343,49 @@ class Check:
         return 0 if all(verdict.good for verdict in verdicts) else 1
 
 
+@dataclass
+class Bench:
+    """Measure what encodings cost: beside the limit of this machine, other libraries, and the goals of the project.
+
+    Example: posenc bench rotation attention --shapes quick --out runs/bench
+
+    Results are checked against float64 before they are timed; the exit code is 1 where one of ours is wrong.
+    """
+
+    what: Positional[tuple[str, ...]] = ()
+    """rotation, attention, adding, decoding, startup, memory, weights. Default: all."""
+    shapes: str = "quick"
+    """quick: the decisive shapes, in minutes. full: all of them."""
+    threads: tuple[int, ...] = (1,)
+    """Numbers of threads to time with: 1 is timed by the CPU, more by the wall."""
+    peers: bool = True
+    """Whether other libraries are measured too, where they are installed."""
+    out: Path = Path("runs/bench")
+    """The folder for results (JSON), tables (Markdown) and the plot of cost against length."""
+    json: bool = False
+    """Print the results as JSON instead of words and tables."""
+
+    def run(self) -> int:
+        from posenc import terminal
+        from posenc.bench import report
+        from posenc.bench.run import bench
+
+        terminal.note("measuring; what else runs on this machine makes the spread wider")
+        show = None if self.json else terminal.measured
+        given = {"shapes": self.shapes, "threads": self.threads, "with_peers": self.peers}
+        result = bench(self.what, **given, show=show, doing=terminal.note)
+        paths = report.save(result, self.out)
+        if self.json:
+            print(json.dumps(result))
+        else:
+            terminal.table(*report.goals(result["rows"]), "Goals")
+            terminal.say()
+            terminal.say("\n".join(["What we lose at:", *report.losses(result["rows"])]))
+            for path in paths:
+                terminal.say(f"Written: {path}")
+        return 0
+
+
 Verb = (
     Annotated[Compare, subcommand("compare")]
     | Annotated[Report, subcommand("report")]
@@ -350,10 +395,11 @@ Verb = (
     | Annotated[Train, subcommand("train")]
     | Annotated[Generate, subcommand("generate")]
     | Annotated[Check, subcommand("check")]
+    | Annotated[Bench, subcommand("bench")]
 )
 
 
-VERBS = ("compare", "report", "list", "show", "order", "train", "generate", "check")
+VERBS = ("compare", "report", "list", "show", "order", "train", "generate", "check", "bench")
 
 
 def print_answer(records: list[dict[str, Any]]) -> None:

@@ -59,6 +59,10 @@ class DistanceMap(Encoding):
     def wavelengths(self) -> Tensor | None:
         return self.encoding.wavelengths
 
+    @property
+    def reads_pairs(self) -> bool:
+        return "attend" in self.doors
+
     def branches(self) -> list[Branch]:
         """Where the distance is not the true one, and what it is there."""
         raise NotImplementedError
@@ -72,7 +76,7 @@ class DistanceMap(Encoding):
     ) -> tuple[Tensor, Tensor | None]:
         if "attend" not in self.doors:
             return kernel(self, q, at, keys, mask)
-        m, n = at.axis(str(self)), keys.at.axis(str(self))
+        m, n = at.axis(self), keys.at.axis(self)
 
         def turned(queries_at: Positions, keys_at: Positions) -> tuple[Tensor, Tensor]:
             return self.encoding.query(q, queries_at), self.encoding.key(keys.k, keys_at)
@@ -91,7 +95,7 @@ class DistanceMap(Encoding):
         if "score_mod" not in self.doors:
             return None
         branches = self.branches()
-        m, n = at.axis(str(self)), keys.at.axis(str(self))
+        m, n = at.axis(self), keys.at.axis(self)
         # Positions that a batch shares need one evaluation, not one for each row.
         shared = m.shape[0] == n.shape[0] == 1
         m, n = m.expand(q.shape[0], -1), n.expand(q.shape[0], -1)

@@ -19,6 +19,7 @@ from posenc.positions import Positions, PositionsLike, distance, positions_for
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 DOORS = ("embed", "query", "key", "by_distance", "score_mod", "attend", "remember")
+TURNING = ("query", "key")
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,19 @@ class Keys:
     own: Mapping[str, Tensor] = field(default_factory=dict)
 
 
+class Products(NamedTuple):
+    """A bias as dot products: bias(i, j) = asked_i . vectors[m_i - n_j] + of_keys_j, in float32 at least.
+
+    asked    [B, H, T, C]        what each query is multiplied with
+    vectors  [1 or H, R, C]      the vector of each distance that was asked for
+    of_keys  [B, H, S]           what is added for each key, wherever the query is; None where that is nothing
+    """
+
+    asked: Tensor
+    vectors: Tensor
+    of_keys: Tensor | None = None
+
+
 class Token(NamedTuple):
     """One query or key of one head, in scalars, as the published formulas see it.
 
@@ -115,8 +129,18 @@ class Encoding(nn.Module):
     reads_keys: bool = False
     """Whether `score_mod` reads the keys themselves, and not only where they are."""
 
+    fuses: bool = True
+    """Whether `score_mod` is made of sums and entries of tables alone, which is what a fused GPU kernel can take in."""
+
+    reads_between: bool = False
+    """Whether `score_mod` reads, for a query and a key, the keys between the two as well, and so must be given them."""
+
     turns_when_attending: bool = False
     """Whether keys are cached unturned, and turned with the query's declared horizon when they are attended to."""
+
+    same_beyond: int | None = None
+    """The distance (whole positions) from which on, either way, `products` gives the same vector; None where it never
+    does."""
 
     wraps: ClassVar[tuple[str, ...]] = ()
     """For an encoding around another (its first argument, `encoding`): specs of such, the usual one first."""
@@ -163,6 +187,11 @@ class Encoding(nn.Module):
         return False
 
     @property
+    def reads_pairs(self) -> bool:
+        """Whether `attend` computes something for every pair of tokens: then few queries at a time take less memory."""
+        return self.needs_weights
+
+    @property
     def has_own_logits(self) -> bool:
         """Whether queries meet keys otherwise than by scale * q . k, before any bias."""
         cls = type(self)
@@ -172,6 +201,10 @@ class Encoding(nn.Module):
     def embed(self, x: Tensor, at: Positions) -> Tensor:
         """Door 1. x [B, T, dim] with the position of each token added, in x's dtype."""
         return x
+
+    def embed_in_place(self, x: Tensor, at: Positions) -> Tensor:
+        """Door 1 for a caller who owns x and does not read it again: x may be overwritten."""
+        return self.embed(x, at)
 
     def query(self, q: Tensor, at: Positions) -> Tensor:
         """Door 2. The queries [B, H, T, D] turned by their own positions, in their dtype."""
@@ -205,7 +238,7 @@ class Encoding(nn.Module):
         """
         if "by_distance" not in self.doors:
             return None
-        m, n = at.coordinates(self.axes, str(self)), keys.at.coordinates(self.axes, str(self))
+        m, n = at.coordinates(self.axes, self), keys.at.coordinates(self.axes, self)
         # Positions that a batch shares need one evaluation, not one for each row.
         shared = m.shape[0] == n.shape[0] == 1
         m, n = (coords.expand(q.shape[0], *coords.shape[1:]) for coords in (m, n))
@@ -217,6 +250,38 @@ class Encoding(nn.Module):
             return score + of_heads(values, h).to(score.dtype)
 
         return score_mod
+
+    def prepare(self, q: Tensor, at: Positions, keys: Keys) -> Keys:
+        """The keys with what `score_mod` would compute of every token by itself, in `memo` (keys) and `own` (queries).
+
+        A kernel that asks for the bias block by block prepares once. `score_mod` gives the same for keys that nobody
+        prepared.
+        """
+        return keys
+
+    def products(self, q: Tensor, at: Positions, keys: Keys, distances: range) -> Products | None:
+        """Door 3 as dot products with a vector for each of these distances, where `score_mod` is that; else None.
+
+        Kernels ask it for tokens in a row, whose distances are few; it holds for whole distances only.
+        """
+        return None
+
+    def levels(self, keys: Keys) -> tuple[Tensor, Tensor] | None:
+        """Door 3 as a difference of levels, [B, H, T] of queries and [B, H, S] of prepared keys, float64 where it can.
+
+        The bias of a key that comes no later than its query in the same document is the query's level minus the key's.
+        None where it is no such difference; what other keys get is for `score_mod` to say.
+        """
+        return None
+
+    def key_row(self, at: Positions, keys: Keys) -> Tensor | None:
+        """Door 3 as one number for each prepared key, [1 or B, H, S] in float64 where it can; the default takes levels.
+
+        It is right where queries see no key that comes after them, and up to a number for each query, which the softmax
+        ignores. None where the bias is no such thing.
+        """
+        levels = self.levels(keys)
+        return None if levels is None else -levels[1]
 
     def attend(
         self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: "BoundKernel"
@@ -274,14 +339,15 @@ class Encoding(nn.Module):
             if "embed" not in self.doors:
                 raise ValueError(f"{self} adds nothing to embeddings; it opens {sorted(self.doors) or 'no door'}")
             return self.embed(x, positions_for(x.shape[1], positions, offset, batch=x.shape[0], device=x.device))
-        if not self.doors & {"query", "key"}:
+        if self.doors.isdisjoint(TURNING):
             raise ValueError(f"{self} does not turn queries and keys; it opens {sorted(self.doors) or 'no door'}")
-        if x.shape[2] != k.shape[2]:
+        batch, _, tokens, _ = x.shape
+        if tokens != k.shape[2]:
             raise ValueError(
-                f"one call turns queries and keys of the same tokens, got {x.shape[2]} and {k.shape[2]} of them; "
+                f"one call turns queries and keys of the same tokens, got {tokens} and {k.shape[2]} of them; "
                 f"for cross-attention call query(q, at) and key(k, keys_at)"
             )
-        at = positions_for(x.shape[2], positions, offset, batch=x.shape[0], device=x.device)
+        at = positions_for(tokens, positions, offset, batch=batch, device=x.device)
         return self.turn(x, k, at, at)
 
     def bias(
@@ -351,7 +417,7 @@ class Encoding(nn.Module):
             self.check_heads(vector, q)
             index = (T - 1 - token[:, None] + token).expand(vector.shape[0], T, T)
             return vector.to(dtype)[:, None].expand(-1, T, -1).gather(-1, index)[None]  # [1, H, T, T]
-        values = self.by_distance(distance(at, keys.at, str(self), self.axes))  # [H, B or 1, T, S]
+        values = self.by_distance(distance(at, keys.at, self, self.axes))  # [H, B or 1, T, S]
         assert values is not None
         self.check_heads(values, q)
         return values.movedim(0, 1).to(dtype)
@@ -470,11 +536,16 @@ class Compose(Encoding):
         self.axes = next(iter(measured or {part.axes for part in flat if part.axes} or {0}))
         self.per_layer = any(part.per_layer for part in flat)
         self.reads_keys = any(part.reads_keys for part in flat)
+        self.reads_between = any(part.reads_between for part in flat)
         self.turns_when_attending = any(part.turns_when_attending for part in flat)
 
     @property
     def needs_weights(self) -> bool:
         return any(part.needs_weights for part in self.parts)
+
+    @property
+    def reads_pairs(self) -> bool:
+        return any(part.reads_pairs for part in self.parts)
 
     @property
     def parts(self) -> list[Encoding]:
@@ -484,6 +555,11 @@ class Compose(Encoding):
     def embed(self, x: Tensor, at: Positions) -> Tensor:
         for part in self.parts:
             x = part.embed(x, at)
+        return x
+
+    def embed_in_place(self, x: Tensor, at: Positions) -> Tensor:
+        for part in self.parts:
+            x = part.embed_in_place(x, at)
         return x
 
     def query(self, q: Tensor, at: Positions) -> Tensor:
@@ -510,6 +586,16 @@ class Compose(Encoding):
             values = part.by_distance(delta)
             total = values if total is None else total if values is None else total + values
         return total
+
+    def prepare(self, q: Tensor, at: Positions, keys: Keys) -> Keys:
+        for part in self.parts:
+            keys = part.prepare(q, at, keys)
+        return keys
+
+    def key_row(self, at: Positions, keys: Keys) -> Tensor | None:
+        rows = [part.key_row(at, keys) for part in self.parts if part.doors & {"by_distance", "score_mod"}]
+        given = [row for row in rows if row is not None]
+        return sum(given[1:], given[0]) if given and len(given) == len(rows) else None
 
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod | None:
         mods = [mod for part in self.parts if (mod := part.score_mod(q, at, keys)) is not None]
@@ -627,7 +713,8 @@ class OnHeads(Encoding):
                 )
         self.encoding, self.heads, self.of = encoding, chosen, of
         self.doors, self.per_layer = encoding.doors, encoding.per_layer
-        self.axes, self.reads_keys = encoding.axes, encoding.reads_keys
+        self.axes, self.reads_keys, self.fuses = encoding.axes, encoding.reads_keys, encoding.fuses
+        self.reads_between = encoding.reads_between
         self.turns_when_attending = encoding.turns_when_attending
 
     @property
@@ -659,6 +746,13 @@ class OnHeads(Encoding):
             return None
         chosen = torch.tensor(self.heads, device=values.device)
         return values.new_zeros((self.of, *values.shape[1:])).index_copy(0, chosen, values)
+
+    def key_row(self, at: Positions, keys: Keys) -> Tensor | None:
+        row = self.encoding.key_row(at, keys)
+        if row is None:
+            return None
+        chosen = torch.tensor(self.heads, device=row.device)
+        return row.new_zeros((row.shape[0], self.of, row.shape[2])).index_copy(1, chosen, row)
 
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod | None:
         if "score_mod" not in self.doors:
@@ -741,13 +835,50 @@ def of_heads(values: Tensor, h: Tensor) -> Tensor:
 
 
 def look_up(table: Tensor, *index: Tensor) -> Tensor:
-    """table[index], for whole grids by a gather, whose gradient is several times cheaper than that of indexing."""
+    """table[index]. For whole grids by gathers, whose gradients are several times cheaper than those of indexing.
+
+    Each index is a scalar, as FlexAttention has it; or each but the last is a grid of `index_grids`, and the last
+    is another one, or differs from pair to pair.
+    """
+    *token, last = index
     if all(i.dim() == 0 for i in index):
         return table[index]
-    flat = index[0]
-    for size, i in zip(table.shape[1:], index[1:], strict=True):
-        flat = flat * size + i
-    return table.flatten().gather(0, flat.flatten()).view(flat.shape)
+    rows = at_grids(table, *token)
+    if last.dim() == 1:
+        return rows.index_select(-1, last)
+    if token[-1].dim() == 1:
+        # Facts of keys are gathered key by key.
+        return _gather(rows, last.transpose(-1, -2)).transpose(-1, -2)
+    return _gather(rows if token[-1].dim() == 2 else rows[..., None, :], last)
+
+
+def dot_products(queries: Tensor, keys: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    """queries[b, h, i] . keys[b, h, j] for facts [B, H, T, C] and [B, H, S, C], whose batch or heads may be 1: shared.
+
+    As `look_up`, for scalars and for whole grids.
+    """
+
+    def of(facts: Tensor, token: Tensor) -> Tensor:
+        row, head = (i if size > 1 else i.new_zeros(()) for size, i in zip(facts.shape[:2], (b, h), strict=True))
+        return facts[row, head, token] if token.dim() == 0 else at_grids(facts, row, head, token)
+
+    if i.dim() == 0:
+        return (of(queries, i) * of(keys, j)).sum(-1)
+    return of(queries, i) @ of(keys, j).transpose(-1, -2)
+
+
+def at_grids(table: Tensor, *grids: Tensor) -> Tensor:
+    """The table with each of its first axes at the indices of a grid of `index_grids`."""
+    for axis, grid in enumerate(grids):
+        table = table.index_select(axis, grid.flatten())
+    return table
+
+
+def _gather(rows: Tensor, column: Tensor) -> Tensor:
+    """One entry of the last axis for each column; the other axes broadcast."""
+    # torch.broadcast_shapes would import the symbolic machinery of the compiler.
+    shape = torch.broadcast_tensors(rows[..., :1], column[..., :1])[0].shape[:-1]
+    return rows.expand(*shape, -1).gather(-1, column.expand(*shape, -1))
 
 
 def index_grids(score: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -62,6 +62,10 @@ class Mask:
         check_mask(self.given, at.tokens, keys_at.tokens)
         return self.given
 
+    def part(self, batch: slice, rows: slice, keys: slice) -> "Mask":
+        """The mask of some rows of the batch, and some queries and keys of theirs."""
+        return self if self.given is None else replace(self, given=self.given[part_of(self.given, batch, rows, keys)])
+
     def within(self, window: int) -> "Mask":
         """The same mask, seeing no further than `window` tokens."""
         return replace(self, window=window if self.window is None else min(window, self.window))
@@ -91,6 +95,12 @@ class Mask:
             and at is keys_at
             and at.contiguous
         )
+
+
+def part_of(given: Tensor, batch: slice, rows: slice, keys: slice) -> tuple[slice, ...]:
+    """Where a tensor that broadcasts to [B, H, T, S] holds what concerns a part of it; an axis of size 1 is shared."""
+    parts = (batch, slice(None), rows, keys)[4 - given.dim() :]
+    return tuple(slice(None) if size == 1 else part for size, part in zip(given.shape, parts, strict=True))
 
 
 def check_mask(mask: Tensor, queries: int, keys: int, batch: int | None = None, heads: int | None = None) -> None:

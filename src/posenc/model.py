@@ -6,6 +6,7 @@ Read from top to bottom: token and position embedding, feed-forward, block, stac
 import math
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -17,6 +18,7 @@ from posenc.attention import Attention
 from posenc.cache import Cache, LayerCache
 from posenc.catalogue import LayerSpec, Spec, build, build_layers
 from posenc.encoding import Encoding, Shape, parts_of
+from posenc.kernels.chosen_weights import Chosen, Shares, numbers
 from posenc.masks import Mask
 from posenc.positions import Positions, PositionsLike, positions_for
 
@@ -82,16 +84,21 @@ class TokenPositionEmbedding(nn.Module):
         """Embeddings of ids [B, T]; `encodings` are added besides the embedding's own (a model passes its own)."""
         check_ids(ids, self.vocab)
         at = positions_for(ids.shape[1], positions, batch=ids.shape[0], device=ids.device)
-        return self.dropout(self.position(self.token_vectors(ids), at, encodings))
+        # A hook may have kept the token vectors.
+        owned = self.scale or not self.token._forward_hooks
+        return self.dropout(self.position(self.token_vectors(ids), at, encodings, in_place=owned))
 
     def token_vectors(self, ids: Tensor) -> Tensor:
         """scale * token, before the position is added."""
         x = self.token(ids)
         return x * math.sqrt(self.dim) if self.scale else x
 
-    def position(self, x: Tensor, at: Positions, encodings: tuple[Encoding, ...] = ()) -> Tensor:
+    def position(
+        self, x: Tensor, at: Positions, encodings: tuple[Encoding, ...] = (), *, in_place: bool = False
+    ) -> Tensor:
+        """x [B, T, dim] with all positions added; `in_place` allows to overwrite it."""
         for encoding in encodings if self.encoding is None else (self.encoding, *encodings):
-            x = encoding.embed(x, at)
+            x = encoding.embed_in_place(x, at) if in_place else encoding.embed(x, at)
         return x
 
 
@@ -186,13 +193,13 @@ class Block(nn.Module):
         positions: PositionsLike = None,
         mask: Mask | Tensor | None = None,
         cache: LayerCache | None = None,
-        weights: bool = False,
+        weights: bool | Chosen = False,
         encoding: Encoding | None = None,
         memory: Tensor | None = None,
         memory_positions: PositionsLike = None,
         cross_encoding: Encoding | None = None,
         only: slice | None = None,
-    ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
+    ) -> Tensor | tuple[Tensor, dict[str, Tensor | Shares]]:
         """The block's output, and with `weights` the attention weights as {"self": ..., "cross": ...}.
 
         memory   [B, S, dim], the second sequence of a block with cross-attention, at `memory_positions`
@@ -201,7 +208,7 @@ class Block(nn.Module):
         at = positions_for(x.shape[1], positions, batch=x.shape[0], device=x.device)
         if encoding is None and self.attention.encoding is not None:
             x = self.attention.encoding.embed(x, at)
-        seen: dict[str, Tensor] = {}
+        seen: dict[str, Tensor | Shares] = {}
         wanted = slice(None) if only is None else only
 
         def attend(attention: Attention, name: str, **given) -> Callable[[Tensor], Tensor]:
@@ -326,21 +333,24 @@ class Stack(nn.Module):
         mask: Mask,
         *,
         cache: Cache | None = None,
-        weights: bool = False,
+        weights: bool | Chosen = False,
         memory: Tensor | None = None,
         memory_at: Positions | None = None,
         only: slice | None = None,
-    ) -> tuple[Tensor, list[dict[str, Tensor]]]:
+    ) -> tuple[Tensor, list[dict[str, Tensor | Shares]]]:
         """Hidden states of all tokens, or of `only` some, and with `weights` the attention weights of each layer."""
-        seen = []
+        seen = {}
+        layers = numbers(weights.layers if isinstance(weights, Chosen) else None, len(self.blocks), "layer")
+        in_layer = replace(weights, layers=None) if isinstance(weights, Chosen) else weights
         for layer, block in enumerate(self.blocks):
+            asked = in_layer if layer in layers else False
             # What nobody reads is not computed: the last block answers for the wanted tokens only.
-            last = only if block is self.blocks[-1] and not weights else None
+            last = only if block is self.blocks[-1] and not asked else None
             window = self.window_of[layer]
             given: dict[str, Any] = {
                 "positions": at,
                 "mask": mask if window is None else mask.within(window),
-                "weights": weights,
+                "weights": asked,
                 "encoding": self.encoding_of[layer],
             }
             if memory is not None:
@@ -350,15 +360,14 @@ class Stack(nn.Module):
                     "cross_encoding": self.cross_encoding_of[layer],
                 }
             out = block(x, cache=None if cache is None else cache.layers[layer], only=last, **given)
-            if weights:
-                out, of_layer = out
-                seen.append(of_layer)
+            if asked:
+                out, seen[layer] = out
             x = out
         if cache is not None:
-            cache.at = at
-        if only is not None and weights:
+            cache.took(at)
+        if only is not None and last is None:
             x = x[:, only]
-        return self.final_norm(x), seen
+        return self.final_norm(x), [seen[layer] for layer in layers] if weights else []
 
 
 class Decoder(nn.Module):
@@ -442,15 +451,17 @@ class Decoder(nn.Module):
         padding: Tensor | None = None,
         mask: Mask | None = None,
         cache: Cache | None = None,
-        weights: bool = False,
+        weights: bool | Chosen = False,
         only: slice | None = None,
-    ) -> Tensor | tuple[Tensor, list[Tensor]]:
+    ) -> Tensor | tuple[Tensor, list[Tensor | Shares]]:
         """Logits [B, T, vocab], and with `weights` the attention weights [B, heads, T, S] of each layer.
 
         positions  Positions, ids, or nothing: 0, 1, 2, ..., or with a cache what follows the last token of each row
         padding    [B, T], true or 1 where a token is: instead of positions
         mask       who sees whom; default causal
         cache      from `cache()`; it takes in these tokens
+        weights    whether to return the weights too, or which (Chosen: then of the chosen layers), or how far away
+                   they lie (Histogram)
         only       which of the T tokens logits are wanted for
         """
         at = where(ids, positions, padding, cache)
@@ -560,9 +571,9 @@ class Encoder(nn.Module):
         positions: PositionsLike = None,
         padding: Tensor | None = None,
         mask: Mask | None = None,
-        weights: bool = False,
-    ) -> Tensor | tuple[Tensor, list[Tensor]]:
-        """Hidden states [B, T, dim], and with `weights` the attention weights of each layer."""
+        weights: bool | Chosen = False,
+    ) -> Tensor | tuple[Tensor, list[Tensor | Shares]]:
+        """Hidden states [B, T, dim], and with `weights` the attention weights of each layer, or what is chosen."""
         at = where(ids, positions, padding, None)
         x = self.embedding(ids, positions=at, encodings=self.stack.added())
         x, seen = self.stack(x, at, masks.bidirectional() if mask is None else mask, weights=weights)
@@ -655,10 +666,11 @@ class EncoderDecoder(nn.Module):
         source_padding: Tensor | None = None,
         cache: Cache | None = None,
         memory: tuple[Tensor, Positions] | None = None,
-        weights: bool = False,
-    ) -> Tensor | tuple[Tensor, list[dict[str, Tensor]]]:
+        weights: bool | Chosen = False,
+    ) -> Tensor | tuple[Tensor, list[dict[str, Tensor | Shares]]]:
         """Logits [B, T, vocab], and with `weights` the decoder's weights of each layer: {"self": ..., "cross": ...}.
 
+        A choice (Chosen, Histogram) is one of the decoder's layers, heads and rows, and holds for both.
         `memory`, from `encode`, spares encoding the source again.
         """
         hidden, source_at = memory or self.encode(source, positions=source_positions, padding=source_padding)

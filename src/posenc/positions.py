@@ -4,9 +4,11 @@ Everything that packing, padding, caching or a foreign position id changes is sa
 the tokens. Encodings read `coords`, causality reads `order`, packing reads `document`.
 """
 
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -148,11 +150,11 @@ class Positions:
             return None
         return self.extent - self.tokens
 
-    def axis(self, who: str) -> Tensor:
+    def axis(self, who: object) -> Tensor:
         """The coordinates [B or 1, T] of one-axis positions; `who` is named in the error when there are more."""
         return self.coordinates(1, who)
 
-    def coordinates(self, axes: int, who: str) -> Tensor:
+    def coordinates(self, axes: int, who: object) -> Tensor:
         """The coordinates for a reader of so many axes: [B or 1, T] for one, else [B or 1, T, A]; 0 takes any A.
 
         Raises ValueError, naming `who`, when the number of axes is another.
@@ -167,16 +169,31 @@ class Positions:
             )
         return self.coords[..., 0] if axes == 1 else self.coords
 
-    def rows(self, rows: slice) -> "Positions":
-        """The tokens of a slice, as queries in a block of rows."""
+    def rows(self, rows: slice | Tensor) -> "Positions":
+        """The tokens of a slice or of indices [n], as queries in a block of rows."""
+        contiguous, extent = False, self.extent
+        if self.start is not None and isinstance(rows, slice):
+            first, stop, step = rows.indices(self.tokens)
+            contiguous = step == 1 and stop > first
+            extent = self.start + stop if contiguous else extent
         return replace(
             self,
             coords=self.coords[:, rows],
             order=self.order[:, rows],
             document=None if self.document is None else self.document[:, rows],
-            contiguous=False,
+            contiguous=contiguous,
+            extent=extent,
             _tables={},
         )
+
+    def part(self, batch: slice, rows: slice) -> "Positions":
+        """Some tokens of some rows of the batch."""
+        coords, order, document, length = (
+            fact if fact is None or fact.shape[0] == 1 else fact[batch]
+            for fact in (self.coords, self.order, self.document, self.length)
+        )
+        assert coords is not None and order is not None
+        return replace(self, coords=coords, order=order, document=document, length=length, _tables={}).rows(rows)
 
     def next(self, tokens: int = 1) -> "Positions":
         """The positions of the tokens that follow: each row goes on where its own last token stands.
@@ -239,6 +256,127 @@ class Positions:
             self._tables[key] = make()
         return self._tables[key]
 
+    def rows_of(self, key: Hashable, make: Callable[["Positions"], Tensor], *, keep: bool = True) -> Tensor:
+        """The rows [..., T, columns] of a table that `make` computes from any positions.
+
+        As `once`, and kept beyond this forward pass where tokens count up from a known start, so that a decoded token
+        finds its row. `key` must name everything that `make` reads besides the positions it is given, and `make` has to
+        compute each row by itself and without a gradient. Keep tables on the CPU only: elsewhere a table may belong to
+        one stream, or to a graph that is being captured.
+        """
+        if keep and not torch.compiler.is_compiling() and (start := self.start) is not None and not is_watched():
+            rows = KEPT.rows(key, start, self.tokens, make)
+            if rows is not None:
+                return rows
+        return self.once(key, lambda: make(self))
+
+
+class KeptTables:
+    """Tables that outlive a forward pass, cut into windows of rows: none is needed, and each only saves time.
+
+    A request is served from the window of 1,024 rows, or of the next power of two above its tokens, that it lies in;
+    windows begin at multiples of their length, so that decoding needs a new one every 1,024 tokens, wherever it is.
+    What lies across two windows is computed and not kept. The windows that nobody asked for the longest go first.
+
+    limit  how much memory they may take together (bytes); no window takes more than half of it
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.held = limit, 0
+        self.windows: OrderedDict[Hashable, Tensor] = OrderedDict()
+        # The rows that were asked for last: each layer of a model asks for the same.
+        self.last: dict[Hashable, tuple[int, int, Tensor]] = {}
+        self.lock = threading.Lock()
+
+    def rows(self, key: Hashable, start: int, tokens: int, make: Callable[[Positions], Tensor]) -> Tensor | None:
+        """Rows start..start + tokens - 1 of the table that `make` computes, or None where they are not to be kept."""
+        asked = self.last.get(key)
+        if asked is not None and asked[0] == start and asked[1] == tokens:
+            return asked[2]
+        size = max(1024, 1 << (tokens - 1).bit_length())
+        first = start - start % size
+        if start + tokens > first + size:
+            return None
+        window = self.window((key, size, first), lambda: make(Positions.count(size, first)))
+        if window is None:
+            return None
+        rows = window.narrow(-2, start - first, tokens)
+        with self.lock:
+            self.last[key] = start, tokens, rows
+        return rows
+
+    def window(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor | None:
+        with self.lock:
+            if key in self.windows:
+                self.windows.move_to_end(key)
+                return self.windows[key]
+        # One that can be saved for a gradient, whoever asks for it first.
+        with torch.inference_mode(False), torch.no_grad():
+            table = make()
+        # A meta or a fake tensor, made under somebody's context, is no table for anybody else.
+        if type(table) is not Tensor or not table.is_cpu or table.nbytes > self.limit // 2:
+            return None
+        with self.lock:
+            if key not in self.windows:
+                self.windows[key] = table
+                self.held += table.nbytes
+            while self.held > self.limit:
+                _, oldest = self.windows.popitem(last=False)
+                self.held -= oldest.nbytes
+                # They are views, and would hold the memory of what goes.
+                self.last.clear()
+        return table
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        with self.lock:
+            self.windows.clear()
+            self.last.clear()
+            self.held = 0
+
+
+KEPT = KeptTables(64 << 20)
+"""What this process keeps."""
+
+
+def is_watched() -> bool:
+    """Whether somebody follows what PyTorch computes, so that a tensor from elsewhere would surprise them."""
+    return bool(
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._get_tracing_state() is not None
+    )
+
+
+class Counted(Positions):
+    """Tokens that count up by one, as `Positions.count` gives them, whose tensors are made when they are first read.
+
+    A token decoded alone finds its row of a kept table without any.
+    """
+
+    contiguous = unit_step = True
+
+    @classmethod
+    def after(cls, tokens: int, start: int, device: torch.device | None) -> "Counted":
+        """Raises ValueError as `Positions.count` does."""
+        if tokens < 1 or start < 0:
+            Positions.count(tokens, start)
+        self = object.__new__(cls)
+        self.__dict__.update(extent=start + tokens, counted=tokens, device=device, _tables={})
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("coords", "order") or "counted" not in self.__dict__:
+            raise AttributeError(name)
+        made = Positions.count(self.tokens, self.start or 0, device=self.device)
+        self.__dict__.update(coords=made.coords, order=made.order)
+        return self.__dict__[name]
+
+    @property
+    def tokens(self) -> int:
+        # One that dataclasses.replace made of this one has tensors of its own.
+        return self.__dict__["counted"] if "counted" in self.__dict__ else self.order.shape[1]
+
 
 PositionsLike: TypeAlias = Positions | Tensor | None
 """What a caller may give as positions: Positions, ids, or nothing."""
@@ -257,7 +395,9 @@ def positions_for(
     Raises ValueError when both positions and an offset are given, or when they do not fit the tokens.
     """
     if positions is None:
-        return Positions.count(tokens, offset, device=device)
+        if torch.compiler.is_compiling():
+            return Positions.count(tokens, offset, device=device)
+        return Counted.after(tokens, offset, device)
     if offset:
         raise ValueError(f"give positions or offset={offset}, not both")
     at = positions if isinstance(positions, Positions) else Positions.of(positions)
@@ -270,7 +410,7 @@ def positions_for(
     return at
 
 
-def distance(at: Positions, keys_at: Positions, who: str, axes: int = 1) -> Tensor:
+def distance(at: Positions, keys_at: Positions, who: object, axes: int = 1) -> Tensor:
     """Signed distances [B or 1, T, S], and [..., A] unless `axes` is 1: query coordinate minus key coordinate.
 
     They are positive for keys in the past.

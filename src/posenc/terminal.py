@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from posenc.bench.measure import Row
     from posenc.lab.sweep import Progress, Sweep
     from posenc.testing import Verdict
 
@@ -93,6 +94,15 @@ def verdicts(found: Sequence["Verdict"]) -> None:
     counts = {word: sum(verdict.word == word for verdict in found) for word in dict.fromkeys(v.word for v in found)}
     total = ", ".join(f"{count} {word}" for word, count in counts.items())
     say(f"{len(found)} promise{'s' * (len(found) != 1)}: {total}")
+
+
+def measured(rows: Sequence["Row"]) -> None:
+    """Print what was measured on stdout, case by case."""
+    from posenc.bench import report
+
+    for key, found in report.cases([row.to_dict() for row in rows]).items():
+        table(*report.table(found), report.heading(*key))
+        say()
 
 
 @contextmanager

@@ -21,9 +21,10 @@ import re
 import textwrap
 import unittest
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,7 @@ from posenc.attention import Attention
 from posenc.cache import GrowingCache, LayerCache, SlotCache
 from posenc.catalogue import Parser, build, build_layers, find, names
 from posenc.encoding import Compose, Encoding, Keys, OnHeads, Shape, Token, index_grids
+from posenc.kernels import blocked, content_bias, in_rows, plan
 from posenc.masks import Mask
 from posenc.positions import Positions, distance, positions_for
 from posenc.schedules import SCHEDULES
@@ -185,10 +187,14 @@ class Net(nn.Module):
 
     @property
     def kernels(self) -> list[str]:
-        """The kernels that can serve these encodings, the readable one first."""
-        able = [
-            name for name in kernels.KERNELS if all(kernels.why_not(name, encoding) is None for encoding in self.used)
-        ]
+        """The exact kernels that can serve these encodings where gradients are wanted, the readable one first."""
+        q = torch.empty(1, self.shape.heads, 1, self.shape.head_dim, dtype=torch.float64, requires_grad=True)
+        with torch.enable_grad():
+            able = [
+                name
+                for name, kernel in kernels.KERNELS.items()
+                if kernel.exact and all(kernels.why_not(name, encoding, q=q) is None for encoding in self.used)
+            ]
         return sorted(able, key=lambda name: name != "reference")
 
     def through(self, kernel: str) -> "Net":
@@ -291,7 +297,7 @@ def says_what_the_paper_says(subject: Subject) -> None:
 
 @promise
 def evaluators_and_kernels_agree(subject: Subject) -> None:
-    """Every way to evaluate a bias, and every kernel, give the same values and gradients."""
+    """Every way to evaluate a bias, and every kernel, give the same values and gradients, in blocks of any size."""
     net = subject.net()
     for encoding in net.used:
         evaluators_agree(encoding, subject)
@@ -314,15 +320,17 @@ def evaluators_and_kernels_agree(subject: Subject) -> None:
         ("packed", far_enough(Positions.packed([4, 5])), masks.bidirectional()),
         ("one query", far_enough(plain.rows(slice(4, 5))), masks.causal()),
     ]
-    for scale in (None, 0.7):
+    for scale, cut in ((None, False), (0.7, True)):
         net = subject.net(scale=scale)
         for name, at, mask in cases:
             x = tokens(subject, at.tokens)
             expected = with_gradients(net.through("reference"), x, at, mask)
-            for kernel in net.kernels[1:]:
-                got = with_gradients(net.through(kernel), x, at, mask)
+            for kernel in net.kernels if cut else net.kernels[1:]:
+                with small_blocks() if cut else nullcontext():
+                    got = with_gradients(net.through(kernel), x, at, mask)
                 for what, value in expected.items():
-                    same(got[what], value, f"{name}, kernel {kernel} against reference, {what}")
+                    blocks = " in small blocks" if cut else ""
+                    same(got[what], value, f"{name}, kernel {kernel}{blocks} against reference, {what}")
 
 
 @promise
@@ -1078,6 +1086,24 @@ def make(source: "type[Encoding] | Factory", shape: Shape, **options: Any) -> En
     if source.wraps:
         filled["encoding"] = build(source.wraps[0], shape)
     return source(**filled | options)
+
+
+@contextmanager
+def small_blocks() -> Generator[None]:
+    """Kernels that go through queries in blocks cut them so small that a few tokens are many blocks."""
+    sizes = [
+        (plan, "ROWS", 4),
+        (plan, "PAIRS", 100),
+        (blocked, "ROWS_BACKWARDS", 3),
+        (blocked, "PAIRS_BACKWARDS", 50),
+        (blocked, "NARROWEST", 2),
+        (content_bias, "PAIRS_AT_ONCE", 60),
+        (in_rows, "PAIRS_AT_ONCE", 100),
+    ]
+    with ExitStack() as stack:
+        for module, name, size in sizes:
+            stack.enter_context(patch.object(module, name, size))
+        yield
 
 
 @contextmanager

@@ -5,7 +5,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, Keys
+from posenc.kernels.rotate_pairs import exact
+from posenc.positions import Positions
 
 FORMS = ("symmetric", "asymmetric", "falcon")
 
@@ -93,18 +95,26 @@ class ALiBi(Encoding):
         return first + second[: self.heads - below]
 
     def by_distance(self, delta: Tensor) -> Tensor:
-        dtype = torch.float64 if delta.dtype == torch.float64 else torch.float32
-        if self.log_slopes is None:
-            factor = 1.0 if self.form != "falcon" else (self.head_dim or 1) ** -0.5
-            slopes = torch.tensor([slope * factor for slope in self.slopes], dtype=dtype, device=delta.device)
-        else:
-            slopes = self.log_slopes.to(torch.promote_types(dtype, self.log_slopes.dtype)).exp()
-            if self.form == "falcon":
-                slopes = slopes * (self.head_dim or 1) ** -0.5
+        slopes = self.strengths(torch.float64 if delta.dtype == torch.float64 else torch.float32, delta.device)
         distance = delta.abs().to(slopes.dtype)
         if self.form == "asymmetric":
             distance = distance - 0.5 * (delta > 0)
         return -slopes.view(-1, *(1,) * delta.dim()) * distance
+
+    def key_row(self, at: Positions, keys: Keys) -> Tensor | None:
+        # Where coordinates are the order, no key in the past lies ahead. The asymmetric form treats a query's own key
+        # otherwise than the keys behind it.
+        if self.form == "asymmetric" or not (at.unit_step and keys.at.unit_step):
+            return None
+        coords = exact(keys.at.axis(self))
+        return self.strengths(coords.dtype, coords.device)[:, None] * coords[:, None]
+
+    def strengths(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """What is subtracted for each position of distance, one number for each head, in dtype at least."""
+        factor = 1.0 if self.form != "falcon" else (self.head_dim or 1) ** -0.5
+        if self.log_slopes is None:
+            return torch.tensor([slope * factor for slope in self.slopes], dtype=dtype, device=device)
+        return self.log_slopes.to(torch.promote_types(dtype, self.log_slopes.dtype)).exp() * factor
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:
         H = self.heads

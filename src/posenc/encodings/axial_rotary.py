@@ -1,19 +1,20 @@
 """Axial rotary encoding: rotary over several axes."""
 
 import math
+from collections.abc import Hashable
 
 import torch
 from torch import Tensor
 
-from posenc.encoding import Encoding
-from posenc.kernels.rotate_pairs import cos_sin, exact, rotate_pairs, rotation_dtype
+from posenc.kernels.rotate_pairs import cos_sin, exact, rotate_pairs
 from posenc.positions import Positions
+from posenc.rotations import Rotations
 
 LAYOUTS = ("half", "interleaved", "half_by_axis")
 FREQUENCIES = ("language", "dealt", "pixel", "log_pixel")
 
 
-class AxialRotary(Encoding):
+class AxialRotary(Rotations):
     """Give each axis (row and column; time, row and column) its own share of a head's channels, and turn it by rotary.
 
     angle of pair j of axis a = p_a frequency_j, p_a the coordinate of axis a, r_a its channels, j = 0..r_a/2-1
@@ -111,29 +112,31 @@ class AxialRotary(Encoding):
         """The wavelength of each pair of any axis (units of a coordinate, float64), shortest first."""
         return (2 * math.pi / torch.cat([self.spectrum(axis) for axis in range(len(self.widths))])).sort().values
 
-    def turned(self, x: Tensor, at: Positions) -> Tensor:
-        self.check_head_dim(x, self.head_dim)
-        dtype = rotation_dtype(x)
-        key = ("axial_rotary", self.widths, self.base, self.frequencies, self.resolution, dtype, x.device)
-        cos, sin = at.once(key, lambda: self.table(at, dtype, x.device))  # each [B or 1, 1, T, r/2]
+    def depends_on(self) -> tuple[Hashable, ...]:
+        return self.widths, self.base, self.frequencies, self.resolution
+
+    def turn(
+        self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions, *, in_place: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        if self.layout == "half_by_axis":
+            return self.query(q, at), self.key(k, keys_at)
+        return super().turn(q, k, at, keys_at, in_place=in_place)
+
+    def turned(self, x: Tensor, at: Positions, *, in_place: bool = False) -> Tensor:
         if self.layout != "half_by_axis":
-            return rotate_pairs(x, cos, sin, self.layout)
+            return super().turned(x, at, in_place=in_place)
+        self.check_head_dim(x, self.head_dim)
+        cos, sin = self.rows(x, at).unbind(0)
         channels, pairs = [*self.widths, self.head_dim - sum(self.widths)], [width // 2 for width in self.widths]
         *parts, passed = x.split(channels, -1)
         tables = zip(parts, cos.split(pairs, -1), sin.split(pairs, -1), strict=True)
         return torch.cat([*(rotate_pairs(part, c, s, "half") for part, c, s in tables), passed], -1)
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
-        coords = exact(at.coordinates(self.axes, str(self)).view_as(at.coords))[:, None]  # [B or 1, 1, T, A]
+        coords = exact(at.coordinates(self.axes, self).view_as(at.coords))[:, None]  # [B or 1, 1, T, A]
         spectra = (self.spectrum(axis).to(coords.device) for axis in range(len(self.widths)))
         angles = [coords[..., axis, None] * spectrum for axis, spectrum in enumerate(spectra)]
         return cos_sin(torch.cat(angles, -1), 1.0, dtype, device)
-
-    def query(self, q: Tensor, at: Positions) -> Tensor:
-        return self.turned(q, at)
-
-    def key(self, k: Tensor, at: Positions) -> Tensor:
-        return self.turned(k, at)
 
     def formula_query(self, q, position, head=0) -> list[float]:
         places = (position,) if self.axes == 1 else position

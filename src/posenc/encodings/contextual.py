@@ -32,8 +32,8 @@ class Contextual(Encoding):
     are left out.
 
     Where it goes wrong: the gate belongs to the pair, not to the token; a linear layer that gives each token one gate
-    is another encoding. Gates differ for every pair, so time and memory are those of the whole [H, T, S] matrix. Counts
-    past the last position are all alike. The name CoPE was given again in 2026, to a clipped rotary encoding.
+    is another encoding. Gates differ for every pair, so the time is that of the whole [H, T, S] matrix. Counts past
+    the last position are all alike. The name CoPE was given again in 2026, to a clipped rotary encoding.
 
     Raises ValueError for a width below 1 or fewer than two positions, and heads of another width.
     Source: Golovneva et al. 2024, arXiv:2405.18719, sections 4 and 5; code in facebookresearch/RAM, projects/cope.
@@ -48,6 +48,7 @@ class Contextual(Encoding):
     used_by = ""
     per_layer = True
     reads_keys = True
+    reads_between = True
 
     def __init__(
         self,

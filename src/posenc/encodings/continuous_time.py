@@ -76,7 +76,7 @@ class ContinuousTime(Encoding):
 
     def encode(self, at: Positions) -> Tensor:
         """The encoding [B or 1, T, dim] in float64."""
-        time = at.coordinates(self.axes, str(self))
+        time = at.coordinates(self.axes, self)
         # Some devices have no float64: the angles are then taken on the CPU.
         exact = torch.device("cpu") if time.device.type == "mps" else time.device
         time = time.to(exact).double()[..., None]

@@ -63,6 +63,7 @@ class DAPE(Encoding):
         self.encoding, self.heads, self.width = encoding, heads, width
         self.doors = encoding.doors | {"attend"}
         self.axes, self.reads_keys = encoding.axes, encoding.reads_keys
+        self.reads_between = encoding.reads_between
         self.first = nn.Linear(2 * heads, width, device=device, dtype=dtype)
         self.second = nn.Linear(width, heads, device=device, dtype=dtype)
 
@@ -72,6 +73,13 @@ class DAPE(Encoding):
 
     def by_distance(self, delta: Tensor) -> Tensor | None:
         return self.encoding.by_distance(delta)
+
+    @property
+    def reads_pairs(self) -> bool:
+        return True
+
+    def prepare(self, q: Tensor, at: Positions, keys: Keys) -> Keys:
+        return self.encoding.prepare(q, at, keys)
 
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod | None:
         return self.encoding.score_mod(q, at, keys)

@@ -1,12 +1,13 @@
 """DeBERTa's disentangled attention."""
 
 import math
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posenc.encoding import Encoding, Keys, ScoreMod, look_up
+from posenc.encoding import Encoding, Keys, Products, ScoreMod, look_up
 from posenc.positions import Positions, distance
 
 TERMS = ("both", "content_to_position", "position_to_content")
@@ -97,6 +98,8 @@ class DeBERTa(Encoding):
             raise ValueError(f"std must be above 0, got {std}")
         self.dim, self.heads, self.head_dim, self.buckets = dim, heads, head_dim, buckets
         self.max_distance, self.terms, self.mirror, self.std = max_distance, terms, mirror, std
+        # Computed once, because every block of queries asks for them and the powers are long numbers.
+        self.edges = edges_of(buckets, max_distance)
         self.table = nn.Parameter(torch.empty(2 * buckets, dim, device=device, dtype=dtype))
         width = heads * head_dim
         self.to_key = (
@@ -104,6 +107,7 @@ class DeBERTa(Encoding):
         )
         self.to_query = nn.Linear(dim, width, device=device, dtype=dtype) if terms != "content_to_position" else None
         self.reads_keys = self.to_query is not None
+        self.same_beyond = buckets if max_distance is None else max_distance
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -119,21 +123,6 @@ class DeBERTa(Encoding):
         """The factor of the terms with positions: (head_dim (1 + terms))^-1/2."""
         return (self.head_dim * (3 if self.terms == "both" else 2)) ** -0.5
 
-    @property
-    def edges(self) -> list[float]:
-        """The distance (positions) past which each bucket of one side begins, without that of 0."""
-        if self.max_distance is None:
-            return [float(d) for d in range(self.buckets)]
-        half, last = self.buckets // 2, self.max_distance - 1
-        logarithmic = []
-        for step in range(half):
-            # x lies past the edge when x^(half-1) > half^(half-1-step) last^step, in whole numbers.
-            edge = half * (last / half) ** (step / (half - 1))
-            near, bound = round(edge), half ** (half - 1 - step) * last**step
-            past = near ** (half - 1) > bound
-            logarithmic.append(min(edge, math.nextafter(near, 0.0)) if past else max(edge, float(near)))
-        return [float(d) for d in range(half)] + logarithmic
-
     def bucket(self, delta: Tensor) -> Tensor:
         """The signed bucket (-buckets to buckets) of each signed distance, query minus key (positions)."""
         edges = torch.tensor(self.edges, dtype=torch.float64, device=delta.device)
@@ -144,18 +133,27 @@ class DeBERTa(Encoding):
         """The row of the table for each bucket: there is one more for negative ones."""
         return bucket.clamp(-self.buckets, self.buckets - 1) + self.buckets
 
-    def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
+    def prepare(self, q: Tensor, at: Positions, keys: Keys) -> Keys:
         if q.shape[1] != self.heads or q.shape[-1] != self.head_dim:
             raise ValueError(
                 f"queries must have {self.heads} heads of {self.head_dim} channels, got {q.shape[1]} of {q.shape[-1]}; "
                 f"build DeBERTa({self.dim}, {q.shape[1]}, {q.shape[-1]})"
             )
-        bucket = self.bucket(distance(at, keys.at, str(self)))
+        memo, own = dict(keys.memo), dict(keys.own)
+        if self.to_key is not None:
+            own["deberta"] = self.compared(q, self.to_key)
+        if self.to_query is not None:
+            k = keys.k.repeat_interleave(self.heads // keys.k.shape[1], 1)
+            memo["deberta"] = self.compared(k, self.to_query)
+        return replace(keys, memo=memo, own=own)
+
+    def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
+        if "deberta" not in keys.memo and "deberta" not in keys.own:
+            keys = self.prepare(q, at, keys)
+        bucket = self.bucket(distance(at, keys.at, self))
         bucket = bucket.expand(q.shape[0], -1, -1)
         row, mirrored = self.row(bucket), self.row(-bucket if self.mirror else bucket)
-        to_position = None if self.to_key is None else self.compared(q, self.to_key)
-        k = keys.k.repeat_interleave(self.heads // keys.k.shape[1], 1)
-        to_content = None if self.to_query is None else self.compared(k, self.to_query)
+        to_position, to_content = keys.own.get("deberta"), keys.memo.get("deberta")
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             if to_position is not None:
@@ -166,13 +164,24 @@ class DeBERTa(Encoding):
 
         return score_mod
 
+    def products(self, q: Tensor, at: Positions, keys: Keys, distances: range) -> Products | None:
+        if self.to_key is None or self.to_query is not None:
+            return None
+        delta = torch.arange(distances.start, distances.stop, distances.step, device=q.device)
+        vectors = self.projected(q, self.to_key).index_select(1, self.row(self.bucket(delta)))
+        return Products(q.to(vectors.dtype) * self.scale, vectors)
+
     def compared(self, x: Tensor, projection: nn.Linear) -> Tensor:
         """Queries or keys [B, H, T, D] with every row of the projected table, scaled: [B, H, T, 2 buckets]."""
+        table = self.projected(x, projection)
+        return x.to(table.dtype) @ table.transpose(-1, -2) * self.scale
+
+    def projected(self, x: Tensor, projection: nn.Linear) -> Tensor:
+        """The rows of the table, projected for each head: [H, 2 buckets, head_dim], in x's dtype or a wider one."""
         dtype = torch.promote_types(torch.promote_types(x.dtype, self.table.dtype), torch.float32)
         bias = None if projection.bias is None else projection.bias.to(dtype)
         table = F.linear(self.table.to(dtype), projection.weight.to(dtype), bias)
-        by_head = table.unflatten(-1, (self.heads, -1)).permute(1, 2, 0)  # [H, D, 2 buckets]
-        return x.to(dtype) @ by_head * self.scale
+        return table.unflatten(-1, (self.heads, -1)).transpose(0, 1)
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:
         added = 0.0
@@ -200,3 +209,18 @@ class DeBERTa(Encoding):
             vector = math.fsum(w * x for w, x in zip(projection.weight[out].tolist(), row, strict=True))
             total.append(value * (vector + (0.0 if projection.bias is None else projection.bias[out].item())))
         return math.fsum(total)
+
+
+def edges_of(buckets: int, max_distance: int | None) -> tuple[float, ...]:
+    """The distance (positions) past which each bucket of one side begins, without that of 0."""
+    if max_distance is None:
+        return tuple(float(d) for d in range(buckets))
+    half, last = buckets // 2, max_distance - 1
+    logarithmic = []
+    for step in range(half):
+        # x lies past the edge when x^(half-1) > half^(half-1-step) last^step, in whole numbers.
+        edge = half * (last / half) ** (step / (half - 1))
+        near, bound = round(edge), half ** (half - 1 - step) * last**step
+        past = near ** (half - 1) > bound
+        logarithmic.append(min(edge, math.nextafter(near, 0.0)) if past else max(edge, float(near)))
+    return (*(float(d) for d in range(half)), *logarithmic)

@@ -42,6 +42,7 @@ class Fire(Encoding):
     also_called = ("functional_interpolation",)
     extrapolates = "Claimed: best of the biases at four times the length. Found: best of them on copying, to twice."
     per_layer = True
+    fuses = False  # its pieces are found by bisection
 
     def __init__(
         self,
@@ -88,7 +89,7 @@ class Fire(Encoding):
 
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
         self.check_heads(self.out.weight, q)
-        m, n = at.axis(str(self)), keys.at.axis(str(self))
+        m, n = at.axis(self), keys.at.axis(self)
         dtype = torch.promote_types(self.c.dtype, torch.float32)
         for coords in (m, n):
             dtype = torch.promote_types(dtype, coords.dtype) if coords.is_floating_point() else dtype

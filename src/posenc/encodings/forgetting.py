@@ -1,6 +1,7 @@
 """Forgetting attention (FoX)."""
 
 import math
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -86,7 +87,7 @@ class Forgetting(Encoding):
             gates = F.linear(x.to(dtype), self.weight.to(dtype), self.offset.to(dtype))
         return {"forgetting": F.logsigmoid(gates).transpose(1, 2)}  # [B, H, T]
 
-    def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
+    def prepare(self, q: Tensor, at: Positions, keys: Keys) -> Keys:
         if q.shape[1] != self.heads:
             raise ValueError(
                 f"{self} has gates for {self.heads} heads, got queries of {q.shape[1]}; build it for {q.shape[1]}"
@@ -94,6 +95,15 @@ class Forgetting(Encoding):
         gates = keys.memo["forgetting"]
         # After a hundred thousand tokens a float32 sum has steps of 0.0078; the difference of two must be finer.
         to_query, to_key = sums_to(gates if gates.device.type == "mps" else gates.double(), at, keys.at)
+        return replace(keys, memo={**keys.memo, "forgotten": to_key}, own={**keys.own, "forgotten": to_query})
+
+    def levels(self, keys: Keys) -> tuple[Tensor, Tensor]:
+        return keys.own["forgotten"], keys.memo["forgotten"]
+
+    def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
+        if "forgotten" not in keys.own:
+            keys = self.prepare(q, at, keys)
+        to_query, to_key = self.levels(keys)
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             # Gates only ever lower a sum, so what is above 0 belongs to keys after the query.

@@ -149,7 +149,7 @@ class FourierFeatures(Encoding):
 
     def encode(self, at: Positions) -> Tensor:
         """The encoding [B or 1, T, dim] in float64."""
-        coords = at.coordinates(self.axes, str(self))
+        coords = at.coordinates(self.axes, self)
         coords = coords[..., None] if self.axes == 1 else coords  # [B, T, A]
         # Some devices have no float64: the angles are then taken on the CPU.
         exact = torch.device("cpu") if coords.device.type == "mps" else coords.device

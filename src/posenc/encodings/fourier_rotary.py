@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc.encoding import BoundKernel, Encoding, Keys
 from posenc.kernels.reference import fit_heads
-from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, exact, rotate_pairs
+from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, exact, rotate_pairs, rotation_dtype
 from posenc.masks import Mask
 from posenc.positions import Positions, PositionsLike
 
@@ -141,7 +141,7 @@ class FourierRotary(Encoding):
         return 2 * math.pi / self.frequencies
 
     def turned(self, x: Tensor, at: Positions) -> Tensor:
-        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        dtype = rotation_dtype(x)
         if self.learned:
             cos, sin = self.table(at, dtype, x.device)
         else:
@@ -152,7 +152,7 @@ class FourierRotary(Encoding):
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         """What multiplies the pairs, [2, B or 1, heads or 1, T, d/2]."""
-        coords = exact(at.axis(str(self)))
+        coords = exact(at.axis(self))
         angle = coords[:, None, :, None] * self.frequencies.to(coords.device)  # [B or 1, 1, T, K]
         mixtures = self.mixtures.to(coords.device).double()
         cos, sin = torch.stack((angle.cos(), angle.sin())) @ mixtures[:, None]

@@ -1,18 +1,19 @@
 """Image rotary encoding: rotary over coordinates that run from -1 to 1 whatever the size of the image (DINOv3)."""
 
 import math
+from collections.abc import Hashable
 
 import torch
 from torch import Tensor
 
-from posenc.encoding import Encoding
-from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, exact, rotate_pairs, rotation_dtype
+from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, exact
 from posenc.positions import Positions
+from posenc.rotations import Rotations
 
 SIDES = ("each", "longest", "shortest")
 
 
-class ImageRotary(Encoding):
+class ImageRotary(Rotations):
     """Turn each pair of channels by a coordinate of the patch's centre in an image that reaches from -1 to 1.
 
     angle of pair j of axis a = 2 pi p_a / period_j,   period_j = base^(j/n), j = 0..n-1,   n = floor(head_dim/(2 axes))
@@ -72,23 +73,13 @@ class ImageRotary(Encoding):
         """The wavelength of each pair of any axis: its period."""
         return self.periods
 
-    def turned(self, x: Tensor, at: Positions) -> Tensor:
-        self.check_head_dim(x, self.head_dim)
-        dtype = rotation_dtype(x)
-        key = ("image_rotary", self.head_dim, self.axes, self.base, dtype, x.device)
-        cos, sin = at.once(key, lambda: self.table(at, dtype, x.device))  # each [B or 1, 1, T, r/2]
-        return rotate_pairs(x, cos, sin, self.layout)
+    def depends_on(self) -> tuple[Hashable, ...]:
+        return self.head_dim, self.axes, self.base
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
-        coords = exact(at.coordinates(self.axes, str(self)).view_as(at.coords))[:, None]  # [B or 1, 1, T, A]
+        coords = exact(at.coordinates(self.axes, self).view_as(at.coords))[:, None]  # [B or 1, 1, T, A]
         angle = 2 * math.pi * coords[..., None] / self.periods.to(coords.device)
         return cos_sin(angle.flatten(-2), 1.0, dtype, device)
-
-    def query(self, q: Tensor, at: Positions) -> Tensor:
-        return self.turned(q, at)
-
-    def key(self, k: Tensor, at: Positions) -> Tensor:
-        return self.turned(k, at)
 
     def formula_query(self, q, position, head=0) -> list[float]:
         places = (position,) if self.axes == 1 else position

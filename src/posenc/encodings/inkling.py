@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from posenc.encoding import Encoding, Keys, Projections, ScoreMod, Token, look_up
+from posenc.encoding import Encoding, Keys, Products, Projections, ScoreMod, Token, look_up
 from posenc.positions import Positions, distance
 
 
@@ -73,6 +73,7 @@ class Inkling(Encoding):
         if not std > 0:
             raise ValueError(f"std must be above 0, got {std}")
         self.dim, self.heads, self.extent, self.rank, self.std = dim, heads, int(extent), int(rank), std
+        self.same_beyond = self.extent
         self.to_mixture = nn.Linear(dim, heads * self.rank, bias=False, device=device, dtype=dtype)
         self.profiles = nn.Parameter(torch.empty(self.rank, self.extent, device=device, dtype=dtype))
         self.reset_parameters()
@@ -89,15 +90,11 @@ class Inkling(Encoding):
         return {"inkling": self.to_mixture(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)}  # [B, H, T, rank]
 
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
-        if q.shape[1] != self.heads:
-            raise ValueError(f"{self} mixes for {self.heads} heads, got queries of {q.shape[1]}; build it for those")
-        if "inkling" not in keys.own:
-            raise ValueError(f"the bias of {self} reads the asking tokens themselves; it works inside Attention only")
-        mixture = keys.own["inkling"]
-        dtype = torch.promote_types(torch.promote_types(mixture.dtype, self.profiles.dtype), torch.float32)
+        mixture = self.mixture(q, keys)
+        dtype = torch.promote_types(mixture.dtype, self.profiles.dtype)
         # A column of zeros stands for all distances without bias.
         curves = nn.functional.pad(mixture.to(dtype) @ self.profiles.to(dtype), (0, 1))  # [B, H, T, extent + 1]
-        delta = distance(at, keys.at, str(self)).expand(q.shape[0], -1, -1)
+        delta = distance(at, keys.at, self).expand(q.shape[0], -1, -1)
 
         def column(n: Tensor) -> Tensor:
             return torch.where((n >= 0) & (n < self.extent), n, self.extent).long()
@@ -113,6 +110,23 @@ class Inkling(Encoding):
             return score + torch.where(n >= 0, torch.lerp(first, second, share), 0.0).to(score.dtype)
 
         return score_mod
+
+    def products(self, q: Tensor, at: Positions, keys: Keys, distances: range) -> Products:
+        mixture = self.mixture(q, keys)
+        dtype = torch.promote_types(mixture.dtype, self.profiles.dtype)
+        delta = torch.arange(distances.start, distances.stop, distances.step, device=q.device)
+        biased = (delta >= 0) & (delta < self.extent)
+        columns = self.profiles.to(dtype).index_select(1, delta.clamp(0, self.extent - 1))
+        return Products(mixture.to(dtype), (columns * biased).T[None])
+
+    def mixture(self, q: Tensor, keys: Keys) -> Tensor:
+        """What each asking token mixes the profiles by, [B, H, T, rank], in float32 at least."""
+        if q.shape[1] != self.heads:
+            raise ValueError(f"{self} mixes for {self.heads} heads, got queries of {q.shape[1]}; build it for those")
+        if "inkling" not in keys.own:
+            raise ValueError(f"the bias of {self} reads the asking tokens themselves; it works inside Attention only")
+        mixture = keys.own["inkling"]
+        return mixture.to(torch.promote_types(mixture.dtype, torch.float32))
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:
         raise NotImplementedError(f"the bias of {self} reads the asking token, which a formula of q and k alone lacks")

@@ -75,15 +75,29 @@ class Learned(Encoding):
         nn.init.normal_(self.table, std=self.std)
 
     def embed(self, x: Tensor, at: Positions) -> Tensor:
+        return x + self.rows(x, at)
+
+    def embed_in_place(self, x: Tensor, at: Positions) -> Tensor:
+        return x.add_(self.rows(x, at))
+
+    def rows(self, x: Tensor, at: Positions) -> Tensor:
+        """What is added to embeddings x [B, T, dim], in their dtype."""
         if x.shape[-1] != self.dim:
             raise ValueError(
                 f"embeddings must have {self.dim} channels, got {x.shape[-1]}; build Learned({x.shape[-1]}, ...)"
             )
-        return x + self.read(self.row(at)).to(x.dtype)
+        return self.vectors(at).to(x.dtype)
+
+    def vectors(self, at: Positions) -> Tensor:
+        """The vectors [B or 1, T, dim] of tokens; those of tokens in a row are a slice [T, dim] of the table."""
+        start, end = at.start, at.extent
+        if start is not None and end is not None and end <= self.max_len and self.overrun != "interpolate":
+            return self.table[start:end]
+        return self.read(self.row(at))
 
     def row(self, at: Positions) -> Tensor:
         """Where each token [B or 1, T] reads the table (rows; whole or fractional), by the overrun policy."""
-        coords = at.axis(str(self))
+        coords = at.axis(self)
         last = self.max_len - 1
         if self.overrun == "interpolate":
             if at.length is None:
@@ -115,17 +129,15 @@ class Learned(Encoding):
             return torch.where(outside, torch.nan, coords.to(torch.float64))
         if coords.is_meta:
             return coords
-        highest = coords.max().item()
+        lowest, highest = torch.stack(coords.aminmax()).tolist()
         if highest > last + 1e-6:
             wanted = int(-(-highest // 1)) + 1
             remedy = f"build it with max_len={wanted} or more, or choose overrun='clamp' or overrun='interpolate'"
             if self.overrun == "interpolate":
                 remedy = f"the declared length is too short for it: declare at least {int(at.coords.max().item()) + 1}"
             raise ValueError(f"position {highest:.12g} is past the learned table of {self.max_len} rows; {remedy}")
-        if coords.min().item() < 0:
-            raise ValueError(
-                f"a learned table starts at position 0, got position {coords.min().item():.12g}; shift the positions"
-            )
+        if lowest < 0:
+            raise ValueError(f"a learned table starts at position 0, got position {lowest:.12g}; shift the positions")
         return coords
 
     def read(self, row: Tensor) -> Tensor:

@@ -152,7 +152,7 @@ class LearnedFactorised(Encoding):
 
     def place(self, at: Positions) -> Tensor:
         """Where each token [B or 1, T, axes] reads the tables (whole or fractional), by the overrun policy."""
-        coords = at.coordinates(self.axes, str(self))
+        coords = at.coordinates(self.axes, self)
         coords = coords[..., None] if self.axes == 1 else coords
         last = torch.tensor([n - 1 for n in self.limits], device=coords.device)
         if self.overrun == "clamp":

@@ -139,7 +139,7 @@ class LearnedGrid(Encoding):
 
     def place(self, at: Positions) -> Tensor:
         """Where each token [B or 1, T, A] stands in the grid (cells; whole or fractional), by the overrun policy."""
-        coords = at.coordinates(self.axes, str(self))
+        coords = at.coordinates(self.axes, self)
         if self.overrun == "clamp":
             last = torch.tensor([n - 1 for n in self.cells], device=coords.device)
             coords = torch.minimum(coords, last.to(coords.dtype))

@@ -98,7 +98,7 @@ class LearnedRotary(Encoding):
         """The wavelength of each pair, 2 pi / frequency (positions), float64, shortest first, over all heads."""
         return (2 * math.pi / self.frequencies).flatten().sort().values
 
-    def turned(self, x: Tensor, at: Positions) -> Tensor:
+    def turned(self, x: Tensor, at: Positions, *, in_place: bool = False) -> Tensor:
         self.check_head_dim(x, self.head_dim)
         if self.per_head and x.shape[1] != self.heads:
             raise ValueError(
@@ -107,16 +107,21 @@ class LearnedRotary(Encoding):
         dtype = rotation_dtype(x)
         # Not kept with the positions: a table that has a gradient belongs to one forward pass.
         frequencies = self.spectrum()
-        coords = exact(at.axis(str(self)))[:, None, :, None]
+        coords = exact(at.axis(self))[:, None, :, None]
         angle = coords * (frequencies[:, None] if self.per_head else frequencies).to(coords.device)
         table = cos_sin(angle, 1.0, dtype, x.device)  # [2, B or 1, heads or 1, T, r/2]
-        return rotate_pairs(x, table[0], table[1], self.layout)
+        return rotate_pairs(x, table[0], table[1], self.layout, in_place=in_place)
 
     def query(self, q: Tensor, at: Positions) -> Tensor:
         return self.turned(q, at)
 
     def key(self, k: Tensor, at: Positions) -> Tensor:
         return self.turned(self.spread(k), at)
+
+    def turn(
+        self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions, *, in_place: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        return self.turned(q, at, in_place=in_place), self.turned(self.spread(k), keys_at, in_place=in_place)
 
     def spread(self, x: Tensor) -> Tensor:
         """Keys or values of fewer heads, repeated for the query heads that share them, where these differ."""

@@ -56,7 +56,7 @@ class LogTemperature(Encoding):
 
     def table(self, at: Positions) -> Tensor:
         """The temperature of each query, [B or 1, 1, T, 1], float64."""
-        count = exact(at.axis(str(self))).clamp(min=0) + 1
+        count = exact(at.axis(self)).clamp(min=0) + 1
         return (count.log() / math.log(self.max_len)).clamp(min=self.least)[:, None, :, None]
 
     def temperature(self, position: float) -> float:

@@ -100,7 +100,7 @@ class MixedRotary(Encoding):
         with torch.no_grad():
             self.frequencies.copy_(magnitude[:, None] * directions.mT[:, pair // each])
 
-    def turned(self, x: Tensor, at: Positions) -> Tensor:
+    def turned(self, x: Tensor, at: Positions, *, in_place: bool = False) -> Tensor:
         if x.shape[-1] != self.head_dim:
             raise ValueError(
                 f"heads must have {self.head_dim} channels, got {x.shape[-1]}; build MixedRotary({x.shape[-1]}, ...)"
@@ -112,18 +112,23 @@ class MixedRotary(Encoding):
                 f"where fewer key heads serve the queries, build it with groups={x.shape[1]}"
             )
         dtype = rotation_dtype(x)
-        coords = exact(at.coordinates(self.axes, str(self)).view_as(at.coords))
+        coords = exact(at.coordinates(self.axes, self).view_as(at.coords))
         frequencies = exact(self.frequencies)
         # A product and a sum: autocast would take a matrix product in half precision.
         angle = (coords[:, None, :, None] * frequencies[:, None]).sum(-1)  # [B or 1, sets, T, P]
         cos, sin = cos_sin(angle.repeat_interleave(x.shape[1] // sets, 1), 1.0, dtype, x.device)
-        return rotate_pairs(x, cos, sin, self.layout)
+        return rotate_pairs(x, cos, sin, self.layout, in_place=in_place)
 
     def query(self, q: Tensor, at: Positions) -> Tensor:
         return self.turned(q, at)
 
     def key(self, k: Tensor, at: Positions) -> Tensor:
         return self.turned(k, at)
+
+    def turn(
+        self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions, *, in_place: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        return self.turned(q, at, in_place=in_place), self.turned(k, keys_at, in_place=in_place)
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:
         m, n = ((place,) if self.axes == 1 else place for place in (m, n))

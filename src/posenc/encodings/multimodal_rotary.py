@@ -1,19 +1,20 @@
 """Multimodal rotary encoding (M-RoPE), and the positions of text and grids in one sequence."""
 
 import math
+from collections.abc import Hashable
 
 import torch
 from torch import Tensor
 
-from posenc.encoding import Encoding
-from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, exact, rotate_pairs, rotation_dtype
+from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, exact
 from posenc.positions import Positions
+from posenc.rotations import Rotations
 from posenc.schedules import Schedule
 
 ORDERS = ("chunked", "interleaved", "time_last")
 
 
-class MultimodalRotary(Encoding):
+class MultimodalRotary(Rotations):
     """Share the pairs of rotary out among time, height and width; for text, where the three are equal, it is rotary.
 
     frequency_k = base^(-2k/r), k = 0..r/2-1;   pair k turns by p_a(k) frequency_k, a(k) the axis that owns pair k
@@ -139,16 +140,11 @@ class MultimodalRotary(Encoding):
         """The wavelength of each pair, 2 pi / frequency (positions), float64, shortest first."""
         return 2 * math.pi / self.spectrum()[0]
 
-    def turned(self, x: Tensor, at: Positions) -> Tensor:
-        self.check_head_dim(x, self.head_dim)
-        dtype = rotation_dtype(x)
-        options = (self.width, self.base, self.sections_in_use, self.order, self.schedule)
-        key = ("multimodal_rotary", *options, dtype, x.device)
-        cos, sin = at.once(key, lambda: self.table(at, dtype, x.device))  # each [B or 1, 1, T, r/2]
-        return rotate_pairs(x, cos, sin, self.layout)
+    def depends_on(self) -> tuple[Hashable, ...]:
+        return self.width, self.base, self.sections_in_use, self.order, self.schedule
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
-        coords = exact(at.coordinates(self.axes, str(self)))  # [B or 1, T, 1 or A]
+        coords = exact(at.coordinates(self.axes, self))  # [B or 1, T, 1 or A]
         if coords.shape[-1] != 1:
             if coords.shape[-1] != len(self.sections_in_use):
                 raise ValueError(
@@ -158,12 +154,6 @@ class MultimodalRotary(Encoding):
             coords = coords[..., torch.tensor(self.axis_of_pair(), device=coords.device)]
         frequencies, temperature = self.spectrum()
         return cos_sin((coords * frequencies.to(coords.device))[:, None], temperature, dtype, device)
-
-    def query(self, q: Tensor, at: Positions) -> Tensor:
-        return self.turned(q, at)
-
-    def key(self, k: Tensor, at: Positions) -> Tensor:
-        return self.turned(k, at)
 
     def formula_query(self, q, position, head=0) -> list[float]:
         r, sections, out = self.width, self.sections_in_use, list(q)

@@ -77,6 +77,10 @@ class PaTH(Encoding):
             nn.init.normal_(table, std=table.shape[1] ** -0.5)
         nn.init.zeros_(self.offset)
 
+    @property
+    def reads_pairs(self) -> bool:
+        return True
+
     def remember(self, x: Tensor, at: Positions, project: Projections) -> dict[str, Tensor]:
         if x.shape[-1] != self.dim:
             raise ValueError(

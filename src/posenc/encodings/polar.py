@@ -99,7 +99,7 @@ class Polar(Encoding):
         return at.once(key, lambda: self.table(at, dtype, x.device))
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
-        coords = exact(at.axis(str(self)))
+        coords = exact(at.axis(self))
         return cos_sin(coords[:, None, :, None] * self.frequencies.to(coords.device), 1.0, dtype, device)
 
     def query(self, q: Tensor, at: Positions) -> Tensor:

@@ -1,17 +1,18 @@
 """Proportional rotary position embedding (p-RoPE)."""
 
 import math
+from collections.abc import Hashable
 
 import torch
 from torch import Tensor
 
-from posenc.encoding import Encoding
-from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, exact, rotate_pairs, rotation_dtype
+from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, exact
 from posenc.positions import Positions
+from posenc.rotations import Rotations
 from posenc.schedules import Schedule
 
 
-class ProportionalRotary(Encoding):
+class ProportionalRotary(Rotations):
     """Turn only the fastest channel pairs of a head, and let the slow ones carry content without position.
 
     frequency_k = base^(-2k/head_dim) for k < n, 0 for the other pairs,   n = floor(share head_dim / 2), at least 1
@@ -90,23 +91,13 @@ class ProportionalRotary(Encoding):
         """The wavelength of each pair, 2 pi / frequency (positions), float64; infinite for those that stand still."""
         return 2 * math.pi / self.frequencies
 
-    def turned(self, x: Tensor, at: Positions) -> Tensor:
-        self.check_head_dim(x, self.head_dim)
-        dtype = rotation_dtype(x)
-        key = ("proportional rotary", self.head_dim, self.turning, self.base, self.schedule, dtype, x.device)
-        table = at.once(key, lambda: self.table(at, dtype, x.device))  # [2, B or 1, 1, T, head_dim/2]
-        return rotate_pairs(x, table[0], table[1], self.layout)
+    def depends_on(self) -> tuple[Hashable, ...]:
+        return self.head_dim, self.turning, self.base, self.schedule
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         frequencies, temperature = self.spectrum()
-        coords = exact(at.axis(str(self)))[:, None, :, None]
+        coords = exact(at.axis(self))[:, None, :, None]
         return cos_sin(coords * frequencies.to(coords.device), temperature, dtype, device)
-
-    def query(self, q: Tensor, at: Positions) -> Tensor:
-        return self.turned(q, at)
-
-    def key(self, k: Tensor, at: Positions) -> Tensor:
-        return self.turned(k, at)
 
     def formula_spectrum(self) -> tuple[list[float], float]:
         """As published, in scalars: the frequency of each pair, and the temperature."""

@@ -1,17 +1,19 @@
 """Rotary position embedding."""
 
 import math
+from collections.abc import Hashable
 
 import torch
 from torch import Tensor
 
-from posenc.encoding import Encoding, Token
-from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, exact, rotate_pairs, rotation_dtype
+from posenc.encoding import Token
+from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, exact, rotation_dtype
 from posenc.positions import Positions
+from posenc.rotations import Rotations
 from posenc.schedules import Schedule
 
 
-class Rotary(Encoding):
+class Rotary(Rotations):
     """Turn each pair of channels of queries and keys by an angle that grows with the position.
 
     frequency_k = base^(-2k/r), k = 0..r/2-1     (radians per position; the first pair is the fastest)
@@ -114,15 +116,19 @@ class Rotary(Encoding):
         """The wavelength of each pair, 2 pi / frequency (positions), float64, shortest first."""
         return 2 * math.pi / self.frequencies
 
-    def turned(self, x: Tensor, at: Positions) -> Tensor:
-        self.check_head_dim(x, self.head_dim)
-        dtype = rotation_dtype(x)
-        key = ("rotary", self.width, self.base, self.schedule, dtype, x.device)
-        table = at.once(key, lambda: self.table(at, dtype, x.device))  # [2, B or 1, 1, T, r/2]
-        return rotate_pairs(x, table[0], table[1], self.layout)
+    def depends_on(self) -> tuple[Hashable, ...]:
+        return self.width, self.base, self.schedule
+
+    def rows(self, x: Tensor, at: Positions) -> Tensor:
+        if not self.turns_when_attending:
+            return super().rows(x, at)
+        # The horizon is not among the positions that count up from a known start.
+        dtype, device = rotation_dtype(x), x.device
+        key = (type(self), self.depends_on(), dtype, device)
+        return at.once(key, lambda: self.table(at, dtype, device))
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
-        coords = exact(at.axis(str(self)))[:, None, :, None]
+        coords = exact(at.axis(self))[:, None, :, None]
         if self.turns_when_attending:
             frequencies, temperature = self.spectrum(self.horizon(at))
             frequencies = frequencies[:, None, None]
@@ -145,12 +151,6 @@ class Rotary(Encoding):
                 f"counted need no declaration)"
             )
         return None
-
-    def query(self, q: Tensor, at: Positions) -> Tensor:
-        return self.turned(q, at)
-
-    def key(self, k: Tensor, at: Positions) -> Tensor:
-        return self.turned(k, at)
 
     def formula_spectrum(self, length: float | None = None) -> tuple[list[float], float]:
         """As published, in scalars: the frequency of each pair, and the temperature."""

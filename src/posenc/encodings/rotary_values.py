@@ -85,14 +85,14 @@ class RotaryValues(Encoding):
         """x [B, heads, T, head_dim] turned by `direction` times its positions."""
         dtype = rotation_dtype(x)
         key = ("rotary_values", self.width, self.base, dtype, x.device)
-        cos, sin = at.once(key, lambda: self.table(at, dtype, x.device))
+        cos, sin = at.rows_of(key, lambda at: self.table(at, dtype, x.device), keep=x.is_cpu)
         if not self.trailing:
-            return rotate_pairs(x, cos, direction * sin, self.layout)
+            return rotate_pairs(x, cos, sin, self.layout, inverse=direction < 0)
         passed, turned = x[..., : -self.width], x[..., -self.width :]
-        return torch.cat((passed, rotate_pairs(turned, cos, direction * sin, self.layout)), -1)
+        return torch.cat((passed, rotate_pairs(turned, cos, sin, self.layout, inverse=direction < 0)), -1)
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
-        coords = exact(at.axis(str(self)))
+        coords = exact(at.axis(self))
         return cos_sin(coords[:, None, :, None] * self.frequencies.to(coords.device), 1.0, dtype, device)
 
     def attend(

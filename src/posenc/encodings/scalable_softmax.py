@@ -80,7 +80,7 @@ class ScalableSoftmax(Encoding):
 
     def logarithms(self, at: Positions) -> Tensor:
         """ln of the number of tokens that each query sees, [B or 1, 1, T, 1], float64."""
-        return exact(at.axis(str(self))).clamp(min=0).log1p()[:, None, :, None]
+        return exact(at.axis(self)).clamp(min=0).log1p()[:, None, :, None]
 
     def formula_query(self, q, position, head=0) -> list[float]:
         b = 0.0 if self.offset is None else self.offset[head].item()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc.encoding import BoundKernel, Encoding, Keys, Projections, sums_to
 from posenc.kernels.reference import fit_heads
-from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, rotate_pairs
+from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, rotate_pairs, rotation_dtype
 from posenc.masks import Mask
 from posenc.positions import Positions
 
@@ -159,8 +159,7 @@ class SelectiveRotary(Encoding):
 
     def turned(self, x: Tensor, angle: Tensor) -> Tensor:
         """x [B, heads, T, head_dim] turned by its angles [B, heads, T, pairs]."""
-        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-        cos, sin = cos_sin(angle, 1.0, dtype, x.device)
+        cos, sin = cos_sin(angle, 1.0, rotation_dtype(x), x.device)
         return rotate_pairs(x, cos, sin, self.layout)
 
     def formula_query(self, q, position, head=0):

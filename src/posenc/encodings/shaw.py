@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from posenc.encoding import BoundKernel, Encoding, Keys, ScoreMod, look_up
+from posenc.encoding import BoundKernel, Encoding, Keys, Products, ScoreMod, look_up
 from posenc.masks import Mask
 from posenc.positions import Positions, distance
 
@@ -63,7 +63,7 @@ class Shaw(Encoding):
         if std is not None and not std > 0:
             raise ValueError(f"std must be above 0, got {std}")
         self.head_dim, self.clip, self.values, self.mutual, self.std = head_dim, clip, values, mutual, std
-        self.reads_keys = mutual
+        self.reads_keys, self.same_beyond = mutual, int(clip)
         if not values:
             self.doors = self.doors - {"attend"}
         self.key_table = nn.Parameter(torch.empty(2 * clip + 1, head_dim, device=device, dtype=dtype))
@@ -84,7 +84,7 @@ class Shaw(Encoding):
 
     def row(self, at: Positions, keys_at: Positions) -> Tensor:
         """Where each pair [B or 1, T, S] reads the tables (rows; whole or fractional)."""
-        return (-distance(at, keys_at, str(self))).clamp(-self.clip, self.clip) + self.clip
+        return (-distance(at, keys_at, self)).clamp(-self.clip, self.clip) + self.clip
 
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
         self.check_head_dim(q, self.head_dim)
@@ -107,6 +107,15 @@ class Shaw(Encoding):
             return score if of_keys is None else score + read(of_keys, b, h, j, r).to(score.dtype)
 
         return score_mod
+
+    def products(self, q: Tensor, at: Positions, keys: Keys, distances: range) -> Products | None:
+        if self.mutual:
+            return None
+        self.check_head_dim(q, self.head_dim)
+        dtype = torch.promote_types(torch.promote_types(q.dtype, self.key_table.dtype), torch.float32)
+        delta = torch.arange(distances.start, distances.stop, distances.step, device=q.device)
+        vectors = self.key_table.to(dtype)[(-delta).clamp(-self.clip, self.clip) + self.clip]
+        return Products(q.to(dtype) * self.head_dim**-0.5, vectors[None])
 
     def compared(self, x: Tensor) -> Tensor:
         """Queries or keys [B, H, T, D] with every vector of the key table, scaled: [B, H, T, 2 clip + 1]."""

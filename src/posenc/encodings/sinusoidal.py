@@ -1,15 +1,27 @@
 """Sinusoidal encoding."""
 
 import math
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from posenc.encoding import Encoding
 from posenc.positions import Positions, PositionsLike
 
 LAYOUTS = ("interleaved", "concatenated", "sines_first")
+
+PAIRS_AT_ONCE = 1 << 16
+"""How many channel pairs of tokens in a row are turned together: they stay in the nearest memory."""
+
+LONG = 1 << 24
+"""The size (bytes) from which on a table is added in pieces, and four times it that from which on none is kept."""
+
+WINDOW = 1024
+"""How many rows such a piece has: tables are kept in windows of so many."""
 
 
 class Sinusoidal(Encoding):
@@ -128,12 +140,15 @@ class Sinusoidal(Encoding):
 
     def encode(self, at: Positions) -> Tensor:
         """The encoding [B or 1, T, dim] in float64, without the learned scale."""
-        coords = at.coordinates(self.axes, str(self))
+        coords = at.coordinates(self.axes, self)
         device = coords.device
         # Some devices have no float64: the angles are then taken on the CPU.
         exact = torch.device("cpu") if device.type == "mps" else device
         angle = coords.to(exact).double()[..., None] * self.frequencies.to(exact)  # [B, T, pairs] or [B, T, A, pairs]
-        waves = (angle.sin(), angle.cos())
+        return self.laid_out((angle.sin(), angle.cos()))
+
+    def laid_out(self, waves: tuple[Tensor, Tensor]) -> Tensor:
+        """Sines and cosines [B, T, pairs], or [B, T, A, pairs] of several axes, as the channels [B, T, dim]."""
         if self.layout == "interleaved":
             rows = torch.stack(waves, -1).flatten(2)
         elif self.layout == "concatenated":
@@ -144,16 +159,87 @@ class Sinusoidal(Encoding):
         return torch.nn.functional.pad(rows, (0, self.dim - rows.shape[-1]))
 
     def embed(self, x: Tensor, at: Positions) -> Tensor:
+        self.check(x)
+        return self.add_in_pieces(x, at, torch.empty_like(x)) if self.is_long(x, at) else x + self.added_to(x, at)
+
+    def embed_in_place(self, x: Tensor, at: Positions) -> Tensor:
+        self.check(x)
+        return self.add_in_pieces(x, at, x) if self.is_long(x, at) else x.add_(self.added_to(x, at))
+
+    def check(self, x: Tensor) -> None:
         if x.shape[-1] != self.dim:
             raise ValueError(
                 f"embeddings must have {self.dim} channels, got {x.shape[-1]}; build Sinusoidal({x.shape[-1]})"
             )
+
+    def is_long(self, x: Tensor, at: Positions) -> bool:
+        """Whether the table is better added in pieces: new memory for all of it costs more than the addition."""
+        return (
+            at.tokens * self.dim * x.element_size() > LONG
+            and self.scale is None
+            and self.counts(at)
+            and x.is_cpu
+            and not (torch.is_grad_enabled() and x.requires_grad)
+        )
+
+    def add_in_pieces(self, x: Tensor, at: Positions, out: Tensor) -> Tensor:
+        """x with the encoding of tokens in a row added, a few rows at a time, written to `out`."""
+        for place, rows in self.pieces(x, at):
+            torch.add(x[:, place], rows, out=out[:, place])
+        return out
+
+    def pieces(self, x: Tensor, at: Positions) -> Iterator[tuple[slice, Tensor]]:
+        """What is added to embeddings x of tokens in a row, in their dtype, a few rows [n, dim] at a time."""
+        if at.tokens * self.dim * x.element_size() > 4 * LONG:
+            yield from ((place, rows.to(x.dtype)) for place, rows in self.in_a_row(at))
+            return
+        # Pieces that are kept for the next forward pass, if there is room.
+        assert at.start is not None and at.extent is not None
+        cuts = [at.start, *range(at.start + WINDOW - at.start % WINDOW, at.extent, WINDOW), at.extent]
+        for begin, end in pairwise(cut - at.start for cut in cuts):
+            yield slice(begin, end), self.added_to(x, at.rows(slice(begin, end)))
+
+    def added_to(self, x: Tensor, at: Positions) -> Tensor:
+        """What is added to embeddings x [B, T, dim], in their dtype."""
         # A scale multiplies before the one rounding.
         dtype = x.dtype if self.scale is None else torch.promote_types(x.dtype, torch.float32)
         # The options are part of the key: a module's attributes may be set anew.
         key = ("sinusoidal", self.dim, self.base, self.layout, self.endpoint, self.axes, dtype, x.device)
-        table = at.once(key, lambda: self.encode(at).to(dtype).to(x.device))
-        return x + (table if self.scale is None else (table * self.scale.to(dtype)).to(x.dtype))
+        keep = x.is_cpu and self.axes == 1 and at.tokens * self.dim * dtype.itemsize <= LONG
+        table = at.rows_of(key, lambda at: self.rows(at, dtype, x.device), keep=keep)
+        return table if self.scale is None else (table * self.scale.to(dtype)).to(x.dtype)
+
+    def rows(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """The encoding [B or 1, T, dim] rounded once to dtype, without the learned scale."""
+        if not self.counts(at):
+            return self.encode(at).to(dtype).to(device)
+        table = torch.empty(at.tokens, self.dim, dtype=dtype, device=device)
+        for place, rows in self.in_a_row(at):
+            table[place] = rows
+        return table[None]
+
+    def counts(self, at: Positions) -> bool:
+        """Whether the tokens are known to stand in a row, so that few angles make the waves of all."""
+        return at.start is not None and self.axes == 1 and at.coords.device.type != "mps" and not is_compiling()
+
+    def in_a_row(self, at: Positions) -> Iterator[tuple[slice, Tensor]]:
+        """The encoding of tokens in a row, float64, a few rows [n, dim] at a time, of which few need angles.
+
+        e^(-i(m + n) frequency) = e^(-i m frequency) e^(-i n frequency), and i e^(-i angle) = sin(angle) + i cos(angle).
+        """
+        assert at.start is not None
+        frequencies = self.frequencies.to(at.coords.device)
+        few = min(at.tokens, max(16, min(128, PAIRS_AT_ONCE // len(frequencies))))
+        angle = torch.arange(few, device=frequencies.device)[:, None] * frequencies
+        near = torch.complex(angle.cos(), -angle.sin())
+        for begin in range(0, at.tokens, few):
+            angle = (at.start + begin) * frequencies
+            waves = near[: at.tokens - begin] * torch.complex(angle.sin(), angle.cos())
+            if self.layout == "interleaved":
+                rows = torch.view_as_real(waves).flatten(1)[:, : self.dim]
+            else:
+                rows = self.laid_out((waves.real[None], waves.imag[None]))[0]
+            yield slice(begin, begin + len(rows)), rows
 
     def shift(self, k: float) -> Tensor:
         """The matrix M_k [dim, dim], float64, with PE(p + k) = M_k PE(p) for every position p.

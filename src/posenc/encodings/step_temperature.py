@@ -66,7 +66,7 @@ class StepTemperature(Encoding):
 
     def table(self, at: Positions) -> Tensor:
         """The temperature of each query, [B or 1, 1, T, 1], float64."""
-        p = exact(at.axis(str(self))).clamp(min=0)
+        p = exact(at.axis(self)).clamp(min=0)
         stretches = (p if self.form == "ministral" else p + 1) / self.interval
         grown = stretches.clamp(min=1) if self.form == "inkling" else 1 + stretches.floor()
         return (1 + self.strength * grown.log())[:, None, :, None]

@@ -1,12 +1,13 @@
 """Transformer-XL's relative encoding."""
 
 import math
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posenc.encoding import Encoding, Keys, ScoreMod, look_up
+from posenc.encoding import Encoding, Keys, Products, ScoreMod, dot_products
 from posenc.positions import Positions
 
 LAYOUTS = ("concatenated", "interleaved")
@@ -54,6 +55,7 @@ class TransformerXL(Encoding):
     also_called = ("xl", "txl", "xlnet", "relative_sinusoidal")
     per_layer = True
     reads_keys = True
+    fuses = False  # each pair takes an inner product
     extrapolates = (
         "made for contexts that grow segment by segment, and reported to evaluate past the trained length; "
         "no independent measurement is known to us, and distances beyond the trained ones are still unseen"
@@ -86,6 +88,7 @@ class TransformerXL(Encoding):
             raise ValueError(f"std must be above 0, got {std}")
         self.dim, self.heads, self.head_dim, self.clamp = dim, heads, head_dim, clamp
         self.base, self.layout, self.std = base, layout, std
+        self.same_beyond = None if clamp is None else math.ceil(clamp)
         self.content_bias = nn.Parameter(torch.empty(heads, head_dim, device=device, dtype=dtype))
         self.distance_bias = nn.Parameter(torch.empty(heads, head_dim, device=device, dtype=dtype))
         self.weight = nn.Parameter(torch.empty(heads * head_dim, dim, device=device, dtype=dtype))
@@ -112,33 +115,76 @@ class TransformerXL(Encoding):
         angle = coords.to(exact).double()[..., None] * self.frequencies.to(exact)
         return angle.sin().to(dtype).to(device), angle.cos().to(dtype).to(device)
 
-    def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
+    def prepare(self, q: Tensor, at: Positions, keys: Keys) -> Keys:
         if q.shape[1] != self.heads or q.shape[-1] != self.head_dim:
             raise ValueError(
                 f"queries must have {self.heads} heads of {self.head_dim} channels, got {q.shape[1]} of {q.shape[-1]}; "
                 f"build TransformerXL({self.dim}, {q.shape[1]}, {q.shape[-1]})"
             )
-        dtype = torch.promote_types(torch.promote_types(q.dtype, self.weight.dtype), torch.float32)
-        content, distance, weight = (p.to(dtype) for p in (self.content_bias, self.distance_bias, self.weight))
-        k = keys.k.to(dtype).repeat_interleave(self.heads // keys.k.shape[1], 1)
-        asked = (q.to(dtype) + distance[:, None]) @ weight.unflatten(0, (self.heads, -1))  # [B, H, T, dim]
-        of_sine, of_cosine = self.split(asked)
-        m, n = at.axis(str(self)), keys.at.axis(str(self))
-        (sin_m, cos_m), (sin_n, cos_n) = (self.waves(x, dtype, q.device) for x in (m[:, None], n[:, None]))
+        dtype = self.exact(q)
+        of_queries, of_keys = (
+            torch.cat(self.waves(where.axis(self)[:, None], dtype, q.device), -1) for where in (at, keys.at)
+        )
+        return replace(
+            keys,
+            memo={**keys.memo, "transformer_xl": of_keys},  # [B or 1, 1, S, 2 pairs]
+            own={**keys.own, "transformer_xl": of_queries},  # [B or 1, 1, T, 2 pairs]
+        )
+
+    def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
+        if "transformer_xl" not in keys.own:
+            keys = self.prepare(q, at, keys)
+        dtype, asked = self.exact(q), self.asked(q)
+        of_sine, of_cosine = self.split(asked @ self.weight.to(dtype).unflatten(0, (self.heads, -1)))
+        sin, cos = keys.own["transformer_xl"].to(dtype).chunk(2, -1)
         # sin(m - n) = sin m cos n - cos m sin n, and cos(m - n) = cos m cos n + sin m sin n.
-        turned = torch.cat((of_sine * sin_m + of_cosine * cos_m, of_cosine * sin_m - of_sine * cos_m), -1)
-        logits = turned @ torch.cat((cos_n, sin_n), -1).transpose(-1, -2)  # [B, H, T, S]
+        turned = torch.cat((of_cosine * sin - of_sine * cos, of_sine * sin + of_cosine * cos), -1)
+        waves, content = keys.memo["transformer_xl"].to(dtype), self.compared(keys.k)
         if self.clamp is not None:
             sin, cos = self.waves(torch.tensor(self.clamp, dtype=torch.float64), dtype, q.device)
-            even, odd = (of_cosine @ cos)[..., None], (of_sine @ sin)[..., None]
-            delta = (m[:, :, None] - n[:, None])[:, None]
-            logits = torch.where(delta > self.clamp, even + odd, torch.where(delta < -self.clamp, even - odd, logits))
-        logits = (logits + (k @ content[..., None]).transpose(-1, -2)) * self.head_dim**-0.5
+            even, odd = of_cosine @ cos, of_sine @ sin
+            m, n = (where.axis(self).expand(q.shape[0], -1) for where in (at, keys.at))
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            return score + look_up(logits, b, h, i, j).to(score.dtype)
+            added = dot_products(turned, waves, b, h, i, j)
+            if self.clamp is not None:
+                delta, same, opposite = m[b, i] - n[b, j], even[b, h, i], odd[b, h, i]
+                added = torch.where(delta > self.clamp, same + opposite, added)
+                added = torch.where(delta < -self.clamp, same - opposite, added)
+            return score + (added + content[b, h, j]).to(score.dtype)
 
         return score_mod
+
+    def products(self, q: Tensor, at: Positions, keys: Keys, distances: range) -> Products:
+        dtype = self.exact(q)
+
+        def sinusoids() -> Tensor:
+            delta = torch.arange(distances.start, distances.stop, distances.step, device=q.device).double()
+            sin, cos = self.waves(
+                delta if self.clamp is None else delta.clamp(-self.clamp, self.clamp), dtype, q.device
+            )
+            if self.layout == "concatenated":
+                return torch.cat((sin, cos), -1)[:, : self.dim]
+            return torch.stack((sin, cos), -1).flatten(-2)[:, : self.dim]
+
+        # Layers share them: 4,096 tokens have a million sines.
+        table = at.once(("transformer_xl", self.dim, self.base, self.layout, self.clamp, distances, dtype), sinusoids)
+        vectors = table @ self.weight.to(dtype).unflatten(0, (self.heads, -1)).transpose(-1, -2)  # [H, R, head_dim]
+        return Products(self.asked(q), vectors, self.compared(keys.k))
+
+    def exact(self, x: Tensor) -> torch.dtype:
+        return torch.promote_types(torch.promote_types(x.dtype, self.weight.dtype), torch.float32)
+
+    def asked(self, q: Tensor) -> Tensor:
+        """What each query compares with its distances, scaled: [B, H, T, head_dim]."""
+        dtype = self.exact(q)
+        return (q.to(dtype) + self.distance_bias.to(dtype)[:, None]) * self.head_dim**-0.5
+
+    def compared(self, k: Tensor) -> Tensor:
+        """Each key with the content's vector of each head, scaled: [B, H, S]."""
+        dtype = self.exact(k)
+        heads = self.content_bias.to(dtype).unflatten(0, (k.shape[1], -1))  # [KV, group, head_dim]
+        return (k.to(dtype) @ heads.transpose(-1, -2)).transpose(-1, -2).flatten(1, 2) * self.head_dim**-0.5
 
     def split(self, asked: Tensor) -> tuple[Tensor, Tensor]:
         """What is asked of the sines and of the cosines [..., pairs], of channels [..., dim] in the layout's order."""

@@ -1,12 +1,13 @@
 """TUPE's untied positional encoding."""
 
 import math
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posenc.encoding import Encoding, Keys, ScoreMod, look_up
+from posenc.encoding import Encoding, Keys, ScoreMod, dot_products
 from posenc.positions import Positions
 
 
@@ -86,22 +87,32 @@ class TUPE(Encoding):
         if self.first_key is not None:
             nn.init.zeros_(self.first_key)
 
-    def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
+    def prepare(self, q: Tensor, at: Positions, keys: Keys) -> Keys:
         if q.shape[1] != self.heads or q.shape[-1] != self.head_dim:
             raise ValueError(
                 f"queries must have {self.heads} heads of {self.head_dim} channels, got {q.shape[1]} of {q.shape[-1]}; "
                 f"build TUPE({self.dim}, {q.shape[1]}, {q.shape[-1]}, max_len={self.max_len})"
             )
-        asking, asked = self.projected(at, self.to_query), self.projected(keys.at, self.to_key)
-        logits = asking @ asked.transpose(-1, -2) * (2 * self.head_dim) ** -0.5
-        if self.first_key is not None:
-            m, n = at.axis(str(self)), keys.at.axis(str(self))
-            logits = torch.where((n == 0)[:, None, None], self.first_key.to(logits.dtype)[:, None, None], logits)
-            logits = logits.masked_fill((m == 0)[:, None, :, None], 0.0)  # [B or 1, H, T, S]
+        asking = self.projected(at, self.to_query) * (2 * self.head_dim) ** -0.5
+        return replace(
+            keys,
+            memo={**keys.memo, "tupe": self.projected(keys.at, self.to_key)},
+            own={**keys.own, "tupe": asking},
+        )
+
+    def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
+        if "tupe" not in keys.own:
+            keys = self.prepare(q, at, keys)
+        asking, asked = keys.own["tupe"], keys.memo["tupe"]
+        # Rows of a batch that stand at the same places share one bias.
+        m, n = (where.axis(self).expand(max(len(asking), len(asked)), -1) for where in (at, keys.at))
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            # Rows of a batch that stand at the same places share one matrix.
-            values = look_up(logits[0], h, i, j) if logits.shape[0] == 1 else look_up(logits, b, h, i, j)
+            values = dot_products(asking, asked, b, h, i, j)
+            if self.first_key is not None:
+                query, key = (m[b, i], n[b, j]) if len(m) > 1 else (m[0][i], n[0][j])
+                values = torch.where(key == 0, self.first_key.to(values.dtype)[h], values)
+                values = values.masked_fill(query == 0, 0.0)
             return score + values.to(score.dtype)
 
         return score_mod
@@ -119,7 +130,7 @@ class TUPE(Encoding):
 
     def checked(self, at: Positions) -> Tensor:
         """The coordinates [B or 1, T]; raises ValueError if one is out of the table, where data can be looked at."""
-        coords = at.axis(str(self))
+        coords = at.axis(self)
         known = at.extent is not None and at.extent <= self.max_len
         if known or coords.is_meta or torch.compiler.is_compiling():
             return coords

@@ -101,23 +101,28 @@ class XPos(Encoding):
         room = -math.log2(torch.finfo(dtype).tiny) - 6
         return self.scale_base * room * math.log(2) / -math.log(self.zetas[0])
 
-    def turned(self, x: Tensor, at: Positions, side: int) -> Tensor:
+    def turned(self, x: Tensor, at: Positions, side: int, *, in_place: bool = False) -> Tensor:
         self.check_head_dim(x, self.head_dim)
-        options = self.head_dim, self.base, self.scale_base, self.gamma, self.centre
-        table = at.once(("xpos", *options, side, x.dtype, x.device), lambda: self.table(x, at, side))
-        return rotate_pairs(x, table[0], table[1], self.layout)
+        coords = self.checked(at, x.dtype)
+        dtype, device = rotation_dtype(x), x.device
+        key = (type(self), self.head_dim, self.base, self.scale_base, self.gamma, self.centre, side, dtype, device)
+        if at.start is None or torch.compiler.is_compiling():
+            # Where coordinates cannot be looked at, those out of reach are marked for this dtype.
+            table = at.once((key, x.dtype), lambda: self.table(coords, side, dtype, device))
+        else:
+            table = at.rows_of(key, lambda at: self.table(at.axis(self), side, dtype, device), keep=x.is_cpu)
+        return rotate_pairs(x, table[0], table[1], self.layout, in_place=in_place)
 
-    def table(self, x: Tensor, at: Positions, side: int) -> Tensor:
+    def table(self, coords: Tensor, side: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Cosines and sines [2, B or 1, 1, T, d/2] times the sizes; side is +1 for queries and -1 for keys."""
-        coords = exact(self.checked(at, x.dtype))[:, None, :, None]
+        coords = exact(coords)[:, None, :, None]
         fading = torch.tensor(self.zetas, dtype=torch.float64, device=coords.device).log() / self.scale_base
         sizes = (side * (coords - self.centre) * fading).exp()
-        dtype = rotation_dtype(x)
-        return cos_sin(coords * self.frequencies.to(coords.device), sizes, dtype, x.device)
+        return cos_sin(coords * self.frequencies.to(coords.device), sizes, dtype, device)
 
     def checked(self, at: Positions, dtype: torch.dtype) -> Tensor:
         """The coordinates [B or 1, T]; raises ValueError if one is out of reach."""
-        coords, reach = at.axis(str(self)), self.reach(dtype)
+        coords, reach = at.axis(self), self.reach(dtype)
         if at.extent is not None and self.centre <= reach and at.extent - 1 - self.centre <= reach:
             return coords
         if torch.compiler.is_compiling():
@@ -138,6 +143,11 @@ class XPos(Encoding):
 
     def key(self, k: Tensor, at: Positions) -> Tensor:
         return self.turned(k, at, -1)
+
+    def turn(
+        self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions, *, in_place: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        return self.turned(q, at, +1, in_place=in_place), self.turned(k, keys_at, -1, in_place=in_place)
 
     def formula_query(self, q, position, head=0):
         return self.formula_turned(q, position, 1)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from posenc.encoding import BoundKernel, Encoding, Keys
-from posenc.kernels import reference, sdpa
+from posenc.kernels import blocked, flex, key_row, native, reference, rotate_pairs_triton, sdpa
 from posenc.kernels.reference import logits_on_grid, take_values
 from posenc.masks import Mask
 from posenc.positions import Positions
@@ -22,19 +22,24 @@ class Kernel(NamedTuple):
     attend   (encoding, q, at, keys, mask, *, scale, dropout, weights) -> (output, weights or None)
     why_not  (encoding, *, weights, dropout, q) -> the reason why it cannot serve this request, or None; q is None
              where nobody knows the queries yet
+    exact    whether its results are off by rounding only, so that the contract holds it to all other kernels
     """
 
     attend: Callable[..., tuple[Tensor, Tensor | None]]
     why_not: Callable[..., str | None]
+    exact: bool = True
 
 
 KERNELS = {
+    "blocked": Kernel(blocked.attend, blocked.why_not),
     "sdpa": Kernel(sdpa.attend, sdpa.why_not),
     "reference": Kernel(reference.attend, reference.why_not),
+    "flex": Kernel(flex.attend, flex.why_not),
+    "key_row": Kernel(key_row.attend, key_row.why_not, exact=False),
 }
-"""The kernels, fastest first."""
+"""The kernels: those of "auto", fastest first, and those that serve by name only."""
 
-AUTO = ("sdpa", "reference")
+AUTO = ("blocked", "sdpa", "reference")
 """Those that "auto" chooses from, fastest first: all of them exact."""
 
 
@@ -88,4 +93,17 @@ def check_name(name: str) -> None:
         raise ValueError(f"no kernel named '{name}'; there are: auto, {', '.join(sorted(KERNELS))}{hint}")
 
 
-__all__ = ["AUTO", "KERNELS", "BoundKernel", "Kernel", "bind", "check_name", "choose", "why_not"]
+def status() -> dict[str, str]:
+    """How the operators run on this machine: what serves, or why nothing faster does.
+
+    >>> sorted(status())
+    ['rotate_pairs on cpu', 'rotate_pairs on cuda']
+    """
+    no_triton = rotate_pairs_triton.why_not()
+    return {
+        "rotate_pairs on cpu": native.status(),
+        "rotate_pairs on cuda": "Triton" if no_triton is None else f"PyTorch's own operators: {no_triton}",
+    }
+
+
+__all__ = ["AUTO", "KERNELS", "BoundKernel", "Kernel", "bind", "check_name", "choose", "status", "why_not"]

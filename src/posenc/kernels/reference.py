@@ -90,6 +90,15 @@ def accurate(x: Tensor) -> Tensor:
 
 def fit_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """k and v with every head repeated for the query heads that share it; checks that the shapes go together."""
+    check_heads(q, k, v)
+    group = q.shape[1] // k.shape[1]
+    if group == 1:
+        return k, v
+    return k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+
+
+def check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raises ValueError unless queries [B, H, T, D], keys [B, KV, S, D] and values [B, KV, S, E] go together."""
     if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
         raise ValueError(
             f"q, k, v have shape [batch, heads, tokens, channels], got {[list(t.shape) for t in (q, k, v)]}"
@@ -103,7 +112,3 @@ def fit_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError(f"attention needs at least one query and one key, got {q.shape[2]} and {k.shape[2]}")
     if q.shape[1] % k.shape[1]:
         raise ValueError(f"the key heads must divide the query heads, got {k.shape[1]} and {q.shape[1]}")
-    group = q.shape[1] // k.shape[1]
-    if group == 1:
-        return k, v
-    return k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)

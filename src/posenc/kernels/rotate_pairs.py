@@ -1,9 +1,28 @@
-"""The rotation of channel pairs by given angles: the operator behind every rotary encoding, in readable form."""
+"""The rotation of channel pairs by given angles: the operator behind every rotary encoding.
+
+`turned` is its readable form, and defines what is right. `rotate_pairs` computes the same thing faster: compiled code
+on the CPU (rotate_pairs.c), Triton on a GPU (rotate_pairs_triton.py), and PyTorch's own operators where neither is.
+"""
+
+import ctypes
+import functools
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.autograd.graph import increment_version
+
+from posenc.kernels import native, rotate_pairs_triton
+from posenc.positions import is_watched
 
 LAYOUTS = ("half", "interleaved")
+
+TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+"""The dtypes that the compiled code turns, in its own order."""
+
+SLAB = 1 << 17
+"""How many channels are turned at a time where nothing is compiled: their temporaries stay in the cache."""
 
 
 def exact(x: Tensor) -> Tensor:
@@ -18,8 +37,7 @@ def channels_of_pair(pair: int, pairs: int, layout: str) -> tuple[int, int]:
 
 def rotation_dtype(x: Tensor) -> torch.dtype:
     """The dtype to rotate x in: more exact than its own, so that the result is off by its one rounding."""
-    half = x.dtype in (torch.bfloat16, torch.float16)
-    return torch.float32 if half or x.device.type == "mps" else torch.float64
+    return torch.float32 if x.dtype in (torch.bfloat16, torch.float16) or x.is_mps else torch.float64
 
 
 def cos_sin(angle: Tensor, temperature: float | Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -27,20 +45,303 @@ def cos_sin(angle: Tensor, temperature: float | Tensor, dtype: torch.dtype, devi
     return (torch.stack((angle.cos(), angle.sin())) * temperature).to(dtype).to(device)
 
 
-def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
-    """Rotate the pairs of the first 2 P channels of x [..., T, D]; the other channels pass.
+def turned(x: Tensor, cos: Tensor, sin: Tensor, layout: str, *, inverse: bool = False) -> Tensor:
+    """The pairs of the first 2 P channels of x [..., T, D] rotated, the other channels as they are.
 
-    (a, b) -> (a cos - b sin, b cos + a sin), with cos and sin [..., T, P] in `rotation_dtype(x)`.
+    (a, b) -> (a cos - b sin, b cos + a sin), with the sines negated for the inverse; cos and sin are [..., T, P].
     Layout "half" pairs channel p with p + P; "interleaved" pairs 2 p with 2 p + 1. The arithmetic is done in the dtype
-    of the tables and rounded once to x's dtype. x is not changed.
+    of the tables and rounded once to x's dtype.
     """
     width = 2 * cos.shape[-1]
-    turned, passed = x[..., :width].to(cos.dtype), x[..., width:]
-    if layout == "half":
-        a, b = turned.chunk(2, -1)
-        out = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
-    else:
-        a, b = turned.unflatten(-1, (-1, 2)).unbind(-1)
-        out = torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
+    a, b = pairs_of(x[..., :width].to(cos.dtype), layout)
+    if inverse:
+        sin = -sin
+    first, second = a * cos - b * sin, b * cos + a * sin
+    out = torch.cat((first, second), -1) if layout == "half" else torch.stack((first, second), -1).flatten(-2)
     out = out.to(x.dtype)
-    return out if passed.shape[-1] == 0 else torch.cat((out, passed), -1)
+    return out if width == x.shape[-1] else torch.cat((out, x[..., width:]), -1)
+
+
+def pairs_of(x: Tensor, layout: str) -> tuple[Tensor, ...]:
+    """The first and the second channels [..., P] of all pairs of x [..., 2 P]."""
+    return x.chunk(2, -1) if layout == "half" else x.unflatten(-1, (-1, 2)).unbind(-1)
+
+
+def rotate_pairs(
+    x: Tensor, cos: Tensor, sin: Tensor, layout: str, *, in_place: bool = False, inverse: bool = False
+) -> Tensor:
+    """Rotate the pairs of the first 2 P channels of x [B, H, T, D]; the others pass. `turned` says what it computes.
+
+    cos, sin  [B or 1, H or 1, T, P] in `rotation_dtype(x)`, times a temperature if there is one
+    in_place  allows to overwrite the memory of x, for a caller who owns it and reads x no more: gradients flow through
+              the tensor that is returned. It is not used where something would be lost: a leaf that requires a
+              gradient, memory that overlaps itself, tables that have a gradient
+    inverse   rotate back: by the transpose of the rotation, which is also its gradient
+
+    For the gradient nothing is kept but the tables, unless they have gradients themselves. Gradients of gradients,
+    functional transforms (vmap, jvp), tracing, fake tensors and other devices work; where PyTorch has to see every
+    step, the readable form takes over. Under torch.compile it is one operator of the graph, or part of its fused code
+    where nothing was compiled beforehand.
+    """
+    if torch.compiler.is_compiling():
+        if native.PRESENT and x.device.type == "cpu" and x.dim() == 4 and not torch.compiler.is_exporting():
+            return torch.ops.posenc.rotate_pairs(x, cos, sin, layout, inverse)
+        return turned(x, cos, sin, layout, inverse=inverse)
+    if x.dim() != 4 or not is_plain(x):
+        return turned(x, cos, sin, layout, inverse=inverse)
+    learned = cos.requires_grad or sin.requires_grad
+    in_place = in_place and not learned and may_be_overwritten(x)
+    if (x.requires_grad or learned) and torch.is_grad_enabled():
+        return RotatePairs.apply(x, cos, sin, layout, in_place, inverse)
+    out = x if in_place else torch.empty_like(x)
+    rotate_into(out, x, cos, sin, layout, inverse)
+    if in_place:
+        tell_of_change(x)
+    return out
+
+
+def rotate_both(q: Tensor, k: Tensor, table: Tensor, layout: str, *, in_place: bool = False) -> tuple[Tensor, Tensor]:
+    """Rotate q [B, H, T, D] and k [B, KV, T, D] by one table [2, B or 1, H or 1, T, P]: cosines, then sines.
+
+    The same as two calls of `rotate_pairs`, at the price of one where it counts: a token decoded without gradients.
+    """
+    if (
+        not torch.compiler.is_compiling()
+        and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or table.requires_grad))
+        and is_plain(q, k)
+        and q.is_cpu
+        and table.is_cpu
+        and (library := native.load().library) is not None
+    ):
+        in_place = in_place and may_be_overwritten(q) and may_be_overwritten(k)
+        plans = plan_for_both(
+            *(q.dtype, q.shape, q.stride(), k.dtype, k.shape, k.stride()),
+            *(table.dtype, table.shape, table.stride(), layout, in_place),
+        )
+        if plans is not None:
+            q_plan, k_plan, to_sin = plans
+            q_out, k_out = (q, k) if in_place else (torch.empty_like(q), torch.empty_like(k))
+            cos = table.data_ptr()
+            library.posenc_rotate_both(
+                *(q_plan, q.data_ptr(), q_out.data_ptr(), k_plan, k.data_ptr(), k_out.data_ptr()),
+                *(cos, cos + to_sin, torch.get_num_threads()),
+            )
+            if in_place:
+                tell_of_change(q, k)
+            return q_out, k_out
+    cos, sin = table.unbind(0)
+    q = rotate_pairs(q, cos, sin, layout, in_place=in_place)
+    return q, rotate_pairs(k, cos, sin, layout, in_place=in_place)
+
+
+class RotatePairs(torch.autograd.Function):
+    """The rotation with its gradient: the inverse rotation."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, layout: str, in_place: bool, inverse: bool) -> Tensor:
+        learned = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
+        ctx.save_for_backward(cos, sin, *((x,) if learned else ()))
+        ctx.layout, ctx.inverse = layout, inverse
+        # An alias of the same memory, and not x marked as dirty: for a view of a projection's output, whose other views
+        # nobody reads, autograd would otherwise copy the whole gradient twice to keep them right.
+        out = x.detach() if in_place else torch.empty_like(x)
+        rotate_into(out, x, cos, sin, layout, inverse)
+        if in_place:
+            tell_of_change(x)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return *gradients(ctx, grads[0]), None, None, None
+
+
+def gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients of x, cos and sin, themselves with gradients where they are asked for."""
+    (cos, sin, *saved), (of_x, of_cos, of_sin) = ctx.saved_tensors, ctx.needs_input_grad[:3]
+    to_x = rotate_pairs(grad, cos, sin, ctx.layout, inverse=not ctx.inverse) if of_x else None
+    if not (of_cos or of_sin):
+        return to_x, None, None
+    width = 2 * cos.shape[-1]
+    (a, b), (to_a, to_b) = (pairs_of(t[..., :width].to(cos.dtype), ctx.layout) for t in (saved[0], grad))
+    to_cos = (to_a * a + to_b * b).sum_to_size(cos.shape)
+    to_sin = (to_a * b - to_b * a if ctx.inverse else to_b * a - to_a * b).sum_to_size(sin.shape)
+    return to_x, to_cos, to_sin
+
+
+def is_plain(*tensors: Tensor) -> bool:
+    """Whether these are numbers in the memory of one device that nobody but autograd watches, to be read directly."""
+    for x in tensors:
+        if type(x) not in PLAIN or not (x.is_cpu or x.is_cuda) or x.is_neg():
+            return False
+    return not is_watched() and forward_ad._current_level < 0
+
+
+PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def may_be_overwritten(x: Tensor) -> bool:
+    """Whether nothing is lost by overwriting x: it is no leaf that requires a gradient, and no part of one."""
+    base = x._base
+    leaf = (x.is_leaf and x.requires_grad) or (base is not None and base.is_leaf and base.requires_grad)
+    return not leaf and not overlaps(x.shape, x.stride())
+
+
+def tell_of_change(*tensors: Tensor) -> None:
+    """Whoever kept them for a gradient shall learn that they are no longer what they were."""
+    for x in tensors:
+        if not x.is_inference():
+            increment_version(x)
+
+
+@functools.lru_cache(maxsize=1024)
+def overlaps(shape: torch.Size, stride: tuple[int, ...]) -> bool:
+    """Whether two elements may lie at the same place."""
+    reach = 0
+    for step, size in sorted((step, size) for size, step in zip(shape, stride, strict=True) if size > 1):
+        if step <= reach:
+            return True
+        reach += step * (size - 1)
+    return False
+
+
+def rotate_into(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: str, inverse: bool) -> None:
+    """Write x, turned, into `out`, which may be x itself; autograd does not see it."""
+    if x.is_cpu and x.stride(3) != 1:
+        # A gradient that a sum has expanded, as a rule.
+        x = x.contiguous()
+    if x.is_cpu and cos.is_cpu and (library := native.load().library) is not None:
+        rotation = plan(
+            *(x.dtype, x.shape, x.stride(), out.stride()),
+            *(cos.dtype, cos.shape, cos.stride(), sin.stride(), layout, inverse),
+        )
+        if rotation is not None and sin.dtype == cos.dtype and sin.shape == cos.shape:
+            addresses = x.data_ptr(), out.data_ptr(), cos.data_ptr(), sin.data_ptr()
+            library.posenc_rotate(rotation.pointer(), *addresses, torch.get_num_threads())
+            return
+    with torch.no_grad():
+        if x.is_cuda and cos.is_cuda and triton_serves():
+            rotate_pairs_triton.rotate_into(out, x, cos, sin, layout, inverse=inverse)
+        elif x.is_cpu and x.dtype != torch.float64:
+            rotate_in_slabs(out, x, cos, sin, layout, inverse)
+        else:
+            out.copy_(turned(x, cos, sin, layout, inverse=inverse))
+
+
+@functools.cache
+def triton_serves() -> bool:
+    return rotate_pairs_triton.why_not() is None
+
+
+@functools.lru_cache(maxsize=1024)
+def plan(
+    dtype: torch.dtype,
+    shape: torch.Size,
+    x: tuple[int, ...],
+    out: tuple[int, ...],
+    table_dtype: torch.dtype,
+    table: torch.Size,
+    cos: tuple[int, ...],
+    sin: tuple[int, ...],
+    layout: str,
+    inverse: bool,
+) -> native.Rotation | None:
+    """What the compiled code has to know of tensors with these shapes and strides, or None where it cannot serve."""
+    fits = (
+        dtype in TYPES
+        and table_dtype == (torch.float32 if dtype in (torch.bfloat16, torch.float16) else torch.float64)
+        and len(shape) == len(table) == 4
+        and all(size in (1, full) for size, full in zip(table[:3], shape[:3], strict=True))
+        and 0 < 2 * table[3] <= shape[3]
+        and cos == sin
+        and (cos[3] == 1 or table[3] == 1)
+        and (x[3] == out[3] == 1 or shape[3] == 1)
+    )
+    if not fits:
+        return None
+    rotation = native.Rotation(*shape, table[3])
+    rotation.x[:], rotation.out[:] = x[:3], out[:3]
+    rotation.table[:] = [0 if size == 1 else step for size, step in zip(table[:3], cos[:3], strict=True)]
+    rotation.type, rotation.layout, rotation.inverse = TYPES.index(dtype), LAYOUTS.index(layout), inverse
+    rotation.set = native.load().instruction_set
+    return rotation
+
+
+@functools.lru_cache(maxsize=1024)
+def plan_for_both(
+    q_dtype: torch.dtype,
+    q_shape: torch.Size,
+    q: tuple[int, ...],
+    k_dtype: torch.dtype,
+    k_shape: torch.Size,
+    k: tuple[int, ...],
+    table_dtype: torch.dtype,
+    table_shape: torch.Size,
+    table: tuple[int, ...],
+    layout: str,
+    in_place: bool,
+) -> tuple[ctypes.c_void_p, ctypes.c_void_p, int] | None:
+    """The plans for queries and keys by one table, and how far its sines lie behind its cosines (bytes)."""
+    if len(table_shape) != 5 or table_shape[0] != 2:
+        return None
+    addresses = []
+    for dtype, shape, strides in ((q_dtype, q_shape, q), (k_dtype, k_shape, k)):
+        like = torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
+        out = strides if in_place else torch.empty_like(like).stride()
+        found = plan(dtype, shape, strides, out, table_dtype, table_shape[1:], table[1:], table[1:], layout, False)
+        if found is None:
+            return None
+        addresses.append(found.pointer())
+    return addresses[0], addresses[1], table[0] * table_dtype.itemsize
+
+
+def rotate_in_slabs(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: str, inverse: bool) -> None:
+    """`turned` by PyTorch's own operators, a slab of tokens at a time, so that what it computes on the way is small."""
+    T, width = x.shape[2], 2 * cos.shape[3]
+    if out is not x and width < x.shape[3]:
+        out[..., width:] = x[..., width:]
+    out, x = out[..., :width], x[..., :width]
+    rows = max(1, SLAB * T // max(x.numel(), 1))
+    for start in range(0, T, rows):
+        slab = slice(start, start + rows)
+        c, s = (table if table.shape[2] == 1 else table[:, :, slab] for table in (cos, sin))
+        s = -s if inverse else s
+        pairs = x[:, :, slab].to(cos.dtype)
+        if layout == "interleaved":
+            view = torch.view_as_complex(pairs.unflatten(-1, (-1, 2)))
+            view.mul_(torch.complex(c, s))
+        else:
+            a, b = pairs.chunk(2, -1)
+            to_b = a * s
+            a.mul_(c).addcmul_(b, s, value=-1)
+            b.mul_(c).add_(to_b)
+        out[:, :, slab] = pairs
+
+
+# The same as an operator, for torch.compile alone: a call costs more than those above.
+library = torch.library.Library("posenc", "DEF")
+library.define("rotate_pairs(Tensor x, Tensor cos, Tensor sin, str layout, bool inverse) -> Tensor")
+
+
+def on_cpu(x: Tensor, cos: Tensor, sin: Tensor, layout: str, inverse: bool) -> Tensor:
+    out = torch.empty_like(x)
+    rotate_into(out, x, cos, sin, layout, inverse)
+    return out
+
+
+def like_x(x: Tensor, cos: Tensor, sin: Tensor, layout: str, inverse: bool) -> Tensor:
+    return torch.empty_like(x)
+
+
+def keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, cos, sin, ctx.layout, ctx.inverse = inputs
+    learned = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
+    ctx.save_for_backward(cos, sin, *((x,) if learned else ()))
+
+
+def turned_back(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return *gradients(ctx, grad), None, None
+
+
+library.impl("rotate_pairs", on_cpu, "CPU")
+torch.library.register_fake("posenc::rotate_pairs", like_x, lib=library)
+torch.library.register_autograd("posenc::rotate_pairs", turned_back, setup_context=keep, lib=library)

@@ -25,6 +25,7 @@ class Experiment:
     layers, dim, heads   the shape of the decoder
     steps, batch   how long at most, and how many sequences a step
     rate           the highest learning rate; warm-up over `warmup` steps, then a cosine down to `final_rate` of it
+    matrix_rate    the highest rate of Muon on the matrices of the blocks; 0 leaves them to AdamW, like all else
     curriculum     the share of the steps over which lengths grow from 2 to the trained length
     cool_down      once two points of the curve in a row are learned, the rate falls over this many steps and the run
                    ends; 0 trains to the end. Only for tasks with exact answers
@@ -44,6 +45,7 @@ class Experiment:
     steps: int = 1000
     batch: int = 16
     rate: float = 5e-3
+    matrix_rate: float = 0.0
     warmup: int = 50
     final_rate: float = 0.05
     curriculum: float = 0.0
@@ -68,6 +70,8 @@ class Experiment:
             raise ValueError(f"test lengths must exceed the trained length {self.train_length}, got {too_short}")
         if not self.rate > 0:
             raise ValueError(f"rate must be above 0, got {self.rate}")
+        if not self.matrix_rate >= 0:
+            raise ValueError(f"matrix_rate must be 0 or more, got {self.matrix_rate}")
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -15,6 +15,7 @@ from torch import Generator, Tensor
 
 from posenc.lab import data, tasks
 from posenc.lab.evaluate import exact_match, held_out_bits
+from posenc.lab.muon import Muon
 from posenc.lab.recipes import Experiment, hints
 from posenc.model import Decoder
 
@@ -29,7 +30,7 @@ class Run:
     experiment: Experiment
     task: Any
     model: Decoder
-    optimizer: torch.optim.Optimizer
+    optimizers: tuple[torch.optim.Optimizer, ...]
     generator: Generator
     step: int = 0
     cpu_s: float = 0.0
@@ -60,10 +61,8 @@ def start(experiment: Experiment) -> Run:
     """A fresh run: the same seed gives every encoding the same data and the same weights outside the encoding."""
     task = task_of(experiment)
     model = model_of(experiment, task)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=experiment.rate, betas=(0.9, 0.98), weight_decay=experiment.weight_decay, fused=True
-    )
-    return Run(experiment, task, model, optimizer, Generator().manual_seed(experiment.seed + 1))
+    optimizers = optimizers_of(experiment, model)
+    return Run(experiment, task, model, optimizers, Generator().manual_seed(experiment.seed + 1))
 
 
 def model_of(experiment: Experiment, task: Any) -> Decoder:
@@ -86,6 +85,20 @@ def model_of(experiment: Experiment, task: Any) -> Decoder:
     plain = Decoder(task.vocab, experiment.dim, experiment.heads, experiment.layers, "none", max_len=trained)
     model.load_state_dict(plain.state_dict(), strict=False)
     return model
+
+
+def optimizers_of(experiment: Experiment, model: Decoder) -> tuple[torch.optim.Optimizer, ...]:
+    """AdamW; and where matrices have a rate of their own, Muon for those of the blocks.
+
+    Embeddings, norms, biases, the output and what the encodings learn stay with AdamW in any case.
+    """
+    matrices = [p for p in model.stack.blocks.parameters() if p.ndim == 2] if experiment.matrix_rate else []
+    apart = {id(matrix) for matrix in matrices}
+    others = [p for p in model.parameters() if id(p) not in apart]
+    adamw = torch.optim.AdamW(
+        others, lr=experiment.rate, betas=(0.9, 0.98), weight_decay=experiment.weight_decay, fused=True
+    )
+    return (adamw, Muon(matrices, experiment.matrix_rate)) if matrices else (adamw,)
 
 
 def train(run: Run, progress: Callable[[Run], None] | None = None, until: int | None = None) -> Run:
@@ -120,15 +133,18 @@ def train(run: Run, progress: Callable[[Run], None] | None = None, until: int | 
 def one_step(run: Run) -> Tensor:
     """One batch of one length, one step of the optimiser; the loss (nats per answer token)."""
     experiment, model = run.experiment, run.model
-    for group in run.optimizer.param_groups:
-        group["lr"] = experiment.rate * rate_at(run)
+    share = rate_at(run)
+    for optimizer, highest in zip(run.optimizers, (experiment.rate, experiment.matrix_rate), strict=False):
+        for group in optimizer.param_groups:
+            group["lr"] = highest * share
     length = draw_length(run)
     batch = run.task.batch(length, experiment.batch, run.generator)
-    run.optimizer.zero_grad(set_to_none=True)
+    model.zero_grad(set_to_none=True)
     loss = answer_loss(model, batch)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    run.optimizer.step()
+    for optimizer in run.optimizers:
+        optimizer.step()
     return loss.detach()
 
 
@@ -200,7 +216,12 @@ def save(run: Run, folder: Path) -> None:
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    state = {f"{i}.{name}": t for i, s in run.optimizer.state_dict()["state"].items() for name, t in s.items()}
+    state = {
+        f"{first + i}.{name}": tensor
+        for first, optimizer in numbered(run.optimizers)
+        for i, kept in optimizer.state_dict()["state"].items()
+        for name, tensor in kept.items()
+    }
     state["generator"] = run.generator.get_state()
     # One name for each tensor of this step, so that a kill between two files is noticed.
     facts = {
@@ -219,6 +240,12 @@ def save(run: Run, folder: Path) -> None:
         os.replace(folder / f"{name}.tmp", folder / f"{name}.safetensors")
     (folder / "run.tmp").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     os.replace(folder / "run.tmp", folder / "run.json")
+
+
+def numbered(optimizers: tuple[torch.optim.Optimizer, ...]) -> list[tuple[int, torch.optim.Optimizer]]:
+    """The optimisers, each with the number of its first parameter when they are counted through all of them."""
+    counts = [sum(len(group["params"]) for group in optimizer.param_groups) for optimizer in optimizers]
+    return [(sum(counts[:place]), optimizer) for place, optimizer in enumerate(optimizers)]
 
 
 def load(folder: Path) -> Run:
@@ -266,6 +293,9 @@ def load(folder: Path) -> Run:
     for key, tensor in tensors["optimizer"].items():
         index, _, name = key.partition(".")
         state.setdefault(int(index), {})[name] = tensor
-    run.optimizer.load_state_dict({"state": state, "param_groups": run.optimizer.state_dict()["param_groups"]})
+    for first, optimizer in numbered(run.optimizers):
+        groups = optimizer.state_dict()["param_groups"]
+        places = [place for group in groups for place in group["params"] if first + place in state]
+        optimizer.load_state_dict({"state": {i: state[first + i] for i in places}, "param_groups": groups})
     run.step, run.cpu_s, run.curve = step, cpu_s, curve
     return run

@@ -1,0 +1,130 @@
+"""Encodings that add to embeddings, beside adding a table that was kept."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from posenc.bench import peers
+from posenc.bench.measure import Goal, Group, difference
+from posenc.catalogue import build
+from posenc.encoding import Shape
+
+SLICE = "adding a slice of a kept table"
+LOOK_UP = "adding F.embedding"
+ROWS = 5000
+NO_SLOWER = 1.05
+"""Equal costs differ by so much from run to run."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Embeddings [batch, tokens, dim], from position `start` on."""
+
+    batch: int
+    tokens: int
+    dim: int
+    start: int = 0
+
+    def __str__(self) -> str:
+        where = f" at {self.start}" if self.start else ""
+        return f"{self.batch} x {self.tokens} x {self.dim}{where}"
+
+    def inputs(self) -> Tensor:
+        return torch.randn(self.batch, self.tokens, self.dim, generator=torch.Generator().manual_seed(0))
+
+    def right(self) -> Tensor:
+        """The sinusoids in float64, sine and cosine in turn."""
+        frequencies = 10_000.0 ** -(torch.arange(0, self.dim, 2, dtype=torch.float64) / self.dim)
+        ids = torch.arange(self.start, self.start + self.tokens, dtype=torch.float64)
+        angles = ids[:, None] * frequencies
+        return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)
+
+
+CASES = {
+    "quick": (Case(8, 1024, 768), Case(128, 32, 64), Case(1, 1, 768, 4000)),
+    "full": (Case(8, 1024, 768), Case(1, 4096, 4096), Case(128, 32, 64), Case(1, 1, 768, 4000)),
+}
+
+
+def groups(shapes: str, with_peers: bool) -> Iterator[Group]:
+    """Every case, made when its turn comes."""
+    for case in CASES[shapes]:
+        yield sinusoidal(case, with_peers)
+        yield learned(case, backward=False)
+        if shapes == "full":
+            yield learned(case, backward=True)
+
+
+def sinusoidal(case: Case, with_peers: bool) -> Group:
+    """Sines and cosines: our own without a stored table, and everybody's with one."""
+    group = Group("adding", f"sinusoidal, {case}", SLICE, facts={"x": [case.batch, case.tokens, case.dim]})
+    x, right = case.inputs(), case.right()
+
+    def add(name: str, kind: str, call: Callable[[], Tensor], *goals: Goal, rows: Tensor = right) -> None:
+        tolerance = 1e-6 if kind == "posenc" else 1e-2
+        wanted = x.double() + rows
+        group.add(name, kind, call, error=lambda: difference(call(), wanted), tolerance=tolerance, goals=goals)
+
+    last = case.start + case.tokens
+    table = torch.zeros(max(ROWS, last), case.dim)
+    table[case.start : last] = right
+    add(SLICE, "limit", lambda: x + table[case.start : last])
+    encoding = build("sinusoidal", Shape.of(case.dim, 1, ROWS))
+    add("sinusoidal", "posenc", lambda: encoding(x, offset=case.start), Goal(NO_SLOWER, SLICE))
+    add("by hand, sinusoids made in each call", "naive", lambda: x + by_hand(case))
+    for name, make in THEIRS.items() if with_peers and not case.start else ():
+        try:
+            theirs = make(case.dim)
+        except peers.Absent as reason:
+            group.absent[name] = str(reason)
+            continue
+        # x-transformers' sines come first, then its cosines.
+        order = torch.cat((right[:, ::2], right[:, 1::2]), -1) if name == "x-transformers" else right
+        add(name, "peer", add_to(x, theirs), rows=order)
+    return group
+
+
+THEIRS = {
+    "positional-encodings": peers.sinusoidal_of_positional_encodings,
+    "x-transformers": peers.sinusoidal_of_x_transformers,
+}
+
+
+def add_to(x: Tensor, theirs: Callable[[Tensor], Tensor]) -> Callable[[], Tensor]:
+    return lambda: x + theirs(x)
+
+
+def by_hand(case: Case) -> Tensor:
+    frequencies = 1.0 / 10_000.0 ** (torch.arange(0, case.dim, 2).float() / case.dim)
+    angles = torch.outer(torch.arange(case.start, case.start + case.tokens).float(), frequencies)
+    return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)
+
+
+def learned(case: Case, backward: bool) -> Group:
+    """A trained table: our own, and a look-up of the same rows."""
+    passes = "forward and backward" if backward else "forward"
+    facts = {"x": [case.batch, case.tokens, case.dim], "pass": passes}
+    group = Group("adding", f"learned, {case}: {passes}", LOOK_UP, facts=facts, grad=backward)
+    x, last = case.inputs(), case.start + case.tokens
+    encoding = build("learned", Shape.of(case.dim, 1, max(ROWS, last)))
+    (table,) = encoding.parameters()
+    ids = torch.arange(case.start, last)
+    upstream = case.inputs()
+
+    def add(name: str, kind: str, call: Callable[[], Tensor], *goals: Goal) -> None:
+        def both_ways() -> Any:
+            return torch.autograd.grad(call(), table, upstream)
+
+        def error() -> float:
+            return difference(call().detach(), x.double() + table[case.start : last].detach())
+
+        group.add(name, kind, both_ways if backward else call, error=error, tolerance=1e-6, goals=goals)
+
+    add(LOOK_UP, "limit", lambda: x + F.embedding(ids, table))
+    add("learned", "posenc", lambda: encoding(x, offset=case.start), Goal(NO_SLOWER, LOOK_UP))
+    add("by hand, nn.Embedding of arange", "naive", lambda: x + F.embedding(torch.arange(case.start, last), table))
+    return group

@@ -1,0 +1,109 @@
+"""Decoding with a static cache: what a step of one layer costs, and how many graphs a thousand steps are."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from posenc import masks
+from posenc.attention import Attention
+from posenc.bench import apart
+from posenc.bench.measure import Goal, Group, Row, difference, judged
+from posenc.cache import SlotCache
+from posenc.model import Decoder
+from posenc.positions import Positions
+
+BY_HAND = "by hand, without position"
+DIM, HEADS = 1024, 16
+SPECS = ("none", "rotary", "alibi", "t5_bias")
+SLOTS = {"quick": (4096,), "full": (1024, 4096, 16384)}
+STEPS = 1000
+
+
+def groups(shapes: str, with_peers: bool) -> Iterator[Group]:
+    """A step behind a nearly full cache, for each number of slots."""
+    for slots in SLOTS[shapes]:
+        yield step(slots)
+
+
+def step(slots: int) -> Group:
+    """One token through one layer of attention, projections included; the last slot but one is written again."""
+    place = slots - 2
+    group = Group("decoding", f"one step of a layer, {slots} slots", BY_HAND, facts={"slots": slots})
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 1, DIM, generator=generator)
+    before = torch.randn(1, place, DIM, generator=generator)
+    torch.manual_seed(0)
+    layers = {spec: Attention(DIM, HEADS, encoding=spec, max_len=slots).eval() for spec in SPECS}
+    for layer in layers.values():
+        layer.load_state_dict(layers["none"].state_dict(), strict=False)
+    layer = layers["none"]
+    with torch.no_grad():
+        keys, values = (room(layer, project(before), slots) for project in (layer.to_key, layer.to_value))
+    seen = (torch.arange(slots) <= place)[None, None, None]
+    here = torch.tensor([place])
+
+    def by_hand() -> Tensor:
+        q, k, v = (layer.split(project(x), HEADS) for project in (layer.to_query, layer.to_key, layer.to_value))
+        keys.index_copy_(2, here, k)
+        values.index_copy_(2, here, v)
+        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=seen)
+        return layer.to_output(out.transpose(1, 2).flatten(2))
+
+    group.add(BY_HAND, "limit", by_hand)
+    for spec, own in layers.items():
+        cache = SlotCache(slots)
+        with torch.no_grad():
+            whole = own(torch.cat((before, x), 1), mask=masks.causal())[:, -1:]
+            own(before, cache=cache, mask=masks.causal())
+        call = once(own, x, place, cache)
+        group.add(spec, "posenc", call, error=lambda call=call, whole=whole: difference(call(), whole), tolerance=1e-4)
+    return group
+
+
+def room(layer: Attention, projected: Tensor, slots: int) -> Tensor:
+    """Projected tokens [1, T, DIM] as heads in so many slots."""
+    held = layer.split(projected, HEADS)
+    return F.pad(held, (0, 0, 0, slots - held.shape[2]))
+
+
+def once(layer: Attention, x: Tensor, place: int, cache: SlotCache) -> Callable[[], Tensor]:
+    return lambda: layer(x, positions=Positions.count(1, place), cache=cache, mask=masks.causal())
+
+
+def rows(shapes: str, with_peers: bool, threads: int = 1) -> Iterator[Row]:
+    """How many graphs a compiled model makes of a thousand tokens behind a prompt."""
+    case = f"{STEPS} compiled steps"
+    for spec in ("rotary", "alibi", "t5_bias", "learned", "sinusoidal") if shapes == "full" else ("rotary", "alibi"):
+        try:
+            graphs = apart.run(CODE, spec, threads=threads)
+        except RuntimeError as error:
+            yield Row("decoding", case, spec, "posenc", "graphs", threads, note=str(error))
+            continue
+        verdicts = (judged(Goal(1, of="graphs"), graphs),)
+        yield Row("decoding", case, spec, "posenc", "graphs", threads, graphs, graphs, graphs, verdicts=verdicts)
+
+
+CODE = "from posenc.bench import decoding; decoding.in_a_process_of_its_own()"
+
+
+@torch.inference_mode()
+def in_a_process_of_its_own() -> None:
+    """Print how many graphs are made of the steps that follow a prompt; one that is not whole is an error."""
+    graphs = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable:
+        graphs.append(graph)
+        return graph.forward
+
+    prompt = 7
+    model = Decoder(16, dim=32, heads=4, layers=1, encoding=sys.argv[1], max_len=prompt + STEPS).eval()
+    cache = model.cache(slots=prompt + STEPS)
+    logits = model(torch.randint(16, (1, prompt)), cache=cache)
+    compiled = torch.compile(model, backend=keep, fullgraph=True)
+    for _ in range(STEPS):
+        logits = compiled(logits[:, -1:].argmax(-1), cache=cache)
+    print(json.dumps(len(graphs)))

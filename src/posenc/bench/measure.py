@@ -1,0 +1,322 @@
+"""Costs that can be believed: candidates take turns, and each is divided by a limit measured in the same round.
+
+One thread is timed by its own CPU time, which a busy machine hardly stretches; several threads by the wall, of which
+the shortest rounds count. The first rounds only warm up. A result that is wrong is not timed.
+"""
+
+import ctypes
+import functools
+import gc
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+WARM_UP = 2
+"""Rounds that are dropped: the first fills caches, the second says how often a call fits into a turn."""
+
+FEWEST = 5
+"""A ratio out of fewer rounds is not given."""
+
+TURN = 0.02
+"""How long one candidate's turn lasts at least (seconds): shorter calls are repeated within it."""
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""What glibc's mallopt calls its settings."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a row is to reach: its measure, divided by that of `than` where there is one, at most `bound`.
+
+    bound  the largest value that meets the goal
+    than   the candidate whose time this one's is divided by; "" for a measure that stands alone
+    of     what is measured: "time", "error", or the row's own unit ("MiB", "s", "graphs")
+
+    "At least 20 times faster than another" is a time of at most 1/20 of the other's: see `faster`.
+    """
+
+    bound: float
+    than: str = ""
+    of: str = "time"
+
+    def __str__(self) -> str:
+        if not self.than:
+            return f"{self.of} at most {self.bound:g}" if self.of == "error" else f"at most {self.bound:g} {self.of}"
+        if self.bound < 1:
+            return f"at least {1 / self.bound:g} x as fast as {self.than}"
+        return f"at most {self.bound:g} x {self.than}"
+
+
+def faster(times: float, than: str) -> Goal:
+    """At least so many times as fast as another candidate."""
+    return Goal(1 / times, than)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way of doing what a group of candidates does.
+
+    name       what it is, for people; a peer's begins with the name of its library
+    kind       "limit" (what cannot be beaten), "posenc", "peer" (a library) or "naive" (what people write by hand)
+    call       does it once
+    error      the largest absolute difference from float64; None where there is nothing to compare
+    tolerance  the largest error that is still a result
+    goals      what it is to reach
+    subject    what it computes, where candidates of a group differ in that
+    """
+
+    name: str
+    kind: str
+    call: Callable[[], Any]
+    error: Callable[[], float] | None = None
+    tolerance: float = math.inf
+    goals: tuple[Goal, ...] = ()
+    subject: str = ""
+
+
+@dataclass
+class Group:
+    """Candidates that do the same, measured together.
+
+    what        the verb's word: "rotation", "attention", ...
+    case        which shape, dtype and pass
+    limit       the candidate by which all are divided
+    facts       the case in numbers, for those who draw: {"tokens": 4096, ...}
+    absent      candidates that could not be tried -> why
+    grad        whether gradients are recorded
+    heap        how much freed memory the heap keeps for the next call (bytes): a gigabyte, so that tensors below
+                32 MiB come out of memory that is there, as in a loop that runs for long; 64 MiB where tensors are
+                larger, which are always new
+    """
+
+    what: str
+    case: str
+    limit: str
+    candidates: list[Candidate] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)
+    grad: bool = False
+    heap: int = 1 << 30
+
+    def add(
+        self,
+        name: str,
+        kind: str,
+        call: Callable[[], Any],
+        *,
+        error: Callable[[], float] | None = None,
+        tolerance: float = math.inf,
+        goals: Iterable[Goal] = (),
+        subject: str = "",
+    ) -> None:
+        self.candidates.append(Candidate(name, kind, call, error, tolerance, tuple(goals), subject))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A goal beside what was measured; neither met nor missed where what it compares with could not be tried."""
+
+    goal: str
+    measured: float | None
+    met: bool | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the answer.
+
+    value    the median measure; None where there is none, and then `note` says why
+    low      its lower quartile
+    high     its upper quartile
+    unit     "x copy_ of q and k", "MiB", "s", "graphs"
+    seconds  what one call took (median, seconds), on this machine and nowhere else
+    rounds   how many rounds the value comes from
+    error    the largest absolute difference from float64
+    """
+
+    what: str
+    case: str
+    candidate: str
+    kind: str
+    unit: str
+    threads: int = 1
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    seconds: float | None = None
+    rounds: int = 0
+    error: float | None = None
+    verdicts: tuple[Verdict, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    subject: str = ""
+    note: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def measure(group: Group, *, threads: int = 1, seconds: float = 10.0, most: int = 15) -> list[Row]:
+    """A row for each candidate of a group.
+
+    threads  how many threads torch computes with
+    seconds  after so long no further round is begun, once there are enough
+    most     the largest number of rounds
+
+    Raises RuntimeError when a result of ours, or the limit, is wrong.
+    """
+    rows, right, errors = [], {}, {}
+    give_memory_back()
+    with torch.set_grad_enabled(group.grad), threads_set(threads):
+        for candidate in group.candidates:
+            error = errors[candidate.name] = None if candidate.error is None else candidate.error()
+            # NaN is wrong too.
+            if error is None or error <= candidate.tolerance:
+                right[candidate.name] = candidate
+            elif candidate.kind in ("posenc", "limit"):
+                raise RuntimeError(
+                    f"{candidate.name} is wrong in '{group.case}': its error is {error:.1e}, and "
+                    f"{candidate.tolerance:.1e} is the most that is right; no time is given"
+                )
+        calls = {name: candidate.call for name, candidate in right.items()}
+        as_in_a_fresh_process(group.heap)
+        taken = take_turns(calls, wall=threads > 1, seconds=seconds, most=most)
+    for candidate in group.candidates:
+        about = (group.what, group.case, candidate.name, candidate.kind, f"x {group.limit}", threads)
+        error = errors[candidate.name]
+        if candidate.name not in taken:
+            note = "wrong, so not timed"
+            rows.append(Row(*about, error=error, facts=group.facts, subject=candidate.subject, note=note))
+            continue
+        own = taken[candidate.name]
+        value, low, high = ratio(own, taken[group.limit], wall=threads > 1)
+        verdicts = []
+        for goal in candidate.goals:
+            if goal.of == "error":
+                verdicts.append(judged(goal, error))
+            else:
+                other = taken.get(goal.than)
+                verdicts.append(judged(goal, None if other is None else ratio(own, other, wall=threads > 1)[0]))
+        found = (value, low, high, statistics.median(own), len(own), error, tuple(verdicts))
+        rows.append(Row(*about, *found, group.facts, candidate.subject))
+    for name, reason in group.absent.items():
+        rows.append(Row(group.what, group.case, name, "peer", "", threads, facts=group.facts, note=reason))
+    return rows
+
+
+def judged(goal: Goal, measured: float | None) -> Verdict:
+    """Whether a goal is met, to the three figures that are shown."""
+    return Verdict(str(goal), measured, None if measured is None else float(f"{measured:.3g}") <= goal.bound)
+
+
+def take_turns(
+    calls: Mapping[str, Callable[[], Any]], *, wall: bool = False, seconds: float = 10.0, most: int = 15
+) -> dict[str, list[float]]:
+    """Seconds of one call of each, round by round; the order moves on by one each round."""
+    clock = time.perf_counter if wall else time.thread_time
+    names = list(calls)
+    taken: dict[str, list[float]] = {name: [] for name in names}
+    repeats, once_took = dict.fromkeys(names, 1), dict.fromkeys(names, 0.0)
+    began = time.monotonic()
+    with no_collection():
+        for turn in range(WARM_UP + most):
+            if turn == WARM_UP:
+                began = time.monotonic()
+            elif turn >= WARM_UP + FEWEST and time.monotonic() - began > seconds:
+                break
+            shift = turn % len(names)
+            for name in names[shift:] + names[:shift]:
+                call, often = calls[name], repeats[name]
+                if 0 < turn < WARM_UP and once_took[name] > 10 * TURN:
+                    continue
+                start = clock()
+                for _ in range(often):
+                    call()
+                once = (clock() - start) / often
+                if turn < WARM_UP:
+                    # A first call may compile; the second tells how many fit.
+                    once_took[name] = once
+                    repeats[name] = max(1, min(10_000, math.ceil(TURN / max(once, 1e-9)))) if turn else 1
+                else:
+                    taken[name].append(once)
+    return taken
+
+
+def ratio(own: Sequence[float], limit: Sequence[float], *, wall: bool = False) -> tuple[float, float, float]:
+    """One candidate's times over another's of the same rounds: the median, and the quartiles.
+
+    By the wall the middle is that of the shortest rounds: what disturbs a round only ever makes it longer.
+    Raises ValueError for fewer than five rounds.
+    """
+    if len(own) != len(limit) or len(own) < FEWEST:
+        raise ValueError(f"a ratio needs {FEWEST} rounds of both, got {len(own)} and {len(limit)}; measure longer")
+    ratios = [a / b for a, b in zip(own, limit, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return (min(own) / min(limit) if wall else middle), low, high
+
+
+@contextmanager
+def threads_set(threads: int):
+    """Compute with so many threads inside, and as before outside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@functools.cache
+def glibc() -> ctypes.CDLL | None:
+    """The C library, where it is one whose memory can be steered."""
+    try:
+        library = ctypes.CDLL(None)
+        return library if hasattr(library, "gnu_get_libc_version") else None
+    except (OSError, TypeError):
+        return None
+
+
+def as_in_a_fresh_process(heap: int) -> None:
+    """Let new memory cost what it costs a process whose heap has no holes.
+
+    From 32 MiB on glibc fetches each block from the system, which clears its pages: new memory then costs several times
+    a copy. A heap in which earlier work has left large holes serves such a block for nothing, so that the same call is
+    several times faster after other work than before. `heap` is how much freed memory is kept (bytes).
+    """
+    if (library := glibc()) is not None:
+        library.malloc_trim(0)
+        library.mallopt(M_MMAP_THRESHOLD, 32 << 20)
+        library.mallopt(M_TRIM_THRESHOLD, heap)
+
+
+def give_memory_back() -> None:
+    """Until the next timing, fetch every block from 64 KiB on from the system, and give it back: no holes are left."""
+    if (library := glibc()) is not None:
+        library.mallopt(M_MMAP_THRESHOLD, 64 << 10)
+
+
+@contextmanager
+def no_collection():
+    """Python's garbage collector does not run inside."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def difference(got: Any, right: Any) -> float:
+    """The largest absolute difference between tensors, or between lists of them; NaN where there is one."""
+    if isinstance(got, torch.Tensor):
+        assert got.shape == right.shape, f"shapes {list(got.shape)} and {list(right.shape)} cannot be compared"
+        return (got.double() - right.double()).abs().max().item()
+    # max() of Python would lose a NaN that does not come first.
+    return torch.tensor([difference(a, b) for a, b in zip(got, right, strict=True)]).max().item()

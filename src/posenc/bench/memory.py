@@ -1,0 +1,75 @@
+"""Memory beyond the inputs: at its peak, the output and every gradient included."""
+
+import json
+import sys
+from collections.abc import Iterator
+
+import torch
+
+from posenc.bench import apart, attention, peers
+from posenc.bench.attention import PLAIN
+from posenc.bench.measure import Goal, Row, judged
+
+WANTED: dict[str, tuple[float, float]] = {
+    "alibi": (64, 64),
+    "t5_bias": (64, 128),
+    "kerple": (64, 128),
+    "sandwich": (64, 64),
+    "forgetting": (64, 128),
+    "shaw(clip=64, values=False)": (128, 192),
+}
+"""Encoding -> MiB forward at 4096 tokens, and MiB with backward at 2048."""
+
+QUICK = ("alibi", "t5_bias", "shaw(clip=64, values=False)")
+OF_A_PEER = "x-transformers: alibi"
+BY_HAND = ("alibi by hand, matrix made in each call", "alibi as attn_mask made in each call", OF_A_PEER)
+FORWARD = {"quick": (4096,), "full": (2048, 4096, 8192)}
+BACKWARD = {"quick": (2048,), "full": (1024, 2048)}
+
+
+def rows(shapes: str, with_peers: bool, threads: int = 1) -> Iterator[Row]:
+    """A row for each encoding and length; each encoding has a process of its own."""
+    cases = [(T, False) for T in FORWARD[shapes]] + [(T, True) for T in BACKWARD[shapes]]
+    if not apart.can_see_peaks():
+        yield Row("memory", "all", "all", "posenc", "MiB", threads, note=apart.WHY_NOT)
+        return
+    specs = QUICK if shapes == "quick" else tuple(attention.WANTED)
+    usual = BY_HAND[:1] if shapes == "quick" else [name for name in BY_HAND if with_peers or name != OF_A_PEER]
+    for name in (PLAIN, *specs, *usual):
+        try:
+            peaks = apart.run(CODE, name, json.dumps(cases), threads=threads)
+        except RuntimeError as error:
+            yield Row("memory", "all", name, "posenc" if name in specs else "peer", "MiB", threads, note=str(error))
+            continue
+        kind = "limit" if name == PLAIN else "posenc" if name in specs else "peer" if name == OF_A_PEER else "naive"
+        subject = "alibi" if name in BY_HAND else name
+        for (tokens, backward), peak in zip(cases, peaks, strict=True):
+            passes = "forward and backward" if backward else "forward"
+            wanted = WANTED.get(name, (None, None))[backward]
+            asked = wanted is not None and tokens == (2048 if backward else 4096)
+            verdicts = (judged(Goal(wanted, of="MiB"), peak),) if asked else ()
+            facts = {"tokens": tokens, "pass": passes}
+            about = ("memory", f"T {tokens}: {passes}", name, kind, "MiB beyond the inputs", threads)
+            yield Row(*about, peak, peak, peak, rounds=1, verdicts=verdicts, facts=facts, subject=subject)
+
+
+CODE = "from posenc.bench import memory; memory.in_a_process_of_its_own()"
+
+
+def in_a_process_of_its_own() -> None:
+    """Print the peaks of the candidate and the cases that the command line names."""
+    name, cases = sys.argv[1], json.loads(sys.argv[2])
+    torch.set_num_threads(1)
+    # The first call loads code and fills the libraries' own buffers.
+    for backward in (False, True):
+        peak(name, 64, backward)
+    print(json.dumps([peak(name, tokens, backward) for tokens, backward in cases]))
+
+
+def peak(name: str, tokens: int, backward: bool) -> float:
+    with torch.set_grad_enabled(backward):
+        group = attention.causal(tokens, backward, name == OF_A_PEER, only=name)
+        if name in group.absent:
+            raise peers.Absent(group.absent[name])
+        call = next(candidate.call for candidate in group.candidates if candidate.name == name)
+        return apart.peak_of(call)

@@ -1,0 +1,175 @@
+"""What other libraries do, called as their own models call it; a library that is not installed is absent, by name."""
+
+import importlib
+import importlib.metadata
+import importlib.util
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+LIBRARIES = ("transformers", "x-transformers", "rotary-embedding-torch", "torchtune", "positional-encodings")
+
+Rotate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+class Absent(Exception):
+    """A candidate that cannot be tried here, and why."""
+
+
+class Rotation(NamedTuple):
+    """A peer's rotation of q [B, H, T, D] and k [B, KV, T, D], and which channels it pairs."""
+
+    rotate: Rotate
+    layout: str
+
+
+def versions() -> dict[str, str]:
+    """The peers that are installed, with their versions."""
+    found = {}
+    for name in LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def library(module: str, name: str) -> Any:
+    """A module of a peer. Raises Absent when it is not installed, or does not import with this torch."""
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        raise Absent(f"{name} is not installed") from None
+    try:
+        with warnings.catch_warnings():
+            # What a library warns of while it is imported is its own business.
+            warnings.simplefilter("ignore")
+            return importlib.import_module(module)
+    except Exception as error:
+        raise Absent(f"{name} does not import here: {type(error).__name__}: {error}") from None
+
+
+def transformers(heads: int, head_dim: int, ids: Tensor, dtype: torch.dtype, base: float) -> Rotation:
+    """Hugging Face Llama's apply, with tables that a model pass makes once for all layers."""
+    llama, tables = transformers_tables(heads, head_dim, ids, dtype, base)
+    cos, sin = tables()
+    return Rotation(lambda q, k: llama.apply_rotary_pos_emb(q, k, cos, sin), "half")
+
+
+def transformers_with_tables(heads: int, head_dim: int, ids: Tensor, dtype: torch.dtype, base: float) -> Rotation:
+    """The same, with the making of the tables."""
+    llama, tables = transformers_tables(heads, head_dim, ids, dtype, base)
+    return Rotation(lambda q, k: llama.apply_rotary_pos_emb(q, k, *tables()), "half")
+
+
+def transformers_tables(heads: int, head_dim: int, ids: Tensor, dtype: torch.dtype, base: float) -> tuple[Any, Any]:
+    config = library("transformers", "transformers").LlamaConfig(
+        hidden_size=heads * head_dim,
+        num_attention_heads=heads,
+        head_dim=head_dim,
+        max_position_embeddings=int(ids[-1]) + 1,
+        rope_parameters={"rope_type": "default", "rope_theta": base},
+    )
+    llama = library("transformers.models.llama.modeling_llama", "transformers")
+    module, like = llama.LlamaRotaryEmbedding(config), torch.empty(0, dtype=dtype)
+    return llama, lambda: module(like, ids[None])
+
+
+def x_transformers(heads: int, head_dim: int, ids: Tensor, dtype: torch.dtype, base: float) -> Rotation:
+    theirs = library("x_transformers.x_transformers", "x-transformers")
+    angles, scale = theirs.RotaryEmbedding(head_dim, base=base)(ids)
+    apply = theirs.apply_rotary_pos_emb
+    return Rotation(lambda q, k: (apply(q, angles, scale), apply(k, angles, scale)), "interleaved")
+
+
+def rotary_embedding_torch(heads: int, head_dim: int, ids: Tensor, dtype: torch.dtype, base: float) -> Rotation:
+    module = library("rotary_embedding_torch", "rotary-embedding-torch").RotaryEmbedding(head_dim, theta=base)
+    start, end = int(ids[0]), int(ids[-1]) + 1
+    if 0 < start and end <= module.cache_max_seq_len:
+        # The prompt that came before has filled its cache, in the dtype of the queries.
+        module.forward(module.get_seq_pos(end, dtype=dtype), seq_len=end)
+    turn = module.rotate_queries_or_keys
+    return Rotation(lambda q, k: (turn(q, offset=start), turn(k, offset=start)), "interleaved")
+
+
+def torchtune(heads: int, head_dim: int, ids: Tensor, dtype: torch.dtype, base: float) -> Rotation:
+    module = torchtune_module().RotaryPositionalEmbeddings(head_dim, max_seq_len=int(ids[-1]) + 1, base=base)
+    at = ids[None] if int(ids[0]) else None
+
+    def turn(x: Tensor) -> Tensor:
+        # It takes [B, T, H, D].
+        return module(x.transpose(1, 2), input_pos=at).transpose(1, 2)
+
+    return Rotation(lambda q, k: (turn(q), turn(k)), "interleaved")
+
+
+def torchtune_module() -> Any:
+    """torchtune's position embeddings alone: the package itself wants torchao as soon as it is imported."""
+    name = "torchtune_position_embeddings"
+    if name in sys.modules:
+        return sys.modules[name]
+    try:
+        folder = importlib.metadata.distribution("torchtune").locate_file("torchtune")
+    except importlib.metadata.PackageNotFoundError:
+        raise Absent("torchtune is not installed") from None
+    path = Path(str(folder)) / "modules" / "position_embeddings.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise Absent(f"this torchtune has no {path.name}")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+MAKING_TABLES = "transformers, making tables"
+
+ROTATIONS: dict[str, Callable[[int, int, Tensor, torch.dtype, float], Rotation]] = {
+    "transformers": transformers,
+    MAKING_TABLES: transformers_with_tables,
+    "rotary-embedding-torch": rotary_embedding_torch,
+    "torchtune": torchtune,
+    "x-transformers": x_transformers,
+}
+"""Every peer's rotation, made for so many heads of a width, positions in a row, a dtype and a base."""
+
+
+def by_hand(heads: int, head_dim: int, ids: Tensor, dtype: torch.dtype, base: float) -> Rotation:
+    """What people write into their own model: float32 tables made in each call, halves swapped by cat."""
+
+    def rotate(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        frequencies = 1.0 / base ** (torch.arange(0, head_dim, 2).float() / head_dim)
+        angles = torch.outer(ids.float(), frequencies)
+        angles = torch.cat((angles, angles), -1)
+        cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+
+        def turn(x: Tensor) -> Tensor:
+            first, second = x.chunk(2, -1)
+            return x * cos + torch.cat((-second, first), -1) * sin
+
+        return turn(q), turn(k)
+
+    return Rotation(rotate, "half")
+
+
+def alibi_of_x_transformers(heads: int) -> Callable[[int], Tensor]:
+    """x-transformers' ALiBi: the bias [H, T, T] of so many tokens."""
+    module = library("x_transformers.x_transformers", "x-transformers").AlibiPositionalBias(heads)
+    return lambda tokens: module(tokens, tokens)
+
+
+def sinusoidal_of_positional_encodings(dim: int) -> Callable[[Tensor], Tensor]:
+    """positional-encodings' sinusoids for embeddings [B, T, dim]."""
+    return library("positional_encodings.torch_encodings", "positional-encodings").PositionalEncoding1D(dim)
+
+
+def sinusoidal_of_x_transformers(dim: int) -> Callable[[Tensor], Tensor]:
+    """x-transformers' sinusoids [T, dim] for embeddings [B, T, dim], which it scales by a learned number."""
+    module = library("x_transformers.x_transformers", "x-transformers").ScaledSinusoidalEmbedding(dim)
+    with torch.no_grad():
+        module.scale.fill_(1.0)
+    return module

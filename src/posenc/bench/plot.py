@@ -1,0 +1,104 @@
+"""The cost of attention against the number of tokens, in one figure."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
+
+from posenc.bench.report import Found
+from posenc.lab import plots
+
+PASSES = ("forward", "forward and backward")
+
+
+@plots.styled
+def cost(result: Mapping[str, Any]) -> Figure | None:
+    """Milliseconds of one call by one thread, on two logarithmic axes: every encoding, plain attention, and by hand.
+
+    None where no run of attention with two lengths is among the rows.
+    """
+    rows = [row for row in result["rows"] if row["what"] == "attention" and row["threads"] == 1 and row["seconds"]]
+    measured = [name for name in PASSES if len({row["facts"]["tokens"] for row in rows if of(row, name)}) > 1]
+    if not measured:
+        return None
+    names = list(dict.fromkeys(row["candidate"] for row in rows if row["kind"] == "posenc"))
+    looks = {name: plots.look(place) for place, name in enumerate(names)}
+    machine = result["hardware"]["processor"]
+    title = f"Causal attention, 8 heads of 64 channels, float32, one thread ({machine})"
+    width = 5.6 * len(measured) + 0.6
+    fig = plots.figure(width, 6.2, plots.wrapped(title, width))
+    for ax, name in zip(fig.subplots(1, len(measured), squeeze=False)[0], measured, strict=True):
+        draw(ax, [row for row in rows if of(row, name)], looks)
+        ax.set_title(name)
+    return fig
+
+
+def of(row: Found, passes: str) -> bool:
+    return row["facts"]["pass"] == passes
+
+
+def draw(ax: Axes, rows: Sequence[Found], looks: Mapping[str, plots.Look]) -> None:
+    """One line for each candidate, with its name at the end of it."""
+    lengths = sorted({row["facts"]["tokens"] for row in rows})
+    ends = []
+    for name in dict.fromkeys(row["candidate"] for row in rows):
+        own = [row for row in rows if row["candidate"] == name]
+        x = [row["facts"]["tokens"] for row in own]
+        y = [row["seconds"] * 1000 for row in own]
+        look, kind = looks.get(name), own[0]["kind"]
+        if look is not None:
+            color, marker, dashes, width = look.color, look.marker, look.dashes, 1.4
+        elif kind == "limit":
+            color, marker, dashes, width = plots.INK, "", "-", 3.2
+        else:
+            color, marker, dashes, width = plots.SOFT, "", (0, (1, 1.6)), 1.2
+        (line,) = ax.plot(x, y, color=color, marker=marker, linestyle=dashes, linewidth=width, markersize=4)
+        line.set(markeredgecolor=plots.PAPER, markeredgewidth=0.4)
+        ends.append((y[-1], x[-1], plots.short(name, 40), plots.INK if color == plots.SOFT else color))
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    plots.plain_log(ax.yaxis)
+    ax.set(xlabel="tokens", ylabel="ms of one call")
+    ax.xaxis.set_major_locator(FixedLocator(lengths))
+    ax.xaxis.set_major_formatter(FixedFormatter([f"{length:,}" for length in lengths]))
+    ax.xaxis.set_minor_locator(NullLocator())
+    name_lines(ax, ends, lengths[-1])
+
+
+def name_lines(ax: Axes, ends: Sequence[tuple[float, float, str, str]], right: float) -> None:
+    """The name of each line beside its end (its height, its place, the name, a colour), none over another."""
+    low, high = (math.log10(bound) for bound in ax.get_ylim())
+    # So many names fit into the height of the axes.
+    gap = (high - low) / 33
+    heights = spread([math.log10(y) for y, *_ in ends], gap, low + gap, high - gap)
+    for (y, x, name, colour), height in zip(ends, heights, strict=True):
+        ax.annotate(
+            name,
+            (x, y),
+            xytext=(1.3 * right, 10**height),
+            textcoords="data",
+            fontsize=7,
+            color=colour,
+            va="center",
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.5, "alpha": 0.5, "relpos": (0, 0.5)},
+        )
+
+
+def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Places near the wanted ones, in their order, at least `gap` apart and within bounds where that is possible."""
+    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
+    places = [max(wanted[i], low) for i in order]
+    for i in range(1, len(places)):
+        places[i] = max(places[i], places[i - 1] + gap)
+    if places and places[-1] > high:
+        places[-1] = high
+        for i in range(len(places) - 2, -1, -1):
+            places[i] = min(places[i], places[i + 1] - gap)
+    found = [0.0] * len(wanted)
+    for i, place in zip(order, places, strict=True):
+        found[i] = place
+    return found

@@ -1,0 +1,169 @@
+"""Rows into tables: for a terminal, and in Markdown; and what they say about us, for better or worse."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+SCHEMA = 1
+
+Found = Mapping[str, Any]
+"""A row as plain values: Row.to_dict(), or what was read back from JSON."""
+
+HEADERS = ("candidate", "", "quartiles", "error", "goal")
+GOALS = ("", "", "goal", "measured", "met")
+
+
+def cases(rows: Sequence[Found]) -> dict[tuple[str, str, int], list[Found]]:
+    """(what, case, threads) -> its rows, in the order in which they were measured."""
+    found: dict[tuple[str, str, int], list[Found]] = {}
+    for row in rows:
+        found.setdefault((row["what"], row["case"], row["threads"]), []).append(row)
+    return found
+
+
+def heading(what: str, case: str, threads: int) -> str:
+    return f"{what}: {case}" + (f" ({threads} threads)" if threads > 1 else "")
+
+
+def table(rows: Sequence[Found]) -> tuple[list[str], list[list[str]]]:
+    """The headers and the lines of one case."""
+    unit = next((row["unit"] for row in rows if row["unit"]), "")
+    lines = []
+    for row in rows:
+        if row["value"] is None:
+            lines.append([row["candidate"], row["note"], "", small(row["error"]), ""])
+            continue
+        goals = "; ".join(f"{goal['goal']}: {MET[goal['met']]}" for goal in row["verdicts"])
+        spread = "" if row["low"] == row["high"] else f"{number(row['low'])} to {number(row['high'])}"
+        lines.append([row["candidate"], number(row["value"]), spread, small(row["error"]), goals])
+    return ["candidate", unit, *HEADERS[2:]], lines
+
+
+MET = {True: "met", False: "missed", None: "not measured"}
+
+
+def goals(rows: Sequence[Found]) -> tuple[list[str], list[list[str]]]:
+    """Every goal beside what was measured."""
+    lines = []
+    for row in rows:
+        for goal in row["verdicts"]:
+            measured = goal["measured"]
+            if measured is None:
+                words = ""
+            elif goal["goal"].startswith("error"):
+                words = small(measured)
+            else:
+                # "At least 20 x as fast" is read the other way round than "at most 1.4 x".
+                words = number(1 / measured if goal["goal"].startswith("at least") else measured)
+            case = heading(row["what"], row["case"], row["threads"])
+            lines.append([case, row["candidate"], goal["goal"], words, MET[goal["met"]]])
+    return list(GOALS), lines
+
+
+def losses(rows: Sequence[Found]) -> list[str]:
+    """What we lose at, in sentences: goals that were missed, and others that are faster at the same thing."""
+    lines = []
+    for case, candidate, goal, measured, met in goals(rows)[1]:
+        if met == MET[False]:
+            lines.append(f"{case}: {candidate} misses its goal, {goal}: {measured}")
+    for key, found in cases(rows).items():
+        for own in found:
+            ahead = [other for other in found if is_ahead(other, own)]
+            for other in ahead:
+                share = other["value"] / own["value"]
+                words = f"{number(share)} of the {'memory' if 'MiB' in own['unit'] else 'time'}"
+                lines.append(f"{heading(*key)}: {other['candidate']} takes {words} of {own['candidate']}")
+    return lines
+
+
+def is_ahead(other: Found, own: Found) -> bool:
+    """Whether somebody else does the same as one of ours, at a lower cost."""
+    if own["kind"] != "posenc" or other["kind"] not in ("peer", "naive"):
+        return False
+    both = own["value"] is not None and other["value"] is not None
+    return both and own["subject"] == other["subject"] and other["value"] < own["value"]
+
+
+def speedups(rows: Sequence[Found]) -> list[tuple[str, str, str, float]]:
+    """(case, our fastest, the fastest peer, how many times faster ours is), for each case with a peer."""
+    found = []
+    for key, those in cases(rows).items():
+        for subject in dict.fromkeys(row["subject"] for row in those):
+            same = [row for row in those if row["subject"] == subject and row["value"]]
+            ours = [row for row in same if row["kind"] == "posenc"]
+            others = [row for row in same if row["kind"] == "peer"]
+            if ours and others:
+                best, peer = (min(part, key=lambda row: row["value"]) for part in (ours, others))
+                found.append((heading(*key), best["candidate"], peer["candidate"], peer["value"] / best["value"]))
+    return found
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """A run as a page: the machine, the goals, what we lose at, and every case."""
+    rows = result["rows"]
+    parts = ["# Benchmark", facts(result)]
+    if goals(rows)[1]:
+        parts += ["## Goals", as_markdown(*goals(rows))]
+    lost = losses(rows)
+    parts += ["## What we lose at", "\n".join(f"- {line}" for line in lost) if lost else "Nothing that was measured."]
+    for key, found in cases(rows).items():
+        parts += [f"## {heading(*key)}", as_markdown(*table(found))]
+    return "\n\n".join(parts) + "\n"
+
+
+def save(result: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write the results, the tables, and the plot where there is something to plot; the paths."""
+    from posenc.bench import plot
+    from posenc.lab import plots
+
+    folder.mkdir(parents=True, exist_ok=True)
+    whole, tables = folder / "bench.json", folder / "bench.md"
+    plots.write_whole(whole, (json.dumps(result, indent=1) + "\n").encode())
+    plots.write_whole(tables, markdown(result).encode())
+    drawn = plot.cost(result)
+    return [whole, tables] if drawn is None else [whole, tables, plots.save(drawn, folder / "cost.png")]
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The results of an earlier run. Raises ValueError, naming the file, for what is none."""
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+        if result["schema"] == SCHEMA and isinstance(result["rows"], list):
+            return result
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise ValueError(f"{path} holds no results of this version's benchmark; make them with posenc bench")
+
+
+def facts(result: Mapping[str, Any]) -> str:
+    """The machine, the versions and the settings of a run, in two sentences."""
+    machine, versions = result["hardware"], ", ".join(f"{name} {v}" for name, v in result["versions"].items())
+    cores, memory = machine["cores"], machine["memory, GiB"]
+    settings, busy = result["settings"], " to ".join(f"{load}" for load in result["load"])
+    return (
+        f"{machine['processor']}, {cores} cores, {machine['instruction set']}, {memory} GiB, {machine['system']}; "
+        f"load {busy}; {result['began']}. {versions}.\n"
+        f"Shapes: {settings['shapes']}. Medians of rounds in which all candidates took turns, over the limit of the "
+        f"same round; one thread by its own CPU time."
+    )
+
+
+def as_markdown(headers: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    drawn = [headers, ["---"] * len(headers), *lines]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in drawn)
+
+
+def number(value: float) -> str:
+    """Three figures, without an exponent."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{min(digits, 4)}f}"
+
+
+def small(value: float | None) -> str:
+    """An error, with its exponent."""
+    return "" if value is None else f"{value:.1e}"

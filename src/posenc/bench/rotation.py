@@ -1,0 +1,347 @@
+"""Rotary: q and k turned, beside copying them."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc import masks
+from posenc.attention import Attention
+from posenc.bench import peers
+from posenc.bench.measure import Goal, Group, difference, faster
+from posenc.catalogue import build
+from posenc.encoding import Encoding, Shape
+from posenc.kernels import native
+from posenc.positions import Positions
+
+BASE = 10_000.0
+COPY, CLONE = "copy_ of q and k", "clone of q and k"
+TWO_COPIES = "two copies of q and k"
+HF = "transformers"
+
+TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 0.2}
+"""What is still the result that was asked for (float32 angles, products in bfloat16), and what is another one."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """q [batch, heads, tokens, head_dim] and k with kv_heads, from position `start` on.
+
+    tokens_first  whether they lie in memory as [B, T, H, D], as projections leave them
+    """
+
+    name: str
+    batch: int
+    heads: int
+    kv_heads: int
+    tokens: int
+    head_dim: int
+    dtype: torch.dtype
+    start: int = 0
+    tokens_first: bool = False
+
+    def __str__(self) -> str:
+        memory = ", [B, T, H, D] in memory" if self.tokens_first else ""
+        return f"{self.name}, {word(self.dtype)}{memory}"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        q = [self.batch, self.heads, self.tokens, self.head_dim]
+        return {"q": q, "k": [q[0], self.kv_heads, *q[2:]], "dtype": word(self.dtype), "start": self.start}
+
+    def inputs(self, seed: int = 0) -> tuple[Tensor, Tensor]:
+        """q and k, drawn afresh."""
+        generator = torch.Generator().manual_seed(seed)
+
+        def draw(heads: int) -> Tensor:
+            if self.tokens_first:
+                shape = (self.batch, self.tokens, heads, self.head_dim)
+                return torch.randn(shape, generator=generator).to(self.dtype).transpose(1, 2)
+            return torch.randn((self.batch, heads, self.tokens, self.head_dim), generator=generator).to(self.dtype)
+
+        return draw(self.heads), draw(self.kv_heads)
+
+
+def word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+PREFILL, TRAINING, DECODING = (1, 32, 8, 4096, 128), (8, 12, 12, 1024, 64), (1, 32, 8, 1, 128)
+
+
+def groups(shapes: str, with_peers: bool) -> Iterator[Group]:
+    """Every case of the rotation, made when its turn comes."""
+    full = shapes == "full"
+    for dtype in (torch.float32, torch.bfloat16):
+        yield forward(Case("prefill", *PREFILL, dtype), with_peers, full)
+        if full:
+            yield forward(Case("prefill", *PREFILL, dtype, tokens_first=True), with_peers, full)
+        yield forward(Case("training", *TRAINING, dtype), with_peers, full)
+        yield with_backward(Case("training", *TRAINING, dtype), with_peers, full)
+        if full:
+            yield with_backward(Case("prefill", *PREFILL, dtype), with_peers, full)
+        yield decoding(Case("decoding", *DECODING, dtype, start=4000), with_peers, full)
+    yield tables(Case("tables", *PREFILL, torch.float32))
+    for backward in (False, True) if full else (False,):
+        yield in_a_layer(backward, with_peers, full)
+
+
+def rotary(head_dim: int, layout: str = "half", base: float = BASE) -> Encoding:
+    return build(f"rotary(base={base}, layout='{layout}')", Shape.of(head_dim, 1, 1))
+
+
+def uncompiled(turn: Callable[..., Any]) -> Callable[..., Any]:
+    """The same where nothing was compiled: with PyTorch's own operators."""
+    nothing = native.Native(None, why_not="the benchmark leaves it out")
+
+    def call(*given: Any, **options: Any) -> Any:
+        load = native.load
+        native.load = lambda: nothing  # ty: ignore[invalid-assignment]
+        try:
+            return turn(*given, **options)
+        finally:
+            native.load = load
+
+    return call
+
+
+def forward(case: Case, with_peers: bool, full: bool) -> Group:
+    """q and k turned, without gradients: in place as Attention does it, and into new tensors as a stranger has it."""
+    in_place, functional, pure = FORWARD[case.name, case.dtype]
+    group = Group("rotation", f"{case}: forward", COPY, facts=case.facts | {"pass": "forward"}, heap=heap_of(case))
+    at = Positions.count(case.tokens, case.start)
+    q, k = case.inputs()
+    kept_q, kept_k = torch.empty_like(q), torch.empty_like(k)
+    group.add(COPY, "limit", lambda: (kept_q.copy_(q), kept_k.copy_(k)))
+    group.add(CLONE, "limit", lambda: (q.clone(), k.clone()))
+    for layout in ("half", "interleaved"):
+        rope = rotary(case.head_dim, layout)
+        turn = partial(rope.turn, at=at, keys_at=at, in_place=True)
+        wanted = in_place if layout == "half" else in_place[:1]
+        add_rotation(group, f"rotary, {layout}, in place", "posenc", case, turn, layout, goals=wanted, own=True)
+    rope = rotary(case.head_dim)
+    turn = partial(rope, positions=at)
+    add_rotation(group, "rotary, into new tensors", "posenc", case, turn, "half", goals=functional, given=(q, k))
+    add_rotation(group, "rotary without C, into new tensors", "posenc", case, uncompiled(turn), "half", given=(q, k))
+    turn = uncompiled(partial(rope.turn, at=at, keys_at=at, in_place=True))
+    add_rotation(group, "rotary without C, in place", "posenc", case, turn, "half", goals=pure, own=True)
+    if full:
+        turn = torch.compile(partial(rotary(case.head_dim), positions=at))
+        add_rotation(group, "rotary, compiled", "posenc", case, turn, "half", given=(q, k))
+    add_others(group, case, (q, k), with_peers, full)
+    return group
+
+
+FORWARD: dict[tuple[str, torch.dtype], tuple[tuple[Goal, ...], ...]] = {
+    ("prefill", torch.float32): ((Goal(1.0, COPY), faster(20, HF)), (Goal(1.4, CLONE),), (faster(10, HF),)),
+    ("prefill", torch.bfloat16): ((Goal(1.1, COPY), faster(20, HF)), (Goal(1.4, CLONE),), ()),
+    ("training", torch.float32): ((Goal(1.1, COPY), faster(6, HF)), (Goal(1.3, COPY),), ()),
+    ("training", torch.bfloat16): ((Goal(1.4, COPY), faster(4, HF)), (Goal(1.6, COPY),), ()),
+}
+"""What is to be reached in place, into new tensors, and in place without the C kernel."""
+
+
+def with_backward(case: Case, with_peers: bool, full: bool) -> Group:
+    """Forward and backward, into new tensors, beside two copies."""
+    eager, traced = BACKWARD[case.name, case.dtype]
+    facts = case.facts | {"pass": "forward and backward"}
+    group = Group("rotation", f"{case}: forward and backward", TWO_COPIES, facts=facts, grad=True, heap=heap_of(case))
+    q, k = (x.requires_grad_() for x in case.inputs())
+    upstream = case.inputs(seed=1)
+    kept = [torch.empty_like(x, requires_grad=False) for x in (q, k)]
+    with torch.no_grad():
+        plain = (q.detach(), k.detach())
+
+    def two_copies() -> None:
+        for _ in range(2):
+            for into, x in zip(kept, plain, strict=True):
+                into.copy_(x)
+
+    def both_ways(turn: Callable[..., tuple[Tensor, Tensor]]) -> Callable[[], Any]:
+        return lambda: torch.autograd.grad(turn(q, k), (q, k), upstream)
+
+    def error_of(turn: Callable[..., tuple[Tensor, Tensor]], layout: str) -> Callable[[], float]:
+        # The gradient is the upstream one turned back.
+        return lambda: difference(
+            [some_heads(x) for x in torch.autograd.grad(turn(q, k), (q, k), upstream)],
+            [turned(some_heads(x), case, layout, -1) for x in upstream],
+        )
+
+    def add(name: str, kind: str, turn: Callable[..., Any], layout: str, goals: tuple[Goal, ...] = ()) -> None:
+        tolerance = TOLERANCE[case.dtype]
+        group.add(name, kind, both_ways(turn), error=error_of(turn, layout), tolerance=tolerance, goals=goals)
+
+    at = Positions.count(case.tokens, case.start)
+    group.add(TWO_COPIES, "limit", two_copies)
+    add("rotary", "posenc", partial(rotary(case.head_dim), positions=at), "half", eager)
+    add("rotary, interleaved", "posenc", partial(rotary(case.head_dim, "interleaved"), positions=at), "interleaved")
+    add("rotary without C", "posenc", uncompiled(partial(rotary(case.head_dim), positions=at)), "half")
+    if full:
+        add("rotary, compiled", "posenc", torch.compile(partial(rotary(case.head_dim), positions=at)), "half", traced)
+    for name, kind, made in others(group, case, with_peers, full):
+        add(name, kind, made.rotate, made.layout)
+    return group
+
+
+BACKWARD: dict[tuple[str, torch.dtype], tuple[tuple[Goal, ...], tuple[Goal, ...]]] = {
+    ("training", torch.float32): ((Goal(1.35, TWO_COPIES),), (Goal(1.1, TWO_COPIES),)),
+    ("training", torch.bfloat16): ((Goal(1.8, TWO_COPIES),), ()),
+    ("prefill", torch.float32): ((), ()),
+    ("prefill", torch.bfloat16): ((Goal(1.3, TWO_COPIES),), ()),
+}
+"""What is to be reached, and what compiled."""
+
+
+def decoding(case: Case, with_peers: bool, full: bool) -> Group:
+    """One token behind a cache: q and k in one call, its position said anew in each."""
+    group = Group("rotation", f"{case}: one token at {case.start}", COPY, facts=case.facts | {"pass": "forward"})
+    q, k = case.inputs()
+    kept_q, kept_k = torch.empty_like(q), torch.empty_like(k)
+    group.add(COPY, "limit", lambda: (kept_q.copy_(q), kept_k.copy_(k)))
+    rope = rotary(case.head_dim)
+    turn = partial(rope, offset=case.start)
+    add_rotation(group, "rotary", "posenc", case, turn, "half", goals=(faster(3, HF),), given=(q, k))
+    at = Positions.count(case.tokens, case.start)
+    turn = partial(rope.turn, at=at, keys_at=at, in_place=True)
+    add_rotation(group, "rotary, in place, positions given", "posenc", case, turn, "half", own=True)
+    turn = uncompiled(partial(rope, offset=case.start))
+    add_rotation(group, "rotary without C", "posenc", case, turn, "half", given=(q, k))
+    add_others(group, case, (q, k), with_peers, full)
+    return group
+
+
+def tables(case: Case) -> Group:
+    """What it costs to make the tables: once for each forward pass, and from nothing."""
+    kept = "rotary in place, tables kept"
+    group = Group("rotation", f"tables of {case.tokens} x {case.head_dim}", kept, facts=case.facts)
+    q, k = case.inputs()
+    rope, at = rotary(case.head_dim), Positions.count(case.tokens)
+    bases = iter(range(10_000, 10_000_000))
+
+    def from_nothing() -> None:
+        # Another base has other tables: nothing that is kept can serve.
+        anew = Positions.count(case.tokens)
+        rotary(case.head_dim, base=float(next(bases))).turn(q, k, anew, anew, in_place=True)
+
+    def each_forward() -> None:
+        anew = Positions.count(case.tokens)
+        rope.turn(q, k, anew, anew, in_place=True)
+
+    group.add(kept, "limit", lambda: rope.turn(q, k, at, at, in_place=True))
+    group.add("rotary in place, positions new in each call", "posenc", each_forward)
+    group.add("rotary in place, tables from nothing", "posenc", from_nothing, goals=(Goal(2.0, kept),))
+    return group
+
+
+def in_a_layer(backward: bool, with_peers: bool, full: bool) -> Group:
+    """The share of the rotation in a whole layer of attention, projections included."""
+    batch, heads, tokens, head_dim = 2, 12, 1024, 64
+    case = Case("layer", batch, heads, heads, tokens, head_dim, torch.float32)
+    passes = "forward and backward" if backward else "forward"
+    without = "attention without rotation"
+    group = Group("rotation", f"a layer of attention, float32: {passes}", without, grad=backward)
+    group.facts = case.facts | {"pass": passes}
+    at = Positions.count(tokens)
+    x = torch.randn(batch, tokens, heads * head_dim, generator=torch.Generator().manual_seed(0), requires_grad=backward)
+    torch.manual_seed(0)
+    layer = Attention(heads * head_dim, heads)
+
+    def call(encoding: Encoding) -> Callable[[], Any]:
+        def once() -> Any:
+            out = layer(x, positions=at, mask=masks.causal(), encoding=encoding)
+            return torch.autograd.grad(out.sum(), (x, *layer.parameters())) if backward else out
+
+        return once
+
+    group.add(without, "limit", call(Encoding()))
+    group.add("rotary", "posenc", call(rotary(head_dim)), goals=(Goal(1.02, without),))
+    for name, kind, made in others(group, case, with_peers, full):
+        group.add(name, kind, call(Theirs(made.rotate)))
+    return group
+
+
+class Theirs(Encoding):
+    """Somebody else's rotation, as an encoding of ours: the layer around it stays the same."""
+
+    def __init__(self, rotate: peers.Rotate) -> None:
+        super().__init__()
+        self.rotate = rotate
+
+    def turn(
+        self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions, *, in_place: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        return self.rotate(q, k)
+
+
+def others(group: Group, case: Case, with_peers: bool, full: bool) -> Iterator[tuple[str, str, peers.Rotation]]:
+    """The rotations of every peer that is installed, and the one that people write by hand.
+
+    The tables take peers no time worth telling but where there is one token: `full` asks for them everywhere.
+    """
+    ids = torch.arange(case.start, case.start + case.tokens)
+    made_for = (case.heads, case.head_dim, ids, case.dtype, BASE)
+    for name, make in peers.ROTATIONS.items() if with_peers else ():
+        if name == peers.MAKING_TABLES and case.tokens > 1 and not full:
+            continue
+        try:
+            yield name, "peer", make(*made_for)
+        except peers.Absent as reason:
+            group.absent[name] = str(reason)
+    yield "by hand, tables made in each call", "naive", peers.by_hand(*made_for)
+
+
+def add_others(group: Group, case: Case, given: tuple[Tensor, Tensor], with_peers: bool, full: bool) -> None:
+    for name, kind, made in others(group, case, with_peers, full):
+        add_rotation(group, name, kind, case, made.rotate, made.layout, given=given)
+
+
+def add_rotation(
+    group: Group,
+    name: str,
+    kind: str,
+    case: Case,
+    rotate: Callable[[Tensor, Tensor], Any],
+    layout: str,
+    *,
+    goals: tuple[Goal, ...] = (),
+    given: tuple[Tensor, Tensor] | None = None,
+    own: bool = False,
+) -> None:
+    """Add a rotation of the given q and k, or of a pair of its `own`, which it may turn again and again."""
+    assert own == (given is None)
+    q, k = case.inputs() if given is None else given
+
+    def error() -> float:
+        # What turns in place gets a pair that is turned only once.
+        fresh = case.inputs() if own else (q, k)
+        right = [turned(some_heads(x), case, layout) for x in fresh]
+        return difference([some_heads(x) for x in rotate(*fresh)], right)
+
+    group.add(name, kind, lambda: rotate(q, k), error=error, tolerance=TOLERANCE[case.dtype], goals=goals)
+
+
+def heap_of(case: Case) -> int:
+    """How much freed memory is kept: little where q takes 32 MiB or more, and is new in each call."""
+    size = case.batch * case.heads * case.tokens * case.head_dim * case.dtype.itemsize
+    return 64 << 20 if size >= 32 << 20 else 1 << 30
+
+
+def some_heads(x: Tensor) -> Tensor:
+    """The first and the last head of the last row of a batch: enough to see a mistake."""
+    return x[-1:, [0, -1]]
+
+
+def turned(x: Tensor, case: Case, layout: str, way: int = 1) -> Tensor:
+    """x [B, H, T, D] turned in float64, complex numbers standing for pairs; `way` -1 turns back."""
+    x = x.detach().double()
+    half = case.head_dim // 2
+    pairs = (
+        torch.complex(x[..., :half], x[..., half:]) if layout == "half" else torch.complex(x[..., ::2], x[..., 1::2])
+    )
+    frequencies = BASE ** -(torch.arange(half, dtype=torch.float64) / half)
+    angles = torch.arange(case.start, case.start + case.tokens, dtype=torch.float64)[:, None] * frequencies * way
+    out = pairs * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat((out.real, out.imag), -1) if layout == "half" else torch.view_as_real(out).flatten(-2)

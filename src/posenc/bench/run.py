@@ -1,0 +1,132 @@
+"""One run of the benchmark: what was asked for, measured case by case, with the machine and the versions beside it."""
+
+import datetime
+import gc
+import os
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import posenc
+from posenc import kernels
+from posenc.bench import adding, attention, decoding, memory, peers, rotation, startup, weights
+from posenc.bench.measure import Group, Row, measure
+from posenc.bench.report import SCHEMA
+
+SHAPES = ("quick", "full")
+
+IN_TURNS: dict[str, Callable[[str, bool], Iterator[Group]]] = {
+    "rotation": rotation.groups,
+    "attention": attention.groups,
+    "adding": adding.groups,
+    "decoding": decoding.groups,
+}
+"""What is timed in this process: candidates that take turns."""
+
+APART: dict[str, Callable[[str, bool], Iterator[Row]]] = {
+    "decoding": decoding.rows,
+    "startup": startup.rows,
+    "memory": memory.rows,
+    "weights": weights.rows,
+}
+"""What is measured in processes of its own."""
+
+WHAT = tuple(dict.fromkeys([*IN_TURNS, *APART]))
+
+SECONDS = {"quick": 2.0, "full": 10.0}
+"""After so long a group begins no further round."""
+
+
+def bench(
+    what: Sequence[str] = (),
+    *,
+    shapes: str = "quick",
+    threads: Sequence[int] = (1,),
+    with_peers: bool = True,
+    show: Callable[[Sequence[Row]], None] | None = None,
+    doing: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Measure, and give everything that was found as plain values.
+
+    what        "rotation", "attention", ...: see WHAT; nothing stands for all
+    shapes      "quick" (the decisive shapes, three minutes) or "full" (all of them)
+    threads     the numbers of threads to time with; what is measured apart is measured with one
+    with_peers  whether other libraries, where they are installed, are measured too
+    show        called with the rows of a case as soon as they are there
+    doing       called with what is measured next
+
+    Raises ValueError for something that is not measured here, and RuntimeError when one of our results is wrong.
+    """
+    for word, known in [*((w, WHAT) for w in what), (shapes, SHAPES)]:
+        if word not in known:
+            raise ValueError(f"'{word}' is not measured; choose from {', '.join(known)}")
+    if not threads or min(threads) < 1:
+        raise ValueError(f"threads are whole numbers from 1, got {list(threads)}")
+    wanted = tuple(what) or WHAT
+    facts: dict[str, Any] = {
+        "began": now(),
+        "hardware": hardware(),
+        "versions": versions(),
+        "kernels": kernels.status(),
+    }
+    busy = [load()]
+    rows: list[Row] = []
+
+    def found(new: list[Row]) -> None:
+        rows.extend(new)
+        if show is not None:
+            show(new)
+
+    def say(words: str) -> None:
+        if doing is not None:
+            doing(words)
+
+    for count in threads:
+        for word in [word for word in wanted if word in IN_TURNS]:
+            for group in IN_TURNS[word](shapes, with_peers):
+                say(f"{group.case}, {count} thread{'s' * (count > 1)}")
+                found(measure(group, threads=count, seconds=SECONDS[shapes]))
+                # A group may hold a gigabyte, which the next one needs.
+                del group
+                gc.collect()
+    for word in [word for word in wanted if word in APART]:
+        say(word)
+        found(list(APART[word](shapes, with_peers)))
+    settings = {"what": wanted, "shapes": shapes, "threads": tuple(threads), "peers": with_peers}
+    busy.append(load())
+    facts |= {"ended": now(), "load": busy}
+    return {"schema": SCHEMA, "settings": settings, **facts, "rows": [row.to_dict() for row in rows]}
+
+
+def now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+def load() -> float | None:
+    """How many processes wanted a core during the last minute."""
+    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
+
+
+def hardware() -> dict[str, Any]:
+    """The machine, as far as it says what it is."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    about = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
+    pages = ("SC_PAGE_SIZE", "SC_PHYS_PAGES")
+    known = hasattr(os, "sysconf") and all(name in os.sysconf_names for name in pages)
+    return {
+        "processor": about.get("model name") or platform.processor() or platform.machine(),
+        "family and model": " ".join(filter(None, (about.get("cpu family"), about.get("model")))),
+        "cores": os.cpu_count(),
+        "instruction set": torch.backends.cpu.get_cpu_capability(),
+        "memory, GiB": round(os.sysconf(pages[0]) * os.sysconf(pages[1]) / 2**30, 1) if known else None,
+        "system": f"{platform.system()}-{platform.machine()}",
+    }
+
+
+def versions() -> dict[str, str]:
+    own = {"posenc": posenc.__version__, "python": platform.python_version(), "torch": torch.__version__}
+    return own | peers.versions()

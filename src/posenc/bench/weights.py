@@ -1,0 +1,53 @@
+"""Attention weights of chosen rows, and histograms of distances, of a long sequence: their memory at its peak."""
+
+import json
+import sys
+from collections.abc import Iterator
+
+import torch
+
+from posenc import masks
+from posenc.attention import Attention
+from posenc.bench import apart
+from posenc.bench.measure import Goal, Row, judged
+from posenc.kernels.chosen_weights import Chosen, Histogram
+
+TOKENS, DIM, HEADS = 16384, 512, 8
+WANTED = Goal(500, of="MiB")
+SPECS = {"quick": ("alibi",), "full": ("rotary", "alibi", "t5_bias", "shaw(values=False)", "forgetting", "fire")}
+
+ASKED = {
+    "64 rows": Chosen(rows=slice(-64, None)),
+    "histogram of 256 rows": Histogram(rows=slice(0, None, TOKENS // 256), edges=(0, 1, 16, 256, 4096, TOKENS)),
+}
+"""What is asked for beside the output of a layer, in all heads."""
+
+
+def rows(shapes: str, with_peers: bool, threads: int = 1) -> Iterator[Row]:
+    """A row for each encoding and question; each has a process of its own."""
+    for asked in ASKED:
+        for spec in SPECS[shapes]:
+            about = ("weights", f"T {TOKENS}: {asked}", spec, "posenc", "MiB beyond layer and input", threads)
+            if not apart.can_see_peaks():
+                yield Row(*about, note=apart.WHY_NOT)
+                continue
+            try:
+                peak = apart.run(CODE, spec, asked, threads=threads)
+            except RuntimeError as error:
+                yield Row(*about, note=str(error))
+                continue
+            yield Row(*about, peak, peak, peak, rounds=1, verdicts=(judged(WANTED, peak),), facts={"tokens": TOKENS})
+
+
+CODE = "from posenc.bench import weights; weights.in_a_process_of_its_own()"
+
+
+@torch.no_grad()
+def in_a_process_of_its_own() -> None:
+    """Print the peak of the spec and the question that the command line names."""
+    spec, asked = sys.argv[1], ASKED[sys.argv[2]]
+    torch.set_num_threads(1)
+    layer = Attention(DIM, HEADS, encoding=spec, max_len=TOKENS).eval()
+    x = torch.randn(1, TOKENS, DIM)
+    layer(x[:, :64], mask=masks.causal())
+    print(json.dumps(apart.peak_of(lambda: layer(x, mask=masks.causal(), weights=asked))))

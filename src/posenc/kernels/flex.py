@@ -1,0 +1,206 @@
+"""Attention through PyTorch's FlexAttention: one fused GPU kernel made of an encoding's own definition and the mask.
+
+On a GPU it is compiled, and holds no matrix of queries and keys, forwards or backwards: a bias of the distance is a
+table of as many numbers as there are distances, and any other is the encoding's `score_mod`. Only a bias of fractional
+coordinates or several axes, and one that does not fuse, is spread over all pairs before. On the CPU it only shows that
+the definitions fit: it materialises the logits, is several times slower than any other kernel, and has no backward
+pass. Under torch.compile it is part of the caller's graph on either.
+"""
+
+import functools
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from posenc.encoding import Encoding, Keys, ScoreMod, parts_of
+from posenc.masks import Mask
+from posenc.positions import Positions
+
+
+def why_not(encoding: Encoding, *, weights: bool, dropout: float, q: Tensor | None) -> str | None:
+    """Why FlexAttention cannot serve, or None."""
+    if weights:
+        return "flex returns no attention weights; use kernel='reference' or 'auto'"
+    if encoding.needs_weights:
+        return f"{encoding} reads the attention weights, which flex does not return; use kernel='reference' or 'auto'"
+    if dropout:
+        return f"FlexAttention has no dropout, got {dropout}; use another kernel, or dropout=0"
+    if q is not None and q.device.type != "cuda" and torch.is_grad_enabled():
+        if q.requires_grad or any(parameter.requires_grad for parameter in encoding.parameters()):
+            return (
+                f"FlexAttention has no backward pass on '{q.device.type}', and the queries or the encoding want "
+                f"gradients; use kernel='auto', a CUDA device, or torch.no_grad()"
+            )
+    return None
+
+
+def attend(
+    encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, *, scale: float, dropout: float, weights: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Attention with the encoding's closure on every logit, in the blocks of logits that the mask leaves.
+
+    A row that may see nothing gives zeros. Key heads may be fewer than query heads; nothing is repeated for them.
+    """
+    assert not (weights or dropout), "why_not('flex') forbids this"
+    if not torch.is_grad_enabled():
+        # FlexAttention refuses leaves that want gradients on a CPU even where none are taken.
+        q, k, v = q.detach(), keys.k.detach(), keys.v.detach()
+    else:
+        k, v = keys.k, keys.v
+    out = flex_attention(q.device)(
+        q,
+        k,
+        v,
+        score_mod=whole_score_mod(encoding, q, at, keys, mask),
+        block_mask=block_mask(mask, at, keys.at),
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    return out, None
+
+
+def flex_attention(device: torch.device):
+    """PyTorch's function: compiled on a GPU, unless the caller's graph will be."""
+    # Imported when it is used: it takes its time.
+    from torch.nn.attention import flex_attention as module
+
+    if torch.compiler.is_compiling():
+        return module.flex_attention
+    return compiled() if device.type == "cuda" else materialising
+
+
+@functools.cache
+def compiled():
+    from torch.nn.attention import flex_attention as module
+
+    return torch.compile(module.flex_attention)
+
+
+def materialising(q: Tensor, k: Tensor, v: Tensor, **named: Any) -> Any:
+    from torch.nn.attention import flex_attention as module
+
+    with warnings.catch_warnings():
+        # The caller chose this kernel by name on a CPU, where its being slow is said in the docs.
+        warnings.filterwarnings("ignore", "flex_attention called without torch.compile", UserWarning)
+        return cast(Any, module.flex_attention)(q, k, v, **named)
+
+
+def whole_score_mod(encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask) -> ScoreMod | None:
+    """The closure that adds all biases, and the floating mask where one was given; None where nothing is added."""
+    keys = encoding.prepare(q, at, keys)
+    mods = [mod for part in parts_of(encoding) if (mod := bias_of(part, q, at, keys)) is not None]
+    added = mask.added(at, keys.at)
+    if added is not None:
+        mods.append(looked_up(four_axes(added)))
+    if not mods:
+        return None
+
+    def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        for mod in mods:
+            score = mod(score, b, h, i, j)
+        return score
+
+    return score_mod
+
+
+def bias_of(part: Encoding, q: Tensor, at: Positions, keys: Keys) -> ScoreMod | None:
+    """The closure of one encoding, in which nothing is left to compute but sums and entries of tables.
+
+    A fused kernel takes no constant tensors and no matrix products, so a bias of the distance is evaluated before.
+    """
+    if "score_mod" in part.doors and part.fuses:
+        return part.score_mod(q, at, keys)
+    if not part.doors & {"by_distance", "score_mod"}:
+        return None
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    distances = None if "score_mod" in part.doors else distances_between(at, keys.at)
+    if distances is None:
+        bias = part.dense_bias(q, at, keys, dtype)
+        assert bias is not None
+        return looked_up(bias)
+    lowest, highest = distances
+    delta = torch.arange(lowest, highest + 1, device=q.device)
+    values = part.by_distance(delta if part.axes == 1 else delta[:, None])
+    assert values is not None
+    part.check_heads(values, q)
+    table, m, n = values.to(dtype), at.coords[..., 0] - lowest, keys.at.coords[..., 0]
+
+    def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return score + table[h, entry(m, b, i) - entry(n, b, j)].to(score.dtype)
+
+    return score_mod
+
+
+def distances_between(at: Positions, keys_at: Positions) -> tuple[int, int] | None:
+    """The lowest and the highest distance (whole positions), known without looking at data, or None."""
+    if at.start is not None and keys_at.start is not None:
+        first = at.start - keys_at.start
+        return first - keys_at.tokens + 1, first + at.tokens - 1
+    whole = at.axes == keys_at.axes == 1 and not (at.coords.is_floating_point() or keys_at.coords.is_floating_point())
+    if not whole or at.extent is None or keys_at.extent is None:
+        return None
+    return 1 - keys_at.extent, at.extent - 1
+
+
+def looked_up(table: Tensor) -> ScoreMod:
+    """The closure that adds table[b, h, i, j]."""
+
+    def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return score + entry(table, b, h, i, j).to(score.dtype)
+
+    return score_mod
+
+
+def block_mask(mask: Mask, at: Positions, keys_at: Positions) -> Any:
+    """FlexAttention's own form of the mask: who may see whom, and which blocks of 128 x 128 logits are left out."""
+    if mask.sees_everything(at, keys_at):
+        return None
+
+    def make() -> Any:
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        # A mask [B, H, T, S] of one row of the batch and one head stands for all.
+        rows, heads = max(at.order.shape[0], keys_at.order.shape[0]), 1
+        if mask.given is not None:
+            rows, heads = max(rows, four_axes(mask.given).shape[0]), four_axes(mask.given).shape[1]
+        return create_block_mask(rule(mask, at, keys_at), rows, heads, at.tokens, keys_at.tokens, at.order.device)
+
+    if mask.given is not None or at is not keys_at:
+        return make()
+    # Every layer of a model asks for the same one.
+    return at.once(("block_mask", mask.causal, mask.window, mask.prefix), make)
+
+
+def rule(mask: Mask, at: Positions, keys_at: Positions) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """Mask.allowed as a closure (b, h, i, j) -> boolean, elementwise in its index tensors."""
+    documents = at.document, keys_at.document
+    given = None if mask.given is None else four_axes(mask.fitting(at, keys_at))
+
+    def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        asking, asked = entry(at.order, b, i), entry(keys_at.order, b, j)
+        allowed = (asking >= 0) & (asked >= 0)
+        if mask.causal:
+            allowed = allowed & ((asking >= asked) | ((asking < mask.prefix) & (asked < mask.prefix)))
+        if mask.window is not None:
+            allowed = allowed & ((asking - asked).abs() < mask.window)
+        if documents[0] is not None and documents[1] is not None:
+            allowed = allowed & (entry(documents[0], b, i) == entry(documents[1], b, j))
+        if given is not None:
+            value = entry(given, b, h, i, j)
+            allowed = allowed & (value if given.dtype == torch.bool else value != -math.inf)
+        return allowed
+
+    return mask_mod
+
+
+def entry(table: Tensor, *index: Tensor) -> Tensor:
+    """table[index], where an axis of one entry stands for all."""
+    return table[tuple(0 if size == 1 else i for size, i in zip(table.shape, index, strict=True))]
+
+
+def four_axes(given: Tensor) -> Tensor:
+    return given[(None,) * (4 - given.dim())]

@@ -1,0 +1,64 @@
+"""Door 4 in blocks of queries: a rule that computes something for every pair of tokens, in bounded memory."""
+
+import copy
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from posenc.encoding import BoundKernel, Encoding, Keys
+from posenc.masks import Mask
+from posenc.positions import Positions
+
+PAIRS_AT_ONCE = 2**21
+"""How many pairs of all heads and rows a rule is given at once; fewer are not worth a block, nor computing twice."""
+
+
+def attend_in_rows(
+    encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
+) -> tuple[Tensor, Tensor | None]:
+    """Door 4 of an encoding, some queries at a time where it reads pairs: the same numbers, [B, H, T, E] and weights.
+
+    No query reads another one, and none needs keys that it may not see: so nothing is left out. In training a block
+    keeps only its queries and computes the rest again in the backward pass. A compiled graph takes all queries at
+    once, since the number of blocks would tie it to one length.
+    """
+    tokens, pairs = q.shape[2], q.shape[0] * q.shape[1] * keys.k.shape[2]
+    step = max(1, PAIRS_AT_ONCE // pairs)
+    if not encoding.reads_pairs or tokens <= step or torch.compiler.is_compiling():
+        return encoding.attend(q, at, keys, mask, kernel)
+    # The same encoding with the same parameters, whatever stands in for them when a block is computed again.
+    held = copy.deepcopy(encoding, {id(parameter): parameter for parameter in encoding.parameters()})
+
+    def attend(rows: slice) -> tuple[Tensor, Tensor | None]:
+        return held.attend(*few(rows, q, at, keys, mask, cut=not kernel.weights), kernel)
+
+    outs, weights = [], []
+    for start in range(0, tokens, step):
+        rows = slice(start, min(start + step, tokens))
+        if torch.is_grad_enabled():
+            out, applied = checkpoint(attend, rows, use_reentrant=False, preserve_rng_state=kernel.dropout > 0)
+        else:
+            out, applied = attend(rows)
+        outs.append(out)
+        weights.append(applied)
+    return torch.cat(outs, 2), torch.cat(weights, 2) if kernel.weights else None
+
+
+def few(
+    rows: slice, q: Tensor, at: Positions, keys: Keys, mask: Mask, *, cut: bool
+) -> tuple[Tensor, Positions, Keys, Mask]:
+    """The attention of some queries alone; `cut` leaves out keys that come after all of them, where that is known."""
+    own = {name: fact[:, :, rows] for name, fact in keys.own.items()}
+    last = keys.at.tokens
+    if cut and mask.causal and not mask.prefix and at.start is not None and keys.at.start is not None:
+        # One key at least, so that rows which see nothing keep a shape.
+        last = min(max(at.start + rows.stop - keys.at.start, 1), last)
+    given = mask.given
+    if given is not None:
+        given = given[..., rows, :] if given.dim() > 1 and given.shape[-2] > 1 else given
+        given = given[..., :last] if given.dim() > 0 and given.shape[-1] > 1 else given
+    memo = {name: fact[:, :, :last] for name, fact in keys.memo.items()}
+    seen = Keys(keys.k[:, :, :last], keys.v[:, :, :last], keys.at.rows(slice(0, last)), memo, own)
+    return q[:, :, rows], at.rows(rows), seen, replace(mask, given=given)

@@ -1,0 +1,55 @@
+"""What the encodings that rotate pairs of channels share: where their tables come from, and door 2."""
+
+from collections.abc import Hashable
+
+import torch
+from torch import Tensor
+
+from posenc.encoding import Encoding
+from posenc.kernels.rotate_pairs import rotate_both, rotate_pairs, rotation_dtype
+from posenc.positions import Positions
+
+
+class Rotations(Encoding):
+    """An encoding that rotates pairs of channels of queries and keys by a table of cosines and sines.
+
+    A subclass has head_dim and layout, computes the table, and names what the table depends on. Tables are kept while
+    tokens count up from a known start (Positions.rows_of).
+    """
+
+    head_dim: int
+    layout: str
+
+    def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Cosines and sines [2, B or 1, 1, T, P] at some positions, each row computed by itself."""
+        raise NotImplementedError
+
+    def depends_on(self) -> tuple[Hashable, ...]:
+        """Everything that the table depends on, besides the positions."""
+        raise NotImplementedError
+
+    def rows(self, x: Tensor, at: Positions) -> Tensor:
+        """The table for heads like x [B, H, T, head_dim] at their positions."""
+        dtype, device = rotation_dtype(x), x.device
+        key = (type(self), self.depends_on(), dtype, device)
+        return at.rows_of(key, lambda at: self.table(at, dtype, device), keep=x.is_cpu)
+
+    def turned(self, x: Tensor, at: Positions, *, in_place: bool = False) -> Tensor:
+        self.check_head_dim(x, self.head_dim)
+        cos, sin = self.rows(x, at).unbind(0)
+        return rotate_pairs(x, cos, sin, self.layout, in_place=in_place)
+
+    def query(self, q: Tensor, at: Positions) -> Tensor:
+        return self.turned(q, at)
+
+    def key(self, k: Tensor, at: Positions) -> Tensor:
+        return self.turned(k, at)
+
+    def turn(
+        self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions, *, in_place: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        if at is not keys_at or q.dtype != k.dtype:
+            return self.turned(q, at, in_place=in_place), self.turned(k, keys_at, in_place=in_place)
+        for x in (q, k):
+            self.check_head_dim(x, self.head_dim)
+        return rotate_both(q, k, self.rows(q, at), self.layout, in_place=in_place)

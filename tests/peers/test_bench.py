@@ -1,0 +1,33 @@
+"""The peers that the benchmark measures do what they are measured for."""
+
+import pytest
+import torch
+
+from posenc.bench import adding, attention, measure, peers, rotation
+
+
+@pytest.fixture
+def small() -> rotation.Case:
+    return rotation.Case("training", 2, 3, 1, 5, 8, torch.float32, start=2)
+
+
+@pytest.mark.parametrize("name", peers.ROTATIONS)
+def test_a_peer_that_is_installed_turns_as_we_do(name: str, small: rotation.Case) -> None:
+    q, k = small.inputs()
+    ids = torch.arange(2, 7)
+    try:
+        theirs = peers.ROTATIONS[name](3, 8, ids, torch.float32, 10_000.0)
+    except peers.Absent as reason:
+        pytest.skip(str(reason))
+    for x, out in zip((q, k), theirs.rotate(q, k), strict=True):
+        assert measure.difference(out, rotation.turned(x, small, theirs.layout)) < 1e-5
+
+
+def test_their_sinusoids_and_slopes_are_ours() -> None:
+    group = adding.sinusoidal(adding.Case(2, 7, 6), with_peers=True)
+    theirs = [candidate for candidate in group.candidates if candidate.kind == "peer"]
+    assert theirs or group.absent
+    assert all(candidate.error() < 1e-5 for candidate in theirs)
+    group = attention.causal(9, backward=False, with_peers=True, only="x-transformers: alibi")
+    assert all(candidate.error() < 1e-5 for candidate in group.candidates if candidate.kind == "peer")
+    assert len(group.candidates) + len(group.absent) == 2

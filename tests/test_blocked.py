@@ -1,0 +1,442 @@
+"""Attention in blocks: against the readable kernel in float64, values and gradients, wherever tokens may stand."""
+
+import math
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from posenc import ALiBi, Attention, Kerple, LogGridBias, NoPE, Sandwich, Shaw, T5Bias, kernels, masks
+from posenc.encoding import Encoding, Keys
+from posenc.kernels import blocked, plan
+from posenc.kernels.bias_in_blocks import Block
+from posenc.kernels.distance_bias import ByDistance, ByPair, anti_diagonals
+from posenc.masks import Mask
+from posenc.positions import Positions
+
+HEADS, WIDTH = 4, 6
+
+
+def learned(encoding: Encoding) -> Encoding:
+    torch.manual_seed(1)
+    for parameter in encoding.parameters():
+        torch.nn.init.uniform_(parameter, 0.1, 1.0)
+    return encoding.double()
+
+
+ENCODINGS = {
+    "none": NoPE(),
+    "alibi": ALiBi(HEADS, learned=True),
+    "t5": T5Bias(HEADS, buckets=8, max_distance=20, causal=False),
+    "sum": ALiBi(HEADS) + Kerple(HEADS),
+    "shaw": Shaw(WIDTH, clip=5, values=False),
+    "fixed": Sandwich(HEADS, width=8),
+}
+
+
+def padding(*rows: tuple[int, int]) -> torch.Tensor:
+    return torch.tensor([[1] * 41]).repeat(len(rows), 1).scatter(1, torch.tensor(rows), 0)
+
+
+def shuffled() -> Positions:
+    at = Positions.count(41)
+    there = torch.stack((torch.randperm(41, generator=torch.Generator().manual_seed(2)), torch.arange(41)))
+    return Positions(at.coords[0][there], at.order[0][there])
+
+
+LEFT = torch.ones(2, 41).masked_fill(torch.arange(41) < torch.tensor([[17], [0]]), 0)
+PLACES = {
+    "counted": Positions.count(41),
+    "later": Positions.count(41, start=7),
+    "given as ids": Positions.of(torch.arange(3, 44)),
+    "moved": Positions.count(41).with_coords(Positions.count(41).coords + 5),
+    "padded left": Positions.padded(LEFT),
+    "padded right": Positions.padded(LEFT.flip(1)),
+    "padded inside": Positions.padded(padding((3, 20), (0, 33))),
+    "nothing but padding": Positions.padded(LEFT * torch.tensor([[0], [1]])),
+    "packed": Positions.packed([11, 1, 22, 7]),
+    "documents that return": Positions(
+        Positions.count(41).coords, Positions.count(41).order, torch.tensor([[0] * 9 + [1] * 20 + [0] * 12])
+    ),
+    "shuffled": shuffled(),
+    "fractional": Positions.of(torch.linspace(-3, 17, 41, dtype=torch.float64)),
+    "far apart": Positions.of(torch.arange(41) ** 3),
+}
+RULES = {
+    "causal": masks.causal(),
+    "both ways": masks.bidirectional(),
+    "window": masks.window(6),
+    "window both ways": masks.window(6, causal=False),
+    "prefix": masks.prefix(13),
+    "prefix and window": Mask(causal=True, prefix=13, window=9),
+}
+SMALL = {
+    "whole": {},
+    "small": {"ROWS": 7, "ROWS_BACKWARDS": 5, "PAIRS": 200, "PAIRS_BACKWARDS": 60, "NARROWEST": 3},
+}
+
+
+@pytest.fixture
+def sizes(monkeypatch: pytest.MonkeyPatch):
+    """Sets how large blocks may be, so that few tokens make many of them."""
+
+    def set_to(which: str) -> None:
+        for name, value in SMALL[which].items():
+            monkeypatch.setattr(blocked if hasattr(blocked, name) else plan, name, value)
+
+    return set_to
+
+
+def heads(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def both_kernels(encoding, at, keys_at, mask, *, kv_heads: int = 2, width: int = WIDTH, kernel: str = "blocked"):
+    """The output and all gradients of the readable kernel and of another one, for the same numbers."""
+    torch.manual_seed(0)
+    q, k, v = heads(2, HEADS, at.tokens, WIDTH), *(heads(2, kv_heads, keys_at.tokens, w) for w in (WIDTH, width))
+    upstream, found = heads(2, HEADS, at.tokens, width), []
+    given = mask.given if mask.given is not None and mask.given.requires_grad else None
+    for name in ("reference", kernel):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        out, _ = kernels.bind(name, encoding, scale=0.4)(encoding, leaves[0], at, Keys(*leaves[1:], keys_at), mask)
+        wanted = [*leaves, *encoding.parameters(), *([] if given is None else [given])]
+        slopes = torch.autograd.grad(out, wanted, upstream, allow_unused=True)
+        zero = [torch.zeros_like(leaf) for leaf in wanted]
+        found.append([out, *(z if slope is None else slope for z, slope in zip(zero, slopes, strict=True))])
+    return found
+
+
+def same(found, what: str = "", tolerance: float = 1e-9) -> None:
+    for index, (expected, got) in enumerate(zip(*found, strict=True)):
+        said = f"{what}, {'output' if not index else f'gradient {index}'}"
+        torch.testing.assert_close(
+            got, expected, rtol=tolerance, atol=tolerance, msg=lambda m, said=said: f"{said}: {m}"
+        )
+
+
+@pytest.mark.parametrize("size", SMALL)
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_it_is_right_wherever_tokens_stand(name: str, place: str, size: str, sizes) -> None:
+    sizes(size)
+    encoding, at = learned(ENCODINGS[name]), PLACES[place]
+    for rule, mask in RULES.items():
+        same(both_kernels(encoding, at, at, mask), rule)
+
+
+@pytest.mark.parametrize("name", ["none", "t5", "shaw"])
+def test_queries_may_stand_elsewhere_than_keys(name: str, sizes) -> None:
+    sizes("small")
+    encoding = learned(ENCODINGS[name])
+    packed = Positions.packed([11, 1, 22, 7])
+    pairs = [
+        (Positions.count(9, start=30), Positions.count(39)),  # a chunk behind a cache
+        (Positions.count(9, start=3), Positions.count(41, start=20)),  # some of them see nothing
+        (Positions.count(30), Positions.count(8, start=25)),
+        (packed.rows(slice(20, 41)), packed),
+        (PLACES["padded left"].rows(slice(30, 41)), PLACES["padded left"]),
+        (Positions.of(torch.arange(100, 109)), Positions.count(30)),
+        (Positions.count(9).with_coords(Positions.count(9).coords + 4), Positions.count(30)),
+    ]
+    for at, keys_at in pairs:
+        for rule, mask in RULES.items():
+            same(both_kernels(encoding, at, keys_at, mask), rule)
+
+
+@pytest.mark.parametrize("name", ["none", "alibi", "shaw"])
+@pytest.mark.parametrize("place", ["counted", "padded inside", "packed"])
+def test_given_masks_count_and_learn(name: str, place: str, sizes) -> None:
+    sizes("small")
+    torch.manual_seed(4)
+    encoding, at = learned(ENCODINGS[name]), PLACES[place]
+    seen = torch.rand(2, 1, 41, 41) < 0.5
+    seen[0, :, 5:9] = False
+    added = torch.randn(1, HEADS, 41, 41).double()
+    for given in (
+        seen,
+        seen[0, 0],
+        torch.where(seen, added, -math.inf),
+        added[:, :, :1].clone().requires_grad_(),
+        added[0, 0, :, :1].clone().requires_grad_(),
+        added.clone().requires_grad_(),
+    ):
+        for rule in (Mask(given=given), Mask(causal=True, window=9, given=given)):
+            same(both_kernels(encoding, at, at, rule), str(list(given.shape)))
+
+
+def test_a_grid_has_a_bias_of_both_axes() -> None:
+    encoding = learned(LogGridBias(HEADS, window=5))
+    at = Positions.grid(4, 5)
+    same(both_kernels(encoding, at, at, masks.bidirectional()))
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("width", [3, 6, 9])
+def test_heads_may_be_shared_and_values_of_another_width(kv_heads: int, width: int, sizes) -> None:
+    sizes("small")
+    at = Positions.count(41)
+    same(both_kernels(learned(ENCODINGS["alibi"]), at, at, masks.causal(), kv_heads=kv_heads, width=width))
+
+
+def test_any_strides_will_do() -> None:
+    at, encoding = Positions.count(41), ALiBi(HEADS)
+    q, k, v = (heads(41, WIDTH, HEADS, 2).permute(3, 2, 0, 1) for _ in range(3))
+    expected, got = (
+        kernels.bind(name, encoding, scale=1.0)(encoding, q, at, Keys(k, v, at), masks.causal())[0]
+        for name in ("reference", "blocked")
+    )
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["alibi", "t5", "shaw"])
+def test_lower_precision_is_off_by_rounding_only(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    at, encoding = Positions.count(300), learned(ENCODINGS[name])
+    q, k, v, upstream = (heads(1, HEADS, 300, 8 if name != "shaw" else WIDTH).to(dtype) for _ in range(4))
+    found = []
+    for cast in (torch.float64, dtype):
+        leaves = [x.to(cast).requires_grad_() for x in (q, k, v)]
+        encoding = encoding.to(cast if name == "shaw" else torch.float64)
+        which = "reference" if cast == torch.float64 else "blocked"
+        out, _ = kernels.bind(which, encoding, scale=0.4)(
+            encoding, leaves[0], at, Keys(*leaves[1:], at), masks.causal()
+        )
+        assert out.dtype == cast
+        found.append([out, *torch.autograd.grad(out, leaves, upstream.to(cast))])
+    for expected, got in zip(*found, strict=True):
+        off = (got.double() - expected).square().mean().sqrt() / expected.square().mean().sqrt()
+        assert off < 8 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("encoding", [ALiBi(2), Sandwich(2), T5Bias(2, std=1.0)], ids=str)
+def test_float32_stays_within_two_millionths(encoding: Encoding) -> None:
+    torch.manual_seed(0)
+    T = 1500
+    at = Positions.count(T)
+    q, k, v = (torch.randn(1, 2, T, 64) for _ in range(3))
+    out, _ = kernels.bind("blocked", encoding, scale=0.125)(encoding, q, at, Keys(k, v, at), masks.causal())
+    q, k, v = q.double(), k.double(), v.double()
+    exact, _ = kernels.bind("reference", encoding, scale=0.125)(encoding, q, at, Keys(k, v, at), masks.causal())
+    assert (out - exact).abs().max() < 2e-6
+
+
+# What is gone through
+
+
+def pairs(at: Positions, mask: Mask, places: bool = True) -> tuple[int, int]:
+    """How many pairs the blocks hold, and how many see each other."""
+    found = plan.plan_for(at, at, mask, len(at.order), HEADS, places=places)
+    return sum(math.prod(block.size) for block in found.blocks(8)), int(mask.allowed(at, at).sum())
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("rule", RULES)
+def test_every_pair_that_sees_is_in_one_block(place: str, rule: str) -> None:
+    at, mask = PLACES[place], RULES[rule]
+    for places in (True, False):
+        found = plan.plan_for(at, at, mask, 2, HEADS, places=places)
+        covered, allowed = torch.zeros(2, 41, 41, dtype=torch.long), mask.allowed(at, at)[:, 0].expand(2, -1, -1)
+        for block in found.blocks(7):
+            covered[block] += 1
+            if found.runs is not None and not mask.prefix:
+                assert found.open(block) == bool(allowed[block].all())
+        assert covered.max() <= 1
+        assert covered[allowed].all()
+
+
+def test_what_nobody_sees_is_left_out() -> None:
+    causal, both = masks.causal(), masks.bidirectional()
+    assert pairs(Positions.count(64), causal) == (64 * 36, 64 * 65 // 2)
+    assert pairs(Positions.count(64), masks.window(8))[0] == 8 * 8 + 7 * 8 * 15
+    assert pairs(Positions.packed([16] * 4), both) == (4 * 256, 4 * 256)
+    assert pairs(Positions.padded(torch.ones(1, 64).index_fill(1, torch.arange(48), 0)), both) == (256, 256)
+    # Documents of a token each are not worth a call.
+    assert plan.plan_for(Positions.packed([1] * 9), Positions.packed([1] * 9), both, 1, 1, places=True).runs is None
+
+
+@pytest.mark.parametrize(("name", "limit"), [("alibi", 4), ("t5", 4), ("none", 4), ("shaw", 6)])
+def test_no_tensor_grows_with_the_square_of_the_tokens(name: str, limit: float, sizes) -> None:
+    class Largest(TorchDispatchMode):
+        size = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            out = function(*args, **(kwargs or {}))
+            for tensor in out if isinstance(out, (tuple, list)) else (out,):
+                if isinstance(tensor, torch.Tensor):
+                    self.size = max(self.size, tensor.untyped_storage().nbytes())
+            return out
+
+    sizes("small")
+    encoding, largest = learned(ENCODINGS[name]), []
+    for T in (150, 300):
+        at = Positions.count(T)
+        leaves = [heads(1, HEADS, T, WIDTH).requires_grad_() for _ in range(3)]
+        with Largest() as seen:
+            out, _ = kernels.bind("blocked", encoding, scale=1.0)(
+                encoding, leaves[0], at, Keys(*leaves[1:], at), masks.window(20)
+            )
+            torch.autograd.grad(out.sum(), [*leaves, *encoding.parameters()])
+        largest.append(seen.size)
+    assert largest[1] <= limit * leaves[0].nbytes and largest[1] <= 2.1 * largest[0]
+
+
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    [
+        ("counted", ByDistance),
+        ("packed", ByDistance),
+        ("padded left", ByDistance),
+        ("padded inside", ByPair),
+        ("shuffled", ByPair),
+        ("fractional", None),
+        ("far apart", None),
+    ],
+)
+def test_a_vector_is_enough_wherever_distances_are_whole_and_few(place: str, kind) -> None:
+    at, encoding = PLACES[place], ALiBi(HEADS)
+    found = plan.plan_for(at, at, masks.causal(), 2, HEADS, places=True)
+    bias = blocked.distance_bias(encoding, heads(2, HEADS, 41, WIDTH), found)
+    assert bias is None if kind is None else type(bias) is kind
+
+
+@pytest.mark.parametrize(("n", "m"), [(1, 1), (1, 5), (5, 1), (3, 7), (7, 3), (4, 4)])
+def test_anti_diagonals_are_summed(n: int, m: int) -> None:
+    x = torch.zeros(2, 3, n, m + n, dtype=torch.float64)[..., :m]
+    x.copy_(heads(2, 3, n, m))
+    expected = torch.zeros(2, 3, n + m - 1, dtype=torch.float64)
+    for r in range(n):
+        for j in range(m):
+            expected[:, :, r + j] += x[:, :, r, j]
+    torch.testing.assert_close(anti_diagonals(x), expected)
+
+
+# How it is used
+
+
+def test_a_graph_may_be_gone_through_twice() -> None:
+    attention = Attention(12, 4, encoding="t5_bias(std=1.0)", kernel="blocked").double()
+    x = heads(1, 9, 12)
+    out = attention(x, mask=masks.causal()).sum()
+    table = attention.encoding.table
+    once = torch.autograd.grad(out, table, retain_graph=True)[0]
+    torch.testing.assert_close(torch.autograd.grad(out, table)[0], once, rtol=0, atol=0)
+
+
+def test_what_was_changed_in_between_is_noticed() -> None:
+    q, k, v = (torch.randn(1, 4, 9, 3, requires_grad=True) * 1 for _ in range(3))
+    at, encoding = Positions.count(9), ALiBi(4, learned=True)
+    out, _ = kernels.bind("blocked", encoding, scale=1.0)(encoding, q, at, Keys(k, v, at), masks.causal())
+    k.detach().mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_gradients_of_gradients_are_refused() -> None:
+    attention, x = Attention(12, 4, encoding="alibi", kernel="blocked"), torch.randn(1, 9, 12, requires_grad=True)
+    out = attention(x, mask=masks.causal()).sum()
+    with pytest.raises(RuntimeError, match=r"no gradient of its gradient; use kernel='reference'"):
+        torch.autograd.grad(out, x, create_graph=True)
+
+
+def test_autocast_decides_the_dtype_forwards_and_backwards() -> None:
+    attention, x = Attention(12, 4, encoding="t5_bias(std=1.0)", kernel="blocked"), torch.randn(2, 9, 12)
+    q = torch.randn(1, 4, 9, 3, requires_grad=True)
+    at, encoding = Positions.count(9), attention.encoding
+    with torch.autocast("cpu", torch.bfloat16):
+        out, _ = kernels.bind("blocked", encoding, scale=1.0)(encoding, q, at, Keys(q, q, at), masks.causal())
+        assert out.dtype == torch.bfloat16
+        out.float().sum().backward()
+        attention(x, mask=masks.causal()).float().sum().backward()
+    assert q.grad is not None and q.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"weights": True}, "attention in blocks returns no attention weights; use kernel='reference' or 'auto'"),
+        ({"dropout": 0.1}, "attention in blocks has no dropout, got 0.1; use kernel='sdpa' or 'auto', or dropout=0"),
+        ({"q": torch.empty(1, 1, 1, 1, device="meta")}, "is for the CPU, got queries on 'meta'; use kernel='sdpa'"),
+    ],
+)
+def test_what_it_cannot_do_it_says(asked: dict, words: str) -> None:
+    assert words in str(kernels.why_not("blocked", NoPE(), **asked))
+    with pytest.raises(ValueError, match=r"kernel 'blocked' cannot do this: .*attention in blocks"):
+        kernels.choose("blocked", NoPE(), **asked)
+    assert kernels.choose("auto", NoPE(), **asked) != "blocked"
+
+
+def test_a_rule_that_reads_weights_is_served_by_another_kernel() -> None:
+    encoding = Shaw(WIDTH)
+    assert "reads the attention weights, which attention in blocks does not return" in str(
+        kernels.why_not("blocked", encoding)
+    )
+
+
+def test_torch_func_is_served_by_another_kernel() -> None:
+    attention, x = Attention(12, 4, encoding="alibi").double(), heads(1, 5, 12)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        assert "torch.func cannot transform attention in blocks" in str(kernels.why_not("blocked", NoPE()))
+        return attention(x, mask=masks.causal()).square().sum()
+
+    expected = torch.autograd.functional.jacobian(loss_of(attention), x)
+    torch.testing.assert_close(torch.func.grad(loss)(x), expected)
+
+
+def loss_of(attention: Attention):
+    return lambda x: attention(x, mask=masks.causal()).square().sum()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "at", "mask"),
+    [
+        (NoPE(), Positions.count(9), masks.causal()),
+        (NoPE(), Positions.count(9), masks.bidirectional()),
+        (ALiBi(HEADS), Positions.count(1, 8), masks.causal()),
+    ],
+    ids=["plain causal", "everything seen", "one query"],
+)
+def test_what_one_fused_call_does_goes_there(encoding, at: Positions, mask: Mask, monkeypatch) -> None:
+    calls = []
+    monkeypatch.setattr(blocked.sdpa, "attend", lambda *given, **named: calls.append(1) or (None, None))
+    q = heads(1, HEADS, at.tokens, WIDTH)
+    keys_at = at if at.tokens > 1 else Positions.count(9)
+    k = heads(1, HEADS, keys_at.tokens, WIDTH)
+    kernels.bind("blocked", encoding, scale=1.0)(encoding, q, at, Keys(k, k, keys_at), mask)
+    assert calls == [1]
+
+
+# In a graph that is being compiled
+
+
+@pytest.mark.parametrize("values", [True, False])
+@pytest.mark.parametrize("offset", [0, 4, -3])
+def test_the_operator_is_what_it_says_to_the_compiler(values: bool, offset: int) -> None:
+    q, k, v = (heads(2, h, n, 4).requires_grad_() for h, n in ((2, 5), (1, 9), (1, 9)))
+    vector = heads(2, 13).requires_grad_() if values else None
+    torch.library.opcheck(blocked.attend_in_a_row, (q, k, v, vector, offset, True, 6, 0.5))
+
+
+@pytest.mark.parametrize("mask", [masks.causal(), masks.window(4, causal=False)], ids=["causal", "window"])
+@pytest.mark.parametrize("spec", ["alibi(learned=True)", "none"])
+def test_a_compiled_layer_uses_the_operator(spec: str, mask: Mask) -> None:
+    attention = Attention(12, 4, encoding=spec).double()
+    graphs = []
+
+    def look(graph, inputs):
+        graphs.append(str(graph.graph))
+        return graph
+
+    torch._dynamo.reset()
+    compiled = torch.compile(attention, backend=look, fullgraph=True)
+    x = heads(1, 11, 12)
+    torch.testing.assert_close(compiled(x, mask=mask), attention(x, mask=mask), rtol=0, atol=1e-12)
+    in_blocks = spec != "none" or mask.window is not None
+    assert len(graphs) == 1 and ("attend_in_a_row" in graphs[0]) == in_blocks
+    torch._dynamo.reset()
+
+
+def test_a_block_says_its_size() -> None:
+    assert Block(slice(1, 3), slice(4, 9), slice(0, 7)).size == (2, 5, 7)

@@ -1,0 +1,291 @@
+"""Chosen attention weights and their histograms are parts of the whole matrix that the readable kernel gives."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from posenc import Attention, Block, Chosen, Decoder, Encoder, EncoderDecoder, Histogram, Mask, Positions, Shares, masks
+from posenc.cache import GrowingCache, SlotCache
+from posenc.catalogue import names
+from posenc.kernels import chosen_weights
+
+DIM, HEADS, TOKENS, BATCH = 24, 3, 9, 2
+
+
+@pytest.fixture(autouse=True)
+def few_logits_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of two rows: nine rows are several blocks, and the last one is smaller."""
+    monkeypatch.setattr(chosen_weights, "LOGITS_AT_ONCE", 2 * BATCH * HEADS * TOKENS)
+
+
+def layer_of(spec: str, **options) -> Attention:
+    layer = Attention(DIM, HEADS, encoding=spec, max_len=TOKENS + 4, **options).double()
+    assert layer.encoding is not None
+    with torch.no_grad():
+        for parameter in layer.encoding.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return layer
+
+
+def tokens(batch: int = BATCH, length: int = TOKENS) -> Tensor:
+    return torch.randn(batch, length, DIM, dtype=torch.float64)
+
+
+def close(got: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("spec", [*names(), "rotary + alibi", "shaw + rotary", "on(alibi, heads=(0, 2))"])
+def test_chosen_rows_and_heads_are_those_of_the_whole_matrix(spec: str) -> None:
+    layer, x = layer_of(spec), tokens()
+    assert layer.encoding is not None
+    place = torch.arange(TOKENS)
+    ids = (
+        place if layer.encoding.axes < 2 else torch.stack([place % 4 + axis for axis in range(layer.encoding.axes)], -1)
+    )
+    at = Positions.count(TOKENS) if layer.encoding.axes < 2 else Positions.of(ids[None])
+    at = at.with_length(TOKENS)
+    out, whole = layer(x, positions=at, mask=masks.causal(), weights=True)
+    got, some = layer(x, positions=at, mask=masks.causal(), weights=Chosen(rows=(7, 0, -1, 3, 3), heads=(2, 0)))
+    close(got, out)
+    close(some, whole[:, [2, 0]][:, :, [7, 0, 8, 3, 3]])
+    close(layer(x, positions=at, mask=masks.causal(), weights=Chosen(rows=slice(1, 8)))[1], whole[:, :, 1:8])
+
+
+GIVEN = torch.randn(BATCH, 1, TOKENS, TOKENS, dtype=torch.float64)
+SETTINGS = {
+    "bidirectional": (Positions.count(TOKENS), masks.bidirectional()),
+    "window": (Positions.count(TOKENS, start=5), masks.window(3)),
+    "prefix": (Positions.count(TOKENS), masks.prefix(4)),
+    "given": (Positions.count(TOKENS), Mask(causal=True, given=GIVEN > 0)),
+    "added": (Positions.count(TOKENS), Mask(causal=True, given=GIVEN)),
+    "given for all rows": (Positions.count(TOKENS), Mask(given=GIVEN[:1, 0, :1] > 0)),
+    "left padding": (Positions.padded(torch.tensor([[0] * 4 + [1] * 5, [1] * 9])), masks.causal()),
+    "packed": (Positions.packed([4, 5]), masks.causal()),
+    "fractions": (Positions.of(torch.linspace(0, 4, TOKENS, dtype=torch.float64)), masks.causal()),
+}
+
+
+@pytest.mark.parametrize("spec", ["shaw", "rotary + forgetting", "stick_breaking"])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_every_mask_and_every_place_keeps_its_weights(spec: str, setting: str) -> None:
+    at, mask = SETTINGS[setting]
+    layer, x = layer_of(spec), tokens()
+    _, whole = layer(x, positions=at, mask=mask, weights=True)
+    for rows in (slice(2, 7), (8, 1), slice(None, None, -3), 4):
+        kept = [rows] if isinstance(rows, int) else list(range(TOKENS))[rows] if isinstance(rows, slice) else list(rows)
+        close(layer(x, positions=at, mask=mask, weights=Chosen(rows=rows))[1], whole[:, :, kept])
+
+
+@pytest.mark.parametrize("make", [GrowingCache, lambda: SlotCache(TOKENS + 2)])
+def test_behind_a_cache_rows_are_those_of_the_call_and_keys_those_of_the_cache(make) -> None:
+    layer, x = layer_of("rotary + alibi + forgetting"), tokens()
+    seen = []
+    for asked in (True, Chosen(rows=(-1, 1), heads=1)):
+        cache = make()
+        layer(x[:, :5], mask=masks.causal(), cache=cache)
+        seen.append(
+            layer(x[:, 5:], positions=Positions.count(4, 5), mask=masks.causal(), cache=cache, weights=asked)[1]
+        )
+    close(seen[1], seen[0][:, [1]][:, :, [3, 1]])
+
+
+def test_in_cross_attention_and_with_shared_key_heads_too() -> None:
+    layer = Attention(DIM, 6, kv_heads=2, encoding="alibi").double()
+    x, memory = tokens(length=4), tokens(length=7)
+    _, whole = layer(x, memory, weights=True)
+    close(layer(x, memory, weights=Chosen(rows=2, heads=slice(1, 4)))[1], whole[:, 1:4, 2:3])
+
+
+def test_a_row_that_sees_nothing_has_no_weights() -> None:
+    at = Positions.padded(torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]]))
+    _, weights = layer_of("alibi")(tokens(length=4), positions=at, mask=masks.causal(), weights=Chosen(rows=(0, 3)))
+    assert weights[0, :, 0].eq(0).all() and not weights[:, :, 1].eq(0).all(-1).any()
+
+
+def test_gradients_flow_through_chosen_weights() -> None:
+    layer, x = layer_of("t5_bias"), tokens()
+    chosen = layer(x, mask=masks.causal(), weights=Chosen(rows=(2, 8), heads=1))[1]
+    whole = layer(x, mask=masks.causal(), weights=True)[1][:, [1]][:, :, [2, 8]]
+    upstream = torch.randn_like(chosen)
+    for got, expected in zip(
+        torch.autograd.grad(chosen, list(layer.encoding.parameters()), upstream),
+        torch.autograd.grad(whole, list(layer.encoding.parameters()), upstream),
+        strict=True,
+    ):
+        assert expected.abs().max() > 0
+        close(got, expected)
+
+
+def test_dropout_takes_part_in_the_output_and_not_in_chosen_weights() -> None:
+    layer, x = layer_of("alibi", dropout=0.5), tokens()
+    chosen = layer(x, mask=masks.causal(), weights=Chosen(rows=-1))[1]
+    close(chosen, layer.eval()(x, mask=masks.causal(), weights=True)[1][:, :, -1:])
+
+
+def test_weights_of_half_precision_come_in_half_precision() -> None:
+    layer, x = layer_of("alibi").bfloat16(), tokens().bfloat16()
+    _, whole = layer(x, mask=masks.causal(), weights=True)
+    chosen = layer(x, mask=masks.causal(), weights=Chosen(rows=slice(3, None)))[1]
+    assert chosen.dtype == torch.bfloat16
+    torch.testing.assert_close(chosen, whole[:, :, 3:])
+
+
+# Histograms
+
+
+def counted(
+    weights: Tensor, at: Positions, keys_at: Positions, edges: list[float], rows: list[int], reads: str
+) -> list:
+    """The shares [B][H][bins], by adding up one weight after the other."""
+    where, there = (p.order if reads == "order" else p.coords[..., 0] for p in (at, keys_at))
+    B, H, _, S = weights.shape
+    where, there = (p.expand(B, -1).tolist() for p in (where, there))
+    order = at.order.expand(B, -1).tolist()
+    shares = [[[0.0] * (len(edges) - 1) for _ in range(H)] for _ in range(B)]
+    for b in range(B):
+        present = sum(order[b][i] >= 0 for i in rows)
+        for h in range(H):
+            for i in rows:
+                for j in range(S):
+                    for place, (begin, end) in enumerate(pairwise(edges)):
+                        if begin <= where[b][i] - there[b][j] < end:
+                            shares[b][h][place] += weights[b, h, i, j].item() / present
+    return shares
+
+
+@pytest.mark.parametrize("reads", ["order", "coordinate"])
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("edges", [None, (-3, 0, 1, 2.5, 6)])
+def test_shares_by_distance_are_weights_added_up_one_by_one(setting: str, edges, reads: str) -> None:
+    at, mask = SETTINGS[setting]
+    layer, x = layer_of("rotary + alibi"), tokens()
+    _, whole = layer(x, positions=at, mask=mask, weights=True)
+    got = layer(x, positions=at, mask=mask, weights=Histogram(rows=slice(3, None), edges=edges, reads=reads))[1]
+    assert isinstance(got, Shares) and got.share.dtype == torch.float64
+    expected = counted(whole, at, at, got.edges.tolist(), list(range(3, TOKENS)), reads)
+    close(got.share, torch.tensor(expected, dtype=torch.float64))
+    if edges is None:
+        close(got.share.sum(-1), whole[:, :, 3:].sum(-1).mean(-1) * 6 / (at.order[:, 3:] >= 0).sum(-1, keepdim=True))
+    else:
+        assert got.edges.tolist() == list(edges)
+
+
+def test_one_bin_for_each_distance_from_the_nearest_to_the_farthest() -> None:
+    layer, x = layer_of("alibi"), tokens()
+
+    def edges(at: Positions, mask: Mask, **options) -> list[float]:
+        return layer(x, positions=at, mask=mask, weights=Histogram(**options))[1].edges.tolist()
+
+    assert edges(Positions.count(TOKENS), masks.causal()) == list(range(10))
+    assert edges(Positions.count(TOKENS), masks.bidirectional()) == list(range(-8, 10))
+    assert edges(Positions.count(TOKENS), masks.causal(), rows=(0, 2)) == [0, 1, 2, 3]
+    far = Positions.of(torch.arange(TOKENS) * 2)
+    assert edges(far, masks.causal(), reads="coordinate") == list(range(-16, 18))
+    assert edges(far, masks.causal()) == list(range(10))
+
+
+def test_a_histogram_of_rows_and_heads_is_that_of_their_weights() -> None:
+    layer, x = layer_of("alibi"), tokens()
+    whole = layer(x, mask=masks.causal(), weights=True)[1]
+    got = layer(x, mask=masks.causal(), weights=Histogram(rows=(8, 2, 5), heads=(2, 0)))[1]
+    at = Positions.count(TOKENS)
+    expected = counted(whole[:, [2, 0]], at, at, got.edges.tolist(), [8, 2, 5], "order")
+    close(got.share, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_a_histogram_behind_a_cache_and_of_a_row_of_padding_alone() -> None:
+    layer, x = layer_of("alibi"), tokens()
+    cache = SlotCache(TOKENS + 3)
+    layer(x[:, :5], mask=masks.causal(), cache=cache)
+    got = layer(x[:, 5:], positions=Positions.count(4, 5), mask=masks.causal(), cache=cache, weights=Histogram())[1]
+    whole = layer(x, mask=masks.causal(), weights=True)[1]
+    at = Positions.count(TOKENS)
+    close(
+        got.share, torch.tensor(counted(whole, at, at, got.edges.tolist(), [5, 6, 7, 8], "order"), dtype=torch.float64)
+    )
+    nothing = Positions.padded(torch.zeros(BATCH, TOKENS))
+    shares = layer(x, positions=nothing, mask=masks.causal(), weights=Histogram())[1]
+    assert shares.share.eq(0).all()
+
+
+def test_histograms_keep_no_graph() -> None:
+    layer, x = layer_of("t5_bias"), tokens()
+    assert not layer(x, mask=masks.causal(), weights=Histogram())[1].share.requires_grad
+
+
+# Through models
+
+
+def test_a_decoder_gives_the_weights_of_chosen_layers_in_the_order_asked_for() -> None:
+    model = Decoder(vocab=11, dim=DIM, heads=HEADS, layers=4, encoding="rotary", window=(None, 3)).double().eval()
+    ids = torch.randint(11, (BATCH, TOKENS))
+    logits, whole = model(ids, weights=True)
+    for only in (None, slice(-1, None)):
+        got, seen = model(ids, weights=Chosen(rows=-1, heads=(0, 2), layers=(-1, 1)), only=only)
+        close(got, logits if only is None else logits[:, only])
+        assert len(seen) == 2
+        for weights, layer in zip(seen, (3, 1), strict=True):
+            close(weights, whole[layer][:, [0, 2], -1:])
+    # Here the last layer answers for these tokens only, and there is nothing left to cut.
+    got, [first] = model(ids, weights=Chosen(layers=0), only=slice(2, 5))
+    close(got, logits[:, 2:5])
+    close(first, whole[0])
+    [shares] = model(ids, weights=Histogram(layers=1))[1]
+    assert shares.share[..., 3:].eq(0).all() and shares.share[..., :3].gt(0).all()
+
+
+def test_an_encoder_an_encoder_decoder_and_a_block_pass_the_choice_on() -> None:
+    source, target = torch.randint(11, (BATCH, TOKENS)), torch.randint(11, (BATCH, 5))
+    encoder = Encoder(vocab=11, dim=DIM, heads=HEADS, layers=2, encoding="alibi").double().eval()
+    whole = encoder(source, weights=True)[1]
+    [last] = encoder(source, weights=Chosen(layers=-1, rows=0))[1]
+    close(last, whole[1][:, :, :1])
+    both = EncoderDecoder(vocab=11, dim=DIM, heads=HEADS, layers=2).double().eval()
+    whole = both(source, target, weights=True)[1]
+    [of_layer] = both(source, target, weights=Chosen(layers=1, heads=2, rows=(4, 0)))[1]
+    assert of_layer.keys() == {"self", "cross"}
+    for name, weights in of_layer.items():
+        close(weights, whole[1][name][:, [2]][:, :, [4, 0]])
+    block = Block(DIM, HEADS, encoding="shaw").double().eval()
+    x = tokens()
+    close(block(x, weights=Chosen(heads=0))[1]["self"], block(x, weights=True)[1]["self"][:, :1])
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        (Chosen(rows=9), "no row 9: there are 9, from 0 to 8, or from -9 to -1"),
+        (Chosen(rows=(0, -10)), "no row -10: there are 9"),
+        (Chosen(heads=3), "no head 3: there are 3, from 0 to 2, or from -3 to -1"),
+        (Chosen(rows=slice(9, None)), r"rows=slice\(9, None, None\) holds none of the 9 rows; choose one at least"),
+        (Chosen(heads=()), r"heads=\(\) holds none of the 3 heads; choose one at least"),
+        (Chosen(layers=0), "layers are chosen in a model, and this is one layer; leave out layers=0"),
+    ],
+)
+def test_what_does_not_exist_cannot_be_chosen(chosen: Chosen, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        layer_of("none")(tokens(), weights=chosen)
+
+
+def test_a_layer_that_does_not_exist_is_refused_by_the_model() -> None:
+    model = Decoder(vocab=11, dim=DIM, heads=HEADS, layers=2)
+    with pytest.raises(ValueError, match="no layer 2: there are 2, from 0 to 1, or from -2 to -1"):
+        model(torch.zeros(1, 2, dtype=torch.long), weights=Chosen(layers=2))
+
+
+def test_a_histogram_refuses_edges_and_readings_that_it_cannot_use() -> None:
+    with pytest.raises(ValueError, match=r"edges are two ascending numbers or more, got \(0,\)"):
+        Histogram(edges=(0,))
+    with pytest.raises(ValueError, match=r"edges are two ascending numbers or more, got \(0, 2, 2\)"):
+        Histogram(edges=(0, 2, 2))
+    with pytest.raises(ValueError, match="a histogram reads order or coordinate, got 'index'"):
+        Histogram(reads="index")
+    with pytest.raises(ValueError, match="a histogram by coordinate reads one axis, got positions with 2 axes"):
+        at = Positions.grid(3, 3)
+        layer_of("none")(tokens(), positions=at, weights=Histogram(reads="coordinate"))

@@ -1,0 +1,200 @@
+"""Decoding with a static cache is one compiled graph, however many tokens; and a step costs its own tokens only."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+
+from posenc import Attention, Decoder, Keys, Positions, masks
+from posenc.cache import Cache, GrowingCache, SlotCache
+
+CASES = [
+    ("rotary", False),
+    ("alibi + learned", True),
+    *(
+        pytest.param(spec, padded, marks=pytest.mark.slow)
+        for spec in ("t5_bias", "sinusoidal", "shaw", "forgetting", "rotary(schedule=dynamic_ntk())")
+        for padded in (False, True)
+    ),
+]
+"""A spec, and whether the prompts are padded on the left."""
+
+
+class Graphs:
+    """A back-end that runs graphs as they are, and counts them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, graph, inputs):
+        self.count += 1
+        return graph.forward
+
+
+def model_of(spec: str, max_len: int = 64) -> Decoder:
+    return Decoder(vocab=13, dim=16, heads=4, kv_heads=2, layers=1, encoding=spec, max_len=max_len).eval()
+
+
+def decoded(model, step, cache: Cache, ids: Tensor, first: Positions, tokens: Tensor) -> Tensor:
+    """The logits of the prompt's last token and of every token after it, fed one by one."""
+    out = [model(ids, positions=first, cache=cache)[:, -1:]]
+    return torch.cat(out + [step(token, cache=cache) for token in tokens], 1)
+
+
+@pytest.mark.parametrize(("spec", "padded"), CASES)
+def test_decoding_with_a_static_cache_is_one_graph(spec: str, padded: bool) -> None:
+    torch.compiler.reset()
+    model = model_of(spec, max_len=8 if "dynamic" in spec else 64)
+    ids, tokens = torch.randint(13, (2, 5)), torch.randint(13, (6, 2, 1))
+    first = Positions.padded(torch.tensor([[0, 0, 1, 1, 1], [1] * 5])) if padded else Positions.count(5)
+    first = first.with_length(24) if "dynamic" in spec else first
+    graphs = Graphs()
+    step = torch.compile(model, backend=graphs, fullgraph=True)
+    with torch.no_grad():
+        expected = decoded(model, model, model.cache(), ids, first, tokens)
+        got = decoded(model, step, model.cache(slots=16), ids, first, tokens)
+    assert graphs.count == 1
+    torch.testing.assert_close(got, expected, rtol=0, atol=2e-6)
+
+
+def test_a_thousand_tokens_take_one_graph() -> None:
+    torch.compiler.reset()
+    model = Decoder(vocab=13, dim=8, heads=2, layers=1, encoding="rotary").eval()
+    graphs = Graphs()
+    step = torch.compile(model, backend=graphs, fullgraph=True)
+    cache = model.cache(slots=1024)
+    with torch.inference_mode():
+        model(torch.zeros(1, 3, dtype=torch.long), cache=cache)
+        for _ in range(1000):
+            logits = step(torch.zeros(1, 1, dtype=torch.long), cache=cache)
+        assert graphs.count == 1
+        whole = model(torch.zeros(1, 1003, dtype=torch.long), only=slice(-1, None))
+    torch.testing.assert_close(logits, whole, rtol=0, atol=1e-5)
+
+
+def test_a_compiled_step_beyond_the_last_slot_fails() -> None:
+    torch.compiler.reset()
+    model = model_of("alibi")
+    step = torch.compile(model, backend="eager", fullgraph=True)
+    cache = model.cache(slots=4)
+    with torch.no_grad():
+        model(torch.zeros(1, 3, dtype=torch.long), cache=cache)
+        step(torch.zeros(1, 1, dtype=torch.long), cache=cache)
+        with pytest.raises((RuntimeError, IndexError), match=r"out of (bounds|range)"):
+            step(torch.zeros(1, 1, dtype=torch.long), cache=cache)
+
+
+def test_eager_and_compiled_steps_may_take_turns() -> None:
+    torch.compiler.reset()
+    model = model_of("learned")
+    step = torch.compile(model, backend="eager", fullgraph=True)
+    ids = torch.randint(13, (2, 9))
+    cache = model.cache(slots=9)
+    with torch.no_grad():
+        parts = [model(ids[:, :4], cache=cache)]
+        parts += [(step if t % 2 else model)(ids[:, t : t + 1], cache=cache) for t in range(4, 9)]
+        torch.testing.assert_close(torch.cat(parts, 1), model(ids), rtol=0, atol=2e-6)
+        with pytest.raises(ValueError, match="the token of order 9 has no slot in a cache of 9"):
+            model(ids[:, :1], cache=cache)
+
+
+# What a step writes, and what it leaves alone.
+
+MAKES = {"growing": GrowingCache, "static": lambda: SlotCache(12)}
+
+
+def keys_of(k: Tensor, begin: int, end: int) -> Keys:
+    part = k[:, :, begin:end]
+    return Keys(part, part + 1, Positions.count(end - begin, begin), {"fact": part[..., 0]})
+
+
+@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+def test_a_step_without_gradients_moves_no_key_that_is_there(make) -> None:
+    k = torch.randn(2, 3, 10, 4)
+    cache = make()
+    with torch.no_grad():
+        cache.extend(keys_of(k, 0, 6))
+        first = cache.extend(keys_of(k, 6, 7))
+        later = cache.extend(keys_of(k, 7, 8))
+    for before, after in ((first.k, later.k), (first.v, later.v), (first.memo["fact"], later.memo["fact"])):
+        assert before.data_ptr() == after.data_ptr()
+    assert torch.equal(later.k[:, :, :8], k[:, :, :8]) and torch.equal(later.v[:, :, :8], k[:, :, :8] + 1)
+    assert torch.equal(later.memo["fact"][:, :, :8], k[:, :, :8, 0])
+
+
+@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+def test_with_gradients_earlier_keys_stay_as_they_were(make) -> None:
+    layer = Attention(8, 2, encoding="rotary").double()
+    x = torch.randn(2, 6, 8, dtype=torch.float64, requires_grad=True)
+    cache = make()
+    out = [layer(x[:, :3], positions=Positions.count(3), mask=masks.causal(), cache=cache)]
+    out += [layer(x[:, t : t + 1], positions=Positions.count(1, t), mask=masks.causal(), cache=cache) for t in (3, 4)]
+    with torch.no_grad():
+        layer(x[:, 5:], positions=Positions.count(1, 5), mask=masks.causal(), cache=cache)
+    upstream = torch.randn(2, 5, 8, dtype=torch.float64)
+    [got] = torch.autograd.grad(torch.cat(out, 1), x, upstream)
+    whole = layer(x[:, :5], mask=masks.causal())
+    torch.testing.assert_close(got, torch.autograd.grad(whole, x, upstream)[0], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+def test_a_cache_may_be_filled_in_one_mode_and_go_on_in_another(make) -> None:
+    k = torch.randn(1, 2, 9, 4)
+    cache = make()
+    modes = (torch.inference_mode, torch.no_grad, torch.enable_grad, torch.no_grad, torch.inference_mode)
+    for t, mode in enumerate(modes):
+        with mode():
+            keys = cache.extend(keys_of(k, t, t + 1))
+    assert torch.equal(keys.k[:, :, :5], k[:, :, :5])
+
+
+def test_what_a_growing_cache_gave_stays_whoever_goes_on_from_it() -> None:
+    k, other = torch.randn(1, 2, 9, 4), torch.randn(1, 2, 9, 4)
+    cache = GrowingCache()
+    with torch.no_grad():
+        cache.extend(keys_of(k, 0, 4))
+        start = cache.extend(keys_of(k, 4, 5))
+        one_way = cache.extend(keys_of(k, 5, 7))
+        cache.keys = start
+        other_way = cache.extend(keys_of(other, 5, 7))
+        twin = copy.copy(cache)
+        further, elsewhere = cache.extend(keys_of(other, 7, 8)), twin.extend(keys_of(k, 7, 8))
+    assert torch.equal(one_way.k, k[:, :, :7])
+    assert torch.equal(other_way.k, torch.cat((k[:, :, :5], other[:, :, 5:7]), 2))
+    assert torch.equal(further.k[:, :, 7:], other[:, :, 7:8]) and torch.equal(elsewhere.k[:, :, 7:], k[:, :, 7:8])
+    chosen = torch.tensor([0])
+    cache.keys = Keys(further.k[chosen], further.v[chosen], further.at, {"fact": further.memo["fact"][chosen]})
+    with torch.no_grad():
+        assert torch.equal(cache.extend(keys_of(k, 8, 9)).k[:, :, :8], further.k)
+
+
+def test_a_deep_copy_of_a_cache_goes_its_own_way() -> None:
+    k = torch.randn(1, 2, 9, 4)
+    for make in MAKES.values():
+        cache = make()
+        with torch.no_grad():
+            cache.extend(keys_of(k, 0, 4))
+            cache.extend(keys_of(k, 4, 5))
+            twin = copy.deepcopy(cache)
+            mine, theirs = cache.extend(keys_of(k, 5, 6)), twin.extend(keys_of(-k, 5, 6))
+        assert torch.equal(mine.k[:, :, 5], k[:, :, 5]) and torch.equal(theirs.k[:, :, 5], -k[:, :, 5])
+
+
+@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+def test_keys_of_another_batch_are_refused(make) -> None:
+    cache = make()
+    cache.extend(keys_of(torch.randn(2, 3, 4, 4), 0, 2))
+    message = "the cache holds keys of 2 rows and 3 heads, got new ones of 1 and 3; start a new cache for another batch"
+    with pytest.raises(ValueError, match=message):
+        cache.extend(keys_of(torch.randn(1, 3, 4, 4), 2, 3))
+
+
+def test_a_model_remembers_where_the_last_tokens_stood_and_nothing_else() -> None:
+    cache = Cache(1, slots=9)
+    cache.took(Positions.padded(torch.tensor([[0, 1, 1], [1, 1, 1]])))
+    assert cache.at is not None and cache.at.order.tolist() == [[1], [2]]
+    assert cache.next(2).order.tolist() == [[2, 3], [3, 4]] and cache.next(2).extent == 5
+    cache.took(Positions.packed([2, 3]))
+    assert cache.at.document is not None and cache.at.document.tolist() == [[1]]
+    assert cache.next(1).coords.tolist() == [[[3]]] and cache.next(1).order.tolist() == [[5]]

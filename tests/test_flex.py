@@ -1,0 +1,233 @@
+"""FlexAttention from our own definitions: forward against the readable kernel, and on a GPU with gradients."""
+
+import re
+
+import pytest
+import torch
+import torch.nn.attention.flex_attention as torchs
+from torch import Tensor
+
+from posenc import Attention, Keys, Positions, Shape, build, kernels, masks, testing
+from posenc.cache import GrowingCache, SlotCache
+from posenc.catalogue import names
+from posenc.masks import Mask
+
+SHAPE = Shape(15, 3, 6, 21)
+BIASED = [
+    spec
+    for spec in [*names(), "rotary + alibi + t5_bias", "on(alibi, heads=(0, 2))", "rerope(alibi, window=3)"]
+    if spec != "none" and kernels.why_not("flex", testing.Subject(spec).build()[1][0]) is None
+]
+
+
+@pytest.fixture
+def untraced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the graph that PyTorch makes of each closure: the same mathematics on a CPU, in a tenth of the time."""
+    monkeypatch.setattr(torchs, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+
+
+def padded() -> Positions:
+    mask = torch.ones(2, 9)
+    mask[0, :3] = 0
+    mask[1, [0, 4, 8]] = 0
+    return Positions.padded(mask)
+
+
+@pytest.mark.usefixtures("untraced")
+@pytest.mark.parametrize("spec", BIASED)
+@torch.no_grad()
+def test_every_encoding_gives_what_the_readable_kernel_gives(spec: str) -> None:
+    net = testing.Subject(spec).net(kv_heads=None if "on(" in spec or "mixed" in spec else 1, scale=0.7)
+    x, at = torch.randn(2, 9, 15, dtype=torch.float64), padded()
+    mask = Mask(causal=True, given=torch.randn(1, 3, 9, 9, dtype=torch.float64))
+    got, expected = net.through("flex")(x, at, mask), net.through("reference")(x, at, mask)
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.usefixtures("untraced")
+@torch.no_grad()
+def test_every_mask_and_shape() -> None:
+    encoding, plain = build("t5_bias(std=1)", SHAPE).double(), Positions.count(9)
+    many = torch.randint(0, 40, (2, 9))
+    empty = Positions.padded(torch.tensor([[0] * 9, [1] * 9]))
+    forbidding = torch.randn(9, 9, dtype=torch.float64).masked_fill(torch.rand(9, 9) < 0.4, -torch.inf)
+    forbidding[4] = -torch.inf
+    for at, keys_at, mask in (
+        (plain, plain, masks.bidirectional()),
+        (plain, plain, masks.causal()),
+        (plain, plain, masks.window(3)),
+        (plain, plain, masks.window(2, causal=False)),
+        (plain, plain, masks.prefix(4)),
+        (plain, plain, Mask(given=torch.rand(2, 1, 9, 9) < 0.4)),
+        (plain, plain, Mask(given=torch.rand(3, 9, 1) < 0.5)),
+        (plain, plain, Mask(causal=True, given=forbidding)),
+        (plain, plain, Mask(given=torch.zeros(9, 9) > 0)),
+        (Positions.packed([4, 1, 4]), None, masks.bidirectional()),
+        (Positions.packed([4, 5]), None, masks.causal()),
+        (padded(), None, masks.bidirectional()),
+        (empty, None, masks.causal()),
+        (Positions.of(many), None, masks.causal()),
+        (Positions.of(many * 0.3), plain, masks.bidirectional()),
+        (Positions.count(1, 8), plain, masks.causal()),
+        (Positions.count(4, 5), plain, masks.window(3)),
+        (padded(), Positions.count(5), masks.causal()),
+    ):
+        keys_at = at if keys_at is None else keys_at
+        for kv_heads in (1, 3):
+            q = torch.randn(2, 3, at.tokens, 6, dtype=torch.float64)
+            k = torch.randn(2, kv_heads, keys_at.tokens, 6, dtype=torch.float64)
+            keys = Keys(k, torch.randn(2, kv_heads, keys_at.tokens, 4, dtype=torch.float64), keys_at)
+            got, expected = (
+                kernels.bind(kernel, encoding, scale=0.3)(encoding, q, at, keys, mask)[0]
+                for kernel in ("flex", "reference")
+            )
+            # The readable kernel gives padding what it likes; here it is zero where nothing may be seen.
+            torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+            assert not got[~mask.allowed(at, keys_at).any(-1).expand(2, 3, -1)].any()
+
+
+@pytest.mark.usefixtures("untraced")
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 2e-6), (torch.bfloat16, 0.03), (torch.float16, 4e-3)])
+@torch.no_grad()
+def test_every_dtype_keeps_its_own(dtype: torch.dtype, tolerance: float) -> None:
+    net, at = testing.Subject("rotary + alibi").net().to(dtype), Positions.count(9)
+    x = torch.randn(2, 9, 15).to(dtype)
+    got, expected = net.through("flex")(x, at, masks.causal()), net.through("reference")(x, at, masks.causal())
+    assert got.dtype == dtype
+    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.usefixtures("untraced")
+@torch.no_grad()
+def test_it_decodes_behind_every_cache() -> None:
+    attention = Attention(15, 3, head_dim=6, kv_heads=1, encoding="rotary + alibi", kernel="flex").double()
+    x = torch.randn(2, 9, 15, dtype=torch.float64)
+    for mask, caches in (
+        (masks.causal(), (GrowingCache(), SlotCache(12))),
+        (masks.window(3), (SlotCache(6, rolling=True),)),
+    ):
+        expected = attention(x, mask=mask)
+        for cache in caches:
+            parts, start = [], 0
+            for n in (4, 3, 1, 1):
+                chunk = x[:, start : start + n]
+                parts.append(attention(chunk, positions=Positions.count(n, start), mask=mask, cache=cache))
+                start += n
+            torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+def test_as_pytorch_runs_it_without_a_compiler_it_says_the_same_and_nothing_else() -> None:
+    # A warning would be an error here. Leaves that want gradients are no obstacle where none are taken.
+    attention = Attention(12, 3, encoding="alibi(learned=True)", kernel="flex")
+    x = torch.randn(2, 9, 12)
+    got = attention(x, mask=masks.causal())
+    attention.kernel = "reference"
+    torch.testing.assert_close(got, attention(x, mask=masks.causal()), rtol=0, atol=2e-6)
+    q = torch.randn(1, 3, 5, 4, requires_grad=True)
+    encoding, at = build("none", SHAPE), Positions.count(5)
+    kernels.bind("flex", encoding, scale=0.5)(encoding, q, at, Keys(q, q, at), masks.bidirectional())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*autograd.function.Function.*:DeprecationWarning")  # PyTorch's tracer's own
+@torch.no_grad()
+def test_it_compiles_to_one_graph() -> None:
+    from torch._dynamo.testing import CompileCounter
+
+    attention = Attention(12, 3, encoding="alibi", kernel="flex")
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    compiled = torch.compile(attention, backend=counter, fullgraph=True)
+    for T in (9, 13, 17):
+        x = torch.randn(2, T, 12)
+        torch.testing.assert_close(
+            compiled(x, mask=masks.causal()), attention(x, mask=masks.causal()), rtol=0, atol=2e-6
+        )
+    assert counter.frame_count <= 2
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("untraced")
+@torch.no_grad()
+def test_layers_share_the_mask_of_their_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, make = [], torchs.create_block_mask
+
+    def counted(*given, **named):
+        made.append(given[1:5])
+        return make(*given, **named)
+
+    monkeypatch.setattr(torchs, "create_block_mask", counted)
+    at, encoding = padded(), build("alibi", SHAPE)
+    q = torch.randn(2, 3, 9, 6)
+    for mask in (masks.causal(), masks.causal(), masks.window(3), masks.window(3), masks.causal()):
+        kernels.bind("flex", encoding, scale=0.3)(encoding, q, at, Keys(q, q, at), mask)
+    assert made == [(2, 1, 9, 9)] * 2
+
+
+@pytest.mark.parametrize(
+    "spec, asked, reason",
+    [
+        ("alibi", {"weights": True}, "flex returns no attention weights; use kernel='reference'"),
+        ("alibi", {"dropout": 0.1}, "FlexAttention has no dropout, got 0.1"),
+        ("stick_breaking", {}, "reads the attention weights, which flex does not return"),
+        (
+            "none",
+            {"q": torch.empty(1, 3, 4, 6, requires_grad=True)},
+            "has no backward pass on 'cpu', and the queries or",
+        ),
+        ("alibi(learned=True)", {"q": torch.empty(1, 3, 4, 6)}, "the encoding want gradients; use kernel='auto'"),
+    ],
+)
+def test_why_not_gives_the_reason(spec: str, asked: dict, reason: str) -> None:
+    encoding = build(spec, SHAPE)
+    assert reason in str(kernels.why_not("flex", encoding, **asked))
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        kernels.choose("flex", encoding, **asked)
+    if "q" in asked:
+        with torch.no_grad():
+            assert kernels.why_not("flex", encoding, **asked) is None
+
+
+def test_a_layer_that_wants_gradients_on_a_cpu_is_told_before_anything_is_computed() -> None:
+    attention = Attention(12, 3, encoding="alibi", kernel="flex")
+    with pytest.raises(ValueError, match="kernel 'flex' cannot do this: FlexAttention has no backward pass on 'cpu'"):
+        attention(torch.randn(1, 4, 12), mask=masks.causal())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize(
+    "spec", ["none", "rotary", "alibi(learned=True)", "t5_bias(std=1)", "shaw(values=False)", "fire"]
+)
+def test_on_a_gpu_it_has_the_gradients_of_the_readable_kernel(spec: str) -> None:
+    shape, at = Shape(64, 4, 16, 300), Positions.count(200, device="cuda")
+    encoding = build(spec, shape).cuda()
+    made = torch.randn(3, 2, 4, 200, 16, device="cuda")
+
+    def found(kernel: str, dtype: torch.dtype, mask: Mask) -> list[Tensor]:
+        own = encoding.to(dtype)
+        q, k, v = (x.to(dtype).requires_grad_() for x in made)
+        turned, keys = own.query(q, at), Keys(own.key(k, at), v, at)
+        out, _ = kernels.bind(kernel, own, scale=0.25)(own, turned, at, keys, mask)
+        slopes = torch.autograd.grad(out.square().sum(), [q, k, v, *own.parameters()], allow_unused=True)
+        return [out, *(slope for slope in slopes if slope is not None)]
+
+    for mask in (masks.causal(), masks.window(70), masks.bidirectional()):
+        expected = found("reference", torch.float64, mask)
+        for got, right in zip(found("flex", torch.float32, mask), expected, strict=True):
+            # Matrix products may be taken in TF32.
+            assert float((got - right).norm() / right.norm()) < 5e-3
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_on_a_gpu_new_closures_need_no_new_compilation() -> None:
+    from torch._dynamo.utils import counters
+
+    encoding, q = build("alibi", Shape(64, 4, 16, 300)), torch.randn(2, 4, 200, 16, device="cuda")
+    before = None
+    for start in range(4):
+        at = Positions.count(200, start, device="cuda")
+        kernels.bind("flex", encoding, scale=0.25)(encoding, q, at, Keys(q, q, at), masks.causal())
+        graphs = counters["stats"]["unique_graphs"]
+        assert before is None or graphs == before
+        before = graphs

@@ -1,0 +1,398 @@
+"""The rotation operator: every way of computing it against complex numbers in float64, and what it may overwrite."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from posenc import Attention, kernels
+from posenc.kernels import native
+from posenc.kernels import rotate_pairs as operator
+from posenc.kernels.rotate_pairs import rotate_both, rotate_pairs, rotation_dtype, turned
+
+LAYOUTS = ["half", "interleaved"]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+COMPILED = native.load()
+WAYS = ["slabs", *native.INSTRUCTION_SETS[: COMPILED.instruction_set + 1 if COMPILED.library else 0]]
+
+
+def forget_plans() -> None:
+    operator.plan.cache_clear()
+    operator.plan_for_both.cache_clear()
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Each set of compiled routines that this machine can run, and PyTorch's own operators."""
+    forget_plans()
+    found = native.Native(None, why_not="not asked for")
+    if request.param != "slabs":
+        found = native.Native(COMPILED.library, native.INSTRUCTION_SETS.index(request.param))
+    monkeypatch.setattr(native, "load", lambda: found)
+    # A small slab, so that several are cut.
+    monkeypatch.setattr(operator, "SLAB", 256)
+    yield request.param
+    forget_plans()
+
+
+def tables(x: Tensor, pairs: int, batch: int = 1, heads: int = 1) -> tuple[Tensor, Tensor]:
+    angle = 9 * torch.randn(batch, heads, x.shape[2], pairs, dtype=torch.float64)
+    return (1.5 * angle.cos()).to(rotation_dtype(x)), (1.5 * angle.sin()).to(rotation_dtype(x))
+
+
+def by_complex_numbers(x: Tensor, cos: Tensor, sin: Tensor, layout: str, inverse: bool = False) -> Tensor:
+    """In float64: the other channels pass."""
+    P = cos.shape[-1]
+    out = x.double().clone()
+    first = slice(0, P) if layout == "half" else slice(0, 2 * P, 2)
+    second = slice(P, 2 * P) if layout == "half" else slice(1, 2 * P, 2)
+    by = torch.complex(cos.double(), -sin.double() if inverse else sin.double())
+    pair = torch.complex(out[..., first], out[..., second]) * by
+    out[..., first], out[..., second] = pair.real, pair.imag
+    return out
+
+
+def heads(B: int, H: int, T: int, D: int, lie: str, dtype: torch.dtype) -> Tensor:
+    """Heads [B, H, T, D] that lie in memory in one of several ways."""
+    if lie == "bhtd":
+        return torch.randn(B, H, T, D).to(dtype)
+    if lie == "bthd":
+        return torch.randn(B, T, H, D).to(dtype).transpose(1, 2)
+    if lie == "part of a wider one":
+        return torch.randn(B, T, H, 2 * D + 1).to(dtype).transpose(1, 2)[..., 1 : D + 1]
+    if lie == "channels apart":
+        return torch.randn(B, H, D, T).to(dtype).transpose(2, 3)
+    return torch.randn(B, 1, T, D).to(dtype).expand(B, H, T, D)
+
+
+LIES = ["bhtd", "bthd", "part of a wider one", "channels apart", "one head for all"]
+# Sizes [B, H, T, D], pairs P, and whether rows of the batch and heads have tables of their own. 37 pairs leave a rest
+# after any vector, and 300 tokens after any block.
+SIZES = [
+    ((2, 3, 9, 11), 4, False, False),
+    ((1, 2, 300, 16), 8, False, False),
+    ((3, 1, 1, 80), 37, True, False),
+    ((2, 4, 5, 74), 37, True, True),
+    ((1, 5, 3, 2), 1, False, True),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_result_is_the_exact_one_rounded_once(way: str, dtype: torch.dtype, layout: str) -> None:
+    for (B, H, T, D), P, rows, own in SIZES:
+        for lie in LIES:
+            for inverse in (False, True):
+                x = heads(B, H, T, D, lie, dtype)
+                before = x.clone()
+                cos, sin = tables(x, P, B if rows else 1, H if own else 1)
+                exact = by_complex_numbers(x, cos, sin, layout, inverse)
+                got = rotate_pairs(x, cos, sin, layout, inverse=inverse)
+                # In half units of the dtype, at the size of the larger channel; float64 rounds three times itself.
+                unit = torch.finfo(dtype).eps / 2 * exact.abs().clamp(min=torch.finfo(dtype).tiny)
+                slack = 3e-7 * 9 if dtype in (torch.bfloat16, torch.float16) else 2e-15 * 9
+                case = f"{way} {dtype} {layout} {lie} {(B, H, T, D)} {P} {inverse}"
+                assert bool(((got.double() - exact).abs() <= unit * 1.001 + slack).all()), case
+                assert got.dtype == dtype and torch.equal(got[..., 2 * P :], x[..., 2 * P :]), case
+                assert torch.equal(x, before), case
+                again = rotate_pairs(x, cos, sin, layout, in_place=True, inverse=inverse)
+                assert torch.equal(again, got), case
+                assert (again.data_ptr() == x.data_ptr()) == (lie != "one head for all" or H == 1), case
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_queries_and_keys_in_one_call_are_turned_as_in_two(way: str, layout: str) -> None:
+    for dtype in DTYPES:
+        q, k = heads(2, 6, 5, 10, "bthd", dtype), heads(2, 2, 5, 10, "bhtd", dtype)
+        table = torch.stack(tables(q, 4))
+        expected = [rotate_pairs(x, *table, layout) for x in (q, k)]
+        assert all(map(torch.equal, rotate_both(q, k, table, layout), expected))
+        assert all(map(torch.equal, rotate_both(q.clone(), k.clone(), table, layout, in_place=True), expected))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_every_number_of_half_precision_is_rounded_as_pytorch_does(way: str, dtype: torch.dtype, layout: str) -> None:
+    bits = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(dtype)
+    x = torch.stack((bits, torch.zeros_like(bits)), -1).view(1, 1, -1, 2 * 64)
+    if layout == "half":
+        x = x.unflatten(-1, (64, 2)).transpose(-1, -2).flatten(-2)
+    for factor in (1.0, 1 + 2.0**-8, 1 + 2.0**-9, 1 - 2.0**-12, 3.0, 2.0**-16):
+        cos = torch.full((1, 1, x.shape[2], 64), factor)
+        got = rotate_pairs(x, cos, torch.zeros_like(cos), layout)
+        a, expected = (
+            y.unflatten(-1, (2, 64))[..., 0, :] if layout == "half" else y[..., ::2]
+            for y in (got, (x.float() * factor).to(dtype))
+        )
+        assert bool(((a == expected) | (a.isnan() & expected.isnan())).all()), factor
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_is_not_finite_stays_where_the_readable_form_has_it(way: str, dtype: torch.dtype, layout: str) -> None:
+    x = heads(1, 2, 6, 40, "bhtd", dtype)
+    x[0, 0, 1, 3], x[0, 1, 2, 21], x[0, 1, 4, 39] = float("nan"), float("inf"), -float("inf")
+    cos, sin = tables(x, 20)
+    cos[0, 0, 5, 7] = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)  # NaN as CUDA writes it
+    got, expected = rotate_pairs(x, cos, sin, layout), turned(x, cos, sin, layout)
+    assert torch.equal(got.isnan(), expected.isnan()) and torch.equal(got.isinf(), expected.isinf())
+
+
+def test_many_threads_turn_what_one_does(way: str) -> None:
+    for lie in ("bhtd", "bthd"):
+        x = heads(2, 5, 300, 64, lie, torch.float32)
+        cos, sin = tables(x, 32)
+        alone = rotate_pairs(x, cos, sin, "half")
+        torch.set_num_threads(3)
+        try:
+            together = rotate_pairs(x, cos, sin, "half")
+        finally:
+            torch.set_num_threads(1)
+        assert torch.equal(alone, together)
+
+
+# Gradients
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("inverse", [False, True])
+def test_gradients_of_any_order_are_those_of_small_steps(way: str, layout: str, inverse: bool) -> None:
+    x = torch.randn(2, 2, 1, 5, dtype=torch.float64, requires_grad=True)
+    for rows, own in ((1, 1), (2, 2), (1, 2)):
+        angle = torch.randn(rows, own, 1, 2, dtype=torch.float64)
+        cos, sin = angle.cos().requires_grad_(), angle.sin().requires_grad_()
+
+        def function(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+            return rotate_pairs(x, cos, sin, layout, inverse=inverse)
+
+        assert torch.autograd.gradcheck(function, (x, cos, sin))
+        assert torch.autograd.gradgradcheck(function, (x, cos, sin))
+        assert torch.autograd.gradcheck(function, (x, cos.detach(), sin))
+        assert torch.autograd.gradgradcheck(function, (x, cos.detach(), sin.detach()))
+
+
+def projection(x: Tensor, weight: Tensor) -> Tensor:
+    """Heads [2, 3, 5, 8] as attention makes them."""
+    return (x @ weight).unflatten(-1, (3, 8)).transpose(1, 2)
+
+
+def test_in_place_gives_the_same_gradients_and_copies_none(way: str) -> None:
+    x, weight = torch.randn(2, 5, 6, dtype=torch.float64), torch.randn(6, 24, dtype=torch.float64, requires_grad=True)
+    other = torch.randn(2, 3, 5, 8, dtype=torch.float64)
+    cos, sin = tables(other, 4)
+    gradients = []
+    for in_place in (False, True):
+        q = projection(x, weight)
+        out = rotate_pairs(q, cos, sin, "half", in_place=in_place)
+        assert (out.data_ptr() == q.data_ptr()) == in_place
+        assert "RotatePairs" in type(out.grad_fn).__name__ and out.requires_grad
+        gradients.append(torch.autograd.grad((out * other).sum(), weight)[0])
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=0, atol=1e-13)
+
+
+def test_whoever_kept_what_was_overwritten_hears_of_it(way: str) -> None:
+    weight = torch.randn(2, 3, 5, 8, requires_grad=True)
+    cos, sin = tables(weight, 4)
+    q = weight * 2
+    kept = (q * q).sum()
+    out = rotate_pairs(q, cos, sin, "half", in_place=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        (kept + out.sum()).backward()
+    # And without a gradient through the rotation.
+    plain, scale = torch.randn(2, 3, 5, 8), torch.ones((), requires_grad=True)
+    product = (plain * scale).sum()
+    rotate_pairs(plain, cos, sin, "half", in_place=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()
+
+
+def test_a_leaf_is_never_overwritten(way: str) -> None:
+    leaf = torch.nn.Parameter(torch.randn(2, 3, 5, 8))
+    before = leaf.detach().clone()
+    cos, sin = tables(leaf, 4)
+    for x in (leaf, leaf.view(2, 3, 5, 8), leaf[:, :, :, :]):
+        rotate_pairs(x, cos, sin, "half", in_place=True)
+        with torch.no_grad():
+            rotate_pairs(x, cos, sin, "half", in_place=True)
+            rotate_pairs(leaf[:], cos, sin, "half", in_place=True)
+    assert torch.equal(leaf.detach(), before)
+
+
+def test_memory_that_overlaps_itself_is_never_overwritten(way: str) -> None:
+    cos, sin = tables(torch.zeros(1, 1, 5, 8), 4)
+    row = torch.randn(1, 1, 12, 8)
+    for x in (row[:, :, :5].expand(2, 3, 5, 8), row.as_strided((1, 2, 5, 8), (96, 8, 8, 1))):
+        before = x.clone()
+        out = rotate_pairs(x, cos, sin, "half", in_place=True)
+        assert torch.equal(x, before)
+        torch.testing.assert_close(out, turned(x, cos, sin, "half"))
+
+
+def test_learned_tables_keep_what_their_gradient_needs(way: str) -> None:
+    q = torch.randn(2, 3, 5, 8)
+    before = q.clone()
+    cos, sin = (t.requires_grad_() for t in tables(q, 4))
+    out = rotate_pairs(q, cos, sin, "half", in_place=True)
+    assert out.data_ptr() != q.data_ptr() and torch.equal(q, before)
+
+
+def test_nothing_but_the_tables_is_kept_for_the_gradient(way: str) -> None:
+    kept: list[Tensor] = []
+    q = torch.randn(2, 3, 5, 8, requires_grad=True)
+    cos, sin = tables(q, 4)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        rotate_pairs(q, cos, sin, "half")
+    assert [x.data_ptr() for x in kept] == [cos.data_ptr(), sin.data_ptr()]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_computes_it_again(way: str, reentrant: bool) -> None:
+    x, weight = torch.randn(2, 5, 6, dtype=torch.float64), torch.randn(6, 24, dtype=torch.float64, requires_grad=True)
+    cos, sin = tables(torch.zeros(2, 3, 5, 8, dtype=torch.float64), 4)
+
+    def loss(weight: Tensor) -> Tensor:
+        return rotate_pairs(projection(x, weight), cos, sin, "half", in_place=True).square().sum()
+
+    (expected,) = torch.autograd.grad(loss(weight), weight)
+    checkpoint(loss, weight, use_reentrant=reentrant).backward()
+    torch.testing.assert_close(weight.grad, expected, rtol=0, atol=1e-12)
+
+
+def test_in_inference_mode_it_overwrites_too(way: str) -> None:
+    outside = torch.randn(2, 3, 5, 8)
+    cos, sin = tables(outside, 4)
+    expected = turned(outside, cos, sin, "half")
+    with torch.inference_mode():
+        inside = outside.clone()
+        for x in (inside, outside):
+            out = rotate_pairs(x, cos, sin, "half", in_place=True)
+            assert out.data_ptr() == x.data_ptr()
+            torch.testing.assert_close(out, expected, rtol=1e-6, atol=1e-6)
+
+
+# Where PyTorch has to see every step
+
+
+def test_functional_transforms_and_tracing_see_every_step(way: str) -> None:
+    x = torch.randn(2, 3, 5, 8, dtype=torch.float64)
+    cos, sin = tables(x, 4)
+
+    def turn(x: Tensor) -> Tensor:
+        return rotate_pairs(x, cos, sin, "half")
+
+    expected = turned(x, cos, sin, "half")
+    close = {"rtol": 0, "atol": 1e-13}
+    torch.testing.assert_close(torch.func.vmap(turn)(x[None])[0], expected, **close)
+    gradient = torch.func.grad(lambda x: turn(x).square().sum())(x)
+    torch.testing.assert_close(gradient, 2 * turned(expected, cos, sin, "half", inverse=True), **close)
+    traced = torch.fx.experimental.proxy_tensor.make_fx(turn)(torch.zeros_like(x))
+    torch.testing.assert_close(traced(x), expected, **close)
+    assert rotate_pairs(*(t.to("meta") for t in (x, cos, sin)), "half").shape == x.shape
+    with torch._subclasses.FakeTensorMode() as mode:
+        fake = rotate_pairs(*(mode.from_tensor(t) for t in (x, cos, sin)), "half")
+    assert fake.shape == x.shape
+
+
+def test_forward_derivatives_are_left_to_the_readable_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Taking one costs seconds, which torch spends on importing what it needs for it.
+    assert operator.is_plain(torch.zeros(1))
+    monkeypatch.setattr(torch.autograd.forward_ad, "_current_level", 0)
+    assert not operator.is_plain(torch.zeros(1))
+
+
+def test_a_compiled_model_is_one_graph_with_one_operator(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "PRESENT", way != "slabs")
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    torch._dynamo.reset()
+    q, k = torch.randn(2, 3, 5, 8, requires_grad=True), torch.randn(2, 1, 5, 8, requires_grad=True)
+    table = torch.stack(tables(q, 4))
+
+    def turn(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return rotate_both(q, k, table, "half", in_place=True)
+
+    got = torch.compile(turn, backend=backend, fullgraph=True)(q, k)
+    for x, y in zip(got, (q, k), strict=True):
+        torch.testing.assert_close(x, turned(y, *table, "half"), rtol=1e-6, atol=1e-6)
+    gradient = torch.autograd.grad(got[0].sum(), q)[0]
+    torch.testing.assert_close(gradient, turned(torch.ones_like(q), *table, "half", inverse=True))
+    (graph,) = graphs
+    assert ("posenc.rotate_pairs" in graph.code) == (way != "slabs")
+
+
+def test_the_operator_keeps_the_rules_of_operators() -> None:
+    x = torch.randn(2, 3, 5, 10, requires_grad=True)
+    cos, sin = (t.requires_grad_() for t in tables(x, 4))
+    rules = ("test_schema", "test_autograd_registration", "test_faketensor")
+    arguments = (x.transpose(1, 2).contiguous().transpose(1, 2), cos, sin, "interleaved", True)
+    torch.library.opcheck(torch.ops.posenc.rotate_pairs.default, arguments, test_utils=rules)
+
+
+# The library
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    native.load.cache_clear()
+    forget_plans()
+    yield monkeypatch
+    monkeypatch.undo()
+    native.load.cache_clear()
+    forget_plans()
+
+
+def test_the_status_says_what_serves(fresh: pytest.MonkeyPatch) -> None:
+    expected = "compiled code: " if native.LIBRARY.exists() else "no compiled code, it was not compiled"
+    assert expected in kernels.status()["rotate_pairs on cpu"]
+    assert kernels.status()["rotate_pairs on cuda"].startswith(("Triton", "PyTorch's own operators: "))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"TURNED_OFF": True}, "POSENC_NATIVE=0 turns it off"),
+        ({"LIBRARY": native.LIBRARY.with_name("nowhere.so")}, "no C compiler was found when posenc was installed"),
+        ({"LIBRARY": native.LIBRARY.with_name("__init__.py")}, "it cannot be loaded (.*); install posenc again"),
+        ({"INTERFACE": -1}, "it has interface 1, and -1 is needed; install posenc again"),
+    ],
+)
+def test_without_the_library_it_works_and_says_why(
+    fresh: pytest.MonkeyPatch, change: dict[str, object], reason: str
+) -> None:
+    if "INTERFACE" in change and COMPILED.library is None:
+        pytest.skip("nothing was compiled here")
+    for name, value in change.items():
+        fresh.setattr(native, name, value)
+    found = native.load()
+    assert found.library is None
+    with pytest.raises(AssertionError, match=reason):
+        raise AssertionError(found.why_not)
+    assert f"PyTorch's own operators: no compiled code, {found.why_not}" == native.status()
+    x = torch.randn(2, 3, 5, 8)
+    cos, sin = tables(x, 4)
+    torch.testing.assert_close(rotate_pairs(x, cos, sin, "half"), turned(x, cos, sin, "half"), rtol=0, atol=2e-7)
+
+
+# Where it is used
+
+
+def test_attention_overwrites_only_what_nobody_else_holds() -> None:
+    attention = Attention(32, heads=4, encoding="rotary")
+    x = torch.randn(2, 9, 32)
+    expected, held = attention(x), []
+    hook = attention.to_query.register_forward_hook(lambda module, inputs, output: held.append(output))
+    assert torch.equal(attention(x), expected)
+    linear = attention.to_query
+    assert torch.equal(held[0], torch.nn.functional.linear(x, linear.weight, linear.bias))
+    hook.remove()
+    # A projection may hand its input on.
+    attention.to_query = torch.nn.Identity()
+    before = x.clone()
+    attention(x)
+    assert torch.equal(x, before)

@@ -1,0 +1,69 @@
+"""Importing posenc costs nothing to speak of: what is heavy is imported when it is needed, and not before."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import posenc
+
+HEAVY = (
+    "torch._dynamo", "torch._inductor", "sympy", "triton", "matplotlib", "numpy", "transformers", "jinja2",
+    "hypothesis", "mpmath", "safetensors",
+)  # fmt: skip
+
+STAGES = {
+    "import": "import posenc",
+    "encodings": "posenc.Rotary(64); posenc.ALiBi(8); posenc.Sinusoidal(8); posenc.Learned(8, 16)",
+    "model": "posenc.Decoder(vocab=11, dim=32, heads=4, layers=2, encoding='rotary + alibi')",
+    "command line": "from posenc.cli import main",
+    "list": "main(['list'])",
+}
+
+REPORT = """
+import json, sys
+import torch
+
+def libraries():
+    try:
+        return {line.split()[-1] for line in open("/proc/self/maps") if ".so" in line}
+    except OSError:
+        return set()
+
+found = {}
+for stage, code in json.loads(sys.argv[1]).items():
+    modules, loaded = set(sys.modules), libraries()
+    exec(code)
+    found[stage] = [sorted(set(sys.modules) - modules), sorted(libraries() - loaded)]
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def new_in() -> dict[str, tuple[list[str], list[str]]]:
+    """The modules and the shared libraries that each stage brings into a fresh process, after `import torch`."""
+    path = {**os.environ, "PYTHONPATH": str(Path(posenc.__file__).parents[1])}
+    command = [sys.executable, "-c", REPORT, json.dumps(STAGES)]
+    ran = subprocess.run(command, env=path, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+def test_importing_posenc_imports_itself_alone(new_in) -> None:
+    assert new_in["import"] == [["posenc"], []]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_nothing_heavy_is_imported_before_it_is_needed(new_in, stage: str) -> None:
+    modules, _ = new_in[stage]
+    assert [name for name in modules if name.startswith(HEAVY)] == []
+
+
+@pytest.mark.parametrize("stage", ["import", "encodings", "model"])
+def test_no_shared_library_is_loaded_before_a_kernel_runs(new_in, stage: str) -> None:
+    _, libraries = new_in[stage]
+    # Those of Python's own modules, such as json's, are neither a kernel nor a dependency.
+    assert [name for name in libraries if "lib-dynload" not in name] == []
