@@ -54,6 +54,7 @@ class DistanceMap(Encoding):
         self.encoding, self.per_layer = encoding, encoding.per_layer
         turns, biases = bool(encoding.doors & {"query", "key"}), "by_distance" in encoding.doors
         self.doors = frozenset({"attend"} if turns else ()) | frozenset({"score_mod"} if biases else ())
+        self.reads_between = False
 
     @property
     def wavelengths(self) -> Tensor | None:

@@ -132,8 +132,9 @@ class Encoding(nn.Module):
     fuses: bool = True
     """Whether `score_mod` is made of sums and entries of tables alone, which is what a fused GPU kernel can take in."""
 
-    reads_between: bool = False
-    """Whether `score_mod` reads, for a query and a key, the keys between the two as well, and so must be given them."""
+    reads_between: bool = True
+    """Whether `score_mod` may read, for a query and a key, the keys between the two as well, and so is given them. Say
+    False where each pair stands alone: it then costs less in blocks."""
 
     turns_when_attending: bool = False
     """Whether keys are cached unturned, and turned with the query's declared horizon when they are attended to."""
@@ -536,7 +537,7 @@ class Compose(Encoding):
         self.axes = next(iter(measured or {part.axes for part in flat if part.axes} or {0}))
         self.per_layer = any(part.per_layer for part in flat)
         self.reads_keys = any(part.reads_keys for part in flat)
-        self.reads_between = any(part.reads_between for part in flat)
+        self.reads_between = any(part.reads_between for part in flat if "score_mod" in part.doors)
         self.turns_when_attending = any(part.turns_when_attending for part in flat)
 
     @property

@@ -206,7 +206,9 @@ def decoding(case: Case, with_peers: bool, full: bool) -> Group:
     add_rotation(group, "rotary", "posenc", case, turn, "half", goals=(faster(3, HF),), given=(q, k))
     at = Positions.count(case.tokens, case.start)
     turn = partial(rope.turn, at=at, keys_at=at, in_place=True)
-    add_rotation(group, "rotary, in place, positions given", "posenc", case, turn, "half", own=True)
+    # As in a layer of a model, whose pass has made its positions; so are the tables that a peer is given.
+    name = "rotary, in place, positions given"
+    add_rotation(group, name, "posenc", case, turn, "half", goals=(faster(3, HF),), own=True)
     turn = uncompiled(partial(rope, offset=case.start))
     add_rotation(group, "rotary without C", "posenc", case, turn, "half", given=(q, k))
     add_others(group, case, (q, k), with_peers, full)

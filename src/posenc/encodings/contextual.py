@@ -48,7 +48,6 @@ class Contextual(Encoding):
     used_by = ""
     per_layer = True
     reads_keys = True
-    reads_between = True
 
     def __init__(
         self,

@@ -63,7 +63,7 @@ class DAPE(Encoding):
         self.encoding, self.heads, self.width = encoding, heads, width
         self.doors = encoding.doors | {"attend"}
         self.axes, self.reads_keys = encoding.axes, encoding.reads_keys
-        self.reads_between = encoding.reads_between
+        self.reads_between = "score_mod" in encoding.doors and encoding.reads_between
         self.first = nn.Linear(2 * heads, width, device=device, dtype=dtype)
         self.second = nn.Linear(width, heads, device=device, dtype=dtype)
 

@@ -60,6 +60,7 @@ class DeBERTa(Encoding):
     source = "He, Liu, Gao, Chen 2020, arXiv:2006.03654, section 3.2"
     also_called = ("disentangled", "disentangled_attention", "deberta_v2", "deberta_v3")
     per_layer = True
+    reads_between = False
     reads_keys = True
     extrapolates = "not claimed: distances past the last bucket share its row"
     used_by = "DeBERTa, DeBERTa-v2, DeBERTa-v3"

@@ -42,6 +42,7 @@ class Fire(Encoding):
     also_called = ("functional_interpolation",)
     extrapolates = "Claimed: best of the biases at four times the length. Found: best of them on copying, to twice."
     per_layer = True
+    reads_between = False
     fuses = False  # its pieces are found by bisection
 
     def __init__(

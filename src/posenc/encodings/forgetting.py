@@ -49,6 +49,7 @@ class Forgetting(Encoding):
     )
     used_by = ""
     per_layer = True
+    reads_between = False
 
     def __init__(
         self,

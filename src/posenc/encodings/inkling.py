@@ -48,6 +48,7 @@ class Inkling(Encoding):
     source = "Thinking Machines, Inkling, 2026 (no paper; transformers 5.23), after Shaw et al. 2018, arXiv:1803.02155"
     also_called = ("low_rank_relative", "relative_projection", "relative_profiles", "learned_distance_basis")
     per_layer = True
+    reads_between = False
     extrapolates = (
         "past the extent there is no bias, so far tokens are seen without position, and the released models add a "
         "temperature there; no measurement is published"

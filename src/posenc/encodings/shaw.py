@@ -40,6 +40,7 @@ class Shaw(Encoding):
     source = "Shaw, Uszkoreit, Vaswani 2018, arXiv:1803.02155, sections 3.1 and 3.2"
     also_called = ("relative", "relative_key", "relative_key_query")
     per_layer = True
+    reads_between = False
     extrapolates = (
         "nothing is claimed; with the clip inside the trained length our small runs found it fairly robust, while "
         "distances that training never reached have untrained vectors"

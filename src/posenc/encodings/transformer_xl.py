@@ -54,6 +54,7 @@ class TransformerXL(Encoding):
     source = "Dai et al. 2019, arXiv:1901.02860, section 3.3"
     also_called = ("xl", "txl", "xlnet", "relative_sinusoidal")
     per_layer = True
+    reads_between = False
     reads_keys = True
     fuses = False  # each pair takes an inner product
     extrapolates = (

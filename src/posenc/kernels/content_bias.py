@@ -303,7 +303,8 @@ class ByScoreMod:
             return block, slice(0, last - first)
         start, stop = 0, self.keys_at.tokens
         if self.seen is not None:
-            start, stop = first, min(stop, max(last, block.rows.stop + self.seen.offset))
+            queries = slice(block.rows.start + self.seen.offset, block.rows.stop + self.seen.offset)
+            start, stop = max(0, min(first, queries.start)), min(stop, max(last, queries.stop))
         return block._replace(keys=slice(start, stop)), slice(first - start, last - start)
 
     def few_queries(self, block: Block) -> list[tuple[Block, slice]]:
