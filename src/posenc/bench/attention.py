@@ -57,8 +57,8 @@ WANTED: dict[str, Wanted] = {
 }
 """The encodings that are measured -> what each is to cost."""
 
-FORWARD = {"quick": (512, 2048), "full": (512, 1024, 2048, 4096, 8192, 16384)}
-BACKWARD = {"quick": (1024,), "full": (512, 1024, 2048, 4096)}
+FORWARD = {"quick": (512, 1024, 2048, 4096), "full": (512, 1024, 2048, 4096, 8192, 16384)}
+BACKWARD = {"quick": (512, 1024, 2048), "full": (512, 1024, 2048, 4096)}
 LONGEST_OF_ALL = {"quick": 0, "full": 2048}
 """Beyond it only encodings with a goal are measured."""
 QUICK = ("alibi by hand, matrix made in each call", "t5_bias by hand, matrix made in each call")
