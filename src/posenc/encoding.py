@@ -599,16 +599,7 @@ class Compose(Encoding):
         return sum(given[1:], given[0]) if given and len(given) == len(rows) else None
 
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod | None:
-        mods = [mod for part in self.parts if (mod := part.score_mod(q, at, keys)) is not None]
-        if not mods:
-            return None
-
-        def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            for mod in mods:
-                score = mod(score, b, h, i, j)
-            return score
-
-        return score_mod
+        return in_turn([mod for part in self.parts if (mod := part.score_mod(q, at, keys)) is not None])
 
     def attend(
         self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
@@ -821,6 +812,19 @@ def sums_to(values: Tensor, at: Positions, keys_at: Positions) -> tuple[Tensor, 
     to_key = torch.zeros_like(running).scatter(-1, spread, running)
     before = torch.searchsorted(place, i.contiguous(), right=True)[:, None].expand(-1, H, -1)
     return F.pad(running, (1, 0)).gather(-1, before), to_key
+
+
+def in_turn(mods: Sequence[ScoreMod]) -> ScoreMod | None:
+    """The closure that applies each of these to the score; None where there are none."""
+    if not mods:
+        return None
+
+    def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        for mod in mods:
+            score = mod(score, b, h, i, j)
+        return score
+
+    return score_mod
 
 
 def of_heads(values: Tensor, h: Tensor) -> Tensor:

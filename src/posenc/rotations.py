@@ -32,7 +32,9 @@ class Rotations(Encoding):
         """The table for heads like x [B, H, T, head_dim] at their positions."""
         dtype, device = rotation_dtype(x), x.device
         key = (type(self), self.depends_on(), dtype, device)
-        return at.rows_of(key, lambda at: self.table(at, dtype, device), keep=x.is_cpu)
+        # A declared horizon is not among what tokens that count up from a known start tell of themselves.
+        keep = x.is_cpu and not self.turns_when_attending
+        return at.rows_of(key, lambda at: self.table(at, dtype, device), keep=keep)
 
     def turned(self, x: Tensor, at: Positions, *, in_place: bool = False) -> Tensor:
         self.check_head_dim(x, self.head_dim)

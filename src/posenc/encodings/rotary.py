@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc.encoding import Token
-from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, exact, rotation_dtype
+from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, exact
 from posenc.positions import Positions
 from posenc.rotations import Rotations
 from posenc.schedules import Schedule
@@ -118,14 +118,6 @@ class Rotary(Rotations):
 
     def depends_on(self) -> tuple[Hashable, ...]:
         return self.width, self.base, self.schedule
-
-    def rows(self, x: Tensor, at: Positions) -> Tensor:
-        if not self.turns_when_attending:
-            return super().rows(x, at)
-        # The horizon is not among the positions that count up from a known start.
-        dtype, device = rotation_dtype(x), x.device
-        key = (type(self), self.depends_on(), dtype, device)
-        return at.once(key, lambda: self.table(at, dtype, device))
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         coords = exact(at.axis(self))[:, None, :, None]

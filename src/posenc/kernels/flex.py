@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from posenc.encoding import Encoding, Keys, ScoreMod, parts_of
+from posenc.encoding import Encoding, Keys, ScoreMod, in_turn, parts_of
 from posenc.masks import Mask
 from posenc.positions import Positions
 
@@ -96,15 +96,7 @@ def whole_score_mod(encoding: Encoding, q: Tensor, at: Positions, keys: Keys, ma
     added = mask.added(at, keys.at)
     if added is not None:
         mods.append(looked_up(four_axes(added)))
-    if not mods:
-        return None
-
-    def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        for mod in mods:
-            score = mod(score, b, h, i, j)
-        return score
-
-    return score_mod
+    return in_turn(mods)
 
 
 def bias_of(part: Encoding, q: Tensor, at: Positions, keys: Keys) -> ScoreMod | None:
