@@ -10,7 +10,7 @@ The first call makes the environment, later calls start at once. It needs Python
 package index; these variables change what it does:
 
     POSENC_TORCH     the torch to install, such as torch==2.13.0 (default: the one in constraints.txt)
-    POSENC_EXTRAS    the extras to install (default: lab,test,dev,peers)
+    POSENC_EXTRAS    the extras to install (default: lab,hf,test,dev,peers)
     POSENC_VENV      where the environment lies (default: .venv); one that is broken is erased and made again
     POSENC_NO_UV     set to 1 to install with pip alone (slower)
 """
@@ -33,7 +33,7 @@ from typing import Iterator, Mapping, NamedTuple, NoReturn, Sequence  # noqa: UP
 
 ROOT = Path(__file__).resolve().parent
 OLDEST_PYTHON = (3, 10)
-DEFAULT_EXTRAS = "lab,test,dev,peers"
+DEFAULT_EXTRAS = "lab,hf,test,dev,peers"
 # timm asks for a torchvision, which the index has for one kind of torch only, and which transformers would then import.
 # The few files of timm that the peers' tests compare with need none.
 ALONE_FOR = {"peers": "timm==1.0.31"}

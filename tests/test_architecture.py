@@ -26,8 +26,8 @@ ROOMS = [
     {"catalogue"},
     {"attention"},
     {"model", "presets"},
-    {"testing", "checkpoints", "lab"},
-    {"bench"},
+    {"testing", "lab"},
+    {"bench", "checkpoints"},
     {"terminal"},
     {"cli", "web"},
 ]

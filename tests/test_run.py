@@ -55,7 +55,7 @@ def test_every_variable_that_is_read_is_explained() -> None:
 
 def test_unset_and_empty_variables_mean_the_defaults(project: Path) -> None:
     empty = {"POSENC_VENV": "", "POSENC_TORCH": "", "POSENC_NO_UV": "0"}
-    expected = (project / ".venv", "torch==2.13.0", "lab,test,dev,peers", True)
+    expected = (project / ".venv", "torch==2.13.0", "lab,hf,test,dev,peers", True)
     assert run.read_choices({}, project) == expected
     assert run.read_choices(empty, project) == expected
 

@@ -1,0 +1,24 @@
+"""Real checkpoints: read which position encoding a model has, run it through our modules, convert it, extend it.
+
+Names are imported when they are first asked for; transformers, gguf and safetensors only where they are needed.
+"""
+
+import importlib
+from typing import Any
+
+HOMES = {
+    "Layer": "reading",
+    "Part": "reading",
+    "Reading": "reading",
+    "attach": "attach",
+    "detach": "attach",
+    "inspect": "inspect",
+}
+
+__all__ = sorted(HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in HOMES:
+        raise AttributeError(f"module 'posenc.checkpoints' has no attribute '{name}'")
+    return getattr(importlib.import_module(f"posenc.checkpoints.{HOMES[name]}"), name)

@@ -1,0 +1,80 @@
+"""What a checkpoint says of positions: a Reading of parts, and of each part the layers, as specs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from posenc.catalogue import build
+from posenc.encoding import Encoding, Shape
+
+
+class CannotRead(ValueError):
+    """A checkpoint, or a part of it, that cannot be read; the message says what was found and what to do."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """How position enters one layer.
+
+    spec        the encoding, as a spec; "none" where the layer has none
+    head_dim    the channels of a head that the encoding is given: the rotary part alone in latent attention (MLA)
+    window      how many tokens it sees back, or None for all
+    scale       factor of the logits where it is not 1/sqrt(channels of a head)
+    """
+
+    spec: str
+    head_dim: int
+    window: int | None = None
+    scale: float | None = None
+
+
+@dataclass(frozen=True)
+class Part:
+    """One stack of a model that has positions of its own: the decoder, a vision tower.
+
+    name            where it stands in the config: "" for the whole, else a path such as "text_config"
+    shape           its width, heads, channels of a head, trained length (1 where it has none), and whether it is causal
+    layers          one entry for each layer
+    kv_heads        number of key and value heads
+    trained_length  tokens, or None where neither the config nor a table says so
+    embed           the spec of what is added to the embeddings, or "none": door 1 belongs to the part, not to a layer
+    tables          the shapes of learned position tables, by the name of the tensor, where they are known
+    besides         what the part does about position that no spec says, in sentences
+    """
+
+    name: str
+    shape: Shape
+    layers: tuple[Layer, ...]
+    kv_heads: int
+    trained_length: int | None = None
+    embed: str = "none"
+    tables: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    besides: tuple[str, ...] = ()
+
+    def encoding(self, layer: int) -> Encoding:
+        """The encoding of a layer, built."""
+        of = self.layers[layer]
+        shape = Shape(self.shape.dim, self.shape.heads, of.head_dim, self.shape.max_len, self.shape.causal)
+        return build(of.spec, shape)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What was understood of a checkpoint, what was not, and what contradicts itself.
+
+    format          "transformers", "meta", "megatron", "vllm" or "gguf"
+    architecture    what the checkpoint calls itself: "llama", "LlamaForCausalLM"
+    parts           the stacks that have positions; empty where nothing could be read
+    understood      key -> what it was taken to say, for every key that has to do with position
+    unknown         key -> value, for keys that speak of position and that were not understood
+    contradictions  sentences: which keys, or keys and tensors, cannot both be right, and which one was followed
+    not_covered     sentences: what the model does about position that no spec here says
+    """
+
+    format: str
+    architecture: str
+    parts: tuple[Part, ...]
+    understood: Mapping[str, str] = field(default_factory=dict)
+    unknown: Mapping[str, Any] = field(default_factory=dict)
+    contradictions: tuple[str, ...] = ()
+    not_covered: tuple[str, ...] = ()
