@@ -31,6 +31,11 @@ SURFACE = {
     "generate": "prompt tokens temperature top-k seed",
     "check": "promise json",
     "bench": "shapes threads peers out json",
+    "fetch": "json",
+    "inspect": "write out json",
+    "extend": "factor method text images samples lengths start windows chunk dtype passkey longrope-factors tune "
+    "tune-map tune-length tune-rate out json",
+    "convert": "out layout stored max-length grid interpolate rotary max-distance base shard-gigabytes json",
 }
 """Every verb and its options. A change here is a change for everybody who has written a command down."""
 
@@ -160,8 +165,7 @@ def test_a_wrong_verb_is_answered_with_the_near_one(posenc) -> None:
     answer = posenc("comprae")
     assert answer.code == 2
     assert answer.line == (
-        "posenc: no verb 'comprae'; there are: compare, report, list, show, order, train, generate, check, bench; "
-        "did you mean 'compare'?"
+        f"posenc: no verb 'comprae'; there are: {', '.join(cli.VERBS)}; did you mean 'compare'?"
     )
 
 

@@ -1,0 +1,219 @@
+"""Where the tokens of a live transformers model stand: those of each forward pass, and those that its caches hold.
+
+Hooks say it to attention before a pass, and note it in the cache behind it.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from posenc.encoding import Encoding
+from posenc.positions import Positions
+
+KEYWORD = "posenc"
+"""The keyword under which a model hands a Step down to its attention."""
+
+REMEMBERED = "posenc_coords"
+"""The attribute of a cache that says where its tokens stand, [B or 1, S]."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One forward pass of a decoder: where its new tokens stand, and those that each layer has cached.
+
+    encodings  one for each layer
+    tokens     Positions of all tokens so far, the new ones last
+    at         Positions of the new tokens
+    sizes      layer -> how many keys it attends to, and the index of the first one among all tokens
+    """
+
+    encodings: tuple[Encoding, ...]
+    tokens: Positions
+    at: Positions
+    sizes: Sequence[tuple[int, int]]
+    keys: dict[tuple[int, int], Positions] = field(default_factory=dict)
+
+    def keys_at(self, layer: int, keys: int) -> Positions:
+        """The Positions of a layer's keys, of which there are so many; layers of the same tokens share them.
+
+        Raises ValueError when the layer's cache should hold another number of keys.
+        """
+        size, start = self.sizes[layer]
+        if keys != size:
+            raise ValueError(
+                f"layer {layer} attends to {keys} keys where its cache says {size}: keys of another layer or of before "
+                f"the cache cannot be placed"
+            )
+        if (size, start) not in self.keys:
+            self.keys[size, start] = self.part(size, start)
+        return self.keys[size, start]
+
+    def part(self, size: int, start: int) -> Positions:
+        total = self.tokens.tokens
+        if size == self.at.tokens and start == total - size:
+            return self.at
+        if start == 0 and size == total:
+            return self.tokens
+        at = self.tokens.rows(slice(start, min(start + size, total)))
+        free = start + size - total
+        if free <= 0:
+            return at
+        # Slots of a static cache that no token is in yet.
+        return replace(
+            at,
+            coords=F.pad(at.coords, (0, 0, 0, free)),
+            order=F.pad(at.order, (0, free), value=-1),
+            contiguous=False,
+            _tables={},
+        )
+
+
+class Follow:
+    """The hooks of a decoder: before a forward pass they say where its tokens stand, behind it the cache remembers."""
+
+    def __init__(self, decoder: nn.Module, encodings: tuple[Encoding, ...], horizon: int | None) -> None:
+        self.encodings, self.horizon = encodings, horizon
+        self.signature = inspect.signature(decoder.forward)
+        self.by_length = any(encoding.turns_when_attending for encoding in encodings)
+
+    def before(self, decoder: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        if torch.compiler.is_compiling():
+            raise RuntimeError("attention on unturned keys cannot be compiled; run the attached model as it is")
+        asked = self.asked(args, kwargs)
+        cache = asked.get("past_key_values")
+        held = coords_in(cache)
+        new = self.coords_of_new(asked, held.shape[1])
+        coords = joined(held, new)
+        return args, kwargs | {KEYWORD: self.step(coords, new.shape[1], cache)}
+
+    def asked(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a forward pass by their names."""
+        arguments = self.signature.bind_partial(*args, **kwargs).arguments
+        return arguments | arguments.pop("kwargs", {})
+
+    def coords_of_new(self, asked: dict[str, Any], past: int) -> Tensor:
+        """Where the new tokens stand, [B or 1, T]: as given, as the padding mask says, or counted."""
+        ids = asked.get("input_ids")
+        ids = asked["inputs_embeds"] if ids is None else ids
+        given, mask, tokens = asked.get("position_ids"), asked.get("attention_mask"), ids.shape[1]
+        if given is not None and given.dim() != 2:
+            raise ValueError(
+                f"position_ids have one axis here, shape [batch, tokens]; got {list(given.shape)}: positions on "
+                f"several axes are not for attention on unturned keys"
+            )
+        if given is not None:
+            coords = given.to(ids.device)
+            if past == 0 and mask is None and asked.get("past_key_values") is None:
+                self.check_packed(coords)
+        elif isinstance(mask, Tensor) and mask.dim() == 2:
+            if mask.shape[1] < past + tokens:
+                raise ValueError(
+                    f"attention_mask must cover the {past} tokens in the cache and the {tokens} new ones, got "
+                    f"{mask.shape[1]} of {past + tokens}"
+                )
+            present = mask[:, : past + tokens].to(ids.device).long()
+            coords = (present.cumsum(1) - 1).clamp(min=0)[:, past:]
+        else:
+            coords = torch.arange(past, past + tokens, device=ids.device)[None]
+        # What all rows share is said once, so that tables are made once.
+        return coords[:1] if bool((coords == coords[:1]).all()) else coords
+
+    def check_packed(self, coords: Tensor) -> None:
+        """Raises ValueError for documents in a row, whose lengths differ, where an encoding depends on the length."""
+        if self.by_length and self.horizon is None and bool((coords.diff(dim=1) != 1).any()):
+            raise ValueError(
+                "several documents in a row have one horizon only when it is declared: attach with horizon=, or give "
+                "each document a row of its own"
+            )
+
+    def step(self, coords: Tensor, new: int, cache: Any) -> Step:
+        total = coords.shape[1]
+        counting = torch.arange(total, device=coords.device)
+        length = None
+        extent = int(coords.amax()) + 1
+        if self.horizon is not None and extent > self.horizon:
+            raise ValueError(
+                f"a token stands at position {extent - 1}, beyond the declared horizon of {self.horizon} tokens; "
+                f"attach with a longer one"
+            )
+        if self.by_length:
+            length = coords.amax(1) + 1 if self.horizon is None else torch.tensor([self.horizon], device=coords.device)
+        if coords.shape[0] == 1 and torch.equal(coords[0], counting):
+            tokens = Positions.count(total, device=coords.device)
+        else:
+            tokens = Positions(coords[..., None], counting[None], contiguous=True, extent=extent)
+        tokens = tokens.with_length(length)
+        at = tokens if new == total else tokens.rows(slice(total - new, total))
+        layers = len(self.encodings)
+        sizes = [(new, 0) if cache is None else cache.get_mask_sizes(new, layer) for layer in range(layers)]
+        return Step(self.encodings, tokens, at, sizes)
+
+    def after(self, decoder: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
+        from transformers import Cache
+
+        step: Step = kwargs[KEYWORD]
+        # A model that was given no cache makes one itself.
+        outputs = output if isinstance(output, tuple) else output.values()
+        for cache in (self.asked(args, kwargs).get("past_key_values"), *outputs):
+            if isinstance(cache, Cache):
+                remember(cache, step.tokens.coords[..., 0])
+
+
+def coords_in(cache: Any) -> Tensor:
+    """Where the tokens stand that a cache holds, [B or 1, S].
+
+    Raises ValueError for a cache that holds tokens which were put in without their positions.
+    """
+    held = 0 if cache is None else int(cache.get_seq_length())
+    coords = getattr(cache, REMEMBERED, None)
+    known = 0 if coords is None else coords.shape[1]
+    if held > known:
+        raise ValueError(
+            f"the cache holds {held} tokens, of which {held - known} were put in by a model that was not attached; "
+            f"their keys are turned already: start with a new cache"
+        )
+    if coords is None:
+        return torch.zeros(1, 0, dtype=torch.long)
+    # A cache that was cropped has lost its last tokens.
+    return coords[:, :held]
+
+
+def remember(cache: Any, coords: Tensor) -> None:
+    """Note in a cache where its tokens stand."""
+    if not hasattr(cache, REMEMBERED):
+        cache.__class__ = remembering(type(cache))
+    setattr(cache, REMEMBERED, coords)
+
+
+@functools.cache
+def remembering(kind: type) -> type:
+    """A class of caches, whose rows take along where their tokens stand."""
+
+    def of_rows(name: str, choose: Callable[[Tensor, Any], Tensor]) -> Callable[[Any, Any], None]:
+        def change(self: Any, by: Any) -> None:
+            getattr(kind, name)(self, by)
+            coords = getattr(self, REMEMBERED)
+            if coords.shape[0] > 1:
+                setattr(self, REMEMBERED, choose(coords, by))
+
+        return change
+
+    changes: dict[str, Callable[[Tensor, Any], Tensor]] = {
+        "reorder_cache": lambda coords, by: coords.index_select(0, by.to(coords.device)),
+        "batch_repeat_interleave": lambda coords, by: coords.repeat_interleave(by, 0),
+        "batch_select_indices": lambda coords, by: coords[by],
+    }
+    facts = {"__module__": kind.__module__, "__doc__": kind.__doc__}
+    return type(kind.__name__, (kind,), facts | {name: of_rows(name, choose) for name, choose in changes.items()})
+
+
+def joined(held: Tensor, new: Tensor) -> Tensor:
+    """Coordinates [B or 1, S] and, behind them, [B or 1, T]."""
+    rows = max(held.shape[0], new.shape[0])
+    return torch.cat((held.to(new.device).expand(rows, -1), new.expand(rows, -1)), 1)

@@ -1,0 +1,277 @@
+"""The record of an extension to a page and to Markdown: the table, the curves, what it cost, and how it was made."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from matplotlib.figure import Figure
+
+from posenc.lab import plots
+from posenc.lab.report import TEMPLATE as PAGE
+from posenc.lab.report import Drawer, duration, sentence
+
+TEMPLATE = Path(__file__).with_name("extension_report.html.jinja")
+
+Record = Mapping[str, Any]
+
+
+def write(record: Record, folder: Path) -> Path:
+    """Write report.html, report.md and figures/*.png into the folder, each whole, and return the path of the page."""
+    drawer = Drawer(folder / "figures", [])
+    figures = [
+        drawer("perplexity-by-length", by_length(record), length_in_words(record)),
+        drawer("perplexity-by-position", by_position(record), position_in_words(record)),
+        drawer("pass-keys", pass_keys(record), "How many of the pass keys each method says, by how deep they lie."),
+        drawer("tuning", tuning(record), "The loss of each step of fine-tuning, and its running mean."),
+    ]
+    shown = [figure for figure in figures if figure]
+    plots.write_whole(folder / "report.md", markdown(record, shown).encode())
+    plots.write_whole(folder / "report.html", page(record, shown).encode())
+    return folder / "report.html"
+
+
+def entries(record: Record) -> list[Record]:
+    """The methods, and the winner again where it was tuned."""
+    return [*record["methods"], *([record["tuned"]] if record.get("tuned") else [])]
+
+
+def number(value: float) -> str:
+    """A perplexity in about three digits."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" if value >= 100 else f"{value:.2f}"
+
+
+def table(record: Record) -> tuple[list[str], list[list[str]]]:
+    """Perplexity of each method at each length, of all tokens and of the last ones: headers and rows."""
+    lengths, last = record["lengths"], record["last"]
+    headers = ["method", *(f"mean at {length:,}" for length in lengths), *(f"last {last} at {n:,}" for n in lengths)]
+    rows = [
+        [entry["name"], *(number(at[key]) for key in ("mean", "last") for at in entry["lengths"])]
+        for entry in entries(record)
+    ]
+    return headers, rows
+
+
+def cost(record: Record) -> tuple[list[str], list[list[str]]]:
+    """What the pass at the target costs each method, and how its checkpoint is had: headers and rows."""
+    headers = ["method", "tokens/s", "seconds", "CPU seconds", "peak MiB", "checkpoint"]
+    rows = []
+    for entry in entries(record):
+        figures = [entry["tokens_per_second"], entry["seconds"], entry["cpu_seconds"], entry["peak_mib"]]
+        how = "as it is" if entry["name"] == "none" else "config" if entry["config"] is not None else "attach only"
+        rows.append([entry["name"], *("" if value is None else f"{value:,.0f}" for value in figures), how])
+    return headers, rows
+
+
+def in_short(record: Record) -> tuple[list[str], list[list[str]]]:
+    """The table for a terminal: the trained length and the target alone."""
+    trained, target, last = record["trained"], record["target"], record["last"]
+    headers = ["method", f"mean at {trained:,}", f"mean at {target:,}", f"last {last} at {target:,}", "tokens/s", "MiB"]
+    rows = []
+    for entry in entries(record):
+        found = {at["length"]: at for at in entry["lengths"]}
+        cells = [found[trained]["mean"], found[target]["mean"], found[target]["last"]]
+        peak = "" if entry["peak_mib"] is None else f"{entry['peak_mib']:,.0f}"
+        rows.append([entry["name"], *map(number, cells), f"{entry['tokens_per_second']:,.0f}", peak])
+    return headers, rows
+
+
+def bands(record: Record) -> tuple[list[str], list[list[str]]]:
+    """Perplexity of the tokens between lengths, from the pass at the target: headers and rows."""
+    between = [f"{first:,} to {end:,}" for first, end, _ in record["methods"][0]["bands"]]
+    return ["method", *between], [[e["name"], *(number(band[2]) for band in e["bands"])] for e in entries(record)]
+
+
+def key_table(record: Record) -> tuple[list[str], list[list[str]]] | None:
+    """Pass keys by method and depth, or None where longer texts were not tried."""
+    found = [entry for entry in record["methods"] if entry.get("passkey")]
+    if not found:
+        return None
+    headers = ["method", *(f"depth {key['depth']:.0%}" for key in found[0]["passkey"])]
+    return headers, [[e["name"], *(f"{key['right']} of {key['trials']}" for key in e["passkey"])] for e in found]
+
+
+def sentences(record: Record) -> list[str]:
+    """All that is said of a run, a paragraph each."""
+    out = [record["in_words"]]
+    written = record["written"]
+    out.append(
+        f"The extended checkpoint ({written['method']}): {written['words']}" if written["path"] else written["words"]
+    )
+    if record.get("passkey"):
+        out.append(record["passkey"]["words"])
+    if tuned := record.get("tuned"):
+        first, final = (sum(part) / len(part) for part in ends(tuned["loss"]))
+        out.append(
+            f"{tuned['name'].partition(',')[0]} was tuned for {len(tuned['loss'])} steps in "
+            f"{duration(tuned['tuning_seconds'])}: its loss went from {first:.3f} to {final:.3f} nats (means of the "
+            f"first and the last tenth of the steps)."
+        )
+    out += [f"Left out, {name}: {why}." for name, why in record["left_out"].items()]
+    return out
+
+
+def ends(losses: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
+    tenth = max(1, len(losses) // 10)
+    return losses[:tenth], losses[-tenth:]
+
+
+def length_in_words(record: Record) -> str:
+    return (
+        f"Left: perplexity of all tokens of a window. Right: of its last {record['last']}, which have the whole window "
+        f"before them; a mean hides behind its many early tokens what happens at the end. Logarithmic."
+    )
+
+
+def position_in_words(record: Record) -> str:
+    return (
+        f"Perplexity of the tokens around each position, of one pass at {record['target']:,} tokens. The text is the "
+        f"same for all, so what moves all lines is the text."
+    )
+
+
+@plots.styled
+def by_length(record: Record) -> Figure:
+    """Perplexity against the length of the window, of all tokens and of the last ones."""
+    fig, axes = plots.panels(2, 2, 4.6, 3.6, "Perplexity by length")
+    for ax, key, title in zip(axes, ("mean", "last"), ("all tokens", f"last {record['last']} tokens"), strict=True):
+        for place, entry in enumerate(entries(record)):
+            own = plots.look(place)
+            xs, ys = [at["length"] for at in entry["lengths"]], [at[key] for at in entry["lengths"]]
+            drawn = ax.plot(xs, plots.numbers(ys), color=own.color, linestyle=own.dashes, marker=own.marker)
+            drawn[0].set_gid(f"encoding-{place}")
+        finish(ax, record, f"{title}: perplexity")
+        ax.set_xticks(record["lengths"], [f"{length:,}" for length in record["lengths"]])
+    named(fig, record)
+    return fig
+
+
+@plots.styled
+def by_position(record: Record) -> Figure:
+    """Perplexity against the position of the token, in one pass at the target."""
+    fig = plots.figure(9, 4.2, f"Perplexity by position, in a text of {record['target']:,} tokens")
+    ax = fig.add_subplot()
+    for place, entry in enumerate(entries(record)):
+        own, curve = plots.look(place), entry["curve"]
+        ys = plots.numbers(curve["perplexity"])
+        drawn = ax.plot(curve["tokens"], ys, color=own.color, linestyle=own.dashes, linewidth=1.3)
+        drawn[0].set_gid(f"encoding-{place}")
+    finish(ax, record, "perplexity")
+    ax.xaxis.set_major_formatter("{x:,.0f}")
+    named(fig, record)
+    return fig
+
+
+def finish(ax: Any, record: Record, ylabel: str) -> None:
+    ax.set_yscale("log")
+    plots.plain_log(ax.yaxis)
+    plots.mark_trained(ax, [record["trained"]])
+    ax.set(xlabel="tokens", ylabel=ylabel)
+
+
+def named(fig: Figure, record: Record) -> None:
+    plots.legend(
+        fig, [plots.handle(entry["name"], plots.look(n)) for n, entry in enumerate(entries(record))], columns=6
+    )
+
+
+@plots.styled
+def pass_keys(record: Record) -> Figure | None:
+    """The share of pass keys that each method says at the target, by depth."""
+    found = [entry for entry in record["methods"] if entry.get("passkey")]
+    if not found:
+        return None
+    shares = [[key["right"] / key["trials"] for key in entry["passkey"]] for entry in found]
+    fig = plots.figure(6.5, 1.2 + 0.3 * len(found), f"Pass keys said in {record['target']:,} tokens")
+    ax = fig.add_subplot()
+    drawn = ax.imshow(plots.numbers(shares), aspect="auto", vmin=0, vmax=1, cmap="viridis")
+    ax.set_xticks(range(len(shares[0])), [f"{key['depth']:.0%}" for key in found[0]["passkey"]])
+    ax.set_yticks(range(len(found)), [entry["name"] for entry in found])
+    ax.set_xlabel("text before the key")
+    ax.grid(visible=False)
+    fig.colorbar(drawn, ax=ax, label="share said")
+    return fig
+
+
+@plots.styled
+def tuning(record: Record) -> Figure | None:
+    """The loss of every step of fine-tuning."""
+    if not record.get("tuned"):
+        return None
+    losses = plots.numbers(record["tuned"]["loss"])
+    wide = max(1, len(losses) // 10)
+    means = [losses[max(0, n - wide + 1) : n + 1].mean() for n in range(len(losses))]
+    fig = plots.figure(7, 3.4, "Fine-tuning")
+    ax = fig.add_subplot()
+    ax.plot(losses, color=plots.LIGHT[7], linewidth=0.8)
+    ax.plot(means, color=plots.LIGHT[0])
+    ax.set(xlabel="step", ylabel="loss (nats per token)")
+    return fig
+
+
+def markdown(record: Record, figures: Sequence[Mapping[str, Any]]) -> str:
+    """The run as a page of Markdown."""
+    parts = [f"# {title(record)}", *sentences(record), *as_markdown(table(record))]
+    parts += ["Perplexity of the tokens between these positions, in one text of the target's length:"]
+    parts += [*as_markdown(bands(record)), "What the pass at the target costs:", *as_markdown(cost(record))]
+    if keys := key_table(record):
+        parts += ["Pass keys said at the target, by depth:", *as_markdown(keys)]
+    parts += [f"![{figure['says']}](figures/{figure['name']}.png)" for figure in figures]
+    parts += ["## The encodings", "\n".join(f"- {entry['name']}: `{entry['spec']}`" for entry in entries(record))]
+    parts += ["## How it was made", "\n".join(f"- {name}: {value}" for name, value in made(record))]
+    return "\n\n".join(parts) + "\n"
+
+
+def as_markdown(of: tuple[list[str], list[list[str]]]) -> list[str]:
+    headers, rows = of
+    lines = [headers, ["---", *["---:"] * (len(headers) - 1)], *rows]
+    return ["\n".join(f"| {' | '.join(line)} |" for line in lines)]
+
+
+def made(record: Record) -> list[tuple[str, str]]:
+    return [(name, f"`{value}`" if name == "command" else value) for name, value in record["made"].items()]
+
+
+def title(record: Record) -> str:
+    name = Path(record["model"]).name
+    return f"{name}: from {record['trained']:,} to {record['target']:,} tokens"
+
+
+def page(record: Record, figures: Sequence[Mapping[str, Any]]) -> str:
+    """The run as an HTML page that needs nothing beside it."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([TEMPLATE.parent, PAGE.parent]),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters["sentence"] = sentence
+    tables = [("Perplexity", table(record)), ("Perplexity of the tokens between positions", bands(record))]
+    tables.append(("Cost of the pass at the target", cost(record)))
+    if keys := key_table(record):
+        tables.append(("Pass keys said at the target", keys))
+    seconds = sum(entry["seconds"] for entry in entries(record))
+    best = next(entry for entry in entries(record) if entry["name"] == record["winner"])
+    facts = [
+        ("trained to, tokens", f"{record['trained']:,}"),
+        ("extended to, tokens", f"{record['target']:,}"),
+        ("methods", str(len(record["methods"]) - 1)),
+        (f"last {record['last']} before", number(record["methods"][0]["lengths"][-1]["last"])),
+        (f"last {record['last']} after", number(best["lengths"][-1]["last"])),
+        ("for the longest passes", duration(seconds)),
+    ]
+    return environment.get_template(TEMPLATE.name).render(
+        light=plots.LIGHT,
+        dark=plots.DARK,
+        title=title(record),
+        facts=facts,
+        said=sentences(record),
+        tables=tables,
+        figures=figures,
+        looks=[
+            (entry["name"], plots.look(n), entry["spec"], entry["words"]) for n, entry in enumerate(entries(record))
+        ],
+        winner=record["winner"],
+        made=made(record),
+    )

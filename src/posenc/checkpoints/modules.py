@@ -1,0 +1,512 @@
+"""What a transformers model's own modules do about position, found and measured without knowing any of their names.
+
+A skeleton is a model of its full size whose weights are shapes only: it takes no memory to speak of, and its tables of
+frequencies are real. A dry run of it turns unit vectors by the model's own rotary code.
+"""
+
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_any, tree_map
+
+from posenc.checkpoints.reading import CannotRead
+
+SPEAKS_OF_POSITION = re.compile(
+    r"rotary|rope|alibi|posit|relative|sinus|distance_emb|timescale|inv_freq|bias_table"
+    r"|(?<![a-z])(rel_)?pos(?![a-z])|(?<![a-z])pos_?(emb|enc|bias|conv)|(?<![a-z])ape(?![a-z])|omega|(?<![a-z])wpe(?![a-z])"
+)
+"""Names, in small letters with underscores, of modules and tensors that carry position."""
+
+NOT_POSITION = re.compile(r"positionwise|position_wise|post_|position_ids|_index$|composition|temporal_pos_bias_none")
+"""Names that speak of position and carry none: layers for each token alone, and plain counts."""
+
+APPLIES_ROTARY = re.compile(r"apply_\w*(rot|rope)")
+MAKES_SLOPES = re.compile(r"alibi")
+
+IDLE = re.compile(r"\.(mlp|feed_forward|ffn) \w*(MLP|FeedForward|FFN)$|\.experts \w*Experts$|\.(mamba|linear_attn) ")
+"""Paths and classes of layers without attention, which take a token's channels and give as many back."""
+
+LARGE = 1 << 22
+"""From so many numbers on, a weight of a skeleton is a shape only; tables of positions are smaller."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A tensor or module of a model that carries position.
+
+    kind         "frequencies" (radians per position), "table" (trained), "fixed" (computed numbers), "module" (no
+                 tensors of its own)
+    path         its name in the model
+    owner        the module that holds it
+    values       the tensor; None for a module
+    config       the configuration of the nearest module around it that has one
+    label        for frequencies: which of several the module holds, such as "sliding_attention"
+    temperature  for frequencies: what its cosines and sines are multiplied by
+    """
+
+    kind: str
+    path: str
+    owner: nn.Module
+    values: Tensor | None
+    config: Any
+    label: str = ""
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one layer's rotary code does to the channels it is given, as matrices.
+
+    path      the module that called it, such as "layers.3.self_attn"
+    matrices  [T, D, D], row i the image of unit vector i at each of T tokens
+    """
+
+    path: str
+    matrices: Tensor
+
+    @property
+    def temperature(self) -> float:
+        """What turned channels are multiplied by: the length of an image at the first token, which is at position 0."""
+        lengths = self.matrices[0].norm(dim=-1)
+        moved = self.moved
+        return float(lengths[moved].mean()) if moved.any() else 1.0
+
+    @cached_property
+    def relative(self) -> Tensor:
+        """The turn since the first token [T, D, D], in the order of the channels before any shuffle of the code."""
+        return self.matrices.double() @ torch.linalg.inv(self.matrices[0].double())
+
+    @property
+    def moved(self) -> Tensor:
+        """Which channels turn [D]: those whose image differs between tokens."""
+        return (self.matrices - self.matrices[:1]).abs().amax((0, 2)) > 1e-6
+
+    def pairs(self) -> list[tuple[int, int, float]]:
+        """The pairs of channels that turn together, and the angle of each at the second token (radians).
+
+        Raises CannotRead where channels do not turn in pairs.
+        """
+        turn, pairs, seen = self.relative[1], [], set()
+        for first in self.moved.nonzero().flatten().tolist():
+            if first in seen:
+                continue
+            partners = [int(c) for c in (turn[first].abs() > 1e-7).nonzero() if int(c) != first]
+            if len(partners) != 1:
+                raise CannotRead(f"channel {first} of {self.path} turns with {len(partners)} others, not in a pair")
+            second = partners[0]
+            seen |= {first, second}
+            pairs.append((first, second, float(torch.atan2(turn[first, second], turn[first, first]))))
+        return pairs
+
+    @property
+    def layout(self) -> str | None:
+        """ "half" or "interleaved", or None where the pairs lie otherwise, or nothing turns at this token."""
+        pairs = self.pairs()
+        if not pairs:
+            return None
+        start = min(first for first, _, _ in pairs)
+        last = max(second for _, second, _ in pairs)
+        if all(second == first + 1 for first, second, _ in pairs):
+            return "interleaved"
+        # Slow pairs may turn too little to be seen, so the width is not the number of pairs that were.
+        steps = {second - first for first, second, _ in pairs}
+        half = steps.pop()
+        return "half" if not steps and last - start <= 2 * half else None
+
+
+@dataclass
+class Measured:
+    """What a dry run saw.
+
+    turns    the turns of each call of rotary code, in the order of the calls
+    rows     path of a table that was looked up by position, one row further for each token -> the row of position 0
+    slopes   the biases that code of ALiBi made, as it returned them
+    failure  why the run ended early, or ""
+    """
+
+    turns: list[Turn] = field(default_factory=list)
+    rows: dict[str, int] = field(default_factory=dict)
+    slopes: list[Tensor] = field(default_factory=list)
+    failure: str = ""
+
+
+def underscored(name: str) -> str:
+    """A name in small letters: "Qwen2RotaryEmbedding" -> "qwen2_rotary_embedding"."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+def carries_position(name: str) -> bool:
+    """Whether the name of a module or tensor speaks of position."""
+    name = underscored(name)
+    return bool(SPEAKS_OF_POSITION.search(name)) and not NOT_POSITION.search(name)
+
+
+def model_class(config: Any) -> type[nn.Module]:
+    """The class of transformers that a configuration belongs to, without a head where there is one without.
+
+    Raises CannotRead where it knows none.
+    """
+    from transformers import PreTrainedModel
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING
+
+    try:
+        known: Any = MODEL_MAPPING[type(config)]
+        return known[0] if isinstance(known, tuple) else known
+    except KeyError:
+        pass
+    name = type(config).__module__.replace(".configuration_", ".modeling_")
+    try:
+        classes = vars(importlib.import_module(name)).values()
+    except ImportError as error:
+        raise CannotRead(f"transformers has no model for {type(config).__name__}: {error}") from error
+    own = [
+        c
+        for c in classes
+        if inspect.isclass(c) and issubclass(c, PreTrainedModel) and c.__module__ == name and "forward" in vars(c)
+    ]
+    fitting = [c for c in own if getattr(c, "config_class", None) is type(config)]
+    if not fitting:
+        raise CannotRead(f"transformers has no model that is built from {type(config).__name__} alone")
+    return fitting[0]
+
+
+class Hollow(TorchFunctionMode):
+    """Large new tensors are shapes only."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func in (torch.empty, torch.zeros, torch.ones, torch.randn, torch.rand):
+            size = kwargs.get("size", args[0] if args and not isinstance(args[0], int) else args)
+            if all(isinstance(n, int) for n in size) and torch.Size(size).numel() > LARGE:
+                kwargs = {**kwargs, "device": "meta"}
+        return func(*args, **kwargs)
+
+
+def skeleton(config: Any) -> nn.Module:
+    """The model of a configuration, at its full size, with shapes in place of its large weights; nothing is computed.
+
+    Raises CannotRead, with the reason, where transformers cannot build it.
+    """
+    from transformers.initialization import no_init_weights
+
+    register = nn.Module.register_parameter
+
+    def as_shape(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and param.numel() > LARGE and not param.is_meta:
+            param = nn.Parameter(torch.empty_like(param, device="meta"), requires_grad=False)
+        register(self, name, param)
+
+    cls = model_class(config)
+    config._attn_implementation = "eager"
+    nn.Module.register_parameter = as_shape
+    try:
+        with no_init_weights(), Hollow():
+            model = cls(config)
+    except Exception as error:
+        raise CannotRead(
+            f"transformers cannot build {cls.__name__} from its configuration: {in_short(error)}"
+        ) from error
+    finally:
+        nn.Module.register_parameter = register
+    for param in model.parameters():
+        param.requires_grad_(False)
+    # Tables of sines that are trained no further are made when weights are initialised.
+    with torch.random.fork_rng(devices=[]):
+        for item in [item for item in found(model) if item.kind == "table"]:
+            # Whisper's encoder fills the table that it holds.
+            for path in dict.fromkeys((owner := item.path.rpartition(".")[0], owner.rpartition(".")[0])):
+                initialise(model, model.get_submodule(path))
+    return model.eval()
+
+
+def initialise(model: Any, module: nn.Module) -> None:
+    if not any(is_shape(param) for param in module.parameters(recurse=False)):
+        try:
+            model._init_weights(module)
+        except Exception:
+            return
+
+
+def in_short(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:160] if lines else ''}"
+
+
+def found(model: nn.Module, seen: "Measured | None" = None) -> list[Found]:
+    """Everything in a model that carries position: by what its modules and tensors are called, and by what was seen.
+
+    seen  a dry run, whose tables that were looked up by position count whatever they are called
+    """
+    out: list[Found] = []
+    without: dict[str, Found] = {}
+    by_position = set() if seen is None else set(seen.rows)
+    for path, module, config in with_configs(model):
+        speaks = carries_position(type(module).__name__)
+        name = path.rpartition(".")[2]
+        tensors = 0
+        for tensor_name, values in [*module._parameters.items(), *module._buffers.items()]:
+            if values is None or not values.is_floating_point() or "original" in tensor_name:
+                continue
+            full = f"{path}.{tensor_name}".lstrip(".")
+            if tensor_name.endswith("inv_freq") and values.dim() == 1 and path:
+                label = tensor_name.removesuffix("inv_freq").rstrip("_")
+                out.append(Found("frequencies", full, module, values, config, label, temperature_of(module, label)))
+                tensors += 1
+            elif full in by_position or speaks or carries_position(tensor_name) or carries_position(name):
+                kind = "table" if tensor_name in module._parameters else "fixed"
+                out.append(Found(kind, full, module, values, config))
+                tensors += 1
+        if speaks and not tensors and not any(path.startswith(f"{empty}.") for empty in without):
+            without[path] = Found("module", path, module, None, config)
+    held = [item.path for item in out]
+    return out + [item for path, item in without.items() if not any(h.startswith(f"{path}.") for h in held)]
+
+
+def with_configs(model: nn.Module) -> Iterator[tuple[str, nn.Module, Any]]:
+    """All modules with their paths, and the configuration of the nearest module around them that has one."""
+    configs: dict[str, Any] = {}
+    for path, module in model.named_modules():
+        own = getattr(module, "config", None)
+        configs[path] = own if own is not None and hasattr(own, "to_dict") else configs.get(path.rpartition(".")[0])
+        yield path, module, configs[path]
+
+
+def temperature_of(module: nn.Module, label: str) -> float:
+    named = getattr(module, f"{label}_attention_scaling", None)
+    return float(named if named is not None else getattr(module, "attention_scaling", 1.0))
+
+
+class Dry(TorchFunctionMode):
+    """Whatever meets a shape becomes zeros of the shape that comes out, and so do projections; the rest is computed."""
+
+    def __init__(self, looked_up: Callable[[Tensor, Tensor], None]) -> None:
+        super().__init__()
+        self.looked_up = looked_up
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is nn.functional.embedding:
+            self.looked_up(args[0], args[1])
+        if func is nn.functional.linear:
+            return torch.zeros(*args[0].shape[:-1], args[1].shape[0], dtype=args[0].dtype)
+        if not tree_any(is_shape, (args, kwargs)):
+            return func(*args, **kwargs)
+        if getattr(func, "__name__", "") == "__get__":
+            out = func(*args, **kwargs)
+            return torch.device("cpu") if isinstance(out, torch.device) else out
+        to_meta = {"device": "meta"} if "device" in kwargs else {}
+        out = func(*tree_map(as_meta, args), **{**tree_map(as_meta, kwargs), **to_meta})
+        # What is large stays a shape: the experts of a mixture alone may take more memory than there is.
+        return tree_map(lambda x: torch.zeros(x.shape, dtype=x.dtype) if is_shape(x) and x.numel() <= LARGE else x, out)
+
+
+def is_shape(x: object) -> bool:
+    return isinstance(x, Tensor) and x.is_meta
+
+
+def as_meta(x: object) -> object:
+    return x.to("meta") if isinstance(x, Tensor) else x
+
+
+@torch.no_grad()
+def measure(model: nn.Module, inputs: Mapping[str, Tensor] | None = None) -> Measured:
+    """Run a model, or a skeleton of one, and turn unit vectors by its own rotary code wherever that is called.
+
+    inputs  what its `forward` is given; the default is what `usual_inputs` finds for it, four tokens
+
+    The first token has to stand at position 0. Its rotary code is every function of its modelling file whose name says
+    that it applies rotary embeddings, called with the cosines and sines that the model made. Results do not depend on
+    weights. A model that cannot be run is no error: `failure` says why, and what was seen before that is kept.
+    """
+    seen, stack, busy = Measured(), [""], []
+    inputs = usual_inputs(model) if inputs is None else dict(inputs)
+    tables = {id(p): path for path, p in model.named_parameters()}
+
+    def looked_up(indices: Tensor, weight: Tensor) -> None:
+        path = tables.get(id(weight))
+        if path and not is_shape(indices) and indices.numel() > 1:
+            rows = indices.flatten() - indices.flatten()[0]
+            if rows.equal(torch.arange(len(rows))):
+                seen.rows.setdefault(path, int(indices.flatten()[0]))
+
+    def enter(path: str) -> Callable[..., None]:
+        return lambda module, args: stack.append(path)
+
+    with ExitStack() as undo:
+        for path, module in model.named_modules():
+            undo.callback(module.register_forward_pre_hook(enter(path)).remove)
+            undo.callback(module.register_forward_hook(lambda *_: stack.pop() and None).remove)
+        for path, module in model.named_modules():
+            chooses = any(name in ("experts", "router", "gate") for name, _ in module.named_children())
+            if IDLE.search(f"{path} {type(module).__name__}") and not chooses and "forward" not in vars(module):
+                module.forward = idle
+                undo.callback(delattr, module, "forward")
+        for home, name in rotary_functions(model):
+            undo.enter_context(replaced(home, name, lambda f: turning(f, stack, seen, busy)))
+        for home, name in functions(model, MAKES_SLOPES):
+            undo.enter_context(replaced(home, name, lambda f: keeping(f, seen)))
+        try:
+            with Dry(looked_up):
+                model(**inputs)
+        except Exception as error:
+            seen.failure = in_short(error)
+    return seen
+
+
+def idle(*args: Any, **kwargs: Any) -> Tensor:
+    """What stands in for layers without attention, which would take the longest: what comes in goes out."""
+    return next(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
+
+
+def usual_inputs(model: nn.Module, tokens: int = 4) -> dict[str, Any]:
+    """Something to give to a model's `forward`: a few tokens, or an image of its own size; batch 1."""
+    config: Any = model.config
+    accepted = inspect.signature(model.forward).parameters
+    name = getattr(model, "main_input_name", "input_ids")
+    if "grid_thw" in accepted:
+        rows, columns = 4, 8
+        patch = getattr(config, "patch_size", 14)
+        width = getattr(config, "in_channels", None) or getattr(config, "num_channels", 3)
+        width *= getattr(config, "temporal_patch_size", 1) * patch**2
+        first = next(iter(accepted))
+        return {first: torch.zeros(rows * columns, width), "grid_thw": torch.tensor([[1, rows, columns]])}
+    inputs: dict[str, Any] = {}
+    if name == "pixel_values":
+        # Rotary towers take any image, and a small one tells as much.
+        patch = getattr(config, "patch_size", None)
+        small = isinstance(patch, int) and any(item.kind == "frequencies" for item in found(model))
+        size = 4 * patch if small and patch else getattr(config, "image_size", 224) or 224
+        height, width = size if isinstance(size, (list, tuple)) else (size, size)
+        inputs[name] = torch.zeros(1, getattr(config, "num_channels", 3), height, width)
+    elif name == "input_features" and isinstance(getattr(config, "num_mel_bins", None), int):
+        frames = 2 * (getattr(config, "max_source_positions", None) or 50)
+        inputs[name] = torch.zeros(1, config.num_mel_bins, frames)
+    else:
+        inputs["input_ids"] = torch.full((1, tokens), 7)
+    if "decoder_input_ids" in accepted:
+        inputs["decoder_input_ids"] = torch.full((1, tokens), 7)
+    if "use_cache" in accepted:
+        inputs["use_cache"] = False
+    return inputs
+
+
+def functions(model: nn.Module, called: re.Pattern[str]) -> Iterator[tuple[Any, str]]:
+    """The modelling files of a model's modules, with each function in them whose name says something."""
+    for file in sorted({type(module).__module__ for module in model.modules()}):
+        if file.startswith("torch."):
+            continue
+        for name, value in list(vars(sys.modules[file]).items()):
+            if inspect.isroutine(value) and called.search(name.lower()):
+                yield sys.modules[file], name
+
+
+def rotary_functions(model: nn.Module) -> Iterator[tuple[Any, str]]:
+    """Rotary code: functions of modelling files, and static methods of modules."""
+    yield from functions(model, APPLIES_ROTARY)
+    for cls in {type(module) for module in model.modules()}:
+        for name, value in list(vars(cls).items()):
+            if isinstance(value, staticmethod) and APPLIES_ROTARY.search(name.lower()):
+                yield cls, name
+
+
+@contextmanager
+def replaced(home: Any, name: str, by: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Generator[None]:
+    original = vars(home)[name]
+    is_static = isinstance(original, staticmethod)
+    new = by(original.__func__ if is_static else original)
+    setattr(home, name, staticmethod(new) if is_static else new)
+    try:
+        yield
+    finally:
+        setattr(home, name, original)
+
+
+def turning(function: Callable[..., Any], stack: list[str], seen: Measured, busy: list[bool]) -> Callable[..., Any]:
+    """The function, which also turns unit vectors in place of the first tensor that it turns.
+
+    busy  holds something while such a function is at work, so that those that it calls are not measured again
+    """
+    known: dict[Any, Tensor | None] = {}
+
+    def wrapper(*args, **kwargs):
+        if not busy:
+            busy.append(True)
+            try:
+                # Layers mostly share their cosines and sines.
+                tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+                key = tuple((tuple(x.shape), digest(x) if x.shape != tensors[0].shape else 0) for x in tensors)
+                if key not in known:
+                    known[key] = images(function, args, kwargs)
+                matrices = known[key]
+                if matrices is not None:
+                    seen.turns.append(Turn(stack[-1], matrices))
+            finally:
+                busy.clear()
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+def digest(x: Tensor) -> int:
+    return (
+        0 if is_shape(x) else hash(torch.view_as_real(x).numpy().tobytes() if x.is_complex() else x.numpy().tobytes())
+    )
+
+
+def images(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """The images [T, D, D] of unit vectors, one a row, under rotary code as it was called; None where none came out."""
+    names = list(inspect.signature(function).parameters)
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    out = function(**given) if all(n in names for n in given) else function(*args, **kwargs)
+    turned = [x for x in (out if isinstance(out, tuple) else (out,)) if isinstance(x, Tensor)]
+    # The queries are the first tensor that comes out with the shape that it went in.
+    name = next((n for n, x in given.items() if isinstance(x, Tensor) and turned and x.shape == turned[0].shape), None)
+    if name is None:
+        return None
+    like = given[name]
+    channels, tokens = like.shape[-1], token_axis(like, given)
+    unit = torch.eye(channels)
+    if like.dim() == 4 and like.shape[0] == 1 and tokens:
+        # All unit vectors at once, in the place of the batch.
+        image = function(**{**given, name: unit[:, None, None].expand(-1, *like.shape[1:]).contiguous()})
+        image = image[0] if isinstance(image, tuple) else image
+        return image.movedim(tokens, 1)[:, :, 0].movedim(0, 1)
+    rows = []
+    for row in unit:
+        image = function(**{**given, name: row.expand(like.shape).contiguous()})
+        image = image[0] if isinstance(image, tuple) else image
+        image = image.movedim(tokens, 0)
+        while image.dim() > 2:
+            image = image[:, 0]
+        rows.append(image)
+    return torch.stack(rows, 1)
+
+
+def token_axis(like: Tensor, given: Mapping[str, Any]) -> int:
+    """Which axis of the queries counts tokens: the longest that cosines, or whatever came with them, has too."""
+    tables = [x for n, x in given.items() if isinstance(x, Tensor) and x is not like and x.shape != like.shape]
+    sizes = {n for x in tables for n in x.shape[:-1]} or set(like.shape[:-1])
+    axes = [axis for axis in range(like.dim() - 1) if like.shape[axis] in sizes and like.shape[axis] > 1]
+    return axes[-1] if axes else like.dim() - 2
+
+
+def keeping(function: Callable[..., Any], seen: Measured) -> Callable[..., Any]:
+    """The function, whose result is kept."""
+
+    def wrapper(*args, **kwargs):
+        out = function(*args, **kwargs)
+        if isinstance(out, Tensor):
+            seen.slopes.append(out.detach())
+        return out
+
+    return wrapper

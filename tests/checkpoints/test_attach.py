@@ -1,0 +1,592 @@
+"""Live transformers models through posenc's modules: the same numbers, what was broken works, and all comes back.
+
+The oracle is transformers' own code on the same weights, except where that is what is broken.
+"""
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+transformers = pytest.importorskip("transformers")
+
+from posenc.catalogue import build  # noqa: E402
+from posenc.checkpoints import attach, detach  # noqa: E402
+from posenc.checkpoints.places import Differs, compare_tables  # noqa: E402
+from posenc.checkpoints.replaced import RotaryTable  # noqa: E402
+from posenc.encoding import Shape  # noqa: E402
+
+TOKENS = {"vocab_size": 97, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+WIDE = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "max_position_embeddings": 64}
+ENCODER = TOKENS | WIDE | {"num_hidden_layers": 2}
+DECODER = ENCODER | {"num_key_value_heads": 2}
+GPT = TOKENS | {"n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4}
+IMAGES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32, "patch_size": 8}
+T5 = TOKENS | {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
+YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+HALF = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
+LLAMA3 = YARN | {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "long_factor": [2.0, 3.0, 4.0, 5.0],
+    "original_max_position_embeddings": 32,
+}
+EVERY_THIRD = ["sliding_attention", "sliding_attention", "full_attention"]
+
+# name -> the model's class, its config's class, and what is not the default of the config
+FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "gpt2": ("GPT2LMHeadModel", "GPT2Config", GPT),
+    "bert": ("BertForMaskedLM", "BertConfig", ENCODER),
+    "vit": ("ViTModel", "ViTConfig", IMAGES | {"intermediate_size": 48}),
+    "llama": ("LlamaForCausalLM", "LlamaConfig", DECODER | {"rope_parameters": LLAMA3}),
+    "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", DECODER | {"rope_parameters": YARN}),
+    "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", DECODER | {"head_dim": 16}),
+    "mistral": ("MistralForCausalLM", "MistralConfig", DECODER | {"sliding_window": 5}),
+    "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", DECODER | {"head_dim": 8, "sliding_window": 5}),
+    "gemma3": (
+        "Gemma3ForCausalLM",
+        "Gemma3TextConfig",
+        DECODER
+        | {"num_hidden_layers": 3, "head_dim": 8, "sliding_window": 5, "layer_types": EVERY_THIRD}
+        | {
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
+            }
+        },
+    ),
+    "phi3": (
+        "Phi3ForCausalLM",
+        "Phi3Config",
+        DECODER | {"original_max_position_embeddings": 32, "rope_parameters": LONGROPE},
+    ),
+    "smollm3": ("SmolLM3ForCausalLM", "SmolLM3Config", DECODER | {"num_hidden_layers": 4}),
+    "llama4": (
+        "Llama4ForCausalLM",
+        "Llama4TextConfig",
+        DECODER
+        | {"num_hidden_layers": 4, "head_dim": 8, "intermediate_size_mlp": 48, "num_local_experts": 2}
+        | {"attention_chunk_size": 8, "floor_scale": 4},
+    ),
+    "deepseek_v3": (
+        "DeepseekV3ForCausalLM",
+        "DeepseekV3Config",
+        DECODER
+        | {"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8}
+        | {"qk_nope_head_dim": 8, "v_head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2}
+        | {"topk_group": 1, "first_k_dense_replace": 1, "moe_intermediate_size": 16}
+        | {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}},
+    ),
+    "gpt_oss": (
+        "GptOssForCausalLM",
+        "GptOssConfig",
+        DECODER
+        | {"head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 5}
+        | {"rope_parameters": YARN | {"rope_theta": 150_000.0, "truncate": False}},
+    ),
+    "cohere": ("CohereForCausalLM", "CohereConfig", DECODER),
+    "gpt_neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", ENCODER | {"rotary_pct": 0.5}),
+    "gptj": ("GPTJForCausalLM", "GPTJConfig", GPT | {"rotary_dim": 4}),
+    "bloom": ("BloomForCausalLM", "BloomConfig", TOKENS | {"hidden_size": 36, "n_layer": 2, "n_head": 6}),
+    "mpt": ("MptForCausalLM", "MptConfig", TOKENS | {"d_model": 36, "n_layers": 2, "n_heads": 6, "max_seq_len": 24}),
+    "t5": (
+        "T5ForConditionalGeneration",
+        "T5Config",
+        T5 | {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 9},
+    ),
+    "qwen2_vl": (
+        "Qwen2VLTextModel",
+        "Qwen2VLTextConfig",
+        DECODER | {"rope_parameters": HALF | {"partial_rotary_factor": 1.0, "mrope_section": [1, 1, 2]}},
+    ),
+    "qwen3_vl": (
+        "Qwen3VLTextModel",
+        "Qwen3VLTextConfig",
+        DECODER
+        | {"head_dim": 16, "rope_parameters": HALF | {"partial_rotary_factor": 1.0, "mrope_section": [4, 2, 2]}},
+    ),
+}
+MORE: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "albert": ("AlbertForMaskedLM", "AlbertConfig", ENCODER | {"embedding_size": 16}),
+    "roberta": ("RobertaForMaskedLM", "RobertaConfig", ENCODER),
+    "opt": ("OPTForCausalLM", "OPTConfig", ENCODER | {"ffn_dim": 48, "word_embed_proj_dim": 32}),
+    "clip_text": ("CLIPTextModel", "CLIPTextConfig", ENCODER),
+    "dinov2": ("Dinov2Model", "Dinov2Config", IMAGES),
+    "deit": ("DeiTModel", "DeiTConfig", IMAGES | {"intermediate_size": 48}),
+    "codegen": ("CodeGenForCausalLM", "CodeGenConfig", GPT | {"n_ctx": 64, "rotary_dim": 4}),
+    "falcon": ("FalconForCausalLM", "FalconConfig", ENCODER | {"alibi": False}),
+    "glm": ("GlmForCausalLM", "GlmConfig", DECODER | {"head_dim": 8, "rope_parameters": HALF}),
+    "modernbert": (
+        "ModernBertForMaskedLM",
+        "ModernBertConfig",
+        ENCODER | {"num_hidden_layers": 4, "local_attention": 6},
+    ),
+    "mt5": ("MT5ForConditionalGeneration", "MT5Config", T5),
+    "olmo2": ("Olmo2ForCausalLM", "Olmo2Config", DECODER),
+    "persimmon": ("PersimmonForCausalLM", "PersimmonConfig", ENCODER | {"rope_parameters": HALF}),
+    "phi": ("PhiForCausalLM", "PhiConfig", DECODER | {"rope_parameters": HALF}),
+    "stablelm": ("StableLmForCausalLM", "StableLmConfig", DECODER | {"rope_parameters": HALF}),
+}
+
+IDS = torch.randint(3, 97, (2, 12), generator=torch.Generator().manual_seed(1))
+MASK = torch.ones_like(IDS).index_put((torch.tensor([0] * 4), torch.arange(4)), torch.tensor(0))
+THREE_AXES = torch.stack([torch.arange(12), torch.arange(12) // 2, torch.arange(12) % 5])[:, None].expand(3, 2, 12)
+
+
+def make(family: str, **options: Any) -> Any:
+    """A tiny model of a family, with weights that make position matter."""
+    model, config, given = (FAMILIES | MORE)[family]
+    torch.manual_seed(0)
+    made = getattr(transformers, model)(getattr(transformers, config)(**given | options)).eval()
+    for parameter in made.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.2)
+    return made
+
+
+def outputs(model: nn.Module, **given: Any) -> Tensor:
+    with torch.no_grad():
+        out = model(**given)
+    return out.logits if "logits" in out else out.last_hidden_state
+
+
+def generated(model: Any, ids: Tensor = IDS, tokens: int = 4, **given: Any) -> Tensor:
+    """The logits of tokens generated greedily with a cache."""
+    out = model.generate(
+        ids,
+        max_new_tokens=tokens,
+        min_new_tokens=tokens,
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
+        **given,
+    )
+    return torch.stack(out.logits)
+
+
+def ways(family: str, model: Any) -> dict[str, Callable[[], Tensor]]:
+    """How a model is run: plainly, with a cache, left padded, packed; encoder-decoders and images in their own way."""
+    if hasattr(model.config, "image_size"):
+        image, wide = torch.randn(1, 3, 32, 32), torch.randn(1, 3, 32, 48)
+        larger = {} if family == "dinov2" else {"interpolate_pos_encoding": True}
+        return {
+            "plain": lambda: outputs(model, pixel_values=image),
+            "larger": lambda: outputs(model, pixel_values=wide, **larger),
+        }
+    if model.config.is_encoder_decoder:
+        decoder = {"decoder_input_ids": IDS[:, :7]}
+        return {
+            "plain": lambda: outputs(model, input_ids=IDS, **decoder),
+            "padded": lambda: outputs(model, input_ids=IDS, attention_mask=MASK, **decoder),
+            "cached": lambda: generated(model),
+        }
+    # What is at padding means nothing.
+    counted = {"position_ids": (MASK.cumsum(1) - 1).clamp(min=0)} if family not in ("bloom", "mpt") else {}
+    if family == "roberta":
+        counted = {"position_ids": torch.where(MASK == 1, MASK.cumsum(1), 0)}
+    found = {
+        "plain": lambda: outputs(model, input_ids=IDS),
+        "padded": lambda: outputs(model, input_ids=IDS, attention_mask=MASK, **counted)[MASK == 1],
+    }
+    # Documents in a row have lengths of their own, and LongRoPE reads the length.
+    if family not in ("bloom", "mpt", "phi3"):
+        packed = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4]])
+        found["packed"] = lambda: outputs(model, input_ids=IDS[:1], position_ids=packed)
+    if family.endswith("_vl"):
+        found["three axes"] = lambda: outputs(model, input_ids=IDS, position_ids=THREE_AXES)
+    if model.can_generate():
+        found["cached"] = lambda: generated(model)
+        found["cached, padded"] = lambda: generated(model, attention_mask=MASK)
+    return found
+
+
+def run(family: str, model: Any) -> dict[str, Tensor]:
+    torch.manual_seed(2)
+    return {way: of() for way, of in ways(family, model).items()}
+
+
+def state_of(model: nn.Module) -> tuple[list, list, list, list]:
+    """All that attach might touch: the modules, their attributes, their hooks, and the names in the state dict."""
+    modules = list(model.modules())
+    attributes = [(name, id(value)) for module in modules for name, value in vars(module).items()]
+    hooks = [len(module._forward_pre_hooks) + len(module._forward_hooks) for module in modules]
+    return modules, attributes, hooks, list(model.state_dict())
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *(pytest.param(family, marks=pytest.mark.slow) for family in MORE)])
+def test_an_attached_model_gives_the_same_and_a_detached_one_is_as_before(family: str) -> None:
+    model = make(family)
+    # Some bare modules keep what they compute when they are first called.
+    bare = run(family, model)
+    before = state_of(model)
+    with attach(model) as attachment:
+        assert attachment.replaced and not attachment.left
+        assert list(model.state_dict()) == before[3]
+        for way, value in run(family, model).items():
+            torch.testing.assert_close(value, bare[way], rtol=1e-5, atol=1e-5)
+    assert state_of(model) == before
+    for way, value in run(family, model).items():
+        assert value.equal(bare[way])
+
+
+def test_documents_in_a_row_have_the_horizon_that_is_declared() -> None:
+    model = make("phi3")
+    packed = {"input_ids": IDS[:1], "position_ids": torch.tensor([[0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4]])}
+    bare = outputs(model, **packed)
+    with attach(model, horizon=32):
+        torch.testing.assert_close(outputs(model, **packed), bare, rtol=1e-5, atol=1e-5)
+
+
+def test_no_other_model_of_the_class_notices() -> None:
+    model, other = make("bloom"), make("bloom")
+    before, methods = state_of(other), dict(vars(type(other.transformer)))
+    attach(model)
+    assert state_of(other) == before and dict(vars(type(other.transformer))) == methods
+
+
+# What is broken in the bare model.
+
+
+def test_positions_stay_exact_when_the_whole_model_is_cast() -> None:
+    model, position = make("qwen3"), 3001
+    exact = position * 10_000.0 ** -(torch.arange(0, 16, 2, dtype=torch.float64) / 16)
+    states = torch.zeros(1, 1, 32, dtype=torch.bfloat16)
+
+    def error() -> float:
+        cos, sin = model.model.rotary_emb(states, torch.tensor([[position]]))
+        return max(float((cos[0, 0, :8] - exact.cos()).abs().max()), float((sin[0, 0, :8] - exact.sin()).abs().max()))
+
+    model.bfloat16()
+    assert error() > 0.1
+    attach(model)
+    assert error() < 2**-8
+    detach(model)
+    attach(make("qwen3")).model.bfloat16()
+    assert error() > 0.1
+
+
+def test_a_cast_before_or_after_attach_is_the_same() -> None:
+    after, before = make("qwen3"), make("qwen3").bfloat16()
+    attach(after)
+    attach(before)
+    assert outputs(after.bfloat16(), input_ids=IDS).equal(outputs(before, input_ids=IDS))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bert", pytest.param("clip_text", marks=pytest.mark.slow)])
+def test_left_padding_without_position_ids_gives_what_each_prompt_gives_alone(family: str) -> None:
+    model = make(family)
+    alone = outputs(model, input_ids=IDS[:1, 4:])[0]
+    assert float((outputs(model, input_ids=IDS, attention_mask=MASK)[0, 4:] - alone).abs().max()) > 1e-2
+    attach(model)
+    padded = outputs(model, input_ids=IDS, attention_mask=MASK)
+    torch.testing.assert_close(padded[0, 4:], alone, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(padded[1], outputs(model, input_ids=IDS[1:])[0], rtol=1e-5, atol=1e-5)
+
+
+def test_a_cache_continues_left_padding_without_position_ids() -> None:
+    model = make("gpt2")
+    attach(model)
+    alone = outputs(model, input_ids=IDS[:1, 4:])[0, -3:]
+    with torch.no_grad():
+        cache = model(input_ids=IDS[:, :9], attention_mask=MASK[:, :9]).past_key_values
+        chunk = model(input_ids=IDS[:, 9:], attention_mask=MASK, past_key_values=cache).logits
+    torch.testing.assert_close(chunk[0], alone, rtol=1e-5, atol=1e-5)
+
+
+def test_ids_that_are_given_are_kept_and_right_padding_changes_nothing() -> None:
+    model = make("gpt2")
+    right = MASK.flip(1)
+    given = {"input_ids": IDS, "attention_mask": MASK, "position_ids": torch.arange(12)[None] + 5}
+    bare = outputs(model, **given), outputs(model, input_ids=IDS, attention_mask=right)
+    attach(model)
+    assert outputs(model, **given).equal(bare[0])
+    assert outputs(model, input_ids=IDS, attention_mask=right).equal(bare[1])
+
+
+def test_mpt_goes_past_its_trained_length() -> None:
+    model, longer = make("mpt"), make("mpt", max_seq_len=64)
+    ids = torch.randint(3, 97, (1, 40))
+    with pytest.raises(RuntimeError, match="must match the size"):
+        outputs(model, input_ids=ids)
+    attach(model)
+    torch.testing.assert_close(outputs(model, input_ids=ids), outputs(longer, input_ids=ids), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(generated(model, ids[:, :22]), generated(longer, ids[:, :22]), rtol=1e-5, atol=1e-5)
+
+
+def test_bloom_keeps_near_distances_in_bfloat16() -> None:
+    model, ids = make("bloom"), torch.randint(3, 97, (1, 400))
+    exact = outputs(model, input_ids=ids)
+
+    def error() -> float:
+        return float((outputs(model, input_ids=ids)[0, 300:] - exact[0, 300:]).abs().mean())
+
+    model.bfloat16()
+    bare = error()
+    attach(model)
+    assert error() < 0.7 * bare
+
+
+def test_dynamic_scaling_with_a_cache_is_that_without() -> None:
+    # One layer: a second one would read states from when the sequence was shorter, which no cache can renew.
+    dynamic = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}}
+    options = dynamic | {"max_position_embeddings": 16, "num_hidden_layers": 1}
+    model, ids = make("llama", **options), IDS[:1]
+
+    def cached_and_not() -> tuple[Tensor, Tensor]:
+        given = {"max_new_tokens": 9, "min_new_tokens": 9, "do_sample": False, "output_logits": True}
+        out = model.generate(ids, return_dict_in_generate=True, **given)
+        # The bare model is right in the first pass of a new one: later ones remember how long the longest was.
+        fresh = [make("llama", **options) for _ in range(9)]
+        full = [outputs(bare, input_ids=out.sequences[:, : 12 + n])[0, -1] for n, bare in enumerate(fresh)]
+        return torch.cat(out.logits), torch.stack(full)
+
+    cached, full = cached_and_not()
+    assert float((cached - full).abs().max()) > 1e-3
+    attach(model)
+    cached, full = cached_and_not()
+    torch.testing.assert_close(cached, full, rtol=1e-5, atol=1e-5)
+
+
+# Another encoding than the model's own.
+
+
+def test_a_spec_that_is_asked_for_is_what_transformers_makes_of_the_same_config() -> None:
+    model, stretched = (
+        make("llama"),
+        make("llama", rope_parameters=YARN),
+    )
+    bare = outputs(model, input_ids=IDS)
+    attachment = attach(model, "rotary(schedule=yarn(factor=4, trained_length=16))")
+    assert isinstance(model.model.rotary_emb, RotaryTable), attachment.replaced
+    torch.testing.assert_close(outputs(model, input_ids=IDS), outputs(stretched, input_ids=IDS), rtol=1e-5, atol=1e-5)
+    detach(model)
+    assert outputs(model, input_ids=IDS).equal(bare)
+
+
+def test_a_declared_horizon_is_one_spectrum_for_all_lengths() -> None:
+    # At this length transformers computes its dynamic frequencies for it.
+    dynamic = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
+    model = make("llama", max_position_embeddings=8, rope_parameters=dynamic)
+    attach(model, horizon=12)
+    assert isinstance(model.model.rotary_emb, RotaryTable)
+    ours = outputs(model, input_ids=IDS), outputs(model, input_ids=IDS[:, :5])
+    detach(model)
+    torch.testing.assert_close(ours[0], outputs(model, input_ids=IDS), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours[1], ours[0][:, :5], rtol=1e-5, atol=1e-5)
+
+
+def test_layers_that_do_not_turn_stay_so_only_when_the_specs_say_so() -> None:
+    model = make("smollm3")
+    bare = outputs(model, input_ids=IDS)
+    with attach(model, ("rotary(base=2_000_000)",) * 3 + ("none",)):
+        assert isinstance(model.model.rotary_emb, RotaryTable)
+        torch.testing.assert_close(outputs(model, input_ids=IDS), bare, rtol=1e-5, atol=1e-5)
+    with attach(model, "rotary(base=2_000_000)") as attachment:
+        assert "unturned" in attachment.replaced["model.rotary_emb"]
+        assert float((outputs(model, input_ids=IDS) - bare).abs().max()) > 1e-3
+
+
+def test_another_layout_is_honoured() -> None:
+    model = make("qwen3")
+    bare = outputs(model, input_ids=IDS)
+    with attach(model, "rotary(layout=interleaved)") as attachment:
+        assert "unturned" in attachment.replaced["model.rotary_emb"]
+        assert float((outputs(model, input_ids=IDS) - bare).abs().max()) > 1e-3
+
+
+def test_slopes_that_are_asked_for_are_used() -> None:
+    model = make("mpt")
+    bare = outputs(model, input_ids=IDS)
+    with attach(model, "alibi(bias_max=4)"):
+        assert float((outputs(model, input_ids=IDS) - bare).abs().max()) > 1e-3
+    with attach(model, "alibi(bias_max=8)"):
+        torch.testing.assert_close(outputs(model, input_ids=IDS), bare, rtol=1e-5, atol=1e-5)
+
+
+# Learned tables.
+
+
+def test_a_position_past_a_learned_table_is_an_error_that_says_so() -> None:
+    model, ids = make("gpt2"), torch.randint(3, 97, (1, 80))
+    attach(model)
+    with pytest.raises(ValueError, match="position 79 is past the learned table of 64 rows"):
+        outputs(model, input_ids=ids)
+
+
+def test_a_learned_table_is_squeezed_to_a_declared_horizon() -> None:
+    model, ids = make("gpt2"), torch.randint(3, 97, (1, 127))
+    with pytest.raises(ValueError, match="declare it with horizon="):
+        attach(model, "learned(overrun=interpolate)")
+    attach(model, "learned(overrun=interpolate)", horizon=127)
+    table = model.transformer.wpe.weight.detach()
+    rows = model.transformer.wpe(torch.arange(127)[None])[0]
+    torch.testing.assert_close(rows[::2], table)
+    torch.testing.assert_close(rows[1::2], (table[1:] + table[:-1]) / 2)
+    assert outputs(model, input_ids=ids).isfinite().all()
+
+
+@pytest.mark.slow
+def test_roberta_and_opt_count_from_the_row_behind_their_padding() -> None:
+    for family, path in (
+        ("roberta", "roberta.embeddings.position_embeddings"),
+        ("opt", "model.decoder.embed_positions"),
+    ):
+        model = make(family)
+        alone = outputs(model, input_ids=IDS[:1, 4:])[0]
+        attach(model)
+        padded = outputs(model, input_ids=IDS, attention_mask=MASK)
+        torch.testing.assert_close(padded[0, 4:], alone, rtol=1e-5, atol=1e-5)
+        assert model.get_submodule(path).first == {"roberta": 1, "opt": 2}[family]
+
+
+def test_learned_tables_train_as_before() -> None:
+    model, image, towards = make("vit"), torch.randn(1, 3, 32, 48), torch.randn(1, 25, 32)
+
+    def gradients() -> list[Tensor]:
+        model.zero_grad()
+        (model(pixel_values=image, interpolate_pos_encoding=True).last_hidden_state * towards).sum().backward()
+        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    bare = gradients()
+    attach(model)
+    assert model.embeddings.position_embeddings.grad is not None
+    for ours, theirs in zip(gradients(), bare, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_a_table_that_was_loaded_meanwhile_stays() -> None:
+    model, other = make("gpt2"), make("gpt2")
+    nn.init.normal_(other.transformer.wpe.weight)
+    attach(model)
+    model.load_state_dict(other.state_dict(), assign=True)
+    assert outputs(model, input_ids=IDS).equal(outputs(other, input_ids=IDS))
+    detach(model)
+    assert outputs(model, input_ids=IDS).equal(outputs(other, input_ids=IDS))
+
+
+def test_an_image_of_another_size_has_to_be_meant() -> None:
+    model = make("vit")
+    attach(model)
+    with pytest.raises(ValueError, match=r"images of 32 x 32 pixels, got 32 x 48; .*interpolate_pos_encoding=True"):
+        outputs(model, pixel_values=torch.randn(1, 3, 32, 48))
+
+
+# Copies, files, compilation.
+
+
+@pytest.mark.parametrize("family", ["llama", "gptj", "bloom", "vit", "t5"])
+def test_a_copy_is_attached_to_itself(family: str) -> None:
+    model = make(family)
+    bare = run(family, model)["plain"]
+    attach(model)
+    ours = run(family, model)["plain"]
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert run(family, twin)["plain"].equal(ours)
+        detach(twin)
+        assert run(family, twin)["plain"].equal(bare)
+        with pytest.raises(ValueError, match="nothing is attached"):
+            detach(twin)
+    assert run(family, model)["plain"].equal(ours)
+
+
+def test_what_attends_through_posenc_is_not_copied() -> None:
+    model = make("qwen3")
+    attach(model, "rerope(rotary, window=8)")
+    with pytest.raises(TypeError, match="detach it, copy it, and attach both"):
+        copy.deepcopy(model)
+
+
+def test_a_saved_model_is_the_bare_one(tmp_path) -> None:
+    model = make("gpt2")
+    bare = outputs(model, input_ids=IDS)
+    attach(model)
+    model.save_pretrained(tmp_path)
+    assert outputs(type(model).from_pretrained(tmp_path).eval(), input_ids=IDS).equal(bare)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # BLOOM's own activation makes torch warn
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bloom"])
+def test_an_attached_model_compiles_into_one_graph(family: str) -> None:
+    model = make(family)
+    attach(model)
+    given = {"input_ids": IDS, "attention_mask": MASK, "use_cache": False}
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(outputs(compiled, **given), outputs(model, **given), rtol=1e-5, atol=1e-5)
+
+
+# Mistakes.
+
+
+def test_a_config_that_does_not_fit_the_model_is_found_by_measurement() -> None:
+    model = make("qwen3")
+    before = state_of(model)
+    model.config.rope_parameters["rope_theta"] = 20_000.0
+    with pytest.raises(Differs, match=r"rotary_emb and rotary\(base=20000\S*\) differ: at position \d+ pair \d+"):
+        attach(model)
+    assert state_of(model) == before
+
+
+def test_what_was_replaced_before_a_mistake_comes_back() -> None:
+    model = make("t5")
+    before = state_of(model)
+    model.decoder.block[0].layer[0].SelfAttention.relative_attention_max_distance = 30
+    after = state_of(model)
+    with pytest.raises(
+        Differs, match=r"decoder.block.0.layer.0.SelfAttention and t5_bias\(.*\) put \d+ distances into"
+    ):
+        attach(model)
+    assert state_of(model) == after != before
+
+
+def test_one_pair_that_is_slightly_off_is_found() -> None:
+    rotary = build("rotary", Shape(32, 4, 16, 64))
+    coords = torch.tensor([0, 1, 100, 30_000])[None, :, None]
+    angles = coords * rotary.frequencies
+    compare_tables("here", rotary, (angles.cos().float(), angles.sin().float()), coords, None, same=True)
+    angles[..., 6] *= 1.0001
+    with pytest.raises(Differs, match="at position 30000 pair 6"):
+        compare_tables("here", rotary, (angles.cos().float(), angles.sin().float()), coords, None, same=True)
+
+
+@pytest.mark.parametrize(
+    ("family", "encoding", "message"),
+    [
+        ("gpt2", "rotary", "transformer.wpe is a learned table of positions, .* such as learned; got rotary"),
+        ("bloom", "rotary", "transformer is ALiBi, .* such as alibi; got rotary"),
+        ("gptj", ("rotary(partial=0.5, layout=interleaved)", "none"), "code of its own"),
+        ("qwen3", "rotary(partial=0.5)", "turns 16 channels of a head, and .* turns 8; choose another share"),
+    ],
+)
+def test_an_encoding_that_has_no_place_is_refused(family: str, encoding: Any, message: str) -> None:
+    model = make(family)
+    before = state_of(model)
+    with pytest.raises(ValueError, match=message):
+        attach(model, encoding)
+    assert state_of(model) == before
+
+
+def test_mistakes_are_named() -> None:
+    model = make("qwen3")
+    with pytest.raises(ValueError, match="nothing is attached to this Qwen3ForCausalLM"):
+        detach(model)
+    with pytest.raises(ValueError, match="horizon must be 1 token or more, got 0"):
+        attach(model, horizon=0)
+    attach(model.model)
+    with pytest.raises(ValueError, match="attached to this Qwen3ForCausalLM already; detach"):
+        attach(model)
+    with pytest.raises(ValueError, match="nothing is attached to this Qwen3ForCausalLM; it is attached to its 'model'"):
+        detach(model)
+    with pytest.raises(TypeError, match="takes a transformers model, got Linear"):
+        attach(nn.Linear(2, 2))
+    blind = nn.Linear(2, 2)
+    blind.config = model.config
+    with pytest.raises(ValueError, match="Linear has no piece of position code that is recognised"):
+        attach(blind)

@@ -1,0 +1,435 @@
+"""Ledgers, the formats told apart, and readings written as each of them and back."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posenc.checkpoints import config_json, configs
+from posenc.checkpoints.configs import CannotWrite, Ledger, in_words
+from posenc.checkpoints.reading import CannotRead, Layer, Part, Reading
+from posenc.encoding import Shape
+
+
+def test_a_ledger_tells_what_was_read_and_what_was_left() -> None:
+    keys = Ledger({"rope_theta": 5e5, "alibi": None, "rope_wonder": 1, "vocab_size": 3, "text_config": {"n_ctx": 8}})
+    assert keys.number("rope_theta", "base {}") == 5e5
+    assert keys.flag("alibi", "ALiBi: {}", False) is False
+    assert keys.understood == {"rope_theta": "base 500000"}
+    assert keys.unknown() == {"rope_wonder": 1, "text_config.n_ctx": 8}
+    within = keys.open("text_config")
+    assert within.whole("n_ctx", "{} tokens") == 8
+    assert keys.understood["text_config.n_ctx"] == "8 tokens"
+    assert keys.unknown() == {"rope_wonder": 1}
+
+
+def test_within_rope_parameters_every_key_counts() -> None:
+    keys = Ledger({"rope_scaling": {"factor": 2, "spice": 3}, "other": {"spice": 3}})
+    keys.open("rope_scaling", everything=True).number("factor", "{}")
+    assert keys.unknown() == {"rope_scaling.spice": 3}
+    # A dictionary that nobody opened is searched too.
+    assert Ledger({"rope_scaling": {"factor": 2}}).unknown() == {"rope_scaling.factor": 2}
+
+
+def test_several_names_of_one_thing_contradict_each_other_only_where_they_differ() -> None:
+    keys = Ledger({"type": "yarn", "rope_type": "yarn", "theta": 2})
+    assert keys.first(("rope_type", "type"), "schedule {}", kind="word") == "yarn" and keys.contradictions == []
+    keys = Ledger({"type": "linear", "rope_type": "yarn"}, "rope_scaling")
+    assert keys.first(("rope_type", "type"), "schedule {}", kind="word") == "yarn"
+    assert keys.contradictions == [
+        "rope_scaling.rope_type is yarn and rope_scaling.type is linear; followed: rope_scaling.rope_type"
+    ]
+    assert keys.first(("absent", "missing"), "{}", 3) == 3
+
+
+@pytest.mark.parametrize(
+    ("method", "value", "message"),
+    [
+        ("number", "8", "a.key must be a finite number, got '8'"),
+        ("number", True, "must be a finite number, got True"),
+        ("number", float("nan"), "must be a finite number, got nan"),
+        ("whole", 8.5, "must be a whole number, got 8.5"),
+        ("size", 0, "a.key must be 1 or more, got 0"),
+        ("flag", 1, "must be true or false, got 1"),
+        ("word", ["x"], r"must be a word, got \['x'\]"),
+        ("numbers", [1, "x"], r"must be a list of numbers, got \[1, 'x'\]"),
+        ("numbers", "12", "must be a list of numbers"),
+        ("open", 3, "a.key must be a dictionary, got 3"),
+    ],
+)
+def test_values_of_the_wrong_kind_are_refused(method, value, message) -> None:
+    keys = Ledger({"key": value}, "a")
+    with pytest.raises(CannotRead, match=message):
+        keys.open("key") if method == "open" else getattr(keys, method)("key", "{}")
+
+
+def test_values_in_words() -> None:
+    assert [in_words(x) for x in (True, None, 5e5, 0.25, 1e-5, "x")] == [
+        "true",
+        "nothing",
+        "500000",
+        "0.25",
+        "1e-05",
+        "x",
+    ]
+    assert in_words([1, 2.0]) == "[1, 2]" and in_words(list(range(9))) == "[0, 1, ..., 8] (9 entries)"
+    assert in_words(float("inf")) == "inf"
+
+
+@pytest.mark.parametrize(
+    ("given", "format"),
+    [
+        ({"general.architecture": "llama"}, "gguf"),
+        ({"dim": 8, "n_layers": 1, "n_heads": 1}, "meta"),
+        ({"model_type": "llama"}, "transformers"),
+        ({"hidden_size": 8, "rope_theta": 1e4}, "transformers"),
+        ({"model": "m", "max-model-len": 4096}, "vllm"),
+        ({"model_type": "llama", "hf_overrides": {}}, "vllm"),
+        ({"model_type": "llama", "rope_scaling": {"rope_type": "deepseek_yarn"}}, "vllm"),
+        ({"hidden_size": 8, "num_attention_heads": 1, "num_layers": 1, "position_embedding_type": "rope"}, "megatron"),
+        (
+            {"hidden_size": 8, "num_attention_heads": 1, "position_embedding_type": "absolute", "model_type": "bert"},
+            "transformers",
+        ),
+        ({"model_type": "glm", "kv_channels": 4, "hidden_size": 8, "num_attention_heads": 2}, "transformers"),
+    ],
+)
+def test_formats_are_told_by_their_keys(given, format) -> None:
+    assert configs.detect(given) == format
+
+
+def test_what_is_of_no_format_is_refused_with_what_was_expected() -> None:
+    with pytest.raises(CannotRead, match=r"no format known has these keys: color, size; expected a config.json of"):
+        configs.read({"color": 1, "size": 2})
+    with pytest.raises(CannotRead, match="these keys: none"):
+        configs.detect({})
+    with pytest.raises(ValueError, match="no format 'onnx'; there are: transformers, meta, megatron, vllm, gguf"):
+        configs.read({}, "onnx")
+
+
+def reading(spec: str = "rotary", layers: int = 4, head_dim: int = 16, length: int = 4096, **changes: Any) -> Reading:
+    part = Part("", Shape(4 * head_dim, 4, head_dim, length), (Layer(spec, head_dim),) * layers, 2, length)
+    return Reading("transformers", "x", (replace(part, **changes),))
+
+
+def test_differences_are_found_and_equal_specs_are_not() -> None:
+    same = reading("rotary(base=10_000.0, partial=1)")
+    assert configs.differences(reading(), same) == []
+    turned = reading("rotary(layout=interleaved)")
+    assert configs.differences(reading(), turned, layout=False) == []
+    assert configs.differences(reading(), turned) != []
+    assert configs.differences(reading(layers=1), reading("rotary(base=5)", layers=1)) == [
+        "layer 0 rotary and rotary(base=5)"
+    ]
+    assert configs.differences(reading(), reading(kv_heads=1)) == ["kv heads 2 and 1"]
+    assert configs.differences(reading(), reading(layers=3)) == ["4 layers and 3"]
+    assert configs.differences(reading(), reading(trained_length=7)) == ["trained length 4096 and 7"]
+    assert configs.differences(reading(), reading(embed="learned(max_len=9)")) == ["embed none and learned(max_len=9)"]
+    windowed = reading(layers=2)
+    windowed = replace(windowed, parts=(replace(windowed.parts[0], layers=(Layer("rotary", 16, 8, 0.5),) * 2),))
+    assert configs.differences(reading(layers=2), windowed) == [
+        "layer 0 window None and 8",
+        "layer 0 scale None and 0.5",
+        "layer 1 window None and 8",
+        "layer 1 scale None and 0.5",
+    ]
+
+
+FACTORS = st.integers(1, 64) | st.floats(1, 64, allow_nan=False).map(lambda x: round(x, 3))
+LENGTHS = st.integers(1024, 200_000)
+LINEAR = st.builds(lambda f: f"linear(factor={f})", FACTORS)
+LLAMA3 = st.builds(lambda f, n: f"llama3(factor={f}, trained_length={n})", FACTORS, st.just(8192))
+YARN = st.builds(
+    lambda f, n, fast, slow: f"yarn(factor={f}, trained_length={n}, beta_fast={fast}, beta_slow={slow})",
+    *(FACTORS, LENGTHS, st.integers(16, 64), st.integers(1, 8)),
+)
+OWN = st.builds(
+    lambda f, n, t: f"yarn(factor={f}, trained_length={n}, attention_factor={t})",
+    *(FACTORS, LENGTHS, st.sampled_from((0.5, 1.0, 1.25))),
+)
+LISTS = st.lists(st.integers(8, 400).map(lambda n: n / 8), min_size=8, max_size=8).map(tuple)
+LONGROPE = st.builds(
+    lambda short, long: f"longrope(factor=4, short_factor={short}, long_factor={long}, trained_length=1024)",
+    LISTS,
+    LISTS,
+)
+NTK = st.builds(lambda name, f: f"{name}(factor={f})", st.sampled_from(("ntk", "ntk_fixed", "ntk_mixed")), FACTORS)
+BASES = st.integers(2, 10_000_000)
+
+HOLDS = {
+    "meta": LLAMA3,
+    "megatron": LINEAR | LLAMA3 | YARN,
+    "gguf": LINEAR | LLAMA3 | YARN | OWN | LONGROPE,
+    "transformers": LINEAR | LLAMA3 | YARN | OWN | LONGROPE,
+    "vllm": LINEAR | LLAMA3 | YARN | LONGROPE | NTK,
+}
+"""Schedules that each format has words for."""
+
+
+@pytest.mark.parametrize("format", ("meta", "megatron", "gguf"))
+def test_whatever_a_format_can_say_it_says_and_reads_again(format) -> None:
+    @given(BASES, st.none() | HOLDS[format])
+    def comes_back(base: int, schedule: str | None) -> None:
+        spec = f"rotary(base={base}{f', schedule={schedule}' if schedule else ''})"
+        before = reading(spec)
+        written = configs.write(before, format)
+        assert configs.detect(written) == format
+        assert configs.differences(before, configs.read(written), layout=False) == []
+
+    comes_back()
+
+
+L31 = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": 131072,
+    "rope_theta": 500000.0,
+    "rope_scaling": {
+        "factor": 8.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "vocab_size": 32,
+}
+
+
+@pytest.fixture(scope="module")
+def llama31() -> Reading:
+    pytest.importorskip("transformers")
+    return configs.read(L31)
+
+
+def test_llama_3_1_goes_through_every_format_and_comes_back(llama31) -> None:
+    found = llama31
+    for format in ("meta", "gguf", "megatron", "vllm", "transformers"):
+        found = configs.read(configs.write(found, format))
+        assert found.format == format
+    assert configs.differences(llama31, found) == []
+
+
+def test_a_config_of_transformers_is_written_onto_another(llama31) -> None:
+    onto = L31 | {"rope_theta": 3, "rope_scaling": {"type": "linear", "factor": 2.0}, "tie_word_embeddings": True}
+    written = configs.write(llama31, "transformers", onto)
+    assert written["rope_parameters"] == {
+        "rope_type": "llama3",
+        "rope_theta": 500000,
+        "factor": 8,
+        "low_freq_factor": 1,
+        "high_freq_factor": 4,
+        "original_max_position_embeddings": 8192,
+    }
+    assert "rope_scaling" not in written and "rope_theta" not in written and written["tie_word_embeddings"] is True
+    assert onto["rope_theta"] == 3
+
+
+def test_the_layout_that_the_weights_need_is_said(llama31) -> None:
+    assert configs.layout_changes(llama31, "megatron") == []
+    assert configs.layout_changes(llama31, "meta") == [
+        "the layout of meta is interleaved: turn the weights, which are half, with posenc convert --layout interleaved"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "rope_scaling": None},
+            "rope_theta is 500000 and rope_parameters.rope_theta is 10000; followed: what transformers follows",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}},
+            "rope_scaling.factor times original_max_position_embeddings is 32768 and max_position_embeddings is "
+            "131072; followed: factor",
+        ),
+        ({"alibi": True}, "alibi is true and there are keys of rotary; an architecture has one of them"),
+        (
+            {"partial_rotary_factor": 0.5, "rotary_dim": 4},
+            "rotary_dim is 4 and partial_rotary_factor times head_dim is 8; followed: what transformers follows",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "default", "factor": 4.0}},
+            "rope_scaling.factor is 4 and its type is default, which stretches nothing",
+        ),
+        (
+            {"text_config": {"rotary_pct": 0.25, "partial_rotary_factor": 0.5}},
+            "text_config.rotary_pct is 0.25 and text_config.partial_rotary_factor is 0.5; followed: what transformers "
+            "follows",
+        ),
+    ],
+)
+def test_keys_of_transformers_that_contradict_each_other(change, sentence) -> None:
+    assert sentence in list(config_json.contradictory(L31 | change))
+
+
+def test_the_config_of_llama_3_1_contradicts_itself_in_nothing(llama31) -> None:
+    assert list(config_json.contradictory(L31)) == [] and llama31.contradictions == ()
+
+
+def test_lists_of_longrope_have_to_fit() -> None:
+    rope = {"rope_type": "longrope", "factor": 2, "short_factor": [1.0] * 8, "long_factor": [1.0] * 7}
+    with pytest.raises(CannotRead, match=r"rope_scaling.long_factor must hold a number for each of the 8 pairs, got 7"):
+        config_json.read(L31 | {"rope_scaling": rope})
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("kerple", "no architecture is chosen for kerple; give a config to write it onto"),
+        ("rotary(schedule=ntk(factor=2))", "transformers has no rope_parameters for rotary"),
+    ],
+)
+def test_what_transformers_cannot_say_is_not_written(spec, message) -> None:
+    pytest.importorskip("transformers")
+    with pytest.raises(CannotWrite, match=message):
+        configs.write(reading(spec), "transformers")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ("transformers", "vllm"))
+def test_schedules_go_through_transformers_and_vllm(format) -> None:
+    pytest.importorskip("transformers")
+
+    @given(BASES, st.none() | HOLDS[format])
+    def comes_back(base: int, schedule: str | None) -> None:
+        before = reading(f"rotary(base={base}{f', schedule={schedule}' if schedule else ''})")
+        assert configs.differences(before, configs.read(configs.write(before, format)), layout=False) == []
+
+    comes_back()
+
+
+YARN_OF_DEEPSEEK = {
+    "type": "yarn",
+    "factor": 40,
+    "original_max_position_embeddings": 4096,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+PUBLISHED: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "Qwen2.5 with YaRN": (
+        {
+            "model_type": "qwen2",
+            "hidden_size": 896,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 14,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 32768,
+            "rope_theta": 1000000.0,
+            "rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"},
+        },
+        {"transformers", "vllm", "megatron", "gguf"},
+    ),
+    "Phi-3 128k": (
+        {
+            "model_type": "phi3",
+            "hidden_size": 3072,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+            "max_position_embeddings": 131072,
+            "original_max_position_embeddings": 4096,
+            "pad_token_id": 0,
+            "rope_scaling": {
+                "type": "longrope",
+                "short_factor": [1 + k / 48 for k in range(48)],
+                "long_factor": [1.0 + k for k in range(48)],
+            },
+        },
+        {"transformers", "vllm", "gguf"},
+    ),
+    "GPT-J": (
+        {"model_type": "gptj", "n_embd": 4096, "n_layer": 4, "n_head": 16, "rotary_dim": 64, "n_positions": 2048},
+        {"transformers", "vllm", "megatron", "gguf"},
+    ),
+    "BLOOM": (
+        {"model_type": "bloom", "hidden_size": 1024, "n_layer": 4, "n_head": 16, "seq_length": 2048},
+        {"transformers", "vllm", "gguf"},
+    ),
+    "T5": (
+        {"model_type": "t5", "d_model": 512, "d_kv": 64, "num_layers": 2, "num_heads": 8, "n_positions": 512},
+        {"transformers", "vllm", "megatron", "gguf"},
+    ),
+    "Gemma 3": (
+        {
+            "model_type": "gemma3_text",
+            "hidden_size": 1152,
+            "num_hidden_layers": 7,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 1,
+            "head_dim": 256,
+            "max_position_embeddings": 32768,
+            "rope_theta": 1000000,
+            "rope_local_base_freq": 10000,
+            "sliding_window": 512,
+            "sliding_window_pattern": 6,
+            "query_pre_attn_scalar": 256,
+        },
+        {"transformers", "vllm", "gguf"},
+    ),
+    "DeepSeek-V3": (
+        {
+            "model_type": "deepseek_v3",
+            "hidden_size": 7168,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 128,
+            "num_key_value_heads": 128,
+            "qk_rope_head_dim": 64,
+            "qk_nope_head_dim": 128,
+            "max_position_embeddings": 163840,
+            "rope_theta": 10000,
+            "rope_scaling": YARN_OF_DEEPSEEK,
+        },
+        {"transformers", "vllm", "megatron", "gguf"},
+    ),
+    "gpt-oss": (
+        {
+            "model_type": "gpt_oss",
+            "hidden_size": 2880,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "max_position_embeddings": 131072,
+            "sliding_window": 128,
+            "rope_theta": 150000,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 32.0,
+                "original_max_position_embeddings": 4096,
+                "truncate": False,
+            },
+        },
+        {"transformers", "vllm", "megatron"},
+    ),
+    "GPT-2": (
+        {"model_type": "gpt2", "n_embd": 768, "n_layer": 4, "n_head": 12, "n_positions": 1024},
+        {"transformers", "vllm", "megatron", "gguf"},
+    ),
+}
+"""What released models say of positions, and the formats that have words for it."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_released_models_go_through_the_formats_that_can_say_them(name: str) -> None:
+    pytest.importorskip("transformers")
+    config, can = PUBLISHED[name]
+    before = configs.read(config)
+    assert before.parts and before.unknown == {}
+    for format in configs.HOMES:
+        if format not in can:
+            with pytest.raises(CannotWrite):
+                configs.write(before, format)
+            continue
+        onto = config if format == "transformers" else None
+        assert configs.differences(before, configs.read(configs.write(before, format, onto)), layout=False) == []

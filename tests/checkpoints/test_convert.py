@@ -1,0 +1,502 @@
+"""Checkpoints converted: the same model in another form, the source as it was, and nothing written that is wrong."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from posenc import build, cli
+from posenc.checkpoints import convert as module
+from posenc.checkpoints.convert import Request, convert
+from posenc.checkpoints.reading import CannotRead
+from posenc.checkpoints.tensors import open_tensors
+from posenc.encoding import Shape
+
+transformers = pytest.importorskip("transformers")
+
+SMALL = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "pad_token_id": 1}
+SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 16}
+LATENT = {"num_key_value_heads": 4, "q_lora_rank": 12, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "v_head_dim": 8}
+LATENT |= {"qk_nope_head_dim": 8, "head_dim": 8, "n_routed_experts": 2, "num_experts_per_tok": 1, "n_group": 1}
+LATENT |= {"topk_group": 1, "moe_intermediate_size": 8, "first_k_dense_replace": 1}
+GPT2 = {"n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 16}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A folder with a tiny model of transformers, its weights all random: norms too, which begin as ones."""
+    root = tmp_path_factory.mktemp("models")
+    transformers.logging.disable_progress_bar()
+
+    def make(model_type: str, causal: bool = True, **changes: Any) -> Path:
+        key = json.dumps([model_type, causal, changes], sort_keys=True, default=str)
+        folder = root / f"{model_type}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
+        if not folder.exists():
+            kind = transformers.AutoModelForCausalLM if causal else transformers.AutoModel
+            with torch.random.fork_rng():
+                torch.manual_seed(1)
+                model = kind.from_config(transformers.AutoConfig.for_model(model_type, **SMALL | changes))
+                for parameter in model.parameters():
+                    torch.nn.init.normal_(parameter, std=0.3)
+                model.save_pretrained(folder, max_shard_size="20KB")
+        return folder
+
+    return make
+
+
+def load(folder: Path, causal: bool = True) -> Any:
+    kind = transformers.AutoModelForCausalLM if causal else transformers.AutoModel
+    return kind.from_pretrained(folder, local_files_only=True).eval()
+
+
+def config(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "config.json").read_text())
+
+
+def state(folder: Path) -> dict[str, tuple[str, int]]:
+    return {
+        f.name: (hashlib.sha256(f.read_bytes()).hexdigest(), f.stat().st_mtime_ns) for f in sorted(folder.iterdir())
+    }
+
+
+@torch.no_grad()
+def logits(model: Any, tokens: int = 12) -> Tensor:
+    return model(torch.arange(tokens)[None] % 40).logits
+
+
+def refusal(folder: Path, out: Path, **asked: Any) -> str:
+    base = asked.pop("base", None)
+    with pytest.raises(ValueError) as caught:
+        convert(folder, out, Request(**asked), base=base)
+    assert not out.exists() and not list(out.parent.glob(".*"))
+    return str(caught.value)
+
+
+# Layouts
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [
+        ("llama", {}),
+        pytest.param("qwen2", {}, marks=pytest.mark.slow),
+        ("qwen3", {"head_dim": 8}),
+        ("phi3", {}),
+        ("gpt_neox", {"rotary_pct": 0.5, "num_key_value_heads": None}),
+        ("phi", {"partial_rotary_factor": 0.5, "qk_layernorm": True}),
+        ("cohere", {"use_qk_norm": True}),
+        pytest.param("olmo2", {}, marks=pytest.mark.slow),
+    ],
+)
+def test_there_and_back_and_the_same_logits_in_between(model_type: str, changes: dict, made, tmp_path: Path) -> None:
+    from posenc.checkpoints.attach import attach
+
+    source = made(model_type, **changes)
+    before = state(source)
+    own = "interleaved" if model_type == "cohere" else "half"
+    other = "half" if own == "interleaved" else "interleaved"
+    there = convert(source, tmp_path / "there", Request(layout=other), shard_bytes=9000)
+    back = convert(there.folder, tmp_path / "back", Request(layout=own))
+    original, returned, between = open_tensors(source), open_tensors(back.folder), open_tensors(there.folder)
+    assert set(original) == set(returned) == set(between) and len(between.files) > 1
+    assert all(
+        returned[name].equal(original[name]) and returned.dtype(name) == original.dtype(name) for name in original
+    )
+    assert config(back.folder) == config(source) and state(source) == before
+    assert there.done[0].startswith(f"rearranged from {own} to {other}: 2 ")
+    expected, turned = logits(load(source)), load(there.folder)
+    # transformers knows nothing of the other layout: loaded as it is, it is another model.
+    assert (logits(turned) - expected).abs().max() > 1e-3
+    assert module.MARK in there.notes[0] and f"layout is {other}" not in there.notes[0]
+    attach(turned, turned.config.posenc_encoding)
+    torch.testing.assert_close(logits(turned), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_where_a_key_of_transformers_can_say_it_that_one_is_changed(made, tmp_path: Path) -> None:
+    source = made("deepseek_v3", **LATENT)
+    done = convert(source, tmp_path / "half", Request(layout="half"))
+    assert config(done.folder)["rope_interleave"] is False and module.MARK not in config(done.folder)
+    assert done.notes == ()
+    torch.testing.assert_close(logits(load(done.folder)), logits(load(source)), atol=1e-5, rtol=1e-5)
+    # And the key alone, without the weights, makes another model.
+    (tmp_path / "half" / "model.safetensors").unlink()
+    safetensors.torch.save_file(dict(open_tensors(source)), tmp_path / "half" / "model.safetensors", {"format": "pt"})
+    assert (logits(load(done.folder)) - logits(load(source))).abs().max() > 1e-3
+
+
+def test_the_layout_that_is_there_already_is_an_error_and_can_be_overruled(made, tmp_path: Path) -> None:
+    source = made("llama")
+    words = refusal(source, tmp_path / "new", layout="half")
+    assert (
+        words
+        == "queries and keys are half already, by the config; if the weights are not, say so with stored='interleaved'"
+    )
+    assert "leaves nothing to convert" in refusal(source, tmp_path / "new", layout="half", stored="half")
+    there = convert(source, tmp_path / "there", Request(layout="interleaved"))
+    (there.folder / "config.json").write_text((source / "config.json").read_text())
+    mended = convert(there.folder, tmp_path / "mended", Request(layout="half", stored="interleaved"))
+    torch.testing.assert_close(logits(load(mended.folder)), logits(load(source)))
+    assert config(mended.folder) == config(source)
+
+
+def test_weights_that_look_otherwise_than_the_config_says_stop_the_conversion(
+    made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evidence = module.measure_layout.Evidence("interleaved", 0.5, 0.9, 72)
+    monkeypatch.setattr(module.measure_layout, "of_weights", lambda reading, tensors: evidence)
+    words = refusal(made("llama"), tmp_path / "new", layout="interleaved")
+    assert words == (
+        "the config says that queries and keys are half, but the weights look interleaved (ratio +0.50, 90% of 72 "
+        "heads); say which it is with stored='interleaved' or stored='half'"
+    )
+    convert(made("llama"), tmp_path / "new", Request(layout="interleaved", stored="half"))
+
+
+def test_an_adapter_goes_with_the_rearranged_model(made, tmp_path: Path) -> None:
+    source = made("llama")
+    adapter = tmp_path / "lora"
+    adapter.mkdir()
+    place = "base_model.model.model.layers.{}.self_attn.{}.lora_{}.weight"
+    rows = {"q_proj": 32, "k_proj": 16, "v_proj": 16}
+    # Without keys in its second layer, as adapters often are.
+    adapted = [(i, leaf) for i in (0, 1) for leaf in rows if (i, leaf) != (1, "k_proj")]
+    lora = {place.format(i, leaf, "A"): torch.randn(3, 32) for i, leaf in adapted}
+    lora |= {place.format(i, leaf, "B"): torch.randn(rows[leaf], 3) for i, leaf in adapted}
+    safetensors.torch.save_file(lora, adapter / "adapter_model.safetensors")
+    said = {"peft_type": "LORA", "r": 3, "lora_alpha": 6, "base_model_name_or_path": "somebody/llama"}
+    (adapter / "adapter_config.json").write_text(json.dumps(said))
+    assert "its model is not at hand ('somebody/llama')" in refusal(adapter, tmp_path / "new", layout="interleaved")
+    asked = Request(layout="interleaved")
+    done = convert(adapter, tmp_path / "new", asked, base=source)
+    assert sorted(file.name for file in done.folder.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+    assert "goes with a model whose encoding is rotary(layout='interleaved')" in done.notes[0]
+    model = open_tensors(convert(source, tmp_path / "model", asked).folder)
+    before, after = open_tensors(source), open_tensors(done.folder)
+
+    def merged(weights: Any, factors: Any, i: int, leaf: str) -> Tensor:
+        update = factors[place.format(i, leaf, "B")] @ factors[place.format(i, leaf, "A")]
+        return weights[f"model.layers.{i}.self_attn.{leaf}.weight"] + update
+
+    # Merged and then converted is converted and then merged, to the bit.
+    folder = tmp_path / "merged"
+    shutil.copytree(source, folder)
+    for file in folder.glob("*.safetensors*"):
+        file.unlink()
+    added = {f"model.layers.{i}.self_attn.{leaf}.weight": merged(before, lora, i, leaf) for i, leaf in adapted}
+    both = dict(before) | added
+    safetensors.torch.save_file(both, folder / "model.safetensors", {"format": "pt"})
+    expected = open_tensors(convert(folder, tmp_path / "expected", asked).folder)
+    for i, leaf in adapted:
+        assert merged(model, after, i, leaf).equal(expected[f"model.layers.{i}.self_attn.{leaf}.weight"])
+    (adapter / "adapter_config.json").write_text(json.dumps(said | {"peft_type": "LOHA"}))
+    assert "an adapter of the kind LOHA; posenc converts LORA" in refusal(
+        adapter, tmp_path / "x", layout="half", base=source
+    )
+    (adapter / "adapter_config.json").write_text(json.dumps(said))
+    assert "of an adapter only the layout" in refusal(adapter, tmp_path / "x", rotary="none", base=source)
+
+
+# Less rotary
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes"), [("llama", {}), ("cohere", {}), ("gpt_neox", {"num_key_value_heads": None})]
+)
+def test_partial_keeps_the_turning_of_every_second_pair(model_type: str, changes: dict, made, tmp_path: Path) -> None:
+    """Held against queries and keys whose every second pair is not turned, which is what the new model computes."""
+    from posenc.checkpoints.unturned import attach_unturned
+
+    changes = changes | ({"rotary_pct": 1.0} if model_type == "gpt_neox" else {})
+    source = made(model_type, **changes)
+    done = convert(source, tmp_path / "new", Request(rotary="partial=0.5"))
+    new, old = load(done.folder), load(source)
+    if model_type == "gpt_neox":
+        assert new.config.rope_parameters["partial_rotary_factor"] == 0.5 and done.notes[1:] == ()
+    else:
+        attach_unturned(new, [build(config(done.folder)[module.MARK], Shape(32, 4, 8, 16))] * 2)
+    stop_every_second_pair(old, "interleaved" if model_type == "cohere" else "half")
+    torch.testing.assert_close(logits(new), logits(old), atol=1e-5, rtol=1e-5)
+    assert (logits(load(source)) - logits(old)).abs().max() > 1e-3
+
+
+def stop_every_second_pair(model: Any, layout: str) -> None:
+    """Set the angles of every second pair to 0 in transformers' own rotary."""
+    inner = model.base_model.rotary_emb
+    forward = inner.forward
+
+    def stopped(*given: Any, **named: Any) -> tuple[Tensor, Tensor]:
+        cos, sin = forward(*given, **named)
+        pairs = torch.arange(cos.shape[-1])
+        pairs = pairs % (cos.shape[-1] // 2) if layout == "half" else pairs // 2
+        still = pairs % 2 == 1
+        return cos.masked_fill(still, 1.0), sin.masked_fill(still, 0.0)
+
+    inner.forward = stopped
+
+
+def test_none_leaves_the_weights_and_says_it_in_the_config(made, tmp_path: Path) -> None:
+    source = made("llama")
+    done = convert(source, tmp_path / "llama", Request(rotary="none"))
+    assert config(done.folder)[module.MARK] == "none" and "has to be fine-tuned" in done.notes[0]
+    original, new = open_tensors(source), open_tensors(done.folder)
+    assert all(new[name].equal(original[name]) for name in original)
+    source = made("smollm3")
+    done = convert(source, tmp_path / "smollm3", Request(rotary="none"))
+    assert config(done.folder)["no_rope_layers"] == [0, 0] and module.MARK not in config(done.folder)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ("half", "rotary must be 'none' or 'partial=SHARE' with a share such as 0.5, got 'half'"),
+        ("partial=1.0", "partial=1 turns 8 channels of a head, and 8 turn now"),
+        ("partial=0.75", "would give the pairs that go on turning other frequencies than they were trained with"),
+    ],
+)
+def test_shares_that_do_not_fit_are_refused(asked: str, words: str, made, tmp_path: Path) -> None:
+    assert words in refusal(made("llama"), tmp_path / "new", rotary=asked)
+
+
+def test_a_schedule_whose_ramp_counts_pairs_is_refused(made, tmp_path: Path) -> None:
+    rope = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 4096}
+    source = made("llama", rope_parameters=rope, max_position_embeddings=16384, head_dim=32)
+    assert "other frequencies than they were trained with" in refusal(source, tmp_path / "new", rotary="partial=0.5")
+
+
+# Tables
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "offset", "tables"),
+    [
+        ("gpt2", GPT2, 0, 1),
+        ("bert", {}, 0, 1),
+        ("roberta", {"max_position_embeddings": 18}, 2, 1),
+        ("opt", {"ffn_dim": 24, "word_embed_proj_dim": 32}, 2, 1),
+    ],
+)
+def test_a_table_of_positions_grows_and_the_model_runs_on_it(
+    model_type: str, changes: dict, offset: int, tables: int, made, tmp_path: Path
+) -> None:
+    source = made(model_type, causal=False, **changes)
+    (source / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 16}))
+    before = state(source)
+    done = convert(source, tmp_path / "new", Request(max_length=31))
+    assert done.done[0].startswith(f"resized from 16 to 31 positions (linear): {tables} ")
+    assert json.loads((done.folder / "tokenizer_config.json").read_text()) == {"model_max_length": 31}
+    original, new = open_tensors(source), open_tensors(done.folder)
+    (name,) = (name for name in original if new.shape(name) != original.shape(name))
+    old, table = original[name], new[name]
+    # Twice as many less one: every second row is an old one, and the others are the means of their neighbours.
+    assert table.shape == (offset + 31, 32) and table[:offset].equal(old[:offset])
+    torch.testing.assert_close(table[offset::2], old[offset:])
+    torch.testing.assert_close(table[offset + 1 :: 2], (old[offset:-1] + old[offset + 1 :]) / 2)
+    with torch.no_grad():
+        assert load(done.folder, causal=False)(torch.arange(31)[None] + 3)[0].shape == (1, 31, 32)
+    assert state(source) == before
+
+
+def test_an_encoder_and_a_decoder_of_one_length_grow_once(made, tmp_path: Path) -> None:
+    shape = {"d_model": 32, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "max_position_embeddings": 16}
+    shape |= {
+        f"{end}_{what}": n for end in ("encoder", "decoder") for what, n in (("layers", 1), ("attention_heads", 4))
+    }
+    source = made("bart", causal=False, **shape)
+    # 18 is also the number of rows before: two stand before the first position.
+    done = convert(source, tmp_path / "new", Request(max_length=18))
+    assert done.done[0].count(": 1 ") == 1 and config(done.folder)["max_position_embeddings"] == 18
+    with torch.no_grad():
+        assert load(done.folder, causal=False)(torch.arange(18)[None] + 3)[0].shape == (1, 18, 32)
+
+
+def test_buffers_that_count_positions_follow(made, tmp_path: Path) -> None:
+    folder = tmp_path / "bert"
+    shutil.copytree(made("bert", causal=False), folder)
+    shards = {name: tensor for name, tensor in open_tensors(folder).items()}
+    for file in folder.glob("*.safetensors*"):
+        file.unlink()
+    shards["embeddings.position_ids"] = torch.arange(16)[None]
+    safetensors.torch.save_file(shards, folder / "model.safetensors", {"format": "pt"})
+    done = convert(folder, tmp_path / "new", Request(max_length=20, interpolate="cubic"))
+    assert open_tensors(done.folder)["embeddings.position_ids"].equal(torch.arange(20)[None])
+
+
+@pytest.mark.parametrize("model_type", ["vit", "dinov2"])
+def test_a_grid_of_another_size_is_what_the_model_interpolates_to(model_type: str, made, tmp_path: Path) -> None:
+    source = made(model_type, causal=False, image_size=24, patch_size=8)
+    done = convert(source, tmp_path / "new", Request(grid=(5, 5)))
+    assert config(done.folder)["image_size"] == 40
+    image = torch.randn(1, 3, 40, 40)
+    how = {"interpolate_pos_encoding": True} if model_type == "vit" else {}
+    with torch.no_grad():
+        expected, found = load(source, causal=False)(image, **how)[0], load(done.folder, causal=False)(image)[0]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_grid_that_is_not_square_is_written_where_the_model_takes_it(made, tmp_path: Path) -> None:
+    source = made("vit", causal=False, image_size=24, patch_size=8)
+    done = convert(source, tmp_path / "new", Request(grid=(5, 2)))
+    assert config(done.folder)["image_size"] == [40, 16] and "for one of a square grid" in done.notes[0]
+    image = torch.randn(1, 3, 40, 16)
+    with torch.no_grad():
+        expected = load(source, causal=False)(image, interpolate_pos_encoding=True)[0]
+        torch.testing.assert_close(load(done.folder, causal=False)(image)[0], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_t5s_last_bucket_moves_and_its_table_stays(made, tmp_path: Path) -> None:
+    source = made("t5", causal=False, d_model=32, d_kv=8, d_ff=24, num_layers=1, num_heads=4)
+    done = convert(source, tmp_path / "new", Request(max_distance=512))
+    assert config(done.folder) == config(source) | {"relative_attention_max_distance": 512}
+    assert done.done == (f"copied as they are: {len(open_tensors(source))} of {len(open_tensors(source))} tensors",)
+
+
+def test_requests_that_do_not_fit_the_checkpoint_are_refused(made, tmp_path: Path) -> None:
+    llama, bert, vit = made("llama"), made("bert", causal=False), made("vit", causal=False, image_size=24, patch_size=8)
+    new = tmp_path / "new"
+    assert "nothing to convert; say what to change" in refusal(llama, new)
+    assert "a rotary model is extended with `posenc extend`" in refusal(llama, new, max_length=64)
+    assert "has no learned grid to resize" in refusal(bert, new, grid=(4, 4))
+    assert "the table has 16 positions already" in refusal(bert, new, max_length=16)
+    assert "the grid has 3 x 3 cells already" in refusal(vit, new, grid=(3, 3))
+    assert "has 2 axes, got (3,)" in refusal(vit, new, grid=(3,))
+    assert "a table has 1 row or more" in refusal(bert, new, max_length=0)
+    assert "max_distance is of T5's buckets" in refusal(llama, new, max_distance=9)
+    assert "no layer of this checkpoint is known to turn" in refusal(bert, new, layout="half")
+    assert "expected one part of the model to turn queries and keys, found: none" in refusal(bert, new, rotary="none")
+    for asked, words in (
+        ({"layout": "neox"}, "layout must be one of half, interleaved, got 'neox'"),
+        ({"stored": "half"}, "stored says which layout the weights have, and needs the layout that they should get"),
+        ({"max_length": 4, "interpolate": "spline"}, "interpolate must be one of linear, cubic, nearest, got 'spline'"),
+        ({"interpolate": "linear", "rotary": "none"}, "interpolate says how a table is resized, and needs max_length"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            Request(**asked)
+
+
+# GGUF
+
+
+def test_a_gguf_becomes_a_folder_that_transformers_loads(made, tmp_path: Path) -> None:
+    import gguf
+
+    source = made("llama")
+    said, tensors = config(source), open_tensors(source)
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_context_length(16)
+    writer.add_embedding_length(32)
+    writer.add_block_count(2)
+    writer.add_feed_forward_length(24)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_rope_freq_base(said["rope_parameters"]["rope_theta"])
+    writer.add_layer_norm_rms_eps(said["rms_norm_eps"])
+    writer.add_vocab_size(40)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
+    for name, tensor in tensors.items():
+        if "q_proj" in name or "k_proj" in name:
+            # llama.cpp's own permutation, written out: rows of one pair side by side.
+            heads = 4 if "q_proj" in name else 2
+            tensor = tensor.reshape(heads, 2, -1, 32).swapaxes(1, 2).reshape(tensor.shape)
+        writer.add_tensor(names.get_name(name, (".weight",)), tensor.contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    before = (tmp_path / "model.gguf").read_bytes()
+    done = convert(tmp_path / "model.gguf", tmp_path / "new", Request())
+    new = open_tensors(done.folder)
+    assert set(new) == set(tensors) and all(new[name].equal(tensors[name]) for name in tensors)
+    assert done.done == (f"dequantised and renamed from GGUF: {len(new)} tensors",)
+    torch.testing.assert_close(logits(load(done.folder)), logits(load(source)))
+    kept = convert(tmp_path / "model.gguf", tmp_path / "interleaved", Request(layout="interleaved"))
+    stored = open_tensors(tmp_path / "model.gguf")["blk.1.attn_k.weight"]
+    assert open_tensors(kept.folder)["model.layers.1.self_attn.k_proj.weight"].equal(stored)
+    assert (tmp_path / "model.gguf").read_bytes() == before
+
+
+# Bad input and crashes
+
+
+def test_targets_that_exist_or_lie_in_the_source_are_refused_before_anything_is_read(
+    made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "open_tensors", lambda path: pytest.fail("the source was read"))
+    source = made("llama")
+    with pytest.raises(ValueError, match="exists; nothing was written"):
+        convert(source, tmp_path, Request(layout="interleaved"))
+    for inside in (source / "new", source / "deeper" / "new", tmp_path / "link" / "new"):
+        if not (tmp_path / "link").exists():
+            (tmp_path / "link").symlink_to(source)
+        with pytest.raises(ValueError, match=r"lies inside .*, which is never written to; choose another folder"):
+            convert(source, inside, Request(layout="interleaved"))
+
+
+def test_an_error_in_the_middle_leaves_the_source_and_nothing_else(
+    made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = made("llama")
+    before, read = state(source), 0
+
+    def fail(*given: Any) -> Tensor:
+        nonlocal read
+        read += 1
+        if read == 3:
+            raise RuntimeError("the power went")
+        return rearranged(*given)
+
+    rearranged = module.layouts.rearranged
+    monkeypatch.setattr(module.layouts, "rearranged", fail)
+    with pytest.raises(RuntimeError, match="the power went"):
+        convert(source, tmp_path / "new", Request(layout="interleaved"), shard_bytes=2000)
+    assert list(tmp_path.iterdir()) == [] and state(source) == before
+
+
+def test_configs_that_are_missing_broken_or_marked_wrongly_are_refused(made, tmp_path: Path) -> None:
+    folder = tmp_path / "source"
+    shutil.copytree(made("llama"), folder)
+    said, file = config(folder), folder / "config.json"
+    file.write_text(json.dumps(said | {module.MARK: ["rotary"] * 3}))
+    assert "must be a spec, or one for each of 2 layers" in refusal(folder, tmp_path / "new", layout="interleaved")
+    file.write_text("{")
+    assert "is corrupt: it is no JSON" in refusal(folder, tmp_path / "new", layout="interleaved")
+    file.unlink()
+    assert "has no config.json" in refusal(folder, tmp_path / "new", layout="interleaved")
+    file.write_text(json.dumps(said | {"num_attention_heads": 8}))
+    with pytest.raises(CannotRead, match="which does not fit 8 query heads"):
+        convert(folder, tmp_path / "new", Request(layout="interleaved"))
+
+
+# The command
+
+
+def run(capsys: pytest.CaptureFixture[str], *given: object) -> tuple[int, str, str]:
+    code = cli.main(["convert", *map(str, given)])
+    return (code, *capsys.readouterr())
+
+
+def test_the_command_says_what_it_did_to_how_many_tensors(made, tmp_path: Path, capsys) -> None:
+    source = made("llama")
+    code, out, err = run(capsys, source, "--out", tmp_path / "new", "--layout", "interleaved")
+    assert code == 0 and err == ""
+    assert "rearranged from half to interleaved: 2 model.layers.*.self_attn.k_proj.weight, 2 model.layers.*" in out
+    assert "copied as they are: 17 of 21 tensors" in out and f"Checkpoint: {tmp_path / 'new'}" in out
+    code, out, err = run(capsys, source, "--out", tmp_path / "new", "--layout", "interleaved")
+    assert code == 2 and out == "" and "exists; nothing was written" in err
+    code, out, err = run(
+        capsys,
+        made("vit", causal=False, image_size=24, patch_size=8),
+        "--out",
+        tmp_path / "v",
+        "--grid",
+        4,
+        4,
+        "--json",
+    )
+    assert code == 0 and json.loads(out)["done"][0].startswith("resized from 3 x 3 to 4 x 4 (cubic): 1 ")

@@ -1,0 +1,446 @@
+"""A whole extension of a tiny model: what is measured, who wins, what is written, and what happens when it is cut."""
+
+import hashlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+import tiny_llama
+
+from posenc import cli
+from posenc.checkpoints import extend as module
+from posenc.checkpoints import extension_report, perplexity
+from posenc.checkpoints.extend import Kept, Settings, extend
+from posenc.checkpoints.load import load
+from posenc.checkpoints.reading import CannotRead
+
+TARGET = 2 * tiny_llama.TRAINED
+EXACT = {"factor": 2.0, "dtype": "float32", "chunk": 50, "start": 10, "passkey": 0}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama.save(tmp_path_factory.mktemp("checkpoints") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("texts") / "novel.txt"
+    path.write_text(tiny_llama.TEXT)
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def without_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures take longer than everything else here; a report is written where one is asked for."""
+    if "command_line" not in request.node.name:
+        monkeypatch.setattr(extension_report, "write", lambda record, folder: folder / "report.html")
+
+
+@pytest.fixture(scope="module")
+def done(model: Path, text: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """A finished run of several methods."""
+    out = tmp_path_factory.mktemp("runs") / "done"
+    return extend(Settings(str(model), methods=("linear", "dynamic", "rerope"), text=(text,), **EXACT), out), out
+
+
+def settings(model: Path, text: str, *methods: str, **changes: Any) -> Settings:
+    return Settings(str(model), methods=methods or ("yarn",), text=(text,), **{**EXACT, **changes})
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(folder.iterdir())}
+
+
+def perplexity_in_transformers(folder: Path, text: str, length: int, start: int = 10) -> float:
+    """Of a checkpoint that transformers loads, in one pass, in double precision: nothing of posenc."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    reader = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    ids = torch.tensor(tokenizer(Path(text).read_text())["input_ids"][start : start + length])
+    with torch.no_grad():
+        logits = reader(input_ids=ids[None]).logits[0, :-1]
+    return float(torch.nn.functional.cross_entropy(logits, ids[1:]).exp())
+
+
+def entry(record: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(one for one in record["methods"] if one["name"] == name)
+
+
+# What is measured
+
+
+def test_the_model_as_it_is_comes_first_and_is_what_transformers_says(done, model: Path, text: str) -> None:
+    record, _ = done
+    assert [one["name"] for one in record["methods"]] == ["none", "linear", "dynamic", "rerope"]
+    assert record["lengths"] == [96, 144, 192]
+    for at in entry(record, "none")["lengths"]:
+        expected = perplexity_in_transformers(model, text, at["length"])
+        assert at["mean"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_dynamic_scaling_changes_nothing_up_to_the_trained_length_and_something_beyond(done) -> None:
+    record, _ = done
+    none, dynamic = (entry(record, name)["lengths"] for name in ("none", "dynamic"))
+    assert dynamic[0]["mean"] == pytest.approx(none[0]["mean"], rel=1e-5)
+    assert abs(math.log(dynamic[2]["mean"] / none[2]["mean"])) > 1e-3
+    assert entry(record, "dynamic")["passes"] == 3 and entry(record, "linear")["passes"] == 1
+
+
+def test_every_finished_pass_has_a_line_with_its_losses_and_what_they_depend_on(done) -> None:
+    record, out = done
+    lines = [json.loads(line) for line in (out / "measurements.jsonl").read_text().splitlines()]
+    assert [(line["name"], line["facts"]["length"], line["facts"]["horizon"]) for line in lines] == [
+        ("none", 192, None),
+        ("linear", 192, None),
+        ("dynamic", 96, 96),
+        ("dynamic", 144, 144),
+        ("dynamic", 192, 192),
+        ("rerope", 192, None),
+    ]
+    loss = lines[0]["losses"][0]
+    assert len(loss) == 191
+    assert math.exp(sum(loss) / 191) == pytest.approx(entry(record, "none")["lengths"][-1]["mean"])
+    assert all(line["seconds"] > 0 for line in lines)
+
+
+def test_several_windows_lie_behind_one_another(model: Path, text: str, tmp_path: Path) -> None:
+    record = extend(settings(model, text, "none", windows=2), tmp_path / "run")
+    parts = [perplexity_in_transformers(model, text, TARGET, start) for start in (10, 10 + TARGET)]
+    mean = math.exp(sum(map(math.log, parts)) / 2)
+    assert record["methods"][0]["lengths"][-1]["mean"] == pytest.approx(mean, rel=1e-4)
+    assert record["text"] == {
+        "name": "novel.txt",
+        "sha256": hashlib.sha256(tiny_llama.TEXT.encode()).hexdigest(),
+        "tokens": len(tiny_llama.TEXT),
+        "start": 10,
+        "windows": 2,
+    }
+
+
+def test_lengths_in_between_and_those_asked_for() -> None:
+    plan = module.Plan(None, 8192, 32768, ())  # type: ignore[arg-type]
+    assert module.lengths_of(plan, (1000,)) == (1000, 8192, 12288, 16384, 24576, 32768)
+    assert module.lengths_of(module.Plan(None, 100, 120, ())) == (100, 120)  # type: ignore[arg-type]
+
+
+# Who wins
+
+
+def measured(name: str, mean: float, last: float, **more: Any) -> dict[str, Any]:
+    lengths = [{"length": 100, "mean": mean, "last": mean}, {"length": 200, "mean": last, "last": last}]
+    return {"name": name, "lengths": lengths, "config": {}, **more}
+
+
+def chosen(*methods: dict[str, Any], asked: tuple[str, ...] = ("all",)) -> tuple[str, str]:
+    record = {"methods": [*methods], "trained": 100, "target": 200}
+    best, words = module.choose(Settings("it", 2.0, asked), record)
+    return best["name"], words
+
+
+NONE = measured("none", 10.0, 1000.0)
+
+
+def test_the_lowest_last_tokens_win_among_those_that_keep_the_trained_length() -> None:
+    name, words = chosen(NONE, measured("a", 10.4, 20.0), measured("b", 10.6, 15.0), measured("c", 9.9, 30.0))
+    assert name == "a"
+    assert words == (
+        "a wins on this text: the perplexity of the last 199 tokens at 200 is 20, where the model as it is has 1000. "
+        "At the trained length of 100 its mean perplexity is 10.4, 4.0% above the 10 of before."
+    )
+
+
+def test_near_ties_are_named() -> None:
+    _, words = chosen(NONE, measured("a", 10.0, 20.0), measured("b", 10.0, 20.19), measured("c", 10.0, 20.21))
+    assert "; b is within 1 % of it, which is no difference" in words and "c" not in words.split(";")[1].split(",")[0]
+
+
+def test_a_winner_that_pays_with_short_texts_says_so() -> None:
+    name, words = chosen(measured("none", 1.0, 1000.0), measured("a", 2.0, 20.0))
+    assert name == "none" and words.startswith("No method is better than the model as it is")
+    assert chosen(measured("none", math.inf, 1000.0), measured("a", 2.0, 20.0))[0] == "a"
+
+
+def test_the_one_method_asked_for_is_written_even_if_it_loses() -> None:
+    worse = measured("yarn", 10.0, 2000.0)
+    name, words = chosen(NONE, worse, asked=("yarn",))
+    assert name == "yarn" and words.endswith("yarn is written because it was asked for.")
+    assert chosen(NONE, worse, asked=("yarn", "ntk"))[0] == "none"
+
+
+# What is written
+
+
+def test_the_checkpoint_says_what_was_measured_and_transformers_loads_it(
+    model: Path, text: str, tmp_path: Path
+) -> None:
+    before = hashes(model)
+    record = extend(settings(model, text, "yarn"), tmp_path / "run")
+    assert hashes(model) == before
+    written = Path(record["written"]["path"])
+    assert written == tmp_path / "run" / "checkpoint"
+    for at in entry(record, "yarn")["lengths"]:
+        expected = perplexity_in_transformers(written, text, at["length"])
+        assert at["mean"] == pytest.approx(expected, rel=1e-4)
+    config = json.loads((written / "config.json").read_text())
+    assert config["max_position_embeddings"] == TARGET
+    assert config["rope_parameters"]["rope_type"] == "yarn" and config["rope_parameters"]["factor"] == 2.0
+    assert config["rope_parameters"]["original_max_position_embeddings"] == tiny_llama.TRAINED
+    assert hashes(written)["tokenizer.json"] == before["tokenizer.json"]
+    old, new = load(model).model.state_dict(), load(written).model.state_dict()
+    assert all(old[name].equal(new[name]) for name in old)
+
+
+def test_the_winner_of_several_is_written(model: Path, text: str, tmp_path: Path, monkeypatch) -> None:
+    # Random weights have no winner of their own.
+    monkeypatch.setattr(module, "ranked", lambda found, *_: sorted(found, key=lambda one: one["name"] != "llama3"))
+    record = extend(settings(model, text, "linear", "llama3"), tmp_path / "run")
+    assert record["winner"] == record["written"]["method"] == "llama3"
+    expected = perplexity_in_transformers(tmp_path / "run" / "checkpoint", text, TARGET)
+    assert entry(record, "llama3")["lengths"][-1]["mean"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_nothing_is_written_where_nothing_is_better(done) -> None:
+    record, out = done
+    assert record["winner"] == "none" and not (out / "checkpoint").exists()
+    assert record["written"]["words"].startswith("Nothing was written: no method is better")
+
+
+def test_a_method_without_a_config_is_measured_and_not_written(model: Path, text: str, tmp_path: Path) -> None:
+    record = extend(settings(model, text, "rerope"), tmp_path / "run")
+    assert record["written"]["path"] is None and not (tmp_path / "run" / "checkpoint").exists()
+    assert "Nothing was written for rerope: transformers has no config key" in record["written"]["words"]
+
+
+def test_a_checkpoint_that_does_not_do_what_was_measured_is_taken_away(
+    model: Path, text: str, tmp_path: Path, monkeypatch
+) -> None:
+    of = module.methods.config_of
+
+    def wrong(*given: Any) -> Any:
+        changed, why = of(*given)
+        changed["rope_parameters"]["factor"] = 7.0
+        return changed, why
+
+    monkeypatch.setattr(module.methods, "config_of", wrong)
+    with pytest.raises(RuntimeError, match=r"written checkpoint has a mean loss of .* may differ by 0.001 nats"):
+        extend(settings(model, text, "linear"), tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoint").exists()
+
+
+def test_nested_configs_are_changed_where_they_lie() -> None:
+    config = {"a": 1, "rope_theta": 5.0, "text_config": {"b": 2, "rope_parameters": {"x": 1, "y": 2}}}
+    changed = {"rope_theta": None, "text_config": {"rope_parameters": {"x": 3}}}
+    assert module.merged(config, changed) == {"a": 1, "text_config": {"b": 2, "rope_parameters": {"x": 3}}}
+    assert config["rope_theta"] == 5.0
+
+
+# Runs that are cut
+
+
+def test_a_cut_run_goes_on_with_what_is_left(model: Path, text: str, tmp_path: Path, monkeypatch) -> None:
+    passes: list[int] = []
+    losses = perplexity.losses
+
+    def counted(model: Any, ids: torch.Tensor, **given: Any) -> torch.Tensor:
+        passes.append(len(ids))
+        if len(passes) == 3:
+            raise KeyboardInterrupt
+        return losses(model, ids, **given)
+
+    monkeypatch.setattr(perplexity, "losses", counted)
+    asked, out = settings(model, text, "yarn", windows=2), tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        extend(asked, out)
+    assert passes == [TARGET] * 3 and not (out / "checkpoint").exists()
+    # What a killed process leaves of the line that it was writing.
+    with open(out / "measurements.jsonl", "a") as file:
+        file.write('\n{"key": "12')
+    record = extend(asked, out)
+    # The two windows of the second method again, and at the end the check of the checkpoint.
+    assert passes[3:] == [TARGET, TARGET, tiny_llama.TRAINED]
+    again = extend(asked, out)
+    assert passes[6:] == [tiny_llama.TRAINED]
+    assert [one["name"] for one in record["methods"]] == ["none", "yarn"]
+    assert again["methods"] == record["methods"] and again["written"] == record["written"]
+
+
+def test_from_the_command_line_an_interrupt_is_130_and_the_same_command_goes_on(
+    model: Path, text: str, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    out = tmp_path / "run"
+    given = ["extend", str(model), "--factor", "2", "--method", "ntk", "--text", text, "--out", str(out)]
+    given += ["--dtype", "float32", "--start", "10"]
+    patch = pytest.MonkeyPatch()
+    patch.setattr(perplexity, "losses", interrupted)
+    assert cli.main(given) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+    patch.undo()
+    assert cli.main(given) == 0
+    answer = capsys.readouterr().out
+    assert "mean at 96" in answer and "ntk" in answer and f"Checkpoint: {out / 'checkpoint'}" in answer
+    assert (out / "report.html").exists() and (out / "report.md").exists()
+
+
+def interrupted(*_: Any, **__: Any) -> torch.Tensor:
+    raise KeyboardInterrupt
+
+
+def test_a_result_is_kept_by_everything_that_it_depends_on(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "a" / "kept.jsonl")
+    assert kept.once({"x": 1}, lambda: {"value": 1})["value"] == 1
+    assert kept.once({"x": 2}, lambda: {"value": 2})["value"] == 2
+    again = Kept(tmp_path / "a" / "kept.jsonl")
+    assert {"x": 1} in again and {"x": 3} not in again
+    assert again.once({"x": 1}, lambda: {"value": 9})["value"] == 1
+
+
+def test_time_left_is_said_every_few_seconds(monkeypatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    said: list[str] = []
+    clock = module.Clock(said.append)
+    clock.expect(400.0)
+    with clock.during("yarn, 8,192 tokens", 100.0) as tell:
+        for seconds, share in ((5.0, 0.25), (20.0, 0.5), (25.0, 0.75)):
+            now[0] = seconds
+            tell(share)
+    now[0] = 40.0
+    with clock.during("ntk", 300.0) as tell:
+        tell(1 / 3)
+    assert said == ["yarn, 8,192 tokens: 50%; about 140 s left in all", "ntk: 33%; about 40 s left in all"] or said == [
+        "yarn, 8,192 tokens: 50%; about 2 min left in all",
+        "ntk: 33%; about 40 s left in all",
+    ]
+
+
+# Pass keys
+
+
+def test_pass_keys_are_asked_for_beyond_the_trained_length_only_if_it_can_be_done_there(
+    model: Path, text: str, tmp_path: Path, monkeypatch
+) -> None:
+    asked: list[int] = []
+
+    def found(right: int):
+        def retrieve(model, tokenizer, length, trials, **_):
+            asked.append(length)
+            return [module.passkey.Retrieval(length, depth, right, trials) for depth in module.passkey.DEPTHS]
+
+        return retrieve
+
+    monkeypatch.setattr(module.passkey, "retrieve", found(0))
+    record = extend(settings(model, text, "linear", passkey=1), tmp_path / "cannot")
+    assert asked == [tiny_llama.TRAINED] and "passkey" not in entry(record, "linear")
+    assert "says 0 of 3 pass keys, less than 90%" in record["passkey"]["words"]
+    asked.clear()
+    monkeypatch.setattr(module.passkey, "retrieve", found(1))
+    record = extend(settings(model, text, "linear", passkey=1), tmp_path / "can")
+    assert asked == [tiny_llama.TRAINED, TARGET, TARGET]
+    assert [key["right"] for key in entry(record, "linear")["passkey"]] == [1, 1, 1]
+
+
+def test_a_length_without_room_for_a_key_says_so(model: Path, text: str, tmp_path: Path) -> None:
+    record = extend(settings(model, text, "linear", passkey=1), tmp_path / "run")
+    assert "a pass key needs more text to hide in than 96 tokens give" in record["passkey"]["words"]
+
+
+# Tuning
+
+
+def test_tuning_lowers_the_loss_and_its_weights_are_written(model: Path, text: str, tmp_path: Path) -> None:
+    more = {"tune": 6, "tune_length": 48, "tune_rate": 3e-3, "start": None}
+    asked = settings(model, text, "linear", **more)
+    record = extend(asked, tmp_path / "run")
+    tuned, plain = record["tuned"], entry(record, "linear")
+    assert tuned["name"] == "linear, tuned" and len(tuned["loss"]) == 6
+    assert tuned["lengths"][-1]["mean"] < plain["lengths"][-1]["mean"]
+    start = len(tiny_llama.TEXT) - TARGET
+    assert record["text"]["start"] == start
+    expected = perplexity_in_transformers(tmp_path / "run" / "checkpoint", text, TARGET, start)
+    assert tuned["lengths"][-1]["mean"] == pytest.approx(expected, rel=1e-4)
+    again = extend(asked, tmp_path / "run")
+    assert again["tuned"]["lengths"] == tuned["lengths"]
+
+
+def test_what_cannot_be_written_is_not_tuned(model: Path, text: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="rerope cannot be tuned and written: transformers has no config key"):
+        extend(settings(model, text, "rerope", tune=2, tune_length=40, start=None), tmp_path / "run")
+
+
+# What is refused, with nothing written
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"factor": 1.0}, "must be above 1, got 1"),
+        ({"factor": 0.5}, "must be above 1, got 0.5"),
+        ({"factor": 40.0}, r"novel.txt has 1,8\d\d tokens, and a window of 3,840 from token 10 takes 3,850"),
+        ({"windows": 100}, "takes 19,210"),
+        ({"methods": ("yarm",)}, "no method named 'yarm'"),
+        ({"lengths": (500,)}, "lengths go up to the target of 192 tokens, got 500"),
+        ({"dtype": "int8"}, "dtype must be float32, bfloat16"),
+        ({"factors": "f.json"}, "cannot be read from 'f.json'"),
+        ({"text": ("nothing.txt",)}, "nothing.txt' cannot be read"),
+        ({"tune": 5, "dtype": "bfloat16"}, "tuning takes --dtype float32"),
+        ({"tune": 5, "tune_map": "poses"}, "--tune-map must be one of plain, pose, randomised, got 'poses'"),
+        ({"tune": 5, "tune_length": 400, "start": 300}, "begin at token 300 of .*too few for a window of 400"),
+    ],
+)
+def test_a_mistake_is_refused_before_anything_is_made(
+    changes: dict[str, Any], message: str, model: Path, text: str, tmp_path: Path
+) -> None:
+    given = {"path": str(model), "methods": ("yarn",), "text": (text,), **EXACT, **changes}
+    with pytest.raises(ValueError, match=message):
+        extend(Settings(**given), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"windows": 0}, "windows must be 1 or more, got 0"),
+        ({"chunk": 0}, "chunk must be 1 or more, got 0"),
+        ({"start": -1}, "start counts tokens of the text from 0, got -1"),
+        ({"lengths": (1,)}, "a length is 2 tokens or more, got 1"),
+    ],
+)
+def test_impossible_settings_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Settings("it", 2.0, **changes)
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(model: Path, text: str, tmp_path: Path, done) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years")
+    with pytest.raises(ValueError, match="exists and is no run of posenc extend"):
+        extend(settings(model, text), tmp_path / "mine")
+    assert hashes(tmp_path / "mine").keys() == {"thesis.txt"}
+    with pytest.raises(ValueError, match=r"other settings \(chunk, methods\); give --out another folder"):
+        extend(settings(model, text, "yarn", chunk=51), done[1])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="is a file"):
+        extend(settings(model, text), tmp_path / "file")
+
+
+def test_a_model_without_a_tokenizer_cannot_read(text: str, tmp_path: Path) -> None:
+    tiny_llama.model().save_pretrained(tmp_path / "bare")
+    with pytest.raises(CannotRead, match="has no tokenizer"):
+        extend(settings(tmp_path / "bare", text), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_command_can_be_given_again() -> None:
+    asked = Settings("smollm2", 2.0, ("yarn", "ntk"), ("a b.txt",), windows=3, factors="f.json")
+    assert asked.command(Path("out")) == (
+        "posenc extend smollm2 --factor 2 --method yarn,ntk --text 'a b.txt' --windows 3 --longrope-factors f.json "
+        "--out out"
+    )

@@ -1,0 +1,227 @@
+"""Configurations of transformers, old keys and new: readings held to its own rotary modules and to formulas."""
+
+import copy
+import sys
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+
+from transformers import LlamaConfig  # noqa: E402
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # noqa: E402
+
+from posenc.checkpoints.huggingface import read, rope_parameters  # noqa: E402
+from posenc.checkpoints.reading import CannotRead  # noqa: E402
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 256,
+}
+BARE = {key: value for key, value in LLAMA.items() if key != "model_type"}
+
+LISTS = {"short_factor": [1.0 + k / 8 for k in range(16)], "long_factor": [2.0 + k for k in range(16)]}
+
+ROPES = {
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    "yarn with all": {
+        **{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 16.0},
+        **{"beta_slow": 2.0, "truncate": False, "mscale": 0.7, "mscale_all_dim": 0.9},
+    },
+    "yarn with a temperature": {
+        **{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "attention_factor": 1.25}
+    },
+    "llama3": {
+        **{"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        "original_max_position_embeddings": 128,
+    },
+    "longrope": {"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 64, **LISTS},
+}
+
+
+def layer(config, index=0):
+    part = read(config).parts[0]
+    return part.layers[index], part.encoding(index)
+
+
+@pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)
+def test_every_schedule_has_the_frequencies_of_transformers_own_module(rope):
+    rope = {**rope, "rope_theta": 5000.0}
+    own = LlamaRotaryEmbedding(LlamaConfig(**BARE, rope_parameters=copy.deepcopy(rope)))
+    reading = read({**LLAMA, "rope_parameters": rope})
+    frequencies, temperature = reading.parts[0].encoding(1).spectrum()
+    torch.testing.assert_close(frequencies.flatten().float(), own.inv_freq, rtol=1e-5, atol=0)
+    assert float(temperature) == pytest.approx(own.attention_scaling, rel=1e-6)
+    assert not reading.unknown
+    assert not reading.not_covered
+
+
+@pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)
+def test_what_is_written_is_read_back_as_the_same_spec(rope):
+    spec = layer({**LLAMA, "rope_parameters": {**rope, "rope_theta": 5000.0}})[0].spec
+    assert layer({**LLAMA, "rope_parameters": rope_parameters(spec, 256)})[0].spec == spec
+
+
+@pytest.mark.parametrize(
+    ("spec", "written"),
+    [
+        ("rotary", {"rope_type": "default", "rope_theta": 10_000.0}),
+        ("rotary(partial=0.5)", {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}),
+        (
+            "proportional_rotary(base=1000000)",
+            {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+        ),
+        (
+            "multimodal_rotary(sections=(8, 12, 12))",
+            {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [8, 12, 12]},
+        ),
+        ("rotary(schedule=ntk(factor=4))", None),
+        ("rotary(schedule=yarn(factor=4, ramp=turns))", None),
+        ("alibi", None),
+        ("none", None),
+    ],
+)
+def test_rope_parameters_are_written_where_transformers_has_words_for_them(spec, written):
+    assert rope_parameters(spec) == written
+
+
+def test_old_keys_are_read():
+    old = {**LLAMA, "rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4.0}}
+    assert layer(old)[0].spec == "rotary(base=500000, schedule=linear(factor=4.0))"
+    assert not read(old).unknown
+
+
+def test_a_share_of_each_head_is_read():
+    spec = layer({**LLAMA, "model_type": "stablelm", "partial_rotary_factor": 0.25, "num_key_value_heads": 2})[0].spec
+    assert spec == "rotary(partial=0.25)"
+
+
+def test_layers_without_rotary_are_those_of_the_list():
+    config = {**LLAMA, "model_type": "smollm3", "no_rope_layers": [1, 0], "rope_theta": 2e6, "pad_token_id": 0}
+    assert [one.spec for one in read(config).parts[0].layers] == ["rotary(base=2000000)", "none"]
+
+
+def test_layers_of_two_kinds_have_two_bases_and_a_window():
+    rope = {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    }
+    types = ["sliding_attention", "full_attention"]
+    config = {**LLAMA, "model_type": "gemma3_text", "rope_parameters": rope, "layer_types": types, "head_dim": 32}
+    first, second = read({**config, "sliding_window": 16, "query_pre_attn_scalar": 64}).parts[0].layers
+    assert (first.spec, first.window, first.scale) == ("rotary", 16, 0.125)
+    assert (second.spec, second.window) == ("rotary(base=1000000, schedule=linear(factor=8.0))", None)
+
+
+def test_the_scale_of_latent_attention_has_yarns_square():
+    yarn = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 64, "rope_theta": 1e4}
+    config = transformers.DeepseekV3Config(
+        **BARE, q_lora_rank=8, kv_lora_rank=8, qk_rope_head_dim=8, qk_nope_head_dim=4, v_head_dim=8,
+        first_k_dense_replace=2, rope_parameters={**yarn, "mscale": 1.0, "mscale_all_dim": 1.0},
+    )  # fmt: skip
+    found, encoding = layer(config)
+    assert (found.head_dim, encoding.layout) == (8, "interleaved")
+    assert found.scale == pytest.approx(12**-0.5 * 1.8738542070926265, rel=1e-6)
+
+
+def test_an_encoder_and_a_decoder_are_two_parts():
+    config = transformers.T5Config(vocab_size=64, d_model=32, d_kv=8, num_heads=4, num_layers=2, num_decoder_layers=3)
+    encoder, decoder = read(config).parts
+    assert (encoder.name, decoder.name, len(encoder.layers), len(decoder.layers)) == ("encoder", "decoder", 2, 3)
+    assert (encoder.layers[0].spec, decoder.layers[0].spec) == ("t5_bias(causal=False)", "t5_bias")
+    assert encoder.layers[0].scale == 1.0
+
+
+def test_a_table_counts_from_the_row_that_position_0_has():
+    config = transformers.OPTConfig(
+        vocab_size=64,
+        hidden_size=32,
+        num_attention_heads=2,
+        num_hidden_layers=1,
+        ffn_dim=32,
+        max_position_embeddings=40,
+    )
+    (part,) = read(config).parts
+    assert (part.embed, part.shape.max_len) == ("learned", 40)
+    assert part.tables == {"decoder.embed_positions.weight": (42, 32)}
+    assert part.besides == ("the first 2 rows of decoder.embed_positions.weight are no positions",)
+
+
+def test_sections_of_time_height_and_width_are_measured():
+    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 6, 6]}
+    config = {**LLAMA, "model_type": "qwen2_vl_text", "rope_parameters": rope, "num_key_value_heads": 2}
+    assert layer(config)[0].spec == "multimodal_rotary(base=1000000, sections=(4, 6, 6))"
+
+
+def test_a_tower_of_images_reads_rows_and_columns():
+    config = transformers.PixtralVisionConfig(
+        hidden_size=64, num_attention_heads=2, num_hidden_layers=1, intermediate_size=64, patch_size=4, image_size=32
+    )
+    assert layer(config)[0].spec == "axial_rotary(base=10000, frequencies='dealt')"
+
+
+def test_position_code_that_no_spec_describes_is_named():
+    config = transformers.Wav2Vec2Config(
+        hidden_size=32, num_attention_heads=2, num_hidden_layers=1, intermediate_size=32
+    )
+    (sentence,) = read(config).not_covered
+    assert "encoder.pos_conv_embed (Wav2Vec2PositionalConvEmbedding) carries position" in sentence
+
+
+def test_keys_that_nobody_reads_are_named_and_not_ignored():
+    rope = {"rope_type": "default", "rope_theta": 1e4, "wobble": 3}
+    assert read({**LLAMA, "rope_parameters": rope}).unknown == {"rope_parameters.wobble": 3}
+    assert read({**LLAMA, "rope_wobble": 3}).unknown == {"rope_wobble": 3}
+
+
+def test_what_only_the_defaults_say_is_marked():
+    understood = read(LLAMA).understood
+    assert understood["max_position_embeddings"] == "trained length 256 tokens"
+    assert understood["rope_parameters.rope_theta"].endswith("(not in the file: default, or from another key)")
+
+
+def test_an_architecture_that_nobody_knows_is_read_by_its_keys_and_the_layout_is_left_open():
+    reading = read({**LLAMA, "model_type": "newllama", "rope_theta": 5e5})
+    assert reading.parts[0].layers[0].spec == "rotary(base=500000)"
+    assert "layout: transformers does not know the architecture newllama here" in reading.not_covered[0]
+
+
+def test_without_transformers_the_keys_are_read(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers.models.auto.configuration_auto", None)
+    reading = read({**LLAMA, "rope_theta": 7e5, "initializer_range": 0.5})
+    assert reading.parts[0].layers[0].spec == "rotary(base=700000)"
+    assert "half is assumed" in reading.not_covered[0]
+
+
+def test_a_configuration_object_is_not_changed():
+    config = LlamaConfig(**BARE)
+    before = config.to_dict()
+    read(config)
+    assert config.to_dict() == before
+    assert config._attn_implementation != "eager" or "_attn_implementation" in before
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"vocab": 3}, "expected a config.json of transformers with model_type or hidden_size, got the keys vocab"),
+        (3, "expected a dictionary or a configuration of transformers, got int"),
+        (
+            {**BARE, "rope_parameters": {"rope_type": "swirl", "factor": 2.0}},
+            "there is no schedule swirl here; known are",
+        ),
+        ({**BARE, "rope_parameters": {"rope_type": "linear"}}, "the schedule linear needs factor, and it is not given"),
+        ({**BARE, "rope_parameters": {"rope_type": "linear", "factor": 0.5}}, "cannot be: linear: factor must be 1"),
+        ({**BARE, "rope_parameters": {"rope_type": "linear", "factor": "two"}}, "factor must be a finite number"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_a_reason(config, message):
+    with pytest.raises(CannotRead, match=message):
+        read(config)

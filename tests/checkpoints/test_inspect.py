@@ -1,0 +1,328 @@
+"""`posenc inspect`: files of every kind and what is wrong with them, the words, the pictures, the command."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from posenc import cli
+from posenc.checkpoints import portrait
+from posenc.checkpoints.inspect import checked, inspect, with_its_model
+from posenc.checkpoints.reading import CannotRead, Layer, Part, Reading
+from posenc.checkpoints.tensors import open_tensors
+from posenc.encoding import Shape
+
+PARAMS = {"dim": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "rope_theta": 500000.0}
+
+
+def folder(path: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor] | None = None) -> Path:
+    path.mkdir(exist_ok=True)
+    (path / "params.json").write_text(json.dumps(config))
+    if tensors is not None:
+        save_file(tensors, path / "model.safetensors")
+    return path
+
+
+def weights(**changes: torch.Tensor) -> dict[str, torch.Tensor]:
+    out = {f"layers.{i}.attention.wq.weight": torch.zeros(64, 64) for i in (0, 1)}
+    out |= {f"layers.{i}.attention.wk.weight": torch.zeros(32, 64) for i in (0, 1)}
+    return out | changes
+
+
+def test_the_format_is_told_by_what_is_inside_and_never_by_the_name(tmp_path: Path) -> None:
+    (tmp_path / "anything.json").write_text(json.dumps(PARAMS))
+    assert inspect(tmp_path / "anything.json").format == "meta"
+    megatron = {"num_layers": 1, "hidden_size": 8, "num_attention_heads": 1, "position_embedding_type": "rope"}
+    (tmp_path / "config.json").write_text(json.dumps(megatron))
+    assert inspect(tmp_path / "config.json").format == "megatron"
+
+
+def test_yaml_is_read_where_it_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "num-layers: 1\nhidden-size: 8\nnum-attention-heads: 1\nposition-embedding-type: rope\n"
+    (tmp_path / "a.yaml").write_text(text)
+    pytest.importorskip("yaml")
+    assert inspect(tmp_path / "a.yaml").format == "megatron"
+    (tmp_path / "b.yaml").write_text("a: [1\nb: 2")
+    with pytest.raises(CannotRead, match=r"b\.yaml is no whole YAML"):
+        inspect(tmp_path / "b.yaml")
+    monkeypatch.setitem(__import__("sys").modules, "yaml", None)
+    with pytest.raises(CannotRead, match="is YAML, which PyYAML reads; install it"):
+        inspect(tmp_path / "a.yaml")
+
+
+def test_weights_that_fit_say_nothing(tmp_path: Path) -> None:
+    reading = inspect(folder(tmp_path / "a", PARAMS, weights()))
+    assert (reading.contradictions, reading.not_covered, reading.unknown) == ((), (), {})
+
+
+def test_weights_that_contradict_the_config_are_named(tmp_path: Path) -> None:
+    wide = weights(**{"layers.1.attention.wk.weight": torch.zeros(64, 64)})
+    assert inspect(folder(tmp_path / "a", PARAMS, wide)).contradictions == (
+        "layers.1.attention.wk.weight has 64 rows, and the config says 2 heads of 16 channels, 32 rows",
+    )
+    assert inspect(folder(tmp_path / "b", PARAMS | {"n_layers": 3}, weights())).contradictions == (
+        "the weights have no layer 2, and the config says 3 layers",
+    )
+    table = weights(**{"pos_embed": torch.zeros(1, 128, 64)})
+    assert inspect(folder(tmp_path / "c", PARAMS, table)).contradictions == (
+        "pos_embed is a table of positions [1, 128, 64], and the config speaks of none",
+    )
+
+
+def test_frequencies_in_the_weights_are_held_against_the_config(tmp_path: Path) -> None:
+    right = 5e5 ** -(torch.arange(0, 16, 2).double() / 16)
+    assert inspect(folder(tmp_path / "a", PARAMS, weights(**{"rope.freqs": right}))).contradictions == ()
+    assert inspect(folder(tmp_path / "b", PARAMS, weights(**{"rope.freqs": right.bfloat16()}))).contradictions == ()
+    other = weights(**{"rope.freqs": 1e4 ** -(torch.arange(0, 16, 2).double() / 16)})
+    (sentence,) = inspect(folder(tmp_path / "c", PARAMS, other)).contradictions
+    assert sentence.startswith("rope.freqs holds other frequencies than the config gives, from 1 to 0.000316228")
+
+
+def test_a_tower_beside_the_text_is_not_held_against_the_text(tmp_path: Path) -> None:
+    beside = {"vision.layers.7.attention.wq.weight": torch.zeros(8, 8), "vision.pos_embed": torch.zeros(1, 9, 8)}
+    config = PARAMS | {"vision_args": {"dim": 8}}
+    assert inspect(folder(tmp_path / "a", config, weights(**beside))).contradictions == ()
+    nested = weights(**{"layers.0.blocks.5.x": torch.zeros(1)})
+    assert inspect(folder(tmp_path / "b", PARAMS | {"n_layers": 3}, nested)).contradictions == ()
+
+
+def learned(rows: int, held: int) -> tuple[Reading, Reading]:
+    """A reading of a learned table of so many rows, before and after it met a table of `held` rows."""
+    part = Part("", Shape(8, 2, 4, rows), (Layer("none", 4),), 2, rows, f"learned(max_len={rows})")
+    reading = Reading("transformers", "gpt2", (part,))
+    save_file({"wpe.weight": torch.randn(held, 8), "h.0.x": torch.zeros(1)}, "model.safetensors")
+    return reading, checked(reading, open_tensors("model.safetensors"))
+
+
+def test_a_learned_table_is_held_against_the_trained_length(here: Path) -> None:
+    _, fits = learned(16, 16)
+    assert fits.contradictions == () and fits.parts[0].tables == {"wpe.weight": (16, 8)}
+    _, differs = learned(16, 32)
+    assert differs.contradictions == ("wpe.weight is [32, 8], and the config says [16, 8]; followed: the config",)
+
+
+def test_a_table_of_distances_is_held_against_its_buckets(here: Path) -> None:
+    part = Part("", Shape(8, 2, 4, 1), (Layer("t5_bias(buckets=8, max_distance=16)", 4),), 2)
+    reading = Reading("transformers", "t5", (part,))
+    name = "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    save_file({name: torch.randn(8, 2)}, "a.safetensors")
+    assert checked(reading, open_tensors("a.safetensors")).contradictions == ()
+    save_file({name: torch.randn(16, 2)}, "b.safetensors")
+    (sentence,) = checked(reading, open_tensors("b.safetensors")).contradictions
+    assert sentence == f"{name} is [16, 2], and the config says [8, 2] (buckets, heads)"
+
+
+def test_pickles_are_refused_and_left_alone_beside_a_config(tmp_path: Path) -> None:
+    torch.save({}, tmp_path / "model.pt")
+    with pytest.raises(CannotRead, match=r"model\.pt is a pickle, and to unpickle is to run"):
+        inspect(tmp_path / "model.pt")
+    with pytest.raises(CannotRead, match="is a pickle"):
+        inspect(tmp_path)
+    reading = inspect(folder(tmp_path, PARAMS))
+    assert len(reading.parts) == 1
+    assert reading.not_covered[0].startswith("the weights, which were not opened: ")
+    (tmp_path / "model.pt").rename(tmp_path / "hidden.json")
+    with pytest.raises(CannotRead, match="is a pickle"):
+        inspect(tmp_path / "hidden.json")
+
+
+def test_broken_files_are_refused_by_name(tmp_path: Path) -> None:
+    broken = folder(tmp_path / "a", PARAMS, weights())
+    whole = (broken / "model.safetensors").read_bytes()
+    for size in (4, 100, len(whole) - 10):
+        (broken / "model.safetensors").write_bytes(whole[:size])
+        with pytest.raises(CannotRead, match=r"model\.safetensors"):
+            inspect(broken)
+    sharded = folder(tmp_path / "b", PARAMS)
+    index = {"metadata": {}, "weight_map": {"x": "model-00001-of-00002.safetensors"}}
+    (sharded / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CannotRead, match=r"names the shard model-00001-of-00002\.safetensors, which is missing"):
+        inspect(sharded)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("config.json", '{"dim": 4,', r"config\.json is no whole JSON: line 1"),
+        ("config.json", "[1, 2]", "must hold a dictionary, got list"),
+        ("config.json", "\xff\xfe", "is no whole JSON"),
+        ("config.json", '{"colour": 1}', "no format known has these keys: colour"),
+        ("adapter_config.json", "{}", "is an adapter, which has the positions of the model that it adapts"),
+        ("README.md", "hello", "holds no tensors: no .safetensors and no .gguf file is in it"),
+    ],
+)
+def test_folders_without_a_readable_config(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    with pytest.raises(CannotRead, match=message):
+        inspect(tmp_path)
+
+
+def test_weights_alone_say_not_what_they_are(tmp_path: Path) -> None:
+    save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
+    for path in (tmp_path, tmp_path / "model.safetensors"):
+        with pytest.raises(CannotRead, match=r"neither config\.json nor params\.json"):
+            inspect(path)
+    folder(tmp_path, PARAMS)
+    assert inspect(tmp_path / "model.safetensors").format == "meta"
+    (tmp_path / "noise.bin").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(CannotRead, match="is a pickle"):
+        inspect(tmp_path / "noise.bin")
+    (tmp_path / "noise").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(CannotRead, match="noise is no text; expected JSON, YAML or a GGUF file"):
+        inspect(tmp_path / "noise")
+    with pytest.raises(CannotRead, match="there is no file or folder 'nowhere'"):
+        inspect("nowhere")
+
+
+def test_the_model_that_vllms_arguments_name_is_read_where_it_lies(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"hidden_size": 8}))
+    assert with_its_model({"model": "model", "max_model_len": 4}, tmp_path)["hf_config"] == {"hidden_size": 8}
+    assert "hf_config" not in with_its_model({"model": "elsewhere"}, tmp_path)
+
+
+def part(*layers: Layer, **changes: Any) -> Part:
+    return Part("", Shape(64, 4, 16, 4096), layers, 2, 4096, **changes)
+
+
+ROTARY, NONE = Layer("rotary(base=500000, layout=interleaved)", 16), Layer("none", 16)
+LOCAL = Layer("rotary", 16, window=512)
+
+
+def words(*layers: Layer, **changes: Any) -> str:
+    return portrait.words(Reading("meta", "toy", (part(*layers, **changes),)))
+
+
+def test_the_words_name_every_number() -> None:
+    said = words(
+        *[Layer("rotary(base=500, partial=0.5, schedule=yarn(factor=8, trained_length=512))", 16, None, 0.5)] * 2
+    )
+    for fact in (
+        "toy (Meta's params.json)",
+        "2 layers, 64 channels, 4 heads of 16, 2 for keys and values; trained on 4,096 tokens; sees the past",
+        "layers 0 to 1: rotary(base=500, partial=0.5,",
+        "[logits times 0.5]",
+        "layout half: channel k and the one half the rotary width further on make a pair",
+        "base 500; 8 of 16 channels of a head turn",
+        "schedule yarn: factor 8, trained length 512, beta fast 32, beta slow 1, truncate true, ramp pairs",
+        "temperature 1.20794: logits are multiplied by 1.45913",
+    ):
+        assert fact in said
+
+
+def test_layers_that_are_alike_stand_together_and_cycles_are_told_once() -> None:
+    smollm3 = words(*[ROTARY, ROTARY, ROTARY, NONE] * 4)
+    assert "layers in a cycle of 4 (3 + 1):\n  layers 0 to 2: rotary" in smollm3 and "layer 3: none" in smollm3
+    assert "layer 7" not in smollm3
+    gemma = words(*[LOCAL] * 5, ROTARY, LOCAL)
+    assert "layers 0 to 4: rotary   [window of 512 tokens]" in gemma and "layer 5: rotary(base" in gemma
+    assert "layer 6: rotary   [window" in gemma
+
+
+def test_the_words_of_other_encodings() -> None:
+    assert "slopes from 0.25 to 0.003906 a token" in words(Layer("alibi", 16))
+    assert "32 buckets; from 128 tokens on all share the last" in words(Layer("t5_bias", 16))
+    assert "from 64 tokens on, queries grow by 0.1 times a logarithm" in words(
+        Layer("step_temperature(interval=64)", 16)
+    )
+    assert "it depends on how long each sequence is" in words(
+        Layer("rotary(schedule=dynamic_ntk(factor=2, trained_length=64))", 16)
+    )
+    lists = tuple(float(k + 1) for k in range(8))
+    longrope = f"longrope(factor=4, short_factor={lists}, long_factor={lists}, trained_length=1024)"
+    said = words(Layer(f"rotary(schedule={longrope})", 16))
+    assert "short factor [1, 2, ..., 8] (8 entries)" in said and "for short sequences" in said
+    stopped = words(Layer("proportional_rotary(share=0.25)", 16))
+    assert "8 pairs, wavelengths from 6.283 to 20 tokens, 6 stand still" in stopped
+
+
+def test_embeddings_tables_and_what_no_spec_says() -> None:
+    said = words(NONE, embed="learned(max_len=8)", tables={"wpe.weight": (8, 64)}, besides=("it does more",))
+    assert "added to the embeddings: learned(max_len=8)" in said
+    assert "table wpe.weight: 8 x 64" in said and "besides: it does more" in said
+    empty = Reading("gguf", "x", (), {}, {"rope.x": [1, 2]}, ("a and b",), ("all of it",))
+    assert portrait.words(empty).splitlines()[1:] == [
+        *("", "No stack with positions could be read.", "", "Contradictory:", "  a and b"),
+        *("", "Not understood:", "  rope.x: [1, 2]", "", "Not covered:", "  all of it"),
+    ]
+
+
+def test_pictures_of_spectra_slopes_and_real_tables() -> None:
+    reading = Reading("meta", "toy", (part(ROTARY, LOCAL, ROTARY), part(Layer("alibi", 16))))
+    assert list(portrait.pictures(reading)) == ["spectrum", "spectrum_2", "bias"]
+    held = {"wpe.weight": torch.randn(600, 64), "x": torch.zeros(2, 2)}
+    bucketed = Reading("meta", "t5", (part(Layer("t5_bias(buckets=8, max_distance=16)", 16)),))
+    name = "block.0.relative_attention_bias.weight"
+    figures = portrait.pictures(bucketed, held | {name: torch.arange(32.0).view(8, 4)})
+    assert list(figures) == ["similarity_wpe", "bias_block_0_relative_attention_bias"]
+    assert "cosine of its rows, one in 2" in figures["similarity_wpe"].axes[0].get_title("left").replace("\n", " ")
+    # The curves are those of the table in the weights: the bias at distance 0 is the first row.
+    lines = figures["bias_block_0_relative_attention_bias"].axes[0].get_lines()
+    assert sorted(line.get_ydata()[0] for line in lines[:4]) == [0, 1, 2, 3]
+
+
+def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = cli.main(["inspect", *arguments])
+    return code, *capsys.readouterr()
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_command_says_what_it_understood_and_what_not(here: Path, capsys) -> None:
+    folder(here / "m", PARAMS | {"rope_wonder": 3}, weights())
+    code, out, _ = command(capsys, "m", "--out", "pictures")
+    assert code == 0
+    assert "layers 0 to 1: rotary(base=500000, layout='interleaved')" in out
+    assert "Not understood:\n  rope_wonder: 3" in out
+    assert "rope_theta" in out and "rotary base 500000" in out
+    assert [path.name for path in (here / "pictures").iterdir()] == ["spectrum.png"]
+
+
+def test_the_command_gives_json(here: Path, capsys) -> None:
+    code, out, _ = command(capsys, str(folder(here / "m", PARAMS)), "--json")
+    told = json.loads(out)
+    assert code == 0 and told["format"] == "meta"
+    assert told["parts"][0]["layers"] == [
+        {
+            "layers": [0, 1],
+            "spec": "rotary(base=500000, layout='interleaved')",
+            "head_dim": 16,
+            "window": None,
+            "scale": None,
+        }
+    ]
+
+
+def test_the_command_writes_other_formats(here: Path, capsys) -> None:
+    folder(here / "m", PARAMS)
+    code, out, _ = command(capsys, "m", "--write", "gguf")
+    assert code == 0 and json.loads(out)["llama.rope.freq_base"] == 500000.0
+    (here / "m" / "params.json").write_text(json.dumps(PARAMS | {"norm_eps": 1e-5}))
+    code, out, _ = command(capsys, "m", "--write", "meta")
+    assert code == 0 and json.loads(out) == PARAMS | {"norm_eps": 1e-5}
+    code, out, err = command(capsys, "m", "--write", "megatron")
+    assert json.loads(out)["rotary_interleaved"] is True and err == ""
+    code, out, err = command(capsys, "m", "--write", "onnx")
+    assert (code, out) == (2, "") and "no format 'onnx'; there are: transformers, meta" in err
+
+
+def test_what_cannot_be_read_ends_with_1_and_one_line(here: Path, capsys) -> None:
+    (here / "config.json").write_text("{")
+    assert command(capsys, "config.json") == (
+        1,
+        "",
+        "posenc: config.json is no whole JSON: line 1: Expecting property name enclosed in double quotes\n",
+    )
+    code, out, err = command(capsys, "nowhere")
+    assert (code, out) == (1, "") and err.startswith("posenc: there is no file or folder 'nowhere'")
+    (here / "a.json").write_text(json.dumps({"general.architecture": "nonesuch"}))
+    code, out, _ = command(capsys, "a.json")
+    assert code == 1 and "Not covered:\n  the architecture nonesuch" in out

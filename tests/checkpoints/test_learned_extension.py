@@ -1,0 +1,353 @@
+"""Tables found by what grows, made longer, measured, written, and loaded by transformers alone."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("tokenizers")
+
+from tokenizers import Tokenizer, models, pre_tokenizers, processors  # noqa: E402
+
+from posenc import cli  # noqa: E402
+from posenc.checkpoints import learned_extension as extension  # noqa: E402
+from posenc.checkpoints import learned_measures as measures  # noqa: E402
+from posenc.checkpoints.learned_extension import Settings, extend_learned, measure_learned, resized, stretched, tables  # noqa: E402
+from posenc.checkpoints.load import Loaded, load, quietly  # noqa: E402
+from posenc.checkpoints.reading import CannotRead  # noqa: E402
+from posenc.encodings.learned import Learned  # noqa: E402
+from posenc.positions import Positions  # noqa: E402
+
+WORDS = "the a cat dog bit saw man men old new red sun sea sky".split()
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+TEXT = {"vocab_size": 24, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 16}
+TEXT |= {"max_position_embeddings": 40}
+
+
+def tokenizer() -> Any:
+    """Words as they are, between [CLS] and [SEP]."""
+    vocabulary = {word: number for number, word in enumerate([*SPECIAL, *WORDS, ">>", "."])}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL, strict=True))
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=40, **names)
+
+
+def model_of(kind: str, **options: Any) -> Any:
+    made = getattr(transformers, kind)
+    return made(made.config_class(**options)).eval()
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "bert"
+    with quietly():
+        model_of("BertModel", **TEXT).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    random = torch.Generator().manual_seed(3)
+    picks = torch.randint(len(WORDS), (60, 10), generator=random).tolist()
+    (tmp_path / "text.txt").write_text("\n".join(" ".join(WORDS[n] for n in line) for line in picks))
+    return str(tmp_path / "text.txt")
+
+
+# Finding
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "name", "cells", "first"),
+    [
+        ("BertModel", TEXT, "embeddings.position_embeddings.weight", (40,), 0),
+        ("AlbertForMaskedLM", TEXT, "albert.embeddings.position_embeddings.weight", (40,), 0),
+        ("RobertaModel", TEXT | {"pad_token_id": 1}, "embeddings.position_embeddings.weight", (38,), 2),
+        ("GPT2LMHeadModel", {"vocab_size": 24, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 40},
+         "transformer.wpe.weight", (40,), 0),
+        ("OPTForCausalLM", {"vocab_size": 24, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+                            "ffn_dim": 16, "max_position_embeddings": 40, "word_embed_proj_dim": 16},
+         "model.decoder.embed_positions.weight", (40,), 2),
+        ("ViTModel", {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
+                      "image_size": 24, "patch_size": 4}, "embeddings.position_embeddings", (6, 6), 1),
+        ("DeiTModel", {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
+                       "image_size": 24, "patch_size": 4}, "embeddings.position_embeddings", (6, 6), 2),
+    ],
+)  # fmt: skip
+def test_the_table_is_found_by_what_grows(kind: str, options: Any, name: str, cells: Any, first: int) -> None:
+    made = getattr(transformers, kind)
+    (found,) = tables(made, made.config_class(**options))
+    assert (found.name, found.cells, found.first) == (name, cells, first)
+
+
+def test_rotary_models_have_none() -> None:
+    small = {"vocab_size": 24, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    assert tables(transformers.LlamaForCausalLM, transformers.LlamaConfig(**small, intermediate_size=16)) == []
+
+
+def test_a_table_that_grows_in_another_way_is_none_of_absolute_positions() -> None:
+    class Relative(torch.nn.Module):
+        def __init__(self, config: Any) -> None:
+            super().__init__()
+            self.distances = torch.nn.Parameter(torch.empty(2 * config.max_position_embeddings - 1, 4))
+
+    assert tables(Relative, SimpleNamespace(max_position_embeddings=8)) == []
+
+
+# Making longer
+
+
+def test_each_method_is_what_it_says() -> None:
+    rows = torch.arange(4.0)[:, None] ** 2
+    made = {name: resized(rows, (4,), (7,), name).flatten().tolist() for name in extension.WORDS}
+    assert made["clamp"] == [0, 1, 4, 9, 9, 9, 9]
+    assert made["repeat"] == [0, 1, 4, 9, 0, 1, 4]
+    assert made["linear"] == pytest.approx([0, 0.5, 1, 2.5, 4, 6.5, 9])
+    assert made["nearest"] == [0, 1, 1, 4, 4, 9, 9]
+    # Keys' kernel with a = -3/4 half way between rows: (-3, 19, 19, -3)/32 of its neighbours, edges repeated.
+    assert made["cubic"] == pytest.approx([0, (19 - 12) / 32, 1, (19 * 5 - 27) / 32, 4, (-3 + 19 * 13 - 27) / 32, 9])
+
+
+def test_linear_is_what_learned_reads_when_it_interpolates() -> None:
+    encoding = Learned(8, max_len=12, overrun="interpolate")
+    with torch.no_grad():
+        read = encoding.vectors(Positions.count(20).with_length(20))[0]
+        assert torch.allclose(resized(encoding.table, (12,), (20,), "linear"), read, atol=1e-6)
+
+
+def test_a_grid_is_resized_as_dinov2_does_it_itself() -> None:
+    model = model_of(
+        "Dinov2Model", hidden_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=24, patch_size=4
+    )
+    torch.nn.init.normal_(model.embeddings.position_embeddings)
+    pixels = torch.randn(1, 3, 36, 36)
+    longer = stretched(Loaded(model, None, model.config, Path()), tables(type(model), model.config), 9, "cubic")
+    assert longer.embeddings.position_embeddings.shape == (1, 82, 16) and longer.config.image_size == 36
+    with torch.no_grad():
+        assert torch.allclose(longer(pixels).last_hidden_state, model(pixels).last_hidden_state, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["RobertaModel", "BertModel"])
+def test_clamped_models_say_the_same_of_what_they_could_read(kind: str) -> None:
+    model = model_of(kind, **TEXT | {"pad_token_id": 1})
+    loaded = Loaded(model, None, model.config, Path())
+    longer = stretched(loaded, tables(type(model), model.config), 60, "clamp")
+    ids = torch.randint(5, 24, (1, 36))
+    with torch.no_grad():
+        assert torch.allclose(longer(ids).last_hidden_state, model(ids).last_hidden_state, atol=1e-6)
+        assert longer(torch.randint(5, 24, (1, 60))).last_hidden_state.shape == (1, 60, 16)
+
+
+# Measuring
+
+
+class Oracle(torch.nn.Module):
+    """Says every token right whose number is below a limit, and nothing of the others."""
+
+    def __init__(self, answers: torch.Tensor, limit: int) -> None:
+        super().__init__()
+        self.answers, self.limit = answers, limit
+
+    def forward(self, input_ids: torch.Tensor) -> Any:
+        T = input_ids.shape[1]
+        logits = torch.zeros(1, T, 24)
+        known = self.answers[:T] < self.limit
+        logits[0, torch.arange(T)[known], self.answers[:T][known]] = 100.0
+        return type("Out", (), {"logits": logits})
+
+
+def test_masked_tokens_are_counted_and_weighed(text: str) -> None:
+    loaded = Loaded(model_of("BertModel", **TEXT), tokenizer(), None, Path())  # type: ignore[arg-type]
+    of = measures.Masked(loaded, [text], samples=1, trained=40, longest=80)
+    (document,) = of.documents(50)
+    assert len(document) == 48
+    answers = torch.tensor([2, *document, 3])
+    inner = torch.arange(1, 49)
+    asked = answers[inner[(inner % 7 == 0) | (inner % 7 == 3)]]
+    found = of(Oracle(answers, limit=12), 50)
+    assert found["accuracy"] == pytest.approx(float((asked < 12).float().mean()))
+    unknown = float((asked >= 12).float().mean())
+    assert found["perplexity"] == pytest.approx(24**unknown, rel=1e-4)
+
+
+def test_documents_of_reactions_are_mixtures_and_are_never_cut(tmp_path: Path) -> None:
+    lines = ["cat . dog >> sun", "man >> sea . sky", "old . red >> new"]
+    (tmp_path / "r.smi").write_text("\n".join(lines * 4))
+    loaded = Loaded(model_of("BertModel", **TEXT), tokenizer(), None, Path())  # type: ignore[arg-type]
+    of = measures.Masked(loaded, [tmp_path / "r.smi"], samples=1, trained=40, longest=16)
+    assert measures.mixture(["A.B>>C", "D>>E.F"]) == "A.B.D>>C.E.F"
+    said = loaded.tokenizer.decode(of.documents(16)[0])  # type: ignore[union-attr]
+    assert said == "cat . dog . man >> sun . sea . sky"
+
+
+def test_an_excerpt_beyond_the_table_is_found_only_by_who_read_so_far(text: str) -> None:
+    class Bag(torch.nn.Module):
+        """A text's vector counts its words: whoever holds an excerpt's words is near it."""
+
+        def forward(self, input_ids: torch.Tensor) -> Any:
+            return type("Out", (), {"last_hidden_state": torch.nn.functional.one_hot(input_ids, 24).float()})
+
+    picks = [f"{WORDS[n]} {WORDS[n]}" for n in range(4)]
+    # Passages begin alike, and end each with a word of its own.
+    lines = [" ".join(["sky"] * 46 + [words] * 46) for words in picks]
+    Path(text).write_text(" ".join(lines))
+    loaded = Loaded(model_of("BertModel", **TEXT), tokenizer(), None, Path())  # type: ignore[arg-type]
+    of = measures.Sentences(loaded, [text], samples=4, trained=46, longest=140)
+    assert of(Bag(), 140) == {"top1": 1.0, "rank": 1.0}
+    assert of(Bag(), 140, "windows") == {"top1": 1.0, "rank": 1.0}
+    # Truncated passages are one and the same: none is nearer than another, and the own one comes last of four.
+    assert of(Bag(), 140, "truncate") == {"top1": 0.0, "rank": 0.25}
+
+
+def test_perplexity_in_windows_is_that_of_windows(text: str) -> None:
+    model = model_of("GPT2LMHeadModel", vocab_size=24, n_embd=16, n_layer=1, n_head=2, n_positions=16)
+    loaded = Loaded(model, tokenizer(), model.config, Path())
+    of = measures.Causal(loaded, [text], samples=1, trained=16, longest=30)
+    ids = of.windows[0]
+    with torch.no_grad():
+        expected = []
+        for token in range(1, 30):
+            # The first window holds 16 tokens; each that follows ends 8 later, the last at the end.
+            end = 16 if token < 16 else min(30, 24 + 8 * ((token - 16) // 8))
+            begin = max(0, end - 16)
+            logits = model(ids[None, begin:token]).logits[0, -1]
+            expected.append(torch.nn.functional.cross_entropy(logits, ids[token]))
+    assert of.losses(model, ids, 16).tolist() == pytest.approx(torch.stack(expected).tolist(), rel=1e-4)
+    assert of(model, 30, "windows")["mean"] == pytest.approx(float(torch.stack(expected).mean().exp()), rel=1e-4)
+
+
+# The whole
+
+
+def test_a_run_measures_chooses_and_writes_what_transformers_loads(encoder: Path, text: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    said: list[str] = []
+    settings = Settings(str(encoder), 2.0, ("clamp", "linear"), (text,), lengths=(70,), samples=4)
+    record = extend_learned(settings, out, say=said.append)
+    at = {(r["method"], r["length"]) for r in record["records"]}
+    assert at == {("none", 20), ("none", 40)} | {(m, n) for m in ("truncate", "windows") for n in (60, 70, 80)} | {
+        (m, n) for m in ("clamp", "linear") for n in (20, 40, 60, 70, 80)
+    }
+    again = transformers.AutoModel.from_pretrained(out / "checkpoint", local_files_only=True)
+    assert again.config.max_position_embeddings == 80
+    method = record["written"]["method"]
+    original = load(encoder)
+    with torch.no_grad():
+        rows = original.model.embeddings.position_embeddings.weight
+        assert torch.equal(again.embeddings.position_embeddings.weight, resized(rows, (40,), (80,), method))
+        assert again(torch.randint(5, 24, (1, 80))).last_hidden_state.shape == (1, 80, 16)
+    assert transformers.AutoTokenizer.from_pretrained(out / "checkpoint").model_max_length == 80
+    page = (out / "report.md").read_text()
+    assert record["in_words"] in page and "| linear |" in page and (out / "figures" / "by-length.png").stat().st_size
+    assert record["made"]["command"] == (
+        f"posenc extend {encoder} --factor 2 --method clamp,linear --text {text} --lengths 70 --samples 4 --out {out}"
+    )
+    # The same command measures nothing twice.
+    said.clear()
+    assert extend_learned(settings, out, say=said.append) == record
+    assert said == [f"loading {encoder}"]
+    other = Settings(str(encoder), 3.0, ("clamp",), (text,), samples=4)
+    with pytest.raises(ValueError, match=r"holds a run with other settings \(factor, lengths, methods\)"):
+        extend_learned(other, out)
+
+
+def test_images_are_compared_with_themselves_at_the_trained_grid(tmp_path: Path) -> None:
+    from PIL import Image
+
+    folder, picture = tmp_path / "vit", tmp_path / "picture.png"
+    with quietly():
+        small = {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 24, "patch_size": 4}
+        model_of("Dinov2Model", hidden_size=16, **small).save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.5] * 3, "image_std": [0.5] * 3}))
+    Image.effect_noise((60, 40), 80).convert("RGB").save(picture)
+    record = extend_learned(Settings(str(folder), 1.5, ("cubic", "nearest"), images=(str(picture),)), tmp_path / "run")
+    at = {(r["method"], r["length"], r["measure"]): r["value"] for r in record["records"]}
+    assert record["unit"] == "patches a side" and record["target"] == 9
+    for measure in ("patches", "class"):
+        for method in ("none", "cubic", "nearest"):
+            assert at[method, 6, measure] == pytest.approx(1, abs=1e-5)
+        assert at["cubic", 9, measure] < 1
+    again = transformers.AutoModel.from_pretrained(tmp_path / "run" / "checkpoint", local_files_only=True)
+    assert (tmp_path / "run" / "checkpoint" / "preprocessor_config.json").is_file()
+    assert again.config.image_size == 36 and again.embeddings.position_embeddings.shape == (1, 82, 16)
+
+
+def test_a_baseline_that_is_better_is_named() -> None:
+    settings = Settings("m", 2.0, ("linear", "clamp"))
+    values = {("none", 8): 2.0, ("windows", 16): 2.5, ("linear", 8): 9.0, ("linear", 16): 5.0}
+    values |= {("clamp", 8): 2.0, ("clamp", 16): 7.0}
+    records = [{"method": m, "length": n, "measure": "perplexity", "value": v} for (m, n), v in values.items()]
+    method, words = extension.choose(settings, records, measures.Masked, 8, 16)
+    # Linear is better at the target, and pays for it with all that was there before.
+    assert method == "clamp" and "Windows (" in words and "gives 2.5: better." in words
+    method, words = extension.choose(Settings("m", 2.0, ("linear",)), records, measures.Masked, 8, 16)
+    assert method == "linear" and "No table keeps the trained length within 5 %" in words
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"factor": 1.0}, r"target length / trained length and must be above 1, got 1$"),
+        ({"factor": float("nan")}, r"must be above 1, got nan"),
+        ({"factor": 2.0, "methods": ("yarn",)}, r"'yarn' is no method for a learned table; there are: clamp, repeat"),
+        ({"factor": 2.0, "samples": 0}, r"samples must be 1 or more, got 0"),
+    ],
+)
+def test_impossible_settings_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Settings("m", **given)
+
+
+def test_what_cannot_be_measured_is_said_before_anything_is_written(encoder: Path, text: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    for settings, message in (
+        (Settings(str(encoder), 2.0, text=(text,), lengths=(81,), samples=2), r"lengths go from 2 to the target of 80"),
+        (Settings(str(encoder), 2.0, text=(text,), samples=100), r"has 600 tokens, and 100 passages of 78 take 7,800"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            extend_learned(settings, out)
+        assert not out.exists()
+    loaded = load(encoder)
+    with pytest.raises(CannotRead, match=r"has no tokenizer, and without one no text can be read"):
+        measure_learned(Loaded(loaded.model, None, loaded.config, encoder), Settings(str(encoder), 2.0))
+    rotary = model_of("LlamaForCausalLM", **TEXT)
+    with pytest.raises(CannotRead, match=r"has no learned table of positions; posenc extends such models by their"):
+        measure_learned(Loaded(rotary, tokenizer(), rotary.config, encoder), Settings(str(encoder), 2.0))
+
+
+def test_image_encoders_need_images(tmp_path: Path) -> None:
+    folder = tmp_path / "vit"
+    small = {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 24, "patch_size": 4, "hidden_size": 16}
+    model = model_of("Dinov2Model", **small)
+    folder.mkdir()
+    loaded = Loaded(model, None, model.config, folder)
+    (folder / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"an image encoder is measured on images; give --images FILES"):
+        measure_learned(loaded, Settings(str(folder), 1.5))
+    (folder / "words.png").write_text("words")
+    with pytest.raises(CannotRead, match=r"has no preprocessor_config.json, which says how colours are scaled"):
+        measure_learned(loaded, Settings(str(folder), 1.5, images=(str(folder / "words.png"),)))
+    (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.5] * 3, "image_std": [0.5] * 3}))
+    with pytest.raises(ValueError, match=r"words.png' is no image that Pillow reads; give --images PNG or JPEG files"):
+        measure_learned(loaded, Settings(str(folder), 1.5, images=(str(folder / "words.png"),)))
+
+
+def test_the_command_extends_a_table_and_names_options_that_are_for_others(
+    encoder: Path, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["extend", str(encoder), "--factor", "2", "--method", "clamp", "--text", text, "--samples", "2"]
+    assert cli.main([*command, "--out", str(tmp_path / "run"), "--tune", "5"]) == 2
+    assert "--tune is for models without a learned table" in capsys.readouterr().err
+    assert cli.main([*command, "--out", str(tmp_path / "run")]) == 0
+    assert "clamp is the best table here" in capsys.readouterr().out

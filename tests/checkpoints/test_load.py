@@ -1,0 +1,209 @@
+"""Loading from local folders: the right class, nothing random in it, no code run, and every refusal in words."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+
+from posenc.checkpoints import packages  # noqa: E402
+from posenc.checkpoints.load import load, quietly  # noqa: E402
+from posenc.checkpoints.packages import is_there  # noqa: E402
+from posenc.checkpoints.reading import CannotRead  # noqa: E402
+
+SMALL = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+SMALL |= {"num_attention_heads": 2, "max_position_embeddings": 32}
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "llama"
+    config = transformers.LlamaConfig(**SMALL, num_key_value_heads=1, tie_word_embeddings=True)
+    with quietly():
+        transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def copied(llama: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(llama, tmp_path / "copy")
+
+
+def change(folder: Path, **keys: Any) -> None:
+    """Set keys of the config; None takes a key away."""
+    said = json.loads((folder / "config.json").read_text()) | keys
+    text = json.dumps({key: value for key, value in said.items() if value is not None})
+    (folder / "config.json").write_text(text)
+
+
+IDS = torch.randint(0, 32, (1, 20), generator=torch.Generator().manual_seed(1))
+
+
+def test_a_folder_gives_the_class_that_its_config_names(llama: Path) -> None:
+    loaded = load(llama)
+    theirs = transformers.LlamaForCausalLM.from_pretrained(llama)
+    assert type(loaded.model) is transformers.LlamaForCausalLM and loaded.path == llama
+    assert not loaded.model.training and loaded.tokenizer is None and loaded.unused == ()
+    with torch.no_grad():
+        assert torch.equal(loaded.model(IDS).logits, theirs(IDS).logits)
+    assert load(str(llama), dtype="bfloat16").model.dtype == torch.bfloat16
+    assert load(llama, dtype=torch.float64).model.dtype == torch.float64
+
+
+def test_the_dtype_is_that_of_the_config_where_none_is_asked_for(copied: Path) -> None:
+    change(copied, dtype="bfloat16")
+    assert load(copied).model.dtype == torch.bfloat16
+
+
+def test_without_a_named_class_it_is_the_bare_model(copied: Path) -> None:
+    change(copied, architectures=None)
+    loaded = load(copied)
+    assert type(loaded.model) is transformers.LlamaModel
+
+
+def test_tensors_without_a_place_are_told(copied: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    file = copied / "model.safetensors"
+    save_file(load_file(file) | {"value_head.weight": torch.zeros(2)}, file, {"format": "pt"})
+    assert load(copied).unused == ("value_head.weight",)
+
+
+@pytest.mark.parametrize("dtype", ["float31", "int8", "nn", torch.int8])
+def test_a_dtype_that_is_none_is_refused(dtype: Any, llama: Path) -> None:
+    with pytest.raises(ValueError, match=r"dtype must be float32, bfloat16, float16 or float64, got '"):
+        load(llama, dtype=dtype)
+
+
+def test_nothing_there_and_nothing_fetched_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POSENC_CACHE", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CannotRead, match=r"^smollm2 has not been fetched; run `posenc fetch smollm2`$"):
+        load("smollm2")
+    with pytest.raises(CannotRead, match=r"no file or folder 'some/hub-id', nor a released model of that name; give"):
+        load("some/hub-id")
+
+
+def test_a_fetched_name_is_its_folder_and_a_folder_of_that_name_goes_first(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POSENC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    kept = shutil.copytree(llama, tmp_path / "cache" / "smollm2")
+    (kept / packages.RECORD).write_text('{"files": {}}')
+    assert load("smollm2").path == kept
+    shutil.copytree(llama, tmp_path / "smollm2")
+    assert load("smollm2").path == Path("smollm2")
+
+
+def test_code_that_a_checkpoint_brings_is_never_run(copied: Path) -> None:
+    trap = "raise SystemExit('code of the checkpoint was run')"
+    for file in ("configuration_own.py", "modeling_own.py"):
+        (copied / file).write_text(trap)
+    own = {"AutoConfig": "configuration_own.Own", "AutoModelForCausalLM": "modeling_own.Own"}
+    change(copied, model_type="own", architectures=["OwnForCausalLM"], auto_map=own)
+    with pytest.raises(CannotRead, match=r"transformers cannot read its config"):
+        load(copied)
+    change(copied, model_type="llama")
+    with pytest.raises(CannotRead, match=r"is a OwnForCausalLM, which is no model class .* is never run"):
+        load(copied)
+    change(copied, architectures=["LlamaForCausalLM"])
+    assert type(load(copied).model) is transformers.LlamaForCausalLM
+
+
+def test_a_class_that_is_no_model_is_refused(copied: Path) -> None:
+    change(copied, architectures=["AutoTokenizer"])
+    with pytest.raises(CannotRead, match=r"is a AutoTokenizer, which is no model class of transformers"):
+        load(copied)
+
+
+def test_a_tensor_that_is_missing_is_an_error_and_not_random(copied: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    file = copied / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["model.norm.weight"]
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(CannotRead, match=r"lacks model.norm.weight \(of 1\), which LlamaForCausalLM needs"):
+        load(copied)
+
+
+def test_a_shape_that_the_config_contradicts_is_an_error(copied: Path) -> None:
+    change(copied, vocab_size=33)
+    with pytest.raises(CannotRead, match=r"model.embed_tokens.weight .*\[32, 16\].*\[33, 16\]"):
+        load(copied)
+
+
+def test_pickles_a_missing_config_and_a_lone_file_are_refused(copied: Path) -> None:
+    with pytest.raises(CannotRead, match=r"holds tensors and no config; give the folder with config.json"):
+        load(copied / "model.safetensors")
+    (copied / "config.json").rename(copied / "kept.json")
+    with pytest.raises(CannotRead, match=r"has no config.json; without it the tensors are of no known model"):
+        load(copied)
+    (copied / "kept.json").rename(copied / "config.json")
+    (copied / "model.safetensors").rename(copied / "pytorch_model.bin")
+    with pytest.raises(CannotRead, match=r"pytorch_model.bin is a pickle"):
+        load(copied)
+
+
+def test_a_broken_tokenizer_is_an_error_in_words(copied: Path) -> None:
+    (copied / "tokenizer.json").write_text("{")
+    with pytest.raises(CannotRead, match=r"transformers cannot read its tokenizer: "):
+        load(copied)
+
+
+def test_without_transformers_the_extra_is_named(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
+    with pytest.raises(
+        CannotRead, match=r"loading a model needs transformers; install it with `pip install 'posenc\[hf"
+    ):
+        load(llama)
+
+
+def test_what_is_saved_loads_as_the_same_model(llama: Path, tmp_path: Path) -> None:
+    loaded = load(llama)
+    folder = loaded.save_huggingface(tmp_path / "saved")
+    again = load(folder)
+    with torch.no_grad():
+        assert torch.equal(again.model(IDS).logits, loaded.model(IDS).logits)
+    names = set(__import__("safetensors").safe_open(folder / "model.safetensors", "pt").keys())
+    assert "lm_head.weight" not in names and "model.embed_tokens.weight" in names
+    with pytest.raises(ValueError, match="exists; nothing was written"):
+        loaded.save_huggingface(folder)
+
+
+def test_the_settings_of_transformers_are_as_before(llama: Path) -> None:
+    from transformers.utils import logging
+
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    load(llama)
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not is_there("smollm2"), reason="run `posenc fetch smollm2` first")
+def test_smollm2_reads_the_language_reference_as_well_as_it_was_measured_to(tmp_path: Path) -> None:
+    from pydoc_data.topics import topics
+
+    loaded = load("smollm2", dtype="bfloat16")
+    assert loaded.config.rope_parameters == {"rope_type": "default", "rope_theta": 1e5}
+    ids = loaded.tokenizer("\n\n".join(topics.values()), return_tensors="pt", verbose=False)["input_ids"]
+    assert ids.shape == (1, 112_955)
+    ids = ids[:, 2000 : 2000 + 1024]
+    with torch.inference_mode():
+        logits = loaded.model(ids).logits[0, :-1].float()
+    # 16.64 in the original measurement, whose weights were read by other code.
+    assert torch.nn.functional.cross_entropy(logits, ids[0, 1:]).exp() == pytest.approx(16.64, rel=0.01)
+    folder = loaded.save_huggingface(tmp_path / "saved")
+    again = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    with torch.inference_mode():
+        assert torch.equal(again(ids[:, :64]).logits, loaded.model(ids[:, :64]).logits)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    assert tokenizer("def f(x): return 1984").input_ids == loaded.tokenizer("def f(x): return 1984").input_ids
+    assert "<|im_start|>assistant" in tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
+    )

@@ -1,0 +1,245 @@
+"""Methods by name, held to transformers' own frequencies for the config that they write."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+import tiny_llama
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from posenc.catalogue import build, parse
+from posenc.checkpoints import methods
+from posenc.checkpoints.reading import CannotRead, Layer, Part, Reading
+from posenc.encoding import Shape
+
+SHAPE = Shape(576, 9, 64, 8192, True)
+PLAIN = "rotary(base=100000.0)"
+
+
+def reading(*specs: str, windows: tuple[int | None, ...] = (), **part: Any) -> Reading:
+    layers = tuple(Layer(spec, 64, window) for spec, window in zip(specs, windows or [None] * len(specs), strict=True))
+    given = {"shape": SHAPE, "kv_heads": 3, "trained_length": 8192, **part}
+    return Reading("transformers", "llama", (Part("", layers=layers, **given),))
+
+
+def config(**changes: Any) -> dict[str, Any]:
+    sizes = {"hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64}
+    given = {"rope_parameters": {"rope_type": "default", "rope_theta": 100_000.0}, "max_position_embeddings": 8192}
+    return tiny_llama.config(**{**sizes, **given, **changes}).to_dict()
+
+
+def method(name: str, factor: float = 2.0, of: Reading | None = None, **options: Any) -> methods.Method:
+    made = methods.plan(of or reading(PLAIN, PLAIN), options.pop("config", config()), factor, [name], **options)
+    return made.methods[-1]
+
+
+def in_transformers(changed: dict[str, Any], length: int | None = None) -> tuple[torch.Tensor, float]:
+    """The frequencies and the temperature that transformers computes for a config."""
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    made = tiny_llama.config(**{**config(), **changed})
+    kind = made.rope_parameters["rope_type"]
+    if kind == "default":
+        return LlamaRotaryEmbedding(made).inv_freq, 1.0
+    return ROPE_INIT_FUNCTIONS[kind](made, torch.device("cpu"), seq_len=length)
+
+
+@pytest.mark.parametrize("factor", [2.0, 4.0, 2.5])
+@pytest.mark.parametrize("name", ["linear", "ntk", "yarn", "llama3", "dynamic"])
+def test_the_config_says_what_was_measured(name: str, factor: float) -> None:
+    made = method(name, factor)
+    target = round(8192 * factor)
+    horizon = torch.tensor([target]) if name == "dynamic" else None
+    ours, temperature = build(made.specs[0], SHAPE).spectrum(horizon)
+    theirs, scaling = in_transformers(dict(made.config), target)
+    torch.testing.assert_close(ours.flatten(), theirs.double(), rtol=2e-6, atol=0)
+    assert float(temperature) == pytest.approx(scaling, rel=1e-6)
+    # Dynamic scaling takes its trained length from there.
+    assert made.config["max_position_embeddings"] == (8192 if name == "dynamic" else target)
+
+
+def test_longrope_takes_searched_factors() -> None:
+    factors = {"short_factor": [1.0] * 32, "long_factor": [1 + k / 8 for k in range(32)]}
+    made = method("longrope", longrope=factors)
+    for length in (8192, 16384):
+        ours, temperature = build(made.specs[0], SHAPE).spectrum(torch.tensor([length]))
+        theirs, scaling = in_transformers(dict(made.config), length)
+        torch.testing.assert_close(ours.flatten(), theirs.double(), rtol=2e-6, atol=0)
+        assert float(temperature) == pytest.approx(scaling, rel=1e-6)
+    assert made.by_length
+
+
+def test_ntk_is_a_larger_base() -> None:
+    node = dict(parse(method("ntk").spec).options)
+    assert node == {"base": pytest.approx(100_000 * 2 ** (64 / 62))}
+    partial = method("ntk", of=reading("rotary(base=100000.0, partial=0.5)"), config=config(partial_rotary_factor=0.5))
+    assert dict(parse(partial.spec).options)["base"] == pytest.approx(100_000 * 2 ** (32 / 30))
+
+
+@pytest.mark.parametrize("factor", [2.0, 3.0, 4.0])
+def test_the_groups_of_self_extend_end_where_training_saw_often(factor: float) -> None:
+    made = method("self-extend", factor)
+    encoding = build(made.spec, SHAPE)
+    target = round(8192 * factor)
+    m, n = encoding.formula_positions(target - 1, 0)
+    assert encoding.window == 2048 and 8192 / 3 < m - n <= 2 / 3 * 8192
+    assert made.config is None and "no config key" in made.why_not
+
+
+def test_rerope_and_dual_chunk_stay_within_the_trained_length() -> None:
+    for name in ("rerope", "dual-chunk"):
+        encoding = build(method(name, 8.0).spec, SHAPE)
+        assert all(m - n < 8192 for m, n in (encoding.formula_positions(65_535, key) for key in (0, 99, 60_000)))
+
+
+def test_all_leaves_out_what_does_not_apply_and_says_why() -> None:
+    made = methods.plan(reading(PLAIN), config(), 2.0, ["all"])
+    assert [m.name for m in made.methods] == [name for name in methods.ALL if name != "longrope"]
+    assert list(made.left_out) == ["longrope"] and "searched for this very model" in made.left_out["longrope"]
+    assert (made.trained, made.target) == (8192, 16384)
+    assert made.methods[0].name == "none" and made.methods[0].specs == (PLAIN,)
+
+
+def test_the_model_as_it_is_comes_first_and_once() -> None:
+    made = methods.plan(reading(PLAIN), config(), 2.0, ["yarn", "none", "yarn", "ntk"])
+    assert [m.name for m in made.methods] == ["none", "yarn", "ntk"]
+
+
+def test_only_what_depends_on_the_length_takes_passes_of_its_own() -> None:
+    made = methods.plan(reading(PLAIN), config(), 2.0, ["all", "dynamic-yarn"])
+    assert [m.name for m in made.methods if m.by_length] == ["dynamic", "dynamic-yarn"]
+
+
+# Models that are scaled already
+
+
+@pytest.mark.parametrize(
+    ("old", "name", "new"),
+    [
+        ("linear(factor=4)", "linear", "linear(factor=8.0)"),
+        ("yarn(factor=4, trained_length=2048)", "yarn", "yarn(factor=8.0, trained_length=2048)"),
+        ("llama3(factor=8, trained_length=2048)", "llama3", "llama3(factor=16.0, trained_length=2048)"),
+    ],
+)
+def test_a_scaled_model_is_stretched_further_by_its_own_kind(old: str, name: str, new: str) -> None:
+    made = method(name, of=reading(f"rotary(base=100000.0, schedule={old})"))
+    assert made.spec == f"rotary(base=100000.0, schedule={new})"
+    theirs, scaling = in_transformers(dict(made.config))
+    ours, temperature = build(made.spec, SHAPE).spectrum()
+    torch.testing.assert_close(ours, theirs.double(), rtol=2e-6, atol=0)
+    assert temperature == pytest.approx(scaling, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("old", "name", "message"),
+    [
+        ("llama3(factor=8, trained_length=2048)", "yarn", "already scaled by llama3.* yarn on top of that has no publ"),
+        ("yarn(factor=8, trained_length=2048)", "ntk", "already scaled by yarn"),
+        ("linear(factor=8)", "dynamic", "already scaled by linear"),
+        ("yarn(factor=8, trained_length=2048, attention_factor=1.3)", "yarn", r"temperature of its own \(attention_f"),
+    ],
+)
+def test_two_kinds_on_top_of_each_other_are_refused(old: str, name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        method(name, of=reading(f"rotary(base=100000.0, schedule={old})"))
+
+
+def test_distances_of_a_scaled_model_can_be_changed() -> None:
+    old = "rotary(base=100000.0, schedule=linear(factor=4))"
+    assert method("rerope", of=reading(old)).spec == f"rerope({old}, window=2048)"
+
+
+# Layers that differ
+
+
+def test_layers_that_see_less_than_the_trained_length_and_those_without_position_stay() -> None:
+    of = reading("rotary(base=20000.0)", PLAIN, "none", windows=(512, None, None))
+    made = method("rerope", of=of)
+    assert made.specs == ("rotary(base=20000.0)", f"rerope({PLAIN}, window=2048)", "none")
+
+
+def test_kinds_of_layers_have_places_of_their_own_in_a_config() -> None:
+    old = {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        "full_attention": {"rope_type": "default", "rope_theta": 100_000.0},
+    }
+    given = config() | {"layer_types": ["sliding_attention", "full_attention"], "rope_parameters": old}
+    made = method("yarn", of=reading("rotary(base=10000.0)", PLAIN, windows=(512, None)), config=given)
+    new = made.config["rope_parameters"]
+    assert new["sliding_attention"]["rope_type"] == "default"
+    assert new["sliding_attention"]["rope_theta"] == 10_000.0
+    assert new["full_attention"]["rope_type"] == "yarn" and new["full_attention"]["factor"] == 2.0
+
+
+def test_layers_that_differ_without_such_places_have_no_config() -> None:
+    made = method("yarn", of=reading("rotary(base=10000.0)", PLAIN, windows=(512, None)))
+    assert made.config is None and "one place for all of them" in made.why_not
+
+
+def test_what_stands_beside_rotary_stays_beside_it() -> None:
+    made = method("rerope", of=reading(f"{PLAIN} + log_temperature(max_len=8192)"))
+    assert made.spec == f"rerope({PLAIN}, window=2048) + log_temperature(max_len=8192)"
+
+
+def test_older_names_of_the_same_are_taken_away_and_inner_configs_changed() -> None:
+    inner = config() | {"rope_theta": 100_000.0, "rope_scaling": None}
+    of = reading(PLAIN)
+    of = replace(of, parts=(replace(of.parts[0], name="text_config"),))
+    made = method("ntk", of=of, config={"text_config": inner, "model_type": "x"})
+    assert set(made.config) == {"text_config"}
+    changed = made.config["text_config"]
+    assert changed["rope_theta"] is None and changed["rope_scaling"] is None
+    assert changed["rope_parameters"]["rope_theta"] == pytest.approx(100_000 * 2 ** (64 / 62))
+
+
+# What cannot be done
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.5, -2.0, math.nan, math.inf])
+def test_a_factor_that_stretches_nothing_is_refused(factor: float) -> None:
+    with pytest.raises(ValueError, match="must be above 1, got"):
+        method("yarn", factor)
+
+
+def test_unknown_and_missing_names_are_refused() -> None:
+    with pytest.raises(ValueError, match="no method named 'yarm'; there are: none, linear"):
+        method("yarm")
+    with pytest.raises(ValueError, match="name at least one method"):
+        methods.plan(reading(PLAIN), config(), 2.0, [])
+
+
+def test_a_method_by_name_that_does_not_apply_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"longrope takes factors.*--longrope-factors"):
+        method("longrope")
+    with pytest.raises(ValueError, match=r"yarn stretches rotary encodings, and no layer.*has: alibi"):
+        method("yarn", of=reading("alibi"))
+
+
+def test_a_model_without_a_length_or_a_causal_stack_is_refused() -> None:
+    with pytest.raises(CannotRead, match="how long a text the model was trained on"):
+        method("yarn", of=reading(PLAIN, trained_length=None))
+    with pytest.raises(CannotRead, match=r"one causal stack.*'llama' has 0"):
+        method("yarn", of=reading(PLAIN, shape=replace(SHAPE, causal=False)))
+
+
+def test_searched_factors_are_read_from_json(tmp_path: Path) -> None:
+    factors = {"short_factor": [1.0, 2.0], "long_factor": [3.0, 4.0]}
+    for name, held in (("plain", factors), ("config", {"rope_scaling": {"type": "longrope", **factors}})):
+        (tmp_path / name).write_text(json.dumps(held))
+        assert methods.read_factors(tmp_path / name) == factors
+    (tmp_path / "bad").write_text("{")
+    (tmp_path / "other").write_text("[1]")
+    for name, message in (
+        ("none", "cannot be read"),
+        ("bad", "cannot be read"),
+        ("other", "must be JSON with the lists"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            methods.read_factors(tmp_path / name)

@@ -1,0 +1,223 @@
+"""Perplexity in bounded memory, against one pass in double precision, and against numbers worked out by hand."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("transformers")
+
+import tiny_llama
+
+from posenc.checkpoints import perplexity
+from posenc.checkpoints.attach import attach, detach
+from posenc.checkpoints.perplexity import Meter, Tokens, Work
+
+SPEC = "rotary(base=500.0, schedule={})"
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_llama.model()
+
+
+@pytest.fixture
+def ids() -> Tensor:
+    return torch.randint(0, 100, (150,), generator=torch.Generator().manual_seed(1))
+
+
+def in_one_pass(model, ids: Tensor) -> Tensor:
+    """The definition: -ln softmax of one pass without a cache, in double precision."""
+    with torch.no_grad():
+        logits = model.double()(input_ids=ids[None]).logits[0]
+    model.float()
+    return -logits[:-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64, 149, 1000])
+def test_losses_are_those_of_one_pass_whatever_the_chunk(chunk: int, model, ids: Tensor) -> None:
+    if chunk == 1:
+        ids = ids[:20]
+    found = perplexity.losses(model, ids, chunk=chunk)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), in_one_pass(model, ids), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("method", ["yarn(factor=2, trained_length=96)", "linear(factor=2)"])
+def test_one_pass_at_the_longest_length_serves_all_shorter_ones(method: str, model, ids: Tensor) -> None:
+    attach(model, SPEC.format(method))
+    long, short = (perplexity.losses(model, ids[:length], chunk=40) for length in (150, 101))
+    detach(model)
+    torch.testing.assert_close(long[:100], short, rtol=0, atol=2e-5)
+
+
+def test_what_depends_on_the_length_takes_a_pass_for_each(model, ids: Tensor) -> None:
+    found = {}
+    for length in (100, 150):
+        attach(model, SPEC.format("dynamic_ntk(factor=2.0, trained_length=96)"), horizon=length)
+        found[length] = perplexity.losses(model, ids[:length], chunk=40)
+        detach(model)
+    assert (found[150][:99] - found[100]).abs().max() > 1e-3
+
+
+def test_memory_holds_the_logits_of_one_chunk_and_few_rows_in_float32(model, ids: Tensor, monkeypatch) -> None:
+    rows, read = [], []
+    cross_entropy = torch.nn.functional.cross_entropy
+
+    def watched(logits: Tensor, *given, **options) -> Tensor:
+        rows.append(logits.shape[0])
+        return cross_entropy(logits, *given, **options)
+
+    monkeypatch.setattr(perplexity, "ROWS", 16)
+    monkeypatch.setattr(perplexity.F, "cross_entropy", watched)
+    for logits, targets in perplexity.predictions(model, ids, 40):
+        read.append(len(logits))
+        assert len(logits) == len(targets)
+    perplexity.losses(model, ids, chunk=40)
+    assert read == [40, 40, 40, 29]
+    assert max(rows) == 16 and sum(rows) == 149
+
+
+def test_progress_is_the_share_of_the_work_and_ends_at_one(model, ids: Tensor) -> None:
+    told: list[float] = []
+    perplexity.losses(model, ids, chunk=50, tell=told.append)
+    assert told == sorted(told) and len(told) == 3 and told[-1] == 1.0
+
+
+def test_later_tokens_cost_more() -> None:
+    # 1 + p/100 for the token at p: 100 tokens cost 150, 200 cost 400.
+    work = Work(100.0)
+    assert work.total(100) == 150 and work.total(200) == 400 and work.share(100, 200) == 0.375
+
+
+def test_where_attention_costs_as_much_as_the_rest_is_counted_from_the_model(model) -> None:
+    weights = sum(p.numel() for p in model.parameters())
+    # Two products for each weight; q.k and weights.v: four for each channel of each layer.
+    assert Work.of(model).even * 4 * 2 * 32 == 2 * weights
+
+
+@pytest.mark.parametrize(
+    ("ids", "chunk", "message"),
+    [
+        (torch.tensor([1]), 8, r"two tokens or more, got shape \[1\]"),
+        (torch.zeros(1, 9, dtype=torch.long), 8, r"got shape \[1, 9\]"),
+        (torch.arange(9), 0, "chunk must be 1 token or more, got 0"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(ids: Tensor, chunk: int, message: str, model) -> None:
+    with pytest.raises(ValueError, match=message):
+        perplexity.losses(model, ids, chunk=chunk)
+
+
+# Measures
+
+
+def test_perplexity_is_the_exponential_of_the_mean_over_all_windows() -> None:
+    windows = [torch.tensor([1.0, 2.0, 3.0]), torch.tensor([5.0, 6.0, 7.0])]
+    assert perplexity.perplexity(windows, 1, 4) == pytest.approx(math.exp(4.0))
+    assert perplexity.perplexity(windows, 2, 3) == pytest.approx(math.exp(4.0))
+    assert perplexity.perplexity(windows, 1, 2) == pytest.approx(math.exp(3.0))
+
+
+def test_the_last_tokens_are_the_last_512_of_the_length() -> None:
+    losses = torch.cat((torch.full((999,), 1.0), torch.full((512,), 2.0), torch.full((488,), 3.0)))
+    found = perplexity.measures([losses], 1512)
+    # Tokens 1000..1511 have a loss of 2; those before, 1.
+    assert found.last == pytest.approx(math.exp(2.0))
+    assert found.mean == pytest.approx(math.exp((999 + 1024) / 1511))
+    short = perplexity.measures([losses], 100)
+    assert short.last == short.mean == pytest.approx(math.e)
+
+
+def test_bands_lie_between_lengths_and_make_up_the_mean() -> None:
+    losses = torch.rand(299)
+    found = perplexity.bands([losses], [200, 100, 300])
+    assert [band[:2] for band in found] == [(0, 100), (100, 200), (200, 300)]
+    total = sum(math.log(value) * (end - max(first, 1)) for first, end, value in found)
+    assert math.exp(total / 299) == pytest.approx(perplexity.perplexity([losses], 1, 300))
+
+
+def test_a_curve_covers_every_token_once() -> None:
+    losses = torch.arange(1.0, 11.0)
+    where, values = perplexity.curve([losses], bins=5)
+    assert where == [1.5, 3.5, 5.5, 7.5, 9.5]
+    assert values == pytest.approx([math.exp(x) for x in (1.5, 3.5, 5.5, 7.5, 9.5)])
+
+
+def test_a_loss_beyond_all_numbers_stays_a_number() -> None:
+    assert math.isfinite(perplexity.perplexity([torch.tensor([5000.0])], 1, 2))
+
+
+def test_tokens_that_no_window_has_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"tokens 1 to 9 do not lie in windows of \[4\] tokens"):
+        perplexity.perplexity([torch.ones(3)], 1, 9)
+
+
+# Text
+
+
+def test_a_text_is_read_as_it_stands(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "b.txt").write_text("two")
+    found = perplexity.tokens([tmp_path / "a.txt", tmp_path / "b.txt"], tiny_llama.tokenizer())
+    assert "".join(tiny_llama.CHARACTERS[i] for i in found.ids) == "one\ntwo"
+    assert found.name == "a.txt, b.txt" and found.opening == ()
+    # printf 'one\ntwo' | sha256sum
+    assert found.sha256 == "21066d108d5319ecb5a1fc4454f42ef22fc5f1c7df49c31d90294950e0ea8b2c"
+
+
+def test_the_default_text_is_the_language_reference() -> None:
+    name, text = perplexity.read([])
+    assert "pydoc_data.topics" in name and "lambda" in text and len(text) > 300_000
+
+
+def test_a_window_begins_with_what_the_models_texts_begin_with() -> None:
+    text = Tokens("it", "", torch.arange(10), (77,))
+    assert text.window(3, 4).tolist() == [77, 3, 4, 5]
+    assert Tokens("it", "", torch.arange(10)).window(3, 4).tolist() == [3, 4, 5, 6]
+
+
+def test_an_opening_token_is_taken_from_the_tokenizer() -> None:
+    class Opening:
+        bos_token_id = 5
+
+        def __call__(self, text: str, add_special_tokens: bool = True, **_: object) -> dict[str, list[int]]:
+            return {"input_ids": [5] * add_special_tokens + [len(word) for word in text.split()]}
+
+    found = perplexity.tokens([], Opening())
+    assert found.opening == (5,) and found.ids[0] != 5
+
+
+def test_a_text_shorter_than_the_window_says_how_long_it_is() -> None:
+    with pytest.raises(
+        ValueError, match="novel has 10 tokens, and a window of 20 from token 4 takes 24; give a longer"
+    ):
+        Tokens("novel", "", torch.arange(10)).window(4, 20)
+
+
+@pytest.mark.parametrize(("content", "message"), [(b"\xff\xfe\x00", "is not text"), (b"  \n", "holds no text")])
+def test_what_is_no_text_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "it.txt").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        perplexity.read([tmp_path / "it.txt"])
+
+
+def test_a_missing_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"none\.txt' cannot be read"):
+        perplexity.read([tmp_path / "none.txt"])
+
+
+# Cost
+
+
+def test_the_meter_sees_the_peak_inside_and_forgets_an_earlier_one() -> None:
+    with Meter() as large:
+        torch.ones(64 << 18).sum()
+    with Meter() as small:
+        torch.ones(1 << 10).sum()
+    if large.peak_mib is None:
+        pytest.skip("peaks of memory are read on Linux only")
+    assert large.peak_mib - small.peak_mib > 40
+    assert large.wall > 0 and small.cpu >= 0

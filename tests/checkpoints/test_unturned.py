@@ -1,0 +1,511 @@
+"""Encodings on unturned keys in live transformers models, against the models themselves and formulas in float64."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+
+from posenc import masks  # noqa: E402
+from posenc.attention import Attention  # noqa: E402
+from posenc.catalogue import build  # noqa: E402
+from posenc.checkpoints.cached_positions import Step  # noqa: E402
+from posenc.checkpoints.unturned import Rule, attach_unturned, attend  # noqa: E402
+from posenc.encoding import Encoding, Shape  # noqa: E402
+from posenc.positions import Positions  # noqa: E402
+
+SMALL = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "initializer_range": 0.2,
+}
+SHAPE = Shape(32, 4, 8, 64, True)
+OTHERS = {
+    "llama": {},
+    "qwen2": {},
+    "mistral": {"sliding_window": 6},
+    "phi3": {
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10_000.0,
+            "short_factor": [1.0, 1.1, 1.3, 1.5],
+            "long_factor": [1.0, 2.0, 3.0, 4.0],
+            "factor": 4.0,
+            "original_max_position_embeddings": 16,
+        },
+        "original_max_position_embeddings": 16,
+        "sliding_window": None,
+    },
+    "gemma2": {"head_dim": 8, "query_pre_attn_scalar": 24, "sliding_window": 6, "attn_logit_softcapping": 0.5},
+    # It hands no window to attention: what its mask says is all there is.
+    "qwen2_moe": {
+        "sliding_window": 6,
+        "use_sliding_window": True,
+        "max_window_layers": 0,
+        "num_experts": 2,
+        "num_experts_per_tok": 1,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16,
+    },
+    "deepseek_v3": {
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 12,
+        "num_key_value_heads": 4,
+        "first_k_dense_replace": 9,
+    },
+    # Its masks are chunks, made of the same parts as windows.
+    "llama4_text": {
+        "head_dim": 8,
+        "no_rope_layers": [1, 0],
+        "intermediate_size_mlp": 32,
+        "num_local_experts": 2,
+        "attention_chunk_size": 5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+    },
+    "nemotron": {},
+    "gpt_oss": {"head_dim": 8, "sliding_window": 6, "num_local_experts": 2, "num_experts_per_tok": 1},
+}
+LONGROPE = (
+    "rotary(schedule=longrope(factor=4, short_factor=(1.0, 1.1, 1.3, 1.5), long_factor=(1.0, 2.0, 3.0, 4.0), "
+    "trained_length=16))"
+)
+INTERLEAVED = "rotary(layout='interleaved')"
+SPECS = {"phi3": LONGROPE, "deepseek_v3": INTERLEAVED, "llama4_text": (INTERLEAVED, "none")}
+DYNAMIC = "rotary(schedule=dynamic_ntk(factor=2, trained_length=8))"
+
+
+def tiny(kind: str = "llama", **options):
+    """A model of random weights, large enough that positions matter."""
+    config = transformers.AutoConfig.for_model(kind, **(SMALL | OTHERS[kind] | options))
+    if kind == "gpt_oss":
+        config.rope_parameters = {"rope_type": "default", "rope_theta": 10_000.0}
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    for name, parameter in model.named_parameters():
+        if "bias" in name or "sinks" in name:
+            torch.nn.init.normal_(parameter)
+    model.generation_config.pad_token_id = 0
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def encodings(spec: str | tuple[str, ...], model) -> list[Encoding]:
+    specs = (spec,) * model.config.num_hidden_layers if isinstance(spec, str) else spec
+    built = {one: build(one, SHAPE) for one in specs}
+    return [built[one] for one in specs]
+
+
+def ids(rows: int = 2, tokens: int = 12) -> torch.Tensor:
+    return torch.randint(1, 61, (rows, tokens), generator=torch.Generator().manual_seed(1))
+
+
+def close(got: torch.Tensor, want: torch.Tensor, tolerance: float = 1e-5) -> None:
+    assert float((got - want).abs().max()) <= tolerance
+
+
+def left_padded(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    mask = torch.ones_like(rows)
+    mask[0, :5] = 0
+    return mask, (mask.cumsum(1) - 1).clamp(min=0)
+
+
+def in_chunks(model, x: torch.Tensor, sizes, cache=None, **kwargs) -> torch.Tensor:
+    cache = transformers.DynamicCache(config=model.config) if cache is None else cache
+    outs = [model(part, past_key_values=cache, **kwargs).logits for part in x.split(sizes, 1)]
+    return torch.cat(outs, 1)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in OTHERS if kind != "nemotron"])
+@torch.inference_mode()
+def test_the_models_own_rotation_on_unturned_keys_gives_its_own_logits(kind):
+    model, x = tiny(kind), ids()
+    mask, at = left_padded(x)
+    packed = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6]])
+
+    def runs() -> dict[str, torch.Tensor]:
+        plain = model(x).logits
+        seen = mask.bool()
+        cache = transformers.DynamicCache(config=model.config)
+        behind = model(x[:, :7], attention_mask=mask[:, :7], position_ids=at[:, :7], past_key_values=cache).logits
+        more = model(x[:, 7:], attention_mask=mask, position_ids=at[:, 7:], past_key_values=cache).logits
+        four = torch.full((2, 1, 12, 12), torch.finfo(torch.float32).min).triu(1)
+        four[0, :, 7:, 3] = -0.5
+        return {
+            "plain": plain,
+            "chunks": in_chunks(model, x, [5, 1, 6]),
+            "padded": torch.cat((behind, more), 1)[seen],
+            "packed": model(x[:1], position_ids=packed, use_cache=False).logits,
+            "a mask of four axes": model(x, attention_mask=four).logits,
+            "far away": model(x, position_ids=torch.arange(3, 15)[None]).logits,
+        }
+
+    want = runs()
+    undo = attach_unturned(model, encodings(SPECS.get(kind, "rotary"), model), horizon=16)
+    for name, got in runs().items():
+        assert float((got - want[name]).abs().max()) <= 1e-5, name
+    undo()
+    assert all(got.equal(want[name]) for name, got in runs().items())
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral"])
+@torch.inference_mode()
+def test_generation_of_every_sort_goes_on_as_before(kind):
+    model, x = tiny(kind), ids()
+    mask, _ = left_padded(x)
+    asked = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False}
+
+    def runs() -> dict[str, torch.Tensor]:
+        return {
+            "greedy": model.generate(x, **asked),
+            "beams": model.generate(x, num_beams=3, **asked),
+            "static": model.generate(x, cache_implementation="static", **asked),
+            "looked up": model.generate(x[1:], prompt_lookup_num_tokens=3, max_new_tokens=6, do_sample=False),
+            "without a cache": model.generate(x, use_cache=False, **asked),
+        }
+
+    want = runs()
+    attach_unturned(model, encodings("rotary", model))
+    for name, got in runs().items():
+        assert got.equal(want[name]), name
+
+
+@torch.inference_mode()
+def test_padding_without_ids_stands_where_its_tokens_are():
+    model, x = tiny(), ids()
+    mask, _ = left_padded(x)
+    attach_unturned(model, encodings("rotary", model))
+    close(model(x, attention_mask=mask).logits[0, 5:], model(x[:1, 5:]).logits[0])
+
+
+@pytest.mark.parametrize("spec", [DYNAMIC, LONGROPE])
+@torch.inference_mode()
+def test_a_horizon_that_moves_is_that_of_a_pass_over_all_tokens(spec):
+    # In one layer: below it, states stay what they were when they were computed.
+    model, x = tiny(num_hidden_layers=1), ids(tokens=24)
+    bare = tiny(num_hidden_layers=1)
+    bare.load_state_dict(model.state_dict())
+    attach_unturned(model, encodings(spec, model))
+    cache = transformers.DynamicCache(config=model.config)
+    for end in range(1, 25):
+        cached = model(x[:, end - 1 : end], past_key_values=cache).logits
+        close(cached[:, 0], model(x[:, :end], use_cache=False).logits[:, -1])
+
+
+@pytest.mark.parametrize("spec", [DYNAMIC, LONGROPE])
+@torch.inference_mode()
+def test_a_declared_horizon_serves_chunks_and_layers_alike(spec):
+    model, x = tiny(), ids(tokens=24)
+    attach_unturned(model, encodings(spec, model), horizon=24)
+    close(in_chunks(model, x, [7, 1, 16]), model(x, use_cache=False).logits)
+
+
+@torch.inference_mode()
+def test_dynamic_ntk_is_transformers_own_where_that_is_right():
+    model, x = tiny(), ids(tokens=24)
+    rope = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0, "original_max_position_embeddings": 8}
+    theirs = tiny(rope_parameters=rope, max_position_embeddings=8)
+    theirs.load_state_dict(model.state_dict())
+    attach_unturned(model, encodings(DYNAMIC, model))
+    close(model(x).logits, theirs(x).logits)
+
+
+@torch.inference_mode()
+def test_a_short_row_beside_a_long_one_has_its_own_horizon():
+    model, x = tiny(), ids(tokens=20)
+    mask = torch.ones_like(x)
+    mask[0, :14] = 0
+    attach_unturned(model, encodings(DYNAMIC, model))
+    together = model(x, attention_mask=mask).logits
+    close(together[0, 14:], model(x[:1, 14:]).logits[0])
+    close(together[1], model(x[1:]).logits[0])
+
+
+class Recorded(torch.nn.Module):
+    """Keeps what goes through a module."""
+
+    def __init__(self, linear: torch.nn.Module) -> None:
+        super().__init__()
+        self.linear = linear
+        self.seen: list[torch.Tensor] = []
+
+    def forward(self, x):
+        self.seen.append(x)
+        return self.linear(x)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "self_extend(rotary, window=4, group=2)",
+        "rerope(rotary, window=5)",
+        "dual_chunk(rotary, chunk=6)",
+        "rotary + log_temperature",
+        "alibi",
+        "fire",
+        "rotary(partial=0.5) + kerple",
+    ],
+)
+@torch.inference_mode()
+def test_it_is_the_attention_that_posenc_computes(spec):
+    model, x = tiny(num_hidden_layers=1), ids()
+    encoding = build(spec, SHAPE)
+    attach_unturned(model, [encoding])
+    ours = Attention(32, heads=4, kv_heads=2, encoding=encoding, bias=False, kernel="reference")
+    theirs = model.model.layers[0].self_attn
+    for name in ("query", "key", "value", "output"):
+        getattr(ours, f"to_{name}").weight = getattr(theirs, f"{name[0]}_proj").weight
+    given: list[torch.Tensor] = []
+    theirs.register_forward_hook(
+        lambda _, args, kwargs, out: given.extend((kwargs["hidden_states"], out[0])), with_kwargs=True
+    )
+    model(x)
+    close(given[1], ours(given[0], mask=masks.causal()))
+    close(in_chunks(model, x, [5, 1, 6]), model(x).logits)
+
+
+@torch.inference_mode()
+def test_alibi_in_a_llama_is_the_published_formula():
+    model, x = tiny(num_hidden_layers=1), ids(rows=1)
+    attach_unturned(model, encodings("alibi", model))
+    layer = model.model.layers[0]
+    states = layer.input_layernorm(model.model.embed_tokens(x)).double()[0]
+    q, k, v = (
+        (states @ getattr(layer.self_attn, f"{name}_proj").weight.double().T).unflatten(-1, (-1, 8)) for name in "qkv"
+    )
+    heads = []
+    for head in range(4):
+        logits = q[:, head] @ k[:, head // 2].T / math.sqrt(8)
+        slope = 2.0 ** (-8 * (head + 1) / 4)
+        distance = torch.arange(12)[:, None] - torch.arange(12)
+        logits = (logits - slope * distance).masked_fill(distance < 0, -math.inf)
+        heads.append(logits.softmax(-1) @ v[:, head // 2])
+    want = torch.cat(heads, -1) @ layer.self_attn.o_proj.weight.double().T
+    got = []
+    layer.self_attn.register_forward_hook(lambda _, args, out: got.append(out[0]))
+    model(x)
+    close(got[0][0].double(), want)
+
+
+@torch.inference_mode()
+def test_a_cache_takes_along_where_its_rows_stand():
+    model, x = tiny(), ids()
+    at = torch.stack((torch.arange(12), 2 * torch.arange(12)))
+    attach_unturned(model, encodings("rotary", model))
+    want = model(x, position_ids=at, attention_mask=torch.ones_like(x)).logits
+    cache = transformers.DynamicCache(config=model.config)
+    model(x[:, :9], position_ids=at[:, :9], past_key_values=cache)
+
+    def next_of(cache, rows: list[int], start: int = 9) -> torch.Tensor:
+        return model(x[rows, start:], position_ids=at[rows, start:], past_key_values=cache).logits
+
+    swapped, chosen, repeated, cut = (copy.deepcopy(cache) for _ in range(4))
+    swapped.reorder_cache(torch.tensor([1, 0]))
+    close(next_of(swapped, [1, 0]), want[[1, 0], 9:])
+    chosen.batch_select_indices(torch.tensor([1]))
+    close(next_of(chosen, [1]), want[[1], 9:])
+    repeated.batch_repeat_interleave(2)
+    close(next_of(repeated, [0, 0, 1, 1]), want[[0, 0, 1, 1], 9:])
+    cut.crop(-4)
+    close(next_of(cut, [0, 1], 5), want[:, 5:])
+    close(next_of(cache, [0, 1]), want[:, 9:])
+    cache.reset()
+    close(model(x, past_key_values=cache).logits, model(x).logits)
+    assert isinstance(cache, transformers.DynamicCache) and type(cache).__name__ == "DynamicCache"
+
+
+@torch.inference_mode()
+def test_a_cache_that_the_model_made_itself_can_be_gone_on_with():
+    model, x = tiny(), ids()
+    attach_unturned(model, encodings("self_extend(rotary, window=4, group=2)", model))
+    want = model(x).logits
+    first = model(x[:, :5])
+    close(model(x[:, 5:], past_key_values=first.past_key_values).logits, want[:, 5:])
+    first = model.model(x[:, :5], return_dict=False)
+    close(model(x[:, 5:], past_key_values=first[1]).logits, want[:, 5:])
+
+
+@pytest.mark.parametrize("spec", [DYNAMIC, "self_extend(rotary, window=4, group=2)"])
+def test_training_has_the_same_gradients_with_checkpointed_layers(spec):
+    model, x = tiny(), ids()
+    attach_unturned(model, encodings(spec, model))
+
+    def gradients() -> list[torch.Tensor]:
+        model.zero_grad()
+        model(x, labels=x).loss.backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    want = gradients()
+    model.train()
+    model.activation_checkpointing_enable()
+    for got, wanted in zip(gradients(), want, strict=True):
+        close(got, wanted)
+
+
+@torch.inference_mode()
+def test_dropout_is_drawn_in_training():
+    model, x = tiny(attention_dropout=0.9), ids()
+    attach_unturned(model, encodings("rotary", model))
+    close(model(x).logits, model(x).logits, 0)
+    model.train()
+    assert float((model(x).logits - model(x).logits).abs().max()) > 0.1
+
+
+def test_an_encodings_own_parameters_are_the_models_while_it_is_attached():
+    model, x = tiny(), ids()
+    before = set(model.state_dict())
+    undo = attach_unturned(model, encodings("fire", model))
+    model(x, labels=x).loss.backward()
+    learned = {name: p for name, p in model.named_parameters() if name not in before}
+    assert learned and all(parameter.grad is not None for parameter in learned.values())
+    undo()
+    assert set(model.state_dict()) == before
+
+
+@torch.inference_mode()
+def test_nothing_is_left_of_it():
+    model, x = tiny(), ids()
+    config = model.config.to_json_string()
+    undo = attach_unturned(model, encodings("rotary", model))
+    assert model.config.to_json_string() == config
+    undo()
+    assert not model.model._forward_pre_hooks and not model.model._forward_hooks
+    assert type(model(x).past_key_values) is transformers.DynamicCache
+
+
+@torch.inference_mode()
+def test_half_precision_stays_near_to_single():
+    model, x = tiny(), ids()
+    attach_unturned(model, encodings(DYNAMIC, model))
+    want = model(x).logits
+    close(model.bfloat16()(x).logits.float(), want, 0.1 * float(want.abs().max()))
+
+
+@torch.inference_mode()
+def test_attention_weights_are_given_when_they_are_asked_for():
+    model, x = tiny(), ids()
+    attach_unturned(model, encodings("rerope(rotary, window=5)", model))
+    weights = model(x, output_attentions=True).attentions
+    assert len(weights) == 2
+    close(weights[0].sum(-1), torch.ones(2, 4, 12))
+    assert float(weights[0].triu(1).abs().max()) == 0
+
+
+def test_what_cannot_be_attached_is_refused():
+    model = tiny()
+    rotary = encodings("rotary", model)
+    with pytest.raises(TypeError, match="expected a model of transformers, got Linear"):
+        attach_unturned(torch.nn.Linear(2, 2), rotary)
+    with pytest.raises(ValueError, match="LlamaModel has 2 layers and needs an encoding for each, got 1"):
+        attach_unturned(model, rotary[:1])
+    with pytest.raises(ValueError, match=r"learned.* opens embed, which reads or changes the states"):
+        attach_unturned(model, encodings("learned", model))
+    with pytest.raises(ValueError, match="reads 2 axes, and the tokens of LlamaModel have one"):
+        attach_unturned(model, encodings("axial_rotary", model))
+    attach_unturned(model, rotary)
+    with pytest.raises(ValueError, match="LlamaModel is attached already; detach it first"):
+        attach_unturned(model, rotary)
+    t5 = transformers.T5Model(
+        transformers.T5Config(vocab_size=61, d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=4)
+    )
+    with pytest.raises(ValueError, match="T5Stack attends to an encoder too"):
+        attach_unturned(t5, rotary[:1])
+    gptj = transformers.GPTJModel(transformers.GPTJConfig(n_embd=32, n_layer=1, n_head=4, rotary_dim=8, vocab_size=61))
+    with pytest.raises(ValueError, match="GPTJModel attends by code of its own"):
+        attach_unturned(gptj, rotary[:1])
+    gpt2 = transformers.GPT2Model(transformers.GPT2Config(n_embd=32, n_layer=1, n_head=4, vocab_size=61))
+    with pytest.raises(ValueError, match="GPT2Model has no rotary module"):
+        attach_unturned(gpt2, rotary[:1])
+
+
+@torch.inference_mode()
+def test_latent_attention_may_be_shown_other_distances():
+    model, x = tiny("deepseek_v3"), ids()
+    want = model(x).logits
+    undo = attach_unturned(model, encodings("rerope(rotary(layout='interleaved'), window=12)", model))
+    close(model(x).logits, want)
+    undo()
+    attach_unturned(model, encodings("rerope(rotary(layout='interleaved'), window=5)", model))
+    got = model(x).logits
+    close(got[:, :5], want[:, :5])
+    assert float((got - want)[:, 6:].abs().amax(-1).min()) > 1e-3
+    close(in_chunks(model, x, [5, 1, 6]), got)
+
+
+@torch.inference_mode()
+def test_a_cache_of_slots_holds_what_a_growing_one_does():
+    for kind in ("llama", "mistral"):
+        model, x = tiny(kind), ids()
+        attach_unturned(model, encodings("self_extend(rotary, window=4, group=2)", model))
+        cache = transformers.StaticCache(config=model.config, max_cache_len=16)
+        close(in_chunks(model, x, [3, 1, 5, 1, 2], cache), model(x).logits)
+
+
+def test_a_model_that_works_on_its_masks_fails_where_they_are_rules():
+    rule = Rule.of(masks.causal())
+    assert rule.shape == (1, 1, 1, 1) and rule.contiguous().to("cpu").mask.causal
+    with pytest.raises(RuntimeError, match=r"the model works on its attention mask by itself \('mul'\)"):
+        rule * 2
+
+
+def test_without_any_mask_it_is_what_the_module_says():
+    q, at = torch.randn(1, 4, 5, 8), Positions.count(5)
+    module = torch.nn.Module()
+    module.layer_idx, module.is_causal = 0, True
+    step = Step((build("none", SHAPE),), at, at, [(5, 0)])
+    for said, causal in ((None, True), (False, False)):
+        want = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=causal)
+        close(attend(module, q, q, q, None, is_causal=said, posenc=step)[0].transpose(1, 2), want)
+
+
+@torch.inference_mode()
+def test_a_model_that_keeps_its_keywords_to_itself_fails():
+    model = tiny("nemotron")
+    attach_unturned(model, encodings("rotary(partial=0.5)", model))
+    with pytest.raises(RuntimeError, match="NemotronAttention was not told where its tokens stand"):
+        model(ids())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
+@torch.inference_mode()
+def test_compiled_it_is_the_same_or_refused():
+    model, x = tiny(), ids()
+    attach_unturned(model, encodings(DYNAMIC, model))
+    close(torch.compile(model, backend="eager")(x).logits, model(x).logits)
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="Observed exception"):
+        torch.compile(model, backend="eager", fullgraph=True)(x)
+
+
+@torch.inference_mode()
+def test_what_a_pass_cannot_say_is_refused():
+    model, x = tiny(), ids()
+    filled = model(x[:, :4]).past_key_values
+    undo = attach_unturned(model, encodings(DYNAMIC, model))
+    with pytest.raises(ValueError, match="the cache holds 4 tokens, of which 4 were put in by a model that was not"):
+        model(x[:, 4:], past_key_values=filled)
+    with pytest.raises(ValueError, match="several documents in a row have one horizon only when it is declared"):
+        model(x, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4, 5, 6, 7, 8]]), use_cache=False)
+    with pytest.raises(ValueError, match=r"position_ids have one axis here, .* got \[3, 2, 12\]"):
+        model(x, position_ids=torch.arange(12).expand(3, 2, -1))
+    cache = model(x[:, :4]).past_key_values
+    with pytest.raises(ValueError, match="attention_mask must cover the 4 tokens in the cache and the 8 new ones"):
+        model(x[:, 4:], past_key_values=cache, attention_mask=torch.ones_like(x[:, 4:]))
+    undo()
+    attach_unturned(model, encodings(DYNAMIC, model), horizon=8)
+    with pytest.raises(ValueError, match="a token stands at position 11, beyond the declared horizon of 8 tokens"):
+        model(x)
+    capped = tiny("gemma2")
+    attach_unturned(capped, encodings("self_extend(rotary, window=4, group=2)", capped))
+    with pytest.raises(ValueError, match=r"self_extend.* and a model with capped logits or attention sinks"):
+        capped(x)
