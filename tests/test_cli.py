@@ -164,9 +164,7 @@ def test_help_comes_without_torch() -> None:
 def test_a_wrong_verb_is_answered_with_the_near_one(posenc) -> None:
     answer = posenc("comprae")
     assert answer.code == 2
-    assert answer.line == (
-        f"posenc: no verb 'comprae'; there are: {', '.join(cli.VERBS)}; did you mean 'compare'?"
-    )
+    assert answer.line == (f"posenc: no verb 'comprae'; there are: {', '.join(cli.VERBS)}; did you mean 'compare'?")
 
 
 def test_a_wrong_option_is_answered_with_the_near_one(posenc) -> None:

@@ -82,7 +82,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"posenc.{name}")
     if name in HOMES:
         return getattr(importlib.import_module(f"posenc.{HOMES[name]}"), name)
-    if not name.startswith("_"):
+    # `from posenc import terminal` asks here for a module first, which must not cost an import of torch.
+    if name[:1].isupper():
         from posenc.catalogue import class_names, find
 
         if name in (known := class_names()):

@@ -697,4 +697,4 @@ def reason(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-DESCRIPTION = "Positional encodings for transformers: compare them, look at them, train with them, check your own."
+DESCRIPTION = "Positional encodings for transformers: compare, see, train and check them; read and extend real checkpoints."

@@ -12,12 +12,12 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from posenc import build, cli
+from posenc import cli
+from posenc.checkpoints import attach, inspect
 from posenc.checkpoints import convert as module
 from posenc.checkpoints.convert import Request, convert
 from posenc.checkpoints.reading import CannotRead
 from posenc.checkpoints.tensors import open_tensors
-from posenc.encoding import Shape
 
 transformers = pytest.importorskip("transformers")
 
@@ -96,8 +96,6 @@ def refusal(folder: Path, out: Path, **asked: Any) -> str:
     ],
 )
 def test_there_and_back_and_the_same_logits_in_between(model_type: str, changes: dict, made, tmp_path: Path) -> None:
-    from posenc.checkpoints.attach import attach
-
     source = made(model_type, **changes)
     before = state(source)
     own = "interleaved" if model_type == "cohere" else "half"
@@ -115,7 +113,7 @@ def test_there_and_back_and_the_same_logits_in_between(model_type: str, changes:
     # transformers knows nothing of the other layout: loaded as it is, it is another model.
     assert (logits(turned) - expected).abs().max() > 1e-3
     assert module.MARK in there.notes[0] and f"layout is {other}" not in there.notes[0]
-    attach(turned, turned.config.posenc_encoding)
+    attach(turned)
     torch.testing.assert_close(logits(turned), expected, atol=1e-5, rtol=1e-5)
 
 
@@ -211,8 +209,6 @@ def test_an_adapter_goes_with_the_rearranged_model(made, tmp_path: Path) -> None
 )
 def test_partial_keeps_the_turning_of_every_second_pair(model_type: str, changes: dict, made, tmp_path: Path) -> None:
     """Held against queries and keys whose every second pair is not turned, which is what the new model computes."""
-    from posenc.checkpoints.unturned import attach_unturned
-
     changes = changes | ({"rotary_pct": 1.0} if model_type == "gpt_neox" else {})
     source = made(model_type, **changes)
     done = convert(source, tmp_path / "new", Request(rotary="partial=0.5"))
@@ -220,7 +216,8 @@ def test_partial_keeps_the_turning_of_every_second_pair(model_type: str, changes
     if model_type == "gpt_neox":
         assert new.config.rope_parameters["partial_rotary_factor"] == 0.5 and done.notes[1:] == ()
     else:
-        attach_unturned(new, [build(config(done.folder)[module.MARK], Shape(32, 4, 8, 16))] * 2)
+        assert inspect(done.folder).parts[0].layers[0].spec == config(done.folder)[module.MARK]
+        attach(new)
     stop_every_second_pair(old, "interleaved" if model_type == "cohere" else "half")
     torch.testing.assert_close(logits(new), logits(old), atol=1e-5, rtol=1e-5)
     assert (logits(load(source)) - logits(old)).abs().max() > 1e-3

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from posenc.catalogue import LayerSpec, build, build_layers
+from posenc.checkpoints.config_json import MARK as MARKED
 from posenc.checkpoints.places import (
     Change,
     NotSaid,
@@ -68,8 +69,9 @@ def attach(model: nn.Module, encoding: LayerSpec | None = None, *, horizon: int 
 
     model     a transformers model
     encoding  None for the model's own, as its config is read: then what replaces a piece is compared with it, number
-              by number, before it is used. Else a spec, an encoding, or a tuple of them that is cycled over the layers:
-              the decoder then computes that instead, whatever it was trained with
+              by number, before it is used; or, where `posenc convert` has written another into the config, that one.
+              Else a spec, an encoding, or a tuple of them that is cycled over the layers: the decoder then computes
+              that instead, whatever it was trained with
     horizon   the length of every sequence (tokens), for encodings that depend on one; without it, it is the number of
               the tokens so far of each sequence, at every step
 
@@ -102,6 +104,9 @@ def attach(model: nn.Module, encoding: LayerSpec | None = None, *, horizon: int 
             f"positions, ALiBi or bias of buckets"
         )
     reading, attachment = read(config), Attachment(model)
+    converted = getattr(config, MARKED, None)
+    if encoding is None and converted is not None:
+        encoding = converted if isinstance(converted, str) else tuple(converted)
     try:
         if encoding is None:
             as_read(attachment, places, reading, horizon)

@@ -37,6 +37,10 @@ BARE = {
 USUAL = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
 
 
+MARK = "posenc_encoding"
+"""The key that a conversion writes where transformers has none: a spec, or a list with one for each layer."""
+
+
 def is_it(given: Mapping[str, Any]) -> bool:
     return bool(SIGNS & set(given))
 
@@ -49,9 +53,30 @@ def read(given: Mapping[str, Any]) -> Reading:
     from posenc.checkpoints import huggingface
 
     found = list(contradictory(given))
-    reading = huggingface.read(dict(given))
+    reading = huggingface.read({key: value for key, value in given.items() if key != MARK})
     told = [sentence for sentence in found if sentence not in reading.contradictions]
-    return replace(reading, contradictions=(*reading.contradictions, *told))
+    reading = replace(reading, contradictions=(*reading.contradictions, *told))
+    return reading if given.get(MARK) is None else marked(reading, given[MARK])
+
+
+def marked(reading: Reading, said: Any) -> Reading:
+    """A reading with what a conversion has written into the config, which transformers has no keys for.
+
+    Raises CannotRead unless that is a spec, or one for each layer, for the one part that attends.
+    """
+    of_layers = [part for part in reading.parts if any(layer.spec != "none" for layer in part.layers)]
+    if len(of_layers) != 1:
+        raise CannotRead(
+            f"{MARK} speaks of a model with one stack of layers that have positions, and there are {len(of_layers)}"
+        )
+    part = of_layers[0]
+    specs = [said] * len(part.layers) if isinstance(said, str) else said
+    if not isinstance(specs, list) or len(specs) != len(part.layers) or not all(isinstance(s, str) for s in specs):
+        raise CannotRead(f"{MARK} must be a spec, or one for each of {len(part.layers)} layers, got {said!r:.120}")
+    layers = tuple(replace(layer, spec=spec) for layer, spec in zip(part.layers, specs, strict=True))
+    parts = tuple(replace(part, layers=layers) if one is part else one for one in reading.parts)
+    understood = {**reading.understood, MARK: "what a conversion has made of it, which transformers does not know"}
+    return replace(reading, parts=parts, understood=understood)
 
 
 def contradictory(given: Mapping[str, Any], path: str = "") -> Iterator[str]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from posenc.catalogue import build
 from posenc.checkpoints import configs, layouts, measure_layout, tables
+from posenc.checkpoints.config_json import MARK
 from posenc.checkpoints.layouts import Turned
 from posenc.checkpoints.reading import CannotRead, Part, Reading
 from posenc.checkpoints.tensors import GGUFTensors, Tensors, check_target, open_tensors, parse, write_folder
@@ -22,9 +23,6 @@ from posenc.encodings.learned import Learned
 from posenc.encodings.learned_grid import LearnedGrid
 from posenc.encodings.rotary import Rotary
 from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair
-
-MARK = "posenc_encoding"
-"""The key of a config that says which encoding the weights are for, where transformers' own keys cannot say it."""
 
 WEIGHTS = re.compile(r"\.(safetensors|bin|pt|pth|ckpt|gguf|h5|msgpack|onnx|ot)$|\.index\.json$")
 TABLE = re.compile(
@@ -200,7 +198,7 @@ def open_source(path: Path, base: str | Path | None, made: Path) -> Source:
     if config_name not in names:
         raise CannotRead(f"{folder} has no {config_name}, so nothing says which heads its tensors have")
     config = parse(names[config_name], names[config_name].read_bytes())
-    reading = read(base_config(config, base, folder) if adapter else config)
+    reading = configs.read(base_config(config, base, folder) if adapter else config, "transformers")
     return Source(
         config,
         reading,
@@ -222,7 +220,7 @@ def open_gguf(file: GGUFTensors, made: Path) -> Source:
         gguf_tokenizer.tokenizer(said, file.path).save_pretrained(made)
     described = {name: torch.empty(shape, device="meta") for name, shape in gguf_model.shapes(config).items()}
     stream = lambda: gguf_model.tensors(file, config)  # noqa: E731
-    return Source(config, read(config), described, stream, file, tuple(sorted(made.iterdir())))
+    return Source(config, configs.read(config, "transformers"), described, stream, file, tuple(sorted(made.iterdir())))
 
 
 def base_config(config: Mapping[str, Any], base: str | Path | None, folder: Path) -> dict[str, Any]:
@@ -237,20 +235,6 @@ def base_config(config: Mapping[str, Any], base: str | Path | None, folder: Path
             f"as base"
         )
     return parse(file, file.read_bytes())
-
-
-def read(config: Mapping[str, Any]) -> Reading:
-    """What a config says of positions, and what an earlier conversion has written into it."""
-    reading = configs.read({key: value for key, value in config.items() if key != MARK}, "transformers")
-    marked = config.get(MARK)
-    if marked is None:
-        return reading
-    part = rotating_part(reading)
-    specs = [marked] * len(part.layers) if isinstance(marked, str) else marked
-    if not isinstance(specs, list) or len(specs) != len(part.layers) or not all(isinstance(s, str) for s in specs):
-        raise CannotRead(f"{MARK} must be a spec, or one for each of {len(part.layers)} layers, got {marked!r:.120}")
-    changed = [replace(layer, spec=spec) for layer, spec in zip(part.layers, specs, strict=True)]
-    return with_part(reading, part, replace(part, layers=tuple(changed)))
 
 
 def besides(reading: Reading) -> str:
@@ -339,7 +323,7 @@ def say_in_config(plan: Plan, source: Source) -> None:
     name = (plan.config.get("architectures") or [plan.config.get("model_type", "this architecture")])[0]
     plan.notes.append(
         f"No key of transformers says this of {name}: loaded there as it is, the model computes something else. The "
-        f"config says it under '{MARK}'; run it with posenc.checkpoints.attach(model, {named!r}), or in a program that "
+        f"config says it under '{MARK}'; run it with posenc.checkpoints.attach(model), or in a program that "
         f"expects it."
     )
 

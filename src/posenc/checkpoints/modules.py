@@ -322,7 +322,7 @@ def as_meta(x: object) -> object:
 def measure(model: nn.Module, inputs: Mapping[str, Tensor] | None = None) -> Measured:
     """Run a model, or a skeleton of one, and turn unit vectors by its own rotary code wherever that is called.
 
-    inputs  what its `forward` is given; the default is what `usual_inputs` finds for it, four tokens
+    inputs  what its `forward` is given; the default is what `usual_inputs` finds for it, a few tokens
 
     The first token has to stand at position 0. Its rotary code is every function of its modelling file whose name says
     that it applies rotary embeddings, called with the cosines and sines that the model made. Results do not depend on
@@ -368,9 +368,12 @@ def idle(*args: Any, **kwargs: Any) -> Tensor:
     return next(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
 
 
-def usual_inputs(model: nn.Module, tokens: int = 4) -> dict[str, Any]:
+def usual_inputs(model: nn.Module) -> dict[str, Any]:
     """Something to give to a model's `forward`: a few tokens, or an image of its own size; batch 1."""
     config: Any = model.config
+    # As many tokens as nothing else in the model, or its heads could be taken for them.
+    taken = set(whole_numbers(config.to_dict()))
+    tokens = next(n for n in range(4, len(taken) + 5) if n not in taken)
     accepted = inspect.signature(model.forward).parameters
     name = getattr(model, "main_input_name", "input_ids")
     if "grid_thw" in accepted:
@@ -398,6 +401,15 @@ def usual_inputs(model: nn.Module, tokens: int = 4) -> dict[str, Any]:
     if "use_cache" in accepted:
         inputs["use_cache"] = False
     return inputs
+
+
+def whole_numbers(values: Mapping[str, Any]) -> Iterator[int]:
+    """Every whole number in a configuration, and in those within it."""
+    for value in values.values():
+        if isinstance(value, Mapping):
+            yield from whole_numbers(value)
+        elif isinstance(value, int):
+            yield value
 
 
 def functions(model: nn.Module, called: re.Pattern[str]) -> Iterator[tuple[Any, str]]:

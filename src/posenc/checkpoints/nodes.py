@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from posenc.checkpoints import modules
 from posenc.checkpoints.configs import Ledger
@@ -29,7 +30,7 @@ LENGTHS = (
 """What configurations call their sizes."""
 
 APART = torch.tensor([[[0, 1, 0, 0]], [[0, 0, 1, 0]], [[0, 0, 0, 1]]])
-"""Positions [3, 1, 4] of tokens that stand apart on time, height or width alone."""
+"""Positions [3, 1, 4] of tokens that stand apart on time, height or width alone; those behind them are at 0."""
 
 
 @dataclass
@@ -117,7 +118,9 @@ def survey(config: Any, nodes: list[Node], failures: dict[str, str]) -> None:
     for path, row in seen.rows.items():
         owners.get(path.rpartition(".")[0], nodes[0]).seen.rows[path] = row
     if any("mrope" in name for item in found for name in vars(item.owner)):
-        for turn in modules.measure(model, modules.usual_inputs(model) | {"position_ids": APART}).turns:
+        inputs = modules.usual_inputs(model)
+        ids = F.pad(APART, (0, inputs["input_ids"].shape[1] - 4)) if "input_ids" in inputs else APART
+        for turn in modules.measure(model, inputs | {"position_ids": ids}).turns:
             owners.get(turn.path, nodes[0]).on_axes.append(turn)
 
 

@@ -167,12 +167,12 @@ def fitted(turn: Turn, turned: int) -> Options:
 
 def sections_of(node: Node, path: str) -> tuple[tuple[int, ...], str] | None:
     """How many pairs read time, height and width, and in which order, where a layer tells the three apart."""
-    turn = next((turn for turn in node.on_axes if turn.path == path and turn.matrices.shape[0] == 4), None)
+    turn = next((turn for turn in node.on_axes if turn.path == path and turn.matrices.shape[0] >= 4), None)
     if turn is None:
         return None
     pairs = sorted({min(first, second): (first, second) for first, second, _ in pairs_of_any(turn)}.values())
     moved = (turn.relative - torch.eye(turn.matrices.shape[-1])).abs().amax(2)  # [T, D]
-    axes = [int(moved[1:, first].argmax()) for first, _ in pairs]
+    axes = [int(moved[1:4, first].argmax()) for first, _ in pairs]
     sections = tuple(axes.count(axis) for axis in range(3))
     if sections[0] == len(pairs):
         return None
