@@ -697,4 +697,6 @@ def reason(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-DESCRIPTION = "Positional encodings for transformers: compare, see, train and check them; read and extend real checkpoints."
+DESCRIPTION = (
+    "Positional encodings for transformers: compare, see, train and check them; read and extend real checkpoints."
+)

@@ -26,7 +26,7 @@ DIVERSE = [
 ]
 HEAVY = [
     *("smollm3", "gpt_oss", "llama4_text", "ministral3", "deepseek_v3", "phi3", "gpt_neox", "gemma4_text"),
-    *("qwen2_vl_text", "qwen3_vl"),
+    *("qwen2_vl_text", "qwen3_vl", "lw_detr"),
 ]
 
 CARRIES = re.compile(
@@ -141,11 +141,12 @@ def verdict(name):
 
 @pytest.mark.parametrize("name", [*DIVERSE, *(pytest.param(name, marks=pytest.mark.slow) for name in HEAVY)])
 def test_a_default_configuration_is_read_as_its_own_modules_compute(name):
-    expected = {"wav2vec2": "not covered", "mamba": "no positions"}.get(name, "match")
+    expected = {"wav2vec2": "not covered", "mamba": "no positions", "lw_detr": "keys unknown"}.get(name, "match")
     assert verdict(name)[0] == expected, verdict(name)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_no_architecture_is_silently_misread():
     counts, wrong = collections.Counter(), {}
     for name in CONFIG_MAPPING_NAMES:

@@ -16,9 +16,10 @@ import tiny_llama
 from posenc import cli
 from posenc.checkpoints import extend as module
 from posenc.checkpoints import extension_report, perplexity
-from posenc.checkpoints.extend import Kept, Settings, extend
+from posenc.checkpoints.extend import Settings, extend
 from posenc.checkpoints.load import load
 from posenc.checkpoints.reading import CannotRead
+from posenc.checkpoints.runs import Kept
 
 TARGET = 2 * tiny_llama.TRAINED
 EXACT = {"factor": 2.0, "dtype": "float32", "chunk": 50, "start": 10, "passkey": 0}

@@ -77,8 +77,8 @@ def attach(model: nn.Module, encoding: LayerSpec | None = None, *, horizon: int 
 
     Afterwards positions are exact in any dtype of the model, and where a caller gives a padding mask and no
     `position_ids`, the first token of each row is at 0. A position past a learned table is an error that says so.
-    `save_pretrained` and `state_dict` give what they gave before. The model can be copied and pickled, unless it
-    attends through the interface: then that raises.
+    `save_pretrained` and `state_dict` give what they gave before, and beside it the parameters of an encoding that has
+    some. The model can be copied and pickled, unless it attends through the interface: then that raises.
 
     Limits: pieces that are not recognised, or of which the config's reading says nothing, stay as they are
     (`Attachment.left`); where a model mixes positions with other things in its own code (temperatures by position,

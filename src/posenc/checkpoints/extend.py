@@ -1,6 +1,5 @@
 """Stretch the context of a checkpoint: measure it before and after, name the method that wins, and write that one."""
 
-import hashlib
 import json
 import os
 import platform
@@ -21,6 +20,7 @@ from posenc.checkpoints import methods, passkey, perplexity
 from posenc.checkpoints.methods import Method, Plan
 from posenc.checkpoints.perplexity import Meter, Tokens, Work
 from posenc.checkpoints.reading import CannotRead
+from posenc.checkpoints.runs import Kept, check_folder, claim_folder, hash_of
 from posenc.lab.plots import write_whole
 from posenc.lab.report import duration, finite
 
@@ -134,67 +134,6 @@ def extend(settings: Settings, out: Path, *, say: Say | None = None) -> dict[str
     write_whole(out / "record.json", (json.dumps(finite(record), indent=1, allow_nan=False) + "\n").encode())
     extension_report.write(record, out)
     return record
-
-
-def check_folder(settings: Settings, out: Path) -> None:
-    """Raises ValueError unless the folder is new, empty, or that of the same run."""
-    if not out.exists():
-        return
-    if not out.is_dir():
-        raise ValueError(f"'{out}' is a file; give --out a folder that does not exist yet")
-    if not any(out.iterdir()):
-        return
-    try:
-        held = json.loads((out / "settings.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise ValueError(f"'{out}' exists and is no run of posenc extend; give --out a folder that does not") from None
-    asked = json.loads(json.dumps(asdict(settings)))
-    other = sorted(name for name in asked | held if asked.get(name) != held.get(name))
-    if other:
-        raise ValueError(
-            f"'{out}' holds a run with other settings ({', '.join(other)}); give --out another folder, or the same "
-            f"settings to go on with it"
-        )
-
-
-def claim_folder(settings: Settings, out: Path) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    write_whole(out / "settings.json", (json.dumps(asdict(settings), indent=1) + "\n").encode())
-
-
-class Kept:
-    """Results of finished passes, a line of JSON each, by a fingerprint of everything that they depend on."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.found = path, {}
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-            try:
-                entry = json.loads(line)
-            except ValueError:
-                # A run that was killed while it wrote leaves half a line.
-                continue
-            self.found[entry["key"]] = entry
-
-    @staticmethod
-    def key(facts: Mapping[str, Any]) -> str:
-        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-
-    def __contains__(self, facts: Mapping[str, Any]) -> bool:
-        return self.key(facts) in self.found
-
-    def once(self, facts: Mapping[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """The result for these facts, made only if it is not kept yet."""
-        key = self.key(facts)
-        if key not in self.found:
-            entry = {"key": key, "facts": facts, **make()}
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with open(self.path, "a", encoding="utf-8") as file:
-                # The first newline ends a line that was cut.
-                file.write("\n" * (file.tell() > 0) + json.dumps(entry))
-                file.flush()
-                os.fsync(file.fileno())
-            self.found[key] = entry
-        return self.found[key]
 
 
 class Clock:
@@ -629,19 +568,6 @@ def verify(folder: Path, ids: Tensor, expected: Tensor, dtype: str) -> float:
             f"table says {float(expected.mean()):.4f}; they may differ by {limit:g} nats, so it is not kept"
         )
     return difference
-
-
-def hash_of(path: Path) -> str:
-    """SHA-256 over the names and contents of a checkpoint's files: what is measured depends on them alone."""
-    wanted = (".safetensors", ".gguf", ".json", ".model", ".txt", ".bin")
-    files = [path] if path.is_file() else [file for file in sorted(path.iterdir()) if file.suffix in wanted]
-    digest = hashlib.sha256()
-    for file in files:
-        with open(file, "rb") as opened:
-            digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
-            while block := opened.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()
 
 
 def made(settings: Settings, out: Path, run: Run) -> dict[str, str]:

@@ -10,17 +10,18 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import posenc
 from posenc.checkpoints import load
-from posenc.checkpoints.extend import CHECKPOINT, KEEPS, Kept, Say, check_folder, claim_folder, hash_of
+from posenc.checkpoints.extend import CHECKPOINT, KEEPS, Say
 from posenc.checkpoints.learned_measures import WHOLE, Causal, Images, Masked, Measure, Sentences
 from posenc.checkpoints.load import Loaded
 from posenc.checkpoints.reading import CannotRead
+from posenc.checkpoints.runs import Kept, check_folder, claim_folder, hash_of
 from posenc.checkpoints.tables import resample, resampling
 from posenc.lab.plots import write_whole
 from posenc.lab.report import finite
@@ -311,13 +312,13 @@ def extend_learned(settings: Settings, out: Path, *, say: Say = lambda words: No
     """
     from posenc.checkpoints import learned_report
 
-    check_folder(cast(Any, settings), out)
+    check_folder(settings, out)
     say(f"loading {settings.path}")
     loaded = load.load(settings.path, dtype=settings.dtype)
     found = tables(type(loaded.model), loaded.config)
     kept = Kept(out / "measurements.jsonl")
     records = measure_learned(loaded, settings, kept=kept, say=say)
-    claim_folder(cast(Any, settings), out)
+    claim_folder(settings, out)
     trained = found[0].cells[0]
     target = lengths_of(settings, trained)[-1]
     kind = kind_of(loaded, found)

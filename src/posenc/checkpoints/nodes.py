@@ -87,7 +87,10 @@ def look_into(config: Any, nodes: list[Node]) -> None:
         # A tower that no text runs through is looked at by itself.
         unseen = node.found and not node.seen.turns and not node.seen.rows
         if node.config is not None and (unseen or failures):
+            within = node.found
             survey(node.config, [node], failures)
+            # By itself it may be built as another model, which lacks what it has within the whole.
+            node.found += [old for old in within if not any(old.path.endswith(new.path) for new in node.found)]
     for node in nodes:
         if node.path in failures:
             node.leave(

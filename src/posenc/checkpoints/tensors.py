@@ -89,6 +89,10 @@ class Tensors(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         return read_bytes(self.stored[name])
 
+    def __contains__(self, name: object) -> bool:
+        # A mapping's own way would read the tensor.
+        return name in self.stored
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.stored)
 
