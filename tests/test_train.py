@@ -290,7 +290,14 @@ def test_nothing_in_the_package_can_run_code_from_a_file_of_weights() -> None:
         # The contract suite sends a state dict through memory and back, to show that it survives; it opens no file.
         if source.name == "testing.py":
             continue
-        assert not imported_or_called(ast.parse(source.read_text(encoding="utf-8"))) & forbidden, source
+        found = imported_or_called(tree := ast.parse(source.read_text(encoding="utf-8"))) & forbidden
+        if source.name == "unpack.py":
+            # One fetched model is a pickle: its hash is pinned, and it is read as weights only.
+            calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+            loads = [call for call in calls if ast.unparse(call.func) == "torch.load"]
+            assert loads and all("weights_only=True" in ast.unparse(call) for call in loads)
+            found -= {"torch.load"}
+        assert not found, source
 
 
 def test_a_folder_without_a_checkpoint_says_how_to_make_one(tmp_path: Path) -> None:
