@@ -542,6 +542,14 @@ def test_a_config_that_does_not_fit_the_model_is_found_by_measurement() -> None:
     assert state_of(model) == before
 
 
+def test_a_config_that_turns_another_number_of_channels_is_found() -> None:
+    model = make("gpt_neox")
+    share = model.config.rope_parameters["partial_rotary_factor"]
+    model.config.rope_parameters["partial_rotary_factor"] = share / 2
+    with pytest.raises(ValueError, match=r"turns \d+ channels of a head, and .* turns \d+; choose another share"):
+        attach(model)
+
+
 def test_what_was_replaced_before_a_mistake_comes_back() -> None:
     model = make("t5")
     before = state_of(model)
