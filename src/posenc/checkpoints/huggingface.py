@@ -7,6 +7,7 @@ whether the frequencies are those that the keys say. What the modules have and n
 
 import copy
 import functools
+import inspect
 import json
 import math
 import re
@@ -374,11 +375,9 @@ def buckets_of(node: Node, role: str, shape: Shape, buckets: int) -> str | None:
         )
         if function is None:
             continue
-        words = {"num_buckets": buckets, "max_distance": furthest}
-        try:
-            got = function(-delta, bidirectional=not shape.causal, **words)
-        except TypeError:
-            got = function(-delta, **words)
+        words = {"num_buckets": buckets, "max_distance": furthest, "bidirectional": not shape.causal}
+        taken = inspect.signature(function).parameters
+        got = function(-delta, **{word: value for word, value in words.items() if word in taken})
         if (got != encoding.bucket(delta)).sum() > 4:
             return None
         break

@@ -164,6 +164,9 @@ def model_class(config: Any) -> type[nn.Module]:
         return known[0] if isinstance(known, tuple) else known
     except KeyError:
         pass
+    except ValueError as error:
+        # It is on transformers' list, and transformers does not have it.
+        raise CannotRead(f"transformers has no model for {type(config).__name__}: {in_short(error)}") from error
     name = type(config).__module__.replace(".configuration_", ".modeling_")
     try:
         classes = vars(importlib.import_module(name)).values()
