@@ -10,7 +10,26 @@ from posenc.kernels.rotate_pairs import rotate_both, rotate_pairs, rotation_dtyp
 from posenc.positions import Positions
 
 
-class Rotations(Encoding):
+class Turning(Encoding):
+    """An encoding that turns queries and keys alike, by their own positions; a subclass says how, in `turned`."""
+
+    def turned(self, x: Tensor, at: Positions, *, in_place: bool = False) -> Tensor:
+        """Queries or keys [B, heads, T, head_dim], turned; `in_place` for a caller who owns them."""
+        raise NotImplementedError
+
+    def query(self, q: Tensor, at: Positions) -> Tensor:
+        return self.turned(q, at)
+
+    def key(self, k: Tensor, at: Positions) -> Tensor:
+        return self.turned(k, at)
+
+    def turn(
+        self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions, *, in_place: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        return self.turned(q, at, in_place=in_place), self.turned(k, keys_at, in_place=in_place)
+
+
+class Rotations(Turning):
     """An encoding that rotates pairs of channels of queries and keys by a table of cosines and sines.
 
     A subclass has head_dim and layout, computes the table, and names what the table depends on. Tables are kept while
@@ -41,17 +60,11 @@ class Rotations(Encoding):
         cos, sin = self.rows(x, at).unbind(0)
         return rotate_pairs(x, cos, sin, self.layout, in_place=in_place)
 
-    def query(self, q: Tensor, at: Positions) -> Tensor:
-        return self.turned(q, at)
-
-    def key(self, k: Tensor, at: Positions) -> Tensor:
-        return self.turned(k, at)
-
     def turn(
         self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions, *, in_place: bool = False
     ) -> tuple[Tensor, Tensor]:
         if at is not keys_at or q.dtype != k.dtype:
-            return self.turned(q, at, in_place=in_place), self.turned(k, keys_at, in_place=in_place)
+            return super().turn(q, k, at, keys_at, in_place=in_place)
         for x in (q, k):
             self.check_head_dim(x, self.head_dim)
         return rotate_both(q, k, self.rows(q, at), self.layout, in_place=in_place)

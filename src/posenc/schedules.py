@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from types import UnionType
-from typing import ClassVar, TypeVar, get_args
+from typing import ClassVar, TypeGuard, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -114,7 +114,7 @@ def check_kind(schedule: Schedule, option: str, kind: object) -> None:
         raise ValueError(f"{schedule.name}: {option} must be {words}, got {value!r}")
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 

@@ -14,7 +14,7 @@ import torch
 from posenc.catalogue import build
 from posenc.checkpoints.reading import CannotRead, Layer, Part, Reading
 from posenc.encoding import Encoding, Shape, parts_of
-from posenc.schedules import Schedule
+from posenc.schedules import Schedule, is_number
 
 SPEAKS_OF_POSITION = re.compile(
     r"rope|rotary|rotate|alibi|posit|(?<![a-z])pos(?![a-z])|relative|bucket|yarn|ntk|xpos|theta|sinusoid|longrope|mscale"
@@ -173,10 +173,6 @@ def unread(given: Mapping[str, Any], name: str, taken: set[str], everything: boo
             yield from unread(value, path, set(), everything or bool(SPEAKS_OF_POSITION.search(str(key).lower())))
         elif everything or SPEAKS_OF_POSITION.search(str(key).lower()):
             yield path, value
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def is_list(value: object) -> TypeGuard[Sequence[Any]]:

@@ -6,13 +6,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from posenc.encoding import BoundKernel, Encoding, Keys
+from posenc.encoding import BoundKernel, Keys
 from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, exact, rotate_pairs, rotation_dtype
 from posenc.masks import Mask
 from posenc.positions import Positions
+from posenc.rotations import Turning
 
 
-class LearnedRotary(Encoding):
+class LearnedRotary(Turning):
     """Turn channel pairs as rotary does, by frequencies that every layer, or every head, learns for itself.
 
     frequency_k = base^(-2k/r) e^(shift_k),   shift_k = 0 at first
@@ -112,16 +113,13 @@ class LearnedRotary(Encoding):
         table = cos_sin(angle, 1.0, dtype, x.device)  # [2, B or 1, heads or 1, T, r/2]
         return rotate_pairs(x, table[0], table[1], self.layout, in_place=in_place)
 
-    def query(self, q: Tensor, at: Positions) -> Tensor:
-        return self.turned(q, at)
-
     def key(self, k: Tensor, at: Positions) -> Tensor:
-        return self.turned(self.spread(k), at)
+        return super().key(self.spread(k), at)
 
     def turn(
         self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions, *, in_place: bool = False
     ) -> tuple[Tensor, Tensor]:
-        return self.turned(q, at, in_place=in_place), self.turned(self.spread(k), keys_at, in_place=in_place)
+        return super().turn(q, self.spread(k), at, keys_at, in_place=in_place)
 
     def spread(self, x: Tensor) -> Tensor:
         """Keys or values of fewer heads, repeated for the query heads that share them, where these differ."""

@@ -5,12 +5,12 @@ import math
 import torch
 from torch import Tensor, nn
 
-from posenc.encoding import Encoding
 from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, exact, rotate_pairs, rotation_dtype
 from posenc.positions import Positions
+from posenc.rotations import Turning
 
 
-class MixedRotary(Encoding):
+class MixedRotary(Turning):
     """Turn each pair of channels along a direction of its own, learned for each head: also along diagonals.
 
     angle of pair p in head h at coordinates x = sum_a x_a f_h,p,a   (f: radians per unit of the coordinate, learned)
@@ -118,17 +118,6 @@ class MixedRotary(Encoding):
         angle = (coords[:, None, :, None] * frequencies[:, None]).sum(-1)  # [B or 1, sets, T, P]
         cos, sin = cos_sin(angle.repeat_interleave(x.shape[1] // sets, 1), 1.0, dtype, x.device)
         return rotate_pairs(x, cos, sin, self.layout, in_place=in_place)
-
-    def query(self, q: Tensor, at: Positions) -> Tensor:
-        return self.turned(q, at)
-
-    def key(self, k: Tensor, at: Positions) -> Tensor:
-        return self.turned(k, at)
-
-    def turn(
-        self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions, *, in_place: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        return self.turned(q, at, in_place=in_place), self.turned(k, keys_at, in_place=in_place)
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:
         m, n = ((place,) if self.axes == 1 else place for place in (m, n))
