@@ -15,6 +15,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 FOLDER = Path("src/posenc/kernels")
@@ -32,7 +33,7 @@ def compilers() -> list[list[str]]:
     return [[name] for name in ("cc", "gcc", "clang") if shutil.which(name)]
 
 
-def compile_library(root: Path) -> str | None:
+def compile_library(root: Path, more_flags: Sequence[str] = ()) -> str | None:
     """Compile into the folder of the kernels; the reason why there is no library, or None.
 
     A library of an older build is removed, so that none is left that does not belong to its source.
@@ -44,7 +45,7 @@ def compile_library(root: Path) -> str | None:
         for threads in THREADS:
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 made = Path(scratch) / LIBRARY
-                command = [*compiler, *FLAGS, *threads, "-o", str(made), str(folder / SOURCE)]
+                command = [*compiler, *FLAGS, *more_flags, *threads, "-o", str(made), str(folder / SOURCE)]
                 try:
                     done = subprocess.run(command, capture_output=True, text=True)
                 except OSError as error:

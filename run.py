@@ -4,6 +4,8 @@
     python3 run.py demo             compare encodings and write a report (posenc compare)
     python3 run.py test [args]      run the test suite; --all adds the slow tests, the rest goes to pytest
     python3 run.py check            lint, format, types, import rules
+    python3 run.py sanitize         run the tests of the C code with its memory and its arithmetic watched (needs gcc)
+    python3 run.py mutate [FILES]   break what changed (or FILES) on purpose; say which breaks no test sees
     python3 run.py VERB [args]      any verb of the posenc command line; VERB --help explains it
 
 The first call makes the environment, later calls start at once. It needs Python 3.10 or newer and a
@@ -23,9 +25,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 import venv
 from pathlib import Path
@@ -37,10 +42,16 @@ DEFAULT_EXTRAS = "lab,hf,test,dev,peers"
 # timm asks for a torchvision, which the index has for one kind of torch only, and which transformers would then import.
 # The few files of timm that the peers' tests compare with need none.
 ALONE_FOR = {"peers": "timm==1.0.31"}
-EXTRA_FOR = {"test": "test", "check": "dev"}  # every other verb is the command line's, which needs the lab
+EXTRA_FOR = {
+    "test": "test",
+    "check": "dev",
+    "sanitize": "test",
+    "mutate": "test",
+}  # every other verb is the command line's, which needs the lab
 MOST_WORKERS = 4
 # Installing compiles the C code, so a change of it is a reason to install again.
 MADE_FROM = ("pyproject.toml", "constraints.txt", "hatch_build.py", "src/posenc/kernels/rotate_pairs.c")
+A_TORCH = re.compile(r"torch\s*((==|!=|<=|>=|~=|<|>)\s*[\w.+*!]+(\s*,\s*(==|!=|<=|>=|~=|<|>)\s*[\w.+*!]+)*|@\s*\S+)?")
 STAMP = "posenc-stamp"
 UNFINISHED = "unfinished\n"
 
@@ -61,6 +72,10 @@ def main(arguments: list[str]) -> int:
         return check(rest, choices.python)
     if verb == "test":
         return run_tests(rest, choices.python)
+    if verb == "sanitize":
+        return sanitize(rest, choices.python)
+    if verb == "mutate":
+        return run_to_the_end([str(choices.python), str(ROOT / "tests" / "mutation" / "mutate.py"), *rest])
     return run_to_the_end([str(choices.python), "-m", "posenc", *posenc_arguments(verb, rest)])
 
 
@@ -83,7 +98,7 @@ class Choices(NamedTuple):
 def read_choices(environ: Mapping[str, str], root: Path = ROOT) -> Choices:
     extras = "".join(environ.get("POSENC_EXTRAS", DEFAULT_EXTRAS).split())
     torch = environ.get("POSENC_TORCH") or pinned_torch(constraint_lines(root))
-    if not torch.startswith("torch"):
+    if not A_TORCH.fullmatch(torch):
         fail(f"POSENC_TORCH must be a requirement such as torch==2.13.0, got {torch!r}")
     return Choices(
         folder=Path(os.path.abspath(environ.get("POSENC_VENV") or root / ".venv")),
@@ -178,17 +193,52 @@ def check_commands(python: Path) -> dict[str, list[str]]:
     }
 
 
+def sanitize(rest: Sequence[str], python: Path) -> int:
+    """Compile the C code with gcc's sanitizers into a copy of the package, and run its tests on that copy."""
+    import hatch_build  # beside this file
+
+    flags = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(ROOT / "src", Path(folder) / "src")
+        complaint = hatch_build.compile_library(Path(folder), flags)
+        if complaint:
+            fail(f"the C code was not compiled with sanitizers: {complaint}; install gcc with its libasan")
+        gcc = hatch_build.compilers()[0]
+        runtimes = [[*gcc, f"-print-file-name={name}"] for name in ("libasan.so", "libstdc++.so.6")]
+        watched = {
+            "PYTHONPATH": str(Path(folder) / "src"),
+            # Python itself is not built with the sanitizers: their runtime has to come first, and it looks for the
+            # exceptions of C++, which torch throws, when it starts.
+            "LD_PRELOAD": " ".join(subprocess.check_output(command, text=True).strip() for command in runtimes),
+            "ASAN_OPTIONS": "detect_leaks=0",  # what Python and torch never give back is not ours
+            "UBSAN_OPTIONS": "print_stacktrace=1",
+        }
+        # What a sanitizer says goes to stderr as the process ends: pytest must not hold it back.
+        options = ["-p", "no:cacheprovider", "--capture=sys"]
+        command = [str(python), "-m", "pytest", *options, "-m", "", "tests/test_rotate_pairs.py", *rest]
+        return run_to_the_end(command, folder=ROOT, environment={**os.environ, **watched})
+
+
 def run_to_the_end(
     command: Sequence[str], folder: Path | None = None, environment: Mapping[str, str] | None = None
 ) -> int:
-    """Run a command and give its exit code, 130 when it ended by Ctrl-C."""
+    """Run a command and give its exit code, 130 when it ended by Ctrl-C; a request to end is handed on to it."""
     process = subprocess.Popen(command, cwd=folder, env=environment)
-    while True:
-        try:
-            code = process.wait()
-        except KeyboardInterrupt:
-            continue  # the terminal told the command too; how to end is its own affair
-        return 128 - code if code < 0 else code
+    asked = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in asked}
+    for number in asked:
+        if before[number] == signal.SIG_DFL:  # what ignores them, as nohup does, goes on ignoring them
+            signal.signal(number, lambda number, frame: process.send_signal(number))
+    try:
+        while True:
+            try:
+                code = process.wait()
+            except KeyboardInterrupt:
+                continue  # the terminal told the command too; how to end is its own affair
+            return 128 - code if code < 0 else code
+    finally:
+        for number in asked:
+            signal.signal(number, before[number])
 
 
 # The environment
@@ -213,13 +263,19 @@ def set_up(choices: Choices) -> None:
 
 
 def is_ready(choices: Choices) -> bool:
-    return choices.python.exists() and read_stamp(choices.folder) == stamp_text(choices)
+    made_from, installed = parts_of(read_stamp(choices.folder))
+    return made_from == stamp_text(choices) and bool(installed) and installed <= present(choices)
 
 
 def is_worth_keeping(choices: Choices) -> bool:
-    """Whether an update in place is enough: finished, made here, by this Python, and still running."""
-    stamp = read_stamp(choices.folder)
-    if stamp and stamp.splitlines()[0] != made_where(choices):
+    """Whether an update in place is enough: finished, made here, by this Python, nothing gone, and still running."""
+    made_from, installed = parts_of(read_stamp(choices.folder))
+    if made_from and made_from.splitlines()[0] != made_where(choices):
+        return False
+    # Installers believe what they wrote down of a package, also when its folder is gone.
+    lost = sorted(installed - present(choices))
+    if lost:
+        say(f"{choices.folder} is damaged: {', '.join(lost[:3])} {'is' if len(lost) == 1 else 'are'} gone")
         return False
     same_python = f"import sys; sys.exit(sys.version_info[:2] != {tuple(sys.version_info[:2])})"
     return succeeds([str(choices.python), "-c", same_python], quiet=True)
@@ -230,6 +286,24 @@ def stamp_text(choices: Choices, root: Path = ROOT) -> str:
     files = [(root / name).read_bytes() for name in MADE_FROM]
     texts = [text.encode() for text in (str(root), choices.extras, choices.torch)]
     return f"{made_where(choices)}\n{hashlib.sha256(repr(files + texts).encode()).hexdigest()}\n"
+
+
+def parts_of(stamp: str) -> tuple[str, set[str]]:
+    """What an environment was made from, and what was in it when it was finished."""
+    lines = stamp.splitlines(keepends=True)
+    return "".join(lines[:2]), {line.rstrip("\n") for line in lines[2:]}
+
+
+def present(choices: Choices) -> set[str]:
+    """What lies in an environment, by name alone, which takes no time: interpreter, settings and packages."""
+    found = {name for name in ("pyvenv.cfg",) if (choices.folder / name).exists()}
+    if choices.python.exists():
+        found.add(choices.python.name)
+    for packages in (*choices.folder.glob("lib/python*/site-packages"), choices.folder / "Lib" / "site-packages"):
+        with contextlib.suppress(OSError):
+            # Without versions, so that a package may be updated by hand.
+            found.update(re.sub(r"-[^-]*(?=\.dist-info$)", "", name) for name in os.listdir(packages))
+    return found - {"__pycache__"}
 
 
 def made_where(choices: Choices) -> str:
@@ -298,7 +372,7 @@ def install(choices: Choices) -> None:
     if complete and alone:
         complete = installer.uv("--no-deps", *alone) or installer.pip("--no-deps", *alone)
     if complete:
-        write_stamp(choices.folder, stamp_text(choices))
+        write_stamp(choices.folder, stamp_text(choices) + "".join(f"{name}\n" for name in sorted(present(choices))))
         return
     # a refused update leaves the environment that worked before, and the next call tries again
     write_stamp(choices.folder, before)
@@ -366,8 +440,12 @@ def succeeds(command: Sequence[str], quiet: bool = False, environment: Mapping[s
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold a lock that the system itself lets go of when this process ends, however it ends."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as file:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = open(path, "w")
+    except OSError as error:
+        fail(f"nothing can be written into {path.parent} ({error.strerror}); name another place in POSENC_VENV")
+    with file:
         if not try_lock(file.fileno()):
             say("another run.py is setting up; waiting for it")
             while not try_lock(file.fileno()):

@@ -25,10 +25,10 @@ BOS, VOCAB = 256, 257
 WINDOW, BATCH = 64, 16
 
 
-def windows(source: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def windows(source: data.Joined, generator: torch.Generator) -> torch.Tensor:
     """A batch of windows, each behind a beginning-of-sequence token."""
-    start = torch.randint(0, source.numel() - WINDOW, (BATCH,), generator=generator)
-    ids = source[start[:, None] + torch.arange(WINDOW)].long()
+    start = torch.randint(0, len(source) - WINDOW, (BATCH,), generator=generator)
+    ids = source.windows(start, WINDOW).long()
     return torch.cat((torch.full((BATCH, 1), BOS), ids), 1)
 
 
@@ -68,7 +68,7 @@ def draw(curve: list[tuple[int, float, float]]) -> Figure:
 def main(out: Path, quick: bool, text: str | None) -> None:
     steps = 20 if quick else 900
     source = data.load(text)
-    print(f"text: {source.name}, {source.train.numel():,} bytes to train on, {source.test.numel():,} held out")
+    print(f"text: {source.name}, {len(source.train):,} bytes to train on, {len(source.test):,} held out")
     torch.manual_seed(0)
     model = Decoder(VOCAB, dim=64, heads=4, layers=2, encoding="rotary(base=1000)", max_len=WINDOW)
     print(f"model: {sum(p.numel() for p in model.parameters()):,} parameters, {model.stack.encoding_of[0]}")

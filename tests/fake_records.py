@@ -47,7 +47,7 @@ def record(spec="rotary", task="repeat", seed=0, **changes):
     trained, tested = (64, [128, 256, 512]) if text else (10, [12, 15, 20])
     steps = 800 if text else 1000
     made = {
-        "schema": 1,
+        "schema": 2,
         "key": f"{task}-{spec}-seed{seed}-1a2b3c4d",
         "experiment": {
             "spec": spec,
@@ -158,7 +158,7 @@ def text_scores(spec, chance):
             }
             for at in range(50, 801, 50)
         ],
-        "in_distribution": {"bits_per_byte": bits[0]},
+        "in_distribution": {"bits_per_byte": bits[0], "context_gain": 0.7},
         "lengths": [
             {
                 "length": n,

@@ -1,12 +1,18 @@
 """Ablation: positions taken away or changed at test time, and the model left as it was."""
 
+from itertools import pairwise
+from types import SimpleNamespace
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from posenc import Positions
+from posenc.lab import data, tasks
 from posenc.lab.ablate import ablate, shifted, shuffled, swapped, without_position
 from posenc.lab.recipes import ENCODINGS, recipe
+from posenc.lab.tasks import END
 from posenc.lab.train import start, train
 from posenc.model import Decoder
 
@@ -117,3 +123,76 @@ def test_a_trained_model_that_needs_its_positions_loses_without_them() -> None:
     found = ablate(run)
     assert found["intact"] >= 0.9 and found["shifted"] == pytest.approx(found["intact"], abs=0.02)
     assert found["removed"] < 0.6
+
+
+class Reading:
+    """Stands in for a model that answers rightly where `sees` says so of the coordinates, and knows nothing elsewhere.
+
+    The answers of copy: behind the separator the prompt, then the end.
+    """
+
+    def __init__(self, sees) -> None:
+        self.sees = sees
+        self.stack = SimpleNamespace(encodings=["an encoding"], encoding_of=("an encoding",), blocks=[None])
+
+    def eval(self) -> None:
+        pass
+
+    def __call__(self, ids: Tensor, *, positions: Positions, only: slice) -> Tensor:
+        said = torch.zeros_like(ids)
+        if self.sees(positions.coords[0, :, 0].tolist(), self.stack):
+            n = ids.shape[1] // 2 - 1
+            said = torch.cat((said[:, : n + 1], ids[:, 1 : n + 1], torch.full_like(ids[:, :1], END)), 1)
+        return F.one_hot(said, 29).float()[:, only]
+
+
+TOKENS = 10
+"""Of copy at length 4: BOS, the prompt, the separator, and the answer without its end."""
+
+COUNTED = list(range(TOKENS))
+SWAPPED = [1, 0, 3, 2, 5, 4, 7, 6, 9, 8]
+
+
+@pytest.mark.parametrize(
+    ("sees", "kept"),
+    [
+        (lambda at, stack: True, ["intact", "removed", "shuffled", "shifted", "swapped"]),
+        (lambda at, stack: False, []),
+        # What must have its encoding, and what does best without; positions are counted for both.
+        (lambda at, stack: at == COUNTED and len(stack.encodings) == 1, ["intact"]),
+        (lambda at, stack: len(stack.encodings) == 0, ["removed"]),
+        # What reads places, and what reads distances.
+        (lambda at, stack: at == COUNTED, ["intact", "removed"]),
+        (lambda at, stack: all(b - a == 1 for a, b in pairwise(at)), ["intact", "removed", "shifted"]),
+        (lambda at, stack: sorted(at) == COUNTED, ["intact", "removed", "shuffled", "swapped"]),
+        # Each change by itself.
+        (lambda at, stack: at == SWAPPED, ["swapped"]),
+        (lambda at, stack: at == [place + TOKENS // 2 for place in COUNTED], ["shifted"]),
+        (lambda at, stack: sorted(at) == COUNTED and at not in (COUNTED, SWAPPED), ["shuffled"]),
+    ],
+)
+def test_each_ablation_changes_what_its_name_says_and_nothing_else(sees, kept: list[str]) -> None:
+    model = Reading(sees)
+    task = tasks.find("copy")()
+    found = ablate(SimpleNamespace(experiment=SimpleNamespace(task="copy", train_length=4), task=task, model=model))
+    assert found == {name: float(name in kept) for name in ("intact", "removed", "shuffled", "shifted", "swapped")}
+    assert model.stack.encodings == ["an encoding"]
+
+
+def test_the_ablations_of_text_are_bits_per_byte_of_what_the_changed_model_says(tmp_path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"a" * 30_000)
+
+    class Certain(Reading):
+        """Gives the letter a 2^-1 where `sees` says so, and 2^-3 elsewhere."""
+
+        def __call__(self, ids: Tensor, *, positions: Positions, only: slice | None = None) -> Tensor:
+            share = 1 / 2 if self.sees(positions.coords[0, :, 0].tolist(), self.stack) else 1 / 8
+            chances = torch.full((257,), (1 - share) / 256)
+            chances[ord("a")] = share
+            return chances.log().expand(*ids.shape, 257)
+
+    task = tasks.find("text")(data.load(str(tmp_path / "a.txt")))
+    model = Certain(lambda at, stack: all(b - a == 1 for a, b in pairwise(at)))
+    found = ablate(SimpleNamespace(experiment=SimpleNamespace(task="text", train_length=8), task=task, model=model))
+    expected = {"intact": 1, "removed": 1, "shuffled": 3, "shifted": 1, "swapped": 3}
+    assert found == {name: pytest.approx(bits, rel=1e-5) for name, bits in expected.items()}

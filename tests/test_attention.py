@@ -125,14 +125,14 @@ def test_shapes_that_do_not_fit_are_refused(q, k, v, words: str) -> None:
 
 
 def test_masks_that_do_not_fit_are_refused() -> None:
-    q = torch.zeros(1, 2, 3, 4)
-    with pytest.raises(ValueError, match=r"a mask broadcasts to \[1, 2, 3, 3\], got shape \[4, 3\]"):
-        scaled_dot_product_attention(q, q, q, torch.ones(4, 3, dtype=torch.bool))
-    for shape in ((3, 1, 3, 3), (1, 5, 3, 3)):
-        with pytest.raises(ValueError, match=r"a mask broadcasts to \[1, 2, 3, 3\], got shape"):
-            scaled_dot_product_attention(q, q, q, torch.ones(shape, dtype=torch.bool))
+    q, k = torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 5, 4)
+    with pytest.raises(ValueError, match=r"a mask broadcasts to \[1, 2, 3, 5\], got shape \[5, 3\]"):
+        scaled_dot_product_attention(q, k, k, torch.ones(5, 3, dtype=torch.bool))
+    for shape in ((3, 1, 3, 5), (1, 5, 3, 5)):
+        with pytest.raises(ValueError, match=r"a mask broadcasts to \[1, 2, 3, 5\], got shape"):
+            scaled_dot_product_attention(q, k, k, torch.ones(shape, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"got torch\.int64"):
-        scaled_dot_product_attention(q, q, q, torch.ones(3, 3, dtype=torch.long))
+        scaled_dot_product_attention(q, k, k, torch.ones(3, 3, dtype=torch.long))
 
 
 # The kernels

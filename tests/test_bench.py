@@ -28,6 +28,7 @@ from posenc.bench import (
     weights,
 )
 from posenc.bench.measure import FEWEST, WARM_UP, Goal, Group, Row, Verdict, faster
+from posenc.foreign import CannotRead
 from posenc.lab import plots
 from posenc.positions import Positions
 
@@ -575,10 +576,19 @@ def test_what_cannot_be_measured_is_said(tiny: None, asked: dict, words: str) ->
         run.bench(**asked)
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"schema": 0, "rows": []}', '{"schema": 1}'])
-def test_a_file_without_results_is_named(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "it is no whole JSON"),
+        ("[]", "expected a dictionary"),
+        ("[" * 100_000, "it is nested more than 100 deep"),
+        ('{"schema": 0, "rows": []}', "it holds no results of this version's benchmark; make them with posenc bench"),
+        ('{"schema": 1}', "it holds no results of this version's benchmark; make them with posenc bench"),
+    ],
+)
+def test_a_file_without_results_is_named(text: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "bench.json").write_text(text)
-    with pytest.raises(ValueError, match=r"bench.json holds no results of this version's benchmark; make them with"):
+    with pytest.raises(CannotRead, match=f"bench.json: {words}"):
         report.read(tmp_path / "bench.json")
 
 

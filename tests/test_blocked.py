@@ -1,5 +1,6 @@
 """Attention in blocks: against the readable kernel in float64, values and gradients, wherever tokens may stand."""
 
+import copy
 import math
 
 import pytest
@@ -10,6 +11,7 @@ from posenc import ALiBi, Attention, Kerple, LogGridBias, NoPE, Sandwich, Shaw, 
 from posenc.encoding import Encoding, Keys
 from posenc.kernels import blocked, plan
 from posenc.kernels.bias_in_blocks import Block
+from posenc.kernels.block_sizes import SIZES
 from posenc.kernels.distance_bias import ByDistance, ByPair, anti_diagonals
 from posenc.masks import Mask
 from posenc.positions import Positions
@@ -72,7 +74,7 @@ RULES = {
 }
 SMALL = {
     "whole": {},
-    "small": {"ROWS": 7, "ROWS_BACKWARDS": 5, "PAIRS": 200, "PAIRS_BACKWARDS": 60, "NARROWEST": 3},
+    "small": {"rows": 7, "rows_backwards": 5, "pairs": 200, "pairs_backwards": 60, "narrowest": 3},
 }
 
 
@@ -82,7 +84,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch):
 
     def set_to(which: str) -> None:
         for name, value in SMALL[which].items():
-            monkeypatch.setattr(blocked if hasattr(blocked, name) else plan, name, value)
+            monkeypatch.setattr(SIZES, name, value)
 
     return set_to
 
@@ -138,6 +140,8 @@ def test_queries_may_stand_elsewhere_than_keys(name: str, sizes) -> None:
         (PLACES["padded left"].rows(slice(30, 41)), PLACES["padded left"]),
         (Positions.of(torch.arange(100, 109)), Positions.count(30)),
         (Positions.count(9).with_coords(Positions.count(9).coords + 4), Positions.count(30)),
+        (Positions.count(24, start=17), PLACES["padded left"]),  # counted for all rows, and keys of each row
+        (Positions.of(torch.arange(9.0) + 20.5), Positions.of(torch.arange(30.0))),  # a step apart, but not counted
     ]
     for at, keys_at in pairs:
         for rule, mask in RULES.items():
@@ -165,9 +169,10 @@ def test_given_masks_count_and_learn(name: str, place: str, sizes) -> None:
             same(both_kernels(encoding, at, at, rule), str(list(given.shape)))
 
 
-def test_a_grid_has_a_bias_of_both_axes() -> None:
+@pytest.mark.parametrize("extent", [(4, 5), (20, 1)], ids=str)
+def test_a_grid_has_a_bias_of_both_axes(extent: tuple[int, int]) -> None:
     encoding = learned(LogGridBias(HEADS, window=5))
-    at = Positions.grid(4, 5)
+    at = Positions.grid(*extent)
     same(both_kernels(encoding, at, at, masks.bidirectional()))
 
 
@@ -220,6 +225,26 @@ def test_float32_stays_within_two_millionths(encoding: Encoding) -> None:
     q, k, v = q.double(), k.double(), v.double()
     exact, _ = kernels.bind("reference", encoding, scale=0.125)(encoding, q, at, Keys(k, v, at), masks.causal())
     assert (out - exact).abs().max() < 2e-6
+
+
+@pytest.mark.parametrize("place", ["counted", "padded inside"])
+@pytest.mark.parametrize("name", ["none", "alibi", "t5", "shaw", "fixed"])
+def test_gradients_in_float32_stay_within_three_millionths(name: str, place: str, sizes) -> None:
+    sizes("small")
+    torch.manual_seed(0)
+    encoding, at = learned(ENCODINGS[name]).double(), PLACES[place]
+    q, k, v, upstream = (heads(2, HEADS, at.tokens, WIDTH).float() for _ in range(4))
+    found = []
+    for dtype in (torch.float64, torch.float32):
+        # A copy in float32 has the same numbers only where they had been rounded before.
+        mine = copy.deepcopy(encoding).float().to(dtype)
+        leaves = [x.to(dtype).requires_grad_() for x in (q, k, v)]
+        which = "reference" if dtype == torch.float64 else "blocked"
+        out, _ = kernels.bind(which, mine, scale=0.4)(mine, leaves[0], at, Keys(*leaves[1:], at), masks.window(30))
+        found.append(torch.autograd.grad(out, [*leaves, *mine.parameters()], upstream.to(dtype)))
+    for number, (expected, got) in enumerate(zip(*found, strict=True)):
+        off = float((got.double() - expected).norm() / expected.norm())
+        assert off < 3e-6, f"gradient {number} is off by {off:.2g}"
 
 
 # What is gone through
@@ -315,6 +340,20 @@ def test_anti_diagonals_are_summed(n: int, m: int) -> None:
 # How it is used
 
 
+def test_attention_over_some_keys_each_is_merged_into_attention_over_all() -> None:
+    logits, values = torch.randn(2, 3, 4, 9, dtype=torch.float64), torch.randn(2, 3, 9, 5, dtype=torch.float64)
+    logits[0, 0, 1, :5] = -math.inf  # sees nothing of the first keys
+    logits[1, 1, 2] = -math.inf  # sees nothing at all
+    parts = []
+    for some in (slice(0, 5), slice(5, 7), slice(7, 9)):
+        taken = logits[..., some].softmax(-1).nan_to_num() @ values[:, :, some]
+        parts.append((taken, logits[..., some].logsumexp(-1)))
+    out, sums = blocked.merged(parts)
+    torch.testing.assert_close(out, logits.softmax(-1).nan_to_num() @ values, rtol=0, atol=1e-14)
+    total = logits.exp().sum(-1)
+    torch.testing.assert_close(sums, torch.where(total == 0, 0.0, total.log()), rtol=0, atol=1e-14)
+
+
 def test_a_graph_may_be_gone_through_twice() -> None:
     attention = Attention(12, 4, encoding="t5_bias(std=1.0)", kernel="blocked").double()
     x = heads(1, 9, 12)
@@ -378,7 +417,9 @@ def test_torch_func_is_served_by_another_kernel() -> None:
     attention, x = Attention(12, 4, encoding="alibi").double(), heads(1, 5, 12)
 
     def loss(x: torch.Tensor) -> torch.Tensor:
-        assert "torch.func cannot transform attention in blocks" in str(kernels.why_not("blocked", NoPE()))
+        assert "torch.func and forward-mode differentiation cannot transform attention in blocks" in str(
+            kernels.why_not("blocked", NoPE())
+        )
         return attention(x, mask=masks.causal()).square().sum()
 
     expected = torch.autograd.functional.jacobian(loss_of(attention), x)
@@ -417,6 +458,17 @@ def test_the_operator_is_what_it_says_to_the_compiler(values: bool, offset: int)
     q, k, v = (heads(2, h, n, 4).requires_grad_() for h, n in ((2, 5), (1, 9), (1, 9)))
     vector = heads(2, 13).requires_grad_() if values else None
     torch.library.opcheck(blocked.attend_in_a_row, (q, k, v, vector, offset, True, 6, 0.5))
+
+
+@pytest.mark.parametrize("place", ["later", "padded left", "packed"])
+@pytest.mark.parametrize("name", ["none", "alibi"])
+def test_what_a_graph_holds_is_right_under_every_mask(name: str, place: str, sizes, monkeypatch) -> None:
+    sizes("small")
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    encoding, at, few = learned(ENCODINGS[name]), PLACES[place], PLACES[place].rows(slice(0, 30))
+    for rule, mask in RULES.items():
+        same(both_kernels(encoding, at, at, mask), rule)
+        same(both_kernels(encoding, at, few, mask), f"{rule}, fewer keys")
 
 
 @pytest.mark.parametrize("mask", [masks.causal(), masks.window(4, causal=False)], ids=["causal", "window"])

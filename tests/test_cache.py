@@ -1,10 +1,13 @@
 """KV caches: growing, static and rolling ones hold the same truth in other storage."""
 
+import copy
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
-from posenc import Attention, Cache, Keys, Positions, masks
+from posenc import Attention, Cache, Decoder, Keys, Positions, masks
 from posenc.cache import GrowingCache, LayerCache, SlotCache
 
 DIM, HEADS, TOKENS, BATCH = 12, 3, 9, 2
@@ -200,3 +203,192 @@ def test_a_growing_cache_knows_that_chunks_in_a_row_are_one_row() -> None:
     assert keys.at.contiguous and keys.at.extent == 4
     gap = cache.extend(Keys(k[:, :, :1], k[:, :, :1], Positions.count(1, start=9)))
     assert not gap.at.contiguous
+
+
+# Back, and other rows.
+
+
+def alone(layer: Attention, x: Tensor, mask) -> Tensor:
+    return layer(x, positions=Positions.count(x.shape[1]), mask=mask)
+
+
+@pytest.mark.parametrize("mask", [masks.causal(), masks.bidirectional()], ids=["causal", "sees all"])
+@pytest.mark.parametrize("grad", [True, False], ids=["gradients", "none"])
+@pytest.mark.parametrize("make", CACHES.values(), ids=CACHES)
+def test_a_cache_that_was_cut_back_goes_on_as_if_the_rest_had_never_come(layer, make, grad: bool, mask) -> None:
+    x, other = torch.randn(2, BATCH, TOKENS, DIM, dtype=torch.float64)
+    cache = make()
+    with torch.set_grad_enabled(grad):
+        chunks(layer, x, Positions.count(3), (3, 1, 3), cache, mask)
+        for kept in (5, 9, 2):
+            cache.crop(kept)
+        rest = [layer(other[:, t : t + 1], positions=Positions.count(1, t), mask=mask, cache=cache) for t in (2, 3)]
+        whole = torch.cat((x[:, :2], other[:, 2:4]), 1)
+        torch.testing.assert_close(rest[-1], alone(layer, whole, mask)[:, 3:], rtol=0, atol=1e-13)
+        cache.crop(0)
+        again = layer(other[:, :4], positions=Positions.count(4), mask=mask, cache=cache)
+        torch.testing.assert_close(again, alone(layer, other[:, :4], mask), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("make", CACHES.values(), ids=CACHES)
+def test_each_row_may_be_cut_back_to_a_number_of_its_own(layer: Attention, make) -> None:
+    x, cache = torch.randn(BATCH, TOKENS, DIM, dtype=torch.float64), make()
+    with torch.no_grad():
+        chunks(layer, x, Positions.count(6), (6,), cache, masks.causal())
+        cache.crop(torch.tensor([2, 5]))
+        later = Positions.of(torch.tensor([[2, 3], [5, 6]]), order=torch.tensor([[2, 3], [5, 6]]))
+        got = layer(x[:, 7:9], positions=later, mask=masks.causal(), cache=cache)
+        for row, kept in ((0, 2), (1, 5)):
+            whole = torch.cat((x[row : row + 1, :kept], x[row : row + 1, 7:9]), 1)
+            torch.testing.assert_close(
+                got[row : row + 1], alone(layer, whole, masks.causal())[:, kept:], rtol=0, atol=1e-13
+            )
+
+
+@pytest.mark.parametrize("rows", [[1, 0], [1, 1], [0], [1, 0, 1]], ids=str)
+@pytest.mark.parametrize("make", CACHES.values(), ids=CACHES)
+def test_rows_that_were_chosen_go_on_as_if_they_had_been_these_from_the_start(layer, make, rows: list[int]) -> None:
+    x, cache = torch.randn(BATCH, TOKENS, DIM, dtype=torch.float64), make()
+    padding = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
+    with torch.no_grad():
+        at = Positions.padded(padding)
+        layer(x[:, :4], positions=at, mask=masks.causal(), cache=cache)
+        layer(x[:, 4:5], positions=at.next(), mask=masks.causal(), cache=cache)
+        chosen = torch.tensor(rows)
+        cache.reorder(chosen)
+        next_at = Positions.padded(padding[chosen]).next(3).rows(slice(1, 3))
+        new = torch.randn(len(rows), 2, DIM, dtype=torch.float64)
+        got = layer(new, positions=next_at, mask=masks.causal(), cache=cache)
+        for place, row in enumerate(rows):
+            first = 1 - row
+            whole = torch.cat((x[row : row + 1, first:5], new[place : place + 1]), 1)
+            expected = alone(layer, whole, masks.causal())[:, -2:]
+            torch.testing.assert_close(got[place : place + 1], expected, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("slots", [None, 12])
+def test_a_model_goes_back_and_chooses_rows_and_goes_on_by_itself(slots: int | None) -> None:
+    model = Decoder(50, 24, 3, 2, encoding="rotary + alibi").double().eval()
+    ids = torch.randint(50, (2, TOKENS))
+    with torch.no_grad():
+        cache = model.cache(slots=slots)
+        model(ids[:, :6], padding=torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6]), cache=cache)
+        model(ids[:, 6:8], cache=cache)
+        cache.crop(torch.tensor([3, 7]))
+        cache.reorder(torch.tensor([1, 0, 1]))
+        new = torch.randint(50, (3, 2))
+        got = torch.cat([model(new[:, t : t + 1], cache=cache) for t in (0, 1)], 1)
+        for place, held in enumerate((ids[1:, :7], ids[:1, 2:5], ids[1:, :7])):
+            whole = model(torch.cat((held, new[place : place + 1]), 1))
+            torch.testing.assert_close(got[place : place + 1], whole[:, -2:], rtol=0, atol=1e-12)
+        cache.crop(0)
+        torch.testing.assert_close(model(new, cache=cache), model(new), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("slots", [None, 12])
+def test_rows_that_get_padding_alone_go_on_where_they_were(slots: int | None) -> None:
+    model = Decoder(50, 24, 3, 2, encoding="rotary + alibi").double().eval()
+    ids = torch.randint(50, (2, TOKENS))
+    order = torch.tensor([[-1, -1], [4, 5]])
+    with torch.no_grad():
+        # Padding on the right of the prompt, then in a chunk of one row alone.
+        cache = model.cache(slots=slots)
+        model(ids[:, :5], padding=torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]]), cache=cache)
+        model(ids[:, 5:7], positions=Positions(order.clamp(min=0)[..., None], order, unit_step=True), cache=cache)
+        got = model(ids[:, 7:], cache=cache)
+        one, other = torch.cat((ids[:1, :3], ids[:1, 7:]), 1), torch.cat((ids[1:, :4], ids[1:, 5:]), 1)
+        torch.testing.assert_close(got[:1], model(one)[:, -2:], rtol=0, atol=1e-12)
+        torch.testing.assert_close(got[1:], model(other)[:, -2:], rtol=0, atol=1e-12)
+
+
+def test_rows_with_ids_of_their_own_remember_their_own_last_ones() -> None:
+    cache = Cache(1)
+    cache.took(Positions.of(torch.tensor([[0, 1, 2], [5, 6, 9]])))
+    assert cache.at is not None and cache.at.coords[..., 0].tolist() == [[2], [9]]
+
+
+def test_a_row_that_gets_padding_alone_remembers_that_its_coordinates_are_not_counted() -> None:
+    cache, order = Cache(1), torch.tensor([[-1], [2]])
+    cache.took(Positions.of(torch.tensor([[0.0, 2.5], [0.0, 1.0]])))
+    cache.took(Positions(order.clamp(min=0)[..., None].double(), order, unit_step=True))
+    with pytest.raises(ValueError, match="only positions that count up by one know what comes next"):
+        cache.next(1)
+
+
+def test_keys_with_gradients_that_were_put_back_are_not_written_over(layer: Attention) -> None:
+    x = torch.randn(BATCH, TOKENS, DIM, dtype=torch.float64)
+    for make in CACHES.values():
+        cache = make()
+        out = [layer(x[:, :3], positions=Positions.count(3), mask=masks.causal(), cache=cache)]
+        out.append(layer(x[:, 3:4], positions=Positions.count(1, 3), mask=masks.causal(), cache=cache))
+        kept = cache.keys
+        with torch.no_grad():
+            chunks(layer, x[:, 4:], Positions.count(1, 4), (1, 1), cache, masks.causal())
+            cache.keys = kept
+            later = chunks(layer, x[:, 5:], Positions.count(1, 4), (1, 1), cache, masks.causal())
+        torch.cat(out, 1).sum().backward()
+        whole = alone(layer, torch.cat((x[:, :4], x[:, 5:7]), 1), masks.causal())
+        torch.testing.assert_close(later, whole[:, 4:], rtol=0, atol=1e-13)
+
+
+def test_keys_of_an_earlier_step_that_were_written_over_are_refused() -> None:
+    cache, k = SlotCache(9), torch.zeros(1, 1, 2, 3)
+    with torch.no_grad():
+        earlier = cache.extend(Keys(k, k, Positions.count(2)))
+        cache.extend(Keys(k, k, Positions.count(2, 2)))
+        cache.keys = earlier
+        with pytest.raises(ValueError, match=r"share their memory with what came after.*go back with crop\(tokens\)"):
+            cache.extend(Keys(k, k, Positions.count(2, 2)))
+
+
+def test_keys_that_somebody_put_back_stay_as_they_are_after_a_crop() -> None:
+    cache, k = SlotCache(5), torch.zeros(1, 1, 2, 3)
+    with torch.no_grad():
+        kept = cache.extend(Keys(k, k, Positions.count(2)))
+        theirs = cache.keys = replace(kept, k=kept.k.clone(), v=kept.v.clone())
+        cache.crop(1)
+        cache.extend(Keys(torch.ones(1, 1, 1, 3), torch.ones(1, 1, 1, 3), Positions.count(1, 1)))
+    assert not theirs.k.any() and not theirs.v.any()
+
+
+@pytest.mark.parametrize("make", [GrowingCache, lambda: SlotCache(5)])
+def test_rows_that_are_chosen_take_their_lengths_along_and_another_batch_is_refused(make) -> None:
+    cache, k = make(), torch.zeros(2, 1, 2, 3)
+    cache.extend(Keys(k, k, Positions.count(2).with_length(torch.tensor([4, 7]))))
+    cache.reorder(torch.tensor([1, 1, 0]))
+    assert cache.keys.at.length.flatten().tolist() == [7, 7, 4]
+    with pytest.raises(ValueError, match="holds keys of 3 rows and 1 heads, got new ones of 2 and 1; start a new"):
+        cache.extend(Keys(k, k, Positions.count(2, 2)))
+
+
+def test_a_copy_of_a_rolling_cache_rolls_on() -> None:
+    cache, k = SlotCache(3, rolling=True), torch.arange(4.0).view(1, 1, 4, 1)
+    cache.extend(Keys(k[:, :, :3], k[:, :, :3], Positions.count(3)))
+    twin = copy.copy(cache)
+    keys = twin.extend(Keys(k[:, :, 3:], k[:, :, 3:], Positions.count(1, 3)))
+    assert keys.at.order[0, :3].tolist() == [3, 1, 2]
+    assert cache.keys is not None and cache.keys.at.order[0, :3].tolist() == [0, 1, 2]
+
+
+def test_what_no_cache_can_do_is_refused() -> None:
+    k = torch.zeros(2, 1, 5, 2)
+    rolling = SlotCache(3, rolling=True)
+    for cache in (GrowingCache(), SlotCache(9), rolling):
+        cache.extend(Keys(k[:, :, :3], k[:, :, :3], Positions.count(3)))
+        for wrong in (-1, torch.tensor([1, 2, 3]), torch.tensor([0.5])):
+            with pytest.raises(ValueError, match="crop to a number of tokens, 0 or more, or to one for each of the 2"):
+                cache.crop(wrong)
+        for rows in ([2], [0, 2], [-1], []):
+            with pytest.raises(ValueError, match="choose rows of the batch by numbers from 0 to 1"):
+                cache.reorder(torch.tensor(rows, dtype=torch.long))
+    # Nothing is overwritten yet, and then the oldest is.
+    rolling.crop(2)
+    rolling.extend(Keys(k[:, :, :3], k[:, :, :3], Positions.count(3, 2)))
+    rolling.crop(9)
+    just_over = SlotCache(3, rolling=True)
+    just_over.extend(Keys(k[:, :, :2], k[:, :, :2], Positions.count(2)))
+    just_over.extend(Keys(k[:, :, :2], k[:, :, :2], Positions.count(2, 2)))
+    with pytest.raises(ValueError, match="has written over the oldest tokens"):
+        just_over.crop(2)
+    with pytest.raises(ValueError, match="a rolling cache of 3 slots has written over the oldest tokens, and cannot"):
+        rolling.crop(4)

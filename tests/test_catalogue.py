@@ -9,7 +9,7 @@ import torch
 
 import posenc
 import posenc.encodings
-from posenc import Compose, Encoding, Shape, build, catalogue, names
+from posenc import Compose, Encoding, Shape, build, catalogue, foreign, names
 from posenc.catalogue import Node, parse
 from posenc.encoding import OnHeads
 from posenc.encodings.learned import Learned
@@ -87,9 +87,9 @@ def test_chosen_heads_are_numbers() -> None:
 
 
 NOT_SPECS = [
-    ("", "'' is not a spec .*write for example"),
-    ("rotary +", r"'rotary \+' is not a spec"),
-    ("rotary(", "is not a spec"),
+    ("", "'' is no spec .*write for example"),
+    ("rotary +", r"'rotary \+' is no spec"),
+    ("rotary(", "is no spec"),
     ("3", "'3' in '3' is not an encoding; write for example rotary"),
     ("rotary * 2", "is not an encoding"),
     ("rotary - alibi", "'rotary - alibi' in .* is not an encoding"),
@@ -133,6 +133,39 @@ NOT_SPECS = [
 def test_what_is_not_a_spec_is_refused_with_the_reason(spec: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         parse(spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("rotary(base=1" + "0" * 400 + ")", "a number of 401 digits; at most 40 are read"),
+        ("rotary(schedule=yarn(factor=1" + "0" * 400 + "))", "a number of 401 digits"),
+        ("rotary(base=" + "(1," * 1000 + ")" * 1000 + ")", "too many nested parentheses|nested too deep to be a spec"),
+        ("rotary(base=" + "-" * 10_000 + "1)", "nested too deep to be a spec"),
+        (" + ".join(["rotary"] * 1000), "nested too deep to be a spec"),
+        ("a" * 30_000, "is longer than 20,000 letters, the most that a spec may have"),
+        ("a" * 15_000, "no encoding named 'a"),
+        ("a" * 15_000 + ".py:B", "no file 'a"),
+        ("/".join(["a" * 300] * 40) + ".py:B", "no file 'a"),
+        ("rotary(\ud800=1)", "is no spec"),
+        ("\ud800.py:Mine", "no file "),
+        ("rotary(layout='" + "x" * 15_000 + "')", "rotary: layout must be one of half, interleaved, got 'x"),
+        ("on(rotary, heads=(" + "0," * 5_000 + "))", "heads must be different .* got a tuple of 5000"),
+        ("learned(max_len=1000000000000)", "learned: .*allocate"),
+        ("learned(max_len=" + "9" * 30 + ")", "learned: "),
+        ("rotary(schedule=linear(factor=1" + "0" * 39 + "))", "rotary: int too big"),
+    ],
+)  # fmt: skip
+def test_what_is_too_large_is_answered_with_a_short_sentence(spec: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words) as refused:
+        build(spec, SHAPE)
+    assert len(str(refused.value)) < 1_200 and foreign.visible(str(refused.value)) == str(refused.value)
+
+
+@pytest.mark.parametrize("spec", [3, None, ["rotary"], b"rotary"])
+def test_what_is_no_string_is_no_spec(spec: object) -> None:
+    with pytest.raises(ValueError, match="expected a spec, such as 'rotary \\+ alibi', got "):
+        build(spec, SHAPE)  # type: ignore[arg-type]
 
 
 # Building
@@ -294,11 +327,11 @@ def test_a_relative_path_will_do(mine: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_is_wrong_with_ones_own_module_is_said(mine: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"mine.py has no encoding named 'Conter'; it has: Counter"):
+    with pytest.raises(ValueError, match=r"mine.py' has no encoding named 'Conter'; it has: Counter"):
         build(f"{mine}:Conter", SHAPE)
     with pytest.raises(
         ValueError,
-        match=r"no file '.*gone.py' to take Counter from; a spec of your own module is path/to/file.py:Class",
+        match=r"no file '.*gone.py' to take 'Counter' from; a spec of your own module is path/to/file.py:Class",
     ):
         build(f"{tmp_path}/gone.py:Counter", SHAPE)
     with pytest.raises(
@@ -309,13 +342,13 @@ def test_what_is_wrong_with_ones_own_module_is_said(mine: str, tmp_path: Path) -
     broken.write_text("import nothing_of_this_name\n")
     with pytest.raises(
         ValueError,
-        match=r"broken.py could not be imported: ModuleNotFoundError: No module named 'nothing_of_this_name'",
+        match=r"broken.py' could not be imported: ModuleNotFoundError: No module named 'nothing_of_this_name'",
     ):
         build(f"{broken}:Counter", SHAPE)
     plain = tmp_path / "plain.py"
     plain.write_text("class Counter: ...\n")
     with pytest.raises(
-        ValueError, match=r"plain.py has no encoding named 'Counter'; it has: no subclass of posenc.Encoding"
+        ValueError, match=r"plain.py' has no encoding named 'Counter'; it has: no subclass of posenc.Encoding"
     ):
         build(f"{plain}:Counter", SHAPE)
 

@@ -185,6 +185,9 @@ def test_one_bin_for_each_distance_from_the_nearest_to_the_farthest() -> None:
     far = Positions.of(torch.arange(TOKENS) * 2)
     assert edges(far, masks.causal(), reads="coordinate") == list(range(-16, 18))
     assert edges(far, masks.causal()) == list(range(10))
+    assert edges(far, masks.causal(), edges=(0, 4)) == [0, 4]
+    between = Positions.of(torch.linspace(0, 2.5, TOKENS))  # the farthest distances, -2.5 and 2.5, lie within a bin
+    assert edges(between, masks.causal(), reads="coordinate") == list(range(-3, 4))
 
 
 def test_a_histogram_of_rows_and_heads_is_that_of_their_weights() -> None:

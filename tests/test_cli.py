@@ -1,25 +1,45 @@
 """The command line as a person meets it: exit codes, what goes where, and one line for every mistake."""
 
+import dataclasses
+import errno
 import io
 import json
 import os
-import queue
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args, get_origin
 
 import pytest
 import tyro
 
+import posenc.__main__ as main
 from posenc import catalogue, cli
-from posenc.lab import compare, data, recipes, record, report, sweep
+from posenc.lab import compare, recipes, record, store, sweep
+from posenc.lab import train as training
 from posenc.lab.recipes import Experiment
 
-SMALL = ["--tasks", "repeat", "--steps", "2", "--train-length", "2", "--dim", "8", "--heads", "2", "--layers", "1"]
+SMALL = [
+    "--tasks",
+    "repeat",
+    "--seeds",
+    "1",
+    "--steps",
+    "2",
+    "--train-length",
+    "2",
+    "--dim",
+    "8",
+    "--heads",
+    "2",
+    "--layers",
+    "1",
+]
 
 SURFACE = {
     "compare": "encodings tasks preset seeds train-length test-lengths steps layers dim heads text out json",
@@ -28,7 +48,7 @@ SURFACE = {
     "show": "tokens dim heads words shift out json",
     "order": "json",
     "train": "task seed train-length steps batch rate matrix-rate layers dim heads text out threads json",
-    "generate": "prompt tokens temperature top-k seed",
+    "generate": "prompt tokens temperature top-k seed trust",
     "check": "promise json",
     "bench": "shapes threads peers out json",
     "fetch": "json",
@@ -50,13 +70,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run_in_this_process(experiments: Sequence[Experiment], folder: Path, *, show) -> sweep.Sweep:
     found = sweep.Sweep()
-    sweep.to_parent = queue.SimpleQueue()
     for run in experiments:
         key = record.key_of(run)
         found.runs[key] = sweep.Progress(key, str(run.spec), run.task, run.seed, run.steps)
         try:
-            if not sweep.has_record(folder / "records" / f"{key}.json"):
-                sweep.run_one(run, key, str(folder / "records"))
+            if not sweep.kept_record(folder / "records" / f"{key}.json"):
+                sweep.run_one(run, key, folder / "records", lambda **changes: None)
         except Exception as error:
             found.failures[key] = f"{type(error).__name__}: {error}"
         found.runs[key].state = "failed" if key in found.failures else "done"
@@ -92,6 +111,13 @@ def posenc(capsys: pytest.CaptureFixture[str]):
     return run
 
 
+def full_from_now_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", full)
+
+
 def process(*arguments: str) -> subprocess.CompletedProcess:
     given = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=given, timeout=240)
@@ -101,7 +127,9 @@ def process(*arguments: str) -> subprocess.CompletedProcess:
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that a comparison has filled."""
     folder = tmp_path_factory.mktemp("filled")
-    settings = compare.Settings(("none", "alibi"), ("repeat",), steps=2, train_length=2, dim=8, heads=2, layers=1)
+    settings = compare.Settings(
+        ("none", "alibi"), ("repeat",), seeds=1, steps=2, train_length=2, dim=8, heads=2, layers=1
+    )
     patch = pytest.MonkeyPatch()
     patch.setattr(compare, "run_all", run_in_this_process)
     compare.compare(settings, folder)
@@ -180,16 +208,76 @@ def test_an_option_of_the_wrong_kind_is_named(posenc) -> None:
     assert answer.code == 2 and answer.out == "" and "--steps" in answer.err and "ten" in answer.err
 
 
+def list_options() -> list[tuple[str, str, list[str]]]:
+    """(verb, option, two values) of every option that takes several values."""
+    found = []
+    for verb, cls in zip(cli.VERBS, (get_args(one)[0] for one in get_args(cli.Verb)), strict=True):
+        for field in dataclasses.fields(cls):
+            if get_origin(field.type) is tuple:
+                found.append((verb, field.name, ["7", "9"] if get_args(field.type)[0] is int else ["x", "y"]))
+    return found
+
+
+NEEDED = {
+    "generate": ["m"],
+    "show": ["rotary"],
+    "check": ["rotary"],
+    "inspect": ["m"],
+    "extend": ["m"],
+    "convert": ["--out", "n", "m"],
+}
+"""What a verb cannot be without."""
+
+
+@pytest.mark.parametrize("verb, name, values", list_options())
+def test_a_list_that_is_given_twice_adds_up(verb: str, name: str, values: list[str]) -> None:
+    first, second = values
+    option = "--" + name.replace("_", "-")
+    needed = NEEDED.get(verb, [])
+    for written in (
+        [*needed, option, first, second],
+        [*needed, option, first, option, second],
+        [*needed, f"{option}={first}", "--seed=1" if verb == "generate" else "--json", f"{option}={second}"],
+        [option, first, f"--{name}", second, *needed],
+    ):
+        assert list(map(str, getattr(cli.parse([verb, *written]), name))) == values, written
+
+
+def test_a_list_that_is_given_twice_is_not_added_to_its_default() -> None:
+    assert cli.parse(["compare", "--encodings", "rotary", "--encodings", "alibi"]).encodings == ("rotary", "alibi")
+    assert cli.parse(["check", "rotary"]).promise == ()
+
+
+def test_check_holds_to_every_promise_that_is_named(posenc) -> None:
+    answer = posenc("check", "rotary", "--promise", "has_a_source", "--promise", "the_spec_round_trips", "--json")
+    assert {verdict["promise"] for verdict in json.loads(answer.out)} == {"has_a_source", "the_spec_round_trips"}
+
+
+@pytest.mark.parametrize(
+    "command, option",
+    [
+        ("generate x --seed 1 --seed 2", "--seed"),
+        ("compare --train-length 4 --train_length 5", "--train_length"),
+        ("check rotary --json --no-json", "--no-json"),
+        ("bench --peers --peers", "--peers"),
+    ],
+)
+def test_an_option_of_one_value_that_is_given_twice_is_refused(command: str, option: str, posenc) -> None:
+    answer = posenc(*command.split())
+    assert answer.code == 2
+    assert answer.line == f"posenc: {option} is given more than once; give it once, with the value that you mean"
+
+
 MISTAKES = [
     ("compare --encodings rotarry", "no encoding named 'rotarry'; there are: .*; did you mean 'rotary'\\?"),
     ("compare --encodings rotary(bas=3)", "rotary has no option 'bas'; .*; did you mean 'base'\\?"),
     (
         "compare --encodings rotary(",
-        "'rotary\\(' is not a spec .*; write for example rotary\\(base=500_000\\) \\+ alibi",
+        "'rotary\\(' is no spec .*; write for example rotary\\(base=500_000\\) \\+ alibi",
     ),
     (
         "compare --encodings mine.py:Mine",
-        "no file 'mine.py' to take Mine from; a spec of your own module is path/to/file.py:Class",
+        "no file 'mine.py' to take 'Mine' from; a spec of your own module is path/to/file.py:Class, with quotes .*",
     ),
     ("compare --tasks repat", "no task named 'repat'; .*; did you mean 'repeat'\\?"),
     ("compare --preset ful", "no preset named 'ful'; .*; did you mean 'full'\\?"),
@@ -207,6 +295,23 @@ MISTAKES = [
         r"test lengths must exceed the trained length 10, got \[8\]",
     ),
     ("compare --tasks copy --train-length 0", "train_length must be 1 or more, got 0"),
+    (
+        "compare --tasks copy --dim 2147483647 --heads 3",
+        "dim must be at most 65,536, got 2147483647",
+    ),
+    ("compare --tasks copy --dim 65535 --heads 4", r"heads must divide dim=65535, got heads=4; the divisors up to .*"),
+    (
+        "show rotary --dim 2147483647",
+        r"heads must divide dim=2147483647, got heads=4; the divisors up to 1,024 are \[1\]",
+    ),
+    ("compare --tasks copy --seeds 2147483648", "seeds must be at most 10,000, got 2147483648"),
+    ("compare --tasks copy --layers 2147483648", "layers must be at most 1,000, got 2147483648"),
+    (
+        "compare --tasks copy --train-length 99999999999999999999999",
+        "train_length must be at most 1,000,000, got 99999999999999999999999",
+    ),
+    ("compare --tasks copy --test-lengths 99999999999999999999999", r"test lengths go up to 1,000,000, got \[9+\]"),
+    ("train rotary --task copy --seed 99999999999999999999999", "seed must lie between .*, got 9+"),
     ("compare --tasks copy --text book.txt", "--text is for the text task; .*"),
     (
         "compare --tasks text --text nowhere.txt",
@@ -251,7 +356,6 @@ def test_a_mistake_is_answered_in_one_line_and_with_exit_code_2(command: str, wo
     (here / "empty").mkdir()
     (here / "binary.txt").write_bytes(b"\x00\xff" * 20_000)
     (here / "short.txt").write_text("a word.\n")
-    data.load.cache_clear()
     answer = posenc(*command.split(" "))
     assert answer.code == 2
     assert re.fullmatch(f"posenc: {words}", answer.line), answer.line
@@ -316,7 +420,7 @@ def test_check_answers_with_verdicts_and_an_exit_code(posenc) -> None:
     answer = posenc("check", "none")
     assert answer.code == 0 and answer.out.splitlines()[0].strip() == "none" and answer.err == ""
     assert re.search(r"^kept +has a source *$", answer.out, re.MULTILINE)
-    assert re.fullmatch(r"18 promises: \d+ kept, \d+ no meaning", answer.out.splitlines()[-1])
+    assert re.fullmatch(r"20 promises: \d+ kept, \d+ no meaning", answer.out.splitlines()[-1])
     verdicts = json.loads(posenc("check", "none", "--promise", "has_a_source", "every_parameter_learns", "--json").out)
     assert [(verdict["promise"], verdict["kept"]) for verdict in verdicts] == [
         ("has_a_source", True),
@@ -354,7 +458,10 @@ def test_an_encoding_that_cannot_be_built_is_one_line(posenc, here: Path) -> Non
     for verb in ("check", "list", "show"):
         answer = posenc(verb, "broken.py:Mine")
         assert answer.code == 2
-        assert answer.line == "posenc: broken.py:Mine fails: NameError: name 'head' is not defined"
+        assert re.fullmatch(
+            r"posenc: 'broken.py:Mine' fails, in line 15 of '.*/broken.py': NameError: name 'head' is not defined",
+            answer.line,
+        )
 
 
 def test_compare_prints_data_on_stdout_and_progress_on_stderr(posenc, here: Path) -> None:
@@ -391,9 +498,9 @@ def damaged(where: str, content: str, filled: Path, here: Path) -> None:
     [
         (
             "records/repeat-none*",
-            "copy/records/repeat-none-.*json is not a whole record .*; delete it and run the same command again",
+            "copy/records/repeat-none-.*json: it is no whole JSON .*; posenc compare sets it aside and .*",
         ),
-        ("settings.json", "copy/settings.json is damaged: .*; delete it, the records are what counts"),
+        ("settings.json", "copy/settings.json: it is no whole JSON .*; delete it, the records are what counts"),
     ],
 )
 def test_a_damaged_file_is_named_in_one_line(where: str, words: str, posenc, filled: Path, here: Path) -> None:
@@ -402,18 +509,66 @@ def test_a_damaged_file_is_named_in_one_line(where: str, words: str, posenc, fil
     assert answer.code == 2 and re.fullmatch(f"posenc: {words}", answer.line)
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ('{"encodings":3}', "encodings: expected a list of str, got 3"),
+        ('{"task_names":3}', "task_names: expected a list of str or nothing, got 3"),
+        ('{"preset":"zzz"}', "preset: expected default or full, got 'zzz'"),
+        ('{"preset":null,"seeds":1}', "preset: expected str, got None"),
+        ("null", "expected a dictionary, got None"),
+    ],
+)
+def test_settings_that_hold_something_else_are_one_line(
+    settings: str, words: str, posenc, filled: Path, here: Path
+) -> None:
+    damaged("settings.json", settings, filled, here)
+    answer = posenc("report", "copy")
+    assert answer.code == 2
+    assert answer.line == f"posenc: copy/settings.json: {words}; delete it, the records are what counts"
+
+
+def test_settings_of_an_older_version_are_read(posenc, filled: Path, here: Path) -> None:
+    damaged("settings.json", '{"encodings": ["alibi", "none"], "task_names": null}', filled, here)
+    found = json.loads(posenc("report", "copy", "--json").out)
+    assert [one["experiment"]["spec"] for one in found] == ["alibi", "none"]
+
+
+def test_records_of_other_versions_are_told_apart(posenc, filled: Path, here: Path) -> None:
+    folder = shutil.copytree(filled, here / "copy")
+    path = next((folder / "records").glob("repeat-none-*"))
+    other = record.read(path)
+    other["versions"]["torch"] = "1.0"
+    record.write(other, path.parent)
+    answer = posenc("report", "copy")
+    words = "posenc 0.1.0 and torch 1.0 made none on repeat, seed 0"
+    assert answer.code == 0 and words in answer.err and words in (folder / "report.html").read_text()
+
+
+def test_a_folder_in_which_another_process_is_at_work_is_refused_and_can_be_reported(
+    posenc, filled: Path, here: Path
+) -> None:
+    shutil.copytree(filled, here / "copy")
+    with store.held(here / "copy"):
+        for command in (["compare", *SMALL], TRAIN[:-2]):
+            answer = posenc(*command, "--out", "copy")
+            words = "another posenc is at work in 'copy'; wait until it is over, or choose another folder with --out"
+            assert answer.code == 2 and answer.line == f"posenc: {words}"
+        assert posenc("report", "copy").code == 0
+    assert posenc("report", "copy").code == 0
+
+
 def test_a_full_disk_is_one_line_and_loses_no_record(
     posenc, filled: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = shutil.copytree(filled, here / "copy")
     before = {file.name: file.read_bytes() for file in (folder / "records").iterdir()}
-
-    def full(path: Path, content: bytes) -> None:
-        raise OSError(28, "No space left on device", str(path))
-
-    monkeypatch.setattr(report.plots, "write_whole", full)
+    full_from_now_on(monkeypatch)
     answer = posenc("report", "copy")
-    assert answer.code == 1 and answer.line.startswith("posenc: No space left on device: '")
+    words = (
+        r"posenc: 'copy/figures/\w.*png' cannot be written: No space left on device; what was finished before is kept;"
+    )
+    assert answer.code == 1 and re.fullmatch(f"{words} make room and give the same command again", answer.line)
     assert {file.name: file.read_bytes() for file in (folder / "records").iterdir()} == before
 
 
@@ -468,26 +623,36 @@ def test_train_keeps_a_checkpoint_resumes_and_generates_from_it(posenc) -> None:
 @pytest.mark.parametrize("name", ["run.json", "model.safetensors", "optimizer.safetensors"])
 def test_a_damaged_checkpoint_is_one_line(name: str, posenc, here: Path) -> None:
     posenc(*TRAIN)
-    file = here / "kept" / name
+    file = here / "kept" / "step-000004" / name
     file.write_bytes(file.read_bytes()[:20])
     for command in (["generate", "kept"], TRAIN):
         answer = posenc(*command)
-        assert answer.code == 2 and f"kept/{name}" in answer.line and "damaged" in answer.line
+        assert answer.code == 2 and f"posenc: kept/step-000004/{name}: it " in answer.line
 
 
 def test_a_disk_that_is_full_when_a_checkpoint_is_written_is_one_line(posenc, monkeypatch: pytest.MonkeyPatch) -> None:
-    from safetensors import SafetensorError
-
-    def full(*_) -> None:
-        raise SafetensorError("No space left on device")
-
-    monkeypatch.setattr("safetensors.torch.save_file", full)
+    full_from_now_on(monkeypatch)
     answer = posenc(*TRAIN)
     assert answer.code == 1 and answer.out == ""
-    assert (
-        answer.err.splitlines()[-1]
-        == "posenc: 'kept' cannot be written: No space left on device; the last whole checkpoint is kept"
-    )
+    words = "'kept/step-000004' cannot be written: No space left on device; what was finished before is kept; make room"
+    assert answer.err.splitlines()[-1].startswith(f"posenc: {words}")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129)])
+def test_a_signal_to_end_is_as_clean_as_ctrl_c(
+    name: str, code: int, posenc, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = getattr(signal, name)
+    plain = training.save
+    monkeypatch.setattr(training, "save", lambda run, folder: (plain(run, folder), os.kill(os.getpid(), number)))
+    before = signal.getsignal(number)
+    answer = posenc(*TRAIN)
+    assert answer.code == code and answer.out == ""
+    words = f"posenc: ended by {name}; finished runs are kept, the same command goes on"
+    assert answer.err.splitlines()[-1] == words
+    assert signal.getsignal(number) is before
+    assert training.load(here / "kept").step == 4
 
 
 OWN = '''
@@ -535,7 +700,7 @@ def test_a_file_of_ones_own_that_cannot_be_imported_is_one_line(posenc, here: Pa
     assert answer.code == 2
     assert (
         answer.line
-        == "posenc: mine.py could not be imported: ModuleNotFoundError: No module named 'nothing_of_this_name'"
+        == "posenc: 'mine.py' could not be imported: ModuleNotFoundError: No module named 'nothing_of_this_name'"
     )
 
 
@@ -559,8 +724,86 @@ def test_without_a_terminal_there_are_no_escape_codes(posenc, filled: Path) -> N
         assert "\x1b" not in answer.out + answer.err and len(answer.out + answer.err) > 40
 
 
-def test_a_reader_who_has_enough_ends_it_without_a_word() -> None:
-    command = f"{sys.executable} -m posenc list --json | head -c 10"
+@pytest.mark.parametrize("command", [["list", "--json"], ["--help"], ["compare", "--help"]])
+def test_a_reader_who_has_enough_ends_it_without_a_word(command: list[str]) -> None:
     given = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "NO_COLOR": "1"}
-    ended = subprocess.run(["sh", "-c", command], capture_output=True, text=True, env=given, timeout=240)
-    assert len(ended.stdout) == 10 and ended.stderr == ""
+    nobody, pipe = os.pipe()
+    os.close(nobody)
+    with open(pipe, "wb") as out:
+        whole = [sys.executable, "-m", "posenc", *command]
+        ended = subprocess.run(whole, stdout=out, stderr=subprocess.PIPE, text=True, env=given, timeout=240)
+    assert ended.returncode == 1 and ended.stderr == ""
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_stream_that_the_shell_has_closed_takes_nothing(stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, code in (("alibi", 0), ("nonesuch", 2)):
+        monkeypatch.setattr(sys, stream, None)
+        monkeypatch.setattr(sys, "argv", ["posenc", "list", name, "--json"])
+        assert main.main() == code
+        getattr(sys, stream).close()
+
+
+def test_without_the_packages_of_the_command_line_it_says_what_to_install() -> None:
+    script = "import sys; sys.modules['{}'] = None; from posenc.__main__ import main; sys.exit(main())"
+    for missing in ("tyro", "rich"):
+        ended = process("-c", script.format(missing), "list")
+        words = f"posenc: this needs {missing}, which is not installed: pip install 'posenc[lab]'\n"
+        assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", words)
+
+
+def test_the_extras_are_those_of_the_package() -> None:
+    # Part of Python from 3.11 on.
+    tomllib = pytest.importorskip("tomllib")
+    declared = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    for extra, modules in main.EXTRAS.items():
+        assert {re.split("[<>=]", name)[0] for name in declared["optional-dependencies"][extra]} == set(modules)
+    assert declared["scripts"]["posenc"] == "posenc.__main__:main"
+
+
+ESCAPES = "x\x1b[31m\x1b]0;title\x07\x9b1m\u202e\r"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        [ESCAPES],
+        ["compare", "--" + ESCAPES],
+        ["compare", "--steps", ESCAPES],
+        ["compare", ESCAPES],
+        ["compare", "--preset", ESCAPES],
+        ["compare", "--tasks", ESCAPES],
+        ["compare", "--tasks", "text", "--text", ESCAPES],
+        ["compare", "--encodings", ESCAPES],
+        ["compare", "--encodings", f"rotary(base='{ESCAPES}')"],
+        ["compare", "--encodings", f"{ESCAPES}.py:Mine"],
+        ["train", "rotary", "--task", "copy", "--out", f"short/{ESCAPES}"],
+        ["report", ESCAPES],
+        ["generate", ESCAPES],
+        ["check", "alibi", "--promise", ESCAPES],
+        ["list", ESCAPES],
+        ["show", f"sinusoidal({ESCAPES}=1)"],
+        ["bench", ESCAPES],
+        ["fetch", ESCAPES],
+        ["inspect", ESCAPES],
+        ["extend", ESCAPES, "--method", ESCAPES],
+        ["convert", ESCAPES, "--out", ESCAPES],
+    ],
+)
+def test_nothing_that_a_terminal_would_obey_comes_back(command: list[str], posenc, here: Path) -> None:
+    (here / "short").write_text("")
+    answer = posenc(*command)
+    assert answer.code in (1, 2) and answer.err
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", answer.out + answer.err), answer
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["compare --encodings {}", "compare --tasks {}", "compare --preset {}", "report {}", "generate {}", "{}", "list {}",
+     "check alibi --promise {}", "inspect {}", "bench {}", "fetch {}", "compare --encodings {}.py:Mine",
+     "compare --encodings rotary({}=1)", "compare --encodings rotary(layout={})", "convert {} --out x",
+     "compare --tasks text --text {}", "extend {}", "show alibi --out {}"],
+)  # fmt: skip
+def test_a_message_quotes_little_of_a_long_input(command: str, posenc) -> None:
+    answer = posenc(*command.format("a" * 15_000).split(" "))
+    assert answer.code in (1, 2) and len(answer.err) < 1_500

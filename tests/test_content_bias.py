@@ -11,11 +11,13 @@ from posenc import masks
 from posenc.catalogue import build
 from posenc.encoding import Encoding, Keys, Projections, Shape, dot_products, index_grids, look_up
 from posenc.kernels.bias_in_blocks import Block
+from posenc.kernels.block_sizes import SIZES
 from posenc.kernels.content_bias import ByLevels, ByProducts, ByScoreMod, content_bias
 from posenc.positions import Positions
 
 SHAPE = Shape(dim=10, heads=3, head_dim=4, max_len=64)
 CAUSAL, BOTH, WINDOW = masks.causal(), masks.bidirectional(), masks.window(6)
+NEARBY = masks.window(4, causal=False)
 NOWHERE = Projections(*3 * (lambda x: x,))
 
 WAYS = {
@@ -46,7 +48,7 @@ WAYS = {
 def few_keys_are_far(monkeypatch):
     """Far keys, and few queries at a time, at sizes that a test can afford."""
     monkeypatch.setattr("posenc.kernels.content_bias.FAR", 1)
-    monkeypatch.setattr("posenc.kernels.content_bias.PAIRS_AT_ONCE", 250)
+    monkeypatch.setattr(SIZES, "pairs_of_content", 250)
 
 
 def encoding_for(spec: str) -> Encoding:
@@ -105,7 +107,7 @@ class Case:
 
 
 IN_A_ROW = {
-    "itself": (Positions.count(13), Positions.count(13), (CAUSAL, BOTH, WINDOW)),
+    "itself": (Positions.count(13), Positions.count(13), (CAUSAL, BOTH, WINDOW, NEARBY)),
     "behind a cache": (Positions.count(5, 12), Positions.count(17), (CAUSAL, WINDOW)),
     "before the last keys": (Positions.count(5, 3), Positions.count(19), (CAUSAL, BOTH)),
     "one query": (Positions.count(1, 5), Positions.count(6), (CAUSAL,)),

@@ -70,16 +70,17 @@ CHOICES = [Subject(spec) for name in catalogue.names() for spec in variants(name
 SUBJECTS = [*PLAIN, *OTHER_NUMBERS]
 
 FORMULA = [testing.says_what_the_paper_says]
-# A graph depends on an encoding's code and hardly on its numbers, and takes half of all the time.
-WITHOUT_COMPILING = [promise for promise in testing.PROMISES if promise is not testing.compiles_to_one_graph]
+# They depend on an encoding's code and hardly on its numbers, and a graph takes half of all the time.
+OF_CODE = [
+    testing.compiles_to_one_graph,
+    testing.every_way_of_running_is_served,
+    testing.others_of_its_kind_change_nothing,
+]
+WITHOUT_CODE = [promise for promise in testing.PROMISES if promise not in OF_CODE]
 WITHOUT_FORMULA = [promise for promise in testing.PROMISES if promise not in FORMULA]
 
-FAST = cases(PLAIN) + cases(OTHER_NUMBERS, WITHOUT_COMPILING) + cases(CHOICES, FORMULA)
-SLOW = (
-    cases(OTHER_NUMBERS, [testing.compiles_to_one_graph])
-    + cases(CHOICES, WITHOUT_FORMULA)
-    + cases(of_other_sizes(), SIZES)
-)
+FAST = cases(PLAIN) + cases(OTHER_NUMBERS, WITHOUT_CODE) + cases(CHOICES, FORMULA)
+SLOW = cases(OTHER_NUMBERS, OF_CODE) + cases(CHOICES, WITHOUT_FORMULA) + cases(of_other_sizes(), SIZES)
 
 
 @pytest.mark.parametrize("promise, subject", FAST)

@@ -310,6 +310,22 @@ def test_order_and_not_the_place_in_the_tensor_decides_who_comes_later() -> None
         assert torch.equal(placed(rule, shuffled, ids[:, shuffle]), placed(rule, at, ids)[:, shuffle])
 
 
+def test_documents_that_a_batch_shares_hold_for_every_row_of_its_ids() -> None:
+    at, ids = Positions.packed([3, 4]), ids_for(7, rows=2)
+    shared = Coupled(first_digit=0, equals=11, width=40)(at, ids)
+    for row in range(2):
+        alone = Coupled(first_digit=0, equals=11, width=40)(at, ids[row : row + 1])
+        assert torch.equal(shared.coords[row], alone.coords[0])
+
+
+@pytest.mark.parametrize("rule", PLAIN + READING, ids=str)
+def test_the_default_device_changes_no_draw(rule: CoordinateMap) -> None:
+    at, ids = Positions.count(6), ids_for(6)
+    expected = rule(at, ids).coords
+    with torch.device("meta"):
+        assert torch.equal(rule(at, ids).coords, expected)
+
+
 def test_one_row_shared_by_a_batch_is_one_draw_unless_ids_have_more_rows() -> None:
     rule = Randomised(longest=50)
     assert rule(Positions.count(6)).coords.shape == (1, 6, 1)
@@ -344,6 +360,8 @@ def test_every_map_is_found_by_its_name_and_prints_the_spec_that_makes_it() -> N
         (lambda: Augmented(shift=1.0, scale=0.5), "scale must be a finite number of 1 or more, got 0.5"),
         (lambda: SkippedChunks(longest=9, chunks=0), "chunks must be a whole number of 1 or more, got 0"),
         (lambda: Abacus(first_digit=0, digits=0), "digits must be a whole number of 1 or more, got 0"),
+        (lambda: Abacus(first_digit=0, most=-1), "abacus: most must be a whole number of 0 or more, got -1"),
+        (lambda: Coupled(first_digit=0, equals=11, width=0), "width must be a whole number of 1 or more, got 0"),
         (lambda: Coupled(first_digit=0, equals=5, width=3), "equals must be no digit, got the id 5 of one"),
         (lambda: Restarted(separator=True), "separator must be a whole number of 0 or more, got True"),
         (lambda: Interpolated(factor=0), "interpolated: factor must be a finite number above 0, got 0"),

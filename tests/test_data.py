@@ -1,10 +1,11 @@
 """Text to train on: what is held out, what the hash covers, and every refusal."""
 
+import hashlib
 import math
 import os
+import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,13 +13,6 @@ import pytest
 import torch
 
 from posenc.lab import data, tasks
-
-
-@pytest.fixture(autouse=True)
-def nothing_remembered() -> Iterator[None]:
-    data.load.cache_clear()
-    yield
-    data.load.cache_clear()
 
 
 def folder_of(home: Path, sizes: dict[str, int]) -> Path:
@@ -31,8 +25,8 @@ def folder_of(home: Path, sizes: dict[str, int]) -> Path:
     return home
 
 
-def bytes_of(tensor: torch.Tensor) -> bytes:
-    return bytes(tensor.tolist())
+def bytes_of(part: data.Joined) -> bytes:
+    return b"".join(part.blocks())
 
 
 def test_a_folder_is_split_by_file_and_about_a_tenth_is_held_out(tmp_path: Path) -> None:
@@ -72,13 +66,13 @@ def test_what_is_to_be_beaten_is_a_count_of_pairs_of_bytes(tmp_path: Path) -> No
 def test_a_file_of_most_of_the_text_is_trained_on_whatever_its_name(tmp_path: Path) -> None:
     for i in range(6):
         text = data.load(str(folder_of(tmp_path / str(i), {f"large{i}.txt": 30_000, "small.txt": 4000})))
-        assert text.train.numel() == 30_000 and text.test.numel() == 4000
+        assert len(text.train) == 30_000 and len(text.test) == 4000
 
 
 def test_the_split_depends_on_names_inside_the_folder_and_not_on_where_it_lies(tmp_path: Path) -> None:
     sizes = {f"{i}.txt": 3000 for i in range(12)}
     first, second = (data.load(str(folder_of(tmp_path / where / "book", sizes))) for where in ("a", "b"))
-    assert first.sha256 == second.sha256 and torch.equal(first.test, second.test)
+    assert first.sha256 == second.sha256 and bytes_of(first.test) == bytes_of(second.test)
 
 
 def test_the_hash_changes_with_a_single_byte(tmp_path: Path) -> None:
@@ -86,7 +80,6 @@ def test_the_hash_changes_with_a_single_byte(tmp_path: Path) -> None:
     before = data.load(str(book)).sha256
     content = (book / "1.txt").read_bytes()
     (book / "1.txt").write_bytes(content[:-2] + b"#" + content[-1:])
-    data.load.cache_clear()
     assert data.load(str(book)).sha256 != before
 
 
@@ -97,14 +90,13 @@ def test_hidden_files_and_other_kinds_of_files_are_left_alone(tmp_path: Path) ->
     (book / ".git" / "index").write_bytes(b"\x00\xff" * 100)
     (book / "picture.png").write_bytes(b"\x89PNG\x00\xff")
     (book / "empty.txt").write_bytes(b"")
-    data.load.cache_clear()
     assert data.load(str(book)).sha256 == plain
 
 
 def test_without_a_path_the_standard_library_of_this_python_is_read() -> None:
     text = data.load(None)
     assert text.name == "the Python standard library" and text.files > 100
-    assert 0.1 <= text.test.numel() / (text.test.numel() + text.train.numel()) < 0.25
+    assert 0.1 <= len(text.test) / (len(text.test) + len(text.train)) < 0.25
     assert Path(os.__file__).read_bytes() in bytes_of(text.train) + bytes_of(text.test)
 
 
@@ -159,7 +151,7 @@ def test_a_text_that_is_too_short_says_how_long_it_is_and_should_be(tmp_path: Pa
 
 
 def test_twenty_thousand_bytes_are_enough(tmp_path: Path) -> None:
-    assert data.load(str(folder_of(tmp_path, {"one.txt": 20_000}) / "one.txt")).train.numel() == 18_000
+    assert len(data.load(str(folder_of(tmp_path, {"one.txt": 20_000}) / "one.txt")).train) == 18_000
 
 
 @pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="needs a user who may be denied reading")
@@ -175,10 +167,10 @@ def test_a_file_that_fails_while_it_is_read_is_named_with_the_reason(
 ) -> None:
     file = folder_of(tmp_path, {"torn.txt": 30_000}) / "torn.txt"
 
-    def failing(self: Path) -> bytes:
-        raise OSError(5, "Input/output error", str(self))
+    def failing(path: Path, *_, **__) -> None:
+        raise OSError(5, "Input/output error", str(path))
 
-    monkeypatch.setattr(Path, "read_bytes", failing)
+    monkeypatch.setattr(data, "open", failing, raising=False)
     with pytest.raises(ValueError, match=r"^'.*torn\.txt' cannot be read: Input/output error$"):
         data.load(str(file))
 
@@ -190,3 +182,132 @@ def test_windows_are_bos_and_consecutive_bytes_and_all_predictions_count(tmp_pat
     assert batch.ids.shape == (5, 12) and batch.answer.tolist() == [True] * 11
     for row in batch.ids.tolist():
         assert row[0] == 256 and bytes(row[1:]) in whole
+
+
+def test_windows_read_over_the_ends_of_files_with_a_newline_between(tmp_path: Path) -> None:
+    book = folder_of(tmp_path / "book", {f"{i}.txt": size for i, size in enumerate((9000, 1, 3, 8000, 2, 9000))})
+    text = data.load(str(book))
+    train = text.train
+    whole, held_out = (b"\n".join(piece.path.read_bytes() for piece in part.pieces) for part in (train, text.test))
+    assert text.sha256 == hashlib.sha256(whole + held_out).hexdigest()
+    assert len(train.pieces) > 2 and len(train) == len(whole)
+    start = torch.arange(len(whole) - 20)
+    assert bytes(train.windows(start, 20).flatten().tolist()) == b"".join(whole[i : i + 20] for i in start.tolist())
+
+
+@pytest.mark.parametrize("block", [1, 7, 1000, 1 << 20])
+def test_the_size_of_a_block_changes_nothing(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "naïve \N{GREEK SMALL LETTER ALPHA}\N{SMILING FACE WITH SUNGLASSES} text\n" * 1200
+    (tmp_path / "one.txt").write_text(words)
+    data.text_of.cache_clear()
+    monkeypatch.setattr(data, "BLOCK", block)
+    text = data.load(str(tmp_path / "one.txt"))
+    assert text.sha256 == hashlib.sha256(words.encode()).hexdigest()
+    cut = len(words.encode()) * 9 // 10
+    pairs = Counter(pairwise(words.encode()[:cut]))
+    counts = text.train.pairs()
+    assert int(counts.sum()) == cut - 1 and all(counts[pair] == n for pair, n in pairs.items())
+
+
+@pytest.mark.parametrize("bad", [b"\xff", b"\x00", "ü".encode()[:1]])
+@pytest.mark.parametrize("place", ["middle", "end"])
+def test_what_is_no_text_is_found_wherever_it_stands(bad: bytes, place: str, tmp_path: Path) -> None:
+    fine = b"fine text\n" * (data.BLOCK // 10 + 50)
+    (tmp_path / "late.txt").write_bytes(fine + bad + (b"x" if place == "middle" else b""))
+    with pytest.raises(ValueError, match=r"late\.txt' is not text \(it holds bytes that are no UTF-8\)"):
+        data.load(str(tmp_path / "late.txt"))
+
+
+@pytest.mark.parametrize("change", [lambda file: file.write_text("x" * 30_000), lambda file: os.truncate(file, 29_000)])
+def test_a_text_that_changes_while_it_is_in_use_is_refused(change, tmp_path: Path) -> None:
+    file = folder_of(tmp_path, {"one.txt": 30_000}) / "one.txt"
+    text = data.load(str(file))
+    os.utime(file, ns=(0, 0))
+    change(file)
+    for use in (text.facts, lambda: text.test.windows(torch.tensor([5]), 3)):
+        with pytest.raises(ValueError, match=r"one\.txt' was changed while it was in use; run the same command again"):
+            use()
+    assert data.load(str(file)).sha256 != text.sha256
+
+
+def test_pipes_devices_and_impossible_names_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.txt")
+    for path, words in (
+        (tmp_path / "pipe.txt", "expected a file, got a device or a pipe"),
+        ("/dev/zero", "expected a file, got a device or a pipe"),
+        ("x" * 300, "^no file or folder 'x+.* give --text a text file or a folder of text files$"),
+        ("x\x00y", "^no file or folder 'x.*y'; give --text"),
+        ("", "^no file or folder ''; give --text"),
+        ("/proc/self", "cannot be read|cannot be opened|holds no text|is not text|there is no such file|changed"),
+    ):
+        with pytest.raises(ValueError, match=words) as refused:
+            data.load(str(path))
+        assert len(str(refused.value)) < 400
+
+
+def test_a_folder_that_may_not_be_read_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder_of(tmp_path, {"a.txt": 30_000, "closed/b.txt": 30_000})
+    listed = os.scandir
+
+    def scandir(path):
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(ValueError, match=r"closed' cannot be read: Permission denied$"):
+        data.load(str(tmp_path))
+
+
+def test_too_little_text_for_a_window_is_refused_with_both_sizes(tmp_path: Path) -> None:
+    text = tasks.find("text")(data.load(str(folder_of(tmp_path, {"one.txt": 20_000}) / "one.txt")))
+    with pytest.raises(ValueError, match="the text has 18,000 bytes to train on, too few for a window of 18000; add"):
+        text.batch(18_000, 1, torch.Generator())
+
+
+MEASURED = """
+import sys, torch
+from pathlib import Path
+from posenc.lab import data, evaluate, tasks
+
+def memory(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
+
+def use(path):
+    text = data.load(path)
+    text.facts()
+    task = tasks.find("text")(text)
+    task.batch(64, 16, torch.Generator().manual_seed(0))
+    last = evaluate.spread(0, len(text.train) - 64, 1000)
+    task.windows(text.train, last, 64)
+    return len(text.train)
+
+use(sys.argv[1])
+Path("/proc/self/clear_refs").write_text("5")
+before = memory("VmHWM")
+size = use(sys.argv[2])
+print(size, memory("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of memory is read from /proc")
+@pytest.mark.parametrize(("megabytes", "files"), [(64, 3), pytest.param(2300, 1, marks=pytest.mark.slow)], ids=str)
+def test_a_text_takes_the_memory_of_a_few_blocks_whatever_its_size(megabytes: int, files: int, tmp_path: Path) -> None:
+    (tmp_path / "small.txt").write_text("a few words, to load all that this needs\n" * 1000)
+    book = tmp_path / "book"
+    book.mkdir()
+    letters = torch.randint(97, 123, (1_000_000,), generator=torch.Generator().manual_seed(0))
+    block = bytes(letters.tolist())
+    for name in range(files):
+        with open(book / f"{name}.txt", "wb") as file:
+            for _ in range(megabytes // files):
+                file.write(block)
+    child = [sys.executable, "-c", MEASURED, str(tmp_path / "small.txt"), str(book)]
+    path = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run(child, capture_output=True, text=True, env=path, check=False)
+    assert ended.returncode == 0, ended.stderr
+    size, more = ended.stdout.split()
+    assert int(size) > 0.6e6 * megabytes
+    # Megabytes beyond what a small text takes: anonymous memory and the pages of files together.
+    assert float(more) < 40

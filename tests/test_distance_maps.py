@@ -153,7 +153,7 @@ def test_a_spec_builds_it_and_its_text_is_the_spec() -> None:
     "make, message",
     [
         (lambda: ReRoPE(Rotary(8), window=0), "window must be 1 position or more, got 0"),
-        (lambda: ReRoPE(Rotary(8), window=math.nan), "window must be 1 position or more, got nan"),  # type: ignore[arg-type]
+        (lambda: ReRoPE(Rotary(8), window=math.nan), "window must be a whole number, got nan"),  # type: ignore[arg-type]
         (lambda: ReRoPE(Rotary(8), leak=0.5), "leak must be 1 or more"),
         (lambda: SelfExtend(Rotary(8), window=0), "window must be 1 position or more"),
         (lambda: SelfExtend(Rotary(8), group=0), "group must be 1 position or more"),
@@ -169,3 +169,11 @@ def test_a_spec_builds_it_and_its_text_is_the_spec() -> None:
 def test_bad_arguments_are_refused_with_the_reason(make, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_map_opens_the_doors_that_what_it_maps_needs_and_no_other() -> None:
+    doors = {"alibi": {"score_mod"}, "rotary": {"attend"}, "rotary + alibi": {"attend", "score_mod"}}
+    for inner, expected in doors.items():
+        mapped = build(f"rerope({inner}, window=4)", Shape(dim=12, heads=2, head_dim=6, max_len=9))
+        assert mapped.doors == expected
+        assert mapped.reads_pairs == ("attend" in expected)

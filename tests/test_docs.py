@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from posenc import cli
+from posenc.lab import data, evaluate, recipes, train
 
 HOME = Path(__file__).resolve().parent.parent
 FIRST = [
-    HOME / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")
+    HOME / name
+    for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "examples/README.md")
 ]
 TEXTS = [*FIRST, *sorted((HOME / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -110,3 +112,43 @@ def test_no_text_speaks_of_one_machine_or_of_an_issue(path: Path) -> None:
         re.findall(r"(?<![\w.~-])/(?:home|work|tmp|root|Users|usr|opt|mnt|var|private)/\S*|\b[A-Z]:\\\S*", text) == []
     )
     assert re.findall(r"(?i)(?<![\w&])#\d+\b|\b(?:issue|issues|pull request|PR) ?#?\d+\b", text) == []
+
+
+TEXT_OF_THE_README = "fa4e38a90a039ab62860246c7a132886e455c52147cd57e49708ace377e08dc0"
+"""The standard library that README's numbers of text were made with."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", ["alibi", "rotary"])
+def test_the_numbers_of_text_in_the_readme_come_out_again(spec: str) -> None:
+    if data.load(None).sha256 != TEXT_OF_THE_README:
+        pytest.skip("this Python has another standard library, so another text")
+    row = re.search(rf"^\| `{spec}` \|[^|]*\|(.*)\|$", (HOME / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert row is not None
+    found = evaluate.by_length(train.train(train.start(recipes.recipe("text", spec))))
+    numbers = [found[0]["bits_per_byte"], *(point["perplexity_ratio"] for point in found[1:])]
+    assert [cell.strip() for cell in row[1].split("|")] == [f"{number:.2f}" for number in numbers]
+
+
+def test_what_security_promises_names_tests_that_exist_and_bounds_that_hold() -> None:
+    from posenc.checkpoints import reading, tensors
+    from posenc.foreign import files, gguf, values
+    from posenc.lab import recipes
+
+    text = (HOME / "SECURITY.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"(?:tests/)?(?:checkpoints/|fuzz/)?test_\w+\.py", text))
+    known = {file.name for file in (HOME / "tests").rglob("test_*.py")}
+    assert len(named) > 8 and {Path(one).name for one in named} <= known
+    most = recipes.MOST
+    bounds = [
+        f"{files.MOST_BYTES >> 20} MiB, {values.MOST_ITEMS:,} items, {values.DEPTH} levels, "
+        f"whole numbers of {values.DIGITS} digits",
+        f"{tensors.LONGEST_HEADER >> 20} MiB; {tensors.LONGEST_INDEX >> 20} MiB",
+        f"{gguf.LONGEST_HEADER >> 20} MiB, {gguf.MOST_ITEMS:,} items in arrays, "
+        f"texts of {gguf.LONGEST_TEXT >> 20} MiB, names of {gguf.LONGEST_NAME:,} bytes",
+        f"{reading.MOST_LAYERS:,}; {reading.WIDEST_HEAD:,}",
+        f"{values.LETTERS:,} letters, {values.DEPTH} levels, whole numbers of {values.DIGITS} digits",
+        f"{most['layers']:,} layers, width {most['dim']:,}, lengths of {most['train_length']:,}, "
+        f"batches of {most['batch']:,}",
+    ]
+    assert not [bound for bound in bounds if f"| {bound} |" not in text]

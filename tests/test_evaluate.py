@@ -1,7 +1,9 @@
 """Evaluation: one pass says what generation says, and numbers that can be worked out by hand come out."""
 
 import math
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +13,11 @@ from torch import Tensor
 
 from posenc import Positions
 from posenc.lab import data, evaluate, tasks
-from posenc.lab.evaluate import by_length, exact_match, held_out_bits, sliding_bits
+from posenc.lab.evaluate import by_length, context_gain, exact_match, held_out_bits, sliding_bits
 from posenc.lab.recipes import recipe
+from posenc.lab.record import uses_context
 from posenc.lab.tasks import BOS, END, Batch
+from posenc.lab.tasks.text import ByteText
 from posenc.lab.train import Run, start, train
 from posenc.model import Decoder
 
@@ -135,8 +139,8 @@ def test_bits_per_byte_is_minus_the_mean_binary_logarithm_of_what_came(text) -> 
     unigram = torch.randn(257)
     model = Answering(lambda ids: unigram.expand(*ids.shape, 257))
     # One window over all but the last of the held-out bytes.
-    total = text.text.test.numel() - 1
-    expected = -unigram.double().log_softmax(0)[text.text.test[:total].long()].mean() / math.log(2)
+    total = len(text.text.test) - 1
+    expected = -unigram.double().log_softmax(0)[torch.tensor(list(text.text.test.read(0, total)))].mean() / math.log(2)
     assert held_out_bits(model, text, total, total=total) == pytest.approx(float(expected), rel=1e-6)
 
 
@@ -167,7 +171,7 @@ def test_the_sliding_window_predicts_the_same_bytes_at_every_length(text, monkey
     ]
     assert all(places == asked[0] for places in asked) and len(asked[0]) > 1000
     assert len(set(asked[0])) == len(asked[0])
-    assert min(asked[0]) >= 240 and max(asked[0]) < text.text.test.numel()
+    assert min(asked[0]) >= 240 and max(asked[0]) < len(text.text.test)
 
 
 def test_windows_that_do_not_overlap_predict_the_same_bytes_at_every_length(
@@ -230,3 +234,177 @@ def test_evaluation_draws_the_same_held_out_sequences_for_everybody() -> None:
         exact_match(run.model, task, 6, rows=8, shortest=6)
         seen.append(task.made[0].ids)
     assert torch.equal(*seen)
+
+
+class Long:
+    """Stands in for a held-out text of any length, every byte of which is its place modulo 251."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def windows(self, start: Tensor, length: int) -> Tensor:
+        places = start[:, None] + torch.arange(length)
+        assert int(places.min()) >= 0 and int(places.max()) < self.size
+        return (places % 251).to(torch.uint8)
+
+
+class LongText(ByteText):
+    """The text task on it, which keeps where it was read."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(SimpleNamespace(test=Long(size)))
+        self.starts: list[int] = []
+
+    def windows(self, source: Any, start: Tensor, length: int) -> Batch:
+        self.starts += start.tolist()
+        return super().windows(source, start, length)
+
+
+@pytest.mark.parametrize("size", [300, 2**24 + 3, 2**31 + 77, 3 * 2**40 + 1])
+def test_held_out_windows_of_a_text_of_any_size_are_spread_from_its_first_byte_to_its_last(size: int) -> None:
+    task, model = LongText(size), Answering(lambda ids: torch.zeros(*ids.shape, 257))
+    held_out_bits(model, task, 16, total=4096, longest=64)
+    blocks = task.starts[::4]
+    assert len(blocks) == min(64, size // 64)
+    assert blocks == [i * (size - 65) // (len(blocks) - 1) for i in range(len(blocks))]
+    assert task.starts == [block + i * 16 for block in blocks for i in range(4)]
+    task.starts.clear()
+    sliding_bits(model, task, 32, stride=8, longest=64)
+    ends = [start + 32 for start in task.starts]
+    assert ends[0] == 64 and ends[-1] == size
+    assert all(8 <= b - a and abs((b - a) - (size - 64) / (len(ends) - 1)) <= 1 for a, b in pairwise(ends))
+
+
+def test_bits_per_byte_are_the_planted_losses_of_the_windows_that_were_drawn() -> None:
+    # The byte b has the probability (b + 1) / Z, whatever came before it.
+    task, logits = LongText(40_000), torch.arange(1.0, 258.0).log()
+    model = Answering(lambda ids: logits.expand(*ids.shape, 257))
+    total = math.fsum(range(1, 258))
+
+    def bits(places: list[int]) -> float:
+        return math.fsum(-math.log2((place % 251 + 1) / total) for place in places) / len(places)
+
+    found = held_out_bits(model, task, 16, total=4096, longest=64)
+    assert found == pytest.approx(bits([start + i for start in task.starts for i in range(16)]), rel=1e-6)
+    task.starts.clear()
+    found = sliding_bits(model, task, 32, stride=8, longest=64)
+    assert found == pytest.approx(bits([start + i for start in task.starts for i in range(24, 32)]), rel=1e-6)
+
+
+@pytest.mark.parametrize("place", range(6))
+def test_one_wrong_symbol_at_any_place_of_the_answer_costs_the_sequence(place: int) -> None:
+    # The answer of copy at length 5: five symbols and the end.
+    def wrong(ids: Tensor) -> Tensor:
+        logits = copying(ids)
+        row = torch.zeros(len(ids), dtype=torch.bool)
+        row[::4] = True
+        logits[row, ids.shape[1] // 2 + place] = F.one_hot(torch.tensor(BOS), 29).float()
+        return logits
+
+    found = exact_match(Answering(wrong), tasks.find("copy")(), 5, rows=40, shortest=5)
+    assert found.exact_match == 30 / 40 and found.token_accuracy == pytest.approx(1 - 10 / 240)
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_one_wrong_value_at_any_place_of_recall_costs_the_sequence(place: int) -> None:
+    task = Remembering(tasks.find("recall")())
+
+    def knowing(ids: Tensor) -> Tensor:
+        logits = F.one_hot(task.made[-1].ids[:, 1:], 35).float()
+        # Behind BOS, four pairs and the separator every second token is a value.
+        logits[0, 2 * 4 + 2 + 2 * place] = F.one_hot(torch.tensor(BOS), 35).float()
+        return logits
+
+    found = exact_match(Answering(knowing), task, 4, rows=10, shortest=4)
+    assert found.exact_match == 9 / 10 and found.token_accuracy == pytest.approx(39 / 40)
+
+
+def test_what_is_wrong_outside_the_answer_costs_nothing() -> None:
+    def prompt_unknown(ids: Tensor) -> Tensor:
+        logits = copying(ids)
+        logits[:, : ids.shape[1] // 2 - 1] = F.one_hot(torch.tensor(END), 29).float()
+        return logits
+
+    assert exact_match(Answering(prompt_unknown), tasks.find("copy")(), 5, rows=40, shortest=5).exact_match == 1
+
+
+# The gate of text
+
+
+@pytest.fixture
+def sums(tmp_path: Path) -> Any:
+    """The text task on letters of which each is the sum of the two before it, but for a fresh start in every sixth."""
+    drawn = torch.randint(26, (30_000,), generator=torch.Generator().manual_seed(7)).tolist()
+    letters = drawn[:2]
+    for i in range(2, 30_000):
+        letters.append(drawn[i] if i % 6 == 0 else (letters[-1] + letters[-2]) % 26)
+    (tmp_path / "sums.txt").write_bytes(bytes(97 + letter for letter in letters))
+    return tasks.find("text")(data.load(str(tmp_path / "sums.txt")))
+
+
+def knows_two(ids: Tensor) -> Tensor:
+    """Logits of somebody who adds the two letters before, where there are two."""
+    letters = ids - 97
+    said = F.one_hot(97 + (letters + letters.roll(1, 1)) % 26, 257).float() * 5
+    said[:, :2] = 0
+    said[..., 97:123] += 5
+    return said
+
+
+def knows_one(table: Tensor, ids: Tensor) -> Tensor:
+    """Logits of somebody who knows the byte before and nothing else: a table of pairs [257, 257]."""
+    return table[ids]
+
+
+def verdict(model: Any, task: Any, length: int = 16) -> bool:
+    bits = held_out_bits(model, task, length, total=2048)
+    return uses_context(bits, context_gain(model, task, length), task.text.bigram_bits)
+
+
+def test_a_model_that_needs_more_than_the_last_byte_has_learned(sums) -> None:
+    assert verdict(Answering(knows_two), sums)
+    # Without a second letter every one of the 26 is as likely, up to the 231 that are none.
+    none_known = math.log2(26 + 231 * math.exp(-5))
+    right, other = (-math.log2(math.exp(x) / (math.exp(10) + 25 * math.exp(5) + 231)) for x in (10, 5))
+    test = sums.text.test.read(0, len(sums.text.test))
+    ends = [16 + i * (len(test) - 16) // (len(test) - 17) for i in range(len(test) - 16)]
+    known = [right if (test[e - 2] + test[e - 3] - 194) % 26 == test[e - 1] - 97 else other for e in ends]
+    expected = none_known - math.fsum(known) / len(known)
+    assert context_gain(Answering(knows_two), sums, 16) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_constant_a_table_of_pairs_and_an_untrained_model_have_not_learned(sums) -> None:
+    constant = Answering(lambda ids: torch.arange(257.0).expand(*ids.shape, 257))
+    assert context_gain(constant, sums, 16) == pytest.approx(0, abs=1e-9) and not verdict(constant, sums)
+    # A table that has seen the held-out text itself beats the table that has not, and still is a table.
+    counts = F.pad(sums.text.test.pairs().double() + 1e-9, (0, 1, 0, 1), value=1e-9)
+    counts[256] = counts.sum(0)
+    table = (counts / counts.sum(1, keepdim=True)).log().float()
+    cheating = Answering(lambda ids: knows_one(table, ids))
+    assert held_out_bits(cheating, sums, 16, total=2048) < sums.text.bigram_bits - 0.01
+    assert context_gain(cheating, sums, 16) == pytest.approx(0, abs=1e-6) and not verdict(cheating, sums)
+    assert not verdict(flat(), sums)
+
+
+def test_no_schedule_makes_a_model_that_learns_nothing_a_model_that_has_learned(sums) -> None:
+    for changes in ({"rate": 1e-12}, {"rate": 1e-12, "steps": 4, "final_rate": 0.0}):
+        given = {"text": sums.text.name, "train_length": 16, "test_lengths": (), "dim": 16, "heads": 2, "layers": 1}
+        run = train(start(recipe("text", "rotary", **({"steps": 12, "evaluate_every": 2} | given | changes))))
+        assert run.curve[-1]["score"] == pytest.approx(run.curve[0]["score"], abs=0.01)
+        assert not verdict(run.model, sums)
+
+
+@pytest.mark.parametrize(
+    ("bits", "gain", "learned"),
+    [(2.8, 0.2, True), (2.9, 0.1, True), (2.95, 0.5, False), (2.0, 0.05, False), (3.5, 0.5, False)],
+)
+def test_both_margins_are_a_tenth_of_a_bit(bits: float, gain: float, learned: bool) -> None:
+    assert uses_context(bits, gain, bigram_bits=3.0) is learned
+
+
+@pytest.mark.parametrize(("bits", "gain"), [(math.nan, 0.5), (math.inf, 0.5), (2.0, math.nan), (2.0, -math.inf)])
+def test_a_loss_that_is_no_number_is_not_learned(bits: float, gain: float) -> None:
+    assert uses_context(bits, gain, bigram_bits=3.0) is False

@@ -159,7 +159,7 @@ def test_whole_positions_do_not_give_zeros_and_half_precision_keeps_them_apart(k
     ("options", "words"),
     [
         ({"max_len": 0}, "max_len must be 1 or more, got 0"),
-        ({"axes": math.nan}, "axes must be 1 or more, got nan"),
+        ({"axes": math.nan}, "axes must be a whole number, got nan"),
         ({"kind": "random"}, "kind must be one of linear, log2, gaussian, learned, got 'random'"),
         ({"max_freq": 0.5}, "max_freq must be 1 or more, got 0.5"),
         ({"scale": math.nan, "kind": "gaussian"}, "scale must be above 0, got nan"),

@@ -6,7 +6,8 @@ import torch
 from posenc import masks
 from posenc.catalogue import build
 from posenc.encoding import Encoding, Keys, Projections, Shape
-from posenc.kernels import bind, in_rows
+from posenc.kernels import bind
+from posenc.kernels.block_sizes import SIZES
 from posenc.kernels.in_rows import attend_in_rows
 from posenc.masks import Mask
 from posenc.positions import Positions
@@ -39,7 +40,7 @@ CASES = {
 
 @pytest.fixture(autouse=True)
 def few_pairs(monkeypatch):
-    monkeypatch.setattr(in_rows, "PAIRS_AT_ONCE", 250)
+    monkeypatch.setattr(SIZES, "pairs_of_rules", 250)
 
 
 class Case:

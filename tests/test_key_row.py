@@ -94,10 +94,14 @@ def test_a_layer_decodes_behind_every_cache(spec: str) -> None:
     attention.kernel = "reference"
     torch.testing.assert_close(attention(x, mask=mask), expected, rtol=0, atol=1e-12)
     attention.kernel = "key_row"
-    for cache in (GrowingCache(), SlotCache(12), SlotCache(9, rolling=True)):
-        parts = [attention(x[:, :5], positions=Positions.count(5), mask=mask, cache=cache)]
-        for t in range(5, 9):
-            parts.append(attention(x[:, t : t + 1], positions=Positions.count(1, t), mask=mask, cache=cache))
+    for cache, first, seen in (
+        (GrowingCache(), 5, mask),
+        (SlotCache(12), 5, mask),
+        (SlotCache(9, rolling=True), 1, masks.window(9)),
+    ):
+        parts = [attention(x[:, :first], positions=Positions.count(first), mask=seen, cache=cache)]
+        for t in range(first, 9):
+            parts.append(attention(x[:, t : t + 1], positions=Positions.count(1, t), mask=seen, cache=cache))
         torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=0, atol=1e-12)
 
 

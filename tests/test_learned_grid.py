@@ -150,7 +150,7 @@ def test_in_a_compiled_graph_what_is_out_of_reach_is_nan_and_the_rest_right() ->
         ({"max_len": 0}, "max_len must be 1 or more, got 0"),
         ({"grid": (3,)}, r"grid must give the cells on two axes or more, as in \(14, 14\), got \(3,\)"),
         ({"grid": (3, 0)}, r"grid must give the cells on two axes or more, as in \(14, 14\), got \(3, 0\)"),
-        ({"grid": 14}, "grid must give the cells on two axes or more"),
+        ({"grid": 14}, "grid must be a tuple, got 14"),
         ({"grid": (2, 2), "prefix": -1}, "prefix must be 0 or more, got -1"),
         ({"grid": (2, 2), "overrun": "interpolate"}, "overrun must be one of error, clamp, got 'interpolate'"),
         ({"grid": (2, 2), "std": math.nan}, "std must be above 0, got nan"),

@@ -29,6 +29,12 @@ def test_a_window_of_n_holds_n_tokens_the_query_included() -> None:
     assert rows(masks.window(1), Positions.count(3)) == ["x..", ".x.", "..x"]
 
 
+def test_a_mask_within_a_window_keeps_the_narrower_of_both() -> None:
+    at = Positions.count(4)
+    assert rows(masks.causal().within(2), at) == rows(masks.window(2), at)
+    assert rows(masks.window(3).within(2), at) == rows(masks.window(2).within(3), at) == rows(masks.window(2), at)
+
+
 def test_a_prefix_sees_itself_in_both_directions_and_nothing_later() -> None:
     assert rows(masks.prefix(2), Positions.count(4)) == ["xx..", "xx..", "xxx.", "xxxx"]
     assert rows(masks.prefix(0), Positions.count(3)) == rows(masks.causal(), Positions.count(3))

@@ -98,3 +98,8 @@ def test_positions_of_another_number_of_axes_are_refused() -> None:
 def test_impossible_options_are_refused(option: str) -> None:
     with pytest.raises(ValueError, match=f"{option} must be 1 or more, got 0"):
         MLPBias(**{"heads": 2} | {option: 0})
+
+
+def test_a_network_of_a_million_layers_is_refused_before_one_is_made() -> None:
+    with pytest.raises(ValueError, match="depth must be at most 100, got 1000003"):
+        MLPBias(4, depth=1_000_003)

@@ -1,8 +1,13 @@
 """The order test: what can be told of an order, with and without position."""
 
+import math
+from typing import Any
+
 import pytest
+import torch
 
 from posenc import catalogue
+from posenc.lab import order
 from posenc.lab.compare import not_for_sequences
 from posenc.lab.order import order_test, order_tests
 
@@ -53,3 +58,42 @@ def test_the_order_tests_are_both_directions_one_and_two_layers_with_and_without
 
 def test_the_same_seed_gives_the_same_numbers() -> None:
     assert order_tests("shaw") == order_tests("shaw")
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_numbers_are_the_largest_differences_of_a_stack_whose_answers_are_planted(
+    sign: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[torch.Tensor] = []
+
+    class Planted(torch.nn.Module):
+        """Answers with sums over what came before, the later the more."""
+
+        encodings = torch.nn.ModuleList()
+
+        def __init__(self, *_: Any, **__: Any) -> None:
+            super().__init__()
+
+        def added(self) -> tuple[()]:
+            return ()
+
+        def forward(self, x: torch.Tensor, *_: Any) -> tuple[torch.Tensor]:
+            asked.append(x)
+            return (sign * (x.exp() * torch.arange(1.0, x.shape[1] + 1)[:, None]).cumsum(1),)
+
+    monkeypatch.setattr(order, "Stack", Planted)
+    found = order_test("none", layers=1, is_causal=True, seed=4)
+    plain, reordered = (x[0].tolist() for x in asked)
+    perm = [plain.index(token) for token in reordered]
+    assert perm[-1] == len(plain) - 1 and perm != sorted(perm)
+
+    def answer(tokens: list[list[float]], place: int, channel: int) -> float:
+        return sign * math.fsum((t + 1) * math.exp(tokens[t][channel]) for t in range(place + 1))
+
+    channels = range(len(plain[0]))
+    equivariance = max(
+        abs(answer(plain, perm[t], c) - answer(reordered, t, c)) for t in range(len(plain)) for c in channels
+    )
+    difference = max(abs(answer(plain, len(plain) - 1, c) - answer(reordered, len(plain) - 1, c)) for c in channels)
+    assert found["equivariance"] == pytest.approx(equivariance, rel=1e-9)
+    assert found["difference"] == pytest.approx(difference, rel=1e-9)

@@ -2,14 +2,13 @@
 
 import copy
 import pickle
-import threading
 
 import pytest
 import torch
 
 from posenc import Positions
-from posenc import positions as module
-from posenc.positions import KeptTables, distance, positions_for
+from posenc.cache import last_of
+from posenc.positions import distance, positions_for
 
 
 def test_count_starts_where_it_is_told() -> None:
@@ -266,112 +265,14 @@ def test_counted_positions_make_their_tensors_when_they_are_read() -> None:
         positions_for(1, None, offset=-2)
 
 
-@pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch) -> KeptTables:
-    tables = KeptTables(64 << 20)
-    monkeypatch.setattr(module, "KEPT", tables)
-    return tables
-
-
-def table_of(at: Positions) -> torch.Tensor:
-    """Rows [2, T, 3] that tell their position."""
-    coords = at.coords[0, :, 0].double()
-    return torch.stack((coords, -coords))[..., None].expand(2, -1, 3).contiguous()
-
-
-@pytest.mark.parametrize(
-    ("start", "tokens"), [(0, 1), (4000, 1), (1023, 2), (1_000_000, 7), (0, 1024), (0, 1025), (2048, 2048), (5, 3000)]
-)
-def test_kept_rows_are_those_that_would_be_made(kept: KeptTables, start: int, tokens: int) -> None:
-    at = Positions.count(tokens, start)
-    for _ in range(2):
-        assert torch.equal(Positions.count(tokens, start).rows_of("a", table_of), table_of(at))
-    # Another key is another table.
-    assert torch.equal(at.rows_of("b", lambda at: 2 * table_of(at)), 2 * table_of(at))
-
-
-def test_decoding_makes_one_window_for_a_thousand_tokens(kept: KeptTables) -> None:
-    made: list[int] = []
-
-    def make(at: Positions) -> torch.Tensor:
-        made.append(at.tokens)
-        return table_of(at)
-
-    for position in range(999_000, 1_001_000):
-        row = positions_for(1, None, offset=position).rows_of("a", make)
-        assert row.shape == (2, 1, 3) and row[0, 0, 0] == position
-    assert made == [1024] * 3
-
-
-def test_kept_tables_take_bounded_memory(kept: KeptTables) -> None:
-    window = 2 * 1024 * 3 * 8
-    kept.limit = 4 * window
-    for turn in range(20):
-        Positions.count(1, 1024 * turn).rows_of("a", table_of)
-        Positions.count(1).rows_of("a", table_of)
-        assert kept.held == sum(table.nbytes for table in kept.windows.values()) <= kept.limit
-    # What is asked for again and again stays.
-    assert ("a", 1024, 0) in kept.windows and len(kept.windows) == 4
-    # What takes more than half of it is not kept.
-    at = Positions.count(3000)
-    assert torch.equal(at.rows_of("a", table_of), table_of(at)) and ("a", 4096, 0) not in kept.windows
-    kept.clear()
-    assert not kept.windows and not kept.last and kept.held == 0
-
-
-def test_no_rows_of_a_window_outlive_it(kept: KeptTables) -> None:
-    kept.limit = 2 * 2 * 1024 * 3 * 8
-    for turn in range(5):
-        Positions.count(1, 1024 * turn).rows_of("a", table_of)
-        Positions.count(1, 1024 * turn).rows_of("b", table_of)
-    held = {table.untyped_storage().data_ptr() for table in kept.windows.values()}
-    assert {rows.untyped_storage().data_ptr() for _, _, rows in kept.last.values()} <= held
-
-
-def test_a_kept_table_may_be_saved_for_a_gradient_whoever_asked_first(kept: KeptTables) -> None:
-    with torch.inference_mode():
-        Positions.count(1).rows_of("a", table_of)
-    x = torch.ones(2, 1, 3, dtype=torch.float64, requires_grad=True)
-    (x * Positions.count(1).rows_of("a", table_of)).sum().backward()
-
-
-@pytest.mark.parametrize(
-    "at",
-    [
-        Positions.of(torch.tensor([3, 4])),
-        Positions.padded(torch.tensor([[0, 1]])),
-        Positions.packed([1, 1]),
-        Positions.count(2).with_coords(torch.tensor([[0.5, 1.5]])),
-    ],
-    ids=["ids", "padded", "packed", "moved"],
-)
-def test_where_the_start_is_not_known_nothing_is_kept(kept: KeptTables, at: Positions) -> None:
-    assert torch.equal(at.rows_of("a", table_of), table_of(at)) and not kept.windows
-    assert at.rows_of("a", table_of) is at.rows_of("a", table_of)
-
-
-def test_tables_that_are_no_numbers_are_not_kept(kept: KeptTables) -> None:
-    at = Positions.count(2)
-    assert at.rows_of("meta", lambda at: table_of(at).to("meta")).is_meta
-    assert torch.equal(Positions.count(2).rows_of("elsewhere", table_of, keep=False), table_of(at))
-    somebodys = type("Somebodys", (torch.Tensor,), {})
-    assert isinstance(at.rows_of("wrapped", lambda at: table_of(at).as_subclass(somebodys)), somebodys)
-    assert not kept.windows
-
-
-def test_threads_share_kept_tables(kept: KeptTables) -> None:
-    kept.limit = 3 * 2 * 1024 * 3 * 8
-    wrong: list[int] = []
-
-    def decode(first: int) -> None:
-        for position in range(first, first + 4000, 7):
-            row = Positions.count(1, position).rows_of("a", table_of)
-            if row[0, 0, 0] != position:
-                wrong.append(position)
-
-    threads = [threading.Thread(target=decode, args=(first,)) for first in (0, 500, 2000)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong and kept.held == sum(table.nbytes for table in kept.windows.values())
+def test_rows_that_share_one_order_go_on_each_from_its_own_coords_and_document() -> None:
+    coords = torch.tensor([[0, 1], [5, 6]])[..., None]
+    document = torch.tensor([[0, 0], [3, 3]])
+    at = Positions(coords, torch.arange(2)[None], document, unit_step=True)
+    after = at.next(2)
+    assert after.coords[..., 0].tolist() == [[2, 3], [7, 8]]
+    assert after.document.tolist() == [[0, 0], [3, 3]] and after.order.tolist() == [[2, 3]]
+    later = Positions.of(torch.arange(3)).behind(at)
+    assert later.document.tolist() == [[0] * 3, [3] * 3] and later.order.tolist() == [[2, 3, 4]]
+    last = last_of(at)
+    assert last.coords[..., 0].tolist() == [[1], [6]] and last.document.tolist() == [[0], [3]]

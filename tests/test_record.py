@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+import posenc
+from posenc.foreign import CannotRead
 from posenc.lab import data, record
 from posenc.lab.recipes import recipe
 from posenc.lab.train import Run, start, train
@@ -96,7 +98,7 @@ def test_a_record_of_a_text_names_it_by_its_hash(of_copy: dict, of_text: dict, b
 
 def test_each_task_has_its_own_score_and_the_other_is_null(of_copy: dict, of_text: dict) -> None:
     assert set(of_copy["in_distribution"]) == {"exact_match", "token_accuracy"}
-    assert set(of_text["in_distribution"]) == {"bits_per_byte"}
+    assert set(of_text["in_distribution"]) == {"bits_per_byte", "context_gain"}
     assert of_text["in_distribution"]["bits_per_byte"] == of_text["lengths"][0]["bits_per_byte"]
     for row in of_copy["lengths"]:
         assert row["bits_per_byte"] is None and row["exact_match"] is not None
@@ -145,14 +147,17 @@ def test_learned_is_the_gate_of_99_percent(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.undo()
 
 
-def test_a_text_is_learned_when_it_has_settled_and_beats_a_model_of_the_byte_before(book: str) -> None:
-    run = start(recipe("text", "none", text=book, train_length=4, dim=8, heads=1, layers=1))
-    best, run.step = run.task.text.bigram_bits, 100
-    for last, bits, learned in ((2.39, 0.99, True), (2.36, 0.99, False), (2.39, 1.01, False)):
-        run.curve = [{"step": s, "score": v} for s, v in ((50, 3.0), (80, 2.5), (90, 2.45), (100, last))]
-        assert record.converged(run, bits * best) is learned
-    run.curve = [{"step": 100, "score": 2.0}]
-    assert not record.converged(run, 0.5 * best)
+def test_a_text_is_learned_when_its_context_makes_the_model_better_than_the_last_byte_can(
+    book: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trained("text", "none", text=book, dim=8, heads=1)
+    best = run.task.text.bigram_bits
+    for bits, gain, learned in ((best - 0.2, 0.2, True), (best - 0.05, 0.2, False), (best - 0.2, 0.05, False)):
+        monkeypatch.setattr(record, "by_length", lambda run, bits=bits: [{"bits_per_byte": bits}])
+        monkeypatch.setattr(record, "context_gain", lambda *_, gain=gain: gain)
+        found = record.of(run, time.monotonic())
+        assert found["learned"] is learned
+        assert found["in_distribution"] == {"bits_per_byte": bits, "context_gain": gain}
 
 
 BASE = recipe("copy", "rotary", 1)
@@ -160,7 +165,7 @@ OTHERS = {
     "spec": "alibi", "task": "reverse", "text": "other", "seed": 2, "train_length": 9, "test_lengths": (12, 15, 21),
     "layers": 3, "dim": 32, "heads": 8, "steps": 7, "batch": 3, "rate": 1e-3, "matrix_rate": 0.02, "warmup": 49,
     "final_rate": 0.1, "curriculum": 0.5,
-    "cool_down": 7, "weight_decay": 0.0, "evaluate_every": 49,
+    "cool_down": 7, "weight_decay": 0.0, "evaluate_every": 49, "own_files": (("mine.py", "0" * 64),),
 }  # fmt: skip
 
 
@@ -194,55 +199,81 @@ def test_the_key_changes_with_the_text_behind_a_path(tmp_path: Path) -> None:
     keys = []
     for word in ("one ", "two "):
         (tmp_path / "book.txt").write_text(word * 10_000)
-        data.load.cache_clear()
         keys.append(record.key_of(recipe("text", "none", text=str(tmp_path / "book.txt"))))
     assert keys[0] != keys[1]
 
 
-def test_a_write_that_fails_leaves_no_half_record_and_the_old_one_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def path(of_copy: dict[str, Any], tmp_path: Path) -> Path:
+    """The file of a record."""
+    return record.write(of_copy, tmp_path / "records")
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", '{"schema": 2', "[]", "3", "{}", '{"schema": 2}', "\x00\x00", "[" * 10**5]
+)
+def test_a_damaged_record_is_named(path: Path, content: str) -> None:
+    path.write_text(content)
+    with pytest.raises(CannotRead, match=rf"{path.name}: (schema: )?(it is n|expected|the field)"):
+        record.read(path)
+
+
+def test_a_record_that_is_no_text_is_named_too(path: Path) -> None:
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(CannotRead, match=r"\.json: it is no text: byte 0 is no UTF-8"):
+        record.read(path)
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        ({"schema": True}, "schema: expected int, got True"),
+        ({"schema": 2.0}, r"schema: expected int, got 2\.0"),
+        ({"versions": 1e308}, r"versions: expected a dictionary, got 1e\+308"),
+        ({"curve": [{"step": 1}]}, r"curve\[0\]: the field loss is missing"),
+        ({"learned": 1}, "learned: expected bool, got 1"),
+        ({"extra": 1}, "there is no such field as 'extra'"),
+        ({"experiment": {"spec": "none", "task": "copy", "dim": "x"}}, r"experiment\.dim: expected int, got 'x'"),
+    ],
+)
+def test_every_field_of_a_record_is_checked_even_if_the_checksum_is_right(
+    of_copy: dict, tmp_path: Path, harm: dict, said: str
 ) -> None:
-    path = record.write({"schema": 1, "key": "a", "value": 1}, tmp_path)
-    plain = Path.write_text
-
-    def full(self: Path, text: str, **options) -> int:
-        plain(self, text[: len(text) // 2], **options)
-        raise OSError(28, "No space left on device", str(self))
-
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(OSError, match="No space left"):
-        record.write({"schema": 1, "key": "a", "value": 2}, tmp_path)
-    with pytest.raises(OSError, match="No space left"):
-        record.write({"schema": 1, "key": "b", "value": 2}, tmp_path)
-    monkeypatch.undo()
-    assert [file.name for file in tmp_path.glob("*.json")] == ["a.json"]
-    assert record.read(path)["value"] == 1
+    path = record.write(of_copy | harm, tmp_path)
+    with pytest.raises(CannotRead, match=said):
+        record.read(path)
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"schema": 1', "[]", "3", "{}", '{"schema": 1}', "\x00\x00"])
-def test_a_damaged_record_is_named_with_what_to_do(tmp_path: Path, content: str) -> None:
-    (tmp_path / "a.json").write_text(content)
-    with pytest.raises(
-        ValueError, match=r"a\.json is not a whole record \(\w+\); delete it and run the same command again$"
-    ):
-        record.read(tmp_path / "a.json")
+def test_a_record_of_a_key_alone_is_no_finished_run(tmp_path: Path) -> None:
+    path = record.write({"schema": 2, "key": "a"}, tmp_path)
+    with pytest.raises(CannotRead, match=r"a\.json: the field experiment is missing"):
+        record.read(path)
 
 
-def test_a_record_that_is_no_text_is_named_too(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match=r"a\.json is not a whole record"):
-        record.read(tmp_path / "a.json")
+def test_a_record_of_another_schema_or_under_another_name_is_refused(of_copy: dict, tmp_path: Path) -> None:
+    path = record.write(of_copy | {"schema": 3, "new": 1}, tmp_path)
+    with pytest.raises(record.OtherSchema, match=r"\.json: it has schema 3, this version reads 2$"):
+        record.read(path)
+    path = record.write(of_copy, tmp_path).rename(tmp_path / "b.json")
+    with pytest.raises(CannotRead, match=rf"b\.json: it holds the record of '{of_copy['key']}'$"):
+        record.read(path)
 
 
-def test_a_record_of_another_schema_or_under_another_name_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text('{"schema": 2, "key": "a"}')
-    with pytest.raises(
-        ValueError, match=r"a\.json has schema 2, this version reads 1; run the comparison again into another folder$"
-    ):
-        record.read(tmp_path / "a.json")
-    (tmp_path / "a.json").write_text('{"schema": 1, "key": "b"}')
-    with pytest.raises(ValueError, match=r"a\.json holds the record of 'b'; rename it back or delete it$"):
-        record.read(tmp_path / "a.json")
+def test_a_record_without_its_checksum_is_an_older_one_or_none(of_copy: dict, path: Path) -> None:
+    path.write_text(json.dumps(of_copy))
+    with pytest.raises(CannotRead, match="it has lost its checksum"):
+        record.read(path)
+    path.write_text(json.dumps(of_copy | {"schema": 1}))
+    assert record.made_elsewhere(record.read(path)).endswith(", without a checksum")
+    record.write(of_copy | {"schema": 1}, path.parent)
+    with pytest.raises(CannotRead, match="it has lost its schema"):
+        record.read(path)
+
+
+def test_a_record_says_what_else_made_it(of_copy: dict) -> None:
+    assert record.made_elsewhere(of_copy) == ""
+    other = of_copy | {"versions": of_copy["versions"] | {"torch": "1.0", "platform": "another machine"}}
+    assert record.made_elsewhere(other) == f"posenc {posenc.__version__} and torch 1.0"
 
 
 def test_a_folder_without_records_says_how_to_make_some(tmp_path: Path) -> None:
@@ -251,9 +282,12 @@ def test_a_folder_without_records_says_how_to_make_some(tmp_path: Path) -> None:
             record.read_all(folder)
 
 
-def test_all_records_of_a_folder_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
+def test_all_records_of_a_folder_are_read_in_the_order_of_their_names(of_copy: dict, tmp_path: Path) -> None:
     for key in ("b", "a"):
-        record.write({"schema": 1, "key": key}, tmp_path / "records")
-    (tmp_path / "records" / "c.tmp").write_text("half")
+        record.write(of_copy | {"key": key}, tmp_path / "records")
+    (tmp_path / "records" / ".c.json.1-12345678.part").write_text("half")
     (tmp_path / "records" / "d.damaged").write_text("half")
     assert [found["key"] for found in record.read_all(tmp_path)] == ["a", "b"]
+    (tmp_path / "records" / "c.json").write_text("half")
+    with pytest.raises(CannotRead, match=r"c\.json: .*; posenc compare sets it aside and makes the run again$"):
+        record.read_all(tmp_path)

@@ -1,5 +1,7 @@
 """The rotation operator: every way of computing it against complex numbers in float64, and what it may overwrite."""
 
+import itertools
+import random
 from collections.abc import Iterator
 
 import pytest
@@ -377,6 +379,26 @@ def test_without_the_library_it_works_and_says_why(
     x = torch.randn(2, 3, 5, 8)
     cos, sin = tables(x, 4)
     torch.testing.assert_close(rotate_pairs(x, cos, sin, "half"), turned(x, cos, sin, "half"), rtol=0, atol=2e-7)
+
+
+@pytest.mark.parametrize("times", [8, pytest.param(100, marks=pytest.mark.slow)])
+def test_no_size_or_stride_reads_or_writes_beside_its_rows(way: str, times: int) -> None:
+    """Heads cut out of a larger tensor, any sizes and gaps: only what is to turn changes; `run.py sanitize` watches."""
+    draw = random.Random(times)
+    for layout, dtype, inverse in times * [*itertools.product(LAYOUTS, DTYPES, (False, True))]:
+        B, H, T, P = draw.randint(1, 3), draw.randint(1, 4), draw.randint(1, 40), draw.randint(1, 40)
+        whole = torch.randn(B + 1, H + draw.randint(0, 2), T + draw.randint(0, 3), 2 * P + draw.randint(0, 20)).to(
+            dtype
+        )
+        x = whole[1:, :H, -T:, : 2 * P + draw.randint(0, whole.shape[3] - 2 * P)]
+        x = x if draw.random() < 0.5 else x.transpose(0, 1) if draw.random() < 0.5 else x[:, :, ::2]
+        cos, sin = tables(x, P, draw.choice([1, x.shape[0]]), draw.choice([1, x.shape[1]]))
+        before, exact = whole.clone(), by_complex_numbers(x, cos, sin, layout, inverse)
+        got = rotate_pairs(x, cos, sin, layout, in_place=True, inverse=inverse)
+        case = f"{way} {tuple(x.shape)} {x.stride()} {P} {layout} {dtype}"
+        torch.testing.assert_close(got.double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-5, msg=case)
+        x.copy_(before.as_strided(x.shape, x.stride(), x.storage_offset()))
+        assert torch.equal(whole, before), case
 
 
 # Where it is used

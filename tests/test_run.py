@@ -40,7 +40,7 @@ def project(tmp_path: Path) -> Path:
 def test_without_a_verb_the_verbs_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert run.main([]) == 2
     shown = capsys.readouterr().out
-    assert all(f"run.py {verb}" in shown for verb in ("demo", "test", "check", "VERB"))
+    assert all(f"run.py {verb}" in shown for verb in ("demo", "test", "check", "sanitize", "mutate", "VERB"))
 
 
 @pytest.mark.parametrize("word", ["-h", "--help", "help"])
@@ -75,6 +75,21 @@ def test_a_torch_that_is_no_requirement_is_refused(project: Path) -> None:
         run.read_choices({"POSENC_TORCH": "2.15.0"}, project)
 
 
+@pytest.mark.parametrize(
+    "torch", ["torch;rm", "torch;rm -rf x", "torch==2 ; python_version<'4'", "torchvision", "torch 2", "torch=="]
+)
+def test_a_torch_that_says_more_than_a_version_is_refused(torch: str, project: Path) -> None:
+    with pytest.raises(SystemExit, match=r"POSENC_TORCH must be a requirement such as torch==2\.13\.0"):
+        run.read_choices({"POSENC_TORCH": torch}, project)
+
+
+@pytest.mark.parametrize(
+    "torch", ["torch", "torch==2.13.0+cpu", "torch >= 2.4, <3", "torch @ https://index.example/t.whl"]
+)
+def test_a_torch_that_is_a_requirement_is_taken(torch: str, project: Path) -> None:
+    assert run.read_choices({"POSENC_TORCH": torch}, project).torch == torch
+
+
 def test_constraints_without_torch_are_refused(project: Path) -> None:
     (project / "constraints.txt").write_text("numpy<3\n")
     with pytest.raises(SystemExit, match=r"constraints\.txt names no torch"):
@@ -84,6 +99,8 @@ def test_constraints_without_torch_are_refused(project: Path) -> None:
 def test_an_extra_that_the_verb_needs_is_asked_for() -> None:
     with pytest.raises(SystemExit, match=r"`run\.py test` needs the extra 'test', but POSENC_EXTRAS is 'lab,dev'"):
         run.require_extra("test", "lab,dev")
+    with pytest.raises(SystemExit, match=r"`run\.py mutate` needs the extra 'test', but POSENC_EXTRAS is 'dev'"):
+        run.require_extra("mutate", "dev")
     for verb in ("demo", "test", "check", "train"):
         run.require_extra(verb, run.DEFAULT_EXTRAS)
         run.require_extra(verb, "all")
@@ -168,6 +185,65 @@ def test_the_stamp_stays_when_nothing_changed(project: Path) -> None:
     choices = run.read_choices({}, project)
     again = run.read_choices({"POSENC_NO_UV": "1"}, project)
     assert run.stamp_text(choices, project) == run.stamp_text(again, project)
+
+
+@pytest.fixture
+def finished(project: Path) -> run.Choices:
+    """An environment that was set up, made of empty files."""
+    choices = run.read_choices({}, project)
+    packages = choices.folder / ("Lib" if run.os.name == "nt" else "lib/python3.11") / "site-packages"
+    for path in (choices.python, choices.folder / "pyvenv.cfg", packages / "rich" / "a.py"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (packages / "rich-14.0.dist-info").mkdir()
+    # A Python that runs, as far as the checks here go.
+    names = "".join(f"{name}\n" for name in sorted(run.present(choices)))
+    run.write_stamp(choices.folder, run.stamp_text(choices) + names)
+    return choices
+
+
+@pytest.mark.parametrize("gone", ["pyvenv.cfg", "rich", "rich-14.0.dist-info", "python"])
+def test_an_environment_that_lost_something_is_made_anew(
+    gone: str, finished, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "succeeds", lambda command, quiet: True)
+    assert run.is_ready(finished) and run.is_worth_keeping(finished)
+    (path,) = [path for path in finished.folder.rglob("*") if path.name == gone]
+    path.rename(finished.folder / "elsewhere")
+    assert not run.is_ready(finished) and not run.is_worth_keeping(finished)
+    name = re.sub("-14.0", "", gone)
+    assert f"is damaged: {name} is gone" in capsys.readouterr().err
+
+
+def test_packages_that_were_added_or_updated_by_hand_are_no_damage(finished) -> None:
+    (info,) = finished.folder.rglob("rich-14.0.dist-info")
+    info.rename(info.with_name("rich-15.0.dist-info"))
+    (info.parent / "more").mkdir()
+    assert run.is_ready(finished)
+
+
+def test_an_environment_of_an_older_stamp_is_brought_up_to_date(finished, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "succeeds", lambda command, quiet: True)
+    run.write_stamp(finished.folder, run.stamp_text(finished))
+    assert not run.is_ready(finished) and run.is_worth_keeping(finished)
+
+
+def test_an_environment_where_no_folder_can_be_made_is_one_sentence(project: Path) -> None:
+    (project / "file").touch()
+    choices = run.read_choices({"POSENC_VENV": str(project / "file" / "x" / "y")}, project)
+    with pytest.raises(SystemExit, match=r"nothing can be written into .*x \(.*\); name another place in POSENC_VENV$"):
+        run.set_up(choices)
+
+
+@pytest.mark.skipif(run.os.name == "nt", reason="signals of POSIX")
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_request_to_end_is_handed_on(name: str) -> None:
+    number = getattr(run.signal, name)
+    # The command asks its parent to end, and ends when the request comes back.
+    script = f"import os, signal; os.kill(os.getppid(), {int(number)}); signal.pause()"
+    before = run.signal.getsignal(number)
+    assert run.run_to_the_end([run.sys.executable, "-c", script]) == 128 + number
+    assert run.signal.getsignal(number) is before
 
 
 def test_an_unfinished_or_moved_environment_is_not_kept(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,13 @@ import math
 import mpmath
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from mpmath import mpf
 
 from posenc import Positions, Shape, build
 from posenc.catalogue import parse
+from posenc.checks import is_number
 from posenc.encodings.rotary import Rotary
 from posenc.schedules import (
     MSCALE_RULES,
@@ -134,62 +135,52 @@ def oracle(schedule: Schedule, base: float, width: int, length: float | None) ->
 
 lengths = st.integers(2, 10**6)
 factors = st.floats(1, 200)
+divisors = st.floats(0.5, 100)
 betas = st.tuples(st.floats(0.1, 4), st.floats(4.1, 64))
 
 
 @st.composite
-def longropes(draw) -> tuple[Schedule, int]:
-    pairs = draw(st.integers(1, 24))
-    lists = [tuple(draw(st.lists(st.floats(0.5, 100), min_size=pairs, max_size=pairs))) for _ in range(2)]
-    return LongRoPE(draw(factors), *lists, trained_length=draw(lengths)), 2 * pairs
-
-
-@st.composite
-def schedules(draw) -> tuple[Schedule, int]:
-    """Any schedule with any numbers, and a rotary width that it serves."""
-    width, slow_fast = 2 * draw(st.integers(2, 40)), draw(betas)
+def schedules(draw, kind: type[Schedule]) -> tuple[Schedule, int]:
+    """A schedule of a kind with any numbers, and a rotary width that it serves."""
+    pairs, (slow, fast) = draw(st.integers(2, 24)), draw(betas)
     s, trained = draw(factors), draw(lengths)
-    kinds = [
-        Linear(s),
-        DynamicLinear(trained),
-        NTK(s),
-        NTKFixed(s),
-        NTKMixed(s, draw(st.floats(0, 2))),
-        DynamicNTK(s, trained),
-        NTKByParts(s, trained, *slow_fast),
-        PartNTK(s, trained),
-        YaRN(s, trained, slow_fast[1], slow_fast[0], draw(st.booleans()), draw(st.sampled_from(RAMPS))),
-        DynamicYaRN(s, trained, slow_fast[1], slow_fast[0], draw(st.booleans())),
-        Llama3(s, trained, *slow_fast),
-        Resonance(),
-        Clipped(trained_length=trained, soft=draw(st.booleans())),
-    ]
-    return draw(st.sampled_from(kinds)), width
+    options = {
+        Linear: (s,),
+        DynamicLinear: (trained,),
+        NTK: (s,),
+        NTKFixed: (s,),
+        NTKMixed: (s, draw(st.floats(0, 2))),
+        DynamicNTK: (s, trained),
+        NTKByParts: (s, trained, slow, fast),
+        PartNTK: (s, trained),
+        YaRN: (s, trained, fast, slow, draw(st.booleans()), draw(st.sampled_from(RAMPS))),
+        DynamicYaRN: (s, trained, fast, slow, draw(st.booleans())),
+        Llama3: (s, trained, slow, fast),
+        LongRoPE: (s, *(tuple(draw(st.lists(divisors, min_size=pairs, max_size=pairs))) for _ in range(2)), trained),
+        Resonance: (),
+        Clipped: (None, trained, draw(st.booleans())),
+    }
+    return kind(*options[kind]), 2 * pairs
 
 
-@pytest.mark.parametrize("batch", range(4))
-@given(drawn=st.one_of(schedules(), schedules(), schedules(), longropes()), base=st.floats(2, 1e8), length=lengths)
-def test_every_schedule_is_what_its_paper_says(batch: int, drawn, base: float, length: int) -> None:
-    schedule, width = drawn
-    with mpmath.workdps(30):
-        frequencies, temperature = oracle(schedule, base, width, length)
-        expected = [float(f) for f in frequencies]
+@pytest.mark.parametrize("kind", SCHEDULES.values(), ids=SCHEDULES)
+def test_every_schedule_is_what_its_paper_says(kind: type[Schedule]) -> None:
+    """So are the scalar formulas in the file, to which the contract holds everything else."""
+
+    @given(drawn=schedules(kind), base=st.floats(2, 1e8), length=lengths)
+    def ask(drawn, base: float, length: int) -> None:
+        schedule, width = drawn
+        with mpmath.workdps(30):
+            frequencies, temperature = oracle(schedule, base, width, length)
+            expected = [float(f) for f in frequencies]
         got, warm = spectrum(schedule, base=base, width=width, length=length)
         assert got == pytest.approx(expected, rel=1e-9, abs=1e-300)
         assert warm == pytest.approx(float(temperature), rel=1e-12)
+        published, warm = schedule.formula(plain(base, width), base=base, width=width, length=length)
+        assert published == pytest.approx(expected, rel=1e-8, abs=1e-300)
+        assert warm == pytest.approx(float(temperature), rel=1e-12)
 
-
-@given(drawn=st.one_of(schedules(), schedules(), longropes()), base=st.floats(2, 1e8), length=lengths)
-def test_the_scalar_formula_in_the_file_agrees_with_the_schedule(drawn, base: float, length: int) -> None:
-    schedule, width = drawn
-    frequencies, temperature = schedule.formula(plain(base, width), base=base, width=width, length=length)
-    got, warm = spectrum(schedule, base=base, width=width, length=length)
-    assert got == pytest.approx(frequencies, rel=1e-8, abs=1e-300) and warm == pytest.approx(temperature, rel=1e-12)
-
-
-def test_every_schedule_stands_before_the_oracle() -> None:
-    drawn = {Linear, DynamicLinear, NTK, NTKFixed, NTKMixed, DynamicNTK, NTKByParts, PartNTK, YaRN, DynamicYaRN}
-    assert drawn | {Llama3, LongRoPE, Resonance, Clipped} == set(SCHEDULES.values())
+    ask()
 
 
 def test_yarn_has_the_pinned_frequencies_ramp_and_temperature() -> None:
@@ -254,6 +245,31 @@ def test_a_ramp_that_lies_outside_the_pairs_does_not_run_backwards(base: float, 
         assert got == pytest.approx(plain(base, 16), rel=1e-14)
     else:
         assert got[1:] == pytest.approx([f / 4 for f in plain(base, 16)[1:]], rel=1e-14)
+
+
+def released_yarn(frequencies: list[float], factor: float, length: int, base: float, width: int) -> list[float]:
+    """The authors' code: `find_correction_range` and `linear_ramp_factor`, as every engine has copied them."""
+    low, high = (width * math.log(length / (n * 2 * math.pi)) / (2 * math.log(base)) for n in (32, 1))
+    low, high = max(math.floor(low), 0), min(math.ceil(high), width - 1)
+    high = high + 0.001 if low == high else high
+    ramp = [min(max((k - low) / (high - low), 0), 1) for k in range(len(frequencies))]
+    return [f / factor * r + f * (1 - r) for f, r in zip(frequencies, ramp, strict=True)]
+
+
+@example(base=10.0, length=32_768, width=16)
+@example(base=1e4, length=1, width=16)
+@given(base=st.floats(2, 1e8), length=st.integers(1, 1 << 20), width=st.integers(2, 64).map(lambda n: 2 * n))
+def test_the_formula_of_yarn_is_the_released_one_but_for_a_ramp_outside_the_pairs(base, length, width) -> None:
+    frequencies = plain(base, width)
+    got, _ = YaRN(4, trained_length=length).formula(frequencies, base=base, width=width)
+    released = released_yarn(frequencies, 4, length, base, width)
+    turns = [length * base ** (-2 * pair / width) / (2 * math.pi) for pair in (0, width - 1)]
+    # The ends are rounded outwards: a ramp within one pair of the edge still meets it.
+    if turns[0] * base ** (2 / width) > 1 and turns[1] < 32:
+        assert got == pytest.approx(released, rel=1e-12)
+    elif turns[0] * base ** (2 / width) < 0.99 or turns[1] * base ** (-2 / width) > 32.1:
+        assert got != pytest.approx(released, rel=1e-3)
+    assert "released code runs it backwards" in (YaRN.__doc__ or "")
 
 
 @pytest.mark.parametrize(("factor", "square"), [(16, 1.631), (1, 1.0)])
@@ -607,6 +623,23 @@ def test_a_schedule_inside_another_learns_the_trained_length_too() -> None:
     assert Clipped(pairs=3).with_trained_length(50) == Clipped(pairs=3)
 
 
+@pytest.mark.parametrize("name", [name for name in SCHEDULES if hasattr(SCHEDULES[name], "trained_length")])
+def test_a_trained_length_below_one_is_refused(name: str) -> None:
+    schedule = parse(f"rotary(schedule={SCHEDULES[name].example})").options[0][1]
+    for length in (0, -5):
+        with pytest.raises(ValueError, match=f"{name}: trained_length must be . or more tokens, got {length}"):
+            dataclasses.replace(schedule, trained_length=length)
+
+
+def test_what_is_left_out_of_a_schedule_is_what_was_published() -> None:
+    assert NTKMixed(2) == NTKMixed(2, 0.625)
+    assert DynamicNTK() == DynamicNTK(1.0)
+    assert DynamicYaRN() == DynamicYaRN(1.0, None, 32.0, 1.0, True)
+    assert NTKByParts(2) == NTKByParts(2, None, 1.0, 32.0)
+    assert Llama3(2) == Llama3(2, None, 1.0, 4.0)
+    assert YaRN(2) == YaRN(2, None, 32.0, 1.0, True, "pairs", None, None, None, "together")
+
+
 def test_schedules_without_a_length_take_none() -> None:
     for schedule in (Linear(2), NTK(2), NTKFixed(2), NTKMixed(2), Resonance()):
         assert schedule.with_trained_length(5) is schedule
@@ -711,3 +744,28 @@ def test_a_schedule_works_on_positions_that_only_a_graph_knows() -> None:
     at = Positions.count(5, device="meta").with_length(torch.zeros(2, device="meta"))
     q = torch.zeros(2, 1, 5, 8, device="meta")
     assert Rotary(8, schedule=DynamicNTK(2, trained_length=3)).query(q, at).shape == q.shape
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_computes_where_its_frequencies_are(name: str) -> None:
+    schedule = parse(f"rotary(schedule={SCHEDULES[name].example})").options[0][1].with_trained_length(64)
+    there = torch.ones(3, dtype=torch.float64, device="meta")
+    frequencies, _ = schedule(there, base=1e4, width=6, length=torch.ones(2, device="meta"))
+    assert frequencies.is_meta and frequencies.shape[-1] == 3
+
+
+def test_a_number_is_finite_as_a_float_whatever_its_digits() -> None:
+    assert all(map(is_number, (0, -1.5, 10**300)))
+    assert not any(map(is_number, (10**400, -(10**400), float("inf"), float("nan"), True, "1", None)))
+    with pytest.raises(ValueError, match="factor must be a finite number, got a number of more than 200 digits"):
+        Linear(10**400)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_number_of_every_schedule_must_be_a_number(name: str) -> None:
+    schedule = build(
+        f"rotary(schedule={SCHEDULES[name].example})", Shape(dim=12, heads=2, head_dim=6, max_len=64)
+    ).schedule
+    for field in dataclasses.fields(schedule):
+        with pytest.raises(ValueError, match=rf"{name}: {field.name} must be"):
+            dataclasses.replace(schedule, **{field.name: object()})

@@ -342,7 +342,7 @@ def test_positions_with_other_axes_are_refused() -> None:
     ("options", "words"),
     [
         ({"axes": 0}, "axes must be 1 or more, got 0"),
-        ({"axes": math.nan}, "axes must be 1 or more, got nan"),
+        ({"axes": math.nan}, "axes must be a whole number, got nan"),
         ({"axes": 5}, "dim=4 leaves no channel for the last of axes=5, of which each takes 2; build it with dim=10"),
     ],
 )

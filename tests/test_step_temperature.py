@@ -96,7 +96,7 @@ def test_logits_are_multiplied_and_keys_are_not() -> None:
     ("options", "words"),
     [
         ({"interval": 0}, "interval must be 1 or more, got 0"),
-        ({"interval": math.nan}, "interval must be 1 or more, got nan"),
+        ({"interval": math.nan}, "interval must be a whole number, got nan"),
         ({"strength": -1.0}, "strength must be 0 or more, got -1.0"),
         ({"strength": math.nan}, "strength must be 0 or more, got nan"),
         ({"form": "llama5"}, "form must be one of llama4, ministral, inkling, got 'llama5'"),

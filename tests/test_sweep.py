@@ -6,27 +6,31 @@ and all the while one encoding that fails. Real processes, so it is told once an
 
 import io
 import json
+import multiprocessing
 import os
-import queue
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
-from posenc import cli
+from posenc import cli, terminal
 from posenc.lab import record, sweep
 from posenc.lab.recipes import Experiment, recipe
-from posenc.lab.sweep import Progress, Sweep, ctrl_c_held, make_folder, run_all
+from posenc.lab.sweep import Progress, Sweep, ctrl_c_held, run_all
 
-SMALL = ["--tasks", "repeat", "--steps", "6", "--train-length", "3", "--dim", "16", "--heads", "2", "--layers", "1"]
+SMALL = ["--tasks", "repeat", "--seeds", "1", "--steps", "6", "--train-length", "3", "--dim", "16", "--heads", "2"]
+SMALL += ["--layers", "1"]
 
 OWN = '''
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -43,6 +47,23 @@ class Waiting(Encoding):
         while not (HOME / "open").exists():
             time.sleep(0.05)
         return x
+
+
+class KilledOnce(Encoding):
+    """Kills its process in the first forward pass that there is."""
+
+    def embed(self, x, at):
+        if not (HOME / "killed").exists():
+            (HOME / "killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x
+
+
+class Killed(Encoding):
+    """Kills its process, as the system does when the memory is gone."""
+
+    def embed(self, x, at):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Failing(Encoding):
@@ -62,13 +83,12 @@ class Ended:
     err: str
     records: dict[str, tuple[bytes, int]]
     others: list[str]
+    page: str
 
 
-def until(true: Callable[[], object], process: subprocess.Popen, seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
+def until(true: Callable[[], object], process: subprocess.Popen) -> None:
     while not true():
         assert process.poll() is None, f"it ended too early: {process.communicate()}"
-        assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
@@ -80,8 +100,8 @@ class Story:
         (home / "mine.py").write_text(OWN)
         self.own = str(home / "mine.py")
 
-    def command(self) -> list[str]:
-        own = [f"{self.own}:{name}" for name in ("Failing", "Waiting")]
+    def command(self, *more: str) -> list[str]:
+        own = [f"{self.own}:{name}" for name in ("Failing", "Waiting", *more)]
         return ["compare", "--encodings", "none", *own, *SMALL, "--out", str(self.folder)]
 
     def begin(self) -> subprocess.Popen:
@@ -100,7 +120,9 @@ class Story:
     def ended(self, code: int, out: str, err: str) -> Ended:
         files = list((self.folder / "records").iterdir())
         records = {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in files if file.suffix == ".json"}
-        return Ended(code, out, err, records, [file.name for file in files if file.suffix != ".json"])
+        others = [file.name for file in files if file.suffix != ".json"]
+        page = self.folder / "report.html"
+        return Ended(code, out, err, records, others, page.read_text() if page.exists() else "")
 
     def finished(self) -> list[Path]:
         return list((self.folder / "records").glob("repeat-none-*.json"))
@@ -110,7 +132,7 @@ class Story:
         until(lambda: self.finished() and (self.home / "reached").exists(), process)
         # As a terminal does it: to the command and all its workers.
         os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate()
         return self.ended(process.returncode, out, err)
 
     def kill(self) -> Ended:
@@ -118,8 +140,8 @@ class Story:
         process = self.begin()
         until((self.home / "reached").exists, process)
         process.kill()
-        # The pipes close when the last process that holds them is gone: a worker left behind would time out here.
-        out, err = process.communicate(timeout=60)
+        # The pipes close when the last process that holds them is gone: a worker left behind would hold us here.
+        out, err = process.communicate()
         return self.ended(process.returncode, out, err)
 
 
@@ -132,7 +154,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
     record_of_none.write_bytes(record_of_none.read_bytes()[:200])
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
-        code = cli.main(told.command())
+        code = cli.main(told.command("KilledOnce", "Killed"))
     return ends | {"gone on": told.ended(code, out.getvalue(), err.getvalue())}
 
 
@@ -156,7 +178,8 @@ def test_ctrl_c_ends_with_130_and_one_sentence_and_no_traceback(story) -> None:
 @on_posix
 @pytest.mark.parametrize("end", ["interrupted", "killed"])
 def test_what_was_finished_has_a_whole_record_and_what_was_not_has_none(story, end: str) -> None:
-    assert len(story[end].records) == 1 and none_of(story[end]) and not story[end].others
+    assert len(story[end].records) == 1 and none_of(story[end])
+    assert all(name.endswith(".failed") for name in story[end].others)
 
 
 @on_posix
@@ -172,38 +195,74 @@ def test_the_same_command_keeps_what_was_finished(story) -> None:
 @on_posix
 def test_the_same_command_goes_on_to_the_end(story) -> None:
     ended = story["gone on"]
-    assert len(ended.records) == 2 and none_of(ended)
-    assert "3 of 3 runs done" in ended.err and "Report: " in ended.out
+    assert len(ended.records) == 3 and none_of(ended)
+    assert "5 of 5 runs done" in ended.err and "Report: " in ended.out
 
 
 @on_posix
 def test_a_damaged_record_is_set_aside_and_made_again(story) -> None:
     name, (content, _) = none_of(story["gone on"])
     aside = name.replace(".json", ".damaged")
-    assert story["gone on"].others == [aside]
-    assert f"{name} is not a whole record (JSONDecodeError); set aside as {aside}" in " ".join(
-        story["gone on"].err.split()
-    )
+    assert aside in story["gone on"].others
+    assert f"{name}: it is no whole JSON" in story["gone on"].err
+    assert f"set aside as {aside}, the run is made again" in story["gone on"].err
     made, before = json.loads(content), json.loads(none_of(story["killed"])[1][0])
     # The same seed: the same numbers.
     assert made["lengths"] == before["lengths"] and made["key"] == before["key"]
 
 
 @on_posix
+def test_a_worker_that_is_killed_costs_its_own_run_and_that_run_is_tried_again(story) -> None:
+    killed = "its process was killed by SIGKILL (out of memory?)"
+    assert f"mine.py:KilledOnce on repeat, seed 0: {killed}; it is tried once more" in story["gone on"].err
+    assert any(b":KilledOnce" in content for content, _ in story["gone on"].records.values())
+
+
+@on_posix
+def test_a_run_that_dies_twice_is_set_aside_with_its_reason(story) -> None:
+    ended, words = story["gone on"], "mine.py:Killed on repeat, seed 0: its process was killed by SIGKILL"
+    assert ended.code == 1 and f"{words} (out of memory?), twice" in ended.err
+    assert len([name for name in ended.others if name.endswith(".failed")]) == 2
+    assert f"{words} (out of memory?), twice" in ended.page
+
+
+@on_posix
 def test_an_encoding_that_fails_is_named_and_takes_nobody_with_it(story) -> None:
     ended = story["gone on"]
     assert ended.code == 1
-    last = ended.err.splitlines()[-1]
-    assert last.startswith("failed: ") and last.endswith("ArithmeticError: mine cannot count")
-    assert "mine.py:Failing on repeat, seed 0" in last
+    words = "mine.py:Failing on repeat, seed 0: ArithmeticError: mine cannot count"
+    assert any(line.startswith("failed: ") and line.endswith(words) for line in ended.err.splitlines())
+    assert words in ended.page
 
 
-def test_processes_are_started_while_ctrl_c_is_held_and_it_works_again_afterwards() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyError), ctrl_c_held():
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-        raise KeyError
-    assert signal.getsignal(signal.SIGINT) is before
+@on_posix
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129)])
+def test_a_signal_to_end_leaves_no_worker_and_no_half_record(
+    name: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @contextmanager
+    def live() -> Generator[Callable[[Sweep], None]]:
+        yield lambda sweep: os.kill(os.getpid(), getattr(signal, name)) if multiprocessing.active_children() else None
+
+    monkeypatch.setattr(terminal, "live", live)
+    assert cli.main(["compare", "--encodings", "none", *SMALL, "--out", str(tmp_path)]) == code
+    words = f"posenc: ended by {name}; finished runs are kept, the same command goes on"
+    assert capsys.readouterr().err.splitlines()[-1] == words
+    assert multiprocessing.active_children() == [] and list((tmp_path / "records").iterdir()) == []
+
+
+@on_posix
+def test_processes_are_started_while_ctrl_c_is_held_and_it_comes_afterwards() -> None:
+    came = []
+    before = signal.signal(signal.SIGINT, lambda *_: came.append("later"))
+    try:
+        with ctrl_c_held():
+            # To this thread: to the process, another one that holds nothing back could take it.
+            signal.raise_signal(signal.SIGINT)
+            assert came == []
+        assert came == ["later"]
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 # What needs no processes
@@ -213,32 +272,51 @@ def small(spec: str = "none", **changes) -> Experiment:
     return recipe("repeat", spec, **({"steps": 2, "train_length": 2, "dim": 8, "heads": 1, "layers": 1} | changes))
 
 
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> queue.SimpleQueue:
-    """A worker's news, where the test is the worker."""
-    news: queue.SimpleQueue = queue.SimpleQueue()
-    monkeypatch.setattr(sweep, "to_parent", news)
-    return news
+def test_a_worker_tells_what_it_does_and_writes_its_record_under_the_given_name(tmp_path: Path) -> None:
+    news: list[dict] = []
+    sweep.run_one(small(evaluate_every=1), record.key_of(small()), tmp_path, lambda **changes: news.append(changes))
+    assert news[0] == {"state": "running"} and news[-1] == {"state": "measuring"}
+    assert [changes["step"] for changes in news[1:-1]] == [1, 2]
+    assert record.read(tmp_path / f"{record.key_of(small())}.json")["experiment"]["spec"] == "none"
 
 
-def test_a_worker_tells_what_it_does_and_writes_its_record_under_the_given_name(tmp_path: Path, here) -> None:
-    sweep.run_one(small(evaluate_every=1), "a-key", str(tmp_path))
-    news = [here.get() for _ in range(here.qsize())]
-    assert {key for key, _ in news} == {"a-key"}
-    assert news[0][1] == {"state": "running"} and news[-1][1] == {"state": "measuring"}
-    assert [changes["step"] for _, changes in news[1:-1]] == [1, 2]
-    assert record.read(tmp_path / "a-key.json")["experiment"]["spec"] == "none"
-
-
-def test_a_sweep_whose_records_are_all_there_starts_nobody(
-    tmp_path: Path, here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_whose_records_are_all_there_starts_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key = record.key_of(small())
-    sweep.run_one(small(), key, str(tmp_path / "records"))
-    monkeypatch.setattr(sweep, "ProcessPoolExecutor", None)
+    sweep.run_one(small(), key, tmp_path / "records", lambda **changes: None)
+    monkeypatch.setattr(sweep, "Crew", None)
     shown: list[int] = []
     found = run_all([small()], tmp_path, show=lambda state: shown.append(state.done))
     assert found.runs[key].state == "kept" and shown == [1]
+
+
+def test_a_record_of_another_torch_is_kept_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = record.key_of(small())
+    sweep.run_one(small(), key, tmp_path / "records", lambda **changes: None)
+    monkeypatch.setattr(torch, "__version__", "9.9")
+    monkeypatch.setattr(sweep, "Crew", None)
+    assert run_all([small()], tmp_path).runs[key].state == "kept"
+    assert "1 of 1 runs are kept from posenc" in capsys.readouterr().err
+
+
+def test_what_cannot_be_used_is_set_aside_and_never_overwritten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for content in ("one", "two", '{"schema": 3, "key": "a"}', '{"schema": 4, "key": "a"}'):
+        (tmp_path / "a.json").write_text(content)
+        assert sweep.kept_record(tmp_path / "a.json") is None
+    kept = {file.name: file.read_text() for file in tmp_path.iterdir()}
+    assert kept == {
+        "a.damaged": "one",
+        "a.damaged-2": "two",
+        "a.other-schema": '{"schema": 3, "key": "a"}',
+        "a.other-schema-2": '{"schema": 4, "key": "a"}',
+    }
+    said = capsys.readouterr().err.splitlines()
+    assert said[3].endswith(
+        "it has schema 4, this version reads 2; set aside as a.other-schema-2, the run is made again"
+    )
 
 
 def standing(**steps: int) -> Sweep:
@@ -252,15 +330,3 @@ def test_the_time_left_goes_by_the_steps_done() -> None:
     state = standing(a=0, b=50)
     state.runs["a"].state = "kept"
     assert state.seconds_left() == pytest.approx(10, rel=0.05) and state.done == 1
-
-
-def test_a_folder_that_cannot_be_made_says_why_and_what_to_choose(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    for folder in (tmp_path / "file", tmp_path / "file" / "inside"):
-        with pytest.raises(ValueError, match=r"^cannot write into '.*': .+; choose another folder with --out$"):
-            make_folder(folder)
-
-
-def test_a_folder_is_made_and_left_empty(tmp_path: Path) -> None:
-    make_folder(tmp_path / "a" / "b")
-    assert list((tmp_path / "a" / "b").iterdir()) == []

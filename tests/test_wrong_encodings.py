@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posenc import testing
-from posenc.encoding import Encoding, Keys, ScoreMod
+from posenc.encoding import Encoding, Keys, ScoreMod, without_autocast
 from posenc.encodings.rotary import Rotary
 from posenc.kernels.rotate_pairs import rotate_pairs
 from posenc.positions import Positions
@@ -88,18 +88,38 @@ class AnglesInTheInputsDtype(Turn):
         return super().angle(x, at).to(x.dtype)
 
 
+class BackwardsInHalfPrecision(Turn):
+    """Gives the right numbers, and in half precision their gradient the wrong way round."""
+
+    def turned(self, x: Tensor, at: Positions) -> Tensor:
+        out = super().turned(x, at)
+        return 2 * out.detach() - out if x.dtype.itemsize == 2 else out
+
+
 class AnglesByMatrixProduct(Turn):
     """Takes the angle as a matrix product, which autocast takes in half precision; kept with the positions."""
 
     def angle(self, x: Tensor, at: Positions) -> Tensor:
-        pairs = x.shape[-1] // 2
+        return self.once(self.product, at, x.shape[-1] // 2, x.dtype)
 
-        def make() -> Tensor:
-            if x.dtype == torch.float64:
-                return 0.37 * super(AnglesByMatrixProduct, self).angle(x, at)
-            return (at.coords[:, None, :, :1].float() @ torch.full((1, pairs), 0.37)).double()
+    def product(self, at: Positions, pairs: int, dtype: torch.dtype) -> Tensor:
+        coords = at.coords[:, None, :, :1]
+        if dtype == torch.float64:
+            return 0.37 * coords.double().expand(-1, -1, -1, pairs)
+        return (coords.float() @ torch.full((1, pairs), 0.37)).double()
 
-        return at.once(("by matrix product", pairs, x.dtype), make)
+
+class KeyByHand(Turn):
+    """Keeps its angles with the positions, under a key that lacks an option."""
+
+    def __init__(self, rate: float = 1.0) -> None:
+        super().__init__()
+        if not rate > 0:
+            raise ValueError(f"rate must be above 0, got {rate}")
+        self.rate = rate
+
+    def angle(self, x: Tensor, at: Positions) -> Tensor:
+        return at.once((type(self), x.shape[-1]), lambda: self.rate * super(KeyByHand, self).angle(x, at))
 
 
 class LongestSoFar(Turn):
@@ -266,6 +286,20 @@ class LooksAtTheData(Turn):
         return super().angle(x, at) * (1 if at.coords.max().item() < 1e9 else 2)
 
 
+class FrequenciesAnywhere(Turn):
+    """Makes its frequencies on whichever device new tensors lie on."""
+
+    def angle(self, x: Tensor, at: Positions) -> Tensor:
+        return super().angle(x, at) * torch.ones(x.shape[-1] // 2).to(x.device)
+
+
+class ReadsTheFirstRow(Turn):
+    """Asks the first row of a batch for what all share."""
+
+    def angle(self, x: Tensor, at: Positions) -> Tensor:
+        return super().angle(x, at) * torch.ones_like(x[0, 0, 0, 0])
+
+
 class CompilesForEveryLength(Slope):
     """Walks over the tokens in Python."""
 
@@ -310,7 +344,7 @@ class Forgetting(Encoding):
 
     def remember(self, x: Tensor, at: Positions, project) -> dict[str, Tensor]:
         dtype = torch.promote_types(x.dtype, torch.float32)
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             gate = F.linear(x.to(dtype), self.gate.weight.to(dtype), self.gate.bias.to(dtype))
         return {"log_forget": F.logsigmoid(gate).transpose(1, 2)}
 
@@ -353,7 +387,9 @@ CAUGHT = [
     (BiasByTensorLength, testing.a_cache_changes_nothing, "growing cache"),
     (BiasByTensorLength, testing.the_future_is_invisible, "only the first"),
     (AnglesInTheInputsDtype, testing.half_precision_stays_near_double, "bfloat16"),
+    (BackwardsInHalfPrecision, testing.half_precision_stays_near_double, "at a cosine of -"),
     (AnglesByMatrixProduct, testing.casts_and_copies_change_nothing, "under autocast"),
+    (KeyByHand, testing.others_of_its_kind_change_nothing, "rate=0.67 in torch.float32, after others"),
     (LongestSoFar, testing.the_order_of_calls_changes_nothing, "after calls"),
     (PositionByIndex, testing.a_cache_changes_nothing, "growing cache"),
     (PositionByIndex, testing.left_padding_changes_nothing, "padded batch"),
@@ -376,6 +412,9 @@ CAUGHT = [
     (KeysByHead, testing.grouped_query_heads_agree, "3 heads on 1 key heads"),
     (LooksAtTheData, testing.compiles_to_one_graph, ""),
     (CompilesForEveryLength, testing.compiles_to_one_graph, "3 graphs"),
+    (LooksAtTheData, testing.every_way_of_running_is_served, "max()"),
+    (FrequenciesAnywhere, testing.every_way_of_running_is_served, "meta"),
+    (ReadsTheFirstRow, testing.every_way_of_running_is_served, "index 0 is out of bounds"),
     (AcceptsAnything, testing.bad_arguments_get_a_clear_error, "AcceptsAnything(dim=0) was accepted"),
     (WithoutASource, testing.has_a_source, "WithoutASource.source"),
     (ForgettingByIndex, testing.the_future_is_invisible, "in another place"),

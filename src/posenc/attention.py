@@ -5,14 +5,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from posenc import kernels
+from posenc import checks, kernels
 from posenc.cache import LayerCache
 from posenc.catalogue import Spec, build
 from posenc.encoding import Encoding, Keys, Projections, Shape
 from posenc.kernels.chosen_weights import Chosen, Shares, chosen_weights
 from posenc.kernels.in_rows import attend_in_rows
-from posenc.masks import Mask, mask_for
+from posenc.masks import MaskLike, mask_for
 from posenc.positions import Positions, PositionsLike, positions_for
+from posenc.watched import is_held
 
 
 class Attention(nn.Module):
@@ -39,6 +40,7 @@ class Attention(nn.Module):
     torch.Size([2, 9, 64])
     """
 
+    @checks.annotated
     def __init__(
         self,
         dim: int,
@@ -62,13 +64,11 @@ class Attention(nn.Module):
             Shape.of(dim, heads, max_len, causal) if head_dim is None else Shape(dim, heads, head_dim, max_len, causal)
         )
         kv_heads = heads if kv_heads is None else kv_heads
-        if kv_heads < 1 or heads % kv_heads:
+        if checks.whole("kv_heads", kv_heads) < 1 or heads % kv_heads:
             raise ValueError(f"kv_heads must divide heads={heads}, got {kv_heads}")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
         self.dim, self.heads, self.kv_heads, self.head_dim = dim, heads, kv_heads, shape.head_dim
-        self.kernel, self.dropout = kernel, dropout
-        self.scale = shape.head_dim**-0.5 if scale is None else scale
+        self.kernel, self.dropout = kernel, checks.share("dropout", dropout)
+        self.scale = shape.head_dim**-0.5 if scale is None else checks.number("scale", scale)
         self.encoding = build(encoding, shape).to(device=device, dtype=dtype) if encoding is not None else None
         made = {"bias": bias, "device": device, "dtype": dtype}
         self.to_query = nn.Linear(dim, heads * self.head_dim, **made)
@@ -84,7 +84,7 @@ class Attention(nn.Module):
         *,
         positions: PositionsLike = None,
         key_positions: PositionsLike = None,
-        mask: Mask | Tensor | None = None,
+        mask: MaskLike = None,
         cache: LayerCache | None = None,
         weights: bool | Chosen = False,
         encoding: Encoding | None = None,
@@ -93,15 +93,17 @@ class Attention(nn.Module):
 
         key            default: `query` (self-attention)
         value          default: `key`
-        positions      where the query tokens are: Positions, ids, or nothing (0, 1, 2, ...). A token decoded alone,
-                       behind a cache, is not at 0: say where it is
+        positions      where the query tokens are: Positions, ids, a number (where the first one is), or nothing (0, 1,
+                       2, ...). A token decoded alone, behind a cache, is not at 0: say where it is
         key_positions  where the key tokens are; default: `positions` in self-attention, else 0, 1, 2, ...
-        mask           a Mask, a boolean tensor (true = may see), a floating tensor (added to the logits), or nothing
-                       (see all)
+        mask           a Mask, "causal" or "bidirectional", a boolean tensor (true = may see), a floating tensor (added
+                       to the logits), or nothing (see all)
         cache          a layer cache: the new keys are put into it, and all its keys are attended to
         weights        whether to return the attention weights [B, heads, T, S] too, as they were applied; or which of
                        them (Chosen), or how far away they lie (Histogram), beside an output of any kernel
         encoding       the encoding of this call, where the layer has none of its own
+
+        Raises ValueError for shapes, dtypes, devices, positions and masks that do not fit.
         """
         self.check(query, key, value)
         encoding = self.encoding if encoding is None else encoding
@@ -109,6 +111,13 @@ class Attention(nn.Module):
             raise ValueError(
                 "this layer has no encoding of its own; build it with encoding='none' or another, or pass one"
             )
+        if not isinstance(encoding, Encoding):
+            raise ValueError(
+                f"the encoding of a call is an Encoding, got {checks.shown(encoding)}; give the spec when the layer is "
+                f"made, or build it before with posenc.build"
+            )
+        if not isinstance(weights, (bool, Chosen)):
+            raise ValueError(f"weights are True, False, Chosen or Histogram, got {checks.shown(weights)}")
         at = positions_for(query.shape[1], positions, batch=query.shape[0], device=query.device)
         to_itself = key is None
         if key is None:
@@ -119,6 +128,14 @@ class Attention(nn.Module):
             key, keys_at = query, at
         else:
             keys_at = positions_for(key.shape[1], key_positions, batch=key.shape[0], device=key.device)
+        mask = mask_for(mask)
+        if cache is not None:
+            if not hasattr(cache, "check"):
+                raise ValueError(
+                    f"attention takes the cache of one layer, got {checks.shown(cache)}; "
+                    f"make one with posenc.cache.GrowingCache(), or take one of a model's cache.layers"
+                )
+            cache.check(keys_at, mask)
         q, new = self.queries_and_keys(query, key, value, at, keys_at, encoding)
         keys = new if cache is None else cache.extend(new)
         if "remember" in encoding.doors:
@@ -135,7 +152,6 @@ class Attention(nn.Module):
             dropout=self.dropout if self.training else 0.0,
             weights=bool(weights) and not isinstance(weights, Chosen),
         )
-        mask = mask_for(mask)
         out, applied = attend_in_rows(encoding, q, at, keys, mask, kernel)
         if isinstance(weights, Chosen):
             applied = chosen_weights(weights, encoding, q, at, keys, mask, scale=self.scale)
@@ -153,13 +169,9 @@ class Attention(nn.Module):
         k = self.split(self.to_key(key), self.kv_heads)
         v = self.split(self.to_value(key if value is None else value), self.kv_heads)
         if not encoding.turns_when_attending:
-            q, k = encoding.turn(q, k, at, keys_at, in_place=self.owns_its_projections())
+            q, k = encoding.turn(q, k, at, keys_at, in_place=not is_held(self.to_query, self.to_key))
         memo = encoding.remember(key, keys_at, self.projections()) if "remember" in encoding.doors else {}
         return q, Keys(k, v, keys_at, memo)
-
-    def owns_its_projections(self) -> bool:
-        """Whether nobody else holds what they return: no hook has seen it, and it is no view of their input."""
-        return all(type(linear) is nn.Linear and not linear._forward_hooks for linear in (self.to_query, self.to_key))
 
     def projections(self) -> Projections:
         return Projections(
@@ -174,13 +186,31 @@ class Attention(nn.Module):
     def check(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> None:
         if key is None and value is not None:
             raise ValueError("a separate value needs a separate key; give both, or neither")
+        # A module of somebody's own may have no weight, and take what it likes.
+        weight = getattr(self.to_query, "weight", None)
         for name, x in (("query", query), ("key", key), ("value", value)):
-            if x is not None and (x.dim() != 3 or x.shape[-1] != self.dim):
+            if x is None and name != "query":
+                continue
+            if not isinstance(x, Tensor):
+                x = checks.tensor(name, x)
+            if x.dim() != 3 or x.shape[-1] != self.dim:
                 raise ValueError(f"{name} must have shape [batch, tokens, {self.dim}], got {list(x.shape)}")
-            if x is not None and x.shape[1] < 1:
+            if x.shape[1] < 1:
                 raise ValueError(f"{name} must hold at least one token, got shape {list(x.shape)}")
+            if type(weight) is nn.Parameter and (x.dtype != weight.dtype or x.device != weight.device):
+                check_kind(name, x, weight)
         if key is not None and value is not None and key.shape[1] != value.shape[1]:
             raise ValueError(f"key and value must hold the same tokens, got {key.shape[1]} and {value.shape[1]}")
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, heads={self.heads}, kv_heads={self.kv_heads}, kernel={self.kernel!r}"
+
+
+def check_kind(name: str, x: Tensor, weight: Tensor) -> None:
+    """Raises ValueError unless a layer with such a weight takes tensors like this one, of another dtype or device."""
+    if x.device != weight.device:
+        raise ValueError(f"{name} is on '{x.device}', the layer on '{weight.device}'; move one of them with .to()")
+    if not (x.is_floating_point() and torch.is_autocast_enabled(x.device.type)):
+        raise ValueError(
+            f"{name} is {x.dtype}, and the layer {weight.dtype}; cast one of them with .to(dtype), or use autocast"
+        )

@@ -7,14 +7,23 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from posenc import checks
 from posenc.encoding import Keys
-from posenc.positions import Positions
+from posenc.masks import Mask
+from posenc.positions import Positions, of_token
+from posenc.watched import is_watched, may_be_read
+
+WHOLE = (torch.int64, torch.int32)
 
 
 class LayerCache(Protocol):
     """What attention needs of a cache: take in the keys of new tokens, and give all keys to attend to."""
 
     keys: Keys | None
+
+    def check(self, at: Positions, mask: Mask) -> None:
+        """Raises ValueError unless it can hold these tokens, and all that they may see under this mask."""
+        ...
 
     def extend(self, new: Keys) -> Keys: ...
 
@@ -31,13 +40,16 @@ class GrowingCache:
         self.keys: Keys | None = None
         self.rooms: dict[str, Room] = {}
 
+    def check(self, at: Positions, mask: Mask) -> None:
+        """Nothing: it holds whatever comes."""
+
     def extend(self, new: Keys) -> Keys:
         if self.keys is None:
             self.keys = new
             return new
         old = self.keys
         check_rows(old, new)
-        roomy = not (torch.is_grad_enabled() or torch.compiler.is_compiling())
+        roomy = not (torch.is_grad_enabled() or torch.compiler.is_compiling() or is_watched())
         memo = {f"memo {name}": (old.memo[name], fact) for name, fact in new.memo.items()}
         grown = {
             name: self.rooms.setdefault(name, Room()).append(held, more) if roomy else torch.cat((held, more), 2)
@@ -46,6 +58,26 @@ class GrowingCache:
         facts = {name: grown[f"memo {name}"] for name in new.memo}
         self.keys = Keys(grown["k"], grown["v"], join(old.at, new.at, new.k.shape[0]), facts)
         return self.keys
+
+    def crop(self, tokens: int | Tensor) -> None:
+        """Forget the tokens whose order is `tokens` or later (a number, or [B]: one for each row)."""
+        if self.keys is None or (kept := cropped(self.keys, tokens)) is self.keys:
+            return
+        held = (kept.at.order >= 0).any(0).nonzero()
+        if held.numel() == 0:
+            self.keys = None
+            return
+        first = slice(0, int(held.max()) + 1)
+        # Tokens in a row that all rows keep are still tokens in a row.
+        at, marked = self.keys.at.rows(first), kept.at.rows(first)
+        facts = {name: fact[:, :, first] for name, fact in kept.memo.items()}
+        at = at if at.order.equal(marked.order) else marked
+        self.keys = Keys(kept.k[:, :, first], kept.v[:, :, first], at, facts)
+
+    def reorder(self, rows: Tensor) -> None:
+        """Go on with these rows of the batch, [any number]: a row may come several times, or not at all."""
+        if self.keys is not None:
+            self.keys = rows_of(self.keys, rows)
 
 
 class Room:
@@ -81,31 +113,36 @@ class SlotCache:
     has order -1 and goes to one extra slot, which no query ever sees.
 
     Without gradients the slots are written in place, so that a step costs what its tokens cost, however many slots
-    there are: the keys that an earlier `extend` gave are then the same memory, and hold the new tokens too. Gradients
-    may need the earlier keys as they were, so with them every step makes new ones.
+    there are: the keys that an earlier `extend` gave are then the same memory, and hold the new tokens too. Gradients,
+    and whoever follows what is computed, may need the earlier keys as they were: with them every step makes new ones.
 
     slots    how many tokens are held
     rolling  whether the newest tokens overwrite the oldest; only right under a window mask: hold at least
              window + chunk - 1 slots for chunks of that many tokens
 
     Raises ValueError when tokens come that no slot is left for; inside a compiled graph, where data cannot be looked
-    at, the write itself is out of range and fails.
+    at, the write itself is out of range and fails. Attention has it raised, too, where a rolling cache has no slots for
+    all that its mask lets a token see.
     """
 
+    @checks.annotated
     def __init__(self, slots: int, *, rolling: bool = False) -> None:
-        if slots < 1:
+        if checks.whole("slots", slots) < 1:
             raise ValueError(f"a cache needs at least one slot, got {slots}")
         self.slots, self.rolling = slots, rolling
         self.keys: Keys | None = None
-        self.recorded = False
+        # What the last step wrote, unless it may be saved for a gradient: all else that is put here is somebody's.
+        self.written: Keys | None = None
 
     def extend(self, new: Keys) -> Keys:
-        self.check_room(new)
+        self.check_room(new.at)
         if self.keys is not None:
             check_rows(self.keys, new)
-        # What was made while gradients were recorded may be saved for them.
-        recording = torch.is_grad_enabled()
-        put = place if recording or self.recorded else overwrite
+        recording = torch.is_grad_enabled() or (not torch.compiler.is_compiling() and is_watched())
+        own = self.keys is None or self.keys is self.written
+        if not own:
+            self.check_whole()
+        put = overwrite if own and not recording else place
         keys = self.empty_like(new) if self.keys is None else self.keys
         order = new.at.order
         # A slot that does not exist must not be the one for padding.
@@ -117,6 +154,8 @@ class SlotCache:
             document=None if keys.at.document is None else put(keys.at.document, slot, documents(new.at), 1),
             length=new.at.length,
             unit_step=new.at.unit_step and keys.at.unit_step,
+            # A number that changes with every token would compile a graph anew.
+            extent=None if torch.compiler.is_compiling() else larger(keys.at.extent, new.at.extent),
         )
         self.keys = Keys(
             put(keys.k, slot, new.k, 2),
@@ -124,8 +163,48 @@ class SlotCache:
             at,
             {name: put(keys.memo[name], slot, tensor, 2) for name, tensor in new.memo.items()},
         )
-        self.recorded = recording
+        self.written = None if recording else self.keys
         return self.keys
+
+    def crop(self, tokens: int | Tensor) -> None:
+        """Forget the tokens whose order is `tokens` or later (a number, or [B]: one for each row).
+
+        Raises ValueError for a rolling cache that has written over tokens which would be seen again.
+        """
+        if self.keys is None or (kept := cropped(self.keys, tokens)) is self.keys:
+            return
+        if self.rolling and int(self.keys.at.order.max()) >= self.slots:
+            raise ValueError(
+                f"a rolling cache of {self.slots} slots has written over the oldest tokens, and cannot go back; "
+                f"use a cache that grows, or a static one"
+            )
+        self.keys = self.mine(kept)
+
+    def reorder(self, rows: Tensor) -> None:
+        """Go on with these rows of the batch, [any number]: a row may come several times, or not at all."""
+        if self.keys is not None:
+            self.keys = self.mine(rows_of(self.keys, rows))
+
+    def __copy__(self) -> "SlotCache":
+        """A cache that goes its own way from here: whichever writes first has memory of its own."""
+        twin = SlotCache(self.slots, rolling=self.rolling)
+        twin.keys, self.written = self.keys, None
+        return twin
+
+    def mine(self, keys: Keys) -> Keys:
+        """The keys, as what was written last if the keys before were."""
+        self.written = keys if self.written is self.keys else None
+        return keys
+
+    def check_whole(self) -> None:
+        """Raises ValueError where keys of an earlier step were put back, whose memory holds later tokens by now."""
+        if self.keys is None or self.written is None or not may_be_read(self.keys.k):
+            return
+        if self.keys.k.untyped_storage().data_ptr() == self.written.k.untyped_storage().data_ptr():
+            raise ValueError(
+                "these keys are of an earlier step, and share their memory with what came after: the slots are written "
+                "in place; go back with crop(tokens), or keep a copy.deepcopy of the cache"
+            )
 
     def empty_like(self, new: Keys) -> Keys:
         def room(x: Tensor, axis: int, fill: int = 0) -> Tensor:
@@ -139,20 +218,46 @@ class SlotCache:
             # A later chunk may bring documents although the first had only one.
             document=room(documents(new.at), 1),
             unit_step=new.at.unit_step,
+            extent=0,
         )
         return Keys(room(new.k, 2), room(new.v, 2), at, {name: room(t, 2) for name, t in new.memo.items()})
 
-    def check_room(self, new: Keys) -> None:
+    def check(self, at: Positions, mask: Mask) -> None:
+        """Raises ValueError unless there are slots for these tokens, and for all that they may see under this mask."""
+        self.check_room(at)
+        if not self.rolling:
+            return
+        if mask.window is None:
+            raise ValueError(
+                f"a rolling cache of {self.slots} slots forgets what came before, and the mask has no window; give "
+                f"mask=masks.window(size) of at most {self.slots} tokens, or a cache that is not rolling"
+            )
+        if self.slots < mask.window:
+            raise ValueError(
+                f"a rolling cache of {self.slots} slots cannot hold a window of {mask.window} tokens; give it at least "
+                f"window + chunk - 1 slots"
+            )
+        chunk, last = span(at)
+        if self.slots >= mask.window + chunk - 1 or (self.keys is None and chunk <= self.slots):
+            return
+        if last is None or last >= self.slots:
+            raise ValueError(
+                f"a chunk of {chunk} tokens writes over tokens that its first ones see: a rolling cache under a window "
+                f"of {mask.window} needs {mask.window + chunk - 1} slots for it, got {self.slots}; give it as many, or "
+                f"feed chunks of at most {self.slots - mask.window + 1}"
+            )
+
+    def check_room(self, at: Positions) -> None:
         if self.rolling:
-            if new.at.tokens > self.slots:
+            if at.tokens > self.slots:
                 raise ValueError(
-                    f"{new.at.tokens} tokens came at once to a rolling cache of {self.slots} slots; give it at least "
+                    f"{at.tokens} tokens came at once to a rolling cache of {self.slots} slots; give it at least "
                     f"window + chunk - 1 slots or feed shorter chunks"
                 )
             return
-        extent = new.at.extent if new.at.contiguous and new.at.unit_step else None
-        if extent is None and not torch.compiler.is_compiling():
-            extent = int(new.at.order.max()) + 1
+        extent = at.extent if at.contiguous and at.unit_step else None
+        if extent is None and may_be_read(at.order):
+            extent = int(at.order.max()) + 1
         if extent is not None and extent > self.slots:
             raise ValueError(
                 f"the token of order {extent - 1} has no slot in a cache of {self.slots}; "
@@ -166,19 +271,58 @@ class Cache:
     Without `slots` it grows; with `slots` it is static, and with `rolling` it keeps the newest only.
     """
 
+    @checks.annotated
     def __init__(self, layers: int, *, slots: int | None = None, rolling: bool = False) -> None:
         if rolling and slots is None:
             raise ValueError("a rolling cache needs a number of slots; give slots=window + chunk - 1")
-        self.layers: list[LayerCache] = [
+        checks.whole("layers", layers, 1)
+        self.layers: list[GrowingCache | SlotCache] = [
             GrowingCache() if slots is None else SlotCache(slots, rolling=rolling) for _ in range(layers)
         ]
         self.at: Positions | None = None
         self.extent: int | None = None
 
+    def crop(self, tokens: int | Tensor) -> None:
+        """Forget the tokens whose order is `tokens` or later (a number, or [B]: one for each row): to go back.
+
+        Rows may then hold different numbers of tokens; each goes on after its own last one.
+        Raises ValueError for a negative number, and for a rolling cache that has written over tokens which would be
+        seen again.
+        """
+        for layer in self.layers:
+            layer.crop(tokens)
+        keys = self.layers[0].keys if self.layers else None
+        if self.at is None or keys is None:
+            self.at = self.extent = None
+            return
+        last = last_of(keys.at)
+        self.at = replace(
+            self.at,
+            coords=last.coords,
+            order=last.order,
+            document=None if self.at.document is None else last.document,
+            contiguous=keys.at.contiguous,
+            _tables={},
+        )
+        self.extent = keys.at.extent if keys.at.contiguous else self.extent
+
+    def reorder(self, rows: Tensor) -> None:
+        """Go on with these rows of the batch, [any number]: beams that were chosen; a row may come several times."""
+        for layer in self.layers:
+            layer.reorder(rows)
+        if self.at is not None:
+            self.at = positions_of(self.at, rows)
+
     def took(self, at: Positions) -> None:
         """Note where the tokens stood that went into the layers: those to come go on from the last one of each row."""
-        self.at = replace(last_of(at), extent=None)
-        self.extent = None if torch.compiler.is_compiling() else at.extent
+        last, before = replace(last_of(at), extent=None), self.at
+        self.at = last if at.contiguous or before is None else latest(before, last)
+        if torch.compiler.is_compiling():
+            self.extent = None
+        elif at.contiguous or before is None:
+            self.extent = at.extent
+        else:
+            self.extent = None if at.extent is None or self.extent is None else max(self.extent, at.extent)
 
     def next(self, tokens: int, device: torch.device | None = None) -> Positions:
         """The positions of the next `tokens` tokens: each row goes on after its own last one."""
@@ -191,18 +335,90 @@ class Cache:
         return replace(at, extent=self.extent + tokens)
 
 
+def span(at: Positions) -> tuple[int, int | None]:
+    """Over how many orders the tokens of a row stretch at most, and the last order if it is known."""
+    if at.start is not None:
+        return at.tokens, at.start + at.tokens - 1
+    if at.tokens == 1 or not may_be_read(at.order):
+        return at.tokens, None
+    first = at.order.masked_fill(at.order < 0, torch.iinfo(at.order.dtype).max).amin(1)
+    last = at.order.amax(1)
+    return max(int((last - first).max()) + 1, 1), int(last.max())
+
+
 def last_of(at: Positions) -> Positions:
     """Where the last token of each row stands, [B or 1, 1]."""
     last = at.order.argmax(1, keepdim=True)
-    coords = at.coords.expand(last.shape[0], -1, -1) if at.coords.shape[0] == 1 else at.coords
-    last_in_coords = last.expand(coords.shape[0], 1)[..., None].expand(-1, -1, at.axes)
     return replace(
         at,
-        coords=coords.gather(1, last_in_coords),
+        coords=of_token(at.coords, last),
         order=at.order.gather(1, last),
-        document=None if at.document is None else at.document.expand(last.shape[0], -1).gather(1, last),
+        document=None if at.document is None else of_token(at.document, last),
         _tables={},
     )
+
+
+def latest(before: Positions, last: Positions) -> Positions:
+    """Where the last token of each row stands, [B or 1, 1]: before, in rows to which only padding has come."""
+    nothing_came = last.order < 0
+    one_document = before.document is None and last.document is None
+    return replace(
+        last,
+        coords=torch.where(nothing_came[..., None], before.coords, last.coords),
+        order=torch.where(nothing_came, before.order, last.order),
+        document=None if one_document else torch.where(nothing_came, documents(before), documents(last)),
+        unit_step=before.unit_step and last.unit_step,
+    )
+
+
+def cropped(keys: Keys, tokens: int | Tensor) -> Keys:
+    """The keys without those whose order is `tokens` (a number, or [B]) or later: they are padding from now on.
+
+    Raises ValueError for a negative number, and for another number of rows.
+    """
+    rows = keys.k.shape[0]
+    limit = torch.as_tensor(tokens, device=keys.at.order.device) if of_numbers(tokens) else None
+    if limit is None or limit.dim() > 1 or limit.numel() not in (1, rows) or int(limit.min()) < 0:
+        raise ValueError(
+            f"crop to a number of tokens, 0 or more, or to one for each of the {rows} rows, got {checks.shown(tokens)}"
+        )
+    order = keys.at.order
+    gone = order >= limit.reshape(-1, 1)
+    if not bool(gone.any()):
+        return keys
+    order = order.expand_as(gone).masked_fill(gone, -1)
+    return replace(keys, at=replace(keys.at, order=order, contiguous=False, extent=None, _tables={}))
+
+
+def of_numbers(tokens: object) -> bool:
+    """Whether it is a whole number, or a tensor of such."""
+    return checks.is_whole(tokens) or (isinstance(tokens, Tensor) and tokens.dtype in WHOLE)
+
+
+def rows_of(keys: Keys, rows: Tensor) -> Keys:
+    """Some rows of the batch, [any number].
+
+    Raises ValueError for what are no numbers of rows.
+    """
+    held = keys.k.shape[0]
+    wrong = not isinstance(rows, Tensor) or rows.dim() != 1 or rows.dtype not in WHOLE or rows.numel() == 0
+    if wrong or int(rows.min()) < 0 or int(rows.max()) >= held:
+        raise ValueError(
+            f"choose rows of the batch by numbers from 0 to {held - 1}, of shape [rows], got {checks.shown(rows)}"
+        )
+    rows = rows.to(keys.k.device)
+    memo = {name: fact[rows] for name, fact in keys.memo.items()}
+    return Keys(keys.k[rows], keys.v[rows], positions_of(keys.at, rows), memo)
+
+
+def positions_of(at: Positions, rows: Tensor) -> Positions:
+    """Where the tokens of some rows of the batch stand; what all rows share stays shared."""
+    coords, order, document, length = (
+        fact if fact is None or fact.shape[0] == 1 else fact[rows.to(fact.device)]
+        for fact in (at.coords, at.order, at.document, at.length)
+    )
+    assert coords is not None and order is not None
+    return replace(at, coords=coords, order=order, document=document, length=length, _tables={})
 
 
 def join(old: Positions, new: Positions, batch: int) -> Positions:
@@ -222,8 +438,13 @@ def join(old: Positions, new: Positions, batch: int) -> Positions:
         length=new.length,
         contiguous=follows,
         unit_step=old.unit_step and new.unit_step,
-        extent=None if old.extent is None or new.extent is None else max(old.extent, new.extent),
+        extent=larger(old.extent, new.extent),
     )
+
+
+def larger(a: int | None, b: int | None) -> int | None:
+    """The extent of tokens with these two."""
+    return None if a is None or b is None else max(a, b)
 
 
 def check_rows(held: Keys, new: Keys) -> None:

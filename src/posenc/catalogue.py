@@ -2,25 +2,26 @@
 
 The file name of an encoding is its name; there is no list to edit. A spec is a string that is parsed, never evaluated:
 `rotary(base=500_000, schedule=yarn(factor=4)) + alibi`, `on(rotary, heads=(0, 1))`, `path/to/mine.py:Mine(option=3)`.
+A path with one of `+ ( ) ,` stands in quotes: `"some (other) folder/mine.py:Mine"(option=3)`.
 """
 
 import ast
 import difflib
-import functools
-import hashlib
 import importlib
-import importlib.util
 import inspect
 import re
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 
+from posenc import checks, foreign
 from posenc.encoding import Compose, Encoding, OnHeads, Shape, parts_of
+from posenc.foreign import CannotRead, code, one_line, quoted
+from posenc.foreign.text import shortened
+from posenc.foreign.values import LETTERS
 from posenc.schedules import SCHEDULES, Schedule
 
 Spec: TypeAlias = str | Encoding
@@ -28,7 +29,8 @@ LayerSpec: TypeAlias = str | Encoding | Sequence[str | Encoding]
 
 HOME = Path(__file__).parent / "encodings"
 FILLED_IN = ("device", "dtype")
-A_PATH = re.compile(r"([^\s+(),]+\.py):([A-Za-z_]\w*)")
+PIECE = re.compile(r""""[^"]*"|'[^']*'|[+(),]|[^+(),"']+|.""", re.DOTALL)
+EXAMPLE = "write for example rotary(base=500_000) + alibi"
 
 
 @dataclass(frozen=True)
@@ -46,15 +48,21 @@ def names() -> list[str]:
     return sorted(path.stem for path in HOME.glob("*.py") if not path.stem.startswith("_"))
 
 
-def find(name: str) -> type[Encoding]:
+def find(name: str, own: Collection[str | Path] | None = None) -> type[Encoding]:
     """The class of a named encoding, or of `path/to/file.py:Class`.
 
-    Raises ValueError, naming what is near, for a name that does not exist, and for a file without such a class.
+    own  the files that may be imported, for a name that was read from elsewhere; None for one that a person gave
+
+    Raises ValueError, naming what is near, for a name that does not exist, and for a file without such a class, and
+    CannotRead for a file that is not among those that may be imported.
     """
-    if ":" in name:
-        return load_from_file(name)
+    if code.is_own(name):
+        cls = code.load(name, Encoding, own)
+        # As it is read again.
+        cls.spec_name = name if in_quotes(name) == repr(name) else repr(name)
+        return cls
     if name not in names():
-        raise ValueError(f"no encoding named '{name}'; there are: {', '.join(names())}{near_encoding(name)}")
+        raise ValueError(f"no encoding named {quoted(name)}; there are: {', '.join(names())}{near_encoding(name)}")
     module = importlib.import_module(f"posenc.encodings.{name}")
     cls = only_encoding(module, f"encodings/{name}.py")
     cls.spec_name = name
@@ -89,95 +97,90 @@ def only_encoding(module: Any, where: str) -> type[Encoding]:
     return own[0]
 
 
-def load_from_file(name: str) -> type[Encoding]:
-    # A relative path is another file in another folder.
-    return load_class(name, Path(name.rpartition(":")[0]).resolve())
+def in_quotes(spec: str) -> str:
+    """The spec with every path/to/file.py:Class in quotes, which makes it an expression of Python's grammar."""
+
+    def quote(piece: str) -> str:
+        name = piece.strip()
+        return piece.replace(name, repr(name)) if code.is_own(name) and name[0] not in "\"'" else piece
+
+    return "".join(map(quote, pieces(spec)))
 
 
-@functools.lru_cache
-def load_class(name: str, file: Path) -> type[Encoding]:
-    path, _, class_name = name.rpartition(":")
-    if not file.is_file():
-        raise ValueError(
-            f"no file '{path}' to take {class_name} from; a spec of your own module is path/to/file.py:Class"
-        )
-    # Two files of one name, and two classes of one file, must not take each other's place.
-    digest = hashlib.sha256(f"{file}:{class_name}".encode()).hexdigest()[:8]
-    spec = importlib.util.spec_from_file_location(f"posenc_user_{file.stem}_{digest}", file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # torch.compile and pickling find a class through the name of its module.
-    sys.modules[module.__name__] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[module.__name__]
-        raise ValueError(f"{path} could not be imported: {type(error).__name__}: {error}") from error
-    cls = getattr(module, class_name, None)
-    if not (inspect.isclass(cls) and issubclass(cls, Encoding)):
-        encodings = [
-            n for n, c in vars(module).items() if inspect.isclass(c) and issubclass(c, Encoding) and c is not Encoding
-        ]
-        raise ValueError(
-            f"{path} has no encoding named '{class_name}'; "
-            f"it has: {', '.join(encodings) or 'no subclass of posenc.Encoding'}"
-        )
-    cls.spec_name = name
-    return cls
+def pieces(spec: str) -> list[str]:
+    """The spec cut into what stands in quotes, the signs between names, and the rest."""
+    if len(spec) > LETTERS:
+        raise CannotRead(f"{quoted(spec)} is longer than {LETTERS:,} letters, the most that a spec may have")
+    return PIECE.findall(spec)
 
 
-def parse(spec: str) -> Node:
+def split(specs: str) -> list[str]:
+    """The specs of a list that is written with commas between; those within parentheses and quotes do not count."""
+    parts, depth = [""], 0
+    for piece in pieces(specs):
+        depth += (piece == "(") - (piece == ")")
+        if piece == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += piece
+    return [part.strip() for part in parts]
+
+
+def files_in(*specs: str) -> list[str]:
+    """The files of one's own that specs name, as they are written there; nothing is imported.
+
+    >>> files_in("rotary + path/to/mine.py:Mine(option=3)")
+    ['path/to/mine.py']
+    """
+    trees = [foreign.expression(in_quotes(spec), "spec") for spec in specs if ".py" in spec]
+    words = [node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    return list(dict.fromkeys(code.file_of(word) for word in words if isinstance(word, str) and code.is_own(word)))
+
+
+def parse(spec: str, own: Collection[str | Path] | None = None) -> Node:
     """The parsed form of a spec.
 
-    Raises ValueError for what is not a spec, an unknown name or option, or a value that is not plain.
+    own  the files that may be imported, for a spec that was read from elsewhere, such as a run or a config: those that
+         a person has named besides, as a rule none; None for a spec that a person gave, which names its files itself
+
+    Raises ValueError for what is not a spec, an unknown name or option, or a value that is not plain; CannotRead for
+    more than 20,000 letters, numbers of more than 40 digits, what is nested more than 100 deep, and files that may not
+    be imported.
 
     >>> parse("rotary(base=500) + alibi").parts[0].options
     (('base', 500),)
     """
-    paths: list[str] = []
-
-    def stand_in(match: re.Match[str]) -> str:
-        paths.append(match.group(0))
-        return f"_path_{len(paths) - 1}"
-
-    try:
-        tree = ast.parse(A_PATH.sub(stand_in, spec).strip(), mode="eval").body
-    except SyntaxError as error:
-        raise ValueError(
-            f"'{spec}' is not a spec ({error.msg}); write for example rotary(base=500_000) + alibi"
-        ) from None
-    return Parser(spec, paths).node(tree)
+    if not isinstance(spec, str):
+        raise ValueError(f"expected a spec, such as 'rotary + alibi', got {quoted(spec)}")
+    return Parser(spec, own).node(foreign.expression(in_quotes(spec), "spec", EXAMPLE))
 
 
 @dataclass(frozen=True)
 class Parser:
-    """From Python's syntax tree to nodes; `paths` holds what stands behind the names _path_0, _path_1, ..."""
+    """From Python's syntax tree to nodes; `own` holds the files that may be imported, or None for any."""
 
     spec: str
-    paths: list[str]
+    own: Collection[str | Path] | None
 
     def node(self, tree: ast.expr) -> Node:
         if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Add):
             left, right = self.node(tree.left), self.node(tree.right)
             flat = [part for node in (left, right) for part in (node.parts if node.name == "+" else (node,))]
             return Node("+", parts=tuple(flat))
-        if isinstance(tree, ast.Name):
-            return self.named(tree.id, ())
-        if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name):
-            if tree.func.id == "on":
+        if name := name_of(tree):
+            return self.named(name, ())
+        if isinstance(tree, ast.Call) and (name := name_of(tree.func)):
+            if name == "on":
                 return self.on_heads(tree)
             options = tuple((word.arg or "**", self.value(word.value)) for word in tree.keywords)
-            return self.named(tree.func.id, options, tree.args)
-        raise ValueError(
-            f"'{ast.unparse(tree)}' in '{self.spec}' is not an encoding; write for example rotary(base=500_000) + alibi"
-        )
+            return self.named(name, options, tree.args)
+        raise ValueError(f"{written(tree)} in {quoted(self.spec)} is not an encoding; {EXAMPLE}")
 
     def named(self, name: str, options: tuple[tuple[str, Any], ...], given: Sequence[ast.expr] = ()) -> Node:
-        name = self.paths[int(name[6:])] if name.startswith("_path_") else name
-        cls = find(name)
+        cls = find(name, self.own)
         if given and not cls.wraps:
             raise ValueError(
-                f"options in a spec have names, as in rotary(base=500_000); got '{ast.unparse(given[0])}' for {name}"
+                f"options in a spec have names, as in rotary(base=500_000); got {written(given[0])} for {name}"
             )
         if len(given) > 1:
             raise ValueError(f"{name} wraps one encoding, as in {name}({cls.wraps[0]}); got {len(given)}")
@@ -185,10 +188,10 @@ class Parser:
         for option, _ in options:
             if option not in known:
                 raise ValueError(
-                    f"{name} has no option '{option}'; it has: {', '.join(known) or 'none'}{near(option, known)}"
+                    f"{name} has no option {quoted(option)}; it has: {', '.join(known) or 'none'}{near(option, known)}"
                 )
         if len({option for option, _ in options}) != len(options):
-            raise ValueError(f"an option stands twice in '{self.spec}'; give it once")
+            raise ValueError(f"an option stands twice in {quoted(self.spec)}; give it once")
         if not cls.wraps:
             return Node(name, options)
         return Node(name, options, parts=(self.node(given[0]) if given else parse(cls.wraps[0]),))
@@ -196,12 +199,12 @@ class Parser:
     def on_heads(self, tree: ast.Call) -> Node:
         if len(tree.args) != 1 or [word.arg for word in tree.keywords] != ["heads"]:
             raise ValueError(
-                f"on(...) takes one encoding and heads, as in on(rotary, heads=(0, 1)); got '{ast.unparse(tree)}'"
+                f"on(...) takes one encoding and heads, as in on(rotary, heads=(0, 1)); got {written(tree)}"
             )
         heads = self.value(tree.keywords[0].value)
         heads = (heads,) if isinstance(heads, int) else heads
         if not isinstance(heads, tuple) or not all(isinstance(head, int) for head in heads):
-            raise ValueError(f"heads are whole numbers, as in on(rotary, heads=(0, 1)); got {heads!r}")
+            raise ValueError(f"heads are whole numbers, as in on(rotary, heads=(0, 1)); got {quoted(heads)}")
         return Node("on", parts=(self.node(tree.args[0]),), heads=heads)
 
     def value(self, tree: ast.expr) -> Any:
@@ -209,16 +212,16 @@ class Parser:
             name = tree.func.id
             if name not in SCHEDULES:
                 raise ValueError(
-                    f"no schedule named '{name}'; there are: {', '.join(SCHEDULES)}{near(name, list(SCHEDULES))}"
+                    f"no schedule named {quoted(name)}; there are: {', '.join(SCHEDULES)}{near(name, list(SCHEDULES))}"
                 )
             options = {word.arg or "**": self.value(word.value) for word in tree.keywords}
             if len(options) != len(tree.keywords):
-                raise ValueError(f"an option stands twice in '{ast.unparse(tree)}'; give it once")
+                raise ValueError(f"an option stands twice in {written(tree)}; give it once")
             fields = list(inspect.signature(SCHEDULES[name]).parameters)
             for option in options:
                 if option not in fields:
                     raise ValueError(
-                        f"{name} has no option '{option}'; it has: {', '.join(fields)}{near(str(option), fields)}"
+                        f"{name} has no option {quoted(option)}; it has: {', '.join(fields)}{near(str(option), fields)}"
                     )
             missing = [
                 field
@@ -227,7 +230,7 @@ class Parser:
             ]
             if tree.args or missing:
                 wanted = f"needs {' and '.join(missing)}" if missing else "takes its options"
-                raise ValueError(f"{name} {wanted} by name, as in yarn(factor=4); got '{ast.unparse(tree)}'")
+                raise ValueError(f"{name} {wanted} by name, as in yarn(factor=4); got {written(tree)}")
             return SCHEDULES[name](**options)
         if isinstance(tree, ast.Name):
             # A bare word is a string, so that shells need no quotes: rotary(layout=interleaved).
@@ -239,9 +242,21 @@ class Parser:
             hash(value)
         except (ValueError, TypeError):
             raise ValueError(
-                f"'{ast.unparse(tree)}' in '{self.spec}' is not a plain value: use numbers, words or tuples"
+                f"{written(tree)} in {quoted(self.spec)} is not a plain value: use numbers, words or tuples"
             ) from None
         return value
+
+
+def name_of(tree: ast.expr) -> str:
+    """The name of an encoding that stands there, or nothing."""
+    if isinstance(tree, ast.Constant) and isinstance(tree.value, str) and code.is_own(tree.value):
+        return tree.value
+    return tree.id if isinstance(tree, ast.Name) else ""
+
+
+def written(tree: ast.expr) -> str:
+    """A part of a spec as a message quotes it."""
+    return quoted(ast.unparse(tree))
 
 
 def build(spec: Spec, shape: Shape, *, hints: Mapping[str, Mapping[str, Any]] | None = None) -> Encoding:
@@ -266,7 +281,7 @@ def build_layers(
     A tuple of specs is cycled over the layers. Equal specs share one instance, also as parts of different sums, unless
     their class is `per_layer`.
     """
-    cycle: list[Spec] = [spec] if isinstance(spec, (str, Encoding)) else list(spec)
+    cycle = cast(list[Spec], list(spec) if isinstance(spec, (list, tuple)) else [spec])
     if not cycle:
         raise ValueError("a stack needs at least one encoding; use 'none' for no position")
     builder = Builder(shape, hints or {}, share=True)
@@ -283,6 +298,11 @@ class Builder:
         self.shared: dict[Node, Encoding] = {}
 
     def build(self, spec: Spec) -> Encoding:
+        if not isinstance(self.shape, Shape):
+            raise ValueError(
+                f"an encoding is built for a Shape, got {checks.shown(self.shape)}; write "
+                f"Shape.of(dim=64, heads=4, max_len=512)"
+            )
         if isinstance(spec, Encoding):
             self.owned.extend(part for part in parts_of(spec) if not any(part is other for other in self.owned))
             return spec
@@ -315,9 +335,13 @@ class Builder:
             given["encoding"] = Builder(shape, self.hints).from_node(node.parts[0], shape)
         filled = {k: v.with_trained_length(shape.max_len) if isinstance(v, Schedule) else v for k, v in given.items()}
         try:
-            return cls(**filled)
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{node.name}: {error}") from error
+            encoding = cls(**filled)
+        except (ValueError, TypeError, OverflowError, MemoryError, RuntimeError) as error:
+            # The last two are what memory for an absurd number of rows ends in.
+            raise ValueError(f"{node.name}: {shortened(one_line(str(error)), 500)}") from error
+        if "_modules" not in vars(encoding):
+            raise ValueError(f"{node.name}: its __init__ has to begin with super().__init__()")
+        return encoding
 
 
 def check_value(name: str, option: str, value: Any, kind: Any) -> None:
@@ -325,16 +349,7 @@ def check_value(name: str, option: str, value: Any, kind: Any) -> None:
 
     In a spec a bare word is a string, and the string `false` would count as true.
     """
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    wanted: dict[Any, tuple[bool, str]] = {
-        bool: (isinstance(value, bool), "True or False"),
-        int: (number and isinstance(value, int), "a whole number"),
-        float: (number and value == value, "a number"),
-        str: (isinstance(value, str), "a word"),
-    }
-    fits, words = wanted.get(kind, (True, ""))
-    if not fits:
-        raise ValueError(f"{name}: {option} must be {words}, got {value!r}")
+    checks.kind(f"{name}: {option}", value, kind)
 
 
 def options_of(name: str) -> dict[str, inspect.Parameter]:

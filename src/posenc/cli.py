@@ -1,24 +1,36 @@
 """The command line: verbs over the library and the laboratory. It parses, calls and prints; the work is done elsewhere.
 
-Data goes to stdout, progress to stderr. Exit codes: 0 done, 1 it failed, 2 bad usage, 130 interrupted.
+Data goes to stdout, progress to stderr. Exit codes: 0 done, 1 it failed, 2 bad usage (an option, a spec
+or a file that cannot be taken), 130 interrupted, 128 + n ended by signal n.
 """
 
 import difflib
 import json
 import os
+import signal
 import sys
+import threading
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_origin
 
 import tyro
 from tyro.conf import Positional, arg, subcommand
+
+from posenc.foreign import one_line, quoted, visible
+from posenc.foreign.code import own_errors
+from posenc.foreign.text import shortened
 
 ENCODINGS = ("none", "sinusoidal", "learned", "rotary", "alibi", "t5_bias", "shaw")
 
 Whole = Annotated[int | None, arg(metavar="INT", help_behavior_hint="(optional)")]
 Number = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="(optional)")]
 Word = Annotated[str | None, arg(metavar="STR", help_behavior_hint="(optional)")]
+
+LONGEST = 1_000
+"""The letters of an error's one line."""
 
 # Help must come at once, so everything that imports torch is imported inside the verbs.
 
@@ -37,9 +49,9 @@ class Compare:
     tasks: tuple[str, ...] = ()
     """Tasks: repeat, copy, reverse, sort, recall, text. Default: what the preset says (repeat and text)."""
     preset: str = "default"
-    """default: repeat and text, one seed. full: all tasks, three seeds."""
+    """default: repeat with three seeds, and text with one. full: all tasks, three seeds."""
     seeds: Whole = None
-    """How many seeds."""
+    """How many seeds. Default: what the preset says."""
     train_length: Whole = None
     """The longest trained length (items of the task; text: tokens of a window)."""
     test_lengths: tuple[int, ...] = ()
@@ -61,6 +73,7 @@ class Compare:
 
     def run(self) -> int:
         from posenc import terminal
+        from posenc.lab import record
         from posenc.lab.compare import Settings, compare, not_for_sequences
 
         if "all" in self.encodings and (grids := not_for_sequences()):
@@ -85,9 +98,10 @@ class Compare:
         else:
             print_answer(records)
             terminal.say(f"\nReport: {page}")
+        for words in record.told_apart(records):
+            terminal.note(words)
         for key, reason in sweep.failures.items():
-            run = sweep.runs[key]
-            terminal.note(f"failed: {run.spec} on {run.task}, seed {run.seed}: {reason}")
+            terminal.note(f"failed: {sweep.runs[key].words}: {reason}")
         return 1 if sweep.failures else 0
 
 
@@ -105,12 +119,19 @@ class Report:
 
     def run(self) -> int:
         from posenc import terminal
-        from posenc.lab import record, report
+        from posenc.lab import record, report, store
         from posenc.lab.compare import in_reading_order, read_settings
 
         settings = read_settings(self.folder)
         records = in_reading_order(record.read_all(self.folder), settings)
-        page = report.write(records, self.folder, settings)
+        failures = list(record.failures(self.folder).values())
+        with ExitStack() as stack:
+            # While a comparison is at work there, what it has finished is reported.
+            with suppress(store.InUse):
+                stack.enter_context(store.held(self.folder))
+            page = report.write(records, self.folder, settings, failures)
+        for words in (*record.told_apart(records), *(f"failed: {words}" for words in failures)):
+            terminal.note(words)
         if self.json:
             print(json.dumps(records))
         else:
@@ -299,12 +320,15 @@ class Generate:
     """Draw among the k likeliest only."""
     seed: int = 0
     """Seed of the draw."""
+    trust: tuple[str, ...] = ()
+    """Files of your own, such as path/to/mine.py, whose code the checkpoint may ask for. No other code is run."""
 
     def run(self) -> int:
+        from posenc import terminal
         from posenc.lab.compare import continue_prompt
 
         given = (self.tokens, self.temperature, self.top_k, self.seed)
-        print(continue_prompt(self.folder, self.prompt, *given))
+        terminal.data(continue_prompt(self.folder, self.prompt, *given, self.trust, terminal.note))
         return 0
 
 
@@ -328,11 +352,9 @@ class Check:
         from dataclasses import asdict
 
         from posenc import terminal, testing
-        from posenc.lab.describe import own_errors
 
         verdicts = []
-        with own_errors(self.spec):
-            testing.Subject.of(self.spec).build()
+        testing.Subject.of(self.spec).build()
         for promise in self.promise or map(testing.name_of, testing.PROMISES):
             with terminal.doing(f"{promise.replace('_', ' ')} ..."):
                 verdicts += testing.check(self.spec, [promise])
@@ -421,15 +443,15 @@ class Inspect:
 
     Example: posenc inspect path/to/model --out pictures
 
-    It reads Hugging Face folders and configs, Meta's params.json, Megatron's and vLLM's arguments, and GGUF files.
-    Nothing is unpickled or run. The exit code is 1 where nothing could be read.
+    It reads Hugging Face folders and configs, Meta's params.json, and GGUF files. Nothing is unpickled
+    or run. The exit code is 1 where nothing of positions was found.
     """
 
     path: Positional[str]
     """A folder, a config file, a GGUF file, or the name of a fetched model."""
     write: Word = None
-    """Print the config in this format instead: transformers, meta, megatron, vllm or gguf. In its own format all that
-    it says besides stays."""
+    """Print the config in this format instead: transformers, meta or gguf. In its own format all that it says
+    besides stays."""
     out: Word = None
     """A folder for pictures: spectrum, similarity of learned tables, curves of biases."""
     json: bool = False
@@ -439,13 +461,8 @@ class Inspect:
         from posenc import terminal
         from posenc.checkpoints import configs, portrait
         from posenc.checkpoints.inspect import given, in_json, inspect
-        from posenc.checkpoints.reading import CannotRead
 
-        try:
-            reading = inspect(self.path)
-        except CannotRead as error:
-            print(f"posenc: {reason(error)}", file=sys.stderr)
-            return 1
+        reading = inspect(self.path)
         if self.write:
             onto = given(self.path) if self.write == reading.format else None
             print(json.dumps(configs.write(reading, self.write, onto), indent=2))
@@ -514,10 +531,11 @@ class Extend:
 
     def run(self) -> int:
         from posenc import terminal
-        from posenc.checkpoints import extension_report, learned_extension
+        from posenc.checkpoints import extension_report, learned_extension, load
         from posenc.checkpoints.extend import Settings, extend
         from posenc.lab.report import finite
 
+        load.without_bars()
         names = tuple(name for given in self.method for name in given.split(",") if name)
         if learned_extension.has_learned_table(self.path):
             return self.extend_table(names)
@@ -668,13 +686,16 @@ def main(arguments: list[str] | None = None) -> int:
     if given and not given[0].startswith("-") and given[0] not in VERBS:
         close = difflib.get_close_matches(given[0], VERBS, 1)
         hint = f"; did you mean '{close[0]}'?" if close else ""
-        print(f"posenc: no verb '{given[0]}'; there are: {', '.join(VERBS)}{hint}", file=sys.stderr)
+        print(f"posenc: no verb {quoted(given[0])}; there are: {', '.join(VERBS)}{hint}", file=sys.stderr)
         return 2
-    verb = tyro.cli(Verb, prog="posenc", description=DESCRIPTION, args=arguments, config=(tyro.conf.OmitArgPrefixes,))  # type: ignore[arg-type]
     try:
-        code = verb.run()
-        sys.stdout.flush()
-        return code
+        try:
+            verb = parse(given)
+            with own_errors(given), ended_like_ctrl_c():
+                return verb.run()
+        finally:
+            # Help leaves by SystemExit.
+            sys.stdout.flush()
     except ValueError as error:
         print(f"posenc: {reason(error)}", file=sys.stderr)
         return 2
@@ -685,16 +706,83 @@ def main(arguments: list[str] | None = None) -> int:
     except (RuntimeError, OSError) as error:
         print(f"posenc: {reason(error)}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("posenc: interrupted; finished runs are kept, the same command goes on", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as end:
+        number = end.args[0] if end.args else signal.SIGINT
+        how = "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
+        print(f"posenc: {how}; finished runs are kept, the same command goes on", file=sys.stderr)
+        return 128 + number
+
+
+@contextmanager
+def ended_like_ctrl_c() -> Generator[None]:
+    """A request to end, or a terminal that closes, is KeyboardInterrupt too, with the signal's number.
+
+    What ignores them, as nohup does, goes on ignoring them.
+    """
+
+    def end(number: int, frame: object) -> None:
+        raise KeyboardInterrupt(number)
+
+    asked = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    if threading.current_thread() is not threading.main_thread():
+        asked = []
+    before = {number: signal.getsignal(number) for number in asked}
+    ours = [number for number in asked if before[number] == signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def parse(arguments: list[str]) -> Any:
+    """The verb that the arguments ask for, with its options."""
+    once = each_once(arguments)
+    # The parser quotes what it does not understand as it is, so it first gets what may be quoted.
+    if (short := [shortened(visible(argument)) for argument in once]) != once:
+        understood(short)
+    return understood(once)
+
+
+def understood(arguments: list[str]) -> Any:
+    options = (tyro.conf.OmitArgPrefixes,)
+    return tyro.cli(Verb, prog="posenc", description=DESCRIPTION, args=arguments, config=options)  # type: ignore[arg-type]
+
+
+def each_once(arguments: list[str]) -> list[str]:
+    """The arguments with every option in one place: the values of a list add up, where the parser keeps the last ones.
+
+    Raises ValueError for any other option that is given twice, because one of the two would be ignored.
+    """
+    verb = next((cls for cls, *_ in map(get_args, get_args(Verb)) if [cls.__name__.lower()] == arguments[:1]), None)
+    known = {f.name: f for f in fields(verb)} if verb else {}
+    name = ""
+    # Under no name stands what comes before the first option.
+    written: dict[str, list[str]] = {name: []}
+    for argument in arguments:
+        if not argument.startswith("--"):
+            written[name].append(argument)
+            continue
+        option, equals, value = argument.partition("=")
+        name = option[2:].replace("-", "_")
+        name = name if name in known else name.removeprefix("no_")
+        if name not in written or name not in known:
+            written[name] = [*written.pop(name, []), argument]
+        elif get_origin(known[name].type) is tuple:
+            # Behind the values so far, and last of all: a required argument may stand behind a list.
+            written[name] = [*written.pop(name), *([value] if equals else [])]
+        else:
+            raise ValueError(f"{option} is given more than once; give it once, with the value that you mean")
+    return [part for parts in written.values() for part in parts]
 
 
 def reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename:
-        return f"{error.strerror}: '{error.filename}'"
+        return f"{error.strerror}: {quoted(error.filename)}"
     # Some of torch's messages run over many lines.
-    return " ".join(str(error).split())
+    return shortened(one_line(str(error)), LONGEST)
 
 
 DESCRIPTION = (

@@ -24,6 +24,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from posenc import checks
 from posenc.positions import Positions
 
 
@@ -57,7 +58,8 @@ class CoordinateMap:
         rows = max(at.order.shape[0], at.coords.shape[0])
         if self.reads_ids and ids is None:
             raise ValueError(f"{self} reads token ids; give ids of shape [B, T] beside the positions")
-        tokens = torch.zeros(1, at.tokens, dtype=torch.long) if ids is None else torch.atleast_2d(ids).cpu()
+        none = torch.zeros(1, at.tokens, dtype=torch.long, device="cpu")
+        tokens = none if ids is None else torch.atleast_2d(checks.tensor("ids", ids)).cpu()
         if (
             tokens.dim() != 2
             or tokens.shape[1] != at.tokens
@@ -121,18 +123,12 @@ def one_axis(who: CoordinateMap, coords: Tensor) -> None:
 
 def whole(who: CoordinateMap, name: str, least: int) -> None:
     """Raises ValueError unless a field is a whole number of at least so much."""
-    value = getattr(who, name)
-    if not (isinstance(value, int) and not isinstance(value, bool) and value >= least):
-        raise ValueError(f"{name_of(type(who))}: {name} must be a whole number of {least} or more, got {value!r}")
+    checks.whole(f"{name_of(type(who))}: {name}", getattr(who, name), least)
 
 
-def number(who: CoordinateMap, name: str, least: float, *, included: bool = True) -> None:
-    """Raises ValueError unless a field is a finite number of at least so much."""
-    value = getattr(who, name)
-    fits = isinstance(value, (int, float)) and math.isfinite(value)
-    if not (fits and (value >= least if included else value > least)):
-        bound = "" if least == -math.inf else f" of {least:g} or more" if included else f" above {least:g}"
-        raise ValueError(f"{name_of(type(who))}: {name} must be a finite number{bound}, got {value!r}")
+def number(who: CoordinateMap, name: str, least: float | None = None, *, above: float | None = None) -> None:
+    """Raises ValueError unless a field is a finite number, of at least so much or above something."""
+    checks.number(f"{name_of(type(who))}: {name}", getattr(who, name), least, above=above)
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -173,7 +169,7 @@ class Randomised(CoordinateMap):
             raise ValueError(
                 f"{self} has {self.longest} positions, too few for a document of {n} tokens; choose longest={n} or more"
             )
-        return torch.randperm(self.longest, generator=draw)[:n].sort().values[:, None]
+        return torch.randperm(self.longest, generator=draw, device="cpu")[:n].sort().values[:, None]
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -207,7 +203,8 @@ class RandomisedContinuous(CoordinateMap):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        number(self, "longest", 0, included=False)
+        number(self, "longest", above=0)
+        checks.kind(f"{name_of(type(self))}: even", self.even, bool)
         whole(self, "trained", 1)
         whole(self, "seed", 0)
 
@@ -215,9 +212,9 @@ class RandomisedContinuous(CoordinateMap):
         one_axis(self, coords)
         n = len(coords)
         if self.even:
-            share = (2 * torch.arange(n, dtype=torch.float64) + 1) / (2 * max(self.trained, n))
+            share = (2 * torch.arange(n, dtype=torch.float64, device="cpu") + 1) / (2 * max(self.trained, n))
         else:
-            share = torch.rand(n, generator=draw, dtype=torch.float64).sort().values
+            share = torch.rand(n, generator=draw, dtype=torch.float64, device="cpu").sort().values
         return self.longest * share[:, None]
 
 
@@ -243,7 +240,7 @@ class Shifted(CoordinateMap):
     by: float
 
     def __post_init__(self) -> None:
-        number(self, "by", -math.inf)
+        number(self, "by")
 
     def place(self, coords: Tensor, ids: Tensor, draw: torch.Generator) -> Tensor:
         moved = coords + self.by if self.by % 1 else coords + int(self.by)
@@ -284,7 +281,7 @@ class ShiftedAtRandom(CoordinateMap):
         whole(self, "seed", 0)
 
     def place(self, coords: Tensor, ids: Tensor, draw: torch.Generator) -> Tensor:
-        return coords + torch.randint(self.most + 1, (1, coords.shape[1]), generator=draw)
+        return coords + torch.randint(self.most + 1, (1, coords.shape[1]), generator=draw, device="cpu")
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -325,7 +322,7 @@ class Augmented(CoordinateMap):
         n, axes = coords.shape
 
         def between(most: float, *shape: int) -> Tensor:
-            return most * (2 * torch.rand(*shape, generator=draw, dtype=torch.float64) - 1)
+            return most * (2 * torch.rand(*shape, generator=draw, dtype=torch.float64, device="cpu") - 1)
 
         # The jitter comes last: the draws of a document's start do not depend on its length.
         shift, stretch = between(self.shift, 1, axes), between(math.log(self.scale), 1, 1).exp()
@@ -376,10 +373,10 @@ class SkippedChunks(CoordinateMap):
                 f"{self} has {self.longest} positions, too few for a document of {n} tokens; choose longest={n} or more"
             )
         # Cuts between tokens: where one falls, the gap before this token opens.
-        cuts = 1 + torch.randperm(n - 1, generator=draw)[: self.chunks - 1].sort().values
-        at, skipped = torch.arange(n), 0
+        cuts = 1 + torch.randperm(n - 1, generator=draw, device="cpu")[: self.chunks - 1].sort().values
+        at, skipped = torch.arange(n, device="cpu"), 0
         for cut in cuts.tolist():
-            further = int(torch.randint(skipped, self.longest - n + 1, (), generator=draw)) - skipped
+            further = int(torch.randint(skipped, self.longest - n + 1, (), generator=draw, device="cpu")) - skipped
             skipped += further
             at[cut:] += further
         return at[:, None]
@@ -424,7 +421,7 @@ class Abacus(CoordinateMap):
     def place(self, coords: Tensor, ids: Tensor, draw: torch.Generator) -> Tensor:
         one_axis(self, coords)
         digit, place = in_runs(ids, self.first_digit, self.digits)
-        offset = torch.randint(self.most + 1, (), generator=draw)
+        offset = torch.randint(self.most + 1, (), generator=draw, device="cpu")
         return torch.where(digit, place + 1 + offset, 0)[:, None]
 
 
@@ -488,14 +485,14 @@ class Coupled(CoordinateMap):
             raise ValueError(
                 f"{self} holds numbers of {self.width} digits, got one of {longest}; choose width={longest}"
             )
-        ones = self.width + 1 + torch.randint(self.most + 1, (), generator=draw)
+        ones = self.width + 1 + torch.randint(self.most + 1, (), generator=draw, device="cpu")
         return torch.where(digit, ones - significance, ones + 1)[:, None]
 
 
 def in_runs(ids: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
     """Which of the tokens [n] are digits, and how many digits stand before each one in its number."""
     digit = (ids >= first) & (ids < first + count)
-    token = torch.arange(len(ids))
+    token = torch.arange(len(ids), device="cpu")
     # The last token that was no digit is where a number's count begins.
     last = torch.where(digit, -1, token).cummax(0).values
     return digit, token - last - 1
@@ -528,7 +525,7 @@ class Restarted(CoordinateMap):
 
     def place(self, coords: Tensor, ids: Tensor, draw: torch.Generator) -> Tensor:
         one_axis(self, coords)
-        token = torch.arange(len(ids))
+        token = torch.arange(len(ids), device="cpu")
         begins = torch.where(torch.cat((ids.new_zeros(1), (ids == self.separator)[:-1].long())) == 1, token, 0)
         return (token - begins.cummax(0).values)[:, None]
 
@@ -556,7 +553,7 @@ class Interpolated(CoordinateMap):
     factor: float
 
     def __post_init__(self) -> None:
-        number(self, "factor", 0, included=False)
+        number(self, "factor", above=0)
 
     def place(self, coords: Tensor, ids: Tensor, draw: torch.Generator) -> Tensor:
         return coords.double() / self.factor

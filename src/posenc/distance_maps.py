@@ -99,7 +99,8 @@ class DistanceMap(Encoding):
         m, n = at.axis(self), keys.at.axis(self)
         # Positions that a batch shares need one evaluation, not one for each row.
         shared = m.shape[0] == n.shape[0] == 1
-        m, n = m.expand(q.shape[0], -1), n.expand(q.shape[0], -1)
+        if not shared:
+            m, n = m.expand(q.shape[0], -1), n.expand(q.shape[0], -1)
         mapped = [(branch.queries(m), branch.keys(n)) for branch in branches]
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:

@@ -5,17 +5,24 @@ A subclass opens the doors it needs by overriding them; nobody asks an encoding 
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple, cast
+from types import MethodType
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posenc.masks import Mask, check_mask, mask_for
+from posenc import checks
+from posenc.foreign import quoted
+from posenc.kept_tables import KEPT, KeptTables
+from posenc.masks import Mask, MaskLike, check_mask, mask_for
 from posenc.positions import Positions, PositionsLike, distance, positions_for
+from posenc.watched import is_watched
 
+Own = TypeVar("Own", bound="Encoding")
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 DOORS = ("embed", "query", "key", "by_distance", "score_mod", "attend", "remember")
@@ -41,8 +48,9 @@ class Shape:
 
     def __post_init__(self) -> None:
         for name in ("dim", "heads", "head_dim", "max_len"):
-            if getattr(self, name) < 1:
+            if checks.whole(name, getattr(self, name)) < 1:
                 raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
+        checks.kind("causal", self.causal, bool)
 
     @classmethod
     def of(cls, dim: int, heads: int, max_len: int, causal: bool = True) -> "Shape":
@@ -50,10 +58,16 @@ class Shape:
 
         Raises ValueError when `heads` does not divide `dim`.
         """
-        if heads < 1 or dim % heads:
-            near = [n for n in range(1, dim + 1) if dim % n == 0]
-            raise ValueError(f"heads must divide dim={dim}, got heads={heads}; the divisors are {near}")
+        if checks.whole("heads", heads) < 1 or checks.whole("dim", dim) % heads:
+            raise ValueError(f"heads must divide dim={dim}, got heads={heads}; {divisors_in_words(dim)}")
         return cls(dim, heads, dim // heads, max_len, causal)
+
+
+def divisors_in_words(number: int) -> str:
+    """The divisors of a number as an error names them: of a very large one, those up to 1,024."""
+    most = 1024
+    found = [n for n in range(1, min(number, most) + 1) if number % n == 0]
+    return f"the divisors are {found}" if number <= most else f"the divisors up to {most:,} are {found}"
 
 
 class Projections(NamedTuple):
@@ -167,6 +181,12 @@ class Encoding(nn.Module):
     doors: frozenset[str] = frozenset()
     """The names of the doors that are open: those the class overrides, unless an instance closes one."""
 
+    kept_tables: KeptTables = KEPT
+    """Where rows of its tables are kept: with those of all others, for the whole process."""
+
+    bare: "Encoding | None" = None
+    """The encoding without all that may change unseen, which names its tables; made when the first is asked for."""
+
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         # A class outside the catalogue goes by its own name, not by that of the class it was made from.
@@ -174,8 +194,30 @@ class Encoding(nn.Module):
         cls.spec_name = module if package == "posenc.encodings" else ""
         cls.doors = frozenset(door for door in DOORS if getattr(cls, door) is not getattr(Encoding, door))
 
+    def __new__(cls: type[Own], *given: Any, **named: Any) -> Own:
+        """Raises ValueError unless the constructor's arguments are of the kinds that they are annotated with."""
+        try:
+            checks.arguments(cls.__init__, (None, *given), named)
+        except ValueError as error:
+            raise ValueError(f"{cls.__name__}: {error}") from None
+        return super().__new__(cls)
+
     def __init__(self) -> None:
         super().__init__()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "_modules" not in vars(self) and vars(self):
+            raise AttributeError(f"a table is computed from {type(self).__name__}, and may not set its {name}")
+        super().__setattr__(name, value)
+        # Another option makes other tables.
+        vars(self).pop("bare", None)
+
+    def __delattr__(self, name: str) -> None:
+        super().__delattr__(name)
+        vars(self).pop("bare", None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("bare", "kept_tables")}
 
     @property
     def wavelengths(self) -> Tensor | None:
@@ -198,6 +240,36 @@ class Encoding(nn.Module):
         cls = type(self)
         formulas = (cls.formula_logit, cls.formula_logits) != (Encoding.formula_logit, Encoding.formula_logits)
         return "key" in self.doors or ("attend" in self.doors and formulas)
+
+    def once(self, make: MethodType, at: Positions, *given: Hashable, keep: bool = False) -> Tensor:
+        """The table `make(at, *given)`, computed once for all layers that ask with these positions.
+
+        `make` is a method of this encoding, and what is given besides positions is plain: dtypes, devices, numbers. The
+        table is known by the class, by every constant that the encoding holds, and by what is given; and `make` sees a
+        copy that holds nothing else, so that no option can be forgotten. What reads a parameter, a module, or an object
+        that could change unseen is computed at every call.
+
+        keep  whether rows are kept beyond this forward pass where tokens count up from a known start, so that a decoded
+              token finds its own. `make` then gives [..., T, columns] and computes each row by itself. On the CPU only:
+              elsewhere a table may belong to one stream, or to a graph that is being captured
+        """
+        if torch.compiler.is_compiling():
+            return make(at, *given)
+        if getattr(make, "__self__", None) is not self:
+            raise ValueError(f"{self} asked for a table by {make}; give a method of the encoding that asks")
+        try:
+            bare = self.bare
+            if bare is None:
+                vars(self)["bare"] = bare = self.kept_tables.bare_of(self)
+            method = make.__func__
+            key = bare, method, given
+            if keep and (start := at.start) is not None and not is_watched():
+                rows = self.kept_tables.rows(key, start, at.tokens, lambda at: method(bare, at, *given))
+                if rows is not None:
+                    return rows
+            return at.once(key, lambda: method(bare, at, *given))
+        except AttributeError:
+            return make(at, *given)
 
     def embed(self, x: Tensor, at: Positions) -> Tensor:
         """Door 1. x [B, T, dim] with the position of each token added, in x's dtype."""
@@ -242,7 +314,8 @@ class Encoding(nn.Module):
         m, n = at.coordinates(self.axes, self), keys.at.coordinates(self.axes, self)
         # Positions that a batch shares need one evaluation, not one for each row.
         shared = m.shape[0] == n.shape[0] == 1
-        m, n = (coords.expand(q.shape[0], *coords.shape[1:]) for coords in (m, n))
+        if not shared:
+            m, n = (coords.expand(q.shape[0], *coords.shape[1:]) for coords in (m, n))
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             values = self.by_distance(m[0, i] - n[0, j] if shared else m[b, i] - n[b, j])
@@ -333,9 +406,16 @@ class Encoding(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Use it alone: `encoding(x)` on embeddings [B, T, dim], `q, k = encoding(q, k)` on heads [B, H, T, D].
 
-        Positions are Positions, a tensor [T], [B, T] or [B, T, A], an offset, or nothing (0, 1, 2, ...). A token
-        decoded alone is not at 0: give its position or offset. Nothing given is changed in place.
+        Positions are Positions, a tensor [T], [B, T] or [B, T, A], an int or an offset (where the first token is), or
+        nothing (0, 1, 2, ...). A token decoded alone is not at 0: give its position or offset. Nothing given is changed
+        in place.
         """
+        axes, shape = (3, "[batch, tokens, dim]") if k is None else (4, "[batch, heads, tokens, head_dim]")
+        for name, given in (("x", x), ("k", k)):
+            if given is None and name == "k":
+                continue
+            if (heads := checks.floating(name, given)).ndim != axes:
+                raise ValueError(f"{name} must have shape {shape}, got {list(heads.shape)}")
         if k is None:
             if "embed" not in self.doors:
                 raise ValueError(f"{self} adds nothing to embeddings; it opens {sorted(self.doors) or 'no door'}")
@@ -359,7 +439,7 @@ class Encoding(nn.Module):
         q: Tensor | None = None,
         k: Tensor | None = None,
         causal: bool = False,
-        mask: Mask | Tensor | None = None,
+        mask: MaskLike = None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
         """Door 3 as a tensor [1 or B, H, T, S], ready for SDPA's attn_mask; -inf where the mask forbids.
@@ -368,14 +448,11 @@ class Encoding(nn.Module):
         Biases that read the query (Shaw) need q [B, H, T, D]; those that read the keys need k [B, KV, S, D].
         Raises ValueError when the encoding has no bias, and when the q or k that it reads are missing.
         """
-        at = Positions.count(at) if isinstance(at, int) else positions_for(_tokens(at), at)
-        keys_at = (
-            at
-            if keys_at is None
-            else Positions.count(keys_at)
-            if isinstance(keys_at, int)
-            else positions_for(_tokens(keys_at), keys_at)
-        )
+        for name, given in (("q", q), ("k", k)):
+            if given is not None and checks.floating(name, given).dim() != 4:
+                raise ValueError(f"{name} must have shape [batch, heads, tokens, head_dim], got {list(given.shape)}")
+        at = placed(at)
+        keys_at = at if keys_at is None else placed(keys_at)
         if not self.doors & {"by_distance", "score_mod"}:
             raise ValueError(f"{self} has no bias; it opens {sorted(self.doors) or 'no door'}")
         if "score_mod" in self.doors and q is None:
@@ -696,7 +773,7 @@ class OnHeads(Encoding):
         super().__init__()
         chosen = tuple(heads)
         if not chosen or len(set(chosen)) != len(chosen) or min(chosen) < 0 or max(chosen) >= of:
-            raise ValueError(f"heads must be different numbers from 0 to {of - 1}, got {chosen}")
+            raise ValueError(f"heads must be different numbers from 0 to {of - 1}, got {quoted(chosen)}")
         for door in ("embed", "attend", "remember"):
             if door in encoding.doors:
                 raise ValueError(
@@ -814,6 +891,12 @@ def sums_to(values: Tensor, at: Positions, keys_at: Positions) -> tuple[Tensor, 
     return F.pad(running, (1, 0)).gather(-1, before), to_key
 
 
+def without_autocast(x: Tensor) -> AbstractContextManager:
+    """Where what is computed with x keeps its dtype: autocast would round it to half precision."""
+    device = x.device.type
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+
+
 def in_turn(mods: Sequence[ScoreMod]) -> ScoreMod | None:
     """The closure that applies each of these to the score; None where there are none."""
     if not mods:
@@ -875,7 +958,8 @@ def dot_products(queries: Tensor, keys: Tensor, b: Tensor, h: Tensor, i: Tensor,
 def at_grids(table: Tensor, *grids: Tensor) -> Tensor:
     """The table with each of its first axes at the indices of a grid of `index_grids`."""
     for axis, grid in enumerate(grids):
-        table = table.index_select(axis, grid.flatten())
+        # Where there is nothing to choose from, as in an empty batch, there is nothing to choose.
+        table = table.index_select(axis, grid.flatten()) if table.shape[axis] else table
     return table
 
 
@@ -892,7 +976,8 @@ def index_grids(score: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return b[:, None, None, None], h[:, None, None], i[:, None], j
 
 
-def _tokens(positions: Positions | Tensor) -> int:
+def placed(positions: Positions | Tensor | int) -> Positions:
+    """Positions that stand for themselves: Positions, ids, or a number of tokens that count from 0."""
     if isinstance(positions, Positions):
-        return positions.tokens
-    return positions.shape[0] if positions.dim() == 1 else positions.shape[1]
+        return positions
+    return Positions.of(positions) if isinstance(positions, Tensor) else Positions.count(positions)

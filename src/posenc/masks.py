@@ -4,11 +4,14 @@ A mask compares orders and documents, never tensor indices, so a cache, padding 
 """
 
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
+from posenc import checks
 from posenc.positions import Positions
+from posenc.watched import may_be_read
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,10 +33,14 @@ class Mask:
     given: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.window is not None and self.window < 1:
+        if self.causal is not True and self.causal is not False:
+            checks.kind("causal", self.causal, bool)
+        if self.window is not None and checks.whole("window", self.window) < 1:
             raise ValueError(f"a window holds at least 1 token, got window={self.window}")
-        if self.prefix < 0:
+        if checks.whole("prefix", self.prefix) < 0:
             raise ValueError(f"a prefix holds 0 tokens or more, got prefix={self.prefix}")
+        if self.given is not None:
+            checks.tensor("a given mask", self.given)
 
     def allowed(self, at: Positions, keys_at: Positions) -> Tensor:
         """Boolean [B or 1, 1 or H, T, S]: true where the query may see the key."""
@@ -127,7 +134,7 @@ def bidirectional() -> Mask:
 
 def window(size: int, *, causal: bool = True) -> Mask:
     """Each token sees the tokens fewer than `size` away (unit: tokens), in the past only unless `causal=False`."""
-    return Mask(causal=causal, window=size)
+    return Mask(causal=causal, window=checks.whole("window", size))
 
 
 def prefix(size: int) -> Mask:
@@ -135,11 +142,35 @@ def prefix(size: int) -> Mask:
     return Mask(causal=True, prefix=size)
 
 
-def mask_for(mask: Mask | Tensor | None) -> Mask:
-    """What a caller gave as mask: a Mask, a tensor (boolean: true = may see; floating: added), or nothing (see all)."""
+MaskLike: TypeAlias = Mask | Tensor | str | None
+"""What a caller may give as mask: a Mask, "causal" or "bidirectional", a tensor (boolean: true = may see; floating:
+added to the logits), or nothing (see all)."""
+
+NAMED = {"causal": causal(), "bidirectional": bidirectional()}
+"""The masks that a word says."""
+
+
+def mask_for(mask: MaskLike) -> Mask:
+    """The mask that a caller gave.
+
+    Raises ValueError for a word that is no mask, for what is neither a mask nor a tensor, and for a floating tensor
+    with nan or +inf in it; one on another device, and in a graph that is being made, is not looked at.
+    """
     if mask is None:
-        return Mask()
-    return mask if isinstance(mask, Mask) else Mask(given=mask)
+        return NAMED["bidirectional"]
+    if isinstance(mask, str) and mask in NAMED:
+        return NAMED[mask]
+    if isinstance(mask, (Mask, Tensor)):
+        rule = mask if isinstance(mask, Mask) else Mask(given=mask)
+        given = rule.given
+        if given is not None and given.is_floating_point() and given.is_cpu and may_be_read(given):
+            if not given.amax() < torch.inf:
+                raise ValueError("a floating mask is added to the logits, got nan or inf in one; -inf hides a key")
+        return rule
+    raise ValueError(
+        f"a mask is a Mask such as masks.causal() or masks.window(512), a tensor, or one of the words "
+        f"{', '.join(NAMED)}; got {checks.shown(mask)}"
+    )
 
 
 def both(rule: Mask, given: Tensor | None) -> Mask:

@@ -13,14 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posenc import masks
+from posenc import checks, masks
 from posenc.attention import Attention
 from posenc.cache import Cache, LayerCache
 from posenc.catalogue import LayerSpec, Spec, build, build_layers
 from posenc.encoding import Encoding, Shape, parts_of
 from posenc.kernels.chosen_weights import Chosen, Shares, numbers
-from posenc.masks import Mask
+from posenc.masks import MaskLike, mask_for
 from posenc.positions import Positions, PositionsLike, positions_for
+from posenc.watched import is_held, may_be_read
 
 NORMS = ("pre", "post")
 
@@ -51,6 +52,7 @@ class TokenPositionEmbedding(nn.Module):
     torch.Size([1, 3, 8])
     """
 
+    @checks.annotated
     def __init__(
         self,
         vocab: int,
@@ -64,11 +66,11 @@ class TokenPositionEmbedding(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if vocab < 1:
+        if checks.whole("vocab", vocab) < 1:
             raise ValueError(f"vocab must be 1 or more, got {vocab}")
         self.vocab, self.dim, self.scale = vocab, dim, scale
-        self.token = nn.Embedding(vocab, dim, device=device, dtype=dtype)
-        self.dropout = nn.Dropout(dropout)
+        self.token = nn.Embedding(vocab, checks.whole("dim", dim, 1), device=device, dtype=dtype)
+        self.dropout = nn.Dropout(checks.share("dropout", dropout))
         self.encoding: Encoding | None = None
         if encoding is not None:
             self.encoding = build(encoding, Shape(dim, 1, dim, max_len)).to(device=device, dtype=dtype)
@@ -84,9 +86,10 @@ class TokenPositionEmbedding(nn.Module):
         """Embeddings of ids [B, T]; `encodings` are added besides the embedding's own (a model passes its own)."""
         check_ids(ids, self.vocab)
         at = positions_for(ids.shape[1], positions, batch=ids.shape[0], device=ids.device)
-        # A hook may have kept the token vectors.
-        owned = self.scale or not self.token._forward_hooks
-        return self.dropout(self.position(self.token_vectors(ids), at, encodings, in_place=owned))
+        x = self.token_vectors(ids)
+        # A class of tensors may follow what is made of it, as a mode may.
+        owned = type(x) is Tensor and not is_held(self.token)
+        return self.dropout(self.position(x, at, encodings, in_place=owned))
 
     def token_vectors(self, ids: Tensor) -> Tensor:
         """scale * token, before the position is added."""
@@ -105,6 +108,7 @@ class TokenPositionEmbedding(nn.Module):
 class FeedForward(nn.Sequential):
     """dim -> hidden -> dim with a GELU between, for each token alone."""
 
+    @checks.annotated
     def __init__(
         self,
         dim: int,
@@ -115,6 +119,7 @@ class FeedForward(nn.Sequential):
         dtype: torch.dtype | None = None,
     ) -> None:
         made: dict[str, Any] = {"device": device, "dtype": dtype}
+        checks.whole("dim", dim, 1), checks.whole("hidden", hidden, 1), checks.share("dropout", dropout)
         super().__init__(nn.Linear(dim, hidden, **made), nn.GELU(), nn.Linear(hidden, dim, **made), nn.Dropout(dropout))
 
 
@@ -140,6 +145,7 @@ class Block(nn.Module):
     torch.Size([1, 5, 64])
     """
 
+    @checks.annotated
     def __init__(
         self,
         dim: int,
@@ -163,7 +169,7 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         if norm not in NORMS:
-            raise ValueError(f"norm must be one of {', '.join(NORMS)}, got '{norm}'")
+            raise ValueError(f"norm must be one of {', '.join(NORMS)}, got {checks.shown(norm)}")
         made: dict[str, Any] = {"device": device, "dtype": dtype}
         options: dict[str, Any] = {
             "kv_heads": kv_heads,
@@ -191,7 +197,7 @@ class Block(nn.Module):
         x: Tensor,
         *,
         positions: PositionsLike = None,
-        mask: Mask | Tensor | None = None,
+        mask: MaskLike = None,
         cache: LayerCache | None = None,
         weights: bool | Chosen = False,
         encoding: Encoding | None = None,
@@ -205,6 +211,8 @@ class Block(nn.Module):
         memory   [B, S, dim], the second sequence of a block with cross-attention, at `memory_positions`
         only     the tokens whose output is wanted; the others still serve as keys
         """
+        if checks.floating("x", x).dim() != 3:
+            raise ValueError(f"x must have shape [batch, tokens, {self.attention.dim}], got {list(x.shape)}")
         at = positions_for(x.shape[1], positions, batch=x.shape[0], device=x.device)
         if encoding is None and self.attention.encoding is not None:
             x = self.attention.encoding.embed(x, at)
@@ -249,6 +257,7 @@ class Stack(nn.Module):
     many away.
     """
 
+    @checks.annotated
     def __init__(
         self,
         dim: int,
@@ -274,7 +283,7 @@ class Stack(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if layers < 1:
+        if checks.whole("layers", layers) < 1:
             raise ValueError(f"a stack needs at least one layer, got {layers}")
         cycle = window if isinstance(window, tuple) else (window,)
         if not cycle:
@@ -330,7 +339,7 @@ class Stack(nn.Module):
         self,
         x: Tensor,
         at: Positions,
-        mask: Mask,
+        mask: MaskLike,
         *,
         cache: Cache | None = None,
         weights: bool | Chosen = False,
@@ -340,16 +349,33 @@ class Stack(nn.Module):
     ) -> tuple[Tensor, list[dict[str, Tensor | Shares]]]:
         """Hidden states of all tokens, or of `only` some, and with `weights` the attention weights of each layer."""
         seen = {}
+        if not isinstance(weights, (bool, Chosen)):
+            raise ValueError(f"weights are True, False, Chosen or Histogram, got {checks.shown(weights)}")
         layers = numbers(weights.layers if isinstance(weights, Chosen) else None, len(self.blocks), "layer")
         in_layer = replace(weights, layers=None) if isinstance(weights, Chosen) else weights
+        mask = mask_for(mask)
+        mask_of = [mask if window is None else mask.within(window) for window in self.window_of]
+        if only is not None and not isinstance(only, (slice, Tensor)):
+            raise ValueError(
+                f"only says which tokens by a slice, such as slice(-1, None), or a tensor of indices, got "
+                f"{checks.shown(only)}"
+            )
+        if cache is not None:
+            if len(cache.layers) != len(self.blocks):
+                raise ValueError(
+                    f"the cache is for {len(cache.layers)} layers, and this model has {len(self.blocks)}; make it with "
+                    f"model.cache()"
+                )
+            # Before any layer takes them in: a refusal leaves the cache as it was.
+            for of_layer, in_sight in zip(cache.layers, mask_of, strict=True):
+                of_layer.check(at, in_sight)
         for layer, block in enumerate(self.blocks):
             asked = in_layer if layer in layers else False
             # What nobody reads is not computed: the last block answers for the wanted tokens only.
             last = only if block is self.blocks[-1] and not asked else None
-            window = self.window_of[layer]
             given: dict[str, Any] = {
                 "positions": at,
-                "mask": mask if window is None else mask.within(window),
+                "mask": mask_of[layer],
                 "weights": asked,
                 "encoding": self.encoding_of[layer],
             }
@@ -394,6 +420,7 @@ class Decoder(nn.Module):
     torch.Size([1, 7])
     """
 
+    @checks.annotated
     def __init__(
         self,
         vocab: int,
@@ -449,7 +476,7 @@ class Decoder(nn.Module):
         *,
         positions: PositionsLike = None,
         padding: Tensor | None = None,
-        mask: Mask | None = None,
+        mask: MaskLike = None,
         cache: Cache | None = None,
         weights: bool | Chosen = False,
         only: slice | None = None,
@@ -471,7 +498,11 @@ class Decoder(nn.Module):
         return (logits, [layer["self"] for layer in seen]) if weights else logits
 
     def cache(self, *, slots: int | None = None, rolling: bool = False) -> Cache:
-        """An empty KV cache for this model: growing, or static with a number of slots (tokens)."""
+        """An empty KV cache for this model: growing, or static with a number of slots (tokens).
+
+        A `rolling` one keeps the newest tokens only, which takes a window in every layer, or in the mask of each call:
+        of at most as many tokens as there are slots, and window + chunk - 1 slots for later chunks of several tokens.
+        """
         return Cache(len(self.stack.blocks), slots=slots, rolling=rolling)
 
     @torch.no_grad()
@@ -517,6 +548,7 @@ class Encoder(nn.Module):
     torch.Size([1, 3, 32])
     """
 
+    @checks.annotated
     def __init__(
         self,
         vocab: int,
@@ -570,7 +602,7 @@ class Encoder(nn.Module):
         *,
         positions: PositionsLike = None,
         padding: Tensor | None = None,
-        mask: Mask | None = None,
+        mask: MaskLike = None,
         weights: bool | Chosen = False,
     ) -> Tensor | tuple[Tensor, list[Tensor | Shares]]:
         """Hidden states [B, T, dim], and with `weights` the attention weights of each layer, or what is chosen."""
@@ -598,6 +630,7 @@ class EncoderDecoder(nn.Module):
     torch.Size([1, 2, 11])
     """
 
+    @checks.annotated
     def __init__(
         self,
         vocab: int,
@@ -622,7 +655,7 @@ class EncoderDecoder(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        for spec in [encoding] if isinstance(encoding, (str, Encoding)) else encoding:
+        for spec in encoding if isinstance(encoding, (list, tuple)) else [encoding]:
             if isinstance(spec, Encoding):
                 raise ValueError(
                     f"encoder and decoder build an encoding each, so give a spec instead of the instance: '{spec}'"
@@ -673,7 +706,13 @@ class EncoderDecoder(nn.Module):
         A choice (Chosen, Histogram) is one of the decoder's layers, heads and rows, and holds for both.
         `memory`, from `encode`, spares encoding the source again.
         """
-        hidden, source_at = memory or self.encode(source, positions=source_positions, padding=source_padding)
+        if memory is None:
+            memory = self.encode(source, positions=source_positions, padding=source_padding)
+        elif source_positions is not None or source_padding is not None:
+            raise ValueError("memory says where the source is; give source_positions and source_padding to encode")
+        hidden, source_at = memory if isinstance(memory, tuple) and len(memory) == 2 else (memory, None)
+        if not (isinstance(hidden, Tensor) and isinstance(source_at, Positions)):
+            raise ValueError(f"memory is the pair that encode gives, states and positions, got {checks.shown(memory)}")
         at = where(target, positions, padding, cache)
         x = self.embedding(target, positions=at, encodings=self.decoder.added())
         x, seen = self.decoder(x, at, masks.causal(), cache=cache, weights=weights, memory=hidden, memory_at=source_at)
@@ -745,14 +784,21 @@ def generate(
 ) -> Tensor:
     """The loop behind both models' `generate`."""
     check_ids(ids, vocab)
-    if tokens < 1:
+    if checks.whole("tokens to generate", tokens) < 1:
         raise ValueError(f"tokens to generate must be 1 or more, got {tokens}")
-    if temperature < 0:
+    if checks.number("temperature", temperature) < 0:
         raise ValueError(f"temperature must be 0 or more, got {temperature}")
-    if top_k is not None and top_k < 1:
+    if top_k is not None and checks.whole("top_k", top_k) < 1:
         raise ValueError(f"top_k must be 1 or more, got {top_k}")
-    if padding is not None and not bool((padding[:, -1] != 0).all()):
-        raise ValueError("generation goes on from the last column, and a row is padded there; pad prompts on the left")
+    if stop is not None and not 0 <= checks.whole("stop", stop) < vocab:
+        raise ValueError(f"stop is the id of a token, from 0 to {vocab - 1}, got {stop}")
+    checks.whole("seed", seed)
+    if padding is not None:
+        check_padding(padding, ids)
+        if not bool((padding[:, -1] != 0).all()):
+            raise ValueError(
+                "generation goes on from the last column, and a row is padded there; pad prompts on the left"
+            )
     generator = torch.Generator(ids.device).manual_seed(seed)
     done = torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
     out, new = [ids], ids
@@ -772,23 +818,26 @@ def generate(
 
 def pick(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> Tensor:
     """One id for each row of logits [B, vocab]."""
-    if temperature == 0:
+    # Divided by less, the likeliest token has all the weight.
+    if temperature < torch.finfo(torch.float32).tiny:
         return logits.argmax(-1)
     if top_k is not None:
         lowest = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
         logits = logits.masked_fill(logits < lowest, -torch.inf)
-    return torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)[:, 0]
+    weights = ((logits - logits.amax(-1, keepdim=True)) / temperature).softmax(-1)
+    return torch.multinomial(weights, 1, generator=generator)[:, 0]
 
 
 def where(ids: Tensor, positions: PositionsLike, padding: Tensor | None, cache: Cache | None) -> Positions:
     """Where the tokens are, from what a caller of a model gave."""
-    if ids.dim() != 2 or ids.shape[1] < 1:
+    if checks.tensor("token ids", ids).dim() != 2 or ids.shape[1] < 1:
         raise ValueError(f"ids have shape [batch, tokens] with at least one token, got {list(ids.shape)}")
+    if cache is not None and not isinstance(cache, Cache):
+        raise ValueError(f"a model takes the cache that its cache() gives, got {checks.shown(cache)}")
     if padding is not None:
+        check_padding(padding, ids)
         if positions is not None:
             raise ValueError("give positions or padding, not both")
-        if padding.shape != ids.shape:
-            raise ValueError(f"padding must have the shape of the ids, {list(ids.shape)}, got {list(padding.shape)}")
         if cache is not None and cache.at is not None:
             raise ValueError("padding belongs to the first chunk; later chunks go on from the cache")
         return Positions.padded(padding)
@@ -799,13 +848,19 @@ def where(ids: Tensor, positions: PositionsLike, padding: Tensor | None, cache: 
     return at.behind(cache.at) if later else at
 
 
+def check_padding(padding: Tensor, ids: Tensor) -> None:
+    """Raises ValueError unless padding says of each id whether a token is there."""
+    if checks.tensor("padding", padding).shape != ids.shape:
+        raise ValueError(f"padding must have the shape of the ids, {list(ids.shape)}, got {list(padding.shape)}")
+
+
 def check_ids(ids: Tensor, vocab: int) -> None:
     """Raises ValueError for ids of a wrong shape or type, or outside 0..vocab-1."""
-    if ids.is_floating_point() or ids.dtype == torch.bool:
+    if checks.tensor("token ids", ids).is_floating_point() or ids.dtype == torch.bool:
         raise ValueError(f"token ids are whole numbers, got {ids.dtype}")
     if ids.dim() != 2 or ids.shape[1] < 1:
         raise ValueError(f"ids have shape [batch, tokens] with at least one token, got {list(ids.shape)}")
-    if torch.compiler.is_compiling() or ids.is_meta:
+    if not may_be_read(ids):
         return
     low, high = (int(x) for x in ids.aminmax())
     if low < 0 or high >= vocab:

@@ -4,14 +4,15 @@ Everything that packing, padding, caching or a foreign position id changes is sa
 the tokens. Encodings read `coords`, causality reads `order`, packing reads `document`.
 """
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+
+from posenc import checks
+from posenc.watched import is_watched, may_be_read
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +46,8 @@ class Positions:
     _tables: dict = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
+        if type(self.coords) is not Tensor or type(self.order) is not Tensor:
+            checks.tensor("coords", self.coords), checks.tensor("order", self.order)
         if self.coords.dim() != 3:
             raise ValueError(f"coords must have shape [batch or 1, tokens, axes], got {list(self.coords.shape)}")
         if self.order.dim() != 2 or self.order.shape[1] != self.coords.shape[1]:
@@ -52,8 +55,34 @@ class Positions:
                 f"order must have shape [batch or 1, {self.coords.shape[1]}] to go with coords of shape "
                 f"{list(self.coords.shape)}, got {list(self.order.shape)}"
             )
-        if self.document is not None and self.document.shape[-1] != self.order.shape[1]:
+        if self.document is not None and (
+            checks.tensor("document", self.document).dim() != 2 or self.document.shape[1] != self.order.shape[1]
+        ):
             raise ValueError(f"document must name {self.order.shape[1]} tokens, got shape {list(self.document.shape)}")
+        if self.length is not None:
+            self.check_length(self.length)
+        if self.order.is_floating_point() or self.order.dtype == torch.bool:
+            raise ValueError(f"order must be whole numbers, got {self.order.dtype}; fractions belong in coords")
+        self.check_rows()
+        if self.coords.is_floating_point() and self.coords.is_cpu and may_be_read(self.coords):
+            if not bool(self.coords.isfinite().all()):
+                raise ValueError("positions must be finite numbers, got nan or infinity among the coords")
+
+    def check_length(self, length: Tensor) -> None:
+        if checks.tensor("length, the declared horizon,", length).dim() != 1:
+            raise ValueError(f"length, the declared horizon, must have shape [batch or 1], got {list(length.shape)}")
+        if length.dtype == torch.bool or length.is_complex():
+            raise ValueError(f"length, the declared horizon, must be a number of positions, got {length.dtype}")
+
+    def check_rows(self) -> None:
+        rows = {"coords": self.coords.shape[0], "order": self.order.shape[0]}
+        for name, fact in (("document", self.document), ("length", self.length)):
+            if fact is not None:
+                rows[name] = fact.shape[0]
+        # Sizes that torch.jit.trace follows are tensors, which are not compared.
+        if len(set(rows.values()) - {1}) > 1 and not torch.jit.is_tracing():
+            told = ", ".join(f"{name} of {size}" for name, size in rows.items())
+            raise ValueError(f"all facts of positions are of one batch, or of 1 row for all of it; got {told}")
 
     def __deepcopy__(self, memo: dict) -> "Positions":
         return replace(self, _tables={})
@@ -64,8 +93,7 @@ class Positions:
 
         Raises ValueError when there is no token or `start` is negative.
         """
-        if tokens < 1:
-            raise ValueError(f"a sequence needs at least one token, got {tokens}")
+        check_counts(tokens, start)
         if start < 0:
             raise ValueError(f"positions start at 0 or later, got start={start}")
         order = torch.arange(start, start + tokens, device=device)[None]
@@ -76,16 +104,18 @@ class Positions:
         """Positions from given ids of shape [T], [B, T] or [B, T, A], integer or floating, in any order.
 
         Tokens see each other causally in the order in which they stand in the tensor, unless `order` says otherwise.
-        Raises ValueError for another shape or an empty sequence, and for negative ids of an integer type.
+        Raises ValueError for another shape or an empty sequence, for negative ids of an integer type, and for ids on
+        the CPU that are nan or infinite; nothing is read on another device, or while a graph is made, for that.
         """
+        checks.tensor("positions", ids)
         if ids.dim() not in (1, 2, 3):
             raise ValueError(f"positions must have shape [T], [B, T] or [B, T, A], got {list(ids.shape)}")
-        if ids.numel() == 0:
+        if 0 in ids.shape[1:] or ids.shape == (0,):
             raise ValueError(f"a sequence needs at least one token, got positions of shape {list(ids.shape)}")
-        if ids.dtype in (torch.bool, torch.bfloat16, torch.float16):
+        if ids.dtype in (torch.bool, torch.bfloat16, torch.float16) or ids.is_complex():
             raise ValueError(f"positions must be integer, float32 or float64 ({ids.dtype} cannot count far), cast them")
         coords = ids[None, :, None] if ids.dim() == 1 else ids[..., None] if ids.dim() == 2 else ids
-        if not torch.compiler.is_compiling() and not ids.is_floating_point() and not ids.is_meta:
+        if not ids.is_floating_point() and may_be_read(ids):
             lowest = int(ids.min())
             if lowest < 0:
                 raise ValueError(
@@ -105,7 +135,7 @@ class Positions:
         >>> Positions.padded(torch.tensor([[0, 1, 1]])).order
         tensor([[-1,  0,  1]])
         """
-        if mask.dim() != 2 or mask.shape[1] < 1:
+        if checks.tensor("a padding mask", mask).dim() != 2 or mask.shape[1] < 1:
             raise ValueError(f"a padding mask has shape [B, T] with at least one token, got {list(mask.shape)}")
         present = mask != 0
         order = (present.long().cumsum(1) - 1).masked_fill(~present, -1)
@@ -114,6 +144,10 @@ class Positions:
     @classmethod
     def packed(cls, lengths: Sequence[int], *, device: torch.device | str | None = None) -> "Positions":
         """Several documents behind one another in one row: coords restart with each, and none sees another."""
+        if not isinstance(lengths, (list, tuple, range)):
+            raise ValueError(f"packed takes a list of lengths, got {checks.shown(lengths)}; give lengths.tolist()")
+        for length in lengths:
+            checks.whole("the length of a document", length)
         if not lengths or min(lengths) < 1:
             raise ValueError(f"packed documents need at least one token each, got lengths {list(lengths)}")
         coords = torch.cat([torch.arange(n, device=device) for n in lengths])[None]
@@ -128,6 +162,8 @@ class Positions:
         >>> Positions.grid(2, 2).coords[0].tolist()
         [[0, 0], [0, 1], [1, 0], [1, 1]]
         """
+        for size in sizes:
+            checks.whole("the size of a grid", size)
         if not sizes or min(sizes) < 1:
             raise ValueError(f"a grid needs at least one cell on each axis, got sizes {sizes}")
         axes = torch.meshgrid(*(torch.arange(n, device=device) for n in sizes), indexing="ij")
@@ -204,14 +240,16 @@ class Positions:
             raise ValueError(
                 "only positions that count up by one know what comes next; give the next ones with Positions.of"
             )
+        if type(tokens) is not int or tokens < 1:
+            check_counts(tokens, 0)
         ahead = torch.arange(1, tokens + 1, device=self.order.device)
         last = self.order.argmax(1, keepdim=True)
         order = self.order.gather(1, last) + ahead
-        coords = self.coords[..., 0].expand_as(self.order).gather(1, last) + ahead
+        coords = of_token(self.coords[..., 0], last) + ahead
         # A row that held nothing but padding starts at 0.
         empty = self.order.amax(1, keepdim=True) < 0
         coords = torch.where(empty, order, coords)
-        document = None if self.document is None else self.document.gather(1, last).expand_as(order)
+        document = None if self.document is None else of_token(self.document, last).expand(-1, tokens)
         extent = None if self.extent is None else self.extent + tokens
         return replace(self, coords=coords[..., None], order=order, document=document, extent=extent, _tables={})
 
@@ -219,17 +257,18 @@ class Positions:
         """The same tokens, coming after all that a cache holds: ids given for a later chunk do not say its order."""
         last = held.order.argmax(1, keepdim=True)
         order = held.order.gather(1, last) + torch.arange(1, self.tokens + 1, device=held.order.device)
-        document = None if held.document is None else held.document.gather(1, last).expand_as(order)
+        document = None if held.document is None else of_token(held.document, last).expand(-1, self.tokens)
         return replace(self, order=order, document=document, contiguous=False, unit_step=False, _tables={})
 
     def with_coords(self, coords: Tensor) -> "Positions":
         """The same tokens elsewhere: what a coordinate map (interpolation, shift, randomised) returns."""
-        coords = coords if coords.dim() == 3 else coords[..., None]
+        coords = coords if checks.tensor("coords", coords).dim() == 3 else coords[..., None]
         return replace(self, coords=coords, unit_step=False, extent=None, _tables={})
 
     def with_length(self, length: int | Tensor | None) -> "Positions":
         """Declare the horizon of every sequence (an int), or of each (a tensor [B])."""
-        if isinstance(length, int):
+        if length is not None and not isinstance(length, Tensor):
+            checks.whole("length, the declared horizon,", length, 1)
             length = torch.tensor([length], device=self.order.device)
         return replace(self, length=length, _tables={})
 
@@ -245,107 +284,20 @@ class Positions:
         """The table that `make` computes from these positions, computed once and shared by all layers that ask.
 
         No result may depend on whether the table was there, so `key` must name everything that `make` reads besides the
-        positions. Positions live for one forward pass, and so do their tables; nothing is kept under compilation, where
-        the graph itself shares equal computations.
+        positions: encodings ask through `Encoding.once`, which makes it. Positions live for one forward pass, and so do
+        their tables; nothing is kept under compilation, where the graph itself shares equal computations.
         """
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or is_watched():
             return make()
-        # A table made in inference mode cannot be saved for backward, so the mode belongs to the key.
-        key = (key, torch.is_inference_mode_enabled())
+        # A table made in inference mode cannot be saved for backward, and one made without gradients has none.
+        key = (key, torch.is_inference_mode_enabled(), torch.is_grad_enabled())
         if key not in self._tables:
-            self._tables[key] = make()
-        return self._tables[key]
-
-    def rows_of(self, key: Hashable, make: Callable[["Positions"], Tensor], *, keep: bool = True) -> Tensor:
-        """The rows [..., T, columns] of a table that `make` computes from any positions.
-
-        As `once`, and kept beyond this forward pass where tokens count up from a known start, so that a decoded token
-        finds its row. `key` must name everything that `make` reads besides the positions it is given, and `make` has to
-        compute each row by itself and without a gradient. Keep tables on the CPU only: elsewhere a table may belong to
-        one stream, or to a graph that is being captured.
-        """
-        if keep and not torch.compiler.is_compiling() and (start := self.start) is not None and not is_watched():
-            rows = KEPT.rows(key, start, self.tokens, make)
-            if rows is not None:
-                return rows
-        return self.once(key, lambda: make(self))
-
-
-class KeptTables:
-    """Tables that outlive a forward pass, cut into windows of rows: none is needed, and each only saves time.
-
-    A request is served from the window of 1,024 rows, or of the next power of two above its tokens, that it lies in;
-    windows begin at multiples of their length, so that decoding needs a new one every 1,024 tokens, wherever it is.
-    What lies across two windows is computed and not kept. The windows that nobody asked for the longest go first.
-
-    limit  how much memory they may take together (bytes); no window takes more than half of it
-    """
-
-    def __init__(self, limit: int) -> None:
-        self.limit, self.held = limit, 0
-        self.windows: OrderedDict[Hashable, Tensor] = OrderedDict()
-        # The rows that were asked for last: each layer of a model asks for the same.
-        self.last: dict[Hashable, tuple[int, int, Tensor]] = {}
-        self.lock = threading.Lock()
-
-    def rows(self, key: Hashable, start: int, tokens: int, make: Callable[[Positions], Tensor]) -> Tensor | None:
-        """Rows start..start + tokens - 1 of the table that `make` computes, or None where they are not to be kept."""
-        asked = self.last.get(key)
-        if asked is not None and asked[0] == start and asked[1] == tokens:
-            return asked[2]
-        size = max(1024, 1 << (tokens - 1).bit_length())
-        first = start - start % size
-        if start + tokens > first + size:
-            return None
-        window = self.window((key, size, first), lambda: make(Positions.count(size, first)))
-        if window is None:
-            return None
-        rows = window.narrow(-2, start - first, tokens)
-        with self.lock:
-            self.last[key] = start, tokens, rows
-        return rows
-
-    def window(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor | None:
-        with self.lock:
-            if key in self.windows:
-                self.windows.move_to_end(key)
-                return self.windows[key]
-        # One that can be saved for a gradient, whoever asks for it first.
-        with torch.inference_mode(False), torch.no_grad():
             table = make()
-        # A meta or a fake tensor, made under somebody's context, is no table for anybody else.
-        if type(table) is not Tensor or not table.is_cpu or table.nbytes > self.limit // 2:
-            return None
-        with self.lock:
-            if key not in self.windows:
-                self.windows[key] = table
-                self.held += table.nbytes
-            while self.held > self.limit:
-                _, oldest = self.windows.popitem(last=False)
-                self.held -= oldest.nbytes
-                # They are views, and would hold the memory of what goes.
-                self.last.clear()
-        return table
-
-    def clear(self) -> None:
-        """Forget all of them."""
-        with self.lock:
-            self.windows.clear()
-            self.last.clear()
-            self.held = 0
-
-
-KEPT = KeptTables(64 << 20)
-"""What this process keeps."""
-
-
-def is_watched() -> bool:
-    """Whether somebody follows what PyTorch computes, so that a tensor from elsewhere would surprise them."""
-    return bool(
-        torch._C._len_torch_dispatch_stack()
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._get_tracing_state() is not None
-    )
+            # A graph serves one backward pass.
+            if isinstance(table, Tensor) and table.requires_grad:
+                return table
+            self._tables[key] = table
+        return self._tables[key]
 
 
 class Counted(Positions):
@@ -359,7 +311,7 @@ class Counted(Positions):
     @classmethod
     def after(cls, tokens: int, start: int, device: torch.device | None) -> "Counted":
         """Raises ValueError as `Positions.count` does."""
-        if tokens < 1 or start < 0:
+        if type(start) is not int or tokens < 1 or start < 0:
             Positions.count(tokens, start)
         self = object.__new__(cls)
         self.__dict__.update(extent=start + tokens, counted=tokens, device=device, _tables={})
@@ -378,8 +330,22 @@ class Counted(Positions):
         return self.__dict__["counted"] if "counted" in self.__dict__ else self.order.shape[1]
 
 
-PositionsLike: TypeAlias = Positions | Tensor | None
-"""What a caller may give as positions: Positions, ids, or nothing."""
+def of_token(fact: Tensor, token: Tensor) -> Tensor:
+    """A fact [B or 1, T] or [B or 1, T, A] of one token in each row, [B or 1, 1]; rows may share either of the two."""
+    rows = max(fact.shape[0], token.shape[0])
+    fact, token = (x.expand(rows, *x.shape[1:]) if x.shape[0] == 1 else x for x in (fact, token))
+    return fact.gather(1, token if fact.dim() == 2 else token[..., None].expand(-1, -1, fact.shape[2]))
+
+
+def check_counts(tokens: int, start: int) -> None:
+    """Raises ValueError unless so many tokens can be counted from there."""
+    if checks.whole("the number of tokens", tokens) < 1:
+        raise ValueError(f"a sequence needs at least one token, got {tokens}")
+    checks.whole("start, or an offset,", start)
+
+
+PositionsLike: TypeAlias = Positions | Tensor | int | None
+"""What a caller may give as positions: Positions, ids, where the first token is, or nothing (0, 1, 2, ...)."""
 
 
 def positions_for(
@@ -390,7 +356,7 @@ def positions_for(
     batch: int | None = None,
     device: torch.device | None = None,
 ) -> Positions:
-    """What a caller gave for `tokens` tokens, as Positions: Positions, ids, an offset, or nothing (0, 1, 2, ...).
+    """What a caller gave for `tokens` tokens, as Positions: Positions, ids, where they begin, or nothing (0, 1, ...).
 
     Raises ValueError when both positions and an offset are given, or when they do not fit the tokens.
     """
@@ -400,10 +366,16 @@ def positions_for(
         return Counted.after(tokens, offset, device)
     if offset:
         raise ValueError(f"give positions or offset={offset}, not both")
-    at = positions if isinstance(positions, Positions) else Positions.of(positions)
+    if isinstance(positions, Positions):
+        at = positions
+    elif not isinstance(positions, Tensor) and checks.is_whole(positions):
+        return positions_for(tokens, None, positions, batch=batch, device=device)
+    else:
+        at = Positions.of(checks.tensor("positions", positions))
     if at.tokens != tokens:
         raise ValueError(f"got positions of {at.tokens} tokens for {tokens} tokens; give one position for each token")
-    if batch is not None and (wrong := {at.order.shape[0], at.coords.shape[0]} - {1, batch}):
+    wrong = batch is not None and {at.order.shape[0], at.coords.shape[0]} - {1, batch}
+    if wrong and not torch.jit.is_tracing():
         raise ValueError(f"got positions of {wrong.pop()} rows for a batch of {batch}; give one row, or one for each")
     if device is not None and at.order.device != device:
         return at.to(device)

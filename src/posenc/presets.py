@@ -10,6 +10,8 @@ import difflib
 from dataclasses import dataclass
 from typing import Any
 
+from posenc.foreign import quoted
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -109,8 +111,8 @@ def preset(family: str) -> Preset:
     >>> preset("smollm3").encoding
     ('rotary(base=2_000_000)', 'rotary(base=2_000_000)', 'rotary(base=2_000_000)', 'none')
     """
-    if family not in PRESETS:
-        near = difflib.get_close_matches(family.lower(), list(PRESETS), 1)
+    if not isinstance(family, str) or family not in PRESETS:
+        near = difflib.get_close_matches(str(family).lower(), list(PRESETS), 1)
         hint = f"; did you mean '{near[0]}'?" if near else ""
-        raise ValueError(f"no preset for '{family}'; there are: {', '.join(PRESETS)}{hint}")
+        raise ValueError(f"no preset for {quoted(family)}; there are: {', '.join(PRESETS)}{hint}")
     return PRESETS[family]

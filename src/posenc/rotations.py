@@ -1,7 +1,5 @@
 """What the encodings that rotate pairs of channels share: where their tables come from, and door 2."""
 
-from collections.abc import Hashable
-
 import torch
 from torch import Tensor
 
@@ -32,8 +30,7 @@ class Turning(Encoding):
 class Rotations(Turning):
     """An encoding that rotates pairs of channels of queries and keys by a table of cosines and sines.
 
-    A subclass has head_dim and layout, computes the table, and names what the table depends on. Tables are kept while
-    tokens count up from a known start (Positions.rows_of).
+    A subclass has head_dim and layout, and computes the table, which is kept while tokens count up from a known start.
     """
 
     head_dim: int
@@ -43,17 +40,11 @@ class Rotations(Turning):
         """Cosines and sines [2, B or 1, 1, T, P] at some positions, each row computed by itself."""
         raise NotImplementedError
 
-    def depends_on(self) -> tuple[Hashable, ...]:
-        """Everything that the table depends on, besides the positions."""
-        raise NotImplementedError
-
     def rows(self, x: Tensor, at: Positions) -> Tensor:
         """The table for heads like x [B, H, T, head_dim] at their positions."""
-        dtype, device = rotation_dtype(x), x.device
-        key = (type(self), self.depends_on(), dtype, device)
         # A declared horizon is not among what tokens that count up from a known start tell of themselves.
         keep = x.is_cpu and not self.turns_when_attending
-        return at.rows_of(key, lambda at: self.table(at, dtype, device), keep=keep)
+        return self.once(self.table, at, rotation_dtype(x), x.device, keep=keep)
 
     def turned(self, x: Tensor, at: Positions, *, in_place: bool = False) -> Tensor:
         self.check_head_dim(x, self.head_dim)

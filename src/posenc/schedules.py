@@ -9,10 +9,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from types import UnionType
-from typing import ClassVar, TypeGuard, TypeVar, get_args
+from typing import ClassVar, TypeVar, get_args
 
 import torch
 from torch import Tensor
+
+from posenc import checks
+from posenc.foreign import quoted
 
 Horizon = TypeVar("Horizon", Tensor, float)
 
@@ -97,37 +100,28 @@ class Schedule:
 
 def check_kind(schedule: Schedule, option: str, kind: object) -> None:
     """Raises ValueError unless an option has a value of its kind: in a spec, a bare word is a string."""
-    value = getattr(schedule, option)
+    value, told = getattr(schedule, option), f"{schedule.name}: {option}"
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     if value is None and type(None) in kinds:
         return
-    words = ""
-    if bool in kinds and not isinstance(value, bool):
-        words = "True or False"
-    elif float in kinds and not is_number(value):
-        words = "a finite number"
-    elif int in kinds and not (is_number(value) and isinstance(value, int)):
-        words = "a whole number"
-    elif Schedule in kinds and not isinstance(value, Schedule):
-        words = "a schedule, such as yarn(factor=4)"
-    if words:
-        raise ValueError(f"{schedule.name}: {option} must be {words}, got {value!r}")
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if Schedule in kinds and not isinstance(value, Schedule):
+        raise ValueError(f"{told} must be a schedule, such as yarn(factor=4), got {checks.shown(value)}")
+    if float in kinds:
+        checks.number(told, value)
+    elif {bool, int, str} & set(kinds):
+        checks.kind(told, value, kind)
 
 
 def check_least(schedule: Schedule, option: str, least: float, meaning: str) -> None:
     value = getattr(schedule, option)
     if value is not None and not value >= least:
-        raise ValueError(f"{schedule.name}: {option} must be {least} or more{meaning}, got {value}")
+        raise ValueError(f"{schedule.name}: {option} must be {least} or more{meaning}, got {quoted(value)}")
 
 
 def check_positive(schedule: Schedule, option: str) -> None:
     value = getattr(schedule, option)
     if value is not None and not value > 0:
-        raise ValueError(f"{schedule.name}: {option} must be above 0, got {value}")
+        raise ValueError(f"{schedule.name}: {option} must be above 0, got {quoted(value)}")
 
 
 def check_factor(schedule: Schedule) -> None:
@@ -141,7 +135,7 @@ def check_length(schedule: Schedule, least: int = 1) -> None:
 def check_word(schedule: Schedule, option: str, words: tuple[str, ...]) -> None:
     value = getattr(schedule, option)
     if value not in words:
-        raise ValueError(f"{schedule.name}: {option} must be one of {', '.join(words)}, got {value!r}")
+        raise ValueError(f"{schedule.name}: {option} must be one of {', '.join(words)}, got {quoted(value)}")
 
 
 def check_two_pairs(schedule: Schedule, width: int) -> None:
@@ -157,7 +151,7 @@ def pair_ramp(length: int, *, base: float, width: int, fast: float, slow: float,
     low, high = (width * math.log(length / (2 * math.pi * n)) / (2 * math.log(base)) for n in (fast, slow))
     if truncate:
         low, high = math.floor(low), math.ceil(high)
-    # Both ends: with one alone, a ramp that lies wholly outside would run backwards.
+    # Both ends on both sides: as released, with one side each, a ramp that lies wholly outside runs backwards.
     low, high = (min(max(end, 0), width - 1) for end in (low, high))
     return low, high if high != low else high + 0.001
 
@@ -180,12 +174,18 @@ def kept_by_turns(frequencies: Tensor, length: int, low: float, high: float) -> 
 def published_pair_ramp(
     pairs: int, length: float, *, base: float, width: int, fast: float, slow: float, truncate: bool
 ) -> list[float]:
-    """The same shares in scalars, as the released implementations have them."""
+    """The same shares in scalars, as the released implementations have them where the ramp meets the pairs.
+
+    Each of their ends is kept on one side only, so that a ramp which ends before the first pair, or begins behind the
+    last, runs backwards. That is no part of the idea: here the pairs are then all behind it, or all before it.
+    """
     ends = []
     for turns, outwards in ((fast, math.floor), (slow, math.ceil)):
         pair = math.log(length / (turns * 2 * math.pi), base) * width / 2
         ends.append(outwards(pair) if truncate else pair)
-    low, high = (max(0, min(end, width - 1)) for end in ends)
+    low, high = max(ends[0], 0), min(ends[1], width - 1)
+    if low > high:
+        return [1.0] * pairs if high == width - 1 else [1.0] + [0.0] * (pairs - 1)
     return [1 - min(max((k - low) / ((high - low) or 0.001), 0), 1) for k in range(pairs)]
 
 
@@ -528,6 +528,9 @@ class YaRN(Schedule):
     not): give it `Attention(..., scale=head_dim**-0.5 * schedule.scale_factor)`.
 
     Where it goes wrong: with a trained length below 201 every pair turns fewer than 32 times, so all are interpolated.
+    Where the whole ramp lies outside the pairs (a trained length below 2 pi, or so long for a small base that the last
+    pair turns more than beta_fast times) the released code runs it backwards: it keeps what it should divide, or
+    divides what it should keep. Here such a ramp does not turn round, so the frequencies are not those of that code.
     Untuned, it works about as well as cropping the context.
     Source: Peng et al. 2023, arXiv:2309.00071, sections 3.2 to 3.4, and the authors' code; DeepSeek-AI 2024,
     arXiv:2405.04434 and its modelling code, for mscale.
@@ -738,9 +741,13 @@ class LongRoPE(Schedule):
         check_length(self, 2)
         for option in ("short_factor", "long_factor"):
             given = getattr(self, option)
-            if not isinstance(given, (list, tuple)) or not given or not all(is_number(x) and x > 0 for x in given):
+            if (
+                not isinstance(given, (list, tuple))
+                or not given
+                or not all(checks.is_number(x) and x > 0 for x in given)
+            ):
                 raise ValueError(
-                    f"longrope: {option} must be a list of numbers above 0, one for each pair, got {given!r}"
+                    f"longrope: {option} must be a list of numbers above 0, one for each pair, got {quoted(given)}"
                 )
             # A list could not be the key of a table.
             object.__setattr__(self, option, tuple(given))

@@ -1,4 +1,7 @@
-"""What a person sees in the terminal: live progress on stderr, tables on stdout."""
+"""What a person sees in the terminal: live progress on stderr, tables on stdout.
+
+Everything goes through `shown`, which leaves nothing that a terminal would obey: names come from files of others too.
+"""
 
 import shlex
 import sys
@@ -11,6 +14,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+
+from posenc.foreign import visible
 
 if TYPE_CHECKING:
     from posenc.bench.measure import Row
@@ -25,10 +30,12 @@ ADVICE = {
     "packing_changes_nothing": "coordinates start again with each document: do not count on, and sum with sums_to",
     "a_neighbour_in_the_batch_changes_nothing": "compute each row from its own positions and length: no batch maximum",
     "the_future_is_invisible": "nothing of a token may be computed from later ones: sum by order, not over the tensor",
-    "the_order_of_calls_changes_nothing": "keep nothing between calls; the key of at.once names all that a table reads",
+    "others_of_its_kind_change_nothing": "ask for tables through `self.once`, and write no key by hand",
+    "the_order_of_calls_changes_nothing": "keep nothing between calls; ask for tables through `self.once` alone",
     "half_precision_stays_near_double": "take angles in float64 and biases in float32, and round once at the end",
     "casts_and_copies_change_nothing": "keep no buffers: compute tables from Python numbers; only parameters are state",
     "compiles_to_one_graph": "no .item(), and no Python decision that reads a tensor",
+    "every_way_of_running_is_served": "read no tensor's data, give new tensors a device, allow a batch of no rows",
     "gradients_are_those_of_small_steps": "a backward pass of your own, or a detach(), is not the slope of the forward",
     "every_parameter_learns": "a parameter that is never read, or is multiplied by zero, does not learn",
     "the_spec_round_trips": "keep every constructor argument on self under its own name",
@@ -44,10 +51,15 @@ OUT = Console(highlight=False, width=None if sys.stdout.isatty() else 300)
 ERR = Console(stderr=True, highlight=False)
 
 
+def shown(words: object, style: str = "") -> Text:
+    """Words as a terminal shows them letter by letter: no markup, and no control characters."""
+    return Text(visible(str(words)), style)
+
+
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
     """Print a table on stdout."""
     drawn = Table(
-        title=title,
+        title=None if title is None else shown(title),
         title_justify="left",
         title_style="bold",
         header_style="bold",
@@ -56,9 +68,9 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], title: str | No
         padding=(0, 2, 0, 0),
     )
     for header in headers:
-        drawn.add_column(header, overflow="fold")
+        drawn.add_column(shown(header), overflow="fold")
     for row in rows:
-        drawn.add_row(*(Text(str(cell)) for cell in row))
+        drawn.add_row(*map(shown, row))
     OUT.print(drawn)
 
 
@@ -69,8 +81,8 @@ def cards(title: str, entries: Sequence[tuple[str, Sequence[str]]]) -> None:
     drawn.add_column(overflow="fold")
     for name, lines in entries:
         first, *rest = lines
-        drawn.add_row(Text(name, style="bold"), Text("\n").join([Text(first), *(Text(line, "dim") for line in rest)]))
-    OUT.print(Text(title.upper(), "bold"))
+        drawn.add_row(shown(name, "bold"), Text("\n").join([shown(first), *(shown(line, "dim") for line in rest)]))
+    OUT.print(shown(title.upper(), "bold"))
     OUT.print(drawn)
 
 
@@ -111,18 +123,23 @@ def doing(words: str) -> Generator[None]:
     if not ERR.is_terminal:
         yield
         return
-    with ERR.status(Text(words)):
+    with ERR.status(shown(words)):
         yield
 
 
 def say(words: str = "") -> None:
     """Print plain words on stdout."""
-    OUT.print(Text(words), soft_wrap=True)
+    OUT.print(shown(words), soft_wrap=True)
 
 
 def note(words: str) -> None:
     """Print plain words on stderr."""
-    ERR.print(Text(words), soft_wrap=True)
+    ERR.print(shown(words), soft_wrap=True)
+
+
+def data(text: str) -> None:
+    """Print a text on stdout as it is; what a terminal would obey is left out where stdout is one."""
+    print(visible(text) if sys.stdout.isatty() else text)
 
 
 @contextmanager
@@ -140,7 +157,7 @@ def live() -> Generator[Callable[["Sweep"], None]]:
             return
         last = time.monotonic()
         running = "; ".join(words(run) for run in sweep.runs.values() if run.state in ("running", "measuring"))
-        print(f"{standing(sweep)}  {running}", file=sys.stderr, flush=True)
+        note(f"{standing(sweep)}  {running}")
 
     yield line
 
@@ -170,21 +187,16 @@ def drawing(sweep: "Sweep") -> Group:
     for header in ("task", "encoding", "seed", "step", "loss", "score", ""):
         drawn.add_column(header)
     runs = list(sweep.runs.values())
-    shown = [run for run in runs if run.state in ("running", "measuring")]
-    shown += [run for run in runs if run.state in ("done", "failed")][-12:]
-    for run in shown:
+    rows = [run for run in runs if run.state in ("running", "measuring")]
+    rows += [run for run in runs if run.state in ("done", "failed")][-12:]
+    for run in rows:
         loss = "" if run.loss is None else f"{run.loss:.3f}"
+        cells = (run.task, run.spec, run.seed, f"{run.step}/{run.steps}", loss, score(run).strip(), run.state)
         drawn.add_row(
-            run.task,
-            Text(run.spec),
-            str(run.seed),
-            f"{run.step}/{run.steps}",
-            loss,
-            score(run).strip(),
-            run.state,
+            *map(shown, cells),
             style="" if run.state in ("running", "measuring") else "dim",
         )
-    return Group(Text(standing(sweep), style="bold"), drawn)
+    return Group(shown(standing(sweep), "bold"), drawn)
 
 
 def duration(seconds: float) -> str:

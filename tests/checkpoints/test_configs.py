@@ -85,10 +85,6 @@ def test_values_in_words() -> None:
         ({"dim": 8, "n_layers": 1, "n_heads": 1}, "meta"),
         ({"model_type": "llama"}, "transformers"),
         ({"hidden_size": 8, "rope_theta": 1e4}, "transformers"),
-        ({"model": "m", "max-model-len": 4096}, "vllm"),
-        ({"model_type": "llama", "hf_overrides": {}}, "vllm"),
-        ({"model_type": "llama", "rope_scaling": {"rope_type": "deepseek_yarn"}}, "vllm"),
-        ({"hidden_size": 8, "num_attention_heads": 1, "num_layers": 1, "position_embedding_type": "rope"}, "megatron"),
         (
             {"hidden_size": 8, "num_attention_heads": 1, "position_embedding_type": "absolute", "model_type": "bert"},
             "transformers",
@@ -105,8 +101,27 @@ def test_what_is_of_no_format_is_refused_with_what_was_expected() -> None:
         configs.read({"color": 1, "size": 2})
     with pytest.raises(CannotRead, match="these keys: none"):
         configs.detect({})
-    with pytest.raises(ValueError, match="no format 'onnx'; there are: transformers, meta, megatron, vllm, gguf"):
+    with pytest.raises(ValueError, match="no format 'onnx'; there are: transformers, meta, gguf"):
         configs.read({}, "onnx")
+
+
+@pytest.mark.parametrize(
+    ("given", "stranger"),
+    [
+        ({"model": "m", "max-model-len": 4096}, "settings of vLLM"),
+        ({"model_type": "llama", "hidden_size": 8, "hf_overrides": {}}, "settings of vLLM"),
+        (
+            {"hidden_size": 8, "num_layers": 1, "position_embedding_type": "rope", "max_position_embeddings": 8},
+            "arguments of Megatron",
+        ),
+    ],
+)
+def test_settings_of_engines_are_named_and_not_read(given, stranger) -> None:
+    """They share keys with a config and mean other things by them, so that they must not be taken for one."""
+    with pytest.raises(
+        CannotRead, match=rf"look like {stranger}, which posenc does not read; expected a config\.json of"
+    ):
+        configs.read(given)
 
 
 def reading(spec: str = "rotary", layers: int = 4, head_dim: int = 16, length: int = 4096, **changes: Any) -> Reading:
@@ -155,20 +170,17 @@ LONGROPE = st.builds(
     LISTS,
     LISTS,
 )
-NTK = st.builds(lambda name, f: f"{name}(factor={f})", st.sampled_from(("ntk", "ntk_fixed", "ntk_mixed")), FACTORS)
 BASES = st.integers(2, 10_000_000)
 
 HOLDS = {
     "meta": LLAMA3,
-    "megatron": LINEAR | LLAMA3 | YARN,
     "gguf": LINEAR | LLAMA3 | YARN | OWN | LONGROPE,
     "transformers": LINEAR | LLAMA3 | YARN | OWN | LONGROPE,
-    "vllm": LINEAR | LLAMA3 | YARN | LONGROPE | NTK,
 }
 """Schedules that each format has words for."""
 
 
-@pytest.mark.parametrize("format", ("meta", "megatron", "gguf"))
+@pytest.mark.parametrize("format", ("meta", "gguf"))
 def test_whatever_a_format_can_say_it_says_and_reads_again(format) -> None:
     @given(BASES, st.none() | HOLDS[format])
     def comes_back(base: int, schedule: str | None) -> None:
@@ -210,7 +222,7 @@ def llama31() -> Reading:
 
 def test_llama_3_1_goes_through_every_format_and_comes_back(llama31) -> None:
     found = llama31
-    for format in ("meta", "gguf", "megatron", "vllm", "transformers"):
+    for format in ("meta", "gguf", "transformers"):
         found = configs.read(configs.write(found, format))
         assert found.format == format
     assert configs.differences(llama31, found) == []
@@ -232,7 +244,7 @@ def test_a_config_of_transformers_is_written_onto_another(llama31) -> None:
 
 
 def test_the_layout_that_the_weights_need_is_said(llama31) -> None:
-    assert configs.layout_changes(llama31, "megatron") == []
+    assert configs.layout_changes(llama31, "transformers") == []
     assert configs.layout_changes(llama31, "meta") == [
         "the layout of meta is interleaved: turn the weights, which are half, with posenc convert --layout interleaved"
     ]
@@ -276,7 +288,9 @@ def test_the_config_of_llama_3_1_contradicts_itself_in_nothing(llama31) -> None:
 
 def test_lists_of_longrope_have_to_fit() -> None:
     rope = {"rope_type": "longrope", "factor": 2, "short_factor": [1.0] * 8, "long_factor": [1.0] * 7}
-    with pytest.raises(CannotRead, match=r"rope_scaling.long_factor must hold a number for each of the 8 pairs, got 7"):
+    with pytest.raises(
+        CannotRead, match=r"rope_parameters.long_factor must hold a number for each of the 8 pairs, got 7"
+    ):
         config_json.read(L31 | {"rope_scaling": rope})
 
 
@@ -294,14 +308,13 @@ def test_what_transformers_cannot_say_is_not_written(spec, message) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("format", ("transformers", "vllm"))
-def test_schedules_go_through_transformers_and_vllm(format) -> None:
+def test_schedules_go_through_transformers() -> None:
     pytest.importorskip("transformers")
 
-    @given(BASES, st.none() | HOLDS[format])
+    @given(BASES, st.none() | HOLDS["transformers"])
     def comes_back(base: int, schedule: str | None) -> None:
         before = reading(f"rotary(base={base}{f', schedule={schedule}' if schedule else ''})")
-        assert configs.differences(before, configs.read(configs.write(before, format)), layout=False) == []
+        assert configs.differences(before, configs.read(configs.write(before, "transformers")), layout=False) == []
 
     comes_back()
 
@@ -327,7 +340,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], set[str]]] = {
             "rope_theta": 1000000.0,
             "rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"},
         },
-        {"transformers", "vllm", "megatron", "gguf"},
+        {"transformers", "gguf"},
     ),
     "Phi-3 128k": (
         {
@@ -345,19 +358,19 @@ PUBLISHED: dict[str, tuple[dict[str, Any], set[str]]] = {
                 "long_factor": [1.0 + k for k in range(48)],
             },
         },
-        {"transformers", "vllm", "gguf"},
+        {"transformers", "gguf"},
     ),
     "GPT-J": (
         {"model_type": "gptj", "n_embd": 4096, "n_layer": 4, "n_head": 16, "rotary_dim": 64, "n_positions": 2048},
-        {"transformers", "vllm", "megatron", "gguf"},
+        {"transformers", "gguf"},
     ),
     "BLOOM": (
         {"model_type": "bloom", "hidden_size": 1024, "n_layer": 4, "n_head": 16, "seq_length": 2048},
-        {"transformers", "vllm", "gguf"},
+        {"transformers", "gguf"},
     ),
     "T5": (
         {"model_type": "t5", "d_model": 512, "d_kv": 64, "num_layers": 2, "num_heads": 8, "n_positions": 512},
-        {"transformers", "vllm", "megatron", "gguf"},
+        {"transformers", "gguf"},
     ),
     "Gemma 3": (
         {
@@ -374,7 +387,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], set[str]]] = {
             "sliding_window_pattern": 6,
             "query_pre_attn_scalar": 256,
         },
-        {"transformers", "vllm", "gguf"},
+        {"transformers", "gguf"},
     ),
     "DeepSeek-V3": (
         {
@@ -389,7 +402,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], set[str]]] = {
             "rope_theta": 10000,
             "rope_scaling": YARN_OF_DEEPSEEK,
         },
-        {"transformers", "vllm", "megatron", "gguf"},
+        {"transformers", "gguf"},
     ),
     "gpt-oss": (
         {
@@ -409,11 +422,11 @@ PUBLISHED: dict[str, tuple[dict[str, Any], set[str]]] = {
                 "truncate": False,
             },
         },
-        {"transformers", "vllm", "megatron"},
+        {"transformers"},
     ),
     "GPT-2": (
         {"model_type": "gpt2", "n_embd": 768, "n_layer": 4, "n_head": 12, "n_positions": 1024},
-        {"transformers", "vllm", "megatron", "gguf"},
+        {"transformers", "gguf"},
     ),
 }
 """What released models say of positions, and the formats that have words for it."""

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -194,7 +195,7 @@ def test_an_adapter_goes_with_the_rearranged_model(made, tmp_path: Path) -> None
     for i, leaf in adapted:
         assert merged(model, after, i, leaf).equal(expected[f"model.layers.{i}.self_attn.{leaf}.weight"])
     (adapter / "adapter_config.json").write_text(json.dumps(said | {"peft_type": "LOHA"}))
-    assert "an adapter of the kind LOHA; posenc converts LORA" in refusal(
+    assert "an adapter of the kind 'LOHA'; posenc converts LORA" in refusal(
         adapter, tmp_path / "x", layout="half", base=source
     )
     (adapter / "adapter_config.json").write_text(json.dumps(said))
@@ -462,7 +463,7 @@ def test_configs_that_are_missing_broken_or_marked_wrongly_are_refused(made, tmp
     file.write_text(json.dumps(said | {module.MARK: ["rotary"] * 3}))
     assert "must be a spec, or one for each of 2 layers" in refusal(folder, tmp_path / "new", layout="interleaved")
     file.write_text("{")
-    assert "is corrupt: it is no JSON" in refusal(folder, tmp_path / "new", layout="interleaved")
+    assert "config.json: it is no whole JSON" in refusal(folder, tmp_path / "new", layout="interleaved")
     file.unlink()
     assert "has no config.json" in refusal(folder, tmp_path / "new", layout="interleaved")
     file.write_text(json.dumps(said | {"num_attention_heads": 8}))
@@ -497,3 +498,54 @@ def test_the_command_says_what_it_did_to_how_many_tensors(made, tmp_path: Path, 
         "--json",
     )
     assert code == 0 and json.loads(out)["done"][0].startswith("resized from 3 x 3 to 4 x 4 (cubic): 1 ")
+
+
+# What does not go along
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
+@pytest.mark.parametrize("name", ["tokenizer.json", "README.md", "config.json", "model.safetensors"])
+def test_what_a_link_outside_the_folder_points_to_is_not_copied(name: str, made, tmp_path: Path) -> None:
+    folder, secret = tmp_path / "source", tmp_path / "secret"
+    shutil.copytree(made("llama"), folder)
+    (folder / name).exists() and shutil.move(folder / name, secret)
+    secret.exists() or secret.write_text("root:x:0:0")
+    (folder / name).symlink_to(secret)
+    words = refusal(folder, tmp_path / "new", layout="interleaved")
+    assert f"{folder / name}: it is a link to '{secret}', outside its folder; put the file itself there" in words
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
+def test_the_links_of_a_hubs_cache_are_copied_as_files(made, tmp_path: Path) -> None:
+    snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "main", tmp_path / "models--a--b" / "blobs"
+    snapshot.mkdir(parents=True)
+    shutil.copytree(made("llama"), blobs)
+    (blobs / "README.md").write_text("words")
+    for file in blobs.iterdir():
+        (snapshot / file.name).symlink_to(f"../../blobs/{file.name}")
+    done = convert(snapshot, tmp_path / "new", Request(layout="interleaved"))
+    assert (done.folder / "README.md").read_text() == "words" and not any(f.is_symlink() for f in done.folder.iterdir())
+
+
+def test_code_and_the_keys_that_name_it_stay_behind_and_are_told(made, tmp_path: Path) -> None:
+    folder = tmp_path / "source"
+    shutil.copytree(made("llama"), folder)
+    nested = {"text_config": {"_attn_implementation": "evil/kernel", "kept": [{"auto_map": {}, "also": 1}]}}
+    named = {"auto_map": {"AutoConfig": "evil.X"}, "attn_implementation": "evil/kernel", "custom_pipelines": {"a": 1}}
+    (folder / "config.json").write_text(json.dumps(config(folder) | named | nested))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"auto_map": ["evil.T", None], "model_max_length": 9}))
+    (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.5}))
+    (folder / "vocab.txt").write_text("a\nb\n")
+    for name, data in (("evil.py", b""), ("evil.so", b""), ("innocent.txt", b"\x7fELF"), ("more.json", b"\x80\x04")):
+        (folder / name).write_bytes(data)
+    done = convert(folder, tmp_path / "new", Request(layout="interleaved"))
+    written = config(done.folder)
+    assert written["text_config"] == {"kept": [{"also": 1}]} and not named.keys() & written.keys()
+    assert json.loads((done.folder / "tokenizer_config.json").read_text()) == {"model_max_length": 9}
+    assert json.loads((done.folder / "generation_config.json").read_text()) == {"temperature": 0.5}
+    here = {file.name for file in done.folder.iterdir()}
+    assert "vocab.txt" in here and not here & {"evil.py", "evil.so", "innocent.txt", "more.json"}
+    told = "\n".join(done.notes)
+    assert "evil.py was left out: it is code, which posenc neither runs nor hands on." in told
+    assert "_attn_implementation, attn_implementation, auto_map, custom_pipelines was left out of config.json" in told
+    assert "auto_map was left out of tokenizer_config.json: a config never chooses code." in told

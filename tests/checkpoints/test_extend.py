@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from posenc.checkpoints import extension_report, perplexity
 from posenc.checkpoints.extend import Settings, extend
 from posenc.checkpoints.load import load
 from posenc.checkpoints.reading import CannotRead
-from posenc.checkpoints.runs import Kept
+from posenc.checkpoints.runs import Kept, hash_of
 
 TARGET = 2 * tiny_llama.TRAINED
 EXACT = {"factor": 2.0, "dtype": "float32", "chunk": 50, "start": 10, "passkey": 0}
@@ -389,8 +390,8 @@ def test_what_cannot_be_written_is_not_tuned(model: Path, text: str, tmp_path: P
         ({"methods": ("yarm",)}, "no method named 'yarm'"),
         ({"lengths": (500,)}, "lengths go up to the target of 192 tokens, got 500"),
         ({"dtype": "int8"}, "dtype must be float32, bfloat16"),
-        ({"factors": "f.json"}, "cannot be read from 'f.json'"),
-        ({"text": ("nothing.txt",)}, "nothing.txt' cannot be read"),
+        ({"factors": "f.json"}, "f.json: there is no such file"),
+        ({"text": ("nothing.txt",)}, "nothing.txt: there is no such file"),
         ({"tune": 5, "dtype": "bfloat16"}, "tuning takes --dtype float32"),
         ({"tune": 5, "tune_map": "poses"}, "--tune-map must be one of plain, pose, randomised, got 'poses'"),
         ({"tune": 5, "tune_length": 400, "start": 300}, "begin at token 300 of .*too few for a window of 400"),
@@ -437,6 +438,19 @@ def test_a_model_without_a_tokenizer_cannot_read(text: str, tmp_path: Path) -> N
     with pytest.raises(CannotRead, match="has no tokenizer"):
         extend(settings(tmp_path / "bare", text), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_pipes_devices_and_links_beside_a_model_are_not_measured(tmp_path: Path) -> None:
+    """To open them would wait for ever, or never end."""
+    (tmp_path / "config.json").write_text("{}")
+    known = hash_of(tmp_path)
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "zeros.txt").symlink_to("/dev/zero")
+    (tmp_path / "folder.json").mkdir()
+    assert hash_of(tmp_path) == known
+    (tmp_path / "users.txt").symlink_to("/etc/passwd")
+    with pytest.raises(CannotRead, match="it is a link to '/etc/passwd', outside its folder"):
+        hash_of(tmp_path)
 
 
 def test_the_command_can_be_given_again() -> None:

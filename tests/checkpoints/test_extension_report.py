@@ -120,3 +120,14 @@ def test_what_was_not_done_is_not_shown(record: dict[str, Any]) -> None:
 @pytest.mark.parametrize(("value", "words"), [(8.4321, "8.43"), (64.1, "64.10"), (243.7, "244"), (1664.2, "1,664")])
 def test_perplexities_have_as_many_digits_as_mean_something(value: float, words: str) -> None:
     assert extension_report.number(value) == words
+
+
+def test_markdown_shows_letter_by_letter_what_others_have_named(record: dict[str, Any]) -> None:
+    evil = "](http://x)<script>|`_*\x1b[31m"
+    named = copy.deepcopy(record) | {"model": f"some/{evil}".replace("//", ""), "made": {"command": evil, evil: evil}}
+    for method in named["methods"]:
+        method["words"] = method["name"] = method["spec"] = evil
+    page = extension_report.markdown(named | {"winner": evil}, [{"says": evil, "name": "a"}])
+    bare = re.sub(r"(`+) .*? \1", "", page)
+    assert not re.search(r"(?<!\\)(<script|\]\(http)", bare) and "\x1b" not in page
+    assert re.search(r"\\<script", bare)

@@ -170,7 +170,7 @@ def test_another_architecture_is_refused_with_those_that_are_read(tmp_path: Path
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(CannotRead, match=r"holds a mamba; posenc loads GGUF files of llama, qwen2, qwen3"):
+    with pytest.raises(CannotRead, match=r"holds a 'mamba'; posenc loads GGUF files of llama, qwen2, qwen3"):
         load(tmp_path / "m.gguf")
 
 

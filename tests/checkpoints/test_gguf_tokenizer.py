@@ -1,5 +1,6 @@
 """Tokenizers out of GGUF metadata: the same ids as transformers' own tokenizers of the same pieces."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -124,3 +125,27 @@ def test_the_tokenizer_of_smollm2_reads_and_says_a_whole_book() -> None:
     twin.decoder = decoders.ByteLevel()
     assert found == twin.encode(text, add_special_tokens=False).ids
     assert ours.decode(found) == text
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"tokenizer.ggml.tokens": None}, "tokenizer.ggml.tokens: expected a list of str, got None"),
+        ({"tokenizer.ggml.tokens": [1]}, "tokenizer.ggml.tokens[0]: expected str, got 1"),
+        ({"tokenizer.ggml.token_type": [1]}, "tokenizer.ggml.token_type: expected one for each of"),
+        ({"tokenizer.ggml.bos_token_id": 9_999}, "tokenizer.ggml.bos_token_id: expected a whole number from 0 to"),
+        ({"tokenizer.ggml.merges": ["a b c"]}, "tokenizers cannot read it (TypeError: "),
+        ({"tokenizer.ggml.merges": ["nothing here"]}, "tokenizers cannot read it (Exception: "),
+        ({"tokenizer.ggml.pre": ["gpt-2"]}, "of the kind 'gpt2' that cuts words as ['gpt-2']"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_is_refused_by_its_key(said, changed, words) -> None:
+    with pytest.raises(CannotRead) as error:
+        tokenizer(said | changed, Path("m.gguf"))
+    assert words in str(error.value) and str(error.value).startswith("m.gguf")
+
+
+def test_a_text_that_begins_with_a_token_that_is_not_named_is_refused(said) -> None:
+    without = {key: value for key, value in said.items() if "bos" not in key} | {"tokenizer.ggml.add_bos_token": True}
+    with pytest.raises(CannotRead, match=r"m.gguf: tokenizer.ggml.bos_token_id: it is missing, and every text begins"):
+        tokenizer(without, Path("m.gguf"))

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors  # noqa: E4
 from posenc import cli  # noqa: E402
 from posenc.checkpoints import learned_extension as extension  # noqa: E402
 from posenc.checkpoints import learned_measures as measures  # noqa: E402
-from posenc.checkpoints.learned_extension import Settings, extend_learned, measure_learned, resized, stretched, tables  # noqa: E402
+from posenc.checkpoints.learned_extension import Settings, extend_learned, prepare, resized, stretched, tables  # noqa: E402
 from posenc.checkpoints.load import Loaded, load, quietly  # noqa: E402
 from posenc.checkpoints.reading import CannotRead  # noqa: E402
 from posenc.encodings.learned import Learned  # noqa: E402
@@ -320,10 +320,10 @@ def test_what_cannot_be_measured_is_said_before_anything_is_written(encoder: Pat
         assert not out.exists()
     loaded = load(encoder)
     with pytest.raises(CannotRead, match=r"has no tokenizer, and without one no text can be read"):
-        measure_learned(Loaded(loaded.model, None, loaded.config, encoder), Settings(str(encoder), 2.0))
+        prepare(Loaded(loaded.model, None, loaded.config, encoder), Settings(str(encoder), 2.0))
     rotary = model_of("LlamaForCausalLM", **TEXT)
     with pytest.raises(CannotRead, match=r"has no learned table of positions; posenc extends such models by their"):
-        measure_learned(Loaded(rotary, tokenizer(), rotary.config, encoder), Settings(str(encoder), 2.0))
+        prepare(Loaded(rotary, tokenizer(), rotary.config, encoder), Settings(str(encoder), 2.0))
 
 
 def test_image_encoders_need_images(tmp_path: Path) -> None:
@@ -334,13 +334,13 @@ def test_image_encoders_need_images(tmp_path: Path) -> None:
     loaded = Loaded(model, None, model.config, folder)
     (folder / "model.safetensors").write_bytes(b"")
     with pytest.raises(ValueError, match=r"an image encoder is measured on images; give --images FILES"):
-        measure_learned(loaded, Settings(str(folder), 1.5))
+        prepare(loaded, Settings(str(folder), 1.5))
     (folder / "words.png").write_text("words")
     with pytest.raises(CannotRead, match=r"has no preprocessor_config.json, which says how colours are scaled"):
-        measure_learned(loaded, Settings(str(folder), 1.5, images=(str(folder / "words.png"),)))
+        prepare(loaded, Settings(str(folder), 1.5, images=(str(folder / "words.png"),)))
     (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.5] * 3, "image_std": [0.5] * 3}))
-    with pytest.raises(ValueError, match=r"words.png' is no image that Pillow reads; give --images PNG or JPEG files"):
-        measure_learned(loaded, Settings(str(folder), 1.5, images=(str(folder / "words.png"),)))
+    with pytest.raises(ValueError, match=r"words.png: Pillow cannot read it .*; give --images PNG or JPEG files"):
+        prepare(loaded, Settings(str(folder), 1.5, images=(str(folder / "words.png"),)))
 
 
 def test_the_command_extends_a_table_and_names_options_that_are_for_others(

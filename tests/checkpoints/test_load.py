@@ -1,7 +1,9 @@
 """Loading from local folders: the right class, nothing random in it, no code run, and every refusal in words."""
 
+import importlib
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 transformers = pytest.importorskip("transformers")
 
 from posenc.checkpoints import packages  # noqa: E402
-from posenc.checkpoints.load import load, quietly  # noqa: E402
+from posenc.checkpoints.load import config_of, load, quietly  # noqa: E402
 from posenc.checkpoints.packages import is_there  # noqa: E402
 from posenc.checkpoints.reading import CannotRead  # noqa: E402
 
@@ -106,10 +108,12 @@ def test_code_that_a_checkpoint_brings_is_never_run(copied: Path) -> None:
         (copied / file).write_text(trap)
     own = {"AutoConfig": "configuration_own.Own", "AutoModelForCausalLM": "modeling_own.Own"}
     change(copied, model_type="own", architectures=["OwnForCausalLM"], auto_map=own)
-    with pytest.raises(CannotRead, match=r"transformers cannot read its config"):
+    with pytest.raises(
+        CannotRead, match=r"config.json: transformers cannot read it \(ValueError: .* a newer transformers may know"
+    ):
         load(copied)
     change(copied, model_type="llama")
-    with pytest.raises(CannotRead, match=r"is a OwnForCausalLM, which is no model class .* is never run"):
+    with pytest.raises(CannotRead, match=r"architectures: 'OwnForCausalLM' is no model class .* is never run"):
         load(copied)
     change(copied, architectures=["LlamaForCausalLM"])
     assert type(load(copied).model) is transformers.LlamaForCausalLM
@@ -117,7 +121,122 @@ def test_code_that_a_checkpoint_brings_is_never_run(copied: Path) -> None:
 
 def test_a_class_that_is_no_model_is_refused(copied: Path) -> None:
     change(copied, architectures=["AutoTokenizer"])
-    with pytest.raises(CannotRead, match=r"is a AutoTokenizer, which is no model class of transformers"):
+    with pytest.raises(CannotRead, match=r"'AutoTokenizer' is no model class of transformers"):
+        load(copied)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("architectures", [["X"]], "config.json: architectures[0]: expected str, got ['X']"),
+        ("architectures", [{}], "config.json: architectures[0]: expected str, got {}"),
+        ("architectures", "LlamaForCausalLM", "config.json: architectures: expected nothing or a list of str"),
+        ("architectures", ["PreTrainedModel"], "config.json: architectures: PreTrainedModel is no model with"),
+        ("architectures", ["BertModel"], "config.json: architectures: BertModel is no model with a LlamaC"),
+        ("architectures", ["x" * 19_000], "is no model class of transformers"),
+        ("architectures", ["x" * 100_000], "it has 100,000 letters, and at most 20,000 are read"),
+        ("quantization_config", 3, "config.json: quantization_config: its weights are quantised"),
+        ("quantization_config", "x", "config.json: quantization_config: its weights are quantised"),
+        ("quantization_config", {"quant_method": "gptq", "bits": 4}, "use the weights that it was made from, or"),
+        ("quantization_config", {"load_in_4bit": True}, "config.json: quantization_config: its weights are quantised"),
+        ("dtype", "float7", "config.json: dtype: dtype must be float32, bfloat16, float16 or float64, got 'float7'"),
+        ("torch_dtype", "int8", "config.json: torch_dtype: dtype must be float32"),
+        ("dtype", 3, "config.json: dtype: expected nothing or str or dict, got 3"),
+        ("dtype", {"": "x"}, "transformers cannot read it"),
+        ("model_type", ["llama"], "config.json: model_type: expected str, got ['llama']"),
+        ("model_type", None, "config.json: the field model_type is missing"),
+        ("hidden_size", "x", "hidden_size: expected a whole number"),
+        ("hidden_act", "evil", "transformers cannot read it (KeyError: "),
+        ("num_attention_heads", 3, "transformers cannot read it"),
+    ],
+)  # fmt: skip
+def test_a_config_that_no_model_can_be_made_from_is_refused_by_its_key(copied: Path, key, value, words) -> None:
+    change(copied, **{key: value})
+    with pytest.raises(CannotRead) as error:
+        load(copied)
+    assert words in str(error.value) and len(str(error.value)) < 900
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("num_hidden_layers", 10**8, "num_hidden_layers: expected a whole number from -1 to 1,000, got 100000000"),
+        ("num_hidden_layers", 10**30, "num_hidden_layers: expected a whole number from -1 to 1,000"),
+        ("hidden_size", 10**7, "by it the model has 1,310,000,000 parameters, and the tensors have 2,096"),
+        ("head_dim", 60_000, "by it the model has 5,761,328 parameters"),
+        ("vocab_size", 10**12, "by it the model has 16,000,000,001,"),
+        ("intermediate_size", 10**18, "intermediate_size: expected at most 16,777,216"),
+    ],
+)
+def test_no_model_is_made_that_is_far_larger_than_its_files(copied: Path, key: str, value: int, words: str) -> None:
+    change(copied, **{key: value})
+    with pytest.raises(CannotRead) as error:
+        load(copied)
+    assert words in str(error.value) and "config.json: " in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("attn_implementation", "kernels-community/x"),
+        ("_attn_implementation", "flash_attention_2"),
+        ("attn_implementation", {"": "a/b"}),
+        ("experts_implementation", "a/b"),
+        ("attn_implementation", 3),
+    ],
+)
+def test_a_config_never_chooses_the_code_that_attends(copied: Path, key: str, value: Any, monkeypatch) -> None:
+    hub = importlib.import_module("transformers.integrations.hub_kernels")
+    monkeypatch.setattr(hub, "get_kernel", lambda *given, **named: pytest.fail("a kernel was asked for"))
+    change(copied, **{key: value})
+    loaded = load(copied)
+    assert loaded.config._attn_implementation == "sdpa"
+    assert key not in (loaded.save_huggingface(copied.parent / "new") / "config.json").read_text()
+    change(copied, **{key: None}, model_type="llava", text_config={"model_type": "llama", key: value})
+    config = config_of(copied)
+    assert type(config.text_config) is transformers.LlamaConfig
+    assert config._attn_implementation is None and config.text_config._attn_implementation is None
+    assert config._experts_implementation is None and config.text_config._experts_implementation is None
+
+
+def test_files_beside_a_model_choose_no_code(copied: Path) -> None:
+    (copied / "custom_generate").mkdir()
+    (copied / "custom_generate" / "generate.py").write_text("raise SystemExit('it was run')")
+    (copied / "tokenizer.json").write_text(TOKENIZER)
+    own = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}}
+    (copied / "tokenizer_config.json").write_text(json.dumps(own))
+    (copied / "own.py").write_text("raise SystemExit('it was run')")
+    generation = {"custom_generate": "evil/repo", "trust_remote_code": True, "max_new_tokens": 1}
+    (copied / "generation_config.json").write_text(json.dumps(generation))
+    with pytest.raises(CannotRead, match="tokenizer: transformers cannot read it"):
+        load(copied)
+    (copied / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    loaded = load(copied)
+    loaded.model.generate(IDS, do_sample=False)
+    new = loaded.save_huggingface(copied.parent / "new")
+    assert json.loads((new / "generation_config.json").read_text()) == {"max_new_tokens": 1}
+    assert not list(new.glob("**/*.py"))
+
+
+WORDS = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
+TOKENIZER = json.dumps({"version": "1.0", "added_tokens": [], "model": WORDS})
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "vocab.txt", "additional_chat_templates/a.jinja"])
+def test_a_link_out_of_the_folder_is_not_followed(copied: Path, name: str) -> None:
+    outside = copied.parent / "outside"
+    outside.write_text("secret")
+    (copied / name).parent.mkdir(exist_ok=True)
+    (copied / name).unlink(missing_ok=True)
+    (copied / name).symlink_to(outside)
+    with pytest.raises(CannotRead, match=r"it is a link to .*outside', outside its folder; put the file itself there"):
+        load(copied)
+
+
+def test_an_adapter_beside_a_model_is_not_put_into_it_in_silence(copied: Path) -> None:
+    (copied / "adapter_config.json").write_text('{"base_model_name_or_path": "elsewhere"}')
+    with pytest.raises(CannotRead, match="an adapter lies beside the model; load the model from a folder alone"):
         load(copied)
 
 
@@ -134,7 +253,7 @@ def test_a_tensor_that_is_missing_is_an_error_and_not_random(copied: Path) -> No
 
 def test_a_shape_that_the_config_contradicts_is_an_error(copied: Path) -> None:
     change(copied, vocab_size=33)
-    with pytest.raises(CannotRead, match=r"model.embed_tokens.weight .*\[32, 16\].*\[33, 16\]"):
+    with pytest.raises(CannotRead, match=r"model.embed_tokens.weight: .*\[32, 16\].*\[33, 16\]"):
         load(copied)
 
 
@@ -152,7 +271,7 @@ def test_pickles_a_missing_config_and_a_lone_file_are_refused(copied: Path) -> N
 
 def test_a_broken_tokenizer_is_an_error_in_words(copied: Path) -> None:
     (copied / "tokenizer.json").write_text("{")
-    with pytest.raises(CannotRead, match=r"transformers cannot read its tokenizer: "):
+    with pytest.raises(CannotRead, match=r"copy: tokenizer: transformers cannot read it .*; mend or remove its files"):
         load(copied)
 
 

@@ -143,7 +143,7 @@ def test_a_vision_tower_is_named_as_not_covered() -> None:
         ({"rope_theta": "large"}, "rope_theta must be a finite number, got 'large'"),
         ({"rope_theta": 1}, "cannot be: .*base must be above 1"),
         ({"rope_scaling_factor": 0.5}, "use_scaled_rope cannot be: llama3: factor must be 1 or more"),
-        ({"n_layers": 2.5}, "n_layers must be a whole number, got 2.5"),
+        ({"n_layers": 2.5}, "n_layers: expected a whole number from -1 to 1,000, got 2.5"),
         ({"use_scaled_rope": "yes"}, "use_scaled_rope must be true or false, got 'yes'"),
         ({"dim": 4128, "n_heads": 32}, "even number of channels"),
     ],

@@ -236,10 +236,12 @@ def test_searched_factors_are_read_from_json(tmp_path: Path) -> None:
         assert methods.read_factors(tmp_path / name) == factors
     (tmp_path / "bad").write_text("{")
     (tmp_path / "other").write_text("[1]")
+    (tmp_path / "half").write_text('{"short_factor": [1.0]}')
     for name, message in (
-        ("none", "cannot be read"),
-        ("bad", "cannot be read"),
-        ("other", "must be JSON with the lists"),
+        ("none", "none: there is no such file"),
+        ("bad", "bad: it is no whole JSON"),
+        ("other", r"other: expected a dictionary, got \[1\]"),
+        ("half", "half: the field long_factor is missing"),
     ):
         with pytest.raises(ValueError, match=message):
             methods.read_factors(tmp_path / name)

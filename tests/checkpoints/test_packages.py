@@ -192,14 +192,26 @@ def test_what_unpacking_needs_is_said_before_the_download(here: Path, monkeypatc
         packages.fetch("toy")
 
 
-def test_without_pip_uv_runs_it_and_without_both_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert packages.pip() == [sys.executable, "-m", "pip"]
+def test_an_environment_without_pip_borrows_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(packages.shutil, "which", lambda name: f"/bin/{name}")
-    assert packages.pip() == ["/bin/uv", "tool", "run", "pip"]
-    monkeypatch.setattr(packages.shutil, "which", lambda name: None)
-    with pytest.raises(CannotFetch, match=r"downloading needs pip or uv; run .* -m ensurepip, or install uv"):
-        packages.pip()
+    made: list[str] = []
+    monkeypatch.setattr(packages.venv, "create", lambda folder, with_pip: made.append(folder) if with_pip else None)
+    with packages.pip() as command:
+        assert Path(command[0]).is_relative_to(made[0]) and command[1:] == ["-m", "pip"] and Path(made[0]).exists()
+    assert not Path(made[0]).exists()
+
+
+def test_without_any_pip_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(folder: str, with_pip: bool) -> None:
+        raise subprocess.CalledProcessError(1, "ensurepip")
+
+    monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(packages.venv, "create", refuse)
+    with (
+        pytest.raises(CannotFetch, match=r"downloading needs pip, and .*python.* has none; install it there"),
+        packages.pip(),
+    ):
+        pass
 
 
 def test_the_cache_is_where_the_user_wants_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

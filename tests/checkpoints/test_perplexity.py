@@ -205,7 +205,7 @@ def test_what_is_no_text_is_refused(content: bytes, message: str, tmp_path: Path
 
 
 def test_a_missing_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"none\.txt' cannot be read"):
+    with pytest.raises(ValueError, match=r"none\.txt: there is no such file"):
         perplexity.read([tmp_path / "none.txt"])
 
 

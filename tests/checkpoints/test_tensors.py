@@ -5,9 +5,9 @@ import hashlib
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,9 +17,11 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from posenc.checkpoints import tensors as module
 from posenc.checkpoints.reading import CannotRead
 from posenc.checkpoints.tensors import DTYPES, open_tensors, write_folder
+from posenc.foreign.gguf import TYPES
+from posenc.lab import store
+from posenc.lab.store import CannotWrite
 
 MIXED = {
     "a": torch.randn(3, 5),
@@ -135,6 +137,30 @@ def test_a_gguf_is_dequantised_one_tensor_at_a_time(kind: str, error: float, tmp
     assert set(open_tensors(tmp_path)) == {"blk.0.attn_q.weight"}
 
 
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "F64", "I32", "I64"])
+def test_a_gguf_of_the_other_byte_order_is_read_as_the_same_numbers(kind: str, tmp_path: Path) -> None:
+    """Written by hand: the gguf package reads such files in the wrong order."""
+    numbers = torch.arange(-3, 9).view(3, 4).to(DTYPES[kind])
+    data = numbers.flatten().view(torch.uint8).view(-1, numbers.itemsize).flip(-1).numpy().tobytes()
+    number = next(number for number, (name, *_) in TYPES.items() if name == kind)
+    said = b"GGUF" + struct.pack(">IQQ", 3, 1, 0) + struct.pack(">Q", 1) + b"x"
+    said += struct.pack(">IQQIQ", 2, 4, 3, number, 0)
+    (tmp_path / "a.gguf").write_bytes(said + bytes(-len(said) % 32) + data)
+    found = open_tensors(tmp_path / "a.gguf")["x"]
+    assert found.tolist() == numbers.tolist() and found.is_floating_point() == numbers.is_floating_point()
+
+
+def test_a_gguf_tensor_that_cannot_be_dequantised_says_what_to_do(tmp_path: Path) -> None:
+    for name, kind, order in (("new", 99, "<"), ("turned", 8, ">")):
+        said = b"GGUF" + struct.pack(f"{order}IQQ", 3, 1, 0) + struct.pack(f"{order}Q", 1) + b"x"
+        said += struct.pack(f"{order}IQIQ", 1, 32, kind, 0)
+        (tmp_path / f"{name}.gguf").write_bytes(said + bytes(-len(said) % 32) + bytes(34))
+        read = open_tensors(tmp_path / f"{name}.gguf")
+        assert read.shape("x") == (32,)
+        with pytest.raises(CannotRead, match=r"x: it is stored as .* cannot dequantise here; quantise the file to a"):
+            read["x"]
+
+
 def test_numbers_of_a_gguf_that_are_no_floats_stay_what_they_are(tmp_path: Path) -> None:
     import gguf
 
@@ -155,7 +181,7 @@ def test_a_truncated_file_is_refused(cut: int, tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     safetensors.torch.save_file({"a": torch.ones(4)}, file)
     file.write_bytes(file.read_bytes()[:cut])
-    assert said_of(file).startswith(f"{file} is truncated")
+    assert said_of(file).startswith(f"{file}: it is truncated")
 
 
 @pytest.mark.parametrize("cut", [3, 30, 90, -1])
@@ -176,38 +202,35 @@ def test_corrupt_headers_are_refused_with_what_is_wrong(tmp_path: Path) -> None:
     def edit(said: dict, name: str, **changes: object) -> None:
         said[name] = said[name] | changes
 
-    assert "a [4] of F32 needs 16 bytes, and its data_offsets 0 to 12 give 12" in said_of(
+    assert "a: [4] of F32 needs 16 bytes, and its data_offsets are [0, 12]" in said_of(
         header(fresh(), lambda said: edit(said, "a", data_offsets=[0, 12]))
     )
-    assert "b begins at byte 0 of the data, where 16 was expected" in said_of(
+    assert "b: it begins at byte 0 of the data, where 16 was expected" in said_of(
         header(fresh(), lambda said: edit(said, "b", data_offsets=[0, 16]))
     )
-    assert "b begins at byte 32 of the data, where 16 was expected" in said_of(
+    assert "b: it begins at byte 32 of the data, where 16 was expected" in said_of(
         header(fresh(), lambda said: edit(said, "b", data_offsets=[32, 48]))
     )
-    assert "a needs dtype, shape and two data_offsets" in said_of(
-        header(fresh(), lambda said: edit(said, "a", shape=[-4]))
-    )
-    assert "a needs dtype, shape and two data_offsets" in said_of(header(fresh(), lambda said: said.update(a=3)))
-    assert "a is stored as 'F4', which posenc does not read" in said_of(
+    assert "a: expected a dictionary, got 3" in said_of(header(fresh(), lambda said: said.update(a=3)))
+    assert "a: it is stored as 'F4', which posenc does not read" in said_of(
         header(fresh(), lambda said: edit(said, "a", dtype="F4"))
     )
     assert "16 bytes follow its last tensor" in said_of(header(fresh(), lambda said: said.pop("b")))
-    assert "expected __metadata__ to be a dictionary" in said_of(
+    assert "__metadata__: expected a dictionary, got 1" in said_of(
         header(fresh(), lambda said: said.update(__metadata__=1))
     )
     data = fresh().read_bytes()
     file.write_bytes(data[:8] + b"}" + data[9:])
-    assert "its header is no JSON" in said_of(file)
+    assert "it is no whole JSON" in said_of(file)
     file.write_bytes((2).to_bytes(8, "little") + b"[]")
-    assert "expected a JSON object, got []" in said_of(file)
+    assert "expected a dictionary, got []" in said_of(file)
     file.write_bytes((1 << 60).to_bytes(8, "little") + b"{}")
-    assert f"claims a header of {1 << 60} bytes" in said_of(file)
+    assert f"its header has {1 << 60} bytes, and after the first 8 the file has 2" in said_of(file)
     twice = (
         b'{"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}'
     )
     file.write_bytes(len(twice).to_bytes(8, "little") + twice)
-    assert "it names a twice" in said_of(file)
+    assert "it names 'a' twice" in said_of(file)
     file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
     assert "Git LFS pointer" in said_of(file)
 
@@ -221,18 +244,20 @@ def test_an_index_and_shards_that_do_not_match_are_refused(folder: Path) -> None
         return said_of(folder)
 
     first, second = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
-    assert f"says that {second} holds z, and it does not" in with_map(right | {"z": second})
-    assert f"says that {second} holds a, and it does not" in with_map(right | {"a": second})
-    assert f"{first} holds b, which {index} does not name" in with_map({k: v for k, v in right.items() if k != "b"})
+    assert f"z: it says that '{second}' holds this, and it does not" in with_map(right | {"z": second})
+    assert f"a: it says that '{second}' holds this, and it does not" in with_map(right | {"a": second})
+    assert f"b: {first} holds this, and it is not in the index" in with_map(
+        {k: v for k, v in right.items() if k != "b"}
+    )
     assert "names '../x.safetensors', which is no file of its own folder" in with_map(right | {"z": "../x.safetensors"})
     assert "expected a weight_map" in with_map({}) and "expected a weight_map" in with_map({"a": 3})
     index.write_text("{")
-    assert "it is no JSON" in said_of(folder)
+    assert "it is no whole JSON" in said_of(folder)
     index.write_text(json.dumps({"weight_map": right}))
     safetensors.torch.save_file({"c": torch.ones(3), "a": torch.ones(4)}, folder / second)
-    assert f"a is in {first} and again in {second}" in said_of(folder)
+    assert f"a: it is in {first} and again in {second}" in said_of(folder)
     (folder / second).unlink()
-    assert f"names the shard {second}, which is missing" in said_of(folder)
+    assert f"names the shard '{second}', which is missing" in said_of(folder)
     index.unlink()
     (folder / first).rename(folder / "other-00001-of-00002.safetensors")
     safetensors.torch.save_file({"a": torch.ones(1)}, folder / second)
@@ -260,7 +285,7 @@ def test_pickles_are_refused_with_the_reason_and_never_opened(name: str, tmp_pat
 
 
 def test_what_is_no_checkpoint_is_refused_with_what_was_expected(tmp_path: Path) -> None:
-    assert "there is no such file or folder" in said_of(tmp_path / "nothing")
+    assert "there is no such file" in said_of(tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
     assert "is empty; expected config.json and safetensors" in said_of(tmp_path / "empty")
     (tmp_path / "notes.txt").write_text("hello")
@@ -278,10 +303,13 @@ def test_what_is_no_checkpoint_is_refused_with_what_was_expected(tmp_path: Path)
     assert "several indices (x.safetensors.index.json, y.safetensors.index.json)" in said_of(tmp_path)
 
 
-def test_a_gguf_without_its_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = gguf_file(tmp_path / "a.gguf", {"x": torch.ones(32)})
+def test_without_its_package_a_gguf_is_read_but_for_quantised_tensors(tmp_path: Path, monkeypatch) -> None:
+    weight = {"x": torch.randn(2, 32)}
+    plain, quantised = (gguf_file(tmp_path / f"{kind}.gguf", weight, kind) for kind in ("F32", "Q8_0"))
     monkeypatch.setitem(sys.modules, "gguf", None)
-    assert "pip install 'posenc[hf]'" in said_of(file)
+    assert open_tensors(plain)["x"].equal(weight["x"])
+    with pytest.raises(CannotRead, match=r"Q8_0.gguf: it takes the gguf package .*pip install 'posenc\[hf\]'"):
+        open_tensors(quantised)["x"]
 
 
 def test_a_file_that_shrinks_after_it_was_opened_is_an_error(tmp_path: Path) -> None:
@@ -396,8 +424,8 @@ def test_an_error_at_any_point_leaves_nothing(tmp_path: Path, monkeypatch: pytes
     def full(path: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    monkeypatch.setattr(module, "to_disk", full)
-    with pytest.raises(OSError, match=r"no room to write .*new: No space left on device; what was written is removed"):
+    monkeypatch.setattr(store, "to_disk", full)
+    with pytest.raises(CannotWrite, match=r"new' cannot be written: No space left on device; .* make room"):
         write_folder(tmp_path / "new", {}, stream(9))
     assert list(tmp_path.iterdir()) == []
 
@@ -407,34 +435,30 @@ def test_a_folder_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None
         yield "a", torch.ones(1)
         (tmp_path / "new").mkdir()
 
-    with pytest.raises(ValueError, match="new exists; nothing was written"):
+    with pytest.raises(CannotWrite, match=r"new' cannot be written: File exists; .* choose another folder"):
         write_folder(tmp_path / "new", {}, stream())
     assert [file.name for file in tmp_path.iterdir()] == ["new"] and not list((tmp_path / "new").iterdir())
 
 
 def test_killed_in_the_middle_no_folder_has_the_targets_name(tmp_path: Path) -> None:
     script = (
-        "import sys, time, torch\n"
-        "from pathlib import Path\n"
+        "import sys, torch\n"
         "from posenc.checkpoints.tensors import write_folder\n"
         "def stream():\n"
         "    for number in range(1000):\n"
         "        yield f't{number}', torch.ones(100)\n"
-        "        if number == 10: Path(sys.argv[2]).touch(); time.sleep(60)\n"
+        "        if number == 10: print('begun', flush=True); sys.stdin.read()\n"
         "write_folder(sys.argv[1], {}, stream(), shard_bytes=400)\n"
     )
-    target, sign = tmp_path / "new", tmp_path / "started"
+    target = tmp_path / "new"
     given = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen([sys.executable, "-c", script, str(target), str(sign)], env=given)
-    for _ in range(600):
-        if sign.exists():
-            break
-        time.sleep(0.1)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert sign.exists() and not target.exists()
-    (left,) = (path for path in tmp_path.iterdir() if path != sign)
-    assert left.name.startswith(".new.unfinished-")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", script, str(target)], env=given, **pipes) as process:
+        begun = process.stdout.readline()
+        process.send_signal(signal.SIGKILL)
+    assert begun == "begun\n" and not target.exists()
+    (left,) = tmp_path.iterdir()
+    assert store.TEMPORARY.fullmatch(left.name)
     assert set(open_tensors(write_folder(target, {}, [("a", torch.ones(1))]))) == {"a"}
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from posenc import foreign
+
 SCHEMA = 1
 
 Found = Mapping[str, Any]
@@ -116,25 +118,23 @@ def markdown(result: Mapping[str, Any]) -> str:
 def save(result: Mapping[str, Any], folder: Path) -> list[Path]:
     """Write the results, the tables, and the plot where there is something to plot; the paths."""
     from posenc.bench import plot
-    from posenc.lab import plots
+    from posenc.lab import plots, store
 
     folder.mkdir(parents=True, exist_ok=True)
     whole, tables = folder / "bench.json", folder / "bench.md"
-    plots.write_whole(whole, (json.dumps(result, indent=1) + "\n").encode())
-    plots.write_whole(tables, markdown(result).encode())
+    store.write(whole, (json.dumps(result, indent=1) + "\n").encode())
+    store.write(tables, markdown(result).encode())
     drawn = plot.cost(result)
     return [whole, tables] if drawn is None else [whole, tables, plots.save(drawn, folder / "cost.png")]
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The results of an earlier run. Raises ValueError, naming the file, for what is none."""
-    try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-        if result["schema"] == SCHEMA and isinstance(result["rows"], list):
-            return result
-    except (ValueError, KeyError, TypeError):
-        pass
-    raise ValueError(f"{path} holds no results of this version's benchmark; make them with posenc bench")
+    """The results of an earlier run. Raises CannotRead, naming the file, for what is none."""
+    result = foreign.read_json(path)
+    if result.get("schema") == SCHEMA and isinstance(result.get("rows"), list):
+        return result
+    wrong = "it holds no results of this version's benchmark"
+    raise foreign.CannotRead(wrong, file=path, remedy="make them with posenc bench")
 
 
 def facts(result: Mapping[str, Any]) -> str:

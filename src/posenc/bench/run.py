@@ -15,6 +15,7 @@ from posenc import kernels
 from posenc.bench import adding, attention, decoding, memory, peers, rotation, startup, weights
 from posenc.bench.measure import Group, Row, measure
 from posenc.bench.report import SCHEMA
+from posenc.foreign import quoted
 
 SHAPES = ("quick", "full")
 
@@ -62,7 +63,7 @@ def bench(
     """
     for word, known in [*((w, WHAT) for w in what), (shapes, SHAPES)]:
         if word not in known:
-            raise ValueError(f"'{word}' is not measured; choose from {', '.join(known)}")
+            raise ValueError(f"{quoted(word)} is not measured; choose from {', '.join(known)}")
     if not threads or min(threads) < 1:
         raise ValueError(f"threads are whole numbers from 1, got {list(threads)}")
     wanted = tuple(what) or WHAT

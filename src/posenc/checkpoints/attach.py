@@ -17,7 +17,7 @@ from posenc.checkpoints.places import (
     of_type,
     places_of,
 )
-from posenc.checkpoints.reading import Part, Reading
+from posenc.checkpoints.reading import Part, Reading, names_no_code
 from posenc.encoding import Compose, Encoding, parts_of
 from posenc.rotations import Rotations
 
@@ -107,6 +107,8 @@ def attach(model: nn.Module, encoding: LayerSpec | None = None, *, horizon: int 
     converted = getattr(config, MARKED, None)
     if encoding is None and converted is not None:
         encoding = converted if isinstance(converted, str) else tuple(converted)
+        for spec in [encoding] if isinstance(encoding, str) else encoding:
+            names_no_code(spec)
     try:
         if encoding is None:
             as_read(attachment, places, reading, horizon)

@@ -4,15 +4,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
+
+from posenc.catalogue import build
 from posenc.checkpoints.configs import (
     CannotWrite,
     encodings_of,
     in_words,
-    is_number,
+    possible,
+    shape_of,
     short,
     whole,
 )
 from posenc.checkpoints.reading import CannotRead, Layer, Part, Reading
+from posenc.checks import is_number
+from posenc.foreign import count
 
 SIGNS = {
     *("model_type", "architectures", "transformers_version", "max_position_embeddings", "rope_parameters"),
@@ -41,6 +47,10 @@ MARK = "posenc_encoding"
 """The key that a conversion writes where transformers has none: a spec, or a list with one for each layer."""
 
 
+MOST_NUMBERS = 1 << 28
+"""The numbers that an encoding of one layer may have: a table for a million tokens of 256 channels."""
+
+
 def is_it(given: Mapping[str, Any]) -> bool:
     return bool(SIGNS & set(given))
 
@@ -48,13 +58,12 @@ def is_it(given: Mapping[str, Any]) -> bool:
 def read(given: Mapping[str, Any]) -> Reading:
     """What a config.json says of positions: `huggingface.read`, and besides what its keys contradict each other in.
 
-    Raises CannotRead as that does, and for lists of LongRoPE that do not hold one number for each pair.
+    Raises CannotRead as that does.
     """
     from posenc.checkpoints import huggingface
 
-    found = list(contradictory(given))
     reading = huggingface.read({key: value for key, value in given.items() if key != MARK})
-    told = [sentence for sentence in found if sentence not in reading.contradictions]
+    told = [sentence for sentence in contradictory(given) if sentence not in reading.contradictions]
     reading = replace(reading, contradictions=(*reading.contradictions, *told))
     return reading if given.get(MARK) is None else marked(reading, given[MARK])
 
@@ -74,6 +83,11 @@ def marked(reading: Reading, said: Any) -> Reading:
     if not isinstance(specs, list) or len(specs) != len(part.layers) or not all(isinstance(s, str) for s in specs):
         raise CannotRead(f"{MARK} must be a spec, or one for each of {len(part.layers)} layers, got {said!r:.120}")
     layers = tuple(replace(layer, spec=spec) for layer, spec in zip(part.layers, specs, strict=True))
+    for layer in dict.fromkeys(layers):
+        # Shapes alone are made of it: a spec may ask for a table of any size.
+        with possible(MARK), torch.device("meta"):
+            numbers = sum(one.numel() for one in build(layer.spec, shape_of(part, layer)).parameters())
+        count(numbers, f"{MARK}: numbers of {short(layer.spec)}", least=0, most=MOST_NUMBERS)
     parts = tuple(replace(part, layers=layers) if one is part else one for one in reading.parts)
     understood = {**reading.understood, MARK: "what a conversion has made of it, which transformers does not know"}
     return replace(reading, parts=parts, understood=understood)
@@ -87,7 +101,6 @@ def contradictory(given: Mapping[str, Any], path: str = "") -> Iterator[str]:
         for key in ("rope_theta", "original_max_position_embeddings", "partial_rotary_factor"):
             yield from unequal(f"{path}{key}", given.get(key), f"{place}.{key}", rope.get(key))
         yield from stretched(given, rope, path, place)
-        check_lists(given, rope, place)
     for one, other in (("rotary_pct", "partial_rotary_factor"), ("rotary_emb_base", "rope_theta")):
         yield from unequal(f"{path}{one}", given.get(one), f"{path}{other}", given.get(other))
     share, head_dim = given.get("partial_rotary_factor", given.get("rotary_pct")), head_dim_of(given)
@@ -95,7 +108,8 @@ def contradictory(given: Mapping[str, Any], path: str = "") -> Iterator[str]:
         yield from unequal(
             f"{path}rotary_dim", given["rotary_dim"], f"{path}partial_rotary_factor times head_dim", share * head_dim
         )
-    alibi = given.get("alibi") or (given.get("attn_config") or {}).get("alibi")
+    within = given.get("attn_config")
+    alibi = given.get("alibi") or (within.get("alibi") if isinstance(within, Mapping) else None)
     if alibi is True and (rope or given.get("rope_theta") is not None):
         yield f"{path}alibi is true and there are keys of rotary; an architecture has one of them"
     for key, value in given.items():
@@ -129,18 +143,6 @@ def head_dim_of(given: Mapping[str, Any]) -> int | None:
         return int(given["head_dim"])
     dim, heads = given.get("hidden_size"), given.get("num_attention_heads")
     return int(dim) // int(heads) if is_number(dim) and is_number(heads) and heads else None
-
-
-def check_lists(given: Mapping[str, Any], rope: Mapping[str, Any], place: str) -> None:
-    """Raises CannotRead for lists of divisors that do not fit the rotary width."""
-    head_dim = head_dim_of(given)
-    share = rope.get("partial_rotary_factor", given.get("partial_rotary_factor"))
-    if rope.get("rope_type", rope.get("type")) not in ("longrope", "su") or head_dim is None:
-        return
-    pairs = int(head_dim * (share if is_number(share) else 1) + 1e-9) // 2
-    for key in ("short_factor", "long_factor"):
-        if isinstance(rope.get(key), list) and len(rope[key]) != pairs:
-            raise CannotRead(f"{place}.{key} must hold a number for each of the {pairs} pairs, got {len(rope[key])}")
 
 
 def write(reading: Reading, onto: Mapping[str, Any] | None = None) -> dict[str, Any]:

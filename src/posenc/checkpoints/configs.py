@@ -13,8 +13,10 @@ import torch
 
 from posenc.catalogue import build
 from posenc.checkpoints.reading import CannotRead, Layer, Part, Reading
+from posenc.checks import is_number
 from posenc.encoding import Encoding, Shape, parts_of
-from posenc.schedules import Schedule, is_number
+from posenc.foreign import one_line, quoted, shortened
+from posenc.schedules import Schedule
 
 SPEAKS_OF_POSITION = re.compile(
     r"rope|rotary|rotate|alibi|posit|(?<![a-z])pos(?![a-z])|relative|bucket|yarn|ntk|xpos|theta|sinusoid|longrope|mscale"
@@ -111,7 +113,7 @@ class Ledger:
 
     def of_kind(self, key: str, says: str, default: Any, fits: Any, words: str) -> Any:
         if self.has(key) and not fits(self.given[key]):
-            raise CannotRead(f"{self.path(key)} must be {words}, got {self.given[key]!r}")
+            raise CannotRead(f"{self.path(key)} must be {words}, got {quoted(self.given[key], 80)}")
         return self.take(key, says, default)
 
     def first(self, keys: Sequence[str], says: str, default: Any = None, kind: str = "number") -> Any:
@@ -135,7 +137,7 @@ class Ledger:
         if key not in self.opened:
             within = self.given.get(key)
             if within is not None and not isinstance(within, Mapping):
-                raise CannotRead(f"{self.path(key)} must be a dictionary, got {within!r}")
+                raise CannotRead(f"{self.path(key)} must be a dictionary, got {quoted(within, 80)}")
             self.taken.add(key)
             self.opened[key] = Ledger(within or {}, self.path(key), everything=everything, inside=self)
         return self.opened[key]
@@ -195,20 +197,24 @@ def in_words(value: object) -> str:
             words = [*words[:2], "...", f"{words[-1]}"]
             return f"[{', '.join(words)}] ({len(value)} entries)"
         return f"[{', '.join(words)}]"
-    return str(value)
+    return shortened(one_line(str(value)))
 
 
 HOMES = {
     "transformers": "config_json",
     "meta": "meta",
-    "megatron": "megatron",
-    "vllm": "vllm",
     "gguf": "gguf_metadata",
 }
 """The formats, and the module of each: it has `is_it`, `read` and `write`."""
 
-ASKED_IN_TURN = ("gguf", "vllm", "megatron", "meta", "transformers")
-"""Each format is told apart from those after it: what vLLM is given is a config of transformers with more in it."""
+ASKED_IN_TURN = ("gguf", "meta", "transformers")
+"""Each format is told apart from those after it."""
+
+EXPECTED = (
+    "expected a config.json of transformers (model_type), Meta's params.json (dim, n_layers, n_heads) or the metadata "
+    "of a GGUF file (general.architecture)"
+)
+"""What is read, in an error's words."""
 
 
 class CannotWrite(ValueError):
@@ -222,22 +228,30 @@ def home_of(format: str) -> Any:
 
 
 def detect(given: Mapping[str, Any]) -> str:
-    """The format of a dictionary, told by its keys: "transformers", "meta", "megatron", "vllm" or "gguf".
+    """The format of a dictionary, told by its keys: "transformers", "meta" or "gguf".
 
-    Raises CannotRead, with the keys that it has, for one that is none of them.
+    Raises CannotRead, with the keys that it has or what it looks like, for one that is none of them.
 
     >>> detect({"dim": 4096, "n_layers": 32, "n_heads": 32, "norm_eps": 1e-5})
     'meta'
     """
+    if stranger := not_read(given):
+        raise CannotRead(f"these look like {stranger}, which posenc does not read; {EXPECTED}")
     for format in ASKED_IN_TURN:
         if home_of(format).is_it(given):
             return format
-    keys = ", ".join(list(map(str, given))[:8])
-    raise CannotRead(
-        f"no format known has these keys: {keys or 'none'}; expected a config.json of transformers (model_type), "
-        "Meta's params.json (dim, n_layers, n_heads), Megatron's arguments (num_layers, position_embedding_type), "
-        "vLLM's (hf_overrides, max_model_len) or the metadata of a GGUF file (general.architecture)"
-    )
+    keys = ", ".join(str(key)[:40] for key in list(given)[:8])
+    raise CannotRead(f"no format known has these keys: {keys or 'none'}; {EXPECTED}")
+
+
+def not_read(given: Mapping[str, Any]) -> str:
+    """What a dictionary of settings looks like that shares keys with a config and means other things by them, or ""."""
+    keys = {str(key).replace("-", "_") for key in given}
+    if keys & {"hf_overrides", "max_model_len"}:
+        return "settings of vLLM"
+    if {"num_layers", "position_embedding_type"} <= keys and not keys & {"model_type", "architectures"}:
+        return "arguments of Megatron"
+    return ""
 
 
 def read(given: Mapping[str, Any], format: str | None = None) -> Reading:

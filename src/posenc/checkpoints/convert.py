@@ -1,6 +1,7 @@
 """A checkpoint to a checkpoint: rotary's layout, learned tables of another size, less rotary, GGUF to Hugging Face."""
 
 import copy
+import os
 import re
 import tempfile
 from collections import Counter
@@ -16,12 +17,14 @@ from posenc.catalogue import build
 from posenc.checkpoints import configs, layouts, measure_layout, tables
 from posenc.checkpoints.config_json import MARK
 from posenc.checkpoints.layouts import Turned
+from posenc.checkpoints.named_code import left_out
 from posenc.checkpoints.reading import CannotRead, Part, Reading
-from posenc.checkpoints.tensors import GGUFTensors, Tensors, check_target, open_tensors, parse, write_folder
+from posenc.checkpoints.tensors import GGUFTensors, Tensors, check_target, open_tensors, write_folder
 from posenc.encoding import Compose, Encoding, parts_of
 from posenc.encodings.learned import Learned
 from posenc.encodings.learned_grid import LearnedGrid
 from posenc.encodings.rotary import Rotary
+from posenc.foreign import files_of, matches, naming, quoted, read_json
 from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair
 
 WEIGHTS = re.compile(r"\.(safetensors|bin|pt|pth|ckpt|gguf|h5|msgpack|onnx|ot)$|\.index\.json$")
@@ -77,6 +80,7 @@ class Source:
     stream      reads the tensors, one after another
     files       files to copy as they are
     adapter     whether it is a LoRA adapter, whose config is not that of the model
+    left_out    what of them is code or names code, and so does not go along, in sentences
     """
 
     config: dict[str, Any]
@@ -86,6 +90,7 @@ class Source:
     tensors: Tensors
     files: tuple[Path, ...] = ()
     adapter: bool = False
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass
@@ -189,15 +194,12 @@ def open_source(path: Path, base: str | Path | None, made: Path) -> Source:
     if isinstance(tensors, GGUFTensors):
         return open_gguf(tensors, made)
     folder = path if path.is_dir() else path.parent
-    files = tuple(
-        sorted(f for f in folder.iterdir() if f.is_file() and not WEIGHTS.search(f.name) and f.name[0] != ".")
-    )
-    names = {file.name: file for file in files}
+    names = {file.name: file for file in files_of(folder) if not WEIGHTS.search(file.name) and file.name[0] != "."}
     adapter = "adapter_config.json" in names and any("lora_" in name for name in tensors)
     config_name = "adapter_config.json" if adapter else "config.json"
     if config_name not in names:
         raise CannotRead(f"{folder} has no {config_name}, so nothing says which heads its tensors have")
-    config = parse(names[config_name], names[config_name].read_bytes())
+    config = read_json(names[config_name])
     reading = configs.read(base_config(config, base, folder) if adapter else config, "transformers")
     return Source(
         config,
@@ -207,6 +209,7 @@ def open_source(path: Path, base: str | Path | None, made: Path) -> Source:
         tensors,
         tuple(file for name, file in names.items() if name != config_name),
         adapter,
+        tuple(left_out(names.values())),
     )
 
 
@@ -214,27 +217,29 @@ def open_gguf(file: GGUFTensors, made: Path) -> Source:
     """A GGUF file under transformers' names; its tokenizer goes along where it is one that can be made."""
     from posenc.checkpoints import gguf_model, gguf_tokenizer
 
-    config = gguf_model.config(file)
-    said = {key: field.contents() for key, field in file.reader.fields.items() if key.startswith("tokenizer.")}
-    if "tokenizer.ggml.model" in said:
-        gguf_tokenizer.tokenizer(said, file.path).save_pretrained(made)
-    described = {name: torch.empty(shape, device="meta") for name, shape in gguf_model.shapes(config).items()}
-    stream = lambda: gguf_model.tensors(file, config)  # noqa: E731
-    return Source(config, configs.read(config, "transformers"), described, stream, file, tuple(sorted(made.iterdir())))
+    with naming(file.path):
+        config = gguf_model.config(file)
+        if "tokenizer.ggml.model" in file.said:
+            gguf_tokenizer.tokenizer(file.said, file.path).save_pretrained(made)
+        described = {name: torch.empty(shape, device="meta") for name, shape in gguf_model.shapes(config).items()}
+        reading = configs.read(config, "transformers")
+    return Source(config, reading, described, lambda: gguf_model.tensors(file, config), file, tuple(files_of(made)))
 
 
 def base_config(config: Mapping[str, Any], base: str | Path | None, folder: Path) -> dict[str, Any]:
     """The config of the model that an adapter belongs to."""
     if config.get("peft_type") != "LORA":
-        raise CannotRead(f"{folder} is an adapter of the kind {config.get('peft_type')}; posenc converts LORA")
+        kind = quoted(config.get("peft_type"))
+        raise CannotRead(f"{folder} is an adapter of the kind {kind}; posenc converts LORA")
+    matches(config.get("base_model_name_or_path"), (None, str), file=folder, field="base_model_name_or_path")
     place = Path(base or config.get("base_model_name_or_path") or "")
-    file = place if place.is_file() else place / "config.json"
-    if not file.is_file():
+    file = place if os.path.isfile(place) else place / "config.json"
+    if not os.path.isfile(file):
         raise CannotRead(
             f"{folder} is an adapter, and its model is not at hand ('{place}'); give the model's folder or config.json "
             f"as base"
         )
-    return parse(file, file.read_bytes())
+    return read_json(file)
 
 
 def besides(reading: Reading) -> str:
@@ -259,7 +264,7 @@ def with_part(reading: Reading, old: Part, new: Part) -> Reading:
 
 def plan_for(source: Source, request: Request) -> Plan:
     """Everything that has to be done; all that can be refused is refused here, before anything is written."""
-    plan = Plan(copy.deepcopy(source.config), source.reading)
+    plan = Plan(copy.deepcopy(source.config), source.reading, notes=list(source.left_out))
     if source.adapter and request != Request(layout=request.layout, stored=request.stored):
         raise ValueError("of an adapter only the layout can be converted; change the model that it belongs to")
     if request.layout is not None:
@@ -465,7 +470,7 @@ def plan_positions(plan: Plan, source: Source, length: int, how: str) -> None:
                 plan.change(name, "counted further", lambda t, grow=grow: counted(t, grow))
         for file in source.files:
             if file.name == "tokenizer_config.json":
-                said = plan.edited.get(file.name) or parse(file, file.read_bytes())
+                said = plan.edited.get(file.name) or read_json(file)
                 if said.get("model_max_length") == learned.max_len:
                     plan.edited[file.name] = said | {"model_max_length": length}
     if not found:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from posenc.distance_maps import DistanceMap
 from posenc.encoding import TURNING, Encoding, Keys, parts_of
+from posenc.kernels.block_sizes import SIZES
 from posenc.kernels.blocked import as_fused_attention_takes, fused, merged
-from posenc.kernels.plan import ROWS
 from posenc.masks import Mask
 from posenc.positions import Positions
 
@@ -56,8 +56,8 @@ def attend_by_branches(
         return as_fused_attention_takes(inner.query(q, there[0]), inner.key(keys.k, there[1]), keys.v)
 
     out = q.new_zeros(*q.shape[:3], keys.v.shape[-1])
-    for start in range(0, at.tokens, ROWS):
-        rows = slice(start, min(start + ROWS, at.tokens))
+    for start in range(0, at.tokens, SIZES.rows):
+        rows = slice(start, min(start + SIZES.rows, at.tokens))
         few, few_m = at.rows(rows), m[:, rows, None]
         given = mask.given
         if given is not None and given.dim() > 1 and given.shape[-2] > 1:

@@ -20,8 +20,9 @@ from posenc.checkpoints import methods, passkey, perplexity
 from posenc.checkpoints.methods import Method, Plan
 from posenc.checkpoints.perplexity import Meter, Tokens, Work
 from posenc.checkpoints.reading import CannotRead
-from posenc.checkpoints.runs import Kept, check_folder, claim_folder, hash_of
-from posenc.lab.plots import write_whole
+from posenc.checkpoints.runs import Kept, check_folder, claimed, hash_of
+from posenc.foreign import files_of, read_json
+from posenc.lab import store
 from posenc.lab.report import duration, finite
 
 SCHEMA = 1
@@ -121,18 +122,19 @@ def extend(settings: Settings, out: Path, *, say: Say | None = None) -> dict[str
     from posenc.checkpoints import extension_report
 
     check_folder(settings, out)
-    run = Run.prepare(settings, out, say or (lambda words: None))
-    claim_folder(settings, out)
-    record = run.measured()
-    chosen, said = choose(settings, record)
-    record |= {"winner": chosen["name"], "in_words": said}
-    record["passkey"] = run.find_keys(record["methods"], chosen["name"])
-    if settings.tune:
-        record["tuned"] = run.tuned(chosen["name"])
-    record["written"] = run.written(record, chosen["name"])
-    record["made"] = made(settings, out, run)
-    write_whole(out / "record.json", (json.dumps(finite(record), indent=1, allow_nan=False) + "\n").encode())
-    extension_report.write(record, out)
+    say = say or (lambda words: None)
+    run = Run.prepare(settings, out, say)
+    with claimed(settings, out, say) as run.kept:
+        record = run.measured()
+        chosen, said = choose(settings, record)
+        record |= {"winner": chosen["name"], "in_words": said}
+        record["passkey"] = run.find_keys(record["methods"], chosen["name"])
+        if settings.tune:
+            record["tuned"] = run.tuned(chosen["name"])
+        record["written"] = run.written(record, chosen["name"])
+        record["made"] = made(settings, out, run)
+        store.write(out / "record.json", (json.dumps(finite(record), indent=1, allow_nan=False) + "\n").encode())
+        extension_report.write(record, out)
     return record
 
 
@@ -176,7 +178,8 @@ class Run:
     lengths: tuple[int, ...]
     model_hash: str
     clock: Clock
-    kept: Kept
+    kept: Kept = field(init=False)
+    """What finished passes have left; from `claimed`."""
     weights: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -209,9 +212,8 @@ class Run:
         text.window(start + (settings.windows - 1) * plan.target, plan.target)
         if settings.tune:
             tune.check_text(settings, text, start)
-        clock, kept = Clock(say), Kept(out / "measurements.jsonl")
         lengths = lengths_of(plan, settings.lengths)
-        return cls(settings, out, loaded, plan, text, start, lengths, hash_of(loaded.path), clock, kept)
+        return cls(settings, out, loaded, plan, text, start, lengths, hash_of(loaded.path), Clock(say))
 
     def measured(self) -> dict[str, Any]:
         """The record of all methods."""
@@ -430,8 +432,8 @@ class Run:
         where, source = self.out / CHECKPOINT, self.loaded.path
         if source.is_dir() and (source / "config.json").is_file() and not self.settings.tune:
             tensors = open_tensors(source)
-            config = merged(json.loads((source / "config.json").read_text(encoding="utf-8")), method.config)
-            others = [file for file in sorted(source.iterdir()) if is_beside(file)]
+            config = merged(read_json(source / "config.json", within=source), method.config)
+            others = [file for file in files_of(source) if is_beside(file)]
             write_folder(where, config, tensors.items(), copy=others)
             return
         change_config(self.loaded.config, method.config)
@@ -442,7 +444,7 @@ def is_beside(file: Path) -> bool:
     """Whether a file belongs to a tokenizer or to generation, and so goes along with a checkpoint."""
     kinds = (".json", ".txt", ".model", ".jinja")
     own = file.name in ("config.json", "fetched.json") or file.name.endswith(".safetensors.index.json")
-    return file.is_file() and file.suffix in kinds and not own
+    return file.suffix in kinds and not own
 
 
 def merged(config: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
@@ -583,6 +585,7 @@ def made(settings: Settings, out: Path, run: Run) -> dict[str, str]:
         "dtype": settings.dtype,
         "versions": f"posenc {posenc.__version__}, torch {torch.__version__}, transformers {transformers.__version__}, "
         f"Python {platform.python_version()}",
+        **({"passes kept from": run.kept.others} if run.kept.others else {}),
         "threads": str(torch.get_num_threads()),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
     }

@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from matplotlib.figure import Figure
 
-from posenc.lab import plots
+from posenc.foreign.text import markdown as shown
+from posenc.foreign.text import markdown_code
+from posenc.lab import plots, store
 from posenc.lab.report import TEMPLATE as PAGE
-from posenc.lab.report import Drawer, duration, sentence
+from posenc.lab.report import Drawer, duration, pages
 
 TEMPLATE = Path(__file__).with_name("extension_report.html.jinja")
 
@@ -26,8 +27,8 @@ def write(record: Record, folder: Path) -> Path:
         drawer("tuning", tuning(record), "The loss of each step of fine-tuning, and its running mean."),
     ]
     shown = [figure for figure in figures if figure]
-    plots.write_whole(folder / "report.md", markdown(record, shown).encode())
-    plots.write_whole(folder / "report.html", page(record, shown).encode())
+    store.write(folder / "report.md", markdown(record, shown).encode())
+    store.write(folder / "report.html", page(record, shown).encode())
     return folder / "report.html"
 
 
@@ -211,25 +212,27 @@ def tuning(record: Record) -> Figure | None:
 
 def markdown(record: Record, figures: Sequence[Mapping[str, Any]]) -> str:
     """The run as a page of Markdown."""
-    parts = [f"# {title(record)}", *sentences(record), *as_markdown(table(record))]
+    parts = [f"# {shown(title(record))}", *map(shown, sentences(record)), *as_markdown(table(record))]
     parts += ["Perplexity of the tokens between these positions, in one text of the target's length:"]
     parts += [*as_markdown(bands(record)), "What the pass at the target costs:", *as_markdown(cost(record))]
     if keys := key_table(record):
         parts += ["Pass keys said at the target, by depth:", *as_markdown(keys)]
-    parts += [f"![{figure['says']}](figures/{figure['name']}.png)" for figure in figures]
-    parts += ["## The encodings", "\n".join(f"- {entry['name']}: `{entry['spec']}`" for entry in entries(record))]
-    parts += ["## How it was made", "\n".join(f"- {name}: {value}" for name, value in made(record))]
+    parts += [f"![{shown(figure['says'])}](figures/{figure['name']}.png)" for figure in figures]
+    specs = [f"- {shown(entry['name'])}: {markdown_code(entry['spec'])}" for entry in entries(record)]
+    parts += ["## The encodings", "\n".join(specs), "## How it was made", how(record)]
     return "\n\n".join(parts) + "\n"
 
 
 def as_markdown(of: tuple[list[str], list[list[str]]]) -> list[str]:
     headers, rows = of
-    lines = [headers, ["---", *["---:"] * (len(headers) - 1)], *rows]
+    lines = [map(shown, headers), ["---", *["---:"] * (len(headers) - 1)], *(map(shown, row) for row in rows)]
     return ["\n".join(f"| {' | '.join(line)} |" for line in lines)]
 
 
-def made(record: Record) -> list[tuple[str, str]]:
-    return [(name, f"`{value}`" if name == "command" else value) for name, value in record["made"].items()]
+def how(record: Record) -> str:
+    """How the run was made, as a list in Markdown."""
+    said = {name: (markdown_code if name == "command" else shown)(value) for name, value in record["made"].items()}
+    return "\n".join(f"- {shown(name)}: {value}" for name, value in said.items())
 
 
 def title(record: Record) -> str:
@@ -239,14 +242,6 @@ def title(record: Record) -> str:
 
 def page(record: Record, figures: Sequence[Mapping[str, Any]]) -> str:
     """The run as an HTML page that needs nothing beside it."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([TEMPLATE.parent, PAGE.parent]),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.filters["sentence"] = sentence
     tables = [("Perplexity", table(record)), ("Perplexity of the tokens between positions", bands(record))]
     tables.append(("Cost of the pass at the target", cost(record)))
     if keys := key_table(record):
@@ -261,17 +256,21 @@ def page(record: Record, figures: Sequence[Mapping[str, Any]]) -> str:
         (f"last {record['last']} after", number(best["lengths"][-1]["last"])),
         ("for the longest passes", duration(seconds)),
     ]
-    return environment.get_template(TEMPLATE.name).render(
-        light=plots.LIGHT,
-        dark=plots.DARK,
-        title=title(record),
-        facts=facts,
-        said=sentences(record),
-        tables=tables,
-        figures=figures,
-        looks=[
-            (entry["name"], plots.look(n), entry["spec"], entry["words"]) for n, entry in enumerate(entries(record))
-        ],
-        winner=record["winner"],
-        made=made(record),
+    return (
+        pages(TEMPLATE.parent, PAGE.parent)
+        .get_template(TEMPLATE.name)
+        .render(
+            light=plots.LIGHT,
+            dark=plots.DARK,
+            title=title(record),
+            facts=facts,
+            said=sentences(record),
+            tables=tables,
+            figures=figures,
+            looks=[
+                (entry["name"], plots.look(n), entry["spec"], entry["words"]) for n, entry in enumerate(entries(record))
+            ],
+            winner=record["winner"],
+            made=[(name, f"`{value}`" if name == "command" else value) for name, value in record["made"].items()],
+        )
     )

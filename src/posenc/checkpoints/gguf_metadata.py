@@ -1,7 +1,7 @@
 """The metadata of GGUF files: what llama.cpp makes of their keys, and of their rope tensors."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from posenc.checkpoints.configs import (
     CannotWrite,
     Ledger,
     encodings_of,
+    is_list,
     only_part,
     possible,
     rotary_spec,
@@ -18,8 +19,19 @@ from posenc.checkpoints.configs import (
     trained_or_one,
     whole,
 )
-from posenc.checkpoints.reading import CannotRead, Layer, Part, Reading
+from posenc.checkpoints.reading import (
+    LONGEST,
+    MOST_CHANNELS,
+    MOST_HEADS,
+    MOST_LAYERS,
+    WIDEST_HEAD,
+    CannotRead,
+    Layer,
+    Part,
+    Reading,
+)
 from posenc.encoding import Shape
+from posenc.foreign import count, matches, quoted
 from posenc.schedules import Linear, Llama3, LongRoPE, Schedule, YaRN
 
 # What follows stands in llama.cpp and in no file: llama_model_rope_type in src/llama-model.cpp, and load_arch_hparams
@@ -75,6 +87,12 @@ LOCAL_BASE = {"gemma3": 10_000.0, "gemma-embedding": 10_000.0, "gemma3n": 10_000
 TABLES = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors that say of positions what no key says: a divisor for each pair."""
 
+MOST_BUCKETS = 4_096
+"""The buckets of distances that a file may claim."""
+
+LONGEST_NAME = 64
+"""The letters of an architecture's name."""
+
 STILL = 1e20
 """A divisor from which a pair stands still: Gemma 4 writes 1e30."""
 
@@ -92,7 +110,10 @@ def read(given: Mapping[str, Any]) -> Reading:
     The layout is that of the weights in the file, told by the architecture. An architecture of no known layout gives
     no part, and a sentence in `not_covered`. Raises CannotRead for keys that are missing or cannot be.
     """
-    arch = given["general.architecture"]
+    arch = given.get("general.architecture")
+    if not isinstance(arch, str) or not 0 < len(arch) <= LONGEST_NAME:
+        wrong = f"expected a word of at most {LONGEST_NAME} letters, got {'nothing' if arch is None else quoted(arch)}"
+        raise CannotRead(wrong, field="general.architecture", remedy="inspect a file that llama.cpp loads")
     own = {key: value for key, value in given.items() if key.startswith(f"{arch}.") or key in TABLES}
     keys = Ledger({"general.architecture": arch} | own)
     keys.take("general.architecture", "architecture {}")
@@ -117,13 +138,13 @@ class Reader:
 
     def __init__(self, keys: Ledger, arch: str) -> None:
         self.keys, self.arch = keys, arch
-        self.dim = keys.size(self.key("embedding_length"), "width of the model {}")
-        self.layers = keys.size(self.key("block_count"), "{} layers")
-        self.length = keys.whole(self.key("context_length"), "trained length {} tokens")
-        self.heads = self.most("attention.head_count", "{} heads", 1)
-        self.kv_heads = self.most("attention.head_count_kv", "{} key and value heads", self.heads)
-        own = keys.whole(self.key("attention.key_length"), "{} channels a head", max(self.dim // self.heads, 1))
-        self.head_dim = keys.whole(self.key("attention.key_length_mla"), "{} channels a head", own)
+        self.dim = self.size("embedding_length", "width of the model {}", MOST_CHANNELS)
+        self.layers = self.size("block_count", "{} layers", MOST_LAYERS)
+        self.length = self.count("context_length", "trained length {} tokens", LONGEST)
+        self.heads = self.largest("attention.head_count", "{} heads", 1)
+        self.kv_heads = self.largest("attention.head_count_kv", "{} key and value heads", self.heads)
+        own = self.count("attention.key_length", "{} channels a head", WIDEST_HEAD, max(self.dim // self.heads, 1))
+        self.head_dim = self.count("attention.key_length_mla", "{} channels a head", WIDEST_HEAD, own)
         self.causal = keys.flag(self.key("attention.causal"), "tokens see only the past: {}", True)
         self.scale = keys.number(self.key("attention.scale"), "logits are multiplied by {}") or None
         self.besides: list[str] = []
@@ -131,15 +152,24 @@ class Reader:
     def key(self, name: str) -> str:
         return f"{self.arch}.{name}"
 
-    def most(self, name: str, says: str, default: int) -> int:
-        """A number that some architectures give for each layer; then the largest."""
+    def count(self, name: str, says: str, most: int, default: int | None = None, least: int = 0) -> Any:
+        """A whole number up to `most` by which something is made or looped over; 0 is as good as none."""
+        value = self.keys.whole(self.key(name), says, default)
+        return value if value is None else count(value, self.key(name), least=least, most=most) or default
+
+    def size(self, name: str, says: str, most: int) -> int:
+        """The same where it has to be there."""
+        return count(self.keys.size(self.key(name), says), self.key(name), most=most)
+
+    def largest(self, name: str, says: str, default: int) -> int:
+        """A number of heads, which some architectures give for each layer; then the largest."""
         given = self.keys.peek(self.key(name))
-        if not isinstance(given, Sequence):
-            return self.keys.size(self.key(name), says, default)
+        if not is_list(given) or not given:
+            return self.count(name, says, MOST_HEADS, default)
         self.keys.numbers(self.key(name), f"{name.rpartition('.')[2]} of each layer: {{}}")
         if len(set(given)) > 1:
             self.keys.leave(f"{self.key(name)} differs from layer to layer; the largest stands for all")
-        return max(int(max(given)), 1)
+        return count(max(int(max(given)), 1), self.key(name), most=MOST_HEADS)
 
     def parts(self) -> tuple[Part, ...]:
         if self.keys.has(self.key("attention.relative_buckets_count")):
@@ -174,15 +204,15 @@ class Reader:
 
     def relative(self) -> tuple[Part, ...]:
         """T5: buckets of distances, in an encoder and, but for t5encoder, in a decoder; scale 1."""
-        buckets = self.keys.whole(self.key("attention.relative_buckets_count"), "{} buckets of distances")
-        below = self.keys.whole(self.key("decoder_block_count"), "{} layers in the decoder", self.layers)
+        buckets = self.size("attention.relative_buckets_count", "{} buckets of distances", MOST_BUCKETS)
+        below = self.count("decoder_block_count", "{} layers in the decoder", MOST_LAYERS, self.layers)
         stacks = [("encoder", self.layers, False)]
         stacks += [("decoder", below, True)] if self.arch != "t5encoder" else []
         parts = []
-        for name, count, causal in stacks:
+        for name, many, causal in stacks:
             spec = spec_of("t5_bias", buckets=buckets, max_distance=128, causal=causal)
             shape = Shape(self.dim, self.heads, self.head_dim, trained_or_one(self.length), causal)
-            layers = (Layer(spec, self.head_dim, None, self.scale or 1.0),) * count
+            layers = (Layer(spec, self.head_dim, None, self.scale or 1.0),) * many
             parts.append(Part(name, shape, layers, self.kv_heads, self.length))
             with possible("attention.relative_buckets_count"):
                 parts[-1].encoding(0)
@@ -191,7 +221,12 @@ class Reader:
     def rotary(self) -> list[Layer]:
         keys = self.keys
         latent = keys.has(self.key("attention.kv_lora_rank"))
-        width = keys.whole(self.key("rope.dimension_count"), "{} channels of a head are turned", self.head_dim)
+        width = self.count("rope.dimension_count", "{} channels of a head are turned", WIDEST_HEAD, self.head_dim)
+        if width % 2:
+            raise CannotRead(
+                f"expected an even number of channels, which turn in pairs, got {width}",
+                field=self.key("rope.dimension_count"),
+            )
         base = keys.number(self.key("rope.freq_base"), "rotary base {}", 10_000)
         head_dim = width if latent else self.head_dim
         layout = "interleaved" if self.arch in INTERLEAVED else "half"
@@ -239,14 +274,15 @@ class Reader:
 
     def windows(self) -> list[int | None]:
         """For each layer how many tokens it sees back."""
-        size = self.keys.whole(self.key("attention.sliding_window"), "a window of {} tokens")
+        size = self.count("attention.sliding_window", "a window of {} tokens", LONGEST)
         given = self.keys.take(self.key("attention.sliding_window_pattern"), "which layers have it: {}")
+        matches(given, (None, int, [(bool, int)]), field=self.key("attention.sliding_window_pattern"))
         if not size:
             return [None] * self.layers
         if self.arch == "llama4":
             self.besides.append("layers with rotary attend within chunks of 8192 tokens, which is no window")
             return [None] * self.layers
-        if isinstance(given, Sequence):
+        if is_list(given):
             if len(given) < self.layers:
                 raise CannotRead(
                     f"{self.key('attention.sliding_window_pattern')} must have one entry for each of {self.layers} "
@@ -266,10 +302,10 @@ class Reader:
     ) -> tuple[str, int]:
         """The rotary of layers with a window, and the channels of their heads."""
         keys = self.keys
-        dim = keys.whole(self.key("attention.key_length_swa"), "{} channels a head in layers with a window", head_dim)
-        turned = keys.whole(
-            self.key("rope.dimension_count_swa"), "{} of them are turned there", width if dim == head_dim else dim
-        )
+        says = "{} channels a head in layers with a window"
+        dim = self.count("attention.key_length_swa", says, WIDEST_HEAD, head_dim)
+        usual = width if dim == head_dim else dim
+        turned = self.count("rope.dimension_count_swa", "{} of them are turned there", WIDEST_HEAD, usual)
         usual = LOCAL_BASE.get(self.arch, base)
         own = keys.number(self.key("rope.freq_base_swa"), "rotary base {} in layers with a window", usual)
         if (dim, turned, own) == (head_dim, width, base) and self.arch not in LOCAL_BASE and "proportional" not in spec:
@@ -280,7 +316,7 @@ class Reader:
     def temperature(self) -> str | None:
         """Ministral's temperature, which all layers have."""
         strength = self.keys.number(self.key("attention.temperature_scale"), "the strength of the temperature is {}")
-        interval = self.keys.whole(self.key("attention.temperature_length"), "its steps are {} tokens long")
+        interval = self.count("attention.temperature_length", "its steps are {} tokens long", LONGEST)
         start = interval or self.keys.peek(self.key("rope.scaling.original_context_length"))
         if not strength or not start or self.arch not in ("mistral3", "mistral4", "deepseek2"):
             return None
@@ -293,13 +329,15 @@ class Reader:
         factor = keys.number(self.key("rope.scaling.factor"), "stretched by {}")
         older = keys.number(self.key("rope.scale_linear"), "stretched by {}")
         factor = whole(factor or older or 1)
-        start = keys.whole(self.key("rope.scaling.original_context_length"), "stretched from {} trained tokens")
+        start = self.count("rope.scaling.original_context_length", "stretched from {} trained tokens", LONGEST)
         keys.flag(self.key("rope.scaling.finetuned"), "trained on after stretching: {}")
         warmth = keys.number(self.key("rope.scaling.attn_factor"), "cosines and sines are multiplied by {}", 1.0)
         tables = {name: self.divisors(name, width) for name in TABLES}
         short, long = tables["rope_factors_short.weight"], tables["rope_factors_long.weight"]
         if kind not in ("none", "linear", "yarn", "longrope"):
-            raise CannotRead(f"{self.key('rope.scaling.type')} must be none, linear, yarn or longrope, got {kind!r}")
+            raise CannotRead(
+                f"{self.key('rope.scaling.type')} must be none, linear, yarn or longrope, got {quoted(kind)}"
+            )
         if short and long:
             return self.longrope(short, long, start, warmth), None
         if kind == "longrope":

@@ -1,13 +1,18 @@
 """A GGUF file as a transformers model: its config, and its tensors under transformers' names and in its layout."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from posenc.checkpoints.reading import CannotRead
-from posenc.checkpoints.tensors import GGUFTensors
+from posenc.checkpoints.reading import LONGEST, MOST_CHANNELS, MOST_HEADS, MOST_LAYERS, CannotRead
+from posenc.checkpoints.tensors import GGUFTensors, package
+from posenc.foreign import count, matches, quoted, reading_with
+
+MOST_TOKENS = 1 << 24
+"""The tokens of a vocabulary."""
 
 CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 """The architectures that are read, by the name that GGUF has for them, and transformers' class of each."""
@@ -15,18 +20,20 @@ CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Q
 INTERLEAVED = ("llama",)
 """Architectures whose queries and keys GGUF stores with their rotary pairs side by side; transformers has halves."""
 
-KEYS = {
-    "block_count": "num_hidden_layers",
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "vocab_size": "vocab_size",
+COUNTS = {
+    "block_count": ("num_hidden_layers", MOST_LAYERS),
+    "context_length": ("max_position_embeddings", LONGEST),
+    "embedding_length": ("hidden_size", MOST_CHANNELS),
+    "feed_forward_length": ("intermediate_size", MOST_CHANNELS),
+    "attention.head_count": ("num_attention_heads", MOST_HEADS),
+    "attention.head_count_kv": ("num_key_value_heads", MOST_HEADS),
+    "attention.key_length": ("head_dim", MOST_CHANNELS),
+    "vocab_size": ("vocab_size", MOST_TOKENS),
 }
-"""What GGUF calls a number of the model -> what transformers calls it."""
+"""What GGUF calls a count of the model -> what transformers calls it, and the largest that is believed."""
+
+NUMBERS = {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
+"""The same for other numbers."""
 
 SCALING = {
     "rope.scaling.factor": "factor",
@@ -44,36 +51,58 @@ def config(file: GGUFTensors) -> dict[str, Any]:
     Raises CannotRead for an architecture that is not read, and for a key of the architecture that is not understood:
     a model that is loaded without it would compute something else.
     """
-    said = {key: plain(field.contents()) for key, field in file.reader.fields.items()}
+    said = {key: plain(value) for key, value in file.said.items()}
     architecture = said.get("general.architecture")
-    if architecture not in CLASSES:
+    if not isinstance(architecture, str) or architecture not in CLASSES:
         raise CannotRead(
-            f"{file.path} holds a {architecture}; posenc loads GGUF files of {', '.join(CLASSES)}. Load the original "
-            f"checkpoint instead, or convert this file with transformers"
+            f"it holds a {quoted(architecture)}; posenc loads GGUF files of {', '.join(CLASSES)}. Load the "
+            f"original checkpoint instead, or convert this file with transformers",
+            file=file.path,
         )
     prefix = f"{architecture}."
     left = {key.removeprefix(prefix): value for key, value in said.items() if key.startswith(prefix)}
-    found: dict[str, Any] = {name: left.pop(key) for key, name in KEYS.items() if key in left}
-    needed = [key for key, name in KEYS.items() if name not in found and name not in ("head_dim", "vocab_size")]
+    for key, value in left.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise CannotRead(f"expected a finite number, got {value}", file=file.path, field=prefix + key)
+    found: dict[str, Any] = {}
+    for key, (name, most) in COUNTS.items():
+        if key in left:
+            found[name] = count(left.pop(key), prefix + key, file=file.path, most=most)
+    for key, name in NUMBERS.items():
+        if key in left:
+            matches(left[key], float, file=file.path, field=prefix + key)
+            found[name] = left.pop(key)
+    names = NUMBERS | {key: name for key, (name, _) in COUNTS.items()}
+    needed = [key for key, name in names.items() if name not in found and name not in ("head_dim", "vocab_size")]
     if missing := [key for key in needed if key != "attention.head_count_kv"]:
-        raise CannotRead(f"{file.path} lacks {', '.join(prefix + key for key in missing)}; it is no whole model")
+        raise CannotRead(f"it lacks {', '.join(prefix + key for key in missing)}; it is no whole model", file=file.path)
     found.setdefault("num_key_value_heads", found["num_attention_heads"])
     found.setdefault("head_dim", found["hidden_size"] // found["num_attention_heads"])
-    found.setdefault("vocab_size", file.shape("token_embd.weight")[0])
+    if found["head_dim"] % 2:
+        raise CannotRead(f"a head has {found['head_dim']} channels, and rotary turns them in pairs", file=file.path)
+    # Each layer has tensors of its own: no more are made than the file can fill.
+    count(found["num_hidden_layers"], prefix + "block_count", file=file.path, most=max(len(file), 1))
+    if "vocab_size" not in found:
+        rows = file.shape("token_embd.weight")[:1] if "token_embd.weight" in file else ()
+        found["vocab_size"] = count(*rows or [None], "token_embd.weight", file=file.path, most=MOST_TOKENS)
     found["rope_parameters"] = rope_parameters(file, left, prefix, found["max_position_embeddings"])
     for key in ("attention.value_length", "rope.dimension_count"):
         if left.pop(key, found["head_dim"]) != found["head_dim"]:
             raise CannotRead(
-                f"{file.path}: {prefix}{key} is {said[prefix + key]} where a head has {found['head_dim']} channels; "
-                f"posenc loads GGUF files only where they are equal"
+                f"{prefix}{key} is {said[prefix + key]} where a head has {found['head_dim']} channels; "
+                f"posenc loads GGUF files only where they are equal",
+                file=file.path,
             )
     if left:
-        raise CannotRead(f"{file.path} says {prefix}{next(iter(left))}, which posenc does not read in a GGUF file yet")
+        raise CannotRead(
+            f"it says {prefix}{next(iter(left))}, which posenc does not read in a GGUF file yet", file=file.path
+        )
     if architecture == "llama":
         found["attention_bias"] = "blk.0.attn_q.bias" in file.stored
         found["mlp_bias"] = "blk.0.ffn_up.bias" in file.stored
     for kind in ("bos", "eos", "padding"):
-        token = said.get(f"tokenizer.ggml.{kind}_token_id")
+        token = said.get(key := f"tokenizer.ggml.{kind}_token_id")
+        matches(token, (None, int), file=file.path, field=key)
         found[f"{'pad' if kind == 'padding' else kind}_token_id"] = token
     return {
         "architectures": [CLASSES[architecture]],
@@ -85,13 +114,16 @@ def config(file: GGUFTensors) -> dict[str, Any]:
 
 def rope_parameters(file: GGUFTensors, left: dict[str, Any], prefix: str, trained: int) -> dict[str, Any]:
     """The rotary part of the config; what it understands is taken out of `left`."""
+    form = {f"{key}?": float for key in (*SCALING, "rope.freq_base", "rope.scale_linear")}
+    matches(left, form | {"rope.scaling.type?": str, "*": Any}, file=file.path, field=prefix.removesuffix("."))
     found = {"rope_type": "default", "rope_theta": left.pop("rope.freq_base", 10_000.0)}
     given = left.pop("rope.scaling.type", None)
     numbers = {name: left.pop(key) for key, name in SCALING.items() if key in left}
     if any(name.startswith("rope_f") for name in file):
         raise CannotRead(
-            f"{file.path} divides its frequencies by numbers of its own (a tensor rope_freqs or rope_factors), which "
-            f"posenc does not turn into a config; load the original checkpoint instead"
+            "it divides its frequencies by numbers of its own (a tensor rope_freqs or rope_factors), which "
+            "posenc does not turn into a config; load the original checkpoint instead",
+            file=file.path,
         )
     # Older files have a factor and no type, and llama.cpp takes that for linear.
     if "rope.scale_linear" in left:
@@ -100,9 +132,9 @@ def rope_parameters(file: GGUFTensors, left: dict[str, Any], prefix: str, traine
     if kind == "none":
         return found
     if kind not in ("linear", "yarn"):
-        raise CannotRead(f"{file.path}: {prefix}rope.scaling.type is '{kind}'; expected none, linear or yarn")
+        raise CannotRead(f"{prefix}rope.scaling.type is {quoted(kind)}; expected none, linear or yarn", file=file.path)
     if "factor" not in numbers:
-        raise CannotRead(f"{file.path}: {prefix}rope.scaling.type is '{kind}', but there is no rope.scaling.factor")
+        raise CannotRead(f"{prefix}rope.scaling.type is '{kind}', but there is no rope.scaling.factor", file=file.path)
     if kind == "yarn":
         numbers.setdefault("original_max_position_embeddings", trained)
     return found | {"rope_type": kind} | numbers
@@ -110,7 +142,7 @@ def rope_parameters(file: GGUFTensors, left: dict[str, Any], prefix: str, traine
 
 def plain(value: Any) -> Any:
     """A number as it was meant: GGUF holds 1e-05 as 9.999999747378752e-06, the nearest float32."""
-    if not isinstance(value, float):
+    if not isinstance(value, float) or not abs(value) < 1e38:
         return value
     import numpy
 
@@ -123,8 +155,7 @@ def tensors(file: GGUFTensors, config: dict[str, Any]) -> Iterator[tuple[str, Te
     Raises CannotRead for a tensor that the model needs and the file lacks, or the other way round, and for one of
     another shape than the config says.
     """
-    import gguf
-
+    gguf = package(file.path)
     architecture = config["model_type"]
     (arch,) = (number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
@@ -132,11 +163,12 @@ def tensors(file: GGUFTensors, config: dict[str, Any]) -> Iterator[tuple[str, Te
     for name, shape in shapes(config).items():
         stored = names.get_name(name, (".weight", ".bias"))
         if stored not in file.stored:
-            raise CannotRead(f"{file.path} lacks {stored}, which is {name} in transformers; it may be truncated")
+            raise CannotRead(f"it lacks {stored}, which is {name} in transformers; it may be truncated", file=file.path)
         if file.shape(stored) != shape:
             raise CannotRead(
-                f"{file.path}: {stored} has the shape {list(file.shape(stored))}, but by the file's own numbers "
-                f"{name} has {list(shape)}"
+                f"{stored} has the shape {list(file.shape(stored))}, but by the file's own numbers "
+                f"{name} has {list(shape)}",
+                file=file.path,
             )
         unused.discard(stored)
         tensor = file[stored]
@@ -146,7 +178,7 @@ def tensors(file: GGUFTensors, config: dict[str, Any]) -> Iterator[tuple[str, Te
             tensor = halves(tensor, config["num_key_value_heads"])
         yield name, tensor
     if unused:
-        raise CannotRead(f"{file.path} holds {min(unused)}, which {config['architectures'][0]} has no place for")
+        raise CannotRead(f"it holds {min(unused)}, which {config['architectures'][0]} has no place for", file=file.path)
 
 
 def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -154,7 +186,7 @@ def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     import transformers
 
     kind = getattr(transformers, config["architectures"][0])
-    with torch.device("meta"):
+    with reading_with("transformers"), torch.device("meta"):
         model = kind(kind.config_class(**config))
     tied = {"lm_head.weight"} if config["tie_word_embeddings"] else set()
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name not in tied}

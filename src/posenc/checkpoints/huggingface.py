@@ -18,9 +18,11 @@ from typing import Any
 import torch
 
 from posenc.catalogue import build
-from posenc.checkpoints import modules
+from posenc.checkpoints.bounds import within_bounds
 from posenc.checkpoints.configs import SPEAKS_OF_POSITION, Ledger, possible, spec_of
+from posenc.checkpoints.load import quietly
 from posenc.checkpoints.modules import Found
+from posenc.checkpoints.named_code import harmless
 from posenc.checkpoints.nodes import (
     HEAD_DIMS,
     HEADS,
@@ -38,6 +40,7 @@ from posenc.checkpoints.reading import CannotRead, Layer, Part, Reading
 from posenc.checkpoints.rotary_keys import rope_parameters as rope_parameters
 from posenc.checkpoints.rotary_measured import rotary_layers
 from posenc.encoding import Shape
+from posenc.foreign import count, one_line, reading_with, shortened
 
 OLD_NAMES = {
     *("rope_scaling", "rope_theta", "partial_rotary_factor", "rope_local_base_freq", "global_rope_theta"),
@@ -77,12 +80,22 @@ def read(config: Any) -> Reading:
         return cached(text)
     if not hasattr(config, "to_dict"):
         raise CannotRead(f"expected a dictionary or a configuration of transformers, got {type(config).__name__}")
-    return of_object(copy.deepcopy(config), None)
+    with quietly():
+        config = copy.deepcopy(config)
+        settle(config)
+        return of_object(config, None)
 
 
 @functools.lru_cache(maxsize=64)
 def cached(text: str) -> Reading:
     given = json.loads(text)
+    with quietly():
+        return of_dictionary(given)
+
+
+def of_dictionary(given: dict[str, Any]) -> Reading:
+    """The reading of a config.json."""
+    within_bounds(given)
     if given.get("model_type") is None and not any(given.get(key) is not None for key in (*WIDTHS, "text_config")):
         raise CannotRead(
             f"expected a config.json of transformers with model_type or hidden_size, got the keys "
@@ -100,10 +113,14 @@ def filled(given: Mapping[str, Any]) -> Any:
     model_type = str(given.get("model_type"))
     if model_type not in CONFIG_MAPPING:
         return None
-    try:
-        return CONFIG_MAPPING[model_type].from_dict(copy.deepcopy(dict(given)))
-    except Exception as error:
-        raise CannotRead(f"transformers refuses this {model_type} configuration: {modules.in_short(error)}") from error
+    remedy = f"compare its keys with those of a released {model_type}"
+    # Its classes are code of many hands, which says in any way what it does not like.
+    with reading_with("transformers", field=f"this {model_type} configuration", remedy=remedy):
+        config = CONFIG_MAPPING[model_type].from_dict(harmless(given))
+        settle(config)
+        # What cannot be written down again is no configuration.
+        json.dumps(config.to_dict(), default=str)
+        return config
 
 
 def of_object(config: Any, given: Mapping[str, Any] | None) -> Reading:
@@ -131,9 +148,22 @@ def of_object(config: Any, given: Mapping[str, Any] | None) -> Reading:
     understood, unknown = dict(keys.understood), keys.unknown()
     if given is not None:
         mark_defaults(understood, unknown, given)
-    architecture = str(values.get("model_type") or (values.get("architectures") or ["unknown"])[0])
+    named = values.get("model_type") or values.get("architectures") or "unknown"
+    architecture = shortened(one_line(str(named[0] if isinstance(named, list) else named)), 80)
     told = tuple(keys.contradictions), tuple(keys.not_covered)
     return Reading("transformers", architecture, parts, understood, unknown, *told)
+
+
+def settle(config: Any) -> None:
+    """Put the keys of rotary where the modules will find them, in a configuration and in those within it.
+
+    transformers does so whenever it makes frequencies, and not only when it makes a configuration. The second time sees
+    more: `original_max_position_embeddings` beside the dictionary of rotary, which then goes before the one inside.
+    """
+    if getattr(config, "rope_parameters", None):
+        config.standardize_rope_params()
+    for inner in vars(config).values() if hasattr(config, "to_dict") else ():
+        settle(inner)
 
 
 def plain_keys(node: Node) -> None:
@@ -199,6 +229,7 @@ def sizes_of(node: Node, role: str) -> tuple[int, int, int, int, int] | None:
     if node.keys.peek("multi_query") is True and not node.keys.peek("new_decoder_architecture"):
         kv = 1
     head_dim = head_dim if isinstance(head_dim, int) else max(width // heads, 1)
+    count(head_dim, f"{node.path or 'the model'}: channels of a head", most=1 << 16)
     return width, heads, kv if isinstance(kv, int) else heads, head_dim, layers
 
 

@@ -1,6 +1,6 @@
 """`posenc inspect`: a path to a Reading, whatever lies there, its weights held against what its config says."""
 
-import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -14,6 +14,7 @@ from posenc.checkpoints.gguf_metadata import TABLES
 from posenc.checkpoints.reading import CannotRead, Part, Reading
 from posenc.checkpoints.tensors import PICKLE_STARTS, PICKLES, GGUFTensors, Tensors, open_tensors, refused
 from posenc.encoding import Encoding
+from posenc.foreign import naming, opened, read_json
 
 CONFIGS = ("config.json", "params.json")
 """What the file is called that says what a folder's model is."""
@@ -28,21 +29,24 @@ RELATIVE_TABLE = re.compile(r"relative_attention_bias(?:\.weight)?$|attn_rel_b(?
 """Names of learned tables with a number for each bucket of distances and head: T5's."""
 
 PROJECTION = re.compile(
-    r"(?:^|\.)(?:layers|blk)\.(\d+)\.(?:self_attn\.|attention\.)?(q_proj|k_proj|attn_q|attn_k|wq|wk)\.weight$"
+    r"(?:^|\.)(?:layers|blk)\.(\d{1,6})\.(?:self_attn\.|attention\.)?(q_proj|k_proj|attn_q|attn_k|wq|wk)\.weight$"
 )
 """Names of the weights that make queries and keys, where each has its own."""
 
-IN_A_LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blk|block|blocks)\.(\d+)(?=\.)")
+IN_A_LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blk|block|blocks)\.(\d{1,6})(?=\.)")
 
 FREQUENCIES = re.compile(r"(?:^|\.)(?:inv_freq|rope\.freqs)$")
 """Names of frequencies that old checkpoints carry."""
+
+MOST_PAIRS = 1 << 14
+"""The pairs of channels that a head may have; what is larger holds no frequencies, whatever it is called."""
 
 
 def inspect(path: str | Path) -> Reading:
     """What the checkpoint at a path says of positions.
 
-    path    a folder in Hugging Face's form, with weights or without; a config.json; Meta's params.json; arguments of
-            Megatron or vLLM as JSON, or as YAML where PyYAML is installed; a GGUF file; the name of a fetched model
+    path    a folder in Hugging Face's form, with weights or without; a config.json; Meta's params.json; a GGUF file;
+            the name of a fetched model
 
     The format is told by what the file holds, never by its name. Where safetensors or GGUF weights lie beside a config,
     their headers are read too: tables, projections and layers that do not fit it stand in `contradictions`.
@@ -53,24 +57,26 @@ def inspect(path: str | Path) -> Reading:
     path = load.find(path)
     config, folder = find(path)
     if config is None:
-        tensors = open_tensors(path)
-        return checked(configs.read(metadata(tensors), "gguf"), tensors)
-    reading = configs.read(parse(config))
+        with naming(path):
+            tensors = open_tensors(path)
+            return checked(configs.read(metadata(tensors), "gguf"), tensors)
+    with naming(config):
+        reading = configs.read(read_json(config, within=folder))
     return reading if folder is None else with_weights(reading, folder)
 
 
 def given(path: str | Path) -> dict[str, Any]:
     """The dictionary that `inspect` reads at a path: the config, or a GGUF file's metadata."""
     path = load.find(path)
-    config, _ = find(path)
-    return metadata(open_tensors(path)) if config is None else parse(config)
+    config, folder = find(path)
+    return metadata(open_tensors(path)) if config is None else read_json(config, within=folder)
 
 
 def has_tensors(path: Path) -> bool:
     """Whether tensors lie at a path that can be opened: safetensors or GGUF."""
     if path.is_dir():
         return any(path.glob("*.safetensors")) or any(path.glob("*.gguf"))
-    return path.suffix not in (".json", ".yaml", ".yml")
+    return path.suffix != ".json"
 
 
 def find(path: Path) -> tuple[Path | None, Path | None]:
@@ -88,7 +94,7 @@ def find(path: Path) -> tuple[Path | None, Path | None]:
                 return None, None
             raise CannotRead(f"{path} has weights and neither {' nor '.join(CONFIGS)}, which say what they are")
         open_tensors(path)
-    with open(path, "rb") as file:
+    with opened(path) as file:
         start = file.read(4)
     if start == b"GGUF":
         return None, None
@@ -99,54 +105,27 @@ def find(path: Path) -> tuple[Path | None, Path | None]:
             if (path.parent / name).is_file():
                 return path.parent / name, path.parent
         raise CannotRead(f"{path} holds weights, and beside it lies neither {' nor '.join(CONFIGS)}, which say of what")
+    if path.suffix in (".yaml", ".yml"):
+        raise CannotRead(f"it looks like YAML, which posenc does not read; {configs.EXPECTED}", file=path)
     return path, None
-
-
-def parse(path: Path) -> dict[str, Any]:
-    """The dictionary in a JSON or YAML file; raises CannotRead for anything else."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise CannotRead(f"{path} is no text; expected JSON, YAML or a GGUF file") from None
-    try:
-        given = json.loads(text)
-    except json.JSONDecodeError as error:
-        given = of_yaml(path, text, f"line {error.lineno}: {error.msg}")
-    if not isinstance(given, dict):
-        raise CannotRead(f"{path} must hold a dictionary, got {type(given).__name__}")
-    return with_its_model(given, path.parent)
-
-
-def of_yaml(path: Path, text: str, wrong: str) -> Any:
-    if path.suffix not in (".yaml", ".yml"):
-        raise CannotRead(f"{path} is no whole JSON: {wrong}")
-    try:
-        import yaml
-    except ImportError:
-        raise CannotRead(f"{path} is YAML, which PyYAML reads; install it with `pip install pyyaml`") from None
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise CannotRead(f"{path} is no whole YAML: {' '.join(str(error).split())}") from None
-
-
-def with_its_model(given: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """vLLM's arguments, with the config of the model that they name where it lies on this disk."""
-    model = given.get("model")
-    if isinstance(model, str) and "hf_config" not in given and (folder / model / "config.json").is_file():
-        return {**given, "hf_config": parse(folder / model / "config.json")}
-    return given
 
 
 def metadata(tensors: Tensors) -> dict[str, Any]:
     """The keys of a GGUF file, without its tokenizer, and the small tensors that say of positions."""
     assert isinstance(tensors, GGUFTensors)
-    told = {
-        key: field.contents()
-        for key, field in tensors.reader.fields.items()
-        if not key.startswith(("tokenizer.", "GGUF."))
-    }
-    return told | {name: tensors[name].tolist() for name in TABLES if name in tensors}
+    told = {key: value for key, value in tensors.said.items() if not key.startswith("tokenizer.")}
+    for name in TABLES:
+        if name in tensors:
+            if not one_for_each_pair(tensors, name):
+                wrong = f"it is {list(tensors.shape(name))}, which holds no number for each pair; it was not read"
+                raise CannotRead(wrong, file=tensors.path, field=name)
+            told[name] = tensors[name].flatten().tolist()
+    return told
+
+
+def one_for_each_pair(tensors: Tensors, name: str) -> bool:
+    """Whether a tensor may be read for its name alone: it holds numbers, and no more than a head may have pairs."""
+    return tensors.dtype(name).is_floating_point and 0 < math.prod(tensors.shape(name)) <= MOST_PAIRS
 
 
 def with_weights(reading: Reading, folder: Path) -> Reading:
@@ -226,11 +205,13 @@ def projections(reading: Reading, tensors: Tensors) -> Iterator[str]:
         # Some query projections make a gate besides.
         fits = (rows, 2 * rows) if asks else (rows,)
         latent = layer.head_dim != part.shape.head_dim
-        if tensors.shape(name)[0] not in fits and not latent and match[2] not in told:
+        # The number of rows: a tensor without axes has none.
+        found = tensors.shape(name)[:1]
+        if found not in [(fit,) for fit in fits] and not latent and match[2] not in told:
             told.add(match[2])
             yield (
-                f"{name} has {tensors.shape(name)[0]} rows, and the config says {heads} heads of {layer.head_dim} "
-                f"channels, {rows} rows"
+                f"{name} has {found[0] if found else 'no'} rows, and the config says {heads} heads of "
+                f"{layer.head_dim} channels, {rows} rows"
             )
 
 
@@ -252,6 +233,9 @@ def frequencies(reading: Reading, tensors: Tensors) -> Iterator[str]:
     for name in tensors:
         if not rotary or reading.not_covered or not FREQUENCIES.search(name):
             continue
+        if not one_for_each_pair(tensors, name):
+            yield f"{name} is {list(tensors.shape(name))}, which holds no frequencies; it was not read"
+            return
         stored = tensors[name].double().flatten()
         exact = 1e-4 if tensors.dtype(name) in (torch.float32, torch.float64) else 1e-2
         plain = [one.base ** -(torch.arange(0, 2 * len(stored), 2).double() / (2 * len(stored))) for one in rotary]

@@ -4,7 +4,6 @@ import copy
 import functools
 import json
 import math
-import platform
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -15,15 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import posenc
 from posenc.checkpoints import load
 from posenc.checkpoints.extend import CHECKPOINT, KEEPS, Say
 from posenc.checkpoints.learned_measures import WHOLE, Causal, Images, Masked, Measure, Sentences
 from posenc.checkpoints.load import Loaded
 from posenc.checkpoints.reading import CannotRead
-from posenc.checkpoints.runs import Kept, check_folder, claim_folder, hash_of
+from posenc.checkpoints.runs import Kept, check_folder, claimed, hash_of
 from posenc.checkpoints.tables import resample, resampling
-from posenc.lab.plots import write_whole
+from posenc.foreign import quoted
+from posenc.lab import store
 from posenc.lab.report import finite
 
 SAMPLES = 24
@@ -88,7 +87,7 @@ class Settings:
         for name in self.methods:
             if name != "all" and name not in WORDS:
                 raise ValueError(
-                    f"'{name}' is no method for a learned table; there are: {', '.join(WORDS)}, or all for all of them"
+                    f"{quoted(name)} is no method for a learned table; there are: {', '.join(WORDS)}, or all"
                 )
 
     @property
@@ -114,10 +113,8 @@ def has_learned_table(path: str | Path) -> bool:
     if not (where / "config.json").is_file():
         return False
     load.require_transformers()
-    import transformers
-
     with load.quietly():
-        config = transformers.AutoConfig.from_pretrained(where, local_files_only=True, trust_remote_code=False)
+        config = load.config_of(where)
     return bool(tables(load.class_of(where, config), config))
 
 
@@ -229,17 +226,8 @@ def kind_of(loaded: Loaded, found: Sequence[Table]) -> Any:
     )
 
 
-def measure_learned(
-    loaded: Loaded,
-    settings: Settings,
-    *,
-    kept: Kept | None = None,
-    say: Say = lambda words: None,
-) -> list[dict[str, Any]]:
-    """What each method and each baseline is worth at each length.
-
-    One record for each method, length and measure: {"method", "length", "measure", "value", "seconds"}, the seconds
-    those of all measures of that length. "none" is the model as it is, as far as its table goes.
+def prepare(loaded: Loaded, settings: Settings) -> tuple[list[Table], tuple[int, ...], Any]:
+    """The tables of a model, the lengths, and what is measured of it.
 
     Raises ValueError for a text that is too short and for lengths beyond the target, CannotRead for a model without a
     learned table or without a measure.
@@ -254,6 +242,23 @@ def measure_learned(
     target = lengths[-1]
     files = settings.images if found[0].key == "image_size" else settings.text
     measure = kind_of(loaded, found)(loaded, files, settings.samples, trained, target)
+    return found, lengths, measure
+
+
+def measure_learned(
+    loaded: Loaded,
+    settings: Settings,
+    prepared: tuple[list[Table], tuple[int, ...], Any],
+    kept: Kept,
+    say: Say = lambda words: None,
+) -> list[dict[str, Any]]:
+    """What each method and each baseline is worth at each length.
+
+    One record for each method, length and measure: {"method", "length", "measure", "value", "seconds"}, the seconds
+    those of all measures of that length. "none" is the model as it is, as far as its table goes.
+    """
+    found, lengths, measure = prepared
+    trained, target = found[0].cells[0], lengths[-1]
     facts = {"model": hash_of(loaded.path), "input": measure.sha256, "samples": settings.samples, "target": target}
     facts |= {"dtype": str(loaded.model.dtype)}
     grid = len(found[0].cells) > 1
@@ -271,7 +276,7 @@ def measure_learned(
             of = "none" if same else method
             if (of, length) not in done:
                 make = functools.partial(one, loaded, found, measure, of, length, target, say)
-                done[of, length] = kept.once({**facts, "method": of, "length": length}, make) if kept else make()
+                done[of, length] = kept.once({**facts, "method": of, "length": length}, make)
             for name, value in done[of, length]["values"].items():
                 at = {"method": method, "length": length, "measure": name}
                 records.append({**at, "value": value, "seconds": done[of, length]["seconds"]})
@@ -315,37 +320,40 @@ def extend_learned(settings: Settings, out: Path, *, say: Say = lambda words: No
     check_folder(settings, out)
     say(f"loading {settings.path}")
     loaded = load.load(settings.path, dtype=settings.dtype)
-    found = tables(type(loaded.model), loaded.config)
-    kept = Kept(out / "measurements.jsonl")
-    records = measure_learned(loaded, settings, kept=kept, say=say)
-    claim_folder(settings, out)
-    trained = found[0].cells[0]
-    target = lengths_of(settings, trained)[-1]
-    kind = kind_of(loaded, found)
-    method, words = choose(settings, records, kind, trained, target)
-    written = write(loaded, found, target, method, out / CHECKPOINT) if method else None
-    record = {
-        "model": settings.path,
-        "architecture": type(loaded.model).__name__,
-        "unit": kind.unit,
-        "trained": trained,
-        "target": target,
-        "tables": [asdict(table) for table in found],
-        "measures": [asdict(measure) for measure in kind.measures],
-        "methods": {"none": "the model as it is", **kind.baselines, **{name: WORDS[name] for name in settings.names}},
-        "records": records,
-        "in_words": words,
-        "written": written and {"method": method, "path": written.name},
-        "made": {
-            "command": settings.command(out),
-            "model, SHA-256 of its files": hash_of(loaded.path),
-            "input": ", ".join(Path(name).name for name in settings.images or settings.text)
-            or "the Python language reference (pydoc_data.topics)",
-            "versions": f"posenc {posenc.__version__}, torch {torch.__version__}, Python {platform.python_version()}",
-        },
-    }
-    write_whole(out / "record.json", (json.dumps(finite(record), indent=1, allow_nan=False) + "\n").encode())
-    learned_report.write(record, out)
+    found, lengths, _ = prepared = prepare(loaded, settings)
+    trained, target = found[0].cells[0], lengths[-1]
+    with claimed(settings, out, say) as kept:
+        records = measure_learned(loaded, settings, prepared, kept, say)
+        kind = kind_of(loaded, found)
+        method, words = choose(settings, records, kind, trained, target)
+        written = write(loaded, found, target, method, out / CHECKPOINT) if method else None
+        record = {
+            "model": settings.path,
+            "architecture": type(loaded.model).__name__,
+            "unit": kind.unit,
+            "trained": trained,
+            "target": target,
+            "tables": [asdict(table) for table in found],
+            "measures": [asdict(measure) for measure in kind.measures],
+            "methods": {
+                "none": "the model as it is",
+                **kind.baselines,
+                **{name: WORDS[name] for name in settings.names},
+            },
+            "records": records,
+            "in_words": words,
+            "written": written and {"method": method, "path": written.name},
+            "made": {
+                "command": settings.command(out),
+                "model, SHA-256 of its files": hash_of(loaded.path),
+                "input": ", ".join(Path(name).name for name in settings.images or settings.text)
+                or "the Python language reference (pydoc_data.topics)",
+                "versions": ", ".join(f"{name} {version}" for name, version in store.versions().items()),
+                **({"passes kept from": kept.others} if kept.others else {}),
+            },
+        }
+        store.write(out / "record.json", (json.dumps(finite(record), indent=1, allow_nan=False) + "\n").encode())
+        learned_report.write(record, out)
     return record
 
 

@@ -1,8 +1,8 @@
 """What a model with a learned table can still do with longer inputs, measured in the way that is true to its kind."""
 
 import hashlib
-import json
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from torch import Tensor
 from posenc.checkpoints import perplexity
 from posenc.checkpoints.load import Loaded
 from posenc.checkpoints.reading import CannotRead
+from posenc.foreign import matches, read, read_json, reading_with, regular
 
 EXCERPT = 32
 """Tokens of an excerpt that a passage is looked for with."""
@@ -219,7 +220,11 @@ class Sentences:
 def pools_first_token(path: Path) -> bool:
     """Whether a sentence encoder takes the vector of the first token; without a word of it, the mean of all."""
     file = path / "1_Pooling" / "config.json"
-    return file.is_file() and bool(json.loads(file.read_text()).get("pooling_mode_cls_token"))
+    return os.path.lexists(file) and bool(read_json(file, within=path).get("pooling_mode_cls_token"))
+
+
+LARGEST_IMAGE = 256 << 20
+"""The bytes of an image file."""
 
 
 class Images:
@@ -243,7 +248,7 @@ class Images:
         self.mean, self.spread = colours(loaded.path)
         self.pictures = [square(Path(image)) for image in images]
         self.name = ", ".join(Path(image).name for image in images)
-        bytes_of_all = b"".join(Path(image).read_bytes() for image in images)
+        bytes_of_all = b"".join(read(image, most=LARGEST_IMAGE) for image in images)
         self.sha256 = hashlib.sha256(bytes_of_all).hexdigest()
         self.reference = [self.vectors(loaded.model, picture, trained) for picture in self.pictures]
 
@@ -271,21 +276,22 @@ class Images:
 def colours(path: Path) -> tuple[Tensor, Tensor]:
     """The mean and the spread [3, 1, 1] of colours that a model takes, from its preprocessor_config.json."""
     file = path / "preprocessor_config.json"
-    if not file.is_file():
+    if not os.path.lexists(file):
         raise CannotRead(f"{path} has no preprocessor_config.json, which says how colours are scaled for the model")
-    said = json.loads(file.read_text())
+    said = read_json(file, within=path)
+    matches(said, {"image_mean": [float], "image_std": [float], "*": Any}, file=file)
+    if len(said["image_mean"]) != 3 or len(said["image_std"]) != 3:
+        raise CannotRead("expected three numbers in image_mean and in image_std", file=file)
     return torch.tensor(said["image_mean"])[:, None, None], torch.tensor(said["image_std"])[:, None, None]
 
 
 def square(path: Path) -> Any:
     """The middle square of an image file."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
-    try:
-        with Image.open(path) as opened:
+    with reading_with("Pillow", file=path, remedy="give --images PNG or JPEG files"):
+        with Image.open(regular(path)) as opened:
             image = opened.convert("RGB")
-    except UnidentifiedImageError as error:
-        raise ValueError(f"'{path}' is no image that Pillow reads; give --images PNG or JPEG files") from error
     side = min(image.size)
     left, top = ((full - side) // 2 for full in image.size)
     return image.crop((left, top, left + side, top + side))

@@ -6,7 +6,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from posenc.lab import plots
+from posenc.checkpoints.extension_report import as_markdown, how
+from posenc.foreign.text import markdown as shown
+from posenc.foreign.text import markdown_code
+from posenc.lab import plots, store
 
 Record = Mapping[str, Any]
 
@@ -14,7 +17,7 @@ Record = Mapping[str, Any]
 def write(record: Record, folder: Path) -> Path:
     """Write report.md and figures/by-length.png into the folder, each whole, and return the path of the page."""
     plots.save(by_length(record), folder / "figures" / "by-length.png")
-    plots.write_whole(folder / "report.md", markdown(record).encode())
+    store.write(folder / "report.md", markdown(record).encode())
     return folder / "report.md"
 
 
@@ -39,20 +42,19 @@ def markdown(record: Record) -> str:
     """The run as a page of Markdown."""
     name = Path(record["model"]).name
     unit = record["unit"]
-    parts = [f"# {name}: from {record['trained']:,} to {record['target']:,} {unit}", record["in_words"]]
+    title = f"{name}: from {record['trained']:,} to {record['target']:,} {unit}"
+    parts = [f"# {shown(title)}", shown(record["in_words"])]
     if record["written"]:
         of = record["written"]
-        parts.append(f"The checkpoint with the table of {of['method']} is in `{of['path']}`; transformers loads it.")
+        where = markdown_code(of["path"])
+        parts.append(f"The checkpoint with the table of {shown(of['method'])} is in {where}; transformers loads it.")
     for measure in record["measures"]:
         more = "more" if measure["more_is_better"] else "less"
         parts.append(f"{measure['words'][0].upper()}{measure['words'][1:]}, by {unit} ({more} is better):")
-        headers, rows = table(record, measure["name"])
-        lines = [headers, ["---", *["---:"] * (len(headers) - 1)], *rows]
-        parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+        parts += as_markdown(table(record, measure["name"]))
     parts.append("![The measures by length, a line for each method](figures/by-length.png)")
-    parts.append("\n".join(f"- {name}: {words}" for name, words in record["methods"].items()))
-    made = {"command": f"`{record['made']['command']}`"} | {k: v for k, v in record["made"].items() if k != "command"}
-    parts += ["## How it was made", "\n".join(f"- {name}: {value}" for name, value in made.items())]
+    parts.append("\n".join(f"- {shown(name)}: {shown(words)}" for name, words in record["methods"].items()))
+    parts += ["## How it was made", how(record)]
     return "\n\n".join(parts) + "\n"
 
 

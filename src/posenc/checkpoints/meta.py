@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from posenc.checkpoints.bounds import within_bounds
 from posenc.checkpoints.configs import (
     CannotWrite,
     Ledger,
@@ -49,6 +50,7 @@ def read(given: Mapping[str, Any]) -> Reading:
     Numbers that the file leaves out are those of Meta's model code: base 10,000 (Llama 2), factor 8 and high 4 (Llama
     3.1), 16 and 1 (Llama 4), low 1, trained length 8192. Raises CannotRead for heads that do not divide the width.
     """
+    within_bounds(given)
     keys = Ledger(given)
     dim, layers, heads = (keys.size(key, words) for key, words in SIZES.items())
     if dim % heads:

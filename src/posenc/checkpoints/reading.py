@@ -4,12 +4,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from posenc.catalogue import build
+from posenc.catalogue import build, files_in
 from posenc.encoding import Encoding, Shape
+from posenc.foreign import CannotRead as CannotRead
+from posenc.foreign import quoted
 
-
-class CannotRead(ValueError):
-    """A checkpoint, or a part of it, that cannot be read; the message says what was found and what to do."""
+# What a file may claim of a model, some ten times what the largest has: tables and loops are made by these numbers.
+MOST_LAYERS = 1_000
+MOST_HEADS = 4_096
+WIDEST_HEAD = 1 << 16
+MOST_CHANNELS = 1 << 20
+LONGEST = 1 << 40
+"""The largest counts of layers and heads, widths in channels of a head and of a model, and length in tokens."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,9 @@ class Layer:
     head_dim: int
     window: int | None = None
     scale: float | None = None
+
+    def __post_init__(self) -> None:
+        names_no_code(self.spec)
 
 
 @dataclass(frozen=True)
@@ -51,6 +60,9 @@ class Part:
     tables: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     besides: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        names_no_code(self.embed)
+
     def encoding(self, layer: int) -> Encoding:
         """The encoding of a layer, built."""
         of = self.layers[layer]
@@ -62,7 +74,7 @@ class Part:
 class Reading:
     """What was understood of a checkpoint, what was not, and what contradicts itself.
 
-    format          "transformers", "meta", "megatron", "vllm" or "gguf"
+    format          "transformers", "meta" or "gguf"
     architecture    what the checkpoint calls itself: "llama", "LlamaForCausalLM"
     parts           the stacks that have positions; empty where nothing could be read
     understood      key -> what it was taken to say, for every key that has to do with position
@@ -78,3 +90,9 @@ class Reading:
     unknown: Mapping[str, Any] = field(default_factory=dict)
     contradictions: tuple[str, ...] = ()
     not_covered: tuple[str, ...] = ()
+
+
+def names_no_code(spec: str) -> None:
+    """Raises CannotRead for a spec with a file of somebody's own: a checkpoint never says what is run."""
+    if files := files_in(spec):
+        raise CannotRead(f"it asks for code from the file {quoted(files[0])}, and none is run that a checkpoint names")

@@ -12,6 +12,8 @@ from posenc.schedules import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Schedule
 
 PARTIAL = ("partial_rotary_factor", "rotary_pct", "rope_pct", "rotary_percent")
 
+DICTIONARIES = ("rope_parameters", "rope_scaling")
+
 BASES = ("rope_theta", "rotary_emb_base", "rotary_embedding_base", "global_rope_theta")
 
 
@@ -50,7 +52,7 @@ class Options:
 def rope_keys(node: Node) -> dict[str, Ledger]:
     """The dictionaries of rotary parameters by what they are for: "" for all layers, or names of kinds of layers."""
     keys = node.keys
-    for name in ("rope_parameters", "rope_scaling"):
+    for name in DICTIONARIES:
         value = keys.peek(name)
         if not isinstance(value, dict) or not value:
             continue
@@ -64,6 +66,15 @@ def rope_keys(node: Node) -> dict[str, Ledger]:
     return {}
 
 
+def trained_before(node: Node, kind: str, rope: Ledger) -> int | None:
+    """The trained length that a schedule starts from, or None; one dictionary for all layers may have it beside it."""
+    key, says = "original_max_position_embeddings", "trained length {} before stretching"
+    inside, outside = rope.whole(key, says), None
+    if kind in ("llama3", "yarn", "longrope", "su") and rope.name in map(node.keys.path, DICTIONARIES):
+        outside = node.keys.whole(key, says)
+    return outside or inside
+
+
 def rope_options(node: Node, rope: Ledger, turned: int) -> Options:
     """One dictionary of rotary parameters."""
     keys = node.keys
@@ -75,6 +86,8 @@ def rope_options(node: Node, rope: Ledger, turned: int) -> Options:
     partial = rope.number("partial_rotary_factor", "{} of each head turns")
     if partial is None:
         partial = keys.first(PARTIAL, "{} of each head turns", 1.0)
+    if not 0 <= partial <= 1:
+        raise CannotRead(f"{rope.path('partial_rotary_factor')} is a share of a head, from 0 to 1, got {partial:g}")
     width = int(turned * partial + 1e-9)
     if keys.has("qk_rope_head_dim"):
         # Its channels all turn, whatever share of the whole head they are.
@@ -87,6 +100,13 @@ def rope_options(node: Node, rope: Ledger, turned: int) -> Options:
             factor = rope.number("factor", "factor {}", 1.0)
             return Options(turned, turned, base, Linear(float(factor)) if factor != 1 else None, share=partial)
         schedule = schedule_of(node, kind, rope)
+    if isinstance(schedule, LongRoPE):
+        for name in ("short_factor", "long_factor"):
+            if len(getattr(schedule, name)) != width // 2:
+                raise CannotRead(
+                    f"{rope.path(name)} must hold a number for each of the {width // 2} pairs, got "
+                    f"{len(getattr(schedule, name))}"
+                )
     sections = rope.numbers("mrope_section", "pairs of time, height and width {}")
     order = None
     if sections:
@@ -107,7 +127,7 @@ def schedule_of(node: Node, kind: str, rope: Ledger) -> Schedule | None:
     Raises CannotRead for a kind of which no schedule is known, or without a number that it needs.
     """
     longest = node.first(LENGTHS)
-    trained = rope.whole("original_max_position_embeddings", "trained length {} before stretching") or longest
+    trained = trained_before(node, kind, rope) or longest
     if kind in ("default", "axial", "mrope") or not kind:
         return None
     if kind == "ntk_alpha" or (kind == "dynamic" and rope.has("alpha")):

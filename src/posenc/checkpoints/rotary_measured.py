@@ -123,6 +123,11 @@ def explained(node: Node, turn: Turn, tries: list[Options], turned: int, shape: 
                 # A spec that cannot be built is no explanation.
                 with contextlib.suppress(ValueError):
                     if agrees(turn, one.spec(layout), one.head_dim, shape):
+                        if one.width > option.width:
+                            node.keys.contradict(
+                                f"the keys say that {option.width} of {option.head_dim} channels of a head turn, and "
+                                f"in the modules {one.width} do; followed: the modules"
+                            )
                         return one.spec(layout), one.head_dim
     return None
 
@@ -130,6 +135,9 @@ def explained(node: Node, turn: Turn, tries: list[Options], turned: int, shape: 
 def widths_of(option: Options, channels: int) -> Iterator[Options]:
     """What the keys say; then the same for a head, or a share of it, as wide as the modules have it."""
     yield option
+    if option.width < channels == option.head_dim and option.share is None:
+        # Where no schedule is named, some modules do not ask which share of a head turns.
+        yield replace(option, width=channels)
     if channels != option.head_dim and option.sections is None and channels % 2 == 0:
         if channels < option.head_dim:
             yield replace(option, width=channels)

@@ -3,12 +3,17 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from posenc.lab.plots import write_whole
+from posenc import foreign
+from posenc.foreign import CannotRead
+from posenc.lab import store
+
+SETTINGS = "settings.json"
 
 
 def check_folder(settings: Any, out: Path) -> None:
@@ -17,12 +22,11 @@ def check_folder(settings: Any, out: Path) -> None:
         return
     if not out.is_dir():
         raise ValueError(f"'{out}' is a file; give --out a folder that does not exist yet")
-    if not any(out.iterdir()):
+    if all(inside.name == store.LOCK for inside in out.iterdir()):
         return
-    try:
-        held = json.loads((out / "settings.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise ValueError(f"'{out}' exists and is no run of posenc extend; give --out a folder that does not") from None
+    if not (out / SETTINGS).exists():
+        raise ValueError(f"'{out}' exists and is no run of posenc extend; give --out a folder that does not")
+    held, _ = store.read_json(out / SETTINGS)
     asked = json.loads(json.dumps(asdict(settings)))
     other = sorted(name for name in asked | held if asked.get(name) != held.get(name))
     if other:
@@ -32,23 +36,50 @@ def check_folder(settings: Any, out: Path) -> None:
         )
 
 
-def claim_folder(settings: Any, out: Path) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    write_whole(out / "settings.json", (json.dumps(asdict(settings), indent=1) + "\n").encode())
+@contextmanager
+def claimed(settings: Any, out: Path, say: Callable[[str], None]) -> Generator["Kept"]:
+    """Hold a folder for the run of these settings, and what finished passes have left in it.
+
+    Raises ValueError as `check_folder` does and where another process is at work there.
+    """
+    check_folder(settings, out)
+    with store.held(out):
+        check_folder(settings, out)
+        store.write(out / SETTINGS, store.sealed(asdict(settings), indent=1))
+        yield Kept(out / "measurements.jsonl", say)
 
 
 class Kept:
-    """Results of finished passes, a line of JSON each, by a fingerprint of everything that they depend on."""
+    """Results of finished passes, a line of JSON each, by a fingerprint of everything that they depend on.
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.found = path, {}
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+    say   told of lines that cannot be used; their passes are made again
+    """
+
+    def __init__(self, path: Path, say: Callable[[str], None] = lambda words: None) -> None:
+        self.path = path
+        self.found: dict[str, dict[str, Any]] = {}
+        unusable = 0
+        data = foreign.read(path, most=path.stat().st_size) if path.exists() else b""
+        for line in data.splitlines():
             try:
-                entry = json.loads(line)
-            except ValueError:
-                # A run that was killed while it wrote leaves half a line.
-                continue
-            self.found[entry["key"]] = entry
+                entry, sealed = store.unsealed(line, path)
+                foreign.matches(entry, {"key": str, "facts": {"*": Any}, "versions": {"*": Any}, "*": Any}, file=path)
+            except CannotRead:
+                sealed = False
+            if sealed:
+                self.found[entry["key"]] = entry
+            else:
+                unusable += bool(line.strip())
+        if unusable:
+            say(f"{path}: {unusable} lines are damaged, or of an older version; their passes are made again")
+        if self.others:
+            say(f"passes are kept from {self.others}; another --out makes them again")
+
+    @property
+    def others(self) -> str:
+        """In words, what passes were made with that another posenc or torch made; else ""."""
+        found = dict.fromkeys(store.other_versions(entry["versions"]) for entry in self.found.values())
+        return ", ".join(filter(None, found))
 
     @staticmethod
     def key(facts: Mapping[str, Any]) -> str:
@@ -58,28 +89,26 @@ class Kept:
         return self.key(facts) in self.found
 
     def once(self, facts: Mapping[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """The result for these facts, made only if it is not kept yet."""
+        """The result for these facts, made only if it is not kept yet. Raises CannotWrite."""
         key = self.key(facts)
         if key not in self.found:
-            entry = {"key": key, "facts": facts, **make()}
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with open(self.path, "a", encoding="utf-8") as file:
-                # The first newline ends a line that was cut.
-                file.write("\n" * (file.tell() > 0) + json.dumps(entry))
-                file.flush()
-                os.fsync(file.fileno())
-            self.found[key] = entry
+            found = self.found | {key: {"key": key, "facts": facts, "versions": store.versions(), **make()}}
+            store.write(self.path, b"".join(map(store.sealed, found.values())))
+            self.found = found
         return self.found[key]
 
 
 def hash_of(path: Path) -> str:
-    """SHA-256 over the names and contents of a checkpoint's files: what is measured depends on them alone."""
+    """SHA-256 over the names and contents of a checkpoint's files: what is measured depends on them alone.
+
+    Raises CannotRead as `files_of` and `opened` do; pipes and devices that lie there are no files of it.
+    """
     wanted = (".safetensors", ".gguf", ".json", ".model", ".txt", ".bin")
-    files = [path] if path.is_file() else [file for file in sorted(path.iterdir()) if file.suffix in wanted]
+    files = [path] if path.is_file() else [file for file in foreign.files_of(path) if file.suffix in wanted]
     digest = hashlib.sha256()
     for file in files:
-        with open(file, "rb") as opened:
-            digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
-            while block := opened.read(1 << 20):
+        with foreign.opened(file) as data:
+            digest.update(os.fsencode(file.name) + f"\0{file.stat().st_size}\0".encode())
+            while block := data.read(1 << 20):
                 digest.update(block)
     return digest.hexdigest()

@@ -1,20 +1,22 @@
 """The tensors of a checkpoint on disk: read one at a time, written to a new folder that appears whole or not at all."""
 
-import errno
 import json
 import math
 import os
 import re
-import shutil
+import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from posenc.checkpoints.reading import CannotRead
+from posenc.checkpoints.named_code import harmless, is_code, is_config
+from posenc.foreign import CannotRead, matches, opened, parse_json, quoted, read_json, shape
+from posenc.foreign.gguf import LONGEST_NAME, read_gguf
+from posenc.lab import store
 
 DTYPES = {
     "F64": torch.float64,
@@ -39,8 +41,9 @@ DTYPES = {
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 # A pickle by its first byte; a zip, which is how torch.save writes one.
 PICKLE_STARTS = (b"\x80", b"PK\x03\x04")
-# What safetensors itself allows; a longer header is a file of another kind, or hostile.
-LONGEST_HEADER = 100_000_000
+# Some 140,000 tensors in one file; and some 300,000 in all.
+LONGEST_HEADER = 16 << 20
+LONGEST_INDEX = 32 << 20
 SHARD = re.compile(r"-(\d{5,})-of-(\d{5,})$")
 
 
@@ -101,38 +104,70 @@ class Tensors(Mapping[str, Tensor]):
 
 
 class GGUFTensors(Tensors):
-    """The tensors of a GGUF file under its own names, dequantised to float32 one at a time; `reader` has the rest."""
+    """The tensors of a GGUF file under its own names, dequantised to float32 one at a time.
 
-    def __init__(self, path: Path) -> None:
-        self.reader = open_gguf(path)
-        self.by_name = {tensor.name: tensor for tensor in self.reader.tensors}
+    said   its keys, such as "general.architecture", and what they say
+    """
+
+    def __init__(self, path: Path, within: Path | None = None) -> None:
+        if match := SHARD.search(path.stem):
+            raise CannotRead(
+                f"{path} is one of {int(match[2])} parts of a split GGUF file; join them first with llama.cpp's "
+                f"`llama-gguf-split --merge`"
+            )
+        header = read_gguf(path, within)
+        self.said, self.order = header.values, header.order
         stored = {}
-        for name, tensor in self.by_name.items():
-            # GGUF counts its axes from the other end.
-            shape = tuple(int(n) for n in reversed(tensor.shape))
-            dtype = DTYPES.get(tensor.tensor_type.name, torch.float32)
-            dtype = dtype if not dtype.is_floating_point else torch.float32
-            kind = tensor.tensor_type.name
-            stored[name] = Stored(path, kind, dtype, shape, int(tensor.data_offset), int(tensor.n_bytes))
+        for name, lies in header.tensors.items():
+            dtype = DTYPES.get(lies.stored, torch.float32)
+            dtype = torch.float32 if dtype.is_floating_point else dtype
+            stored[name] = Stored(path, lies.stored, dtype, lies.shape, lies.start, lies.nbytes or 0)
         super().__init__(path, "gguf", stored, {})
 
     def __getitem__(self, name: str) -> Tensor:
-        import gguf
-        import numpy
+        entry = self.stored[name]
+        if entry.stored not in DTYPES:
+            return self.dequantised(name)
+        values = read_bytes(replace(entry, dtype=DTYPES[entry.stored]))
+        if self.order != sys.byteorder:
+            turned = values.flatten().view(torch.uint8).view(-1, values.itemsize).flip(-1)
+            values = turned.view(values.dtype).view(entry.shape)
+        return values.to(entry.dtype)
 
-        tensor, entry = self.by_name[name], self.stored[name]
-        if not entry.dtype.is_floating_point or tensor.tensor_type.name == "F64":
-            values = numpy.array(tensor.data)
-        else:
-            try:
-                values = gguf.dequantize(tensor.data, tensor.tensor_type)
-            except NotImplementedError as error:
-                raise CannotRead(
-                    f"{self.path}: the gguf package cannot dequantise {name}, stored as {entry.stored}; "
-                    f"quantise the file to a type that it knows, such as Q8_0, or use the original weights"
-                ) from error
-        # Small files are mapped from disk: a copy, so that nobody can write into them.
-        return torch.from_numpy(numpy.array(values)).to(entry.dtype).view(entry.shape)
+    def dequantised(self, name: str) -> Tensor:
+        entry, gguf = self.stored[name], package(self.path)
+        kind = gguf.GGMLQuantizationType.__members__.get(entry.stored)
+        if kind is None or self.order != sys.byteorder:
+            raise self.unknown(name)
+        if not entry.nbytes:
+            return torch.empty(entry.shape, dtype=entry.dtype)
+        blocks = read_bytes(replace(entry, dtype=torch.uint8, shape=(*entry.shape[:-1], -1)))
+        try:
+            values = gguf.dequantize(blocks.numpy(), kind)
+        except NotImplementedError:
+            raise self.unknown(name) from None
+        return torch.from_numpy(values).to(entry.dtype).view(entry.shape)
+
+    def unknown(self, name: str) -> CannotRead:
+        return CannotRead(
+            f"it is stored as {self.stored[name].stored} in {self.order}-endian order, which the gguf package cannot "
+            f"dequantise here",
+            file=self.path,
+            field=name,
+            remedy="quantise the file to a type that it knows, such as Q8_0, or use the original weights",
+        )
+
+
+def package(path: Path) -> Any:
+    """The gguf package, which knows how tensors are quantised and what they are called."""
+    try:
+        import gguf
+    except ImportError:
+        remedy = "install it with `pip install 'posenc[hf]'`"
+        raise CannotRead(
+            "it takes the gguf package to read the tensors of this file", file=path, remedy=remedy
+        ) from None
+    return gguf
 
 
 def open_tensors(path: str | Path) -> Tensors:
@@ -145,20 +180,18 @@ def open_tensors(path: str | Path) -> Tensors:
     the index says, a tensor that is there twice, and for pickles, because to unpickle is to run code.
     """
     path = Path(path)
-    if not path.exists():
-        raise CannotRead(f"{path}: there is no such file or folder")
     if path.is_dir():
         return open_folder(path)
     if path.name.endswith(".safetensors.index.json"):
         return open_index(path)
     if path.suffix == ".json":
         raise CannotRead(f"{path} is a JSON file, which holds no tensors; give the folder or the .safetensors file")
-    with open(path, "rb") as file:
+    with opened(path) as file:
         start = file.read(4)
     if start == b"GGUF":
         return GGUFTensors(path)
     if path.suffix == ".safetensors":
-        return join(path, [path])
+        return join(path, [path], None)
     if path.suffix in PICKLES or start.startswith(PICKLE_STARTS):
         raise refused(path)
     raise CannotRead(
@@ -179,9 +212,9 @@ def open_folder(folder: Path) -> Tensors:
     if len(files) > 1 or any(SHARD.search(file.stem) for file in files):
         files = whole or complete(folder, files)
     if files:
-        return join(folder, files)
+        return join(folder, files, folder)
     if len(ggufs) == 1:
-        return GGUFTensors(ggufs[0])
+        return GGUFTensors(ggufs[0], folder)
     if ggufs:
         raise CannotRead(f"{folder} has several GGUF files ({names(ggufs)}); give the path of the one you mean")
     pickles = sorted(file for file in folder.iterdir() if file.suffix in PICKLES)
@@ -194,24 +227,26 @@ def open_folder(folder: Path) -> Tensors:
 
 def open_index(index: Path) -> Tensors:
     folder = index.parent
-    read = parse(index, index.read_bytes())
-    held = read.get("weight_map")
+    held = read_json(index, within=folder, most=LONGEST_INDEX).get("weight_map")
     if not isinstance(held, dict) or not held or not all(isinstance(shard, str) for shard in held.values()):
-        raise CannotRead(f"{index}: expected a weight_map from tensor names to files, got {held!r:.80}")
+        raise CannotRead(f"expected a weight_map from tensor names to files, got {quoted(held, 80)}", file=index)
     shards = list(dict.fromkeys(held.values()))
     for shard in shards:
         if Path(shard).name != shard:
-            raise CannotRead(f"{index} names {shard!r}, which is no file of its own folder; it was not opened")
-        if not (folder / shard).is_file():
-            raise CannotRead(f"{index} names the shard {shard}, which is missing; download it again")
-    tensors = join(index, [folder / shard for shard in shards])
+            raise CannotRead(f"it names {quoted(shard)}, which is no file of its own folder; not opened", file=index)
+        if not os.path.lexists(folder / shard):
+            raise CannotRead(f"it names the shard {quoted(shard)}, which is missing; download it again", file=index)
+    tensors = join(index, [folder / shard for shard in shards], folder)
+    unlike = "index and shards do not match"
     for name, shard in held.items():
         if name not in tensors or tensors.stored[name].file.name != shard:
-            raise CannotRead(f"{index} says that {shard} holds {name}, and it does not; index and shards do not match")
+            raise CannotRead(
+                f"it says that {quoted(shard)} holds this, and it does not; {unlike}", file=index, field=name
+            )
     for name in tensors:
         if name not in held:
             shard = tensors.stored[name].file.name
-            raise CannotRead(f"{shard} holds {name}, which {index} does not name; index and shards do not match")
+            raise CannotRead(f"{shard} holds this, and it is not in the index; {unlike}", file=index, field=name)
     return tensors
 
 
@@ -224,106 +259,86 @@ def complete(folder: Path, files: list[Path]) -> list[Path]:
             f"{folder} has several safetensors files and no index ({names(files)}); give the path of the one you mean"
         )
     ((stem, count),) = sets
-    missing = sorted(set(range(1, count + 1)) - {int(match[1]) for match, _ in numbered})
-    if missing:
-        raise CannotRead(f"{folder}: of the {count} shards of {stem} number {missing[0]} is missing; download it again")
+    held = {int(match[1]) for match, _ in numbered}
+    missing = next(number for number in range(1, len(held) + 2) if number not in held)
+    if missing <= count:
+        lacks = f"of the {count} shards of {stem} number {missing} is missing"
+        raise CannotRead(lacks, file=folder, remedy="download it again")
     return files
 
 
-def join(path: Path, files: list[Path]) -> Tensors:
+def join(path: Path, files: list[Path], within: Path | None) -> Tensors:
     """The tensors of several safetensors files together; raises if one is there twice."""
     stored: dict[str, Stored] = {}
     metadata: dict[str, str] = {}
     for file in files:
-        entries, said = read_header(file)
+        entries, said = read_header(file, within)
         for name, entry in entries.items():
             if name in stored:
-                raise CannotRead(f"{name} is in {stored[name].file.name} and again in {file.name}; which one counts?")
+                twice = f"it is in {stored[name].file.name} and again in {file.name}; which one counts?"
+                raise CannotRead(twice, file=path, field=name)
             stored[name] = entry
         metadata |= said
     return Tensors(path, "safetensors", stored, metadata)
 
 
-def read_header(file: Path) -> tuple[dict[str, Stored], dict[str, str]]:
-    """The tensors of one safetensors file and its metadata, every promise of the header checked against the file."""
-    size = file.stat().st_size
-    with open(file, "rb") as opened:
-        start = opened.read(8)
+def read_header(file: Path, within: Path | None = None) -> tuple[dict[str, Stored], dict[str, str]]:
+    """The tensors of one safetensors file and its metadata, every promise of the header checked against the file.
+
+    Only the header is read, in time and memory in proportion to it: some 20 bytes for each of its own.
+    """
+    again = "download it again"
+    with opened(file, within) as data:
+        size = os.fstat(data.fileno()).st_size
+        start = data.read(8)
         length = int.from_bytes(start, "little")
         if len(start) < 8:
-            raise CannotRead(f"{file} is truncated: it has {size} bytes, and a safetensors file begins with 8")
+            short = f"it is truncated: it has {size} bytes, and a safetensors file begins with 8"
+            raise CannotRead(short, file=file, remedy=again)
         if start == b"version ":
-            raise CannotRead(f"{file} is a Git LFS pointer, not the weights themselves; run `git lfs pull`")
-        if length > LONGEST_HEADER:
-            raise CannotRead(f"{file} is no safetensors file: it claims a header of {length} bytes")
+            raise CannotRead("a Git LFS pointer, not the weights themselves", file=file, remedy="run `git lfs pull`")
         if length > size - 8:
-            raise CannotRead(
-                f"{file} is truncated: its header has {length} bytes, and after the first 8 the file has {size - 8}; "
-                f"download it again"
-            )
-        header = parse(file, opened.read(length))
+            short = f"it is truncated: its header has {length} bytes, and after the first 8 the file has {size - 8}"
+            raise CannotRead(short, file=file, remedy=again)
+        if length > LONGEST_HEADER:
+            raise CannotRead(f"its header has {length:,} bytes; posenc reads at most {LONGEST_HEADER:,}", file=file)
+        header = parse_json(data.read(length), file)
     metadata = header.pop("__metadata__", {})
-    if not isinstance(metadata, dict):
-        raise CannotRead(f"{file}: expected __metadata__ to be a dictionary, got {metadata!r:.80}")
-    data = 8 + length
-    entries = {name: read_entry(file, name, entry, data) for name, entry in header.items()}
-    end = data
+    matches(metadata, {"*": str}, file=file, field="__metadata__")
+    first = 8 + length
+    entries = {name: read_entry(file, name, entry, first) for name, entry in header.items()}
+    end = first
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].nbytes)):
         if entry.start != end:
             raise CannotRead(
-                f"{file} is corrupt: {name} begins at byte {entry.start - data} of the data, where {end - data} was "
-                f"expected; tensors may not overlap nor leave gaps"
+                f"it begins at byte {entry.start - first} of the data, where {end - first} was expected; tensors may "
+                f"not overlap nor leave gaps",
+                file=file,
+                field=name,
             )
         end = entry.start + entry.nbytes
     if end > size:
-        raise CannotRead(
-            f"{file} is truncated: its tensors need {end - data} bytes of data, and it has {size - data}; "
-            f"download it again"
-        )
+        short = f"it is truncated: its tensors need {end - first} bytes of data, and it has {size - first}"
+        raise CannotRead(short, file=file, remedy=again)
     if end < size:
-        raise CannotRead(f"{file} is corrupt: {size - end} bytes follow its last tensor")
+        raise CannotRead(f"it is corrupt: {size - end} bytes follow its last tensor", file=file, remedy=again)
     return entries, metadata
 
 
-def read_entry(file: Path, name: str, entry: Any, data: int) -> Stored:
-    try:
-        stored, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-        whole = all(type(n) is int and n >= 0 for n in (*shape, start, end))
-    except (TypeError, KeyError, ValueError):
-        whole = False
-    if not whole:
-        raise CannotRead(f"{file} is corrupt: {name} needs dtype, shape and two data_offsets, got {entry!r:.120}")
+def read_entry(file: Path, name: str, entry: Any, first: int) -> Stored:
+    if len(name) > LONGEST_NAME:
+        raise CannotRead(f"{quoted(name)} is the name of no tensor: at most {LONGEST_NAME} letters are read", file=file)
+    matches(entry, {"dtype": str, "shape": [int], "data_offsets": [int]}, file=file, field=name)
+    stored, offsets = entry["dtype"], entry["data_offsets"]
     if stored not in DTYPES:
-        raise CannotRead(f"{file}: {name} is stored as {stored!r}, which posenc does not read; {', '.join(DTYPES)} are")
-    dtype = DTYPES[stored]
-    needed = math.prod(shape) * dtype.itemsize
-    if end - start != needed:
-        raise CannotRead(
-            f"{file} is corrupt: {name} {list(shape)} of {stored} needs {needed} bytes, and its data_offsets "
-            f"{start} to {end} give {end - start}"
-        )
-    return Stored(file, stored, dtype, shape, data + start, needed)
-
-
-def parse(file: Path, text: bytes) -> dict[str, Any]:
-    """A JSON object; raises CannotRead for anything else, and for a key that is there twice."""
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            keys = [key for key, _ in pairs]
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise CannotRead(f"{file} is corrupt: it names {twice} twice")
-        return found
-
-    try:
-        found = json.loads(text, object_pairs_hook=once)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        what = "its header is no JSON" if file.suffix == ".safetensors" else "it is no JSON"
-        raise CannotRead(f"{file} is corrupt: {what} ({error})") from error
-    if not isinstance(found, dict):
-        raise CannotRead(f"{file} is corrupt: expected a JSON object, got {found!r:.80}")
-    return found
+        what = f"it is stored as {quoted(stored, 40)}, which posenc does not read; {', '.join(DTYPES)} are"
+        raise CannotRead(what, file=file, field=name)
+    sizes, dtype = shape(entry["shape"], name, file=file), DTYPES[stored]
+    needed = math.prod(sizes) * dtype.itemsize
+    if len(offsets) != 2 or offsets[0] < 0 or offsets[1] - offsets[0] != needed:
+        what = f"{list(sizes)} of {stored} needs {needed} bytes, and its data_offsets are {quoted(offsets, 80)}"
+        raise CannotRead(what, file=file, field=name)
+    return Stored(file, stored, dtype, sizes, first + offsets[0], needed)
 
 
 def read_bytes(entry: Stored) -> Tensor:
@@ -331,32 +346,13 @@ def read_bytes(entry: Stored) -> Tensor:
         return torch.empty(entry.shape, dtype=entry.dtype)
     # A buffer of its own, not a map of the file: nobody can write through it, and a file that shrinks is no crash.
     buffer = bytearray(entry.nbytes)
-    with open(entry.file, "rb") as file:
+    with opened(entry.file) as file:
         file.seek(entry.start)
         got = file.readinto(buffer)
     if got != entry.nbytes:
-        raise CannotRead(f"{entry.file} has changed since it was opened: {got} of {entry.nbytes} bytes could be read")
+        changed = f"it has changed since it was opened: {got} of {entry.nbytes} bytes could be read"
+        raise CannotRead(changed, file=entry.file)
     return torch.frombuffer(buffer, dtype=entry.dtype).view(entry.shape)
-
-
-def open_gguf(path: Path) -> Any:
-    """The gguf package's reader of a file, checked to be whole."""
-    try:
-        import gguf
-    except ImportError as error:
-        raise CannotRead(
-            f"{path} is a GGUF file, which the gguf package reads; install it with `pip install 'posenc[hf]'`"
-        ) from error
-    if match := SHARD.search(path.stem):
-        raise CannotRead(
-            f"{path} is one of {int(match[2])} parts of a split GGUF file; join them first with llama.cpp's "
-            f"`llama-gguf-split --merge`"
-        )
-    try:
-        return gguf.GGUFReader(path)
-    # It reads without bounds: what a truncated or corrupt file makes of that is an error of any of these kinds.
-    except (ValueError, KeyError, IndexError, TypeError, OverflowError, MemoryError) as error:
-        raise CannotRead(f"{path} is no whole GGUF file: {error}; it may be truncated, download it again") from error
 
 
 def refused(file: Path) -> CannotRead:
@@ -397,41 +393,28 @@ def write_folder(
     config       becomes config.json; None writes no config
     tensors      names and tensors, taken one after another; no more than a shard and the next tensor are in memory
     shard_bytes  how large a file of tensors may grow (bytes); a single tensor beyond that has a file of its own
-    copy         files to take along, under their own names, such as those of a tokenizer
+    copy         files to take along, under their own names, such as those of a tokenizer; code among them stays behind
     stem         the files are called STEM.safetensors, or STEM-00001-of-00002.safetensors with an index
     config_name  what the config is called: adapter_config.json for an adapter
     edited       further JSON files, name -> what they say
 
+    No key of a config that names code goes along, see `named_code`.
+
     Everything is written to a hidden folder beside the target, brought to disk, and renamed at the end. Whatever
     happens before, no folder has the target's name: after an error the hidden one is removed, after a crash it stays
-    behind as .TARGET.unfinished-NUMBER and may be deleted.
+    behind as .TARGET.NUMBER.part and may be deleted.
 
     Raises ValueError if the target exists, before anything is read, for a tensor that comes twice and for two files
-    of one name; OSError with a clear message where the disk refuses.
+    of one name; CannotWrite where the disk refuses.
     """
     target = Path(target).absolute()
     check_target(target)
     if shard_bytes < 1:
         raise ValueError(f"shard_bytes must be 1 or more, got {shard_bytes}")
-    hidden = target.parent / f".{target.name}.unfinished-{os.getpid()}"
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        hidden.mkdir()
+    with store.appearing(target) as hidden:
         for name, said in (({} if config is None else {config_name: config}) | dict(edited or {})).items():
-            (hidden / name).write_text(json.dumps(said, indent=2) + "\n")
-        write_into(hidden, tensors, shard_bytes, copy, stem)
-        for file in hidden.iterdir():
-            to_disk(file)
-        to_disk(hidden)
-        # Somebody else may have made it meanwhile; renaming would replace an empty folder.
-        check_target(target)
-        hidden.rename(target)
-        to_disk(target.parent)
-    except BaseException as error:
-        shutil.rmtree(hidden, ignore_errors=True)
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise OSError(f"no room to write {target}: {error.strerror}; what was written is removed") from error
-        raise
+            write_json(hidden / name, harmless(said))
+        write_into(hidden, tensors, shard_bytes, [file for file in copy if not is_code(file)], stem)
     return target
 
 
@@ -441,7 +424,10 @@ def write_into(
     for file in copy:
         if (folder / file.name).exists() or file.name.endswith((".safetensors", ".safetensors.index.json")):
             raise ValueError(f"{file} cannot be copied: the new folder has a {file.name} of its own")
-        shutil.copyfile(file, folder / file.name)
+        if is_config(file) and harmless(said := read_json(file)) != said:
+            write_json(folder / file.name, harmless(said))
+        else:
+            store.put(folder / file.name, pieces_of(file))
     shards: list[list[str]] = []
     seen: set[str] = set()
     total = held = 0
@@ -473,7 +459,11 @@ def write_into(
     if len(shards) > 1:
         held_by = {name: file for file, names in zip(files, shards, strict=True) for name in names}
         index = {"metadata": {"total_size": total}, "weight_map": held_by}
-        (folder / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+        write_json(folder / f"{stem}.safetensors.index.json", index, sort_keys=True)
+
+
+def write_json(file: Path, said: Mapping[str, Any], sort_keys: bool = False) -> None:
+    store.put(file, [(json.dumps(said, indent=2, sort_keys=sort_keys) + "\n").encode()])
 
 
 def write_shard(file: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -493,19 +483,19 @@ def write_shard(file: Path, tensors: Mapping[str, Tensor]) -> None:
         start += tensor.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with open(file, "xb") as opened:
-        opened.write(len(text).to_bytes(8, "little"))
-        opened.write(text)
+
+    def pieces() -> Iterator[bytes | memoryview]:
+        yield len(text).to_bytes(8, "little")
+        yield text
         for name in ordered:
             flat = tensors[name].detach().cpu().contiguous().reshape(-1)
             if flat.numel():
-                opened.write(flat.view(torch.uint8).numpy())
+                yield memoryview(flat.view(torch.uint8).numpy())
+
+    store.put(file, pieces())
 
 
-def to_disk(path: Path) -> None:
-    """Return when a file or folder is on the disk, not only on its way there."""
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
+def pieces_of(file: Path) -> Iterator[bytes]:
+    with opened(file) as data:
+        while piece := data.read(1 << 20):
+            yield piece

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posenc.coordinate_maps import CoordinateMap, Randomised, SkippedChunks
+from posenc.foreign import quoted
 from posenc.positions import Positions
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ SEED = 0
 def check(settings: "Settings") -> None:
     """Raises ValueError for settings that cannot be tuned with."""
     if settings.tune_map not in MAPS:
-        raise ValueError(f"--tune-map must be one of {', '.join(MAPS)}, got '{settings.tune_map}'")
+        raise ValueError(f"--tune-map must be one of {', '.join(MAPS)}, got {quoted(settings.tune_map)}")
     if settings.dtype not in ("float32", "float64"):
         raise ValueError(
             f"tuning takes --dtype float32: a step is far smaller than what {settings.dtype} can tell apart"

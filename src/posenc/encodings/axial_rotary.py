@@ -1,7 +1,6 @@
 """Axial rotary encoding: rotary over several axes."""
 
 import math
-from collections.abc import Hashable
 
 import torch
 from torch import Tensor
@@ -99,7 +98,7 @@ class AxialRotary(Rotations):
     def spectrum(self, axis: int) -> Tensor:
         """The frequency of each pair of an axis (radians per unit of its coordinate, float64)."""
         width, axes = self.widths[axis], len(self.widths)
-        j = torch.arange(width // 2, dtype=torch.float64)
+        j = torch.arange(width // 2, dtype=torch.float64, device="cpu")
         if self.frequencies == "language":
             return self.base ** -(2 * j / width)
         if self.frequencies == "dealt":
@@ -111,9 +110,6 @@ class AxialRotary(Rotations):
     def wavelengths(self) -> Tensor:
         """The wavelength of each pair of any axis (units of a coordinate, float64), shortest first."""
         return (2 * math.pi / torch.cat([self.spectrum(axis) for axis in range(len(self.widths))])).sort().values
-
-    def depends_on(self) -> tuple[Hashable, ...]:
-        return self.widths, self.base, self.frequencies, self.resolution
 
     def turn(
         self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions, *, in_place: bool = False

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posenc.encoding import BoundKernel, Encoding, Keys, Projections, ScoreMod
+from posenc.encoding import BoundKernel, Encoding, Keys, Projections, ScoreMod, without_autocast
 from posenc.masks import Mask
 from posenc.positions import Positions
 
@@ -93,7 +93,7 @@ class DAPE(Encoding):
         if q.shape[1] != self.heads:
             raise ValueError(f"{self} mixes {self.heads} heads, got queries of {q.shape[1]}; build it for {q.shape[1]}")
         dtype = torch.promote_types(q.dtype, torch.float32)
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q):
             k = keys.k.to(dtype).repeat_interleave(q.shape[1] // keys.k.shape[1], 1)
             logits = q.to(dtype) @ k.transpose(-1, -2) * kernel.scale
             bias = self.encoding.dense_bias(q, at, keys, dtype)

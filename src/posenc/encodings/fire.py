@@ -120,4 +120,4 @@ class Fire(Encoding):
 
 def of(facts: Tensor, b: Tensor, token: Tensor) -> Tensor:
     """The facts [B or 1, T] of chosen tokens; rows that share them are not told apart, so that they share the bias."""
-    return facts[b, token] if facts.shape[0] > 1 else facts[0][token]
+    return facts[0][token] if facts.shape[0] == 1 else facts[b, token]

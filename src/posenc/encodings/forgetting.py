@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posenc.encoding import Encoding, Keys, Projections, ScoreMod, sums_to
+from posenc.encoding import Encoding, Keys, Projections, ScoreMod, sums_to, without_autocast
 from posenc.positions import Positions
 
 
@@ -84,7 +84,7 @@ class Forgetting(Encoding):
             )
         dtype = torch.promote_types(x.dtype, torch.float32)
         # Rounded to bfloat16 by autocast, an almost open gate would be open.
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             gates = F.linear(x.to(dtype), self.weight.to(dtype), self.offset.to(dtype))
         return {"forgetting": F.logsigmoid(gates).transpose(1, 2)}  # [B, H, T]
 

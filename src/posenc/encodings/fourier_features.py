@@ -135,9 +135,9 @@ class FourierFeatures(Encoding):
         if self.frequency is not None:
             return self.frequency.double() / math.pi
         if self.kind == "gaussian":
-            return 2 * torch.tensor(self.drawn, dtype=torch.float64).view(-1, self.bands)
+            return 2 * torch.tensor(self.drawn, dtype=torch.float64, device="cpu").view(-1, self.bands)
         half = (self.max_len if self.max_freq is None else self.max_freq) / 2
-        step = torch.arange(self.bands, dtype=torch.float64) / max(self.bands - 1, 1)
+        step = torch.arange(self.bands, dtype=torch.float64, device="cpu") / max(self.bands - 1, 1)
         return 1 + step * (half - 1) if self.kind == "linear" else half**step
 
     def frame(self, coords: Tensor) -> Tensor:
@@ -170,11 +170,11 @@ class FourierFeatures(Encoding):
                 f"embeddings must have {self.dim} channels, got {x.shape[-1]}; "
                 f"build FourierFeatures({x.shape[-1]}, ...)"
             )
-        if self.kind == "learned":
-            return x + self.encode(at).to(x.dtype).to(x.device)
-        # repr names every option, and nothing else decides.
-        key = ("fourier_features", self.dim, repr(self), x.dtype, x.device)
-        return x + at.once(key, lambda: self.encode(at).to(x.dtype).to(x.device))
+        return x + self.once(self.encoded, at, x.dtype, x.device)
+
+    def encoded(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """What is added, [B or 1, T, dim], rounded once to dtype."""
+        return self.encode(at).to(dtype).to(device)
 
     def formula_added(self, position, channel: int) -> float:
         place = [position] if self.axes == 1 else position

@@ -1,7 +1,7 @@
 """FoPE: rotary whose waves are mixtures of frequencies, without those that training cannot see whole."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import torch
@@ -15,6 +15,29 @@ from posenc.masks import Mask
 from posenc.positions import Positions, PositionsLike
 
 SILENCED = ("passed", "doubled")
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The initial mixtures [2, heads or 1, K, K], float64 on the CPU: identity plus noise from the seed.
+
+    Outside the state, and no tensor that a cast could damage.
+    """
+
+    kept: int
+    heads: int
+    per_head: bool
+    gain: float
+    seed: int
+    mixtures: Tensor = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        K, heads = self.kept, self.heads if self.per_head else 1
+        generator = torch.Generator("cpu").manual_seed(self.seed)
+        noise = torch.randn(2, heads, K, K, generator=generator, dtype=torch.float64, device="cpu")
+        deviation = self.gain * math.sqrt(2 / (K * (K + heads)) if self.per_head else 1 / K)
+        mixtures = torch.eye(K, dtype=torch.float64, device="cpu") + deviation * noise
+        object.__setattr__(self, "mixtures", mixtures)
 
 
 class FourierRotary(Encoding):
@@ -92,42 +115,30 @@ class FourierRotary(Encoding):
             raise ValueError(f"gain must be 0 or more and finite, got {gain}")
         if silenced not in SILENCED:
             raise ValueError(f"silenced must be one of {', '.join(SILENCED)}, got '{silenced}'")
-        if not isinstance(seed, int):
-            raise ValueError(f"seed must be a whole number, got {seed}")
         self.heads, self.head_dim, self.max_len, self.base, self.layout = heads, head_dim, max_len, base, layout
         self.gain, self.per_head, self.learned, self.silenced, self.seed = gain, per_head, learned, silenced, seed
         self.kept = sum(2 * math.pi * base ** (2 * k / head_dim) <= max_len for k in range(head_dim // 2))
         self.per_layer = learned
         if not per_head:
             self.doors = self.doors - {"attend"}
+        self.drawn = Drawn(self.kept, heads, per_head, gain, seed)
         if learned:
-            shape = self.drawn().shape[1:]
+            shape = self.drawn.mixtures.shape[1:]
             self.cos_mixture = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
             self.sin_mixture = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
             self.reset_parameters()
-        else:
-            # No tensor that a cast could damage: drawn in float64 from the seed, outside the state.
-            self.frozen = self.drawn()
 
     def reset_parameters(self) -> None:
         if self.learned:
-            cos, sin = self.drawn()
+            cos, sin = self.drawn.mixtures
             with torch.no_grad():
                 self.cos_mixture.copy_(cos)
                 self.sin_mixture.copy_(sin)
 
-    def drawn(self) -> Tensor:
-        """The initial mixtures [2, heads or 1, K, K], float64 on the CPU: identity plus noise from the seed."""
-        K, heads = self.kept, self.heads if self.per_head else 1
-        generator = torch.Generator("cpu").manual_seed(self.seed)
-        noise = torch.randn(2, heads, K, K, generator=generator, dtype=torch.float64, device="cpu")
-        deviation = self.gain * math.sqrt(2 / (K * (K + heads)) if self.per_head else 1 / K)
-        return torch.eye(K, dtype=torch.float64, device="cpu") + deviation * noise
-
     @property
     def mixtures(self) -> Tensor:
         """A and B, stacked: [2, heads or 1, K, K]."""
-        return torch.stack((self.cos_mixture, self.sin_mixture)) if self.learned else self.frozen
+        return torch.stack((self.cos_mixture, self.sin_mixture)) if self.learned else self.drawn.mixtures
 
     @property
     def frequencies(self) -> Tensor:
@@ -141,13 +152,7 @@ class FourierRotary(Encoding):
         return 2 * math.pi / self.frequencies
 
     def turned(self, x: Tensor, at: Positions) -> Tensor:
-        dtype = rotation_dtype(x)
-        if self.learned:
-            cos, sin = self.table(at, dtype, x.device)
-        else:
-            options = self.heads, self.head_dim, self.max_len, self.base, self.gain, self.per_head, self.silenced
-            key = ("fourier_rotary", *options, self.seed, dtype, x.device)
-            cos, sin = at.once(key, lambda: self.table(at, dtype, x.device))
+        cos, sin = self.once(self.table, at, rotation_dtype(x), x.device)
         return rotate_pairs(x, cos, sin, self.layout)
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -1,7 +1,6 @@
 """Image rotary encoding: rotary over coordinates that run from -1 to 1 whatever the size of the image (DINOv3)."""
 
 import math
-from collections.abc import Hashable
 
 import torch
 from torch import Tensor
@@ -66,15 +65,12 @@ class ImageRotary(Rotations):
     @property
     def periods(self) -> Tensor:
         """The period of each pair of one axis (units of the coordinate, float64), shortest first."""
-        return self.base ** (torch.arange(self.bands, dtype=torch.float64) / self.bands)
+        return self.base ** (torch.arange(self.bands, dtype=torch.float64, device="cpu") / self.bands)
 
     @property
     def wavelengths(self) -> Tensor:
         """The wavelength of each pair of any axis: its period."""
         return self.periods
-
-    def depends_on(self) -> tuple[Hashable, ...]:
-        return self.head_dim, self.axes, self.base
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         coords = exact(at.coordinates(self.axes, self).view_as(at.coords))[:, None]  # [B or 1, 1, T, A]
@@ -149,7 +145,7 @@ def augmented(at: Positions, *, seed: int, shift: float = 0.0, jitter: float = 1
     def drawn(wide: int, limit: float) -> Tensor:
         """Uniform in [-limit, limit], one number for each row and axis [rows, 1, wide]."""
         # In float32, as the authors draw: the same seed then gives their numbers.
-        return torch.empty(rows, 1, wide).uniform_(-limit, limit, generator=generator).double()
+        return torch.empty(rows, 1, wide, device="cpu").uniform_(-limit, limit, generator=generator).double()
 
     coords = at.coords.cpu().double()
     if shift:

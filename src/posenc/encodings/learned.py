@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from posenc.encoding import Encoding
 from posenc.positions import Positions
+from posenc.watched import may_be_read
 
 OVERRUN = ("error", "clamp", "interpolate")
 
@@ -123,12 +124,10 @@ class Learned(Encoding):
     def checked(self, coords: Tensor, at: Positions) -> Tensor:
         """The same coordinates; raises ValueError if one is out of the table."""
         last = self.max_len - 1
-        if torch.compiler.is_compiling():
+        if not may_be_read(coords):
             # Squeezing may round the last position up by a unit in the last place.
             outside = (coords > last + 1e-6) | (coords < 0)
             return torch.where(outside, torch.nan, coords.to(torch.float64))
-        if coords.is_meta:
-            return coords
         lowest, highest = torch.stack(coords.aminmax()).tolist()
         if highest > last + 1e-6:
             wanted = int(-(-highest // 1)) + 1

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from posenc.encoding import Encoding
 from posenc.positions import Positions
+from posenc.watched import may_be_read
 
 COMBINE = ("concatenated", "summed")
 OVERRUN = ("error", "clamp")
@@ -161,9 +162,9 @@ class LearnedFactorised(Encoding):
         if at.extent is not None and (self.overrun == "clamp" or at.extent <= min(self.limits)):
             return coords
         inside = ((coords >= 0) & (coords <= last)).all(-1)
-        if torch.compiler.is_compiling():
+        if not may_be_read(coords):
             return torch.where(inside[..., None], coords.to(torch.float64), torch.nan)
-        if coords.is_meta or bool(inside.all()):
+        if bool(inside.all()):
             return coords
         wrong = coords[~inside]
         where = wrong[wrong.amax(-1).argmax()].tolist()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from posenc.encoding import Encoding
 from posenc.positions import Positions
+from posenc.watched import may_be_read
 
 OVERRUN = ("error", "clamp")
 
@@ -154,9 +155,9 @@ class LearnedGrid(Encoding):
         inside = ((coords >= 0) & (coords <= size - 1)).all(-1)
         first = coords[..., 0]
         prefix = (coords == coords[..., :1]).all(-1) & (first < 0) & (first >= -self.prefix) & (first == first.round())
-        if torch.compiler.is_compiling():
+        if not may_be_read(coords):
             return torch.where((inside | prefix)[..., None], coords.to(torch.float64), torch.nan)
-        if coords.is_meta or bool((inside | prefix).all()):
+        if bool((inside | prefix).all()):
             return coords
         wrong = coords[~(inside | prefix)]
         where = tuple(wrong[wrong.amax(-1).argmax()].tolist())

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, without_autocast
 
 
 class LogGridBias(Encoding):
@@ -73,7 +73,7 @@ class LogGridBias(Encoding):
         x = delta.to(dtype) * (8 / (self.window - 1))
         x = x.sign() * x.abs().log1p() / math.log(8)
         # Autocast would take distances in bfloat16.
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             hidden = F.linear(x, self.hidden.weight.to(dtype), self.hidden.bias.to(dtype)).relu()
             values = F.linear(hidden, self.out.weight.to(dtype))
         return 16 * values.movedim(-1, 0).sigmoid()

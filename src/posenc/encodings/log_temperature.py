@@ -51,13 +51,13 @@ class LogTemperature(Encoding):
 
     def query(self, q: Tensor, at: Positions) -> Tensor:
         dtype = torch.promote_types(q.dtype, torch.float32)
-        key = ("log_temperature", self.max_len, self.least, dtype, q.device)
-        return (q * at.once(key, lambda: self.table(at).to(dtype).to(q.device))).to(q.dtype)
+        return (q * self.once(self.table, at, dtype, q.device)).to(q.dtype)
 
-    def table(self, at: Positions) -> Tensor:
-        """The temperature of each query, [B or 1, 1, T, 1], float64."""
+    def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """The temperature of each query, [B or 1, 1, T, 1], taken in float64."""
         count = exact(at.axis(self)).clamp(min=0) + 1
-        return (count.log() / math.log(self.max_len)).clamp(min=self.least)[:, None, :, None]
+        temperature = (count.log() / math.log(self.max_len)).clamp(min=self.least)
+        return temperature[:, None, :, None].to(dtype).to(device)
 
     def temperature(self, position: float) -> float:
         """As published, in scalars: tau of a query at `position`."""

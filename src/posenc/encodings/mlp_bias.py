@@ -8,7 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, without_autocast
+
+DEEPEST = 100
+"""The most hidden layers: a spec from elsewhere must not ask for a million."""
 
 
 class MLPBias(Encoding):
@@ -32,7 +35,7 @@ class MLPBias(Encoding):
     rises or falls without bound; the logarithm tames that and no more. With given positions the hidden layer of every
     pair of tokens is in memory; tokens in a row need only 2 T - 1 distances.
 
-    Raises ValueError for fewer than one head, neuron, layer or axis.
+    Raises ValueError for fewer than one head, neuron, layer or axis, and for more than 100 layers.
     Source: Wang et al. 2021, CrossFormer, arXiv:2108.00154, section 3.2.2.
 
     >>> MLPBias(4, axes=2).bias(torch.zeros(1, 3, 2)).shape
@@ -59,6 +62,8 @@ class MLPBias(Encoding):
         for name, value in (("heads", heads), ("width", width), ("depth", depth), ("axes", axes)):
             if not value >= 1:
                 raise ValueError(f"{name} must be 1 or more, got {value}")
+        if depth > DEEPEST:
+            raise ValueError(f"depth must be at most {DEEPEST}, got {depth}")
         self.heads, self.width, self.depth, self.log, self.axes = heads, width, depth, log, axes
         sizes = [axes, *[width] * depth, heads]
         self.layers = nn.ModuleList(nn.Linear(a, b, device=device, dtype=dtype) for a, b in pairwise(sizes))
@@ -79,7 +84,7 @@ class MLPBias(Encoding):
         if self.log:
             x = x.sign() * x.abs().log1p()
         # Autocast would take distances in bfloat16.
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             for index, layer in enumerate(self.network):
                 x = F.linear(F.silu(x) if index else x, layer.weight.to(x.dtype), layer.bias.to(x.dtype))
         return x.movedim(-1, 0)

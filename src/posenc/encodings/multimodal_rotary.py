@@ -1,7 +1,6 @@
 """Multimodal rotary encoding (M-RoPE), and the positions of text and grids in one sequence."""
 
 import math
-from collections.abc import Hashable
 
 import torch
 from torch import Tensor
@@ -130,7 +129,7 @@ class MultimodalRotary(Rotations):
 
     def spectrum(self) -> tuple[Tensor, float | Tensor]:
         """The frequency of each pair (radians per position, float64, fastest first), and the temperature."""
-        plain = self.base ** -(torch.arange(0, self.width, 2, dtype=torch.float64) / self.width)
+        plain = self.base ** -(torch.arange(0, self.width, 2, dtype=torch.float64, device="cpu") / self.width)
         if self.schedule is None:
             return plain, 1.0
         return self.schedule(plain, base=self.base, width=self.width)
@@ -139,9 +138,6 @@ class MultimodalRotary(Rotations):
     def wavelengths(self) -> Tensor:
         """The wavelength of each pair, 2 pi / frequency (positions), float64, shortest first."""
         return 2 * math.pi / self.spectrum()[0]
-
-    def depends_on(self) -> tuple[Hashable, ...]:
-        return self.width, self.base, self.sections_in_use, self.order, self.schedule
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         coords = exact(at.coordinates(self.axes, self))  # [B or 1, T, 1 or A]

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posenc.encoding import BoundKernel, Encoding, Keys, Projections
+from posenc.encoding import BoundKernel, Encoding, Keys, Projections, without_autocast
 from posenc.masks import Mask, bidirectional, causal
 from posenc.positions import Positions
 
@@ -88,7 +88,7 @@ class PaTH(Encoding):
             )
         dtype = torch.promote_types(x.dtype, torch.float32)
         lower, upper, weight, offset = (p.to(dtype) for p in (self.lower, self.upper, self.weight, self.offset))
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             w = F.linear(F.linear(x.to(dtype), lower), upper).unflatten(-1, (self.heads, self.head_dim))
             beta = 2 * F.linear(x.to(dtype), weight, offset).sigmoid()
         # A floor below the root keeps the gradient finite where w is zero, as in fla.
@@ -103,7 +103,7 @@ class PaTH(Encoding):
                 f"{self} has paths for {self.heads} heads of {self.head_dim} channels, got queries of {q.shape[1]} "
                 f"heads of {q.shape[-1]}; build it for them"
             )
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q):
             lost = self.lost(q, at, keys)
         return kernel(self, q, at, keys, mask.plus(-kernel.scale * lost))
 

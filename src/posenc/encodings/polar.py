@@ -82,7 +82,7 @@ class Polar(Encoding):
     @property
     def frequencies(self) -> Tensor:
         """The frequency of each channel (radians per position), float64, fastest first."""
-        return self.base ** -(torch.arange(self.head_dim, dtype=torch.float64) / self.head_dim)
+        return self.base ** -(torch.arange(self.head_dim, dtype=torch.float64, device="cpu") / self.head_dim)
 
     @property
     def wavelengths(self) -> Tensor:
@@ -95,8 +95,7 @@ class Polar(Encoding):
                 f"heads must have {self.head_dim} channels, got {x.shape[-1]}; build Polar(heads, {x.shape[-1]})"
             )
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-        key = ("polar", self.head_dim, self.base, dtype, x.device)
-        return at.once(key, lambda: self.table(at, dtype, x.device))
+        return self.once(self.table, at, dtype, x.device)
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         coords = exact(at.axis(self))

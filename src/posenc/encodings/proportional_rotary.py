@@ -1,7 +1,6 @@
 """Proportional rotary position embedding (p-RoPE)."""
 
 import math
-from collections.abc import Hashable
 
 import torch
 from torch import Tensor
@@ -75,11 +74,11 @@ class ProportionalRotary(Rotations):
 
     def spectrum(self) -> tuple[Tensor, float | Tensor]:
         """The frequency of each pair of the head (radians per position, float64), and the temperature."""
-        plain = self.base ** -(torch.arange(0, self.head_dim, 2, dtype=torch.float64) / self.head_dim)
+        plain = self.base ** -(torch.arange(0, self.head_dim, 2, dtype=torch.float64, device="cpu") / self.head_dim)
         stretched, temperature = plain, 1.0
         if self.schedule is not None:
             stretched, temperature = self.schedule(plain, base=self.base, width=self.head_dim)
-        return stretched * (torch.arange(self.head_dim // 2) < self.turning), temperature
+        return stretched * (torch.arange(self.head_dim // 2, device="cpu") < self.turning), temperature
 
     @property
     def frequencies(self) -> Tensor:
@@ -90,9 +89,6 @@ class ProportionalRotary(Rotations):
     def wavelengths(self) -> Tensor:
         """The wavelength of each pair, 2 pi / frequency (positions), float64; infinite for those that stand still."""
         return 2 * math.pi / self.frequencies
-
-    def depends_on(self) -> tuple[Hashable, ...]:
-        return self.head_dim, self.turning, self.base, self.schedule
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         frequencies, temperature = self.spectrum()

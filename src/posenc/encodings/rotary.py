@@ -1,7 +1,6 @@
 """Rotary position embedding."""
 
 import math
-from collections.abc import Hashable
 
 import torch
 from torch import Tensor
@@ -95,11 +94,11 @@ class Rotary(Rotations):
 
         A schedule that depends on the horizon `length` [B] gives a row for each; its default is the trained length.
         """
-        plain = self.base ** -(torch.arange(0, self.width, 2, dtype=torch.float64) / self.width)
+        plain = self.base ** -(torch.arange(0, self.width, 2, dtype=torch.float64, device="cpu") / self.width)
         if self.schedule is None:
             return plain, 1.0
         if self.turns_when_attending and length is None:
-            length = torch.tensor([self.schedule.short_length])
+            length = torch.tensor([self.schedule.short_length], device="cpu")
         plain = plain if length is None else plain.to(length.device)
         return self.schedule(plain, base=self.base, width=self.width, length=length)
 
@@ -115,9 +114,6 @@ class Rotary(Rotations):
     def wavelengths(self) -> Tensor:
         """The wavelength of each pair, 2 pi / frequency (positions), float64, shortest first."""
         return 2 * math.pi / self.frequencies
-
-    def depends_on(self) -> tuple[Hashable, ...]:
-        return self.width, self.base, self.schedule
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         coords = exact(at.axis(self))[:, None, :, None]

@@ -75,7 +75,7 @@ class RotaryValues(Encoding):
     @property
     def frequencies(self) -> Tensor:
         """The frequency of each pair (radians per position), float64, fastest first."""
-        return self.base ** -(torch.arange(0, self.width, 2, dtype=torch.float64) / self.width)
+        return self.base ** -(torch.arange(0, self.width, 2, dtype=torch.float64, device="cpu") / self.width)
 
     @property
     def wavelengths(self) -> Tensor:
@@ -83,9 +83,7 @@ class RotaryValues(Encoding):
 
     def turned(self, x: Tensor, at: Positions, direction: int) -> Tensor:
         """x [B, heads, T, head_dim] turned by `direction` times its positions."""
-        dtype = rotation_dtype(x)
-        key = ("rotary_values", self.width, self.base, dtype, x.device)
-        cos, sin = at.rows_of(key, lambda at: self.table(at, dtype, x.device), keep=x.is_cpu)
+        cos, sin = self.once(self.table, at, rotation_dtype(x), x.device, keep=x.is_cpu)
         if not self.trailing:
             return rotate_pairs(x, cos, sin, self.layout, inverse=direction < 0)
         passed, turned = x[..., : -self.width], x[..., -self.width :]

@@ -50,7 +50,9 @@ class Sandwich(Encoding):
     @property
     def wavelengths(self) -> Tensor:
         """The wavelength of each cosine (positions, float64, shortest first)."""
-        return 2 * math.pi * self.base ** (torch.arange(0, self.width, 2, dtype=torch.float64) / self.width)
+        return (
+            2 * math.pi * self.base ** (torch.arange(0, self.width, 2, dtype=torch.float64, device="cpu") / self.width)
+        )
 
     def by_distance(self, delta: Tensor) -> Tensor:
         distance = exact(delta)
@@ -58,8 +60,8 @@ class Sandwich(Encoding):
         # One cosine at a time: a table of all of them would be width/2 times the bias.
         for p in range(self.width // 2):
             total = total + (distance * self.base ** (-2 * p / self.width)).cos()
-        share = torch.tensor([self.heads / (8 * h) for h in range(1, self.heads + 1)], dtype=torch.float64)
-        bias = share.to(total.device).view(-1, *(1,) * delta.dim()) * total
+        share = [self.heads / (8 * h) for h in range(1, self.heads + 1)]
+        bias = torch.tensor(share, dtype=torch.float64, device=total.device).view(-1, *(1,) * delta.dim()) * total
         return bias.float().to(delta.device) if delta.device.type == "mps" else bias
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:

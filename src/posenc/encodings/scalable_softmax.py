@@ -72,15 +72,15 @@ class ScalableSoftmax(Encoding):
                 f"{self} has factors for {self.heads} heads, got queries of {q.shape[1]}; build it for {q.shape[1]}"
             )
         dtype = torch.promote_types(q.dtype, torch.float32)
-        count = at.once(("scalable_softmax", dtype, q.device), lambda: self.logarithms(at).to(dtype).to(q.device))
+        count = self.once(self.logarithms, at, dtype, q.device)
         temperature = self.strength.to(dtype)[:, None, None] * count  # [B or 1, H, T, 1]
         if self.offset is not None:
             temperature = temperature + self.offset.to(dtype)[:, None, None]
         return (q * temperature).to(q.dtype)
 
-    def logarithms(self, at: Positions) -> Tensor:
-        """ln of the number of tokens that each query sees, [B or 1, 1, T, 1], float64."""
-        return exact(at.axis(self)).clamp(min=0).log1p()[:, None, :, None]
+    def logarithms(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """ln of the number of tokens that each query sees, [B or 1, 1, T, 1], taken in float64."""
+        return exact(at.axis(self)).clamp(min=0).log1p()[:, None, :, None].to(dtype).to(device)
 
     def formula_query(self, q, position, head=0) -> list[float]:
         b = 0.0 if self.offset is None else self.offset[head].item()

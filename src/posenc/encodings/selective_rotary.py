@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posenc.encoding import BoundKernel, Encoding, Keys, Projections, sums_to
+from posenc.encoding import BoundKernel, Encoding, Keys, Projections, sums_to, without_autocast
 from posenc.kernels.reference import fit_heads
 from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, rotate_pairs, rotation_dtype
 from posenc.masks import Mask
@@ -130,7 +130,7 @@ class SelectiveRotary(Encoding):
         """The angle [B, heads, T, pairs] that each token asks for (radians)."""
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         # Angles add up over the whole sequence, and so would the errors of half precision.
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             x = x.to(dtype)
             x = x * torch.rsqrt(x.square().sum(-1, keepdim=True) / self.heads + 1e-6)
             angle = through(self.to_angle, x).unflatten(-1, (self.heads, -1))  # [B, T, heads, pairs]

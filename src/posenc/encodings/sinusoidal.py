@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from posenc.encoding import Encoding
-from posenc.positions import Positions, PositionsLike
+from posenc.positions import Positions
 
 LAYOUTS = ("interleaved", "concatenated", "sines_first")
 
@@ -116,7 +116,7 @@ class Sinusoidal(Encoding):
     def frequencies(self) -> Tensor:
         """The frequency of each pair of an axis (radians per position), float64, fastest first."""
         pairs = (self.width + 1) // 2 if self.layout == "interleaved" else self.width // 2
-        k = torch.arange(pairs, dtype=torch.float64)
+        k = torch.arange(pairs, dtype=torch.float64, device="cpu")
         exponent = k / max(pairs - 1, 1) if self.endpoint else 2 * k / self.width
         return self.base**-exponent
 
@@ -126,7 +126,11 @@ class Sinusoidal(Encoding):
         return 2 * math.pi / self.frequencies
 
     def table(
-        self, positions: PositionsLike = None, *, tokens: int | None = None, dtype: torch.dtype = torch.float32
+        self,
+        positions: Positions | Tensor | None = None,
+        *,
+        tokens: int | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> Tensor:
         """The encoding [B or 1, T, dim] of given positions, or of the first `tokens` positions of one axis."""
         if positions is None and tokens is None:
@@ -203,10 +207,8 @@ class Sinusoidal(Encoding):
         """What is added to embeddings x [B, T, dim], in their dtype."""
         # A scale multiplies before the one rounding.
         dtype = x.dtype if self.scale is None else torch.promote_types(x.dtype, torch.float32)
-        # The options are part of the key: a module's attributes may be set anew.
-        key = ("sinusoidal", self.dim, self.base, self.layout, self.endpoint, self.axes, dtype, x.device)
         keep = x.is_cpu and self.axes == 1 and at.tokens * self.dim * dtype.itemsize <= LONG
-        table = at.rows_of(key, lambda at: self.rows(at, dtype, x.device), keep=keep)
+        table = self.once(self.rows, at, dtype, x.device, keep=keep)
         return table if self.scale is None else (table * self.scale.to(dtype)).to(x.dtype)
 
     def rows(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -227,19 +229,23 @@ class Sinusoidal(Encoding):
 
         e^(-i(m + n) frequency) = e^(-i m frequency) e^(-i n frequency), and i e^(-i angle) = sin(angle) + i cos(angle).
         """
-        assert at.start is not None
+        assert at.start is not None and at.extent is not None
         frequencies = self.frequencies.to(at.coords.device)
-        few = min(at.tokens, max(16, min(128, PAIRS_AT_ONCE // len(frequencies))))
-        angle = torch.arange(few, device=frequencies.device)[:, None] * frequencies
+        few = max(16, min(128, PAIRS_AT_ONCE // len(frequencies)))
+        # m is a multiple of `few` wherever the tokens begin, so that a position's row has the same bits in every table.
+        firsts = range(at.start - at.start % few, at.extent, few)
+        least, most = (at.start - firsts[0], at.extent - firsts[0]) if len(firsts) == 1 else (0, few)
+        angle = torch.arange(least, most, device=frequencies.device)[:, None] * frequencies
         near = torch.complex(angle.cos(), -angle.sin())
-        for begin in range(0, at.tokens, few):
-            angle = (at.start + begin) * frequencies
-            waves = near[: at.tokens - begin] * torch.complex(angle.sin(), angle.cos())
+        for first in firsts:
+            begin, end = max(first, at.start), min(first + few, at.extent)
+            angle = first * frequencies
+            waves = near[begin - first - least : end - first - least] * torch.complex(angle.sin(), angle.cos())
             if self.layout == "interleaved":
                 rows = torch.view_as_real(waves).flatten(1)[:, : self.dim]
             else:
                 rows = self.laid_out((waves.real[None], waves.imag[None]))[0]
-            yield slice(begin, begin + len(rows)), rows
+            yield slice(begin - at.start, end - at.start), rows
 
     def shift(self, k: float) -> Tensor:
         """The matrix M_k [dim, dim], float64, with PE(p + k) = M_k PE(p) for every position p.
@@ -256,16 +262,16 @@ class Sinusoidal(Encoding):
             )
         angle = self.frequencies * k
         pairs = angle.numel()
-        first = torch.arange(pairs) * 2 if self.layout == "interleaved" else torch.arange(pairs)
+        first = torch.arange(pairs, device="cpu") * (2 if self.layout == "interleaved" else 1)
         second = first + (1 if self.layout == "interleaved" else pairs)
-        matrix = torch.zeros(self.dim, self.dim, dtype=torch.float64)
+        matrix = torch.zeros(self.dim, self.dim, dtype=torch.float64, device="cpu")
         matrix[first, first], matrix[first, second] = angle.cos(), angle.sin()
         matrix[second, first], matrix[second, second] = -angle.sin(), angle.cos()
         return matrix
 
-    def shift_error(self, k: float, positions: PositionsLike = None) -> float:
+    def shift_error(self, k: float, positions: Positions | Tensor | None = None) -> float:
         """The largest |PE(p + k) - M_k PE(p)| over the positions (default: the first 1000): rounding only."""
-        p = torch.arange(1000, dtype=torch.float64) if positions is None else positions
+        p = torch.arange(1000, dtype=torch.float64, device="cpu") if positions is None else positions
         at = p if isinstance(p, Positions) else Positions.of(p.double())
         moved = self.encode(at.with_coords(at.coords + k))
         return float((moved - self.encode(at) @ self.shift(k).T).abs().max())

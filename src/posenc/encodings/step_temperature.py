@@ -61,15 +61,14 @@ class StepTemperature(Encoding):
 
     def query(self, q: Tensor, at: Positions) -> Tensor:
         dtype = torch.promote_types(q.dtype, torch.float32)
-        key = ("step_temperature", self.interval, self.strength, self.form, dtype, q.device)
-        return (q * at.once(key, lambda: self.table(at).to(dtype).to(q.device))).to(q.dtype)
+        return (q * self.once(self.table, at, dtype, q.device)).to(q.dtype)
 
-    def table(self, at: Positions) -> Tensor:
-        """The temperature of each query, [B or 1, 1, T, 1], float64."""
+    def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """The temperature of each query, [B or 1, 1, T, 1], taken in float64."""
         p = exact(at.axis(self)).clamp(min=0)
         stretches = (p if self.form == "ministral" else p + 1) / self.interval
         grown = stretches.clamp(min=1) if self.form == "inkling" else 1 + stretches.floor()
-        return (1 + self.strength * grown.log())[:, None, :, None]
+        return (1 + self.strength * grown.log())[:, None, :, None].to(dtype).to(device)
 
     def temperature(self, position: float) -> float:
         """As published, in scalars: tau of a query at `position`."""

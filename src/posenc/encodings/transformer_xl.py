@@ -79,7 +79,7 @@ class TransformerXL(Encoding):
         super().__init__()
         if not (dim >= 1 and heads >= 1 and head_dim >= 1):
             raise ValueError(f"dim, heads and head_dim must be 1 or more, got {dim}, {heads} and {head_dim}")
-        if clamp is not None and not clamp >= 1:
+        if clamp is not None and not 1 <= clamp < math.inf:
             raise ValueError(f"clamp must be 1 or more, or None for no limit, got {clamp}")
         if not base > 1:
             raise ValueError(f"base must be above 1, got {base}")
@@ -102,7 +102,7 @@ class TransformerXL(Encoding):
     @property
     def frequencies(self) -> Tensor:
         """The frequency of each pair (radians per position), float64, fastest first."""
-        return self.base ** -(torch.arange(0, self.dim, 2, dtype=torch.float64) / self.dim)
+        return self.base ** -(torch.arange(0, self.dim, 2, dtype=torch.float64, device="cpu") / self.dim)
 
     @property
     def wavelengths(self) -> Tensor:
@@ -158,20 +158,18 @@ class TransformerXL(Encoding):
 
     def products(self, q: Tensor, at: Positions, keys: Keys, distances: range) -> Products:
         dtype = self.exact(q)
-
-        def sinusoids() -> Tensor:
-            delta = torch.arange(distances.start, distances.stop, distances.step, device=q.device).double()
-            sin, cos = self.waves(
-                delta if self.clamp is None else delta.clamp(-self.clamp, self.clamp), dtype, q.device
-            )
-            if self.layout == "concatenated":
-                return torch.cat((sin, cos), -1)[:, : self.dim]
-            return torch.stack((sin, cos), -1).flatten(-2)[:, : self.dim]
-
         # Layers share them: 4,096 tokens have a million sines.
-        table = at.once(("transformer_xl", self.dim, self.base, self.layout, self.clamp, distances, dtype), sinusoids)
+        table = self.once(self.sinusoids, at, distances, dtype, q.device)
         vectors = table @ self.weight.to(dtype).unflatten(0, (self.heads, -1)).transpose(-1, -2)  # [H, R, head_dim]
         return Products(self.asked(q), vectors, self.compared(keys.k))
+
+    def sinusoids(self, at: Positions, distances: range, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """The sinusoids [R, dim] of whole distances, wherever the tokens are."""
+        delta = torch.arange(distances.start, distances.stop, distances.step, device=device).double()
+        sin, cos = self.waves(delta if self.clamp is None else delta.clamp(-self.clamp, self.clamp), dtype, device)
+        if self.layout == "concatenated":
+            return torch.cat((sin, cos), -1)[:, : self.dim]
+        return torch.stack((sin, cos), -1).flatten(-2)[:, : self.dim]
 
     def exact(self, x: Tensor) -> torch.dtype:
         return torch.promote_types(torch.promote_types(x.dtype, self.weight.dtype), torch.float32)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from posenc.encoding import Encoding, Keys, ScoreMod, dot_products
 from posenc.positions import Positions
+from posenc.watched import may_be_read
 
 
 class TUPE(Encoding):
@@ -105,12 +106,13 @@ class TUPE(Encoding):
             keys = self.prepare(q, at, keys)
         asking, asked = keys.own["tupe"], keys.memo["tupe"]
         # Rows of a batch that stand at the same places share one bias.
-        m, n = (where.axis(self).expand(max(len(asking), len(asked)), -1) for where in (at, keys.at))
+        shared = len(asking) == len(asked) == 1
+        m, n = (where.axis(self).expand(1 if shared else len(q), -1) for where in (at, keys.at))
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             values = dot_products(asking, asked, b, h, i, j)
             if self.first_key is not None:
-                query, key = (m[b, i], n[b, j]) if len(m) > 1 else (m[0][i], n[0][j])
+                query, key = (m[0][i], n[0][j]) if shared else (m[b, i], n[b, j])
                 values = torch.where(key == 0, self.first_key.to(values.dtype)[h], values)
                 values = values.masked_fill(query == 0, 0.0)
             return score + values.to(score.dtype)
@@ -132,7 +134,7 @@ class TUPE(Encoding):
         """The coordinates [B or 1, T]; raises ValueError if one is out of the table, where data can be looked at."""
         coords = at.axis(self)
         known = at.extent is not None and at.extent <= self.max_len
-        if known or coords.is_meta or torch.compiler.is_compiling():
+        if known or not may_be_read(coords):
             return coords
         lowest, highest = coords.min().item(), coords.max().item()
         if highest > self.max_len - 1:

@@ -8,6 +8,7 @@ from torch import Tensor
 from posenc.encoding import Encoding
 from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, exact, rotate_pairs, rotation_dtype
 from posenc.positions import Positions
+from posenc.watched import may_be_read
 
 FURTHEST_IN_HALF = 5008
 """The position up to which the contract tries half precision."""
@@ -77,10 +78,14 @@ class XPos(Encoding):
             raise ValueError(f"centre must be a finite position, got {centre}")
         self.head_dim, self.base, self.layout = head_dim, base, layout
         self.scale_base, self.gamma, self.centre = scale_base, gamma, centre
+
+    @property
+    def gaps(self) -> dict[str, str]:  # ty: ignore[incompatible-property-override]
         reach = int(self.reach(torch.float16))
-        if reach + centre < FURTHEST_IN_HALF:
-            reason = f"float16 holds the sizes for {reach:,} positions around the centre; others are refused there"
-            self.gaps = {"half_precision_stays_near_double": reason}
+        if reach + self.centre >= FURTHEST_IN_HALF:
+            return {}
+        reason = f"float16 holds the sizes for {reach:,} positions around the centre; others are refused there"
+        return {"half_precision_stays_near_double": reason}
 
     @property
     def zetas(self) -> list[float]:
@@ -90,7 +95,7 @@ class XPos(Encoding):
     @property
     def frequencies(self) -> Tensor:
         """The frequency of each pair (radians per position), float64, fastest first."""
-        return self.base ** -(torch.arange(0, self.head_dim, 2, dtype=torch.float64) / self.head_dim)
+        return self.base ** -(torch.arange(0, self.head_dim, 2, dtype=torch.float64, device="cpu") / self.head_dim)
 
     @property
     def wavelengths(self) -> Tensor:
@@ -104,16 +109,18 @@ class XPos(Encoding):
     def turned(self, x: Tensor, at: Positions, side: int, *, in_place: bool = False) -> Tensor:
         self.check_head_dim(x, self.head_dim)
         coords = self.checked(at, x.dtype)
-        dtype, device = rotation_dtype(x), x.device
-        key = (type(self), self.head_dim, self.base, self.scale_base, self.gamma, self.centre, side, dtype, device)
-        if at.start is None or torch.compiler.is_compiling():
-            # Where coordinates cannot be looked at, those out of reach are marked for this dtype.
-            table = at.once((key, x.dtype), lambda: self.table(coords, side, dtype, device))
+        given = side, rotation_dtype(x), x.device
+        if not may_be_read(coords):
+            # Where coordinates cannot be looked at, those out of reach are marked.
+            table = self.sized(coords, *given)
         else:
-            table = at.rows_of(key, lambda at: self.table(at.axis(self), side, dtype, device), keep=x.is_cpu)
+            table = self.once(self.table, at, *given, keep=x.is_cpu)
         return rotate_pairs(x, table[0], table[1], self.layout, in_place=in_place)
 
-    def table(self, coords: Tensor, side: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def table(self, at: Positions, side: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return self.sized(at.axis(self), side, dtype, device)
+
+    def sized(self, coords: Tensor, side: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Cosines and sines [2, B or 1, 1, T, d/2] times the sizes; side is +1 for queries and -1 for keys."""
         coords = exact(coords)[:, None, :, None]
         fading = torch.tensor(self.zetas, dtype=torch.float64, device=coords.device).log() / self.scale_base
@@ -125,10 +132,8 @@ class XPos(Encoding):
         coords, reach = at.axis(self), self.reach(dtype)
         if at.extent is not None and self.centre <= reach and at.extent - 1 - self.centre <= reach:
             return coords
-        if torch.compiler.is_compiling():
+        if not may_be_read(coords):
             return torch.where((coords - self.centre).abs() > reach, torch.nan, coords.double())
-        if coords.is_meta:
-            return coords
         for edge in (coords.min().item(), coords.max().item()):
             if abs(edge - self.centre) > reach:
                 raise ValueError(

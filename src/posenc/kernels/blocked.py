@@ -17,6 +17,7 @@ from torch import Tensor
 from posenc.encoding import Encoding, Keys
 from posenc.kernels import sdpa
 from posenc.kernels.bias_in_blocks import BiasGradient, BiasInBlocks, Block, NoBias
+from posenc.kernels.block_sizes import SIZES
 from posenc.kernels.content_bias import content_bias
 from posenc.kernels.distance_bias import ByDistance, distance_bias, values_at
 from posenc.kernels.plan import Plan, plan_for
@@ -25,15 +26,6 @@ from posenc.masks import Mask, part_of
 from posenc.positions import Positions
 
 LOG2_E = 1 / math.log(2)
-
-ROWS_BACKWARDS = 128
-"""How many queries a block of the backward pass has at most."""
-
-PAIRS_BACKWARDS = 1 << 19
-"""How many pairs of all heads it holds at once: few enough for the caches to keep them."""
-
-NARROWEST = 128
-"""How many keys it takes at least, so that matrix products keep their speed."""
 
 
 def why_not(encoding: Encoding, *, weights: bool, dropout: float, q: Tensor | None) -> str | None:
@@ -49,9 +41,7 @@ def why_not(encoding: Encoding, *, weights: bool, dropout: float, q: Tensor | No
         return f"attention in blocks has no dropout, got {dropout}; use kernel='sdpa' or 'auto', or dropout=0"
     if q is not None and q.device.type != "cpu":
         return f"attention in blocks is for the CPU, got queries on '{q.device.type}'; use kernel='sdpa' or 'auto'"
-    if torch._C._are_functorch_transforms_active():
-        return "torch.func cannot transform attention in blocks; use kernel='sdpa' or 'auto'"
-    return None
+    return sdpa.why_not_transformed("attention in blocks")
 
 
 def attend(
@@ -59,9 +49,9 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:
     """Attention with the encoding's bias, block by block. A row that may see nothing gives zeros.
 
-    Key heads may be fewer than query heads; nothing is repeated for them. A single query, and attention without a bias
-    that is plainly causal or sees everything, are one call of PyTorch's attention. In a graph that is being compiled
-    so is everything else, unless tokens are known to stand in a row and the bias is one of the distance.
+    Key heads may be fewer than query heads; nothing is repeated for them. A single query, an empty batch, and attention
+    without a bias that is plainly causal or sees everything, are one call of PyTorch's attention. In a graph that is
+    being compiled so is everything else, unless tokens are known to stand in a row and the bias is one of the distance.
 
     Limit: gradients of gradients are refused; kernel='reference' has them.
     Source: Dao 2023, arXiv:2307.08691, section 3, for the backward pass.
@@ -71,7 +61,7 @@ def attend(
     plain = not biased and (mask.is_plain_causal(at, keys.at) or mask.sees_everything(at, keys.at))
     compiling = torch.compiler.is_compiling()
     offset = offset_in_a_row(encoding, at, keys.at, mask) if compiling else None
-    if at.tokens == 1 or plain or (compiling and offset is None):
+    if at.tokens == 1 or not len(q) or plain or (compiling and offset is None):
         return sdpa.attend(encoding, q, at, keys, mask, scale=scale, dropout=dropout, weights=weights)
     check_heads(q, keys.k, keys.v)
     q, k, v = as_fused_attention_takes(q, keys.k, keys.v)
@@ -200,10 +190,10 @@ class InBlocks:
 
     def pieces(self, heads: int) -> Iterator[tuple[Block, list[Block]]]:
         """The blocks again, of fewer rows of the batch, and each with its keys in pieces."""
-        for block in self.plan.blocks(ROWS_BACKWARDS):
+        for block in self.plan.blocks(SIZES.rows_backwards):
             b, n, m = block.size
-            step = max(1, min(b, PAIRS_BACKWARDS // (heads * n * m)))
-            width = max(NARROWEST, PAIRS_BACKWARDS // (step * heads * n))
+            step = max(1, min(b, SIZES.pairs_backwards // (heads * n * m)))
+            width = max(SIZES.narrowest, SIZES.pairs_backwards // (step * heads * n))
             for batch in cut(block.batch, step):
                 few = block._replace(batch=batch)
                 yield few, [few._replace(keys=keys) for keys in cut(block.keys, width)]

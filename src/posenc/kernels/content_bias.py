@@ -16,13 +16,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from posenc.encoding import Encoding, Keys, index_grids, parts_of
+from posenc.encoding import Encoding, Keys, index_grids, parts_of, without_autocast
 from posenc.kernels.bias_in_blocks import BiasInBlocks, Block, Part
+from posenc.kernels.block_sizes import SIZES
 from posenc.masks import Mask
 from posenc.positions import Positions
-
-PAIRS_AT_ONCE = 2**20
-"""How many pairs of all heads `score_mod` is evaluated on at once: its temporaries then stay near the caches."""
 
 FAR = 300
 """How many keys far away are worth a part of their own, which has to be merged with the rest."""
@@ -33,7 +31,7 @@ def content_bias(encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask:
     biased = [part for part in parts_of(encoding) if part.doors & {"by_distance", "score_mod"}]
     if len(biased) == 1:
         encoding = biased[0]
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q):
         keys = encoding.prepare(q, at, keys)
         seen = SeenDistances.of(at, keys.at, mask)
         if seen is not None:
@@ -282,7 +280,7 @@ class ByScoreMod:
             read[kind][name] = tensor
         q, at = read["queries"]["q"], self.at.part(block.batch, block.rows)
         keys_at = self.keys_at.part(block.batch, block.keys)
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q):
             modify = encoding.score_mod(q, at, Keys(**read["keys"], at=keys_at, memo=read["memo"], own=read["own"]))
             assert modify is not None
             score = q.new_zeros((*q.shape[:3], keys_at.tokens), dtype=torch.promote_types(q.dtype, torch.float32))
@@ -309,7 +307,7 @@ class ByScoreMod:
 
     def few_queries(self, block: Block) -> list[tuple[Block, slice]]:
         """The block in blocks of fewer queries, and where their rows stand in it."""
-        step = max(1, PAIRS_AT_ONCE // (block.size[0] * self.inputs[0].shape[1] * length(block.keys)))
+        step = max(1, SIZES.pairs_of_content // (block.size[0] * self.inputs[0].shape[1] * length(block.keys)))
         starts = range(block.rows.start, block.rows.stop, step)
         cut = [slice(start, min(start + step, block.rows.stop)) for start in starts]
         first = block.rows.start

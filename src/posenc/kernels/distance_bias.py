@@ -22,6 +22,8 @@ def distance_bias(encoding: Encoding, q: Tensor, plan: Plan) -> "ByDistance | By
     """
     biased = "by_distance" in encoding.doors
     if plan.runs is not None:
+        if biased and encoding.axes > 1:
+            plan.at.coordinates(encoding.axes, encoding)  # tokens in a row have one axis: refused
         distances = plan.distances()
         return ByDistance(
             values_at(encoding, q, distances.start, distances.stop) if biased else None, distances, q, plan

@@ -9,14 +9,15 @@ pass. Under torch.compile it is part of the caller's graph on either.
 
 import functools
 import math
-import warnings
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from posenc.encoding import Encoding, Keys, ScoreMod, in_turn, parts_of
+from posenc.kept_tables import fact
+from posenc.kernels import sdpa
 from posenc.masks import Mask
 from posenc.positions import Positions
 
@@ -35,7 +36,7 @@ def why_not(encoding: Encoding, *, weights: bool, dropout: float, q: Tensor | No
                 f"FlexAttention has no backward pass on '{q.device.type}', and the queries or the encoding want "
                 f"gradients; use kernel='auto', a CUDA device, or torch.no_grad()"
             )
-    return None
+    return sdpa.why_not_transformed("flex")
 
 
 def attend(
@@ -43,9 +44,12 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:
     """Attention with the encoding's closure on every logit, in the blocks of logits that the mask leaves.
 
-    A row that may see nothing gives zeros. Key heads may be fewer than query heads; nothing is repeated for them.
+    A row that may see nothing gives zeros. Key heads may be fewer than query heads; nothing is repeated for them. An
+    empty batch, which FlexAttention refuses, is one call of PyTorch's other attention.
     """
     assert not (weights or dropout), "why_not('flex') forbids this"
+    if not len(q):
+        return sdpa.attend(encoding, q, at, keys, mask, scale=scale, dropout=dropout, weights=weights)
     if not torch.is_grad_enabled():
         # FlexAttention refuses leaves that want gradients on a CPU even where none are taken.
         q, k, v = q.detach(), keys.k.detach(), keys.v.detach()
@@ -68,9 +72,8 @@ def flex_attention(device: torch.device):
     # Imported when it is used: it takes its time.
     from torch.nn.attention import flex_attention as module
 
-    if torch.compiler.is_compiling():
-        return module.flex_attention
-    return compiled() if device.type == "cuda" else materialising
+    # On a CPU torch warns once that it is slow.
+    return compiled() if device.type == "cuda" and not torch.compiler.is_compiling() else module.flex_attention
 
 
 @functools.cache
@@ -78,15 +81,6 @@ def compiled():
     from torch.nn.attention import flex_attention as module
 
     return torch.compile(module.flex_attention)
-
-
-def materialising(q: Tensor, k: Tensor, v: Tensor, **named: Any) -> Any:
-    from torch.nn.attention import flex_attention as module
-
-    with warnings.catch_warnings():
-        # The caller chose this kernel by name on a CPU, where its being slow is said in the docs.
-        warnings.filterwarnings("ignore", "flex_attention called without torch.compile", UserWarning)
-        return cast(Any, module.flex_attention)(q, k, v, **named)
 
 
 def whole_score_mod(encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask) -> ScoreMod | None:
@@ -164,7 +158,7 @@ def block_mask(mask: Mask, at: Positions, keys_at: Positions) -> Any:
     if mask.given is not None or at is not keys_at:
         return make()
     # Every layer of a model asks for the same one.
-    return at.once(("block_mask", mask.causal, mask.window, mask.prefix), make)
+    return at.once(("block mask", fact(mask)), make)
 
 
 def rule(mask: Mask, at: Positions, keys_at: Positions) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:

@@ -8,11 +8,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from posenc.encoding import BoundKernel, Encoding, Keys
+from posenc.kernels.block_sizes import SIZES
 from posenc.masks import Mask
 from posenc.positions import Positions
-
-PAIRS_AT_ONCE = 2**21
-"""How many pairs of all heads and rows a rule is given at once; fewer are not worth a block, nor computing twice."""
+from posenc.watched import is_transformed
 
 
 def attend_in_rows(
@@ -22,11 +21,12 @@ def attend_in_rows(
 
     No query reads another one, and none needs keys that it may not see: so nothing is left out. In training a block
     keeps only its queries and computes the rest again in the backward pass. A compiled graph takes all queries at
-    once, since the number of blocks would tie it to one length.
+    once, since the number of blocks would tie it to one length; so do the transforms of torch.func, which cannot
+    compute again.
     """
     tokens, pairs = q.shape[2], q.shape[0] * q.shape[1] * keys.k.shape[2]
-    step = max(1, PAIRS_AT_ONCE // pairs)
-    if not encoding.reads_pairs or tokens <= step or torch.compiler.is_compiling():
+    step = max(1, SIZES.pairs_of_rules // max(pairs, 1))
+    if not encoding.reads_pairs or tokens <= step or torch.compiler.is_compiling() or is_transformed():
         return encoding.attend(q, at, keys, mask, kernel)
     # The same encoding with the same parameters, whatever stands in for them when a block is computed again.
     held = copy.deepcopy(encoding, {id(parameter): parameter for parameter in encoding.parameters()})

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from posenc.encoding import Encoding, Keys, parts_of
 from posenc.kernels.reference import fit_heads
+from posenc.kernels.sdpa import why_not_transformed
 from posenc.masks import Mask
 from posenc.positions import Positions
 
@@ -48,7 +49,7 @@ def why_not(encoding: Encoding, *, weights: bool, dropout: float, q: Tensor | No
         own = type(part)
         if own.key_row is Encoding.key_row and own.levels is Encoding.levels:
             return f"the bias of {part} is not a number for each key and one for each query; use kernel='auto'"
-    return None
+    return why_not_transformed("key_row")
 
 
 def attend(

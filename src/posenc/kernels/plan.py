@@ -15,15 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posenc.kernels.bias_in_blocks import Block
+from posenc.kernels.block_sizes import SIZES
 from posenc.masks import Mask
 from posenc.positions import Positions
-
-ROWS = 256
-"""How many queries a block has at most: fewer, and PyTorch's kernel loses speed; more, and blocks on the diagonal hold
-more pairs that do not see each other."""
-
-PAIRS = 1 << 22
-"""How many pairs of all heads a block has at most, unless it is a single row of the batch."""
+from posenc.watched import may_be_read
 
 FEWEST = 3
 """How many tokens stretches must have on average: of fewer, a block that holds several and hides pairs is faster."""
@@ -84,7 +79,7 @@ class Plan:
 
     def blocks(self, rows: int | None = None) -> Iterator[Block]:
         """The blocks of at most so many queries in which some query sees some key. No query is in two of them."""
-        rows = ROWS if rows is None else min(rows, ROWS)
+        rows = SIZES.rows if rows is None else min(rows, SIZES.rows)
         if self.runs is None:
             yield from self.cut(slice(0, self.batch), slice(0, self.at.tokens), rows, self.looked_at)
             return
@@ -97,7 +92,7 @@ class Plan:
             keys = keys_of(few)
             if keys.start >= keys.stop:
                 continue
-            step = max(1, PAIRS // (self.heads * (few.stop - few.start) * (keys.stop - keys.start)))
+            step = max(1, SIZES.pairs // (self.heads * (few.stop - few.start) * (keys.stop - keys.start)))
             for first in range(batch.start, batch.stop, step):
                 yield Block(slice(first, min(first + step, batch.stop)), few, keys)
 
@@ -145,7 +140,7 @@ class Plan:
             mask = Mask(given=mask.given)
         at, keys_at = self.at.part(block.batch, block.rows), self.keys_at.part(block.batch, block.keys)
         hidden = ~mask.part(*block).allowed(at, keys_at)
-        return hidden if bool(hidden.any()) else None
+        return None if may_be_read(hidden) and not bool(hidden.any()) else hidden
 
     def given(self, block: Block) -> Tensor | None:
         """What the given mask adds to the logits of a block, [1 or b, 1 or H, 1 or n, 1 or m]; None where nothing."""
@@ -170,10 +165,10 @@ class Plan:
         lowest = min((run.rows.start - (run.keys.stop - 1) + run.offset for run in self.runs), default=0)
         # A block that reaches beyond what is seen does so by less than its own rows.
         if self.mask.causal and not self.mask.prefix:
-            lowest = max(lowest, 1 - ROWS)
+            lowest = max(lowest, 1 - SIZES.rows)
         if self.mask.window is not None:
-            highest = min(highest, self.mask.window + ROWS - 2)
-            lowest = max(lowest, 2 - self.mask.window - ROWS)
+            highest = min(highest, self.mask.window + SIZES.rows - 2)
+            lowest = max(lowest, 2 - self.mask.window - SIZES.rows)
         return range(max(highest, lowest), lowest - 1, -1)
 
 

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from posenc import checks
 from posenc.encoding import Encoding, Keys, index_grids
 from posenc.masks import Mask, check_mask
 from posenc.positions import Positions
@@ -30,16 +31,18 @@ def scaled_dot_product_attention(
     >>> weights
     tensor([[[[0.5000, 0.5000]]]])
     """
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        checks.floating(name, x)
     k, v = fit_heads(q, k, v)
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scale = q.shape[-1] ** -0.5 if scale is None else checks.number("scale", scale)
     logits = accurate(q) @ accurate(k).transpose(-1, -2) * scale
     allowed = None
     if mask is not None:
-        check_mask(mask, q.shape[2], k.shape[2], q.shape[0], q.shape[1])
+        check_mask(checks.tensor("mask", mask), q.shape[2], k.shape[2], q.shape[0], q.shape[1])
         allowed = mask if mask.dtype == torch.bool else mask != -math.inf
         logits = logits if mask.dtype == torch.bool else logits + torch.where(allowed, mask, 0.0)
     weights = softmax_where(logits, allowed)
-    weights = F.dropout(weights, dropout).to(v.dtype)
+    weights = F.dropout(weights, checks.share("dropout", dropout)).to(v.dtype)
     return weights @ v, weights
 
 

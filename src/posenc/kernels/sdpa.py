@@ -10,6 +10,7 @@ from posenc.encoding import Encoding, Keys
 from posenc.kernels.reference import fit_heads
 from posenc.masks import Mask
 from posenc.positions import Positions
+from posenc.watched import is_transformed
 
 
 def why_not(encoding: Encoding, *, weights: bool, dropout: float, q: Tensor | None) -> str | None:
@@ -18,7 +19,14 @@ def why_not(encoding: Encoding, *, weights: bool, dropout: float, q: Tensor | No
         return "sdpa returns no attention weights; use kernel='reference' or 'auto'"
     if encoding.needs_weights:
         return f"{encoding} reads the attention weights, which sdpa does not return; use kernel='reference' or 'auto'"
-    return None
+    return why_not_transformed("sdpa")
+
+
+def why_not_transformed(kernel: str) -> str | None:
+    """Why a kernel of fused operators cannot serve where torch.func or dual numbers transform it, or None."""
+    if not is_transformed():
+        return None
+    return f"torch.func and forward-mode differentiation cannot transform {kernel}; use kernel='reference' or 'auto'"
 
 
 def attend(

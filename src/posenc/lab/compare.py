@@ -1,22 +1,23 @@
 """The comparison: every encoding on every task, then one table and one report."""
 
-import json
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from posenc import catalogue
 from posenc.encoding import Shape
-from posenc.lab import recipes, tasks
+from posenc.foreign import CannotRead, form_of, matches, quoted
+from posenc.lab import recipes, store, tasks
 from posenc.lab.recipes import Experiment
-from posenc.lab.sweep import Sweep, make_folder, run_all
+from posenc.lab.sweep import Sweep, run_all
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "default": {"task_names": ("repeat", "text"), "seeds": 1},
-    "full": {"task_names": ("repeat", "copy", "reverse", "sort", "recall", "text"), "seeds": 3},
+    "default": {"task_names": ("repeat", "text"), "seeds": 3, "text_seeds": 1},
+    "full": {"task_names": ("repeat", "copy", "reverse", "sort", "recall", "text"), "seeds": 3, "text_seeds": 3},
 }
+"""What a preset asks for. Exact matches beyond the trained length move by up to 56 points between seeds (docs/log.md);
+a run on text moves less and costs twice as much."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Settings:
 
     encodings     specs; "all" stands for every encoding that reads a sequence
     task_names    tasks
-    preset        "default" or "full" (all tasks, three seeds)
+    preset        "default" (three seeds, one for text) or "full" (all tasks, three seeds)
     """
 
     encodings: tuple[str, ...] = recipes.ENCODINGS
@@ -44,7 +45,7 @@ class Settings:
         """All runs. Raises ValueError for anything that cannot be built, before a single step is trained."""
         if self.preset not in PRESETS:
             raise ValueError(
-                f"no preset named '{self.preset}'; there are: {', '.join(PRESETS)}"
+                f"no preset named {quoted(self.preset)}; there are: {', '.join(PRESETS)}"
                 f"{catalogue.near(self.preset, list(PRESETS))}"
             )
         preset = PRESETS[self.preset]
@@ -57,7 +58,7 @@ class Settings:
         runs: list[Experiment] = []
         for task in dict.fromkeys(task_names):
             given = changes | ({"text": self.text} if task == "text" and self.text else {})
-            seeds = preset["seeds"] if self.seeds is None else self.seeds
+            seeds = preset["text_seeds" if task == "text" else "seeds"] if self.seeds is None else self.seeds
             runs += recipes.comparison(encodings, [task], seeds, **given)
         if self.text is not None and "text" not in task_names:
             raise ValueError("--text is for the text task; add it to the tasks, or leave --text out")
@@ -99,15 +100,16 @@ def compare(
     from posenc.lab import record, report
 
     runs = settings.experiments()
-    make_folder(folder)
-    write_settings(settings, folder)
-    sweep = run_all(runs, folder, show=show)
-    keys = [record.key_of(run) for run in runs if record.key_of(run) not in sweep.failures]
-    if not keys:
-        raise RuntimeError(f"every run failed; the first: {next(iter(sweep.failures.values()))}")
-    records = [record.read(folder / "records" / f"{key}.json") for key in keys]
-    records = in_reading_order(records, settings.to_dict())
-    return records, report.write(records, folder, settings.to_dict()), sweep
+    with store.held(folder):
+        write_settings(settings, folder)
+        sweep = run_all(runs, folder, show=show)
+        keys = [key for key in sweep.runs if key not in sweep.failures]
+        if not keys:
+            raise RuntimeError(f"every run failed; the first: {next(iter(sweep.failures.values()))}")
+        records = [record.read(folder / "records" / f"{key}.json") for key in keys]
+        records = in_reading_order(records, settings.to_dict())
+        failed = [f"{sweep.runs[key].words}: {reason}" for key, reason in sweep.failures.items()]
+        return records, report.write(records, folder, settings.to_dict(), failed), sweep
 
 
 def in_reading_order(records: Sequence[dict[str, Any]], settings: dict[str, Any] | None) -> list[dict[str, Any]]:
@@ -140,20 +142,24 @@ def not_for_sequences() -> list[str]:
 
 
 def write_settings(settings: Settings, folder: Path) -> None:
-    path = folder / "settings.json"
-    path.with_suffix(".tmp").write_text(json.dumps(settings.to_dict(), indent=1) + "\n", encoding="utf-8")
-    os.replace(path.with_suffix(".tmp"), path)
+    store.write(folder / "settings.json", store.sealed(settings.to_dict(), indent=1))
 
 
 def read_settings(folder: Path) -> dict[str, Any] | None:
-    """The settings a folder was made with; None if there are none. Raises ValueError when they are damaged."""
+    """The settings a folder was made with; None if there are none. Raises CannotRead when they are damaged."""
     path = folder / "settings.json"
     if not path.exists():
         return None
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path} is damaged: {error}; delete it, the records are what counts") from None
+        settings, _ = store.read_json(path)
+        matches(settings, form_of(Settings), file=path)
+        if settings.get("preset", "default") not in PRESETS:
+            raise CannotRead(
+                f"expected {' or '.join(PRESETS)}, got {quoted(settings['preset'])}", file=path, field="preset"
+            )
+    except CannotRead as error:
+        raise CannotRead(f"{error}; delete it, the records are what counts") from None
+    return settings
 
 
 def train_one(
@@ -165,28 +171,39 @@ def train_one(
     """
     import torch
 
-    from posenc.lab import train
-
-    parts = tuple(part.strip() for part in split_commas(spec))
+    parts = tuple(catalogue.split(spec))
     experiment = recipes.recipe(task, parts[0] if len(parts) == 1 else parts, seed, **changes)
-    make_folder(folder)
     if threads is not None:
         if threads < 1:
             raise ValueError(f"threads must be 1 or more, got {threads}")
         torch.set_num_threads(threads)
-    if (folder / "run.json").exists():
-        run = train.load(folder)
+    with store.held(folder):
+        return train_in(folder, experiment, catalogue.files_in(spec), say)
+
+
+def train_in(folder: Path, experiment: Experiment, own: Collection[str], say: Callable[[str], None]) -> Any:
+    """Train in a folder that is held, or go on with what is there; `own` are the files of one's own that were named."""
+    from posenc.lab import train
+
+    if train.is_there(folder):
+        run = train.load(folder, own)
+        if kept := store.generations(folder):
+            store.forget(folder, kept[-1], (train.MODEL, train.OPTIMIZER, train.FACTS), kept)
+        if changed := run.experiment.changed_files():
+            raise ValueError(f"{changed[0]}; put the old file back, or choose another folder with --out")
         if run.experiment != experiment:
-            before, now = run.experiment.to_dict(), experiment.to_dict()
-            changed = ", ".join(f"{name} {before[name]} -> {now[name]}" for name in now if before[name] != now[name])
-            raise ValueError(f"'{folder}' holds a run of other settings ({changed}); choose another folder with --out")
+            before, now = vars(run.experiment), vars(experiment)
+            other = ", ".join(f"{name} {before[name]} -> {now[name]}" for name in now if before[name] != now[name])
+            raise ValueError(f"'{folder}' holds a run of other settings ({other}); choose another folder with --out")
         say(f"going on at step {run.step} of {experiment.steps}")
+        if other := store.other_versions(run.versions):
+            say(f"the checkpoint was made with {other}; the end may differ in its last digits")
     else:
         run = train.start(experiment)
 
     def progress(run: Any) -> None:
         point = run.curve[-1]
-        what = "bits per byte" if task == "text" else "exact match"
+        what = "bits per byte" if experiment.task == "text" else "exact match"
         left = run.cpu_s / run.step * (experiment.steps - run.step)
         say(
             f"step {run.step}/{experiment.steps}  loss {point['loss']:.3f}  {what} {point['score']:.3f}  "
@@ -194,31 +211,31 @@ def train_one(
         )
         train.save(run, folder)
 
-    train.train(run, progress)
-    train.save(run, folder)
-    return run
+    return train.train(run, progress)
 
 
-def continue_prompt(folder: Path, prompt: str, tokens: int, temperature: float, top_k: int | None, seed: int) -> str:
-    """The prompt and what the model of a checkpoint makes of it."""
+def continue_prompt(
+    folder: Path,
+    prompt: str,
+    tokens: int,
+    temperature: float,
+    top_k: int | None,
+    seed: int,
+    own: Sequence[str] = (),
+    say: Callable[[str], None] = lambda words: None,
+) -> str:
+    """The prompt and what the model of a checkpoint makes of it.
+
+    own  the files of one's own whose code the checkpoint may ask for; `say` is told where one has changed
+    """
     import torch
 
     from posenc.lab import train
 
-    run = train.load(folder)
+    run = train.load(folder, own)
+    for changed in run.experiment.changed_files():
+        say(changed)
     ids = torch.tensor([run.task.encode(prompt)])
     stop = tasks.END if run.experiment.task != "text" else None
     out = run.model.generate(ids, tokens, temperature=temperature, top_k=top_k, stop=stop, seed=seed)
     return run.task.decode(out[0, 1:].tolist())
-
-
-def split_commas(spec: str) -> list[str]:
-    """A spec cut at the commas that stand outside parentheses."""
-    parts, depth = [""], 0
-    for letter in spec:
-        depth += (letter == "(") - (letter == ")")
-        if letter == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return parts

@@ -1,54 +1,149 @@
-"""Text to train on: the Python standard library's own documentation and sources, or the user's files."""
+"""Text to train on: the Python standard library's own documentation and sources, or the user's files.
 
+Texts stay on the disk. They are read through once, in blocks, and then where a window is asked for, so that no process
+holds more than a few blocks of a text, whatever its size. They are not mapped into memory: a map of a file that
+somebody cuts short ends the process, a read of it is answered with a sentence.
+"""
+
+import codecs
 import functools
 import hashlib
+import os
 import sysconfig
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from posenc.foreign import quoted, regular
+
 SUFFIXES = (".txt", ".md", ".rst", ".py", ".tex", ".html", ".json", ".csv", ".c", ".h", ".cpp", ".rs", ".js", ".ts", "")
 LEAST = 20_000
 """A text must hold this many bytes: fewer leave no held-out windows worth measuring."""
+
+BLOCK = 1 << 18
+"""How many bytes are held at once where a whole text is read."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Bytes of one file, as it was when it was found.
+
+    start, size  which of its bytes
+    state        size (bytes) and time of the last change (ns) of the whole file
+    """
+
+    path: Path
+    start: int
+    size: int
+    state: tuple[int, int]
+
+    @staticmethod
+    def of(path: Path) -> "Piece":
+        """All of a file. Raises ValueError where there is none, or it is a device or a pipe."""
+        found = os.stat(regular(path))
+        return Piece(path, 0, found.st_size, (found.st_size, found.st_mtime_ns))
+
+    def read(self, place: int, count: int) -> bytes:
+        """`count` of its bytes from `place` on. Raises ValueError where the file is no longer what it was."""
+        try:
+            with open(self.path, "rb", buffering=0) as file:
+                now = os.fstat(file.fileno())
+                file.seek(self.start + place)
+                data = file.read(count)
+        except OSError as error:
+            raise ValueError(f"'{self.path}' cannot be read: {error.strerror}") from None
+        if (now.st_size, now.st_mtime_ns) != self.state or len(data) < count:
+            raise ValueError(f"'{self.path}' was changed while it was in use; run the same command again")
+        return data
+
+    def blocks(self) -> Iterator[bytes]:
+        """All of it, a block at a time."""
+        for place in range(0, self.size, BLOCK):
+            yield self.read(place, min(BLOCK, self.size - place))
+
+
+class Joined:
+    """Pieces of files behind one another with a newline between them, read from the disk where they are asked for."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self.pieces = tuple(pieces)
+        # Where each piece begins; behind the last one, where another would.
+        self.begins = [0, *accumulate(piece.size + 1 for piece in self.pieces)]
+
+    def __len__(self) -> int:
+        """In bytes."""
+        return self.begins[-1] - 1
+
+    def read(self, start: int, count: int) -> bytes:
+        """`count` bytes from the place `start` on."""
+        found = bytearray()
+        number = bisect_right(self.begins, start) - 1
+        while len(found) < count:
+            place = start + len(found) - self.begins[number]
+            found += self.pieces[number].read(place, min(count - len(found), self.pieces[number].size - place))
+            number += 1
+            if len(found) < count:
+                found += b"\n"
+        return bytes(found)
+
+    def blocks(self) -> Iterator[bytes]:
+        """All of it, a block at a time."""
+        for place in range(0, len(self), BLOCK):
+            yield self.read(place, min(BLOCK, len(self) - place))
+
+    def windows(self, start: Tensor, length: int) -> Tensor:
+        """`length` bytes from each of the places [B] on: [B, length] uint8."""
+        read = b"".join(self.read(place, length) for place in start.tolist())
+        return torch.frombuffer(bytearray(read), dtype=torch.uint8).view(-1, length)
+
+    def pairs(self) -> Tensor:
+        """How often each byte follows each other one, [256 before, 256 after] int64."""
+        counts, last = torch.zeros(65_536, dtype=torch.long), b""
+        for block in self.blocks():
+            data = torch.frombuffer(bytearray(last + block), dtype=torch.uint8).long()
+            counts += torch.bincount(data[:-1] * 256 + data[1:], minlength=65_536)
+            last = block[-1:]
+        return counts.view(256, 256)
 
 
 @dataclass(frozen=True, eq=False)
 class Text:
     """Bytes to train on and bytes held out, split by file; a single file is split by its last tenth.
 
-    train, test  [N] uint8
-    sha256       of all bytes, train first: the standard library differs between Python versions
+    sha256  of all bytes, those to train on first: the standard library differs between Python versions
     """
 
     name: str
-    train: Tensor
-    test: Tensor
+    train: Joined
+    test: Joined
     files: int
     sha256: str
 
     @functools.cached_property
     def bigram_bits(self) -> float:
         """Bits per held-out byte of a model that knows only the byte before: what a language model has to beat."""
-        train, test = self.train.long(), self.test.long()
-        pairs = torch.bincount(train[:-1] * 256 + train[1:], minlength=65_536).view(256, 256).double() + 0.1
-        chances = pairs / pairs.sum(1, keepdim=True)
-        return float(-chances[test[:-1], test[1:]].log2().mean())
+        chances = self.train.pairs().double() + 0.1
+        chances /= chances.sum(1, keepdim=True)
+        came = self.test.pairs()
+        return float(-(came * chances.log2()).sum() / came.sum())
 
     def facts(self) -> dict:
         """What a record keeps of the text."""
         return {
             "name": self.name,
             "sha256": self.sha256,
-            "train_bytes": self.train.numel(),
-            "test_bytes": self.test.numel(),
+            "train_bytes": len(self.train),
+            "test_bytes": len(self.test),
             "files": self.files,
             "bigram_bits_per_byte": self.bigram_bits,
         }
 
 
-@functools.lru_cache(maxsize=2)
 def load(path: str | None) -> Text:
     """The text of a file or folder, or of the standard library when there is no path.
 
@@ -56,76 +151,95 @@ def load(path: str | None) -> Text:
     """
     if path is None:
         return standard_library()
+    if not os.path.exists(path):
+        raise ValueError(f"no file or folder {quoted(path)}; give --text a text file or a folder of text files")
     where = Path(path)
-    if not where.exists():
-        raise ValueError(f"no file or folder '{path}'; give --text a text file or a folder of text files")
-    files = [where] if where.is_file() else files_in(where)
-    contents = {str(file.relative_to(where.parent)): read_text(file) for file in files}
-    contents = {name: data for name, data in contents.items() if data}
-    if not contents:
+    files = files_in(where) if where.is_dir() else [where]
+    found = {str(file.relative_to(where.parent)): Piece.of(file) for file in files}
+    found = {name: piece for name, piece in found.items() if piece.size}
+    if not found:
         raise ValueError(f"'{path}' holds no text; give --text a file or folder with at least {LEAST:,} bytes")
-    return split(str(path), contents)
+    return text_of(str(path), tuple(found.items()))
 
 
 def files_in(folder: Path) -> list[Path]:
     """The text files of a folder, by their names; nothing hidden, such as the inside of .git."""
-    files = (file for file in folder.rglob("*") if file.is_file() and file.suffix.lower() in SUFFIXES)
-    return sorted(file for file in files if not any(part.startswith(".") for part in file.relative_to(folder).parts))
+
+    def refuse(error: OSError) -> None:
+        raise ValueError(f"'{error.filename}' cannot be read: {error.strerror}")
+
+    found = []
+    for home, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        files = (Path(home, name) for name in names if not name.startswith("."))
+        found += [file for file in files if file.suffix.lower() in SUFFIXES and os.path.isfile(file)]
+    return sorted(found)
 
 
 def standard_library() -> Text:
     """The modules at the top of the standard library, and the language reference that pydoc shows."""
     home = Path(sysconfig.get_paths()["stdlib"])
-    files = [*sorted(home.glob("*.py")), home / "pydoc_data" / "topics.py"]
-    contents = {
-        file.relative_to(home).as_posix(): data for file in files if file.is_file() and (data := file.read_bytes())
-    }
-    if sum(map(len, contents.values())) < LEAST:
+    files = [file for file in [*sorted(home.glob("*.py")), home / "pydoc_data" / "topics.py"] if file.is_file()]
+    found = {file.relative_to(home).as_posix(): piece for file in files if (piece := Piece.of(file)).size}
+    if sum(piece.size for piece in found.values()) < LEAST:
         raise ValueError(
             f"this Python keeps no sources of its standard library in {home}; give --text a file or folder"
         )
-    return split("the Python standard library", contents)
+    return text_of("the Python standard library", tuple(found.items()))
 
 
-def read_text(file: Path) -> bytes:
+def check_text(piece: Piece) -> None:
+    """Raises ValueError unless it is UTF-8 without NUL."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
     try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise ValueError(f"'{file}' cannot be read: {error.strerror}") from None
-    try:
-        decoded = data.decode()
-    except UnicodeDecodeError:
-        decoded = "\0"
-    if "\0" in decoded:
+        for block in piece.blocks():
+            if "\0" in decoder.decode(block):
+                raise UnicodeError
+        decoder.decode(b"", final=True)
+    except UnicodeError:
         raise ValueError(
-            f"'{file}' is not text (it holds bytes that are no UTF-8); give --text a file or folder of text"
-        )
-    return data
+            f"'{piece.path}' is not text (it holds bytes that are no UTF-8); give --text a file or folder of text"
+        ) from None
 
 
-def split(name: str, contents: dict[str, bytes]) -> Text:
-    """Every tenth of the text held out: by file, in an order that depends on names alone; a single file by its end."""
-    if len(contents) == 1:
-        data = next(iter(contents.values()))
-        train, test = data[: len(data) * 9 // 10], data[len(data) * 9 // 10 :]
-    else:
-        order = sorted(contents, key=lambda file: hashlib.sha256(file.encode()).hexdigest())
-        total, held, test_files = sum(map(len, contents.values())), 0, []
-        # A file of more than half the text is trained on, whatever its name.
-        for file in [file for file in order if len(contents[file]) <= total / 2][: len(order) - 1]:
-            if held >= total / 10:
-                break
-            held += len(contents[file])
-            test_files.append(file)
-        train = b"\n".join(contents[file] for file in order if file not in test_files)
-        test = b"\n".join(contents[file] for file in test_files)
+def read_text(path: Path) -> str:
+    """The whole of a text file. Raises ValueError where there is none, or it is no text."""
+    piece = Piece.of(path)
+    check_text(piece)
+    return b"".join(piece.blocks()).decode()
+
+
+@functools.lru_cache(maxsize=2)
+def text_of(name: str, found: tuple[tuple[str, Piece], ...]) -> Text:
+    """The text of named files, each read through once."""
+    for _, piece in found:
+        check_text(piece)
+    train, test = split(dict(found))
     if len(train) + len(test) < LEAST:
         raise ValueError(
             f"'{name}' holds {len(train) + len(test):,} bytes of text, and at least {LEAST:,} are needed; add more text"
         )
-    digest = hashlib.sha256(train + test).hexdigest()
+    digest = hashlib.sha256()
+    for part in (train, test):
+        for block in part.blocks():
+            digest.update(block)
+    return Text(name, train, test, len(found), digest.hexdigest())
 
-    def tensor(data: bytes) -> Tensor:
-        return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
-    return Text(name, tensor(train), tensor(test), len(contents), digest)
+def split(found: dict[str, Piece]) -> tuple[Joined, Joined]:
+    """Every tenth of the text held out: by file, in an order that depends on names alone; a single file by its end."""
+    if len(found) == 1:
+        (whole,) = found.values()
+        cut = whole.size * 9 // 10
+        parts = [Piece(whole.path, *which, whole.state) for which in ((0, cut), (cut, whole.size - cut))]
+        return Joined(parts[:1]), Joined(parts[1:])
+    order = sorted(found, key=lambda file: hashlib.sha256(file.encode()).hexdigest())
+    total, held, test_files = sum(piece.size for piece in found.values()), 0, dict[str, None]()
+    # A file of more than half the text is trained on, whatever its name.
+    for file in [file for file in order if found[file].size <= total / 2][: len(order) - 1]:
+        if held >= total / 10:
+            break
+        held += found[file].size
+        test_files[file] = None
+    train_files = [file for file in order if file not in test_files]
+    return Joined([found[file] for file in train_files]), Joined([found[file] for file in test_files])

@@ -1,8 +1,7 @@
 """One encoding shown to a person: its lesson, its numbers and its pictures; and all of them in one overview."""
 
 import inspect
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor
 from posenc import coordinate_maps, kernels, schedules
 from posenc.catalogue import build, names, options_of, parameters_of
 from posenc.encoding import Encoding, Keys, OnHeads, Projections, Shape, parts_of
+from posenc.foreign import code
 from posenc.lab import tasks
 from posenc.lab.worked import worked_example
 from posenc.masks import causal
@@ -78,9 +78,10 @@ def entry(spec: str) -> dict[str, Any]:
     """What is known of one encoding, at the standard shape; `problem` says why where it cannot be built."""
     try:
         return card(spec)
-    except ValueError as error:
+    except Exception as error:
         # One broken file must not hide all the others.
-        return {"name": spec, "group": "Cannot be built", "problem": str(error)}
+        problem = str(error) if isinstance(error, ValueError) else f"{spec} fails: {code.told(error)}"
+        return {"name": spec, "group": "Cannot be built", "problem": problem}
 
 
 def card(spec: str) -> dict[str, Any]:
@@ -88,20 +89,8 @@ def card(spec: str) -> dict[str, Any]:
 
     Raises ValueError where the spec is none, and where it cannot be built at the standard shape.
     """
-    with own_errors(spec):
-        encoding, shape = at_standard_shape(spec)
-        return {"name": spec, "group": group_of(encoding), "problem": None, **facts_of(encoding, spec, shape)}
-
-
-@contextmanager
-def own_errors(spec: str) -> Generator[None]:
-    """Somebody's own encoding may fail in any way; it becomes a ValueError that names it, in one line."""
-    try:
-        yield
-    except ValueError:
-        raise
-    except Exception as error:
-        raise ValueError(f"{spec} fails: {type(error).__name__}: {' '.join(str(error).split())}") from error
+    encoding, shape = at_standard_shape(spec)
+    return {"name": spec, "group": group_of(encoding), "problem": None, **facts_of(encoding, spec, shape)}
 
 
 def group_of(encoding: Encoding) -> str:
@@ -270,11 +259,10 @@ def show(spec: str, *, tokens: int, dim: int, heads: int, words: Sequence[str], 
         raise ValueError(f"pictures need at least 2 positions, got {tokens}")
     shape = Shape.of(dim, heads, max_len=tokens)
     small = replace(shape, max_len=min(tokens, pictures.MOST_CELLS))
-    with own_errors(spec):
-        if build(spec, small).axes > 1:
-            shape = small
-        torch.manual_seed(0)
-        encoding = build(spec, shape)
+    if build(spec, small).axes > 1:
+        shape = small
+    torch.manual_seed(0)
+    encoding = build(spec, shape)
     drawn = pictures.draw(encoding, shape, tokens)
     lesson = "\n\n".join(
         dict.fromkeys(inspect.getdoc(type(part)) or type(part).__name__ for part in parts_of(encoding))

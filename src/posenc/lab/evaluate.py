@@ -69,13 +69,12 @@ def held_out_bits(
     source = task.text.test
     longest = longest or length
     check_held_out(task, longest)
-    blocks = max(min(total, source.numel() - 1) // longest, 1)
-    block = torch.linspace(0, source.numel() - longest - 1, blocks).long()
+    block = spread(0, len(source) - longest - 1, max(min(total, len(source) - 1) // longest, 1))
     start = (block[:, None] + torch.arange(longest // length) * length).flatten()
     loss = 0.0
     for rows in start.split(max(1, 4096 // length)):
         batch = task.windows(source, rows, length)
-        loss += float(loss_of(model, batch.ids, change).sum())
+        loss += float(loss_of(model, batch.ids, change).double().sum())
     return loss / (len(start) * length * math.log(2))
 
 
@@ -88,18 +87,35 @@ def sliding_bits(model: Decoder, task: Any, length: int, *, stride: int, longest
     """
     source = task.text.test
     check_held_out(task, longest)
-    count = max(min(SLIDING_BYTES, source.numel() - longest) // stride, 1)
-    ends = torch.linspace(longest, source.numel(), count).long()
+    count = max(min(SLIDING_BYTES, len(source) - longest) // stride, 1)
+    ends = spread(longest, len(source), count)
     total = 0.0
     for rows in ends.split(max(1, 4096 // length)):
         batch = task.windows(source, rows - length, length)
-        total += float(loss_of(model, batch.ids, None, only=slice(length - stride, None)).sum())
+        total += float(loss_of(model, batch.ids, None, only=slice(length - stride, None)).double().sum())
     return total / (count * stride * math.log(2))
+
+
+def context_gain(model: Decoder, task: Any, length: int) -> float:
+    """How many bits per byte a window of `length` tokens saves beside the last byte alone, on the same bytes.
+
+    0 for whatever looks at the last byte only, and for whatever looks at nothing.
+    """
+    last_byte, whole = (sliding_bits(model, task, n, stride=1, longest=length) for n in (min(2, length), length))
+    return last_byte - whole
+
+
+def spread(first: int, last: int, count: int) -> Tensor:
+    """`count` whole numbers [count], evenly spread from `first` to `last`; one number is the first.
+
+    In whole numbers throughout: float32 has none of them all beyond 2^24.
+    """
+    return first + torch.arange(count) * (last - first) // max(count - 1, 1)
 
 
 def check_held_out(task: Any, longest: int) -> None:
     """Raises ValueError unless the held-out text has a window of this many tokens."""
-    held_out = task.text.test.numel()
+    held_out = len(task.text.test)
     if held_out <= longest:
         raise ValueError(
             f"the held-out text has {held_out:,} bytes, too few for a window of {longest}; "

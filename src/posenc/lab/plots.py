@@ -8,7 +8,6 @@ given by order of appearance, so pass the whole list of records and name the tas
 import contextlib
 import functools
 import io
-import os
 import re
 import textwrap
 import warnings
@@ -35,7 +34,7 @@ from matplotlib.ticker import (
     NullLocator,
 )
 
-from posenc.lab import summary
+from posenc.lab import store, summary
 from posenc.lab.summary import Record, Result
 
 STYLE = Path(__file__).with_name("posenc.mplstyle")
@@ -1086,16 +1085,5 @@ def save(fig: Figure, path: Path | str) -> Path:
     ending = path.suffix.lower()
     if ending not in (".png", ".svg"):
         raise ValueError(f"a figure is saved as .png or .svg, got '{path.name}'")
-    write_whole(path, png(fig) if ending == ".png" else svg(fig).encode())
+    store.write(path, png(fig) if ending == ".png" else svg(fig).encode())
     return path
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write beside the file, then put it in place in one step, so that nobody ever reads half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name[:40]}.{os.getpid()}.part")
-    try:
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

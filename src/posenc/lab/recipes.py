@@ -1,16 +1,36 @@
 """Experiments: what to train, how, and on what; and which options of an encoding suit a task."""
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from posenc.catalogue import every, near, options_of, parse
+from posenc.catalogue import every, files_in, near, options_of, parse
+from posenc.encoding import divisors_in_words
+from posenc.foreign import CannotRead, code, form_of, matches, quoted
 from posenc.lab import tasks
 
 ENCODINGS = ("none", "sinusoidal", "learned", "rotary", "alibi", "t5_bias", "shaw")
 """The encodings of the default comparison."""
+
+
+MOST = {
+    "train_length": 1_000_000,
+    "layers": 1_000,
+    "dim": 65_536,
+    "heads": 65_536,
+    "steps": 1_000_000_000,
+    "batch": 1_000_000,
+    "evaluate_every": 1_000_000_000,
+}
+"""The largest numbers of an experiment: far beyond this laboratory, and small enough that each is refused or tried."""
+
+MOST_SEED = 1_000_000_000_000
+
+MOST_SEEDS = 10_000
 
 
 @dataclass(frozen=True)
@@ -31,6 +51,7 @@ class Experiment:
                    ends; 0 trains to the end. Only for tasks with exact answers
     weight_decay   of AdamW
     evaluate_every   steps between two points of the learning curve
+    own_files      of each file of one's own that the spec names, its path there and its SHA-256; None reads it now
     """
 
     spec: str | tuple[str, ...]
@@ -52,42 +73,96 @@ class Experiment:
     cool_down: int = 0
     weight_decay: float = 0.01
     evaluate_every: int = 50
+    own_files: tuple[tuple[str, str], ...] | None = None
 
     def __post_init__(self) -> None:
-        for spec in (self.spec,) if isinstance(self.spec, str) else self.spec:
+        for spec in self.specs:
             parse(spec)
+        if self.own_files is None:
+            object.__setattr__(self, "own_files", tuple((path, code.sha256(path)) for path in files_in(*self.specs)))
         tasks.find(self.task)
-        for name in ("train_length", "layers", "dim", "heads", "steps", "batch", "evaluate_every"):
+        for name, most in MOST.items():
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
+            if getattr(self, name) > most:
+                raise ValueError(f"{name} must be at most {most:,}, got {quoted(getattr(self, name), 40)}")
+        if abs(self.seed) > MOST_SEED:
+            raise ValueError(f"seed must lie between -{MOST_SEED:,} and {MOST_SEED:,}, got {quoted(self.seed, 40)}")
         if self.dim % self.heads:
-            near_counts = [n for n in range(1, self.dim + 1) if self.dim % n == 0]
-            raise ValueError(
-                f"heads must divide dim={self.dim}, got heads={self.heads}; the divisors are {near_counts}"
-            )
+            raise ValueError(f"heads must divide dim={self.dim}, got heads={self.heads}; {divisors_in_words(self.dim)}")
         too_short = [n for n in self.test_lengths if n <= self.train_length]
         if too_short:
             raise ValueError(f"test lengths must exceed the trained length {self.train_length}, got {too_short}")
+        if too_long := [n for n in self.test_lengths if n > MOST["train_length"]]:
+            raise ValueError(f"test lengths go up to {MOST['train_length']:,}, got {quoted(too_long, 40)}")
         if not self.rate > 0:
             raise ValueError(f"rate must be above 0, got {self.rate}")
         if not self.matrix_rate >= 0:
             raise ValueError(f"matrix_rate must be 0 or more, got {self.matrix_rate}")
 
+    @property
+    def specs(self) -> tuple[str, ...]:
+        """The specs that are cycled over the layers."""
+        return (self.spec,) if isinstance(self.spec, str) else self.spec
+
+    def changed_files(self) -> list[str]:
+        """A sentence for each file of one's own that no longer is what it was when the experiment was made."""
+        return [
+            f"{path} is not what it was for this run (SHA-256 {digest[:16]} then, {now[:16]} now)"
+            for path, digest in self.own_files or ()
+            if (now := code.sha256(path)) != digest
+        ]
+
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Everything as JSON holds it; without files of one's own nothing is said of any."""
+        data = asdict(self)
+        files = dict(data.pop("own_files"))
+        return data | ({"own_files": files} if files else {})
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> "Experiment":
-        """Raises ValueError for unknown or missing names."""
+    def from_dict(
+        cls, data: dict[str, Any], own: Collection[str | Path] = (), file: Path | None = None
+    ) -> "Experiment":
+        """The experiment that somebody's file tells of.
+
+        own   the files of one's own that a person has named, and that may be imported; no other is
+        file  where the data stood, for errors
+
+        Raises ValueError for unknown or missing names, and CannotRead for a file that is not named, with its hashes.
+        """
         known = [f.name for f in fields(cls)]
         for name in data:
             if name not in known:
-                raise ValueError(f"an experiment has no '{name}'; it has: {', '.join(known)}{near(name, known)}")
+                raise ValueError(f"an experiment has no {quoted(name)}; it has: {', '.join(known)}{near(name, known)}")
+        listed = {name: list(value) if isinstance(value, tuple) else value for name, value in data.items()}
+        matches(listed, EXPERIMENT)
         plain: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in data.items()}
-        try:
-            return cls(**plain)
-        except TypeError as error:
-            raise ValueError(f"not an experiment: {error}") from None
+        specs = (plain["spec"],) if isinstance(plain["spec"], str) else plain["spec"]
+        recorded = plain.pop("own_files", {})
+        for path in (named := files_in(*specs)):
+            if not code.is_named(path, own):
+                raise not_named(path, recorded.get(path), file)
+        return cls(**plain, own_files=tuple((path, recorded.get(path) or code.sha256(path)) for path in named))
+
+
+EXPERIMENT = form_of(Experiment) | {"own_files?": {"*": str}}
+"""The form in which a file holds an experiment."""
+
+
+def not_named(path: str, recorded: str | None, file: Path | None) -> CannotRead:
+    """What is said of a file whose code somebody's data asks for, and which no person has named."""
+    try:
+        now: str | None = code.sha256(path)
+    except CannotRead:
+        now = None
+    hashes = [f"SHA-256 {recorded[:16]} in the run" if recorded else "", f"SHA-256 {now[:16]} here" if now else "gone"]
+    folder = shlex.quote(str(file.parent)) if file else "FOLDER"
+    return CannotRead(
+        f"it asks for code from the file {quoted(path)} ({', '.join(filter(None, hashes))}), and none is run that you "
+        f"have not named yourself",
+        file=file,
+        remedy=f"read the file, and if you trust it: posenc generate {folder} --trust {shlex.quote(path)}",
+    )
 
 
 def recipe(task: str, spec: str | tuple[str, ...], seed: int = 0, **changes: Any) -> Experiment:
@@ -125,6 +200,8 @@ def comparison(
         raise ValueError("a comparison needs at least one encoding and one task")
     if seeds < 1:
         raise ValueError(f"seeds must be 1 or more, got {seeds}")
+    if seeds > MOST_SEEDS:
+        raise ValueError(f"seeds must be at most {MOST_SEEDS:,}, got {quoted(seeds, 40)}")
     runs = [
         recipe(task, spec, seed, **changes)
         for seed in range(seeds)

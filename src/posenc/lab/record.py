@@ -2,27 +2,63 @@
 
 import hashlib
 import json
-import os
-import platform
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import posenc
-from posenc.catalogue import A_PATH, parameters_of
+from posenc.catalogue import parameters_of
 from posenc.encoding import Encoding, parts_of
-from posenc.lab import data
+from posenc.foreign import CannotRead, matches, quoted
+from posenc.lab import data, store
 from posenc.lab.ablate import ablate, without_position
-from posenc.lab.evaluate import by_length
+from posenc.lab.evaluate import by_length, context_gain
 from posenc.lab.order import order_tests
-from posenc.lab.recipes import Experiment
-from posenc.lab.train import LEARNED, Run, learned_at
+from posenc.lab.recipes import EXPERIMENT, Experiment
+from posenc.lab.train import LEARNED, LEARNED_BITS, Run, learned_at
 from posenc.positions import Positions
 
-SCHEMA = 1
+SCHEMA = 2
+"""Records of schema 1 had no checksum; they are read too."""
+
+NUMBERS = (float, None)
+FORM: dict[str, Any] = {
+    "schema": int,
+    "key": str,
+    "experiment": EXPERIMENT,
+    "encoding": str,
+    "parameters": {"model": int, "encoding": int},
+    "versions": {"posenc": str, "torch": str, "python": str, "platform": str, "threads": int},
+    "text": ({"name": str, "sha256": str, "*": Any}, None),
+    "trained_tokens": int,
+    "steps": int,
+    "train_cpu_s": float,
+    "cpu_s": float,
+    "wall_s": float,
+    "steps_to_learned": NUMBERS,
+    "cpu_s_to_learned": NUMBERS,
+    "learned": bool,
+    "curve": [{"step": int, "loss": float, "score": float, "cpu_s": float}],
+    "in_distribution": {"*": NUMBERS},
+    "lengths": [{"length": int, "factor": float, "*": NUMBERS}],
+    "ablation": {"*": NUMBERS},
+    "order": [{"attention": str, "layers": int, "position": bool, "*": NUMBERS}],
+    "attention": {"tokens": [str], "with": [[[[float]]]], "without": [[[[float]]]]},
+    "pictures": {
+        "added": ([[float]], None),
+        "wavelengths": ([float], None),
+        "bias": ({"distance": [int], "heads": [[float]]}, None),
+        "rotation": ([float], None),
+    },
+}
+"""What a record holds."""
+
+
+class OtherSchema(CannotRead):
+    """A record of a version that this one does not know."""
 
 
 def key_of(experiment: Experiment) -> str:
@@ -38,13 +74,8 @@ def key_of(experiment: Experiment) -> str:
 
 
 def contents_of(experiment: Experiment) -> dict[str, Any]:
-    """Hashes of what an experiment names but does not hold: its text, and files with encodings."""
-    spec = experiment.spec if isinstance(experiment.spec, str) else " ".join(experiment.spec)
-    files = [Path(path) for path, _ in A_PATH.findall(spec)]
-    found: dict[str, Any] = {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
-    if experiment.task == "text":
-        found["sha256 of the text"] = data.load(experiment.text).sha256
-    return found
+    """The hash of what an experiment names but does not hold: its text."""
+    return {"sha256 of the text": data.load(experiment.text).sha256} if experiment.task == "text" else {}
 
 
 def of(run: Run, began: float) -> dict[str, Any]:
@@ -53,8 +84,9 @@ def of(run: Run, began: float) -> dict[str, Any]:
     experiment, model = run.experiment, run.model
     lengths = by_length(run)
     if experiment.task == "text":
-        in_distribution = {"bits_per_byte": lengths[0]["bits_per_byte"]}
-        learned = converged(run, in_distribution["bits_per_byte"])
+        gain = context_gain(model, run.task, experiment.train_length)
+        in_distribution = {"bits_per_byte": lengths[0]["bits_per_byte"], "context_gain": gain}
+        learned = uses_context(**in_distribution, bigram_bits=run.task.text.bigram_bits)
     else:
         in_distribution = {name: lengths[0][name] for name in ("exact_match", "token_accuracy")}
         learned = in_distribution["exact_match"] >= LEARNED
@@ -66,7 +98,7 @@ def of(run: Run, began: float) -> dict[str, Any]:
         "experiment": experiment.to_dict(),
         "encoding": " / ".join(dict.fromkeys(str(encoding) for encoding in used)),
         "parameters": {"model": parameters_of(model), "encoding": parameters_of(model.stack.encodings)},
-        "versions": versions(),
+        "versions": store.versions(),
         "text": run.task.text.facts() if experiment.task == "text" else None,
         "trained_tokens": run.task.tokens(experiment.train_length),
         "steps": run.step,
@@ -86,25 +118,12 @@ def of(run: Run, began: float) -> dict[str, Any]:
     return record | {"cpu_s": cpu_s, "wall_s": time.monotonic() - began}
 
 
-def converged(run: Run, bits: float) -> bool:
-    """Whether a language model has learned to use its context, and has settled.
+def uses_context(bits_per_byte: float, context_gain: float, bigram_bits: float) -> bool:
+    """Whether a language model has learned: it is better by a margin than knowing the last byte can make it.
 
-    It beats a model that sees only the byte before, and over the last fifth of its steps the held-out loss fell by
-    less than 5 %.
+    Better than a table of byte pairs, and better than itself when it sees the last byte only.
     """
-    earlier = [point["score"] for point in run.curve if point["step"] <= 0.8 * run.step]
-    settled = bool(earlier) and run.curve[-1]["score"] > 0.95 * earlier[-1]
-    return settled and bits < run.task.text.bigram_bits
-
-
-def versions() -> dict[str, Any]:
-    return {
-        "posenc": posenc.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "platform": f"{platform.system()}-{platform.machine()}",
-        "threads": torch.get_num_threads(),
-    }
+    return bigram_bits - bits_per_byte >= LEARNED_BITS and context_gain >= LEARNED_BITS
 
 
 @torch.inference_mode()
@@ -165,31 +184,75 @@ def rounded(x: torch.Tensor) -> list:
 
 
 def write(record: dict[str, Any], folder: Path) -> Path:
-    """Write one record as one line into its own file, whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{record['key']}.json"
-    unfinished = path.with_suffix(".tmp")
-    unfinished.write_text(json.dumps(record) + "\n", encoding="utf-8")
-    os.replace(unfinished, path)
-    return path
+    """Write one record as one line into its own file, whole or not at all. Raises CannotWrite."""
+    return store.write(folder / f"{record['key']}.json", store.sealed(record))
 
 
 def read(path: Path) -> dict[str, Any]:
-    """One record. Raises ValueError, naming the file, when it is damaged or of another schema."""
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        schema, key = record["schema"], record["key"]
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise ValueError(
-            f"{path} is not a whole record ({type(error).__name__}); delete it and run the same command again"
-        ) from None
-    if schema != SCHEMA:
-        raise ValueError(
-            f"{path} has schema {schema}, this version reads {SCHEMA}; run the comparison again into another folder"
-        )
-    if key != path.stem:
-        raise ValueError(f"{path} holds the record of '{key}'; rename it back or delete it")
+    """One record, held to its checksum and to its whole form.
+
+    Raises CannotRead, naming the file, where it is damaged; OtherSchema where another version wrote it.
+    """
+    record, sealed = store.read_json(path)
+    schema = record.get("schema")
+    if type(schema) is int and schema not in (1, SCHEMA):
+        raise OtherSchema(f"it has schema {schema}, this version reads {SCHEMA}", file=path)
+    matches(record, FORM, file=path)
+    if sealed != (schema == SCHEMA):
+        raise CannotRead("it has lost its checksum" if schema == SCHEMA else "it has lost its schema", file=path)
+    if record["key"] != path.stem:
+        raise CannotRead(f"it holds the record of {quoted(record['key'])}", file=path)
     return record
+
+
+def made_by(record: dict[str, Any]) -> str:
+    """In words, what a record was made by."""
+    words = store.made_by(record.get("versions") or {})
+    return words if record.get("schema") != 1 else f"{words}, without a checksum"
+
+
+def made_elsewhere(record: dict[str, Any]) -> str:
+    """The same where it is not the posenc and torch that run now, or has no checksum; else ""."""
+    return made_by(record) if made_by(record) != made_by({"versions": store.versions()}) else ""
+
+
+def told_apart(records: Sequence[dict[str, Any]]) -> list[str]:
+    """Sentences on what made the records, where that is not one and the same."""
+    makers: dict[str, list[str]] = {}
+    for record in records:
+        run = record.get("experiment") or {}
+        makers.setdefault(made_by(record), []).append(f"{run.get('spec')} on {run.get('task')}, seed {run.get('seed')}")
+    if len(makers) < 2:
+        return []
+    now = made_by({"versions": store.versions()})
+    most = now if now in makers else max(makers, key=lambda maker: len(makers[maker]))
+    others = [f"{maker} made {'; '.join(runs)}" for maker, runs in makers.items() if maker != most]
+    return [
+        "These results were not all made by the same versions, and may differ for that reason alone. "
+        f"{'. '.join(others)}. All others were made by {most}."
+    ]
+
+
+def write_failure(folder: Path, key: str, words: str) -> None:
+    """Keep why a run has no record, until it has one."""
+    store.write(folder / f"{key}.failed", store.sealed({"failed": words}))
+
+
+def forget_failure(folder: Path, key: str) -> None:
+    (folder / f"{key}.failed").unlink(missing_ok=True)
+
+
+def failures(folder: Path) -> dict[str, str]:
+    """Key -> which run failed and why, of all that failed in a folder."""
+    found = {}
+    for path in sorted((folder / "records").glob("*.failed")):
+        try:
+            facts, _ = store.read_json(path)
+            matches(facts, {"failed": str}, file=path)
+            found[path.stem] = facts["failed"]
+        except CannotRead as error:
+            found[path.stem] = str(error)
+    return found
 
 
 def read_all(folder: Path) -> list[dict[str, Any]]:
@@ -197,4 +260,7 @@ def read_all(folder: Path) -> list[dict[str, Any]]:
     paths = sorted((folder / "records").glob("*.json"))
     if not paths:
         raise ValueError(f"no records in '{folder}'; make some with posenc compare --out {folder}")
-    return [read(path) for path in paths]
+    try:
+        return [read(path) for path in paths]
+    except CannotRead as error:
+        raise CannotRead(f"{error}; posenc compare sets it aside and makes the run again") from None

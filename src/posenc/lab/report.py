@@ -15,7 +15,9 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from posenc.lab import plots, summary
+from posenc.foreign import visible
+from posenc.lab import plots, store, summary
+from posenc.lab.record import told_apart
 from posenc.lab.summary import Record, answer, get, number, table, tasks
 
 __all__ = ["answer", "table", "tasks", "write"]
@@ -29,8 +31,12 @@ MOST_ATTENTION = 48
 MOST_KEYS = 400
 
 
-def write(records: list[Record], folder: Path, settings: dict[str, Any] | None = None) -> Path:
+def write(
+    records: list[Record], folder: Path, settings: dict[str, Any] | None = None, failures: Sequence[str] = ()
+) -> Path:
     """Write report.html, figures/*.png and data.json into the folder, and return the path of the page.
+
+    failures   runs that have no record, and why, in words
 
     Every file is put in place whole. data.json holds the records as given, except that NaN and infinities, which JSON
     does not have, become null.
@@ -41,10 +47,10 @@ def write(records: list[Record], folder: Path, settings: dict[str, Any] | None =
     folder = Path(folder)
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     drawer = Drawer(folder / "figures", records)
-    page = render(records, settings or {}, drawer)
+    page = render(records, settings or {}, drawer, failures)
     data = json.dumps(finite(records), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    plots.write_whole(folder / "data.json", data.encode())
-    plots.write_whole(folder / "report.html", page.encode())
+    store.write(folder / "data.json", data.encode())
+    store.write(folder / "report.html", page.encode())
     return folder / "report.html"
 
 
@@ -79,7 +85,11 @@ class Drawer:
             return None
         name = self.unused(re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:70] or "figure")
         plots.save(drawn, self.folder / f"{name}.png")
-        return {"name": name, "svg": Markup(for_page(plots.svg(drawn), len(self.names), says or name)), "says": says}
+        return {
+            "name": name,
+            "svg": Markup(visible(for_page(plots.svg(drawn), len(self.names), says or name))),
+            "says": says,
+        }
 
     def unused(self, name: str) -> str:
         found, number = name, 1
@@ -119,40 +129,52 @@ def for_page(svg: str, place: int, says: str) -> str:
 
 def sentence(text: str) -> Markup:
     """Plain words to HTML: escaped, with names between backticks set as code."""
-    return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(text)))
+    return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(visible(text))))
 
 
-def render(records: Sequence[Record], settings: dict[str, Any], draw: Drawer) -> str:
-    paragraphs = summary.paragraphs(records)
+def pages(*folders: Path) -> jinja2.Environment:
+    """Templates of pages that show whatever text they are given letter by letter."""
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATE.parent),
+        loader=jinja2.FileSystemLoader(folders),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
+        # Markup is a string too, and is no text.
+        finalize=lambda value: visible(value) if type(value) is str else value,
     )
     environment.filters["sentence"] = sentence
     environment.filters["short"] = plots.short
+    return environment
+
+
+def render(records: Sequence[Record], settings: dict[str, Any], draw: Drawer, failures: Sequence[str] = ()) -> str:
+    paragraphs = summary.paragraphs(records)
     looks = plots.looks(records)
-    return environment.get_template(TEMPLATE.name).render(
-        light=plots.LIGHT,
-        dark=plots.DARK,
-        looks=looks,
-        overall=paragraphs[0],
-        answers=paragraphs[1:],
-        facts=facts(records),
-        tables=[table_of(records, task) for task in tasks(records)],
-        curves=[curves_of(records, task, draw) for task in tasks(records)],
-        order=order_of(records),
-        pictures=pictures_of(records, draw),
-        attention=attention_of(records, draw),
-        made=how_it_was_made(records),
-        settings=[(name, readable(value)) for name, value in settings.items()],
-        unmeasured=not_measured(records),
-        keys=[str(key) for run in records if (key := get(run, "key"))][:MOST_KEYS],
-        left_out=max(0, len(records) - MOST_KEYS),
-        carries=summary.percent(summary.CARRIES),
-        falls_apart=summary.percent(summary.FALLS_APART),
+    return (
+        pages(TEMPLATE.parent)
+        .get_template(TEMPLATE.name)
+        .render(
+            light=plots.LIGHT,
+            dark=plots.DARK,
+            looks=looks,
+            overall=paragraphs[0],
+            answers=paragraphs[1:],
+            facts=facts(records),
+            tables=[table_of(records, task) for task in tasks(records)],
+            curves=[curves_of(records, task, draw) for task in tasks(records)],
+            order=order_of(records),
+            pictures=pictures_of(records, draw),
+            attention=attention_of(records, draw),
+            made=how_it_was_made(records),
+            settings=[(name, readable(value)) for name, value in settings.items()],
+            unmeasured=[*(f"Failed: {words}" for words in failures), *not_measured(records)],
+            apart=told_apart(records),
+            keys=[str(key) for run in records if (key := get(run, "key"))][:MOST_KEYS],
+            left_out=max(0, len(records) - MOST_KEYS),
+            carries=summary.percent(summary.CARRIES),
+            falls_apart=summary.percent(summary.FALLS_APART),
+        )
     )
 
 
@@ -507,6 +529,12 @@ def not_measured(records: Sequence[Record]) -> list[str]:
             out.append(
                 f"{words}{'' if whole else ' in some runs of ' + summary.listed([summary.name(x) for x in without])}."
             )
+    old = sum(summary.is_text(run) and get(run, "in_distribution", "context_gain") is None for run in records)
+    if old:
+        out.append(
+            f"What the context saves: {old} of {len(records)} records are of an earlier version, which called a text "
+            f"learned when its loss had stopped falling; delete them and run the comparison again."
+        )
     wild = sum(has_wild(run) for run in records)
     if wild:
         out.append(f"{wild} of {len(records)} records hold NaN or infinite numbers; NaN counts as not measured.")

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 Record: TypeAlias = dict[str, Any]
 
 NOT_LEARNED = "not learned"
+LEARNED_TEXT = "0.1 bits per byte better than a table of byte pairs, and than itself with the last byte alone"
 NOTHING = "\N{EN DASH}"
 # What the words mean. Exact match at a length, median over the seeds that learned:
 CARRIES = 0.90
@@ -23,6 +24,8 @@ FLAT = 1.05
 EXPLODES = 1.5
 # Times nearer than this are called equal; CPU time of one run varies by about as much.
 SAME_TIME = 1.10
+# A difference is claimed only between encodings of which so many seeds each have learned.
+SEEDS_FOR_A_CLAIM = 3
 # Names in one list; the table has them all.
 MOST_NAMES = 10
 # Bits per byte nearer than this are called equal.
@@ -295,6 +298,42 @@ def ask(verb: str, found: Sequence[Any]) -> str:
 
 # Who leads. Every claim in words goes through these, and each looks only at runs that learned.
 
+Ranked: TypeAlias = list[tuple[Result, Spread]]
+
+
+def ranked(found: Sequence[Result], measured: Callable[[Result], Spread | None]) -> Ranked:
+    """Those whose number is known with their numbers, the smallest median first."""
+    known = [(result, spread) for result in found if (spread := measured(result)) is not None]
+    return sorted(known, key=lambda x: x[1].median)
+
+
+def unbeaten(known: Ranked, beats: Callable[[Spread, Spread], bool]) -> list[Result]:
+    """Those that no other beats: one beats another only with three seeds or more each, and by their ranges."""
+
+    def beaten(own: Spread) -> bool:
+        return any(min(own.count, s.count) >= SEEDS_FOR_A_CLAIM and beats(s, own) for _, s in known)
+
+    return [result for result, spread in known if not beaten(spread)]
+
+
+def ahead(known: Ranked, beats: Callable[[Spread, Spread], bool]) -> list[Result]:
+    """Those that no other beats, where they have beaten somebody; within the spread of the seeds nobody is ahead."""
+    first = unbeaten(known, beats)
+    return first if len(first) < len(known) else []
+
+
+def higher(one: Spread, other: Spread) -> bool:
+    """Whether even the lowest seed of one is above the highest of the other."""
+    return one.low > other.high
+
+
+def sooner(one: Spread, other: Spread) -> bool:
+    return one.high * SAME_TIME < other.low
+
+
+def fewer_bits(one: Spread, other: Spread) -> bool:
+    return one.high + SAME_BITS < other.low
+
 
 def reach(result: Result) -> tuple[float, float, Spread] | None:
     """The longest (length, factor, exact match) up to which it carries, if that is past the trained length."""
@@ -304,6 +343,12 @@ def reach(result: Result) -> tuple[float, float, Spread] | None:
             break
         furthest = (length, factor, spread)
     return furthest
+
+
+def reaches(result: Result) -> Spread | None:
+    """Over the seeds: the multiple of the trained length up to which each carries, 1 where it carries no further."""
+    own = [reach(Result(result.label, result.task, [run])) for run in result.learned]
+    return Spread.of(1.0 if got is None else got[1] for got in own) if result.beyond("exact_match") else None
 
 
 def falls_apart(result: Result) -> tuple[float, float, Spread] | None:
@@ -321,37 +366,54 @@ def stays_flat(result: Result) -> bool:
     return bool(ratios) and all(spread.median <= FLAT for _, _, spread in ratios)
 
 
+def carrying(found: Sequence[Result]) -> list[tuple[float, list[Result]]]:
+    """(length, those that carry to it and no further), the longest first; nobody who does not carry beyond training."""
+    groups: dict[float, list[Result]] = {}
+    for result in found:
+        if (got := reach(result)) is not None:
+            groups.setdefault(got[0], []).append(result)
+    return sorted(groups.items(), reverse=True)
+
+
 def furthest(found: Sequence[Result]) -> list[Result]:
-    """Those that carry to the greatest length; none if nobody carries past the trained length."""
-    reached = [(got[1], result) for result in found if (got := reach(result)) is not None]
-    most = max((factor for factor, _ in reached), default=None)
-    return [result for factor, result in reached if factor == most]
+    """Those that carry to the greatest length, if with every seed they carry further than all others with any."""
+    first = ahead(ranked(found, reaches), higher)
+    groups = carrying(found)
+    return first if groups and {r.label for r in first} == {r.label for r in groups[0][1]} else []
 
 
-def best_at_longest(found: Sequence[Result]) -> tuple[Result, Spread] | None:
-    """The encoding with the highest exact match at the greatest multiple of the trained length that was tested."""
-    tested = [
-        (factor, spread.median, result, spread)
-        for result in found
-        for _, factor, spread in result.beyond("exact_match")
-    ]
-    last = max((factor for factor, *_ in tested), default=None)
-    best = max((x for x in tested if x[0] == last), key=lambda x: x[1], default=None)
-    return None if best is None else (best[2], best[3])
+def at_longest(found: Sequence[Result]) -> Ranked:
+    """The exact match of each at the greatest multiple of the trained length that was tested."""
+    last = max((factor for result in found for _, factor, _ in result.beyond("exact_match")), default=None)
+    return ranked(found, lambda r: next((s for _, factor, s in r.beyond("exact_match") if factor == last), None))
+
+
+def best_at_longest(found: Sequence[Result]) -> list[Result]:
+    """Those that are ahead there."""
+    return ahead(at_longest(found), higher)
+
+
+def times_to_learn(found: Sequence[Result]) -> Ranked:
+    return ranked(found, lambda r: r.spread("cpu_s_to_learned"))
 
 
 def fastest(found: Sequence[Result]) -> list[Result]:
-    """Those that learned in the least CPU time, near ties included."""
-    timed = [(spread.median, result) for result in found if (spread := result.spread("cpu_s_to_learned")) is not None]
-    least = min((time for time, _ in timed), default=None)
-    return [] if least is None else [r for time, r in sorted(timed, key=lambda x: x[0]) if time <= least * SAME_TIME]
+    """Those that are ahead in CPU time to 99 %."""
+    return ahead(times_to_learn(found), sooner)
+
+
+def bits_in_range(found: Sequence[Result]) -> Ranked:
+    return ranked(found, lambda r: r.spread("in_distribution", "bits_per_byte"))
 
 
 def best_in_range(found: Sequence[Result]) -> list[Result]:
-    """Those with the fewest bits per byte at the trained length, near ties included."""
-    known = [(spread.median, r) for r in found if (spread := r.spread("in_distribution", "bits_per_byte")) is not None]
-    least = min((value for value, _ in known), default=None)
-    return [] if least is None else [r for value, r in sorted(known, key=lambda x: x[0]) if value <= least + SAME_BITS]
+    """Those that are ahead in bits per byte at the trained length."""
+    return ahead(bits_in_range(found), fewer_bits)
+
+
+def each_with(known: Ranked, form: Callable[[float], str], unit: str = "") -> str:
+    """'`a` 4.0, `b` 4.2 (4.1 to 4.5 over 3 seeds)'."""
+    return listed([f"{name(r.label)} {with_range(spread, form, unit)}" for r, spread in known])
 
 
 def who_learned(found: Sequence[Result], what: str) -> list[str]:
@@ -394,11 +456,11 @@ def about_seeds(found: Sequence[Result]) -> str:
     seeds = sorted({len(result.runs) for result in found})
     if seeds == [1]:
         return (
-            "One seed each: scores beyond the trained length move by 10 to 20 points between seeds, so read near "
-            "ties as ties."
+            "One seed each, so nobody is called the best: scores beyond the trained length differ between seeds. "
+            "Take three with --seeds 3."
         )
     how_many = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    few = " Fewer than three seeds is thin evidence." if seeds[0] < 3 else ""
+    few = " Nobody with fewer than three is called the best." if seeds[0] < SEEDS_FOR_A_CLAIM else ""
     return f"Medians over {how_many} seeds.{few}"
 
 
@@ -409,49 +471,53 @@ def exact_paragraph(found: Sequence[Result]) -> str:
     tested = sorted({(length, factor) for r in learned for length, factor, _ in r.beyond("exact_match")})
     if tested:
         said.extend(how_far(learned, tested))
-    quick = fastest(learned)
-    if quick:
-        times_taken = [with_range(s, seconds) for r in quick if (s := r.spread("cpu_s_to_learned")) is not None]
-        each = listed([f"{name(r.label)}, {time}" for r, time in zip(quick, times_taken, strict=True)])
-        said.append(f"Fastest to 99 %, in CPU seconds: {each}.")
-        timed = [(s.median, r) for r in learned if (s := r.spread("cpu_s_to_learned")) is not None]
-        slow, slowest = max(timed, key=lambda x: x[0])
-        if slowest not in quick:
-            said.append(f"Slowest: {name(slowest.label)}, {seconds(slow)}.")
+    times_taken = times_to_learn(learned)
+    if quick := fastest(learned):
+        said.append(f"Fastest to 99 %, in CPU seconds: {each_with(only(quick, times_taken), seconds)}.")
+        said.append(f"The others take up to {seconds(times_taken[-1][1].median)}.")
+    elif times_taken:
+        said.append(f"CPU seconds to 99 %: {each_with(times_taken, seconds)}.")
     return " ".join([*said, about_seeds(found)])
+
+
+def only(chosen: Sequence[Result], known: Ranked) -> Ranked:
+    return [(result, spread) for result, spread in known if result in chosen]
 
 
 def how_far(learned: Sequence[Result], tested: list[tuple[float, float]]) -> list[str]:
     said = []
     last, last_factor = tested[-1]
+    groups = carrying(learned)
     leaders = furthest(learned)
-    if leaders:
-        scores = [(r, got) for r in leaders if (got := reach(r)) is not None]
-        length, factor, _ = scores[0][1]
-        each = listed([with_range(got[2], percent, " %") for _, got in scores])
-        limit = ", the longest tested" if length == last else ""
-        where = f"{count(length)} ({times(factor)} the trained length{limit})"
-        said.append(f"{names_of(leaders)} {ask('carry', leaders)} furthest, to {where}, with {each} exact match.")
-        nearer: dict[float, list[Result]] = {}
-        for result in learned:
-            if result not in leaders and (got := reach(result)) is not None:
-                nearer.setdefault(got[0], []).append(result)
-        for length, group in sorted(nearer.items(), reverse=True):
+    for length, group in groups:
+        if group is not groups[0][1]:
             said.append(f"{names_of(group)} {ask('carry', group)} to {count(length)}.")
-    else:
+            continue
+        reached = [got for r in group if (got := reach(r)) is not None]
+        each = listed([with_range(spread, percent, " %") for *_, spread in reached])
+        limit = ", the longest tested" if length == last else ""
+        where = f"to {count(length)} ({times(reached[0][1])} the trained length{limit})"
+        far = "furthest, " if leaders else ""
+        said.append(f"{names_of(group)} {ask('carry', group)} {far}{where}, with {each} exact match.")
+    if groups and not leaders and len(tied := unbeaten(ranked(learned, reaches), higher)) > 1:
+        if all(len(r.learned) >= SEEDS_FOR_A_CLAIM for r in tied):
+            said.append(f"In how far they carry, the seeds do not tell {names_of(tied)} apart.")
+    if not groups:
         nearest, nearest_factor = tested[0]
         said.append(
             f"Nobody keeps {percent(CARRIES)} % exact match past the trained length, already at {count(nearest)} "
             f"({times(nearest_factor)})."
         )
-    if not leaders or (got := reach(leaders[0])) is None or got[0] != last:
-        best = best_at_longest(learned)
-        if best is not None:
-            where = f"At {count(last)} ({times(last_factor)}), the longest tested,"
-            if best[1].median < FALLS_APART:
-                said.append(f"{where} nobody gets {percent(FALLS_APART)} %.")
-            else:
-                said.append(f"{where} the best is {name(best[0].label)} with {with_range(best[1], percent, ' %')}.")
+    if not groups or groups[0][0] != last:
+        where = f"At {count(last)} ({times(last_factor)}), the longest tested,"
+        scores = at_longest(learned)[::-1]
+        some = [(r, s) for r, s in scores if s.median >= FALLS_APART]
+        if best := best_at_longest(learned):
+            some = only(best, some)
+        if some:
+            said.append(f"{where} {'the best is ' if best else ''}{each_with(some, percent, ' %')}.")
+        else:
+            said.append(f"{where} nobody gets {percent(FALLS_APART)} %.")
     broken: dict[float, list[Result]] = {}
     for result in learned:
         if (at := falls_apart(result)) is not None:
@@ -463,13 +529,13 @@ def how_far(learned: Sequence[Result], tested: list[tuple[float, float]]) -> lis
 
 
 def text_paragraph(found: Sequence[Result]) -> str:
-    said = who_learned(found, "the loss converged")
+    said = who_learned(found, LEARNED_TEXT)
     learned = [result for result in found if result.learned]
-    best = best_in_range(learned)
-    if best:
-        values = [with_range(s, bits) for r in best if (s := r.spread("in_distribution", "bits_per_byte")) is not None]
-        each = listed([f"{name(r.label)} with {value}" for r, value in zip(best, values, strict=True)])
-        said.append(f"Best at the trained length: {each} bits per byte.")
+    in_range = bits_in_range(learned)
+    if best := best_in_range(learned):
+        said.append(f"Best at the trained length: {each_with(only(best, in_range), bits)} bits per byte.")
+    elif in_range:
+        said.append(f"Bits per byte at the trained length: {each_with(in_range, bits)}.")
     measured = [r for r in learned if r.beyond("perplexity_ratio")]
     if measured:
         said.append("Beyond it, R(k) says how many times larger perplexity is at k times the trained length:")
@@ -521,6 +587,8 @@ def overall(records: Sequence[Record]) -> str:
     precise = [(task, leaders) for task, found in text.items() if (leaders := best_in_range(found))]
     flat = [(task, leaders) for task, found in text.items() if (leaders := [r for r in found if stays_flat(r)])]
     said = []
+    if not quick and not far and not precise:
+        said.append("No encoding is ahead of the others by more than seeds differ, so these records name no winner.")
     if quick or precise:
         parts = [f"the fastest to learn {'were' if len(quick) > 1 else 'was'} {by_winner(quick)}"] if quick else []
         parts += [f"the best prediction came from {by_winner(precise)}"] if precise else []
@@ -529,18 +597,17 @@ def overall(records: Sequence[Record]) -> str:
         parts = [f"{by_winner(far)} carried furthest"] if far else []
         parts += [f"{by_winner(flat)} stayed flat"] if flat else []
         said.append(f"If they do: {'; '.join(parts)}.")
-        ends = {
-            task: best
+        ends = {task: only(best_at_longest(exact[task]), at_longest(exact[task])) for task, _ in far}
+        others = [
+            f"{each_with(best, percent, ' %')} on {task}"
             for task, leaders in far
-            if (best := best_at_longest(exact[task])) and best[0].label not in {r.label for r in leaders}
-        }
-        ends = {task: best for task, best in ends.items() if best[1].median >= FALLS_APART}
-        if ends:
-            each = listed(
-                [f"{name(best.label)} on {task} ({percent(spread.median)} %)" for task, (best, spread) in ends.items()]
-            )
-            said.append(f"At the longest length tested, though, the best was {each}.")
-    stuck = [task for task in exact if task not in dict(far)]
+            if (best := ends[task])
+            and best[-1][1].median >= FALLS_APART
+            and not {r.label for r, _ in best} & {r.label for r in leaders}
+        ]
+        if others:
+            said.append(f"At the longest length tested, though, the best was {listed(others)}.")
+    stuck = [task for task, found in exact.items() if not carrying(found)]
     if stuck:
         said.append(
             f"On {listed(stuck)} nobody carried past the trained length, so there the records name no choice for "

@@ -2,23 +2,23 @@
 
 import multiprocessing
 import os
-import queue
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from multiprocessing import connection
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from posenc.foreign import CannotRead
+from posenc.lab import record, store
 from posenc.lab.recipes import STEP_COST, Experiment
-
-to_parent: Any = None
-"""In a worker, where its news goes; a queue can only be handed over when a process starts."""
+from posenc.lab.store import CannotWrite
+from posenc.lab.train import Run, start, train
 
 
 @dataclass
@@ -35,6 +35,10 @@ class Progress:
     score: float | None = None
     state: str = "waiting"
     """waiting, running, measuring, done, kept (from an earlier call), or failed"""
+
+    @property
+    def words(self) -> str:
+        return f"{self.spec} on {self.task}, seed {self.seed}"
 
 
 @dataclass
@@ -69,98 +73,186 @@ def run_all(
 ) -> Sweep:
     """Run what has no record yet in folder/records, and write each record as soon as its run is over.
 
-    A call with the same experiments goes on where an earlier one stopped. A damaged record is set aside as
-    NAME.damaged and made again. A run that fails is named in `failures`; the others go on. `show` is called about five
-    times a second. On KeyboardInterrupt the workers end and the exception goes on; what has a record keeps it.
+    A call with the same experiments goes on where an earlier one stopped. A record that cannot be used is set aside
+    and made again. A run that fails is named in `failures`; the others go on. So is one whose process was killed
+    twice; after the first time it is tried again when all others have begun. `show` is called about five times a
+    second. On KeyboardInterrupt the workers end and the exception goes on; what has a record keeps it.
 
-    Raises ValueError when the folder cannot be written.
+    The folder must be held (`store.held`). Raises CannotWrite when a record could not be written, after the runs that
+    had begun.
     """
-    from posenc.lab import record
-
     records = folder / "records"
-    make_folder(records)
-    sweep, waiting = Sweep(), {}
+    sweep, waiting, others = Sweep(), {}, []
     for experiment in experiments:
         key = record.key_of(experiment)
         spec = experiment.spec if isinstance(experiment.spec, str) else " / ".join(experiment.spec)
         sweep.runs[key] = Progress(key, spec, experiment.task, experiment.seed, experiment.steps)
-        if has_record(records / f"{key}.json"):
+        if found := kept_record(records / f"{key}.json"):
             sweep.runs[key].state = "kept"
+            others.append(record.made_elsewhere(found))
         else:
             waiting[key] = experiment
+    for other in dict.fromkeys(filter(None, others)):
+        say(
+            f"{others.count(other)} of {len(sweep.runs)} runs are kept from {other}; to make them again, delete their "
+            f"records"
+        )
     show(sweep)
-    if not waiting:
-        return sweep
-    context = multiprocessing.get_context("spawn")
-    workers = min(workers or cores(), len(waiting))
-    news = context.Queue()
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=begin, initargs=(news,))
-    try:
-        with ctrl_c_held():
-            futures = {pool.submit(run_one, run, key, str(records)): key for key, run in waiting.items()}
-        follow(futures, news, sweep, show)
-    except BaseException:
-        stop(pool)
-        raise
-    pool.shutdown()
+    if waiting:
+        records.mkdir(parents=True, exist_ok=True)
+        Crew(min(workers or cores(), len(waiting)), records, sweep).work_off(waiting, show)
     return sweep
 
 
-def follow(futures: dict[Future, str], news: Any, sweep: Sweep, show: Callable[[Sweep], None]) -> None:
-    """Take in the workers' news until all runs are over."""
-    open_futures = set(futures)
-    while open_futures:
-        finished, open_futures = wait(open_futures, timeout=0.2, return_when=FIRST_COMPLETED)
-        while True:
-            try:
-                key, changes = news.get_nowait()
-            except queue.Empty:
-                break
-            if sweep.runs[key].state not in ("done", "failed"):
-                for name, value in changes.items():
-                    setattr(sweep.runs[key], name, value)
-        for future in finished:
-            error = future.exception()
-            sweep.runs[futures[future]].state = "done" if error is None else "failed"
-            if isinstance(error, BrokenProcessPool):
-                raise RuntimeError(
-                    "a worker process was killed (out of memory?); run the same command again to go on"
-                ) from None
-            if error is not None:
-                sweep.failures[futures[future]] = f"{type(error).__name__}: {error}"
-        show(sweep)
+class Worker:
+    """A process that does one run after another, and our end of the wire to it."""
+
+    def __init__(self, records: Path) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.wire, theirs = context.Pipe()
+        self.process = context.Process(target=work, args=(theirs, str(records)), daemon=True)
+        self.key = ""
+        with ctrl_c_held():
+            self.process.start()
+        # Only the worker holds its end now: when it dies, the wire says so.
+        theirs.close()
+
+    def begin(self, key: str, experiment: Experiment) -> None:
+        self.key = key
+        # Where it died before it could take the run, its wire tells.
+        with suppress(OSError):
+            self.wire.send((key, experiment))
+
+    def how_it_died(self) -> str:
+        self.process.join()
+        code = self.process.exitcode or 0
+        return (
+            f"its process was killed by {signal.Signals(-code).name}" if code < 0 else f"its process ended with {code}"
+        )
 
 
-def run_one(experiment: Experiment, key: str, records: str) -> None:
-    """In a worker: train, measure, and write the record."""
-    from posenc.lab import record
-    from posenc.lab.train import Run, start, train
+class Crew:
+    """The workers of a sweep, what waits for them, and what became of it."""
 
+    def __init__(self, count: int, records: Path, sweep: Sweep) -> None:
+        self.count, self.records, self.sweep = count, records, sweep
+        self.busy: list[Worker] = []
+        self.idle: list[Worker] = []
+        self.died: set[str] = set()
+        self.unwritten: CannotWrite | None = None
+
+    def work_off(self, waiting: dict[str, Experiment], show: Callable[[Sweep], None]) -> None:
+        """Work off all that waits. Raises CannotWrite when a record could not be written."""
+        line = list(waiting)
+        try:
+            while line or self.busy:
+                while line and len(self.busy) < self.count:
+                    worker = self.idle.pop() if self.idle else Worker(self.records)
+                    self.busy.append(worker)
+                    worker.begin(line[0], waiting[line.pop(0)])
+                ready = connection.wait([worker.wire for worker in self.busy], timeout=0.2)
+                for worker in [worker for worker in self.busy if worker.wire in ready]:
+                    self.take_news(worker, line)
+                if self.unwritten:
+                    line.clear()
+                show(self.sweep)
+        finally:
+            self.end()
+        if self.unwritten:
+            raise self.unwritten
+
+    def take_news(self, worker: Worker, line: list[str]) -> None:
+        """Take in what a worker says of its run, or that it is gone."""
+        run = self.sweep.runs[worker.key]
+        try:
+            changes, failure = worker.wire.recv()
+        except (EOFError, OSError):
+            self.busy.remove(worker)
+            how = f"{worker.how_it_died()} (out of memory?)"
+            if run.key in self.died:
+                self.fail(run, f"{how}, twice")
+            else:
+                self.died.add(run.key)
+                run.state, run.step = "waiting", 0
+                line.append(run.key)
+                say(f"{run.words}: {how}; it is tried once more")
+            return
+        for name, value in changes.items():
+            setattr(run, name, value)
+        if failure is not None:
+            self.fail(run, str(failure))
+            self.unwritten = failure if isinstance(failure, CannotWrite) else self.unwritten
+        if run.state == "done":
+            record.forget_failure(self.records, run.key)
+        if run.state in ("done", "failed"):
+            self.busy.remove(worker)
+            self.idle.append(worker)
+
+    def fail(self, run: Progress, reason: str) -> None:
+        run.state = "failed"
+        self.sweep.failures[run.key] = reason
+        try:
+            record.write_failure(self.records, run.key, f"{run.words}: {reason}")
+        except CannotWrite as error:
+            self.unwritten = error
+
+    def end(self) -> None:
+        """End the workers at once; what they had not finished has no record, and leaves nothing behind."""
+        crew = [*self.busy, *self.idle]
+        for worker in crew:
+            worker.process.kill()
+        for worker in crew:
+            worker.process.join()
+            worker.wire.close()
+        store.clear(self.records)
+
+
+def work(wire: Connection, records: str) -> None:
+    """In a worker: the runs that come over the wire, one after another, and what became of each."""
+    begin()
+    while True:
+        try:
+            key, experiment = wire.recv()
+        except EOFError:
+            return
+
+        def tell(**changes: Any) -> None:
+            wire.send((changes, None))
+
+        try:
+            run_one(experiment, key, Path(records), tell)
+        except Exception as error:
+            # As words: not every exception of somebody else's encoding can be sent.
+            wire.send(({}, error if isinstance(error, CannotWrite) else f"{type(error).__name__}: {error}"))
+        else:
+            tell(state="done")
+
+
+def run_one(experiment: Experiment, key: str, records: Path, tell: Callable[..., None]) -> None:
+    """Train, measure, and write the record."""
     began = time.monotonic()
-
-    def tell(**changes: Any) -> None:
-        to_parent.put((key, changes))
 
     def progress(run: Run) -> None:
         point = run.curve[-1]
         tell(step=run.step, loss=point["loss"], score=point["score"])
 
     tell(state="running")
+    if changed := experiment.changed_files():
+        raise ValueError(f"{changed[0]}; run the same command again to compare what it is now")
     run = train(start(experiment), progress)
     tell(state="measuring")
-    # The parent's key, also when a file that is part of it has changed since.
-    record.write(record.of(run, began) | {"key": key}, Path(records))
+    # The parent's key, also when the text that is part of it has changed since.
+    record.write(record.of(run, began) | {"key": key}, records)
 
 
-def begin(news: Any) -> None:
+def begin() -> None:
     """In a worker, before all else: one thread for each run, because two runs on two cores are faster than one on both.
 
-    Ctrl-C is the parent's to handle, and when the parent is killed the worker does not stay behind.
+    Ctrl-C and a terminal that closes are the parent's to handle, and when the parent is killed the worker does not
+    stay behind.
     """
     import torch
 
-    global to_parent
-    to_parent = news
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -175,49 +267,31 @@ def begin(news: Any) -> None:
 
 @contextmanager
 def ctrl_c_held() -> Generator[None]:
-    """Processes started in this block ignore Ctrl-C from their first moment; importing torch takes them seconds."""
-    if threading.current_thread() is not threading.main_thread():
+    """Processes started in this block never see Ctrl-C or a terminal that closes; ours comes when the block is over."""
+    if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def stop(pool: ProcessPoolExecutor) -> None:
-    """End the workers at once; what they had not finished has no record."""
-    for process in list((pool._processes or {}).values()):
-        process.terminate()
-    pool.shutdown(wait=False, cancel_futures=True)
-
-
-def has_record(path: Path) -> bool:
-    """Whether a whole record is there; a damaged one is set aside."""
-    from posenc.lab import record
-
+def kept_record(path: Path) -> dict[str, Any] | None:
+    """The whole record that is there, or None; one that cannot be used is set aside, and nothing is lost of it."""
     if not path.exists():
-        return False
+        return None
     try:
-        record.read(path)
-    except ValueError as error:
-        aside = path.with_suffix(".damaged")
-        os.replace(path, aside)
-        print(f"{error.args[0].split(';')[0]}; set aside as {aside.name}, the run is made again", file=sys.stderr)
-        return False
-    return True
+        return record.read(path)
+    except CannotRead as error:
+        why = "other-schema" if isinstance(error, record.OtherSchema) else "damaged"
+        say(f"{error}; set aside as {store.set_aside(path, why).name}, the run is made again")
+        return None
 
 
-def make_folder(folder: Path) -> None:
-    """Raises ValueError when the folder cannot be made or written."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".write-test"
-        probe.write_text("")
-        probe.unlink()
-    except OSError as error:
-        raise ValueError(f"cannot write into '{folder}': {error.strerror}; choose another folder with --out") from None
+def say(words: str) -> None:
+    print(words, file=sys.stderr)
 
 
 def cores() -> int:

@@ -2,9 +2,8 @@
 
 import json
 import math
-import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,34 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from posenc.lab import data, tasks
+from posenc import foreign
+from posenc.foreign import CannotRead
+from posenc.foreign.text import shortened
+from posenc.lab import data, store, tasks
 from posenc.lab.evaluate import exact_match, held_out_bits
 from posenc.lab.muon import Muon
-from posenc.lab.recipes import Experiment, hints
+from posenc.lab.recipes import EXPERIMENT, Experiment, hints
 from posenc.model import Decoder
 
 LEARNED = 0.99
 """The gate: a length beyond the trained one is spoken of only when the trained one is answered this well."""
+
+LEARNED_BITS = 0.1
+"""The gate for text (bits per byte): by how much the context must make a model better than the last byte alone."""
+
+MODEL, OPTIMIZER, FACTS = "model.safetensors", "optimizer.safetensors", "run.json"
+"""The files of a step's folder."""
+
+SCHEMA = 2
+OLDER_FORM = {
+    "schema": int,
+    "experiment": EXPERIMENT,
+    "step": int,
+    "cpu_s": float,
+    "curve": [{"step": int, "loss": float, "score": float, "cpu_s": float}],
+}
+FORM = OLDER_FORM | {"versions": {"*": Any}, "files": {MODEL: str, OPTIMIZER: str}}
+"""What run.json holds, here and before schema 2."""
 
 
 @dataclass
@@ -35,6 +54,8 @@ class Run:
     step: int = 0
     cpu_s: float = 0.0
     curve: list[dict[str, float]] = field(default_factory=list)
+    versions: dict[str, Any] | None = None
+    """What the checkpoint that it goes on from was made with, where it says so."""
 
     @property
     def cooling_from(self) -> int | None:
@@ -208,14 +229,15 @@ def learned_at(run: Run) -> dict[str, float] | None:
 
 
 def save(run: Run, folder: Path) -> None:
-    """Write a checkpoint, safetensors and JSON only: model.safetensors, optimizer.safetensors, run.json.
+    """Write a checkpoint, safetensors and JSON only: a folder such as step-000100, made the latest when it is whole.
 
-    The files are written under other names and then moved, run.json last: what is there is whole.
+    In it lie model.safetensors, optimizer.safetensors, and run.json with the checksums of both and of itself. The step
+    before stays, earlier ones are removed.
+
+    Raises CannotWrite; the checkpoint before is then still the latest.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
+    from safetensors.torch import save as as_bytes
 
-    folder.mkdir(parents=True, exist_ok=True)
     state = {
         f"{first + i}.{name}": tensor
         for first, optimizer in numbered(run.optimizers)
@@ -223,23 +245,17 @@ def save(run: Run, folder: Path) -> None:
         for name, tensor in kept.items()
     }
     state["generator"] = run.generator.get_state()
-    # One name for each tensor of this step, so that a kill between two files is noticed.
+    tensors = {MODEL: as_bytes(run.model.state_dict()), OPTIMIZER: as_bytes(state)}
     facts = {
-        "schema": 1,
+        "schema": SCHEMA,
         "experiment": run.experiment.to_dict(),
+        "versions": store.versions(),
         "step": run.step,
         "cpu_s": run.cpu_s,
         "curve": run.curve,
+        "files": {name: store.checksum(data) for name, data in tensors.items()},
     }
-    stamp = {"step": str(run.step)}
-    for name, tensors in (("model", run.model.state_dict()), ("optimizer", state)):
-        try:
-            save_file(tensors, folder / f"{name}.tmp", stamp)
-        except SafetensorError as error:
-            raise OSError(f"'{folder}' cannot be written: {error}; the last whole checkpoint is kept") from None
-        os.replace(folder / f"{name}.tmp", folder / f"{name}.safetensors")
-    (folder / "run.tmp").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    os.replace(folder / "run.tmp", folder / "run.json")
+    store.add_generation(folder, f"step-{run.step:06}", tensors | {FACTS: store.sealed(facts, indent=1)})
 
 
 def numbered(optimizers: tuple[torch.optim.Optimizer, ...]) -> list[tuple[int, torch.optim.Optimizer]]:
@@ -248,54 +264,99 @@ def numbered(optimizers: tuple[torch.optim.Optimizer, ...]) -> list[tuple[int, t
     return [(sum(counts[:place]), optimizer) for place, optimizer in enumerate(optimizers)]
 
 
-def load(folder: Path) -> Run:
-    """The run of a checkpoint, as it was.
+def is_there(folder: Path) -> bool:
+    """Whether a folder holds a checkpoint."""
+    return (folder / store.POINTER).exists() or (folder / FACTS).exists()
 
-    Raises ValueError, naming the file, when one is missing, damaged, or belongs to another step.
+
+def load(folder: Path, own: Collection[str | Path] = ()) -> Run:
+    """The run of a checkpoint, as it was: the latest step of a folder, or one step's own folder.
+
+    own  the files of one's own that a person has named besides, and whose code the checkpoint may ask for
+
+    Checkpoints of older versions, with all files in the folder itself and without checksums, are read too.
+
+    Raises CannotRead, naming the file, when one is missing, damaged, belongs to another step, or asks for code that
+    nobody has named.
     """
-    from safetensors import SafetensorError, safe_open
-    from safetensors.torch import load_file
+    if not is_there(folder):
+        raise ValueError(f"no checkpoint in '{folder}': {FACTS} is missing; train one with posenc train --out {folder}")
+    *earlier, last = store.generations(folder) or [""]
+    try:
+        return load_step(folder / last, own)
+    except CannotRead as error:
+        if error.remedy:
+            raise
+        if not earlier:
+            raise CannotRead(f"{error}; train again into another folder") from None
+        raise CannotRead(f"{error}; the step before is kept: go on from it with --out {folder / earlier[-1]}") from None
 
-    if not (folder / "run.json").is_file():
-        raise ValueError(
-            f"no checkpoint in '{folder}': run.json is missing; train one with posenc train --out {folder}"
-        )
+
+def load_step(folder: Path, own: Collection[str | Path]) -> Run:
+    """The run of one step's folder. Raises CannotRead."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load as from_bytes
+
+    facts, sealed = store.read_json(folder / FACTS)
+    foreign.matches(facts, OLDER_FORM if facts.get("schema") == 1 else FORM, file=folder / FACTS)
+    if facts["schema"] not in (1, SCHEMA):
+        raise CannotRead(f"it has schema {facts['schema']}, this version reads {SCHEMA}", file=folder / FACTS)
+    if sealed != (facts["schema"] == SCHEMA):
+        raise CannotRead("it has no checksum" if facts["schema"] == SCHEMA else "it has one", file=folder / FACTS)
+    foreign.count(facts["step"], "step", file=folder / FACTS, least=0, most=10**12)
     try:
-        facts = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        experiment = Experiment.from_dict(facts["experiment"])
-        step, cpu_s, curve = int(facts["step"]), float(facts["cpu_s"]), list(facts["curve"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{folder / 'run.json'} is damaged: {type(error).__name__}: {error}; train again into another folder"
-        ) from None
+        experiment = Experiment.from_dict(facts["experiment"], own, folder / FACTS)
+    except CannotRead:
+        raise
+    except ValueError as error:
+        raise CannotRead(str(error), file=folder / FACTS, field="experiment") from None
     tensors = {}
-    for name in ("model", "optimizer"):
-        file = folder / f"{name}.safetensors"
+    for name in (MODEL, OPTIMIZER):
+        file = foreign.regular(folder / name)
+        data = foreign.read(file, most=file.stat().st_size)
+        if sealed and facts["files"][name] != store.checksum(data):
+            raise CannotRead("it does not fit the checksum in run.json: it was damaged or changed", file=file)
         try:
-            with safe_open(file, "pt") as opened:
-                saved_at = (opened.metadata() or {}).get("step")
-            tensors[name] = load_file(file)
-        except (SafetensorError, OSError) as error:
-            raise ValueError(f"{file} is missing or damaged: {error}; train again into another folder") from None
-        if saved_at != str(step):
-            raise ValueError(
-                f"{file} is of step {saved_at}, run.json of step {step}: the last save was cut off; train again"
-            )
-    run = start(experiment)
+            tensors[name] = from_bytes(data)
+        except SafetensorError as error:
+            raise CannotRead(f"it is damaged ({error})", file=file) from None
+        if not sealed and saved_at(data) != str(facts["step"]):
+            raise CannotRead(f"it is of step {saved_at(data)}, run.json of step {facts['step']}", file=file)
     try:
-        run.model.load_state_dict(tensors["model"])
+        if not experiment.own_files:
+            # What run.json claims takes memory only where the weights are as large.
+            with torch.device("meta"):
+                claimed = model_of(experiment, task_of(experiment))
+            claimed.load_state_dict(tensors[MODEL], assign=True)
+        run = start(experiment)
+        run.model.load_state_dict(tensors[MODEL])
     except RuntimeError as error:
         # torch lists every tensor that does not fit; the first is enough.
         first = str(error).splitlines()[1].strip()
-        raise ValueError(f"{folder / 'model.safetensors'} does not fit its run.json: {first}") from None
-    run.generator.set_state(tensors["optimizer"].pop("generator"))
+        raise CannotRead(f"it does not fit its run.json: {shortened(first)}", file=folder / MODEL) from None
+    try:
+        set_state(run, tensors[OPTIMIZER])
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise CannotRead(f"it does not fit its run.json: {error}", file=folder / OPTIMIZER) from None
+    run.step, run.cpu_s, run.curve = facts["step"], facts["cpu_s"], facts["curve"]
+    run.versions = facts.get("versions")
+    return run
+
+
+def saved_at(data: bytes) -> str | None:
+    """The step that an older version wrote into a file of tensors which safetensors has taken."""
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return header.get("__metadata__", {}).get("step")
+
+
+def set_state(run: Run, tensors: dict[str, Tensor]) -> None:
+    """Put the state of the optimisers and of the generator back."""
+    run.generator.set_state(tensors.pop("generator"))
     state: dict[int, dict[str, Tensor]] = {}
-    for key, tensor in tensors["optimizer"].items():
+    for key, tensor in tensors.items():
         index, _, name = key.partition(".")
         state.setdefault(int(index), {})[name] = tensor
     for first, optimizer in numbered(run.optimizers):
         groups = optimizer.state_dict()["param_groups"]
         places = [place for group in groups for place in group["params"] if first + place in state]
         optimizer.load_state_dict({"state": {i: state[first + i] for i in places}, "param_groups": groups})
-    run.step, run.cpu_s, run.curve = step, cpu_s, curve
-    return run

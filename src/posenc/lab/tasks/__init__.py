@@ -8,6 +8,7 @@ from typing import ClassVar, Protocol
 from torch import Generator, Tensor
 
 from posenc.catalogue import near
+from posenc.foreign import quoted
 
 HOME = Path(__file__).parent
 
@@ -61,7 +62,7 @@ def names() -> list[str]:
 def find(name: str) -> type:
     """The class of a named task. Raises ValueError, naming what is near, for a name that does not exist."""
     if name not in names():
-        raise ValueError(f"no task named '{name}'; there are: {', '.join(names())}{near(name, names())}")
+        raise ValueError(f"no task named {quoted(name)}; there are: {', '.join(names())}{near(name, names())}")
     module = importlib.import_module(f"posenc.lab.tasks.{name}")
     return next(c for c in vars(module).values() if getattr(c, "name", None) == name)
 

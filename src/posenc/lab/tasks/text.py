@@ -3,7 +3,7 @@
 import torch
 from torch import Generator
 
-from posenc.lab.data import Text
+from posenc.lab.data import Joined, Text
 from posenc.lab.tasks import Batch
 
 
@@ -24,12 +24,18 @@ class ByteText:
         return length
 
     def batch(self, length: int, rows: int, generator: Generator) -> Batch:
-        start = torch.randint(0, self.text.train.numel() - length, (rows,), generator=generator)
+        places = len(self.text.train) - length
+        if places < 1:
+            raise ValueError(
+                f"the text has {len(self.text.train):,} bytes to train on, too few for a window of {length}; "
+                f"add text or choose shorter lengths"
+            )
+        start = torch.randint(0, places, (rows,), generator=generator)
         return self.windows(self.text.train, start, length)
 
-    def windows(self, source: torch.Tensor, start: torch.Tensor, length: int) -> Batch:
+    def windows(self, source: Joined, start: torch.Tensor, length: int) -> Batch:
         """Windows of BOS and `length` bytes from the given starts; all predictions count."""
-        ids = source[start[:, None] + torch.arange(length)].long()
+        ids = source.windows(start, length).long()
         bos = torch.full((len(start), 1), self.bos)
         return Batch(torch.cat((bos, ids), 1), torch.ones(length, dtype=torch.bool))
 

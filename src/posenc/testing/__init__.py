@@ -21,10 +21,9 @@ import re
 import textwrap
 import unittest
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -34,10 +33,12 @@ from posenc.attention import Attention
 from posenc.cache import GrowingCache, LayerCache, SlotCache
 from posenc.catalogue import Parser, build, build_layers, find, names
 from posenc.encoding import Compose, Encoding, Keys, OnHeads, Shape, Token, index_grids
-from posenc.kernels import blocked, content_bias, in_rows, plan
+from posenc.foreign import quoted
+from posenc.kept_tables import KEPT, KeptTables
+from posenc.kernels.block_sizes import SIZES
 from posenc.masks import Mask
 from posenc.positions import Positions, distance, positions_for
-from posenc.schedules import SCHEDULES
+from posenc.schedules import SCHEDULES, Schedule
 
 SHAPE = Shape(dim=15, heads=3, head_dim=6, max_len=21)
 """The default shape: odd sizes, and a width that is not heads times head_dim, so that no size can stand for another."""
@@ -180,6 +181,13 @@ class Net(nn.Module):
         self.layers = nn.ModuleList(
             Attention(shape.dim, shape.heads, head_dim=shape.head_dim, kv_heads=kv_heads, scale=scale) for _ in used
         )
+
+    def apart(self) -> "Net":
+        """This network, without what the process keeps: as in one that has just begun."""
+        for module in self.modules():
+            if isinstance(module, Encoding):
+                module.kept_tables = KeptTables(KEPT.limit)
+        return self
 
     @property
     def attentions(self) -> list[Attention]:
@@ -548,8 +556,34 @@ def the_order_of_calls_changes_nothing(subject: Subject) -> None:
 
 
 @promise
+def others_of_its_kind_change_nothing(subject: Subject) -> None:
+    """Encodings that differ in one option, in turns on the positions that they share and in several dtypes, give what
+    each gives alone."""
+    family = [subject, *kin(subject)]
+    # By how many coordinates they read: positions on as many axes are shared.
+    shared: dict[int, Positions] = {}
+
+    def call(net: Net, dtype: torch.dtype, places: dict[int, Positions]) -> Tensor:
+        at = places.setdefault(net.axes, on_axes(count(TOKENS), net.axes))
+        return net.to(dtype)(tokens(subject, TOKENS, batch=1).to(dtype), at, masks.causal())
+
+    turns = [(one, dtype) for dtype in (torch.float32, torch.float64) for one in family]
+    with torch.no_grad():
+        got = [call(one.net(), dtype, shared) for one, dtype in turns]
+        for (one, dtype), given in zip(turns, got, strict=True):
+            alone = call(one.net().apart(), dtype, {})
+            same(
+                given,
+                alone,
+                f"{one} in {dtype}, after others on the same positions",
+                1e-5 if dtype == torch.float32 else 1e-10,
+            )
+
+
+@promise
 def half_precision_stays_near_double(subject: Subject) -> None:
-    """In bfloat16 and float16 the result is off by rounding only, also for many tokens at far positions."""
+    """In bfloat16 and float16 the result is off by rounding only, also for many tokens at far positions; and gradients
+    in the embeddings and in every parameter have the direction and the length of those in double precision."""
     both = (masks.causal(), masks.bidirectional())
     late, many = count(TOKENS, 5000), count(300)
     placed = [("near", count(TOKENS), both), ("in a row", count(subject.reach), both)]
@@ -574,6 +608,14 @@ def half_precision_stays_near_double(subject: Subject) -> None:
                                 f"{what}: the result is {got.dtype}; results have the dtype of the input"
                             )
                         near(got, expected, what)
+        at, x = count(TOKENS), tokens(subject, TOKENS, batch=1).to(dtype)
+        for mask in both:
+            expected = with_gradients(exact, x.double(), at, mask)
+            for kernel in net.kernels:
+                got = with_gradients(net.through(kernel), x, at, mask)
+                for what, slope in expected.items():
+                    if what != "output":
+                        alike(got[what], slope, f"{what}, {mask_name(mask)}, {dtype}, kernel {kernel}")
 
 
 @promise
@@ -647,6 +689,46 @@ def compiles_to_one_graph(subject: Subject) -> None:
                 f"{counter.frame_count} graphs for the lengths {lengths} ({name}); expected one, and one for any length"
             )
     torch._dynamo.reset()
+
+
+@promise
+def every_way_of_running_is_served(subject: Subject) -> None:
+    """An empty batch, tensors without data (meta), and the transforms of torch.func give what one would expect.
+
+    The empty batch goes through every kernel and cache, the rest through the kernel that "auto" chooses.
+    """
+    net, x, mask = subject.net(), tokens(subject, TOKENS), masks.window(4)
+
+    def run(x: Tensor) -> Tensor:
+        return net(x, None, mask)
+
+    expected = run(x)
+    empty, nobody = x[:0].clone().requires_grad_(), Positions.padded(torch.ones(0, TOKENS))
+    for kernel in net.kernels:
+        for at in (None, nobody.with_length(LONG)):
+            out = net.through(kernel)(empty, at, mask)
+            out.sum().backward()
+            same(out, expected[:0], f"an empty batch, kernel {kernel}")
+    net.through("auto")
+    for cache in (GrowingCache, lambda: SlotCache(TOKENS), lambda: SlotCache(6, rolling=True)):
+        with torch.no_grad():
+            same(in_chunks(net, empty, count(3), (3, 3, 3), mask, cache), expected[:0], "an empty batch, with a cache")
+
+    # What this process keeps would hide a table that is made on the wrong device.
+    KEPT.clear()
+    with torch.device("meta"):
+        same(run(x), expected, "tensors with data, in the context of a device without")
+        absent = Net(*subject.build(), subject.shape).double()
+        shape = absent(torch.empty_like(x, device="meta"), None, mask).shape
+    if shape != expected.shape:
+        raise AssertionError(f"tensors without data give shape {list(shape)}, expected {list(expected.shape)}")
+
+    direction, step = tokens(subject, TOKENS, seed=3), 1e-6
+    measured = (run(x + step * direction) - run(x - step * direction)) / (2 * step)
+    same(torch.func.jvp(run, (x,), (direction,))[1], measured, "the slope along a direction, by torch.func.jvp", 1e-5)
+    gradient = torch.func.grad(lambda x: run(x).sum())(x)
+    same((gradient * direction).sum(), measured.sum(), "the gradient by torch.func.grad, along a direction", 1e-5)
+    same(torch.func.vmap(lambda row: run(row[None])[0])(x), expected, "row by row with torch.func.vmap")
 
 
 @promise
@@ -978,7 +1060,7 @@ def sentence(promise: str | Callable[..., None]) -> Callable[..., None]:
     """
     name = promise if isinstance(promise, str) else name_of(promise)
     if name not in _SENTENCES:
-        raise ValueError(f"no promise named '{name}'; there are: {', '.join(_SENTENCES)}")
+        raise ValueError(f"no promise named {quoted(name)}; there are: {', '.join(_SENTENCES)}")
     return _SENTENCES[name]
 
 
@@ -999,6 +1081,17 @@ def cases(
     ]
 
 
+def state_machine(subject: "Subject | Source") -> Any:
+    """Hypothesis' RuleBasedStateMachine for a subject: calls of it and of others of its kind, copies, casts, caches.
+
+    Each step is compared with fresh objects. Its `TestCase` is a test for unittest and pytest.
+    Raises ImportError where Hypothesis is not installed.
+    """
+    from posenc.testing.states import machine_of
+
+    return machine_of(subject)
+
+
 def variants(name: str) -> list[str]:
     """Specs of an encoding of the catalogue: plain, with other numbers, and with every other choice besides.
 
@@ -1007,6 +1100,24 @@ def variants(name: str) -> list[str]:
     What does not let itself be built is left out.
     """
     cls = find(name)
+    numbers, choices = changes(cls)
+
+    def spec(options: dict[str, Any], wrapped: str = (*cls.wraps, "")[0]) -> str:
+        words = [*filter(None, [wrapped]), *(f"{option}={value}" for option, value in options.items())]
+        return f"{name}({', '.join(words)})" if words else name
+
+    wanted = [spec({}), spec(numbers), *(spec({}, other) for other in cls.wraps[1:])]
+    for option, value in choices:
+        both, alone = spec(numbers | {option: value}), spec({option: value})
+        wanted.append(both if builds(both) else alone)
+    return [one for one in dict.fromkeys(wanted) if builds(one)]
+
+
+def changes(cls: type[Encoding]) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
+    """Other values for the options of an encoding: one for each number, and each other choice besides.
+
+    Words are tried from the constants of the class's module.
+    """
     module = inspect.getmodule(cls)
     words = [w for v in vars(module).values() if isinstance(v, tuple) and all(isinstance(w, str) for w in v) for w in v]
     numbers: dict[str, Any] = {}
@@ -1026,19 +1137,60 @@ def variants(name: str) -> list[str]:
         elif kind is float and isinstance(default, float):
             numbers[option] = 0.67 if default == 1 else 3 * default or 0.5
         elif "Schedule" in str(kind):
-            choices.extend((option, schedule.example) for schedule in SCHEDULES.values())
+            choices.extend((option, read_value(schedule.example)) for schedule in SCHEDULES.values())
         elif default is None and str(kind).startswith(("int |", "float |")):
             choices.append((option, 5 if str(kind).startswith("int") else 2.5))
+    return numbers, choices
 
-    def spec(options: dict[str, Any], wrapped: str = (*cls.wraps, "")[0]) -> str:
-        words = [*filter(None, [wrapped]), *(f"{option}={value}" for option, value in options.items())]
-        return f"{name}({', '.join(words)})" if words else name
 
-    wanted = [spec({}), spec(numbers), *(spec({}, other) for other in cls.wraps[1:])]
-    for option, value in choices:
-        both, alone = spec(numbers | {option: value}), spec({option: value})
-        wanted.append(both if builds(both) else alone)
-    return [one for one in dict.fromkeys(wanted) if builds(one)]
+def kin(subject: Subject) -> list[Subject]:
+    """Subjects that differ from this one in one option of one encoding, each option once."""
+    found: dict[tuple[int, int, str], Subject] = {}
+    parts = subject.encoding if isinstance(subject.encoding, tuple) else (subject.encoding,)
+    for place, encoding in enumerate(subject.build()[1]):
+        for member, single in enumerate(inside(encoding)):
+            numbers, choices = changes(type(single))
+            for option, value in [*numbers.items(), *choices]:
+                if getattr(single, option) != value and (place, member, option) not in found:
+                    other = functools.partial(with_option, parts[place], member, option, value)
+                    name = f"{subject} with {option}={value}"
+                    one = replace(subject, encoding=(*parts[:place], other, *parts[place + 1 :]), name=name)
+                    if one.serves(count(TOKENS)):
+                        found[place, member, option] = one
+    return list(found.values())
+
+
+def with_option(
+    source: "str | type[Encoding] | Factory", member: int, option: str, value: Any, shape: Shape
+) -> Encoding:
+    """A fresh encoding from a source, with one option of one of its single encodings changed."""
+    encoding = build(source, shape) if isinstance(source, str) else make(source, shape)
+    if isinstance(value, Schedule):
+        value = value.with_trained_length(shape.max_len)
+    return changed(encoding, inside(encoding)[member], option, value)
+
+
+def changed(encoding: Encoding, single: Encoding, option: str, value: Any) -> Encoding:
+    """An encoding made like this one, and from its parts, but for an option of one single encoding inside."""
+    if not any(one is single for one in inside(encoding)):
+        return encoding
+    if isinstance(encoding, Compose):
+        return Compose(*(changed(part, single, option, value) for part in encoding.parts))
+    if isinstance(encoding, OnHeads):
+        return OnHeads(changed(encoding.encoding, single, option, value), encoding.heads, encoding.of)
+    given = {
+        name: getattr(encoding, name)
+        for name in inspect.signature(type(encoding).__init__).parameters
+        if name not in ("self", "device", "dtype")
+    }
+    if "encoding" in given:
+        given["encoding"] = changed(given["encoding"], single, option, value)
+    return type(encoding)(**given | ({option: value} if encoding is single else {}))
+
+
+def read_value(text: str) -> Any:
+    """The value that an option of a spec says, such as a schedule."""
+    return Parser(text, []).value(ast.parse(text, mode="eval").body)
 
 
 def builds(spec: str) -> bool:
@@ -1088,22 +1240,10 @@ def make(source: "type[Encoding] | Factory", shape: Shape, **options: Any) -> En
     return source(**filled | options)
 
 
-@contextmanager
-def small_blocks() -> Generator[None]:
+def small_blocks() -> AbstractContextManager[None]:
     """Kernels that go through queries in blocks cut them so small that a few tokens are many blocks."""
-    sizes = [
-        (plan, "ROWS", 4),
-        (plan, "PAIRS", 100),
-        (blocked, "ROWS_BACKWARDS", 3),
-        (blocked, "PAIRS_BACKWARDS", 50),
-        (blocked, "NARROWEST", 2),
-        (content_bias, "PAIRS_AT_ONCE", 60),
-        (in_rows, "PAIRS_AT_ONCE", 100),
-    ]
-    with ExitStack() as stack:
-        for module, name, size in sizes:
-            stack.enter_context(patch.object(module, name, size))
-        yield
+    forwards = {"rows": 4, "pairs": 100, "pairs_of_content": 60, "pairs_of_rules": 100}
+    return SIZES.set_to(**forwards, rows_backwards=3, pairs_backwards=50, narrowest=2)
 
 
 @contextmanager
@@ -1378,6 +1518,22 @@ def near(got: Tensor, expected: Tensor, what: str, dtype: torch.dtype | None = N
         )
 
 
+def alike(got: Tensor, expected: Tensor, what: str) -> None:
+    """Raises AssertionError unless two gradients have one direction and one length, up to roundings of half
+    precision."""
+    mine, exact = got.detach().double().flatten(), expected.detach().flatten()
+    length, wanted = float(mine.norm()), float(exact.norm())
+    # What adds up to almost nothing is rounding alone.
+    if wanted < 1e-2:
+        return
+    cosine, ratio = float(mine @ exact) / (length * wanted) if length else 0.0, length / wanted
+    if not (cosine > 0.9 and 0.8 < ratio < 1.25):
+        raise AssertionError(
+            f"{what}: {ratio:.3g} times as long as in double precision, at a cosine of {cosine:.3g} to it; "
+            f"expected 0.8 to 1.25, and more than 0.9"
+        )
+
+
 def unchanged(held: dict[str, Tensor], before: dict[str, Tensor]) -> None:
     """Raises AssertionError if a tensor is not what it was before."""
     for name, tensor in held.items():
@@ -1421,7 +1577,7 @@ def rebuilt(encoding: Encoding, shape: Shape) -> Encoding:
     if name != type(encoding).__name__:
         raise AssertionError(f"the text '{encoding!r}' names {name}, expected {type(encoding).__name__}")
     words = tree.keywords if isinstance(tree, ast.Call) else []
-    options = {str(word.arg): Parser(repr(encoding), []).value(word.value) for word in words}
+    options = {str(word.arg): Parser(repr(encoding), None).value(word.value) for word in words}
     return make(type(encoding), shape, **options)
 
 

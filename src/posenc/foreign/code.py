@@ -1,0 +1,128 @@
+"""Code from a file of somebody's own, named as path/to/file.py:Class: the only door by which posenc runs any.
+
+A person's word opens it: a name in their own program or on their command line. A name that was read from a file (a run,
+a record, a config) opens it only where the person has named the same file too, so whoever reads such names says which
+files those are, and the default is none.
+"""
+
+import hashlib
+import importlib.util
+import inspect
+import re
+import sys
+import traceback
+from collections.abc import Collection, Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import TypeVar
+
+from posenc.foreign.files import read
+from posenc.foreign.text import CannotRead, quoted, shortened, told
+
+T = TypeVar("T")
+
+OWN = re.compile(r"\.py:[^\W\d]")
+MODULES = "posenc_user_"
+
+
+def is_own(name: str) -> bool:
+    """Whether a name is path/to/file.py:Class."""
+    path, _, class_name = name.rpartition(":")
+    return path.endswith(".py") and class_name.isidentifier()
+
+
+def file_of(name: str) -> str:
+    """The file of path/to/file.py:Class, as it is written; of a path alone, the path."""
+    return name.rpartition(":")[0] if is_own(name) else name
+
+
+def sha256(path: str | Path) -> str:
+    """The SHA-256 of a file of one's own. Raises CannotRead."""
+    return hashlib.sha256(read(path)).hexdigest()
+
+
+def is_named(path: str | Path, own: Collection[str | Path]) -> bool:
+    """Whether a file is one of those that a person named: the same file, and not only one that is called the same."""
+    return Path(path).resolve() in {Path(file_of(str(file))).resolve() for file in own}
+
+
+def load(name: str, kind: type[T], own: Collection[str | Path] | None = None) -> type[T]:
+    """The class that path/to/file.py:Class names, a subclass of `kind`; what the file holds now is what is run.
+
+    own  the files that may be imported, for a name that was read from elsewhere; None for one that a person gave
+
+    Raises CannotRead for a file that is not among those, and ValueError for one that is missing, cannot be imported,
+    or has no such class.
+    """
+    path, _, class_name = name.rpartition(":")
+    if own is not None and not is_named(path, own):
+        raise CannotRead(
+            f"it names code to run, {quoted(name)}, and code that a file names is run only where you name it too"
+        )
+    if not is_file(path):
+        raise ValueError(
+            f"no file {quoted(path)} to take {quoted(class_name)} from; a spec of your own module is "
+            f"path/to/file.py:Class, with quotes around it where a part of the path is one of + ( ) ,"
+        )
+    module = imported(path)
+    found = getattr(module, class_name, None)
+    if inspect.isclass(found) and issubclass(found, kind):
+        return found
+    others = [n for n, c in vars(module).items() if inspect.isclass(c) and issubclass(c, kind) and c is not kind]
+    raise ValueError(
+        f"{quoted(path)} has no {kind.__name__.lower()} named {quoted(class_name)}; "
+        f"it has: {shortened(', '.join(others)) or f'no subclass of posenc.{kind.__name__}'}"
+    )
+
+
+def is_file(path: str) -> bool:
+    try:
+        return Path(path).is_file()
+    except (OSError, ValueError):
+        # A name that is too long, or holds what no name may.
+        return False
+
+
+def imported(path: str) -> ModuleType:
+    """The module of a file, run once for each content that it has had."""
+    source, file = read(path), Path(path).resolve()
+    # Two files of one name, and two spellings of one, must not take each other's place.
+    digest = hashlib.sha256(b"\n".join((str(file).encode(), path.encode(), source))).hexdigest()[:16]
+    name = f"{MODULES}{file.stem}_{digest}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    # torch.compile and pickling find a class through the name of its module.
+    sys.modules[name] = module
+    try:
+        exec(compile(source, str(file), "exec", dont_inherit=True), module.__dict__)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise ValueError(f"{quoted(path)} could not be imported: {told(error)}") from error
+    return module
+
+
+def of_own(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).startswith(MODULES)
+
+
+@contextmanager
+def own_errors(names: Sequence[str]) -> Generator[None]:
+    """What code of one's own does wrong, in whatever way, becomes a ValueError of one line that says where.
+
+    names  what a person typed; where no file of their own is among it, errors stay as they are
+    """
+    try:
+        yield
+    except (ValueError, OSError):
+        raise
+    except (Exception, SystemExit) as error:
+        own = [name for name in names if OWN.search(name)]
+        if not own:
+            raise
+        steps = [step for step in traceback.walk_tb(error.__traceback__) if of_own(step[0])]
+        where = f", in line {steps[-1][1]} of {quoted(steps[-1][0].f_code.co_filename)}" if steps else ""
+        raise ValueError(f"{quoted(', '.join(own))} fails{where}: {told(error)}") from error

@@ -1,0 +1,260 @@
+"""The header of a GGUF file: its keys, and where its tensors lie. Every count is held to the bytes that are left.
+
+Nothing is looped over or allocated that the file has no bytes for, and a header is bounded itself: reading one takes
+some 100 nanoseconds for each of its bytes at most, and some 10 bytes of memory, whatever it claims.
+
+Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, and what llama.cpp makes of it.
+"""
+
+import math
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+from posenc.foreign.files import opened
+from posenc.foreign.text import CannotRead, quoted, visible
+from posenc.foreign.values import shape
+
+LONGEST_HEADER = 64 << 20
+"""The bytes before the tensors; the longest of released models, a vocabulary of 262,144 with its merges, has 20 MB."""
+
+MOST_ITEMS = 4_000_000
+"""The items of all arrays together; the largest of released models have some 800,000."""
+
+LONGEST_NAME = 1_000
+"""The bytes of a key or of a tensor's name; the longest of released models have some 100."""
+
+LONGEST_TEXT = 1 << 20
+"""The bytes of one text; the longest of released models are templates and licences of some 50 kB."""
+
+DEEPEST = 4
+"""How deep arrays may stand within each other; llama.cpp itself takes none within another."""
+
+REMEDY = "it is no whole GGUF file; download it again"
+
+SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+STRING, ARRAY = 8, 9
+
+# The number that a file has for it, how many values make a block, and the bytes of a block; from ggml.h.
+TYPES = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    9: ("Q8_1", 32, 40),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1),
+    25: ("I16", 1, 2),
+    26: ("I32", 1, 4),
+    27: ("I64", 1, 8),
+    28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56),
+    30: ("BF16", 1, 2),
+    34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36),
+    41: ("Q1_0", 128, 18),
+}
+"""What tensors are stored as; a file may have others, which are newer than this list."""
+
+
+@dataclass(frozen=True)
+class Lies:
+    """Where a tensor lies: what it is stored as ("Q4_1"; "type 99" where that is not known), shape, first byte, bytes.
+
+    The shape begins with the axis that changes slowest, the other way round than in the file. The number of bytes is
+    None where the type is not known.
+    """
+
+    stored: str
+    shape: tuple[int, ...]
+    start: int
+    nbytes: int | None
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a GGUF file says before its tensors.
+
+    values   its keys, general.architecture and so on; strings without control characters, but for the tokenizer's
+    tensors  name -> where it lies, in the order of the file
+    order    of the bytes of its numbers: "little" or "big"
+    """
+
+    values: Mapping[str, Any]
+    tensors: Mapping[str, Lies]
+    order: Literal["little", "big"]
+
+
+def read_gguf(path: str | Path, within: str | Path | None = None) -> Header:
+    """The header of a GGUF file, every claim in it checked against the size of the file.
+
+    Raises CannotRead as `opened` does, for what is no whole GGUF file, for version 1, for keys and tensors that are
+    there twice, and for tensors that the file has no room for.
+    """
+    with opened(path, within) as file:
+        return Reader(file, Path(path)).header()
+
+
+class Reader:
+    """A header that is read from its first byte to its last, and never beyond the end of the file."""
+
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        self.file, self.path = file, path
+        self.size = os.fstat(file.fileno()).st_size
+        self.whole = min(self.size, LONGEST_HEADER)
+        self.left = self.whole
+        self.items_left = MOST_ITEMS
+        self.order: Literal["little", "big"] = "little"
+
+    def wrong(self, words: str, field: str = "", remedy: str = REMEDY) -> CannotRead:
+        return CannotRead(words, file=self.path, field=field, remedy=remedy)
+
+    def header(self) -> Header:
+        if self.take(4, "the first bytes") != b"GGUF":
+            raise self.wrong("it does not begin with GGUF")
+        # A version has no use for its higher half, unless the file was written for the other kind of machine.
+        version = int.from_bytes(self.take(4, "the version"), "little")
+        if version & 0xFFFF == 0:
+            self.order, version = "big", int.from_bytes(version.to_bytes(4, "little"), "big")
+        if version not in (2, 3):
+            old = "convert the original model again with llama.cpp of today"
+            raise self.wrong(f"it has version {version} of the format, and posenc reads 2 and 3", remedy=old)
+        tensors, keys = self.numbers("QQ", "the counts")
+        self.claims(keys, "keys", 13)
+        values: dict[str, Any] = {}
+        for _ in range(keys):
+            key = self.name("a key")
+            if key in values:
+                raise self.wrong("the key is there twice", key)
+            (kind,) = self.numbers("I", key)
+            values[key] = self.value(kind, key)
+        self.claims(tensors, "tensors", 24)
+        told = [self.tensor() for _ in range(tensors)]
+        return Header(values, self.placed(told, values), self.order)
+
+    # Bytes, numbers and words
+
+    def take(self, count: int, field: str) -> bytes:
+        if count > self.left:
+            self.short(f"{count:,} bytes", field)
+        self.left -= count
+        found = self.file.read(count)
+        if len(found) < count:
+            raise self.wrong("the file became shorter while it was read", field)
+        return found
+
+    def short(self, needed: str, field: str) -> None:
+        if self.whole < self.size:
+            raise self.wrong(f"its header is longer than {LONGEST_HEADER:,} bytes, the most that posenc reads", field)
+        raise self.wrong(f"it claims {needed}, and {self.left:,} bytes are left in the file", field)
+
+    def claims(self, count: int, what: str, least: int, field: str = "") -> None:
+        """Hold a claimed number of things to the bytes that are left, of which each takes so many at least."""
+        if count * least > self.left:
+            self.short(f"{count:,} {what}", field)
+
+    def numbers(self, form: str, field: str) -> tuple[Any, ...]:
+        form = ("<" if self.order == "little" else ">") + form
+        return struct.unpack(form, self.take(struct.calcsize(form), field))
+
+    def text(self, field: str, most: int = LONGEST_TEXT) -> str:
+        (length,) = self.numbers("Q", field)
+        self.claims(length, "bytes", 1, field)
+        if length > most:
+            raise self.wrong(f"a text of {length:,} bytes, of which at most {most:,} are read", field, remedy="")
+        try:
+            return self.take(length, field).decode()
+        except UnicodeDecodeError as error:
+            raise self.wrong(f"it is no text: byte {error.start} is no UTF-8", field) from None
+
+    def name(self, field: str) -> str:
+        return visible(self.text(field, LONGEST_NAME))
+
+    # Keys
+
+    def value(self, kind: int, key: str, depth: int = 0) -> Any:
+        if kind in SCALARS:
+            return self.numbers(SCALARS[kind], key)[0]
+        if kind == STRING:
+            # Tokens are what they are, and nobody prints them.
+            found = self.text(key)
+            return found if key.startswith("tokenizer.") else visible(found)
+        if kind == ARRAY:
+            return self.array(key, depth + 1)
+        raise self.wrong(f"its value is of type {kind}, which the format does not have", key)
+
+    def array(self, key: str, depth: int) -> list[Any]:
+        if depth > DEEPEST:
+            raise self.wrong(f"its arrays are nested more than {DEEPEST} deep", key)
+        kind, count = self.numbers("IQ", key)
+        self.claims(count, "items", struct.calcsize(f"<{SCALARS[kind]}") if kind in SCALARS else 8, key)
+        if count > self.items_left:
+            raise self.wrong(
+                f"with its {count:,} items the arrays hold more than {MOST_ITEMS:,} together", key, remedy=""
+            )
+        self.items_left -= count
+        if kind in SCALARS:
+            return list(self.numbers(f"{count}{SCALARS[kind]}", key))
+        return [self.value(kind, key, depth) for _ in range(count)]
+
+    # Tensors
+
+    def tensor(self) -> tuple[str, int, tuple[int, ...], int]:
+        name = self.name("the name of a tensor")
+        (axes,) = self.numbers("I", name)
+        self.claims(axes, "axes", 8, name)
+        sizes = shape(list(reversed(self.numbers(f"{axes}Q", name))), name, file=self.path)
+        kind, offset = self.numbers("IQ", name)
+        return name, kind, sizes, offset
+
+    def placed(self, told: list[tuple[str, int, tuple[int, ...], int]], values: Mapping[str, Any]) -> dict[str, Lies]:
+        """Where the tensors lie in the file; raises for those that do not fit into it, or into each other's way."""
+        alignment = values.get("general.alignment", 32)
+        if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+            raise self.wrong(f"expected a power of two, got {quoted(alignment)}", "general.alignment")
+        data = math.ceil((self.whole - self.left) / alignment) * alignment
+        found: dict[str, Lies] = {}
+        for name, kind, sizes, offset in told:
+            stored, values_in, bytes_of = TYPES.get(kind, (f"type {kind}", 1, None))
+            if name in found:
+                raise self.wrong("the tensor is there twice", name)
+            if offset % alignment:
+                raise self.wrong(f"it begins at byte {offset}, which is no multiple of the alignment {alignment}", name)
+            if sizes and sizes[-1] % values_in:
+                raise self.wrong(f"its rows have {sizes[-1]} values, and {stored} has blocks of {values_in}", name)
+            size = None if bytes_of is None else math.prod(sizes) // values_in * bytes_of
+            if data + offset + (size or 0) > self.size:
+                needs = f"{list(sizes)} of {stored} from byte {data + offset:,}"
+                raise self.wrong(f"the tensor {needs} does not lie in the file, which has {self.size:,}", name)
+            found[name] = Lies(stored, sizes, data + offset, size)
+        self.apart(found)
+        return found
+
+    def apart(self, found: Mapping[str, Lies]) -> None:
+        end, before = 0, ""
+        for name, lies in sorted(found.items(), key=lambda item: (item[1].start, item[1].nbytes or 0)):
+            if lies.start < end and lies.nbytes:
+                raise self.wrong(f"its bytes are also those of {quoted(before)}", name)
+            if lies.nbytes:
+                end, before = lies.start + lies.nbytes, name

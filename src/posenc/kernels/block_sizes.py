@@ -1,0 +1,46 @@
+"""How large the blocks are that attention is computed in: what one thread sets for itself changes no other's."""
+
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+
+
+class BlockSizes(threading.local):
+    """The sizes of blocks in this thread. Results do not depend on them; speed and memory do."""
+
+    rows = 256
+    """How many queries a block has at most: fewer, and PyTorch's kernel loses speed; more, and blocks on the diagonal
+    hold more pairs that do not see each other."""
+
+    pairs = 1 << 22
+    """How many pairs of all heads a block has at most, unless it is a single row of the batch."""
+
+    rows_backwards = 128
+    """How many queries a block of the backward pass has at most."""
+
+    pairs_backwards = 1 << 19
+    """How many pairs of all heads it holds at once: few enough for the caches to keep them."""
+
+    narrowest = 128
+    """How many keys it takes at least, so that matrix products keep their speed."""
+
+    pairs_of_content = 1 << 20
+    """How many pairs of all heads `score_mod` is evaluated on at once: its temporaries then stay near the caches."""
+
+    pairs_of_rules = 1 << 21
+    """How many pairs of all heads and rows a rule of door 4 is given at once; fewer are not worth a block, nor
+    computing twice."""
+
+    @contextmanager
+    def set_to(self, **sizes: int) -> Generator[None]:
+        """Other sizes in this thread, by name, for as long as the context is open."""
+        before = dict(vars(self))
+        vars(self).update(sizes)
+        try:
+            yield
+        finally:
+            vars(self).clear()
+            vars(self).update(before)
+
+
+SIZES = BlockSizes()

@@ -1,0 +1,325 @@
+"""The store of runs: files and folders that are there whole or not at all, checksums, and one writer at a time.
+
+Whatever ends a process, a full disk, a kill or a power cut, what was there before is still there. A file is written
+under a temporary name, brought to disk, and put in place in one step; so is a folder. What a run keeps of itself is
+JSON with its own checksum. A checkpoint is a generation: a folder that appears whole, and a pointer that moves to it.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import platform
+import re
+import secrets
+import shutil
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from posenc import foreign
+from posenc.foreign import CannotRead
+
+LOCK = ".lock"
+POINTER = "latest.json"
+KEPT = 2
+"""The generations of a checkpoint that are kept: the last one, and the one before it."""
+
+TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.part")
+CHECKSUM = re.compile(rb',\s*"checksum": "([0-9a-f]{64})"\s*\}\s*\Z')
+
+
+class CannotWrite(OSError):
+    """What could not be written, why, and what to do; everything that was there before is still there."""
+
+    reason: str
+
+    @classmethod
+    def of(cls, path: Path, cause: OSError) -> "CannotWrite":
+        full = cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        todo = "make room and give the same command again" if full else "choose another folder"
+        reason = cause.reason if isinstance(cause, CannotWrite) else cause.strerror or str(cause)
+        made = cls(f"'{path}' cannot be written: {reason}; what was finished before is kept; {todo}")
+        made.errno, made.reason = cause.errno, reason
+        return made
+
+
+class InUse(ValueError):
+    """A folder in which another process is at work."""
+
+
+# Whole files and folders
+
+
+def write(path: Path, data: bytes) -> Path:
+    """Write a file, whole or not at all: nobody ever reads half of it, and when this returns it is on the disk.
+
+    Raises CannotWrite.
+    """
+    with told(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = temporary_name(path)
+        try:
+            put(temporary, [data])
+            to_disk(temporary)
+            os.replace(temporary, path)
+            to_disk(path.parent)
+        finally:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+    return path
+
+
+@contextmanager
+def appearing(target: Path) -> Generator[Path]:
+    """A folder to fill, which becomes `target` when it is whole; after an error it is gone.
+
+    Raises CannotWrite, also where somebody else has made the target meanwhile.
+    """
+    hidden = temporary_name(target)
+    try:
+        with told(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            hidden.mkdir()
+        yield hidden
+        with told(target):
+            for file in sorted(hidden.rglob("*")):
+                to_disk(file)
+            to_disk(hidden)
+            if os.path.lexists(target):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+            os.rename(hidden, target)
+            to_disk(target.parent)
+    except BaseException as error:
+        shutil.rmtree(hidden, ignore_errors=True)
+        if isinstance(error, CannotWrite):
+            raise CannotWrite.of(target, error) from None
+        raise
+
+
+def put(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
+    """Write a new file, piece by piece; for a folder that is not there yet."""
+    with told(path):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+    try:
+        for piece in pieces:
+            left = memoryview(piece)
+            with told(path):
+                while left:
+                    left = left[os.write(file, left) :]
+    finally:
+        os.close(file)
+
+
+def to_disk(path: Path) -> None:
+    """Return when a file or folder is on the disk, not only on its way there."""
+    if os.name == "nt" and path.is_dir():  # which Windows does not open
+        return
+    with told(path):
+        opened = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        except OSError as error:
+            # Some network drives cannot bring a folder to disk by itself.
+            if not (path.is_dir() and error.errno in (errno.EINVAL, errno.ENOTSUP)):
+                raise
+        finally:
+            os.close(opened)
+
+
+def temporary_name(path: Path) -> Path:
+    return path.with_name(f".{path.name[:40]}.{os.getpid()}-{secrets.token_hex(4)}.part")
+
+
+def set_aside(path: Path, why: str) -> Path:
+    """Give a file that cannot be used the ending `why`, and a number where that name is taken; returns the new path."""
+    aside, number = path.with_suffix(f".{why}"), 1
+    while os.path.lexists(aside):
+        number += 1
+        aside = path.with_suffix(f".{why}-{number}")
+    with told(path):
+        os.rename(path, aside)
+    return aside
+
+
+@contextmanager
+def told(path: Path) -> Generator[None]:
+    """What the system says while a path is written becomes CannotWrite."""
+    try:
+        yield
+    except OSError as error:
+        raise CannotWrite.of(path, error) from None
+
+
+# One writer at a time
+
+
+@contextmanager
+def held(folder: Path) -> Generator[None]:
+    """Make a folder and hold it for this process alone; what a killed process left half written in it is removed.
+
+    The system itself lets go when the process ends, however it ends.
+
+    Raises InUse where another process holds it, ValueError where it cannot be made or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise ValueError(f"cannot write into '{folder}': {error.strerror}; choose another folder with --out") from None
+    try:
+        if not lock(file):
+            raise InUse(
+                f"another posenc is at work in '{folder}'; wait until it is over, or choose another folder with --out"
+            )
+        clear(folder)
+        yield
+    finally:
+        os.close(file)
+
+
+def lock(file: int) -> bool:
+    """Whether an open file is now locked by this process."""
+    try:
+        if os.name == "nt":
+            import msvcrt
+
+            msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
+def clear(folder: Path) -> None:
+    """Remove what was left half written under temporary names, by processes that are gone."""
+    for left in [*folder.glob(".*.part"), *folder.glob("*/.*.part")]:
+        if TEMPORARY.fullmatch(left.name):
+            if left.is_dir() and not left.is_symlink():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.unlink(missing_ok=True)
+
+
+# JSON with a checksum
+
+
+def sealed(facts: Mapping[str, Any], indent: int | None = None) -> bytes:
+    """A dictionary as JSON whose last entry is the SHA-256 of all the bytes before it."""
+    assert facts and "checksum" not in facts
+    body = json.dumps(facts, indent=indent)[:-1].rstrip()
+    gap, end = (" ", "") if indent is None else ("\n" + " " * indent, "\n")
+    return f'{body},{gap}"checksum": "{hashlib.sha256(body.encode()).hexdigest()}"{end}}}\n'.encode()
+
+
+def unsealed(data: bytes, file: Path) -> tuple[dict[str, Any], bool]:
+    """The dictionary, and whether it has a checksum, as those of older versions do not.
+
+    Raises CannotRead, naming the file, for what is no JSON, and where the checksum is of something else.
+    """
+    facts = foreign.parse_json(data, file)
+    if facts.pop("checksum", None) is None:
+        return facts, False
+    found = CHECKSUM.search(data)
+    if found is None or hashlib.sha256(data[: found.start()]).hexdigest().encode() != found[1]:
+        raise CannotRead("it does not fit its checksum: it was damaged or changed", file=file)
+    return facts, True
+
+
+def read_json(path: Path) -> tuple[dict[str, Any], bool]:
+    """What `sealed` has written: the dictionary, and whether it has a checksum. Raises CannotRead."""
+    return unsealed(foreign.read(path), path)
+
+
+def checksum(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def versions() -> dict[str, Any]:
+    """What a result was made with."""
+    import torch
+
+    import posenc
+
+    return {
+        "posenc": posenc.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": f"{platform.system()}-{platform.machine()}",
+        "threads": torch.get_num_threads(),
+    }
+
+
+def made_by(made_with: Mapping[str, Any]) -> str:
+    """In words, the posenc and torch among the versions that something was made with."""
+    return " and ".join(f"{name} {made_with.get(name, 'of unknown version')}" for name in ("posenc", "torch"))
+
+
+def other_versions(made_with: Mapping[str, Any] | None) -> str:
+    """In words, the posenc and torch that something was made with where they are not those that run now; else ""."""
+    return "" if made_with and made_by(made_with) == made_by(versions()) else made_by(made_with or {})
+
+
+# Generations of a checkpoint
+
+
+def add_generation(folder: Path, name: str, files: Mapping[str, bytes]) -> Path:
+    """Write a generation of a checkpoint and make it the latest; of the earlier ones the last stays.
+
+    Until the pointer has moved, the generation before is the latest: whatever happens, one of the two is whole.
+
+    Raises CannotWrite.
+    """
+    before = generations(folder)
+    # A process that was killed beside a move of the pointer leaves a generation that nothing points to.
+    forget(folder, name, files, before)
+    target, number = folder / name, 1
+    while os.path.lexists(target):
+        number += 1
+        target = folder / f"{name}.{number}"
+    try:
+        with appearing(target) as hidden:
+            for file, data in files.items():
+                put(hidden / file, [data])
+        now = [*before, target.name][-KEPT:]
+        write(folder / POINTER, sealed({"generations": now}))
+    except BaseException:
+        if target.name not in generations(folder):
+            discard(target)
+        raise
+    forget(folder, name, files, now)
+    return target
+
+
+def forget(folder: Path, name: str, files: Iterable[str], but: list[str]) -> None:
+    """Remove the generations, known by their files, that are not among `but`."""
+    for old in folder.glob(f"{name.rpartition('-')[0]}-[0-9]*"):
+        if old.name not in but and all((old / file).is_file() for file in files):
+            discard(old)
+
+
+def discard(folder: Path) -> None:
+    """Remove a folder, under a temporary name, so that what a kill leaves of it is cleared later."""
+    doomed = temporary_name(folder)
+    with suppress(OSError):
+        os.rename(folder, doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+
+def generations(folder: Path) -> list[str]:
+    """The names of the generations that are kept, the latest last; none where there is no pointer.
+
+    Raises CannotRead for a damaged pointer.
+    """
+    path = folder / POINTER
+    if not path.exists():
+        return []
+    facts, _ = read_json(path)
+    foreign.matches(facts, {"generations": [str]}, file=path)
+    if not facts["generations"] or any(Path(name).name != name or name == ".." for name in facts["generations"]):
+        raise CannotRead("expected names of folders beside it", file=path, field="generations")
+    return facts["generations"]

@@ -1,0 +1,81 @@
+"""Who may follow what is computed, or hold what a module returned: then nothing is overwritten.
+
+Work in place saves a copy, and is right only while nobody else can see it. Recorders, profilers, tracers and
+transforms come in many ways; each way in is named here, once.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch._C import _autograd
+from torch.autograd import forward_ad
+from torch.nn.modules.module import _has_any_global_hook
+from torch.utils._device import DeviceContext
+
+MAKE_NEW = (nn.Linear, nn.Embedding)
+"""The modules whose result is new memory; a class made from one of them may keep it."""
+
+_packing: Callable[[bool], object] | None = getattr(_autograd, "_top_saved_tensors_default_hooks", None)
+
+
+def is_watched() -> bool:
+    """Whether somebody follows what PyTorch computes, so that a tensor from elsewhere would surprise them.
+
+    Modes for functions and operators, functional transforms and tracers do. A device context only says where new
+    tensors lie. Not asked while a graph is compiled, which keeps by itself what others hold.
+    """
+    modes = torch._C._len_torch_function_stack()
+    return bool(
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or torch._C._get_tracing_state() is not None
+        or (modes and any(type(torch._C._get_function_stack_at(n)) is not DeviceContext for n in range(modes)))
+    )
+
+
+def is_transformed() -> bool:
+    """Whether torch.func, forward-mode differentiation or torch.jit.trace makes something else of what is written down.
+
+    PyTorch's fused operators do not follow them all, and functions with a backward pass of their own follow none.
+    """
+    if torch._C._get_tracing_state() is not None:
+        return True
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+
+
+def is_held(*modules: nn.Module) -> bool:
+    """Whether somebody may hold what these modules have just returned, besides autograd, or may still be given it.
+
+    As `is_watched`, and: hooks of all modules or of these, a module or a `forward` that is not PyTorch's own, and hooks
+    that pack tensors for the backward pass.
+    """
+    if not torch.compiler.is_compiling() and (is_watched() or packs_for_backward()):
+        return True
+    return _has_any_global_hook() or not all(type(module) in MAKE_NEW and not has_hooks(module) for module in modules)
+
+
+def may_be_read(*tensors: Tensor) -> bool:
+    """Whether the numbers in these tensors may be looked at: they have some, and nobody follows the looking."""
+    if torch.compiler.is_compiling() or is_watched():
+        return False
+    return not any(x.is_meta or not x.numel() or type(x) not in (Tensor, nn.Parameter) for x in tensors)
+
+
+def packs_for_backward() -> bool:
+    """Whether hooks are given the tensors that are saved for the backward pass; they see no version counter."""
+    if _packing is None:
+        # Before torch 2.8 nobody tells.
+        return torch.is_grad_enabled()
+    return _packing(True) is not None
+
+
+def has_hooks(module: nn.Module) -> bool:
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in module.__dict__
+    )

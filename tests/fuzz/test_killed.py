@@ -1,0 +1,202 @@
+"""kill -9 at any moment: nothing finished is lost or made again, and the next call ends as if nothing had been.
+
+Most kills are placed by events: a forked process kills itself at its n-th call that changes the disk, with half of
+what it was writing written. The long runs kill real commands with all their workers at random moments.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from fake_records import record as fake_record
+
+from posenc.lab import record, report, store, sweep
+from posenc.lab import train as training
+from posenc.lab.compare import train_one
+from posenc.lab.recipes import recipe
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked and killed")
+
+TINY: dict[str, Any] = {"train_length": 2, "dim": 4, "heads": 1, "layers": 1, "batch": 2}
+KILLS = [range(1, 60, 23), pytest.param("random", marks=pytest.mark.slow)]
+"""The events at which processes are killed: some, and twenty at random."""
+
+
+def events(kills: Any) -> list[int]:
+    random = Random(7)
+    return [random.randrange(1, 14) for _ in range(20)] if kills == "random" else list(kills)
+
+
+def killed_at(event: int, work: Callable[[], object]) -> bool:
+    """Do the work in a process that is killed at its n-th event; whether it came so far."""
+    with warnings.catch_warnings():
+        # The suite's own threads wait for their pipes, and the child never runs them.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        try:
+            count_down(event)
+            work()
+            os._exit(0)
+        finally:
+            os._exit(70)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    assert code in (0, -signal.SIGKILL), "the work itself failed"
+    return code != 0
+
+
+def count_down(left: int) -> None:
+    """From here on this process dies at its n-th call that changes the disk."""
+
+    def counted(plain: Callable) -> Callable:
+        def call(*given: Any, **named: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                if plain.__name__ == "write":
+                    plain(given[0], given[1][: len(given[1]) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
+            return plain(*given, **named)
+
+        return call
+
+    for name in ("write", "fsync", "replace", "rename", "mkdir", "unlink"):
+        setattr(os, name, counted(getattr(os, name)))
+
+
+def leftovers(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if store.TEMPORARY.fullmatch(path.name)]
+
+
+@pytest.mark.parametrize("kills", KILLS, ids=["some", "random"])
+def test_training_that_is_killed_ends_in_the_same_bits(kills: Any, tmp_path: Path) -> None:
+    def work(folder: Path) -> None:
+        train_one("learned", "copy", 0, folder, None, lambda words: None, **TINY, steps=12, evaluate_every=2)
+
+    work(tmp_path / "whole")
+    folder, last, died = tmp_path / "killed", 0, 0
+    for event in events(kills):
+        died += killed_at(event, lambda: work(folder))
+        if training.is_there(folder):
+            step = training.load(folder).step
+            assert step >= last
+            last = step
+    assert died
+    work(folder)
+    found, whole = training.load(folder), training.load(tmp_path / "whole")
+    for (name, one), other in zip(found.model.state_dict().items(), whole.model.state_dict().values(), strict=True):
+        assert torch.equal(one, other), name
+    assert [(p["step"], p["loss"], p["score"]) for p in found.curve] == [
+        (p["step"], p["loss"], p["score"]) for p in whole.curve
+    ]
+    names = {path.name for path in folder.iterdir()}
+    assert names == {".lock", "latest.json", "step-000010", "step-000012"} and not leftovers(folder)
+
+
+@pytest.mark.parametrize("kills", KILLS, ids=["some", "random"])
+def test_runs_that_are_killed_lose_no_record_and_make_none_twice(kills: Any, tmp_path: Path) -> None:
+    runs = [recipe("repeat", "none", seed, **TINY, steps=2) for seed in range(6)]
+
+    def work(folder: Path) -> None:
+        with store.held(folder):
+            for run in runs:
+                path = folder / f"{record.key_of(run)}.json"
+                if not sweep.kept_record(path):
+                    sweep.run_one(run, path.stem, folder, lambda **changes: None)
+
+    folder, finished, died = tmp_path / "killed", {}, 0
+    for event in events(kills):
+        died += killed_at(event, lambda: work(folder))
+        now = {path.name: path.read_bytes() for path in folder.glob("*.json")}
+        assert now.items() >= finished.items()
+        finished = now
+    assert died
+    work(folder)
+    work(tmp_path / "whole")
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        path.name for path in (tmp_path / "whole").iterdir()
+    )
+    assert [facts(path) for path in sorted(folder.glob("*.json"))] == [
+        facts(path) for path in sorted((tmp_path / "whole").glob("*.json"))
+    ]
+
+
+def facts(path: Path) -> dict[str, Any]:
+    """A record without its times."""
+    found = record.read(path)
+    curve = [{name: value for name, value in point.items() if name != "cpu_s"} for point in found["curve"]]
+    times = ("cpu_s", "wall_s", "train_cpu_s", "cpu_s_to_learned")
+    return {name: value for name, value in found.items() if name not in times} | {"curve": curve}
+
+
+@pytest.mark.parametrize("kills", KILLS, ids=["some", "random"])
+def test_a_report_that_is_killed_is_the_one_before_or_whole(kills: Any, tmp_path: Path) -> None:
+    short = fake_record("none", attention=None, order=None, ablation=None, pictures=None)
+    report.write([short], tmp_path / "whole")
+    whole = (tmp_path / "whole" / "report.html").read_bytes()
+    folder = tmp_path / "killed"
+
+    def work() -> None:
+        with store.held(folder):
+            report.write([short], folder)
+
+    died = 0
+    for event in events(kills)[: None if kills == "random" else 2]:
+        died += killed_at(event, work)
+        page = folder / "report.html"
+        assert not page.exists() or page.read_bytes() == whole
+    assert died
+    work()
+    assert (folder / "report.html").read_bytes() == whole and not leftovers(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_commands_that_are_killed_with_all_their_workers_at_random_moments(tmp_path: Path) -> None:
+    small = ["--tasks", "repeat", "--seeds", "6", "--steps", "200", "--train-length", "3", "--dim", "8", "--heads", "1"]
+    given = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+
+    def begin(folder: Path) -> subprocess.Popen:
+        command = [
+            sys.executable,
+            "-m",
+            "posenc",
+            "compare",
+            "--encodings",
+            "none",
+            "alibi",
+            *small,
+            "--out",
+            str(folder),
+        ]
+        return subprocess.Popen(
+            command, env=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+    whole, folder, random = begin(tmp_path / "whole"), tmp_path / "killed", Random(11)
+    assert whole.communicate() and whole.returncode == 0
+    finished: dict[str, bytes] = {}
+    for _ in range(20):
+        with begin(folder) as process:
+            time.sleep(random.uniform(0, 12))
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+        now = {path.name: path.read_bytes() for path in (folder / "records").glob("*.json")}
+        assert now.items() >= finished.items()
+        finished = now
+    with begin(folder) as last:
+        assert last.communicate() and last.returncode == 0
+    names = [sorted(path.name for path in (one / "records").iterdir()) for one in (folder, tmp_path / "whole")]
+    assert names[0] == names[1] and not leftovers(folder)
+    for path in (folder / "records").iterdir():
+        assert facts(path) == facts(tmp_path / "whole" / "records" / path.name)

@@ -1,0 +1,121 @@
+"""What runs have left, broken: records, settings, run.json, pointers and kept results are read, or refused in words."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from fake_records import record as fake_record
+from fuzz.driver import hold, mutated, short_and_long
+
+from posenc.checkpoints import runs
+from posenc.lab import compare, record, store
+from posenc.lab import train as training
+from posenc.lab.recipes import recipe
+
+RUBBISH: tuple[Any, ...] = (
+    None,
+    True,
+    3,
+    1e308,
+    float("nan"),
+    "x",
+    "\x1b[31m",
+    [],
+    [[]],
+    {},
+    {"a": 1},
+    -1,
+    10**30,
+    [None],
+)
+
+
+def places(value: Any, path: tuple = ()) -> list[tuple]:
+    """The paths of all that a value holds."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value[:2]) if isinstance(value, list) else ()
+    return [path, *(deeper for name, inner in inside for deeper in places(inner, (*path, name)))]
+
+
+def replaced(random: Random, value: dict[str, Any]) -> dict[str, Any]:
+    """The value with rubbish in one place, or one field less or more."""
+    found = json.loads(json.dumps(value))
+    *way, last = random.choice(places(found)[1:])
+    holder = found
+    for name in way:
+        holder = holder[name]
+    fault = random.randrange(5)
+    if fault == 0 and isinstance(holder, dict) and len(found) > 1:
+        del holder[last]
+    elif fault == 1 and isinstance(holder, dict):
+        holder[f"{last} too"] = random.choice(RUBBISH)
+    else:
+        holder[last] = random.choice(RUBBISH)
+    return found
+
+
+def trained(folder: Path) -> Path:
+    run = training.start(recipe("copy", "learned", train_length=2, dim=4, heads=1, layers=1))
+    training.save(run, folder)
+    return folder / "step-000000" / "run.json"
+
+
+SOUND: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
+    "a record": (
+        lambda folder: record.write(fake_record("rotary") | {"key": "a"}, folder),
+        lambda folder: record.read(folder / "a.json"),
+    ),
+    "settings": (
+        lambda folder: store.write(folder / "settings.json", store.sealed(compare.Settings(seeds=2).to_dict())),
+        lambda folder: compare.in_reading_order([fake_record()], compare.read_settings(folder)),
+    ),
+    "run.json": (trained, training.load),
+    "the pointer": (lambda folder: trained(folder).parent.with_name("latest.json"), training.load),
+}
+
+
+@pytest.mark.parametrize("what", SOUND)
+@short_and_long(60, 3000)
+def test_whatever_the_bytes_are_they_are_read_or_refused(what: str, seeds: range, tmp_path: Path) -> None:
+    write, read = SOUND[what]
+    path = write(tmp_path)
+    whole = path.read_bytes()
+
+    def case(seed: int) -> None:
+        path.write_bytes(mutated(Random(seed), whole))
+        read(tmp_path)
+
+    assert hold(case, seeds)["refused"] > 0.9 * len(seeds)
+
+
+@pytest.mark.parametrize("what", SOUND)
+@short_and_long(60, 3000)
+def test_whatever_a_field_holds_under_a_right_checksum_it_is_read_or_refused(
+    what: str, seeds: range, tmp_path: Path
+) -> None:
+    write, read = SOUND[what]
+    path = write(tmp_path)
+    whole, _ = store.read_json(path)
+
+    def case(seed: int) -> None:
+        path.write_bytes(store.sealed(replaced(Random(seed), whole)))
+        read(tmp_path)
+
+    assert hold(case, seeds, refused=ValueError)["refused"]
+
+
+@short_and_long(100, 3000)
+def test_whatever_the_kept_results_are_they_are_used_or_made_again(seeds: range, tmp_path: Path) -> None:
+    path = tmp_path / "measurements.jsonl"
+    for number in range(3):
+        runs.Kept(path).once({"number": number}, lambda value=number: {"value": value})
+    whole = path.read_bytes()
+
+    def case(seed: int) -> None:
+        path.write_bytes(mutated(Random(seed), whole))
+        for number in range(3):
+            assert runs.Kept(path).once({"number": number}, lambda value=number: {"value": value})["value"] == number
+
+    assert hold(case, seeds)["read"] == len(seeds)

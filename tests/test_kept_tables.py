@@ -1,0 +1,343 @@
+"""Kept tables: known by all that an encoding holds, the bits of those made on the spot, and in bounded memory."""
+
+import copy
+import pickle
+import random
+import threading
+from dataclasses import dataclass
+from itertools import product
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from posenc import Positions, catalogue, testing
+from posenc.encoding import Encoding
+from posenc.kept_tables import KeptTables, fact
+from posenc.schedules import Linear
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> KeptTables:
+    tables = KeptTables(64 << 20)
+    monkeypatch.setattr(Encoding, "kept_tables", tables)
+    return tables
+
+
+def table_of(at: Positions) -> Tensor:
+    """Rows [2, T, 3] that tell their position."""
+    coords = at.coords[0, :, 0].double()
+    return torch.stack((coords, -coords))[..., None].expand(2, -1, 3).contiguous()
+
+
+def rows(kept: KeptTables, key: str, at: Positions) -> Tensor | None:
+    assert at.start is not None
+    return kept.rows(key, at.start, at.tokens, table_of)
+
+
+class Rows(Encoding):
+    """Adds a table that depends on every option it has."""
+
+    weights: ClassVar[list[float]] = [1.0]
+
+    def __init__(self, rate: float = 1.0, words: tuple[str, ...] = ("a",), schedule: Any = None) -> None:
+        super().__init__()
+        self.rate, self.words, self.schedule = rate, words, schedule
+        self.learned = nn.Parameter(torch.ones(()))
+
+    def embed(self, x: Tensor, at: Positions) -> Tensor:
+        return x + self.once(self.table, at, x.dtype)
+
+    def table(self, at: Positions, dtype: torch.dtype) -> Tensor:
+        made.append(str(dtype))
+        grown = 1.0 if self.schedule is None else self.schedule.factor
+        return (at.coords.double() * self.rate * len(self.words) * grown).to(dtype)
+
+
+class Scaled(Rows):
+    """The same, times its parameter."""
+
+    def table(self, at: Positions, dtype: torch.dtype) -> Tensor:
+        return super().table(at, dtype) * self.learned.to(dtype)
+
+
+class Listed(Rows):
+    """The same, times a list of its own."""
+
+    def table(self, at: Positions, dtype: torch.dtype) -> Tensor:
+        return super().table(at, dtype) * sum(self.weights)
+
+
+class Counting(Rows):
+    """A table that remembers how often it was made."""
+
+    calls = 0
+
+    def table(self, at: Positions, dtype: torch.dtype) -> Tensor:
+        self.calls += 1
+        return super().table(at, dtype) * self.calls
+
+
+made: list[str] = []
+X = torch.zeros(1, 3, 2, dtype=torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def nothing_made() -> None:
+    made.clear()
+
+
+def test_encodings_that_hold_the_same_share_a_table_and_others_do_not() -> None:
+    at = Positions.count(3)
+    for same in (Rows(), Rows(), copy.deepcopy(Rows()), pickle.loads(pickle.dumps(Rows()))):
+        assert same(X, positions=at)[0, 2, 0] == 2
+    assert len(made) == 1
+    assert Rows(3.0)(X, positions=at)[0, 2, 0] == 6
+    assert Rows(words=("a", "b"))(X, positions=at)[0, 2, 0] == 4
+    assert Rows(schedule=Linear(5))(X, positions=at)[0, 2, 0] == 10
+    assert Rows()(X.float(), positions=at).dtype == torch.float32
+    assert type("Other", (Rows,), {"table": lambda self, at, dtype: at.coords + 7.0})()(X, positions=at)[0, 0, 0] == 7
+
+
+@pytest.mark.parametrize("before", [lambda e: e, copy.copy, copy.deepcopy, lambda e: e.double().half()])
+def test_an_option_that_is_set_anew_makes_another_table(before) -> None:
+    at, changed = Positions.count(3), Rows()
+    changed(X, positions=at)
+    changed = before(changed)
+    changed.rate = 2.0
+    assert changed(X, positions=at)[0, 2, 0] == 4
+    changed.words = ("a", "b", "c")
+    assert changed(X, positions=at)[0, 2, 0] == 12
+    del changed.schedule
+    with pytest.raises(AttributeError, match="schedule"):
+        changed(X, positions=at)
+
+
+def test_a_table_that_reads_a_parameter_is_never_kept() -> None:
+    at, scaled = Positions.count(3), Scaled()
+    assert scaled(X, positions=at)[0, 2, 0] == 2
+    # What no counter of versions sees.
+    scaled.learned.data = torch.tensor(3.0)
+    assert scaled(X, positions=at)[0, 2, 0] == 6
+    for _ in range(2):
+        scaled(X, positions=at).sum().backward()
+    assert scaled.learned.grad is not None and scaled.learned.grad == 12
+
+
+def test_what_may_change_unseen_is_never_kept() -> None:
+    at, growing = Positions.count(3), SimpleNamespace(factor=1.0)
+    rows = Rows(schedule=growing)
+    assert rows(X, positions=at)[0, 2, 0] == 2
+    growing.factor = 4.0
+    assert rows(X, positions=at)[0, 2, 0] == 8
+    # A list of its own, where the class has one too.
+    listed = Listed()
+    listed.weights = [2.0]
+    assert listed(X, positions=at)[0, 2, 0] == 4
+    listed.weights.append(3.0)
+    assert listed(X, positions=at)[0, 2, 0] == 10
+    counting = Counting()
+    assert [counting(X, positions=at)[0, 2, 0].item() for _ in range(3)] == [2, 4, 6]
+
+
+def test_gradients_and_modes_have_tables_of_their_own() -> None:
+    coords = torch.arange(3.0, requires_grad=True)
+    at, rows = Positions.of(coords), Rows()
+    with torch.inference_mode():
+        rows(X, positions=at)
+    with torch.no_grad():
+        rows(X, positions=at)
+    for _ in range(2):
+        rows(X, positions=at).sum().backward()
+    assert coords.grad is not None and coords.grad.tolist() == [4, 4, 4]
+
+
+def test_a_table_of_nobody_s_method_is_refused() -> None:
+    rows, other = Rows(), Rows()
+    for foreign in (other.table, lambda at: at.coords):
+        with pytest.raises(ValueError, match="give a method of the encoding that asks"):
+            rows.once(foreign, Positions.count(1), torch.float64)
+
+
+@dataclass
+class Open:
+    factor: float = 1.0
+
+
+def test_facts_are_equal_only_where_every_computation_is() -> None:
+    for one, other in ((1, 1.0), (1, True), (0.0, -0.0), ("1", 1), ((1,), (2,)), (Linear(2), Linear(3)), (None, False)):
+        assert fact(one) != fact(other)
+    for one, other in ((float("nan"), float("nan")), (Linear(2), Linear(2)), (torch.float64, torch.double)):
+        assert fact(one) == fact(other)
+    for value in (torch.zeros(1), Open(), {}, [1], lambda: 0, (1, [2])):
+        with pytest.raises(TypeError, match="may change unseen"):
+            fact(value)
+
+
+def given_by(encoding: Encoding, at: Positions, dtype: torch.dtype) -> list[Tensor]:
+    """What doors 1 and 2 make of zeros and ones at these positions, [..., T, channels]."""
+    found = []
+    if "embed" in encoding.doors:
+        found.append(encoding.embed(torch.zeros(1, at.tokens, testing.SHAPE.dim, dtype=dtype), at))
+    if encoding.doors & {"query", "key"}:
+        heads = torch.ones(1, testing.SHAPE.heads, at.tokens, testing.SHAPE.head_dim, dtype=dtype)
+        found += [encoding.query(heads, at), encoding.key(heads, at)]
+    return found
+
+
+def keeps_tables(spec: str) -> bool:
+    """Whether an encoding of one axis keeps a table beyond a call."""
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(Encoding, "kept_tables", kept := KeptTables(64 << 20))
+        try:
+            given_by(catalogue.build(spec, testing.SHAPE), Positions.count(2), torch.float32)
+        except ValueError:
+            return False
+    return bool(kept.windows)
+
+
+KEEPING = [spec for name in catalogue.names() for spec in testing.variants(name)[:2] if keeps_tables(spec)]
+
+
+def test_encodings_keep_their_tables() -> None:
+    names = {spec.partition("(")[0] for spec in KEEPING}
+    assert {"rotary", "proportional_rotary", "multimodal_rotary", "xpos", "sinusoidal"} <= names
+
+
+@pytest.mark.parametrize("spec", KEEPING)
+def test_kept_rows_have_the_bits_of_rows_made_on_the_spot_however_they_are_cut(kept: KeptTables, spec: str) -> None:
+    encoding, cuts = catalogue.build(spec, testing.SHAPE), random.Random(0)
+    # xPos refuses positions further out.
+    windows = [1, 7, 30 if spec.startswith("xpos") else 2_000]
+    for dtype, _ in product((torch.float32, torch.float64), range(12)):
+        tokens = cuts.choice([1, 2, 3, 17, 130])
+        start = 1024 * cuts.choice(windows) - cuts.randrange(-40, 140)
+        row = cuts.randrange(tokens)
+        with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+            ours = given_by(encoding, Positions.count(tokens, start), dtype)
+            patch.setattr(Encoding, "kept_tables", KeptTables(0))
+            on_the_spot = given_by(encoding, Positions.count(tokens, start), dtype)
+            alone = given_by(encoding, Positions.count(1, start + row), dtype)
+        for one, other, single in zip(ours, on_the_spot, alone, strict=True):
+            assert torch.equal(one, other) and torch.equal(one[..., row : row + 1, :], single)
+
+
+@pytest.mark.parametrize(
+    ("start", "tokens"), [(0, 1), (4000, 1), (1023, 2), (1_000_000, 7), (0, 1024), (0, 1025), (2048, 2048), (5, 3000)]
+)
+def test_kept_rows_are_those_that_would_be_made(kept: KeptTables, start: int, tokens: int) -> None:
+    at = Positions.count(tokens, start)
+    for _ in range(2):
+        found = rows(kept, "a", at)
+        # What lies across two windows is not kept.
+        assert torch.equal(table_of(at) if found is None else found, table_of(at))
+        assert (found is None) == ((start, tokens) == (1023, 2))
+    # Another key is another table.
+    other = kept.rows("b", start, tokens, lambda at: 2 * table_of(at))
+    assert other is None or torch.equal(other, 2 * table_of(at))
+
+
+def test_decoding_makes_one_window_for_a_thousand_tokens(kept: KeptTables) -> None:
+    windows: list[int] = []
+
+    def make(at: Positions) -> Tensor:
+        windows.append(at.tokens)
+        return table_of(at)
+
+    for position in range(999_000, 1_001_000):
+        row = kept.rows("a", position, 1, make)
+        assert row is not None and row.shape == (2, 1, 3) and row[0, 0, 0] == position
+    assert windows == [1024] * 3
+
+
+def test_kept_tables_take_bounded_memory(kept: KeptTables) -> None:
+    window = 2 * 1024 * 3 * 8
+    kept.limit = 4 * window
+    for turn in range(20):
+        rows(kept, "a", Positions.count(1, 1024 * turn))
+        rows(kept, "a", Positions.count(1))
+        assert kept.held == sum(table.nbytes for table in kept.windows.values()) <= kept.limit
+    # What is asked for again and again stays.
+    assert ("a", 1024, 0) in kept.windows and len(kept.windows) == 4
+    # What takes more than half of it is not kept.
+    assert rows(kept, "a", Positions.count(3000)) is None and ("a", 4096, 0) not in kept.windows
+    kept.clear()
+    assert not kept.windows and not kept.last and kept.held == 0
+
+
+def test_no_rows_of_a_window_outlive_it(kept: KeptTables) -> None:
+    kept.limit = 2 * 2 * 1024 * 3 * 8
+    first = rows(kept, "asked for once", Positions.count(1))
+    assert first is not None and "asked for once" in kept.last
+    for turn in range(2):
+        rows(kept, "b", Positions.count(1, 1024 * turn))
+    assert ("asked for once", 1024, 0) not in kept.windows
+    # What the first rows were a view of is gone, unless somebody outside still holds it.
+    assert "asked for once" not in kept.last
+
+
+def test_a_kept_table_may_be_saved_for_a_gradient_whoever_asked_first(kept: KeptTables) -> None:
+    with torch.inference_mode():
+        rows(kept, "a", Positions.count(1))
+    x = torch.ones(2, 1, 3, dtype=torch.float64, requires_grad=True)
+    table = rows(kept, "a", Positions.count(1))
+    assert table is not None
+    (x * table).sum().backward()
+
+
+class Kept(Rows):
+    """The same, kept beyond the forward pass."""
+
+    def embed(self, x: Tensor, at: Positions) -> Tensor:
+        return x + self.once(self.table, at, x.dtype, keep=True)
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        Positions.of(torch.tensor([3, 4])),
+        Positions.padded(torch.tensor([[0, 1]])),
+        Positions.packed([1, 1]),
+        Positions.count(2).with_coords(torch.tensor([[0.5, 1.5]])),
+    ],
+    ids=["ids", "padded", "packed", "moved"],
+)
+def test_where_the_start_is_not_known_nothing_is_kept(kept: KeptTables, at: Positions) -> None:
+    for _ in range(2):
+        assert torch.equal(Kept()(X[:, :2], positions=at), (X[:, :2] + at.coords))
+    assert not kept.windows and made == ["torch.float64"]
+
+
+def test_tables_that_are_no_numbers_are_not_kept(kept: KeptTables) -> None:
+    somebodys = type("Somebodys", (Tensor,), {})
+    for change in (lambda table: table.to("meta"), lambda table: table.as_subclass(somebodys)):
+        assert kept.rows("a", 0, 2, lambda at, change=change: change(table_of(at))) is None
+    assert not kept.windows
+
+
+def test_threads_share_kept_tables(kept: KeptTables) -> None:
+    kept.limit = 3 * 2 * 1024 * 3 * 8
+    wrong: list[int] = []
+
+    def decode(first: int) -> None:
+        for position in range(first, first + 4000, 7):
+            row = rows(kept, "a", Positions.count(1, position))
+            if row is None or row[0, 0, 0] != position:
+                wrong.append(position)
+
+    threads = [threading.Thread(target=decode, args=(first,)) for first in (0, 500, 2000)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and kept.held == sum(table.nbytes for table in kept.windows.values())
+
+
+def test_a_copy_keeps_its_tables_with_those_of_all_others_and_its_attributes() -> None:
+    rows = Rows()
+    rows.kept_tables = KeptTables(0)
+    rows.tables = (1, 2)
+    twin = copy.deepcopy(rows)
+    assert "kept_tables" not in vars(twin) and twin.tables == (1, 2)

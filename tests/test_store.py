@@ -1,0 +1,376 @@
+"""The store: whatever fails while something is written, what was there before is whole, and damage is noticed."""
+
+import ast
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_records import record as fake_record
+
+from posenc.checkpoints import runs
+from posenc.foreign import CannotRead
+from posenc.lab import compare, record, report, store
+from posenc.lab import train as training
+from posenc.lab.recipes import recipe
+from posenc.lab.store import CannotWrite
+
+
+class FailingSystem:
+    """The system's calls that change a disk; the one with the number `at` fails, and with `for_good` all after it."""
+
+    CALLS = ("open", "write", "fsync", "replace", "rename", "mkdir")
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.at, self.for_good, self.count, self.error = 0, False, 0, errno.ENOSPC
+        for name in self.CALLS:
+            patch.setattr(os, name, self.failing(getattr(os, name)))
+
+    def failing(self, plain: Callable) -> Callable:
+        def call(*given: Any, **named: Any) -> Any:
+            if plain.__name__ == "open" and not given[1] & os.O_WRONLY:
+                return plain(*given, **named)
+            self.count += 1
+            if self.at and (self.count == self.at or (self.for_good and self.count > self.at)):
+                raise OSError(self.error, os.strerror(self.error))
+            return plain(*given, **named)
+
+        return call
+
+    def fail(self, at: int, for_good: bool) -> None:
+        self.at, self.for_good, self.count = at, for_good, 0
+
+
+@pytest.fixture
+def system(monkeypatch: pytest.MonkeyPatch) -> FailingSystem:
+    return FailingSystem(monkeypatch)
+
+
+def tiny(**changes: Any) -> Any:
+    small = {"train_length": 2, "dim": 4, "heads": 1, "layers": 1, "batch": 2, "steps": 6, "evaluate_every": 2}
+    return recipe("copy", "learned", **(small | changes))
+
+
+@pytest.fixture(scope="module")
+def run() -> training.Run:
+    return training.train(training.start(tiny()), until=4)
+
+
+def state(run: training.Run) -> list[Any]:
+    """All that a checkpoint has to bring back."""
+    weights = [tensor.tolist() for tensor in run.model.state_dict().values()]
+    inner = [optimizer.state_dict()["state"] for optimizer in run.optimizers]
+    moments = [[tensor.tolist() for kept in state.values() for tensor in kept.values()] for state in inner]
+    return [run.experiment, run.step, run.cpu_s, run.curve, run.generator.get_state().tolist(), weights, moments]
+
+
+# What is written, and what it reads as: (write the number n into a folder, what the folder holds now).
+
+
+def checkpoint(folder: Path, run: training.Run, n: int) -> None:
+    run.step = n
+    training.save(run, folder)
+
+
+def settings(folder: Path, n: int) -> None:
+    compare.write_settings(compare.Settings(seeds=n), folder)
+
+
+def kept(folder: Path, n: int) -> None:
+    runs.Kept(folder / "measurements.jsonl").once({"number": n}, lambda: {"value": n})
+
+
+STORES: dict[str, tuple[Callable[..., Any], Callable[[Path], int]]] = {
+    "checkpoint": (checkpoint, lambda folder: training.load(folder).step),
+    "record": (
+        lambda folder, n: record.write(fake_record() | {"key": "a", "steps": n}, folder),
+        lambda folder: record.read(folder / "a.json")["steps"],
+    ),
+    "settings": (settings, lambda folder: (compare.read_settings(folder) or {})["seeds"]),
+    "kept results": (
+        kept,
+        lambda folder: max(found["value"] for found in runs.Kept(folder / "measurements.jsonl").found.values()),
+    ),
+    "a folder of files": (
+        lambda folder, n: appear(folder / f"{n}"),
+        lambda folder: max(int(path.name) for path in folder.iterdir() if path.name.isdigit()),
+    ),
+}
+
+
+def appear(target: Path) -> None:
+    with store.appearing(target) as hidden:
+        store.put(hidden / "a", [b"a"])
+        store.put(hidden / "b", [b"b", b"", b"c"])
+
+
+@pytest.mark.parametrize("for_good", [False, True], ids=["once", "for good"])
+@pytest.mark.parametrize("what", STORES)
+def test_a_failure_of_any_single_call_loses_nothing(
+    what: str, for_good: bool, tmp_path: Path, system: FailingSystem, run: training.Run
+) -> None:
+    write, read = STORES[what]
+    given, failures = (run,) if what == "checkpoint" else (), 0
+    write(tmp_path / "before", *given, 2)
+    while True:
+        folder = shutil.copytree(tmp_path / "before", tmp_path / f"{failures}")
+        system.fail(failures + 1, for_good)
+        try:
+            write(folder, *given, 4)
+        except CannotWrite as error:
+            system.fail(0, False)
+            words = "cannot be written: No space left on device; what was finished before is kept; make room"
+            assert words in str(error) and ".part" not in str(error) and str(folder) in str(error)
+        else:
+            if system.count < system.at:
+                break
+            # A call whose failure does not matter, such as making a folder that is there.
+            system.fail(0, False)
+            assert read(folder) == 4
+        failures += 1
+        # The new state, where only the call failed that brings the folder to disk.
+        assert read(folder) in (2, 4)
+        # A system that fails for good refuses to clean up too; the next one who holds the folder does.
+        with store.held(folder):
+            assert not [path for path in folder.rglob("*") if store.TEMPORARY.fullmatch(path.name)]
+        assert read(folder) in (2, 4)
+    system.fail(0, False)
+    assert read(folder) == 4 and failures >= 5
+
+
+def test_a_report_that_cannot_be_written_leaves_the_one_before(tmp_path: Path, system: FailingSystem) -> None:
+    short = fake_record("none", attention=None, order=None, ablation=None, pictures=None)
+    report.write([short], tmp_path)
+    calls, before = system.count, {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    # A figure, and the page, which comes last.
+    for at in (calls // 3, calls - 1):
+        system.fail(at, True)
+        with pytest.raises(CannotWrite, match="No space left on device"):
+            report.write([short], tmp_path)
+        system.fail(0, False)
+        store.clear(tmp_path)
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("number", "todo"),
+    [(errno.EROFS, "choose another folder"), (errno.EDQUOT, "make room"), (errno.EFBIG, "make room")],
+)
+def test_what_to_do_depends_on_what_the_system_says(number: int, todo: str, tmp_path: Path, system) -> None:
+    system.error = number
+    system.fail(1, True)
+    with pytest.raises(
+        CannotWrite, match=rf"{os.strerror(number)}; what was finished before is kept; {todo}"
+    ) as caught:
+        store.write(tmp_path / "a", b"a")
+    assert caught.value.errno == number
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits of POSIX")
+def test_a_file_that_may_not_grow_is_a_full_disk(tmp_path: Path, run: training.Run) -> None:
+    import resource
+
+    checkpoint(tmp_path, run, 2)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))
+    try:
+        with pytest.raises(CannotWrite, match=r"step-000004' cannot be written: File too large; .*; make room"):
+            checkpoint(tmp_path, run, 4)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert training.load(tmp_path).step == 2
+
+
+# Damage
+
+
+def flips(path: Path, every: int = 1) -> Iterator[int]:
+    """Each byte of a file turned over, one after another; or some of them, evenly."""
+    whole = path.read_bytes()
+    for place in range(0, len(whole), every):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        yield place
+    path.write_bytes(whole)
+
+
+# Every byte takes minutes. Tensors are held to one checksum each, so that a sample says as much.
+sample = pytest.mark.parametrize("every", [61, pytest.param(1, marks=pytest.mark.slow)])
+
+
+@sample
+def test_every_byte_of_a_checkpoint_is_noticed_or_does_not_matter(
+    every: int, tmp_path: Path, run: training.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.step = 4
+    training.save(run, tmp_path)
+    expected = state(training.load(tmp_path))
+    # Building the model is what takes time, and no damage changes what is built.
+    built = training.start(run.experiment)
+    monkeypatch.setattr(training, "start", lambda experiment: built)
+    files = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    assert [path.name for path in files] == ["latest.json", "model.safetensors", "optimizer.safetensors", "run.json"]
+    for path in files:
+        tried = noticed = 0
+        for place in flips(path, every if path.suffix == ".safetensors" else 1):
+            tried += 1
+            try:
+                loaded = training.load(tmp_path)
+            except CannotRead as error:
+                assert path.name in str(error) or path.name == "latest.json", (path, place, str(error))
+                noticed += 1
+            else:
+                assert state(loaded) == expected, (path, place)
+        assert noticed > 0.9 * tried
+
+
+@sample
+def test_every_byte_of_a_record_is_noticed_or_does_not_matter(every: int, tmp_path: Path) -> None:
+    whole = fake_record("none") | {"key": "a", "attention": {"tokens": [], "with": [], "without": []}, "curve": []}
+    path = record.write(whole, tmp_path)
+    expected = json.loads(json.dumps(whole))
+    for place in flips(path, min(every, 5)):
+        try:
+            assert record.read(path) == expected, place
+        except CannotRead as error:
+            assert "a.json" in str(error), place
+
+
+def test_every_byte_of_kept_results_is_noticed_or_does_not_matter(tmp_path: Path) -> None:
+    kept(tmp_path, 1)
+    kept(tmp_path, 2)
+    path = tmp_path / "measurements.jsonl"
+    whole = runs.Kept(path).found
+    for place in flips(path):
+        said: list[str] = []
+        found = runs.Kept(path, said.append).found
+        assert all(found[key] == whole[key] for key in found), place
+        assert found == whole or "measurements.jsonl: 1 lines are damaged" in said[0], place
+
+
+# JSON with a checksum
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_sealed_json_is_json_and_comes_back(indent: int | None, tmp_path: Path) -> None:
+    facts = {"a": {"b": [1.5, None, "}"]}, "c": float("inf"), "checksum of": "\N{SNOWMAN}"}
+    (tmp_path / "a.json").write_bytes(store.sealed(facts, indent))
+    assert {**json.loads((tmp_path / "a.json").read_text())}.keys() == {*facts, "checksum"}
+    assert store.read_json(tmp_path / "a.json") == (facts, True)
+
+
+def test_json_without_a_checksum_is_read_and_said_to_have_none(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"a": 1}')
+    assert store.read_json(tmp_path / "a.json") == ({"a": 1}, False)
+    for wrong in (
+        '{"a": 1, "checksum": 3}',
+        '{"checksum": "", "a": 1}',
+        store.sealed({"a": 1}).decode().replace("1", "2", 1),
+    ):
+        (tmp_path / "a.json").write_text(wrong)
+        with pytest.raises(CannotRead, match=r"a\.json: it does not fit its checksum: it was damaged or changed$"):
+            store.read_json(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize("names", [[], ["../elsewhere"], ["a/b"], 3, ["."], [".."]])
+def test_a_pointer_names_folders_beside_it(names: Any, tmp_path: Path) -> None:
+    (tmp_path / "latest.json").write_bytes(store.sealed({"generations": names}))
+    with pytest.raises(CannotRead, match=r"latest\.json: generations: expected"):
+        store.generations(tmp_path)
+
+
+# One writer at a time
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from posenc.lab import store
+
+with store.held(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_folder_is_held_by_one_process_and_let_go_when_that_is_killed(tmp_path: Path) -> None:
+    given = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], env=given, **pipes) as process:
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(store.InUse, match=r"another posenc is at work in '.*'; wait until it is over, or choose"):
+            with store.held(tmp_path):
+                pass
+        process.kill()
+    with store.held(tmp_path):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_a_run_of_extend_holds_its_folder_and_keeps_its_settings(tmp_path: Path) -> None:
+    given = compare.Settings(seeds=2)
+    with runs.claimed(given, tmp_path / "run", print), pytest.raises(store.InUse, match="another posenc is at work"):
+        with runs.claimed(given, tmp_path / "run", print):
+            pass
+    with pytest.raises(ValueError, match=r"holds a run with other settings \(seeds\)"):
+        with runs.claimed(compare.Settings(seeds=3), tmp_path / "run", print):
+            pass
+    with runs.claimed(given, tmp_path / "run", print):
+        pass
+
+
+def test_results_of_another_torch_are_kept_and_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept(tmp_path, 2)
+    monkeypatch.setattr(torch, "__version__", "9.9")
+    said: list[str] = []
+    assert runs.Kept(tmp_path / "measurements.jsonl", said.append).once({"number": 2}, dict)["value"] == 2
+    assert said[0].startswith("passes are kept from posenc ") and said[0].endswith("; another --out makes them again")
+
+
+def test_a_folder_that_cannot_be_made_says_why_and_what_to_choose(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "inside"):
+        with pytest.raises(ValueError, match=r"^cannot write into '.*': .+; choose another folder with --out$"):
+            with store.held(folder):
+                pass
+
+
+def test_only_what_was_left_half_written_is_cleared(tmp_path: Path) -> None:
+    ours = [".a.json.12-0123abcd.part", "records/.b.json.1-ffffffff.part", ".step-000002.7-00000000.part/model"]
+    others = ["a.part", ".a.part", "records/a.json", ".b.12-0123abcd.part.txt", "deep/er/.c.json.1-ffffffff.part"]
+    for name in ours + others:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    with store.held(tmp_path):
+        left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {*others, ".lock"}
+
+
+def test_temporary_names_never_meet(tmp_path: Path) -> None:
+    names = {store.temporary_name(tmp_path / ("a" * 300)).name for _ in range(1000)}
+    assert len(names) == 1000 and all(store.TEMPORARY.fullmatch(name) and len(name) < 100 for name in names)
+
+
+def test_nothing_else_in_the_package_writes_a_file_of_a_run() -> None:
+    """Moving files and writing under a name of one's own belong to the store."""
+    package = Path(store.__file__).parent.parent
+    wrong = []
+    for file in sorted([*package.glob("lab/**/*.py"), package / "checkpoints" / "runs.py"]):
+        if file.name == "store.py":
+            continue
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and node.attr in ("replace", "rename", "write_text", "write_bytes"):
+                if node.attr in ("replace", "rename") and ast.unparse(node.value) not in ("os", "shutil"):
+                    continue
+                wrong.append(f"{file.name}: {ast.unparse(node)}")
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "open" and "rb" not in ast.unparse(node):
+                wrong.append(f"{file.name}: {ast.unparse(node)}")
+    assert wrong == []
