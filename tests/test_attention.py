@@ -408,3 +408,17 @@ def test_a_layer_can_be_made_in_a_dtype_and_on_a_device(dtype: torch.dtype) -> N
     assert {p.dtype for p in attention.parameters()} == {dtype}
     assert attention(torch.zeros(1, 3, 12, dtype=dtype)).dtype == dtype
     assert all(p.is_meta for p in Attention(12, 6, encoding="t5_bias", device="meta").parameters())
+
+
+def test_inputs_on_another_device_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"query is on 'meta', the layer on 'cpu'; move one of them with .to\(\)"):
+        layer()(torch.zeros(1, 3, 12, device="meta", dtype=torch.float64))
+
+
+def test_an_encoding_is_handed_the_projections_of_its_layer() -> None:
+    attention, x = layer(kv_heads=2), torch.randn(2, 3, 12, dtype=torch.float64)
+    for project, linear, heads in zip(
+        attention.projections(), (attention.to_query, attention.to_key, attention.to_value), (6, 2, 2), strict=True
+    ):
+        by_head = torch.stack(torch.chunk(linear(x), heads, dim=-1), dim=1)
+        assert torch.equal(project(x), by_head)

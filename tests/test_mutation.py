@@ -204,6 +204,8 @@ def test_the_nearest_tests_are_its_own_or_those_that_import_little_else_or_those
         mutate.ROOT, "src/posenc/kernels/reference.py"
     )
     assert mutate.nearest(mutate.ROOT, "src/posenc/lab/tasks/sort.py") == ["tests/test_tasks.py"]
+    assert mutate.nearest(mutate.ROOT, "src/posenc/foreign/gguf.py") == ["tests/test_foreign_gguf.py"]
+    assert mutate.nearest(mutate.ROOT, "src/posenc/foreign/files.py") == ["tests/test_foreign.py"]
 
 
 def test_what_changed_is_read_from_git(tmp_path: Path) -> None:

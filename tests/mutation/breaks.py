@@ -40,7 +40,7 @@ DROPPED = set(
     "requires_grad_ eval item nan_to_num".split()
 )
 """Calls that hand on what they were given: x.to(dtype) becomes x, sorted(x) becomes x."""
-COMMUTES = {"min", "max", "minimum", "maximum", "add", "mul", "gcd", "promote_types"}
+COMMUTES = {"min", "max", "minimum", "maximum", "add", "mul", "gcd", "promote_types", "transpose"}
 LAST_RESORT = {"number", "truth"}
 """Kinds that are taken where a function offers no other."""
 

@@ -288,15 +288,17 @@ def concerned(encoding: str) -> Callable[[Any], bool]:
 
 
 def nearest(root: Path, file: str) -> list[str]:
-    """tests/test_NAME.py, or else the few files that import the module and little else; or else those of its room."""
+    """tests/test_NAME.py or that of its room; or the few files that import it and little else, or its room."""
     return nearest_of(root, ".".join(Path(file).with_suffix("").parts[1:]).removesuffix(".__init__"))
 
 
 def nearest_of(root: Path, module: str) -> list[str]:
     room = module.rpartition(".")[0]
-    own = f"tests/test_{module.rpartition('.')[2]}.py"
-    if (root / own).exists():
-        return [own]
+    name, around = module.rpartition(".")[2], room.rpartition(".")[2]
+    for tested in (name, f"{around}_{name}", around):
+        own = f"tests/test_{tested}.py"
+        if (root / own).exists():
+            return [own]
     importing = {}
     for test in sorted((root / "tests").glob("test_*.py")):
         imported = {name for name in imports(test) if name.startswith(module.partition(".")[0])}

@@ -8,6 +8,7 @@ files those are, and the default is none.
 import hashlib
 import importlib.util
 import inspect
+import os
 import re
 import sys
 import traceback
@@ -60,7 +61,7 @@ def load(name: str, kind: type[T], own: Collection[str | Path] | None = None) ->
         raise CannotRead(
             f"it names code to run, {quoted(name)}, and code that a file names is run only where you name it too"
         )
-    if not is_file(path):
+    if not os.path.isfile(path):  # which answers for any name, too long ones too
         raise ValueError(
             f"no file {quoted(path)} to take {quoted(class_name)} from; a spec of your own module is "
             f"path/to/file.py:Class, with quotes around it where a part of the path is one of + ( ) ,"
@@ -74,14 +75,6 @@ def load(name: str, kind: type[T], own: Collection[str | Path] | None = None) ->
         f"{quoted(path)} has no {kind.__name__.lower()} named {quoted(class_name)}; "
         f"it has: {shortened(', '.join(others)) or f'no subclass of posenc.{kind.__name__}'}"
     )
-
-
-def is_file(path: str) -> bool:
-    try:
-        return Path(path).is_file()
-    except (OSError, ValueError):
-        # A name that is too long, or holds what no name may.
-        return False
 
 
 def imported(path: str) -> ModuleType:
