@@ -286,6 +286,41 @@ def test_a_model_goes_back_and_chooses_rows_and_goes_on_by_itself(slots: int | N
 
 
 @pytest.mark.parametrize("slots", [None, 12])
+def test_one_row_becomes_several_that_go_their_own_ways(slots: int | None) -> None:
+    model = Decoder(50, 24, 3, 2, encoding="rotary + alibi").double().eval()
+    ids, new = torch.randint(50, (1, 5)), torch.randint(50, (2, 2))
+    with torch.no_grad():
+        cache = model.cache(slots=slots)
+        model(ids, cache=cache)
+        cache.reorder(torch.tensor([0, 0]))
+        cache.crop(torch.tensor([3, 5]))
+        got = torch.cat([model(new[:, t : t + 1], cache=cache) for t in (0, 1)], 1)
+        for row, held in enumerate((ids[:, :3], ids)):
+            whole = model(torch.cat((held, new[row : row + 1]), 1))
+            torch.testing.assert_close(got[row : row + 1], whole[:, -2:], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
+@pytest.mark.parametrize(
+    "slots", [{}, {"slots": 9}, {"slots": 3, "rolling": True}], ids=["growing", "static", "rolling"]
+)
+def test_a_copy_of_a_cache_and_what_it_was_made_from_go_their_own_ways(duplicate, slots) -> None:
+    model = Decoder(50, 24, 3, 2, encoding="rotary + alibi").double().eval()
+    ids, mask = torch.randint(50, (1, TOKENS)), masks.window(3)
+    with torch.no_grad():
+        cache = model.cache(**slots)
+        model(ids[:, :3], cache=cache, mask=mask)
+        twin = duplicate(cache)
+        for t in range(3, 6):
+            model(ids[:, t + 3 : t + 4], cache=twin, mask=mask)
+        for t in range(3, 6):
+            last = model(ids[:, t : t + 1], cache=cache, mask=mask)
+        torch.testing.assert_close(last, model(ids[:, :6], mask=mask)[:, 5:], rtol=0, atol=1e-12)
+        last, whole = model(ids[:, :1], cache=twin, mask=mask), torch.cat((ids[:, :3], ids[:, 6:9], ids[:, :1]), 1)
+        torch.testing.assert_close(last, model(whole, mask=mask)[:, 6:], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("slots", [None, 12])
 def test_rows_that_get_padding_alone_go_on_where_they_were(slots: int | None) -> None:
     model = Decoder(50, 24, 3, 2, encoding="rotary + alibi").double().eval()
     ids = torch.randint(50, (2, TOKENS))

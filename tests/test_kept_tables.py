@@ -103,11 +103,13 @@ def test_encodings_that_hold_the_same_share_a_table_and_others_do_not() -> None:
 
 @pytest.mark.parametrize("before", [lambda e: e, copy.copy, copy.deepcopy, lambda e: e.double().half()])
 def test_an_option_that_is_set_anew_makes_another_table(before) -> None:
-    at, changed = Positions.count(3), Rows()
+    at, source = Positions.count(3), Rows()
+    source(X, positions=at)
+    changed = before(source)
     changed(X, positions=at)
-    changed = before(changed)
     changed.rate = 2.0
     assert changed(X, positions=at)[0, 2, 0] == 4
+    assert source(X, positions=at)[0, 2, 0] == (4 if source is changed else 2)
     changed.words = ("a", "b", "c")
     assert changed(X, positions=at)[0, 2, 0] == 12
     del changed.schedule
@@ -167,7 +169,19 @@ class Open:
 
 
 def test_facts_are_equal_only_where_every_computation_is() -> None:
-    for one, other in ((1, 1.0), (1, True), (0.0, -0.0), ("1", 1), ((1,), (2,)), (Linear(2), Linear(3)), (None, False)):
+    devices = torch.device("cpu"), torch.device("meta")
+    for one, other in (
+        devices,
+        (b"1", "1"),
+        (range(2), (0, 1)),
+        (1, 1.0),
+        (1, True),
+        (0.0, -0.0),
+        ("1", 1),
+        ((1,), (2,)),
+        (Linear(2), Linear(3)),
+        (None, False),
+    ):
         assert fact(one) != fact(other)
     for one, other in ((float("nan"), float("nan")), (Linear(2), Linear(2)), (torch.float64, torch.double)):
         assert fact(one) == fact(other)
@@ -176,15 +190,44 @@ def test_facts_are_equal_only_where_every_computation_is() -> None:
             fact(value)
 
 
-def given_by(encoding: Encoding, at: Positions, dtype: torch.dtype) -> list[Tensor]:
+def given_by(encoding: Encoding, at: Positions, dtype: torch.dtype, device: str = "cpu") -> list[Tensor]:
     """What doors 1 and 2 make of zeros and ones at these positions, [..., T, channels]."""
     found = []
     if "embed" in encoding.doors:
-        found.append(encoding.embed(torch.zeros(1, at.tokens, testing.SHAPE.dim, dtype=dtype), at))
+        found.append(encoding.embed(torch.zeros(1, at.tokens, testing.SHAPE.dim, dtype=dtype, device=device), at))
     if encoding.doors & {"query", "key"}:
-        heads = torch.ones(1, testing.SHAPE.heads, at.tokens, testing.SHAPE.head_dim, dtype=dtype)
+        shape = (1, testing.SHAPE.heads, at.tokens, testing.SHAPE.head_dim)
+        heads = torch.ones(shape, dtype=dtype, device=device)
         found += [encoding.query(heads, at), encoding.key(heads, at)]
     return found
+
+
+def one_device_after_another(spec: str) -> None:
+    """Raises AssertionError, or torch's RuntimeError, where a device gets the table that was made for another."""
+    encoding = catalogue.build(spec, testing.SHAPE)
+    at = testing.on_axes(Positions.count(3), encoding.axes)
+    fresh = given_by(encoding, testing.on_axes(Positions.count(3), encoding.axes), torch.float32)
+    for device in ("meta", "cpu", "meta", "cpu"):
+        for one, other in zip(given_by(encoding, at, torch.float32, device), fresh, strict=True):
+            assert one.device.type == device and (device == "meta" or torch.equal(one, other))
+
+
+def test_heads_of_several_devices_may_share_positions(kept: KeptTables) -> None:
+    for spec in [testing.variants(name)[0] for name in catalogue.names()]:
+        # Parameters lie on one device.
+        if not [*catalogue.build(spec, testing.SHAPE).parameters()]:
+            one_device_after_another(spec)
+
+
+@pytest.mark.parametrize("spec", ["rotary", "sinusoidal", "log_temperature"])
+def test_a_key_without_the_device_is_found(monkeypatch: pytest.MonkeyPatch, spec: str) -> None:
+    def once(encoding: Encoding, make: Any, at: Positions, *given: Any, keep: bool = False) -> Tensor:
+        key = encoding, make.__func__, *(one for one in given if not isinstance(one, torch.device))
+        return at.once(key, lambda: make(at, *given))
+
+    monkeypatch.setattr(Encoding, "once", once)
+    with pytest.raises((AssertionError, RuntimeError)):
+        one_device_after_another(spec)
 
 
 def keeps_tables(spec: str) -> bool:

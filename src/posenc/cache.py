@@ -1,6 +1,7 @@
 """KV caches: Keys that take in the next tokens. Growing, static and rolling ones differ in storage, not in truth."""
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Protocol
 
@@ -282,6 +283,12 @@ class Cache:
         self.at: Positions | None = None
         self.extent: int | None = None
 
+    def __copy__(self) -> "Cache":
+        """A cache that goes its own way from here; what both hold is shared until one of them writes."""
+        twin = object.__new__(type(self))
+        vars(twin).update(vars(self), layers=[copy(layer) for layer in self.layers])
+        return twin
+
     def crop(self, tokens: int | Tensor) -> None:
         """Forget the tokens whose order is `tokens` or later (a number, or [B]: one for each row): to go back.
 
@@ -467,14 +474,14 @@ def spread(x: Tensor, batch: int) -> Tensor:
 
 def place(into: Tensor, slot: Tensor, new: Tensor, axis: int) -> Tensor:
     """`into` with new[b, ..., t, ...] at slot[b, t] along `axis`, as a new tensor."""
-    # The first chunk may have held whole coordinates, and this one fractions.
-    dtype = torch.promote_types(into.dtype, new.dtype)
-    return overwrite(memory(into, into.shape, dtype).copy_(into), slot, new, axis)
+    # What was held may be whole coordinates, and this fractions; or one row, of which several were chosen.
+    dtype, rows = torch.promote_types(into.dtype, new.dtype), max(x.shape[0] for x in (into, slot, new))
+    return overwrite(memory(into, (rows, *into.shape[1:]), dtype).copy_(into), slot, new, axis)
 
 
 def overwrite(into: Tensor, slot: Tensor, new: Tensor, axis: int) -> Tensor:
-    """The same, in the memory of `into` where its dtype can hold the new values."""
-    if torch.promote_types(into.dtype, new.dtype) != into.dtype:
+    """The same, in the memory of `into` where its dtype and its rows can hold the new values."""
+    if torch.promote_types(into.dtype, new.dtype) != into.dtype or into.shape[0] < max(slot.shape[0], new.shape[0]):
         return place(into, slot, new, axis)
     new = new.to(into.dtype).expand(into.shape[0], *new.shape[1:])
     if slot.shape[0] == 1:

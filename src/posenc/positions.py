@@ -5,6 +5,7 @@ the tokens. Encodings read `coords`, causality reads `order`, packing reads `doc
 """
 
 from collections.abc import Callable, Hashable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -85,7 +86,9 @@ class Positions:
             raise ValueError(f"all facts of positions are of one batch, or of 1 row for all of it; got {told}")
 
     def __deepcopy__(self, memo: dict) -> "Positions":
-        return replace(self, _tables={})
+        # A static cache writes into its positions.
+        own = {name: deepcopy(getattr(self, name), memo) for name in ("coords", "order", "document", "length")}
+        return replace(self, **own, _tables={})
 
     @classmethod
     def count(cls, tokens: int, start: int = 0, *, device: torch.device | str | None = None) -> "Positions":

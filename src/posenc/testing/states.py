@@ -70,7 +70,7 @@ PADDINGS: dict[str, Callable[[int], list[bool]]] = {
 }
 """Which tokens of a chunk the first row has; the other rows have all of them."""
 
-BEFORE = ("crop", "crop apart", "reorder", "put back", "copy", "another", "nothing")
+BEFORE = ("crop", "crop apart", "reorder", "put back", "another", "nothing")
 """What is done to rows before they go on."""
 
 
@@ -173,16 +173,12 @@ class Talk:
             self.cache.reorder(torch.tensor(chosen))
             self.rows = [self.rows[row] for row in chosen]
 
-    def copied(self) -> "Talk":
+    def copied(self, *, deep: bool) -> "Talk":
         """Another that goes its own way from here."""
         twin = copy.copy(self)
         # What holds a graph can be shared, and not copied.
         graph = any(layer.keys is not None and layer.keys.k.requires_grad for layer in self.cache.layers)
-        if graph or self.kind != "growing":
-            twin.cache = copy.copy(self.cache)
-            twin.cache.layers = [copy.copy(layer) for layer in self.cache.layers]
-        else:
-            twin.cache = copy.deepcopy(self.cache)
+        twin.cache = copy.deepcopy(self.cache) if deep and not graph else copy.copy(self.cache)
         twin.rows, twin.earlier = list(self.rows), []
         return twin
 
@@ -272,7 +268,7 @@ def machine_of(source: "Subject | Source") -> type[RuleBasedStateMachine]:
 
         @rule(
             which=one_live,
-            change=st.sampled_from(("copy", "cast", "parameters", "data", "option", "another")),
+            change=st.sampled_from(("copy", "cast", "parameters", "data", "another")),
             number=st.integers(0, 20),
             place=st.integers(0, PLACES - 1),
             mode=one_mode,
@@ -283,8 +279,6 @@ def machine_of(source: "Subject | Source") -> type[RuleBasedStateMachine]:
             if change == "cast":
                 dtype = list(SAME_CALL)[number % len(SAME_CALL)]
                 self.change(live, lambda net: net.to(dtype))
-            elif change == "option":
-                self.set_options(live, number)
             elif change in ("parameters", "data"):
                 self.move_parameters(live, through_data=change == "data")
             else:
@@ -292,6 +286,7 @@ def machine_of(source: "Subject | Source") -> type[RuleBasedStateMachine]:
                 if change == "copy":
                     # What is done to a copy is not done to what it was made from.
                     self.move_parameters(twin, through_data=False)
+                    self.set_options(twin, number)
                 gone = self.life(which + 1)
                 self.lives = [one for one in self.lives if len(self.lives) < 4 or one is not gone] + [twin]
                 self.call(twin, place, mask, mode)
@@ -312,10 +307,22 @@ def machine_of(source: "Subject | Source") -> type[RuleBasedStateMachine]:
 
             self.change(live, move)
 
+        @rule(which=one_live, number=st.integers(0, 20), place=st.integers(0, PLACES - 1), mode=one_mode)
+        def set_one(self, which: int, number: int, place: int, mode: str) -> None:
+            live, mask = self.life(which), MASKS[number % len(MASKS)]
+            self.call(live, place, mask, mode)
+            self.set_options(live, number)
+            self.call(live, place, mask, mode)
+
         def set_options(self, live: Live, number: int) -> None:
-            """Other numbers for the options of one encoding; what the constructor made of them must still fit."""
-            place = number % len(singles(live.net))
-            options = changes(type(singles(live.net)[place]))[0]
+            """Other values for the options of one encoding; what the constructor made of them must still fit."""
+            turn, place = divmod(number, len(singles(live.net)))
+            numbers, choices = changes(type(singles(live.net)[place]))
+            every = [numbers, *({option: value} for option, value in choices)]
+            options = every[turn % len(every)]
+            if options.items() <= vars(singles(live.net)[place]).items():
+                # They are set already: back to those it was made with.
+                options = {option: vars(singles(Live.of(subject).net)[place])[option] for option in options}
 
             def set_them(net: Net) -> None:
                 for name, value in options.items():
@@ -358,27 +365,45 @@ def machine_of(source: "Subject | Source") -> type[RuleBasedStateMachine]:
             self, before: tuple[str, ...], number: int, padding: str, tokens: int, modes: tuple[str, str]
         ) -> None:
             for talk, done in zip(self.talks, before, strict=True):
-                if talk.live.dtype not in ONE_PASS or done == "another":
-                    live = self.life(number)
-                    talk.live = live if live.dtype in ONE_PASS else self.lives[-1]
-                    if talk.live.dtype not in ONE_PASS:
-                        talk.live = Live.of(subject)
-                    talk.begin(1 + number % 3)
-                if min(len(row) for row in talk.rows) < 3:
-                    self.extend(talk, 4, "none", modes[1])
+                self.fill(talk, number, padding, modes[1], another=done == "another")
                 if done.startswith("crop"):
                     talk.crop(number, apart=done == "crop apart")
                 elif done == "reorder":
                     talk.reorder([(number + 2 * row) % len(talk.rows) for row in range(1 + number % 3)])
                 elif done == "put back" and talk.earlier:
                     talk.put_back(number)
-                elif done == "copy":
-                    twin = talk.copied()
-                    # Whichever writes first leaves the other as it was.
-                    for one in (talk, twin, talk) if number % 2 else (twin, talk, twin):
-                        self.extend(one, tokens, padding, modes[1])
                 self.extend(talk, tokens, padding, modes[0])
                 self.extend(talk, 1, "none", modes[1])
+
+        @rule(
+            number=st.integers(1, 5),
+            crop=st.booleans(),
+            deep=st.booleans(),
+            padding=st.sampled_from(list(PADDINGS)),
+            tokens=st.integers(1, CHUNK),
+            mode=one_mode,
+        )
+        def go_apart(self, number: int, crop: bool, deep: bool, padding: str, tokens: int, mode: str) -> None:
+            """A cache and its copy: whichever writes first, and over what both held, leaves the other as it was."""
+            for talk in self.talks:
+                self.fill(talk, number, padding, mode)
+                twin = talk.copied(deep=deep)
+                first, second = (talk, twin) if number % 2 else (twin, talk)
+                if crop:
+                    first.crop(number, apart=False)
+                for one in (first, first, second, first):
+                    self.extend(one, tokens, padding, mode)
+
+        def fill(self, talk: Talk, number: int, padding: str, mode: str, *, another: bool = False) -> None:
+            """Have rows hold some tokens, of a network whose numbers tell rows apart; of another one if need be."""
+            if another or talk.live.dtype not in ONE_PASS:
+                live = self.life(number)
+                talk.live = live if live.dtype in ONE_PASS else self.lives[-1]
+                if talk.live.dtype not in ONE_PASS:
+                    talk.live = Live.of(subject)
+                talk.begin(1 + number % 3)
+            if min(len(row) for row in talk.rows) < 3:
+                self.extend(talk, 4, padding if talk.cache.at is None else "none", mode)
 
         def extend(self, talk: Talk, tokens: int, padding: str, mode: str) -> None:
             """Feed tokens to all rows, and compare what comes out with one pass over each row alone."""
