@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posenc import Positions
-from posenc.lab import data, tasks
+from posenc.foreign import CannotRead
+from posenc.lab import tasks
 from posenc.lab.ablate import ablate, shifted, shuffled, swapped, without_position
 from posenc.lab.recipes import ENCODINGS, recipe
 from posenc.lab.tasks import END
@@ -191,8 +192,18 @@ def test_the_ablations_of_text_are_bits_per_byte_of_what_the_changed_model_says(
             chances[ord("a")] = share
             return chances.log().expand(*ids.shape, 257)
 
-    task = tasks.find("text")(data.load(str(tmp_path / "a.txt")))
+    task = tasks.find("text")(str(tmp_path / "a.txt"))
     model = Certain(lambda at, stack: all(b - a == 1 for a, b in pairwise(at)))
     found = ablate(SimpleNamespace(experiment=SimpleNamespace(task="text", train_length=8), task=task, model=model))
     expected = {"intact": 1, "removed": 1, "shuffled": 3, "shifted": 1, "swapped": 3}
     assert found == {name: pytest.approx(bits, rel=1e-5) for name, bits in expected.items()}
+
+
+def test_a_text_that_changes_meanwhile_is_no_refusal_of_the_encoding(tmp_path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"a" * 30_000)
+    task = tasks.find("text")(str(tmp_path / "a.txt"))
+    assert task.text.files == 1
+    (tmp_path / "a.txt").write_bytes(b"b" * 30_001)
+    run = SimpleNamespace(experiment=SimpleNamespace(task="text", train_length=8), task=task, model=model_of("none"))
+    with pytest.raises(CannotRead, match="was changed while it was in use"):
+        ablate(run)

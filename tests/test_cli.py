@@ -339,7 +339,9 @@ MISTAKES = [
     ("train rotarry", "no encoding named 'rotarry'; .*"),
     ("train rotary --task repat", "no task named 'repat'; .*; did you mean 'repeat'\\?"),
     ("train rotary --task repeat --rate 0", r"rate must be above 0, got 0\.0"),
-    ("train rotary --task repeat --threads 0", "threads must be 1 or more, got 0"),
+    ("train rotary --task repeat --threads 0", "threads must lie between 1 and 1,024, got 0"),
+    ("train rotary --task repeat --threads 100000000", "threads must lie between 1 and 1,024, got 100000000"),
+    ("generate nowhere --seed 99999999999999999999", "seed must lie between .*, got 9+"),
     (
         "train rotary --task repeat --out short.txt",
         "cannot write into 'short.txt': File exists; choose another folder with --out",
@@ -498,7 +500,8 @@ def damaged(where: str, content: str, filled: Path, here: Path) -> None:
     [
         (
             "records/repeat-none*",
-            "copy/records/repeat-none-.*json: it is no whole JSON .*; posenc compare sets it aside and .*",
+            "copy/records/repeat-none-.*json: it is no whole JSON .*; move it out of the folder, or give the posenc "
+            "compare again that made it: it sets the file aside and makes the run again",
         ),
         ("settings.json", "copy/settings.json: it is no whole JSON .*; delete it, the records are what counts"),
     ],

@@ -176,9 +176,9 @@ def test_a_file_that_fails_while_it_is_read_is_named_with_the_reason(
 
 
 def test_windows_are_bos_and_consecutive_bytes_and_all_predictions_count(tmp_path: Path) -> None:
-    text = data.load(str(folder_of(tmp_path, {"one.txt": 30_000}) / "one.txt"))
-    batch = tasks.find("text")(text).batch(11, 5, torch.Generator().manual_seed(0))
-    whole = bytes_of(text.train)
+    task = tasks.find("text")(str(folder_of(tmp_path, {"one.txt": 30_000}) / "one.txt"))
+    batch = task.batch(11, 5, torch.Generator().manual_seed(0))
+    whole = bytes_of(task.text.train)
     assert batch.ids.shape == (5, 12) and batch.answer.tolist() == [True] * 11
     for row in batch.ids.tolist():
         assert row[0] == 256 and bytes(row[1:]) in whole
@@ -259,10 +259,31 @@ def test_a_folder_that_may_not_be_read_is_not_passed_over(tmp_path: Path, monkey
         data.load(str(tmp_path))
 
 
+def test_a_link_out_of_a_folder_of_texts_is_refused_and_one_that_is_named_is_followed(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "book", {"a.txt": 30_000, "b.txt": 30_000})
+    (tmp_path / "secret").write_text("a word\n" * 5_000)
+    (folder / "inside.txt").symlink_to("a.txt")
+    assert data.load(str(folder)).files == 3
+    (folder / "notes.txt").symlink_to(tmp_path / "secret")
+    with pytest.raises(ValueError, match=r"notes\.txt: it is a link to '.*secret', outside its folder; put the file"):
+        data.load(str(folder))
+    assert data.load(str(folder / "notes.txt")).files == 1
+    (tmp_path / "link").symlink_to(folder)
+    (folder / "notes.txt").unlink()
+    assert data.load(str(tmp_path / "link")).files == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are any bytes on Linux alone")
+def test_a_file_whose_name_is_no_text_is_read_like_any_other(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "book", {"a.txt": 30_000, "b.txt": 30_000})
+    (folder / os.fsdecode(b"\xff.txt")).write_text("a word\n" * 5_000)
+    assert data.load(str(folder)).files == 3
+
+
 def test_too_little_text_for_a_window_is_refused_with_both_sizes(tmp_path: Path) -> None:
-    text = tasks.find("text")(data.load(str(folder_of(tmp_path, {"one.txt": 20_000}) / "one.txt")))
+    task = tasks.find("text")(str(folder_of(tmp_path, {"one.txt": 20_000}) / "one.txt"))
     with pytest.raises(ValueError, match="the text has 18,000 bytes to train on, too few for a window of 18000; add"):
-        text.batch(18_000, 1, torch.Generator())
+        task.batch(18_000, 1, torch.Generator())
 
 
 MEASURED = """
@@ -275,9 +296,9 @@ def memory(name):
     return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
 
 def use(path):
-    text = data.load(path)
+    task = tasks.find("text")(path)
+    text = task.text
     text.facts()
-    task = tasks.find("text")(text)
     task.batch(64, 16, torch.Generator().manual_seed(0))
     last = evaluate.spread(0, len(text.train) - 64, 1000)
     task.windows(text.train, last, 64)

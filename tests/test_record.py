@@ -276,6 +276,15 @@ def test_a_record_says_what_else_made_it(of_copy: dict) -> None:
     assert record.made_elsewhere(other) == f"posenc {posenc.__version__} and torch 1.0"
 
 
+def test_a_run_that_has_its_record_has_not_failed(of_copy: dict, tmp_path: Path) -> None:
+    records = tmp_path / "records"
+    record.write_failure(records, of_copy["key"], "rotary on copy: its process was killed")
+    assert list(record.failures(tmp_path)) == [of_copy["key"]]
+    # Killed between the record and the end of the failure.
+    record.write(of_copy, records)
+    assert record.failures(tmp_path) == {}
+
+
 def test_a_folder_without_records_says_how_to_make_some(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "missing"):
         with pytest.raises(ValueError, match=r"^no records in '.*'; make some with posenc compare --out "):
@@ -289,5 +298,8 @@ def test_all_records_of_a_folder_are_read_in_the_order_of_their_names(of_copy: d
     (tmp_path / "records" / "d.damaged").write_text("half")
     assert [found["key"] for found in record.read_all(tmp_path)] == ["a", "b"]
     (tmp_path / "records" / "c.json").write_text("half")
-    with pytest.raises(CannotRead, match=r"c\.json: .*; posenc compare sets it aside and makes the run again$"):
+    with pytest.raises(
+        CannotRead,
+        match=r"c\.json: .*; move it out of the folder, or give the posenc compare again that made it: it sets",
+    ):
         record.read_all(tmp_path)

@@ -280,10 +280,33 @@ def test_json_without_a_checksum_is_read_and_said_to_have_none(tmp_path: Path) -
             store.read_json(tmp_path / "a.json")
 
 
+def test_a_link_out_of_its_folder_is_not_followed(tmp_path: Path) -> None:
+    store.write(tmp_path / "elsewhere.json", store.sealed({"a": 1}))
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "a.json").symlink_to(tmp_path / "elsewhere.json")
+    with pytest.raises(CannotRead, match=r"a\.json: it is a link to '.*elsewhere\.json', outside its folder"):
+        store.read_json(tmp_path / "folder" / "a.json")
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert store.read_json(tmp_path / "link" / "elsewhere.json") == ({"a": 1}, True)
+
+
 @pytest.mark.parametrize("names", [[], ["../elsewhere"], ["a/b"], 3, ["."], [".."]])
 def test_a_pointer_names_folders_beside_it(names: Any, tmp_path: Path) -> None:
     (tmp_path / "latest.json").write_bytes(store.sealed({"generations": names}))
-    with pytest.raises(CannotRead, match=r"latest\.json: generations: expected"):
+    with pytest.raises(
+        CannotRead, match=r"latest\.json: generations: expected .*; delete it, and the same command goes"
+    ):
+        store.generations(tmp_path)
+
+
+def test_without_a_pointer_the_generations_are_those_that_are_there_the_latest_last(tmp_path: Path) -> None:
+    names = ["step-000002", "step-000002.2", "step-000002.10", "step-000010", "step-999999", "step-1000000"]
+    for name in (*reversed(names), "step-3x", "step-", "steps-000004", ".step-000020.1-00000000.part"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "step-000030").write_text("")
+    assert store.generations(tmp_path) == names
+    (tmp_path / "latest.json").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(CannotRead, match=r"latest\.json: there is no such file; delete it"):
         store.generations(tmp_path)
 
 
@@ -333,6 +356,31 @@ def test_results_of_another_torch_are_kept_and_that_is_said(tmp_path: Path, monk
     said: list[str] = []
     assert runs.Kept(tmp_path / "measurements.jsonl", said.append).once({"number": 2}, dict)["value"] == 2
     assert said[0].startswith("passes are kept from posenc ") and said[0].endswith("; another --out makes them again")
+
+
+def test_a_lock_is_made_in_the_folder_and_nowhere_else(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / ".lock").symlink_to(tmp_path / "made")
+    with pytest.raises(ValueError, match=r"^cannot write into '.*folder': .+; choose another folder with --out$"):
+        with store.held(tmp_path / "folder"):
+            pass
+    assert not (tmp_path / "made").exists()
+    (tmp_path / "link").symlink_to(tmp_path / "other")
+    (tmp_path / "other").mkdir()
+    with store.held(tmp_path / "link"), pytest.raises(store.InUse), store.held(tmp_path / "other"):
+        pass
+
+
+def test_a_system_without_locks_is_answered_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fcntl = pytest.importorskip("fcntl")
+
+    def none(*_) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with pytest.raises(ValueError, match=r"^cannot write into '.*': No locks available; choose another folder with"):
+        with store.held(tmp_path):
+            pass
 
 
 def test_a_folder_that_cannot_be_made_says_why_and_what_to_choose(tmp_path: Path) -> None:

@@ -128,6 +128,8 @@ def test_letters_that_a_task_does_not_know_are_refused_by_name() -> None:
 def test_the_text_task_goes_from_words_to_bytes_and_back() -> None:
     text = tasks.find("text")(None)
     assert text.encode("é!") == [256, 0xC3, 0xA9, ord("!")]
+    # A byte that is no text, as the command line hands it on.
+    assert text.encode("a\udcff") == [256, ord("a"), 0xFF]
     assert text.decode(text.encode("naïve text")) == "naïve text"
     assert text.decode([0xC3]) == "\N{REPLACEMENT CHARACTER}"
 

@@ -13,7 +13,7 @@ import posenc
 from posenc.foreign import CannotRead
 from posenc.lab import store, tasks
 from posenc.lab import train as training
-from posenc.lab.compare import train_one
+from posenc.lab.compare import continue_prompt, train_one
 from posenc.lab.muon import Muon
 from posenc.lab.recipes import ENCODINGS, Experiment, recipe
 from posenc.lab.train import Run, draw_length, load, rate_at, save, start, train
@@ -309,6 +309,60 @@ def test_a_step_that_a_kill_left_without_its_pointer_is_written_again(checkpoint
     save(train(run, until=6), checkpoint.parent)
     assert same_weights(load(checkpoint.parent), whole)
     assert sorted(file.name for file in checkpoint.parent.iterdir()) == ["latest.json", "step-000004", "step-000006"]
+
+
+def test_a_checkpoint_that_has_lost_its_pointer_goes_on_from_its_last_step(tmp_path: Path) -> None:
+    whole = train(start(tiny()), lambda run: save(run, tmp_path), until=6)
+    (tmp_path / "latest.json").write_text("{")
+    with pytest.raises(
+        CannotRead, match=r"latest\.json: .*; delete it, and the same command goes on from the last step"
+    ):
+        load(tmp_path)
+    (tmp_path / "latest.json").unlink()
+    assert training.is_there(tmp_path) and same_weights(load(tmp_path), whole)
+    save(train(load(tmp_path)), tmp_path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["latest.json", "step-000006", "step-000008"]
+
+
+def test_a_checkpoint_is_read_while_its_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, plain = start(tiny()), store.read_json
+    save(train(run, until=2), tmp_path)
+
+    def overtaken(path: Path):
+        if path.parent.name == "step-000002":
+            for step in (4, 6):
+                save(train(run, until=step), tmp_path)
+        return plain(path)
+
+    monkeypatch.setattr(store, "read_json", overtaken)
+    assert load(tmp_path).step == 6
+
+
+def test_a_text_that_has_changed_since_a_checkpoint_was_made_is_refused(tmp_path: Path, book: str) -> None:
+    def go_on(steps: list[str]) -> Run:
+        given = {**TINY, "text": book, "steps": 4, "evaluate_every": 2, "test_lengths": ()}
+        return train_one("rotary", "text", 0, tmp_path / "run", None, steps.append, **given)
+
+    said: list[str] = []
+    go_on(said)
+    assert go_on(said).step == 4 and "going on at step 4 of 4" in said
+    Path(book).write_text(BOOK.replace("7", "8"))
+    with pytest.raises(
+        ValueError, match=r"book\.txt is another text than the one that '.*run' was trained on; put that"
+    ):
+        go_on(said)
+    # What it has learned it still knows.
+    Path(book).unlink()
+    assert continue_prompt(tmp_path / "run", "line", 3, 0.0, None, 0).startswith("line")
+
+
+def test_a_point_is_on_the_disk_before_it_is_told(tmp_path: Path) -> None:
+    def full(words: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        train_one("learned", "copy", 0, tmp_path, None, full, **TINY, steps=4, evaluate_every=2)
+    assert load(tmp_path).step == 2
 
 
 def test_a_checkpoint_of_an_older_version_goes_on_as_it_was(checkpoint: Path) -> None:

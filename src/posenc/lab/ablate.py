@@ -9,6 +9,7 @@ import torch
 from torch import Generator, nn
 
 from posenc.encoding import Encoding
+from posenc.foreign import CannotRead
 from posenc.lab.evaluate import TEXT_BYTES, exact_match, held_out_bits
 from posenc.model import Stack
 from posenc.positions import Positions
@@ -58,6 +59,9 @@ def ablate(run: Any) -> dict[str, float | None]:
             if run.experiment.task == "text":
                 return held_out_bits(run.model, run.task, length, total=TEXT_BYTES // 4, change=change)
             return exact_match(run.model, run.task, length, rows=256, shortest=length, change=change).exact_match
+        except CannotRead:
+            # The text, which is no refusal of the encoding's.
+            raise
         except ValueError:
             return None
 

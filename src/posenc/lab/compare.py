@@ -19,6 +19,9 @@ PRESETS: dict[str, dict[str, Any]] = {
 """What a preset asks for. Exact matches beyond the trained length move by up to 56 points between seeds (docs/log.md);
 a run on text moves less and costs twice as much."""
 
+MOST_THREADS = 1_024
+"""The threads to compute with: far more than processors have cores, and few enough that the system can start them."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -174,8 +177,8 @@ def train_one(
     parts = tuple(catalogue.split(spec))
     experiment = recipes.recipe(task, parts[0] if len(parts) == 1 else parts, seed, **changes)
     if threads is not None:
-        if threads < 1:
-            raise ValueError(f"threads must be 1 or more, got {threads}")
+        if not 1 <= threads <= MOST_THREADS:
+            raise ValueError(f"threads must lie between 1 and {MOST_THREADS:,}, got {quoted(threads, 40)}")
         torch.set_num_threads(threads)
     with store.held(folder):
         return train_in(folder, experiment, catalogue.files_in(spec), say)
@@ -188,13 +191,18 @@ def train_in(folder: Path, experiment: Experiment, own: Collection[str], say: Ca
     if train.is_there(folder):
         run = train.load(folder, own)
         if kept := store.generations(folder):
-            store.forget(folder, kept[-1], (train.MODEL, train.OPTIMIZER, train.FACTS), kept)
+            store.forget(folder, (train.MODEL, train.OPTIMIZER, train.FACTS), kept)
         if changed := run.experiment.changed_files():
             raise ValueError(f"{changed[0]}; put the old file back, or choose another folder with --out")
         if run.experiment != experiment:
             before, now = vars(run.experiment), vars(experiment)
             other = ", ".join(f"{name} {before[name]} -> {now[name]}" for name in now if before[name] != now[name])
             raise ValueError(f"'{folder}' holds a run of other settings ({other}); choose another folder with --out")
+        if run.text and run.text != run.task.text.sha256:
+            raise ValueError(
+                f"{run.task.text.name} is another text than the one that '{folder}' was trained on; put that one back, "
+                f"or choose another folder with --out"
+            )
         say(f"going on at step {run.step} of {experiment.steps}")
         if other := store.other_versions(run.versions):
             say(f"the checkpoint was made with {other}; the end may differ in its last digits")
@@ -202,6 +210,7 @@ def train_in(folder: Path, experiment: Experiment, own: Collection[str], say: Ca
         run = train.start(experiment)
 
     def progress(run: Any) -> None:
+        train.save(run, folder)
         point = run.curve[-1]
         what = "bits per byte" if experiment.task == "text" else "exact match"
         left = run.cpu_s / run.step * (experiment.steps - run.step)
@@ -209,7 +218,6 @@ def train_in(folder: Path, experiment: Experiment, own: Collection[str], say: Ca
             f"step {run.step}/{experiment.steps}  loss {point['loss']:.3f}  {what} {point['score']:.3f}  "
             f"about {left:.0f} CPU s left"
         )
-        train.save(run, folder)
 
     return train.train(run, progress)
 
@@ -232,6 +240,7 @@ def continue_prompt(
 
     from posenc.lab import train
 
+    recipes.check_seed(seed)
     run = train.load(folder, own)
     for changed in run.experiment.changed_files():
         say(changed)

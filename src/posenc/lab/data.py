@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from posenc.foreign import quoted, regular
+from posenc.foreign import CannotRead, quoted, regular
 
 SUFFIXES = (".txt", ".md", ".rst", ".py", ".tex", ".html", ".json", ".csv", ".c", ".h", ".cpp", ".rs", ".js", ".ts", "")
 LEAST = 20_000
@@ -43,22 +43,22 @@ class Piece:
     state: tuple[int, int]
 
     @staticmethod
-    def of(path: Path) -> "Piece":
-        """All of a file. Raises ValueError where there is none, or it is a device or a pipe."""
-        found = os.stat(regular(path))
+    def of(path: Path, within: Path | None = None) -> "Piece":
+        """All of a file. Raises CannotRead as `regular` does."""
+        found = os.stat(regular(path, within))
         return Piece(path, 0, found.st_size, (found.st_size, found.st_mtime_ns))
 
     def read(self, place: int, count: int) -> bytes:
-        """`count` of its bytes from `place` on. Raises ValueError where the file is no longer what it was."""
+        """`count` of its bytes from `place` on. Raises CannotRead where the file is no longer what it was."""
         try:
             with open(self.path, "rb", buffering=0) as file:
                 now = os.fstat(file.fileno())
                 file.seek(self.start + place)
                 data = file.read(count)
         except OSError as error:
-            raise ValueError(f"'{self.path}' cannot be read: {error.strerror}") from None
+            raise CannotRead(f"'{self.path}' cannot be read: {error.strerror}") from None
         if (now.st_size, now.st_mtime_ns) != self.state or len(data) < count:
-            raise ValueError(f"'{self.path}' was changed while it was in use; run the same command again")
+            raise CannotRead(f"'{self.path}' was changed while it was in use; run the same command again")
         return data
 
     def blocks(self) -> Iterator[bytes]:
@@ -154,8 +154,9 @@ def load(path: str | None) -> Text:
     if not os.path.exists(path):
         raise ValueError(f"no file or folder {quoted(path)}; give --text a text file or a folder of text files")
     where = Path(path)
-    files = files_in(where) if where.is_dir() else [where]
-    found = {str(file.relative_to(where.parent)): Piece.of(file) for file in files}
+    whole = where.is_dir()
+    files = files_in(where) if whole else [where]
+    found = {str(file.relative_to(where.parent)): Piece.of(file, where if whole else None) for file in files}
     found = {name: piece for name, piece in found.items() if piece.size}
     if not found:
         raise ValueError(f"'{path}' holds no text; give --text a file or folder with at least {LEAST:,} bytes")
@@ -233,7 +234,7 @@ def split(found: dict[str, Piece]) -> tuple[Joined, Joined]:
         cut = whole.size * 9 // 10
         parts = [Piece(whole.path, *which, whole.state) for which in ((0, cut), (cut, whole.size - cut))]
         return Joined(parts[:1]), Joined(parts[1:])
-    order = sorted(found, key=lambda file: hashlib.sha256(file.encode()).hexdigest())
+    order = sorted(found, key=lambda file: hashlib.sha256(os.fsencode(file)).hexdigest())
     total, held, test_files = sum(piece.size for piece in found.values()), 0, dict[str, None]()
     # A file of more than half the text is trained on, whatever its name.
     for file in [file for file in order if found[file].size <= total / 2][: len(order) - 1]:

@@ -86,8 +86,7 @@ class Experiment:
                 raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
             if getattr(self, name) > most:
                 raise ValueError(f"{name} must be at most {most:,}, got {quoted(getattr(self, name), 40)}")
-        if abs(self.seed) > MOST_SEED:
-            raise ValueError(f"seed must lie between -{MOST_SEED:,} and {MOST_SEED:,}, got {quoted(self.seed, 40)}")
+        check_seed(self.seed)
         if self.dim % self.heads:
             raise ValueError(f"heads must divide dim={self.dim}, got heads={self.heads}; {divisors_in_words(self.dim)}")
         too_short = [n for n in self.test_lengths if n <= self.train_length]
@@ -163,6 +162,12 @@ def not_named(path: str, recorded: str | None, file: Path | None) -> CannotRead:
         file=file,
         remedy=f"read the file, and if you trust it: posenc generate {folder} --trust {shlex.quote(path)}",
     )
+
+
+def check_seed(seed: int) -> None:
+    """Raises ValueError for a seed that torch might not take."""
+    if abs(seed) > MOST_SEED:
+        raise ValueError(f"seed must lie between -{MOST_SEED:,} and {MOST_SEED:,}, got {quoted(seed, 40)}")
 
 
 def recipe(task: str, spec: str | tuple[str, ...], seed: int = 0, **changes: Any) -> Experiment:

@@ -243,9 +243,12 @@ def forget_failure(folder: Path, key: str) -> None:
 
 
 def failures(folder: Path) -> dict[str, str]:
-    """Key -> which run failed and why, of all that failed in a folder."""
+    """Key -> which run failed and why, of all that failed in a folder and have no record."""
     found = {}
     for path in sorted((folder / "records").glob("*.failed")):
+        # A process that was killed beside it has made the record and not forgotten the failure.
+        if path.with_suffix(".json").exists():
+            continue
         try:
             facts, _ = store.read_json(path)
             matches(facts, {"failed": str}, file=path)
@@ -263,4 +266,7 @@ def read_all(folder: Path) -> list[dict[str, Any]]:
     try:
         return [read(path) for path in paths]
     except CannotRead as error:
-        raise CannotRead(f"{error}; posenc compare sets it aside and makes the run again") from None
+        raise CannotRead(
+            f"{error}; move it out of the folder, or give the posenc compare again that made it: it sets the file "
+            f"aside and makes the run again"
+        ) from None

@@ -45,7 +45,6 @@ def write(
     """
     summary.need_records(records)
     folder = Path(folder)
-    (folder / "figures").mkdir(parents=True, exist_ok=True)
     drawer = Drawer(folder / "figures", records)
     page = render(records, settings or {}, drawer, failures)
     data = json.dumps(finite(records), ensure_ascii=False, allow_nan=False, separators=(",", ":"))

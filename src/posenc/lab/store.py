@@ -26,6 +26,7 @@ POINTER = "latest.json"
 KEPT = 2
 """The generations of a checkpoint that are kept: the last one, and the one before it."""
 
+STEP = re.compile(r"step-(\d+)(?:\.(\d+))?")
 TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.part")
 CHECKSUM = re.compile(rb',\s*"checksum": "([0-9a-f]{64})"\s*\}\s*\Z')
 
@@ -165,11 +166,16 @@ def held(folder: Path) -> Generator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        # A link would make a file wherever it leads.
+        file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
     except OSError as error:
-        raise ValueError(f"cannot write into '{folder}': {error.strerror}; choose another folder with --out") from None
+        raise unwritable(folder, error) from None
     try:
-        if not lock(file):
+        try:
+            free = lock(file)
+        except OSError as error:
+            raise unwritable(folder, error) from None
+        if not free:
             raise InUse(
                 f"another posenc is at work in '{folder}'; wait until it is over, or choose another folder with --out"
             )
@@ -179,8 +185,12 @@ def held(folder: Path) -> Generator[None]:
         os.close(file)
 
 
+def unwritable(folder: Path, cause: OSError) -> ValueError:
+    return ValueError(f"cannot write into '{folder}': {cause.strerror}; choose another folder with --out")
+
+
 def lock(file: int) -> bool:
-    """Whether an open file is now locked by this process."""
+    """Whether an open file is now locked by this process. Raises OSError where the system has no locks there."""
     try:
         if os.name == "nt":
             import msvcrt
@@ -231,8 +241,11 @@ def unsealed(data: bytes, file: Path) -> tuple[dict[str, Any], bool]:
 
 
 def read_json(path: Path) -> tuple[dict[str, Any], bool]:
-    """What `sealed` has written: the dictionary, and whether it has a checksum. Raises CannotRead."""
-    return unsealed(foreign.read(path), path)
+    """What `sealed` has written: the dictionary, and whether it has a checksum.
+
+    Raises CannotRead, also for a link out of its folder.
+    """
+    return unsealed(foreign.read(path, within=path.parent), path)
 
 
 def checksum(data: bytes) -> str:
@@ -267,8 +280,8 @@ def other_versions(made_with: Mapping[str, Any] | None) -> str:
 # Generations of a checkpoint
 
 
-def add_generation(folder: Path, name: str, files: Mapping[str, bytes]) -> Path:
-    """Write a generation of a checkpoint and make it the latest; of the earlier ones the last stays.
+def add_generation(folder: Path, step: int, files: Mapping[str, bytes]) -> Path:
+    """Write a generation of a checkpoint, step-000100, and make it the latest; of the earlier ones the last stays.
 
     Until the pointer has moved, the generation before is the latest: whatever happens, one of the two is whole.
 
@@ -276,11 +289,11 @@ def add_generation(folder: Path, name: str, files: Mapping[str, bytes]) -> Path:
     """
     before = generations(folder)
     # A process that was killed beside a move of the pointer leaves a generation that nothing points to.
-    forget(folder, name, files, before)
-    target, number = folder / name, 1
+    forget(folder, files, before)
+    target, number = folder / f"step-{step:06}", 1
     while os.path.lexists(target):
         number += 1
-        target = folder / f"{name}.{number}"
+        target = folder / f"step-{step:06}.{number}"
     try:
         with appearing(target) as hidden:
             for file, data in files.items():
@@ -291,15 +304,21 @@ def add_generation(folder: Path, name: str, files: Mapping[str, bytes]) -> Path:
         if target.name not in generations(folder):
             discard(target)
         raise
-    forget(folder, name, files, now)
+    forget(folder, files, now)
     return target
 
 
-def forget(folder: Path, name: str, files: Iterable[str], but: list[str]) -> None:
+def forget(folder: Path, files: Iterable[str], but: list[str]) -> None:
     """Remove the generations, known by their files, that are not among `but`."""
-    for old in folder.glob(f"{name.rpartition('-')[0]}-[0-9]*"):
-        if old.name not in but and all((old / file).is_file() for file in files):
-            discard(old)
+    for old in there(folder):
+        if old not in but and all((folder / old / file).is_file() for file in files):
+            discard(folder / old)
+
+
+def there(folder: Path) -> list[str]:
+    """The names of all generations in a folder, the latest last."""
+    found = [match for path in folder.glob("step-*") if (match := STEP.fullmatch(path.name)) and path.is_dir()]
+    return [match[0] for match in sorted(found, key=lambda match: (int(match[1]), int(match[2] or 1)))]
 
 
 def discard(folder: Path) -> None:
@@ -311,15 +330,20 @@ def discard(folder: Path) -> None:
 
 
 def generations(folder: Path) -> list[str]:
-    """The names of the generations that are kept, the latest last; none where there is no pointer.
+    """The names of the generations that are kept, the latest last; where there is no pointer, all that are there.
 
     Raises CannotRead for a damaged pointer.
     """
     path = folder / POINTER
-    if not path.exists():
-        return []
-    facts, _ = read_json(path)
-    foreign.matches(facts, {"generations": [str]}, file=path)
-    if not facts["generations"] or any(Path(name).name != name or name == ".." for name in facts["generations"]):
-        raise CannotRead("expected names of folders beside it", file=path, field="generations")
+    if not os.path.lexists(path):
+        # Each has appeared whole.
+        return there(folder)
+    try:
+        facts, _ = read_json(path)
+        foreign.matches(facts, {"generations": [str]}, file=path)
+        if not facts["generations"] or any(Path(name).name != name or name == ".." for name in facts["generations"]):
+            raise CannotRead("expected names of folders beside it", file=path, field="generations")
+    except CannotRead as error:
+        todo = "delete it, and the same command goes on from the last step beside it"
+        raise CannotRead(error.wrong, file=error.file, field=error.field, remedy=todo) from None
     return facts["generations"]

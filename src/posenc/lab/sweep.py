@@ -99,7 +99,8 @@ def run_all(
         )
     show(sweep)
     if waiting:
-        records.mkdir(parents=True, exist_ok=True)
+        with store.told(records):
+            records.mkdir(parents=True, exist_ok=True)
         Crew(min(workers or cores(), len(waiting)), records, sweep).work_off(waiting, show)
     return sweep
 

@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 from posenc import foreign
 from posenc.foreign import CannotRead
 from posenc.foreign.text import shortened
-from posenc.lab import data, store, tasks
+from posenc.lab import store, tasks
 from posenc.lab.evaluate import exact_match, held_out_bits
 from posenc.lab.muon import Muon
 from posenc.lab.recipes import EXPERIMENT, Experiment, hints
@@ -38,7 +38,7 @@ OLDER_FORM = {
     "cpu_s": float,
     "curve": [{"step": int, "loss": float, "score": float, "cpu_s": float}],
 }
-FORM = OLDER_FORM | {"versions": {"*": Any}, "files": {MODEL: str, OPTIMIZER: str}}
+FORM = OLDER_FORM | {"versions": {"*": Any}, "text?": (str, None), "files": {MODEL: str, OPTIMIZER: str}}
 """What run.json holds, here and before schema 2."""
 
 
@@ -56,6 +56,8 @@ class Run:
     curve: list[dict[str, float]] = field(default_factory=list)
     versions: dict[str, Any] | None = None
     """What the checkpoint that it goes on from was made with, where it says so."""
+    text: str | None = None
+    """The SHA-256 of the text that it was trained on, likewise."""
 
     @property
     def cooling_from(self) -> int | None:
@@ -73,9 +75,9 @@ class Run:
 
 
 def task_of(experiment: Experiment) -> Any:
-    """The task of an experiment, with its text if it has one."""
+    """The task of an experiment."""
     cls = tasks.find(experiment.task)
-    return cls(data.load(experiment.text)) if experiment.task == "text" else cls()
+    return cls(experiment.text) if experiment.task == "text" else cls()
 
 
 def start(experiment: Experiment) -> Run:
@@ -250,12 +252,13 @@ def save(run: Run, folder: Path) -> None:
         "schema": SCHEMA,
         "experiment": run.experiment.to_dict(),
         "versions": store.versions(),
+        "text": run.task.text.sha256 if run.experiment.task == "text" else None,
         "step": run.step,
         "cpu_s": run.cpu_s,
         "curve": run.curve,
         "files": {name: store.checksum(data) for name, data in tensors.items()},
     }
-    store.add_generation(folder, f"step-{run.step:06}", tensors | {FACTS: store.sealed(facts, indent=1)})
+    store.add_generation(folder, run.step, tensors | {FACTS: store.sealed(facts, indent=1)})
 
 
 def numbered(optimizers: tuple[torch.optim.Optimizer, ...]) -> list[tuple[int, torch.optim.Optimizer]]:
@@ -265,8 +268,8 @@ def numbered(optimizers: tuple[torch.optim.Optimizer, ...]) -> list[tuple[int, t
 
 
 def is_there(folder: Path) -> bool:
-    """Whether a folder holds a checkpoint."""
-    return (folder / store.POINTER).exists() or (folder / FACTS).exists()
+    """Whether a folder holds a checkpoint. Raises CannotRead for a damaged pointer."""
+    return bool(store.generations(folder)) or (folder / FACTS).exists()
 
 
 def load(folder: Path, own: Collection[str | Path] = ()) -> Run:
@@ -285,6 +288,9 @@ def load(folder: Path, own: Collection[str | Path] = ()) -> Run:
     try:
         return load_step(folder / last, own)
     except CannotRead as error:
+        if store.generations(folder)[-1:] not in ([], [last]):
+            # A training that goes on there has put a later step in its place meanwhile.
+            return load(folder, own)
         if error.remedy:
             raise
         if not earlier:
@@ -312,7 +318,7 @@ def load_step(folder: Path, own: Collection[str | Path]) -> Run:
         raise CannotRead(str(error), file=folder / FACTS, field="experiment") from None
     tensors = {}
     for name in (MODEL, OPTIMIZER):
-        file = foreign.regular(folder / name)
+        file = foreign.regular(folder / name, within=folder)
         data = foreign.read(file, most=file.stat().st_size)
         if sealed and facts["files"][name] != store.checksum(data):
             raise CannotRead("it does not fit the checksum in run.json: it was damaged or changed", file=file)
@@ -339,7 +345,7 @@ def load_step(folder: Path, own: Collection[str | Path]) -> Run:
     except (RuntimeError, ValueError, KeyError) as error:
         raise CannotRead(f"it does not fit its run.json: {error}", file=folder / OPTIMIZER) from None
     run.step, run.cpu_s, run.curve = facts["step"], facts["cpu_s"], facts["curve"]
-    run.versions = facts.get("versions")
+    run.versions, run.text = facts.get("versions"), facts.get("text")
     return run
 
 

@@ -1,8 +1,11 @@
 """A byte-level language model on real text."""
 
+import functools
+
 import torch
 from torch import Generator
 
+from posenc.lab import data
 from posenc.lab.data import Joined, Text
 from posenc.lab.tasks import Batch
 
@@ -17,8 +20,14 @@ class ByteText:
     vocab = 257
     bos = 256
 
-    def __init__(self, text: Text) -> None:
-        self.text = text
+    def __init__(self, path: str | None) -> None:
+        """Of the text of a file or folder; without a path, of the standard library's."""
+        self.path = path
+
+    @functools.cached_property
+    def text(self) -> Text:
+        """Read when it is first asked for: what only continues a prompt needs none, and a run's file may name any."""
+        return data.load(self.path)
 
     def tokens(self, length: int) -> int:
         return length
@@ -40,7 +49,8 @@ class ByteText:
         return Batch(torch.cat((bos, ids), 1), torch.ones(length, dtype=torch.bool))
 
     def encode(self, text: str) -> list[int]:
-        return [self.bos, *text.encode()]
+        # What the command line could not decode stands for the bytes that were typed.
+        return [self.bos, *text.encode(errors="surrogateescape")]
 
     def decode(self, ids: list[int]) -> str:
         return bytes(i for i in ids if i < 256).decode(errors="replace")
