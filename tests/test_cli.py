@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import get_args, get_origin
 
 import pytest
+import torch
 import tyro
 
 import posenc.__main__ as main
@@ -710,6 +711,13 @@ def test_a_file_of_ones_own_that_cannot_be_imported_is_one_line(posenc, here: Pa
 def test_errors_of_many_lines_are_told_in_one() -> None:
     assert cli.reason(RuntimeError("size mismatch:\n\tone\n\ttwo")) == "size mismatch: one two"
     assert cli.reason(OSError(28, "No space left on device", "a file")) == "No space left on device: 'a file'"
+
+
+@pytest.mark.parametrize("fault", [lambda: int("x"), lambda: torch.zeros(2).view(3), lambda: open(b"a\0b")])
+def test_a_fault_within_a_verb_stays_a_traceback(fault, posenc, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue, "names", fault)
+    with pytest.raises((ValueError, RuntimeError)):
+        posenc("list")
 
 
 def test_ctrl_c_is_one_sentence_and_130(posenc, monkeypatch: pytest.MonkeyPatch) -> None:

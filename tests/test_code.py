@@ -348,3 +348,33 @@ def test_errors_of_ours_stay_what_they_are() -> None:
     with pytest.raises(SystemExit), code.own_errors(["order", "rotary"]):
         raise SystemExit(0)
     assert issubclass(code.load(f"{catalogue.HOME}/rotary.py:Rotary", Encoding), Encoding)
+
+
+@pytest.mark.parametrize(
+    ("source", "module", "meant"),
+    [
+        ("raise ValueError('a sentence')", "posenc.lab.train", True),
+        ("raise ValueError('a sentence')", f"{code.MODULES}mine_1", True),
+        (
+            "try:\n    int('x')\nexcept ValueError as error:\n    raise ValueError('a sentence') from error",
+            "posenc",
+            True,
+        ),
+        ("raise ValueError('not ours')", "posencoder.lab", False),
+        ("raise ValueError('not ours')", "torch.nn", False),
+        ("int('x')", "posenc.lab.train", False),
+        ("import json; json.loads('{')", "posenc.lab.train", False),
+        ("import torch; torch.zeros(2).view(3)", "posenc.lab.train", False),
+        ("try:\n    int('x')\nfinally:\n    pass", "posenc.lab.train", False),
+        ("def more():\n    yield int('x')\nlist(more())", "posenc.lab.train", False),
+        ("def more():\n    raise ValueError('a sentence')\nlist(map(lambda x: more(), 'x'))", "posenc.lab.train", True),
+    ],
+)
+def test_an_error_is_meant_for_a_person_where_a_raise_of_ours_or_theirs_began_it(source, module, meant) -> None:
+    with pytest.raises((ValueError, RuntimeError)) as found:
+        exec(source, {"__name__": module})
+    assert code.is_meant(found.value) is meant
+
+
+def test_an_error_that_nobody_raised_is_not_meant() -> None:
+    assert not code.is_meant(ValueError("never raised"))

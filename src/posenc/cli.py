@@ -20,7 +20,7 @@ import tyro
 from tyro.conf import Positional, arg, subcommand
 
 from posenc.foreign import one_line, quoted, visible
-from posenc.foreign.code import own_errors
+from posenc.foreign.code import is_meant, own_errors
 from posenc.foreign.text import shortened
 
 ENCODINGS = ("none", "sinusoidal", "learned", "rotary", "alibi", "t5_bias", "shaw")
@@ -73,7 +73,7 @@ class Compare:
 
     def run(self) -> int:
         from posenc import terminal
-        from posenc.lab import record
+        from posenc.lab import record, summary
         from posenc.lab.compare import Settings, compare, not_for_sequences
 
         if "all" in self.encodings and (grids := not_for_sequences()):
@@ -98,7 +98,7 @@ class Compare:
         else:
             print_answer(records)
             terminal.say(f"\nReport: {page}")
-        for words in record.told_apart(records):
+        for words in record.told_apart(summary.legible(records)):
             terminal.note(words)
         for key, reason in sweep.failures.items():
             terminal.note(f"failed: {sweep.runs[key].words}: {reason}")
@@ -119,7 +119,7 @@ class Report:
 
     def run(self) -> int:
         from posenc import terminal
-        from posenc.lab import record, report, store
+        from posenc.lab import record, report, store, summary
         from posenc.lab.compare import in_reading_order, read_settings
 
         settings = read_settings(self.folder)
@@ -130,7 +130,8 @@ class Report:
             with suppress(store.InUse):
                 stack.enter_context(store.held(self.folder))
             page = report.write(records, self.folder, settings, failures)
-        for words in (*record.told_apart(records), *(f"failed: {words}" for words in failures)):
+        failed = [f"failed: {words}" for words in summary.legible(failures, summary.MOST_OF_A_SENTENCE)]
+        for words in (*record.told_apart(summary.legible(records)), *failed):
             terminal.note(words)
         if self.json:
             print(json.dumps(records))
@@ -675,13 +676,17 @@ def print_answer(records: list[dict[str, Any]]) -> None:
     from posenc import terminal
     from posenc.lab import summary
 
-    terminal.say(summary.answer(records))
+    shown = summary.legible(records)
+    terminal.say(summary.answer(shown))
     terminal.say()
-    terminal.table(*summary.table(records))
+    terminal.table(*summary.table(shown))
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one verb; returns the exit code. A user's mistake is answered in one line, without a traceback."""
+    """Run one verb; returns the exit code.
+
+    A user's mistake, and what the system refuses, is answered in one line; a fault of posenc's stays a traceback.
+    """
     given = sys.argv[1:] if arguments is None else arguments
     if given and not given[0].startswith("-") and given[0] not in VERBS:
         close = difflib.get_close_matches(given[0], VERBS, 1)
@@ -696,16 +701,16 @@ def main(arguments: list[str] | None = None) -> int:
         finally:
             # Help leaves by SystemExit.
             sys.stdout.flush()
-    except ValueError as error:
-        print(f"posenc: {reason(error)}", file=sys.stderr)
-        return 2
     except BrokenPipeError:
         # Whoever read our output has enough; without this, Python would complain when it flushes at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (RuntimeError, OSError) as error:
+    except (ValueError, RuntimeError, OSError) as error:
+        # An error with a number comes from the system.
+        if not is_meant(error) and not getattr(error, "errno", None):
+            raise
         print(f"posenc: {reason(error)}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ValueError) else 1
     except KeyboardInterrupt as end:
         number = end.args[0] if end.args else signal.SIGINT
         how = "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"

@@ -5,6 +5,7 @@ a record, a config) opens it only where the person has named the same file too, 
 files those are, and the default is none.
 """
 
+import dis
 import hashlib
 import importlib.util
 import inspect
@@ -15,7 +16,7 @@ import traceback
 from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType, ModuleType, TracebackType
 from typing import TypeVar
 
 from posenc.foreign.files import read
@@ -102,6 +103,21 @@ def of_own(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__")).startswith(MODULES)
 
 
+def is_meant(error: BaseException) -> bool:
+    """Whether a person was meant to read an error: a `raise` of posenc's or of a file of their own began it.
+
+    What Python, torch or any other library raises on its own is a fault of whoever called it, and its message speaks
+    of our insides.
+    """
+    last: TracebackType | None = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None:
+        return False
+    ours = of_own(last.tb_frame) or str(last.tb_frame.f_globals.get("__name__")).partition(".")[0] == "posenc"
+    return ours and last.tb_frame.f_code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+
+
 @contextmanager
 def own_errors(names: Sequence[str]) -> Generator[None]:
     """What code of one's own does wrong, in whatever way, becomes a ValueError of one line that says where.
@@ -110,11 +126,11 @@ def own_errors(names: Sequence[str]) -> Generator[None]:
     """
     try:
         yield
-    except (ValueError, OSError):
+    except OSError:
         raise
     except (Exception, SystemExit) as error:
         own = [name for name in names if OWN.search(name)]
-        if not own:
+        if not own or (isinstance(error, ValueError) and is_meant(error)):
             raise
         steps = [step for step in traceback.walk_tb(error.__traceback__) if of_own(step[0])]
         where = f", in line {steps[-1][1]} of {quoted(steps[-1][0].f_code.co_filename)}" if steps else ""
