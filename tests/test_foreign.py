@@ -223,3 +223,9 @@ def test_files_of_a_checkpoint_come_in_through_the_boundary_alone():
             if found := re.search(r"json\.loads?\(|\.read_text\(|\.read_bytes\(|(?<![\w.])open\(", line):
                 known = any(part in line for part in OWN.get(file.name, []))
                 assert known or "def open(" in line, f"{file.name} has {found.group()} of its own: {line.strip()}"
+
+
+def test_a_list_may_be_bounded() -> None:
+    foreign.matches({"a": [1, 2]}, {"a": [int, 2]})
+    with pytest.raises(CannotRead, match=r"^f: a: expected at most 2 entries, got 3$"):
+        foreign.matches({"a": [1, 2, 3]}, {"a": [int, 2]}, file="f")

@@ -2,8 +2,10 @@
 
 import io
 import math
+import re
 import subprocess
 import sys
+from xml.etree import ElementTree
 
 import matplotlib
 import matplotlib.image
@@ -223,3 +225,14 @@ def test_drawing_needs_no_pyplot():
     draw = "import sys; from posenc.lab import plots; plots.png(plots.heatmap([[1.0]], ''))"
     code = f"{draw}; assert 'matplotlib.pyplot' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_names_in_pictures_are_letters_and_never_markup_or_control_characters(tmp_path):
+    name = "a<script>&]]>\"'$x$\\frac{\x00\x1b[31m\x9b\u202e\ud800\n%s{0}日本"
+    drawn = plots.bias_curves([0, 1], [[0.0, 1.0]], name)
+    document = ElementTree.fromstring(plots.svg(drawn).encode())
+    words = "".join(document.itertext())
+    assert "a<script>&]]>\"'$x$\\frac{" in words and "%s{0}日本" in words
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\ud800]", words)
+    assert plots.save(drawn, tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert ElementTree.parse(plots.save(drawn, tmp_path / "a.svg"))

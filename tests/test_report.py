@@ -110,6 +110,24 @@ def test_names_are_escaped(tmp_path):
     assert "&lt;b&gt;mine" in page
 
 
+def test_long_names_are_shown_short_and_stay_apart(tmp_path):
+    long = "x" * 20_000
+    parts = {"attention": None, "ablation": None, "pictures": None, "text": {"name": long}}
+    runs = [record(long + end, long, **parts, encoding=long, key=long + end) for end in "ab"]
+    for run in runs:
+        run["versions"]["torch"] = long
+        run["order"][0]["attention"] = long
+        run["experiment"]["text"] = long
+    page = report.write(runs, tmp_path, {"encodings": [long] * 9, "text": long}, [long]).read_text()
+    assert len(page) < 200_000 and not re.search("x{1001}", page)
+    assert max(file.stat().st_size for file in (tmp_path / "figures").iterdir()) < 200_000
+    assert json.loads((tmp_path / "data.json").read_text()) == runs
+    shown = summary.legible(runs)
+    assert len(summary.labels(shown)) == 2 and len(summary.answer(shown)) < 5_000
+    for label in summary.labels(shown):
+        assert label in page and len(label) < 250
+
+
 def test_a_third_party_spec_is_like_any_other(tmp_path):
     spec = "path/to/mine.py:Mine(option=3)"
     assert f"`{spec}` carries furthest" in report.answer(

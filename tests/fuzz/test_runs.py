@@ -1,6 +1,7 @@
 """What runs have left, broken: records, settings, run.json, pointers and kept results are read, or refused in words."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -11,7 +12,8 @@ from fake_records import record as fake_record
 from fuzz.driver import hold, mutated, short_and_long
 
 from posenc.checkpoints import runs
-from posenc.lab import compare, record, store
+from posenc.foreign import visible
+from posenc.lab import compare, plots, record, report, store
 from posenc.lab import train as training
 from posenc.lab.recipes import recipe
 
@@ -54,6 +56,29 @@ def replaced(random: Random, value: dict[str, Any]) -> dict[str, Any]:
     else:
         holder[last] = random.choice(RUBBISH)
     return found
+
+
+EVIL = (
+    "<script>evil()</script>",
+    "</td>](http://evil)`**",
+    "\x1b[31m\x9b\u202e\ud800",
+    "$\\frac{",
+    "x" * 20_000,
+    "a\nb",
+    "",
+)
+
+
+def reworded(random: Random, value: dict[str, Any], most: int) -> dict[str, Any]:
+    """The value with something else in place of a few of its texts, sometimes with rubbish in one place too."""
+    found = json.loads(json.dumps(value))
+    for *way, last in random.choices(places(found)[1:], k=most):
+        holder = found
+        for name in way:
+            holder = holder[name]
+        if isinstance(holder[last], str):
+            holder[last] = random.choice(EVIL)
+    return replaced(random, found) if random.random() < 0.2 else found
 
 
 def trained(folder: Path) -> Path:
@@ -104,6 +129,31 @@ def test_whatever_a_field_holds_under_a_right_checksum_it_is_read_or_refused(
         read(tmp_path)
 
     assert hold(case, seeds, refused=ValueError)["refused"]
+
+
+@short_and_long(8, 300)
+def test_whatever_records_and_settings_hold_the_page_shows_it_as_text_or_it_is_refused(
+    seeds: range, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What the figures are is in the page too.
+    monkeypatch.setattr(plots, "save", lambda *_: None)
+    sound = fake_record("rotary", attention=None, pictures=None)
+    sound |= {"attention": {"tokens": ["^", "a"], "with": [[[[1.0, 0.0]] * 2]], "without": [[[[1.0, 0.0]] * 2]]}}
+    sound |= {"pictures": {"added": None, "wavelengths": [6.3, 63.0], "bias": None, "rotation": [1.0, 0.5]}}
+    # A preset is one of two words.
+    settings = {"encodings": ["rotary", "alibi"], "task_names": ["repeat"], "text": "a"}
+
+    def case(seed: int) -> None:
+        random = Random(seed)
+        for key, changed in (("a", sound), ("b", reworded(random, sound, 20))):
+            record.write(changed | {"key": key}, tmp_path / "records")
+        store.write(tmp_path / "settings.json", store.sealed(reworded(random, settings, 3)))
+        chosen = compare.read_settings(tmp_path)
+        page = report.write(record.read_all(tmp_path), tmp_path, chosen, list(EVIL)).read_text()
+        assert visible(page) == page and len(page) < 500_000 and not re.search("<script>evil|x{1001}", page)
+
+    found = hold(case, seeds, cpu=20.0, memory=500 << 20)
+    assert found["read"] and found["refused"]
 
 
 @short_and_long(100, 3000)

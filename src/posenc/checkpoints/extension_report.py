@@ -19,7 +19,7 @@ Record = Mapping[str, Any]
 
 def write(record: Record, folder: Path) -> Path:
     """Write report.html, report.md and figures/*.png into the folder, each whole, and return the path of the page."""
-    drawer = Drawer(folder / "figures", [])
+    drawer = Drawer(folder / "figures")
     figures = [
         drawer("perplexity-by-length", by_length(record), length_in_words(record)),
         drawer("perplexity-by-position", by_position(record), position_in_words(record)),

@@ -121,9 +121,10 @@ def expression(text: str, what: str = "expression", remedy: str = "") -> ast.exp
 def matches(value: Any, form: Any, *, file: str | Path | None = None, field: str = "") -> None:
     """Hold a value to a form; raises CannotRead, naming the field, where it has another.
 
-    A form is a type; a tuple of forms, any of which will do; a list with one form, for a list of such; a dictionary
-    from names to forms, all of which must be there, and no other name unless a name ends in "?" (may be missing) or is
-    "*" (any name). `float` takes whole numbers too, `int` no truth values, None is itself, and Any anything.
+    A form is a type; a tuple of forms, any of which will do; a list with one form, for a list of such, and with a
+    number behind it, for a list of at most so many; a dictionary from names to forms, all of which must be there, and
+    no other name unless a name ends in "?" (may be missing) or is "*" (any name). `float` takes whole numbers too,
+    `int` no truth values, None is itself, and Any anything.
     A text has at most 20,000 letters.
 
     >>> matches({"step": 3, "curve": [0.5]}, {"step": int, "curve": [float]})
@@ -139,6 +140,8 @@ def matches(value: Any, form: Any, *, file: str | Path | None = None, field: str
         chosen = next(one for one in form if fits(value, one))
         matches(value, chosen, file=file, field=field)
     elif isinstance(form, list):
+        if form[1:] and len(value) > form[1]:
+            raise CannotRead(f"expected at most {form[1]:,} entries, got {len(value):,}", file=file, field=field)
         for place, one in enumerate(value):
             matches(one, form[0], file=file, field=f"{field}[{place}]")
     elif isinstance(form, dict):

@@ -34,6 +34,7 @@ from matplotlib.ticker import (
     NullLocator,
 )
 
+from posenc.foreign import visible
 from posenc.lab import store, summary
 from posenc.lab.summary import Record, Result
 
@@ -94,7 +95,7 @@ def styled(draw: Callable[P, R]) -> Callable[P, R]:
 
 def short(label: str, width: int = 30) -> str:
     """A label that fits: without the folders of a path, and with its middle left out if it is still long."""
-    label = re.sub(r"[^\s+(),=]*/", "…/", label)
+    label = re.sub(r"[^\s+(),=]*/", "…/", visible(label))
     if len(label) > width:
         label = f"{label[: width // 2 - 1]}…{label[len(label) - (width - width // 2) :]}"
     # matplotlib leaves labels that begin with an underscore out of legends.
@@ -103,7 +104,7 @@ def short(label: str, width: int = 30) -> str:
 
 def wrapped(title: str, inches: float) -> str:
     """A title in as many lines as a figure of this width needs."""
-    return "\n".join(textwrap.wrap(title, int((inches - 0.9) * 12)))
+    return "\n".join(textwrap.wrap(visible(title), int((inches - 0.9) * 12)))
 
 
 def readable(token: Any) -> str:
@@ -1065,7 +1066,7 @@ def png(fig: Figure) -> bytes:
 
 @styled
 def svg(fig: Figure) -> str:
-    """The figure as an SVG document on no background, with its words as text."""
+    """The figure as an SVG document on no background, with its words as text: escaped, and no control characters."""
     out = io.StringIO()
     kept = fig.get_facecolor()
     fig.set_facecolor("none")
@@ -1073,7 +1074,8 @@ def svg(fig: Figure) -> str:
         settle(fig)
         FigureCanvasSVG(fig).print_svg(out, metadata={"Date": None, "Creator": None})
     fig.set_facecolor(kept)
-    return out.getvalue()
+    # matplotlib escapes markup alone, and a document with control characters is no XML.
+    return visible(out.getvalue())
 
 
 def save(fig: Figure, path: Path | str) -> Path:

@@ -32,6 +32,9 @@ MOST_SEED = 1_000_000_000_000
 
 MOST_SEEDS = 10_000
 
+MOST_LENGTHS = 100
+"""The lengths that one run is tested at: a table has a column for each."""
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -94,6 +97,8 @@ class Experiment:
             raise ValueError(f"test lengths must exceed the trained length {self.train_length}, got {too_short}")
         if too_long := [n for n in self.test_lengths if n > MOST["train_length"]]:
             raise ValueError(f"test lengths go up to {MOST['train_length']:,}, got {quoted(too_long, 40)}")
+        if len(self.test_lengths) > MOST_LENGTHS:
+            raise ValueError(f"there may be at most {MOST_LENGTHS} test lengths, got {len(self.test_lengths)}")
         if not self.rate > 0:
             raise ValueError(f"rate must be above 0, got {self.rate}")
         if not self.matrix_rate >= 0:

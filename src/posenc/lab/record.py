@@ -17,13 +17,16 @@ from posenc.lab import data, store
 from posenc.lab.ablate import ablate, without_position
 from posenc.lab.evaluate import by_length, context_gain
 from posenc.lab.order import order_tests
-from posenc.lab.recipes import EXPERIMENT, Experiment
+from posenc.lab.recipes import EXPERIMENT, MOST_LENGTHS, Experiment
+from posenc.lab.recipes import MOST as MOST_OF
 from posenc.lab.train import LEARNED, LEARNED_BITS, Run, learned_at
 from posenc.positions import Positions
 
 SCHEMA = 2
 """Records of schema 1 had no checksum; they are read too."""
 
+# Positions, and rows of the order test: so many are drawn in reasonable time, and the lab writes far fewer.
+MOST = 1_000
 NUMBERS = (float, None)
 FORM: dict[str, Any] = {
     "schema": int,
@@ -43,15 +46,16 @@ FORM: dict[str, Any] = {
     "learned": bool,
     "curve": [{"step": int, "loss": float, "score": float, "cpu_s": float}],
     "in_distribution": {"*": NUMBERS},
-    "lengths": [{"length": int, "factor": float, "*": NUMBERS}],
+    # The trained length is among them.
+    "lengths": [{"length": int, "factor": float, "*": NUMBERS}, MOST_LENGTHS + 1],
     "ablation": {"*": NUMBERS},
-    "order": [{"attention": str, "layers": int, "position": bool, "*": NUMBERS}],
-    "attention": {"tokens": [str], "with": [[[[float]]]], "without": [[[[float]]]]},
+    "order": [{"attention": str, "layers": int, "position": bool, "*": NUMBERS}, MOST],
+    "attention": {"tokens": [str, MOST], "with": [[[[float]]]], "without": [[[[float]]]]},
     "pictures": {
-        "added": ([[float]], None),
-        "wavelengths": ([float], None),
-        "bias": ({"distance": [int], "heads": [[float]]}, None),
-        "rotation": ([float], None),
+        "added": ([[float], MOST], None),
+        "wavelengths": ([float, MOST_OF["dim"]], None),
+        "bias": ({"distance": [int, MOST], "heads": [[float, MOST]]}, None),
+        "rotation": ([float, MOST], None),
     },
 }
 """What a record holds."""

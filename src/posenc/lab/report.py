@@ -27,6 +27,8 @@ TEMPLATE = Path(__file__).with_name("report.html.jinja")
 ORDER_BLIND = 1e-9
 # Attention maps in the page, over all tasks; more would make it slow to open. The rest stay in data.json.
 MOST_ATTENTION = 48
+# Letters of a setting, or of what runs have in common, however many values it lists.
+MOST_OF_A_VALUE = 4_000
 # Keys that are listed one by one.
 MOST_KEYS = 400
 
@@ -45,8 +47,8 @@ def write(
     """
     summary.need_records(records)
     folder = Path(folder)
-    drawer = Drawer(folder / "figures", records)
-    page = render(records, settings or {}, drawer, failures)
+    failed = summary.legible(failures, summary.MOST_OF_A_SENTENCE)
+    page = render(summary.legible(records), summary.legible(settings or {}), failed, Drawer(folder / "figures"))
     data = json.dumps(finite(records), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     store.write(folder / "data.json", data.encode())
     store.write(folder / "report.html", page.encode())
@@ -75,8 +77,8 @@ def json_knows(value: Any) -> bool:
 class Drawer:
     """Saves each figure as a file and hands back what the page shows: an SVG whose colours follow the page."""
 
-    def __init__(self, folder: Path, records: Sequence[Record]) -> None:
-        self.folder, self.records = folder, records
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.names: set[str] = set()
 
     def __call__(self, name: str, drawn: Any, says: str) -> dict[str, Any] | None:
@@ -86,7 +88,7 @@ class Drawer:
         plots.save(drawn, self.folder / f"{name}.png")
         return {
             "name": name,
-            "svg": Markup(visible(for_page(plots.svg(drawn), len(self.names), says or name))),
+            "svg": Markup(for_page(plots.svg(drawn), len(self.names), visible(says or name))),
             "says": says,
         }
 
@@ -147,7 +149,7 @@ def pages(*folders: Path) -> jinja2.Environment:
     return environment
 
 
-def render(records: Sequence[Record], settings: dict[str, Any], draw: Drawer, failures: Sequence[str] = ()) -> str:
+def render(records: Sequence[Record], settings: dict[str, Any], failures: Sequence[str], draw: Drawer) -> str:
     paragraphs = summary.paragraphs(records)
     looks = plots.looks(records)
     return (
@@ -166,7 +168,7 @@ def render(records: Sequence[Record], settings: dict[str, Any], draw: Drawer, fa
             pictures=pictures_of(records, draw),
             attention=attention_of(records, draw),
             made=how_it_was_made(records),
-            settings=[(name, readable(value)) for name, value in settings.items()],
+            settings=[(name, summary.legible(readable(value), MOST_OF_A_VALUE)) for name, value in settings.items()],
             unmeasured=[*(f"Failed: {words}" for words in failures), *not_measured(records)],
             apart=told_apart(records),
             keys=[str(key) for run in records if (key := get(run, "key"))][:MOST_KEYS],
@@ -477,7 +479,7 @@ def how_it_was_made(records: Sequence[Record]) -> list[tuple[str, str]]:
             "; ".join(dict.fromkeys(spec if spec == full else f"{spec} as {full}" for spec, full in built.items())),
         )
     ]
-    return [(name, value) for name, value in out if value]
+    return [(name, summary.legible(value, MOST_OF_A_VALUE)) for name, value in out if value]
 
 
 def all_values_of(records: Sequence[Record], name: str) -> str:

@@ -4,12 +4,15 @@ Nothing is drawn here and nothing is marked up: plots, the page and the terminal
 sentences, so they cannot disagree. Names of encodings stand between backticks in sentences (`none` is one of them).
 """
 
+import hashlib
 import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
+
+from posenc.foreign import visible
 
 Record: TypeAlias = dict[str, Any]
 
@@ -28,6 +31,9 @@ SAME_TIME = 1.10
 SEEDS_FOR_A_CLAIM = 3
 # Names in one list; the table has them all.
 MOST_NAMES = 10
+# Letters that are shown: of a name or any other text of a record, and of a sentence.
+MOST_LETTERS = 200
+MOST_OF_A_SENTENCE = 1_000
 # Bits per byte nearer than this are called equal.
 SAME_BITS = 0.01
 
@@ -44,6 +50,26 @@ def number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
         return None
     return float(value)
+
+
+def legible(value: Any, most: int = MOST_LETTERS) -> Any:
+    """A record, or anything in it, as people are shown it: of a long text the beginning, and no control characters.
+
+    Two texts stay two. What is written down for programs is never this.
+
+    >>> legible({"spec": "a" * 300})["spec"][195:]
+    'aaaaa... (300 letters, SHA-256 98e2a61c)'
+    """
+    if isinstance(value, dict):
+        return {legible(key, most): legible(inner, most) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [legible(inner, most) for inner in value]
+    if not isinstance(value, str):
+        return value
+    if len(value) <= most:
+        return visible(value)
+    digest = hashlib.sha256(value.encode(errors="surrogatepass")).hexdigest()[:8]
+    return f"{visible(value[:most])}... ({len(value)} letters, SHA-256 {digest})"
 
 
 @dataclass(frozen=True)

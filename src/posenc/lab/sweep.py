@@ -18,6 +18,7 @@ from posenc.foreign import CannotRead
 from posenc.lab import record, store
 from posenc.lab.recipes import STEP_COST, Experiment
 from posenc.lab.store import CannotWrite
+from posenc.lab.summary import legible
 from posenc.lab.train import Run, start, train
 
 
@@ -86,7 +87,7 @@ def run_all(
     for experiment in experiments:
         key = record.key_of(experiment)
         spec = experiment.spec if isinstance(experiment.spec, str) else " / ".join(experiment.spec)
-        sweep.runs[key] = Progress(key, spec, experiment.task, experiment.seed, experiment.steps)
+        sweep.runs[key] = Progress(key, legible(spec), experiment.task, experiment.seed, experiment.steps)
         if found := kept_record(records / f"{key}.json"):
             sweep.runs[key].state = "kept"
             others.append(record.made_elsewhere(found))
