@@ -10,6 +10,7 @@ and what a call costs in Python: the calls of functions, and the operators that 
 import argparse
 import ctypes
 import importlib.util
+import itertools
 import json
 import platform
 import re
@@ -193,13 +194,15 @@ def in_python() -> list[tuple[str, Callable[[], Any]]]:
         kernel = kernels.bind("auto", alibi, scale=0.125)
         return alibi.attend(many, at, Keys(many, many, at), masks.causal(), kernel)
 
+    place = itertools.count()
+
     return [
         ("rotary, one token", lambda: rope(q, k, offset=40)),
         ("rotary, a prompt in place", lambda: rope.turn(many, many, *2 * (Positions.count(300),), in_place=True)),
         ("attention with alibi, 300 tokens", biased),
         (
             "a layer with rotary and a static cache, one token",
-            lambda: layer(x, positions=Positions.count(1, 40), cache=cache, mask=masks.causal()),
+            lambda: layer(x, positions=Positions.count(1, next(place)), cache=cache, mask=masks.causal()),
         ),
     ]
 

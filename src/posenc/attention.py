@@ -1,12 +1,13 @@
 """Multi-head attention: the one place where positions, encodings, keys, kernels and masks meet."""
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from posenc import checks, kernels
-from posenc.cache import LayerCache
+from posenc.cache import LayerCache, held_by
 from posenc.catalogue import Spec, build
 from posenc.encoding import Encoding, Keys, Projections, Shape
 from posenc.kernels.chosen_weights import Chosen, Shares, chosen_weights
@@ -94,7 +95,7 @@ class Attention(nn.Module):
         key            default: `query` (self-attention)
         value          default: `key`
         positions      where the query tokens are: Positions, ids, a number (where the first one is), or nothing (0, 1,
-                       2, ...). A token decoded alone, behind a cache, is not at 0: say where it is
+                       2, ..., or in self-attention what follows the last token of each row that the cache holds)
         key_positions  where the key tokens are; default: `positions` in self-attention, else 0, 1, 2, ...
         mask           a Mask, "causal" or "bidirectional", a boolean tensor (true = may see), a floating tensor (added
                        to the logits), or nothing (see all)
@@ -118,23 +119,19 @@ class Attention(nn.Module):
             )
         if not isinstance(weights, (bool, Chosen)):
             raise ValueError(f"weights are True, False, Chosen or Histogram, got {checks.shown(weights)}")
-        at = positions_for(query.shape[1], positions, batch=query.shape[0], device=query.device)
+        held = held_by(cache)
         to_itself = key is None
+        of_queries = partial(positions_for, query.shape[1], batch=query.shape[0], device=query.device)
         if key is None:
             if key_positions is not None:
                 raise ValueError("key_positions belong to separate keys; in self-attention give positions alone")
-            if isinstance(positions, Tensor) and cache is not None and cache.keys is not None:
-                at = at.behind(cache.keys.at)
+            at = of_queries(positions, held=held)
             key, keys_at = query, at
         else:
-            keys_at = positions_for(key.shape[1], key_positions, batch=key.shape[0], device=key.device)
+            at = of_queries(positions)
+            keys_at = positions_for(key.shape[1], key_positions, batch=key.shape[0], device=key.device, held=held)
         mask = mask_for(mask)
         if cache is not None:
-            if not hasattr(cache, "check"):
-                raise ValueError(
-                    f"attention takes the cache of one layer, got {checks.shown(cache)}; "
-                    f"make one with posenc.cache.GrowingCache(), or take one of a model's cache.layers"
-                )
             cache.check(keys_at, mask)
         q, new = self.queries_and_keys(query, key, value, at, keys_at, encoding)
         keys = new if cache is None else cache.extend(new)

@@ -29,6 +29,18 @@ class LayerCache(Protocol):
     def extend(self, new: Keys) -> Keys: ...
 
 
+def held_by(cache: LayerCache | None) -> Positions | None:
+    """Where the tokens stand that the cache of a layer holds. Raises ValueError for what is no such cache."""
+    if cache is None:
+        return None
+    if not hasattr(cache, "check"):
+        raise ValueError(
+            f"attention takes the cache of one layer, got {checks.shown(cache)}; "
+            f"make one with posenc.cache.GrowingCache(), or take one of a model's cache.layers"
+        )
+    return None if cache.keys is None else cache.keys.at
+
+
 class GrowingCache:
     """Keys that grow: no limit, no setting.
 
@@ -149,10 +161,11 @@ class SlotCache:
         # A slot that does not exist must not be the one for padding.
         slot = order % self.slots if self.rolling else torch.where(order < self.slots, order, order + 1)
         slot = torch.where(order < 0, self.slots, slot)  # [B or 1, T]
+        one_document = keys.at.document is None and new.at.document is None
         at = Positions(
             coords=put(keys.at.coords, slot, new.at.coords, 1),
             order=put(keys.at.order, slot, order, 1),
-            document=None if keys.at.document is None else put(keys.at.document, slot, documents(new.at), 1),
+            document=None if one_document else put(documents(keys.at), slot, documents(new.at), 1),
             length=new.at.length,
             unit_step=new.at.unit_step and keys.at.unit_step,
             # A number that changes with every token would compile a graph anew.
@@ -216,8 +229,7 @@ class SlotCache:
         at = Positions(
             coords=room(new.at.coords, 1),
             order=room(new.at.order, 1, -1),
-            # A later chunk may bring documents although the first had only one.
-            document=room(documents(new.at), 1),
+            document=None if new.at.document is None else room(new.at.document, 1),
             unit_step=new.at.unit_step,
             extent=0,
         )
@@ -298,20 +310,20 @@ class Cache:
         """
         for layer in self.layers:
             layer.crop(tokens)
-        keys = self.layers[0].keys if self.layers else None
-        if self.at is None or keys is None:
+        held = self.held
+        if self.at is None or held is None:
             self.at = self.extent = None
             return
-        last = last_of(keys.at)
+        last = last_of(held)
         self.at = replace(
             self.at,
             coords=last.coords,
             order=last.order,
             document=None if self.at.document is None else last.document,
-            contiguous=keys.at.contiguous,
+            contiguous=held.contiguous,
             _tables={},
         )
-        self.extent = keys.at.extent if keys.at.contiguous else self.extent
+        self.extent = held.extent if held.contiguous else self.extent
 
     def reorder(self, rows: Tensor) -> None:
         """Go on with these rows of the batch, [any number]: beams that were chosen; a row may come several times."""
@@ -319,6 +331,11 @@ class Cache:
             layer.reorder(rows)
         if self.at is not None:
             self.at = positions_of(self.at, rows)
+
+    @property
+    def held(self) -> Positions | None:
+        """Where the tokens stand that the layers hold."""
+        return held_by(self.layers[0]) if self.layers else None
 
     def took(self, at: Positions) -> None:
         """Note where the tokens stood that went into the layers: those to come go on from the last one of each row."""

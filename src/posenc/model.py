@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from posenc import checks, masks
 from posenc.attention import Attention
-from posenc.cache import Cache, LayerCache
+from posenc.cache import Cache, LayerCache, held_by
 from posenc.catalogue import LayerSpec, Spec, build, build_layers
 from posenc.encoding import Encoding, Shape, parts_of
 from posenc.kernels.chosen_weights import Chosen, Shares, numbers
@@ -213,7 +213,7 @@ class Block(nn.Module):
         """
         if checks.floating("x", x).dim() != 3:
             raise ValueError(f"x must have shape [batch, tokens, {self.attention.dim}], got {list(x.shape)}")
-        at = positions_for(x.shape[1], positions, batch=x.shape[0], device=x.device)
+        at = positions_for(x.shape[1], positions, batch=x.shape[0], device=x.device, held=held_by(cache))
         if encoding is None and self.attention.encoding is not None:
             x = self.attention.encoding.embed(x, at)
         seen: dict[str, Tensor | Shares] = {}
@@ -843,9 +843,8 @@ def where(ids: Tensor, positions: PositionsLike, padding: Tensor | None, cache: 
         return Positions.padded(padding)
     if positions is None and cache is not None:
         return cache.next(ids.shape[1], device=ids.device)
-    at = positions_for(ids.shape[1], positions, batch=ids.shape[0], device=ids.device)
-    later = isinstance(positions, Tensor) and cache is not None and cache.at is not None
-    return at.behind(cache.at) if later else at
+    held = None if cache is None else cache.held
+    return positions_for(ids.shape[1], positions, batch=ids.shape[0], device=ids.device, held=held)
 
 
 def check_padding(padding: Tensor, ids: Tensor) -> None:

@@ -25,11 +25,13 @@ class Positions:
     document  [B or 1, T]     which packed document a token belongs to; None when there is only one
     length    [B or 1]        the declared horizon of each sequence, for encodings that depend on one (unit: positions)
 
-    The last three fields are facts known without looking at data, so that they hold inside a compiled graph:
+    The last four fields are facts known without looking at data, so that they hold inside a compiled graph:
     contiguous  every row's order is s, s+1, s+2, ... for one s, with no padding and one document
     unit_step   coords have one axis and equal order wherever there is a token
     extent      every coordinate c satisfies 0 <= c < extent; where all rows are contiguous in unit steps, the last
                 coordinate is extent - 1
+    loose       order only says how these tokens stand among themselves (ids, packed documents, a grid): attention puts
+                them behind all that a cache holds
 
     >>> Positions.count(3).coords[..., 0]
     tensor([[0, 1, 2]])
@@ -44,6 +46,7 @@ class Positions:
     contiguous: bool = False
     unit_step: bool = False
     extent: int | None = None
+    loose: bool = False
     _tables: dict = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -106,7 +109,8 @@ class Positions:
     def of(cls, ids: Tensor, *, order: Tensor | None = None, length: int | Tensor | None = None) -> "Positions":
         """Positions from given ids of shape [T], [B, T] or [B, T, A], integer or floating, in any order.
 
-        Tokens see each other causally in the order in which they stand in the tensor, unless `order` says otherwise.
+        Tokens see each other causally in the order in which they stand in the tensor, behind whatever a cache holds,
+        unless `order` says otherwise.
         Raises ValueError for another shape or an empty sequence, for negative ids of an integer type, and for ids on
         the CPU that are nan or infinite; nothing is read on another device, or while a graph is made, for that.
         """
@@ -125,9 +129,10 @@ class Positions:
                     f"position ids must not be negative, got {lowest}; say which tokens are padding with "
                     f"Positions.padded(mask), or use floating coordinates if the axis really goes below 0"
                 )
+        loose = order is None
         if order is None:
             order = torch.arange(coords.shape[1], device=ids.device)[None]
-        return cls(coords, order).with_length(length)
+        return cls(coords, order, loose=loose).with_length(length)
 
     @classmethod
     def padded(cls, mask: Tensor) -> "Positions":
@@ -156,7 +161,7 @@ class Positions:
         coords = torch.cat([torch.arange(n, device=device) for n in lengths])[None]
         document = torch.cat([torch.full((n,), i, device=device) for i, n in enumerate(lengths)])[None]
         order = torch.arange(coords.shape[1], device=device)[None]
-        return cls(coords[..., None], order, document, extent=max(lengths))
+        return cls(coords[..., None], order, document, extent=max(lengths), loose=True)
 
     @classmethod
     def grid(cls, *sizes: int, device: torch.device | str | None = None) -> "Positions":
@@ -172,7 +177,7 @@ class Positions:
         axes = torch.meshgrid(*(torch.arange(n, device=device) for n in sizes), indexing="ij")
         coords = torch.stack([axis.flatten() for axis in axes], -1)[None]
         order = torch.arange(coords.shape[1], device=device)[None]
-        return cls(coords, order, contiguous=True, unit_step=len(sizes) == 1, extent=max(sizes))
+        return cls(coords, order, contiguous=True, unit_step=len(sizes) == 1, extent=max(sizes), loose=True)
 
     @property
     def tokens(self) -> int:
@@ -209,7 +214,7 @@ class Positions:
         return self.coords[..., 0] if axes == 1 else self.coords
 
     def rows(self, rows: slice | Tensor) -> "Positions":
-        """The tokens of a slice or of indices [n], as queries in a block of rows."""
+        """The tokens of a slice or of indices [n]: as queries in a block of rows, or as a chunk, which is not loose."""
         contiguous, extent = False, self.extent
         if self.start is not None and isinstance(rows, slice):
             first, stop, step = rows.indices(self.tokens)
@@ -222,6 +227,7 @@ class Positions:
             document=None if self.document is None else self.document[:, rows],
             contiguous=contiguous,
             extent=extent,
+            loose=False,
             _tables={},
         )
 
@@ -254,14 +260,26 @@ class Positions:
         coords = torch.where(empty, order, coords)
         document = None if self.document is None else of_token(self.document, last).expand(-1, tokens)
         extent = None if self.extent is None else self.extent + tokens
-        return replace(self, coords=coords[..., None], order=order, document=document, extent=extent, _tables={})
+        return replace(
+            self, coords=coords[..., None], order=order, document=document, extent=extent, loose=False, _tables={}
+        )
 
     def behind(self, held: "Positions") -> "Positions":
-        """The same tokens, coming after all that a cache holds: ids given for a later chunk do not say its order."""
-        last = held.order.argmax(1, keepdim=True)
-        order = held.order.gather(1, last) + torch.arange(1, self.tokens + 1, device=held.order.device)
-        document = None if held.document is None else of_token(held.document, last).expand(-1, self.tokens)
-        return replace(self, order=order, document=document, contiguous=False, unit_step=False, _tables={})
+        """These tokens where they come after all that a cache holds: loose ones are put there.
+
+        They go on with the last document of their row, unless they name their own; those of loose ones are new.
+        Raises ValueError for an order that says otherwise, where it may be read.
+        """
+        document = self.document
+        if document is None and held.document is not None:
+            document = of_token(held.document, held.order.argmax(1, keepdim=True)).expand(-1, self.tokens)
+        if not self.loose:
+            check_follows(self, held)
+            return self if document is self.document else replace(self, document=document, _tables={})
+        if self.document is not None and document is not None:
+            document = document + 1 + (0 if held.document is None else held.document.amax(1, keepdim=True))
+        order = held.order.amax(1, keepdim=True) + 1 + self.order
+        return replace(self, order=order, document=document, contiguous=False, unit_step=False, loose=False, _tables={})
 
     def with_coords(self, coords: Tensor) -> "Positions":
         """The same tokens elsewhere: what a coordinate map (interpolation, shift, randomised) returns."""
@@ -340,6 +358,24 @@ def of_token(fact: Tensor, token: Tensor) -> Tensor:
     return fact.gather(1, token if fact.dim() == 2 else token[..., None].expand(-1, -1, fact.shape[2]))
 
 
+def check_follows(at: Positions, held: Positions) -> None:
+    """Raises ValueError unless every token comes after all that a cache holds, where that is known or may be read."""
+    first, last = at.start, None if held.extent is None or not held.unit_step else held.extent - 1
+    if first is None or last is None or first <= last:
+        if not (may_be_read(at.order) and may_be_read(held.order)):
+            return
+        latest = held.order.amax(1, keepdim=True)
+        wrong = (at.order >= 0) & (at.order <= latest)
+        if not bool(wrong.any()):
+            return
+        row, token = wrong.nonzero()[0].tolist()
+        first, last = int(at.order.expand_as(wrong)[row, token]), int(latest.expand(wrong.shape[0], 1)[row, 0])
+        raise ValueError(
+            f"the cache holds tokens up to order {last}, and a token of order {first} cannot come behind them; number "
+            f"the new tokens from {last + 1}, or give ids alone (a tensor, or Positions.of(ids)), which are put there"
+        )
+
+
 def check_counts(tokens: int, start: int) -> None:
     """Raises ValueError unless so many tokens can be counted from there."""
     if checks.whole("the number of tokens", tokens) < 1:
@@ -358,11 +394,18 @@ def positions_for(
     *,
     batch: int | None = None,
     device: torch.device | None = None,
+    held: Positions | None = None,
 ) -> Positions:
     """What a caller gave for `tokens` tokens, as Positions: Positions, ids, where they begin, or nothing (0, 1, ...).
 
-    Raises ValueError when both positions and an offset are given, or when they do not fit the tokens.
+    held  what a cache holds: the tokens come behind it, and nothing means that each row goes on after its last token
+
+    Raises ValueError when both positions and an offset are given, or when they do not fit the tokens or what is held.
     """
+    if held is not None:
+        if positions is None and not offset:
+            return held.next(tokens)
+        return positions_for(tokens, positions, offset, batch=batch, device=device).behind(held)
     if positions is None:
         if torch.compiler.is_compiling():
             return Positions.count(tokens, offset, device=device)

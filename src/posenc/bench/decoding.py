@@ -71,7 +71,12 @@ def room(layer: Attention, projected: Tensor, slots: int) -> Tensor:
 
 
 def once(layer: Attention, x: Tensor, place: int, cache: SlotCache) -> Callable[[], Tensor]:
-    return lambda: layer(x, positions=Positions.count(1, place), cache=cache, mask=masks.causal())
+    def step() -> Tensor:
+        assert cache.keys is not None
+        cache.keys.at.order[:, place] = -1  # taken back, so that it may come once more
+        return layer(x, positions=Positions.count(1, place), cache=cache, mask=masks.causal())
+
+    return step
 
 
 def rows(shapes: str, with_peers: bool, threads: int = 1) -> Iterator[Row]:
