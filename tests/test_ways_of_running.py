@@ -1,11 +1,14 @@
-"""Models and caches with an empty batch, without data, and under torch.func; the contract asks each encoding."""
+"""Models and caches with an empty batch, without data, in graphs, and under torch.func; the contract asks each
+encoding."""
 
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from posenc import Attention, Decoder, Encoder, EncoderDecoder, Positions, kernels, masks
+from posenc import Attention, Decoder, Encoder, EncoderDecoder, Encoding, Positions, catalogue, kernels, masks
 
 SPECS = ["rotary + alibi", "learned", "sinusoidal + t5_bias", "forgetting", "path", "dape(kerple)", "tupe"]
 SIZES = {"vocab": 11, "dim": 16, "heads": 2, "layers": 2, "max_len": 32}
@@ -60,6 +63,88 @@ def test_a_model_without_data_says_its_shapes(spec: str) -> None:
             assert model(ids[:, :1], cache=cache, mask=masks.window(5)).shape == (2, 1, 11)
         assert EncoderDecoder(**SIZES, encoding=spec)(ids, ids).shape == (2, 5, 11)
     assert model(ids).shape == (2, 5, 11)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_model_can_be_planned_with_fake_tensors(spec: str, dtype: torch.dtype | None) -> None:
+    with FakeTensorMode():
+        model, ids = Decoder(**SIZES, encoding=spec, dtype=dtype), torch.zeros(2, 5, dtype=torch.long)
+        assert model(ids, padding=torch.ones_like(ids)).shape == (2, 5, 11)
+        assert {p.dtype for p in model.parameters()} == {dtype or torch.float32}
+        both = EncoderDecoder(**SIZES, encoding=spec, cross_encoding="t5_bias", device="meta")
+        assert {p.device.type for p in both.parameters()} == {"meta"}
+
+
+class Plain(Encoding):
+    """One whose constructor knows neither a device nor a dtype."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.slope = torch.nn.Parameter(torch.ones(heads))
+
+    def by_distance(self, delta: Tensor) -> Tensor:
+        return -self.slope[:, None] * delta
+
+
+def test_an_encoding_is_made_or_moved_where_the_model_is() -> None:
+    own = f"{__file__}:Plain"
+    for spec in (
+        own,
+        Plain(2),
+        "alibi(learned=True)",
+        "dape(kerple)",
+        "on(t5_bias, heads=(1,)) + shaw",
+        f"dape({own})",
+    ):
+        for made in (
+            Attention(16, 2, encoding=spec, dtype=torch.float64, device="meta"),
+            Decoder(**SIZES, encoding=spec, dtype=torch.float64, device="meta"),
+        ):
+            assert {(p.dtype, p.device.type) for p in made.parameters()} == {(torch.float64, "meta")}
+
+
+def lengths(least: int) -> dict[int, torch.export.Dim]:
+    return {0: torch.export.Dim("batch"), 1: torch.export.Dim("tokens", min=least, max=32)}
+
+
+def exported(spec: str) -> None:
+    model = Decoder(**SIZES, encoding=spec).eval()
+
+    def given(batch: int, tokens: int) -> tuple[Tensor, dict[str, Tensor]]:
+        ids = torch.randint(11, (batch, tokens))
+        return ids, {"padding": torch.arange(tokens) >= torch.arange(batch)[:, None] % tokens}
+
+    ids, padding = given(3, 7)
+    dynamic = {"ids": lengths(3), "padding": lengths(3)}
+    graph = torch.export.export(model, (ids,), padding, strict=False, dynamic_shapes=dynamic).module()
+    for batch, tokens in ((3, 7), (1, 3), (5, 32)):
+        ids, padding = given(batch, tokens)
+        torch.testing.assert_close(graph(ids, **padding), model(ids, **padding), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", ["rotary + alibi", "tupe"])
+def test_an_exported_model_serves_batches_and_lengths_of_any_size(spec: str) -> None:
+    exported(spec)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", [name for name, cls in catalogue.every() if cls.axes < 2])
+def test_every_model_that_is_exported_serves_batches_and_lengths_of_any_size(spec: str) -> None:
+    exported(spec)
+
+
+@pytest.mark.parametrize("spec", ["kerple", "tupe", "forgetting"])
+def test_a_graph_of_the_operators_trains_what_the_model_trains(spec: str) -> None:
+    layer = Attention(16, 2, encoding=spec).double()
+
+    def run(x: Tensor) -> Tensor:
+        return layer(x, mask=masks.causal())
+
+    graph, x = make_fx(run)(torch.randn(2, 6, 16, dtype=torch.float64)), torch.randn(2, 6, 16, dtype=torch.float64)
+    parameters = list(layer.parameters())
+    got, expected = (torch.autograd.grad(way(x).square().sum(), parameters) for way in (graph, run))
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("spec", SPECS)

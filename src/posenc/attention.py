@@ -70,7 +70,7 @@ class Attention(nn.Module):
         self.dim, self.heads, self.kv_heads, self.head_dim = dim, heads, kv_heads, shape.head_dim
         self.kernel, self.dropout = kernel, checks.share("dropout", dropout)
         self.scale = shape.head_dim**-0.5 if scale is None else checks.number("scale", scale)
-        self.encoding = build(encoding, shape).to(device=device, dtype=dtype) if encoding is not None else None
+        self.encoding = build(encoding, shape, device=device, dtype=dtype) if encoding is not None else None
         made = {"bias": bias, "device": device, "dtype": dtype}
         self.to_query = nn.Linear(dim, heads * self.head_dim, **made)
         self.to_key = nn.Linear(dim, kv_heads * self.head_dim, **made)

@@ -259,22 +259,36 @@ def written(tree: ast.expr) -> str:
     return quoted(ast.unparse(tree))
 
 
-def build(spec: Spec, shape: Shape, *, hints: Mapping[str, Mapping[str, Any]] | None = None) -> Encoding:
+def build(
+    spec: Spec,
+    shape: Shape,
+    *,
+    hints: Mapping[str, Mapping[str, Any]] | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> Encoding:
     """The encoding that a spec names, for a model of this shape.
 
     Constructor arguments that the spec leaves open are taken from `hints` (encoding name -> option -> value: what suits
-    a task), then matched by name with the shape's fields, else keep their defaults.
+    a task), then matched by name with the shape's fields, else keep their defaults. Parameters are made on the device
+    and in the dtype; an Encoding that is given is moved there.
 
     Raises ValueError as `parse` does, and what the encoding's constructor raises, with the spec named.
 
     >>> build("rotary(base=500)", Shape.of(dim=64, heads=4, max_len=128))
     rotary(base=500)
     """
-    return Builder(shape, hints or {}).build(spec)
+    return Builder(shape, hints or {}, {"device": device, "dtype": dtype}).build(spec)
 
 
 def build_layers(
-    spec: LayerSpec, shape: Shape, layers: int, *, hints: Mapping[str, Mapping[str, Any]] | None = None
+    spec: LayerSpec,
+    shape: Shape,
+    layers: int,
+    *,
+    hints: Mapping[str, Mapping[str, Any]] | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
 ) -> tuple[list[Encoding], list[Encoding]]:
     """The encodings of a stack: the distinct ones that own parameters, and for each layer the one that it uses.
 
@@ -284,16 +298,22 @@ def build_layers(
     cycle = cast(list[Spec], list(spec) if isinstance(spec, (list, tuple)) else [spec])
     if not cycle:
         raise ValueError("a stack needs at least one encoding; use 'none' for no position")
-    builder = Builder(shape, hints or {}, share=True)
+    builder = Builder(shape, hints or {}, {"device": device, "dtype": dtype}, share=True)
     per_layer = [builder.build(cycle[layer % len(cycle)]) for layer in range(layers)]
     return builder.owned, per_layer
 
 
 class Builder:
-    """Builds encodings; with `share`, equal ones that are not `per_layer` only once. `owned` lists what was built."""
+    """Builds encodings; with `share`, equal ones that are not `per_layer` only once. `owned` lists what was built.
 
-    def __init__(self, shape: Shape, hints: Mapping[str, Mapping[str, Any]], *, share: bool = False) -> None:
+    made  the device and the dtype of parameters, where they are asked for
+    """
+
+    def __init__(
+        self, shape: Shape, hints: Mapping[str, Mapping[str, Any]], made: Mapping[str, Any], *, share: bool = False
+    ) -> None:
         self.shape, self.hints, self.share = shape, hints, share
+        self.made = {name: value for name, value in made.items() if value is not None}
         self.owned: list[Encoding] = []
         self.shared: dict[Node, Encoding] = {}
 
@@ -305,8 +325,13 @@ class Builder:
             )
         if isinstance(spec, Encoding):
             self.owned.extend(part for part in parts_of(spec) if not any(part is other for other in self.owned))
-            return spec
+            return self.moved(spec)
         return self.from_node(parse(spec), self.shape)
+
+    def moved(self, encoding: Encoding) -> Encoding:
+        """The encoding where, and in the dtype in which, it is asked for."""
+        # Not asked for is not moved: parameters without data, as tools make them to plan with, cannot be.
+        return encoding.to(**self.made) if self.made else encoding
 
     def from_node(self, node: Node, shape: Shape) -> Encoding:
         if node.name == "+":
@@ -315,7 +340,7 @@ class Builder:
             return self.shared[node]
         if node.name == "on":
             fewer = Shape(shape.dim, len(node.heads) or 1, shape.head_dim, shape.max_len, shape.causal)
-            inside = Builder(fewer, self.hints).from_node(node.parts[0], fewer)
+            inside = Builder(fewer, self.hints, self.made).from_node(node.parts[0], fewer)
             encoding: Encoding = OnHeads(inside, node.heads, of=shape.heads)
         else:
             encoding = self.instance(node, shape)
@@ -329,10 +354,10 @@ class Builder:
         parameters = inspect.signature(cls.__init__).parameters
         for option, value in given.items():
             check_value(node.name, option, value, parameters[option].annotation)
-        for source in (self.hints.get(node.name, {}), vars(shape)):
+        for source in (self.hints.get(node.name, {}), vars(shape), self.made):
             given = {name: value for name, value in source.items() if name in parameters} | given
         if node.parts:
-            given["encoding"] = Builder(shape, self.hints).from_node(node.parts[0], shape)
+            given["encoding"] = Builder(shape, self.hints, self.made).from_node(node.parts[0], shape)
         filled = {k: v.with_trained_length(shape.max_len) if isinstance(v, Schedule) else v for k, v in given.items()}
         try:
             encoding = cls(**filled)
@@ -341,7 +366,7 @@ class Builder:
             raise ValueError(f"{node.name}: {shortened(one_line(str(error)), 500)}") from error
         if "_modules" not in vars(encoding):
             raise ValueError(f"{node.name}: its __init__ has to begin with super().__init__()")
-        return encoding
+        return encoding if self.made.keys() <= parameters.keys() else self.moved(encoding)
 
 
 def check_value(name: str, option: str, value: Any, kind: Any) -> None:

@@ -73,7 +73,7 @@ class TokenPositionEmbedding(nn.Module):
         self.dropout = nn.Dropout(checks.share("dropout", dropout))
         self.encoding: Encoding | None = None
         if encoding is not None:
-            self.encoding = build(encoding, Shape(dim, 1, dim, max_len)).to(device=device, dtype=dtype)
+            self.encoding = build(encoding, Shape(dim, 1, dim, max_len), device=device, dtype=dtype)
             others = [part for part in parts_of(self.encoding) if part.doors - {"embed"}]
             if others:
                 raise ValueError(f"{others[0]} does more than add to embeddings; give it to the attention instead")
@@ -296,19 +296,19 @@ class Stack(nn.Module):
             Shape.of(dim, heads, max_len, causal) if head_dim is None else Shape(dim, heads, head_dim, max_len, causal)
         )
         # A sum is used by a layer, and its parts are owned; in a tuple nothing is registered a second time.
-        owned, used = build_layers(encoding, shape, layers, hints=hints)
+        owned, used = build_layers(encoding, shape, layers, hints=hints, device=device, dtype=dtype)
         self.encoding_of = tuple(used)
-        self.encodings = nn.ModuleList(owned).to(device=device, dtype=dtype)
+        self.encodings = nn.ModuleList(owned)
         self.cross_encoding_of: tuple[Encoding, ...] = ()
         if cross:
             apart = Shape(shape.dim, shape.heads, shape.head_dim, max_len, causal=False)
-            owned, used = build_layers(cross_encoding, apart, layers, hints=hints)
+            owned, used = build_layers(cross_encoding, apart, layers, hints=hints, device=device, dtype=dtype)
             self.cross_encoding_of = tuple(used)
             if any("embed" in own.doors for own in owned):
                 raise ValueError(
                     f"cross_encoding adds to embeddings, and between two sequences there are none; got {cross_encoding}"
                 )
-            self.cross_encodings = nn.ModuleList(owned).to(device=device, dtype=dtype)
+            self.cross_encodings = nn.ModuleList(owned)
         self.blocks = nn.ModuleList(
             Block(
                 dim,

@@ -79,12 +79,11 @@ class Positions:
             raise ValueError(f"length, the declared horizon, must be a number of positions, got {length.dtype}")
 
     def check_rows(self) -> None:
-        rows = {"coords": self.coords.shape[0], "order": self.order.shape[0]}
-        for name, fact in (("document", self.document), ("length", self.length)):
-            if fact is not None:
-                rows[name] = fact.shape[0]
-        # Sizes that torch.jit.trace follows are tensors, which are not compared.
-        if len(set(rows.values()) - {1}) > 1 and not torch.jit.is_tracing():
+        facts = {"coords": self.coords, "order": self.order, "document": self.document, "length": self.length}
+        rows = {name: fact.shape[0] for name, fact in facts.items() if fact is not None}
+        # Symbolic sizes have no hash; those that torch.jit.trace follows are tensors, which are not compared.
+        several = [] if torch.jit.is_tracing() else [size for size in rows.values() if size != 1]
+        if any(size != several[0] for size in several):
             told = ", ".join(f"{name} of {size}" for name, size in rows.items())
             raise ValueError(f"all facts of positions are of one batch, or of 1 row for all of it; got {told}")
 
@@ -420,9 +419,9 @@ def positions_for(
         at = Positions.of(checks.tensor("positions", positions))
     if at.tokens != tokens:
         raise ValueError(f"got positions of {at.tokens} tokens for {tokens} tokens; give one position for each token")
-    wrong = batch is not None and {at.order.shape[0], at.coords.shape[0]} - {1, batch}
-    if wrong and not torch.jit.is_tracing():
-        raise ValueError(f"got positions of {wrong.pop()} rows for a batch of {batch}; give one row, or one for each")
+    rows = [] if batch is None or torch.jit.is_tracing() else [at.order.shape[0], at.coords.shape[0]]
+    if wrong := [size for size in rows if size != 1 and size != batch]:
+        raise ValueError(f"got positions of {wrong[0]} rows for a batch of {batch}; give one row, or one for each")
     if device is not None and at.order.device != device:
         return at.to(device)
     return at

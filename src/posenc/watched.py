@@ -45,6 +45,16 @@ def is_transformed() -> bool:
     return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
+def is_written_down() -> bool:
+    """Whether operators are written down as a graph (make_fx, torch.export), or run without numbers (fake tensors).
+
+    What were read of the data, and a number of blocks, would be the trace's own; and what a function with a backward
+    pass of its own does would be written down without that pass.
+    """
+    modes = torch._C._TorchDispatchModeKey
+    return any(torch._C._get_dispatch_mode(mode) is not None for mode in (modes.PROXY, modes.FAKE))
+
+
 def is_held(*modules: nn.Module) -> bool:
     """Whether somebody may hold what these modules have just returned, besides autograd, or may still be given it.
 

@@ -106,8 +106,8 @@ class TUPE(Encoding):
             keys = self.prepare(q, at, keys)
         asking, asked = keys.own["tupe"], keys.memo["tupe"]
         # Rows of a batch that stand at the same places share one bias.
-        shared = len(asking) == len(asked) == 1
-        m, n = (where.axis(self).expand(1 if shared else len(q), -1) for where in (at, keys.at))
+        shared = asking.shape[0] == asked.shape[0] == 1
+        m, n = (where.axis(self).expand(1 if shared else q.shape[0], -1) for where in (at, keys.at))
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             values = dot_products(asking, asked, b, h, i, j)

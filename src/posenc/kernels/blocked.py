@@ -24,6 +24,7 @@ from posenc.kernels.plan import Plan, plan_for
 from posenc.kernels.reference import check_heads
 from posenc.masks import Mask, part_of
 from posenc.positions import Positions
+from posenc.watched import is_written_down
 
 LOG2_E = 1 / math.log(2)
 
@@ -49,9 +50,10 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:
     """Attention with the encoding's bias, block by block. A row that may see nothing gives zeros.
 
-    Key heads may be fewer than query heads; nothing is repeated for them. A single query, an empty batch, and attention
-    without a bias that is plainly causal or sees everything, are one call of PyTorch's attention. In a graph that is
-    being compiled so is everything else, unless tokens are known to stand in a row and the bias is one of the distance.
+    Key heads may be fewer than query heads; nothing is repeated for them. A single query, an empty batch, attention
+    without a bias that is plainly causal or sees everything, and all in a graph that is written down operator by
+    operator, are one call of PyTorch's attention. In a graph that is being compiled so is everything else, unless
+    tokens are known to stand in a row and the bias is one of the distance.
 
     Limit: gradients of gradients are refused; kernel='reference' has them.
     Source: Dao 2023, arXiv:2307.08691, section 3, for the backward pass.
@@ -61,7 +63,8 @@ def attend(
     plain = not biased and (mask.is_plain_causal(at, keys.at) or mask.sees_everything(at, keys.at))
     compiling = torch.compiler.is_compiling()
     offset = offset_in_a_row(encoding, at, keys.at, mask) if compiling else None
-    if at.tokens == 1 or not len(q) or plain or (compiling and offset is None):
+    whole = offset is None if compiling else is_written_down()
+    if at.tokens == 1 or q.shape[0] == 0 or plain or whole:
         return sdpa.attend(encoding, q, at, keys, mask, scale=scale, dropout=dropout, weights=weights)
     check_heads(q, keys.k, keys.v)
     q, k, v = as_fused_attention_takes(q, keys.k, keys.v)

@@ -48,7 +48,7 @@ def attend(
     empty batch, which FlexAttention refuses, is one call of PyTorch's other attention.
     """
     assert not (weights or dropout), "why_not('flex') forbids this"
-    if not len(q):
+    if q.shape[0] == 0:
         return sdpa.attend(encoding, q, at, keys, mask, scale=scale, dropout=dropout, weights=weights)
     if not torch.is_grad_enabled():
         # FlexAttention refuses leaves that want gradients on a CPU even where none are taken.

@@ -11,7 +11,7 @@ from posenc.encoding import BoundKernel, Encoding, Keys
 from posenc.kernels.block_sizes import SIZES
 from posenc.masks import Mask
 from posenc.positions import Positions
-from posenc.watched import is_transformed
+from posenc.watched import is_transformed, is_written_down
 
 
 def attend_in_rows(
@@ -20,13 +20,13 @@ def attend_in_rows(
     """Door 4 of an encoding, some queries at a time where it reads pairs: the same numbers, [B, H, T, E] and weights.
 
     No query reads another one, and none needs keys that it may not see: so nothing is left out. In training a block
-    keeps only its queries and computes the rest again in the backward pass. A compiled graph takes all queries at
-    once, since the number of blocks would tie it to one length; so do the transforms of torch.func, which cannot
-    compute again.
+    keeps only its queries and computes the rest again in the backward pass. A graph takes all queries at once, since
+    the number of blocks would tie it to one length; so do the transforms of torch.func, which cannot compute again.
     """
     tokens, pairs = q.shape[2], q.shape[0] * q.shape[1] * keys.k.shape[2]
     step = max(1, SIZES.pairs_of_rules // max(pairs, 1))
-    if not encoding.reads_pairs or tokens <= step or torch.compiler.is_compiling() or is_transformed():
+    as_one = torch.compiler.is_compiling() or is_transformed() or is_written_down()
+    if not encoding.reads_pairs or as_one or tokens <= step:
         return encoding.attend(q, at, keys, mask, kernel)
     # The same encoding with the same parameters, whatever stands in for them when a block is computed again.
     held = copy.deepcopy(encoding, {id(parameter): parameter for parameter in encoding.parameters()})

@@ -693,10 +693,14 @@ def compiles_to_one_graph(subject: Subject) -> None:
 
 @promise
 def every_way_of_running_is_served(subject: Subject) -> None:
-    """An empty batch, tensors without data (meta), and the transforms of torch.func give what one would expect.
+    """An empty batch, tensors without data (meta, fake), a written-down graph (make_fx), and the transforms of
+    torch.func give what one would expect.
 
     The empty batch goes through every kernel and cache, the rest through the kernel that "auto" chooses.
     """
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
     net, x, mask = subject.net(), tokens(subject, TOKENS), masks.window(4)
 
     def run(x: Tensor) -> Tensor:
@@ -722,6 +726,19 @@ def every_way_of_running_is_served(subject: Subject) -> None:
         shape = absent(torch.empty_like(x, device="meta"), None, mask).shape
     if shape != expected.shape:
         raise AssertionError(f"tensors without data give shape {list(shape)}, expected {list(expected.shape)}")
+
+    with FakeTensorMode():
+        fake, given = Net(*subject.build(), subject.shape), torch.zeros(x.shape)
+        for at in (None, Positions.padded(torch.ones(x.shape[:2])).with_length(LONG)):
+            fake(given, at, mask).sum().backward()
+        with torch.no_grad():
+            shape = in_chunks(fake, given, count(TOKENS), (5, 1, 3), mask, lambda: SlotCache(8, rolling=True)).shape
+    if shape != expected.shape:
+        raise AssertionError(f"fake tensors give shape {list(shape)}, expected {list(expected.shape)}")
+
+    other = tokens(subject, TOKENS, seed=4)
+    with torch.no_grad():
+        same(make_fx(run)(x)(other), run(other), "other tokens, through a graph of the operators (make_fx)")
 
     direction, step = tokens(subject, TOKENS, seed=3), 1e-6
     measured = (run(x + step * direction) - run(x - step * direction)) / (2 * step)
