@@ -492,19 +492,24 @@ def spread(x: Tensor, batch: int) -> Tensor:
 def place(into: Tensor, slot: Tensor, new: Tensor, axis: int) -> Tensor:
     """`into` with new[b, ..., t, ...] at slot[b, t] along `axis`, as a new tensor."""
     # What was held may be whole coordinates, and this fractions; or one row, of which several were chosen.
-    dtype, rows = torch.promote_types(into.dtype, new.dtype), max(x.shape[0] for x in (into, slot, new))
+    dtype, rows = torch.promote_types(into.dtype, new.dtype), together(into, slot, new)
     return overwrite(memory(into, (rows, *into.shape[1:]), dtype).copy_(into), slot, new, axis)
 
 
 def overwrite(into: Tensor, slot: Tensor, new: Tensor, axis: int) -> Tensor:
     """The same, in the memory of `into` where its dtype and its rows can hold the new values."""
-    if torch.promote_types(into.dtype, new.dtype) != into.dtype or into.shape[0] < max(slot.shape[0], new.shape[0]):
+    if torch.promote_types(into.dtype, new.dtype) != into.dtype or into.shape[0] != together(into, slot, new):
         return place(into, slot, new, axis)
     new = new.to(into.dtype).expand(into.shape[0], *new.shape[1:])
     if slot.shape[0] == 1:
         return into.index_copy_(axis, slot[0], new)
     index = slot.view(slot.shape[0], *(1,) * (axis - 1), slot.shape[1], *(1,) * (new.dim() - axis - 1)).expand_as(new)
     return into.scatter_(axis, index, new)
+
+
+def together(*facts: Tensor) -> int:
+    """The rows of a batch that these facts are of; one row may stand for any number of them, or for none."""
+    return next((fact.shape[0] for fact in facts if fact.shape[0] != 1), 1)
 
 
 def memory(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
