@@ -18,10 +18,11 @@ from typing import get_args, get_origin
 import pytest
 import torch
 import tyro
+from forked import Forked
 
 import posenc.__main__ as main
 from posenc import catalogue, cli
-from posenc.lab import compare, recipes, record, store, sweep
+from posenc.lab import compare, recipes, record, report, store, sweep
 from posenc.lab import train as training
 from posenc.lab.recipes import Experiment
 
@@ -63,10 +64,14 @@ SURFACE = {
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Every command runs in an empty folder, and its runs in this process."""
+    """Every command runs in an empty folder, its runs in this process, and draws nothing, which is what takes long."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(report.Drawer, "__call__", lambda *_: None)
     monkeypatch.setattr(compare, "run_all", run_in_this_process)
     return tmp_path
+
+
+DRAW = report.Drawer.__call__
 
 
 def run_in_this_process(experiments: Sequence[Experiment], folder: Path, *, show) -> sweep.Sweep:
@@ -133,6 +138,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     patch = pytest.MonkeyPatch()
     patch.setattr(compare, "run_all", run_in_this_process)
+    patch.setattr(report.Drawer, "__call__", lambda *_: None)
     compare.compare(settings, folder)
     patch.undo()
     return folder
@@ -567,6 +573,7 @@ def test_a_full_disk_is_one_line_and_loses_no_record(
 ) -> None:
     folder = shutil.copytree(filled, here / "copy")
     before = {file.name: file.read_bytes() for file in (folder / "records").iterdir()}
+    monkeypatch.setattr(report.Drawer, "__call__", DRAW)
     full_from_now_on(monkeypatch)
     answer = posenc("report", "copy")
     words = (
@@ -735,7 +742,15 @@ def test_without_a_terminal_there_are_no_escape_codes(posenc, filled: Path) -> N
         assert "\x1b" not in answer.out + answer.err and len(answer.out + answer.err) > 40
 
 
-@pytest.mark.parametrize("command", [["list", "--json"], ["--help"], ["compare", "--help"]])
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the command is forked")
+def test_a_reader_who_has_enough_of_much_ends_it_without_a_word() -> None:
+    # More than a pipe holds.
+    command = Forked("list", "--json")
+    command.hang_up()
+    assert command.ended() == (1, "", "")
+
+
+@pytest.mark.parametrize("command", [["--help"], ["compare", "--help"]])
 def test_a_reader_who_has_enough_ends_it_without_a_word(command: list[str]) -> None:
     given = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "NO_COLOR": "1"}
     nobody, pipe = os.pipe()

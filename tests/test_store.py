@@ -114,10 +114,13 @@ def appear(target: Path) -> None:
 @pytest.mark.parametrize("for_good", [False, True], ids=["once", "for good"])
 @pytest.mark.parametrize("what", STORES)
 def test_a_failure_of_any_single_call_loses_nothing(
-    what: str, for_good: bool, tmp_path: Path, system: FailingSystem, run: training.Run
+    what: str, for_good: bool, tmp_path: Path, system: FailingSystem, run: training.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write, read = STORES[what]
     given, failures = (run,) if what == "checkpoint" else (), 0
+    built = training.start(run.experiment)
+    # Building the model is what takes time.
+    monkeypatch.setattr(training, "start", lambda experiment: built)
     write(tmp_path / "before", *given, 2)
     while True:
         folder = shutil.copytree(tmp_path / "before", tmp_path / f"{failures}")

@@ -1,10 +1,10 @@
 """Sweeps: what is finished stays finished, whatever ends a sweep, and one failure is one failure.
 
 The story below is one folder's: Ctrl-C, then a kill, then the same command to the end with a damaged record in its way,
-and all the while one encoding that fails. Real processes, so it is told once and asked about by many tests.
+and all the while one encoding that fails. Real processes, so it is told once and asked about by many tests; the first
+command is started as a person starts it, the others are forked.
 """
 
-import io
 import json
 import multiprocessing
 import os
@@ -13,17 +13,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+from forked import FORKS, Forked
 
 from posenc import cli, terminal
 from posenc.lab import record, store, sweep
 from posenc.lab.recipes import Experiment, recipe
-from posenc.lab.sweep import Progress, Sweep, ctrl_c_held, run_all
+from posenc.lab.sweep import Progress, Sweep, run_all, signals_held
 
 SMALL = ["--tasks", "repeat", "--seeds", "1", "--steps", "6", "--train-length", "3", "--dim", "16", "--heads", "2"]
 SMALL += ["--layers", "1"]
@@ -128,6 +129,7 @@ class Story:
         return list((self.folder / "records").glob("repeat-none-*.json"))
 
     def interrupt(self) -> Ended:
+        """As a person starts it."""
         process = self.begin()
         until(lambda: self.finished() and (self.home / "reached").exists(), process)
         # As a terminal does it: to the command and all its workers.
@@ -137,12 +139,11 @@ class Story:
 
     def kill(self) -> Ended:
         (self.home / "reached").unlink()
-        process = self.begin()
-        until((self.home / "reached").exists, process)
-        process.kill()
+        command = Forked(*self.command())
+        command.until((self.home / "reached").exists)
+        os.kill(command.process, signal.SIGKILL)
         # The pipes close when the last process that holds them is gone: a worker left behind would hold us here.
-        out, err = process.communicate()
-        return self.ended(process.returncode, out, err)
+        return self.ended(*command.ended())
 
 
 @pytest.fixture(scope="module")
@@ -152,10 +153,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
     (told.home / "open").touch()
     record_of_none = told.finished()[0]
     record_of_none.write_bytes(record_of_none.read_bytes()[:200])
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
-        code = cli.main(told.command("KilledOnce", "Killed"))
-    return ends | {"gone on": told.ended(code, out.getvalue(), err.getvalue())}
+    return ends | {"gone on": told.ended(*Forked(*told.command("KilledOnce", "Killed")).ended())}
 
 
 def none_of(ended: Ended) -> tuple[str, tuple[bytes, int]]:
@@ -248,6 +246,7 @@ def test_a_signal_to_end_leaves_no_worker_and_no_half_record(
         yield lambda sweep: os.kill(os.getpid(), getattr(signal, name)) if multiprocessing.active_children() else None
 
     monkeypatch.setattr(terminal, "live", live)
+    monkeypatch.setattr(multiprocessing, "get_context", lambda kind: FORKS)
     assert cli.main(["compare", "--encodings", "none", *SMALL, "--out", str(tmp_path)]) == code
     words = f"posenc: ended by {name}; finished runs are kept, the same command goes on"
     assert capsys.readouterr().err.splitlines()[-1] == words
@@ -255,17 +254,35 @@ def test_a_signal_to_end_leaves_no_worker_and_no_half_record(
 
 
 @on_posix
-def test_processes_are_started_while_ctrl_c_is_held_and_it_comes_afterwards() -> None:
-    came = []
-    before = signal.signal(signal.SIGINT, lambda *_: came.append("later"))
+@pytest.mark.parametrize("name", ["SIGINT", "SIGHUP", "SIGTERM"])
+def test_a_signal_comes_when_a_process_is_wholly_started(name: str) -> None:
+    came, number = [], getattr(signal, name)
+    before = signal.signal(number, lambda *_: came.append("later"))
     try:
-        with ctrl_c_held():
+        with signals_held():
             # To this thread: to the process, another one that holds nothing back could take it.
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
             assert came == []
         assert came == ["later"]
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before)
+
+
+@on_posix
+def test_a_worker_can_be_asked_to_end() -> None:
+    assert FORKS is not None
+    with signals_held():
+        process = FORKS.Process(target=wait_to_be_ended)
+        process.start()
+    process.terminate()
+    process.join()
+    assert process.exitcode == -signal.SIGTERM
+
+
+def wait_to_be_ended() -> None:
+    sweep.begin()
+    while True:
+        time.sleep(1)
 
 
 # What needs no processes

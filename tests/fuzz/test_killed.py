@@ -1,13 +1,11 @@
 """kill -9 at any moment: nothing finished is lost or made again, and the next call ends as if nothing had been.
 
 Most kills are placed by events: a forked process kills itself at its n-th call that changes the disk, with half of
-what it was writing written. The long runs kill real commands with all their workers at random moments.
+what it was writing written. The long runs kill whole commands with all their workers at random moments.
 """
 
 import os
 import signal
-import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -18,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from fake_records import record as fake_record
+from forked import Forked
 
 from posenc.lab import record, report, store, sweep
 from posenc.lab import train as training
@@ -160,43 +159,41 @@ def test_a_report_that_is_killed_is_the_one_before_or_whole(kills: Any, tmp_path
     assert (folder / "report.html").read_bytes() == whole and not leftovers(folder)
 
 
+SMALL = ["--steps", "60", "--train-length", "3", "--dim", "8", "--heads", "1", "--layers", "1"]
+COMMANDS = {
+    "compare": ["compare", "--encodings", "none", "alibi", "--tasks", "repeat", "--seeds", "4", *SMALL],
+    "train": ["train", "learned", "--task", "copy", *SMALL],
+}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_commands_that_are_killed_with_all_their_workers_at_random_moments(tmp_path: Path) -> None:
-    small = ["--tasks", "repeat", "--seeds", "6", "--steps", "200", "--train-length", "3", "--dim", "8", "--heads", "1"]
-    given = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-
-    def begin(folder: Path) -> subprocess.Popen:
-        command = [
-            sys.executable,
-            "-m",
-            "posenc",
-            "compare",
-            "--encodings",
-            "none",
-            "alibi",
-            *small,
-            "--out",
-            str(folder),
-        ]
-        return subprocess.Popen(
-            command, env=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-        )
-
-    whole, folder, random = begin(tmp_path / "whole"), tmp_path / "killed", Random(11)
-    assert whole.communicate() and whole.returncode == 0
-    finished: dict[str, bytes] = {}
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_commands_that_are_killed_with_all_their_workers_at_random_moments(verb: str, tmp_path: Path) -> None:
+    """And with them their reports: a comparison ends with one."""
+    random, finished, died = Random(11), {}, 0
+    began = time.monotonic()
+    assert Forked(*COMMANDS[verb], "--out", str(tmp_path / "whole")).ended()[0] == 0
+    took = time.monotonic() - began
     for _ in range(20):
-        with begin(folder) as process:
-            time.sleep(random.uniform(0, 12))
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+        folder = tmp_path / "killed"
+        # A report, once all records are there, is shorter than what was before.
+        command = Forked(*COMMANDS[verb], "--out", str(folder))
+        time.sleep(random.uniform(0, took if died < 10 else took / 4))
+        command.kill()
+        died += command.ended()[0] == -signal.SIGKILL
         now = {path.name: path.read_bytes() for path in (folder / "records").glob("*.json")}
         assert now.items() >= finished.items()
         finished = now
-    with begin(folder) as last:
-        assert last.communicate() and last.returncode == 0
-    names = [sorted(path.name for path in (one / "records").iterdir()) for one in (folder, tmp_path / "whole")]
-    assert names[0] == names[1] and not leftovers(folder)
-    for path in (folder / "records").iterdir():
+        if verb == "train" and training.is_there(folder):
+            training.load(folder)
+    assert died >= 10
+    assert Forked(*COMMANDS[verb], "--out", str(folder)).ended()[0] == 0
+    assert not leftovers(folder)
+    names = [sorted(path.relative_to(one) for path in one.rglob("*")) for one in (folder, tmp_path / "whole")]
+    assert names[0] == names[1]
+    for path in (folder / "records").glob("*.json"):
         assert facts(path) == facts(tmp_path / "whole" / "records" / path.name)
+    if verb == "train":
+        weights = [training.load(one).model.state_dict() for one in (folder, tmp_path / "whole")]
+        assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[1])

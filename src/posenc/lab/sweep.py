@@ -114,7 +114,7 @@ class Worker:
         self.wire, theirs = context.Pipe()
         self.process = context.Process(target=work, args=(theirs, str(records)), daemon=True)
         self.key = ""
-        with ctrl_c_held():
+        with signals_held():
             self.process.start()
         # Only the worker holds its end now: when it dies, the wire says so.
         theirs.close()
@@ -250,8 +250,8 @@ def run_one(experiment: Experiment, key: str, records: Path, tell: Callable[...,
 def begin() -> None:
     """In a worker, before all else: one thread for each run, because two runs on two cores are faster than one on both.
 
-    Ctrl-C and a terminal that closes are the parent's to handle, and when the parent is killed the worker does not
-    stay behind.
+    Ctrl-C and a terminal that closes are the parent's to handle; a request to end is the worker's own too, from here
+    on. When the parent is killed the worker does not stay behind.
     """
     import torch
 
@@ -264,16 +264,21 @@ def begin() -> None:
 
     threading.Thread(target=leave_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     torch.set_num_threads(1)
 
 
 @contextmanager
-def ctrl_c_held() -> Generator[None]:
-    """Processes started in this block never see Ctrl-C or a terminal that closes; ours comes when the block is over."""
+def signals_held() -> Generator[None]:
+    """Ctrl-C, a terminal that closes and a request to end come when the block is over; its processes see none of them.
+
+    One of which only half is started would be left behind.
+    """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP, signal.SIGTERM})
     try:
         yield
     finally:

@@ -328,6 +328,9 @@ def load_step(folder: Path, own: Collection[str | Path]) -> Run:
             raise CannotRead(f"it is damaged ({error})", file=file) from None
         if not sealed and saved_at(data) != str(facts["step"]):
             raise CannotRead(f"it is of step {saved_at(data)}, run.json of step {facts['step']}", file=file)
+    if len(tensors[MODEL]) < experiment.layers:
+        wrong = f"it holds {len(tensors[MODEL])} tensors, and run.json claims {experiment.layers:,} layers"
+        raise CannotRead(f"it does not fit its run.json: {wrong}", file=folder / MODEL)
     try:
         if not experiment.own_files:
             # What run.json claims takes memory only where the weights are as large.
