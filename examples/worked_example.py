@@ -27,9 +27,10 @@ DIM = 4
 @plots.styled
 def draw(tokens: Tensor, positions: Tensor, combined: Tensor) -> Figure:
     fig = plots.figure(9.5, 3.2, "token vectors + position vectors = combined vectors")
-    for ax, table in zip(fig.subplots(1, 3), (tokens, positions, combined), strict=True):
+    for ax, vectors in zip(fig.subplots(1, 3), (tokens, positions, combined), strict=True):
+        table = vectors.numpy()
         ax.imshow(table, cmap=plots.DIVERGING, vmin=-4, vmax=4, aspect="auto")
-        for (p, channel), value in np.ndenumerate(table.numpy()):
+        for (p, channel), value in np.ndenumerate(table):
             ax.text(channel, p, f"{value:+.2f}", ha="center", va="center", fontsize=8)
         ax.set_xticks(range(DIM), [f"channel {channel}" for channel in range(DIM)], fontsize=7)
         ax.set_yticks(range(len(WORDS)), [f"{p}  {word}" for p, word in enumerate(WORDS)])

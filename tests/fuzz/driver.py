@@ -158,6 +158,9 @@ def mutated(random: Random, data: bytes, *, upto: int | None = None) -> bytes:
 
 
 def short_and_long(short: int, long: int = 5_000) -> Any:
-    """Give a test `seeds`: a few in the suite, and many more by --all."""
+    """Give a test `seeds`: a few in the suite, and many more by --all.
+
+    long  no more than an idle processor gets through in half a minute: a busy one has to end within the limit of a test
+    """
     parts = [range(short), pytest.param(range(short, long), marks=pytest.mark.slow)]
     return pytest.mark.parametrize("seeds", parts, ids=["short", "long"])

@@ -110,7 +110,7 @@ def answer(arguments: list[str]) -> int:
     return code
 
 
-@short_and_long(SHORT, 4_000)
+@short_and_long(SHORT, 1_000)
 def test_whatever_its_options_a_verb_ends_well_or_says_why(seeds):
     def read(seed):
         random = Random(seed)
