@@ -415,6 +415,14 @@ def test_inputs_on_another_device_are_refused() -> None:
         layer()(torch.zeros(1, 3, 12, device="meta", dtype=torch.float64))
 
 
+def test_whole_numbers_are_refused_under_autocast_too() -> None:
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        pytest.raises(ValueError, match=r"query is torch\.int64, and the"),
+    ):
+        Attention(12, 6, encoding="none")(torch.zeros(1, 3, 12, dtype=torch.int64))
+
+
 def test_an_encoding_is_handed_the_projections_of_its_layer() -> None:
     attention, x = layer(kv_heads=2), torch.randn(2, 3, 12, dtype=torch.float64)
     for project, linear, heads in zip(

@@ -264,7 +264,7 @@ def test_options_and_parameters_of_an_encoding_can_be_listed() -> None:
     [
         (
             lambda: Shape.of(dim=48, heads=5, max_len=9),
-            r"heads must divide dim=48, got heads=5; the divisors are \[1, 2, 3",
+            r"heads must divide dim=48, got heads=5; the divisors are \[1, 2, 3, 4, 6, 8, 12, 16, 24, 48\]",
         ),
         (lambda: Shape.of(dim=48, heads=6, max_len=0), "max_len must be 1 or more, got 0"),
         (lambda: Shape(0, 1, 1, 1), "dim must be 1 or more, got 0"),
@@ -273,6 +273,30 @@ def test_options_and_parameters_of_an_encoding_can_be_listed() -> None:
 def test_impossible_shapes_are_refused(make, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make()
+
+
+def test_one_head_is_a_shape_and_tokens_see_the_past_alone_unless_it_says_otherwise() -> None:
+    assert Shape.of(dim=8, heads=1, max_len=4) == Shape(8, 1, 8, 4, causal=True)
+
+
+def test_an_encoding_is_built_for_a_shape_alone() -> None:
+    with pytest.raises(ValueError, match=r"built for a Shape, got 64; write Shape\.of\(dim=64, heads=4, max_len=512\)"):
+        build("none", 64)  # ty: ignore[invalid-argument-type]
+
+
+def test_words_in_quotes_are_options_or_files_of_ones_own_but_no_encodings() -> None:
+    assert catalogue.files_in("rotary(layout='half') + path/mine.py:Mine") == ["path/mine.py"]
+    with pytest.raises(ValueError, match="\"'half'\" in \"'half' \\+ rotary\" is not an encoding"):
+        parse("'half' + rotary")
+
+
+def test_a_list_is_cut_at_the_commas_that_stand_outside_of_parentheses() -> None:
+    assert catalogue.split("rotary(base=5, layout='half'), alibi") == ["rotary(base=5, layout='half')", "alibi"]
+
+
+def test_a_spec_has_at_most_so_many_letters() -> None:
+    with pytest.raises(foreign.CannotRead, match=r"\(20001 letters\) is longer than 20,000 letters"):
+        parse("a" * 20_001)
 
 
 # One's own module

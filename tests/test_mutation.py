@@ -139,7 +139,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.Co
     return folder, mutated(folder)
 
 
-def mutated(folder: Path) -> subprocess.CompletedProcess[str]:
+def mutated(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
     command = [
         sys.executable,
         str(TOOL),
@@ -149,7 +149,8 @@ def mutated(folder: Path) -> subprocess.CompletedProcess[str]:
         "--each",
         "9",
         "--patience",
-        "2",
+        "1",
+        *more,
     ]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=dict(os.environ), timeout=280)
 
@@ -176,6 +177,17 @@ def test_a_second_run_goes_on_where_the_first_ended(first) -> None:
     assert (folder / "build/mutation/verdicts.jsonl").read_text() == known
 
 
+def test_a_wide_run_tries_what_survived_with_every_test_that_enters_it(first) -> None:
+    folder, _ = first
+    (folder / "tests/test_elsewhere.py").write_text(
+        "from planted.ring import untested\n\n\ndef test_difference():\n    assert untested(3, 1) == 2\n"
+    )
+    (folder / "tests/test_apart.py").write_text("def test_of_something_else():\n    pass\n")
+    done = mutated(folder, "--wide")
+    assert done.returncode == 0, done.stdout
+    assert "2 by others, 0 survived" in done.stdout
+
+
 def test_survivors_that_are_explained_are_no_failure(tmp_path: Path) -> None:
     path = tmp_path / "explained.txt"
     path.write_text("# why\nsrc/a.py f: a - b becomes b - a\n    both are 0,\n    always\n")
@@ -183,7 +195,7 @@ def test_survivors_that_are_explained_are_no_failure(tmp_path: Path) -> None:
     assert explained == {"src/a.py f: a - b becomes b - a": "both are 0, always"}
     verdicts = [{"name": "src/a.py f: a - b becomes b - a", "killer": None, "tier": "", "line": 3}]
     assert mutate.table(verdicts, explained, show_explained=False) == (
-        "1 break: 0 caught by the nearest tests, 0 by the contract, 1 survived, 1 of them explained"
+        "1 break: 0 caught by the nearest tests, 0 by the contract, 0 by others, 1 survived, 1 of them explained"
     )
     assert "both are 0" in mutate.table(verdicts, explained, show_explained=True)
 

@@ -1,13 +1,14 @@
 """Break the code on purpose, one small break at a time, and say which breaks no test sees.
 
-    python3 run.py mutate [FILES] [--each N] [--most N] [--since REVISION] [--seed N] [--explained]
+    python3 run.py mutate [FILES] [--each N] [--most N] [--since REVISION] [--seed N] [--wide] [--explained]
 
 Without FILES it takes the functions that differ from --since (the main branch; on it, the last commit). Each break is
 made in a temporary copy of the project, in a process forked from one that has imported torch and pytest already.
 First run the nearest tests (tests/test_NAME.py, or else the files that import the module), then the contract with the
-encodings concerned; of both, the tests that enter the broken function. Verdicts are kept in build/mutation, so a run
-that was stopped goes on: a break that was caught stays caught, one that survived is tried again when its tests have
-changed. Survivors that are no mistakes stand in explained.txt, with the reason. The exit code is 1 where one does not.
+encodings concerned, then with --wide every other test file; of all, the tests that enter the broken function. Verdicts
+are kept in build/mutation, so a run that was stopped goes on: a break that was caught stays caught, one that survived
+is tried again when its tests have changed. Survivors that are no mistakes stand in explained.txt, with the reason. The
+exit code is 1 where one does not.
 """
 
 import argparse
@@ -43,6 +44,9 @@ EXPLAINED = Path(__file__).with_name("explained.txt")
 IMPORTERS = 3
 """How many test files are near to a module without one of its own: those that import the fewest modules besides."""
 CONTRACT = "tests/test_contract.py"
+SUITE = "suite"
+APART = ("test_contract.py", "test_mutation.py", "test_run.py", "test_nothing_process_wide.py")
+"""Test files that no wide run takes: the contract is a tier of its own, the others run whole commands."""
 SUBJECTS = "sinusoidal rotary alibi t5_bias shaw forgetting path dape rerope(rotary)".split()
 """What stands for all encodings, beside every schedule, where a break is not in an encoding's own file."""
 WARM = ("hypothesis", "mpmath", "numpy", "pytest", "torch")
@@ -74,6 +78,9 @@ class Trace(NamedTuple):
         """The tests that can see a break, the quickest first; all of them where nothing was seen to enter it."""
         found = None if mutant.keeps or not mutant.function else self.entered.get(f"{mutant.file}:{mutant.starts}")
         return sorted(self.seconds if not found else found, key=lambda test: self.seconds[test])
+
+    def enters(self, mutant: Mutant) -> bool:
+        return f"{mutant.file}:{mutant.starts}" in self.entered
 
 
 class Watcher:
@@ -135,7 +142,10 @@ class Bench:
         if (tests.tier, tests.of) not in self.traces:
             kept = self.store / f"trace-{digest(self.sources + tests.text + tests.tier + tests.of)}.json"
             told = json.loads(kept.read_text()) if kept.exists() else self.run(tests, None, limit=None)
-            if told is None:
+            if told is None and tests.tier == SUITE:
+                print(f"left out, it comes to no end: {tests.of}", file=sys.stderr)
+                told = {"failed": [], "seconds": {}, "entered": {}}
+            elif told is None:
                 said = self.said.read_text(errors="replace")[-2000:]
                 sys.exit(f"the {tests.tier} tests of {tests.of} come to no end without any break:\n{said}")
             kept.write_text(json.dumps(told))
@@ -152,6 +162,8 @@ class Bench:
     def killer(self, mutant: Mutant, tests: Tests) -> str | None:
         """The test that fails because of a break, or nothing."""
         trace = self.trace(tests)
+        if tests.tier == SUITE and not trace.enters(mutant):
+            return None
         every = trace.of(mutant)
         spent = accumulate(trace.seconds[test] for test in every)
         chosen = [test for test, until in zip(every, spent, strict=True) if until <= self.seconds]
@@ -250,8 +262,8 @@ class Bench:
 
 
 @functools.cache
-def tiers(root: Path, file: str) -> list[Tests]:
-    """The tests of a file, the nearest first."""
+def tiers(root: Path, file: str, wide: bool = False) -> list[Tests]:
+    """The tests of a file, the nearest first; `wide` with all others at the end, a tier for each test file."""
     near = nearest(root, file)
     doctests = [file] if ">>>" in (root / file).read_text(encoding="utf-8") else []
     found = []
@@ -265,6 +277,10 @@ def tiers(root: Path, file: str) -> list[Tests]:
         text = "".join(one.read_text(encoding="utf-8") for one in (root / CONTRACT, *promises))
         encoding = Path(file).stem if "/encodings/" in file else ""
         found.append(Tests("contract", encoding or "all", (CONTRACT,), concerned(encoding), text))
+    for test in sorted((root / "tests").rglob("test_*.py")) if wide else ():
+        name = str(test.relative_to(root))
+        if name not in near and test.name not in APART:
+            found.append(Tests(SUITE, name, (name,), lambda item: True, test.read_text(encoding="utf-8")))
     return found
 
 
@@ -385,7 +401,9 @@ def key_of(mutant: Mutant, source: str) -> str:
     return digest("\n".join([mutant.name, *body]))
 
 
-def judge(root: Path, todo: Sequence[Mutant], store: Path, patience: float, seconds: float) -> list[dict[str, Any]]:
+def judge(
+    root: Path, todo: Sequence[Mutant], store: Path, patience: float, seconds: float, wide: bool
+) -> list[dict[str, Any]]:
     """The verdict on every break, from the store or by trying it."""
     store.parent.mkdir(parents=True, exist_ok=True)
     known = {one["key"]: one for one in map(json.loads, store.read_text().splitlines())} if store.exists() else {}
@@ -395,7 +413,8 @@ def judge(root: Path, todo: Sequence[Mutant], store: Path, patience: float, seco
         shutil.copytree(root, copy, ignore=shutil.ignore_patterns(*LEFT_OUT))
         bench = Bench(copy, store.parent, patience, seconds)
         for i, mutant in enumerate(todo):
-            key, tests = key_of(mutant, (copy / mutant.file).read_text(encoding="utf-8")), tiers(copy, mutant.file)
+            key = key_of(mutant, (copy / mutant.file).read_text(encoding="utf-8"))
+            tests = tiers(copy, mutant.file, wide)
             seen = digest(f"{seconds}" + "".join(one.text for one in tests))
             verdict = known.get(key)
             if verdict is None or (verdict["killer"] is None and verdict["tests"] != seen):
@@ -432,11 +451,12 @@ def table(verdicts: Sequence[dict[str, Any]], explained: dict[str, str], *, show
         elif show_explained:
             lines.append(f"explained  {file}:{one['line']} {what}\n           {explained[one['name']]}")
     plural = "" if len(verdicts) == 1 else "s"
-    caught = {tier: sum(one["tier"] == tier for one in verdicts) for tier in ("nearest", "contract")}
+    caught = {tier: sum(one["tier"] == tier for one in verdicts) for tier in ("nearest", "contract", SUITE)}
     known = sum(one["name"] in explained for one in survivors)
     lines.append(
         f"{len(verdicts)} break{plural}: {caught['nearest']} caught by the nearest tests, "
-        f"{caught['contract']} by the contract, {len(survivors)} survived, {known} of them explained"
+        f"{caught['contract']} by the contract, {caught[SUITE]} by others, "
+        f"{len(survivors)} survived, {known} of them explained"
     )
     return "\n".join(lines)
 
@@ -464,6 +484,7 @@ def main(arguments: Sequence[str]) -> int:
         default=20,
         help="processor seconds beyond five times what the tests take (default 20)",
     )
+    parser.add_argument("--wide", action="store_true", help="try what survives with every other test file too")
     parser.add_argument("--explained", action="store_true", help="also show the survivors that are explained")
     parser.add_argument("--root", type=Path, default=ROOT, help="the project (default: this one)")
     chosen = parser.parse_args(arguments)
@@ -480,7 +501,7 @@ def main(arguments: Sequence[str]) -> int:
     gc.freeze()  # what is collected in every child is not looked through again
     todo.sort(key=lambda mutant: (mutant.file, mutant.line))
     store = root / "build" / "mutation" / "verdicts.jsonl"
-    verdicts = judge(root, todo, store, chosen.patience, chosen.seconds)
+    verdicts = judge(root, todo, store, chosen.patience, chosen.seconds, chosen.wide)
     explained = explanations()
     print(table(verdicts, explained, show_explained=chosen.explained))
     return int(any(one["killer"] is None and one["name"] not in explained for one in verdicts))
