@@ -427,3 +427,22 @@ def test_what_no_cache_can_do_is_refused() -> None:
         just_over.crop(2)
     with pytest.raises(ValueError, match="a rolling cache of 3 slots has written over the oldest tokens, and cannot"):
         rolling.crop(4)
+
+
+@pytest.mark.parametrize("cache", [GrowingCache, lambda: SlotCache(TOKENS), lambda: SlotCache(TOKENS, rolling=True)])
+def test_a_prefix_in_pieces_is_refused_and_one_in_the_first_chunk_of_each_row_is_right(layer, cache) -> None:
+    x, mask = torch.randn(2, TOKENS, DIM, dtype=torch.float64), replace(masks.prefix(3), window=TOKENS)
+    real = torch.arange(TOKENS) >= torch.tensor([[0], [4]])  # the second row begins with the second chunk
+    at, held = Positions.padded(real), cache()
+    expected, parts = layer(x, positions=at, mask=mask), (slice(0, 4), slice(4, 8), slice(8, 9))
+    got = torch.cat([layer(x[:, part], positions=at.rows(part), mask=mask, cache=held) for part in parts], 1)
+    torch.testing.assert_close(got[real], expected[real], rtol=0, atol=1e-12)
+    for first in (Positions.count(2), at.rows(slice(0, 2))):
+        held = cache()
+        layer(x[:, :2], positions=first, mask=mask, cache=held)
+        before = held.keys
+        with pytest.raises(
+            ValueError, match=r"a prefix of 3 tokens came in pieces, .* give all of it in the first chunk"
+        ):
+            layer(x[:, 2:4], positions=first.next(2), mask=mask, cache=held)
+        assert held.keys is before

@@ -232,11 +232,41 @@ ENCODINGS = {
 }
 
 
+TENSORS = {
+    "query must be dense, got a torch.sparse_coo tensor": lambda: LAYER(X.to_sparse()),
+    "query must be dense, got a nested tensor": lambda: LAYER(
+        torch.nested.nested_tensor([X[0], X[1, :3]], layout=torch.jagged)
+    ),
+    "x must be dense, got a torch.sparse_coo tensor": lambda: Rotary(8)(Q.to_sparse(), Q),
+    "a given mask must be dense": lambda: LAYER(X, mask=torch.ones(5, 5).to_sparse()),
+    "one device, got x on 'cpu', k on 'meta'": lambda: Rotary(8)(Q, Q.to("meta")),
+    "one device, got q on 'cpu', k on 'meta', v on": lambda: scaled_dot_product_attention(Q, Q.to("meta"), Q),
+    "q and k must have one dtype, got torch.float32 and": lambda: scaled_dot_product_attention(Q, Q.double(), Q),
+    "one device, got mask on 'meta', positions on": lambda: LAYER(X, mask=torch.ones(5, 5, device="meta").bool()),
+    "positions are on 'meta', where no numbers are": lambda: LAYER(X, positions=torch.ones(5, device="meta")),
+    "dtype must be a floating dtype such as torch.float32, got torch.int64": lambda: Decoder(11, dtype=torch.int64),
+    "dtype must be a floating dtype .* got 'float32'": lambda: Attention(16, 2, dtype="float32"),
+    "device must be a device or a word, got 3.5": lambda: Decoder(11, device=3.5),
+    "dtype must be a floating dtype .* got torch.int32": lambda: ALiBi(2).bias(3, dtype=torch.int32),
+    "causal must be True or False, got 1": lambda: ALiBi(2).bias(3, causal=1),
+    "ids are whole numbers, got torch.int16; give them as torch.int64": lambda: MODEL(IDS.short()),
+    "zeros and ones; where 1 says .* give mask.bool": lambda: LAYER(X, mask=torch.ones(5, 5).tril()),
+    "one of zeros and ones; ": lambda: scaled_dot_product_attention(Q, Q, Q, torch.ones(5, 5).tril()),
+    "got nan or inf in one; -inf hides": lambda: scaled_dot_product_attention(Q, Q, Q, with_nan(5)),
+    "a mask is a Mask such as .* got 3": lambda: masks.both(3, torch.ones(5, 5).bool()),
+    "padding mask is true or 1 where a token is, .* got other": lambda: MODEL(IDS, padding=with_nan(5, -INF)[:2]),
+    "a padding mask is true or 1": lambda: Positions.padded(torch.tensor([[0.5, 1.0]])),
+    "document must be whole": lambda: Positions(torch.zeros(1, 3, 1), torch.arange(3)[None], torch.zeros(1, 3)),
+    "coords must be whole or floating": lambda: Positions(torch.zeros(1, 3, 1).bool(), torch.arange(3)[None]),
+    "horizon, must be 1 or more, got -1": lambda: Positions.count(3).with_length(torch.tensor([5, -1])),
+}
+
+
 @pytest.mark.parametrize(
     "call, words",
     [
         pytest.param(call, words, id=words[:50])
-        for group in (ATTENTION, POSITIONS, MASKS, MODELS, ENCODINGS)
+        for group in (ATTENTION, POSITIONS, MASKS, MODELS, ENCODINGS, TENSORS)
         for words, call in group.items()
     ],
 )

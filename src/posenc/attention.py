@@ -188,7 +188,7 @@ class Attention(nn.Module):
         for name, x in (("query", query), ("key", key), ("value", value)):
             if x is None and name != "query":
                 continue
-            if not isinstance(x, Tensor):
+            if not isinstance(x, Tensor) or not checks.is_dense(x):
                 x = checks.tensor(name, x)
             if x.dim() != 3 or x.shape[-1] != self.dim:
                 raise ValueError(f"{name} must have shape [batch, tokens, {self.dim}], got {list(x.shape)}")

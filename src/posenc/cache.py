@@ -54,7 +54,8 @@ class GrowingCache:
         self.rooms: dict[str, Room] = {}
 
     def check(self, at: Positions, mask: Mask) -> None:
-        """Nothing: it holds whatever comes."""
+        """Raises ValueError for a prefix in pieces; it has room for whatever comes."""
+        check_prefix(self.keys, at, mask)
 
     def extend(self, new: Keys) -> Keys:
         if self.keys is None:
@@ -238,6 +239,7 @@ class SlotCache:
     def check(self, at: Positions, mask: Mask) -> None:
         """Raises ValueError unless there are slots for these tokens, and for all that they may see under this mask."""
         self.check_room(at)
+        check_prefix(self.keys, at, mask)
         if not self.rolling:
             return
         if mask.window is None:
@@ -477,6 +479,20 @@ def check_rows(held: Keys, new: Keys) -> None:
         raise ValueError(
             f"the cache holds keys of {held.k.shape[0]} rows and {held.k.shape[1]} heads, got new ones of "
             f"{new.k.shape[0]} and {new.k.shape[1]}; start a new cache for another batch"
+        )
+
+
+def check_prefix(held: Keys | None, at: Positions, mask: Mask) -> None:
+    """Raises ValueError where tokens of a prefix come after others of it, which did not see them."""
+    if not mask.prefix or held is None or (at.start is not None and at.start >= mask.prefix):
+        return
+    if not may_be_read(at.order, held.at.order):
+        return
+    late = ((at.order >= 0) & (at.order < mask.prefix)).any(1) & (held.at.order >= 0).any(1)
+    if bool(late.any()):
+        raise ValueError(
+            f"a prefix of {mask.prefix} tokens came in pieces, and its first tokens could not see the later ones; give "
+            f"all of it in the first chunk, or masks.prefix of as many tokens as that holds"
         )
 
 

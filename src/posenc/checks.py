@@ -65,17 +65,32 @@ def share(name: str, value: object) -> float:
 
 
 def tensor(name: str, value: object) -> Tensor:
-    """The value; raises ValueError unless it is a tensor."""
+    """The value; raises ValueError unless it is a tensor with a number at every place."""
     if not isinstance(value, Tensor):
         raise ValueError(f"{name} must be a tensor, got {shown(value)}; make one with torch.as_tensor(...)")
+    if not is_dense(value):
+        kind = "nested" if value.is_nested else "quantised" if value.is_quantized else value.layout
+        raise ValueError(f"{name} must be dense, got a {kind} tensor; make it dense, and say by a mask what is missing")
     return value
+
+
+def is_dense(value: Tensor) -> bool:
+    """Whether it has a number at every place: no sparse, nested or quantised tensor."""
+    return value.layout is torch.strided and not value.is_nested and not value.is_quantized
 
 
 def floating(name: str, value: object) -> Tensor:
     """The value; raises ValueError unless it is a tensor of floating-point numbers."""
-    if isinstance(value, Tensor) and value.is_floating_point():
+    if isinstance(value, Tensor) and value.is_floating_point() and is_dense(value):
         return value
     raise ValueError(f"{name} must be floating, got {tensor(name, value).dtype}; cast with .float()")
+
+
+def one_device(**given: Tensor | None) -> None:
+    """Raises ValueError unless all these tensors are on one device."""
+    if len({value.device for value in given.values() if value is not None}) > 1:
+        told = ", ".join(f"{name} on '{value.device}'" for name, value in given.items() if value is not None)
+        raise ValueError(f"all have to be on one device, got {told}; move them with .to()")
 
 
 KINDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
@@ -86,6 +101,11 @@ KINDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
     str: (lambda value: isinstance(value, str), "a word"),
     tuple: (lambda value: isinstance(value, (tuple, list)), "a tuple"),
     dict: (lambda value: isinstance(value, dict), "a dictionary"),
+    torch.device: (lambda value: isinstance(value, torch.device), "a device"),
+    torch.dtype: (
+        lambda value: isinstance(value, torch.dtype) and value.is_floating_point,
+        "a floating dtype such as torch.float32",
+    ),
 }
 
 

@@ -416,6 +416,7 @@ class Encoding(nn.Module):
                 continue
             if (heads := checks.floating(name, given)).ndim != axes:
                 raise ValueError(f"{name} must have shape {shape}, got {list(heads.shape)}")
+        checks.one_device(x=x, k=k)
         if k is None:
             if "embed" not in self.doors:
                 raise ValueError(f"{self} adds nothing to embeddings; it opens {sorted(self.doors) or 'no door'}")
@@ -451,6 +452,7 @@ class Encoding(nn.Module):
         for name, given in (("q", q), ("k", k)):
             if given is not None and checks.floating(name, given).dim() != 4:
                 raise ValueError(f"{name} must have shape [batch, heads, tokens, head_dim], got {list(given.shape)}")
+        checks.kind("causal", causal, bool), checks.kind("dtype", dtype, torch.dtype | None)
         at = placed(at)
         keys_at = at if keys_at is None else placed(keys_at)
         if not self.doors & {"by_distance", "score_mod"}:

@@ -67,6 +67,7 @@ class Mask:
     def fitting(self, at: Positions, keys_at: Positions) -> Tensor:
         assert self.given is not None
         check_mask(self.given, at.tokens, keys_at.tokens)
+        checks.one_device(mask=self.given, positions=at.order)
         return self.given
 
     def part(self, batch: slice, rows: slice, keys: slice) -> "Mask":
@@ -154,7 +155,8 @@ def mask_for(mask: MaskLike) -> Mask:
     """The mask that a caller gave.
 
     Raises ValueError for a word that is no mask, for what is neither a mask nor a tensor, and for a floating tensor
-    with nan or +inf in it; one on another device, and in a graph that is being made, is not looked at.
+    with nan or +inf in it, or with zeros and ones alone, as one has that says who may see whom; one on another device,
+    and in a graph that is being made, is not looked at.
     """
     if mask is None:
         return NAMED["bidirectional"]
@@ -162,10 +164,8 @@ def mask_for(mask: MaskLike) -> Mask:
         return NAMED[mask]
     if isinstance(mask, (Mask, Tensor)):
         rule = mask if isinstance(mask, Mask) else Mask(given=mask)
-        given = rule.given
-        if given is not None and given.is_floating_point() and given.is_cpu and may_be_read(given):
-            if not given.amax() < torch.inf:
-                raise ValueError("a floating mask is added to the logits, got nan or inf in one; -inf hides a key")
+        if rule.given is not None:
+            check_added(rule.given)
         return rule
     raise ValueError(
         f"a mask is a Mask such as masks.causal() or masks.window(512), a tensor, or one of the words "
@@ -173,8 +173,23 @@ def mask_for(mask: MaskLike) -> Mask:
     )
 
 
-def both(rule: Mask, given: Tensor | None) -> Mask:
+def check_added(given: Tensor) -> None:
+    """Raises ValueError for a floating mask that cannot be meant to be added; see `mask_for`."""
+    if not (given.is_floating_point() and given.is_cpu and may_be_read(given)):
+        return
+    highest = given.amax()
+    if not highest < torch.inf:
+        raise ValueError("a floating mask is added to the logits, got nan or inf in one; -inf hides a key")
+    if highest == 1 and given.amin() == 0 and bool(((given == 0) | (given == 1)).all()):
+        raise ValueError(
+            "a floating mask is added to the logits, got one of zeros and ones; where 1 says that a key may be seen, "
+            "give mask.bool()"
+        )
+
+
+def both(rule: MaskLike, given: Tensor | None) -> Mask:
     """The rule and a given tensor together."""
+    rule = mask_for(rule)
     if given is None:
         return rule
     if rule.given is not None:

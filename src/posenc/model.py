@@ -855,8 +855,8 @@ def check_padding(padding: Tensor, ids: Tensor) -> None:
 
 def check_ids(ids: Tensor, vocab: int) -> None:
     """Raises ValueError for ids of a wrong shape or type, or outside 0..vocab-1."""
-    if checks.tensor("token ids", ids).is_floating_point() or ids.dtype == torch.bool:
-        raise ValueError(f"token ids are whole numbers, got {ids.dtype}")
+    if checks.tensor("token ids", ids).dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"token ids are whole numbers, got {ids.dtype}; give them as torch.int64 or torch.int32")
     if ids.dim() != 2 or ids.shape[1] < 1:
         raise ValueError(f"ids have shape [batch, tokens] with at least one token, got {list(ids.shape)}")
     if not may_be_read(ids):

@@ -68,6 +68,10 @@ class Positions:
         if self.order.is_floating_point() or self.order.dtype == torch.bool:
             raise ValueError(f"order must be whole numbers, got {self.order.dtype}; fractions belong in coords")
         self.check_rows()
+        if self.document is not None and (self.document.is_floating_point() or self.document.is_complex()):
+            raise ValueError(f"document must be whole numbers, got {self.document.dtype}")
+        if self.coords.dtype == torch.bool or self.coords.is_complex():
+            raise ValueError(f"coords must be whole or floating numbers, got {self.coords.dtype}")
         if self.coords.is_floating_point() and self.coords.is_cpu and may_be_read(self.coords):
             if not bool(self.coords.isfinite().all()):
                 raise ValueError("positions must be finite numbers, got nan or infinity among the coords")
@@ -77,6 +81,8 @@ class Positions:
             raise ValueError(f"length, the declared horizon, must have shape [batch or 1], got {list(length.shape)}")
         if length.dtype == torch.bool or length.is_complex():
             raise ValueError(f"length, the declared horizon, must be a number of positions, got {length.dtype}")
+        if length.is_cpu and may_be_read(length) and not bool((length >= 1).all()):
+            raise ValueError(f"length, the declared horizon, must be 1 or more, got {length.min().item():g}")
 
     def check_rows(self) -> None:
         facts = {"coords": self.coords, "order": self.order, "document": self.document, "length": self.length}
@@ -145,6 +151,11 @@ class Positions:
         if checks.tensor("a padding mask", mask).dim() != 2 or mask.shape[1] < 1:
             raise ValueError(f"a padding mask has shape [B, T] with at least one token, got {list(mask.shape)}")
         present = mask != 0
+        if mask.dtype != torch.bool and mask.is_cpu and may_be_read(mask) and not bool((present == mask).all()):
+            raise ValueError(
+                "a padding mask is true or 1 where a token is, and false or 0 elsewhere, got other numbers; make it "
+                "boolean first"
+            )
         order = (present.long().cumsum(1) - 1).masked_fill(~present, -1)
         return cls(order.clamp(min=0)[..., None], order, unit_step=True, extent=mask.shape[1])
 
@@ -423,6 +434,8 @@ def positions_for(
     if wrong := [size for size in rows if size != 1 and size != batch]:
         raise ValueError(f"got positions of {wrong[0]} rows for a batch of {batch}; give one row, or one for each")
     if device is not None and at.order.device != device:
+        if at.order.is_meta or at.coords.is_meta:
+            raise ValueError(f"the positions are on 'meta', where no numbers are, and the tokens on '{device}'")
         return at.to(device)
     return at
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from posenc import checks
 from posenc.encoding import Encoding, Keys, index_grids
-from posenc.masks import Mask, check_mask
+from posenc.masks import Mask, check_added, check_mask
 from posenc.positions import Positions
 
 
@@ -33,12 +33,17 @@ def scaled_dot_product_attention(
     """
     for name, x in (("q", q), ("k", k), ("v", v)):
         checks.floating(name, x)
+    mask = None if mask is None else checks.tensor("mask", mask)
+    checks.one_device(q=q, k=k, v=v, mask=mask)
+    if k.dtype != q.dtype:
+        raise ValueError(f"q and k must have one dtype, got {q.dtype} and {k.dtype}; cast one of them with .to()")
     k, v = fit_heads(q, k, v)
     scale = q.shape[-1] ** -0.5 if scale is None else checks.number("scale", scale)
     logits = accurate(q) @ accurate(k).transpose(-1, -2) * scale
     allowed = None
     if mask is not None:
-        check_mask(checks.tensor("mask", mask), q.shape[2], k.shape[2], q.shape[0], q.shape[1])
+        check_mask(mask, q.shape[2], k.shape[2], q.shape[0], q.shape[1])
+        check_added(mask)
         allowed = mask if mask.dtype == torch.bool else mask != -math.inf
         logits = logits if mask.dtype == torch.bool else logits + torch.where(allowed, mask, 0.0)
     weights = softmax_where(logits, allowed)
