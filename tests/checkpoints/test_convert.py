@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +21,7 @@ from posenc.checkpoints import convert as module
 from posenc.checkpoints.convert import Request, convert
 from posenc.checkpoints.reading import CannotRead
 from posenc.checkpoints.tensors import open_tensors
+from posenc.lab import store
 
 transformers = pytest.importorskip("transformers")
 
@@ -549,3 +552,12 @@ def test_code_and_the_keys_that_name_it_stay_behind_and_are_told(made, tmp_path:
     assert "evil.py was left out: it is code, which posenc neither runs nor hands on." in told
     assert "_attn_implementation, attn_implementation, auto_map, custom_pipelines was left out of config.json" in told
     assert "auto_map was left out of tokenizer_config.json: a config never chooses code." in told
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+def test_a_signal_to_end_is_one_sentence_and_leaves_nothing(made, tmp_path: Path, monkeypatch, capsys) -> None:
+    put = store.put
+    monkeypatch.setattr(store, "put", lambda *given: (put(*given), os.kill(os.getpid(), signal.SIGTERM)))
+    code, out, err = run(capsys, made("llama"), "--out", tmp_path / "new", "--layout", "interleaved")
+    assert code == 143 and out == "" and err.startswith("posenc: ended by SIGTERM; ") and err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []

@@ -167,7 +167,9 @@ def test_an_interrupted_download_leaves_nothing(interruption, here: Path, monkey
     assert kept(here) == []
 
 
-def test_a_process_that_is_killed_leaves_nothing_that_looks_whole(here: Path) -> None:
+def test_what_a_process_that_is_killed_leaves_does_not_look_whole_and_the_next_clears_it(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = wheel(here / "index")
     script = f"""
 import os, signal
@@ -182,7 +184,10 @@ packages.fetch("toy")
     given = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     ended = subprocess.run([sys.executable, "-c", script], env=given, capture_output=True, text=True, timeout=60)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
-    assert not packages.is_there("toy") and all(name.startswith(".") for name in kept(here))
+    assert not packages.is_there("toy") and kept(here) and all(name.startswith(".") for name in kept(here))
+    monkeypatch.setattr(packages, "download", lambda package, folder: made)
+    whole = packages.fetch("toy")
+    assert kept(here) == ["toy"] and set(files(whole)) == {*TOY.members, packages.RECORD}
 
 
 def test_what_unpacking_needs_is_said_before_the_download(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

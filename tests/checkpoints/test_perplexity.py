@@ -204,6 +204,16 @@ def test_what_is_no_text_is_refused(content: bytes, message: str, tmp_path: Path
         perplexity.read([tmp_path / "it.txt"])
 
 
+def test_more_text_than_is_read_is_refused_unread(tmp_path: Path) -> None:
+    # Sparse: they take no room on the disk, and are no text.
+    for name in ("a.txt", "b.txt"):
+        with open(tmp_path / name, "wb") as file:
+            file.truncate(1 << 30)
+    words = r"^--text holds 2,147,483,648 bytes, and at most 67,108,864 are read; give an excerpt of it$"
+    with pytest.raises(ValueError, match=words):
+        perplexity.read([tmp_path / "a.txt", tmp_path / "b.txt"])
+
+
 def test_a_missing_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"none\.txt: there is no such file"):
         perplexity.read([tmp_path / "none.txt"])

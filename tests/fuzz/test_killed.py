@@ -5,6 +5,7 @@ what it was writing written. The long runs kill whole commands with all their wo
 """
 
 import os
+import shutil
 import signal
 import time
 import warnings
@@ -18,6 +19,7 @@ import torch
 from fake_records import record as fake_record
 from forked import Forked
 
+from posenc.checkpoints.tensors import write_folder
 from posenc.lab import record, report, store, sweep
 from posenc.lab import train as training
 from posenc.lab.compare import train_one
@@ -157,6 +159,34 @@ def test_a_report_that_is_killed_is_the_one_before_or_whole(kills: Any, tmp_path
     assert died
     work()
     assert (folder / "report.html").read_bytes() == whole and not leftovers(folder)
+
+
+@pytest.mark.parametrize("kills", KILLS, ids=["some", "random"])
+def test_a_checkpoint_that_is_killed_while_it_is_written_is_not_there_and_the_next_clears_what_is_left(
+    kills: Any, tmp_path: Path
+) -> None:
+    weights = [("a", torch.arange(3.0)), ("b", torch.arange(5))]
+
+    def work(name: str = "new") -> None:
+        if not (tmp_path / name).exists():
+            write_folder(tmp_path / name, {"model_type": "none"}, weights)
+
+    def whole(name: str) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
+
+    work("before")
+    died = 0
+    with store.appearing(tmp_path / "of another that lives") as other:
+        for event in events(kills):
+            shutil.rmtree(tmp_path / "new", ignore_errors=True)
+            died += killed_at(event % 8 + 1, work)
+            assert set(leftovers(tmp_path)) >= {other}
+            assert not (tmp_path / "new").exists() or whole("new") == whole("before")
+        assert died
+        shutil.rmtree(tmp_path / "new", ignore_errors=True)
+        work()
+        assert whole("new") == whole("before") and leftovers(tmp_path) == [other]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["before", "new", "of another that lives"]
 
 
 SMALL = ["--steps", "60", "--train-length", "3", "--dim", "8", "--heads", "1", "--layers", "1"]

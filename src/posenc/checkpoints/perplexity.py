@@ -14,10 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posenc.lab.data import read_text
+from posenc.lab.data import Piece, read_text
 
 ROWS = 128
 """How many rows of logits are turned into losses at once, in float32."""
+
+MOST_TEXT = 64 << 20
+"""How large the text files may be together (bytes): all of them become tokens, which take ten times as much memory."""
 
 LAST = 512
 """How many tokens at the end of a window make "the last tokens"."""
@@ -58,12 +61,15 @@ class Tokens:
 def read(paths: Sequence[str | Path]) -> tuple[str, str]:
     """The name and the content of text files behind one another; without any, of the Python language reference.
 
-    Raises ValueError for a file that does not exist or is not UTF-8.
+    Raises ValueError for a file that does not exist or is not UTF-8, and for more text than is read.
     """
     if not paths:
         from pydoc_data.topics import topics
 
         return "the Python language reference (pydoc_data.topics)", "\n\n".join(topics.values())
+    size = sum(Piece.of(Path(path)).size for path in paths)
+    if size > MOST_TEXT:
+        raise ValueError(f"--text holds {size:,} bytes, and at most {MOST_TEXT:,} are read; give an excerpt of it")
     text = "\n".join(read_text(Path(path)) for path in paths)
     if not text.strip():
         raise ValueError(f"{', '.join(map(str, paths))} holds no text; give --text files with text in them")

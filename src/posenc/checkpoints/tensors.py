@@ -1,5 +1,6 @@
 """The tensors of a checkpoint on disk: read one at a time, written to a new folder that appears whole or not at all."""
 
+import ctypes
 import json
 import math
 import os
@@ -401,8 +402,8 @@ def write_folder(
     No key of a config that names code goes along, see `named_code`.
 
     Everything is written to a hidden folder beside the target, brought to disk, and renamed at the end. Whatever
-    happens before, no folder has the target's name: after an error the hidden one is removed, after a crash it stays
-    behind as .TARGET.NUMBER.part and may be deleted.
+    happens before, no folder has the target's name: after an error the hidden one is removed, after a kill by the
+    next one that is written there.
 
     Raises ValueError if the target exists, before anything is read, for a tensor that comes twice and for two files
     of one name; CannotWrite where the disk refuses.
@@ -490,7 +491,8 @@ def write_shard(file: Path, tensors: Mapping[str, Tensor]) -> None:
         for name in ordered:
             flat = tensors[name].detach().cpu().contiguous().reshape(-1)
             if flat.numel():
-                yield memoryview(flat.view(torch.uint8).numpy())
+                # As `numpy()` would give them, where there is no numpy.
+                yield memoryview((ctypes.c_ubyte * flat.nbytes).from_address(flat.data_ptr()))
 
     store.put(file, pieces())
 

@@ -14,7 +14,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Generator, Iterable, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,27 +76,53 @@ def write(path: Path, data: bytes) -> Path:
 def appearing(target: Path) -> Generator[Path]:
     """A folder to fill, which becomes `target` when it is whole; after an error it is gone.
 
+    What killed processes have left of such folders beside it is removed first; each is locked by the process that
+    fills it.
+
     Raises CannotWrite, also where somebody else has made the target meanwhile.
     """
-    hidden = temporary_name(target)
+    with told(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        clear_folders(target.parent)
+        hidden = temporary_name(target)
+        hidden.mkdir()
+    with ExitStack() as stack:
+        # Some systems do not lock folders, or do not open them: nobody else clears them there either.
+        with suppress(OSError):
+            lock(stack.enter_context(folder_opened(hidden)))
+        try:
+            yield hidden
+            with told(target):
+                for file in sorted(hidden.rglob("*")):
+                    to_disk(file)
+                to_disk(hidden)
+                if os.path.lexists(target):
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+                os.rename(hidden, target)
+                to_disk(target.parent)
+        except BaseException as error:
+            shutil.rmtree(hidden, ignore_errors=True)
+            if isinstance(error, CannotWrite):
+                raise CannotWrite.of(target, error) from None
+            raise
+
+
+def clear_folders(parent: Path) -> None:
+    """Remove the folders that were left half written under temporary names, by processes that are gone."""
+    for left in parent.glob(".*.part"):
+        if TEMPORARY.fullmatch(left.name) and left.is_dir() and not left.is_symlink():
+            with suppress(OSError), folder_opened(left) as file:
+                if lock(file):
+                    shutil.rmtree(left, ignore_errors=True)
+
+
+@contextmanager
+def folder_opened(folder: Path) -> Generator[int]:
+    file = os.open(folder, os.O_RDONLY)
     try:
-        with told(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            hidden.mkdir()
-        yield hidden
-        with told(target):
-            for file in sorted(hidden.rglob("*")):
-                to_disk(file)
-            to_disk(hidden)
-            if os.path.lexists(target):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-            os.rename(hidden, target)
-            to_disk(target.parent)
-    except BaseException as error:
-        shutil.rmtree(hidden, ignore_errors=True)
-        if isinstance(error, CannotWrite):
-            raise CannotWrite.of(target, error) from None
-        raise
+        yield file
+    finally:
+        os.close(file)
 
 
 def put(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
@@ -206,7 +232,7 @@ def lock(file: int) -> bool:
 
 
 def clear(folder: Path) -> None:
-    """Remove what was left half written under temporary names, by processes that are gone."""
+    """Remove all that was left half written under temporary names in a folder that is held."""
     for left in [*folder.glob(".*.part"), *folder.glob("*/.*.part")]:
         if TEMPORARY.fullmatch(left.name):
             if left.is_dir() and not left.is_symlink():
