@@ -181,6 +181,25 @@ def test_keys_that_nobody_reads_are_named_and_not_ignored():
     assert read({**LLAMA, "rope_wobble": 3}).unknown == {"rope_wobble": 3}
 
 
+@pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_key_is_named_as_the_file_spells_it(name: str, inside: bool):
+    def refused(rope: dict, **more: object) -> str:
+        whole = {**LLAMA, name: rope, **more}
+        with pytest.raises(CannotRead) as found:
+            read({"model_type": "llava", "text_config": whole} if inside else whole)
+        return str(found.value)
+
+    place = f"text_config.{name}" if inside else name
+    assert refused({"rope_type": "yarn", "factor": "x"}).startswith(f"{place}.factor must be a finite number")
+    assert refused({"rope_type": "zzz", "factor": 2}).startswith(f"{place}: there is no schedule zzz here")
+    assert refused({"rope_type": "linear", "factor": -1}).startswith(f"{place} cannot be: linear")
+    outer = f"{place.removesuffix(name)}rope_theta"
+    assert refused({"rope_type": "linear", "factor": 2}, rope_theta="x").startswith(f"{outer} must be a finite number")
+    found = read({**LLAMA, name: {"rope_type": "linear", "factor": 2.0, "wobble": 3}, "rope_theta": 500.0})
+    assert found.unknown == {f"{name}.wobble": 3} and f"{name}.factor" in found.understood
+
+
 def test_what_only_the_defaults_say_is_marked():
     understood = read(LLAMA).understood
     assert understood["max_position_embeddings"] == "trained length 256 tokens"

@@ -4,7 +4,7 @@ import functools
 import importlib
 import math
 import re
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeGuard
@@ -32,6 +32,7 @@ class Ledger:
     given       the dictionary; a value of None counts as absent, as in the files of transformers
     name        where it stands in another: "text_config"
     everything  whether all its keys speak of position, as those of `rope_parameters` do
+    file        the names of all keys as the file has them, where a library has given some of them other names
 
     Ledgers of nested dictionaries write into the same lists as the one that they were opened from.
     Raises CannotRead for a value that is not of the kind that was asked for.
@@ -50,6 +51,7 @@ class Ledger:
         *,
         everything: bool = False,
         inside: "Ledger | None" = None,
+        file: Collection[str] = (),
     ) -> None:
         self.given, self.name, self.everything = given, name, everything
         self.taken: set[str] = set()
@@ -57,10 +59,13 @@ class Ledger:
         self.understood: dict[str, str] = {} if inside is None else inside.understood
         self.contradictions: list[str] = [] if inside is None else inside.contradictions
         self.not_covered: list[str] = [] if inside is None else inside.not_covered
+        self.file: Collection[str] = file if inside is None else inside.file
 
     def path(self, key: str) -> str:
-        """The name of a key as a person sees it, with those of the dictionaries around it."""
-        return f"{self.name}.{key}" if self.name else key
+        """The name of a key as a person sees it: as the file spells it, with those of the dictionaries around it."""
+        path = f"{self.name}.{key}" if self.name else key
+        older = (path.replace("rope_parameters", "rope_scaling"), re.sub(r"rope_(parameters|scaling)\.", "", path))
+        return next((name for name in (path, *older) if name in self.file), path)
 
     def has(self, key: str) -> bool:
         """Whether a key has a value; asking does not count as reading."""

@@ -126,7 +126,7 @@ def filled(given: Mapping[str, Any]) -> Any:
 def of_object(config: Any, given: Mapping[str, Any] | None) -> Reading:
     """The reading of transformers' object, or of a dictionary where there is none."""
     values = json.loads(json.dumps(dict(given or {}) if config is None else config.to_dict(), default=str))
-    keys = Ledger(values)
+    keys = Ledger(values, file=set(flat(given or {})))
     nodes = list(nodes_of(config, keys))
     if config is not None:
         look_into(config, nodes)
