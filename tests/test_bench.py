@@ -339,7 +339,10 @@ def test_a_step_behind_a_cache_is_the_last_row_of_the_whole(monkeypatch: pytest.
 # Apart
 
 
-def test_a_process_of_its_own_answers_in_json() -> None:
+def test_a_process_of_its_own_answers_in_json(tmp_path, monkeypatch) -> None:
+    # Nor is anything run that lies where the command is given.
+    (tmp_path / "json.py").write_text("raise SystemExit('run')")
+    monkeypatch.chdir(tmp_path)
     assert apart.run("import json, sys; print('noise'); print(json.dumps([sys.argv[1], 2]))", "one") == ["one", 2]
     with pytest.raises(RuntimeError, match=r"a process of its own failed: .*no such thing"):
         apart.run("raise SystemExit('no such thing')")

@@ -121,6 +121,51 @@ def test_the_person_who_names_the_file_gets_the_run(ran: Path, tmp_path: Path, c
         assert answer.out.startswith("a|") and answer.err == ""
 
 
+def test_a_trusted_file_is_the_same_file_under_any_name_and_no_other_under_its_name(
+    ran: Path, tmp_path: Path, capsys
+) -> None:
+    checkpoint(tmp_path / "run", ran)
+    mine = tmp_path / "mine.py"
+    (tmp_path / "link.py").symlink_to("mine.py")
+    (tmp_path / "copy.py").write_text(mine.read_text())
+    (tmp_path / "evil.py").write_text(mine.read_text() + "# another\n")
+    (tmp_path / "sub").mkdir()
+
+    def answer(*trusted: str) -> tuple[int, str]:
+        ended = cli.main(["generate", "run", "--prompt", "a|", "--tokens", "1", "--trust", *trusted])
+        return ended, capsys.readouterr().err
+
+    for same in ("link.py", "sub/../mine.py", "copy.py link.py"):
+        assert answer(*same.split()) == (0, "")
+    ended, said = answer("copy.py")
+    assert ended == 2 and "none is run that you have not named yourself" in said
+    ended, said = answer("mine.py", "nowhere.py")
+    assert ended == 2 and said == "posenc: nowhere.py: there is no such file\n"
+    # Now the name leads to another file: whoever trusts the name hears of it, whoever trusted the file is asked again.
+    mine.rename(tmp_path / "original.py")
+    mine.symlink_to("evil.py")
+    for named in ("mine.py", "evil.py"):
+        ended, said = answer(named)
+        assert ended == 0 and said.startswith("mine.py is not what it was for this run (SHA-256 ")
+    ended, said = answer("original.py")
+    assert ended == 2 and "it asks for code from the file 'mine.py'" in said
+    mine.unlink()
+    mine.symlink_to("mine.py")
+    ended, said = answer("mine.py")
+    assert ended == 2 and said.startswith("posenc: mine.py: it cannot be opened (") and said.count("\n") == 1
+
+
+def test_what_a_trusted_file_imports_comes_from_where_python_looks_and_never_from_the_run(
+    ran: Path, tmp_path: Path, capsys
+) -> None:
+    checkpoint(tmp_path / "run", ran)
+    (tmp_path / "mine.py").write_text("import a_sibling_of_the_run\n" + (tmp_path / "mine.py").read_text())
+    for folder in (tmp_path / "run", facts_of(tmp_path / "run").parent):
+        (folder / "a_sibling_of_the_run.py").write_text("")
+    assert cli.main(["generate", "run", "--prompt", "a|", "--trust", "mine.py"]) == 2
+    assert "No module named 'a_sibling_of_the_run'" in capsys.readouterr().err and not ran.exists()
+
+
 def test_a_file_that_has_changed_is_said(ran: Path, tmp_path: Path, capsys) -> None:
     checkpoint(tmp_path / "run", ran)
     (tmp_path / "mine.py").write_text((tmp_path / "mine.py").read_text() + "# another\n")

@@ -288,9 +288,7 @@ def test_the_config_of_llama_3_1_contradicts_itself_in_nothing(llama31) -> None:
 
 def test_lists_of_longrope_have_to_fit() -> None:
     rope = {"rope_type": "longrope", "factor": 2, "short_factor": [1.0] * 8, "long_factor": [1.0] * 7}
-    with pytest.raises(
-        CannotRead, match=r"rope_scaling.long_factor must hold a number for each of the 8 pairs, got 7"
-    ):
+    with pytest.raises(CannotRead, match=r"rope_scaling.long_factor must hold a number for each of the 8 pairs, got 7"):
         config_json.read(L31 | {"rope_scaling": rope})
 
 

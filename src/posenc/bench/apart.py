@@ -26,7 +26,10 @@ def run(code: str, *given: str, threads: int = 1) -> Any:
     home = str(Path(posenc.__file__).parent.parent)
     path = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)}
-    done = subprocess.run([sys.executable, "-c", code, *given], env=environment, capture_output=True, text=True)
+    # Python takes modules from the folder that it is started in, whatever lies there.
+    done = subprocess.run(
+        [sys.executable, "-c", code, *given], env=environment, cwd=home, capture_output=True, text=True
+    )
     if done.returncode:
         raise RuntimeError(f"a process of its own failed: {' '.join(done.stderr.split()[-40:])}")
     return json.loads(done.stdout.splitlines()[-1])

