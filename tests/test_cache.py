@@ -376,6 +376,20 @@ def test_keys_of_an_earlier_step_that_were_written_over_are_refused() -> None:
             cache.extend(Keys(k, k, Positions.count(2, 2)))
 
 
+def test_keys_that_were_written_over_are_refused_whatever_memory_came_after() -> None:
+    k = torch.zeros(1, 1, 2, 3)
+    for away in (lambda cache: cache.reorder(torch.tensor([0])), copy.copy):
+        cache = SlotCache(9)
+        with torch.inference_mode():
+            earlier = cache.extend(Keys(k, k, Positions.count(2)))
+            cache.extend(Keys(k, k, Positions.count(2, 2)))
+            away(cache)
+            cache.extend(Keys(k, k, Positions.count(2, 4)))
+            cache.keys = earlier
+            with pytest.raises(ValueError, match="share their memory with what came after"):
+                cache.extend(Keys(k, k, Positions.count(2, 2)))
+
+
 def test_keys_that_somebody_put_back_stay_as_they_are_after_a_crop() -> None:
     cache, k = SlotCache(5), torch.zeros(1, 1, 2, 3)
     with torch.no_grad():

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -147,6 +148,8 @@ class SlotCache:
         self.keys: Keys | None = None
         # What the last step wrote, unless it may be saved for a gradient: all else that is put here is somebody's.
         self.written: Keys | None = None
+        # How often the memory of keys had been written when they were given.
+        self.versions: WeakKeyDictionary[Keys, int] = WeakKeyDictionary()
 
     def extend(self, new: Keys) -> Keys:
         self.check_room(new.at)
@@ -179,7 +182,7 @@ class SlotCache:
             {name: put(keys.memo[name], slot, tensor, 2) for name, tensor in new.memo.items()},
         )
         self.written = None if recording else self.keys
-        return self.keys
+        return self.given(self.keys)
 
     def crop(self, tokens: int | Tensor) -> None:
         """Forget the tokens whose order is `tokens` or later (a number, or [B]: one for each row).
@@ -203,19 +206,28 @@ class SlotCache:
     def __copy__(self) -> "SlotCache":
         """A cache that goes its own way from here: whichever writes first has memory of its own."""
         twin = SlotCache(self.slots, rolling=self.rolling)
-        twin.keys, self.written = self.keys, None
+        twin.keys, twin.versions, self.written = self.keys, self.versions, None
         return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"versions": WeakKeyDictionary()}
+
+    def given(self, keys: Keys) -> Keys:
+        """Keys that somebody may put back."""
+        if may_be_read(keys.k) and not keys.k.is_inference():
+            self.versions[keys] = keys.k._version
+        return keys
 
     def mine(self, keys: Keys) -> Keys:
         """The keys, as what was written last if the keys before were."""
-        self.written = keys if self.written is self.keys else None
-        return keys
+        # What is written into inference mode's own tensors leaves no trace.
+        self.written = keys if self.written is self.keys and not keys.k.is_inference() else None
+        return self.given(keys)
 
     def check_whole(self) -> None:
         """Raises ValueError where keys of an earlier step were put back, whose memory holds later tokens by now."""
-        if self.keys is None or self.written is None or not may_be_read(self.keys.k):
-            return
-        if self.keys.k.untyped_storage().data_ptr() == self.written.k.untyped_storage().data_ptr():
+        version = None if self.keys is None else self.versions.get(self.keys)
+        if self.keys is not None and version is not None and self.keys.k._version != version:
             raise ValueError(
                 "these keys are of an earlier step, and share their memory with what came after: the slots are written "
                 "in place; go back with crop(tokens), or keep a copy.deepcopy of the cache"

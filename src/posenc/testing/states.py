@@ -176,9 +176,7 @@ class Talk:
     def copied(self, *, deep: bool) -> "Talk":
         """Another that goes its own way from here."""
         twin = copy.copy(self)
-        # What holds a graph can be shared, and not copied.
-        graph = any(layer.keys is not None and layer.keys.k.requires_grad for layer in self.cache.layers)
-        twin.cache = copy.deepcopy(self.cache) if deep and not graph else copy.copy(self.cache)
+        twin.cache = copy.deepcopy(self.cache) if deep else copy.copy(self.cache)
         twin.rows, twin.earlier = list(self.rows), []
         return twin
 
@@ -380,19 +378,21 @@ def machine_of(source: "Subject | Source") -> type[RuleBasedStateMachine]:
             crop=st.booleans(),
             deep=st.booleans(),
             padding=st.sampled_from(list(PADDINGS)),
-            tokens=st.integers(1, CHUNK),
             mode=one_mode,
         )
-        def go_apart(self, number: int, crop: bool, deep: bool, padding: str, tokens: int, mode: str) -> None:
+        def go_apart(self, number: int, crop: bool, deep: bool, padding: str, mode: str) -> None:
             """A cache and its copy: whichever writes first, and over what both held, leaves the other as it was."""
             for talk in self.talks:
-                self.fill(talk, number, padding, mode)
+                if deep and any(layer.keys is not None and layer.keys.k.requires_grad for layer in talk.cache.layers):
+                    # What holds a graph can be shared, and not copied.
+                    talk.begin(len(talk.rows))
+                self.fill(talk, number, padding, "no gradients" if deep else mode)
                 twin = talk.copied(deep=deep)
                 first, second = (talk, twin) if number % 2 else (twin, talk)
                 if crop:
                     first.crop(number, apart=False)
                 for one in (first, first, second, first):
-                    self.extend(one, tokens, padding, mode)
+                    self.extend(one, CHUNK, padding, mode)
 
         def fill(self, talk: Talk, number: int, padding: str, mode: str, *, another: bool = False) -> None:
             """Have rows hold some tokens, of a network whose numbers tell rows apart; of another one if need be."""
@@ -414,7 +414,7 @@ def machine_of(source: "Subject | Source") -> type[RuleBasedStateMachine]:
                 talk.begin(rows)
                 held = torch.zeros_like(held)
             order = (held[:, None] + here.long().cumsum(1) - 1).masked_fill(~here, -1)
-            if bool(here.all()):
+            if bool(here.all()) and live.net.axes == 1:
                 at = talk.cache.next(tokens)
             elif talk.cache.at is None and bool(here.any()):
                 at = Positions.padded(here)
