@@ -106,6 +106,17 @@ def test_a_model_that_cannot_be_run_says_why_and_keeps_what_was_seen():
     assert [turn.path for turn in seen.turns] == ["layers.0.self_attn"]
 
 
+def test_attention_among_the_patches_of_an_image_takes_no_gigabytes():
+    hold = pytest.importorskip("fuzz.driver").hold
+    # 4,096 patches in 12 heads: one table of their logits alone is 805 MB.
+    config = transformers.SamVisionConfig(num_hidden_layers=1, global_attn_indexes=[0])
+
+    def read(case):
+        assert modules.measure(modules.skeleton(config)).failure == ""
+
+    assert hold(read, ["sam"], cpu=60, memory=700 << 20) == {"read": 1}
+
+
 def test_channels_that_do_not_turn_in_pairs_are_refused():
     turn = modules.Turn("here", torch.stack((torch.eye(4), torch.ones(4, 4))))
     with pytest.raises(CannotRead, match="channel 0 of here turns with 3 others, not in a pair"):

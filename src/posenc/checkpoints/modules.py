@@ -330,8 +330,18 @@ def temperature_of(module: nn.Module, label: str) -> float:
     return float(named if named is not None else getattr(module, "attention_scaling", 1.0))
 
 
+MUCH_OF_LITTLE = {
+    *(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, torch.baddbmm, torch.einsum),
+    *(torch.add, Tensor.add, Tensor.__add__),
+}
+"""Functions of torch whose result may be far larger than what they are given: products, and sums over other axes."""
+
+
 class Dry(TorchFunctionMode):
-    """Whatever meets a shape becomes zeros of the shape that comes out, and so do projections; the rest is computed."""
+    """Whatever meets a shape becomes zeros of the shape that comes out, and so do projections; the rest is computed.
+
+    What would come out large of little becomes a shape: attention among the patches of one image may take gigabytes.
+    """
 
     def __init__(self, looked_up: Callable[[Tensor, Tensor], None]) -> None:
         super().__init__()
@@ -344,6 +354,10 @@ class Dry(TorchFunctionMode):
         if func is nn.functional.linear:
             return torch.zeros(*args[0].shape[:-1], args[1].shape[0], dtype=args[0].dtype)
         if not tree_any(is_shape, (args, kwargs)):
+            if func in MUCH_OF_LITTLE:
+                out = func(*tree_map(as_meta, args), **tree_map(as_meta, kwargs))
+                if out.numel() > LARGE:
+                    return out
             return func(*args, **kwargs)
         if getattr(func, "__name__", "") == "__get__":
             out = func(*args, **kwargs)
