@@ -15,6 +15,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
+# Which torch imports at the first step of an optimiser, and each child would by itself.
+import torch._dynamo  # noqa: F401
+
 from posenc import cli
 
 FORKS = multiprocessing.get_context("fork") if hasattr(os, "fork") else None

@@ -295,6 +295,17 @@ def test_bits_per_byte_are_the_planted_losses_of_the_windows_that_were_drawn() -
     assert found == pytest.approx(bits([start + i for start in task.starts for i in range(24, 32)]), rel=1e-6)
 
 
+@pytest.mark.parametrize("length", [1, 7, 16, 33, 60, 63, 64])
+def test_windows_of_every_length_are_asked_about_the_same_bytes_once(length: int) -> None:
+    # The byte b has the probability (b + 1) / Z, whatever came before it.
+    task, logits = LongText(40_000), torch.arange(1.0, 258.0).log()
+    model = Answering(lambda ids: logits.expand(*ids.shape, 257))
+    found = held_out_bits(model, task, length, total=640, longest=64)
+    places = [block + i for block in (n * (40_000 - 65) // 9 for n in range(10)) for i in range(64)]
+    expected = math.fsum(-math.log2((place % 251 + 1) / math.fsum(range(1, 258))) for place in places) / len(places)
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
 @pytest.mark.parametrize("place", range(6))
 def test_one_wrong_symbol_at_any_place_of_the_answer_costs_the_sequence(place: int) -> None:
     # The answer of copy at length 5: five symbols and the end.

@@ -61,21 +61,25 @@ def exact_match(
 def held_out_bits(
     model: Decoder, task: Any, length: int, *, total: int, longest: int | None = None, change=None
 ) -> float:
-    """Bits per byte over non-overlapping windows of `length` tokens that together predict about `total` held-out bytes.
+    """Bits per byte over windows of `length` tokens that together predict about `total` held-out bytes, each once.
 
     The bytes lie in blocks of `longest` tokens (default: of `length`), spread evenly over the held-out text, and each
-    block is cut into windows: with one `longest`, windows of every length that divides it predict the same bytes.
+    block is cut into windows: with one `longest`, windows of every length predict the same bytes. Where a length does
+    not divide it, the last window of a block begins in the one before and counts only what is new.
     """
     source = task.text.test
     longest = longest or length
     check_held_out(task, longest)
     block = spread(0, len(source) - longest - 1, max(min(total, len(source) - 1) // longest, 1))
-    start = (block[:, None] + torch.arange(longest // length) * length).flatten()
-    loss = 0.0
-    for rows in start.split(max(1, 4096 // length)):
+    asked = torch.arange(0, longest, length)
+    begins = asked.clamp(max=longest - length)
+    new = torch.arange(length) >= (asked - begins)[:, None]
+    start, counted = (block[:, None] + begins).flatten(), new.repeat(len(block), 1)
+    loss, rows_at_once = 0.0, max(1, 4096 // length)
+    for rows, counts in zip(start.split(rows_at_once), counted.split(rows_at_once), strict=True):
         batch = task.windows(source, rows, length)
-        loss += float(loss_of(model, batch.ids, change).double().sum())
-    return loss / (len(start) * length * math.log(2))
+        loss += float((loss_of(model, batch.ids, change).double() * counts).sum())
+    return loss / (len(block) * longest * math.log(2))
 
 
 @torch.inference_mode()
