@@ -12,8 +12,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from posenc import Attention, Decoder, Encoder, EncoderDecoder, masks
+from posenc import Attention, Decoder, Encoder, EncoderDecoder, Positions, masks
 from posenc.cache import GrowingCache, SlotCache
+from posenc.kernels.block_sizes import SIZES
 from posenc.watched import is_held, is_watched
 
 Records = list[tuple[Tensor, Tensor]]
@@ -276,3 +277,25 @@ def test_a_model_that_is_traced_gives_what_it_gave(spec: str) -> None:
     with torch.no_grad():
         traced = torch.jit.trace(model, (ids,), check_trace=False)
         torch.testing.assert_close(traced(others), model(others))
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("spec", ["rotary", "sinusoidal", "log_temperature", "alibi"])
+def test_positions_that_somebody_changes_in_place_are_read_anew(mode: Callable, spec: str) -> None:
+    model, ids = Decoder(vocab=11, dim=16, heads=2, layers=2, encoding=spec), torch.randint(11, (2, 5))
+    places = torch.arange(5)
+    at = Positions.of(places)
+    with mode():
+        model(ids, positions=at)
+        places.mul_(3)
+        assert torch.equal(model(ids, positions=at), model(ids, positions=Positions.of(places.clone())))
+
+
+@pytest.mark.parametrize("spec", ["alibi", "forgetting", "path"])
+def test_positions_that_are_changed_before_the_backward_pass_are_refused(spec: str) -> None:
+    layer, places = Attention(16, 2, encoding=spec), torch.tensor([0, 1, 5, 6, 9])
+    with SIZES.set_to(pairs_of_rules=1):
+        out = layer(torch.randn(2, 5, 16), positions=Positions.of(places), mask=masks.causal())
+        places.add_(1)
+        with pytest.raises(RuntimeError, match=r"in place after the forward pass; .* Positions.of\(ids.clone\(\)\)"):
+            out.sum().backward()

@@ -253,7 +253,8 @@ class Encoding(nn.Module):
               token finds its own. `make` then gives [..., T, columns] and computes each row by itself. On the CPU only:
               elsewhere a table may belong to one stream, or to a graph that is being captured
         """
-        if torch.compiler.is_compiling():
+        # A constant that is a tensor may be without numbers under somebody's mode, and only this encoding's own is so.
+        if torch.compiler.is_compiling() or is_watched():
             return make(at, *given)
         if getattr(make, "__self__", None) is not self:
             raise ValueError(f"{self} asked for a table by {make}; give a method of the encoding that asks")
@@ -263,7 +264,7 @@ class Encoding(nn.Module):
                 vars(self)["bare"] = bare = self.kept_tables.bare_of(self)
             method = make.__func__
             key = bare, method, given
-            if keep and (start := at.start) is not None and not is_watched():
+            if keep and (start := at.start) is not None:
                 rows = self.kept_tables.rows(key, start, at.tokens, lambda at: method(bare, at, *given))
                 if rows is not None:
                     return rows

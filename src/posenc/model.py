@@ -254,7 +254,8 @@ class Stack(nn.Module):
 
     The stack owns the encodings: `encodings` holds each once, `encoding_of` says which one a layer uses. A tuple of
     specs is cycled over the layers, and so is a tuple of windows: a layer with one sees only tokens fewer than that
-    many away.
+    many away. Under FSDP, shard the blocks and the whole model: encodings go with the whole, since blocks call their
+    doors and not their `forward`.
     """
 
     @checks.annotated

@@ -311,6 +311,11 @@ class Positions:
         }
         return replace(self, **moved, _tables={})
 
+    def version(self) -> tuple[int, ...]:
+        """How often whoever holds these tensors has changed them in place; inference mode does not count it."""
+        facts = (self.coords, self.order, self.document, self.length)
+        return tuple(fact._version for fact in facts if fact is not None and not fact.is_inference())
+
     def once(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
         """The table that `make` computes from these positions, computed once and shared by all layers that ask.
 
@@ -321,7 +326,7 @@ class Positions:
         if torch.compiler.is_compiling() or is_watched():
             return make()
         # A table made in inference mode cannot be saved for backward, and one made without gradients has none.
-        key = (key, torch.is_inference_mode_enabled(), torch.is_grad_enabled())
+        key = (key, self.version(), torch.is_inference_mode_enabled(), torch.is_grad_enabled())
         if key not in self._tables:
             table = make()
             # A graph serves one backward pass.
@@ -355,10 +360,28 @@ class Counted(Positions):
         self.__dict__.update(coords=made.coords, order=made.order)
         return self.__dict__[name]
 
+    def version(self) -> tuple[int, ...]:
+        # Nobody else holds tensors that are made here.
+        return () if "counted" in self.__dict__ else super().version()
+
     @property
     def tokens(self) -> int:
         # One that dataclasses.replace made of this one has tensors of its own.
         return self.__dict__["counted"] if "counted" in self.__dict__ else self.order.shape[1]
+
+
+def versions(*of: Positions) -> tuple[tuple[int, ...], ...]:
+    """How often each of these was changed in place, for `check_versions` in a backward pass that reads them again."""
+    return tuple(at.version() for at in of)
+
+
+def check_versions(before: tuple[tuple[int, ...], ...], *of: Positions) -> None:
+    """Raises RuntimeError where positions were changed in place since."""
+    if versions(*of) != before:
+        raise RuntimeError(
+            "positions that the backward pass reads again were changed in place after the forward pass; give each call "
+            "its own, as Positions.of(ids.clone())"
+        )
 
 
 def of_token(fact: Tensor, token: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from posenc.kernels.distance_bias import ByDistance, distance_bias, values_at
 from posenc.kernels.plan import Plan, plan_for
 from posenc.kernels.reference import check_heads
 from posenc.masks import Mask, part_of
-from posenc.positions import Positions
+from posenc.positions import Positions, check_versions, versions
 from posenc.watched import is_written_down
 
 LOG2_E = 1 / math.log(2)
@@ -228,7 +228,7 @@ class Differentiable(torch.autograd.Function):
         ctx: Any, call: InBlocks, q: Tensor, k: Tensor, v: Tensor, given: Tensor | None, *inputs: Tensor
     ) -> Tensor:
         out, sums = call.forwards(q, k, v)
-        ctx.call = call
+        ctx.call, ctx.versions = call, versions(call.plan.at, call.plan.keys_at)
         # The inputs of the bias are kept by the bias; here it is seen when somebody changes them in between.
         ctx.save_for_backward(q, k, v, out, sums, given, *inputs)
         return out
@@ -239,6 +239,7 @@ class Differentiable(torch.autograd.Function):
             raise RuntimeError(
                 "attention in blocks has no gradient of its gradient; use kernel='reference' where one is wanted"
             )
+        check_versions(ctx.versions, ctx.call.plan.at, ctx.call.plan.keys_at)
         q, k, v, out, sums, given, *inputs = ctx.saved_tensors
         wanted = ctx.needs_input_grad[4:]
         of_bias = ctx.call.bias.gradient() if any(wanted[1:]) else None

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from posenc.encoding import BoundKernel, Encoding, Keys
 from posenc.kernels.block_sizes import SIZES
 from posenc.masks import Mask
-from posenc.positions import Positions
+from posenc.positions import Positions, check_versions, versions
 from posenc.watched import is_transformed, is_written_down
 
 
@@ -31,7 +31,10 @@ def attend_in_rows(
     # The same encoding with the same parameters, whatever stands in for them when a block is computed again.
     held = copy.deepcopy(encoding, {id(parameter): parameter for parameter in encoding.parameters()})
 
+    before = versions(at, keys.at)
+
     def attend(rows: slice) -> tuple[Tensor, Tensor | None]:
+        check_versions(before, at, keys.at)
         return held.attend(*few(rows, q, at, keys, mask, cut=not kernel.weights), kernel)
 
     outs, weights = [], []

@@ -693,8 +693,8 @@ def compiles_to_one_graph(subject: Subject) -> None:
 
 @promise
 def every_way_of_running_is_served(subject: Subject) -> None:
-    """An empty batch, tensors without data (meta, fake), a written-down graph (make_fx), and the transforms of
-    torch.func give what one would expect.
+    """An empty batch, tensors without data (meta, fake), a written-down graph (make_fx), the transforms of torch.func,
+    and gradients of gradients give what one would expect.
 
     The empty batch goes through every kernel and cache, the rest through the kernel that "auto" chooses.
     """
@@ -746,6 +746,18 @@ def every_way_of_running_is_served(subject: Subject) -> None:
     gradient = torch.func.grad(lambda x: run(x).sum())(x)
     same((gradient * direction).sum(), measured.sum(), "the gradient by torch.func.grad, along a direction", 1e-5)
     same(torch.func.vmap(lambda row: run(row[None])[0])(x), expected, "row by row with torch.func.vmap")
+
+    def loss(x: Tensor) -> Tensor:
+        return run(x).tanh().sum()
+
+    slope = torch.func.grad(loss)
+    curvature = (slope(x + step * direction) - slope(x - step * direction)) / (2 * step)
+    same(
+        torch.func.jvp(slope, (x,), (direction,))[1], curvature, "the curvature along a direction, by torch.func", 1e-5
+    )
+    net.through("reference")
+    twice = torch.autograd.functional.vhp(loss, x, direction)[1]
+    same(twice, curvature, "the curvature along a direction, by gradients of gradients", 1e-5)
 
 
 @promise
