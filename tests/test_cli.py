@@ -777,6 +777,47 @@ def test_without_the_packages_of_the_command_line_it_says_what_to_install() -> N
         assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", words)
 
 
+def test_with_torch_and_the_terminal_alone_every_verb_answers_or_names_what_is_missing(here: Path) -> None:
+    script = """
+import sys
+from posenc import __main__ as main
+# torch brings jinja2
+for missing in {m for modules in main.EXTRAS.values() for m in modules} - {"tyro", "rich", "jinja2"}:
+    sys.modules[missing] = None
+for command in COMMANDS:
+    sys.argv = ["posenc", *command.split()]
+    print("code", main.main(), flush=True)
+"""
+    commands = {
+        "list rotary": "",
+        "order none": "",
+        "check alibi --promise has_a_source": "",
+        "inspect model": "",
+        "fetch": "",
+        "train none --task copy --steps 1 --dim 8 --heads 1 --out run": "safetensors",
+        "show rotary": "matplotlib",
+        "compare --encodings none --tasks copy --out run": "matplotlib",
+        "report run": "matplotlib",
+        "extend model": "matplotlib",
+    }
+    (here / "model").mkdir()
+    config = {
+        "model_type": "llama",
+        "rope_theta": 500.0,
+        "hidden_size": 16,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 1,
+    }
+    (here / "model" / "config.json").write_text(json.dumps(config))
+    ended = process("-c", script.replace("COMMANDS", repr([*commands])))
+    assert re.findall(r"^code (\d)$", ended.stdout, re.MULTILINE) == ["1" if m else "0" for m in commands.values()]
+    said = [line for line in ended.stderr.splitlines() if line.startswith("posenc: ")]
+    missing = [name for name in commands.values() if name]
+    assert said == [f"posenc: this needs {n}, which is not installed: pip install 'posenc[lab]'" for n in missing]
+    # Nothing is trained that could not be kept.
+    assert "step 1" not in ended.stderr
+
+
 def test_the_extras_are_those_of_the_package() -> None:
     # Part of Python from 3.11 on.
     tomllib = pytest.importorskip("tomllib")

@@ -7,9 +7,11 @@ import logging
 import re
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import tiny_llama
 import torch
 from torch import nn
 
@@ -120,17 +122,13 @@ def test_every_exception_is_used() -> None:
             assert any(re.match(pattern, what) for what in found), f"{place}: {pattern} allows nothing"
 
 
-def test_threads_build_models_while_configs_are_read() -> None:
+@contextmanager
+def another_thread_builds() -> Iterator[None]:
     """Every module that another thread makes meanwhile has its weights, its dtype and its random numbers."""
-    pytest.importorskip("transformers")
-    configs = importlib.import_module("posenc.checkpoints.configs")
-    huggingface = importlib.import_module("posenc.checkpoints.huggingface")
     llama = importlib.import_module("transformers.models.llama.modeling_llama")
     logger = logging.getLogger("transformers.posenc_watches")
-    config = {"model_type": "llama", "hidden_size": 2304, "intermediate_size": 2304, "num_attention_heads": 9}
-    config |= {"num_hidden_layers": 2, "vocab_size": 4096}
     rotary, done, wrong = llama.apply_rotary_pos_emb, threading.Event(), list[str]()
-    built = 0
+    linear, built = nn.Linear.forward, 0
 
     def build() -> None:
         nonlocal built
@@ -144,18 +142,47 @@ def test_threads_build_models_while_configs_are_read() -> None:
                 wrong.append("another default")
             if llama.apply_rotary_pos_emb is not rotary or not logger.isEnabledFor(logging.WARNING):
                 wrong.append("something of transformers' is another")
+            if nn.Linear.forward is not linear:
+                wrong.append("something of torch's is another")
 
     builder = threading.Thread(target=build)
     builder.start()
     try:
-        for turn in range(2):
-            huggingface.cached.cache_clear()
-            reading = configs.read(config | {"rope_theta": 500.0 + turn})
-            assert reading.parts[0].layers[1].spec == f"rotary(base={500 + turn})" and not reading.not_covered
+        yield
     finally:
         done.set()
         builder.join()
     assert built and not wrong, wrong[:3]
+
+
+def test_threads_build_models_while_configs_are_read() -> None:
+    pytest.importorskip("transformers")
+    configs = importlib.import_module("posenc.checkpoints.configs")
+    huggingface = importlib.import_module("posenc.checkpoints.huggingface")
+    config = {"model_type": "llama", "hidden_size": 2304, "intermediate_size": 2304, "num_attention_heads": 9}
+    config |= {"num_hidden_layers": 2, "vocab_size": 4096}
+    with another_thread_builds():
+        for turn in range(2):
+            huggingface.cached.cache_clear()
+            reading = configs.read(config | {"rope_theta": 500.0 + turn})
+            assert reading.parts[0].layers[1].spec == f"rotary(base={500 + turn})" and not reading.not_covered
+
+
+def test_threads_build_models_while_checkpoints_are_inspected_attached_to_and_converted(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    checkpoints = importlib.import_module("posenc.checkpoints")
+    convert = importlib.import_module("posenc.checkpoints.convert")
+    model, folder = tiny_llama.model(), tiny_llama.save(tmp_path / "tiny")
+    ids = torch.arange(8)[None]
+    with another_thread_builds(), torch.inference_mode():
+        before = model(ids).logits
+        for spec in ("alibi", "rotary(base=500.0)"):
+            checkpoints.attach(model, spec)
+            model(ids)
+            checkpoints.detach(model)
+        assert torch.equal(model(ids).logits, before)
+        assert checkpoints.inspect(folder).parts
+        convert.convert(folder, tmp_path / "new", convert.Request(layout="interleaved"))
 
 
 def test_reading_a_config_draws_no_random_numbers() -> None:

@@ -291,9 +291,7 @@ def test_a_damaged_step_names_the_one_before(tmp_path: Path) -> None:
     for step in (2, 4):
         save(train(run, until=step), tmp_path)
     (tmp_path / "step-000004" / "model.safetensors").write_bytes(b"")
-    words = (
-        r"model\.safetensors: it does not fit the checksum in run\.json.*; the step before is kept: go on from it with "
-    )
+    words = r"model\.safetensors: it does not fit its checksum.*; the step before is kept: go on from it with "
     with pytest.raises(CannotRead, match=rf"{words}--out .*step-000002$"):
         load(tmp_path)
     assert load(tmp_path / "step-000002").step == 2
@@ -443,7 +441,11 @@ def test_damaged_tensors_are_named(checkpoint: Path, name: str, damage: str, age
     if damage != "missing":
         file.write_bytes({"empty": b"", "truncated": whole[:-100], "garbage": b"no tensors " * 50}[damage])
     said = (
-        "there is no such file" if damage == "missing" else "it does not fit the" if age == "now" else "it is damaged"
+        "there is no such file"
+        if damage == "missing"
+        else "it does not fit its checksum"
+        if age == "now"
+        else "it is damaged"
     )
     with pytest.raises(CannotRead, match=rf"{name}\.safetensors: {said}.*; train again into another folder$"):
         load(checkpoint)
@@ -453,7 +455,7 @@ def test_damaged_tensors_are_named(checkpoint: Path, name: str, damage: str, age
 @pytest.mark.parametrize("age", ["now", "before checksums"])
 def test_tensors_of_another_step_are_refused(checkpoint: Path, name: str, age: str, tmp_path: Path) -> None:
     save(train(start(tiny()), until=6), tmp_path / "later")
-    later, said = tmp_path / "later" / "step-000006", "it does not fit the checksum"
+    later, said = tmp_path / "later" / "step-000006", "it does not fit its checksum"
     if age != "now":
         later, said = older(later), "it is of step 6, run.json of step 4"
         older(checkpoint)

@@ -261,9 +261,14 @@ def unsealed(data: bytes, file: Path) -> tuple[dict[str, Any], bool]:
     if facts.pop("checksum", None) is None:
         return facts, False
     found = CHECKSUM.search(data)
-    if found is None or hashlib.sha256(data[: found.start()]).hexdigest().encode() != found[1]:
-        raise CannotRead("it does not fit its checksum: it was damaged or changed", file=file)
+    check_sum(data[: found.start()] if found else b"", found[1].decode() if found else "", file)
     return facts, True
+
+
+def check_sum(data: bytes, wanted: str, file: Path) -> None:
+    """Raises CannotRead, naming the file, for data that have another checksum."""
+    if checksum(data) != wanted:
+        raise CannotRead("it does not fit its checksum: it was damaged or changed", file=file)
 
 
 def read_json(path: Path) -> tuple[dict[str, Any], bool]:
