@@ -126,3 +126,10 @@ def test_other_impossible_options_are_refused() -> None:
         GridBias(2, std=-1.0)
     with pytest.raises(ValueError, match=r"window must have 2 sizes as the old one \(7, 7\), got \(9,\)"):
         GridBias(2).resampled(9)
+
+
+@pytest.mark.parametrize("dtype", [torch.long, torch.float32])
+def test_gradients_of_many_distances_in_a_row_add_up_in_half_precision(dtype: torch.dtype) -> None:
+    bias = GridBias(2, window=(3,)).bfloat16()
+    bias.by_distance(torch.arange(3000).to(dtype)).float().sum().backward()
+    assert bias.table.grad is not None and bias.table.grad[-1].tolist() == [2992, 2992]

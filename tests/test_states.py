@@ -111,7 +111,7 @@ PLANTED = [
     (shares_the_mark, "go_apart", {**APART, "crop": True, "deep": False}, "behind a static cache"),
     (shares_the_layers, "go_apart", {**APART, "crop": True, "deep": False}, "cannot come behind"),
     (shares_the_positions, "go_apart", {**APART, "crop": False, "deep": True}, "behind a rolling cache"),
-    (keeps_the_key, "set_one", {**CALL, "which": 1, "number": 0}, "of a call in torch.float64"),
+    (keeps_the_key, "set_one", {**CALL, "which": 1, "number": 1}, "of a call in torch.float64"),
     (counts_padding, "go_apart", {**APART, "crop": False, "deep": False, "padding": "left"}, "next tokens stand at"),
 ]
 STRANGERS = [

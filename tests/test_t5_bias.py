@@ -164,3 +164,9 @@ def test_several_axes_have_no_single_distance() -> None:
 def test_impossible_options_are_refused(options: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         T5Bias(**options)
+
+
+def test_gradients_of_many_distances_in_a_bucket_add_up_in_half_precision() -> None:
+    bias = T5Bias(2, buckets=4, max_distance=8).bfloat16()
+    bias.by_distance(torch.arange(3000)).float().sum().backward()
+    assert bias.table.grad is not None and bias.table.grad[-1].tolist() == [2992, 2992]

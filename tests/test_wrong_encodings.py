@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from posenc import testing
 from posenc.encoding import Encoding, Keys, ScoreMod, without_autocast
 from posenc.encodings.rotary import Rotary
+from posenc.kernels.distance_bias import DistanceGradient
 from posenc.kernels.rotate_pairs import rotate_pairs
 from posenc.positions import Positions
 from posenc.testing import PROMISES, Subject, check, describe
@@ -429,6 +430,24 @@ def test_a_wrong_encoding_is_caught(mutant, promise, said: str) -> None:
     (verdict,) = check(mutant, [promise])
     assert (verdict.kept, verdict.word) == (False, "broken")
     assert said in verdict.message
+
+
+@pytest.mark.parametrize("spec", ["alibi(learned=True)", "kerple"])
+def test_gradients_of_distances_the_wrong_way_round_in_half_precision_are_caught(
+    monkeypatch: pytest.MonkeyPatch, spec: str
+) -> None:
+    add = DistanceGradient.add
+
+    def turned_round(sums: DistanceGradient, block, upstream: Tensor) -> None:
+        before = [one.clone() for one in sums.sums]
+        add(sums, block, upstream)
+        # What comes from half precision is in float32, and what it is held to in float64.
+        if upstream.dtype == torch.float32:
+            sums.sums = [2 * was - one for was, one in zip(before, sums.sums, strict=True)]
+
+    monkeypatch.setattr(DistanceGradient, "add", turned_round)
+    (verdict,) = check(spec, [testing.half_precision_stays_near_double])
+    assert verdict.word == "broken" and "at a cosine of -" in verdict.message
 
 
 def test_every_promise_has_been_seen_broken() -> None:

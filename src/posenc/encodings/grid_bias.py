@@ -74,16 +74,18 @@ class GridBias(Encoding):
     def by_distance(self, delta: Tensor) -> Tensor:
         delta = delta if self.axes != 1 else delta[..., None]
         places = [d.clamp(1 - n, n - 1) + (n - 1) for d, n in zip(delta.unbind(-1), self.window, strict=True)]
+        # Many distances share a row: their gradients would stop adding up in half precision.
+        table = self.table.to(torch.promote_types(self.table.dtype, torch.float32))
         if not delta.is_floating_point():
-            return F.embedding(self.row(places), self.table).movedim(-1, 0)
+            return F.embedding(self.row(places), table).movedim(-1, 0)
         below = [place.floor().long() for place in places]
         above = [(b + 1).clamp(max=2 * n - 2) for b, n in zip(below, self.window, strict=True)]
-        dtype = torch.promote_types(self.table.dtype, delta.dtype)
+        dtype = torch.promote_types(table.dtype, delta.dtype)
         shares = [(place - b).to(dtype) for place, b in zip(places, below, strict=True)]
         total = torch.zeros((*places[0].shape, self.heads), dtype=dtype, device=delta.device)
         for corner in itertools.product((False, True), repeat=self.axes):
             row = self.row([b if up else a for up, a, b in zip(corner, below, above, strict=True)])
-            mixed = F.embedding(row, self.table).to(dtype)
+            mixed = F.embedding(row, table).to(dtype)
             for up, share in zip(corner, shares, strict=True):
                 mixed = mixed * (share if up else 1 - share)[..., None]
             total = total + mixed

@@ -102,7 +102,9 @@ class T5Bias(Encoding):
         return bucket if self.causal else bucket + (delta < 0) * (self.buckets // 2)
 
     def by_distance(self, delta: Tensor) -> Tensor:
-        return F.embedding(self.bucket(delta), self.table).movedim(-1, 0)
+        # Many distances share a bucket: their gradients would stop adding up in half precision.
+        table = self.table.to(torch.promote_types(self.table.dtype, torch.float32))
+        return F.embedding(self.bucket(delta), table).movedim(-1, 0)
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:
         relative = n - m

@@ -20,7 +20,7 @@ from torch import Tensor
 from posenc import masks
 from posenc.cache import Cache
 from posenc.encoding import Encoding
-from posenc.kept_tables import KEPT
+from posenc.kept_tables import KEPT, OF_EVERY_MODULE
 from posenc.masks import Mask
 from posenc.positions import Positions
 from posenc.testing import (
@@ -29,7 +29,6 @@ from posenc.testing import (
     Net,
     Source,
     Subject,
-    changes,
     inside,
     kin,
     on_axes,
@@ -313,27 +312,16 @@ def machine_of(source: "Subject | Source") -> type[RuleBasedStateMachine]:
             self.call(live, place, mask, mode)
 
         def set_options(self, live: Live, number: int) -> None:
-            """Other values for the options of one encoding; what the constructor made of them must still fit."""
-            turn, place = divmod(number, len(singles(live.net)))
-            numbers, choices = changes(type(singles(live.net)[place]))
-            every = [numbers, *({option: value} for option, value in choices)]
-            options = every[turn % len(every)]
-            if options.items() <= vars(singles(live.net)[place]).items():
-                # They are set already: back to those it was made with.
-                options = {option: vars(singles(Live.of(subject).net)[place])[option] for option in options}
+            """The options of another of its kind, and what the constructor makes of them, where parameters fit."""
+            other = relatives[number % len(relatives)]
 
             def set_them(net: Net) -> None:
-                for name, value in options.items():
-                    setattr(singles(net)[place], name, value)
+                for mine, theirs in zip(singles(net), singles(other), strict=True):
+                    for name in vars(theirs).keys() - OF_EVERY_MODULE:
+                        setattr(mine, name, getattr(theirs, name))
 
-            probe = live.fresh()
-            set_them(probe)
-            try:
-                x = self.random(2, TOKENS, subject.shape.dim).to(live.dtype)
-                fits = bool(probe(x, placed(0), masks.causal()).isfinite().all())
-            except Exception:
-                return
-            if fits:
+            mine, theirs = ([net.axes, *(one.shape for one in net.parameters())] for net in (live.net, other))
+            if mine == theirs:
                 self.change(live, set_them)
 
         def call(self, live: Live, place: int, mask: Mask, mode: str) -> None:
