@@ -393,20 +393,23 @@ def of_token(fact: Tensor, token: Tensor) -> Tensor:
 
 def check_follows(at: Positions, held: Positions) -> None:
     """Raises ValueError unless every token comes after all that a cache holds, where that is known or may be read."""
-    first, last = at.start, None if held.extent is None or not held.unit_step else held.extent - 1
-    if first is None or last is None or first <= last:
-        if not (may_be_read(at.order) and may_be_read(held.order)):
-            return
-        latest = held.order.amax(1, keepdim=True)
-        wrong = (at.order >= 0) & (at.order <= latest)
-        if not bool(wrong.any()):
-            return
-        row, token = wrong.nonzero()[0].tolist()
-        first, last = int(at.order.expand_as(wrong)[row, token]), int(latest.expand(wrong.shape[0], 1)[row, 0])
-        raise ValueError(
-            f"the cache holds tokens up to order {last}, and a token of order {first} cannot come behind them; number "
-            f"the new tokens from {last + 1}, or give ids alone (a tensor, or Positions.of(ids)), which are put there"
-        )
+    # A number that is read in a graph, and changes with every token, compiles it anew.
+    if torch.compiler.is_compiling():
+        return
+    if at.start is not None and held.unit_step and held.extent is not None and at.start >= held.extent:
+        return
+    if not (may_be_read(at.order) and may_be_read(held.order)):
+        return
+    latest = held.order.amax(1, keepdim=True)
+    wrong = (at.order >= 0) & (at.order <= latest)
+    if not bool(wrong.any()):
+        return
+    row, token = wrong.nonzero()[0].tolist()
+    first, last = int(at.order.expand_as(wrong)[row, token]), int(latest.expand(wrong.shape[0], 1)[row, 0])
+    raise ValueError(
+        f"the cache holds tokens up to order {last}, and a token of order {first} cannot come behind them; number "
+        f"the new tokens from {last + 1}, or give ids alone (a tensor, or Positions.of(ids)), which are put there"
+    )
 
 
 def check_counts(tokens: int, start: int) -> None:
