@@ -170,7 +170,8 @@ LONGROPE = st.builds(
     LISTS,
     LISTS,
 )
-BASES = st.integers(2, 10_000_000)
+# With smaller ones YaRN's ramp lies outside of the pairs, where transformers' own runs backwards: no spec says that.
+BASES = st.integers(1_000, 10_000_000)
 
 HOLDS = {
     "meta": LLAMA3,
