@@ -92,6 +92,7 @@ def test_what_each_change_does_to_the_coordinates(tokens: int) -> None:
     assert shifted(3)(at).coords[0, :, 0].tolist() == list(range(3, tokens + 3))
     dealt = shuffled(at).coords[0, :, 0].tolist()
     assert sorted(dealt) == list(range(tokens)) and (tokens < 9 or dealt != sorted(dealt))
+    assert shuffled(at).coords[0, :, 0].tolist() == dealt
     for changed in (swapped(at), shifted(3)(at), shuffled(at)):
         assert torch.equal(changed.order, at.order)
 

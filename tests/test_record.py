@@ -89,6 +89,10 @@ def test_a_record_says_what_was_built_and_how_large_it_is(of_copy: dict, of_text
     assert of_copy["experiment"]["spec"] == "rotary + t5_bias" and of_copy["steps"] == 6
 
 
+def test_a_record_says_how_long_its_run_took(found: dict) -> None:
+    assert 0 < found["train_cpu_s"] < found["cpu_s"] and 0 < found["wall_s"] < 600
+
+
 def test_a_record_of_a_text_names_it_by_its_hash(of_copy: dict, of_text: dict, book: str) -> None:
     text = data.load(book)
     assert of_copy["text"] is None
@@ -122,6 +126,7 @@ def test_attention_is_weights_of_every_layer_and_head_that_sum_to_one(found: dic
             assert len(rows) == tokens and all(len(row) == tokens for row in rows)
             assert all(math.fsum(row) == pytest.approx(1, abs=0.005) for row in rows)
             assert all(weight == 0 for i, row in enumerate(rows) for weight in row[i + 1 :])
+            assert all(weight == round(weight, 4) for row in rows for weight in row)
     assert found["attention"]["with"] != found["attention"]["without"]
 
 

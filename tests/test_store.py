@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,24 @@ def test_what_to_do_depends_on_what_the_system_says(number: int, todo: str, tmp_
     assert caught.value.errno == number
 
 
+@pytest.mark.parametrize(
+    ("number", "passed_over"), [(errno.EINVAL, ["folder"]), (errno.ENOTSUP, ["folder"]), (errno.EIO, [])], ids=str
+)
+def test_only_a_drive_that_brings_no_folder_to_disk_is_passed_over(
+    number: int, passed_over: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fsync(file: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("")
+    for name in ("folder", "file"):
+        refusal = pytest.raises(CannotWrite, match=f"{name}' cannot be written: {os.strerror(number)}")
+        with nullcontext() if name in passed_over else refusal:
+            store.to_disk(tmp_path / name)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="limits of POSIX")
 def test_a_file_that_may_not_grow_is_a_full_disk(tmp_path: Path, run: training.Run) -> None:
     import resource
@@ -293,7 +312,7 @@ def test_a_link_out_of_its_folder_is_not_followed(tmp_path: Path) -> None:
     assert store.read_json(tmp_path / "link" / "elsewhere.json") == ({"a": 1}, True)
 
 
-@pytest.mark.parametrize("names", [[], ["../elsewhere"], ["a/b"], 3, ["."], [".."]])
+@pytest.mark.parametrize("names", [[], ["../elsewhere"], ["a/b"], 3, ["."], [".."], ["step-000002", "../elsewhere"]])
 def test_a_pointer_names_folders_beside_it(names: Any, tmp_path: Path) -> None:
     (tmp_path / "latest.json").write_bytes(store.sealed({"generations": names}))
     with pytest.raises(

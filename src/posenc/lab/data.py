@@ -180,7 +180,7 @@ def files_in(folder: Path) -> list[Path]:
 def standard_library() -> Text:
     """The modules at the top of the standard library, and the language reference that pydoc shows."""
     home = Path(sysconfig.get_paths()["stdlib"])
-    files = [file for file in [*sorted(home.glob("*.py")), home / "pydoc_data" / "topics.py"] if file.is_file()]
+    files = [file for file in [*home.glob("*.py"), home / "pydoc_data" / "topics.py"] if file.is_file()]
     found = {file.relative_to(home).as_posix(): piece for file in files if (piece := Piece.of(file)).size}
     if sum(piece.size for piece in found.values()) < LEAST:
         raise ValueError(

@@ -113,7 +113,7 @@ def clear_folders(parent: Path) -> None:
         if TEMPORARY.fullmatch(left.name) and left.is_dir() and not left.is_symlink():
             with suppress(OSError), folder_opened(left) as file:
                 if lock(file):
-                    shutil.rmtree(left, ignore_errors=True)
+                    shutil.rmtree(left)
 
 
 @contextmanager
@@ -357,7 +357,7 @@ def discard(folder: Path) -> None:
     doomed = temporary_name(folder)
     with suppress(OSError):
         os.rename(folder, doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
+        shutil.rmtree(doomed)
 
 
 def generations(folder: Path) -> list[str]:
