@@ -74,8 +74,9 @@ def test_an_expression_that_is_nested_deep_gets_a_sentence(text):
 )
 def test_what_is_no_expression_gets_a_short_sentence(text, words):
     with pytest.raises(CannotRead) as error:
-        foreign.expression(text, "spec")
+        foreign.expression(text, "spec", "write another")
     assert words in str(error.value) and len(str(error.value)) < 500
+    assert str(error.value).endswith("; write another")
     str(error.value).encode()
 
 
@@ -116,6 +117,13 @@ def test_a_count_out_of_bounds_is_refused(number):
     assert foreign.count(10, "layers", most=10) == 10
 
 
+@pytest.mark.parametrize("sizes", [[-1], [True], [2.0], ["2"], [1] * 17, [1 << 24, (1 << 24) + 1], (2,), None])
+def test_what_is_no_shape_of_a_tensor_is_refused(sizes):
+    with pytest.raises(CannotRead, match=r"^f: w: expected a shape of at most 16 axes and 281,474,976,710,656 numbers"):
+        foreign.shape(sizes, "w", file="f")
+    assert foreign.shape([1 << 24, 1 << 24, 0], "w") == (1 << 24, 1 << 24, 0)
+
+
 def test_only_regular_files_of_bounded_size_are_read(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "large").write_bytes(b"x" * 11)
@@ -147,6 +155,8 @@ def test_a_link_out_of_its_folder_is_not_followed(tmp_path):
     assert foreign.read_json(folder / "out.json") == {}, "a file that a person names may be a link"
     with pytest.raises(CannotRead, match="outside its folder"):
         foreign.read_json(folder / "out.json", within=folder)
+    with pytest.raises(CannotRead, match="outside its folder"):
+        foreign.files_of(folder)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
@@ -160,6 +170,24 @@ def test_the_links_of_a_hubs_cache_are_followed_to_its_own_files_only(tmp_path):
     assert foreign.read_json(snapshot / "config.json", within=snapshot) == {}
     with pytest.raises(CannotRead, match="outside its folder"):
         foreign.read_json(snapshot / "other.json", within=snapshot)
+    (tmp_path / "models--a--b").rename(tmp_path / "mine")
+    with pytest.raises(CannotRead, match="outside its folder"):
+        foreign.read_json(tmp_path / "mine/snapshots/main/config.json", within=tmp_path / "mine/snapshots/main")
+
+
+def test_what_fails_while_a_file_is_open_is_said_of_that_file(tmp_path):
+    (tmp_path / "a").touch()
+    for error, words in ((OSError(5, "Input/output error"), "Input/output error"), (OSError("no disk"), "no disk")):
+        with pytest.raises(CannotRead) as found, foreign.opened(tmp_path / "a"):
+            raise error
+        assert str(found.value) == f"{tmp_path / 'a'}: it cannot be opened ({words})"
+
+
+def test_the_file_that_an_error_names_stays_and_is_filled_in_where_none_is_named():
+    for file, named in (("inner", "inner"), (None, "outer")):
+        with pytest.raises(CannotRead) as error, foreign.naming("outer"):
+            raise CannotRead("it is wrong", file=file, field="key", remedy="mend it")
+        assert str(error.value) == f"{named}: key: it is wrong; mend it"
 
 
 def test_lines_are_read_one_at_a_time_and_bounded(tmp_path):

@@ -123,6 +123,11 @@ def test_what_cannot_be_true_is_refused_by_name(data, words, tmp_path):
     assert words in refused(tmp_path / "a", data)
 
 
+def test_arrays_may_stand_four_deep(tmp_path):
+    (tmp_path / "a").write_bytes(header(key("a", 9, array(9, 1, array(9, 1, array(9, 1, array(0, 1, b"\7")))))))
+    assert read_gguf(tmp_path / "a").values == {"a": [[[[7]]]]}
+
+
 def test_a_header_is_bounded_whatever_the_file_holds(tmp_path, monkeypatch):
     monkeypatch.setattr("posenc.foreign.gguf.LONGEST_HEADER", 1_000)
     words = refused(tmp_path / "a", header(key("a", 8, text("x" * 2_000)), data=100))

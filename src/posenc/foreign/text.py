@@ -64,7 +64,11 @@ def reading_with(library: str, *, file: str | Path | None = None, field: str = "
 
 
 def told(error: BaseException) -> str:
-    """The kind of an error and what it says, in one short line."""
+    """The kind of an error and what it says, in one short line.
+
+    >>> told(OSError("disk\\nfull")), told(MemoryError())
+    ('OSError: disk full', 'MemoryError')
+    """
     words = shortened(one_line(str(error)))
     return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
@@ -99,7 +103,11 @@ def quoted(value: Any, most: int = QUOTED) -> str:
 
 
 def shortened(text: str, most: int = QUOTED) -> str:
-    """The text, or its beginning where it is longer than a message should quote."""
+    """The text, or its beginning where it is longer than a message should quote.
+
+    >>> shortened("letters", most=7), shortened("letters", most=6)
+    ('letters', 'let...')
+    """
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
