@@ -191,7 +191,7 @@ def test_not_learned_stands_where_numbers_would_mislead(written):
     for title, cell in cells.items():
         if "x)" in title or "to 99 %" in title:
             assert cell.text == "not learned" and cell.goodness is None
-    assert cells["exact match, % 10 (trained)"].text == "13"
+    assert cells["exact match, % 10 (trained)"].text == "13" and cells["seeds"].plain == "2 (not learned)"
 
 
 def test_not_learned_is_never_ranked():
@@ -433,6 +433,24 @@ def test_runs_of_other_settings_are_kept_apart():
     assert summary.labels(records) == ["rotary [rate=0.005]", "rotary [rate=0.003]"]
 
 
+def test_runs_of_several_trained_lengths_tell_them_all_the_shortest_first():
+    records = [record("rotary"), record("rotary", key="other")]
+    records[1]["experiment"] = records[1]["experiment"] | {"train_length": 16}
+    assert "learned it (99 % exact match at the trained length, 10 or 16)." in paragraph(records, "repeat")
+
+
+def test_the_trained_length_of_a_record_without_its_settings_is_the_first_that_was_tested():
+    made = record()
+    del made["experiment"]
+    assert summary.trained_length(made) == 10 and summary.trained_length({}) is None
+
+
+def test_specs_that_are_cycled_over_the_layers_stand_side_by_side():
+    made = record()
+    made["experiment"]["spec"] = ["rotary", "none"]
+    assert summary.labels([made]) == ["rotary / none"]
+
+
 def test_a_record_that_was_run_again_counts_once():
     assert len(summary.results([record(), record()])[0].runs) == 1
 
@@ -457,6 +475,12 @@ def test_the_table_of_all_tasks_fits_a_terminal(written):
 
 def test_percent_never_rounds_a_miss_to_a_hit():
     assert [summary.percent(x) for x in (1.0, 0.9999, 0.0001, 0.005, 0.125)] == ["100", "99.9", "0.1", "0.5", "12"]
+    assert [summary.percent(x) for x in (math.inf, -math.inf)] == ["∞", "-∞"]
+
+
+def test_numbers_have_the_digits_that_a_reader_can_use():
+    assert [summary.ratio(x) for x in (1.004, 9.876, 12.34, math.inf)] == ["1.00", "9.88", "12", "∞"]
+    assert [summary.count(x) for x in (10, 12.0, 62.5, 103_452, math.inf)] == ["10", "12", "62.5", "103,452", "∞"]
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from posenc.foreign import visible
@@ -94,7 +94,7 @@ class Result:
 
     label: str
     task: str
-    runs: list[Record] = field(repr=False)
+    runs: list[Record]
 
     @property
     def learned(self) -> list[Record]:
@@ -121,10 +121,7 @@ class Result:
         found: dict[float, float | None] = {}
         for run in self.runs:
             for entry in entries(run):
-                factor, trained = number(get(entry, "factor")), trained_length(run)
-                if factor is None and trained:
-                    factor = entry["length"] / trained
-                found.setdefault(entry["length"], factor)
+                found.setdefault(entry["length"], number(get(entry, "factor")))
         return sorted(found.items())
 
     def at(self, length: float, measure: str) -> Spread | None:
@@ -166,9 +163,7 @@ def trained_tokens(run: Record) -> float | None:
 
 def is_text(run: Record) -> bool:
     """Whether the run is measured in bits per byte, where lower is better, and not in exact match."""
-    if number(get(run, "in_distribution", "exact_match")) is not None:
-        return False
-    return number(get(run, "in_distribution", "bits_per_byte")) is not None or get(run, "text") is not None
+    return number(get(run, "in_distribution", "exact_match")) is None and get(run, "text") is not None
 
 
 def shown_positions(found: Sequence[Result]) -> list[float]:
