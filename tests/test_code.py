@@ -207,6 +207,10 @@ def test_runs_and_records_carry_the_hash_of_the_file(ran: Path, tmp_path: Path) 
     assert small("mine.py:Mine").to_dict()["own_files"] == files and "own_files" not in small("rotary").to_dict()
     data = json.loads(json.dumps(small("mine.py:Mine").to_dict()))
     assert Experiment.from_dict(data, ["mine.py"]) == small("mine.py:Mine")
+    del data["own_files"]
+    assert Experiment.from_dict(data, ["mine.py"]) == small("mine.py:Mine")
+    with pytest.raises(CannotRead, match=rf"'mine\.py' \(SHA-256 {files['mine.py'][:16]} here\), and none is run"):
+        Experiment.from_dict(data)
 
 
 def test_a_spec_anywhere_in_what_was_read_runs_nothing(ran: Path, tmp_path: Path) -> None:

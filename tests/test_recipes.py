@@ -23,7 +23,7 @@ def test_the_default_comparison_names_encodings_that_ship() -> None:
 def test_every_task_has_a_recipe_that_tests_longer_lengths(name: str) -> None:
     made = recipe(name, "rotary", 4)
     assert (made.task, made.spec, made.seed) == (name, "rotary", 4)
-    assert made.test_lengths and min(made.test_lengths) > made.train_length
+    assert made.test_lengths == longer(name, made.train_length) and min(made.test_lengths) > made.train_length
 
 
 def test_changes_override_the_recipe_and_the_tested_lengths_follow_the_trained_one() -> None:
@@ -101,6 +101,8 @@ def test_all_stands_for_every_encoding_that_reads_a_sequence() -> None:
             {"train_length": 10, "test_lengths": (9, 10, 11)},
             r"test lengths must exceed the trained length 10, got \[9, 10\]",
         ),
+        ({"test_lengths": (20, 1_000_001)}, r"test lengths go up to 1,000,000, got \[1000001\]"),
+        ({"test_lengths": tuple(range(11, 112))}, "there may be at most 100 test lengths, got 101"),
         ({"rate": 0.0}, r"rate must be above 0, got 0\.0"),
         ({"rate": float("nan")}, "rate must be above 0, got nan"),
         ({"matrix_rate": -0.01}, r"matrix_rate must be 0 or more, got -0\.01"),
@@ -112,12 +114,18 @@ def test_a_bad_value_is_refused_with_what_was_expected_and_what_came(changes: di
         Experiment(**({"spec": "none", "task": "copy"} | changes))
 
 
+def test_the_largest_numbers_are_taken() -> None:
+    largest = recipes.MOST | {"train_length": 999_999}
+    assert Experiment("none", "copy", **largest, test_lengths=(1_000_000,)).test_lengths == (1_000_000,)
+
+
 @pytest.mark.parametrize(
     ("ask", "words"),
     [
         (lambda: comparison([], ["copy"]), "a comparison needs at least one encoding and one task"),
         (lambda: comparison(["none"], []), "a comparison needs at least one encoding and one task"),
         (lambda: comparison(["none"], ["copy"], seeds=0), "seeds must be 1 or more, got 0"),
+        (lambda: comparison(["none"], ["copy"], seeds=10_001), "seeds must be at most 10,000, got 10001"),
         (lambda: Settings(seeds=0).experiments(), "seeds must be 1 or more, got 0"),
         (
             lambda: Settings(preset="ful").experiments(),
@@ -191,6 +199,13 @@ def test_hints_keep_t5_inside_the_trained_length_and_above_half_its_buckets() ->
     assert hints(64, 128)["t5_bias"]["max_distance"] <= 64
     assert hints(22, 44)["t5_bias"]["max_distance"] <= 22
     assert all(hints(tokens, 2 * tokens)["t5_bias"]["max_distance"] > 16 for tokens in (2, 8, 22, 64, 1000))
+
+
+def test_hints_keep_the_distances_of_chunks_within_the_trained_ones() -> None:
+    for tokens in (4, 22, 64):
+        chunked = build("dual_chunk(rotary)", Shape.of(8, 2, tokens), hints=hints(tokens, 2 * tokens))
+        assert chunked.formula_positions(10 * tokens, 0) == (tokens - 1, 0)
+    assert hints(1, 2)["dual_chunk"] == {"chunk": 1, "longest": 2}, "no chunk reaches as far as `longest`"
 
 
 def test_hints_let_a_learned_table_be_asked_about_the_longest_length() -> None:
