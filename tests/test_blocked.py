@@ -250,6 +250,25 @@ def test_gradients_in_float32_stay_within_three_millionths(name: str, place: str
 # What is gone through
 
 
+@pytest.mark.parametrize("narrow", [False, True])
+def test_a_bias_that_many_rows_share_has_its_gradient_in_bfloat16(narrow: bool, monkeypatch) -> None:
+    if narrow:  # keys of a block come in several pieces
+        monkeypatch.setattr(SIZES, "pairs_backwards", 1)
+        monkeypatch.setattr(SIZES, "narrowest", 64)
+    found = {}
+    x = torch.randn(1, 300, 32, generator=torch.Generator().manual_seed(1)) + 3.0
+    slopes = torch.randn(1, 300, 32, generator=torch.Generator().manual_seed(2))
+    for kernel, dtype in (("reference", torch.float64), ("blocked", torch.bfloat16)):
+        torch.manual_seed(0)
+        layer = Attention(32, 2, encoding="mlp_bias", kernel=kernel).to(dtype)
+        (layer(x.to(dtype), mask="causal").double() * slopes).sum().backward()
+        found[kernel] = [p.grad.double() for p in layer.encoding.parameters()]
+    for expected, got in zip(found["reference"], found["blocked"], strict=True):
+        # What is added to all logits alike has a gradient of 0, and rounding is all of it.
+        if expected.norm() > 1e-9:
+            assert (got - expected).norm() < 0.04 * expected.norm()
+
+
 def pairs(at: Positions, mask: Mask, places: bool = True) -> tuple[int, int]:
     """How many pairs the blocks hold, and how many see each other."""
     found = plan.plan_for(at, at, mask, len(at.order), HEADS, places=places)

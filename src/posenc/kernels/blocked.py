@@ -144,6 +144,8 @@ class InBlocks:
         """The gradients in q, k and v; those of the bias and of the given mask are added to their collectors.
 
         With weights p, their gradient dp = grad . v^T and d = sum_j p_j dp_j = grad . out, the logits have p (dp - d).
+        An output in half precision is rounded too far for d: what the logits of a row have would no longer add up to 0,
+        and a bias that many rows share would be off by more than its gradient.
         """
         (B, KV, S, D), H = k.shape, q.shape[1]
         exact = exact_dtype(q)
@@ -160,26 +162,19 @@ class InBlocks:
                 for x in (q, grad, out, sums[..., None])
             )
             asked = asked * self.scale
-            mean = (upstream * taken).sum(-1, keepdim=True)
+            mean = (upstream * taken).sum(-1, keepdim=True) if q.dtype == exact else None
+            if mean is None and len(pieces) > 1:
+                mean = torch.zeros_like(total)
+                for piece in pieces:
+                    _, weights, logits = self.slopes(piece, q, k, v, asked, upstream, total, room, of_bias is not None)
+                    mean += (weights * logits).sum(-1, keepdim=True)
             slope = torch.zeros_like(asked)
             heads = slice(block.batch.start * KV, block.batch.stop * KV)
             for piece in pieces:
-                m = piece.size[2]
-                seen, at = (piece.batch, slice(None), piece.keys), (heads, piece.keys)
-                keys, values = (x[seen].to(exact).reshape(b * KV, m, -1) for x in (k, v))
-                weights = fitting(room, 0, (b * KV, H // KV * n, m))
-                torch.bmm(asked, keys.transpose(1, 2), out=weights)
-                added = self.added(piece, self.bias.block(piece), q)
-                if added is not None:
-                    weights.view(b, H, n, m).add_(added)
-                # Many logits are far down or -inf, where exp is ten times slower than exp2.
-                weights.sub_(total).mul_(LOG2_E).exp2_()
+                m, at = piece.size[2], (heads, piece.keys)
+                keys, weights, logits = self.slopes(piece, q, k, v, asked, upstream, total, room, of_bias is not None)
+                mean = (weights * logits).sum(-1, keepdim=True) if mean is None else mean
                 dv[at].baddbmm_(weights.transpose(1, 2), upstream)
-                # A bias may sum along diagonals, which zeros behind each row make columns without a copy.
-                rows = fitting(room, 1, (*weights.shape[:2], m if of_bias is None else m + n))
-                logits = rows[..., :m]
-                rows[..., m:] = 0.0
-                torch.bmm(upstream, values.transpose(1, 2), out=logits)
                 logits.sub_(mean).mul_(weights)
                 slope.baddbmm_(logits, keys)
                 dk[at].baddbmm_(logits.transpose(1, 2), asked)
@@ -190,6 +185,35 @@ class InBlocks:
                     of_bias.add(piece, logits.view(b, H, n, m))
             dq[queries] = self.turned(slope.mul_(self.scale).view(b, H, n, D)).to(dq.dtype)
         return dq, dk.view(k.shape).to(k.dtype), dv.view(v.shape).to(v.dtype)
+
+    def slopes(
+        self,
+        piece: Block,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        asked: Tensor,
+        upstream: Tensor,
+        total: Tensor,
+        room: list[Tensor],
+        behind: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The keys of a piece, the weights p on them, and dp; `behind` asks for zeros behind each of its rows."""
+        b, n, m = piece.size
+        KV, H = k.shape[1], q.shape[1]
+        seen = piece.batch, slice(None), piece.keys
+        keys, values = (x[seen].to(asked.dtype).reshape(b * KV, m, -1) for x in (k, v))
+        weights = fitting(room, 0, (b * KV, H // KV * n, m))
+        torch.bmm(asked, keys.transpose(1, 2), out=weights)
+        added = self.added(piece, self.bias.block(piece), q)
+        if added is not None:
+            weights.view(b, H, n, m).add_(added)
+        # Many logits are far down or -inf, where exp is ten times slower than exp2.
+        weights.sub_(total).mul_(LOG2_E).exp2_()
+        # A bias may sum along diagonals, which zeros behind each row make columns without a copy.
+        rows = fitting(room, 1, (*weights.shape[:2], m + n if behind else m))
+        rows[..., m:] = 0.0
+        return keys, weights, torch.bmm(upstream, values.transpose(1, 2), out=rows[..., :m])
 
     def pieces(self, heads: int) -> Iterator[tuple[Block, list[Block]]]:
         """The blocks again, of fewer rows of the batch, and each with its keys in pieces."""
