@@ -218,6 +218,10 @@ def test_auto_takes_the_fused_kernel_unless_weights_are_wanted() -> None:
     assert kernels.choose("auto", Shaw(4, values=False)) == "blocked"
 
 
+def test_the_contract_holds_every_kernel_but_one_to_the_readable_one() -> None:
+    assert [name for name, kernel in kernels.KERNELS.items() if not kernel.exact] == ["key_row"]
+
+
 def test_a_named_kernel_is_taken_or_refused_and_never_replaced() -> None:
     assert kernels.choose("reference", NoPE()) == "reference" and kernels.choose("sdpa", NoPE()) == "sdpa"
     with pytest.raises(
@@ -248,6 +252,11 @@ def test_an_unknown_kernel_lists_the_known_ones(ask) -> None:
         ask("spda")
     with pytest.raises(ValueError, match=r"there are: auto, blocked, flex, key_row, reference, sdpa$"):
         ask("zzz")
+
+
+def test_what_is_no_name_is_no_kernel() -> None:
+    with pytest.raises(ValueError, match=r"no kernel named '\['sdpa'\]'; there are: auto, "):
+        kernels.choose(["sdpa"], NoPE())
 
 
 # The layer

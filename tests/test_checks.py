@@ -22,6 +22,7 @@ from posenc import (
     ReRoPE,
     Rotary,
     Shape,
+    Shaw,
     Sinusoidal,
     TokenPositionEmbedding,
     TransformerXL,
@@ -199,6 +200,9 @@ ENCODINGS = {
     "x must be a tensor, got None": lambda: Rotary(8)(None, Q),
     r"k must have shape \[batch, heads, tokens, head_dim\], got \[5, 8\]": lambda: Rotary(8)(Q, Q[0, 0]),
     r"x must have shape \[batch, tokens, dim\], got \[5, 16\]": lambda: Sinusoidal(16)(X[0]),
+    "alibi has a bias for 4 heads, got queries of 2; build it for 2": lambda: (ALiBi(4) + Shaw(8, values=False)).bias(
+        5, q=Q
+    ),
     "q must be a tensor, got 3": lambda: ALiBi(2).bias(5, q=3),
     r"q must have shape \[batch, heads, tokens, head_dim\], got \[5, 8\]": lambda: ALiBi(2).bias(5, q=Q[0, 0]),
     "q must be a tensor, got None": lambda: scaled_dot_product_attention(None, Q, Q),

@@ -1,18 +1,22 @@
 """Sums of encodings, encodings on chosen heads, and who owns what in a stack of layers."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
 from posenc import Attention, Block, Compose, Decoder, Encoding, Keys, Positions, Shape, build, masks
 from posenc.catalogue import build_layers
-from posenc.encoding import OnHeads
+from posenc.encoding import OnHeads, Token
 from posenc.encodings.alibi import ALiBi
 from posenc.encodings.learned import Learned
 from posenc.encodings.none import NoPE
+from posenc.encodings.path import PaTH
 from posenc.encodings.rotary import Rotary
 from posenc.encodings.shaw import Shaw
 from posenc.encodings.sinusoidal import Sinusoidal
+from posenc.encodings.stick_breaking import StickBreaking
 from posenc.encodings.t5_bias import T5Bias
 from posenc.kernels import bind
 
@@ -103,6 +107,31 @@ def test_two_attention_rules_are_refused_and_both_named() -> None:
         build("shaw + rotary + shaw(clip=4)", SHAPE)
 
 
+def test_the_scalar_formulas_of_a_sum_are_those_of_its_parts() -> None:
+    q, k = torch.randn(2, 1, 1, 1, 4, **DOUBLE)
+    ours, theirs = q.flatten().tolist(), k.flatten().tolist()
+    whole, at, keys_at = Rotary(4) + ALiBi(2), Positions.count(1, 7), Positions.count(1, 3)
+    turned_q, turned_k = Rotary(4).query(q, at).flatten(), Rotary(4).key(k, keys_at).flatten()
+    assert whole.formula_query(ours, 7.0, 1) == pytest.approx(turned_q.tolist())
+    assert whole.formula_key(theirs, 3.0, 1) == pytest.approx(turned_k.tolist())
+    logit = 0.5 * float(turned_q @ turned_k) - 4 * ALiBi(2).slopes[1]
+    assert whole.formula_logit(ours, theirs, 7.0, 3.0, 1, 0.5) == pytest.approx(logit)
+    # Shares of 3/4 and 1/2, of which the nearer key takes its own first.
+    keys = [Token(theirs, float(t), t) for t in range(2)]
+    weights = (StickBreaking() + ALiBi(2)).formula_weights([math.log(3), 0.0], Token(ours, 2.0, 2), keys)
+    assert weights == pytest.approx([3 / 8, 1 / 2])
+
+
+def test_the_scalar_formula_of_a_sum_has_the_logits_that_one_part_makes_by_itself() -> None:
+    query = Token([1.0, 0.0], 2.0, 2)
+    facts = [([0.0, 1.0], 0.5), ([1.0, 0.0], 1.0), ([1.0, 0.0], 0.5)]
+    keys = [Token([1.0, 2.0], float(t), t, {"path_direction": w, "path_strength": b}) for t, (w, b) in enumerate(facts)]
+    # The reflection of token 2 halves the query on its way, that of token 1 leaves nothing of it.
+    slope = ALiBi(1).slopes[0]
+    expected = [0.0 - 2 * slope, 1.0 - slope, 2.0]
+    assert (ALiBi(1) + PaTH(5, 1, 2)).formula_logits(query, keys, 0, 2.0) == pytest.approx(expected)
+
+
 class Facts(Encoding):
     """Remembers something under a fixed name."""
 
@@ -188,6 +217,11 @@ def test_the_scalar_formula_of_chosen_heads_is_plain_on_the_others() -> None:
     plain, slopes = 0.5 * 5.0, {3: ALiBi(2).slopes[0], 1: ALiBi(2).slopes[1]}
     for head in range(4):
         assert encoding.formula_logit(q, q, 7.0, 3.0, head, 0.5) == pytest.approx(plain - 4 * slopes.get(head, 0.0))
+
+
+def test_the_bias_of_chosen_heads_is_where_the_distances_are() -> None:
+    bias = OnHeads(T5Bias(2, device="meta"), (3, 1), of=4).by_distance(torch.arange(5, device="meta"))
+    assert bias is not None and bias.device.type == "meta" and bias.shape == (4, 5)
 
 
 # Who owns what

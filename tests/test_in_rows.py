@@ -82,9 +82,9 @@ def same(got, expected) -> None:
 def test_a_few_queries_at_a_time_give_what_all_give_at_once(spec, name):
     at, keys_at, mask = CASES[name]
     case = Case(spec, at, keys_at)
-    expected, _ = case.ask(at_once, mask)
+    expected, held = case.ask(at_once, mask)
     got, weights = case.ask(attend_in_rows, mask)
-    assert weights is None
+    assert weights is None and held is None, "what nobody wants would be kept of every block"
     upstream = torch.randn_like(expected)
     same([got, *case.slopes(got, upstream)], [expected, *case.slopes(expected, upstream)])
     with torch.no_grad():
@@ -97,9 +97,10 @@ def test_the_weights_come_too_where_they_are_wanted(spec):
     same(case.ask(attend_in_rows, masks.causal(), weights=True), case.ask(at_once, masks.causal(), weights=True))
 
 
-def test_no_more_pairs_are_in_hand_than_were_asked_for(monkeypatch):
+@pytest.mark.parametrize("spec", ["stick_breaking", "stick_breaking + alibi"])
+def test_no_more_pairs_are_in_hand_than_were_asked_for(monkeypatch, spec):
     seen = []
-    case = Case("stick_breaking", Positions.count(11))
+    case = Case(spec, Positions.count(11))
     attend = type(case.encoding).attend
 
     def watched(self, q, at, keys, *rest):

@@ -189,6 +189,8 @@ def test_masks_and_positions_that_a_row_cannot_say_are_refused() -> None:
     assert "count up by one" in refused(alibi, loose, loose, masks.causal())
     assert "treats all keys alike" in refused(build("alibi(form='asymmetric')", SHAPE), at, at, masks.causal())
     assert "count up by one" in refused(build("on(t5_bias, heads=(1,))", SHAPE), at, at, masks.causal())
+    some = build("alibi + on(t5_bias, heads=(1,))", SHAPE)
+    assert "count up by one" in refused(some, at, at, masks.causal()), "one part alone has a row"
     assert "values must be as wide as queries, got 5 and 6" in refused(alibi, at, at, masks.causal(), width=5)
     # One and the same tokens, said twice, are found to be the same.
     again = replace(at, contiguous=False, _tables={})

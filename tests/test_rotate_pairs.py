@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from posenc import Attention, kernels
-from posenc.kernels import native
+from posenc.kernels import native, rotate_pairs_triton
 from posenc.kernels import rotate_pairs as operator
 from posenc.kernels.rotate_pairs import rotate_both, rotate_pairs, rotation_dtype, turned
 
@@ -352,7 +352,9 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 def test_the_status_says_what_serves(fresh: pytest.MonkeyPatch) -> None:
     expected = "compiled code: " if native.LIBRARY.exists() else "no compiled code, it was not compiled"
     assert expected in kernels.status()["rotate_pairs on cpu"]
-    assert kernels.status()["rotate_pairs on cuda"].startswith(("Triton", "PyTorch's own operators: "))
+    for reason, said in ((None, "Triton"), ("it is Sunday", "PyTorch's own operators: it is Sunday")):
+        fresh.setattr(rotate_pairs_triton, "why_not", lambda reason=reason: reason)
+        assert kernels.status()["rotate_pairs on cuda"] == said
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_generation_of_no_rows_gives_no_rows() -> None:
 
 
 @pytest.mark.parametrize("name", [*kernels.AUTO, "flex"])
-@pytest.mark.parametrize("spec", ["alibi", "shaw(values=False)"])
+@pytest.mark.parametrize("spec", ["alibi", "shaw(values=False)", "transformer_xl"])
 def test_every_kernel_takes_an_empty_batch(name: str, spec: str) -> None:
     layer, x = Attention(16, 2, encoding=spec, kernel=name), torch.zeros(0, 5, 16)
     with torch.no_grad():

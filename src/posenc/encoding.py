@@ -560,8 +560,8 @@ class BoundKernel:
     logits_on_grid: Callable[..., Tensor]
     take_values: Callable[..., tuple[Tensor, Tensor]]
     scale: float
-    dropout: float = 0.0
-    weights: bool = False
+    dropout: float
+    weights: bool
     whole: Encoding | None = None
 
     def __call__(
@@ -636,11 +636,6 @@ class Compose(Encoding):
     def embed(self, x: Tensor, at: Positions) -> Tensor:
         for part in self.parts:
             x = part.embed(x, at)
-        return x
-
-    def embed_in_place(self, x: Tensor, at: Positions) -> Tensor:
-        for part in self.parts:
-            x = part.embed_in_place(x, at)
         return x
 
     def query(self, q: Tensor, at: Positions) -> Tensor:
@@ -950,7 +945,7 @@ def dot_products(queries: Tensor, keys: Tensor, b: Tensor, h: Tensor, i: Tensor,
     """
 
     def of(facts: Tensor, token: Tensor) -> Tensor:
-        row, head = (i if size > 1 else i.new_zeros(()) for size, i in zip(facts.shape[:2], (b, h), strict=True))
+        row, head = (i.new_zeros(()) if size == 1 else i for size, i in zip(facts.shape[:2], (b, h), strict=True))
         return facts[row, head, token] if token.dim() == 0 else at_grids(facts, row, head, token)
 
     if i.dim() == 0:
@@ -961,8 +956,7 @@ def dot_products(queries: Tensor, keys: Tensor, b: Tensor, h: Tensor, i: Tensor,
 def at_grids(table: Tensor, *grids: Tensor) -> Tensor:
     """The table with each of its first axes at the indices of a grid of `index_grids`."""
     for axis, grid in enumerate(grids):
-        # Where there is nothing to choose from, as in an empty batch, there is nothing to choose.
-        table = table.index_select(axis, grid.flatten()) if table.shape[axis] else table
+        table = table.index_select(axis, grid.flatten())
     return table
 
 

@@ -87,10 +87,11 @@ def bind(name: str, encoding: Encoding, *, scale: float, dropout: float = 0.0, w
 
 def check_name(name: str) -> None:
     """Raises ValueError, with the known names, unless `name` is a kernel or "auto"."""
-    if not isinstance(name, str) or (name != "auto" and name not in KERNELS):
-        near = difflib.get_close_matches(str(name), [*KERNELS, "auto"], 1)
+    known = ["auto", *sorted(KERNELS)]
+    if name not in known:
+        near = difflib.get_close_matches(str(name), known, 1)
         hint = f"; did you mean '{near[0]}'?" if near else ""
-        raise ValueError(f"no kernel named '{name}'; there are: auto, {', '.join(sorted(KERNELS))}{hint}")
+        raise ValueError(f"no kernel named '{name}'; there are: {', '.join(known)}{hint}")
 
 
 def status() -> dict[str, str]:
