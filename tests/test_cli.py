@@ -659,7 +659,7 @@ def test_a_signal_to_end_is_as_clean_as_ctrl_c(
     before = signal.getsignal(number)
     answer = posenc(*TRAIN)
     assert answer.code == code and answer.out == ""
-    words = f"posenc: ended by {name}; finished runs are kept, the same command goes on"
+    words = f"posenc: ended by {name}; what was finished is kept, give the same command again"
     assert answer.err.splitlines()[-1] == words
     assert signal.getsignal(number) is before
     assert training.load(here / "kept").step == 4
@@ -732,7 +732,7 @@ def test_ctrl_c_is_one_sentence_and_130(posenc, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(cli.List, "run", interrupted)
     answer = posenc("list")
-    assert answer.code == 130 and answer.line == "posenc: interrupted; finished runs are kept, the same command goes on"
+    assert answer.code == 130 and answer.line == "posenc: interrupted; what was finished is kept, give the same command again"
 
 
 def test_without_a_terminal_there_are_no_escape_codes(posenc, filled: Path) -> None:

@@ -149,7 +149,7 @@ def mutated(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
         "--each",
         "9",
         "--patience",
-        "1",
+        "4",
         *more,
     ]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=dict(os.environ), timeout=280)

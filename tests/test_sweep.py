@@ -169,7 +169,7 @@ on_posix = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX"
 def test_ctrl_c_ends_with_130_and_one_sentence_and_no_traceback(story) -> None:
     ended = story["interrupted"]
     assert ended.code == 130 and ended.out == ""
-    assert ended.err.splitlines()[-1] == "posenc: interrupted; finished runs are kept, the same command goes on"
+    assert ended.err.splitlines()[-1] == "posenc: interrupted; what was finished is kept, give the same command again"
     assert "Traceback" not in ended.err and "Error" not in ended.err
 
 
@@ -248,7 +248,7 @@ def test_a_signal_to_end_leaves_no_worker_and_no_half_record(
     monkeypatch.setattr(terminal, "live", live)
     monkeypatch.setattr(multiprocessing, "get_context", lambda kind: FORKS)
     assert cli.main(["compare", "--encodings", "none", *SMALL, "--out", str(tmp_path)]) == code
-    words = f"posenc: ended by {name}; finished runs are kept, the same command goes on"
+    words = f"posenc: ended by {name}; what was finished is kept, give the same command again"
     assert capsys.readouterr().err.splitlines()[-1] == words
     assert multiprocessing.active_children() == [] and list((tmp_path / "records").iterdir()) == []
 

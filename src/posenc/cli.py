@@ -714,7 +714,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt as end:
         number = end.args[0] if end.args else signal.SIGINT
         how = "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
-        print(f"posenc: {how}; finished runs are kept, the same command goes on", file=sys.stderr)
+        print(f"posenc: {how}; what was finished is kept, give the same command again", file=sys.stderr)
         return 128 + number
 
 

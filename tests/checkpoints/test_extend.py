@@ -287,7 +287,7 @@ def test_from_the_command_line_an_interrupt_is_one_sentence_and_the_same_command
             patch.setattr(perplexity, "losses", lambda *_, number=number, **__: os.kill(os.getpid(), number))
             assert cli.main(given) == 128 + number
         said = capsys.readouterr().err.splitlines()
-        assert said[-1] == f"posenc: {how}; finished runs are kept, the same command goes on" and len(said) == 2
+        assert said[-1] == f"posenc: {how}; what was finished is kept, give the same command again" and len(said) == 2
     # What a kill leaves of a checkpoint that is being written.
     (out / ".checkpoint.1-0123abcd.part").mkdir()
     assert cli.main(given) == 0
