@@ -344,15 +344,8 @@ def test_a_tensor_may_be_given_as_mask() -> None:
     )
 
 
-def test_a_layer_that_nobody_gives_an_encoding_has_none_and_can_be_called() -> None:
-    attention, x = Attention(12, 6).double(), torch.randn(1, 5, 12, dtype=torch.float64)
-    without = layer()
-    without.load_state_dict(attention.state_dict())
-    assert repr(attention.encoding) == "none" and torch.equal(attention(x), without(x))
-
-
 def test_an_encoding_may_come_with_the_call() -> None:
-    attention, x = Attention(12, 6, encoding=None).double(), torch.randn(1, 5, 12, dtype=torch.float64)
+    attention, x = Attention(12, 6).double(), torch.randn(1, 5, 12, dtype=torch.float64)
     own = layer(encoding="alibi")
     own.load_state_dict(attention.state_dict())
     torch.testing.assert_close(attention(x, encoding=ALiBi(6)), own(x), rtol=0, atol=0)

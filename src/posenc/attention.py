@@ -24,7 +24,7 @@ class Attention(nn.Module):
     heads      number of query heads
     kv_heads   number of key and value heads, a divisor of `heads` (default: as many; 1 is multi-query attention)
     head_dim   width of one head (channels; default dim / heads)
-    encoding   a spec, an Encoding ("none" for no position), or None when the caller passes one to every call
+    encoding   a spec, an Encoding, or None when the caller passes one to every call (as the models do)
     kernel     "auto", or a name in `posenc.kernels.KERNELS`; a named kernel is never replaced in silence
     scale      factor of the logits (unitless; default head_dim^-1/2; T5 has 1)
     dropout    share of the weights dropped in training
@@ -49,7 +49,7 @@ class Attention(nn.Module):
         *,
         kv_heads: int | None = None,
         head_dim: int | None = None,
-        encoding: Spec | None = "none",
+        encoding: Spec | None = None,
         kernel: str = "auto",
         scale: float | None = None,
         dropout: float = 0.0,
