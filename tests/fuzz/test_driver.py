@@ -26,7 +26,7 @@ def loop():
 
 
 WAYS = {
-    "loops": (loop, "it took more than 0.2 seconds of the processor"),
+    "loops": (loop, "it took more than 0.5 seconds of the processor"),
     "allocates": (lambda: bytearray(1 << 30), "MemoryError"),
     "raises": (lambda: {}["x"], "KeyError: \"'x'\""),
     "exits": (lambda: sys.exit(0), "SystemExit"),
@@ -44,7 +44,7 @@ def test_a_reader_that_breaks_its_word_is_told_with_its_case_and_the_other_cases
     # The last one breaks its word too, and is reached only where the case before it did not end the test.
     ways = WAYS | {"last": (lambda: 1 / 0, "")}
     with pytest.raises(AssertionError) as error:
-        hold(lambda case: ways[case][0]() if case in ways else None, ["sound", way, "sound", "last"], cpu=0.2)
+        hold(lambda case: ways[case][0]() if case in ways else None, ["sound", way, "sound", "last"], cpu=0.5)
     assert "2 of 4 cases went wrong" in str(error.value) and "'last': ZeroDivisionError" in str(error.value)
     assert f"'{way}': {WAYS[way][1]}" in str(error.value)
 

@@ -58,7 +58,7 @@ def legible(value: Any, most: int = MOST_LETTERS) -> Any:
     Two texts stay two. What is written down for programs is never this.
 
     >>> legible({"spec": "a" * 300})["spec"][195:]
-    'aaaaa... (300 letters, SHA-256 98e2a61c)'
+    'aaaaa... (300 letters, SHA-256 9835fa6b)'
     """
     if isinstance(value, dict):
         return {legible(key, most): legible(inner, most) for key, inner in value.items()}
