@@ -27,7 +27,7 @@ def loop():
 
 WAYS = {
     "loops": (loop, "it took more than 0.5 seconds of the processor"),
-    "allocates": (lambda: bytearray(1 << 30), "MemoryError"),
+    "allocates": (lambda: bytearray(1 << 36), "MemoryError"),
     "raises": (lambda: {}["x"], "KeyError: \"'x'\""),
     "exits": (lambda: sys.exit(0), "SystemExit"),
     "leaves": (lambda: os._exit(3), "it left with exit code 3"),
