@@ -454,6 +454,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def try_lock(descriptor: int) -> bool:
+    # As posenc.lab.store.lock does it: before anything is installed, nothing of the package can be imported.
     try:
         if os.name == "nt":
             import msvcrt

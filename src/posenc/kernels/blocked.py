@@ -8,6 +8,7 @@ tokens, not with its square. What is added to the logits comes from a bias in bl
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -162,17 +163,18 @@ class InBlocks:
                 for x in (q, grad, out, sums[..., None])
             )
             asked = asked * self.scale
+            slopes = partial(self.slopes, q, k, v, asked, upstream, total, room, of_bias is not None)
             mean = (upstream * taken).sum(-1, keepdim=True) if q.dtype == exact else None
             if mean is None and len(pieces) > 1:
                 mean = torch.zeros_like(total)
                 for piece in pieces:
-                    _, weights, logits = self.slopes(piece, q, k, v, asked, upstream, total, room, of_bias is not None)
+                    _, weights, logits = slopes(piece)
                     mean += (weights * logits).sum(-1, keepdim=True)
             slope = torch.zeros_like(asked)
             heads = slice(block.batch.start * KV, block.batch.stop * KV)
             for piece in pieces:
                 m, at = piece.size[2], (heads, piece.keys)
-                keys, weights, logits = self.slopes(piece, q, k, v, asked, upstream, total, room, of_bias is not None)
+                keys, weights, logits = slopes(piece)
                 mean = (weights * logits).sum(-1, keepdim=True) if mean is None else mean
                 dv[at].baddbmm_(weights.transpose(1, 2), upstream)
                 logits.sub_(mean).mul_(weights)
@@ -188,7 +190,6 @@ class InBlocks:
 
     def slopes(
         self,
-        piece: Block,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -197,6 +198,7 @@ class InBlocks:
         total: Tensor,
         room: list[Tensor],
         behind: bool,
+        piece: Block,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The keys of a piece, the weights p on them, and dp; `behind` asks for zeros behind each of its rows."""
         b, n, m = piece.size

@@ -261,11 +261,11 @@ def unsealed(data: bytes, file: Path) -> tuple[dict[str, Any], bool]:
     if facts.pop("checksum", None) is None:
         return facts, False
     found = CHECKSUM.search(data)
-    check_sum(data[: found.start()] if found else b"", found[1].decode() if found else "", file)
+    expect_checksum(data[: found.start()] if found else b"", found[1].decode() if found else "", file)
     return facts, True
 
 
-def check_sum(data: bytes, wanted: str, file: Path) -> None:
+def expect_checksum(data: bytes, wanted: str, file: Path) -> None:
     """Raises CannotRead, naming the file, for data that have another checksum."""
     if checksum(data) != wanted:
         raise CannotRead("it does not fit its checksum: it was damaged or changed", file=file)

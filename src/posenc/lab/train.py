@@ -321,7 +321,7 @@ def load_step(folder: Path, own: Collection[str | Path]) -> Run:
         file = foreign.regular(folder / name, within=folder)
         data = foreign.read(file, most=file.stat().st_size)
         if sealed:
-            store.check_sum(data, facts["files"][name], file)
+            store.expect_checksum(data, facts["files"][name], file)
         try:
             tensors[name] = from_bytes(data)
         except SafetensorError as error:
