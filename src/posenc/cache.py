@@ -24,7 +24,7 @@ class LayerCache(Protocol):
     keys: Keys | None
 
     def check(self, at: Positions, mask: Mask) -> None:
-        """Raises ValueError unless it can hold these tokens, and all that they may see under this mask."""
+        """Raises ValueError unless these tokens come behind what it holds, and it can hold all that they may see."""
         ...
 
     def extend(self, new: Keys) -> Keys: ...
@@ -55,8 +55,8 @@ class GrowingCache:
         self.rooms: dict[str, Room] = {}
 
     def check(self, at: Positions, mask: Mask) -> None:
-        """Raises ValueError for a prefix in pieces; it has room for whatever comes."""
-        check_prefix(self.keys, at, mask)
+        """Raises ValueError unless these tokens come behind what it holds; it has room for whatever comes."""
+        check_behind(self.keys, at, mask)
 
     def extend(self, new: Keys) -> Keys:
         if self.keys is None:
@@ -249,9 +249,9 @@ class SlotCache:
         return Keys(room(new.k, 2), room(new.v, 2), at, {name: room(t, 2) for name, t in new.memo.items()})
 
     def check(self, at: Positions, mask: Mask) -> None:
-        """Raises ValueError unless there are slots for these tokens, and for all that they may see under this mask."""
+        """Raises ValueError unless these tokens come behind what it holds, with slots for all that they may see."""
         self.check_room(at)
-        check_prefix(self.keys, at, mask)
+        check_behind(self.keys, at, mask)
         if not self.rolling:
             return
         if mask.window is None:
@@ -494,14 +494,28 @@ def check_rows(held: Keys, new: Keys) -> None:
         )
 
 
-def check_prefix(held: Keys | None, at: Positions, mask: Mask) -> None:
-    """Raises ValueError where tokens of a prefix come after others of it, which did not see them."""
-    if not mask.prefix or held is None or (at.start is not None and at.start >= mask.prefix):
+def check_behind(held: Keys | None, at: Positions, mask: Mask) -> None:
+    """Raises ValueError unless all tokens come after what a cache holds, and none is of a prefix that it holds in part.
+
+    Only where that is known, or may be read.
+    """
+    # A number that is read in a graph, and changes with every token, compiles it anew.
+    if held is None or torch.compiler.is_compiling():
         return
-    if not may_be_read(at.order, held.at.order):
+    follows = at.start is not None and held.at.unit_step and held.at.extent is not None and at.start >= held.at.extent
+    beyond = not mask.prefix or (at.start is not None and at.start >= mask.prefix)
+    if (follows and beyond) or not may_be_read(at.order, held.at.order):
         return
-    late = ((at.order >= 0) & (at.order < mask.prefix)).any(1) & (held.at.order >= 0).any(1)
-    if bool(late.any()):
+    latest = held.at.order.amax(1, keepdim=True)
+    wrong = (at.order >= 0) & (at.order <= latest)
+    if not follows and bool(wrong.any()):
+        row, token = wrong.nonzero()[0].tolist()
+        first, last = int(at.order.expand_as(wrong)[row, token]), int(latest.expand(wrong.shape[0], 1)[row, 0])
+        raise ValueError(
+            f"the cache holds tokens up to order {last}, and a token of order {first} cannot come behind them; number "
+            f"the new tokens from {last + 1}, or give ids alone (a tensor, or Positions.of(ids)), which are put there"
+        )
+    if not beyond and bool((((at.order >= 0) & (at.order < mask.prefix)) & (latest >= 0)).any()):
         raise ValueError(
             f"a prefix of {mask.prefix} tokens came in pieces, and its first tokens could not see the later ones; give "
             f"all of it in the first chunk, or masks.prefix of as many tokens as that holds"
@@ -526,9 +540,13 @@ def place(into: Tensor, slot: Tensor, new: Tensor, axis: int) -> Tensor:
 
 def overwrite(into: Tensor, slot: Tensor, new: Tensor, axis: int) -> Tensor:
     """The same, in the memory of `into` where its dtype and its rows can hold the new values."""
-    if torch.promote_types(into.dtype, new.dtype) != into.dtype or into.shape[0] != together(into, slot, new):
+    if new.dtype != into.dtype:
+        if torch.promote_types(into.dtype, new.dtype) != into.dtype:
+            return place(into, slot, new, axis)
+        new = new.to(into.dtype)
+    if into.shape[0] != together(into, slot, new):
         return place(into, slot, new, axis)
-    new = new.to(into.dtype).expand(into.shape[0], *new.shape[1:])
+    new = new.expand(into.shape[0], *new.shape[1:])
     if slot.shape[0] == 1:
         return into.index_copy_(axis, slot[0], new)
     index = slot.view(slot.shape[0], *(1,) * (axis - 1), slot.shape[1], *(1,) * (new.dim() - axis - 1)).expand_as(new)
@@ -537,7 +555,10 @@ def overwrite(into: Tensor, slot: Tensor, new: Tensor, axis: int) -> Tensor:
 
 def together(*facts: Tensor) -> int:
     """The rows of a batch that these facts are of; one row may stand for any number of them, or for none."""
-    return next((fact.shape[0] for fact in facts if fact.shape[0] != 1), 1)
+    for fact in facts:
+        if fact.shape[0] != 1:
+            return fact.shape[0]
+    return 1
 
 
 def memory(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -85,6 +85,8 @@ class Positions:
             raise ValueError(f"length, the declared horizon, must be 1 or more, got {length.min().item():g}")
 
     def check_rows(self) -> None:
+        if self.document is None and self.length is None and self.coords.shape[0] == self.order.shape[0]:
+            return
         facts = {"coords": self.coords, "order": self.order, "document": self.document, "length": self.length}
         rows = {name: fact.shape[0] for name, fact in facts.items() if fact is not None}
         # Symbolic sizes have no hash; those that torch.jit.trace follows are tensors, which are not compared.
@@ -277,14 +279,13 @@ class Positions:
     def behind(self, held: "Positions") -> "Positions":
         """These tokens where they come after all that a cache holds: loose ones are put there.
 
-        They go on with the last document of their row, unless they name their own; those of loose ones are new.
-        Raises ValueError for an order that says otherwise, where it may be read.
+        They go on with the last document of their row, unless they name their own; those of loose ones are new. Whether
+        an order of their own really comes behind is what the cache checks.
         """
         document = self.document
         if document is None and held.document is not None:
             document = of_token(held.document, held.order.argmax(1, keepdim=True)).expand(-1, self.tokens)
         if not self.loose:
-            check_follows(self, held)
             return self if document is self.document else replace(self, document=document, _tables={})
         if self.document is not None and document is not None:
             document = document + 1 + (0 if held.document is None else held.document.amax(1, keepdim=True))
@@ -391,27 +392,6 @@ def of_token(fact: Tensor, token: Tensor) -> Tensor:
     return fact.gather(1, token if fact.dim() == 2 else token[..., None].expand(-1, -1, fact.shape[2]))
 
 
-def check_follows(at: Positions, held: Positions) -> None:
-    """Raises ValueError unless every token comes after all that a cache holds, where that is known or may be read."""
-    # A number that is read in a graph, and changes with every token, compiles it anew.
-    if torch.compiler.is_compiling():
-        return
-    if at.start is not None and held.unit_step and held.extent is not None and at.start >= held.extent:
-        return
-    if not (may_be_read(at.order) and may_be_read(held.order)):
-        return
-    latest = held.order.amax(1, keepdim=True)
-    wrong = (at.order >= 0) & (at.order <= latest)
-    if not bool(wrong.any()):
-        return
-    row, token = wrong.nonzero()[0].tolist()
-    first, last = int(at.order.expand_as(wrong)[row, token]), int(latest.expand(wrong.shape[0], 1)[row, 0])
-    raise ValueError(
-        f"the cache holds tokens up to order {last}, and a token of order {first} cannot come behind them; number "
-        f"the new tokens from {last + 1}, or give ids alone (a tensor, or Positions.of(ids)), which are put there"
-    )
-
-
 def check_counts(tokens: int, start: int) -> None:
     """Raises ValueError unless so many tokens can be counted from there."""
     if checks.whole("the number of tokens", tokens) < 1:
@@ -436,7 +416,7 @@ def positions_for(
 
     held  what a cache holds: the tokens come behind it, and nothing means that each row goes on after its last token
 
-    Raises ValueError when both positions and an offset are given, or when they do not fit the tokens or what is held.
+    Raises ValueError when both positions and an offset are given, or when they do not fit the tokens.
     """
     if held is not None:
         if positions is None and not offset:

@@ -51,6 +51,8 @@ def is_written_down() -> bool:
     What were read of the data, and a number of blocks, would be the trace's own; and what a function with a backward
     pass of its own does would be written down without that pass.
     """
+    if not torch._C._len_torch_dispatch_stack():
+        return False
     modes = torch._C._TorchDispatchModeKey
     return any(torch._C._get_dispatch_mode(mode) is not None for mode in (modes.PROXY, modes.FAKE))
 
