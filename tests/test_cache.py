@@ -376,6 +376,17 @@ def test_keys_of_an_earlier_step_that_were_written_over_are_refused() -> None:
             cache.extend(Keys(k, k, Positions.count(2, 2)))
 
 
+def test_a_layer_says_that_keys_were_written_over_before_it_reads_where_they_stand(layer: Attention) -> None:
+    cache, x = SlotCache(9), torch.zeros(1, 2, DIM, dtype=torch.float64)
+    with torch.no_grad():
+        layer(x, mask="causal", cache=cache)
+        earlier = cache.keys
+        layer(x, mask="causal", cache=cache)
+        cache.keys = earlier
+        with pytest.raises(ValueError, match="share their memory with what came after"):
+            layer(x, positions=Positions.count(2, 2), mask="causal", cache=cache)
+
+
 def test_keys_that_were_written_over_are_refused_whatever_memory_came_after() -> None:
     k = torch.zeros(1, 1, 2, 3)
     for away in (lambda cache: cache.reorder(torch.tensor([0])), copy.copy):

@@ -156,9 +156,8 @@ class SlotCache:
         if self.keys is not None:
             check_rows(self.keys, new)
         recording = torch.is_grad_enabled() or (not torch.compiler.is_compiling() and is_watched())
+        self.check_whole()
         own = self.keys is None or self.keys is self.written
-        if not own:
-            self.check_whole()
         put = overwrite if own and not recording else place
         keys = self.empty_like(new) if self.keys is None else self.keys
         order = new.at.order
@@ -226,8 +225,10 @@ class SlotCache:
 
     def check_whole(self) -> None:
         """Raises ValueError where keys of an earlier step were put back, whose memory holds later tokens by now."""
-        version = None if self.keys is None else self.versions.get(self.keys)
-        if self.keys is not None and version is not None and self.keys.k._version != version:
+        if self.keys is None or self.keys is self.written:
+            return
+        version = self.versions.get(self.keys)
+        if version is not None and self.keys.k._version != version:
             raise ValueError(
                 "these keys are of an earlier step, and share their memory with what came after: the slots are written "
                 "in place; go back with crop(tokens), or keep a copy.deepcopy of the cache"
@@ -250,6 +251,7 @@ class SlotCache:
 
     def check(self, at: Positions, mask: Mask) -> None:
         """Raises ValueError unless these tokens come behind what it holds, with slots for all that they may see."""
+        self.check_whole()
         self.check_room(at)
         check_behind(self.keys, at, mask)
         if not self.rolling:

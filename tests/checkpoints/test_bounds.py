@@ -87,6 +87,23 @@ def test_heads_too_wide_to_be_measured_are_read_by_their_keys_and_said() -> None
     assert any("a head has 4,096 channels; the turns of at most 1,024 are" in said for said in reading.not_covered)
 
 
+@pytest.mark.parametrize(("heads", "head_dim"), [(16, 256), (2, 1024)])
+def test_wide_heads_are_measured_a_few_channels_at_a_time(heads: int, head_dim: int) -> None:
+    pytest.importorskip("transformers")
+    config = LLAMA | {"model_type": "gemma", "hidden_size": 64, "num_attention_heads": heads, "head_dim": head_dim}
+    reading = configs.read(config | {"num_key_value_heads": heads, "vocab_size": 16})
+    assert {layer.spec for layer in reading.parts[0].layers} == {"rotary"} and not reading.not_covered
+
+
+def test_what_is_too_large_to_be_turned_is_read_by_the_keys_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.setattr(modules, "LARGE", 20)
+    # Of a size of its own: readings are kept.
+    reading = configs.read(LLAMA | {"vocab_size": 17})
+    assert {layer.spec for layer in reading.parts[0].layers} == {"rotary"}
+    assert any("tensors of more than 20 numbers" in sentence for sentence in reading.not_covered)
+
+
 def test_a_text_of_any_length_is_said_in_short() -> None:
     reading = configs.read(LLAMA | {"model_type": "m" * 5000, "rope_wonder": "w" * 5000})
     assert len(reading.architecture) <= 80 and len(configs.in_words(reading.unknown["rope_wonder"])) <= 200

@@ -160,7 +160,7 @@ def mutated(random: Random, data: bytes, *, upto: int | None = None) -> bytes:
 def short_and_long(short: int, long: int = 5_000) -> Any:
     """Give a test `seeds`: a few in the suite, and many more by --all.
 
-    long  no more than an idle processor gets through in half a minute: a busy one has to end within the limit of a test
+    long  no more than an idle processor gets through in a few minutes: a busy one has to end within the hour
     """
-    parts = [range(short), pytest.param(range(short, long), marks=pytest.mark.slow)]
+    parts = [range(short), pytest.param(range(short, long), marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
     return pytest.mark.parametrize("seeds", parts, ids=["short", "long"])

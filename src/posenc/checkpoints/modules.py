@@ -541,7 +541,18 @@ def digest(x: Tensor) -> int:
 
 
 def images(function: Callable[..., Any], given: Mapping[str, Any]) -> Tensor | None:
-    """The images [T, D, D] of unit vectors, one a row, under rotary code as it was called; None where none came out."""
+    """The images [T, D, D] of unit vectors, one a row, under rotary code as it was called; None where none came out.
+
+    Raises CannotRead where what it was called with is too large to be turned.
+    """
+    if any(is_shape(x) or x.numel() > LARGE for x in given.values() if isinstance(x, Tensor)):
+        raise CannotRead(f"its rotary code was called with tensors of more than {LARGE:,} numbers")
+    # Here all numbers count: none may become a shape, as elsewhere in a dry run, or the zeros of one.
+    with torch._C.DisableTorchFunction():
+        return turned_units(function, given)
+
+
+def turned_units(function: Callable[..., Any], given: Mapping[str, Any]) -> Tensor | None:
     out = function(**given)
     turned = [x for x in (out if isinstance(out, tuple) else (out,)) if isinstance(x, Tensor)]
     # The queries are the first tensor that comes out with the shape that it went in.
@@ -552,13 +563,14 @@ def images(function: Callable[..., Any], given: Mapping[str, Any]) -> Tensor | N
     channels, tokens = like.shape[-1], token_axis(like, given)
     if channels > MOST_CHANNELS:
         raise CannotRead(f"a head has {channels:,} channels; the turns of at most {MOST_CHANNELS:,} are measured")
-    unit = torch.eye(channels)
+    unit, rows = torch.eye(channels), []
     if like.dim() == 4 and like.shape[0] == 1 and tokens:
-        # All unit vectors at once, in the place of the batch.
-        image = function(**{**given, name: unit[:, None, None].expand(-1, *like.shape[1:]).contiguous()})
-        image = image[0] if isinstance(image, tuple) else image
-        return image.movedim(tokens, 1)[:, :, 0].movedim(0, 1)
-    rows = []
+        # As many unit vectors as memory is meant for at once, in the place of the batch.
+        for some in unit.split(max(1, LARGE // like.numel())):
+            image = function(**{**given, name: some[:, None, None].expand(-1, *like.shape[1:]).contiguous()})
+            image = image[0] if isinstance(image, tuple) else image
+            rows.append(image.movedim(tokens, 1)[:, :, 0])
+        return torch.cat(rows).movedim(0, 1)
     for row in unit:
         image = function(**{**given, name: row.expand(like.shape).contiguous()})
         image = image[0] if isinstance(image, tuple) else image

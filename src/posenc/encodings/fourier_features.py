@@ -105,8 +105,10 @@ class FourierFeatures(Encoding):
         self.drawn: tuple[float, ...] = ()
         if kind == "gaussian":
             generator = torch.Generator("cpu").manual_seed(seed)
-            normal = torch.randn(axes * self.bands, generator=generator, device="cpu", dtype=torch.float64)
-            self.drawn = tuple((scale * normal).tolist())
+            # Under fake tensors, too, the numbers are real.
+            with torch._C._DisableTorchDispatch():
+                normal = torch.randn(axes * self.bands, generator=generator, device="cpu", dtype=torch.float64)
+                self.drawn = tuple((scale * normal).tolist())
         learned = kind == "learned"
         self.frequency = nn.Parameter(torch.empty(axes, self.bands, device=device, dtype=dtype)) if learned else None
         self.inner = nn.Linear(2 * self.bands, hidden, device=device, dtype=dtype) if learned else None
