@@ -377,14 +377,14 @@ def test_keys_of_an_earlier_step_that_were_written_over_are_refused() -> None:
 
 
 def test_a_layer_says_that_keys_were_written_over_before_it_reads_where_they_stand(layer: Attention) -> None:
-    cache, x = SlotCache(9), torch.zeros(1, 2, DIM, dtype=torch.float64)
+    cache, x, order = SlotCache(9), torch.zeros(1, 2, DIM, dtype=torch.float64), torch.tensor([[2, 3]])
     with torch.no_grad():
         layer(x, mask="causal", cache=cache)
         earlier = cache.keys
         layer(x, mask="causal", cache=cache)
         cache.keys = earlier
         with pytest.raises(ValueError, match="share their memory with what came after"):
-            layer(x, positions=Positions.count(2, 2), mask="causal", cache=cache)
+            layer(x, positions=Positions.of(order[0], order=order), mask="causal", cache=cache)
 
 
 def test_keys_that_were_written_over_are_refused_whatever_memory_came_after() -> None:

@@ -91,7 +91,7 @@ def test_heads_too_wide_to_be_measured_are_read_by_their_keys_and_said() -> None
 def test_wide_heads_are_measured_a_few_channels_at_a_time(heads: int, head_dim: int) -> None:
     pytest.importorskip("transformers")
     config = LLAMA | {"model_type": "gemma", "hidden_size": 64, "num_attention_heads": heads, "head_dim": head_dim}
-    reading = configs.read(config | {"num_key_value_heads": heads, "vocab_size": 16})
+    reading = configs.read(config | {"num_key_value_heads": heads, "num_hidden_layers": 4, "vocab_size": 19})
     assert {layer.spec for layer in reading.parts[0].layers} == {"rotary"} and not reading.not_covered
 
 
