@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from posenc import catalogue, masks, testing
+from posenc import catalogue, kernels, masks, testing
 from posenc.cache import GrowingCache, SlotCache
 from posenc.positions import Positions
 from posenc.testing import LONG, SHAPE, Subject, cases, count, in_chunks, same, tokens, variants
@@ -76,11 +76,24 @@ OF_CODE = [
     testing.every_way_of_running_is_served,
     testing.others_of_its_kind_change_nothing,
 ]
+GRAPH = [testing.compiles_to_one_graph]
 WITHOUT_CODE = [promise for promise in testing.PROMISES if promise not in OF_CODE]
+WITHOUT_GRAPH = [promise for promise in testing.PROMISES if promise not in GRAPH]
 WITHOUT_FORMULA = [promise for promise in testing.PROMISES if promise not in FORMULA]
 
-FAST = cases(PLAIN) + cases(OTHER_NUMBERS, WITHOUT_CODE) + cases(CHOICES, FORMULA)
-SLOW = cases(OTHER_NUMBERS, OF_CODE) + cases(CHOICES, WITHOUT_FORMULA) + cases(of_other_sizes(), SIZES)
+COMPILED = (
+    "alibi contextual dape(kerple) forgetting fourier_rotary learned log_temperature none path rerope(rotary) rotary "
+    "rotary_values shaw stick_breaking"
+).split()
+"""One encoding of each kind of evaluator: a graph of theirs is compiled in every run, those of the others by --all."""
+
+FIRST_COMPILED = [subject for subject in PLAIN if subject.name in COMPILED or subject in COMPOSITIONS]
+LATER_COMPILED = [subject for subject in PLAIN if subject not in FIRST_COMPILED]
+
+FAST = cases(PLAIN, WITHOUT_GRAPH) + cases(FIRST_COMPILED, GRAPH)
+FAST += cases(OTHER_NUMBERS, WITHOUT_CODE) + cases(CHOICES, FORMULA)
+SLOW = cases(LATER_COMPILED, GRAPH) + cases(OTHER_NUMBERS, OF_CODE)
+SLOW += cases(CHOICES, WITHOUT_FORMULA) + cases(of_other_sizes(), SIZES)
 
 
 @pytest.mark.parametrize("promise, subject", FAST)
@@ -99,6 +112,15 @@ def test_every_choice_and_size_of_an_encoding_keeps_its_promises(
 def test_every_encoding_that_ships_is_a_subject() -> None:
     found = {type(encoding).spec_name for subject in SUBJECTS for encoding in subject.encodings()}
     assert found == set(catalogue.names())
+
+
+def test_every_kind_of_evaluator_is_compiled_in_every_run() -> None:
+    def kind(subject: Subject) -> list[tuple[frozenset[str], bool, str]]:
+        every = subject.encodings()
+        return [(one.doors, one.turns_when_attending, kernels.choose("auto", one)) for one in every]
+
+    compiled = [kind(subject) for subject in FIRST_COMPILED]
+    assert all(kind(subject) in compiled for subject in PLAIN)
 
 
 def test_variants_are_drawn_from_the_constructor() -> None:
