@@ -419,10 +419,13 @@ def test_show_explains_draws_and_gives_numbers(posenc, here: Path) -> None:
     assert json.loads(posenc("show", "sinusoidal", "--tokens", "8", "--json").out)["shift"]["k"] == 1
 
 
-def test_a_folder_for_pictures_that_cannot_be_made_is_one_line(posenc, here: Path) -> None:
-    (here / "taken").write_text("")
-    answer = posenc("show", "alibi", "--tokens", "8", "--out", "taken")
-    assert answer.code == 1 and answer.err == "posenc: File exists: 'taken'\n"
+@pytest.mark.parametrize("out", ["taken", "taken/within"])
+def test_a_folder_for_pictures_that_cannot_be_made_is_one_line(posenc, here: Path, out: str) -> None:
+    (here / "taken").write_text("mine")
+    answer = posenc("show", "alibi", "--tokens", "8", "--out", out)
+    assert answer.code == 1 and (here / "taken").read_text() == "mine"
+    words = f"posenc: '{out}/bias.png' cannot be written: .*; what was finished before is kept; choose another folder\n"
+    assert re.fullmatch(words, answer.err)
 
 
 def test_check_answers_with_verdicts_and_an_exit_code(posenc) -> None:
@@ -717,6 +720,7 @@ def test_a_file_of_ones_own_that_cannot_be_imported_is_one_line(posenc, here: Pa
 def test_errors_of_many_lines_are_told_in_one() -> None:
     assert cli.reason(RuntimeError("size mismatch:\n\tone\n\ttwo")) == "size mismatch: one two"
     assert cli.reason(OSError(28, "No space left on device", "a file")) == "No space left on device: 'a file'"
+    assert cli.reason(OSError(28, "No space left on device")) == "No space left on device: the output"
 
 
 @pytest.mark.parametrize("fault", [lambda: int("x"), lambda: torch.zeros(2).view(3), lambda: open(b"a\0b")])

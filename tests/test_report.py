@@ -95,6 +95,15 @@ def test_files_are_put_in_place_whole(tmp_path, monkeypatch):
     assert not [file for file in tmp_path.rglob("*") if file.name.endswith(".part")]
 
 
+def test_no_picture_is_written_where_a_link_leads(tmp_path):
+    elsewhere, folder = tmp_path / "elsewhere", tmp_path / "run"
+    elsewhere.mkdir(), folder.mkdir()
+    (folder / "figures").symlink_to(elsewhere)
+    with pytest.raises(ValueError, match="figures' is a link, and pictures belong into the folder itself; remove it"):
+        report.write([record()], folder)
+    assert not list(elsewhere.iterdir())
+
+
 def test_no_records_is_an_error_that_says_so(tmp_path):
     for call in (lambda: report.write([], tmp_path), lambda: report.answer([]), lambda: report.table([])):
         with pytest.raises(ValueError, match="list is empty"):

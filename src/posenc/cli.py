@@ -784,8 +784,9 @@ def each_once(arguments: list[str]) -> list[str]:
 
 
 def reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.filename:
-        return f"{error.strerror}: {quoted(error.filename)}"
+    if isinstance(error, OSError) and error.strerror:
+        # Without a name it was what we print.
+        return f"{error.strerror}: {quoted(error.filename) if error.filename else 'the output'}"
     # Some of torch's messages run over many lines.
     return shortened(one_line(str(error)), LONGEST)
 

@@ -120,7 +120,6 @@ def save(result: Mapping[str, Any], folder: Path) -> list[Path]:
     from posenc.bench import plot
     from posenc.lab import plots, store
 
-    folder.mkdir(parents=True, exist_ok=True)
     whole, tables = folder / "bench.json", folder / "bench.md"
     store.write(whole, (json.dumps(result, indent=1) + "\n").encode())
     store.write(tables, markdown(result).encode())

@@ -184,7 +184,6 @@ def save(reading: Reading, path: str | Path, folder: Path) -> list[Path]:
 
     path = load.find(path)
     tensors = open_tensors(path) if has_tensors(path) else None
-    folder.mkdir(parents=True, exist_ok=True)
     saved = []
     for name, figure in pictures(reading, tensors).items():
         saved.append(folder / f"{name}.png")

@@ -239,7 +239,6 @@ class Shown:
         """Write the figures as PNG files."""
         from posenc.lab import plots
 
-        folder.mkdir(parents=True, exist_ok=True)
         paths = []
         for name, figure in self.figures.items():
             paths.append(folder / f"{name}.png")

@@ -43,10 +43,12 @@ def write(
     Every file is put in place whole. data.json holds the records as given, except that NaN and infinities, which JSON
     does not have, become null.
 
-    Raises ValueError for an empty list.
+    Raises ValueError for an empty list, and where the folder of its figures is a link to elsewhere.
     """
     summary.need_records(records)
     folder = Path(folder)
+    if (folder / "figures").is_symlink():
+        raise ValueError(f"'{folder / 'figures'}' is a link, and pictures belong into the folder itself; remove it")
     failed = summary.legible(failures, summary.MOST_OF_A_SENTENCE)
     page = render(summary.legible(records), summary.legible(settings or {}), failed, Drawer(folder / "figures"))
     data = json.dumps(finite(records), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
