@@ -123,6 +123,21 @@ def test_every_kind_of_evaluator_is_compiled_in_every_run() -> None:
     assert all(kind(subject) in compiled for subject in PLAIN)
 
 
+def test_an_encoding_fills_all_of_its_parameters_anew() -> None:
+    """What stands on meta is made real by to_empty, and filled by reset_parameters of the encoding alone."""
+    for subject in [*SUBJECTS, *CHOICES]:
+        for encoding in subject.encodings():
+            # What an encoding wraps fills its own.
+            own = {name: p for name, p in encoding.named_parameters() if not name.startswith("encoding.")}
+            with torch.no_grad():
+                for parameter in own.values():
+                    parameter.fill_(123)
+            if own:
+                encoding.reset_parameters()
+            left = [name for name, parameter in own.items() if bool((parameter == 123).any())]
+            assert not left, f"{encoding}: {left}"
+
+
 def test_variants_are_drawn_from_the_constructor() -> None:
     found = " ".join(variants("rotary"))
     assert all(word in found for word in ("layout=interleaved", "partial=0.67", *catalogue.SCHEDULES))

@@ -63,6 +63,7 @@ def test_queries_and_keys_are_turned_as_published(
 def test_waves_longer_than_the_trained_length_are_dropped() -> None:
     kept = FourierRotary(8, 64, 512)
     assert len(kept.frequencies) == 16 and kept.wavelengths.max() <= 512
+    torch.testing.assert_close(kept.wavelengths, Rotary(64).wavelengths[:16], rtol=1e-14, atol=0)
     assert 2 * math.pi * 10_000 ** (16 / 32) > 512
     assert len(FourierRotary(8, 64, 1024).frequencies) == 18
     assert len(FourierRotary(8, 64, 10**6).frequencies) == 32

@@ -47,6 +47,7 @@ def test_coordinates_are_the_centres_of_patches_between_minus_one_and_one() -> N
     assert coords.dtype == torch.float64
     assert coords[:, 0].tolist() == [-0.5] * 4 + [0.5] * 4
     assert coords[:, 1].tolist() == [-0.75, -0.25, 0.25, 0.75] * 2
+    assert normalised_grid(2, 4, device="meta").order.is_meta
 
 
 def test_height_and_width_of_an_image_that_is_not_square_are_not_swapped() -> None:
