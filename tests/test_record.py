@@ -238,6 +238,8 @@ def test_a_record_that_is_no_text_is_named_too(path: Path) -> None:
         ({"curve": [{"step": 1}]}, r"curve\[0\]: the field loss is missing"),
         ({"learned": 1}, "learned: expected bool, got 1"),
         ({"extra": 1}, "there is no such field as 'extra'"),
+        ({"lengths": [{"length": 1, "factor": 1.0}] * 102}, "lengths: .*at most 101"),
+        ({"order": [{"attention": "causal", "layers": 1, "position": True}] * 10**5}, "order: .*at most"),
         ({"experiment": {"spec": "none", "task": "copy", "dim": "x"}}, r"experiment\.dim: expected int, got 'x'"),
     ],
 )
