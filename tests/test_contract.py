@@ -81,6 +81,11 @@ WITHOUT_CODE = [promise for promise in testing.PROMISES if promise not in OF_COD
 WITHOUT_GRAPH = [promise for promise in testing.PROMISES if promise not in GRAPH]
 WITHOUT_FORMULA = [promise for promise in testing.PROMISES if promise not in FORMULA]
 
+BESIDE_ONE_THAT_READS = [
+    spec for name in catalogue.names() if testing.builds(spec := f"{variants(name)[0]} + transformer_xl")
+]
+"""What queries and keys become for a bias that reads them."""
+
 COMPILED = (
     "alibi contextual dape(kerple) forgetting fourier_rotary learned log_temperature none path rerope(rotary) rotary "
     "rotary_values shaw stick_breaking"
@@ -93,7 +98,7 @@ LATER_COMPILED = [subject for subject in PLAIN if subject not in FIRST_COMPILED]
 FAST = cases(PLAIN, WITHOUT_GRAPH) + cases(FIRST_COMPILED, GRAPH)
 FAST += cases(OTHER_NUMBERS, WITHOUT_CODE) + cases(CHOICES, FORMULA)
 SLOW = cases(LATER_COMPILED, GRAPH) + cases(OTHER_NUMBERS, OF_CODE)
-SLOW += cases(CHOICES, WITHOUT_FORMULA) + cases(of_other_sizes(), SIZES)
+SLOW += cases(CHOICES, WITHOUT_FORMULA) + cases(of_other_sizes(), SIZES) + cases(BESIDE_ONE_THAT_READS, FORMULA)
 
 
 @pytest.mark.parametrize("promise, subject", FAST)

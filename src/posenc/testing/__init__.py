@@ -651,6 +651,10 @@ def casts_and_copies_change_nothing(subject: Subject) -> None:
         back = copy.deepcopy(net).to(dtype).double()
         same(back(x, at, masks.causal()), rounded(x, at, masks.causal()), f"to {dtype} and back")
 
+    for name, got in doors(net, subject, count(at.tokens)):
+        if name != "by_distance" and got.dtype != torch.float32:
+            raise AssertionError(f"{name}, float32 given, parameters in double: {got.dtype} came out")
+
     single = copy.deepcopy(net).float()
     with torch.autocast("cpu", torch.bfloat16):
         near(single(x.float(), at, masks.causal()), expected, "under autocast", torch.bfloat16)
