@@ -403,3 +403,10 @@ def test_a_new_file_among_the_encodings_is_found_with_no_other_edit(
         assert [str(own) for own in model.stack.added()] == ["counter"]
     finally:
         sys.modules.pop("posenc.encodings.counter", None)
+
+
+def test_what_each_layer_learns_for_itself_and_what_all_layers_share_is_as_published() -> None:
+    # One table for all layers: T5, and whatever is added to embeddings once; TUPE shares its table, too.
+    shared = {"learned", "learned_factorised", "learned_grid", "continuous_time", "t5_bias", "tupe"}
+    learning = [made for made in (build(name, SHAPE) for name in names()) if list(made.parameters())]
+    assert {made.spec_name for made in learning if not made.per_layer} == shared

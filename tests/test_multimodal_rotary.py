@@ -45,6 +45,9 @@ def test_each_pair_reads_the_axis_that_owns_it(order: str, layout: str) -> None:
     for x, got in zip((q, k), encoding(q, k, positions=at), strict=True):
         expected = turned(x, at.coords[0], OWNERS[order], 1000.0, layout)
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-13)
+        for token, place in enumerate(at.coords[0].tolist()):
+            formula = encoding.formula_query(x[0, 0, token].tolist(), tuple(place))
+            assert formula == pytest.approx(got[0, 0, token].tolist(), rel=0, abs=1e-12)
 
 
 def test_qwen2_vl_splits_64_pairs_into_runs_of_16_24_and_24() -> None:
