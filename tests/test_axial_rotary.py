@@ -211,6 +211,15 @@ def test_pixel_frequencies_lie_evenly_between_pi_and_half_the_resolution_times_p
     assert AxialRotary(4, frequencies="pixel").spectrum(0).tolist() == [math.pi]
 
 
+@pytest.mark.parametrize("kind", FULL)
+def test_the_formula_in_the_file_is_the_published_one(kind: str) -> None:
+    resolution = 10.0 if "pixel" in kind else None
+    encoding, q = AxialRotary(16, frequencies=kind, resolution=resolution), torch.randn(1, 1, 1, 16).double()
+    place = torch.tensor([[0.3, -0.7]], dtype=torch.float64)
+    expected = turned(q, place, (8, 8), encoding.layout, kind, encoding.base, 10.0).flatten().tolist()
+    assert encoding.formula_query(q.flatten().tolist(), (0.3, -0.7)) == pytest.approx(expected, rel=0, abs=1e-13)
+
+
 @pytest.mark.parametrize(("base", "pairs"), [(10_000.0, 5), (100.0, 10)])
 def test_a_base_made_for_text_wastes_pairs_on_a_grid(base: float, pairs: int) -> None:
     assert int((AxialRotary(64, base=base).spectrum(0) * 14 >= 1).sum()) == pairs

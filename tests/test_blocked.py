@@ -479,15 +479,19 @@ def test_the_operator_is_what_it_says_to_the_compiler(values: bool, offset: int)
     torch.library.opcheck(blocked.attend_in_a_row, (q, k, v, vector, offset, True, 6, 0.5))
 
 
-@pytest.mark.parametrize("place", ["later", "padded left", "packed"])
+THREES = PLACES["counted"].with_coords(3 * PLACES["counted"].coords)
+
+
+@pytest.mark.parametrize("at", [*(PLACES[place] for place in ("later", "padded left", "packed")), THREES])
 @pytest.mark.parametrize("name", ["none", "alibi"])
-def test_what_a_graph_holds_is_right_under_every_mask(name: str, place: str, sizes, monkeypatch) -> None:
+def test_what_a_graph_holds_is_right_under_every_mask(name: str, at: Positions, sizes, monkeypatch) -> None:
     sizes("small")
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    encoding, at, few = learned(ENCODINGS[name]), PLACES[place], PLACES[place].rows(slice(0, 30))
+    encoding = learned(ENCODINGS[name])
     for rule, mask in RULES.items():
         same(both_kernels(encoding, at, at, mask), rule)
-        same(both_kernels(encoding, at, few, mask), f"{rule}, fewer keys")
+        same(both_kernels(encoding, at, at.rows(slice(0, 30)), mask), f"{rule}, fewer keys")
+        same(both_kernels(encoding, at.rows(slice(11, None)), at, mask), f"{rule}, fewer queries")
 
 
 @pytest.mark.parametrize("mask", [masks.causal(), masks.window(4, causal=False)], ids=["causal", "window"])

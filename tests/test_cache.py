@@ -435,7 +435,7 @@ def test_what_no_cache_can_do_is_refused() -> None:
     rolling = SlotCache(3, rolling=True)
     for cache in (GrowingCache(), SlotCache(9), rolling):
         cache.extend(Keys(k[:, :, :3], k[:, :, :3], Positions.count(3)))
-        for wrong in (-1, torch.tensor([1, 2, 3]), torch.tensor([0.5])):
+        for wrong in (-1, torch.tensor([1, 2, 3]), torch.tensor([0.5]), "3", None):
             with pytest.raises(ValueError, match="crop to a number of tokens, 0 or more, or to one for each of the 2"):
                 cache.crop(wrong)
         for rows in ([2], [0, 2], [-1], []):

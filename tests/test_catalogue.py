@@ -1,5 +1,6 @@
 """Names to encodings: finding them, and specs that are parsed and printed, never evaluated."""
 
+import math
 import shutil
 import sys
 from pathlib import Path
@@ -403,6 +404,17 @@ def test_a_new_file_among_the_encodings_is_found_with_no_other_edit(
         assert [str(own) for own in model.stack.added()] == ["counter"]
     finally:
         sys.modules.pop("posenc.encodings.counter", None)
+
+
+def test_wavelengths_are_exact_and_the_shortest_comes_first() -> None:
+    waves = {name: made for name in names() if (made := build(name, SHAPE).wavelengths) is not None}
+    assert {"rotary", "rotary_values", "fourier_rotary", "sandwich", "sinusoidal"} <= waves.keys()
+    for name, lengths in waves.items():
+        finite = lengths[lengths.isfinite()]
+        assert lengths.dtype == torch.float64 and bool((finite.diff() >= 0).all()), name
+        # The fastest pair of most turns by one radian for each position.
+        if name not in ("continuous_time", "image_rotary"):
+            assert finite[0].item() == pytest.approx(2 * math.pi, rel=1e-15), name
 
 
 def test_what_each_layer_learns_for_itself_and_what_all_layers_share_is_as_published() -> None:

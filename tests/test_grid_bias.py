@@ -28,6 +28,10 @@ def by_hand(encoding: GridBias, m: tuple[float, ...], n: tuple[float, ...], head
     return total
 
 
+def test_sizes_in_a_list_are_sizes() -> None:
+    assert str(GridBias(2, [4, 4])) == str(GridBias(2, (4, 4)))
+
+
 @pytest.mark.parametrize("window", WINDOWS)
 def test_every_pair_inside_the_window_reads_its_own_row(window: tuple[int, ...]) -> None:
     encoding = GridBias(2, window)

@@ -149,6 +149,16 @@ def test_impossible_options_are_refused(options: dict, words: str) -> None:
         Inkling(**{"dim": 8, "heads": 2} | options)
 
 
+def test_it_learns_a_mixture_and_profiles_and_no_bias() -> None:
+    assert [name for name, _ in made().named_parameters()] == ["profiles", "to_mixture.weight"]
+
+
+def test_mixtures_of_half_precision_are_taken_in_single() -> None:
+    encoding, at, x = made().bfloat16(), Positions.count(2), torch.randn(1, 2, 6).bfloat16()
+    keys = Keys(torch.zeros(1, 3, 2, 4), torch.zeros(1, 3, 2, 4), at, {}, encoding.remember(x, at, None))
+    assert encoding.mixture(torch.zeros(1, 3, 2, 4), keys).dtype == torch.float32
+
+
 def test_other_tokens_and_heads_than_it_was_built_for_are_refused() -> None:
     encoding, at = made(), Positions.count(2)
     with pytest.raises(ValueError, match=r"tokens must have 6 channels, got 7; build Inkling\(7, 3\)"):

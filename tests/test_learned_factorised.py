@@ -96,6 +96,8 @@ def test_resampling_a_table_of_each_axis_is_resampling_the_whole_grid(antialias:
     assert twin.sizes == (3, 7) and twin.combine == "summed"
     expected = whole.resampled(3, 7, antialias=antialias).table
     torch.testing.assert_close(added(twin, Positions.grid(3, 7)), expected, rtol=0, atol=1e-14)
+    rounded = encoding.float().resampled(3, 7, antialias=antialias)
+    torch.testing.assert_close(added(rounded, Positions.grid(3, 7)).double(), expected, rtol=0, atol=1e-7)
 
 
 def test_folded_tables_do_not_resample_and_say_why() -> None:
@@ -157,6 +159,7 @@ def test_in_a_compiled_graph_what_is_out_of_reach_is_nan_and_the_rest_right() ->
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"dim": 0, "max_len": 4}, "dim must be 1 or more, got 0"),
         ({}, r"tables need their sizes: give grid=\(rows, columns\), or max_len"),
         ({"max_len": -1}, "max_len must be 1 or more, got -1"),
         ({"grid": (3,)}, r"grid must give the rows of two tables or more, as in \(64, 64\), got \(3,\)"),
@@ -174,7 +177,7 @@ def test_in_a_compiled_graph_what_is_out_of_reach_is_nan_and_the_rest_right() ->
 )
 def test_impossible_options_are_refused(options: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        LearnedFactorised(6, **options)
+        LearnedFactorised(**{"dim": 6} | options)
 
 
 def test_embeddings_of_another_width_are_refused() -> None:

@@ -152,6 +152,10 @@ def test_the_embedding_is_dropout_of_scale_times_token_plus_position() -> None:
     assert torch.equal(plain(ids), plain.token.weight[ids])
 
 
+def test_a_vocabulary_of_one_is_one() -> None:
+    assert TokenPositionEmbedding(1, 4)(torch.zeros(2, 3, dtype=torch.long)).shape == (2, 3, 4)
+
+
 def test_positions_reach_the_embedding() -> None:
     embedding = TokenPositionEmbedding(11, 24, "learned", max_len=40)
     ids, places = ids_of(2, 3), torch.tensor([[0, 9, 39], [5, 5, 1]])
@@ -411,6 +415,11 @@ def test_an_encoder_sees_in_both_directions(norm: str) -> None:
     assert [tuple(w.shape) for w in weights] == [(2, 3, 9, 9)] * 2
 
 
+def test_an_encoder_may_scale_its_tokens() -> None:
+    model, ids = Encoder(**SMALL, scale_tokens=True), ids_of(2, 6)
+    torch.testing.assert_close(model.embedding.token_vectors(ids), model.embedding.token.weight[ids] * math.sqrt(24))
+
+
 def test_an_encoder_does_not_look_at_padding() -> None:
     model, ids = Encoder(**SMALL, encoding="t5_bias(std=1)").double(), ids_of(2, 6)
     got = model(ids, padding=torch.tensor([[0, 0, 1, 1, 1, 0], [1] * 6]))
@@ -449,23 +458,35 @@ def test_the_original_is_post_norm_scaled_tied_and_sinusoidal() -> None:
     ) == "none"
 
 
+def attentive(encoding: str) -> EncoderDecoder:
+    """A model that hears more than the last token: tied, and as it is made, it only repeats that one."""
+    model = EncoderDecoder(**SMALL, encoding=encoding, norm="pre", tie_output=False).double().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter *= 4 if "attention" in name else 1
+    return model
+
+
 @pytest.mark.parametrize("encoding", ["sinusoidal", "rotary", "t5_bias(std=1)"])
 def test_generation_of_an_encoder_decoder_is_greedy_decoding_without_a_cache(encoding: str) -> None:
-    model = EncoderDecoder(**SMALL, encoding=encoding).double().eval()
-    source, start = ids_of(3, 6), ids_of(3, 1)
-    expected = start
+    model = attentive(encoding)
+    source, start = ids_of(9, 6), ids_of(9, 1)
+    expected = of_last = start
     for _ in range(7):
         expected = torch.cat((expected, model(source, expected)[:, -1:].argmax(-1)), 1)
+        of_last = torch.cat((of_last, model(source, of_last[:, -1:])[:, -1:].argmax(-1)), 1)
     assert torch.equal(model.generate(source, start, 7), expected)
+    assert not torch.equal(of_last, expected), "the tokens before count"
 
 
 def test_a_padded_source_is_the_same_as_one_that_is_short() -> None:
-    model = EncoderDecoder(**SMALL, encoding="rotary").double().eval()
+    model = attentive("rotary")
     source, start = ids_of(2, 6), ids_of(2, 2)
     padding = torch.tensor([[1, 1, 1, 1, 0, 0], [1] * 6])
-    together = model.generate(source, start, 5, source_padding=padding)
-    assert torch.equal(together[:1], model.generate(source[:1, :4], start[:1], 5))
-    assert torch.equal(together[1:], model.generate(source[1:], start[1:], 5))
+    together = model.generate(source, start, 9, source_padding=padding)
+    assert not torch.equal(together, model.generate(source, start, 9)), "the padded tokens would count"
+    assert torch.equal(together[:1], model.generate(source[:1, :4], start[:1], 9))
+    assert torch.equal(together[1:], model.generate(source[1:], start[1:], 9))
 
 
 def test_a_memory_spares_encoding_the_source_again() -> None:
@@ -473,6 +494,18 @@ def test_a_memory_spares_encoding_the_source_again() -> None:
     source, target = ids_of(2, 6), ids_of(2, 4)
     memory = model.encode(source)
     torch.testing.assert_close(model(source, target, memory=memory), model(source, target), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("slots", [None, 5])
+def test_chunks_of_an_encoder_decoder_through_a_cache_give_the_logits_of_one_pass(slots: int | None) -> None:
+    model = EncoderDecoder(**SMALL, encoding="t5_bias(std=1)").double().eval()
+    source, target = ids_of(2, 6), ids_of(2, 5)
+    cache = model.cache(slots=slots)
+    parts = [model(source, part, cache=cache) for part in target.split((3, 1, 1), 1)]
+    torch.testing.assert_close(torch.cat(parts, 1), model(source, target), rtol=0, atol=1e-12)
+    if slots:
+        with pytest.raises(ValueError, match="the token of order 5 has no slot in a cache of 5"):
+            model(source, target[:, :1], cache=cache)
 
 
 def test_an_encoder_decoder_gives_the_weights_of_both_attentions() -> None:

@@ -31,9 +31,9 @@ T, H, W = 0, 1, 2
 OWNERS = {
     "chunked": [T] * 2 + [H] * 3 + [W] * 3,
     "interleaved": [T, H, W, T, H, W, T, T],
-    "time_last": [H, W, H, W, H, W, T, T],
+    "time_last": [H, W, H, W, H, H, T, T],
 }
-SECTIONS = {"chunked": (2, 3, 3), "interleaved": (4, 2, 2), "time_last": (2, 3, 3)}
+SECTIONS = {"chunked": (2, 3, 3), "interleaved": (4, 2, 2), "time_last": (2, 4, 2)}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -166,6 +166,14 @@ def test_every_layer_has_a_path_of_its_own() -> None:
     assert shapes == [(2, 12), (12, 2), (3, 12), (3,)] * 2
 
 
+def test_what_is_learned_begins_with_the_width_that_keeps_the_size_of_tokens() -> None:
+    torch.manual_seed(0)
+    encoding = PaTH(400, 20, 10, rank=1)
+    for table in (encoding.lower, encoding.upper, encoding.weight):
+        assert table.std().item() == pytest.approx(table.shape[1] ** -0.5, rel=0.1)
+    assert not encoding.offset.any()
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

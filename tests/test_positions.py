@@ -166,6 +166,8 @@ def test_a_slice_of_rows_keeps_everything_about_its_tokens() -> None:
     assert part.coords[0, :, 0].tolist() == [1, 0, 1] and part.order.tolist() == [[1, 2, 3]]
     assert part.document is not None and part.document.tolist() == [[0, 1, 1]]
     assert not part.contiguous and part.extent == 3
+    chosen = Positions.count(5).rows(torch.tensor([3, 1]))
+    assert chosen.order.tolist() == [[3, 1]] and not chosen.contiguous
 
 
 def test_other_coordinates_leave_order_and_document_alone_and_drop_what_no_longer_holds() -> None:
@@ -222,6 +224,13 @@ def test_no_table_survives_a_change(change) -> None:
     at = Positions.count(3)
     at.once("a", lambda: torch.zeros(1))
     assert change(at).once("a", lambda: torch.ones(1)).item() == 1
+
+
+@pytest.mark.parametrize("at", [Positions.count(3), positions_for(3, None).with_coords(torch.zeros(1, 3))])
+def test_no_table_survives_a_change_in_place(at: Positions) -> None:
+    at.once("a", lambda: torch.zeros(1))
+    at.coords.add_(1)
+    assert at.once("a", lambda: torch.ones(1)).item() == 1
 
 
 def test_a_caller_may_give_positions_ids_an_offset_or_nothing() -> None:

@@ -114,6 +114,14 @@ def test_queries_and_keys_in_one_call_are_turned_as_in_two(way: str, layout: str
         assert all(map(torch.equal, rotate_both(q.clone(), k.clone(), table, layout, in_place=True), expected))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_compiled_code_has_a_plan_for_heads_as_attention_makes_them(dtype: torch.dtype) -> None:
+    q, k = heads(2, 6, 5, 10, "bthd", dtype), heads(2, 2, 5, 10, "bthd", dtype)
+    table = torch.stack(tables(q, 5)).to(rotation_dtype(q))
+    facts = (fact for x in (q, k, table) for fact in (x.dtype, x.shape, x.stride()))
+    assert operator.plan_for_both(*facts, "half", False) is not None
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_every_number_of_half_precision_is_rounded_as_pytorch_does(way: str, dtype: torch.dtype, layout: str) -> None:

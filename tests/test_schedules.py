@@ -538,6 +538,14 @@ def test_resonance_rounds_what_another_schedule_gives_and_keeps_its_temperature(
     assert not Resonance(inner).by_length
 
 
+@pytest.mark.parametrize("outer", [Resonance, Clipped])
+def test_a_schedule_around_another_has_its_lengths_and_its_scale(outer) -> None:
+    dynamic, warm = DynamicNTK(2, trained_length=64), YaRN(8, trained_length=4096, mscale=1.0, mscale_all_dim=0.5)
+    assert outer(inner=dynamic).by_length and outer(inner=dynamic).short_length == 64
+    assert outer(inner=warm).scale_factor == warm.scale_factor != 1.0 == outer().scale_factor
+    assert Clipped(trained_length=32).short_length == 32
+
+
 def test_clipped_fades_the_slow_pairs_like_the_authors_code() -> None:
     got, warm = spectrum(Clipped(pairs=20), base=5e5)
     taper = [0.5 * (1 + math.cos(math.pi * j / 19)) for j in range(20)]

@@ -351,7 +351,7 @@ class Cache:
     @property
     def held(self) -> Positions | None:
         """Where the tokens stand that the layers hold."""
-        return held_by(self.layers[0]) if self.layers else None
+        return held_by(self.layers[0])
 
     def took(self, at: Positions) -> None:
         """Note where the tokens stood that went into the layers: those to come go on from the last one of each row."""

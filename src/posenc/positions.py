@@ -287,8 +287,8 @@ class Positions:
             document = of_token(held.document, held.order.argmax(1, keepdim=True)).expand(-1, self.tokens)
         if not self.loose:
             return self if document is self.document else replace(self, document=document, _tables={})
-        if self.document is not None and document is not None:
-            document = document + 1 + (0 if held.document is None else held.document.amax(1, keepdim=True))
+        if self.document is not None:
+            document = self.document + 1 + (0 if held.document is None else held.document.amax(1, keepdim=True))
         order = held.order.amax(1, keepdim=True) + 1 + self.order
         return replace(self, order=order, document=document, contiguous=False, unit_step=False, loose=False, _tables={})
 

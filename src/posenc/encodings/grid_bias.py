@@ -53,11 +53,11 @@ class GridBias(Encoding):
         super().__init__()
         if heads < 1:
             raise ValueError(f"heads must be 1 or more, got {heads}")
-        if not isinstance(window, tuple) or not window or not all(isinstance(n, int) and n >= 1 for n in window):
+        if not window or not all(isinstance(n, int) and n >= 1 for n in window):
             raise ValueError(f"window must be a tuple of sizes from 1, as in (7, 7), got {window!r}")
         if not std >= 0:
             raise ValueError(f"std must be 0 or more, got {std}")
-        self.heads, self.window, self.std, self.axes = heads, window, std, len(window)
+        self.heads, self.window, self.std, self.axes = heads, tuple(window), std, len(window)
         self.table = nn.Parameter(torch.empty(math.prod(2 * n - 1 for n in window), heads, device=device, dtype=dtype))
         self.reset_parameters()
 

@@ -129,7 +129,7 @@ class Rotary(Rotations):
     def horizon(self, at: Positions) -> Tensor | None:
         """The declared horizon of each sequence [B or 1]; None where everything lies within the trained length."""
         if at.length is not None:
-            return exact(at.length).flatten()
+            return exact(at.length)
         assert self.schedule is not None
         short = self.schedule.short_length
         if at.extent is None or at.extent > short:
