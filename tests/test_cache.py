@@ -430,6 +430,18 @@ def test_a_copy_of_a_rolling_cache_rolls_on() -> None:
     assert cache.keys is not None and cache.keys.at.order[0, :3].tolist() == [0, 1, 2]
 
 
+def test_a_cropped_cache_goes_on_with_documents_only_where_the_last_tokens_had_some() -> None:
+    k = torch.zeros(1, 1, 6, 2)
+    for behind in (Positions.count(3, 3), replace(Positions.count(3, 3), document=torch.ones(1, 3).long())):
+        cache = Cache(1)
+        for part, at in ((slice(0, 3), Positions.packed([1, 2])), (slice(3, 6), behind)):
+            cache.layers[0].extend(Keys(k[:, :, part], k[:, :, part], at))
+            cache.took(at)
+        cache.crop(5)
+        assert cache.next(1).order.tolist() == [[5]]
+        assert (cache.next(1).document is None) == (behind.document is None)
+
+
 def test_what_no_cache_can_do_is_refused() -> None:
     k = torch.zeros(2, 1, 5, 2)
     rolling = SlotCache(3, rolling=True)

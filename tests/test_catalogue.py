@@ -406,6 +406,12 @@ def test_a_new_file_among_the_encodings_is_found_with_no_other_edit(
         sys.modules.pop("posenc.encodings.counter", None)
 
 
+def test_an_encoding_that_is_given_goes_where_its_layer_is_made() -> None:
+    layer = posenc.Attention(12, 2, encoding=T5Bias(2), dtype=torch.float64)
+    assert {p.dtype for p in layer.parameters()} == {torch.float64}
+    assert posenc.Attention(12, 2, encoding=T5Bias(2), device="meta").encoding.table.is_meta
+
+
 def test_wavelengths_are_exact_and_the_shortest_comes_first() -> None:
     waves = {name: made for name in names() if (made := build(name, SHAPE).wavelengths) is not None}
     assert {"rotary", "rotary_values", "fourier_rotary", "sandwich", "sinusoidal"} <= waves.keys()

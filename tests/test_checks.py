@@ -35,6 +35,7 @@ from posenc import (
 from posenc.cache import GrowingCache
 from posenc.catalogue import names
 from posenc.coordinate_maps import Randomised, RandomisedContinuous
+from posenc.encodings.grid_bias import GridBias
 from posenc.masks import Mask
 from posenc.model import FeedForward
 from posenc.schedules import YaRN
@@ -202,6 +203,10 @@ ENCODINGS = {
     r"x must have shape \[batch, tokens, dim\], got \[5, 16\]": lambda: Sinusoidal(16)(X[0]),
     "alibi has a bias for 4 heads, got queries of 2; build it for 2": lambda: (ALiBi(4) + Shaw(8, values=False)).bias(
         5, q=Q
+    ),
+    r"grid_bias\(window=\(4, 4\)\) reads 2 axes, got positions with 1 axis": lambda: GridBias(2, (4, 4)).bias(5),
+    "got positions of 3 rows for a batch of 2": lambda: TokenPositionEmbedding(11, 16, "learned")(
+        IDS, positions=torch.zeros(3, 5).long()
     ),
     "q must be a tensor, got 3": lambda: ALiBi(2).bias(5, q=3),
     r"q must have shape \[batch, heads, tokens, head_dim\], got \[5, 8\]": lambda: ALiBi(2).bias(5, q=Q[0, 0]),

@@ -14,6 +14,7 @@ from posenc.encodings.learned import Learned
 from posenc.encodings.none import NoPE
 from posenc.encodings.path import PaTH
 from posenc.encodings.rotary import Rotary
+from posenc.encodings.rotary_values import RotaryValues
 from posenc.encodings.shaw import Shaw
 from posenc.encodings.sinusoidal import Sinusoidal
 from posenc.encodings.stick_breaking import StickBreaking
@@ -116,6 +117,8 @@ def test_the_scalar_formulas_of_a_sum_are_those_of_its_parts() -> None:
     assert whole.formula_key(theirs, 3.0, 1) == pytest.approx(turned_k.tolist())
     logit = 0.5 * float(turned_q @ turned_k) - 4 * ALiBi(2).slopes[1]
     assert whole.formula_logit(ours, theirs, 7.0, 3.0, 1, 0.5) == pytest.approx(logit)
+    turned_back = RotaryValues(4).formula_value(ours, 7.0, 3.0, 2)
+    assert (ALiBi(2) + RotaryValues(4)).formula_value(ours, 7.0, 3.0, 2) == turned_back != ours[2]
     # Shares of 3/4 and 1/2, of which the nearer key takes its own first.
     keys = [Token(theirs, float(t), t) for t in range(2)]
     weights = (StickBreaking() + ALiBi(2)).formula_weights([math.log(3), 0.0], Token(ours, 2.0, 2), keys)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -158,6 +158,9 @@ def test_a_window_longer_than_the_held_out_text_is_refused_before_it_starts(tmp_
         ValueError, match="the held-out text has 2,050 bytes, too few for a window of 4096; add text or test shorter"
     ):
         settings.experiments()
+    # Also where another task comes first.
+    with pytest.raises(ValueError, match="the held-out text has 2,050 bytes"):
+        replace(settings, task_names=("reverse", "text")).experiments()
 
 
 def test_an_experiment_goes_to_plain_data_and_back() -> None:

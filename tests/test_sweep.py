@@ -292,6 +292,12 @@ def small(spec: str = "none", **changes) -> Experiment:
     return recipe("repeat", spec, **({"steps": 2, "train_length": 2, "dim": 8, "heads": 1, "layers": 1} | changes))
 
 
+def test_a_crew_that_ends_clears_what_its_workers_left_half_written(tmp_path: Path) -> None:
+    store.temporary_name(tmp_path / "record.json").write_text("{")
+    sweep.Crew(1, tmp_path, Sweep()).end()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_worker_tells_what_it_does_and_writes_its_record_under_the_given_name(tmp_path: Path) -> None:
     news: list[dict] = []
     sweep.run_one(small(evaluate_every=1), record.key_of(small()), tmp_path, lambda **changes: news.append(changes))

@@ -118,9 +118,8 @@ def optimizers_of(experiment: Experiment, model: Decoder) -> tuple[torch.optim.O
     matrices = [p for p in model.stack.blocks.parameters() if p.ndim == 2] if experiment.matrix_rate else []
     apart = {id(matrix) for matrix in matrices}
     others = [p for p in model.parameters() if id(p) not in apart]
-    adamw = torch.optim.AdamW(
-        others, lr=experiment.rate, betas=(0.9, 0.98), weight_decay=experiment.weight_decay, fused=True
-    )
+    # The rate is that of each step.
+    adamw = torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=experiment.weight_decay, fused=True)
     return (adamw, Muon(matrices, experiment.matrix_rate)) if matrices else (adamw,)
 
 
