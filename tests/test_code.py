@@ -1,6 +1,7 @@
 """Code from files of one's own: run where a person names the file, and never because something that was read does."""
 
 import hashlib
+import importlib
 import json
 import shlex
 import sys
@@ -162,6 +163,7 @@ def test_what_a_trusted_file_imports_comes_from_where_python_looks_and_never_fro
     (tmp_path / "mine.py").write_text("import a_sibling_of_the_run\n" + (tmp_path / "mine.py").read_text())
     for folder in (tmp_path / "run", facts_of(tmp_path / "run").parent):
         (folder / "a_sibling_of_the_run.py").write_text("")
+    importlib.invalidate_caches()
     assert cli.main(["generate", "run", "--prompt", "a|", "--trust", "mine.py"]) == 2
     assert "No module named 'a_sibling_of_the_run'" in capsys.readouterr().err and not ran.exists()
 
