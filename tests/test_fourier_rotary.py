@@ -104,6 +104,9 @@ def test_the_seed_alone_decides_the_frozen_mixtures() -> None:
     learned = FourierRotary(2, 16, 512, learned=True)
     torch.testing.assert_close(learned.mixtures.double(), first.mixtures, rtol=0, atol=1e-6)
     assert [tuple(p.shape) for p in learned.parameters()] == [(2, 4, 4)] * 2
+    with torch.no_grad():
+        learned.sin_mixture.fill_(0.5)
+    assert bool((learned.mixtures[1] == 0.5).all()), "what was learned is what turns"
     assert first.bfloat16().mixtures.equal(second.mixtures)
     with torch.device("meta"):
         assert FourierRotary(2, 16, 512).mixtures.equal(second.mixtures)
