@@ -62,6 +62,16 @@ def test_keys_and_values_get_the_vector_of_their_clipped_distance(
     )
 
 
+def test_the_formula_mixes_the_vectors_of_the_two_nearest_distances() -> None:
+    encoding, (m, n, _) = Shaw(5, clip=3, values=False, std=1.0).double(), CASES["fractional"]
+    q = torch.randn(1, 1, 3, 5, dtype=torch.float64)
+    bias = encoding.bias(Positions.of(m.double()), Positions.of(n.double()), q=q)[0, 0]
+    for i, here in enumerate(m.tolist()):
+        for j, there in enumerate(n.tolist()):
+            formula = encoding.formula_logit(q[0, 0, i].tolist(), [0.0] * 5, here, there, 0, 1.0)
+            assert formula == pytest.approx(bias[i, j].item(), abs=1e-13)
+
+
 def test_distances_past_the_clip_are_all_alike() -> None:
     encoding = Shaw(4, clip=2, std=1.0)
     q = torch.randn(1, 1, 1, 4)
