@@ -513,5 +513,14 @@ def test_a_compiled_layer_uses_the_operator(spec: str, mask: Mask) -> None:
     torch._dynamo.reset()
 
 
+def test_sizes_within_sizes_are_those_around_them_again() -> None:
+    rows = SIZES.rows
+    with SIZES.set_to(rows=7):
+        with SIZES.set_to(rows=5, pairs=9):
+            assert (SIZES.rows, SIZES.pairs) == (5, 9)
+        assert SIZES.rows == 7 and SIZES.pairs > 9
+    assert SIZES.rows == rows
+
+
 def test_a_block_says_its_size() -> None:
     assert Block(slice(1, 3), slice(4, 9), slice(0, 7)).size == (2, 5, 7)

@@ -250,7 +250,7 @@ def test_a_saved_table_loads_inside_a_model_and_with_an_odd_width() -> None:
 @pytest.mark.parametrize("shape", ["[T, D]", "[1, T, D]", "[T, 1, D]"])
 def test_a_table_of_another_layout_is_refused_and_the_right_one_named(shape: str) -> None:
     saved = {"pe": Tutorial(32, 100, "concatenated").pe_of_shape(shape)}
-    with pytest.raises(RuntimeError, match=r"differs from .*by up to .*layout='concatenated'\): build that one"):
+    with pytest.raises(RuntimeError, match=r"differs from .*by up to 2; .*layout='concatenated'\): build that one"):
         Sinusoidal(32).load_state_dict(saved)
     right = Sinusoidal(32, layout="concatenated")
     right.load_state_dict(saved)

@@ -408,19 +408,16 @@ class ByLevels:
 
     def known(self, block: Block) -> int:
         """Where the keys of a block end whose bias is the difference of levels for every query that sees them."""
-        if self.seen.lowest >= 0:
-            return block.keys.stop
-        return min(max(block.rows.start + self.seen.offset, block.keys.start), block.keys.stop)
+        return block.keys.stop if self.seen.lowest >= 0 else self.before(block)
 
     def before(self, block: Block) -> int:
-        """Where the keys of a block end that come before all its queries and are seen by all of them."""
-        if self.seen.highest < math.inf:
-            return block.keys.start
+        """Where the keys of a block end that come before all its queries."""
         return min(max(block.rows.start + self.seen.offset, block.keys.start), block.keys.stop)
 
     def parts(self, block: Block) -> list[Part]:
         end, parts = self.before(block), []
-        if end - block.keys.start < FAR:
+        # Keys that some of the queries do not see, under a window, have no row of their own.
+        if self.seen.highest < math.inf or end - block.keys.start < FAR:
             end = block.keys.start
         if end > block.keys.start:
             far = slice(block.keys.start, end)
