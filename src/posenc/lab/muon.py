@@ -51,7 +51,7 @@ class Muon(torch.optim.Optimizer):
         if closure is not None:
             raise ValueError("Muon evaluates nothing by itself; call backward first, then step() without a closure")
         for group in self.param_groups:
-            alike: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
+            alike: dict[torch.Size, list[tuple[Tensor, Tensor]]] = {}
             for weight in group["params"]:
                 if weight.grad is None:
                     continue
@@ -63,7 +63,7 @@ class Muon(torch.optim.Optimizer):
                 rows, columns = weight.shape
                 # Lying down, an upright matrix has the smaller product with itself.
                 lying = direction.mT if rows > columns else direction
-                alike.setdefault((rows, columns) if rows <= columns else (columns, rows), []).append((weight, lying))
+                alike.setdefault(lying.shape, []).append((weight, lying))
             for members in alike.values():
                 steps = orthogonal(torch.stack([lying for _, lying in members]))
                 for (weight, _), step in zip(members, steps, strict=True):
