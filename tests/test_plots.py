@@ -106,6 +106,18 @@ def test_points_are_medians_over_seeds():
     assert line.get_ydata() == pytest.approx([100, 60, 0, 0])
 
 
+def test_bars_of_an_ablation_are_what_is_left_beside_a_tick_for_the_intact_score():
+    run = record("rotary")
+    run["ablation"] |= {"intact": 0.9, "removed": 0.2, "shuffled": 0.3, "shifted": 0.8, "swapped": 0.4}
+    figure = plots.ablation([run], "repeat")
+    assert figure is not None
+    for axes, kind in zip(figure.axes, plots.ABLATIONS, strict=True):
+        (bar,) = axes.patches
+        assert bar.get_width() == pytest.approx(100 * run["ablation"][kind])
+        ticks = [segment[0][0] for lines in axes.collections for segment in lines.get_segments()]
+        assert ticks == pytest.approx([] if kind == "intact" else [90])
+
+
 def test_the_median_curve_is_over_the_steps_that_all_seeds_have():
     runs = [np.array([[1, 0.1, 2.0, 0.0], [2, 0.2, 1.0, 0.5]]), np.array([[2, 0.3, 3.0, 0.1], [3, 0.4, 0.0, 1.0]])]
     assert plots.middle_of(runs) == pytest.approx(np.array([[2, 0.25, 2.0, 0.3]]))
