@@ -320,6 +320,12 @@ def test_what_adds_to_embeddings_has_a_worked_example_of_the_given_words() -> No
     assert not any(title.startswith("Worked example") for title, _, _ in shown("rotary").tables)
 
 
+def test_heads_that_are_alike_are_drawn_once_and_others_all() -> None:
+    alike = torch.ones(3, 5)
+    assert pictures.one_if_equal(alike).shape == (1, 5)
+    assert pictures.one_if_equal(alike * torch.arange(1, 4)[:, None]).shape == (3, 5)
+
+
 def test_pictures_are_saved_as_png_files(tmp_path: Path) -> None:
     paths = shown("alibi").save(tmp_path / "new" / "folder")
     assert [path.name for path in paths] == ["bias.png"]

@@ -123,6 +123,17 @@ def test_only_the_distance_counts() -> None:
     torch.testing.assert_close(here, there, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-12), (torch.bfloat16, 0.02)])
+def test_in_blocks_the_clamp_holds_too(dtype: torch.dtype, tolerance: float) -> None:
+    encoding, at = made(clamp=4).to(dtype), Positions.count(40)
+    q, k, v = torch.randn(3, 1, encoding.heads, 40, encoding.head_dim).to(dtype)
+    blocked, reference = (
+        bind(kernel, encoding, scale=0.4)(encoding, q, at, Keys(k, v, at), masks.causal())[0]
+        for kernel in ("blocked", "reference")
+    )
+    torch.testing.assert_close(blocked, reference, rtol=tolerance, atol=tolerance)
+
+
 def test_distances_past_the_clamp_are_all_alike_on_each_side() -> None:
     encoding = made(clamp=4)
     q, k = torch.randn(1, 3, 1, 4, dtype=torch.float64), torch.ones(1, 3, 6, 4, dtype=torch.float64)
