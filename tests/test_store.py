@@ -149,6 +149,35 @@ def test_a_failure_of_any_single_call_loses_nothing(
     assert read(folder) == 4 and failures >= 5
 
 
+def test_a_folder_that_is_being_filled_is_nobodys_to_clear_and_neither_is_what_others_have_named(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / ".mine.part").mkdir()
+    (tmp_path / ".mine.part" / "file").touch()
+    (tmp_path / ".report.12-0123abcd.part").touch()
+    with store.appearing(tmp_path / "target") as hidden:
+        store.clear_folders(tmp_path)
+        assert hidden.is_dir()
+        (hidden / "file").touch()
+    assert {path.name for path in tmp_path.iterdir()} == {".mine.part", ".report.12-0123abcd.part", "target"}
+
+
+def test_a_folder_that_was_opened_is_closed(tmp_path: Path) -> None:
+    with store.folder_opened(tmp_path) as file:
+        os.fstat(file)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(file)
+
+
+def test_what_is_forgotten_is_gone_and_what_is_no_generation_of_these_files_stays(tmp_path: Path) -> None:
+    for name, files in (("step-000001", "ab"), ("step-000002", "a"), ("step-000003", "ab")):
+        (tmp_path / name).mkdir()
+        for file in files:
+            (tmp_path / name / file).touch()
+    store.forget(tmp_path, "ab", but=["step-000003"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000002", "step-000003"]
+
+
 def test_a_report_that_cannot_be_written_leaves_the_one_before(tmp_path: Path, system: FailingSystem) -> None:
     short = fake_record("none", attention=None, order=None, ablation=None, pictures=None)
     report.write([short], tmp_path)
