@@ -406,10 +406,6 @@ def test_a_new_file_among_the_encodings_is_found_with_no_other_edit(
         sys.modules.pop("posenc.encodings.counter", None)
 
 
-def test_a_shape_of_one_head_is_as_wide_as_the_model_and_sees_the_past_alone() -> None:
-    assert Shape.of(12, 1, 9) == Shape(12, 1, 12, 9) == Shape(12, 1, 12, 9, causal=True)
-
-
 def test_an_encoding_that_is_given_goes_where_its_layer_is_made() -> None:
     layer = posenc.Attention(12, 2, encoding=T5Bias(2), dtype=torch.float64)
     assert {p.dtype for p in layer.parameters()} == {torch.float64}
