@@ -284,7 +284,7 @@ def test_from_the_command_line_an_interrupt_is_one_sentence_and_the_same_command
     given += ["--dtype", "float32", "--start", "10"]
     for number, how in ((signal.SIGINT, "interrupted"), (signal.SIGTERM, "ended by SIGTERM")):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(perplexity, "losses", lambda *_, number=number, **__: os.kill(os.getpid(), number))
+            patch.setattr(perplexity, "losses", lambda *_, number=number, **__: signal.raise_signal(number))
             assert cli.main(given) == 128 + number
         said = capsys.readouterr().err.splitlines()
         assert said[-1] == f"posenc: {how}; what was finished is kept, give the same command again" and len(said) == 2
