@@ -70,31 +70,30 @@ CHOICES = [Subject(spec) for name in catalogue.names() for spec in variants(name
 
 SUBJECTS = [*PLAIN, *OTHER_NUMBERS]
 
-FORMULA = [testing.says_what_the_paper_says]
-# They depend on an encoding's code and hardly on its numbers, and a graph takes half of all the time.
-OF_CODE = [
-    testing.compiles_to_one_graph,
-    testing.every_way_of_running_is_served,
-    testing.others_of_its_kind_change_nothing,
-]
-GRAPH = [testing.compiles_to_one_graph]
-WITHOUT_CODE = [promise for promise in testing.PROMISES if promise not in OF_CODE]
-WITHOUT_GRAPH = [promise for promise in testing.PROMISES if promise not in GRAPH]
-WITHOUT_FORMULA = [promise for promise in testing.PROMISES if promise not in FORMULA]
+DEAR = [testing.compiles_to_one_graph, testing.every_way_of_running_is_served]
+"""What takes most of the time, and depends on the kind of evaluator alone."""
 
-COMPILED = (
+OF_NUMBERS = [testing.says_what_the_paper_says, testing.the_spec_round_trips]
+"""What a number that is forgotten, or read as another, would break."""
+
+KINDS = (
     "alibi contextual dape(kerple) forgetting fourier_rotary learned log_temperature none path rerope(rotary) rotary "
     "rotary_values shaw stick_breaking"
 ).split()
-"""One encoding of each kind of evaluator: a graph of theirs is compiled in every run, those of the others by --all."""
+"""One encoding of each kind of evaluator."""
 
-FIRST_COMPILED = [subject for subject in PLAIN if subject.name in COMPILED or subject in COMPOSITIONS]
-LATER_COMPILED = [subject for subject in PLAIN if subject not in FIRST_COMPILED]
+FIRST_OF_A_KIND = [subject for subject in PLAIN if subject.name in KINDS or subject in COMPOSITIONS]
+LATER_OF_A_KIND = [subject for subject in PLAIN if subject not in FIRST_OF_A_KIND]
 
-FAST = cases(PLAIN, WITHOUT_GRAPH) + cases(FIRST_COMPILED, GRAPH)
-FAST += cases(OTHER_NUMBERS, WITHOUT_CODE) + cases(CHOICES, FORMULA)
-SLOW = cases(LATER_COMPILED, GRAPH) + cases(OTHER_NUMBERS, OF_CODE)
-SLOW += cases(CHOICES, WITHOUT_FORMULA) + cases(of_other_sizes(), SIZES)
+
+def all_but(promises: list[Callable[[Subject], None]]) -> list[Callable[[Subject], None]]:
+    return [promise for promise in testing.PROMISES if promise not in promises]
+
+
+# In every run; the rest by --all.
+FAST = cases(PLAIN, all_but(DEAR)) + cases(FIRST_OF_A_KIND, DEAR) + cases(OTHER_NUMBERS, OF_NUMBERS)
+SLOW = cases(LATER_OF_A_KIND, DEAR) + cases(OTHER_NUMBERS, all_but(OF_NUMBERS)) + cases(CHOICES, testing.PROMISES)
+SLOW += cases(of_other_sizes(), SIZES)
 
 
 @pytest.mark.parametrize("promise, subject", FAST)
@@ -115,12 +114,12 @@ def test_every_encoding_that_ships_is_a_subject() -> None:
     assert found == set(catalogue.names())
 
 
-def test_every_kind_of_evaluator_is_compiled_in_every_run() -> None:
+def test_every_kind_of_evaluator_is_compiled_and_run_in_every_way() -> None:
     def kind(subject: Subject) -> list[tuple[frozenset[str], bool, str]]:
         every = subject.encodings()
         return [(one.doors, one.turns_when_attending, kernels.choose("auto", one)) for one in every]
 
-    compiled = [kind(subject) for subject in FIRST_COMPILED]
+    compiled = [kind(subject) for subject in FIRST_OF_A_KIND]
     assert all(kind(subject) in compiled for subject in PLAIN)
 
 
