@@ -1,5 +1,6 @@
 """What every test shares: one thread, a fixed seed, and Hypothesis with the same examples on every machine."""
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,17 @@ settings.register_profile("posenc", derandomize=True, deadline=None, database=No
 settings.load_profile("posenc")
 # The suite runs in several processes, and small tensors gain nothing from threads.
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C as where a person starts a command: a shell starts background jobs, such as a test run, without it."""
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if ignored:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    if ignored:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @pytest.fixture(autouse=True)

@@ -107,16 +107,10 @@ class Story:
 
     def begin(self) -> subprocess.Popen:
         environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-        # A shell starts background jobs, such as a test run, with Ctrl-C ignored, and children inherit that. Here a
-        # person has started the command.
-        before = signal.signal(signal.SIGINT, signal.SIG_DFL)
-        try:
-            return subprocess.Popen(
-                [sys.executable, "-m", "posenc", *self.command()],
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ, start_new_session=True,
-            )  # fmt: skip
-        finally:
-            signal.signal(signal.SIGINT, before)
+        return subprocess.Popen(
+            [sys.executable, "-m", "posenc", *self.command()],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ, start_new_session=True,
+        )  # fmt: skip
 
     def ended(self, code: int, out: str, err: str) -> Ended:
         files = list((self.folder / "records").iterdir())
