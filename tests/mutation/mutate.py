@@ -47,8 +47,9 @@ CONTRACT = "tests/test_contract.py"
 SUITE = "suite"
 APART = ("test_contract.py", "test_mutation.py", "test_run.py", "test_nothing_process_wide.py")
 """Test files that no wide run takes: the contract is a tier of its own, the others run whole commands."""
-SUBJECTS = "sinusoidal rotary alibi t5_bias shaw forgetting path dape rerope(rotary)".split()
-SUBJECTS += ["rotary+alibi", "on(rotary,heads=(0,2))"]
+SUBJECTS = (
+    "sinusoidal rotary alibi t5_bias shaw forgetting path dape rerope(rotary) rotary+alibi on(rotary,heads=(0,2))"
+).split()
 """What stands for all encodings, beside every schedule, where a break is not in an encoding's own file."""
 WARM = ("hypothesis", "mpmath", "numpy", "pytest", "torch")
 """What most tests import: imported once, before processes are forked."""
