@@ -33,7 +33,7 @@ SHIPPED = {
 
 def test_the_names_are_those_of_the_files() -> None:
     files = (Path(posenc.__file__).parent / "encodings").glob("*.py")
-    assert names() == sorted(file.stem for file in files if file.stem != "__init__")
+    assert list(names()) == sorted(file.stem for file in files if file.stem != "__init__")
     assert set(SHIPPED) <= set(names())
 
 
@@ -388,8 +388,18 @@ def test_a_file_must_hold_exactly_one_encoding() -> None:
         catalogue.only_encoding(module, "encodings/several.py")
 
 
+@pytest.fixture
+def as_if_started_anew():
+    """The folder of encodings is read once by each process."""
+    for read_once in (names, catalogue.class_names):
+        read_once.cache_clear()
+    yield
+    for read_once in (names, catalogue.class_names):
+        read_once.cache_clear()
+
+
 def test_a_new_file_among_the_encodings_is_found_with_no_other_edit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_if_started_anew: None
 ) -> None:
     home = tmp_path / "encodings"
     shutil.copytree(catalogue.HOME, home)

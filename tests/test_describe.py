@@ -18,6 +18,7 @@ from posenc.lab.describe import (
     Shown,
     card,
     card_in_words,
+    idea,
     in_words,
     overview,
     reading_of_order,
@@ -66,7 +67,7 @@ def entry(found: dict, name: str) -> dict:
 
 
 def test_the_overview_names_everything_that_ships_with_a_sentence_each(everything: dict) -> None:
-    assert [item["name"] for item in everything["encodings"]] == catalogue.names()
+    assert [item["name"] for item in everything["encodings"]] == list(catalogue.names())
     assert [item["name"] for item in everything["tasks"]] == tasks.names()
     assert {item["name"] for item in everything["schedules"]} == set(SCHEDULES)
     assert {item["name"] for item in everything["coordinate_maps"]} == set(COORDINATE_MAPS)
@@ -184,6 +185,24 @@ def test_an_encoding_that_cannot_be_built_says_why_and_hides_no_other(monkeypatc
     found = overview()
     bad, good = entry(found, "alibi"), entry(found, "rotary")
     assert in_words(bad) == ["alibi fails: ArithmeticError: no such thing"] and good["problem"] is None
+
+
+def test_a_reason_that_is_a_sentence_of_ours_stands_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(self, *_) -> None:
+        raise ValueError("heads must be even, got 3")
+
+    monkeypatch.setattr(catalogue.find("alibi"), "__init__", refuses)
+    assert in_words(entry(overview(), "alibi")) == ["alibi: heads must be even, got 3"]
+
+
+def test_a_card_tells_the_axes_that_an_encoding_reads_and_cells_where_there_are_several() -> None:
+    axes = {spec: dict(card_in_words(card(spec))) for spec in ("rotary", "grid_bias", "multimodal_rotary")}
+    assert [axes[spec]["axes"] for spec in axes] == ["1", "2", "any"]
+    assert [" cells on each axis" in axes[spec]["parameters"] for spec in axes] == [False, True, False]
+
+
+def test_what_has_no_docstring_has_no_idea() -> None:
+    assert idea(lambda: 0) == "" and idea(show) == "The lesson of an encoding at a given size."
 
 
 @pytest.mark.parametrize("spec", PICTURES)
@@ -309,6 +328,13 @@ def test_the_shift_of_sinusoidal_is_exact_and_says_how_exact() -> None:
     assert any(title.startswith("Shift by 3") for title, _, _ in found.tables)
 
 
+def test_a_shift_is_told_with_how_far_and_over_how_many_positions() -> None:
+    lesson = show("sinusoidal", tokens=16, dim=16, heads=2, words=("a",), shift=5)
+    assert lesson.facts["shift"]["k"] == 5 and "shift" in lesson.figures
+    title = next(title for title, *_ in lesson.tables if title.startswith("Shift by 5: "))
+    assert "largest |PE(p + 5) - M_5 PE(p)| over 16 positions is" in title
+
+
 def test_an_odd_width_has_no_shift_and_is_still_shown() -> None:
     found = shown("sinusoidal", dim=15, heads=3)
     assert "shift" not in found.figures and "heatmap" in found.figures
@@ -361,6 +387,8 @@ def test_the_reading_of_the_order_test_says_who_is_blind() -> None:
     for spec in ("sinusoidal", "alibi"):
         for attention in ("bidirectional", "causal"):
             assert readings[spec, attention, "1"] == "tells the order apart"
+    at_the_mark = {"position": True, "attention": "causal", "layers": 1, "difference": 1e-9, "equivariance": 1e-9}
+    assert reading_of_order({"mine": [at_the_mark]})[1][0][-1] == "tells the order apart"
     # What has no position is said once, first.
     assert [row[0] for row in rows].count("(no position)") == 4 and rows[0][0] == "(no position)"
 

@@ -142,6 +142,31 @@ def test_impossible_windows_and_prefixes_are_refused() -> None:
         masks.prefix(-1)
 
 
+def test_a_rule_is_true_or_false_and_what_is_no_mask_is_refused() -> None:
+    assert Mask(causal=True).causal and not Mask(causal=False).causal
+    for wrong in (1, "yes", None):
+        with pytest.raises(ValueError, match="causal must be True or False, got"):
+            Mask(causal=wrong)
+    for wrong in ("casual", 3, ["causal"]):
+        with pytest.raises(
+            ValueError, match=r"a mask is a Mask such as .* or one of the words causal, bidirectional; "
+        ):
+            mask_for(wrong)
+
+
+def test_numbers_that_are_not_all_zeros_and_ones_are_added() -> None:
+    added = torch.tensor([[0.0, 0.5], [1.0, 0.0]])
+    assert mask_for(added).given is added
+    with pytest.raises(ValueError, match=r"got one of zeros and ones; where 1 says .* give mask\.bool\(\)"):
+        mask_for(added.round())
+
+
+def test_a_mask_on_another_device_is_refused_by_its_name() -> None:
+    at, elsewhere = Positions.of(torch.arange(2)), torch.ones(2, 2, dtype=torch.bool, device="meta")
+    with pytest.raises(ValueError, match="all have to be on one device, got mask on 'meta', positions on 'cpu'"):
+        mask_for(elsewhere).fitting(at, at)
+
+
 def test_a_rule_takes_one_given_tensor() -> None:
     one = torch.ones(2, 2, dtype=torch.bool)
     assert both(masks.causal(), None) == masks.causal() or both(masks.causal(), None).causal

@@ -12,7 +12,8 @@ from posenc.lab.compare import not_for_sequences
 from posenc.lab.order import order_test, order_tests
 
 # A temperature tells the last token nothing of the others' order, and a grid is no sequence.
-WITH_POSITION = [name for name, cls in catalogue.every() if cls.doors - {"query"} and name not in not_for_sequences()]
+GRIDS = not_for_sequences()
+WITH_POSITION = [name for name, cls in catalogue.every() if cls.doors - {"query"} and name not in GRIDS]
 
 
 @pytest.mark.parametrize("layers", [1, 2, 5])

@@ -28,6 +28,14 @@ def test_every_fourth_layer_of_smollm3_has_no_position() -> None:
     assert [type(encoding).__name__ for encoding in model.stack.encoding_of] == (["Rotary"] * 3 + ["NoPE"]) * 2
 
 
+def test_the_one_family_of_encoders_is_known_and_what_transformers_does_not_say_names_its_source() -> None:
+    assert [family for family, chosen in PRESETS.items() if chosen.bidirectional] == ["bert"]
+    sources = {family: chosen.source for family, chosen in PRESETS.items()}
+    assert "arXiv:1706.03762" in sources["original"] and "arXiv:2407.21783" in sources["llama3"]
+    assert "Llama 3.1" in sources["llama3.1"] and "Llama 3.2" in sources["llama3.2"] and "Gemma 3" in sources["gemma3"]
+    assert sources["cohere2"] == "defaults of the configuration in transformers 5.23"
+
+
 def test_an_unknown_family_is_refused_with_what_is_near() -> None:
     with pytest.raises(
         ValueError, match=r"no preset for 'SmolLM-3'; there are: original, .*; did you mean 'smollm3'\?"

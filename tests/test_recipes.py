@@ -66,6 +66,7 @@ def test_the_longest_runs_of_a_comparison_come_first() -> None:
     ("settings", "seeds"),
     [
         (Settings(("none",)), {"repeat": 3, "text": 1}),
+        (Settings(("none",), ("text",), preset="full"), {"text": 3}),
         (Settings(("none",), preset="full"), dict.fromkeys(tasks.names(), 3)),
         (Settings(("none",), ("copy", "text")), {"copy": 3, "text": 1}),
         (Settings(("none",), seeds=2), {"repeat": 2, "text": 2}),

@@ -517,6 +517,146 @@ def test_a_long_list_of_names_is_cut_short():
     assert summary.listed([str(i) for i in range(12)]) == "0, 1, 2, 3, 4, 5, 6, 7, 8 and 3 others"
 
 
+def test_settings_are_told_in_words():
+    assert report.readable({"seeds": [0, 1], "quick": True, "text": None, "rate": 0.5}) == (
+        f"seeds 0, 1, quick yes, text {summary.NOTHING}, rate 0.5"
+    )
+    assert report.readable((False, 1, 0)) == "no, 1, 0"
+    assert [report.duration(s) for s in (3, 119, 120, 7199, 7200)] == ["3 s", "119 s", "2 min", "120 min", "2.0 h"]
+    assert report.sentence("from `a` to <b>\x1b") == "from <code>a</code> to &lt;b&gt;\N{REPLACEMENT CHARACTER}"
+
+
+def test_a_template_shows_what_a_terminal_would_obey_letter_by_letter(tmp_path):
+    page = report.pages(tmp_path).from_string("{{ name }} {{ made }}")
+    assert page.render(name="<\x1b[2J", made=report.Markup("<b>")) == "&lt;\N{REPLACEMENT CHARACTER}[2J <b>"
+
+
+def test_figures_of_one_name_are_numbered_on(tmp_path):
+    drawer = report.Drawer(tmp_path)
+    assert [drawer.unused(name) for name in ("a", "A", "a", "b")] == ["a", "A-2", "a-3", "b"]
+
+
+def test_the_facts_count_what_there_is():
+    records = comparison(("repeat", "text"), seeds=2, encodings=("none", "rotary"))[:-1]
+    for run in records:
+        run["cpu_s"] = 30.0
+    assert report.facts(records) == [
+        ("encodings", "2"),
+        ("tasks", "2"),
+        ("seeds each", "1 to 2"),
+        ("runs", "7"),
+        ("of CPU time", "4 min"),
+        ("parameters a model", "103,452"),
+    ]
+    one = [name for name, _ in report.facts([record()])]
+    assert one == ["encoding", "task", "seed each", "run", "of CPU time", "parameters a model"]
+
+
+def test_what_an_ablation_harms_is_told():
+    def told(**after):
+        runs = [record(spec) for spec in ("rotary", "alibi")]
+        for run in runs:
+            run["ablation"] |= {"intact": 0.9, "removed": 0.1} | after
+        return report.ablation_in_words(runs, "repeat")
+
+    harmed = "Every encoding measured is harmed by losing its positions altogether."
+    assert told(shifted=0.881) == f"No encoding measured is harmed by a shift of all positions. {harmed}"
+    assert told(shifted=0.879) == f"Every encoding measured is harmed by a shift of all positions. {harmed}"
+    assert told(shifted=None) == harmed
+    assert report.ablation_in_words([record(ablation=None)], "repeat") == ""
+    text = [record("rotary", "text"), record("alibi", "text")]
+    for run, worse in zip(text, (0.019, 0.021), strict=True):
+        run["ablation"] |= {"shifted": run["ablation"]["intact"] + worse, "removed": None}
+    assert report.ablation_in_words(text, "text") == "`rotary` is not harmed by a shift of all positions."
+    assert report.ablation_in_words(text[:1], "text") == "`rotary` is not harmed by a shift of all positions."
+
+
+def test_the_order_test_shows_its_numbers_and_who_is_blind():
+    made = record("rotary")
+    made["order"][0]["equivariance"], made["order"][1]["equivariance"] = 2e-15, None
+    made["order"][2]["difference"], made["order"][3]["difference"] = 0.0099, 0.5
+    shown = report.order_of([made])
+    assert shown["groups"] == ["bidirectional", "causal, 1 layer", "causal, 2 layers"]
+    [(label, cells)] = shown["rows"]
+    assert label == "rotary" and [cell["text"] for cell in cells] == [
+        "blind", summary.NOTHING, "sees order", "sees order", "sees order", "sees order"
+    ]  # fmt: skip
+    assert [cell["value"] for cell in cells] == ["2e-15", "", "1e-02", "0.5", "54", "51"]
+    assert report.order_of([record(order=None)]) is None
+
+
+def test_the_reading_of_the_order_test_says_what_was_not_so():
+    rows = {"a": {("bidirectional", 1, False): 0.5, ("causal", 2, False): 0.0}}
+    assert report.order_reading(rows) == (
+        "Without position, attention in both directions was not blind to order in every model and two causal layers "
+        "stayed blind in some model."
+    )
+    assert report.order_reading({"a": {("causal", 1, True): 0.5}}) == "The order test was only run with position."
+
+
+def test_a_text_is_what_is_measured_in_bits_and_not_in_exact_match():
+    both = record("rotary", "text")
+    both["in_distribution"]["exact_match"] = 1.0
+    assert [summary.is_text(run) for run in (record(), record("rotary", "text"), both)] == [False, True, False]
+    # One record of a text among others makes the paragraph one about text.
+    mixed = [record("rotary", "mine"), record("alibi", "text")]
+    mixed[1]["experiment"]["task"] = "mine"
+    assert "the trained length: " in paragraph(mixed, "mine") and "bits per byte" in paragraph(mixed, "mine")
+
+
+def test_who_did_not_learn_is_told_with_the_score_that_there_is():
+    def told(**scores):
+        return summary.in_range_of_all(summary.results([record("none", "copy", in_distribution=scores)])[0])
+
+    assert told(exact_match=0.13) == "13 % exact match" and told(bits_per_byte=2.5) == "2.50 bits per byte"
+    assert told() == ""
+
+
+@pytest.mark.parametrize(
+    ("seeds", "said"),
+    [
+        ((2, 2), "Medians over 2 seeds. Nobody with fewer than three is called the best."),
+        ((2, 4), "Medians over 2 to 4 seeds. Nobody with fewer than three is called the best."),
+        ((3, 3), "Medians over 3 seeds."),
+    ],
+)
+def test_what_rests_on_few_seeds_says_so(seeds, said):
+    runs = [record(spec, seed=s) for spec, n in zip(("rotary", "alibi"), seeds, strict=True) for s in range(n)]
+    assert summary.about_seeds(summary.results(runs)) == said
+
+
+def test_the_size_of_the_evidence_is_told():
+    runs = [record("rotary"), record("alibi", steps=600, parameters={"model": 2_000, "encoding": 0}), record("none")]
+    assert summary.scope(runs) == (
+        "This rests on models of 2,000 to 103,452 parameters, at most 1,000 steps, one task and one seed; larger "
+        "models and other data may answer differently."
+    )
+    assert summary.scope([record(steps=None, parameters=None), record(seed=1, steps=None, parameters=None)]) == (
+        "This rests on one task and up to 2 seeds; larger models and other data may answer differently."
+    )
+
+
+def test_a_cell_lies_between_bad_and_good():
+    assert [summary.how_flat(x) for x in (summary.EXPLODES, summary.FLAT)] == [0, 1]
+    assert summary.cell(summary.Spread(0.5, 0.2, 0.9, 3), summary.percent, lambda x: x) == summary.Cell(
+        "50", "20..90", 0.5, missing=False
+    )
+    assert summary.cell(None, summary.percent).missing and not summary.Cell("").missing
+
+
+def test_a_column_of_a_text_says_what_it_means():
+    columns, _ = summary.task_table([record("rotary", "text")], "text")
+    assert [(c.heading, c.group) for c in columns[3:7]] == [
+        ("bits per byte", "64 (trained)"), ("windows", "128 (2x)"), ("sliding", "128 (2x)"), ("R", "128 (2x)")
+    ]  # fmt: skip
+    assert columns[6].meaning == "perplexity over that at the trained length; 1 is flat"
+    page = report.table_of([record("rotary", "text")], "text")
+    assert [group for group in page["groups"] if group[0]] == [
+        ["64 (trained)", 1], ["128 (2x)", 3], ["256 (4x)", 3], ["512 (8x)", 3]
+    ]  # fmt: skip
+    assert page["grouped"] and page["wide"] and page["meanings"]["R"] == columns[6].meaning
+
+
 def test_numbers_that_people_read_keep_their_digits_in_the_page() -> None:
     drawn = report.for_page('<svg width="9.12345pt"><path d="M 1.23456 2"/><text>0.00012</text></svg>', 0, "a figure")
     assert "<text>0.00012</text>" in drawn and "M 1.23 2" in drawn

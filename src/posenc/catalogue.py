@@ -7,12 +7,14 @@ A path with one of `+ ( ) ,` stands in quotes: `"some (other) folder/mine.py:Min
 
 import ast
 import difflib
+import functools
 import importlib
 import inspect
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -43,9 +45,10 @@ class Node:
     heads: tuple[int, ...] = ()
 
 
-def names() -> list[str]:
+@functools.cache
+def names() -> tuple[str, ...]:
     """The names of all encodings that ship."""
-    return sorted(path.stem for path in HOME.glob("*.py") if not path.stem.startswith("_"))
+    return tuple(sorted(path.stem for path in HOME.glob("*.py") if not path.stem.startswith("_")))
 
 
 def find(name: str, own: Collection[str | Path] | None = None) -> type[Encoding]:
@@ -69,7 +72,8 @@ def find(name: str, own: Collection[str | Path] | None = None) -> type[Encoding]
     return cls
 
 
-def class_names() -> dict[str, str]:
+@functools.cache
+def class_names() -> Mapping[str, str]:
     """The class name of every encoding that ships -> its name in specs, read without importing anything."""
     found = {}
     for name in names():
@@ -81,7 +85,7 @@ def class_names() -> dict[str, str]:
                 or any(isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "source" for line in node.body)
             ):
                 found[node.name] = name
-    return found
+    return MappingProxyType(found)
 
 
 def only_encoding(module: Any, where: str) -> type[Encoding]:

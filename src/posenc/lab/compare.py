@@ -134,7 +134,8 @@ def in_reading_order(records: Sequence[dict[str, Any]], settings: dict[str, Any]
 
 def all_named(encodings: Sequence[str]) -> list[str]:
     """The specs asked for, with every encoding that reads a sequence in place of "all"."""
-    ships = [name for name in catalogue.names() if name not in not_for_sequences()] if "all" in encodings else []
+    grids = not_for_sequences() if "all" in encodings else []
+    ships = [name for name in catalogue.names() if name not in grids]
     return [name for spec in encodings for name in (ships if spec == "all" else [spec])]
 
 

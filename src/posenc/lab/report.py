@@ -308,9 +308,6 @@ def ablation_in_words(records: Sequence[Record], task: str) -> str:
     return " ".join(said)
 
 
-ORDER_COLUMNS = (("bidirectional", 1, "equivariance"), ("causal", 1, "difference"), ("causal", 2, "difference"))
-
-
 def order_entries(record: Record) -> Iterator[tuple[tuple[str, int, bool], float]]:
     """((attention, layers, with position), the number that the order test looks at)."""
     found = get(record, "order")

@@ -1283,7 +1283,8 @@ def small_blocks() -> AbstractContextManager[None]:
 def seeded(seed: int) -> Generator[None]:
     """Random numbers from a seed of our own; the caller's go on as if nothing had been drawn."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        # torch.manual_seed would seed every other device as well, which is not put back, and is slow without one.
+        torch.default_generator.manual_seed(seed)
         yield
 
 
