@@ -157,6 +157,6 @@ class Shaw(Encoding):
         """One channel of the vector for a key at n seen from a query at m."""
         r = max(-self.clip, min(self.clip, n - m))
         below = int(r // 1)
-        above = min(below + 1, self.clip)
         share = r - below
-        return (1 - share) * table[below + self.clip, channel].item() + share * table[above + self.clip, channel].item()
+        entry = table[below + self.clip, channel].item()
+        return (1 - share) * entry + share * table[below + 1 + self.clip, channel].item() if share else entry
