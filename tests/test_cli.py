@@ -621,16 +621,28 @@ TRAIN = [
 def test_train_keeps_a_checkpoint_resumes_and_generates_from_it(posenc) -> None:
     answer = posenc(*TRAIN)
     assert answer.code == 0 and "Checkpoint: kept" in answer.out and "step 4/4" in answer.err
+    assert "exact match" in answer.err and "bits per byte" not in answer.err
     again = posenc(*TRAIN, "--json")
     assert again.err == "going on at step 4 of 4\n" and json.loads(again.out)[-1]["step"] == 4
     said = posenc("generate", "kept", "--prompt", "ab|", "--tokens", "3")
     assert said.code == 0 and said.out.startswith("ab|") and said.err == ""
+    by_seed = [
+        posenc("generate", "kept", "--prompt", "ab|", "--temperature", "2", "--seed", seed).out for seed in "0012"
+    ]
+    assert by_seed[0] == by_seed[1] and len(set(by_seed)) > 1
     other = posenc(*TRAIN, "--seed", "5")
     assert other.code == 2 and "holds a run of other settings (seed 0 -> 5)" in other.line
     wrong = posenc("generate", "kept", "--prompt", "a b")
     assert wrong.code == 2 and "a prompt for this task is written in" in wrong.line
     none = posenc("generate", "kept", "--tokens", "0")
     assert none.code == 2 and none.line == "posenc: tokens to generate must be 1 or more, got 0"
+
+
+def test_training_on_a_text_tells_its_bits_per_byte(posenc, here: Path) -> None:
+    (here / "words.txt").write_text("all cats are grey at night " * 800)
+    sizes = "--train-length 4 --steps 2 --batch 2 --layers 1 --dim 8 --heads 1 --threads 1".split()
+    answer = posenc("train", "none", "--task", "text", "--text", "words.txt", "--out", "kept", *sizes)
+    assert answer.code == 0 and "bits per byte" in answer.err and "exact match" not in answer.err
 
 
 @pytest.mark.parametrize("name", ["run.json", "model.safetensors", "optimizer.safetensors"])

@@ -564,6 +564,7 @@ def test_what_an_ablation_harms_is_told():
     assert told(shifted=0.879) == f"Every encoding measured is harmed by a shift of all positions. {harmed}"
     assert told(shifted=None) == harmed
     assert report.ablation_in_words([record(ablation=None)], "repeat") == ""
+    assert report.ablation_in_words([record(ablation={"shifted": 0.9})], "repeat") == ""
     text = [record("rotary", "text"), record("alibi", "text")]
     for run, worse in zip(text, (0.019, 0.021), strict=True):
         run["ablation"] |= {"shifted": run["ablation"]["intact"] + worse, "removed": None}
@@ -583,6 +584,8 @@ def test_the_order_test_shows_its_numbers_and_who_is_blind():
     ]  # fmt: skip
     assert [cell["value"] for cell in cells] == ["2e-15", "", "1e-02", "0.5", "54", "51"]
     assert report.order_of([record(order=None)]) is None
+    made["order"][0]["equivariance"] = None
+    assert report.order_of([made])["reading"].startswith("Without position, one causal layer was not blind")
 
 
 def test_the_reading_of_the_order_test_says_what_was_not_so():
@@ -660,12 +663,54 @@ def test_a_column_of_a_text_says_what_it_means():
 def test_numbers_that_people_read_keep_their_digits_in_the_page() -> None:
     drawn = report.for_page('<svg width="9.12345pt"><path d="M 1.23456 2"/><text>0.00012</text></svg>', 0, "a figure")
     assert "<text>0.00012</text>" in drawn and "M 1.23 2" in drawn
+    assert drawn.startswith("<svg ") and drawn.endswith("</svg>") and 'aria-label="a figure"' in drawn
 
 
 def test_pictures_mark_the_positions_that_training_has_shown_and_not_the_items_of_the_task() -> None:
     assert summary.trained_length(record("learned", "repeat")) == 10
     assert summary.trained_tokens(record("learned", "repeat")) == 22
     assert "never complete a turn are 6 within 22 positions" in report.wavelengths_in_words([rotary_on_repeat()])
+    unknown = {"encoding": "rotary", "pictures": rotary_on_repeat()["pictures"]}
+    assert report.wavelengths_in_words([unknown]).endswith("fastest pair first.")
+
+
+def test_curves_say_what_their_lines_are():
+    def said(records):
+        return report.curves_of(records, "repeat", lambda name, drawn, says: {"says": says})["figures"][1]["says"]
+
+    assert said([record()]).startswith("One run each. The same curves against steps")
+    assert said([record(seed=0), record(seed=1)]).startswith("Thin lines are seeds, bold ones their median. The same")
+
+
+def test_how_runs_were_made_is_told_once_where_they_agree_and_task_by_task_where_they_do_not():
+    runs = [record(seed=seed) for seed in range(4)] + [record(task="copy", seed=seed) for seed in range(2)]
+    for number_of, run in enumerate(runs):
+        run["versions"]["torch"] = f"2.{number_of}"
+        run["experiment"] |= {"batch": 32 if run["experiment"]["task"] == "copy" else 64}
+    made = dict(report.how_it_was_made(runs))
+    assert made["runs"] == "6" and made["dim"] == "64" and made["torch"] == "2.0, 2.1, 2.2, 2.3, 2.4, 2.5"
+    assert made["batch"] == "repeat: 64; copy: 32"
+    assert made["seed"] == "repeat: 0, 1, 2, 3; copy: 0 or 1" and made["built"] == "rotary as rotary(base=100.0)"
+    assert dict(report.how_it_was_made([record(), {}]))["dim"] == f"repeat: 64; unnamed task: {summary.NOTHING}"
+    many = [record(versions={"torch": f"2.{minor}"}) for minor in range(14)]
+    assert dict(report.how_it_was_made(many))["torch"].endswith("2.11 and 2 more")
+
+
+def test_what_was_not_measured_is_listed():
+    alone = record(lengths=[{"length": 10, "factor": 1.0, "exact_match": 1.0}], attention=None)
+    alone["ablation"]["swapped"] = None
+    said = report.not_measured([alone])
+    assert said[0].startswith("Text: no language model was trained") and "rest on one seed" in said[1]
+    assert "Lengths beyond the trained one: `rotary` on repeat." in said and "Attention maps." in said
+    assert [line for line in said if line.startswith("Ablation ")] == [
+        f"Ablation '{plots.ABLATIONS['swapped']}': not done for `rotary`."
+    ]
+    assert not [line for line in said if "NaN" in line]
+    wild = [record(wall_s=math.inf), record("alibi", curve=[{"loss": math.nan}]), record("none")]
+    assert "2 of 3 records hold NaN or infinite numbers; NaN counts as not measured." in report.not_measured(wild)
+    text = report.not_measured([record("rotary", "text"), record("alibi", "repeat")])
+    assert "repeat with `rotary`." in text and "text with `alibi`." in text
+    assert not [line for line in text if line.startswith(("Text:", "Exact tasks:"))]
 
 
 def rotary_on_repeat() -> dict:
