@@ -708,6 +708,7 @@ def test_what_was_not_measured_is_listed():
     assert not [line for line in said if "NaN" in line]
     wild = [record(wall_s=math.inf), record("alibi", curve=[{"loss": math.nan}]), record("none")]
     assert "2 of 3 records hold NaN or infinite numbers; NaN counts as not measured." in report.not_measured(wild)
+    assert report.not_measured([record("rotary", "text")])[0].startswith("Exact tasks: only text was used")
     text = report.not_measured([record("rotary", "text"), record("alibi", "repeat")])
     assert "repeat with `rotary`." in text and "text with `alibi`." in text
     assert not [line for line in text if line.startswith(("Text:", "Exact tasks:"))]
