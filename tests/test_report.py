@@ -252,6 +252,15 @@ def test_one_that_leads_everywhere_is_named():
     assert "`rotary` broke beyond the trained length" in paragraph(records, "Which one do I need?")
 
 
+def test_the_answer_about_longer_inputs_stands_by_itself_where_nobody_leads_within_the_trained_length():
+    records = repeat({"alibi": (1, 1, 1, 1), "rotary": (1, 0, 0, 0)}, seeds=3)
+    assert " If they do: `alibi` on repeat carried furthest." in paragraph(records, "Which one do I need?")
+    for run in records:
+        run["cpu_s_to_learned"] = 5.0
+    said = paragraph(records, "Which one do I need?")
+    assert said.startswith("If your inputs outgrow the trained length: `alibi` on repeat carried furthest.")
+
+
 def test_equal_leaders_are_both_named():
     scores = {"alibi": (1, 1, 1, 0.95), "shaw": (1, 1, 1, 0.99), "rotary": (1, 0, 0, 0)}
     text = paragraph(repeat(scores, seeds=3), "repeat")

@@ -617,7 +617,9 @@ def overall(records: Sequence[Record]) -> str:
     if far or flat:
         parts = [f"{by_winner(far)} carried furthest"] if far else []
         parts += [f"{by_winner(flat)} stayed flat"] if flat else []
-        said.append(f"If they do: {'; '.join(parts)}.")
+        said.append(
+            f"If {'they do' if quick or precise else 'your inputs outgrow the trained length'}: {'; '.join(parts)}."
+        )
         ends = {task: only(best_at_longest(exact[task]), at_longest(exact[task])) for task, _ in far}
         others = [
             f"{each_with(best, percent, ' %')} on {task}"
