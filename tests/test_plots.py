@@ -248,3 +248,12 @@ def test_names_in_pictures_are_letters_and_never_markup_or_control_characters(tm
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\ud800]", words)
     assert plots.save(drawn, tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert ElementTree.parse(plots.save(drawn, tmp_path / "a.svg"))
+
+
+def test_the_words_of_two_trained_lengths_that_are_near_lie_apart():
+    figure = plots.wavelengths([record("rotary", "repeat"), record("rotary", "text", trained_tokens=32)])
+    figure.canvas.draw()
+    marks = [mark for mark in figure.findobj(matplotlib.text.Text) if mark.get_text().startswith("trained to ")]
+    assert sorted(mark.get_text() for mark in marks) == ["trained to 22", "trained to 32"]
+    one, other = (mark.get_window_extent() for mark in marks)
+    assert not one.overlaps(other)

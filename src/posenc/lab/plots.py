@@ -162,18 +162,22 @@ def missing_handle(label: str) -> Line2D:
 
 def mark_trained(ax: Axes, lengths: Iterable[float], *, horizontal: bool = False, above: bool = False) -> None:
     """A dashed line where training ended, with its length in words."""
-    for length in sorted(set(lengths)):
+    several = len(lengths := sorted(set(lengths))) > 1
+    for length in lengths:
         words = f"trained to {summary.count(length)}"
         if horizontal:
             ax.axhline(length, color=INK, linestyle=(0, (4, 3)), linewidth=1)
+            # Two lines may be so near that the words of the lower one find no room between them.
+            below = several and length == lengths[0]
             ax.annotate(
                 words,
                 (0.995, length),
                 xycoords=("axes fraction", "data"),
-                xytext=(0, 3),
+                xytext=(0, -3 if below else 3),
                 textcoords="offset points",
                 fontsize=8,
                 ha="right",
+                va="top" if below else "bottom",
             )
         else:
             ax.axvline(length, color=INK, linestyle=(0, (4, 3)), linewidth=1)
