@@ -179,7 +179,7 @@ def test_windows_are_bos_and_consecutive_bytes_and_all_predictions_count(tmp_pat
     task = tasks.find("text")(str(folder_of(tmp_path, {"one.txt": 30_000}) / "one.txt"))
     batch = task.batch(11, 5, torch.Generator().manual_seed(0))
     whole = bytes_of(task.text.train)
-    assert batch.ids.shape == (5, 12) and batch.answer.tolist() == [True] * 11
+    assert batch.ids.shape == (5, 12) and batch.answer.tolist() == [True] * 11 and batch.answer.dtype == torch.bool
     for row in batch.ids.tolist():
         assert row[0] == 256 and bytes(row[1:]) in whole
 

@@ -3,6 +3,7 @@
 import ast
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -232,6 +233,10 @@ def test_learned_means_learned_to_the_end(monkeypatch: pytest.MonkeyPatch) -> No
     reached = training.learned_at(run)
     assert reached is not None and reached["step"] == 6
     run.curve[-1]["score"] = 0.989
+    assert training.learned_at(run) is None
+    # Of a text the score is bits, and a high one is no match.
+    run.curve[-1]["score"] = 1.0
+    run.experiment = replace(run.experiment, task="text")
     assert training.learned_at(run) is None
 
 
