@@ -345,14 +345,24 @@ def test_a_tensor_may_be_given_as_mask() -> None:
 
 
 def test_an_encoding_may_come_with_the_call() -> None:
-    attention, x = Attention(12, 6).double(), torch.randn(1, 5, 12, dtype=torch.float64)
+    attention, x = Attention(12, 6, encoding=None).double(), torch.randn(1, 5, 12, dtype=torch.float64)
     own = layer(encoding="alibi")
     own.load_state_dict(attention.state_dict())
     torch.testing.assert_close(attention(x, encoding=ALiBi(6)), own(x), rtol=0, atol=0)
     with pytest.raises(
-        ValueError, match="this layer has no encoding of its own; build it with encoding='none' or another, or pass one"
+        ValueError, match="this layer has no encoding of its own; pass one to the call, or build it without encoding=None"
     ):
         attention(x)
+
+
+def test_a_layer_that_is_asked_for_no_encoding_has_none() -> None:
+    plain, x = Attention(12, heads=6).double(), torch.randn(1, 5, 12, dtype=torch.float64)
+    said_so = layer(encoding="none")
+    said_so.load_state_dict(plain.state_dict())
+    assert plain(x, mask="causal").equal(said_so(x, mask="causal"))
+    torch.testing.assert_close(plain(x.flip(1)), plain(x).flip(1))
+    # The encoding of a call goes before that of the layer.
+    assert not plain(x, encoding=ALiBi(6)).allclose(plain(x))
 
 
 def test_the_default_scale_is_one_over_the_root_of_the_head() -> None:

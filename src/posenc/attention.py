@@ -24,7 +24,8 @@ class Attention(nn.Module):
     heads      number of query heads
     kv_heads   number of key and value heads, a divisor of `heads` (default: as many; 1 is multi-query attention)
     head_dim   width of one head (channels; default dim / heads)
-    encoding   a spec, an Encoding, or None when the caller passes one to every call (as the models do)
+    encoding   a spec, an Encoding, or None when the caller passes one to every call (as the models do); by default
+               "none": without positions
     kernel     "auto", or a name in `posenc.kernels.KERNELS`; a named kernel is never replaced in silence
     scale      factor of the logits (unitless; default head_dim^-1/2; T5 has 1)
     dropout    share of the weights dropped in training
@@ -49,7 +50,7 @@ class Attention(nn.Module):
         *,
         kv_heads: int | None = None,
         head_dim: int | None = None,
-        encoding: Spec | None = None,
+        encoding: Spec | None = "none",
         kernel: str = "auto",
         scale: float | None = None,
         dropout: float = 0.0,
@@ -110,7 +111,7 @@ class Attention(nn.Module):
         encoding = self.encoding if encoding is None else encoding
         if encoding is None:
             raise ValueError(
-                "this layer has no encoding of its own; build it with encoding='none' or another, or pass one"
+                "this layer has no encoding of its own; pass one to the call, or build it without encoding=None"
             )
         if not isinstance(encoding, Encoding):
             raise ValueError(
