@@ -350,7 +350,8 @@ def test_an_encoding_may_come_with_the_call() -> None:
     own.load_state_dict(attention.state_dict())
     torch.testing.assert_close(attention(x, encoding=ALiBi(6)), own(x), rtol=0, atol=0)
     with pytest.raises(
-        ValueError, match="this layer has no encoding of its own; pass one to the call, or build it without encoding=None"
+        ValueError,
+        match="this layer has no encoding of its own; pass one to the call, or build it without encoding=None",
     ):
         attention(x)
 

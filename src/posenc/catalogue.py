@@ -6,7 +6,6 @@ A path with one of `+ ( ) ,` stands in quotes: `"some (other) folder/mine.py:Min
 """
 
 import ast
-import difflib
 import functools
 import importlib
 import inspect
@@ -21,7 +20,7 @@ import torch
 
 from posenc import checks, foreign
 from posenc.encoding import Compose, Encoding, OnHeads, Shape, parts_of
-from posenc.foreign import CannotRead, code, one_line, quoted
+from posenc.foreign import CannotRead, code, near, one_line, quoted
 from posenc.foreign.text import shortened
 from posenc.foreign.values import LETTERS
 from posenc.schedules import SCHEDULES, Schedule
@@ -216,7 +215,7 @@ class Parser:
             name = tree.func.id
             if name not in SCHEDULES:
                 raise ValueError(
-                    f"no schedule named {quoted(name)}; there are: {', '.join(SCHEDULES)}{near(name, list(SCHEDULES))}"
+                    f"no schedule named {quoted(name)}; there are: {', '.join(SCHEDULES)}{near(name, SCHEDULES.keys())}"
                 )
             options = {word.arg or "**": self.value(word.value) for word in tree.keywords}
             if len(options) != len(tree.keywords):
@@ -225,7 +224,7 @@ class Parser:
             for option in options:
                 if option not in fields:
                     raise ValueError(
-                        f"{name} has no option {quoted(option)}; it has: {', '.join(fields)}{near(str(option), fields)}"
+                        f"{name} has no option {quoted(option)}; it has: {', '.join(fields)}{near(option, fields)}"
                     )
             missing = [
                 field
@@ -396,14 +395,7 @@ def every() -> Iterator[tuple[str, type[Encoding]]]:
 def near_encoding(word: str) -> str:
     """A hint at the encoding whose name, or one of its other names, is nearest."""
     called = {other: name for name, cls in every() for other in (*cls.also_called, name)}
-    close = difflib.get_close_matches(word.lower(), list(called), 1)
-    return f"; did you mean '{called[close[0]]}'?" if close else ""
-
-
-def near(word: str, known: list[str]) -> str:
-    """A hint at the known word that is nearest, or nothing."""
-    close = difflib.get_close_matches(word, known, 1)
-    return f"; did you mean '{close[0]}'?" if close else ""
+    return near(word, called)
 
 
 def parameters_of(encoding: torch.nn.Module) -> int:

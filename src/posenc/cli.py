@@ -4,7 +4,6 @@ Data goes to stdout, progress to stderr. Exit codes: 0 done, 1 it failed, 2 bad 
 or a file that cannot be taken), 130 interrupted, 128 + n ended by signal n.
 """
 
-import difflib
 import json
 import os
 import signal
@@ -19,7 +18,7 @@ from typing import Annotated, Any, get_args, get_origin
 import tyro
 from tyro.conf import Positional, arg, subcommand
 
-from posenc.foreign import one_line, quoted, visible
+from posenc.foreign import near, one_line, quoted, visible
 from posenc.foreign.code import is_meant, own_errors
 from posenc.foreign.text import shortened
 
@@ -689,8 +688,7 @@ def main(arguments: list[str] | None = None) -> int:
     """
     given = sys.argv[1:] if arguments is None else arguments
     if given and not given[0].startswith("-") and given[0] not in VERBS:
-        close = difflib.get_close_matches(given[0], VERBS, 1)
-        hint = f"; did you mean '{close[0]}'?" if close else ""
+        hint = near(given[0], VERBS)
         print(f"posenc: no verb {quoted(given[0])}; there are: {', '.join(VERBS)}{hint}", file=sys.stderr)
         return 2
     try:

@@ -6,11 +6,10 @@ A preset says how position enters, and no more: widths, norms and feed-forward l
 cannot say stands in `besides`.
 """
 
-import difflib
 from dataclasses import dataclass
 from typing import Any
 
-from posenc.foreign import quoted
+from posenc.foreign import near, quoted
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ def preset(family: str) -> Preset:
     ('rotary(base=2_000_000)', 'rotary(base=2_000_000)', 'rotary(base=2_000_000)', 'none')
     """
     if not isinstance(family, str) or family not in PRESETS:
-        near = difflib.get_close_matches(str(family).lower(), list(PRESETS), 1)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
-        raise ValueError(f"no preset for {quoted(family)}; there are: {', '.join(PRESETS)}{hint}")
+        raise ValueError(
+            f"no preset for {quoted(family)}; there are: {', '.join(PRESETS)}{near(family, PRESETS.keys())}"
+        )
     return PRESETS[family]

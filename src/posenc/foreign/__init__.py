@@ -6,7 +6,7 @@ names the file, the field and what to do.
 """
 
 from posenc.foreign.files import files_of, lines, opened, read, regular
-from posenc.foreign.text import CannotRead, naming, one_line, quoted, reading_with, shortened, visible
+from posenc.foreign.text import CannotRead, naming, near, one_line, quoted, reading_with, shortened, visible
 from posenc.foreign.values import count, expression, form_of, matches, parse_json, read_json, shape
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "lines",
     "matches",
     "naming",
+    "near",
     "one_line",
     "opened",
     "parse_json",

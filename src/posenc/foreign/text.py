@@ -1,8 +1,9 @@
 """Text from elsewhere, made fit to be shown; and the one error of everything that comes from elsewhere."""
 
+import difflib
 import re
 import unicodedata
-from collections.abc import Generator
+from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,18 @@ def quoted(value: Any, most: int = QUOTED) -> str:
     if isinstance(value, (list, tuple, dict, set)) and len(value) > most:
         return f"a {type(value).__name__} of {len(value)} items"
     return shortened(one_line(repr(value)), most)
+
+
+def near(word: object, known: Collection[str] | Mapping[str, str]) -> str:
+    """A hint at the known word that is nearest, or nothing; a mapping says what to give for each word.
+
+    >>> near("Rotery", ["alibi", "rotary"])
+    "; did you mean 'rotary'?"
+    """
+    said = known if isinstance(known, Mapping) else {name: name for name in known}
+    lowered = {name.lower(): meant for name, meant in said.items()}
+    close = difflib.get_close_matches(str(word).lower(), lowered, 1)
+    return f"; did you mean '{lowered[close[0]]}'?" if close else ""
 
 
 def shortened(text: str, most: int = QUOTED) -> str:

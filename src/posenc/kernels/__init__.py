@@ -3,13 +3,13 @@
 A kernel is a function `(encoding, q, at, keys, mask, *, scale, dropout, weights) -> (output, weights or None)`.
 """
 
-import difflib
 from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import Tensor
 
 from posenc.encoding import BoundKernel, Encoding, Keys
+from posenc.foreign import near
 from posenc.kernels import blocked, flex, key_row, native, reference, rotate_pairs_triton, sdpa
 from posenc.kernels.reference import logits_on_grid, take_values
 from posenc.masks import Mask
@@ -89,9 +89,7 @@ def check_name(name: str) -> None:
     """Raises ValueError, with the known names, unless `name` is a kernel or "auto"."""
     known = ["auto", *sorted(KERNELS)]
     if name not in known:
-        near = difflib.get_close_matches(str(name), known, 1)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
-        raise ValueError(f"no kernel named '{name}'; there are: {', '.join(known)}{hint}")
+        raise ValueError(f"no kernel named '{name}'; there are: {', '.join(known)}{near(name, known)}")
 
 
 def status() -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from posenc import catalogue
 from posenc.encoding import Shape
-from posenc.foreign import CannotRead, code, form_of, matches, quoted, regular
+from posenc.foreign import CannotRead, code, form_of, matches, near, quoted, regular
 from posenc.lab import recipes, store, tasks
 from posenc.lab.recipes import Experiment
 from posenc.lab.sweep import Sweep, run_all
@@ -49,7 +49,7 @@ class Settings:
         if self.preset not in PRESETS:
             raise ValueError(
                 f"no preset named {quoted(self.preset)}; there are: {', '.join(PRESETS)}"
-                f"{catalogue.near(self.preset, list(PRESETS))}"
+                f"{near(self.preset, PRESETS.keys())}"
             )
         preset = PRESETS[self.preset]
         task_names = self.task_names or preset["task_names"]

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from posenc.catalogue import every, files_in, near, options_of, parse
+from posenc.catalogue import every, files_in, options_of, parse
 from posenc.encoding import divisors_in_words
-from posenc.foreign import CannotRead, code, form_of, matches, quoted
+from posenc.foreign import CannotRead, code, form_of, matches, near, quoted
 from posenc.lab import tasks
 
 ENCODINGS = ("none", "sinusoidal", "learned", "rotary", "alibi", "t5_bias", "shaw")

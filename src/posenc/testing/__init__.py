@@ -179,9 +179,7 @@ class Net(nn.Module):
         self.used, self.shape = tuple(used), shape
         self.axes = max(1, *(encoding.axes for encoding in used))
         self.layers = nn.ModuleList(
-            Attention(
-                shape.dim, shape.heads, head_dim=shape.head_dim, kv_heads=kv_heads, scale=scale, encoding=None
-            )
+            Attention(shape.dim, shape.heads, head_dim=shape.head_dim, kv_heads=kv_heads, scale=scale, encoding=None)
             for _ in used
         )
 

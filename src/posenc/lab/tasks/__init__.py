@@ -7,8 +7,7 @@ from typing import ClassVar, Protocol
 
 from torch import Generator, Tensor
 
-from posenc.catalogue import near
-from posenc.foreign import quoted
+from posenc.foreign import near, quoted
 
 HOME = Path(__file__).parent
 
