@@ -215,7 +215,7 @@ def test_an_encoding_given_as_one_is_taken_as_it_is() -> None:
         ("shaw(values=false)", "shaw: values must be True or False, got 'false'"),
         (
             "rotary(schedule=linear)",
-            r"rotary: schedule must be one of posenc.schedules, such as yarn\(factor=4\), got 'linear'",
+            r"rotary: schedule must be one of posenc.schedules, such as linear\(factor=4\), got 'linear'",
         ),
         ("on(alibi, heads=(0, 9))", r"heads must be different numbers from 0 to 5, got \(0, 9\)"),
         ("on(sinusoidal, heads=(0, 1))", "sinusoidal opens the door 'embed', which knows no heads"),

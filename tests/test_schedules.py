@@ -13,6 +13,8 @@ from mpmath import mpf
 from posenc import Positions, Shape, build
 from posenc.catalogue import parse
 from posenc.checks import is_number
+from posenc.encodings.multimodal_rotary import MultimodalRotary
+from posenc.encodings.proportional_rotary import ProportionalRotary
 from posenc.encodings.rotary import Rotary
 from posenc.schedules import (
     MSCALE_RULES,
@@ -777,3 +779,28 @@ def test_every_number_of_every_schedule_must_be_a_number(name: str) -> None:
     for field in dataclasses.fields(schedule):
         with pytest.raises(ValueError, match=rf"{name}: {field.name} must be"):
             dataclasses.replace(schedule, **{field.name: object()})
+
+
+@pytest.mark.parametrize("make", [Rotary, ProportionalRotary, MultimodalRotary])
+def test_a_schedule_may_be_given_as_a_spec_says_it(make: type) -> None:
+    told, given = make(64, schedule="linear(factor=2)"), make(64, schedule=Linear(2))
+    assert told.schedule == given.schedule and repr(told) == repr(given)
+    q = torch.randn(1, 1, 3, 64)
+    assert told.query(q, Positions.count(3, start=9)).equal(given.query(q, Positions.count(3, start=9)))
+    assert make(64, schedule=None).schedule is None
+    for wrong, words in (
+        ("linaer(factor=2)", r"no schedule named 'linaer'; there are: .*; did you mean 'linear'\?"),
+        ("linear(fractor=2)", r"linear has no option 'fractor'; it has: factor; did you mean 'factor'\?"),
+        ("linear", r"schedule must be one of posenc.schedules, such as linear\(factor=4\), got 'linear'"),
+        ("linear(2)", r"linear needs factor by name, as in yarn\(factor=4\); got 'linear\(2\)'"),
+        ("linear(", r"'linear\(' is no schedule"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            make(64, schedule=wrong)
+
+
+def test_what_a_message_recommends_is_taken() -> None:
+    with pytest.raises(ValueError, match="such as") as refused:
+        Rotary(64, schedule="yarn")
+    advice = str(refused.value).partition("such as ")[2].partition(", got")[0]
+    assert Rotary(64, schedule=advice).schedule == Linear(4)

@@ -18,12 +18,12 @@ from typing import Any, TypeAlias, cast
 
 import torch
 
-from posenc import checks, foreign
+from posenc import checks, foreign, schedules
 from posenc.encoding import Compose, Encoding, OnHeads, Shape, parts_of
-from posenc.foreign import CannotRead, code, near, one_line, quoted
+from posenc.foreign import CannotRead, code, near, one_line, quoted, written
 from posenc.foreign.text import shortened
 from posenc.foreign.values import LETTERS
-from posenc.schedules import SCHEDULES, Schedule
+from posenc.schedules import Schedule
 
 Spec: TypeAlias = str | Encoding
 LayerSpec: TypeAlias = str | Encoding | Sequence[str | Encoding]
@@ -175,7 +175,7 @@ class Parser:
         if isinstance(tree, ast.Call) and (name := name_of(tree.func)):
             if name == "on":
                 return self.on_heads(tree)
-            options = tuple((word.arg or "**", self.value(word.value)) for word in tree.keywords)
+            options = tuple((word.arg or "**", schedules.value_of(word.value, self.spec)) for word in tree.keywords)
             return self.named(name, options, tree.args)
         raise ValueError(f"{written(tree)} in {quoted(self.spec)} is not an encoding; {EXAMPLE}")
 
@@ -204,50 +204,11 @@ class Parser:
             raise ValueError(
                 f"on(...) takes one encoding and heads, as in on(rotary, heads=(0, 1)); got {written(tree)}"
             )
-        heads = self.value(tree.keywords[0].value)
+        heads = schedules.value_of(tree.keywords[0].value, self.spec)
         heads = (heads,) if isinstance(heads, int) else heads
         if not isinstance(heads, tuple) or not all(isinstance(head, int) for head in heads):
             raise ValueError(f"heads are whole numbers, as in on(rotary, heads=(0, 1)); got {quoted(heads)}")
         return Node("on", parts=(self.node(tree.args[0]),), heads=heads)
-
-    def value(self, tree: ast.expr) -> Any:
-        if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name):
-            name = tree.func.id
-            if name not in SCHEDULES:
-                raise ValueError(
-                    f"no schedule named {quoted(name)}; there are: {', '.join(SCHEDULES)}{near(name, SCHEDULES.keys())}"
-                )
-            options = {word.arg or "**": self.value(word.value) for word in tree.keywords}
-            if len(options) != len(tree.keywords):
-                raise ValueError(f"an option stands twice in {written(tree)}; give it once")
-            fields = list(inspect.signature(SCHEDULES[name]).parameters)
-            for option in options:
-                if option not in fields:
-                    raise ValueError(
-                        f"{name} has no option {quoted(option)}; it has: {', '.join(fields)}{near(option, fields)}"
-                    )
-            missing = [
-                field
-                for field, parameter in inspect.signature(SCHEDULES[name]).parameters.items()
-                if parameter.default is parameter.empty and field not in options
-            ]
-            if tree.args or missing:
-                wanted = f"needs {' and '.join(missing)}" if missing else "takes its options"
-                raise ValueError(f"{name} {wanted} by name, as in yarn(factor=4); got {written(tree)}")
-            return SCHEDULES[name](**options)
-        if isinstance(tree, ast.Name):
-            # A bare word is a string, so that shells need no quotes: rotary(layout=interleaved).
-            return tree.id
-        try:
-            value = ast.literal_eval(tree)
-            value = tuple(value) if isinstance(value, list) else value
-            # Equal specs share one encoding, so a value has to be hashable.
-            hash(value)
-        except (ValueError, TypeError):
-            raise ValueError(
-                f"{written(tree)} in {quoted(self.spec)} is not a plain value: use numbers, words or tuples"
-            ) from None
-        return value
 
 
 def name_of(tree: ast.expr) -> str:
@@ -255,11 +216,6 @@ def name_of(tree: ast.expr) -> str:
     if isinstance(tree, ast.Constant) and isinstance(tree.value, str) and code.is_own(tree.value):
         return tree.value
     return tree.id if isinstance(tree, ast.Name) else ""
-
-
-def written(tree: ast.expr) -> str:
-    """A part of a spec as a message quotes it."""
-    return quoted(ast.unparse(tree))
 
 
 def build(

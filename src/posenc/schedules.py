@@ -5,17 +5,19 @@ its square. Some depend on the declared horizon of each sequence, and never on t
 also states its published scalar formula, which the contract holds it to.
 """
 
+import ast
+import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from types import UnionType
-from typing import ClassVar, TypeVar, get_args
+from typing import Any, ClassVar, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
 from posenc import checks
-from posenc.foreign import quoted
+from posenc.foreign import expression, near, quoted, written
 
 Horizon = TypeVar("Horizon", Tensor, float)
 
@@ -931,3 +933,57 @@ SCHEDULES: dict[str, type[Schedule]] = {
     )
 }
 """The schedules by their names in specs."""
+
+
+def schedule_of(given: Schedule | str | None) -> Schedule | None:
+    """The schedule that a caller gave: one of these, or as it is written in a spec.
+
+    Raises ValueError for what is neither, and for options that it does not have.
+
+    >>> schedule_of("linear(factor=2)")
+    linear(factor=2)
+    """
+    found = value_of(expression(given, "schedule"), given) if isinstance(given, str) else given
+    if found is not None and not isinstance(found, Schedule):
+        raise ValueError(f"schedule must be one of posenc.schedules, such as linear(factor=4), got {quoted(given)}")
+    return found
+
+
+def value_of(tree: ast.expr, spec: str) -> Any:
+    """The value of an option as it is written in a spec: a plain value, a word, or a schedule."""
+    if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name):
+        return named(tree.func.id, tree, spec)
+    if isinstance(tree, ast.Name):
+        # A bare word is a string, so that shells need no quotes: rotary(layout=interleaved).
+        return tree.id
+    try:
+        value = ast.literal_eval(tree)
+        value = tuple(value) if isinstance(value, list) else value
+        # Equal specs share one encoding, so a value has to be hashable.
+        hash(value)
+    except (ValueError, TypeError):
+        raise ValueError(
+            f"{written(tree)} in {quoted(spec)} is not a plain value: use numbers, words or tuples"
+        ) from None
+    return value
+
+
+def named(name: str, tree: ast.Call, spec: str) -> Schedule:
+    if name not in SCHEDULES:
+        raise ValueError(
+            f"no schedule named {quoted(name)}; there are: {', '.join(SCHEDULES)}{near(name, SCHEDULES.keys())}"
+        )
+    options = {word.arg or "**": value_of(word.value, spec) for word in tree.keywords}
+    if len(options) != len(tree.keywords):
+        raise ValueError(f"an option stands twice in {written(tree)}; give it once")
+    parameters = inspect.signature(SCHEDULES[name]).parameters
+    for word in options:
+        if word not in parameters:
+            raise ValueError(
+                f"{name} has no option {quoted(word)}; it has: {', '.join(parameters)}{near(word, parameters.keys())}"
+            )
+    missing = [word for word, one in parameters.items() if one.default is one.empty and word not in options]
+    if tree.args or missing:
+        wanted = f"needs {' and '.join(missing)}" if missing else "takes its options"
+        raise ValueError(f"{name} {wanted} by name, as in yarn(factor=4); got {written(tree)}")
+    return SCHEDULES[name](**options)

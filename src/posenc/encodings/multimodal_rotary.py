@@ -8,7 +8,7 @@ from torch import Tensor
 from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, exact
 from posenc.positions import Positions
 from posenc.rotations import Rotations
-from posenc.schedules import Schedule
+from posenc.schedules import Schedule, schedule_of
 
 ORDERS = ("chunked", "interleaved", "time_last")
 
@@ -65,7 +65,7 @@ class MultimodalRotary(Rotations):
         order: str = "chunked",
         layout: str = "half",
         partial: float = 1.0,
-        schedule: Schedule | None = None,
+        schedule: Schedule | str | None = None,
     ) -> None:
         super().__init__()
         for option, value, known in (("order", order, ORDERS), ("layout", layout, LAYOUTS)):
@@ -82,8 +82,7 @@ class MultimodalRotary(Rotations):
                 f"the rotary width must be an even number of channels to form pairs, got {width} "
                 f"(head_dim={head_dim}, partial={partial})"
             )
-        if schedule is not None and not isinstance(schedule, Schedule):
-            raise ValueError(f"schedule must be one of posenc.schedules, such as yarn(factor=4), got {schedule!r}")
+        schedule = schedule_of(schedule)
         if schedule is not None and schedule.by_length:
             raise ValueError(
                 f"schedule {schedule} depends on the horizon, which only rotary reads; take yarn(factor=4)"

@@ -8,7 +8,7 @@ from torch import Tensor
 from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, exact
 from posenc.positions import Positions
 from posenc.rotations import Rotations
-from posenc.schedules import Schedule
+from posenc.schedules import Schedule, schedule_of
 
 
 class ProportionalRotary(Rotations):
@@ -52,7 +52,7 @@ class ProportionalRotary(Rotations):
         share: float = 0.25,
         base: float = 10_000.0,
         layout: str = "half",
-        schedule: Schedule | None = None,
+        schedule: Schedule | str | None = None,
     ) -> None:
         super().__init__()
         if head_dim < 2 or head_dim % 2:
@@ -63,8 +63,7 @@ class ProportionalRotary(Rotations):
             raise ValueError(f"base must be above 1, got {base}")
         if layout not in LAYOUTS:
             raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got '{layout}'")
-        if schedule is not None and not isinstance(schedule, Schedule):
-            raise ValueError(f"schedule must be one of posenc.schedules, such as linear(factor=4), got {schedule!r}")
+        schedule = schedule_of(schedule)
         if schedule is not None and schedule.by_length:
             raise ValueError(f"schedule must not depend on the length of the sequence, got {schedule!r}; use rotary")
         self.head_dim, self.share, self.base, self.layout, self.schedule = head_dim, share, base, layout, schedule

@@ -9,7 +9,7 @@ from posenc.encoding import Token
 from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, exact
 from posenc.positions import Positions
 from posenc.rotations import Rotations
-from posenc.schedules import Schedule
+from posenc.schedules import Schedule, schedule_of
 
 
 class Rotary(Rotations):
@@ -65,7 +65,7 @@ class Rotary(Rotations):
         base: float = 10_000.0,
         layout: str = "half",
         partial: float = 1.0,
-        schedule: Schedule | None = None,
+        schedule: Schedule | str | None = None,
     ) -> None:
         super().__init__()
         if layout not in LAYOUTS:
@@ -82,8 +82,7 @@ class Rotary(Rotations):
                 f"the rotary width must be an even number of channels to form pairs, got {width} (head_dim={head_dim}, "
                 f"partial={partial}); choose an even head_dim, or partial={share:.12g}"
             )
-        if schedule is not None and not isinstance(schedule, Schedule):
-            raise ValueError(f"schedule must be one of posenc.schedules, such as yarn(factor=4), got {schedule!r}")
+        schedule = schedule_of(schedule)
         self.head_dim, self.base, self.layout, self.partial, self.schedule = head_dim, base, layout, partial, schedule
         self.width = width
         self.turns_when_attending = schedule is not None and schedule.by_length

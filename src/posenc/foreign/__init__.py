@@ -7,7 +7,7 @@ names the file, the field and what to do.
 
 from posenc.foreign.files import files_of, lines, opened, read, regular
 from posenc.foreign.text import CannotRead, naming, near, one_line, quoted, reading_with, shortened, visible
-from posenc.foreign.values import count, expression, form_of, matches, parse_json, read_json, shape
+from posenc.foreign.values import count, expression, form_of, matches, parse_json, read_json, shape, written
 
 __all__ = [
     "CannotRead",
@@ -30,4 +30,5 @@ __all__ = [
     "shape",
     "shortened",
     "visible",
+    "written",
 ]

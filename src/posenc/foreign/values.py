@@ -83,6 +83,11 @@ def cleaned(value: Any, file: str | Path | None = None, depth: int = 0) -> Any:
     return value
 
 
+def written(tree: ast.expr) -> str:
+    """A part of an expression as a message quotes it."""
+    return quoted(ast.unparse(tree))
+
+
 def expression(text: str, what: str = "expression", remedy: str = "") -> ast.expr:
     """The syntax tree of one Python-like expression, which is parsed and never evaluated; in time linear in it.
 

@@ -31,14 +31,14 @@ from torch import Tensor, nn
 from posenc import kernels, masks
 from posenc.attention import Attention
 from posenc.cache import GrowingCache, LayerCache, SlotCache
-from posenc.catalogue import Parser, build, build_layers, find, names
+from posenc.catalogue import build, build_layers, find, names
 from posenc.encoding import Compose, Encoding, Keys, OnHeads, Shape, Token, index_grids
 from posenc.foreign import quoted
 from posenc.kept_tables import KEPT, KeptTables
 from posenc.kernels.block_sizes import SIZES
 from posenc.masks import Mask
 from posenc.positions import Positions, distance, positions_for
-from posenc.schedules import SCHEDULES, Schedule
+from posenc.schedules import SCHEDULES, Schedule, value_of
 
 SHAPE = Shape(dim=15, heads=3, head_dim=6, max_len=21)
 """The default shape: odd sizes, and a width that is not heads times head_dim, so that no size can stand for another."""
@@ -1224,7 +1224,7 @@ def changed(encoding: Encoding, single: Encoding, option: str, value: Any) -> En
 
 def read_value(text: str) -> Any:
     """The value that an option of a spec says, such as a schedule."""
-    return Parser(text, []).value(ast.parse(text, mode="eval").body)
+    return value_of(ast.parse(text, mode="eval").body, text)
 
 
 def builds(spec: str) -> bool:
@@ -1612,7 +1612,7 @@ def rebuilt(encoding: Encoding, shape: Shape) -> Encoding:
     if name != type(encoding).__name__:
         raise AssertionError(f"the text '{encoding!r}' names {name}, expected {type(encoding).__name__}")
     words = tree.keywords if isinstance(tree, ast.Call) else []
-    options = {str(word.arg): Parser(repr(encoding), None).value(word.value) for word in words}
+    options = {str(word.arg): value_of(word.value, repr(encoding)) for word in words}
     return make(type(encoding), shape, **options)
 
 
