@@ -1,16 +1,18 @@
 """Which room a line belongs in: imports point downwards, and no encoding is known by name outside its own file."""
 
 import ast
+import inspect
 import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 import posenc
-from posenc import catalogue
+from posenc import Shape, catalogue
 
 HOME = Path(posenc.__file__).parent
 FILES = {file.relative_to(HOME).with_suffix("").as_posix(): file for file in sorted(HOME.rglob("*.py"))}
@@ -129,6 +131,15 @@ def test_no_encoding_is_known_by_name_outside_its_own_file(module: str) -> None:
     # "none" and "learned" are also plain words; as strings they would be names.
     quoted = set(re.findall(r"'(\w+)'", code))
     assert not (quoted & set(SHIPPED)) and not (words & (set(SHIPPED) - {"none", "learned"}))
+
+
+@pytest.mark.parametrize("name", catalogue.names())
+def test_sizes_come_in_one_order_and_options_by_name(name: str) -> None:
+    """So that MixedRotary(8, 64), as Polar(8, 64), is eight heads of 64, and no number is taken for another."""
+    parameters = list(inspect.signature(catalogue.find(name).__init__).parameters.values())[1:]
+    sizes = [one.name for one in parameters if one.kind is not one.KEYWORD_ONLY]
+    order = ["encoding", *(field.name for field in fields(Shape))]
+    assert set(sizes) <= set(order) and sizes == sorted(sizes, key=order.index)
 
 
 @pytest.mark.parametrize("module", ["attention", "model", "kernels/__init__", "kernels/reference", "kernels/sdpa"])

@@ -204,7 +204,7 @@ ENCODINGS = {
     "alibi has a bias for 4 heads, got queries of 2; build it for 2": lambda: (ALiBi(4) + Shaw(8, values=False)).bias(
         5, q=Q
     ),
-    r"grid_bias\(window=\(4, 4\)\) reads 2 axes, got positions with 1 axis": lambda: GridBias(2, (4, 4)).bias(5),
+    r"grid_bias\(window=\(4, 4\)\) reads 2 axes, got positions with 1 axis": lambda: GridBias(2, window=(4, 4)).bias(5),
     "got positions of 3 rows for a batch of 2": lambda: TokenPositionEmbedding(11, 16, "learned")(
         IDS, positions=torch.zeros(3, 5).long()
     ),

@@ -51,7 +51,7 @@ def test_turns_and_biases_of_a_sum_apply_together(kernel: str) -> None:
     q, k, v = qkv()
     at = Positions.count(9)
     turned_q, turned_k = Rotary(4)(q, k)
-    t5 = T5Bias(6, 8, 20, std=1.0).double()
+    t5 = T5Bias(6, buckets=8, max_distance=20, std=1.0).double()
     got = attended(Rotary(4) + ALiBi(6) + t5, q, k, v, at, kernel)
     expected = by_parts(turned_q, turned_k, v, ALiBi(6).bias(9, dtype=torch.float64) + t5.bias(9))
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)

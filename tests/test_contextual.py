@@ -43,7 +43,7 @@ def random(heads: int = 3, kv_heads: int = 3, tokens: int = 7, keys: int = 7) ->
 
 
 def perturbed(positions: int = 4, divided: bool = True) -> Contextual:
-    encoding = Contextual(4, positions, divided).double()
+    encoding = Contextual(4, positions=positions, divided=divided).double()
     torch.nn.init.normal_(encoding.table)
     return encoding
 

@@ -22,7 +22,7 @@ def numbers_by_hand(encoding: ContinuousTime, p: float) -> list:
 
 @pytest.mark.parametrize("size", [None, 2, 9])
 def test_a_time_is_a_line_and_waves(size: int | None) -> None:
-    encoding = ContinuousTime(5, 32, size).double()
+    encoding = ContinuousTime(5, 32, size=size).double()
     at = Positions.of(torch.tensor(TIMES, dtype=torch.float64))
     rows = [numbers_by_hand(encoding, p) for p in TIMES]
     if encoding.project is not None:

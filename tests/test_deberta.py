@@ -57,7 +57,7 @@ def test_one_side_has_a_bucket_more() -> None:
 def test_every_whole_distance_falls_into_the_exact_bucket(buckets: int, max_distance: int | None) -> None:
     reach = 2 * (max_distance or buckets) + 3
     deltas = sorted({*range(-min(reach, 700), min(reach, 700) + 1), reach, -reach})
-    encoding = DeBERTa(4, 1, 4, buckets, max_distance)
+    encoding = DeBERTa(4, 1, 4, buckets=buckets, max_distance=max_distance)
     got = encoding.row(encoding.bucket(torch.tensor(deltas)))
     assert (got - buckets).tolist() == [exact_bucket(delta, buckets, max_distance) for delta in deltas]
 
@@ -65,7 +65,7 @@ def test_every_whole_distance_falls_into_the_exact_bucket(buckets: int, max_dist
 @settings(max_examples=25, deadline=None)
 @given(quarters=st.lists(st.integers(-400, 400), min_size=1, max_size=20), buckets=st.integers(4, 40))
 def test_a_fraction_counts_as_the_whole_distance_away_from_zero(quarters: list[int], buckets: int) -> None:
-    encoding = DeBERTa(4, 1, 4, buckets, 60)
+    encoding = DeBERTa(4, 1, 4, buckets=buckets, max_distance=60)
     got = encoding.row(encoding.bucket(torch.tensor(quarters, dtype=torch.float64) / 4))
     assert (got - buckets).tolist() == [exact_bucket(Fraction(quarter, 4), buckets, 60) for quarter in quarters]
 

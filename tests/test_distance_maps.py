@@ -113,7 +113,11 @@ def test_the_logits_of_rotary_are_those_of_mpmath(mapped) -> None:
     n=st.one_of(st.integers(0, 80), st.floats(0, 80)),
 )
 def test_any_map_is_odd_and_leaves_near_distances_alone(window: int, group: int, m: float, n: float) -> None:
-    for encoding in (ReRoPE(ALiBi(1), window), SelfExtend(ALiBi(1), window, group), ReRoPE(ALiBi(1), window, group)):
+    for encoding in (
+        ReRoPE(ALiBi(1), window=window),
+        SelfExtend(ALiBi(1), window=window, group=group),
+        ReRoPE(ALiBi(1), window=window, leak=group),
+    ):
         (a, b), (c, d) = encoding.formula_positions(m, n), encoding.formula_positions(n, m)
         assert a - b == pytest.approx(d - c, abs=1e-9)
         if abs(m - n) < window:
@@ -126,7 +130,12 @@ def test_a_map_that_changes_nothing_is_the_encoding_itself() -> None:
     inner = Rotary(8)
     turned = Keys(inner.key(k, at), v, at)
     plain = kernels.bind("reference", inner, scale=0.4)(inner, inner.query(q, at), at, turned, mask)[0]
-    unchanged = ReRoPE(inner, 20), ReRoPE(inner, 3, leak=1.0), SelfExtend(inner, 3, group=1), DualChunk(inner, 20)
+    unchanged = (
+        ReRoPE(inner, window=20),
+        ReRoPE(inner, window=3, leak=1.0),
+        SelfExtend(inner, window=3, group=1),
+        DualChunk(inner, chunk=20),
+    )
     for encoding in unchanged:
         got = encoding.attend(q, at, Keys(k, v, at), mask, kernels.bind("reference", encoding, scale=0.4))[0]
         torch.testing.assert_close(got, plain, atol=1e-12, rtol=0)

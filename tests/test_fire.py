@@ -39,7 +39,7 @@ def test_straight_pieces_give_what_the_network_gives(
     seed: int, width: int, rate: float, length: float, places: list[float]
 ) -> None:
     torch.manual_seed(seed)
-    encoding = Fire(3, width, rate, length).double()
+    encoding = Fire(3, width=width, rate=rate, length=length).double()
     with torch.no_grad():
         for parameter in encoding.parameters():
             parameter += torch.randn_like(parameter)
@@ -50,7 +50,7 @@ def test_straight_pieces_give_what_the_network_gives(
 
 
 def test_gradients_are_those_of_the_network() -> None:
-    encoding = Fire(3, 7, length=10.0).double()
+    encoding = Fire(3, width=7, length=10.0).double()
     m, n = torch.arange(30), torch.arange(25)
     upstream = torch.randn(3, 30, 25, dtype=torch.float64)
     ours = torch.autograd.grad((bias(encoding, m, n) * upstream).sum(), list(encoding.parameters()))
@@ -60,7 +60,7 @@ def test_gradients_are_those_of_the_network() -> None:
 
 
 def test_neurons_without_a_slope_are_constants() -> None:
-    encoding = Fire(2, 4).double()
+    encoding = Fire(2, width=4).double()
     with torch.no_grad():
         encoding.hidden.weight[:, 0] = torch.tensor([0.0, -0.0, 0.0, 1.0])
         encoding.hidden.bias.copy_(torch.tensor([1.0, 2.0, -1.0, 0.0]))
@@ -70,7 +70,7 @@ def test_neurons_without_a_slope_are_constants() -> None:
 
 def by_hand(**options: float) -> Fire:
     """One neuron that passes its input on: the bias is the quotient itself."""
-    encoding = Fire(1, 1, **options).double()
+    encoding = Fire(1, width=1, **options).double()
     with torch.no_grad():
         encoding.hidden.weight.fill_(1.0)
         encoding.out.weight.fill_(1.0)

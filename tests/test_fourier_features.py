@@ -47,7 +47,7 @@ def test_bands_follow_the_formula(
     place = [data.draw(st.floats(-10, 70, width=32)) for _ in range(axes)]
     if (axes - 1) * 2 * math.ceil(dim / (2 * axes)) >= dim:
         return
-    encoding = FourierFeatures(dim, n, axes, kind, top, centres)
+    encoding = FourierFeatures(dim, n, axes=axes, kind=kind, max_freq=top, centres=centres)
     expected = banded(place, dim, n, kind, n if top is None else top, centres)
     got = encoding.encode(Positions.of(torch.tensor([[place]], dtype=torch.float64))).flatten()
     assert got.tolist() == pytest.approx(expected, abs=1e-8)
@@ -81,7 +81,7 @@ def test_at_the_highest_frequency_neighbours_are_half_a_turn_apart() -> None:
 def test_gaussian_features_are_waves_along_drawn_directions(
     data: st.DataObject, axes: int, dim: int, seed: int, centres: bool
 ) -> None:
-    encoding = FourierFeatures(dim, 9, axes, "gaussian", scale=2.5, seed=seed, centres=centres)
+    encoding = FourierFeatures(dim, 9, axes=axes, kind="gaussian", scale=2.5, seed=seed, centres=centres)
     K = math.ceil(dim / 2)
     drawn = torch.randn(axes * K, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).view(axes, K)
     place = [data.draw(st.floats(-5, 20, width=32)) for _ in range(axes)]
@@ -94,19 +94,21 @@ def test_gaussian_features_are_waves_along_drawn_directions(
 
 def test_gaussian_frequencies_have_the_asked_deviation_and_leave_the_global_state_alone() -> None:
     state = torch.get_rng_state()
-    encoding = FourierFeatures(4000, 9, 2, "gaussian", scale=3.0)
+    encoding = FourierFeatures(4000, 9, axes=2, kind="gaussian", scale=3.0)
     assert torch.equal(torch.get_rng_state(), state) and not encoding.state_dict()
     # In half turns there are twice as many.
     assert encoding.frequencies.std().item() == pytest.approx(6, rel=0.05)
-    assert not torch.equal(encoding.frequencies, FourierFeatures(4000, 9, 2, "gaussian", scale=3.0, seed=1).frequencies)
+    assert not torch.equal(
+        encoding.frequencies, FourierFeatures(4000, 9, axes=2, kind="gaussian", scale=3.0, seed=1).frequencies
+    )
     with torch.device("meta"):
-        meta = FourierFeatures(4000, 9, 2, "gaussian", scale=3.0)
+        meta = FourierFeatures(4000, 9, axes=2, kind="gaussian", scale=3.0)
     assert meta.drawn == encoding.drawn
 
 
 @pytest.mark.parametrize("axes", [1, 2])
 def test_learned_features_are_a_small_network_on_waves(axes: int) -> None:
-    encoding = FourierFeatures(6, 9, axes, "learned", hidden=5).double()
+    encoding = FourierFeatures(6, 9, axes=axes, kind="learned", hidden=5).double()
     assert encoding.frequency is not None and encoding.inner is not None and encoding.outer is not None
     place = torch.rand(1, 4, axes, dtype=torch.float64) * 8
     u = 2 * place / 8 - 1
@@ -134,7 +136,7 @@ def test_learned_features_are_a_small_network_on_waves(axes: int) -> None:
 
 
 def test_learned_frequencies_start_normal_with_the_asked_deviation() -> None:
-    encoding = FourierFeatures(2000, 9, 2, "learned", scale=0.1)
+    encoding = FourierFeatures(2000, 9, axes=2, kind="learned", scale=0.1)
     assert encoding.frequency is not None and encoding.frequency.shape == (2, 1000)
     assert encoding.frequency.std().item() == pytest.approx(0.1, rel=0.06)
 

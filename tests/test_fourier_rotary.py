@@ -50,7 +50,18 @@ def turned(x: Tensor, place: Tensor, encoding: FourierRotary) -> Tensor:
 def test_queries_and_keys_are_turned_as_published(
     d: int, max_len: int, base: float, gain: float, layout: str, per_head: bool, learned: bool, silenced: str, seed: int
 ) -> None:
-    encoding = FourierRotary(2, d, max_len, base, layout, gain, per_head, learned, silenced, seed).double()
+    encoding = FourierRotary(
+        2,
+        d,
+        max_len,
+        base=base,
+        layout=layout,
+        gain=gain,
+        per_head=per_head,
+        learned=learned,
+        silenced=silenced,
+        seed=seed,
+    ).double()
     q, k = (torch.randn(2, 2, 4, d, dtype=torch.float64) for _ in range(2))
     place = torch.tensor([0.0, 1, 17.5, 900], dtype=torch.float64)
     got = encoding(q, k, positions=place)

@@ -29,12 +29,12 @@ def by_hand(encoding: GridBias, m: tuple[float, ...], n: tuple[float, ...], head
 
 
 def test_sizes_in_a_list_are_sizes() -> None:
-    assert str(GridBias(2, [4, 4])) == str(GridBias(2, (4, 4)))
+    assert str(GridBias(2, window=[4, 4])) == str(GridBias(2, window=(4, 4)))
 
 
 @pytest.mark.parametrize("window", WINDOWS)
 def test_every_pair_inside_the_window_reads_its_own_row(window: tuple[int, ...]) -> None:
-    encoding = GridBias(2, window)
+    encoding = GridBias(2, window=window)
     cells = list(itertools.product(*map(range, window)))
     bias = encoding.bias(Positions.grid(*window))[0]
     for i, m in enumerate(cells):
@@ -52,7 +52,7 @@ def test_fractions_mix_the_rows_around_them_and_far_distances_read_the_edge(
     seed: int, window: list[int], whole: bool
 ) -> None:
     torch.manual_seed(seed)
-    encoding, axes = GridBias(2, tuple(window), std=1.0).double(), len(window)
+    encoding, axes = GridBias(2, window=tuple(window), std=1.0).double(), len(window)
     m, n = torch.rand(1, 3, axes, dtype=torch.float64) * 12, torch.rand(1, 4, axes, dtype=torch.float64) * 12
     m, n = (m.round().long(), n.round().long()) if whole else (m, n)
     bias = encoding.bias(m, n, dtype=torch.float64)[0]
@@ -66,7 +66,7 @@ def test_fractions_mix_the_rows_around_them_and_far_distances_read_the_edge(
 
 @pytest.mark.parametrize(("old", "new"), [((7, 7), (12, 12)), ((7, 7), (4, 9)), ((5,), (8,)), ((2, 3, 4), (3, 3, 2))])
 def test_resampling_is_torchs_linear_interpolation(old: tuple[int, ...], new: tuple[int, ...]) -> None:
-    encoding = GridBias(3, old, std=1.0).double()
+    encoding = GridBias(3, window=old, std=1.0).double()
     picture = encoding.table.T.reshape(1, 3, *(2 * n - 1 for n in old))
     mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[len(old)]
     expected = F.interpolate(picture, [2 * n - 1 for n in new], mode=mode, align_corners=False).reshape(3, -1).T
@@ -78,16 +78,16 @@ def test_resampling_is_torchs_linear_interpolation(old: tuple[int, ...], new: tu
 
 
 def test_resampling_to_the_same_window_changes_nothing_and_the_middle_stays() -> None:
-    encoding = GridBias(2, (4, 6))
+    encoding = GridBias(2, window=(4, 6))
     assert encoding.resampled(4, 6).table.equal(encoding.table)
     middle = [table[len(table) // 2] for table in (encoding.table, encoding.resampled(9, 3).table)]
     torch.testing.assert_close(*middle)
 
 
 def test_the_table_has_a_row_for_each_distance_and_the_given_deviation() -> None:
-    assert GridBias(4, (7, 7)).table.shape == (169, 4)
-    assert GridBias(64, (20, 20), std=0.5).table.std().item() == pytest.approx(0.5, rel=0.02)
-    assert GridBias(64, (20, 20)).table.std().item() == pytest.approx(0.02, rel=0.02)
+    assert GridBias(4, window=(7, 7)).table.shape == (169, 4)
+    assert GridBias(64, window=(20, 20), std=0.5).table.std().item() == pytest.approx(0.5, rel=0.02)
+    assert GridBias(64, window=(20, 20)).table.std().item() == pytest.approx(0.02, rel=0.02)
     assert not GridBias(4, std=0.0).table.any()
 
 
@@ -97,14 +97,14 @@ def test_every_layer_has_a_table_of_its_own() -> None:
 
 
 def test_the_bias_is_added_after_the_scaling() -> None:
-    encoding, q = GridBias(2, (3, 3)), [1.0, 2.0]
+    encoding, q = GridBias(2, window=(3, 3)), [1.0, 2.0]
     assert encoding.formula_logit(q, q, (1, 2), (0, 0), 1, 0.1) == pytest.approx(0.5 + encoding.table[19, 1].item())
 
 
 def test_half_precision_tables_are_mixed_in_float32() -> None:
-    encoding = GridBias(2, (3, 3), std=1.0).bfloat16()
+    encoding = GridBias(2, window=(3, 3), std=1.0).bfloat16()
     delta = torch.tensor([[0.3, -1.7]])
-    expected = GridBias(2, (3, 3)).double()
+    expected = GridBias(2, window=(3, 3)).double()
     expected.load_state_dict(encoding.state_dict())
     torch.testing.assert_close(encoding.by_distance(delta).double(), expected.by_distance(delta), rtol=0, atol=1e-6)
 
@@ -117,10 +117,10 @@ def test_positions_of_another_number_of_axes_are_refused() -> None:
 @pytest.mark.parametrize("window", [(), (0, 3), (2.5, 3)])
 def test_impossible_windows_are_refused(window: object) -> None:
     with pytest.raises(ValueError, match=r"window must be a tuple of sizes from 1, as in \(7, 7\), got"):
-        GridBias(2, window)
+        GridBias(2, window=window)
     for kind in (7, "wide"):
         with pytest.raises(ValueError, match="GridBias: window must be a tuple, got"):
-            GridBias(2, kind)
+            GridBias(2, window=kind)
 
 
 def test_other_impossible_options_are_refused() -> None:

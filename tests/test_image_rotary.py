@@ -32,7 +32,7 @@ def turned(x: Tensor, places: Tensor, base: float, layout: str) -> Tensor:
 def test_queries_and_keys_are_turned_as_published(layout: str, head_dim: int, axes: int, base: float) -> None:
     at = normalised_grid(*(3, 4, 2)[:axes])
     q, k = (torch.randn(2, heads, at.tokens, head_dim, dtype=torch.float64) for heads in (3, 1))
-    got_q, got_k = ImageRotary(head_dim, axes, base, layout)(q, k, positions=at)
+    got_q, got_k = ImageRotary(head_dim, axes=axes, base=base, layout=layout)(q, k, positions=at)
     torch.testing.assert_close(got_q, turned(q, at.coords[0], base, layout), rtol=0, atol=1e-13)
     torch.testing.assert_close(got_k, turned(k, at.coords[0], base, layout), rtol=0, atol=1e-13)
 

@@ -15,7 +15,7 @@ from posenc.kernels import bind
 
 
 def made(dim: int = 6, heads: int = 3, extent: int = 4, rank: int = 2) -> Inkling:
-    return Inkling(dim, heads, extent, rank, std=1.0).double()
+    return Inkling(dim, heads, extent=extent, rank=rank, std=1.0).double()
 
 
 def chosen(encoding: Inkling, x: Tensor, m: Tensor, n: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ ZERO = [0.0]
 
 
 def with_values(kind: str, r1: list[float], r2: list[float], **options) -> Kerple:
-    encoding = Kerple(len(r1), kind, **options).double()
+    encoding = Kerple(len(r1), kind=kind, **options).double()
     with torch.no_grad():
         encoding.r1.copy_(torch.tensor(r1, dtype=torch.float64))
         encoding.r2.copy_(torch.tensor(r2, dtype=torch.float64))
@@ -58,7 +58,7 @@ def test_pinned_values() -> None:
 @pytest.mark.parametrize(("kind", "tops"), [("log", (2.0, 1.0)), ("power", (1.0, 2.0))])
 def test_values_start_uniform_as_in_the_released_code(kind: str, tops: tuple[float, float]) -> None:
     torch.manual_seed(0)
-    encoding = Kerple(20_000, kind)
+    encoding = Kerple(20_000, kind=kind)
     for values, top in zip((encoding.r1, encoding.r2), tops, strict=True):
         assert 0 <= values.min() and values.max() <= top
         assert values.mean().item() == pytest.approx(top / 2, rel=0.03)
@@ -85,7 +85,7 @@ def test_a_power_is_at_most_two() -> None:
 
 @pytest.mark.parametrize("kind", ["log", "power"])
 def test_the_gradient_at_no_distance_is_finite(kind: str) -> None:
-    encoding = Kerple(3, kind)
+    encoding = Kerple(3, kind=kind)
     encoding.bias(4).sum().backward()
     assert encoding.r1.grad.isfinite().all() and encoding.r2.grad.isfinite().all()
 
@@ -109,7 +109,9 @@ def test_every_layer_has_values_of_its_own() -> None:
 @pytest.mark.parametrize("kind", ["log", "power"])
 def test_the_log_and_power_kernels_are_conditionally_positive_definite(kind: str) -> None:
     # On vectors that sum to zero the matrix has no negative eigenvalue.
-    bias = Kerple(4, kind).double().bias(Positions.of(torch.rand(12, dtype=torch.float64) * 40), dtype=torch.float64)
+    bias = (
+        Kerple(4, kind=kind).double().bias(Positions.of(torch.rand(12, dtype=torch.float64) * 40), dtype=torch.float64)
+    )
     centre = torch.eye(12, dtype=torch.float64) - 1 / 12
     assert torch.linalg.eigvalsh(centre @ bias[0] @ centre).min() > -1e-9
 

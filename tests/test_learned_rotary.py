@@ -60,7 +60,7 @@ PLACES = [0.0, 1.0, 2.5, -7.0, 4095.0]
 def test_queries_and_keys_are_turned_by_the_frequencies_as_they_stand(
     pairs: int, base: float, layout: str, per_head: bool, by: float
 ) -> None:
-    encoding = moved(LearnedRotary(2 * pairs, 3, base, layout, per_head).double(), by)
+    encoding = moved(LearnedRotary(2 * pairs, heads=3, base=base, layout=layout, per_head=per_head).double(), by)
     q = torch.randn(2, 3, 5, 2 * pairs, dtype=torch.float64)
     got, _ = encoding(q, q, positions=torch.tensor(PLACES, dtype=torch.float64))
     torch.testing.assert_close(got, turned(q, PLACES, encoding.shift, base=base, layout=layout), rtol=0, atol=1e-9)
@@ -76,7 +76,7 @@ def test_a_position_of_a_million_is_right_to_a_millionth() -> None:
 
 @pytest.mark.parametrize("per_head", [False, True])
 def test_the_gradient_of_a_frequency_is_right(per_head: bool) -> None:
-    encoding = moved(LearnedRotary(4, 2, 50.0, per_head=per_head).double())
+    encoding = moved(LearnedRotary(4, heads=2, base=50.0, per_head=per_head).double())
     q, k = torch.randn(1, 2, 4, 4, dtype=torch.float64), torch.randn(1, 2, 4, 4, dtype=torch.float64)
 
     def logits(shift: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ def test_a_table_with_a_gradient_serves_two_steps_with_the_same_positions() -> N
 def test_heads_of_their_own_frequencies_share_keys_as_if_each_had_its_own(kv_heads: int) -> None:
     grouped = Attention(16, heads=4, head_dim=4, kv_heads=kv_heads).double()
     full = Attention(16, heads=4, head_dim=4).double()
-    encoding = moved(LearnedRotary(4, 4, 50.0, per_head=True).double())
+    encoding = moved(LearnedRotary(4, heads=4, base=50.0, per_head=True).double())
     state = grouped.state_dict()
     for name in ("to_key.weight", "to_key.bias", "to_value.weight", "to_value.bias"):
         state[name] = state[name].unflatten(0, (kv_heads, -1)).repeat_interleave(4 // kv_heads, 0).flatten(0, 1)
@@ -118,7 +118,7 @@ def test_every_layer_learns_its_own() -> None:
 
 
 def test_frequencies_and_wavelengths_are_those_of_now() -> None:
-    encoding = LearnedRotary(8, 2, 100.0, per_head=True)
+    encoding = LearnedRotary(8, heads=2, base=100.0, per_head=True)
     with torch.no_grad():
         encoding.shift[1] += math.log(2)
     expected = [100 ** (-2 * k / 8) for k in range(4)]
@@ -133,7 +133,7 @@ def test_frequencies_and_wavelengths_are_those_of_now() -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("per_head", [False, True])
 def test_the_formula_in_the_file_is_the_published_one(layout: str, per_head: bool) -> None:
-    encoding = moved(LearnedRotary(6, 2, 50.0, layout, per_head).double())
+    encoding = moved(LearnedRotary(6, heads=2, base=50.0, layout=layout, per_head=per_head).double())
     q, k = torch.randn(1, 2, 1, 6, dtype=torch.float64), torch.randn(1, 2, 1, 6, dtype=torch.float64)
     one, other = (turned(x, [p], encoding.shift, base=50.0, layout=layout) for x, p in ((q, 12.0), (k, 4.5)))
     for h in range(2):
@@ -164,6 +164,6 @@ def test_impossible_options_are_refused(options: dict, words: str) -> None:
 def test_heads_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match=r"heads must have 8 channels, got 6; build LearnedRotary\(6\)"):
         LearnedRotary(8)(torch.zeros(1, 1, 2, 6), torch.zeros(1, 1, 2, 6))
-    encoding = LearnedRotary(8, 4, per_head=True)
+    encoding = LearnedRotary(8, heads=4, per_head=True)
     with pytest.raises(ValueError, match="has frequencies for 4 heads, got 3; build it for 3"):
         encoding(torch.zeros(1, 3, 2, 8), torch.zeros(1, 3, 2, 8))

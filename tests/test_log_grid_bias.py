@@ -30,7 +30,7 @@ def published(encoding: LogGridBias, delta: Tensor) -> Tensor:
 )
 def test_the_bias_is_the_networks(seed: int, window: int, axes: int, width: int, whole: bool) -> None:
     torch.manual_seed(seed)
-    encoding = LogGridBias(3, window, axes, width).double()
+    encoding = LogGridBias(3, window=window, axes=axes, width=width).double()
     m, n = torch.rand(1, 4, axes, dtype=torch.float64) * 60, torch.rand(1, 5, axes, dtype=torch.float64) * 60
     m, n = (m.round().long(), n.round().long()) if whole else (m, n)
     expected = published(encoding, m[0, :, None] - n[0]).permute(2, 0, 1)

@@ -30,7 +30,7 @@ def turned(x: Tensor, places: Tensor, frequencies: Tensor, layout: str) -> Tenso
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 @pytest.mark.parametrize(("head_dim", "axes"), [(8, 2), (7, 2), (12, 3), (6, 1)])
 def test_queries_and_keys_are_turned_as_published(layout: str, head_dim: int, axes: int) -> None:
-    encoding = MixedRotary(head_dim, 3, axes, layout=layout)
+    encoding = MixedRotary(3, head_dim, axes=axes, layout=layout)
     places = torch.randn(5, axes, dtype=torch.float64) * 10
     q, k = torch.randn(2, 3, 5, head_dim, dtype=torch.float64), torch.randn(2, 3, 5, head_dim, dtype=torch.float64)
     got = encoding(q, k, positions=places[None])
@@ -40,7 +40,7 @@ def test_queries_and_keys_are_turned_as_published(layout: str, head_dim: int, ax
 
 
 def test_the_initial_magnitudes_are_ten_to_the_minus_4k_over_d_along_two_perpendicular_directions() -> None:
-    encoding = MixedRotary(64, 3, dtype=torch.float64)
+    encoding = MixedRotary(3, 64, dtype=torch.float64)
     first, second = encoding.frequencies.detach().chunk(2, 1)  # [3, 16, 2] each
     expected = torch.tensor([10 ** (-4 * k / 64) for k in range(16)], dtype=torch.float64)
     for half in (first, second):
@@ -54,7 +54,7 @@ def test_the_initial_magnitudes_are_ten_to_the_minus_4k_over_d_along_two_perpend
 
 def test_initial_directions_are_uniform() -> None:
     torch.manual_seed(3)
-    first = MixedRotary(4, 4000, dtype=torch.float64).frequencies.detach()[:, 0]
+    first = MixedRotary(4000, 4, dtype=torch.float64).frequencies.detach()[:, 0]
     angle = torch.atan2(first[:, 1], first[:, 0])
     share = torch.histc(angle, 8, -math.pi, math.pi) / 4000
     assert (share - 1 / 8).abs().max().item() < 0.025
@@ -63,7 +63,7 @@ def test_initial_directions_are_uniform() -> None:
 @given(head_dim=st.integers(2, 24), axes=st.integers(1, 5), heads=st.integers(1, 3))
 @settings(max_examples=25, deadline=None)
 def test_any_number_of_axes_gets_perpendicular_directions(head_dim: int, axes: int, heads: int) -> None:
-    f = MixedRotary(head_dim, heads, axes, dtype=torch.float64).frequencies.detach()
+    f = MixedRotary(heads, head_dim, axes=axes, dtype=torch.float64).frequencies.detach()
     pairs, each = head_dim // 2, math.ceil(head_dim // 2 / axes)
     assert f.shape == (heads, pairs, axes)
     angle = f @ f.mT
@@ -77,12 +77,12 @@ def test_any_number_of_axes_gets_perpendicular_directions(head_dim: int, axes: i
 
 def test_with_one_axis_it_starts_as_rotary() -> None:
     q = torch.randn(1, 2, 7, 8, dtype=torch.float64)
-    mixed = MixedRotary(8, 2, axes=1, base=10_000.0, dtype=torch.float64)
+    mixed = MixedRotary(2, 8, axes=1, base=10_000.0, dtype=torch.float64)
     torch.testing.assert_close(mixed(q, q)[0], Rotary(8)(q, q)[0], rtol=0, atol=1e-13)
 
 
 def test_with_directions_along_the_axes_it_is_axial_rotary() -> None:
-    axial, mixed = AxialRotary(8, base=50.0), MixedRotary(8, 2, dtype=torch.float64)
+    axial, mixed = AxialRotary(8, base=50.0), MixedRotary(2, 8, dtype=torch.float64)
     with torch.no_grad():
         mixed.frequencies.zero_()
         for axis in range(2):
@@ -92,7 +92,7 @@ def test_with_directions_along_the_axes_it_is_axial_rotary() -> None:
 
 
 def test_a_logit_depends_on_the_differences_of_coordinates_alone() -> None:
-    encoding, at = MixedRotary(8, 2), Positions.grid(3, 3).coords.double()
+    encoding, at = MixedRotary(2, 8), Positions.grid(3, 3).coords.double()
     q, k = torch.randn(1, 2, 9, 8, dtype=torch.float64), torch.randn(1, 2, 9, 8, dtype=torch.float64)
     near, far = (
         torch.einsum("bhid,bhjd->bhij", *encoding(q, k, positions=p)) for p in (at, at + torch.tensor([70.5, -300]))
@@ -101,7 +101,7 @@ def test_a_logit_depends_on_the_differences_of_coordinates_alone() -> None:
 
 
 def test_frequencies_get_the_gradients_of_the_formula() -> None:
-    encoding = MixedRotary(4, 2, dtype=torch.float64)
+    encoding = MixedRotary(2, 4, dtype=torch.float64)
     q, at = torch.randn(1, 2, 4, 4, dtype=torch.float64), Positions.grid(2, 2)
 
     def run(frequencies: Tensor, q: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ def test_frequencies_get_the_gradients_of_the_formula() -> None:
 
 
 def test_angles_are_exact_although_the_parameter_is_rounded() -> None:
-    encoding = MixedRotary(8, 2).bfloat16()
+    encoding = MixedRotary(2, 8).bfloat16()
     places = torch.tensor([[1000.0, 999.0], [255.0, 257.0]], dtype=torch.float64)
     q = torch.randn(1, 2, 2, 8).bfloat16()
     exact = turned(q, places, encoding.frequencies.detach().double(), "half")
@@ -134,8 +134,8 @@ def test_with_groups_for_the_key_heads_a_cache_and_grouped_queries_work(groups: 
 
 
 def test_query_heads_turn_as_the_key_head_that_they_share() -> None:
-    encoding = MixedRotary(8, 6, groups=2, dtype=torch.float64)
-    many = MixedRotary(8, 6, dtype=torch.float64)
+    encoding = MixedRotary(6, 8, groups=2, dtype=torch.float64)
+    many = MixedRotary(6, 8, dtype=torch.float64)
     with torch.no_grad():
         many.frequencies.copy_(encoding.frequencies.repeat_interleave(3, 0))
     q, k, at = torch.randn(1, 6, 4, 8).double(), torch.randn(1, 2, 4, 8).double(), Positions.grid(2, 2)
@@ -144,8 +144,8 @@ def test_query_heads_turn_as_the_key_head_that_they_share() -> None:
 
 
 def test_only_several_sets_of_frequencies_leave_a_gap() -> None:
-    assert set(MixedRotary(8, 3).gaps) == {"grouped_query_heads_agree", "a_cache_changes_nothing"}
-    assert not MixedRotary(8, 3, groups=1).gaps and not MixedRotary(8, 1).gaps
+    assert set(MixedRotary(3, 8).gaps) == {"grouped_query_heads_agree", "a_cache_changes_nothing"}
+    assert not MixedRotary(3, 8, groups=1).gaps and not MixedRotary(1, 8).gaps
 
 
 @pytest.mark.parametrize(
@@ -166,8 +166,8 @@ def test_impossible_options_are_refused(options: dict, words: str) -> None:
 
 
 def test_heads_that_do_not_fit_are_refused() -> None:
-    encoding, at = MixedRotary(8, 4), Positions.grid(2, 2)
-    with pytest.raises(ValueError, match=r"heads must have 8 channels, got 6; build MixedRotary\(6, ...\)"):
+    encoding, at = MixedRotary(4, 8), Positions.grid(2, 2)
+    with pytest.raises(ValueError, match=r"heads must have 8 channels, got 6; build MixedRotary\(4, 6\)"):
         encoding.query(torch.zeros(1, 4, 4, 6), at)
     with pytest.raises(ValueError, match=r"4 sets of heads among 4, got 2 heads; .* build it with groups=2"):
         encoding.key(torch.zeros(1, 2, 4, 8), at)

@@ -34,7 +34,7 @@ def published(encoding: MLPBias, delta: Tensor) -> Tensor:
 )
 def test_the_bias_is_the_networks(seed: int, depth: int, width: int, axes: int, log: bool, whole: bool) -> None:
     torch.manual_seed(seed)
-    encoding = MLPBias(3, width, depth, log, axes).double()
+    encoding = MLPBias(3, width=width, depth=depth, log=log, axes=axes).double()
     m, n = torch.rand(1, 4, axes, dtype=torch.float64) * 60, torch.rand(1, 5, axes, dtype=torch.float64) * 60
     m, n = (m.round().long(), n.round().long()) if whole else (m, n)
     expected = published(encoding, m[0, :, None] - n[0]).permute(2, 0, 1)
@@ -81,7 +81,7 @@ def test_the_bias_is_added_after_the_scaling() -> None:
 
 
 def test_a_sigmoid_of_a_very_low_number_does_not_overflow() -> None:
-    encoding = MLPBias(1, 1, 1).double()
+    encoding = MLPBias(1, width=1, depth=1).double()
     with torch.no_grad():
         encoding.layers[0].weight.fill_(-1.0)
     assert math.isfinite(encoding.formula_logit([0.0], [0.0], 1e6, 0.0, 0, 1.0))

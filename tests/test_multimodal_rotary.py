@@ -39,7 +39,7 @@ SECTIONS = {"chunked": (2, 3, 3), "interleaved": (4, 2, 2), "time_last": (2, 4, 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("order", ORDERS)
 def test_each_pair_reads_the_axis_that_owns_it(order: str, layout: str) -> None:
-    encoding = MultimodalRotary(16, 1000.0, SECTIONS[order], order, layout)
+    encoding = MultimodalRotary(16, base=1000.0, sections=SECTIONS[order], order=order, layout=layout)
     at = text_and_grids(3, (2, 2, 3), 2)
     q, k = torch.randn(2, 3, at.tokens, 16).double(), torch.randn(2, 1, at.tokens, 16).double()
     for x, got in zip((q, k), encoding(q, k, positions=at), strict=True):

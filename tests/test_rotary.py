@@ -73,7 +73,7 @@ def test_any_base_width_and_position_follow_the_formula(
     pairs: int, passed: int, base: float, layout: str, p: float
 ) -> None:
     width, head_dim = 2 * pairs, 2 * pairs + passed
-    encoding = Rotary(head_dim, base, layout, width / head_dim)
+    encoding = Rotary(head_dim, base=base, layout=layout, partial=width / head_dim)
     assert encoding.width == width
     q = torch.randn(1, 1, 1, head_dim, dtype=torch.float64)
     got, _ = encoding(q, q, positions=torch.tensor([p], dtype=torch.float64))
@@ -93,7 +93,7 @@ def test_a_position_of_a_million_is_right_to_a_millionth(layout: str, base: floa
     # Others take angles in float32: cosines are off by 1.4e-4 at 4,000 positions, and by 2.5e-2 at a million.
     places = [4095.0, 131_071.0, 999_999.0, 1_000_000.0, 1_000_001.0]
     q = torch.randn(4, 8, 5, 64)
-    got, _ = Rotary(64, base, layout=layout)(q, q, positions=torch.tensor([int(p) for p in places]))
+    got, _ = Rotary(64, base=base, layout=layout)(q, q, positions=torch.tensor([int(p) for p in places]))
     assert got.dtype == torch.float32
     assert (got.double() - turned(q, places, base=base, layout=layout)).abs().max().item() < 1e-6
 
@@ -192,7 +192,7 @@ def test_the_frequencies_run_over_the_turned_width_and_not_over_the_head() -> No
 
 @pytest.mark.parametrize(("base", "slow"), [(1e4, 18), (5e5, 32)])
 def test_pairs_that_never_complete_a_turn_in_4096_tokens_are_counted(base: float, slow: int) -> None:
-    assert int((Rotary(128, base).wavelengths > 4096).sum()) == slow
+    assert int((Rotary(128, base=base).wavelengths > 4096).sum()) == slow
 
 
 def test_strides_change_nothing() -> None:
@@ -286,7 +286,7 @@ def test_a_temperature_multiplies_queries_and_keys_and_so_logits_by_its_square()
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_scalar_formula_in_the_file_is_the_published_one(layout: str) -> None:
-    encoding = Rotary(7, 50.0, layout, 4 / 7)
+    encoding = Rotary(7, base=50.0, layout=layout, partial=4 / 7)
     q, k = torch.randn(1, 1, 1, 7, dtype=torch.float64), torch.randn(1, 1, 1, 7, dtype=torch.float64)
     m, n = 12.0, 4.5
     expected = (
@@ -299,7 +299,7 @@ def test_the_scalar_formula_in_the_file_is_the_published_one(layout: str) -> Non
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_formula_of_a_query_turns_it_absolutely_and_warms_it(layout: str) -> None:
-    encoding = Rotary(10, 50.0, layout, 0.6, YaRN(4, trained_length=64))
+    encoding = Rotary(10, base=50.0, layout=layout, partial=0.6, schedule=YaRN(4, trained_length=64))
     q, k = (torch.randn(1, 1, 1, 10, dtype=torch.float64) for _ in range(2))
     ours, theirs = q.flatten().tolist(), k.flatten().tolist()
     for m in (0.0, 2.5, -7.0, 1000.0):
@@ -473,7 +473,7 @@ def test_within_the_trained_length_nothing_has_to_be_declared(schedule: Schedule
 
 @by_length
 def test_the_formula_reads_the_horizon_of_the_query(schedule: Schedule) -> None:
-    encoding = Rotary(8, 50.0, schedule=schedule)
+    encoding = Rotary(8, base=50.0, schedule=schedule)
     q, k = (torch.randn(1, 1, 1, 8, dtype=torch.float64) for _ in range(2))
     for length in (9, TRAINED, 17, 300):
         at, keys_at = (Positions.of(torch.tensor([p]), length=length) for p in (12, 5))

@@ -37,7 +37,7 @@ def test_pinned_values() -> None:
     n=st.floats(-1e6, 1e6),
 )
 def test_the_bias_is_the_compressed_sum_of_cosines(heads: int, half: int, base: float, m: float, n: float) -> None:
-    encoding = Sandwich(heads, 2 * half, base)
+    encoding = Sandwich(heads, width=2 * half, base=base)
     places = [torch.tensor([p], dtype=torch.float64) for p in (m, n)]
     got = encoding.bias(*places, dtype=torch.float64)[0, :, 0, 0].tolist()
     total = exact(m - n, 2 * half, base)

@@ -50,14 +50,14 @@ def test_every_position_is_right_in_both_layouts_and_with_both_exponents(layout:
 )
 def test_any_width_and_base_follow_the_formula(dim: int, base: float, layout: str, endpoint: bool, p: int) -> None:
     at = Positions.of(torch.tensor([p], dtype=torch.float64))
-    got = Sinusoidal(dim, base, layout, endpoint).encode(at)
+    got = Sinusoidal(dim, base=base, layout=layout, endpoint=endpoint).encode(at)
     expected = torch.tensor([[published(p, dim, base, layout, endpoint)]], dtype=torch.float64)
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-8)
 
 
 def test_the_scalar_formula_in_the_file_is_the_published_one() -> None:
     for dim, layout, endpoint in itertools.product((1, 5, 6), ("interleaved", "concatenated"), (False, True)):
-        encoding = Sinusoidal(dim, 300.0, layout, endpoint)
+        encoding = Sinusoidal(dim, base=300.0, layout=layout, endpoint=endpoint)
         got = [encoding.formula_added(12.5, channel) for channel in range(dim)]
         assert got == pytest.approx(published(12.5, dim, 300.0, layout, endpoint), abs=1e-13)
 
@@ -105,7 +105,7 @@ def test_the_dot_product_of_two_positions_is_even_in_the_distance_and_not_monoto
 def test_a_shift_is_a_matrix_that_does_not_depend_on_the_position(
     dim: int, layout: str, endpoint: bool, k: float
 ) -> None:
-    encoding = Sinusoidal(dim, 500.0, layout, endpoint)
+    encoding = Sinusoidal(dim, base=500.0, layout=layout, endpoint=endpoint)
     matrix = encoding.shift(k).tolist()
     for p in (0.0, 3.0, 1e5):
         before, after = (published(m, dim, 500.0, layout, endpoint) for m in (p, p + k))
@@ -298,10 +298,10 @@ def test_on_several_axes_each_has_its_own_channels(
     c = 2 * math.ceil(dim / (2 * axes))
     if (axes - 1) * c >= dim:
         with pytest.raises(ValueError, match=f"dim={dim} leaves no channel for the last of axes={axes}"):
-            Sinusoidal(dim, base, layout, endpoint, axes)
+            Sinusoidal(dim, base=base, layout=layout, endpoint=endpoint, axes=axes)
         return
     place = tuple(data.draw(st.lists(st.floats(-1000, 1000, width=32), min_size=axes, max_size=axes)))
-    encoding = Sinusoidal(dim, base, layout, endpoint, axes)
+    encoding = Sinusoidal(dim, base=base, layout=layout, endpoint=endpoint, axes=axes)
     expected = published_on_axes(place, dim, base, layout, endpoint)
     got = encoding.encode(Positions.of(torch.tensor([[place]], dtype=torch.float64)))
     assert got.flatten().tolist() == pytest.approx(expected, abs=1e-10)

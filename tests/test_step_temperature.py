@@ -32,7 +32,7 @@ PINNED = {
 @pytest.mark.parametrize("form", FORMS)
 def test_temperatures_are_the_pinned_ones(form: str) -> None:
     interval, pinned = PINNED[form]
-    encoding = StepTemperature(interval, form=form)
+    encoding = StepTemperature(interval=interval, form=form)
     assert factors(encoding, list(pinned)) == pytest.approx(list(pinned.values()), abs=5e-8)
     assert [encoding.temperature(p) for p in pinned] == pytest.approx(list(pinned.values()), abs=5e-8)
 
@@ -59,13 +59,13 @@ def test_any_interval_and_position_is_the_published_formula(
     below = [p // interval * interval for p in positions]
     positions = [*positions, *below, *(p + interval - 1 for p in below)]
     expected = [published(form, p, interval, strength) for p in positions]
-    encoding = StepTemperature(interval, strength, form)
+    encoding = StepTemperature(interval=interval, strength=strength, form=form)
     assert factors(encoding, positions) == pytest.approx(expected, rel=1e-12)
     assert [encoding.temperature(p) for p in positions] == pytest.approx(expected, rel=1e-12)
 
 
 def test_llama_steps_one_position_before_ministral_and_inkling_does_not_step() -> None:
-    llama, ministral, inkling = (StepTemperature(4, form=form) for form in FORMS)
+    llama, ministral, inkling = (StepTemperature(interval=4, form=form) for form in FORMS)
     steps = [[round(tau, 6) for tau in factors(encoding, list(range(9)))] for encoding in (llama, ministral, inkling)]
     one, two = round(1 + 0.1 * math.log(2), 6), round(1 + 0.1 * math.log(3), 6)
     assert steps[0] == [1, 1, 1, one, one, one, one, two, two]
@@ -74,19 +74,19 @@ def test_llama_steps_one_position_before_ministral_and_inkling_does_not_step() -
 
 
 def test_fractional_and_negative_positions_have_a_temperature() -> None:
-    got = factors(StepTemperature(2, 1.0), [-7.5, 0.5, 1.5, 3.5])
+    got = factors(StepTemperature(interval=2, strength=1.0), [-7.5, 0.5, 1.5, 3.5])
     assert got == pytest.approx([1, 1, 1 + math.log(2), 1 + math.log(3)])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_query_is_rounded_once(dtype: torch.dtype) -> None:
-    encoding, at, q = StepTemperature(3), Positions.count(40), torch.randn(1, 2, 40, 4).to(dtype)
+    encoding, at, q = StepTemperature(interval=3), Positions.count(40), torch.randn(1, 2, 40, 4).to(dtype)
     tau = torch.tensor([encoding.temperature(p) for p in range(40)], dtype=torch.float64)
     assert encoding.query(q, at).equal((q.double() * tau[:, None]).float().to(dtype))
 
 
 def test_logits_are_multiplied_and_keys_are_not() -> None:
-    encoding = StepTemperature(1, 1.0, "inkling")
+    encoding = StepTemperature(interval=1, strength=1.0, form="inkling")
     assert encoding.formula_logit([1.0, 2.0], [3.0, 1.0], 9, 5, 0, 0.1) == pytest.approx(0.5 * (1 + math.log(10)))
     k = torch.randn(1, 1, 4, 4)
     assert encoding.key(k, Positions.count(4)).equal(k)

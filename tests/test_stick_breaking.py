@@ -16,7 +16,7 @@ from posenc.masks import Mask
 
 
 def weights_of(q: Tensor, k: Tensor, at: Positions, mask: Mask, itself: bool = False, scale: float = 1.0) -> Tensor:
-    encoding = StickBreaking(itself)
+    encoding = StickBreaking(itself=itself)
     kernel = bind("reference", encoding, scale=scale, weights=True)
     _, weights = encoding.attend(q, at, Keys(k, k, at), mask, kernel)
     assert weights is not None

@@ -52,7 +52,7 @@ def test_every_whole_distance_falls_into_the_exact_bucket(buckets: int, max_dist
     buckets = buckets if causal else buckets + buckets % 4
     reach = min(5 * max_distance, 640)
     deltas = [*range(-reach, reach + 1), -5 * max_distance, 5 * max_distance, max_distance, max_distance - 1]
-    got = T5Bias(1, buckets, max_distance, causal).bucket(torch.tensor(deltas)).tolist()
+    got = T5Bias(1, buckets=buckets, max_distance=max_distance, causal=causal).bucket(torch.tensor(deltas)).tolist()
     assert got == [exact_bucket(delta, buckets, max_distance, causal) for delta in deltas]
 
 
@@ -65,7 +65,7 @@ def test_every_whole_distance_falls_into_the_exact_bucket(buckets: int, max_dist
 def test_random_sizes_fall_into_the_exact_buckets(quarter: int, room: int, causal: bool, deltas: list[int]) -> None:
     buckets = 4 * quarter
     max_distance = buckets // 2 + room
-    got = T5Bias(1, buckets, max_distance, causal).bucket(torch.tensor(deltas)).tolist()
+    got = T5Bias(1, buckets=buckets, max_distance=max_distance, causal=causal).bucket(torch.tensor(deltas)).tolist()
     assert got == [exact_bucket(delta, buckets, max_distance, causal) for delta in deltas]
 
 
@@ -81,13 +81,13 @@ def test_a_fraction_falls_into_the_bucket_that_the_formula_gives_it(
     buckets = 4 * quarter
     max_distance = buckets // 2 + room
     deltas = torch.tensor(eighths, dtype=torch.float64) / 8
-    got = T5Bias(1, buckets, max_distance, causal).bucket(deltas).tolist()
+    got = T5Bias(1, buckets=buckets, max_distance=max_distance, causal=causal).bucket(deltas).tolist()
     assert got == [exact_bucket(Fraction(n, 8), buckets, max_distance, causal) for n in eighths]
 
 
 def test_no_bucket_is_left_empty_or_out_of_order() -> None:
     for buckets, max_distance in ((32, 128), (16, 500)):
-        bucket = T5Bias(1, buckets, max_distance).bucket(torch.arange(5 * max_distance))
+        bucket = T5Bias(1, buckets=buckets, max_distance=max_distance).bucket(torch.arange(5 * max_distance))
         assert (bucket.diff() >= 0).all() and bucket.unique().tolist() == list(range(buckets))
 
 
@@ -97,7 +97,7 @@ def test_all_distances_past_the_greatest_look_alike() -> None:
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_bias_is_the_table_read_by_bucket_and_head(causal: bool) -> None:
-    encoding = T5Bias(3, 8, 20, causal, std=1.0).double()
+    encoding = T5Bias(3, buckets=8, max_distance=20, causal=causal, std=1.0).double()
     at, keys_at = torch.tensor([5, 40, 0]), torch.tensor([0, 6, 39, 41])
     got = encoding.bias(at, keys_at)
     expected = [
@@ -114,7 +114,7 @@ def test_the_bias_is_the_table_read_by_bucket_and_head(causal: bool) -> None:
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_scalar_formula_in_the_file_uses_the_exact_buckets(causal: bool) -> None:
-    encoding = T5Bias(2, 32, 128, causal, std=1.0).double()
+    encoding = T5Bias(2, buckets=32, max_distance=128, causal=causal, std=1.0).double()
     for distance in [*range(-260, 261, 3), -128, 128, 127, 16, -16, 32, 64]:
         got = encoding.formula_logit([2.0], [3.0], float(distance), 0.0, 1, 0.5)
         assert got == pytest.approx(3.0 + encoding.table[exact_bucket(distance, 32, 128, causal), 1].item(), abs=1e-14)
@@ -122,11 +122,11 @@ def test_the_scalar_formula_in_the_file_uses_the_exact_buckets(causal: bool) -> 
 
 def test_the_default_table_starts_as_no_position_at_all() -> None:
     assert not T5Bias(4).table.any()
-    assert T5Bias(64, 256, 1000, std=0.5).table.std().item() == pytest.approx(0.5, rel=0.05)
+    assert T5Bias(64, buckets=256, max_distance=1000, std=0.5).table.std().item() == pytest.approx(0.5, rel=0.05)
 
 
 def test_gradients_count_how_often_a_bucket_was_read() -> None:
-    encoding = T5Bias(1, 4, 5).double()
+    encoding = T5Bias(1, buckets=4, max_distance=5).double()
     encoding.bias(7).sum().backward()
     counts = [0] * 4
     for m in range(7):

@@ -28,7 +28,7 @@ def test_buckets_are_theirs_but_for_rounding_at_the_edges(buckets: int, max_dist
 
     delta = torch.arange(-2 * max_distance, 2 * max_distance + 1)
     theirs = make_log_bucket_position(delta, buckets, max_distance).long().clamp(-buckets, buckets - 1)
-    got = DeBERTa(4, 1, 4, buckets, max_distance).bucket(delta).clamp(-buckets, buckets - 1)
+    got = DeBERTa(4, 1, 4, buckets=buckets, max_distance=max_distance).bucket(delta).clamp(-buckets, buckets - 1)
     differ = {d: (a, b) for d, a, b in zip(delta.tolist(), theirs.tolist(), got.tolist(), strict=True) if a != b}
     assert differ == wrong | {-d: (-a, -b) for d, (a, b) in wrong.items()}
     half, power = buckets // 2, buckets // 2 - 1
@@ -42,7 +42,7 @@ def test_buckets_are_theirs_but_for_rounding_at_the_edges(buckets: int, max_dist
 def loaded(layer: torch.nn.Module, table: Tensor, **options) -> DeBERTa:
     """Ours with the weights of a layer of version 2."""
     heads, head_dim = layer.num_attention_heads, layer.attention_head_size
-    encoding = DeBERTa(table.shape[1], heads, head_dim, layer.pos_ebd_size, mirror=False, **options)
+    encoding = DeBERTa(table.shape[1], heads, head_dim, buckets=layer.pos_ebd_size, mirror=False, **options)
     share = layer.share_att_key
     with torch.no_grad():
         encoding.table.copy_(table)
@@ -88,7 +88,7 @@ def test_version_2_gives_the_same_with_rows_not_mirrored(kinds: list, terms: str
     theirs, got = (x - x.mean(-1, keepdim=True) for x in (theirs, got))
     torch.testing.assert_close(got, theirs, rtol=1e-6, atol=1e-7)
     if terms != "content_to_position":
-        paper = DeBERTa(12, 3, 4, 6, 20, terms).double()
+        paper = DeBERTa(12, 3, 4, buckets=6, max_distance=20, terms=terms).double()
         paper.load_state_dict(encoding.state_dict())
         far = paper.bias(T, q=q, k=k)
         assert (far - far.mean(-1, keepdim=True) - theirs).abs().max() > 0.1
@@ -110,7 +110,7 @@ def test_version_1_gives_the_same_with_rows_not_mirrored() -> None:
     torch.manual_seed(0)
     layer = DisentangledSelfAttention(config).double()
     table = torch.randn(16, 12, dtype=torch.float64)
-    encoding = DeBERTa(12, 3, 4, 8, None, mirror=False).double()
+    encoding = DeBERTa(12, 3, 4, buckets=8, max_distance=None, mirror=False).double()
     with torch.no_grad():
         encoding.table.copy_(table)
         encoding.to_key.load_state_dict(layer.pos_proj.state_dict())

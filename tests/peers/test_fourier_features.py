@@ -25,7 +25,7 @@ def test_perceiver_has_the_same_waves_in_another_order(axes: int) -> None:
     sizes, K = (9,) * axes, 5
     place = peer.build_linear_positions(sizes).view(1, -1, axes)
     theirs = peer.generate_fourier_features(place, K, max_resolution=sizes, concat_pos=False)
-    encoding = FourierFeatures(2 * K * axes, 9, axes)
+    encoding = FourierFeatures(2 * K * axes, 9, axes=axes)
     at = Positions.grid(*sizes)
     ours = encoding.encode(at).float()
     # Known difference: they have the sines of all axes before all cosines.
@@ -36,7 +36,7 @@ def test_perceiver_has_the_same_waves_in_another_order(axes: int) -> None:
 def test_sam_agrees_with_its_random_directions_and_cell_centres() -> None:
     peer = pytest.importorskip("transformers.models.sam.modeling_sam", reason=NOT_HERE)
     layer = peer.SamPositionalEmbedding(types.SimpleNamespace(scale=1.0, num_pos_feats=8))
-    encoding, at = FourierFeatures(16, 12, 2, "gaussian", centres=True, seed=4), Positions.grid(12, 12)
+    encoding, at = FourierFeatures(16, 12, axes=2, kind="gaussian", centres=True, seed=4), Positions.grid(12, 12)
     with torch.no_grad():
         layer.positional_embedding.copy_(torch.tensor(encoding.drawn).view(2, 8))
         # SAM adds half a cell and divides by the size before it calls the layer.

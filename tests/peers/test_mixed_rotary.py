@@ -15,7 +15,7 @@ def test_timm_turns_patches_as_we_do(timm_layer, grid: str) -> None:
     at = at if grid == "ij" else Positions.of(at.coords.flip(-1))
     for layer in range(2):
         expected = timm.apply_rot_embed_cat(q, theirs.get_embed([3, 5])[layer])
-        ours = MixedRotary(16, 3, layout="interleaved")
+        ours = MixedRotary(3, 16, layout="interleaved")
         with torch.no_grad():
             ours.frequencies.copy_(theirs.freqs[:, layer].permute(1, 2, 0))
         torch.testing.assert_close(ours.query(q, at), expected, rtol=0, atol=5e-6)
@@ -23,7 +23,7 @@ def test_timm_turns_patches_as_we_do(timm_layer, grid: str) -> None:
 
 def test_timm_starts_from_the_same_magnitudes_and_perpendicular_copies(timm_layer) -> None:
     theirs = timm_layer("pos_embed_sincos").init_random_2d_freqs(16, 1, 3)[:, 0].permute(1, 2, 0)  # [heads, pairs, 2]
-    ours = MixedRotary(16, 3).frequencies.detach()
+    ours = MixedRotary(3, 16).frequencies.detach()
     torch.testing.assert_close(ours.norm(dim=-1), theirs.norm(dim=-1), rtol=1e-5, atol=0)
     for f in (ours, theirs):
         first, second = f.chunk(2, 1)

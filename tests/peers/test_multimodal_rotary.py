@@ -27,7 +27,7 @@ def test_qwen_turns_text_and_images_as_we_do(module: str, name: str, order: str,
     q, k = torch.randn(2, 3, at.tokens, 128), torch.randn(2, 1, at.tokens, 128)
     cos, sin = getattr(theirs, name)(made)(q, at.coords.movedim(-1, 0).expand(3, 2, -1))
     expected = theirs.apply_rotary_pos_emb(q, k, cos, sin)
-    encoding = MultimodalRotary(128, 1e6, order=order)
+    encoding = MultimodalRotary(128, base=1e6, order=order)
     assert encoding.sections_in_use == sections
     for mine, other in zip(encoding(q, k, positions=at), expected, strict=True):
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-5)

@@ -19,7 +19,7 @@ def test_ministral(interval: int) -> None:
 
     ids = torch.cat((torch.arange(1000), torch.tensor([2**17 - 1, 2**17, 262_143, 1_000_000])))
     theirs = get_llama_4_attn_scale(ids[None], 0.1, interval)[0, 0, :, 0]
-    ours = factors(StepTemperature(interval, form="ministral"), Positions.of(ids))
+    ours = factors(StepTemperature(interval=interval, form="ministral"), Positions.of(ids))
     torch.testing.assert_close(ours, theirs.double(), rtol=0, atol=3e-7)
 
 
@@ -79,5 +79,5 @@ def test_inkling() -> None:
     from transformers.models.inkling2.configuration_inkling2 import Inkling2TextConfig
 
     config = Inkling2TextConfig()
-    encoding = StepTemperature(config.log_scaling_n_floor, config.log_scaling_alpha, "inkling")
+    encoding = StepTemperature(interval=config.log_scaling_n_floor, strength=config.log_scaling_alpha, form="inkling")
     assert (encoding.interval, encoding.strength) == (128_000, 0.1)

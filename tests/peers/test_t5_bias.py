@@ -29,7 +29,7 @@ def test_buckets_are_those_of_transformers_up_to_rounding_at_an_edge(
     buckets, delta = 4 * quarter, torch.arange(start, start + 200)
     side = buckets if causal else buckets // 2
     max_distance = side // 2 + room
-    ours = T5Bias(1, buckets, max_distance, causal).bucket(delta)
+    ours = T5Bias(1, buckets=buckets, max_distance=max_distance, causal=causal).bucket(delta)
     theirs = peer.T5Attention._relative_position_bucket(-delta, not causal, buckets, max_distance)
     for d, mine, other in zip(delta.tolist(), ours.tolist(), theirs.tolist(), strict=True):
         # Known difference: a logarithm in float32 puts some distances at an edge one bucket too low.
@@ -42,7 +42,9 @@ def test_a_distance_at_an_edge_falls_into_the_exact_bucket(factor: int) -> None:
     for buckets in range(4, 68, 8):
         exact = buckets // 2
         # The square root of the largest ratio lies half the logarithmic buckets on.
-        ours = T5Bias(1, 2 * buckets, 2 * exact * factor**2).bucket(torch.tensor([2 * exact * factor]))
+        ours = T5Bias(1, buckets=2 * buckets, max_distance=2 * exact * factor**2).bucket(
+            torch.tensor([2 * exact * factor])
+        )
         assert ours.item() == 3 * exact
 
 

@@ -406,7 +406,7 @@ def smaller(rotary: Encoding, share: float) -> Rotary:
     """The rotary of a smaller width, whose frequencies are some of the old ones: those of every so-manieth pair."""
     if type(rotary) is not Rotary:
         raise ValueError(f"only a plain rotary can be made partial, and this checkpoint has {rotary}")
-    new = Rotary(rotary.head_dim, rotary.base, rotary.layout, share, rotary.schedule)
+    new = Rotary(rotary.head_dim, base=rotary.base, layout=rotary.layout, partial=share, schedule=rotary.schedule)
     if new.width >= rotary.width:
         raise ValueError(f"partial={share:g} turns {new.width} channels of a head, and {rotary.width} turn now")
     step, rest = divmod(rotary.width, new.width)

@@ -55,11 +55,11 @@ class ALiBi(Encoding):
     def __init__(
         self,
         heads: int,
+        *,
         form: str = "symmetric",
         bias_max: float = 8.0,
         learned: bool = False,
         head_dim: int | None = None,
-        *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:

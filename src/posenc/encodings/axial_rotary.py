@@ -69,6 +69,7 @@ class AxialRotary(Rotations):
     def __init__(
         self,
         head_dim: int,
+        *,
         axes: int = 2,
         base: float = 100.0,
         split: tuple[int, ...] | None = None,

@@ -52,9 +52,9 @@ class Contextual(Encoding):
     def __init__(
         self,
         head_dim: int,
+        *,
         positions: int = 64,
         divided: bool = True,
-        *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:

@@ -46,8 +46,8 @@ class ContinuousTime(Encoding):
         self,
         dim: int,
         max_len: int,
-        size: int | None = None,
         *,
+        size: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:

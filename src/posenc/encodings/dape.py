@@ -47,8 +47,8 @@ class DAPE(Encoding):
         self,
         encoding: Encoding,
         heads: int,
-        width: int = 32,
         *,
+        width: int = 32,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:

@@ -70,12 +70,12 @@ class DeBERTa(Encoding):
         dim: int,
         heads: int,
         head_dim: int,
+        *,
         buckets: int = 256,
         max_distance: int | None = 512,
         terms: str = "both",
         mirror: bool = True,
         std: float = 0.02,
-        *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:

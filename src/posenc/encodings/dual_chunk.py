@@ -41,7 +41,7 @@ class DualChunk(DistanceMap):
     extrapolates = "claimed to more than 8 times the trained length untuned"
     used_by = "Qwen2.5-1M"
 
-    def __init__(self, encoding: Encoding, chunk: int = 384, longest: int | None = None) -> None:
+    def __init__(self, encoding: Encoding, *, chunk: int = 384, longest: int | None = None) -> None:
         if not chunk >= 1:
             raise ValueError(f"chunk must be 1 position or more, got {chunk}")
         if longest is not None and not longest > chunk:

@@ -48,12 +48,12 @@ class Fire(Encoding):
     def __init__(
         self,
         heads: int,
+        *,
         width: int = 32,
         rate: float = 0.1,
         length: float = 512.0,
         eps: float = 1e-6,
         shared: bool = False,
-        *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:

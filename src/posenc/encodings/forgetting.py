@@ -55,9 +55,9 @@ class Forgetting(Encoding):
         self,
         dim: int,
         heads: int,
+        *,
         start: float = 0.0,
         std: float = 0.02,
-        *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:

@@ -66,6 +66,7 @@ class FourierFeatures(Encoding):
         self,
         dim: int,
         max_len: int,
+        *,
         axes: int = 1,
         kind: str = "linear",
         max_freq: float | None = None,
@@ -73,7 +74,6 @@ class FourierFeatures(Encoding):
         scale: float = 1.0,
         seed: int = 0,
         hidden: int = 32,
-        *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:

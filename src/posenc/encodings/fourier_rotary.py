@@ -89,6 +89,7 @@ class FourierRotary(Encoding):
         heads: int,
         head_dim: int,
         max_len: int,
+        *,
         base: float = 10_000.0,
         layout: str = "half",
         gain: float = 0.3,
@@ -96,7 +97,6 @@ class FourierRotary(Encoding):
         learned: bool = False,
         silenced: str = "passed",
         seed: int = 0,
-        *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:

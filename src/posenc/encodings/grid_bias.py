@@ -44,9 +44,9 @@ class GridBias(Encoding):
     def __init__(
         self,
         heads: int,
+        *,
         window: tuple[int, ...] = (7, 7),
         std: float = 0.02,
-        *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -101,7 +101,7 @@ class GridBias(Encoding):
         """
         if len(window) != self.axes:
             raise ValueError(f"window must have {self.axes} sizes as the old one {self.window}, got {window}")
-        other = GridBias(self.heads, window, self.std, device=self.table.device, dtype=self.table.dtype)
+        other = GridBias(self.heads, window=window, std=self.std, device=self.table.device, dtype=self.table.dtype)
         # Both tables are spread over the same square, each row in the middle of its cell.
         axes = [
             torch.arange(1 - n, n, dtype=torch.float64, device=self.table.device) * ((2 * old - 1) / (2 * n - 1))

@@ -47,7 +47,7 @@ class ImageRotary(Rotations):
     extrapolates = "images of any size keep their coordinates within -1 to 1, and training rescales them at random"
     used_by = "DINOv3"
 
-    def __init__(self, head_dim: int, axes: int = 2, base: float = 100.0, layout: str = "half") -> None:
+    def __init__(self, head_dim: int, *, axes: int = 2, base: float = 100.0, layout: str = "half") -> None:
         super().__init__()
         if layout not in LAYOUTS:
             raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got '{layout}'")

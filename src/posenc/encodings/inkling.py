@@ -59,10 +59,10 @@ class Inkling(Encoding):
         self,
         dim: int,
         heads: int,
+        *,
         extent: int = 1024,
         rank: int = 16,
         std: float = 0.02,
-        *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:

@@ -56,10 +56,10 @@ class Kerple(Encoding):
     def __init__(
         self,
         heads: int,
+        *,
         kind: str = "log",
         form: str = "released",
         head_dim: int | None = None,
-        *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:

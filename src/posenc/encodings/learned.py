@@ -55,9 +55,9 @@ class Learned(Encoding):
         self,
         dim: int,
         max_len: int,
+        *,
         overrun: str = "error",
         std: float = 0.02,
-        *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:

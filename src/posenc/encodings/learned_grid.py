@@ -54,11 +54,11 @@ class LearnedGrid(Encoding):
         self,
         dim: int,
         max_len: int | None = None,
+        *,
         grid: tuple[int, ...] | None = None,
         prefix: int = 0,
         overrun: str = "error",
         std: float = 0.02,
-        *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -121,10 +121,10 @@ class LearnedGrid(Encoding):
             twin = LearnedGrid(
                 self.dim,
                 self.max_len,
-                grid,
-                self.prefix,
-                self.overrun,
-                self.std,
+                grid=grid,
+                prefix=self.prefix,
+                overrun=self.overrun,
+                std=self.std,
                 device=self.table.device,
                 dtype=self.table.dtype,
             )

@@ -54,11 +54,11 @@ class LearnedRotary(Turning):
     def __init__(
         self,
         head_dim: int,
+        *,
         heads: int | None = None,
         base: float = 10_000.0,
         layout: str = "half",
         per_head: bool = False,
-        *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:

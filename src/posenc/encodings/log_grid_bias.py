@@ -45,10 +45,10 @@ class LogGridBias(Encoding):
     def __init__(
         self,
         heads: int,
+        *,
         window: int = 8,
         axes: int = 2,
         width: int = 512,
-        *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:

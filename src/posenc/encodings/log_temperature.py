@@ -41,7 +41,7 @@ class LogTemperature(Encoding):
     extrapolates = "It keeps the entropy of attention in range, and gives no position by itself."
     used_by = ""
 
-    def __init__(self, max_len: int, least: float = 0.0) -> None:
+    def __init__(self, max_len: int, *, least: float = 0.0) -> None:
         super().__init__()
         if not max_len >= 2:
             raise ValueError(f"max_len must be 2 or more, since the logarithm of 1 is 0, got {max_len}")

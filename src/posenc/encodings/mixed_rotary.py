@@ -40,7 +40,7 @@ class MixedRotary(Turning):
     are groups.
     Source: Heo, Park, Han, Yun 2024, arXiv:2403.13298, section 3.2 (RoPE-Mixed).
 
-    >>> MixedRotary(8, heads=3).frequencies.shape
+    >>> MixedRotary(3, 8).frequencies.shape
     torch.Size([3, 4, 2])
     """
 
@@ -55,13 +55,13 @@ class MixedRotary(Turning):
 
     def __init__(
         self,
-        head_dim: int,
         heads: int,
+        head_dim: int,
+        *,
         axes: int = 2,
         base: float = 10.0,
         groups: int | None = None,
         layout: str = "half",
-        *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -103,7 +103,8 @@ class MixedRotary(Turning):
     def turned(self, x: Tensor, at: Positions, *, in_place: bool = False) -> Tensor:
         if x.shape[-1] != self.head_dim:
             raise ValueError(
-                f"heads must have {self.head_dim} channels, got {x.shape[-1]}; build MixedRotary({x.shape[-1]}, ...)"
+                f"heads must have {self.head_dim} channels, got {x.shape[-1]}; build "
+                f"MixedRotary({self.heads}, {x.shape[-1]})"
             )
         sets = self.frequencies.shape[0]
         if x.shape[1] % sets or x.shape[1] > self.heads:

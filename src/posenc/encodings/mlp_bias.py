@@ -50,11 +50,11 @@ class MLPBias(Encoding):
     def __init__(
         self,
         heads: int,
+        *,
         width: int = 32,
         depth: int = 2,
         log: bool = False,
         axes: int = 1,
-        *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:

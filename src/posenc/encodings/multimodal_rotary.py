@@ -60,6 +60,7 @@ class MultimodalRotary(Rotations):
     def __init__(
         self,
         head_dim: int,
+        *,
         base: float = 10_000.0,
         sections: tuple[int, ...] | None = None,
         order: str = "chunked",

@@ -55,8 +55,8 @@ class PaTH(Encoding):
         dim: int,
         heads: int,
         head_dim: int,
-        rank: int = 32,
         *,
+        rank: int = 32,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:

@@ -55,9 +55,9 @@ class Polar(Encoding):
         self,
         heads: int,
         head_dim: int,
+        *,
         base: float = 10_000.0,
         phases: str = "zero",
-        *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:

@@ -49,6 +49,7 @@ class ProportionalRotary(Rotations):
     def __init__(
         self,
         head_dim: int,
+        *,
         share: float = 0.25,
         base: float = 10_000.0,
         layout: str = "half",

@@ -37,7 +37,7 @@ class ReRoPE(DistanceMap):
     also_called = ("leaky_rerope", "rectified_rotary")
     extrapolates = "to any length untuned, claimed and found: Llama-2-13B's loss is 1.50, 1.43, 1.40 at 4k, 8k, 16k"
 
-    def __init__(self, encoding: Encoding, window: int = 512, leak: float | None = None) -> None:
+    def __init__(self, encoding: Encoding, *, window: int = 512, leak: float | None = None) -> None:
         if not window >= 1:
             raise ValueError(f"window must be 1 position or more, got {window}")
         if leak is not None and not leak >= 1:

@@ -50,6 +50,7 @@ class RotaryValues(Encoding):
     def __init__(
         self,
         head_dim: int,
+        *,
         base: float = 10_000.0,
         layout: str = "half",
         partial: float = 1.0,

@@ -37,7 +37,7 @@ class Sandwich(Encoding):
     source = "Chi, Fan, Rudnicky, Ramadge 2022, arXiv:2212.10356, section 5"
     extrapolates = "Claimed: perplexity stays flat or falls beyond the trained length, as KERPLE's; not verified here."
 
-    def __init__(self, heads: int, width: int = 128, base: float = 10_000.0) -> None:
+    def __init__(self, heads: int, *, width: int = 128, base: float = 10_000.0) -> None:
         super().__init__()
         if heads < 1:
             raise ValueError(f"heads must be 1 or more, got {heads}")

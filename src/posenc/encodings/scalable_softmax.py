@@ -45,9 +45,9 @@ class ScalableSoftmax(Encoding):
     def __init__(
         self,
         heads: int,
+        *,
         start: float = 0.43,
         constant: bool = False,
-        *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:

@@ -71,6 +71,7 @@ class SelectiveRotary(Encoding):
         dim: int,
         heads: int,
         head_dim: int,
+        *,
         base: float = 500_000.0,
         layout: str = "half",
         rank: int = 16,
@@ -78,7 +79,6 @@ class SelectiveRotary(Encoding):
         gate: str = "none",
         temperature: float = 1.0,
         learned_temperature: bool = False,
-        *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:

@@ -38,7 +38,7 @@ class SelfExtend(DistanceMap):
     also_called = ("selfextend", "grouped_attention")
     extrapolates = "claimed and found to work untuned to the length that the groups reach"
 
-    def __init__(self, encoding: Encoding, window: int = 512, group: int = 8) -> None:
+    def __init__(self, encoding: Encoding, *, window: int = 512, group: int = 8) -> None:
         if not window >= 1:
             raise ValueError(f"window must be 1 position or more, got {window}")
         if not group >= 1:

@@ -50,11 +50,11 @@ class Shaw(Encoding):
     def __init__(
         self,
         head_dim: int,
+        *,
         clip: int = 16,
         values: bool = True,
         mutual: bool = False,
         std: float | None = None,
-        *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:

@@ -75,12 +75,12 @@ class Sinusoidal(Encoding):
     def __init__(
         self,
         dim: int,
+        *,
         base: float = 10_000.0,
         layout: str = "interleaved",
         endpoint: bool = False,
         axes: int = 1,
         scaled: bool = False,
-        *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -332,7 +332,11 @@ class Sinusoidal(Encoding):
             )
         if matches(rows, self):
             return None
-        others = (Sinusoidal(self.dim, self.base, layout, end) for layout in LAYOUTS for end in (False, True))
+        others = (
+            Sinusoidal(self.dim, base=self.base, layout=layout, endpoint=end)
+            for layout in LAYOUTS
+            for end in (False, True)
+        )
         same = next((other for other in others if matches(rows, other)), None)
         largest = float((rows.double() - self.encode(Positions.count(rows.shape[0]))[0]).abs().max())
         remedy = (

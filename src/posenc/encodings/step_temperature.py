@@ -37,7 +37,7 @@ class StepTemperature(Encoding):
     Source: Meta 2025, Llama 4 model code (after arXiv:2501.19399); Mistral AI 2025, Ministral 3 model code; Inkling
     2026, model code; all in transformers 5.23.
 
-    >>> [round(StepTemperature(8192).temperature(p), 6) for p in (8190, 8191, 8192, 24575)]
+    >>> [round(StepTemperature(interval=8192).temperature(p), 6) for p in (8190, 8191, 8192, 24575)]
     [1.0, 1.069315, 1.069315, 1.138629]
     """
 
@@ -49,7 +49,7 @@ class StepTemperature(Encoding):
     extrapolates = "It keeps attention sharp over long contexts, and gives no position by itself."
     used_by = "Llama 4 (layers without rotary), Ministral 3, Mistral Small 4, Inkling (global layers)"
 
-    def __init__(self, interval: int = 8192, strength: float = 0.1, form: str = "llama4") -> None:
+    def __init__(self, *, interval: int = 8192, strength: float = 0.1, form: str = "llama4") -> None:
         super().__init__()
         if form not in FORMS:
             raise ValueError(f"form must be one of {', '.join(FORMS)}, got '{form}'")

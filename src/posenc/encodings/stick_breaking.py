@@ -42,7 +42,7 @@ class StickBreaking(Encoding):
     extrapolates = "Claimed: it goes on past the trained length without any position."
     used_by = ""
 
-    def __init__(self, itself: bool = False) -> None:
+    def __init__(self, *, itself: bool = False) -> None:
         super().__init__()
         self.itself = itself
 

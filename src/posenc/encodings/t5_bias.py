@@ -46,11 +46,11 @@ class T5Bias(Encoding):
     def __init__(
         self,
         heads: int,
+        *,
         buckets: int = 32,
         max_distance: int = 128,
         causal: bool = True,
         std: float = 0.0,
-        *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:

@@ -68,11 +68,11 @@ class TransformerXL(Encoding):
         dim: int,
         heads: int,
         head_dim: int,
+        *,
         clamp: float | None = None,
         base: float = 10_000.0,
         layout: str = "concatenated",
         std: float = 0.02,
-        *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:

@@ -60,9 +60,9 @@ class TUPE(Encoding):
         heads: int,
         head_dim: int,
         max_len: int,
+        *,
         untie_first: bool = True,
         std: float = 0.02,
-        *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:

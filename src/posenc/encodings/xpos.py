@@ -57,6 +57,7 @@ class XPos(Encoding):
     def __init__(
         self,
         head_dim: int,
+        *,
         base: float = 10_000.0,
         layout: str = "half",
         scale_base: float = 512.0,
