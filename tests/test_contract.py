@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from posenc import catalogue, kernels, masks, testing
+from posenc import catalogue, kernels, masks, schedules, testing
 from posenc.cache import GrowingCache, SlotCache
 from posenc.encoding import Encoding
 from posenc.positions import Positions
@@ -172,7 +172,7 @@ def test_the_formulas_of_queries_and_keys_are_what_the_doors_make_of_them(door: 
 
 def test_variants_are_drawn_from_the_constructor() -> None:
     found = " ".join(variants("rotary"))
-    assert all(word in found for word in ("layout=interleaved", "partial=0.67", *catalogue.SCHEDULES))
+    assert all(word in found for word in ("layout=interleaved", "partial=0.67", *schedules.SCHEDULES))
     assert variants("none") == ["none"]
     assert variants("rerope")[:2] == ["rerope(rotary)", "rerope(rotary, window=8)"]
 
