@@ -343,7 +343,7 @@ def attention(drawn: Drawn, sight: Sight) -> None:
 def untrained(shape: Shape, tokens: int, seed: int) -> tuple[Attention, Tensor]:
     """A layer and token vectors, drawn from a seed; the global random state stays as it is."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         layer = Attention(shape.dim, shape.heads, head_dim=shape.head_dim, encoding=None).eval()
         return layer, torch.randn(1, tokens, shape.dim)
 

@@ -162,13 +162,13 @@ def missing_handle(label: str) -> Line2D:
 
 def mark_trained(ax: Axes, lengths: Iterable[float], *, horizontal: bool = False, above: bool = False) -> None:
     """A dashed line where training ended, with its length in words."""
-    several = len(lengths := sorted(set(lengths))) > 1
+    lengths = sorted(set(lengths))
     for length in lengths:
         words = f"trained to {summary.count(length)}"
         if horizontal:
             ax.axhline(length, color=INK, linestyle=(0, (4, 3)), linewidth=1)
             # Two lines may be so near that the words of the lower one find no room between them.
-            below = several and length == lengths[0]
+            below = length < lengths[-1]
             ax.annotate(
                 words,
                 (0.995, length),
