@@ -180,7 +180,7 @@ def in_python() -> list[tuple[str, Callable[[], Any]]]:
     import posenc
     from posenc import Positions, kernels, masks
     from posenc.cache import SlotCache
-    from posenc.encoding import Keys
+    from posenc.keys import Keys
 
     torch.manual_seed(0)
     rope, alibi = posenc.Rotary(64), posenc.ALiBi(4)
@@ -198,7 +198,7 @@ def in_python() -> list[tuple[str, Callable[[], Any]]]:
 
     return [
         ("rotary, one token", lambda: rope(q, k, offset=40)),
-        ("rotary, a prompt in place", lambda: rope.turn(many, many, *2 * (Positions.count(300),), in_place=True)),
+        ("rotary, a prompt in place", lambda: rope.turn_both(many, many, *2 * (Positions.count(300),), in_place=True)),
         ("attention with alibi, 300 tokens", biased),
         (
             "a layer with rotary and a static cache, one token",

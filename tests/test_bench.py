@@ -251,7 +251,7 @@ def test_a_rotation_of_others_stands_in_the_same_layer(small: rotation.Case) -> 
     q, k = small.inputs()
     at = Positions.count(5)
     theirs = rotation.Theirs(lambda q, k: (q + 1, k + 2))
-    turned = theirs.turn(q, k, at, at, in_place=True)
+    turned = theirs.turn_both(q, k, at, at, in_place=True)
     assert turned[0].equal(q + 1) and turned[1].equal(k + 2)
 
 

@@ -8,11 +8,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from posenc import ALiBi, Attention, Kerple, LogGridBias, NoPE, Sandwich, Shaw, T5Bias, kernels, masks
-from posenc.encoding import Encoding, Keys
+from posenc.encoding import Encoding
 from posenc.kernels import blocked, plan
 from posenc.kernels.bias_in_blocks import Block
+from posenc.kernels.biases.distances import anti_diagonals
 from posenc.kernels.block_sizes import SIZES
-from posenc.kernels.distance_bias import ByDistance, ByPair, anti_diagonals
+from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
 
@@ -330,20 +331,19 @@ def test_no_tensor_grows_with_the_square_of_the_tokens(name: str, limit: float, 
 @pytest.mark.parametrize(
     ("place", "kind"),
     [
-        ("counted", ByDistance),
-        ("packed", ByDistance),
-        ("padded left", ByDistance),
-        ("padded inside", ByPair),
-        ("shuffled", ByPair),
-        ("fractional", None),
-        ("far apart", None),
+        ("counted", "distances in a row"),
+        ("packed", "distances in a row"),
+        ("padded left", "distances in a row"),
+        ("padded inside", "distances looked up"),
+        ("shuffled", "distances looked up"),
+        ("fractional", "pairs"),
+        ("far apart", "pairs"),
     ],
 )
-def test_a_vector_is_enough_wherever_distances_are_whole_and_few(place: str, kind) -> None:
-    at, encoding = PLACES[place], ALiBi(HEADS)
-    found = plan.plan_for(at, at, masks.causal(), 2, HEADS, places=True)
-    bias = blocked.distance_bias(encoding, heads(2, HEADS, 41, WIDTH), found)
-    assert bias is None if kind is None else type(bias) is kind
+def test_a_vector_is_enough_wherever_distances_are_whole_and_few(place: str, kind: str) -> None:
+    at, encoding, q = PLACES[place], ALiBi(HEADS), heads(2, HEADS, 41, WIDTH)
+    served = kernels.served_by(encoding, q, at, Keys(q, q, at), masks.causal())
+    assert served == ("blocked", kind)
 
 
 @pytest.mark.parametrize(("n", "m"), [(1, 1), (1, 5), (5, 1), (3, 7), (7, 3), (4, 4)])
@@ -459,14 +459,32 @@ def loss_of(attention: Attention):
     ],
     ids=["plain causal", "everything seen", "one query"],
 )
-def test_what_one_fused_call_does_goes_there(encoding, at: Positions, mask: Mask, monkeypatch) -> None:
-    calls = []
-    monkeypatch.setattr(blocked.sdpa, "attend", lambda *given, **named: calls.append(1) or (None, None))
+def test_one_fused_call_is_chosen_where_it_needs_no_matrix_and_no_named_kernel_is_replaced(
+    encoding, at: Positions, mask: Mask, monkeypatch
+) -> None:
     q = heads(1, HEADS, at.tokens, WIDTH)
     keys_at = at if at.tokens > 1 else Positions.count(9)
     k = heads(1, HEADS, keys_at.tokens, WIDTH)
-    kernels.bind("blocked", encoding, scale=1.0)(encoding, q, at, Keys(k, k, keys_at), mask)
-    assert calls == [1]
+    keys = Keys(k, k, keys_at)
+    assert kernels.served_by(encoding, q, at, keys, mask) == ("sdpa",)
+    assert kernels.served_by(encoding, q, at, keys, mask, name="blocked")[0] == "blocked"
+    outs = {name: kernels.bind(name, encoding, scale=1.0)(encoding, q, at, keys, mask)[0] for name in kernels.AUTO}
+    same_outs = [torch.testing.assert_close(out, outs["reference"], rtol=0, atol=1e-12) for out in outs.values()]
+    assert len(same_outs) == 3
+    monkeypatch.setattr(blocked.sdpa, "attend", None)
+    kernels.bind("blocked", encoding, scale=1.0)(encoding, q, at, keys, mask)
+
+
+def test_blocked_by_name_says_what_it_cannot_do_in_a_graph(monkeypatch) -> None:
+    q, at = heads(1, HEADS, 9, WIDTH), Positions.count(9)
+    keys = Keys(q, q, at)
+    shaw = Shaw(WIDTH, values=False).double()
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    with pytest.raises(ValueError, match=r"kernel 'blocked' cannot do this: in a graph that is being compiled, .*auto"):
+        kernels.bind("blocked", shaw, scale=1.0)(shaw, q, at, keys, masks.causal())
+    assert kernels.served_by(shaw, q, at, keys, masks.causal()) == ("sdpa",)
+    with pytest.raises(ValueError, match="no attention in blocks of an empty batch"):
+        kernels.bind("blocked", NoPE(), scale=1.0)(NoPE(), q[:0], at, Keys(q[:0], q[:0], at), masks.causal())
 
 
 # In a graph that is being compiled
@@ -490,9 +508,9 @@ def test_what_a_graph_holds_is_right_under_every_mask(name: str, at: Positions, 
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     encoding = learned(ENCODINGS[name])
     for rule, mask in RULES.items():
-        same(both_kernels(encoding, at, at, mask), rule)
-        same(both_kernels(encoding, at, at.rows(slice(0, 30)), mask), f"{rule}, fewer keys")
-        same(both_kernels(encoding, at.rows(slice(11, None)), at, mask), f"{rule}, fewer queries")
+        same(both_kernels(encoding, at, at, mask, "auto"), rule)
+        same(both_kernels(encoding, at, at.rows(slice(0, 30)), mask, "auto"), f"{rule}, fewer keys")
+        same(both_kernels(encoding, at.rows(slice(11, None)), at, mask, "auto"), f"{rule}, fewer queries")
 
 
 @pytest.mark.parametrize("mask", [masks.causal(), masks.window(4, causal=False)], ids=["causal", "window"])

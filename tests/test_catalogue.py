@@ -12,7 +12,7 @@ import posenc
 import posenc.encodings
 from posenc import Compose, Encoding, Shape, build, catalogue, foreign, names
 from posenc.catalogue import Node, parse
-from posenc.encoding import OnHeads
+from posenc.chosen_heads import OnHeads
 from posenc.encodings.learned import Learned
 from posenc.encodings.rotary import Rotary
 from posenc.encodings.sinusoidal import Sinusoidal

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from posenc import Attention, Block, Compose, Decoder, Encoding, Keys, Positions, Shape, build, masks
 from posenc.catalogue import build_layers
-from posenc.encoding import OnHeads, Token
+from posenc.chosen_heads import OnHeads
 from posenc.encodings.alibi import ALiBi
 from posenc.encodings.learned import Learned
 from posenc.encodings.none import NoPE
@@ -20,6 +20,7 @@ from posenc.encodings.sinusoidal import Sinusoidal
 from posenc.encodings.stick_breaking import StickBreaking
 from posenc.encodings.t5_bias import T5Bias
 from posenc.kernels import bind
+from posenc.published import Token
 
 SHAPE = Shape.of(dim=24, heads=6, max_len=32)
 DOUBLE = {"dtype": torch.float64}
@@ -82,8 +83,8 @@ def test_all_parts_add_to_the_embeddings() -> None:
 def test_a_sum_of_sums_is_flat_and_opens_every_door_of_its_parts() -> None:
     whole = (Sinusoidal(24) + Rotary(4)) + (ALiBi(6) + NoPE())
     assert isinstance(whole, Compose) and len(whole.parts) == 4
-    assert whole.doors == {"embed", "query", "key", "by_distance"}
-    assert (ALiBi(6) + Shaw(4, values=False)).doors == {"score_mod"}
+    assert whole.doors == {"embed", "turn", "by_distance"}
+    assert (ALiBi(6) + Shaw(4, values=False)).doors == {"biases"}
 
 
 def test_an_attention_rule_sees_the_doors_of_the_whole() -> None:

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from posenc import Attention, Positions, masks
-from posenc.encoding import Keys, Token
 from posenc.encodings.contextual import Contextual
+from posenc.keys import Keys
+from posenc.published import Token
 
 COUNTED = Positions.count(7)
 

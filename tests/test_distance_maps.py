@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posenc import kernels, masks
+from posenc.biases import total
 from posenc.catalogue import build
-from posenc.encoding import Encoding, Keys, Shape
+from posenc.encoding import Encoding, Shape
 from posenc.encodings.alibi import ALiBi
 from posenc.encodings.dual_chunk import DualChunk
 from posenc.encodings.rerope import ReRoPE
@@ -18,6 +19,7 @@ from posenc.encodings.rotary import Rotary
 from posenc.encodings.self_extend import SelfExtend
 from posenc.encodings.shaw import Shaw
 from posenc.encodings.sinusoidal import Sinusoidal
+from posenc.keys import Keys
 from posenc.positions import Positions
 
 SHAPE = Shape(dim=16, heads=2, head_dim=8, max_len=32)
@@ -26,7 +28,7 @@ SHAPE = Shape(dim=16, heads=2, head_dim=8, max_len=32)
 def distances(encoding: Encoding, T: int) -> list[list[int]]:
     """The mapped distances of T tokens in a row as the fast path has them, read from an ALiBi whose slope is 1/16."""
     nothing, at = torch.zeros(1, 1, T, 4), Positions.count(T)
-    values = encoding.dense_bias(nothing, at, Keys(nothing, nothing, at), torch.float32)
+    values = total(encoding.biases(nothing, at, Keys(nothing, nothing, at)), torch.float32)
     assert values is not None
     return (values[0, 0] / -ALiBi(1).slopes[0]).round(decimals=4).tolist()
 
@@ -169,7 +171,7 @@ def test_a_spec_builds_it_and_its_text_is_the_spec() -> None:
         (lambda: DualChunk(Rotary(8), chunk=0), "chunk must be 1 position or more"),
         (lambda: DualChunk(Rotary(8), chunk=6, longest=6), "longest must be above chunk=6 positions, got 6"),
         (lambda: ReRoPE(Sinusoidal(8)), "sinusoidal opens embed"),
-        (lambda: ReRoPE(Shaw(8)), "shaw opens attend, score_mod"),
+        (lambda: ReRoPE(Shaw(8)), "shaw opens attend, biases"),
         (lambda: build("rerope(rotary, rotary)", SHAPE), "rerope wraps one encoding, as in rerope"),
         (lambda: build("rerope(none)", SHAPE), "none opens no door"),
         (lambda: build("rerope(rotary, width=3)", SHAPE), "rerope has no option 'width'; it has: window, leak"),
@@ -181,7 +183,7 @@ def test_bad_arguments_are_refused_with_the_reason(make, message: str) -> None:
 
 
 def test_a_map_opens_the_doors_that_what_it_maps_needs_and_no_other() -> None:
-    doors = {"alibi": {"score_mod"}, "rotary": {"attend"}, "rotary + alibi": {"attend", "score_mod"}}
+    doors = {"alibi": {"biases"}, "rotary": {"attend"}, "rotary + alibi": {"attend", "biases"}}
     for inner, expected in doors.items():
         mapped = build(f"rerope({inner}, window=4)", Shape(dim=12, heads=2, head_dim=6, max_len=9))
         assert mapped.doors == expected

@@ -111,7 +111,7 @@ def test_keys_after_the_query_count_by_their_distance() -> None:
 def test_rows_that_share_positions_share_the_bias_and_others_do_not() -> None:
     encoding, q = Fire(3).double(), torch.zeros(4, 3, 5, 2, dtype=torch.float64)
     at = Positions.count(5)
-    modify = encoding.score_mod(q, at, Keys(q, q, at))
+    modify = encoding.biases(q, at, Keys(q, q, at))[0].closure()
     b, h, i, j = (torch.arange(n) for n in (4, 3, 5, 5))
     zero = torch.zeros((), dtype=torch.float64)
     assert modify(zero, b[:, None, None, None], h[:, None, None], i[:, None], j).shape == (3, 5, 5)

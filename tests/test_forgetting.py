@@ -8,9 +8,9 @@ from torch import Tensor
 
 from posenc import Attention, Decoder, Keys, Positions, masks
 from posenc.cache import GrowingCache
-from posenc.encoding import Token, index_grids
 from posenc.encodings.alibi import ALiBi
 from posenc.encodings.forgetting import Forgetting
+from posenc.published import Token
 
 
 def written_out(gates: Tensor, at: Positions, keys_at: Positions) -> Tensor:
@@ -33,8 +33,7 @@ def written_out(gates: Tensor, at: Positions, keys_at: Positions) -> Tensor:
 def bias_of(encoding: Forgetting, gates: Tensor, at: Positions, keys_at: Positions) -> Tensor:
     q = torch.zeros(gates.shape[0], encoding.heads, at.tokens, 4, dtype=gates.dtype)
     k = torch.zeros(gates.shape[0], 1, keys_at.tokens, 4, dtype=gates.dtype)
-    zero = torch.zeros(gates.shape[0], encoding.heads, at.tokens, keys_at.tokens, dtype=gates.dtype)
-    return encoding.score_mod(q, at, Keys(k, k, keys_at, {"forgetting": gates}))(zero, *index_grids(zero))
+    return encoding.biases(q, at, Keys(k, k, keys_at, {"forgetting": gates}))[0].dense(gates.dtype)
 
 
 COUNTED = Positions.count(9)

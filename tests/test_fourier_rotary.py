@@ -176,7 +176,7 @@ def test_a_cache_stays_right_as_it_grows(kv_heads: int) -> None:
 def test_mixtures_shared_by_the_heads_leave_the_attention_rule_free() -> None:
     assert "attend" in FourierRotary(2, 8, 100).doors
     shared = FourierRotary(2, 8, 100, per_head=False)
-    assert shared.doors == {"query", "key"}
+    assert shared.doors == {"turn"}
     assert shared.key(torch.ones(1, 1, 3, 8), Positions.count(3)).shape == (1, 1, 3, 8)
 
 

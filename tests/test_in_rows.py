@@ -5,10 +5,11 @@ import torch
 
 from posenc import masks
 from posenc.catalogue import build
-from posenc.encoding import Encoding, Keys, Projections, Shape
+from posenc.encoding import Encoding, Shape
 from posenc.kernels import bind
 from posenc.kernels.block_sizes import SIZES
 from posenc.kernels.in_rows import attend_in_rows
+from posenc.keys import Keys, Projections
 from posenc.masks import Mask
 from posenc.positions import Positions
 

@@ -165,4 +165,4 @@ def test_other_tokens_and_heads_than_it_was_built_for_are_refused() -> None:
         encoding.remember(torch.zeros(1, 2, 7), at, None)
     q = torch.zeros(1, 2, 2, 4)
     with pytest.raises(ValueError, match="mixes for 3 heads, got queries of 2; build it for those"):
-        encoding.score_mod(q, at, Keys(q, q, at))
+        encoding.biases(q, at, Keys(q, q, at))

@@ -195,7 +195,7 @@ def given_by(encoding: Encoding, at: Positions, dtype: torch.dtype, device: str 
     found = []
     if "embed" in encoding.doors:
         found.append(encoding.embed(torch.zeros(1, at.tokens, testing.SHAPE.dim, dtype=dtype, device=device), at))
-    if encoding.doors & {"query", "key"}:
+    if "turn" in encoding.doors:
         shape = (1, testing.SHAPE.heads, at.tokens, testing.SHAPE.head_dim)
         heads = torch.ones(shape, dtype=dtype, device=device)
         found += [encoding.query(heads, at), encoding.key(heads, at)]

@@ -39,7 +39,7 @@ SHAPE = Shape(dim=24, heads=3, head_dim=8, max_len=32)
 FAMILIES = ("sinusoidal", "learned(std=1)", "rotary", "alibi", "t5_bias(std=1)")
 """One of each kind: added to embeddings, without and with a table; turning; bias, without and with one."""
 
-TURNING_OR_ADDED = [name for name in names() if find(name).doors & {"embed", "query"}]
+TURNING_OR_ADDED = [name for name in names() if find(name).doors & {"embed", "turn"}]
 
 
 def model(encoding: str, **options) -> Decoder:
@@ -233,7 +233,7 @@ def test_the_closure_of_a_bias_is_one_that_flex_attention_takes(spec: str) -> No
     encoding, at = build(spec, SHAPE), Positions.count(9)
     q, k, v = torch.randn(3, 2, 3, 9, 8)
     keys = Keys(k, v, at)
-    got = flex_attention(q, k, v, score_mod=encoding.score_mod(q, at, keys))
+    got = flex_attention(q, k, v, score_mod=encoding.biases(q, at, keys)[0].closure())
     expected, _ = kernels.bind("reference", encoding, scale=8**-0.5)(encoding, q, at, keys, masks.bidirectional())
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)
     without = F.scaled_dot_product_attention(q, k, v)

@@ -103,8 +103,11 @@ def test_a_floating_tensor_is_added_and_forbids_where_it_is_minus_infinity() -> 
     mask = mask_for(added)
     at = Positions.count(2)
     assert rows(mask, at) == ["xx", ".x"]
-    assert mask.added(at, at) is added
-    assert mask_for(added == 0).added(at, at) is None
+    seen, rest = mask.split()
+    assert rows(seen, at) == ["xx", ".x"] and seen.given is not None and seen.given.dtype == torch.bool
+    assert rest is not None and rest.tolist() == [[0.0, 1.5], [0.0, 2.0]]
+    said = mask_for(added == 0)
+    assert said.split() == (said, None)
 
 
 def test_a_given_mask_may_differ_by_batch_and_head() -> None:
@@ -124,8 +127,6 @@ def test_masks_of_other_tokens_are_refused(shape: tuple[int, ...]) -> None:
     for tensor in (torch.ones(shape, dtype=torch.bool), torch.zeros(shape)):
         with pytest.raises(ValueError, match=r"a mask broadcasts to \[batch, heads, 4, 5\], got shape"):
             mask_for(tensor).allowed(at, keys_at)
-    with pytest.raises(ValueError, match=r"a mask broadcasts to"):
-        mask_for(torch.zeros(shape)).added(at, keys_at)
 
 
 def test_a_mask_of_whole_numbers_is_refused_because_its_meaning_is_unclear() -> None:

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from posenc import Attention, Decoder, Keys, Positions, masks
-from posenc.encoding import Token
 from posenc.encodings.path import PaTH
 from posenc.kernels import bind
 from posenc.masks import Mask
+from posenc.published import Token
 
 COUNTED = Positions.count(7)
 ORDER = torch.tensor([[4, 0, 6, 2, 1, 5, 3]])

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from posenc import Attention, Positions, masks
 from posenc.cache import GrowingCache, SlotCache
-from posenc.encoding import Token
 from posenc.encodings.rotary import Rotary
+from posenc.published import Token
 from posenc.schedules import (
     DynamicLinear,
     DynamicNTK,

@@ -8,11 +8,12 @@ from torch import Tensor
 
 from posenc import Attention, Decoder, Keys, Positions, masks
 from posenc.cache import GrowingCache, SlotCache
-from posenc.encoding import Projections, Token
 from posenc.encodings.rotary import Rotary
 from posenc.encodings.selective_rotary import SelectiveRotary
 from posenc.kernels import bind
+from posenc.keys import Projections
 from posenc.masks import Mask
+from posenc.published import Token
 
 NOTHING = Projections(*[lambda x: x] * 3)
 

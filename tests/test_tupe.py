@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from posenc import Decoder, Keys, Positions, build, masks
+from posenc.biases import total
 from posenc.encoding import Shape
 from posenc.encodings.tupe import TUPE
 from posenc.kernels import bind
@@ -170,7 +171,7 @@ def test_inside_a_compiled_graph_they_come_out_as_nan() -> None:
 
     def both(places: Tensor) -> Tensor:
         at = Positions.of(places)
-        return encoding.dense_bias(q, at, Keys(q, q, at), torch.float64)
+        return total(encoding.biases(q, at, Keys(q, q, at)), torch.float64)
 
     compiled = torch.compile(both, backend="eager", fullgraph=True)
     got = compiled(torch.tensor([11, 12]))

@@ -10,14 +10,18 @@ from typing import ClassVar
 import pytest
 import torch
 import torch.nn.functional as F
+from posenc.kernels.distance_bias import DistanceGradient
 from torch import Tensor, nn
 
 from posenc import testing
-from posenc.encoding import Encoding, Keys, ScoreMod, without_autocast
+from posenc.biases import Bias, ByDistance, Pairs
+from posenc.encoding import Encoding
 from posenc.encodings.rotary import Rotary
-from posenc.kernels.distance_bias import DistanceGradient
 from posenc.kernels.rotate_pairs import rotate_pairs
+from posenc.keys import Keys
 from posenc.positions import Positions
+from posenc.precision import without_autocast
+from posenc.score_mods import ScoreMod
 from posenc.testing import PROMISES, Subject, check, describe
 
 
@@ -58,16 +62,10 @@ class Turn(Encoding):
     def angle(self, x: Tensor, at: Positions) -> Tensor:
         return at.coords[:, None, :, :1].double().expand(-1, -1, -1, x.shape[-1] // 2)
 
-    def turned(self, x: Tensor, at: Positions) -> Tensor:
+    def turn(self, x: Tensor, at: Positions, side: str) -> Tensor:
         angle = self.angle(x, at)
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         return rotate_pairs(x, angle.cos().to(dtype), angle.sin().to(dtype), "half")
-
-    def query(self, q: Tensor, at: Positions) -> Tensor:
-        return self.turned(q, at)
-
-    def key(self, k: Tensor, at: Positions) -> Tensor:
-        return self.turned(k, at)
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:
         half = len(q) // 2
@@ -92,8 +90,8 @@ class AnglesInTheInputsDtype(Turn):
 class BackwardsInHalfPrecision(Turn):
     """Gives the right numbers, and in half precision their gradient the wrong way round."""
 
-    def turned(self, x: Tensor, at: Positions) -> Tensor:
-        out = super().turned(x, at)
+    def turn(self, x: Tensor, at: Positions, side: str) -> Tensor:
+        out = super().turn(x, at, side)
         return 2 * out.detach() - out if x.dtype.itemsize == 2 else out
 
 
@@ -154,15 +152,16 @@ class AddsByOrder(Encoding):
 class LeaksTheFuture(Turn):
     """Centres keys on their mean over all tokens of the call."""
 
-    def key(self, k: Tensor, at: Positions) -> Tensor:
-        return super().key(k - k.mean(2, keepdim=True), at)
+    def turn(self, x: Tensor, at: Positions, side: str) -> Tensor:
+        return super().turn(x - x.mean(2, keepdim=True) if side == "key" else x, at, side)
 
 
 class CentreOfTheTensor(Turn):
     """Grows queries with the distance from the middle of the tensor, as a published rotary layer does for xPos."""
 
-    def query(self, q: Tensor, at: Positions) -> Tensor:
-        return super().query(q, at) * 1.1 ** ((at.coords - at.tokens // 2)[:, None] / 5).to(q.dtype)
+    def turn(self, x: Tensor, at: Positions, side: str) -> Tensor:
+        out = super().turn(x, at, side)
+        return out * 1.1 ** ((at.coords - at.tokens // 2)[:, None] / 5).to(x.dtype) if side == "query" else out
 
 
 class LearnsTwiceAsFast(Encoding):
@@ -214,8 +213,13 @@ class InvertedSign(Slope):
     def by_distance(self, delta: Tensor) -> Tensor:
         return super().by_distance(delta.clamp(min=0))
 
-    def dense_bias(self, q: Tensor | None, at: Positions, keys: Keys, dtype: torch.dtype) -> Tensor:
-        return super().dense_bias(q, keys.at, Keys(keys.k, keys.v, at), dtype).transpose(-1, -2)
+    def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
+        class Turned(ByDistance):
+            def dense(self, dtype: torch.dtype) -> Tensor:
+                exchanged = ByDistance(self.by_distance, self.keys_at, self.at, self.heads, self.batch)
+                return exchanged.dense(dtype).transpose(-1, -2)
+
+        return [Turned(self.by_distance, at, keys.at, None if q is None else q.shape[1], len(keys.k))]
 
 
 class ForgetsAnOption(Slope):
@@ -240,9 +244,9 @@ class HidesAnOption(Slope):
 class ChangesItsInput(Turn):
     """Turns queries in place."""
 
-    def query(self, q: Tensor, at: Positions) -> Tensor:
+    def turn(self, x: Tensor, at: Positions, side: str) -> Tensor:
         with torch.no_grad():
-            return q.copy_(super().query(q, at))
+            return x.copy_(super().turn(x, at, side)) if side == "query" else super().turn(x, at, side)
 
 
 class DrawsAtRandom(Slope):
@@ -273,7 +277,7 @@ class LongestOfTheBatch(Turn):
 class KeysByHead(Turn):
     """Turns keys by the number of their head, as if there were as many key heads as query heads."""
 
-    def turned(self, x: Tensor, at: Positions) -> Tensor:
+    def turn(self, x: Tensor, at: Positions, side: str) -> Tensor:
         factor = torch.arange(1, x.shape[1] + 1, device=x.device)[None, :, None, None]
         angle = self.angle(x, at) * factor
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
@@ -356,6 +360,9 @@ class Forgetting(Encoding):
         same_document = True if at.document is None else keys_at.document[:, None, :] == at.document[:, :, None]
         return before & same_document
 
+    def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
+        return [Pairs(self.score_mod, q, at, keys)]
+
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
         forget = keys.memo["log_forget"][:, :, None, :]
         own, others = ((forget * self.before(x, keys.at)[:, None].to(forget.dtype)).sum(-1) for x in (at, keys.at))
@@ -403,7 +410,7 @@ CAUGHT = [
     (DeafParameter, testing.every_parameter_learns, "no gradient reaches 0.weight"),
     (WrongFrequency, testing.says_what_the_paper_says, "against the formula"),
     (WrongClamp, testing.says_what_the_paper_says, "far"),
-    (InvertedSign, testing.evaluators_and_kernels_agree, "dense_bias against score_mod"),
+    (InvertedSign, testing.evaluators_and_kernels_agree, "the dense bias against its closure"),
     (ForgetsAnOption, testing.the_spec_round_trips, "builds"),
     (HidesAnOption, testing.the_spec_round_trips, "has no attribute 'rate'"),
     (ChangesItsInput, testing.nothing_given_is_changed, "q was changed in place"),

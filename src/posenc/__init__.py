@@ -11,9 +11,11 @@ if TYPE_CHECKING:
     from posenc.attention import Attention
     from posenc.cache import Cache
     from posenc.catalogue import build, names
-    from posenc.encoding import Compose, Encoding, Keys, OnHeads, Shape
+    from posenc.chosen_heads import OnHeads
+    from posenc.encoding import Compose, Encoding, Shape
     from posenc.kernels.chosen_weights import Chosen, Histogram, Shares
     from posenc.kernels.reference import scaled_dot_product_attention
+    from posenc.keys import Keys
     from posenc.masks import Mask
     from posenc.model import Block, Decoder, Encoder, EncoderDecoder, TokenPositionEmbedding
     from posenc.positions import Positions
@@ -32,9 +34,9 @@ HOMES = {
     "EncoderDecoder": "model",
     "Encoding": "encoding",
     "Histogram": "kernels.chosen_weights",
-    "Keys": "encoding",
+    "Keys": "keys",
     "Mask": "masks",
-    "OnHeads": "encoding",
+    "OnHeads": "chosen_heads",
     "Positions": "positions",
     "Shape": "encoding",
     "Shares": "kernels.chosen_weights",

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from posenc import checks, kernels
 from posenc.cache import LayerCache, held_by
 from posenc.catalogue import Spec, build
-from posenc.encoding import Encoding, Keys, Projections, Shape
+from posenc.encoding import Encoding, Shape
 from posenc.kernels.chosen_weights import Chosen, Shares, chosen_weights
 from posenc.kernels.in_rows import attend_in_rows
+from posenc.keys import Keys, Projections
 from posenc.masks import MaskLike, mask_for
 from posenc.positions import Positions, PositionsLike, positions_for
 from posenc.watched import is_held
@@ -141,8 +142,8 @@ class Attention(nn.Module):
             own = new.memo if to_itself else encoding.remember(query, at, self.projections())
             keys = replace(keys, own=own)
         if encoding.turns_when_attending:
-            q = encoding.query(q, at)
-            keys = replace(keys, k=encoding.key(keys.k, replace(keys.at, length=at.length, _tables={})))
+            q = encoding.turn(q, at, "query")
+            keys = replace(keys, k=encoding.turn(keys.k, replace(keys.at, length=at.length, _tables={}), "key"))
         kernel = kernels.bind(
             self.kernel,
             encoding,
@@ -167,7 +168,7 @@ class Attention(nn.Module):
         k = self.split(self.to_key(key), self.kv_heads)
         v = self.split(self.to_value(key if value is None else value), self.kv_heads)
         if not encoding.turns_when_attending:
-            q, k = encoding.turn(q, k, at, keys_at, in_place=not is_held(self.to_query, self.to_key))
+            q, k = encoding.turn_both(q, k, at, keys_at, in_place=not is_held(self.to_query, self.to_key))
         memo = encoding.remember(key, keys_at, self.projections()) if "remember" in encoding.doors else {}
         return q, Keys(k, v, keys_at, memo)
 

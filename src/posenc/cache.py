@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from posenc import checks
-from posenc.encoding import Keys
+from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions, of_token
 from posenc.watched import is_watched, may_be_read

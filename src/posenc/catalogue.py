@@ -19,7 +19,8 @@ from typing import Any, TypeAlias, cast
 import torch
 
 from posenc import checks, foreign, schedules
-from posenc.encoding import Compose, Encoding, OnHeads, Shape, parts_of
+from posenc.chosen_heads import OnHeads
+from posenc.encoding import Compose, Encoding, Shape, parts_of
 from posenc.foreign import CannotRead, code, near, one_line, quoted, written
 from posenc.foreign.text import shortened
 from posenc.foreign.values import LETTERS

@@ -10,10 +10,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from posenc.encoding import BoundKernel, Encoding, Keys, ScoreMod, Token, of_heads
+from posenc.biases import Bias, Dense, Pairs, check_heads
+from posenc.encoding import Encoding
+from posenc.kernels.bound import BoundKernel
 from posenc.kernels.reference import accurate, fit_heads
+from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
+from posenc.published import Token
+from posenc.score_mods import ScoreMod, of_heads
 
 
 class Branch(NamedTuple):
@@ -41,8 +46,8 @@ class DistanceMap(Encoding):
 
     def __init__(self, encoding: Encoding) -> None:
         super().__init__()
-        if not encoding.doors or encoding.doors - {"query", "key", "by_distance"}:
-            more = sorted(encoding.doors - {"query", "key", "by_distance"})
+        if not encoding.doors or encoding.doors - {"turn", "by_distance"}:
+            more = sorted(encoding.doors - {"turn", "by_distance"})
             raise ValueError(
                 f"a distance map takes an encoding that turns queries and keys or is a bias by distance, as rotary and "
                 f"alibi do; {encoding} opens {', '.join(more) or 'no door'}"
@@ -52,9 +57,8 @@ class DistanceMap(Encoding):
         if encoding.turns_when_attending:
             raise ValueError(f"a distance map replaces a schedule that follows the length, got {encoding}")
         self.encoding, self.per_layer = encoding, encoding.per_layer
-        turns, biases = bool(encoding.doors & {"query", "key"}), "by_distance" in encoding.doors
-        self.doors = frozenset({"attend"} if turns else ()) | frozenset({"score_mod"} if biases else ())
-        self.reads_between = False
+        turns, biases = "turn" in encoding.doors, "by_distance" in encoding.doors
+        self.doors = frozenset({"attend"} if turns else ()) | frozenset({"biases"} if biases else ())
 
     @property
     def wavelengths(self) -> Tensor | None:
@@ -80,7 +84,7 @@ class DistanceMap(Encoding):
         m, n = at.axis(self), keys.at.axis(self)
 
         def turned(queries_at: Positions, keys_at: Positions) -> tuple[Tensor, Tensor]:
-            return self.encoding.query(q, queries_at), self.encoding.key(keys.k, keys_at)
+            return self.encoding.turn(q, queries_at, "query"), self.encoding.turn(keys.k, keys_at, "key")
 
         true_q, true_k = turned(at, keys.at)
         true = product(true_q, true_k) * kernel.scale
@@ -89,12 +93,18 @@ class DistanceMap(Encoding):
             there = turned(at.with_coords(branch.queries(m)), keys.at.with_coords(branch.keys(n)))
             holds = branch.holds(m[:, :, None], n[:, None, :])[:, None]
             mapped = torch.where(holds, product(*there) * kernel.scale, mapped)
-        # The kernel takes the product at the true distance, and the mask brings what is missing to the mapped one.
-        return kernel(self, true_q, at, Keys(true_k, keys.v, keys.at, keys.memo, keys.own), mask.plus(mapped - true))
+        # The kernel takes the product at the true distance, and a bias brings what is missing to the mapped one.
+        missing = Dense(mapped - true)
+        turned_keys = Keys(true_k, keys.v, keys.at, keys.memo, keys.own)
+        return kernel(self, true_q, at, turned_keys, mask, biases=[*self.biases(q, at, keys), missing])
 
-    def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod | None:
-        if "score_mod" not in self.doors:
-            return None
+    def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
+        if "biases" not in self.doors or q is None:
+            return []
+        return [Pairs(self.score_mod, q, at, keys, reads_between=False)]
+
+    def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
+        """The bias of the mapped distances, pair by pair."""
         branches = self.branches()
         m, n = at.axis(self), keys.at.axis(self)
         # Positions that a batch shares need one evaluation, not one for each row.
@@ -111,7 +121,7 @@ class DistanceMap(Encoding):
                 delta = torch.where(branch.holds(true_m, true_n), queries[row, i] - others[row, j], delta)
             values = self.encoding.by_distance(delta if self.encoding.axes == 1 else delta[..., None])
             assert values is not None
-            self.check_heads(values, q)
+            check_heads(self, values, delta.dim(), q.shape[1])
             return score + of_heads(values, h).to(score.dtype)
 
         return score_mod

@@ -8,6 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import fields, is_dataclass
+from types import MethodType
 from typing import Any, TypeVar, cast
 from weakref import WeakValueDictionary
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.positions import Positions
+from posenc.watched import is_watched
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -142,3 +144,58 @@ class KeptTables:
 
 KEPT = KeptTables(64 << 20)
 """What this process keeps."""
+
+
+class KeepsTables(nn.Module):
+    """A module whose tables are computed from a copy of it that holds constants alone, and shared by all its likes."""
+
+    kept_tables: KeptTables = KEPT
+    """Where rows of its tables are kept: with those of all others, for the whole process."""
+
+    bare: "KeepsTables | None" = None
+    """The module without all that may change unseen, which names its tables; made when the first is asked for."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "_modules" not in vars(self) and vars(self):
+            raise AttributeError(f"a table is computed from {type(self).__name__}, and may not set its {name}")
+        super().__setattr__(name, value)
+        # Another option makes other tables.
+        vars(self).pop("bare", None)
+
+    def __delattr__(self, name: str) -> None:
+        super().__delattr__(name)
+        vars(self).pop("bare", None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("bare", "kept_tables")}
+
+    def once(self, make: MethodType, at: Positions, *given: Hashable, keep: bool = False) -> Tensor:
+        """The table `make(at, *given)`, computed once for all layers that ask with these positions.
+
+        `make` is a method of this module, and what is given besides positions is plain: dtypes, devices, numbers. The
+        table is known by the class, by every constant that the module holds, and by what is given; and `make` sees a
+        copy that holds nothing else, so that no option can be forgotten. What reads a parameter, a module, or an object
+        that could change unseen is computed at every call.
+
+        keep  whether rows are kept beyond this forward pass where tokens count up from a known start, so that a decoded
+              token finds its own. `make` then gives [..., T, columns] and computes each row by itself. On the CPU only:
+              elsewhere a table may belong to one stream, or to a graph that is being captured
+        """
+        # A constant that is a tensor may be without numbers under somebody's mode, and only this encoding's own is so.
+        if torch.compiler.is_compiling() or is_watched():
+            return make(at, *given)
+        if getattr(make, "__self__", None) is not self:
+            raise ValueError(f"{self} asked for a table by {make}; give a method of the encoding that asks")
+        try:
+            bare = self.bare
+            if bare is None:
+                vars(self)["bare"] = bare = self.kept_tables.bare_of(self)
+            method = make.__func__
+            key = bare, method, given
+            if keep and (start := at.start) is not None:
+                rows = self.kept_tables.rows(key, start, at.tokens, lambda at: method(bare, at, *given))
+                if rows is not None:
+                    return rows
+            return at.once(key, lambda: method(bare, at, *given))
+        except AttributeError:
+            return make(at, *given)

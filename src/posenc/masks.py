@@ -58,11 +58,12 @@ class Mask:
             allowed = allowed & (self.fitting(at, keys_at) != -torch.inf)
         return allowed
 
-    def added(self, at: Positions, keys_at: Positions) -> Tensor | None:
-        """The floating mask that is added to the logits, or None."""
+    def split(self) -> tuple["Mask", Tensor | None]:
+        """Who may see whom, and what is added to the logits: a floating mask says both."""
         if self.given is None or self.given.dtype == torch.bool:
-            return None
-        return self.fitting(at, keys_at)
+            return self, None
+        seen = self.given != -torch.inf
+        return replace(self, given=seen), self.given.masked_fill(~seen, 0.0)
 
     def fitting(self, at: Positions, keys_at: Positions) -> Tensor:
         assert self.given is not None
@@ -77,14 +78,6 @@ class Mask:
     def within(self, window: int) -> "Mask":
         """The same mask, seeing no further than `window` tokens."""
         return replace(self, window=window if self.window is None else min(window, self.window))
-
-    def plus(self, logits: Tensor) -> "Mask":
-        """The same mask, and a floating tensor that broadcasts to [B, H, T, S] added to the logits."""
-        if self.given is None:
-            return replace(self, given=logits)
-        if self.given.dtype == torch.bool:
-            return replace(self, given=torch.where(self.given, logits, -torch.inf))
-        return replace(self, given=self.given + logits)
 
     def sees_everything(self, at: Positions, keys_at: Positions) -> bool:
         """Whether it is certain, without looking at data, that every query sees every key."""

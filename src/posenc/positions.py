@@ -452,3 +452,10 @@ def distance(at: Positions, keys_at: Positions, who: object, axes: int = 1) -> T
     They are positive for keys in the past.
     """
     return at.coordinates(axes, who)[:, :, None] - keys_at.coordinates(axes, who)[:, None, :]
+
+
+def placed(positions: Positions | Tensor | int) -> Positions:
+    """Positions that stand for themselves: Positions, ids, or a number of tokens that count from 0."""
+    if isinstance(positions, Positions):
+        return positions
+    return Positions.of(positions) if isinstance(positions, Tensor) else Positions.count(positions)

@@ -3,28 +3,27 @@
 import torch
 from torch import Tensor
 
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, Side
 from posenc.kernels.rotate_pairs import rotate_both, rotate_pairs, rotation_dtype
 from posenc.positions import Positions
 
 
 class Turning(Encoding):
-    """An encoding that turns queries and keys alike, by their own positions; a subclass says how, in `turned`."""
+    """An encoding that turns queries and keys alike, by their own positions; a subclass says how, in `rotated`."""
 
-    def turned(self, x: Tensor, at: Positions, *, in_place: bool = False) -> Tensor:
-        """Queries or keys [B, heads, T, head_dim], turned; `in_place` for a caller who owns them."""
+    turns = "alike"
+
+    def rotated(self, x: Tensor, at: Positions, *, in_place: bool = False) -> Tensor:
+        """Queries or keys [B, heads, T, head_dim], rotated; `in_place` for a caller who owns them."""
         raise NotImplementedError
 
-    def query(self, q: Tensor, at: Positions) -> Tensor:
-        return self.turned(q, at)
+    def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:
+        return self.rotated(x, at)
 
-    def key(self, k: Tensor, at: Positions) -> Tensor:
-        return self.turned(k, at)
-
-    def turn(
+    def turn_both(
         self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions, *, in_place: bool = False
     ) -> tuple[Tensor, Tensor]:
-        return self.turned(q, at, in_place=in_place), self.turned(k, keys_at, in_place=in_place)
+        return self.rotated(q, at, in_place=in_place), self.rotated(k, keys_at, in_place=in_place)
 
 
 class Rotations(Turning):
@@ -46,16 +45,16 @@ class Rotations(Turning):
         keep = x.is_cpu and not self.turns_when_attending
         return self.once(self.table, at, rotation_dtype(x), x.device, keep=keep)
 
-    def turned(self, x: Tensor, at: Positions, *, in_place: bool = False) -> Tensor:
+    def rotated(self, x: Tensor, at: Positions, *, in_place: bool = False) -> Tensor:
         self.check_head_dim(x, self.head_dim)
         cos, sin = self.rows(x, at).unbind(0)
         return rotate_pairs(x, cos, sin, self.layout, in_place=in_place)
 
-    def turn(
+    def turn_both(
         self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions, *, in_place: bool = False
     ) -> tuple[Tensor, Tensor]:
         if at is not keys_at or q.dtype != k.dtype:
-            return super().turn(q, k, at, keys_at, in_place=in_place)
+            return super().turn_both(q, k, at, keys_at, in_place=in_place)
         for x in (q, k):
             self.check_head_dim(x, self.head_dim)
         return rotate_both(q, k, self.rows(q, at), self.layout, in_place=in_place)

@@ -6,7 +6,8 @@ import torch
 from posenc import kernels, masks
 from posenc.catalogue import build
 from posenc.checkpoints.distance_branches import attend_by_branches, distance_map_of, why_not
-from posenc.encoding import Keys, Shape
+from posenc.encoding import Shape
+from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
 

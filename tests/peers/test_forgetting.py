@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from posenc import Keys, Positions
-from posenc.encoding import index_grids
 from posenc.encodings.forgetting import Forgetting
 
 
@@ -33,9 +32,8 @@ def bias_of(encoding: Forgetting, x: torch.Tensor, at: Positions) -> torch.Tenso
     keys_at = Positions.count(x.shape[1])
     q = torch.zeros(x.shape[0], encoding.heads, at.tokens, 4, dtype=x.dtype)
     k = torch.zeros(x.shape[0], 1, x.shape[1], 4, dtype=x.dtype)
-    zero = torch.zeros(x.shape[0], encoding.heads, at.tokens, x.shape[1], dtype=x.dtype)
     keys = Keys(k, k, keys_at, encoding.remember(x, keys_at, None))
-    return encoding.score_mod(q, at, keys)(zero, *index_grids(zero))
+    return encoding.biases(q, at, keys)[0].dense(x.dtype)
 
 
 def test_the_past_has_the_same_bias() -> None:

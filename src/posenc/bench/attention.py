@@ -15,7 +15,8 @@ from posenc import kernels, masks
 from posenc.bench import peers
 from posenc.bench.measure import Goal, Group, difference
 from posenc.catalogue import build
-from posenc.encoding import Encoding, Keys, Projections, Shape
+from posenc.encoding import Encoding, Shape
+from posenc.keys import Keys, Projections
 from posenc.positions import Positions
 
 HEADS, HEAD_DIM = 8, 64
@@ -203,11 +204,9 @@ ByHand = tuple[str, str, Callable[[], Callable[[], Tensor]]]
 
 
 def by_hand(subject: Subject, with_peers: bool, compiled: bool) -> Iterator[ByHand]:
-    """Other ways to the same result: a cheaper kernel of ours, the bias as a matrix, and what libraries have."""
+    """Other ways to the same result: the bias as a matrix, and what libraries have."""
     spec, tokens = str(subject.encoding).partition("(")[0], subject.case.tokens
     q, k, v = subject.q, subject.k, subject.v
-    if "key_row" in kernels.KERNELS and kernels.why_not("key_row", subject.encoding) is None:
-        yield f"{spec}, kernel key_row", "posenc", lambda: lambda: subject.call("key_row")
     if tokens > LONGEST_BY_HAND:
         return
     future = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)

@@ -119,14 +119,14 @@ def forward(case: Case, with_peers: bool, full: bool) -> Group:
     group.add(CLONE, "limit", lambda: (q.clone(), k.clone()))
     for layout in ("half", "interleaved"):
         rope = rotary(case.head_dim, layout)
-        turn = partial(rope.turn, at=at, keys_at=at, in_place=True)
+        turn = partial(rope.turn_both, at=at, keys_at=at, in_place=True)
         wanted = in_place if layout == "half" else in_place[:1]
         add_rotation(group, f"rotary, {layout}, in place", "posenc", case, turn, layout, goals=wanted, own=True)
     rope = rotary(case.head_dim)
     turn = partial(rope, positions=at)
     add_rotation(group, "rotary, into new tensors", "posenc", case, turn, "half", goals=functional, given=(q, k))
     add_rotation(group, "rotary without C, into new tensors", "posenc", case, uncompiled(turn), "half", given=(q, k))
-    turn = uncompiled(partial(rope.turn, at=at, keys_at=at, in_place=True))
+    turn = uncompiled(partial(rope.turn_both, at=at, keys_at=at, in_place=True))
     add_rotation(group, "rotary without C, in place", "posenc", case, turn, "half", goals=pure, own=True)
     if full:
         turn = torch.compile(partial(rotary(case.head_dim), positions=at))
@@ -205,7 +205,7 @@ def decoding(case: Case, with_peers: bool, full: bool) -> Group:
     turn = partial(rope, offset=case.start)
     add_rotation(group, "rotary", "posenc", case, turn, "half", goals=(faster(3, HF),), given=(q, k))
     at = Positions.count(case.tokens, case.start)
-    turn = partial(rope.turn, at=at, keys_at=at, in_place=True)
+    turn = partial(rope.turn_both, at=at, keys_at=at, in_place=True)
     # As in a layer of a model, whose pass has made its positions; so are the tables that a peer is given.
     name = "rotary, in place, positions given"
     add_rotation(group, name, "posenc", case, turn, "half", goals=(faster(3, HF),), own=True)
@@ -226,13 +226,13 @@ def tables(case: Case) -> Group:
     def from_nothing() -> None:
         # Another base has other tables: nothing that is kept can serve.
         anew = Positions.count(case.tokens)
-        rotary(case.head_dim, base=float(next(bases))).turn(q, k, anew, anew, in_place=True)
+        rotary(case.head_dim, base=float(next(bases))).turn_both(q, k, anew, anew, in_place=True)
 
     def each_forward() -> None:
         anew = Positions.count(case.tokens)
-        rope.turn(q, k, anew, anew, in_place=True)
+        rope.turn_both(q, k, anew, anew, in_place=True)
 
-    group.add(kept, "limit", lambda: rope.turn(q, k, at, at, in_place=True))
+    group.add(kept, "limit", lambda: rope.turn_both(q, k, at, at, in_place=True))
     group.add("rotary in place, positions new in each call", "posenc", each_forward)
     group.add("rotary in place, tables from nothing", "posenc", from_nothing, goals=(Goal(2.0, kept),))
     return group
@@ -272,7 +272,7 @@ class Theirs(Encoding):
         super().__init__()
         self.rotate = rotate
 
-    def turn(
+    def turn_both(
         self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions, *, in_place: bool = False
     ) -> tuple[Tensor, Tensor]:
         return self.rotate(q, k)

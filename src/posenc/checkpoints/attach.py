@@ -216,7 +216,7 @@ def in_tables(place: Place, wanted: Sequence[Encoding], part: Part, horizon: int
             if isinstance(old, Rotations) or new.doors:
                 return False
             continue
-        plain = type(new).turned is Rotations.turned and new.axes in (old.axes, 0)
+        plain = type(new).rotated is Rotations.rotated and new.axes in (old.axes, 0)
         if not plain or new.layout != old.layout or (new.turns_when_attending and horizon is None):
             return False
         if pairs(new) != pairs(old):

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from posenc.distance_maps import DistanceMap
-from posenc.encoding import TURNING, Encoding, Keys, parts_of
+from posenc.encoding import Encoding, parts_of
 from posenc.kernels.block_sizes import SIZES
 from posenc.kernels.blocked import as_fused_attention_takes, fused, merged
+from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
 
@@ -19,7 +20,7 @@ def distance_map_of(encoding: Encoding) -> DistanceMap | None:
     """The distance map of an encoding that besides only turns queries and keys; None where there is none, or more."""
     maps = [part for part in parts_of(encoding) if isinstance(part, DistanceMap)]
     others = [part for part in parts_of(encoding) if part not in maps]
-    if len(maps) != 1 or maps[0].doors != {"attend"} or any(part.doors - set(TURNING) for part in others):
+    if len(maps) != 1 or maps[0].doors != {"attend"} or any(part.doors - {"turn"} for part in others):
         return None
     return maps[0]
 
@@ -53,7 +54,7 @@ def attend_by_branches(
         else:
             there = at.with_coords(branches[which].queries(m)), keys.at.with_coords(branches[which].keys(n))
         inner = encoding.encoding
-        return as_fused_attention_takes(inner.query(q, there[0]), inner.key(keys.k, there[1]), keys.v)
+        return as_fused_attention_takes(inner.turn(q, there[0], "query"), inner.turn(keys.k, there[1], "key"), keys.v)
 
     out = q.new_zeros(*q.shape[:3], keys.v.shape[-1])
     for start in range(0, at.tokens, SIZES.rows):
@@ -64,7 +65,7 @@ def attend_by_branches(
             given = given[..., rows, :]
         seen = replace(mask, given=given)
         left = seen.allowed(few, keys.at)
-        added = seen.added(few, keys.at)
+        seen, added = seen.split()
         parts = []
         for which in (*range(len(branches)), -1):
             here = left

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posenc.distance_maps import DistanceMap
-from posenc.encoding import TURNING, Compose, Encoding, parts_of
+from posenc.encoding import Compose, Encoding, Side, parts_of
 from posenc.positions import Positions
 
 
@@ -19,14 +19,11 @@ class OnLastChannels(Encoding):
     def __init__(self, encoding: Encoding) -> None:
         super().__init__()
         self.encoding, self.doors = encoding, encoding.doors
-        self.turns_when_attending, self.axes = encoding.turns_when_attending, encoding.axes
+        self.turns_when_attending, self.axes, self.turns = encoding.turns_when_attending, encoding.axes, encoding.turns
         self.width: int = getattr(encoding, "head_dim")  # noqa: B009
 
-    def query(self, q: Tensor, at: Positions) -> Tensor:
-        return torch.cat((q[..., : -self.width], self.encoding.query(q[..., -self.width :], at)), -1)
-
-    def key(self, k: Tensor, at: Positions) -> Tensor:
-        return torch.cat((k[..., : -self.width], self.encoding.key(k[..., -self.width :], at)), -1)
+    def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:
+        return torch.cat((x[..., : -self.width], self.encoding.turn(x[..., -self.width :], at, side)), -1)
 
     def __repr__(self) -> str:
         return f"{self.encoding} on the last {self.width} channels"
@@ -43,7 +40,7 @@ def on_last_channels(encoding: Encoding, width: int, *, layout: str | None = Non
         return Compose(*(on_last_channels(part, width, layout=layout) for part in parts))
     if isinstance(encoding, DistanceMap):
         return type(encoding)(on_last_channels(encoding.encoding, width, layout=layout), **encoding.options())
-    if encoding.doors - set(TURNING) or getattr(encoding, "head_dim", None) != width:
+    if encoding.doors - {"turn"} or getattr(encoding, "head_dim", None) != width:
         return encoding
     options = encoding.options()
     if layout is not None and options.get("layout", layout) != layout:

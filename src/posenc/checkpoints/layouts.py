@@ -163,7 +163,7 @@ def width_of(part: Part, number: int) -> int | None:
     if rotary.layout not in LAYOUTS:
         raise CannotRead(f"{encoding} pairs its channels as '{rotary.layout}'; posenc converts {' and '.join(LAYOUTS)}")
     for other in parts_of(encoding):
-        if {"score_mod", "remember"} & other.doors:
+        if {"biases", "remember"} & other.doors:
             raise CannotRead(f"{encoding}: {other} reads channels of queries or keys itself; its layout cannot change")
     head_dim = part.layers[number].head_dim
     width = getattr(rotary, "width", head_dim)

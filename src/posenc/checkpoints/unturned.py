@@ -18,9 +18,11 @@ from posenc import kernels
 from posenc.checkpoints.cached_positions import KEYWORD, Follow, Step
 from posenc.checkpoints.distance_branches import attend_by_branches, distance_map_of, why_not
 from posenc.checkpoints.latent_heads import on_last_channels
-from posenc.encoding import BoundKernel, Encoding, Keys
+from posenc.encoding import Encoding
+from posenc.kernels.bound import BoundKernel
 from posenc.kernels.in_rows import attend_in_rows
 from posenc.kernels.reference import softmax_where
+from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
 
@@ -191,7 +193,7 @@ def attend(
     layer = int(cast(int, module.layer_idx))
     encoding, at = step.encodings[layer], step.at
     keys_at = step.keys_at(layer, key.shape[2])
-    keys = Keys(encoding.key(key, keys_at), value, keys_at)
+    keys = Keys(encoding.turn(key, keys_at, "key"), value, keys_at)
     if isinstance(attention_mask, Rule):
         mask = attention_mask.mask
     elif attention_mask is not None:
@@ -199,7 +201,7 @@ def attend(
     else:
         mask = Mask(causal=getattr(module, "is_causal", True) if is_causal is None else is_causal)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    query = encoding.query(query, at)
+    query = encoding.turn(query, at, "query")
     rule = encoding if softcap is None and s_aux is None else OwnSoftmax(encoding, softcap, s_aux)
     mapped = distance_map_of(rule)
     if mapped is not None and why_not(query, keys, dropout=dropout, weights=output_attentions) is None:
@@ -232,10 +234,10 @@ class OwnSoftmax(Encoding):
     def attend(
         self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
     ) -> tuple[Tensor, Tensor | None]:
+        mask, added = mask.split()
         logits = kernel.logits(self.encoding, q, at, keys, replace(mask, given=None))
         if self.cap is not None:
             logits = self.cap * torch.tanh(logits / self.cap)
-        added = mask.added(at, keys.at)
         logits = logits if added is None else logits + added
         allowed = mask.allowed(at, keys.at)
         if self.sinks is None:

@@ -5,9 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from posenc.encoding import Encoding, Keys
-from posenc.kernels.rotate_pairs import exact
-from posenc.positions import Positions
+from posenc.encoding import Encoding
 
 FORMS = ("symmetric", "asymmetric", "falcon")
 
@@ -100,14 +98,6 @@ class ALiBi(Encoding):
         if self.form == "asymmetric":
             distance = distance - 0.5 * (delta > 0)
         return -slopes.view(-1, *(1,) * delta.dim()) * distance
-
-    def key_row(self, at: Positions, keys: Keys) -> Tensor | None:
-        # Where coordinates are the order, no key in the past lies ahead. The asymmetric form treats a query's own key
-        # otherwise than the keys behind it.
-        if self.form == "asymmetric" or not (at.unit_step and keys.at.unit_step):
-            return None
-        coords = exact(keys.at.axis(self))
-        return self.strengths(coords.dtype, coords.device)[:, None] * coords[:, None]
 
     def strengths(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         """What is subtracted for each position of distance, one number for each head, in dtype at least."""

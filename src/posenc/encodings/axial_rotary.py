@@ -5,8 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from posenc.kernels.rotate_pairs import cos_sin, exact, rotate_pairs
+from posenc.kernels.rotate_pairs import cos_sin, rotate_pairs
 from posenc.positions import Positions
+from posenc.precision import exact
 from posenc.rotations import Rotations
 
 LAYOUTS = ("half", "interleaved", "half_by_axis")
@@ -112,16 +113,16 @@ class AxialRotary(Rotations):
         """The wavelength of each pair of any axis (units of a coordinate, float64), shortest first."""
         return (2 * math.pi / torch.cat([self.spectrum(axis) for axis in range(len(self.widths))])).sort().values
 
-    def turn(
+    def turn_both(
         self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions, *, in_place: bool = False
     ) -> tuple[Tensor, Tensor]:
         if self.layout == "half_by_axis":
-            return self.query(q, at), self.key(k, keys_at)
-        return super().turn(q, k, at, keys_at, in_place=in_place)
+            return self.rotated(q, at), self.rotated(k, keys_at)
+        return super().turn_both(q, k, at, keys_at, in_place=in_place)
 
-    def turned(self, x: Tensor, at: Positions, *, in_place: bool = False) -> Tensor:
+    def rotated(self, x: Tensor, at: Positions, *, in_place: bool = False) -> Tensor:
         if self.layout != "half_by_axis":
-            return super().turned(x, at, in_place=in_place)
+            return super().rotated(x, at, in_place=in_place)
         self.check_head_dim(x, self.head_dim)
         cos, sin = self.rows(x, at).unbind(0)
         channels, pairs = [*self.widths, self.head_dim - sum(self.widths)], [width // 2 for width in self.widths]
@@ -161,9 +162,6 @@ class AxialRotary(Rotations):
 
     def formula_key(self, k, position, head=0) -> list[float]:
         return self.formula_query(k, position, head)
-
-    def formula_logit(self, q, k, m, n, head, scale) -> float:
-        return super().formula_logit(self.formula_query(q, m, head), self.formula_key(k, n, head), m, n, head, scale)
 
 
 def even_split(head_dim: int, axes: int) -> tuple[int, ...]:

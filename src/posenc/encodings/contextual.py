@@ -5,10 +5,13 @@ import math
 import torch
 from torch import Tensor, nn
 
-from posenc.encoding import Encoding, Keys, ScoreMod, look_up
+from posenc.biases import Bias, Pairs
+from posenc.encoding import Encoding
 from posenc.kernels.sums_in_order import sums_after
+from posenc.keys import Keys
 from posenc.masks import causal
 from posenc.positions import Positions
+from posenc.score_mods import ScoreMod, look_up
 
 
 class Contextual(Encoding):
@@ -78,8 +81,13 @@ class Contextual(Encoding):
         gates = gates.masked_fill(~causal().allowed(at, keys.at), 0.0)
         return (gates + sums_after(gates, keys.at)).clamp(max=self.positions - 1)
 
-    def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
+    def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
+        assert q is not None
         self.check_head_dim(q, self.head_dim)
+        # It counts the keys between a key and its query.
+        return [Pairs(self.score_mod, q, at, keys)]
+
+    def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
         position = self.position(q, at, keys)
         table = q.to(position.dtype) @ self.table.to(position.dtype).T  # [B, H, T, positions]
         if self.divided:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from posenc.encoding import Encoding
 from posenc.positions import Positions
+from posenc.precision import exact
 
 
 class ContinuousTime(Encoding):
@@ -76,14 +77,11 @@ class ContinuousTime(Encoding):
 
     def encode(self, at: Positions) -> Tensor:
         """The encoding [B or 1, T, dim] in float64."""
-        time = at.coordinates(self.axes, self)
-        # Some devices have no float64: the angles are then taken on the CPU.
-        exact = torch.device("cpu") if time.device.type == "mps" else time.device
-        time = time.to(exact).double()[..., None]
-        frequency, phase = self.frequency.to(exact).double(), self.phase.to(exact).double()
+        time = exact(at.coordinates(self.axes, self))[..., None]
+        frequency, phase = exact(self.frequency), exact(self.phase)
         line = time / self.max_len * frequency[:1] + phase[:1]
         numbers = torch.cat((line, (time * frequency[1:] + phase[1:]).sin()), -1)
-        return numbers if self.project is None else numbers @ self.project.to(exact).double().T
+        return numbers if self.project is None else numbers @ exact(self.project).T
 
     def embed(self, x: Tensor, at: Positions) -> Tensor:
         if x.shape[-1] != self.dim:

@@ -4,11 +4,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posenc.encoding import BoundKernel, Encoding, Keys, Projections, ScoreMod, without_autocast
+from posenc.biases import Bias, Dense, total
+from posenc.encoding import BIASES, Encoding
+from posenc.kernels.bound import BoundKernel
+from posenc.keys import Keys, Projections
 from posenc.masks import Mask
 from posenc.positions import Positions
+from posenc.precision import without_autocast
 
-BIASES = {"by_distance", "score_mod", "remember"}
+ALLOWED = BIASES | {"remember"}
 
 
 class DAPE(Encoding):
@@ -55,7 +59,7 @@ class DAPE(Encoding):
         super().__init__()
         if not (heads >= 1 and width >= 1):
             raise ValueError(f"heads and width must be 1 or more, got {heads} and {width}")
-        if not encoding.doors & {"by_distance", "score_mod"} or not encoding.doors <= BIASES:
+        if not encoding.doors & BIASES or not encoding.doors <= ALLOWED:
             raise ValueError(
                 f"dape adapts a bias and nothing else, as in dape(kerple); {encoding} opens "
                 f"{sorted(encoding.doors) or 'no door'}"
@@ -63,7 +67,6 @@ class DAPE(Encoding):
         self.encoding, self.heads, self.width = encoding, heads, width
         self.doors = encoding.doors | {"attend"}
         self.axes, self.reads_keys = encoding.axes, encoding.reads_keys
-        self.reads_between = "score_mod" in encoding.doors and encoding.reads_between
         self.first = nn.Linear(2 * heads, width, device=device, dtype=dtype)
         self.second = nn.Linear(width, heads, device=device, dtype=dtype)
 
@@ -78,11 +81,8 @@ class DAPE(Encoding):
     def reads_pairs(self) -> bool:
         return True
 
-    def prepare(self, q: Tensor, at: Positions, keys: Keys) -> Keys:
-        return self.encoding.prepare(q, at, keys)
-
-    def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod | None:
-        return self.encoding.score_mod(q, at, keys)
+    def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
+        return self.encoding.biases(q, at, keys)
 
     def remember(self, x: Tensor, at: Positions, project: Projections) -> dict[str, Tensor]:
         return self.encoding.remember(x, at, project)
@@ -96,10 +96,11 @@ class DAPE(Encoding):
         with without_autocast(q):
             k = keys.k.to(dtype).repeat_interleave(q.shape[1] // keys.k.shape[1], 1)
             logits = q.to(dtype) @ k.transpose(-1, -2) * kernel.scale
-            bias = self.encoding.dense_bias(q, at, keys, dtype)
+            biases = self.biases(q, at, keys)
+            bias = total(biases, dtype)
             assert bias is not None
             corrected = self.corrections(torch.cat((logits, bias.expand_as(logits)), 1).movedim(1, -1))
-        return kernel(self, q, at, keys, mask.plus(corrected.movedim(-1, 1)))
+        return kernel(self, q, at, keys, mask, biases=[*biases, Dense(corrected.movedim(-1, 1))])
 
     def corrections(self, pairs: Tensor) -> Tensor:
         """f of the logits and biases [..., 2 H] of pairs: what is added for each head, [..., H]."""

@@ -1,14 +1,17 @@
 """DeBERTa's disentangled attention."""
 
 import math
-from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posenc.encoding import Encoding, Keys, Products, ScoreMod, look_up
+from posenc.biases import Bias, DotProducts, Pairs, Products, facts_of
+from posenc.encoding import Encoding
+from posenc.keys import Keys
 from posenc.positions import Positions, distance
+from posenc.score_mods import ScoreMod, look_up
 
 TERMS = ("both", "content_to_position", "position_to_content")
 
@@ -60,7 +63,6 @@ class DeBERTa(Encoding):
     source = "He, Liu, Gao, Chen 2020, arXiv:2006.03654, section 3.2"
     also_called = ("disentangled", "disentangled_attention", "deberta_v2", "deberta_v3")
     per_layer = True
-    reads_between = False
     reads_keys = True
     extrapolates = "not claimed: distances past the last bucket share its row"
     used_by = "DeBERTa, DeBERTa-v2, DeBERTa-v3"
@@ -108,7 +110,6 @@ class DeBERTa(Encoding):
         )
         self.to_query = nn.Linear(dim, width, device=device, dtype=dtype) if terms != "content_to_position" else None
         self.reads_keys = self.to_query is not None
-        self.same_beyond = buckets if max_distance is None else max_distance
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -134,23 +135,26 @@ class DeBERTa(Encoding):
         """The row of the table for each bucket: there is one more for negative ones."""
         return bucket.clamp(-self.buckets, self.buckets - 1) + self.buckets
 
-    def prepare(self, q: Tensor, at: Positions, keys: Keys) -> Keys:
+    def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
+        assert q is not None
         if q.shape[1] != self.heads or q.shape[-1] != self.head_dim:
             raise ValueError(
                 f"queries must have {self.heads} heads of {self.head_dim} channels, got {q.shape[1]} of {q.shape[-1]}; "
                 f"build DeBERTa({self.dim}, {q.shape[1]}, {q.shape[-1]})"
             )
-        memo, own = dict(keys.memo), dict(keys.own)
+        memo, own = {}, {}
         if self.to_key is not None:
             own["deberta"] = self.compared(q, self.to_key)
         if self.to_query is not None:
             k = keys.k.repeat_interleave(self.heads // keys.k.shape[1], 1)
             memo["deberta"] = self.compared(k, self.to_query)
-        return replace(keys, memo=memo, own=own)
+        keys = facts_of(keys, memo=memo, own=own)
+        if self.to_query is not None:
+            return [Pairs(self.score_mod, q, at, keys, reads_between=False)]
+        products, beyond = partial(self.products, q), self.max_distance or self.buckets
+        return [Products(self.score_mod, q, at, keys, products=products, same_beyond=beyond)]
 
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
-        if "deberta" not in keys.memo and "deberta" not in keys.own:
-            keys = self.prepare(q, at, keys)
         bucket = self.bucket(distance(at, keys.at, self))
         bucket = bucket.expand(q.shape[0], -1, -1)
         row, mirrored = self.row(bucket), self.row(-bucket if self.mirror else bucket)
@@ -165,12 +169,12 @@ class DeBERTa(Encoding):
 
         return score_mod
 
-    def products(self, q: Tensor, at: Positions, keys: Keys, distances: range) -> Products | None:
-        if self.to_key is None or self.to_query is not None:
-            return None
+    def products(self, q: Tensor, distances: range) -> DotProducts:
+        """What queries are compared with at whole distances."""
+        assert self.to_key is not None
         delta = torch.arange(distances.start, distances.stop, distances.step, device=q.device)
         vectors = self.projected(q, self.to_key).index_select(1, self.row(self.bucket(delta)))
-        return Products(q.to(vectors.dtype) * self.scale, vectors)
+        return DotProducts(q.to(vectors.dtype) * self.scale, vectors)
 
     def compared(self, x: Tensor, projection: nn.Linear) -> Tensor:
         """Queries or keys [B, H, T, D] with every row of the projected table, scaled: [B, H, T, 2 buckets]."""

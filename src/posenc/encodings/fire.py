@@ -5,8 +5,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-from posenc.encoding import Encoding, Keys, ScoreMod, look_up
+from posenc.biases import Bias, Pairs, check_heads
+from posenc.encoding import Encoding
+from posenc.keys import Keys
 from posenc.positions import Positions
+from posenc.score_mods import ScoreMod, look_up
 
 
 class Fire(Encoding):
@@ -42,8 +45,6 @@ class Fire(Encoding):
     also_called = ("functional_interpolation",)
     extrapolates = "Claimed: best of the biases at four times the length. Found: best of them on copying, to twice."
     per_layer = True
-    reads_between = False
-    fuses = False  # its pieces are found by bisection
 
     def __init__(
         self,
@@ -88,8 +89,13 @@ class Fire(Encoding):
         through = self.out.weight.to(dtype)[:, None] * on  # [H, width + 1, width]
         return bends, (through * weight).sum(-1), (through * bias).sum(-1) + self.out.bias.to(dtype)[:, None]
 
+    def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
+        assert q is not None
+        check_heads(self, self.out.bias, 0, q.shape[1])
+        # Its pieces are found by bisection, which does not fuse.
+        return [Pairs(self.score_mod, q, at, keys, reads_between=False, fuses=False)]
+
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
-        self.check_heads(self.out.weight, q)
         m, n = at.axis(self), keys.at.axis(self)
         dtype = torch.promote_types(self.c.dtype, torch.float32)
         for coords in (m, n):

@@ -1,14 +1,18 @@
 """Forgetting attention (FoX)."""
 
 import math
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posenc.encoding import Encoding, Keys, Projections, ScoreMod, sums_to, without_autocast
+from posenc.biases import Bias, Levels, facts_of
+from posenc.encoding import Encoding
+from posenc.kernels.sums_in_order import sums_to
+from posenc.keys import Keys, Projections
 from posenc.positions import Positions
+from posenc.precision import most_exact, without_autocast
+from posenc.score_mods import ScoreMod
 
 
 class Forgetting(Encoding):
@@ -49,7 +53,6 @@ class Forgetting(Encoding):
     )
     used_by = ""
     per_layer = True
-    reads_between = False
 
     def __init__(
         self,
@@ -88,23 +91,20 @@ class Forgetting(Encoding):
             gates = F.linear(x.to(dtype), self.weight.to(dtype), self.offset.to(dtype))
         return {"forgetting": F.logsigmoid(gates).transpose(1, 2)}  # [B, H, T]
 
-    def prepare(self, q: Tensor, at: Positions, keys: Keys) -> Keys:
+    def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
+        assert q is not None
         if q.shape[1] != self.heads:
             raise ValueError(
                 f"{self} has gates for {self.heads} heads, got queries of {q.shape[1]}; build it for {q.shape[1]}"
             )
         gates = keys.memo["forgetting"]
         # After a hundred thousand tokens a float32 sum has steps of 0.0078; the difference of two must be finer.
-        to_query, to_key = sums_to(gates if gates.device.type == "mps" else gates.double(), at, keys.at)
-        return replace(keys, memo={**keys.memo, "forgotten": to_key}, own={**keys.own, "forgotten": to_query})
-
-    def levels(self, keys: Keys) -> tuple[Tensor, Tensor]:
-        return keys.own["forgotten"], keys.memo["forgotten"]
+        to_query, to_key = sums_to(most_exact(gates), at, keys.at)
+        keys = facts_of(keys, memo={"forgotten": to_key}, own={"forgotten": to_query})
+        return [Levels(self.score_mod, q, at, keys, of_queries=to_query, of_keys=to_key)]
 
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
-        if "forgotten" not in keys.own:
-            keys = self.prepare(q, at, keys)
-        to_query, to_key = self.levels(keys)
+        to_query, to_key = keys.own["forgotten"], keys.memo["forgotten"]
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             # Gates only ever lower a sum, so what is above 0 belongs to keys after the query.

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from posenc.encoding import Encoding
 from posenc.positions import Positions
+from posenc.precision import exact
 
 KINDS = ("linear", "log2", "gaussian", "learned")
 ONLY_FOR = {
@@ -153,9 +154,8 @@ class FourierFeatures(Encoding):
         """The encoding [B or 1, T, dim] in float64."""
         coords = at.coordinates(self.axes, self)
         coords = coords[..., None] if self.axes == 1 else coords  # [B, T, A]
-        # Some devices have no float64: the angles are then taken on the CPU.
-        exact = torch.device("cpu") if coords.device.type == "mps" else coords.device
-        place, frequencies = self.frame(coords.to(exact)), self.frequencies.to(exact)
+        place = self.frame(exact(coords))
+        frequencies = self.frequencies.to(place.device)
         if self.banded:
             angle = math.pi * place[..., None] * frequencies  # [B, T, A, K]
             return torch.cat((angle.sin(), angle.cos()), -1).flatten(2)[..., : self.dim]

@@ -8,11 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posenc.encoding import BoundKernel, Encoding, Keys
+from posenc.encoding import Encoding, Side
+from posenc.kernels.bound import BoundKernel
 from posenc.kernels.reference import fit_heads
-from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, exact, rotate_pairs, rotation_dtype
+from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, rotate_pairs, rotation_dtype
+from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions, PositionsLike
+from posenc.precision import exact
 
 SILENCED = ("passed", "doubled")
 
@@ -151,7 +154,7 @@ class FourierRotary(Encoding):
         """The wavelength of each wave that is kept and mixed (positions), float64, shortest first."""
         return 2 * math.pi / self.frequencies
 
-    def turned(self, x: Tensor, at: Positions) -> Tensor:
+    def rotated(self, x: Tensor, at: Positions) -> Tensor:
         cos, sin = self.once(self.table, at, rotation_dtype(x), x.device)
         return rotate_pairs(x, cos, sin, self.layout)
 
@@ -166,23 +169,19 @@ class FourierRotary(Encoding):
         sin = F.pad(sin, rest, value=0.0 if self.silenced == "passed" else 1.0)
         return torch.stack((cos, sin)).to(dtype).to(device)
 
-    def query(self, q: Tensor, at: Positions) -> Tensor:
-        self.check_head_dim(q, self.head_dim)
-        if self.per_head and q.shape[1] != self.heads:
-            raise ValueError(f"{self} has mixtures for {self.heads} heads, got {q.shape[1]}; build it for those")
-        return self.turned(q, at)
-
-    def key(self, k: Tensor, at: Positions) -> Tensor:
-        self.check_head_dim(k, self.head_dim)
+    def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:
+        self.check_head_dim(x, self.head_dim)
+        if side == "query" and self.per_head and x.shape[1] != self.heads:
+            raise ValueError(f"{self} has mixtures for {self.heads} heads, got {x.shape[1]}; build it for those")
         # A key that several query heads share waits, unturned, for `attend`.
-        return k if self.shared(k) else self.turned(k, at)
+        return x if side == "key" and self.shared(x) else self.rotated(x, at)
 
     def attend(
         self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
     ) -> tuple[Tensor, Tensor | None]:
         if self.shared(keys.k):
             k, v = fit_heads(q, keys.k, keys.v)
-            keys = replace(keys, k=self.turned(k, keys.at), v=v)
+            keys = replace(keys, k=self.rotated(k, keys.at), v=v)
         return kernel(self, q, at, keys, mask)
 
     def forward(
@@ -204,10 +203,6 @@ class FourierRotary(Encoding):
 
     def formula_key(self, k, position, head=0):
         return self.formula_turned(k, position, head)
-
-    def formula_logit(self, q, k, m, n, head, scale) -> float:
-        q, k = self.formula_turned(q, m, head), self.formula_turned(k, n, head)
-        return scale * math.fsum(a * b for a, b in zip(q, k, strict=True))
 
     def formula_turned(self, x, position: float, head: int) -> list[float]:
         """One query or key, as published."""

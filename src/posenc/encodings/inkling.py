@@ -1,12 +1,17 @@
 """Inkling's content-conditioned relative bias."""
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from posenc.encoding import Encoding, Keys, Products, Projections, ScoreMod, Token, look_up
+from posenc.biases import Bias, DotProducts, Products, facts_of
+from posenc.encoding import Encoding
+from posenc.keys import Keys, Projections
 from posenc.positions import Positions, distance
+from posenc.published import Token
+from posenc.score_mods import ScoreMod, look_up
 
 
 class Inkling(Encoding):
@@ -48,7 +53,6 @@ class Inkling(Encoding):
     source = "Thinking Machines, Inkling, 2026 (no paper; transformers 5.23), after Shaw et al. 2018, arXiv:1803.02155"
     also_called = ("low_rank_relative", "relative_projection", "relative_profiles", "learned_distance_basis")
     per_layer = True
-    reads_between = False
     extrapolates = (
         "past the extent there is no bias, so far tokens are seen without position, and the released models add a "
         "temperature there; no measurement is published"
@@ -74,7 +78,6 @@ class Inkling(Encoding):
         if not std > 0:
             raise ValueError(f"std must be above 0, got {std}")
         self.dim, self.heads, self.extent, self.rank, self.std = dim, heads, int(extent), int(rank), std
-        self.same_beyond = self.extent
         self.to_mixture = nn.Linear(dim, heads * self.rank, bias=False, device=device, dtype=dtype)
         self.profiles = nn.Parameter(torch.empty(self.rank, self.extent, device=device, dtype=dtype))
         self.reset_parameters()
@@ -90,8 +93,22 @@ class Inkling(Encoding):
             )
         return {"inkling": self.to_mixture(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)}  # [B, H, T, rank]
 
-    def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
+    def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
+        assert q is not None
         mixture = self.mixture(q, keys)
+        return [
+            Products(
+                self.score_mod,
+                q,
+                at,
+                facts_of(keys, own={"mixture": mixture}),
+                products=partial(self.products, mixture),
+                same_beyond=self.extent,
+            )
+        ]
+
+    def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
+        mixture = keys.own["mixture"]
         dtype = torch.promote_types(mixture.dtype, self.profiles.dtype)
         # A column of zeros stands for all distances without bias.
         curves = nn.functional.pad(mixture.to(dtype) @ self.profiles.to(dtype), (0, 1))  # [B, H, T, extent + 1]
@@ -112,13 +129,13 @@ class Inkling(Encoding):
 
         return score_mod
 
-    def products(self, q: Tensor, at: Positions, keys: Keys, distances: range) -> Products:
-        mixture = self.mixture(q, keys)
+    def products(self, mixture: Tensor, distances: range) -> DotProducts:
+        """The bias at whole distances as dot products."""
         dtype = torch.promote_types(mixture.dtype, self.profiles.dtype)
-        delta = torch.arange(distances.start, distances.stop, distances.step, device=q.device)
+        delta = torch.arange(distances.start, distances.stop, distances.step, device=mixture.device)
         biased = (delta >= 0) & (delta < self.extent)
         columns = self.profiles.to(dtype).index_select(1, delta.clamp(0, self.extent - 1))
-        return Products(mixture.to(dtype), (columns * biased).T[None])
+        return DotProducts(mixture.to(dtype), (columns * biased).T[None])
 
     def mixture(self, q: Tensor, keys: Keys) -> Tensor:
         """What each asking token mixes the profiles by, [B, H, T, rank], in float32 at least."""

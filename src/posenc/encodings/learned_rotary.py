@@ -6,10 +6,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from posenc.encoding import BoundKernel, Keys
-from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, exact, rotate_pairs, rotation_dtype
+from posenc.encoding import Side
+from posenc.kernels.bound import BoundKernel
+from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, rotate_pairs, rotation_dtype
+from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
+from posenc.precision import exact
 from posenc.rotations import Turning
 
 
@@ -99,7 +102,7 @@ class LearnedRotary(Turning):
         """The wavelength of each pair, 2 pi / frequency (positions), float64, shortest first, over all heads."""
         return (2 * math.pi / self.frequencies).flatten().sort().values
 
-    def turned(self, x: Tensor, at: Positions, *, in_place: bool = False) -> Tensor:
+    def rotated(self, x: Tensor, at: Positions, *, in_place: bool = False) -> Tensor:
         self.check_head_dim(x, self.head_dim)
         if self.per_head and x.shape[1] != self.heads:
             raise ValueError(
@@ -113,13 +116,13 @@ class LearnedRotary(Turning):
         table = cos_sin(angle, 1.0, dtype, x.device)  # [2, B or 1, heads or 1, T, r/2]
         return rotate_pairs(x, table[0], table[1], self.layout, in_place=in_place)
 
-    def key(self, k: Tensor, at: Positions) -> Tensor:
-        return super().key(self.spread(k), at)
+    def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:
+        return self.rotated(x if side == "query" else self.spread(x), at)
 
-    def turn(
+    def turn_both(
         self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions, *, in_place: bool = False
     ) -> tuple[Tensor, Tensor]:
-        return super().turn(q, self.spread(k), at, keys_at, in_place=in_place)
+        return super().turn_both(q, self.spread(k), at, keys_at, in_place=in_place)
 
     def spread(self, x: Tensor) -> Tensor:
         """Keys or values of fewer heads, repeated for the query heads that share them, where these differ."""

@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posenc.encoding import Encoding, without_autocast
+from posenc.encoding import Encoding
+from posenc.precision import without_autocast
 
 
 class LogGridBias(Encoding):

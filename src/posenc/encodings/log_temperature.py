@@ -5,9 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from posenc.encoding import Encoding
-from posenc.kernels.rotate_pairs import exact
+from posenc.encoding import Encoding, Side
 from posenc.positions import Positions
+from posenc.precision import exact
 
 
 class LogTemperature(Encoding):
@@ -39,6 +39,7 @@ class LogTemperature(Encoding):
     source = "Su 2021, kexue.fm/archives/8823 (log-n); Su 2023, kexue.fm/archives/9708 (ReRoPE)"
     also_called = ("log_n", "logn", "log_scaling")
     extrapolates = "It keeps the entropy of attention in range, and gives no position by itself."
+    turns = "queries"
     used_by = ""
 
     def __init__(self, max_len: int, *, least: float = 0.0) -> None:
@@ -49,9 +50,11 @@ class LogTemperature(Encoding):
             raise ValueError(f"least must be 0 or more, got {least}")
         self.max_len, self.least = max_len, least
 
-    def query(self, q: Tensor, at: Positions) -> Tensor:
-        dtype = torch.promote_types(q.dtype, torch.float32)
-        return (q * self.once(self.table, at, dtype, q.device)).to(q.dtype)
+    def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:
+        if side == "key":
+            return x
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        return (x * self.once(self.table, at, dtype, x.device)).to(x.dtype)
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The temperature of each query, [B or 1, 1, T, 1], taken in float64."""
@@ -65,6 +68,3 @@ class LogTemperature(Encoding):
 
     def formula_query(self, q, position, head=0) -> list[float]:
         return [self.temperature(position) * a for a in q]
-
-    def formula_logit(self, q, k, m, n, head, scale) -> float:
-        return super().formula_logit(self.formula_query(q, m, head), k, m, n, head, scale)

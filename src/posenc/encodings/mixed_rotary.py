@@ -5,8 +5,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, exact, rotate_pairs, rotation_dtype
+from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, rotate_pairs, rotation_dtype
 from posenc.positions import Positions
+from posenc.precision import exact
 from posenc.rotations import Turning
 
 
@@ -100,7 +101,7 @@ class MixedRotary(Turning):
         with torch.no_grad():
             self.frequencies.copy_(magnitude[:, None] * directions.mT[:, pair // each])
 
-    def turned(self, x: Tensor, at: Positions, *, in_place: bool = False) -> Tensor:
+    def rotated(self, x: Tensor, at: Positions, *, in_place: bool = False) -> Tensor:
         if x.shape[-1] != self.head_dim:
             raise ValueError(
                 f"heads must have {self.head_dim} channels, got {x.shape[-1]}; build "

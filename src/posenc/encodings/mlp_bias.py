@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posenc.encoding import Encoding, without_autocast
+from posenc.encoding import Encoding
+from posenc.precision import without_autocast
 
 DEEPEST = 100
 """The most hidden layers: a spec from elsewhere must not ask for a million."""

@@ -5,8 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, exact
+from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin
 from posenc.positions import Positions
+from posenc.precision import exact
 from posenc.rotations import Rotations
 from posenc.schedules import Schedule, schedule_of
 
@@ -176,9 +177,6 @@ class MultimodalRotary(Rotations):
 
     def formula_key(self, k, position, head=0) -> list[float]:
         return self.formula_query(k, position, head)
-
-    def formula_logit(self, q, k, m, n, head, scale) -> float:
-        return super().formula_logit(self.formula_query(q, m, head), self.formula_key(k, n, head), m, n, head, scale)
 
 
 def text_and_grids(*parts: int | tuple[int, ...], device: torch.device | str | None = None) -> Positions:

@@ -6,9 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posenc.encoding import BoundKernel, Encoding, Keys, Projections, without_autocast
+from posenc.biases import Dense
+from posenc.encoding import Encoding
+from posenc.kernels.bound import BoundKernel
+from posenc.keys import Keys, Projections
 from posenc.masks import Mask, bidirectional, causal
 from posenc.positions import Positions
+from posenc.precision import without_autocast
 
 
 class PaTH(Encoding):
@@ -105,7 +109,7 @@ class PaTH(Encoding):
             )
         with without_autocast(q):
             lost = self.lost(q, at, keys)
-        return kernel(self, q, at, keys, mask.plus(-kernel.scale * lost))
+        return kernel(self, q, at, keys, mask, biases=[Dense(-kernel.scale * lost)])
 
     def lost(self, q: Tensor, at: Positions, keys: Keys) -> Tensor:
         """What each pair loses of q . k on its path, [B, H, T, S]: k_j^T (I - H_{j+1} ... H_i) q_i."""

@@ -6,9 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posenc.encoding import Encoding
-from posenc.kernels.rotate_pairs import cos_sin, exact
+from posenc.encoding import Encoding, Side
+from posenc.kernels.rotate_pairs import cos_sin
 from posenc.positions import Positions
+from posenc.precision import exact
 
 PHASES = ("zero", "uniform", "none")
 
@@ -101,17 +102,14 @@ class Polar(Encoding):
         coords = exact(at.axis(self))
         return cos_sin(coords[:, None, :, None] * self.frequencies.to(coords.device), 1.0, dtype, device)
 
-    def query(self, q: Tensor, at: Positions) -> Tensor:
-        cos, sin = self.directions(q, at)
-        if self.delta is not None:
-            if q.shape[1] != self.heads:
-                raise ValueError(f"{self} has phases for {self.heads} heads, got {q.shape[1]}; build it for those")
+    def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:
+        cos, sin = self.directions(x, at)
+        if side == "query" and self.delta is not None:
+            if x.shape[1] != self.heads:
+                raise ValueError(f"{self} has phases for {self.heads} heads, got {x.shape[1]}; build it for those")
             delta = self.delta.to(cos.dtype).clamp(-2 * math.pi, 0.0)[:, None]  # [H, 1, d]
             cos, sin = cos * delta.cos() + sin * delta.sin(), sin * delta.cos() - cos * delta.sin()
-        return arrows(q, cos, sin)
-
-    def key(self, k: Tensor, at: Positions) -> Tensor:
-        return arrows(k, *self.directions(k, at))
+        return arrows(x, cos, sin)
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:
         total = []

@@ -1,10 +1,10 @@
 """ReRoPE and leaky ReRoPE."""
 
-import torch
 from torch import Tensor
 
 from posenc.distance_maps import Branch, DistanceMap
 from posenc.encoding import Encoding
+from posenc.precision import most_exact
 
 
 class ReRoPE(DistanceMap):
@@ -51,7 +51,7 @@ class ReRoPE(DistanceMap):
 
         def slowed(coords: Tensor) -> Tensor:
             # A whole coordinate times a fraction would be float32.
-            return coords.to(torch.float32 if coords.device.type == "mps" else torch.float64) * share
+            return most_exact(coords) * share
 
         return [
             Branch(lambda m: slowed(m) + step, slowed, lambda m, n: m - n >= self.window),

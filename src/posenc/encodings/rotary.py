@@ -5,9 +5,10 @@ import math
 import torch
 from torch import Tensor
 
-from posenc.encoding import Token
-from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, exact
+from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin
 from posenc.positions import Positions
+from posenc.precision import exact
+from posenc.published import Token
 from posenc.rotations import Rotations
 from posenc.schedules import Schedule, schedule_of
 

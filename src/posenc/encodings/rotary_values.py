@@ -6,10 +6,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from posenc.encoding import BoundKernel, Encoding, Keys
-from posenc.kernels.rotate_pairs import LAYOUTS, cos_sin, exact, rotate_pairs, rotation_dtype
+from posenc.encoding import Encoding
+from posenc.kernels.bound import BoundKernel
+from posenc.kernels.rotate_pairs import LAYOUTS, cos_sin, rotate_pairs, rotation_dtype
+from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
+from posenc.precision import exact
 
 
 class RotaryValues(Encoding):
@@ -82,7 +85,7 @@ class RotaryValues(Encoding):
     def wavelengths(self) -> Tensor:
         return 2 * math.pi / self.frequencies
 
-    def turned(self, x: Tensor, at: Positions, direction: int) -> Tensor:
+    def rotated(self, x: Tensor, at: Positions, direction: int) -> Tensor:
         """x [B, heads, T, head_dim] turned by `direction` times its positions."""
         cos, sin = self.once(self.table, at, rotation_dtype(x), x.device, keep=x.is_cpu)
         if not self.trailing:
@@ -100,8 +103,8 @@ class RotaryValues(Encoding):
         if keys.v.shape[-1] != self.head_dim:
             width = keys.v.shape[-1]
             raise ValueError(f"values must have {self.head_dim} channels, got {width}; build RotaryValues({width})")
-        out, weights = kernel(self, q, at, replace(keys, v=self.turned(keys.v, keys.at, +1)), mask)
-        return self.turned(out, at, -1), weights
+        out, weights = kernel(self, q, at, replace(keys, v=self.rotated(keys.v, keys.at, +1)), mask)
+        return self.rotated(out, at, -1), weights
 
     def formula_value(self, v, m, n, channel) -> float:
         r = self.width

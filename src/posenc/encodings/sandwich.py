@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posenc.encoding import Encoding
-from posenc.kernels.rotate_pairs import exact
+from posenc.precision import exact, has_float64
 
 
 class Sandwich(Encoding):
@@ -62,7 +62,7 @@ class Sandwich(Encoding):
             total = total + (distance * self.base ** (-2 * p / self.width)).cos()
         share = [self.heads / (8 * h) for h in range(1, self.heads + 1)]
         bias = torch.tensor(share, dtype=torch.float64, device=total.device).view(-1, *(1,) * delta.dim()) * total
-        return bias.float().to(delta.device) if delta.device.type == "mps" else bias
+        return bias if has_float64(delta.device) else bias.float().to(delta.device)
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:
         terms = (math.cos((m - n) / self.base ** (2 * p / self.width)) for p in range(self.width // 2))

@@ -5,9 +5,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from posenc.encoding import Encoding
-from posenc.kernels.rotate_pairs import exact
+from posenc.encoding import Encoding, Side
 from posenc.positions import Positions
+from posenc.precision import exact
 
 
 class ScalableSoftmax(Encoding):
@@ -39,6 +39,7 @@ class ScalableSoftmax(Encoding):
     source = "Nakanishi 2025, arXiv:2501.19399, section 2"
     also_called = ("ssmax", "scalable_soft_max")
     extrapolates = "Claimed: a needle is still found far past the trained length; it gives no position by itself."
+    turns = "queries"
     used_by = ""
     per_layer = True
 
@@ -66,17 +67,19 @@ class ScalableSoftmax(Encoding):
         if self.offset is not None:
             nn.init.zeros_(self.offset)
 
-    def query(self, q: Tensor, at: Positions) -> Tensor:
-        if q.shape[1] != self.heads:
+    def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:
+        if side == "key":
+            return x
+        if x.shape[1] != self.heads:
             raise ValueError(
-                f"{self} has factors for {self.heads} heads, got queries of {q.shape[1]}; build it for {q.shape[1]}"
+                f"{self} has factors for {self.heads} heads, got queries of {x.shape[1]}; build it for {x.shape[1]}"
             )
-        dtype = torch.promote_types(q.dtype, torch.float32)
-        count = self.once(self.logarithms, at, dtype, q.device)
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        count = self.once(self.logarithms, at, dtype, x.device)
         temperature = self.strength.to(dtype)[:, None, None] * count  # [B or 1, H, T, 1]
         if self.offset is not None:
             temperature = temperature + self.offset.to(dtype)[:, None, None]
-        return (q * temperature).to(q.dtype)
+        return (x * temperature).to(x.dtype)
 
     def logarithms(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         """ln of the number of tokens that each query sees, [B or 1, 1, T, 1], taken in float64."""
@@ -86,6 +89,3 @@ class ScalableSoftmax(Encoding):
         b = 0.0 if self.offset is None else self.offset[head].item()
         factor = self.strength[head].item() * math.log(max(position, 0) + 1) + b
         return [factor * a for a in q]
-
-    def formula_logit(self, q, k, m, n, head, scale) -> float:
-        return super().formula_logit(self.formula_query(q, m, head), k, m, n, head, scale)

@@ -8,11 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posenc.encoding import BoundKernel, Encoding, Keys, Projections, sums_to, without_autocast
+from posenc.encoding import Encoding
+from posenc.kernels.bound import BoundKernel
 from posenc.kernels.reference import fit_heads
 from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, rotate_pairs, rotation_dtype
+from posenc.kernels.sums_in_order import sums_to
+from posenc.keys import Keys, Projections
 from posenc.masks import Mask
 from posenc.positions import Positions
+from posenc.precision import most_exact, without_autocast
 
 GATES = ("none", "head", "pair")
 
@@ -151,13 +155,13 @@ class SelectiveRotary(Encoding):
                 f"got {q.shape[1]} of {q.shape[-1]}; build it for those"
             )
         angle = keys.memo["selective_rotary"]
-        exact = angle if angle.device.type == "mps" else angle.double()
-        turns = sums_to(exact.transpose(2, 3).flatten(1, 2), at, keys.at)  # [B, heads * pairs, T] and [..., S]
+        exact = most_exact(angle).transpose(2, 3).flatten(1, 2)
+        turns = sums_to(exact, at, keys.at)  # [B, heads * pairs, T] and [..., S]
         to_query, to_key = (turn.unflatten(1, (self.heads, -1)).transpose(2, 3) for turn in turns)
         k, v = fit_heads(q, keys.k, keys.v)
-        return kernel(self, self.turned(q, to_query), at, replace(keys, k=self.turned(k, to_key), v=v), mask)
+        return kernel(self, self.rotated(q, to_query), at, replace(keys, k=self.rotated(k, to_key), v=v), mask)
 
-    def turned(self, x: Tensor, angle: Tensor) -> Tensor:
+    def rotated(self, x: Tensor, angle: Tensor) -> Tensor:
         """x [B, heads, T, head_dim] turned by its angles [B, heads, T, pairs]."""
         cos, sin = cos_sin(angle, 1.0, rotation_dtype(x), x.device)
         return rotate_pairs(x, cos, sin, self.layout)

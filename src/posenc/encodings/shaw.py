@@ -1,11 +1,17 @@
 """Shaw's relative position representations."""
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
-from posenc.encoding import BoundKernel, Encoding, Keys, Products, ScoreMod, look_up
+from posenc.biases import Bias, DotProducts, Pairs, Products
+from posenc.encoding import Encoding
+from posenc.kernels.bound import BoundKernel
+from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions, distance
+from posenc.score_mods import ScoreMod, look_up
 
 
 class Shaw(Encoding):
@@ -40,7 +46,6 @@ class Shaw(Encoding):
     source = "Shaw, Uszkoreit, Vaswani 2018, arXiv:1803.02155, sections 3.1 and 3.2"
     also_called = ("relative", "relative_key", "relative_key_query")
     per_layer = True
-    reads_between = False
     extrapolates = (
         "nothing is claimed; with the clip inside the trained length our small runs found it fairly robust, while "
         "distances that training never reached have untrained vectors"
@@ -64,7 +69,7 @@ class Shaw(Encoding):
         if std is not None and not std > 0:
             raise ValueError(f"std must be above 0, got {std}")
         self.head_dim, self.clip, self.values, self.mutual, self.std = head_dim, clip, values, mutual, std
-        self.reads_keys, self.same_beyond = mutual, int(clip)
+        self.reads_keys = mutual
         if not values:
             self.doors = self.doors - {"attend"}
         self.key_table = nn.Parameter(torch.empty(2 * clip + 1, head_dim, device=device, dtype=dtype))
@@ -87,8 +92,15 @@ class Shaw(Encoding):
         """Where each pair [B or 1, T, S] reads the tables (rows; whole or fractional)."""
         return (-distance(at, keys_at, self)).clamp(-self.clip, self.clip) + self.clip
 
-    def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
+    def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
+        assert q is not None
         self.check_head_dim(q, self.head_dim)
+        if self.mutual:
+            return [Pairs(self.score_mod, q, at, keys, reads_between=False)]
+        products, beyond = partial(self.products, q), int(self.clip)
+        return [Products(self.score_mod, q, at, keys, products=products, same_beyond=beyond)]
+
+    def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
         of_queries = self.compared(q)
         of_keys = self.compared(keys.k).repeat_interleave(q.shape[1] // keys.k.shape[1], 1) if self.mutual else None
         row = self.row(at, keys.at).expand(q.shape[0], -1, -1)
@@ -109,14 +121,12 @@ class Shaw(Encoding):
 
         return score_mod
 
-    def products(self, q: Tensor, at: Positions, keys: Keys, distances: range) -> Products | None:
-        if self.mutual:
-            return None
-        self.check_head_dim(q, self.head_dim)
+    def products(self, q: Tensor, distances: range) -> DotProducts:
+        """The bias of queries at whole distances as dot products."""
         dtype = torch.promote_types(torch.promote_types(q.dtype, self.key_table.dtype), torch.float32)
         delta = torch.arange(distances.start, distances.stop, distances.step, device=q.device)
         vectors = self.key_table.to(dtype)[(-delta).clamp(-self.clip, self.clip) + self.clip]
-        return Products(q.to(dtype) * self.head_dim**-0.5, vectors[None])
+        return DotProducts(q.to(dtype) * self.head_dim**-0.5, vectors[None])
 
     def compared(self, x: Tensor) -> Tensor:
         """Queries or keys [B, H, T, D] with every vector of the key table, scaled: [B, H, T, 2 clip + 1]."""

@@ -11,6 +11,7 @@ from torch.compiler import is_compiling
 
 from posenc.encoding import Encoding
 from posenc.positions import Positions
+from posenc.precision import exact, has_float64
 
 LAYOUTS = ("interleaved", "concatenated", "sines_first")
 
@@ -145,10 +146,8 @@ class Sinusoidal(Encoding):
     def encode(self, at: Positions) -> Tensor:
         """The encoding [B or 1, T, dim] in float64, without the learned scale."""
         coords = at.coordinates(self.axes, self)
-        device = coords.device
-        # Some devices have no float64: the angles are then taken on the CPU.
-        exact = torch.device("cpu") if device.type == "mps" else device
-        angle = coords.to(exact).double()[..., None] * self.frequencies.to(exact)  # [B, T, pairs] or [B, T, A, pairs]
+        coords = exact(coords)
+        angle = coords[..., None] * self.frequencies.to(coords.device)  # [B, T, pairs] or [B, T, A, pairs]
         return self.laid_out((angle.sin(), angle.cos()))
 
     def laid_out(self, waves: tuple[Tensor, Tensor]) -> Tensor:
@@ -222,7 +221,7 @@ class Sinusoidal(Encoding):
 
     def counts(self, at: Positions) -> bool:
         """Whether the tokens are known to stand in a row, so that few angles make the waves of all."""
-        return at.start is not None and self.axes == 1 and at.coords.device.type != "mps" and not is_compiling()
+        return at.start is not None and self.axes == 1 and has_float64(at.coords.device) and not is_compiling()
 
     def in_a_row(self, at: Positions) -> Iterator[tuple[slice, Tensor]]:
         """The encoding of tokens in a row, float64, a few rows [n, dim] at a time, of which few need angles.

@@ -5,9 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from posenc.encoding import Encoding
-from posenc.kernels.rotate_pairs import exact
+from posenc.encoding import Encoding, Side
 from posenc.positions import Positions
+from posenc.precision import exact
 
 FORMS = ("llama4", "ministral", "inkling")
 
@@ -47,6 +47,7 @@ class StepTemperature(Encoding):
     )
     also_called = ("llama4_temperature", "ministral_temperature", "inkling_temperature", "attention_temperature")
     extrapolates = "It keeps attention sharp over long contexts, and gives no position by itself."
+    turns = "queries"
     used_by = "Llama 4 (layers without rotary), Ministral 3, Mistral Small 4, Inkling (global layers)"
 
     def __init__(self, *, interval: int = 8192, strength: float = 0.1, form: str = "llama4") -> None:
@@ -59,9 +60,11 @@ class StepTemperature(Encoding):
             raise ValueError(f"strength must be 0 or more, got {strength}")
         self.interval, self.strength, self.form = interval, strength, form
 
-    def query(self, q: Tensor, at: Positions) -> Tensor:
-        dtype = torch.promote_types(q.dtype, torch.float32)
-        return (q * self.once(self.table, at, dtype, q.device)).to(q.dtype)
+    def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:
+        if side == "key":
+            return x
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        return (x * self.once(self.table, at, dtype, x.device)).to(x.dtype)
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The temperature of each query, [B or 1, 1, T, 1], taken in float64."""
@@ -81,6 +84,3 @@ class StepTemperature(Encoding):
 
     def formula_query(self, q, position, head=0) -> list[float]:
         return [self.temperature(position) * a for a in q]
-
-    def formula_logit(self, q, k, m, n, head, scale) -> float:
-        return super().formula_logit(self.formula_query(q, m, head), k, m, n, head, scale)

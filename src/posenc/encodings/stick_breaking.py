@@ -5,8 +5,10 @@ import math
 import torch.nn.functional as F
 from torch import Tensor
 
-from posenc.encoding import BoundKernel, Encoding, Keys
+from posenc.encoding import Encoding
+from posenc.kernels.bound import BoundKernel
 from posenc.kernels.sums_in_order import sums_after
+from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
 

@@ -1,14 +1,18 @@
 """Transformer-XL's relative encoding."""
 
 import math
-from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posenc.encoding import Encoding, Keys, Products, ScoreMod, dot_products
+from posenc.biases import Bias, DotProducts, Products, facts_of
+from posenc.encoding import Encoding
+from posenc.keys import Keys
 from posenc.positions import Positions
+from posenc.precision import exact
+from posenc.score_mods import ScoreMod, dot_products
 
 LAYOUTS = ("concatenated", "interleaved")
 
@@ -54,9 +58,7 @@ class TransformerXL(Encoding):
     source = "Dai et al. 2019, arXiv:1901.02860, section 3.3"
     also_called = ("xl", "txl", "xlnet", "relative_sinusoidal")
     per_layer = True
-    reads_between = False
     reads_keys = True
-    fuses = False  # each pair takes an inner product
     extrapolates = (
         "made for contexts that grow segment by segment, and reported to evaluate past the trained length; "
         "no independent measurement is known to us, and distances beyond the trained ones are still unseen"
@@ -89,7 +91,6 @@ class TransformerXL(Encoding):
             raise ValueError(f"std must be above 0, got {std}")
         self.dim, self.heads, self.head_dim, self.clamp = dim, heads, head_dim, clamp
         self.base, self.layout, self.std = base, layout, std
-        self.same_beyond = None if clamp is None else math.ceil(clamp)
         self.content_bias = nn.Parameter(torch.empty(heads, head_dim, device=device, dtype=dtype))
         self.distance_bias = nn.Parameter(torch.empty(heads, head_dim, device=device, dtype=dtype))
         self.weight = nn.Parameter(torch.empty(heads * head_dim, dim, device=device, dtype=dtype))
@@ -111,31 +112,37 @@ class TransformerXL(Encoding):
 
     def waves(self, coords: Tensor, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
         """The sines and cosines [..., pairs] at coordinates [...]."""
-        # Some devices have no float64: the angles are then taken on the CPU.
-        exact = torch.device("cpu") if coords.device.type == "mps" else coords.device
-        angle = coords.to(exact).double()[..., None] * self.frequencies.to(exact)
+        coords = exact(coords)
+        angle = coords[..., None] * self.frequencies.to(coords.device)
         return angle.sin().to(dtype).to(device), angle.cos().to(dtype).to(device)
 
-    def prepare(self, q: Tensor, at: Positions, keys: Keys) -> Keys:
+    def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
+        assert q is not None
         if q.shape[1] != self.heads or q.shape[-1] != self.head_dim:
             raise ValueError(
                 f"queries must have {self.heads} heads of {self.head_dim} channels, got {q.shape[1]} of {q.shape[-1]}; "
                 f"build TransformerXL({self.dim}, {q.shape[1]}, {q.shape[-1]})"
             )
-        dtype = self.exact(q)
+        dtype = self.precision(q)
         of_queries, of_keys = (
             torch.cat(self.waves(where.axis(self)[:, None], dtype, q.device), -1) for where in (at, keys.at)
         )
-        return replace(
-            keys,
-            memo={**keys.memo, "transformer_xl": of_keys},  # [B or 1, 1, S, 2 pairs]
-            own={**keys.own, "transformer_xl": of_queries},  # [B or 1, 1, T, 2 pairs]
-        )
+        # [B or 1, 1, S or T, 2 pairs]
+        known = facts_of(keys, memo={"transformer_xl": of_keys}, own={"transformer_xl": of_queries})
+        return [
+            Products(
+                self.score_mod,
+                q,
+                at,
+                known,
+                fuses=False,  # each pair takes an inner product
+                products=partial(self.products, q, at, keys.k),
+                same_beyond=None if self.clamp is None else math.ceil(self.clamp),
+            )
+        ]
 
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
-        if "transformer_xl" not in keys.own:
-            keys = self.prepare(q, at, keys)
-        dtype, asked = self.exact(q), self.asked(q)
+        dtype, asked = self.precision(q), self.asked(q)
         of_sine, of_cosine = self.split(asked @ self.weight.to(dtype).unflatten(0, (self.heads, -1)))
         sin, cos = keys.own["transformer_xl"].to(dtype).chunk(2, -1)
         # sin(m - n) = sin m cos n - cos m sin n, and cos(m - n) = cos m cos n + sin m sin n.
@@ -156,12 +163,13 @@ class TransformerXL(Encoding):
 
         return score_mod
 
-    def products(self, q: Tensor, at: Positions, keys: Keys, distances: range) -> Products:
-        dtype = self.exact(q)
+    def products(self, q: Tensor, at: Positions, k: Tensor, distances: range) -> DotProducts:
+        """The bias at whole distances as dot products."""
+        dtype = self.precision(q)
         # Layers share them: 4,096 tokens have a million sines.
         table = self.once(self.sinusoids, at, distances, dtype, q.device)
         vectors = table @ self.weight.to(dtype).unflatten(0, (self.heads, -1)).transpose(-1, -2)  # [H, R, head_dim]
-        return Products(self.asked(q), vectors, self.compared(keys.k))
+        return DotProducts(self.asked(q), vectors, self.compared(k))
 
     def sinusoids(self, at: Positions, distances: range, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The sinusoids [R, dim] of whole distances, wherever the tokens are."""
@@ -171,17 +179,17 @@ class TransformerXL(Encoding):
             return torch.cat((sin, cos), -1)[:, : self.dim]
         return torch.stack((sin, cos), -1).flatten(-2)[:, : self.dim]
 
-    def exact(self, x: Tensor) -> torch.dtype:
+    def precision(self, x: Tensor) -> torch.dtype:
         return torch.promote_types(torch.promote_types(x.dtype, self.weight.dtype), torch.float32)
 
     def asked(self, q: Tensor) -> Tensor:
         """What each query compares with its distances, scaled: [B, H, T, head_dim]."""
-        dtype = self.exact(q)
+        dtype = self.precision(q)
         return (q.to(dtype) + self.distance_bias.to(dtype)[:, None]) * self.head_dim**-0.5
 
     def compared(self, k: Tensor) -> Tensor:
         """Each key with the content's vector of each head, scaled: [B, H, S]."""
-        dtype = self.exact(k)
+        dtype = self.precision(k)
         heads = self.content_bias.to(dtype).unflatten(0, (k.shape[1], -1))  # [KV, group, head_dim]
         return (k.to(dtype) @ heads.transpose(-1, -2)).transpose(-1, -2).flatten(1, 2) * self.head_dim**-0.5
 

@@ -1,14 +1,16 @@
 """TUPE's untied positional encoding."""
 
 import math
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posenc.encoding import Encoding, Keys, ScoreMod, dot_products
+from posenc.biases import Bias, Pairs, facts_of
+from posenc.encoding import Encoding
+from posenc.keys import Keys
 from posenc.positions import Positions
+from posenc.score_mods import ScoreMod, dot_products
 from posenc.watched import may_be_read
 
 
@@ -88,22 +90,18 @@ class TUPE(Encoding):
         if self.first_key is not None:
             nn.init.zeros_(self.first_key)
 
-    def prepare(self, q: Tensor, at: Positions, keys: Keys) -> Keys:
+    def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
+        assert q is not None
         if q.shape[1] != self.heads or q.shape[-1] != self.head_dim:
             raise ValueError(
                 f"queries must have {self.heads} heads of {self.head_dim} channels, got {q.shape[1]} of {q.shape[-1]}; "
                 f"build TUPE({self.dim}, {q.shape[1]}, {q.shape[-1]}, max_len={self.max_len})"
             )
         asking = self.projected(at, self.to_query) * (2 * self.head_dim) ** -0.5
-        return replace(
-            keys,
-            memo={**keys.memo, "tupe": self.projected(keys.at, self.to_key)},
-            own={**keys.own, "tupe": asking},
-        )
+        keys = facts_of(keys, memo={"tupe": self.projected(keys.at, self.to_key)}, own={"tupe": asking})
+        return [Pairs(self.score_mod, q, at, keys, reads_between=False)]
 
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
-        if "tupe" not in keys.own:
-            keys = self.prepare(q, at, keys)
         asking, asked = keys.own["tupe"], keys.memo["tupe"]
         # Rows of a batch that stand at the same places share one bias.
         shared = asking.shape[0] == asked.shape[0] == 1

@@ -5,9 +5,10 @@ import math
 import torch
 from torch import Tensor
 
-from posenc.encoding import Encoding
-from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, exact, rotate_pairs, rotation_dtype
+from posenc.encoding import Encoding, Side
+from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, rotate_pairs, rotation_dtype
 from posenc.positions import Positions
+from posenc.precision import exact
 from posenc.watched import may_be_read
 
 FURTHEST_IN_HALF = 5008
@@ -107,10 +108,10 @@ class XPos(Encoding):
         room = -math.log2(torch.finfo(dtype).tiny) - 6
         return self.scale_base * room * math.log(2) / -math.log(self.zetas[0])
 
-    def turned(self, x: Tensor, at: Positions, side: int, *, in_place: bool = False) -> Tensor:
+    def rotated(self, x: Tensor, at: Positions, side: Side, *, in_place: bool = False) -> Tensor:
         self.check_head_dim(x, self.head_dim)
         coords = self.checked(at, x.dtype)
-        given = side, rotation_dtype(x), x.device
+        given = +1 if side == "query" else -1, rotation_dtype(x), x.device
         if not may_be_read(coords):
             # Where coordinates cannot be looked at, those out of reach are marked.
             table = self.sized(coords, *given)
@@ -118,14 +119,14 @@ class XPos(Encoding):
             table = self.once(self.table, at, *given, keep=x.is_cpu)
         return rotate_pairs(x, table[0], table[1], self.layout, in_place=in_place)
 
-    def table(self, at: Positions, side: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return self.sized(at.axis(self), side, dtype, device)
+    def table(self, at: Positions, sign: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return self.sized(at.axis(self), sign, dtype, device)
 
-    def sized(self, coords: Tensor, side: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Cosines and sines [2, B or 1, 1, T, d/2] times the sizes; side is +1 for queries and -1 for keys."""
+    def sized(self, coords: Tensor, sign: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Cosines and sines [2, B or 1, 1, T, d/2] times the sizes; the sign is +1 for queries and -1 for keys."""
         coords = exact(coords)[:, None, :, None]
         fading = torch.tensor(self.zetas, dtype=torch.float64, device=coords.device).log() / self.scale_base
-        sizes = (side * (coords - self.centre) * fading).exp()
+        sizes = (sign * (coords - self.centre) * fading).exp()
         return cos_sin(coords * self.frequencies.to(coords.device), sizes, dtype, device)
 
     def checked(self, at: Positions, dtype: torch.dtype) -> Tensor:
@@ -144,16 +145,13 @@ class XPos(Encoding):
                 )
         return coords
 
-    def query(self, q: Tensor, at: Positions) -> Tensor:
-        return self.turned(q, at, +1)
+    def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:
+        return self.rotated(x, at, side)
 
-    def key(self, k: Tensor, at: Positions) -> Tensor:
-        return self.turned(k, at, -1)
-
-    def turn(
+    def turn_both(
         self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions, *, in_place: bool = False
     ) -> tuple[Tensor, Tensor]:
-        return self.turned(q, at, +1, in_place=in_place), self.turned(k, keys_at, -1, in_place=in_place)
+        return self.rotated(q, at, "query", in_place=in_place), self.rotated(k, keys_at, "key", in_place=in_place)
 
     def formula_query(self, q, position, head=0):
         return self.formula_turned(q, position, 1)

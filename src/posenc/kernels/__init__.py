@@ -1,17 +1,21 @@
 """How attention is computed: kernels with one signature, chosen by name, that never fall back in silence.
 
-A kernel is a function `(encoding, q, at, keys, mask, *, scale, dropout, weights) -> (output, weights or None)`.
+A kernel is a function `(biases, q, at, keys, mask, *, scale, dropout, weights) -> (output, weights or None)`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
 
-from posenc.encoding import BoundKernel, Encoding, Keys
+from posenc.biases import Bias
+from posenc.encoding import Encoding
 from posenc.foreign import near
-from posenc.kernels import blocked, flex, key_row, native, reference, rotate_pairs_triton, sdpa
+from posenc.kernels import blocked, flex, native, reference, rotate_pairs_triton, sdpa
+from posenc.kernels.bound import BoundKernel
 from posenc.kernels.reference import logits_on_grid, take_values
+from posenc.kernels.request import Call, Request
+from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
 
@@ -19,15 +23,12 @@ from posenc.positions import Positions
 class Kernel(NamedTuple):
     """One way of computing attention.
 
-    attend   (encoding, q, at, keys, mask, *, scale, dropout, weights) -> (output, weights or None)
-    why_not  (encoding, *, weights, dropout, q) -> the reason why it cannot serve this request, or None; q is None
-             where nobody knows the queries yet
-    exact    whether its results are off by rounding only, so that the contract holds it to all other kernels
+    attend   (biases, q, at, keys, mask, *, scale, dropout, weights) -> (output, weights or None)
+    why_not  (request) -> the reason why it cannot serve, or None
     """
 
     attend: Callable[..., tuple[Tensor, Tensor | None]]
-    why_not: Callable[..., str | None]
-    exact: bool = True
+    why_not: Callable[[Request], str | None]
 
 
 KERNELS = {
@@ -35,12 +36,11 @@ KERNELS = {
     "sdpa": Kernel(sdpa.attend, sdpa.why_not),
     "reference": Kernel(reference.attend, reference.why_not),
     "flex": Kernel(flex.attend, flex.why_not),
-    "key_row": Kernel(key_row.attend, key_row.why_not, exact=False),
 }
 """The kernels: those of "auto", fastest first, and those that serve by name only."""
 
 AUTO = ("blocked", "sdpa", "reference")
-"""Those that "auto" chooses from, fastest first: all of them exact."""
+"""Those that "auto" chooses from, fastest first; sdpa comes first where it needs no matrix of all pairs."""
 
 
 def why_not(
@@ -51,7 +51,7 @@ def why_not(
     Raises ValueError for an unknown kernel.
     """
     check_name(name)
-    return None if name == "auto" else KERNELS[name].why_not(encoding, weights=weights, dropout=dropout, q=q)
+    return None if name == "auto" else KERNELS[name].why_not(Request(encoding, weights, dropout, q))
 
 
 def choose(
@@ -62,27 +62,49 @@ def choose(
     Raises ValueError with the reason when the named one cannot.
     """
     check_name(name)
+    return serving(name, Request(encoding, weights, dropout, q))
+
+
+def serving(name: str, request: Request) -> str:
+    """The kernel that serves a request, as `choose` says it, for a name that is known."""
     if name == "auto":
-        asked = {"weights": weights, "dropout": dropout, "q": q}
-        return next(kernel for kernel in AUTO if KERNELS[kernel].why_not(encoding, **asked) is None)
-    reason = why_not(name, encoding, weights=weights, dropout=dropout, q=q)
+        if sdpa.needs_no_matrix(request) and sdpa.why_not(request) is None:
+            return "sdpa"
+        return next(kernel for kernel in AUTO if KERNELS[kernel].why_not(request) is None)
+    reason = KERNELS[name].why_not(request)
     if reason is not None:
         raise ValueError(f"kernel '{name}' cannot do this: {reason}")
     return name
 
 
 def bind(name: str, encoding: Encoding, *, scale: float, dropout: float = 0.0, weights: bool = False) -> BoundKernel:
-    """A kernel with one layer's scale, dropout and wish for weights; what serves is chosen when the queries are known.
+    """A kernel with one layer's scale, dropout and wish for weights; what serves is chosen once the call is known.
 
-    Raises ValueError when it is certain already that the named kernel cannot.
+    Raises ValueError, when it is called, where the named kernel cannot serve.
     """
-    choose(name, encoding, weights=weights, dropout=dropout)
 
-    def attend(encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, **asked):
-        chosen = choose(name, encoding, weights=asked["weights"], dropout=asked["dropout"], q=q)
-        return KERNELS[chosen].attend(encoding, q, at, keys, mask, **asked)
+    def attend(biases: Sequence[Bias], q: Tensor, at: Positions, keys: Keys, mask: Mask, **asked):
+        request = Request(encoding, asked["weights"], asked["dropout"], q, Call(biases, at, keys.at, mask))
+        return KERNELS[serving(name, request)].attend(biases, q, at, keys, mask, **asked)
 
     return BoundKernel(attend, logits_on_grid, take_values, scale=scale, dropout=dropout, weights=weights)
+
+
+def served_by(
+    encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, *, name: str = "auto"
+) -> tuple[str, ...]:
+    """What serves one call, in words: the kernel; and for attention in blocks, how each bias is had.
+
+    >>> import torch
+    >>> from posenc import ALiBi, Keys, Positions, masks
+    >>> q, at = torch.zeros(1, 4, 9, 8), Positions.count(9)
+    >>> served_by(ALiBi(4), q, at, Keys(q, q, at), masks.causal())
+    ('blocked', 'distances in a row')
+    """
+    check_name(name)
+    mask, biases = bind(name, encoding, scale=1.0).added(encoding, q, at, keys, mask)
+    kernel = serving(name, Request(encoding, q=q, call=Call(biases, at, keys.at, mask)))
+    return (kernel, *(blocked.how(biases, q, at, keys, mask)[0].names if kernel == "blocked" else ()))
 
 
 def check_name(name: str) -> None:
@@ -105,4 +127,15 @@ def status() -> dict[str, str]:
     }
 
 
-__all__ = ["AUTO", "KERNELS", "BoundKernel", "Kernel", "bind", "check_name", "choose", "status", "why_not"]
+__all__ = [
+    "AUTO",
+    "KERNELS",
+    "BoundKernel",
+    "Kernel",
+    "bind",
+    "check_name",
+    "choose",
+    "served_by",
+    "status",
+    "why_not",
+]

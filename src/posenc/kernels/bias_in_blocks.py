@@ -1,11 +1,14 @@
 """What is added to the logits, block by block, so that no matrix of all queries and all keys is ever held.
 
 The blocked kernel goes through the logits in blocks of queries and keys. It asks a bias for the values of each block,
-and in the backward pass hands it the gradient of each block.
+and in the backward pass hands it the gradient of each block. The rows of a block stand last query first, in values and
+gradients alike: so a bias of the distance is a view of a vector.
 """
 
+import math
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -27,7 +30,7 @@ class Part(NamedTuple):
     """The bias of some keys of a block: values, and a shift of each query that all of these keys share.
 
     keys   which keys, a slice with start and stop
-    bias   [1 or b, 1 or H, n, m] in float32 at least, of any strides; None where it is 0
+    bias   [1 or b, 1 or H, 1 or n, m] in float32 at least, of any strides; None where it is 0
     shift  [b, H, n], added to all logits of a query; None where it is 0
     """
 
@@ -49,44 +52,61 @@ class BiasGradient(Protocol):
         """The gradient in each of the bias's `inputs`; None for one that it does not depend on."""
 
 
-class BiasInBlocks(Protocol):
-    """A bias of the scaled logits that can be had block by block, without gradients.
+class InBlocks(Protocol):
+    """One form of bias as it can be had block by block, without gradients.
 
-    inputs     what the values depend on and gradients are wanted in (queries, keys, remembered facts, parameters)
-    backwards  whether the rows of its blocks come last query first, as those of a Hankel view do: in `block` and
-               `parts`, and in the upstream of its gradient
-    masked     whether the values are -inf wherever causality and window forbid, for tokens in a row; else the kernel
-               sees to it. What else a mask says (given tensors, a prefix, padding, documents) is up to the kernel
+    name    what serves, in words
+    inputs  what the values depend on and gradients are wanted in (queries, keys, remembered facts, parameters)
+    owns    whether the values of a block are in memory of its own, into which others may be added
     """
 
+    name: str
     inputs: tuple[Tensor, ...]
-    backwards: bool
-    masked: bool
+    owns: bool
 
-    def block(self, block: Block) -> Tensor | None:
-        """The values of a block: [1 or b, 1 or H, n, m] in float32 at least, of any strides; None where all are 0.
+    def columns(self, block: Block) -> slice:
+        """The keys of a block for which it says anything; elsewhere it is 0."""
 
-        They are never changed, so a view is best. The backward pass asks for fewer keys at once than the forward pass.
-        """
+    def block(self, block: Block) -> Tensor:
+        """The values of a block: [1 or b, 1 or H, 1 or n, m] in float32 at least, of any strides."""
 
-    def parts(self, block: Block) -> list[Part]:
-        """The same in parts that together have all keys of the block, each once."""
+    def near(self, block: Block) -> slice | None:
+        """The keys for which only `block` will do; None where `far` says all as cheaply."""
+
+    def far(self, block: Block) -> Part:
+        """The same for keys of which none is near: a row, a view, a shift."""
 
     def gradient(self) -> BiasGradient:
         """A collector that holds nothing yet: a graph may be gone through backwards more than once."""
 
 
-class NoBias:
-    """Nothing is added."""
+class WholeBlocks:
+    """A form that knows no shorter way for any keys."""
 
-    inputs: tuple[Tensor, ...] = ()
-    backwards = masked = False
+    owns: bool = True
 
-    def block(self, block: Block) -> None:
-        return None
+    def columns(self, block: Block) -> slice:
+        return block.keys
 
-    def parts(self, block: Block) -> list[Part]:
-        return [Part(block.keys, None)]
+    def near(self, block: Block) -> slice | None:
+        return block.keys
 
-    def gradient(self) -> BiasGradient:
-        raise AssertionError("nothing depends on what is not there")
+    def far(self, block: Block) -> Part:
+        raise AssertionError("all keys are near")
+
+
+class Room:
+    """Memory for the values of one block at a time: new memory costs more than what is computed in it."""
+
+    def __init__(self, like: Tensor, dtype: torch.dtype) -> None:
+        self.held = like.new_empty(0, dtype=dtype)
+
+    def of(self, *shape: int) -> Tensor:
+        """A tensor of this shape that holds anything, until the next one is asked for."""
+        if self.held.numel() < math.prod(shape):
+            self.held = self.held.new_empty(math.prod(shape))
+        return self.held[: math.prod(shape)].view(shape)
+
+
+def length(part: slice) -> int:
+    return part.stop - part.start

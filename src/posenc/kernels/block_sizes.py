@@ -24,8 +24,11 @@ class BlockSizes(threading.local):
     narrowest = 128
     """How many keys it takes at least, so that matrix products keep their speed."""
 
+    far = 300
+    """How many keys far away are worth a part of their own, which has to be merged with the rest."""
+
     pairs_of_content = 1 << 20
-    """How many pairs of all heads `score_mod` is evaluated on at once: its temporaries then stay near the caches."""
+    """How many pairs of all heads a closure is evaluated on at once: its temporaries then stay near the caches."""
 
     pairs_of_rules = 1 << 21
     """How many pairs of all heads and rows a rule of door 4 is given at once; fewer are not worth a block, nor

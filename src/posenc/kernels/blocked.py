@@ -6,7 +6,7 @@ tokens, not with its square. What is added to the logits comes from a bias in bl
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,79 +15,92 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posenc.encoding import Encoding, Keys
+from posenc.biases import Bias, ByDistance
 from posenc.kernels import sdpa
-from posenc.kernels.bias_in_blocks import BiasGradient, BiasInBlocks, Block, NoBias
+from posenc.kernels.bias_in_blocks import BiasGradient, Block
+from posenc.kernels.biases import SumInBlocks, in_blocks
+from posenc.kernels.biases.distances import DistancesInRow, at_distances
 from posenc.kernels.block_sizes import SIZES
-from posenc.kernels.content_bias import content_bias
-from posenc.kernels.distance_bias import ByDistance, distance_bias, values_at
 from posenc.kernels.plan import Plan, plan_for
 from posenc.kernels.reference import check_heads
-from posenc.masks import Mask, part_of
+from posenc.kernels.request import Request
+from posenc.keys import Keys
+from posenc.masks import Mask
 from posenc.positions import Positions, check_versions, versions
 from posenc.watched import is_written_down
 
 LOG2_E = 1 / math.log(2)
 
 
-def why_not(encoding: Encoding, *, weights: bool, dropout: float, q: Tensor | None) -> str | None:
+def why_not(request: Request) -> str | None:
     """Why attention in blocks cannot serve, or None."""
-    if weights:
+    if request.weights:
         return "attention in blocks returns no attention weights; use kernel='reference' or 'auto'"
-    if encoding.needs_weights:
+    if request.encoding.needs_weights:
         return (
-            f"{encoding} reads the attention weights, which attention in blocks does not return; "
+            f"{request.encoding} reads the attention weights, which attention in blocks does not return; "
             f"use kernel='reference' or 'auto'"
         )
-    if dropout:
-        return f"attention in blocks has no dropout, got {dropout}; use kernel='sdpa' or 'auto', or dropout=0"
+    if request.dropout:
+        return f"attention in blocks has no dropout, got {request.dropout}; use kernel='sdpa' or 'auto', or dropout=0"
+    q = request.q
     if q is not None and q.device.type != "cpu":
         return f"attention in blocks is for the CPU, got queries on '{q.device.type}'; use kernel='sdpa' or 'auto'"
+    call = request.call
+    if call is not None and torch.compiler.is_compiling():
+        if q is not None and q.shape[0] == 0:
+            return "a compiled graph has no attention in blocks of an empty batch; use kernel='sdpa' or 'auto'"
+        if offset_in_a_row(call.biases, call.at, call.keys_at, call.mask) is None:
+            return (
+                "in a graph that is being compiled, attention in blocks takes tokens that are known to stand in a row, "
+                "and biases of the distance alone; use kernel='sdpa' or 'auto'"
+            )
+    elif call is not None and is_written_down():
+        return (
+            "attention in blocks goes by the numbers of one call, and cannot be written down as a graph of operators; "
+            "use kernel='sdpa' or 'auto'"
+        )
     return sdpa.why_not_transformed("attention in blocks")
 
 
 def attend(
-    encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, *, scale: float, dropout: float, weights: bool
+    biases: Sequence[Bias],
+    q: Tensor,
+    at: Positions,
+    keys: Keys,
+    mask: Mask,
+    *,
+    scale: float,
+    dropout: float,
+    weights: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention with the encoding's bias, block by block. A row that may see nothing gives zeros.
+    """Attention with biases, block by block. A row that may see nothing gives zeros.
 
-    Key heads may be fewer than query heads; nothing is repeated for them. A single query, an empty batch, attention
-    without a bias that is plainly causal or sees everything, and all in a graph that is written down operator by
-    operator, are one call of PyTorch's attention. In a graph that is being compiled so is everything else, unless
-    tokens are known to stand in a row and the bias is one of the distance.
+    Key heads may be fewer than query heads; nothing is repeated for them. In a graph that is being compiled it is one
+    operator, for tokens that are known to stand in a row.
 
     Limit: gradients of gradients are refused; kernel='reference' has them.
     Source: Dao 2023, arXiv:2307.08691, section 3, for the backward pass.
     """
     assert not (weights or dropout), "why_not('blocked') forbids this"
-    biased = bool(encoding.doors & {"by_distance", "score_mod"})
-    plain = not biased and (mask.is_plain_causal(at, keys.at) or mask.sees_everything(at, keys.at))
-    compiling = torch.compiler.is_compiling()
-    offset = offset_in_a_row(encoding, at, keys.at, mask) if compiling else None
-    whole = offset is None if compiling else is_written_down()
-    if at.tokens == 1 or q.shape[0] == 0 or plain or whole:
-        return sdpa.attend(encoding, q, at, keys, mask, scale=scale, dropout=dropout, weights=weights)
     check_heads(q, keys.k, keys.v)
-    q, k, v = as_fused_attention_takes(q, keys.k, keys.v)
-    if offset is not None:
-        values = values_in_a_row(encoding, q, k.shape[2], offset) if biased else None
+    heads, (q, k, v) = q, as_fused_attention_takes(q, keys.k, keys.v)
+    if torch.compiler.is_compiling():
+        offset = offset_in_a_row(biases, at, keys.at, mask)
+        assert offset is not None, "why_not('blocked') forbids this"
+        values = values_in_a_row(biases, q, k.shape[2], offset) if biases else None
         out = attend_in_a_row(q, k, v, values, offset, mask.causal, mask.window, scale)[0]
     else:
-        plan = plan_for(at, keys.at, mask, q.shape[0], q.shape[1], places="by_distance" in encoding.doors)
-        bias = bias_in_blocks(encoding, q, at, keys, mask, plan)
-        out = Differentiable.apply(InBlocks(plan, bias, scale), q, k, v, mask.given, *bias.inputs)
+        bias, plan = how(biases, heads, at, keys, mask)
+        out = Differentiable.apply(InBlocks(plan, bias, scale), q, k, v, *bias.inputs)
     return out[..., : keys.v.shape[-1]], None
 
 
-def bias_in_blocks(encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, plan: Plan) -> BiasInBlocks:
-    """How to have an encoding's bias in blocks, by what it can do and by what the tokens allow."""
-    if "score_mod" not in encoding.doors:
-        by_distance = distance_bias(encoding, q, plan)
-        if by_distance is not None:
-            return by_distance
-    if encoding.doors & {"by_distance", "score_mod"}:
-        return content_bias(encoding, q, at, keys, mask)
-    return NoBias()
+def how(biases: Sequence[Bias], q: Tensor, at: Positions, keys: Keys, mask: Mask) -> tuple[SumInBlocks, Plan]:
+    """How these biases are had in blocks, and which blocks there are."""
+    places = any(isinstance(bias, ByDistance) for bias in biases)
+    plan = plan_for(at, keys.at, mask, q.shape[0], q.shape[1], places=places)
+    return in_blocks(biases, q, keys, plan), plan
 
 
 def as_fused_attention_takes(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -108,7 +121,7 @@ class InBlocks:
     """One call: which blocks there are, what is added to their logits, and the factor of q . k."""
 
     plan: Plan
-    bias: BiasInBlocks
+    bias: SumInBlocks
     scale: float
 
     @torch.autocast("cpu", enabled=False)
@@ -118,7 +131,7 @@ class InBlocks:
         out = q.new_zeros(B, T, H, D).transpose(1, 2)  # as the projection behind it reads it
         sums = q.new_zeros(B, H, T, dtype=exact_dtype(q))
         for block in self.plan.blocks():
-            asked, parts = self.turned(q[block.batch, :, block.rows]), []
+            asked, parts = last_first(q[block.batch, :, block.rows]), []
             for part in self.bias.parts(block):
                 here = block._replace(keys=part.keys)
                 seen = here.batch, slice(None), here.keys
@@ -127,7 +140,7 @@ class InBlocks:
                 parts.append((taken, total if part.shift is None else total + part.shift))
             taken, total = parts[0] if len(parts) == 1 else merged(parts)
             queries = block.batch, slice(None), block.rows
-            out[queries], sums[queries] = self.turned(taken), self.turned(total)
+            out[queries], sums[queries] = last_first(taken), last_first(total)
         return out, sums
 
     @torch.autocast("cpu", enabled=False)
@@ -140,9 +153,8 @@ class InBlocks:
         sums: Tensor,
         grad: Tensor,
         of_bias: BiasGradient | None,
-        of_given: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients in q, k and v; those of the bias and of the given mask are added to their collectors.
+        """The gradients in q, k and v; that of the bias is added to its collector.
 
         With weights p, their gradient dp = grad . v^T and d = sum_j p_j dp_j = grad . out, the logits have p (dp - d).
         An output in half precision is rounded too far for d: what the logits of a row have would no longer add up to 0,
@@ -159,7 +171,7 @@ class InBlocks:
 
             asked, upstream, taken, total = (
                 # The queries that share a key head stand below one another.
-                self.turned(x[queries]).to(exact).reshape(b * KV, H // KV * n, -1)
+                last_first(x[queries]).to(exact).reshape(b * KV, H // KV * n, -1)
                 for x in (q, grad, out, sums[..., None])
             )
             asked = asked * self.scale
@@ -180,12 +192,9 @@ class InBlocks:
                 logits.sub_(mean).mul_(weights)
                 slope.baddbmm_(logits, keys)
                 dk[at].baddbmm_(logits.transpose(1, 2), asked)
-                if of_given is not None:
-                    place = of_given[part_of(of_given, *piece)]
-                    place += self.turned(logits.view(b, H, n, m)).sum_to_size(place.shape)
                 if of_bias is not None:
                     of_bias.add(piece, logits.view(b, H, n, m))
-            dq[queries] = self.turned(slope.mul_(self.scale).view(b, H, n, D)).to(dq.dtype)
+            dq[queries] = last_first(slope.mul_(self.scale).view(b, H, n, D)).to(dq.dtype)
         return dq, dk.view(k.shape).to(k.dtype), dv.view(v.shape).to(v.dtype)
 
     def slopes(
@@ -228,35 +237,30 @@ class InBlocks:
                 yield few, [few._replace(keys=keys) for keys in cut(block.keys, width)]
 
     def added(self, block: Block, values: Tensor | None, q: Tensor) -> Tensor | None:
-        """What is added to the logits of a block: bias, given mask, and -inf where a query may not see a key."""
+        """What is added to the logits of a block: the bias, and -inf where a query may not see a key."""
         hidden = self.plan.hidden(block, masked=self.bias.masked)
-        given = self.plan.given(block)
-        if given is not None:
-            given = self.turned(given.to(exact_dtype(q)))
-            values = given if values is None else values + given
         if hidden is not None:
             values = q.new_zeros(1, 1, 1, 1, dtype=exact_dtype(q)) if values is None else values
-            values = values.masked_fill(self.turned(hidden), -math.inf)
+            values = values.masked_fill(last_first(hidden), -math.inf)
         if values is None or values.shape[2:] == block.size[1:]:
             return values
         return values.expand(-1, -1, *block.size[1:]).contiguous()
 
-    def turned(self, x: Tensor) -> Tensor:
-        """The queries of a block, [b, H, n, ...], in the order in which the bias has them; or back."""
-        return x.flip(2) if self.bias.backwards and x.shape[2] > 1 else x
+
+def last_first(x: Tensor) -> Tensor:
+    """The queries of a block, [b, H, n, ...], last query first, as biases have them; or back."""
+    return x.flip(2) if x.shape[2] > 1 else x
 
 
 class Differentiable(torch.autograd.Function):
     """A call as one step of the graph, which keeps no more than the output and a number for each query."""
 
     @staticmethod
-    def forward(
-        ctx: Any, call: InBlocks, q: Tensor, k: Tensor, v: Tensor, given: Tensor | None, *inputs: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, call: InBlocks, q: Tensor, k: Tensor, v: Tensor, *inputs: Tensor) -> Tensor:
         out, sums = call.forwards(q, k, v)
         ctx.call, ctx.versions = call, versions(call.plan.at, call.plan.keys_at)
         # The inputs of the bias are kept by the bias; here it is seen when somebody changes them in between.
-        ctx.save_for_backward(q, k, v, out, sums, given, *inputs)
+        ctx.save_for_backward(q, k, v, out, sums, *inputs)
         return out
 
     @staticmethod
@@ -266,13 +270,11 @@ class Differentiable(torch.autograd.Function):
                 "attention in blocks has no gradient of its gradient; use kernel='reference' where one is wanted"
             )
         check_versions(ctx.versions, ctx.call.plan.at, ctx.call.plan.keys_at)
-        q, k, v, out, sums, given, *inputs = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[4:]
-        of_bias = ctx.call.bias.gradient() if any(wanted[1:]) else None
-        of_given = torch.zeros_like(given, dtype=exact_dtype(given)) if wanted[0] else None
-        slopes = ctx.call.backwards(q, k, v, out, sums, *grads, of_bias, of_given)
+        q, k, v, out, sums, *inputs = ctx.saved_tensors
+        of_bias = ctx.call.bias.gradient() if any(ctx.needs_input_grad[4:]) else None
+        slopes = ctx.call.backwards(q, k, v, out, sums, *grads, of_bias)
         totals = (None,) * len(inputs) if of_bias is None else of_bias.total()
-        return None, *slopes, None if of_given is None else of_given.to(given.dtype), *totals
+        return None, *slopes, *totals
 
 
 def fused(
@@ -319,11 +321,13 @@ def exact_dtype(x: Tensor) -> torch.dtype:
 # In a graph that is being compiled: tokens known to stand in a row, as one operator.
 
 
-def offset_in_a_row(encoding: Encoding, at: Positions, keys_at: Positions, mask: Mask) -> int | None:
+def offset_in_a_row(biases: Sequence[Bias], at: Positions, keys_at: Positions, mask: Mask) -> int | None:
     """Query i stands so much further than i - j after key j, and nothing else counts; None where that is not known."""
-    if "score_mod" in encoding.doors or mask.given is not None or mask.prefix or encoding.axes > 1:
+    if mask.given is not None or mask.prefix:
         return None
-    if at is keys_at and at.contiguous and (at.unit_step or "by_distance" not in encoding.doors):
+    if not all(isinstance(bias, ByDistance) and bias.axes <= 1 for bias in biases):
+        return None
+    if at is keys_at and at.contiguous and (at.unit_step or not biases):
         return 0
     return None if at.start is None or keys_at.start is None else at.start - keys_at.start
 
@@ -349,13 +353,14 @@ def call_in_a_row(
     T, S = q.shape[2], k.shape[2]
     at, keys_at = Positions.count(T, max(offset, 0)), Positions.count(S, max(-offset, 0))
     plan = plan_for(at, keys_at, Mask(causal=causal, window=window), q.shape[0], q.shape[1], places=True)
-    bias = ByDistance(values, range(T - 1 + offset, offset - S, -1), q, plan)
-    return InBlocks(plan, bias, scale)
+    in_row = DistancesInRow(values, range(T - 1 + offset, offset - S, -1), q, plan)
+    return InBlocks(plan, SumInBlocks([], q, in_row), scale)
 
 
-def values_in_a_row(encoding: Encoding, q: Tensor, keys: int, offset: int) -> Tensor:
+def values_in_a_row(biases: Sequence[Bias], q: Tensor, keys: int, offset: int) -> Tensor:
     """The bias [H, T + S - 1] at the distances of so many keys in a row, far keys first."""
-    return values_at(encoding, q, q.shape[2] - 1 + offset, offset - keys)
+    of_distance = [bias for bias in biases if isinstance(bias, ByDistance)]
+    return at_distances(of_distance, range(q.shape[2] - 1 + offset, offset - keys, -1), q.device)
 
 
 @attend_in_a_row.register_fake
@@ -381,7 +386,7 @@ def attend_in_a_row_backwards(
     """The gradients of `attend_in_a_row` in q, k, v, and in the values where there are any."""
     call = call_in_a_row(q, k, values, offset, causal, window, scale)
     of_bias = None if values is None else call.bias.gradient()
-    slopes = call.backwards(q, k, v, out, sums, grad, of_bias, None)
+    slopes = call.backwards(q, k, v, out, sums, grad, of_bias)
     return [*slopes] if of_bias is None else [*slopes, *(total for total in of_bias.total() if total is not None)]
 
 

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posenc import kernels
-from posenc.encoding import Encoding, Keys
+from posenc.encoding import Encoding
+from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
 
@@ -114,10 +115,9 @@ def chosen_weights(
     index = torch.tensor(heads, device=q.device)
 
     def blocks() -> Iterator[Weights]:
-        prepared = encoding.prepare(q, at, keys)
         kernel = kernels.bind("reference", encoding, scale=scale, weights=True)
         for begin in range(0, len(rows), at_once):
-            few_at, few_keys, few_mask, taken = asking(at, prepared, mask, rows[begin : begin + at_once])
+            few_at, few_keys, few_mask, taken = asking(at, keys, mask, rows[begin : begin + at_once])
             weights = encoding.attend(q[:, :, taken], few_at, few_keys, few_mask, kernel)[1]
             assert weights is not None
             picked = weights if heads == list(range(q.shape[1])) else weights[:, index]

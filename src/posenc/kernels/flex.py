@@ -9,27 +9,33 @@ pass. Under torch.compile it is part of the caller's graph on either.
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from posenc.encoding import Encoding, Keys, ScoreMod, in_turn, parts_of
+from posenc.biases import Bias, ByDistance, Dense, Pairs
 from posenc.kept_tables import fact
 from posenc.kernels import sdpa
+from posenc.kernels.request import Request
+from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
+from posenc.score_mods import ScoreMod, entry, in_turn, looked_up
 
 
-def why_not(encoding: Encoding, *, weights: bool, dropout: float, q: Tensor | None) -> str | None:
+def why_not(request: Request) -> str | None:
     """Why FlexAttention cannot serve, or None."""
-    if weights:
+    encoding, q = request.encoding, request.q
+    if request.weights:
         return "flex returns no attention weights; use kernel='reference' or 'auto'"
     if encoding.needs_weights:
         return f"{encoding} reads the attention weights, which flex does not return; use kernel='reference' or 'auto'"
-    if dropout:
-        return f"FlexAttention has no dropout, got {dropout}; use another kernel, or dropout=0"
+    if request.dropout:
+        return f"FlexAttention has no dropout, got {request.dropout}; use another kernel, or dropout=0"
+    if q is not None and q.shape[0] == 0:
+        return "FlexAttention takes no empty batch; use kernel='auto'"
     if q is not None and q.device.type != "cuda" and torch.is_grad_enabled():
         if q.requires_grad or any(parameter.requires_grad for parameter in encoding.parameters()):
             return (
@@ -40,16 +46,21 @@ def why_not(encoding: Encoding, *, weights: bool, dropout: float, q: Tensor | No
 
 
 def attend(
-    encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, *, scale: float, dropout: float, weights: bool
+    biases: Sequence[Bias],
+    q: Tensor,
+    at: Positions,
+    keys: Keys,
+    mask: Mask,
+    *,
+    scale: float,
+    dropout: float,
+    weights: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention with the encoding's closure on every logit, in the blocks of logits that the mask leaves.
+    """Attention with the closures of biases on every logit, in the blocks of logits that the mask leaves.
 
-    A row that may see nothing gives zeros. Key heads may be fewer than query heads; nothing is repeated for them. An
-    empty batch, which FlexAttention refuses, is one call of PyTorch's other attention.
+    A row that may see nothing gives zeros. Key heads may be fewer than query heads; nothing is repeated for them.
     """
     assert not (weights or dropout), "why_not('flex') forbids this"
-    if q.shape[0] == 0:
-        return sdpa.attend(encoding, q, at, keys, mask, scale=scale, dropout=dropout, weights=weights)
     if not torch.is_grad_enabled():
         # FlexAttention refuses leaves that want gradients on a CPU even where none are taken.
         q, k, v = q.detach(), keys.k.detach(), keys.v.detach()
@@ -59,7 +70,7 @@ def attend(
         q,
         k,
         v,
-        score_mod=whole_score_mod(encoding, q, at, keys, mask),
+        score_mod=in_turn([fused(bias, q) for bias in biases]),
         block_mask=block_mask(mask, at, keys.at),
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
@@ -83,37 +94,21 @@ def compiled():
     return torch.compile(module.flex_attention)
 
 
-def whole_score_mod(encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask) -> ScoreMod | None:
-    """The closure that adds all biases, and the floating mask where one was given; None where nothing is added."""
-    keys = encoding.prepare(q, at, keys)
-    mods = [mod for part in parts_of(encoding) if (mod := bias_of(part, q, at, keys)) is not None]
-    added = mask.added(at, keys.at)
-    if added is not None:
-        mods.append(looked_up(four_axes(added)))
-    return in_turn(mods)
-
-
-def bias_of(part: Encoding, q: Tensor, at: Positions, keys: Keys) -> ScoreMod | None:
-    """The closure of one encoding, in which nothing is left to compute but sums and entries of tables.
+def fused(bias: Bias, q: Tensor) -> ScoreMod:
+    """The closure of a bias in which nothing is left to compute but sums and entries of tables.
 
     A fused kernel takes no constant tensors and no matrix products, so a bias of the distance is evaluated before.
     """
-    if "score_mod" in part.doors and part.fuses:
-        return part.score_mod(q, at, keys)
-    if not part.doors & {"by_distance", "score_mod"}:
-        return None
+    if isinstance(bias, Dense) or (isinstance(bias, Pairs) and bias.fuses):
+        return bias.closure()
     dtype = torch.promote_types(q.dtype, torch.float32)
-    distances = None if "score_mod" in part.doors else distances_between(at, keys.at)
-    if distances is None:
-        bias = part.dense_bias(q, at, keys, dtype)
-        assert bias is not None
-        return looked_up(bias)
+    distances = distances_between(bias.at, bias.keys_at) if isinstance(bias, ByDistance) else None
+    if distances is None or not isinstance(bias, ByDistance):
+        return looked_up(bias.dense(dtype))
     lowest, highest = distances
-    delta = torch.arange(lowest, highest + 1, device=q.device)
-    values = part.by_distance(delta if part.axes == 1 else delta[:, None])
-    assert values is not None
-    part.check_heads(values, q)
-    table, m, n = values.to(dtype), at.coords[..., 0] - lowest, keys.at.coords[..., 0]
+    at, keys_at = bias.at, bias.keys_at
+    table = bias.at_distances(range(lowest, highest + 1), q.device).to(dtype)
+    m, n = at.coords[..., 0] - lowest, keys_at.coords[..., 0]
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return score + table[h, entry(m, b, i) - entry(n, b, j)].to(score.dtype)
@@ -130,15 +125,6 @@ def distances_between(at: Positions, keys_at: Positions) -> tuple[int, int] | No
     if not whole or at.extent is None or keys_at.extent is None:
         return None
     return 1 - keys_at.extent, at.extent - 1
-
-
-def looked_up(table: Tensor) -> ScoreMod:
-    """The closure that adds table[b, h, i, j]."""
-
-    def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return score + entry(table, b, h, i, j).to(score.dtype)
-
-    return score_mod
 
 
 def block_mask(mask: Mask, at: Positions, keys_at: Positions) -> Any:
@@ -181,11 +167,6 @@ def rule(mask: Mask, at: Positions, keys_at: Positions) -> Callable[[Tensor, Ten
         return allowed
 
     return mask_mod
-
-
-def entry(table: Tensor, *index: Tensor) -> Tensor:
-    """table[index], where an axis of one entry stands for all."""
-    return table[tuple(0 if size == 1 else i for size, i in zip(table.shape, index, strict=True))]
 
 
 def four_axes(given: Tensor) -> Tensor:

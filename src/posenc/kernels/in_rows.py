@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from posenc.encoding import BoundKernel, Encoding, Keys
+from posenc.encoding import Encoding
 from posenc.kernels.block_sizes import SIZES
+from posenc.kernels.bound import BoundKernel
+from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions, check_versions, versions
 from posenc.watched import is_transformed, is_written_down

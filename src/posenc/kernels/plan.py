@@ -5,6 +5,7 @@ look. Padding at the sides and packing leave stretches of such tokens, which are
 is masked pair by pair within its block.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -51,6 +52,36 @@ class Stretch(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Row:
+    """Tokens in a row on both sides, known without looking at data: query i is i - j + offset after key j.
+
+    offset   the first query's coordinate minus the first key's (positions)
+    lowest   the smallest distance that is seen, 0 under a causal mask; -inf where there is none
+    highest  the largest distance that is seen, in a window; inf where there is none
+    """
+
+    offset: int
+    lowest: float
+    highest: float
+
+    @classmethod
+    def of(cls, at: Positions, keys_at: Positions, mask: Mask) -> "Row | None":
+        """None where tokens are not known to stand in a row, or the rule of the mask is more than a range."""
+        if at.start is None or keys_at.start is None or mask.prefix:
+            return None
+        highest = math.inf if mask.window is None else mask.window - 1
+        return cls(at.start - keys_at.start, 0 if mask.causal else -highest, highest)
+
+    def met(self, queries: int, keys: int, reach: int | None) -> range:
+        """The distances, far keys first, that so many tokens meet and see; the reach stands for all beyond it."""
+        lowest, highest = max(self.offset - keys + 1, self.lowest), min(self.offset + queries - 1, self.highest)
+        # Where nothing is seen there is still one distance, so that no shape is empty.
+        ends = lowest, max(lowest, highest)
+        bottom, top = ends if reach is None else (min(max(end, -reach), reach) for end in ends)
+        return range(int(top), int(bottom) - 1, -1)
+
+
+@dataclass(frozen=True)
 class Plan:
     """The blocks of one attention call.
 
@@ -63,6 +94,11 @@ class Plan:
     batch: int
     heads: int
     runs: list[Run] | None
+
+    @cached_property
+    def row(self) -> Row | None:
+        """The one row that all tokens are, where that is known without looking at data."""
+        return Row.of(self.at, self.keys_at, self.mask)
 
     @cached_property
     def offsets(self) -> list[int]:
@@ -141,13 +177,6 @@ class Plan:
         at, keys_at = self.at.part(block.batch, block.rows), self.keys_at.part(block.batch, block.keys)
         hidden = ~mask.part(*block).allowed(at, keys_at)
         return None if may_be_read(hidden) and not bool(hidden.any()) else hidden
-
-    def given(self, block: Block) -> Tensor | None:
-        """What the given mask adds to the logits of a block, [1 or b, 1 or H, 1 or n, 1 or m]; None where nothing."""
-        given = self.mask.part(*block).given
-        if given is None or given.dtype == torch.bool:
-            return None
-        return given[(None,) * (4 - given.dim())]
 
     def open(self, block: Block) -> bool:
         """Whether causality and window let every query of a block see every key, for tokens in a row."""

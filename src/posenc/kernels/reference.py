@@ -1,13 +1,16 @@
 """The readable kernel: it defines what is right, and gives attention weights."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from posenc import checks
-from posenc.encoding import Encoding, Keys, index_grids
+from posenc.biases import Bias
+from posenc.kernels.request import Request
+from posenc.keys import Keys
 from posenc.masks import Mask, check_added, check_mask
 from posenc.positions import Positions
 
@@ -51,28 +54,34 @@ def scaled_dot_product_attention(
     return weights @ v, weights
 
 
-def why_not(encoding: Encoding, *, weights: bool, dropout: float, q: Tensor | None) -> None:
+def why_not(request: Request) -> None:
     """Nothing: this kernel serves every request."""
 
 
 def attend(
-    encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, *, scale: float, dropout: float, weights: bool
+    biases: Sequence[Bias],
+    q: Tensor,
+    at: Positions,
+    keys: Keys,
+    mask: Mask,
+    *,
+    scale: float,
+    dropout: float,
+    weights: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention with an encoding's bias evaluated on the whole grid of queries and keys."""
-    logits = logits_on_grid(encoding, q, at, keys, mask, scale=scale)
+    """Attention with biases evaluated on the whole grid of queries and keys."""
+    logits = logits_on_grid(biases, q, at, keys, scale=scale)
     out, applied = take_values(softmax_where(logits, mask.allowed(at, keys.at)), keys.v, dropout=dropout)
     return out, applied if weights else None
 
 
-def logits_on_grid(encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, *, scale: float) -> Tensor:
-    """The scaled logits [B, H, T, S] with the encoding's bias and what the mask adds, in float32 at least."""
+def logits_on_grid(biases: Sequence[Bias], q: Tensor, at: Positions, keys: Keys, *, scale: float) -> Tensor:
+    """The scaled logits [B, H, T, S] with biases, in float32 at least."""
     k, _ = fit_heads(q, keys.k, keys.v)
     logits = accurate(q) @ accurate(k).transpose(-1, -2) * scale
-    modify = encoding.score_mod(q, at, keys)
-    if modify is not None:
-        logits = modify(logits, *index_grids(logits))
-    added = mask.added(at, keys.at)
-    return logits if added is None else logits + added.masked_fill(added == -math.inf, 0.0)
+    for bias in biases:
+        logits = bias.added_to(logits)
+    return logits
 
 
 def take_values(weights: Tensor, v: Tensor, *, dropout: float) -> tuple[Tensor, Tensor]:

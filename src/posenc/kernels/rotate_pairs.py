@@ -24,11 +24,6 @@ SLAB = 1 << 17
 """How many channels are turned at a time where nothing is compiled: their temporaries stay in the cache."""
 
 
-def exact(x: Tensor) -> Tensor:
-    """x in float64, on the CPU where its own device has no float64: angles are taken so."""
-    return x.to("cpu" if x.device.type == "mps" else x.device).double()
-
-
 def channels_of_pair(pair: int, pairs: int, layout: str) -> tuple[int, int]:
     """The two channels of one of so many pairs."""
     return (pair, pair + pairs) if layout == "half" else (2 * pair, 2 * pair + 1)

@@ -1,25 +1,42 @@
 """Attention through PyTorch's fused scaled_dot_product_attention; plain causal attention goes without any mask."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posenc.encoding import Encoding, Keys
+from posenc.biases import Bias, total
 from posenc.kernels.reference import fit_heads
+from posenc.kernels.request import Request
+from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
 from posenc.watched import is_transformed
 
 
-def why_not(encoding: Encoding, *, weights: bool, dropout: float, q: Tensor | None) -> str | None:
+def why_not(request: Request) -> str | None:
     """Why PyTorch's fused attention cannot serve, or None."""
-    if weights:
+    if request.weights:
         return "sdpa returns no attention weights; use kernel='reference' or 'auto'"
-    if encoding.needs_weights:
-        return f"{encoding} reads the attention weights, which sdpa does not return; use kernel='reference' or 'auto'"
+    if request.encoding.needs_weights:
+        return (
+            f"{request.encoding} reads the attention weights, which sdpa does not return; use kernel='reference' or "
+            f"'auto'"
+        )
     return why_not_transformed("sdpa")
+
+
+def needs_no_matrix(request: Request) -> bool:
+    """Whether a call is one of PyTorch's own without any matrix of all pairs, so that nothing could be faster."""
+    q, call = request.q, request.call
+    if q is None or call is None:
+        return False
+    if q.shape[2] == 1 or q.shape[0] == 0:
+        return True
+    at, keys_at, mask = call.at, call.keys_at, call.mask
+    return not call.biases and (mask.is_plain_causal(at, keys_at) or mask.sees_everything(at, keys_at))
 
 
 def why_not_transformed(kernel: str) -> str | None:
@@ -30,17 +47,22 @@ def why_not_transformed(kernel: str) -> str | None:
 
 
 def attend(
-    encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, *, scale: float, dropout: float, weights: bool
+    biases: Sequence[Bias],
+    q: Tensor,
+    at: Positions,
+    keys: Keys,
+    mask: Mask,
+    *,
+    scale: float,
+    dropout: float,
+    weights: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention with the bias as SDPA's mask, a boolean mask where there is no bias, and none where none is needed."""
     assert not weights, "why_not('sdpa') forbids this"
     k, v = fit_heads(q, keys.k, keys.v)
     # A bias of a thousand positions has too many values for bfloat16; SDPA takes a float32 one beside half-precision q.
     dtype = torch.promote_types(q.dtype, torch.float32)
-    bias = encoding.dense_bias(q, at, keys, dtype)
-    added = mask.added(at, keys.at)
-    if added is not None:
-        bias = added.to(dtype) if bias is None else bias + added.to(dtype)
+    bias = total(biases, dtype)
     if bias is None and mask.is_plain_causal(at, keys.at):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, dropout_p=dropout), None
     if mask.sees_everything(at, keys.at):

@@ -1,4 +1,4 @@
-"""Sums over the keys that lie after a key: the operator behind encodings that accumulate for each pair."""
+"""Sums along a sequence, by order and document and never by index: the operators behind encodings that accumulate."""
 
 import torch
 import torch.nn.functional as F
@@ -24,3 +24,28 @@ def sums_after(values: Tensor, keys_at: Positions) -> Tensor:
 
 def from_the_end(values: Tensor) -> Tensor:
     return F.pad(values[..., 1:], (0, 1)).flip(-1).cumsum(-1).flip(-1)
+
+
+def sums_to(values: Tensor, at: Positions, keys_at: Positions) -> tuple[Tensor, Tensor]:
+    """Running sums of a fact of each key token, values [B, H, S], up to each query [B, H, T] and each key [B, H, S].
+
+    The sum over the tokens l with order_j < order_l <= order_i is to_query[i] - to_key[j], for a key j at or before the
+    query i in the same document. Tokens go by their order within their document, wherever they stand in the tensor;
+    padding and empty cache slots count nothing.
+    """
+    if at is keys_at and at.contiguous:
+        running = values.cumsum(-1)
+        return running, running
+    B, H = values.shape[:2]
+    i, j = at.order.expand(B, -1), keys_at.order.expand(B, -1)
+    present = j >= 0
+    if at.document is not None and keys_at.document is not None:
+        # Documents behind one another on one line: a place on it is the document's, then the token's.
+        room = torch.maximum(i.amax(), j.amax()) + 2
+        i, j = (order + 1 + document * room for order, document in ((i, at.document), (j, keys_at.document)))
+    place, sequence = j.contiguous().sort(dim=-1, stable=True)
+    spread = sequence[:, None].expand(-1, H, -1)
+    running = values.masked_fill(~present[:, None], 0.0).gather(-1, spread).cumsum(-1)
+    to_key = torch.zeros_like(running).scatter(-1, spread, running)
+    before = torch.searchsorted(place, i.contiguous(), right=True)[:, None].expand(-1, H, -1)
+    return F.pad(running, (1, 0)).gather(-1, before), to_key

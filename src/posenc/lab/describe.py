@@ -11,8 +11,10 @@ from torch import Tensor
 
 from posenc import coordinate_maps, kernels, schedules
 from posenc.catalogue import build, names, options_of, parameters_of
-from posenc.encoding import Encoding, Keys, OnHeads, Projections, Shape, parts_of
+from posenc.chosen_heads import OnHeads
+from posenc.encoding import BIASES, Encoding, Shape, parts_of
 from posenc.foreign import code
+from posenc.keys import Keys, Projections
 from posenc.lab import tasks
 from posenc.lab.worked import worked_example
 from posenc.masks import causal
@@ -26,10 +28,10 @@ CELLS = 32
 GROUPS: dict[str, Callable[[Encoding], Any]] = {
     "Wrap another encoding": lambda encoding: encoding.wraps,
     "Added to embeddings": lambda encoding: "embed" in encoding.doors,
-    "Turn queries and keys": lambda encoding: "key" in encoding.doors,
+    "Turn queries and keys": lambda encoding: "turn" in encoding.doors and encoding.turns != "queries",
     "Remember facts of every token": lambda encoding: "remember" in encoding.doors,
-    "Bias the logits": lambda encoding: encoding.doors & {"by_distance", "score_mod"},
-    "Temperatures of the query": lambda encoding: "query" in encoding.doors,
+    "Bias the logits": lambda encoding: encoding.doors & BIASES,
+    "Temperatures of the query": lambda encoding: "turn" in encoding.doors,
     "Other attention rules": lambda encoding: encoding.doors,
     "No position": lambda encoding: True,
 }

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from posenc.attention import Attention
-from posenc.encoding import Encoding, Shape, parts_of
+from posenc.biases import total
+from posenc.encoding import BIASES, Encoding, Shape, parts_of
 from posenc.lab import plots
 from posenc.lab.record import rounded
 from posenc.masks import bidirectional, causal
@@ -90,7 +91,7 @@ def draw(encoding: Encoding, shape: Shape, tokens: int) -> Drawn:
 
 def speak(encoding: Encoding) -> tuple[str, ...]:
     """Draw from N(0, 1) the tables that start at zero, and name them: what is added would be a picture of nothing."""
-    if not encoding.doors & {"embed", "by_distance", "score_mod"}:
+    if not encoding.doors & (BIASES | {"embed"}):
         return ()
     silent = {name: p for name, p in encoding.named_parameters() if p.dim() > 1 and not p.any()}
     for parameter in silent.values():
@@ -202,12 +203,12 @@ def finite(waves: Tensor) -> list[float | None]:
 def rotation(drawn: Drawn, sight: Sight) -> None:
     """Door 2: the logit of a query and a key of ones by distance, relative to that at no distance."""
     encoding, name, shape = sight.encoding, sight.name, sight.shape
-    if not {"query", "key"} <= encoding.doors:
+    if "turn" not in encoding.doors or encoding.turns == "queries":
         return
     at = plane(sight) if sight.gridded else spread(2 * sight.tokens).with_length(2 * sight.tokens)
     here = middle(sight) if sight.gridded else -1
     ones = torch.ones(1, shape.heads, at.tokens, shape.head_dim, dtype=torch.float64)
-    q, k = encoding.query(ones, at)[0, :, here], encoding.key(ones, at)[0]
+    q, k = encoding.turn(ones, at, "query")[0, :, here], encoding.turn(ones, at, "key")[0]
     logit = (k @ q[..., None])[..., 0]  # [H, T]
     heads = one_if_equal(logit / logit[:, here, None])
     what = "logit of a query and a key of ones, 1 at no distance"
@@ -230,10 +231,10 @@ def temperature(drawn: Drawn, sight: Sight) -> None:
     shape = sight.shape
     positions = torch.logspace(0, math.log10(FAR), 240, dtype=torch.float64).round().long().unique() - 1
     for part in parts_of(sight.encoding):
-        if "query" not in part.doors or "key" in part.doors:
+        if "turn" not in part.doors or part.turns != "queries":
             continue
         ones = torch.ones(1, shape.heads, len(positions), shape.head_dim, dtype=torch.float64)
-        tau = one_if_equal(part.query(ones, Positions.of(positions)).mean(-1)[0])
+        tau = one_if_equal(part.turn(ones, Positions.of(positions), "query").mean(-1)[0])
         drawn.facts["temperature"] = {"position": positions.tolist(), "heads": rounded(tau)}
         drawn.figures["temperature"] = plots.curves(
             (positions + 1).tolist(),
@@ -249,10 +250,10 @@ def temperature(drawn: Drawn, sight: Sight) -> None:
 def bias(drawn: Drawn, sight: Sight) -> None:
     """Door 3: what each head adds to the logit, by signed distance, or from a late query where that is not enough."""
     encoding, name = sight.encoding, sight.name
-    if not encoding.doors & {"by_distance", "score_mod"}:
+    if not encoding.doors & BIASES:
         return
     first = ", before its network corrects it" if "attend" in encoding.doors and encoding.wraps else ""
-    if "score_mod" not in encoding.doors:
+    if "biases" not in encoding.doors:
         if sight.gridded:
             coords = plane(sight).coords[0]
             values = encoding.by_distance(coords[middle(sight)] - coords)
@@ -288,9 +289,9 @@ def bias_of_random_tokens(sight: Sight, at: Positions, seed: int) -> Tensor:
     here = slice(at.tokens // 2, at.tokens // 2 + 1) if sight.gridded else slice(at.tokens - 1, at.tokens)
     _, keys = layer.queries_and_keys(x, x, None, at, at, encoding)
     own = {name: fact[:, :, here] for name, fact in keys.memo.items()}
-    keys = replace(keys, own=own, k=encoding.key(keys.k, at) if encoding.turns_when_attending else keys.k)
-    q = encoding.query(layer.split(layer.to_query(x[:, here]), layer.heads), at.rows(here))
-    values = encoding.dense_bias(q, at.rows(here), keys, torch.float32)
+    keys = replace(keys, own=own, k=encoding.turn(keys.k, at, "key") if encoding.turns_when_attending else keys.k)
+    q = encoding.turn(layer.split(layer.to_query(x[:, here]), layer.heads), at.rows(here), "query")
+    values = total(encoding.biases(q, at.rows(here), keys), torch.float32)
     assert values is not None
     return values[0, :, 0]
 

@@ -243,7 +243,13 @@ def hints(tokens: int, longest: int) -> dict[str, dict[str, Any]]:
         options = options_of(name)
         # A head of 16 channels has 8 pairs; with the usual base half of them would not complete a turn in a short
         # window.
-        if tokens <= 128 and "key" in cls.doors and "base" in options and options["base"].default == 10_000.0:
+        if (
+            tokens <= 128
+            and "turn" in cls.doors
+            and cls.turns != "queries"
+            and "base" in options
+            and options["base"].default == 10_000.0
+        ):
             given.setdefault(name, {})["base"] = 1000.0
     return given
 

@@ -168,7 +168,7 @@ def describe(encoding: Encoding, dim: int, tokens: int, added: tuple[Encoding, .
             x = part.embed(x, Positions.count(tokens))
         table = rounded(x[0])
     waves = next((part.wavelengths for part in [*added, *parts] if part.wavelengths is not None), None)
-    turning = next((part for part in parts if "query" in part.doors and part.wavelengths is not None), None)
+    turning = next((part for part in parts if "turn" in part.doors and part.wavelengths is not None), None)
     distances = torch.arange(2 * tokens)
     heads = encoding.by_distance(distances) if "by_distance" in encoding.doors else None
     rotation = None

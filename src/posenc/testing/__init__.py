@@ -30,15 +30,20 @@ from torch import Tensor, nn
 
 from posenc import kernels, masks
 from posenc.attention import Attention
+from posenc.biases import total
 from posenc.cache import GrowingCache, LayerCache, SlotCache
 from posenc.catalogue import build, build_layers, find, names
-from posenc.encoding import Compose, Encoding, Keys, OnHeads, Shape, Token, index_grids
+from posenc.chosen_heads import OnHeads
+from posenc.encoding import BIASES, Compose, Encoding, Shape
 from posenc.foreign import quoted
 from posenc.kept_tables import KEPT, KeptTables
 from posenc.kernels.block_sizes import SIZES
+from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions, distance, positions_for
+from posenc.published import Published, Token
 from posenc.schedules import SCHEDULES, Schedule, value_of
+from posenc.score_mods import in_turn, index_grids
 
 SHAPE = Shape(dim=15, heads=3, head_dim=6, max_len=21)
 """The default shape: odd sizes, and a width that is not heads times head_dim, so that no size can stand for another."""
@@ -196,13 +201,13 @@ class Net(nn.Module):
 
     @property
     def kernels(self) -> list[str]:
-        """The exact kernels that can serve these encodings where gradients are wanted, the readable one first."""
+        """The kernels that can serve these encodings where gradients are wanted, the readable one first."""
         q = torch.empty(1, self.shape.heads, 1, self.shape.head_dim, dtype=torch.float64, requires_grad=True)
         with torch.enable_grad():
             able = [
                 name
-                for name, kernel in kernels.KERNELS.items()
-                if kernel.exact and all(kernels.why_not(name, encoding, q=q) is None for encoding in self.used)
+                for name in kernels.KERNELS
+                if all(kernels.why_not(name, encoding, q=q) is None for encoding in self.used)
             ]
         return sorted(able, key=lambda name: name != "reference")
 
@@ -277,7 +282,7 @@ def says_what_the_paper_says(subject: Subject) -> None:
     """
     for encoding in subject.encodings():
         formulas = type(encoding).formula_logit, type(encoding).formula_logits
-        if "remember" in encoding.doors and formulas == (Encoding.formula_logit, Encoding.formula_logits):
+        if "remember" in encoding.doors and formulas == (Published.formula_logit, Published.formula_logits):
             raise NoMeaning(f"{encoding} remembers facts of other tokens and states no formula_logits that reads them")
     reach = subject.reach
     for causal in (True, False):
@@ -897,26 +902,26 @@ def bad_arguments_get_a_clear_error(subject: Subject) -> None:
                 "embeddings that are too wide",
                 str(shape.dim + 1),
             )
-        if "embed" not in encoding.doors:
+        if "embed" not in encoding.doors and encoding.turns == "each":
             refused(
                 lambda e=encoding: e(torch.zeros(2, TOKENS, shape.dim)),
                 "embeddings given to an encoding that adds nothing",
                 "nothing",
             )
-        if not encoding.doors & {"query", "key"}:
+        if "turn" not in encoding.doors:
             refused(
                 lambda e=encoding: e(torch.zeros(1, 3, 4, 6), torch.zeros(1, 3, 4, 6)),
                 "heads given to an encoding that turns none",
                 "not turn",
             )
-        if not encoding.doors & {"by_distance", "score_mod"}:
+        if not encoding.doors & BIASES:
             refused(lambda e=encoding: e.bias(TOKENS), "the bias of an encoding without one", "no bias")
         heads = torch.zeros(2, shape.heads, TOKENS, shape.head_dim + 2).double()
         keys = Keys(heads, heads, on_axes(at, subject.axes))
         # A bias by distance never sees the heads.
         widths = [one for one in inside(encoding) if "by_distance" not in one.doors and not one.wraps]
         knows = any("head_dim" in inspect.signature(type(one).__init__).parameters for one in widths)
-        if knows and encoding.doors & {"query", "score_mod", "attend"} and "remember" not in encoding.doors:
+        if knows and encoding.doors & {"turn", "biases", "attend"} and "remember" not in encoding.doors:
             kernel = kernels.bind("auto", encoding, scale=1.0)
             refused(
                 lambda e=encoding, h=heads, k=keys, kernel=kernel: e.attend(
@@ -969,12 +974,12 @@ def nothing_given_is_changed(subject: Subject) -> None:
     for encoding in net.used:
         q = given.transpose(1, 2)  # [B, H, T, D], not contiguous
         turned = encoding.query(q, at), encoding.key(q, at), encoding.embed(x, at)
-        modify = None if "remember" in encoding.doors else encoding.score_mod(q, at, Keys(q, q, at))
-        if modify is not None:
+        biases = [] if "remember" in encoding.doors else encoding.biases(q, at, Keys(q, q, at))
+        for modify in (bias.closure() for bias in biases):
             score = torch.zeros(2, shape.heads, TOKENS, TOKENS, dtype=torch.float64)
             modify(score, *index_grids(score))
             if bool((score != 0).any()):
-                raise AssertionError(f"score_mod of {encoding} changes the scores it was given")
+                raise AssertionError(f"a bias of {encoding} changes the scores it was given")
         unchanged(held, before)
         row, wide = q.contiguous(), x.transpose(0, 1).contiguous().transpose(0, 1)
         for door, got, one in zip(("query", "key", "embed"), turned, (row, row, wide), strict=True):
@@ -1277,7 +1282,7 @@ def make(source: "type[Encoding] | Factory", shape: Shape, **options: Any) -> En
 def small_blocks() -> AbstractContextManager[None]:
     """Kernels that go through queries in blocks cut them so small that a few tokens are many blocks."""
     forwards = {"rows": 4, "pairs": 100, "pairs_of_content": 60, "pairs_of_rules": 100}
-    return SIZES.set_to(**forwards, rows_backwards=3, pairs_backwards=50, narrowest=2)
+    return SIZES.set_to(**forwards, rows_backwards=3, pairs_backwards=50, narrowest=2, far=2)
 
 
 @contextmanager
@@ -1436,7 +1441,7 @@ def on_axes(at: Positions, axes: int) -> Positions:
 
 def evaluators_agree(encoding: Encoding, subject: Subject) -> None:
     """Door 3 evaluated densely, as a closure on grids and on single numbers, and through distances, with gradients."""
-    if not encoding.doors & {"by_distance", "score_mod"} or "remember" in encoding.doors:
+    if not encoding.doors & BIASES or "remember" in encoding.doors:
         # What reads remembered facts has no bias apart from attention, where kernels are compared.
         return
     shape = subject.shape
@@ -1456,13 +1461,14 @@ def evaluators_agree(encoding: Encoding, subject: Subject) -> None:
                 found = torch.autograd.grad((values * upstream).sum(), leaves, allow_unused=True, retain_graph=True)
                 return [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, found, strict=True)]
 
-            modify = encoding.score_mod(q, at, keys)
-            assert modify is not None, f"{encoding} opens door 3, and score_mod gives None"
+            biases = encoding.biases(q, at, keys)
+            modify = in_turn([bias.closure() for bias in biases])
+            assert modify is not None, f"{encoding} opens door 3, and biases gives none"
             zero = torch.zeros_like(upstream)
             grid = modify(zero, *index_grids(zero))
-            dense = encoding.dense_bias(q, at, keys, torch.float64)
-            assert dense is not None, f"{encoding} opens door 3, and dense_bias gives None"
-            ways = {"dense_bias": dense}
+            dense = total(biases, torch.float64)
+            assert dense is not None
+            ways = {"the dense bias": dense}
             # The public tensor, with the mask's -inf taken out again: the mask of these positions is not its subject.
             public = encoding.bias(at, keys_at, q=q, k=k, dtype=torch.float64)
             ways["bias()"] = torch.where(public == -torch.inf, grid, public)
@@ -1471,13 +1477,13 @@ def evaluators_agree(encoding: Encoding, subject: Subject) -> None:
                 assert values is not None
                 ways["by_distance"] = values.movedim(0, 1)
             for way, values in ways.items():
-                what = f"{way} against score_mod on grids, {name}"
+                what = f"{way} against its closure on grids, {name}"
                 same(values.expand_as(grid), grid, what)
                 for mine, other in zip(slopes(values), slopes(grid), strict=False):
                     same(mine, other, f"{what}, gradient")
             for b, h, i, j in ((0, 0, 0, 0), (1, 2, 5, 1), (1, 1, 8, 6), (0, 2, 3, keys_at.tokens - 1)):
                 one = modify(torch.zeros((), dtype=torch.float64), *map(torch.tensor, (b, h, i, j)))
-                same(one, grid[b, h, i, j], f"score_mod on single numbers, {name}")
+                same(one, grid[b, h, i, j], f"a closure on single numbers, {name}")
 
 
 def doors(net: Net, subject: Subject, at: Positions) -> list[tuple[str, Tensor]]:
@@ -1488,7 +1494,7 @@ def doors(net: Net, subject: Subject, at: Positions) -> list[tuple[str, Tensor]]
         x = torch.randn(2, at.tokens, shape.dim)
     for encoding in net.used:
         out += [("embed", encoding.embed(x, at)), ("query", encoding.query(q, at)), ("key", encoding.key(q, at))]
-        if "by_distance" in encoding.doors and "score_mod" not in encoding.doors:
+        if "by_distance" in encoding.doors and "biases" not in encoding.doors:
             delta = torch.arange(-5, 70)
             values = encoding.by_distance(delta if encoding.axes == 1 else delta[:, None].expand(-1, net.axes))
             assert values is not None

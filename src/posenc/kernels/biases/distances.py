@@ -6,61 +6,28 @@ and column j stands entry r + j (a Hankel matrix). Its gradient is the sum along
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from posenc.encoding import Encoding
-from posenc.kernels.bias_in_blocks import Block, Part
+from posenc.biases import ByDistance
+from posenc.kernels.bias_in_blocks import Block, Part, WholeBlocks
 from posenc.kernels.plan import Plan
-
-
-def distance_bias(encoding: Encoding, q: Tensor, plan: Plan) -> "ByDistance | ByPair | None":
-    """How to evaluate a bias of the distance in blocks; None where distances are not whole, or too many to tabulate.
-
-    Without a bias it gives what causality and window forbid, where that is told by the distance.
-    """
-    biased = "by_distance" in encoding.doors
-    if plan.runs is not None:
-        if biased and encoding.axes > 1:
-            plan.at.coordinates(encoding.axes, encoding)  # tokens in a row have one axis: refused
-        distances = plan.distances()
-        return ByDistance(
-            values_at(encoding, q, distances.start, distances.stop) if biased else None, distances, q, plan
-        )
-    coords, keys = plan.at.coords, plan.keys_at.coords
-    if not biased or encoding.axes > 1 or coords.shape[-1] != 1 or coords.is_floating_point():
-        return None
-    if keys.shape[-1] != 1 or keys.is_floating_point():
-        return None
-    highest, lowest = int(coords.max()) - int(keys.min()), int(coords.min()) - int(keys.max())
-    distances = range(highest, lowest - 1, -1)
-    if len(distances) > SPREAD * (plan.at.tokens + plan.keys_at.tokens):
-        return None
-    return ByPair(values_at(encoding, q, distances.start, distances.stop), distances, q, plan)
-
 
 SPREAD = 16
 """Distances are tabulated when they are at most so many for each token."""
 
 
-def values_at(encoding: Encoding, q: Tensor, start: int, stop: int) -> Tensor:
-    """The bias [H, n] at the distances from `start` down to before `stop`."""
-    delta = torch.arange(start, stop, -1, device=q.device)
-    values = encoding.by_distance(delta if encoding.axes == 1 else delta[:, None])
-    assert values is not None
-    encoding.check_heads(values, q)
-    return values
-
-
-class ByDistance:
-    """A bias of the distance, and what causality and window forbid, for tokens in a row.
+class DistancesInRow:
+    """Biases of the distance, and what causality and window forbid, for tokens in a row.
 
     values     the bias [H, n] at the distances, or None where there is none
     distances  which these are: falling by one, and all that the plan's blocks meet
     """
 
-    backwards = True
+    name = "distances in a row"
+    owns = False
 
     def __init__(self, values: Tensor | None, distances: range, q: Tensor, plan: Plan) -> None:
         self.distances, self.plan = distances, plan
@@ -74,6 +41,12 @@ class ByDistance:
         # which are rounded least.
         highest = vector.amax(1, keepdim=True).clamp(min=torch.finfo(vector.dtype).min)
         self.vector = (vector - highest).to(dtype).contiguous()
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether nothing is added, and nothing forbidden."""
+        mask = self.plan.mask
+        return not self.inputs and (not self.masked or not (mask.causal or mask.window is not None))
 
     def seen(self, vector: Tensor) -> Tensor:
         """The vector with -inf where causality and window forbid."""
@@ -91,13 +64,27 @@ class ByDistance:
         farthest = block.rows.stop - 1 - block.keys.start + self.plan.offset(block)
         return self.distances.start - farthest
 
+    def columns(self, block: Block) -> slice:
+        if self.inputs:
+            return block.keys
+        if self.plan.open(block):
+            return slice(block.keys.start, block.keys.start)
+        if self.plan.mask.window is not None:
+            return block.keys
+        # Keys that come no later than the first query are seen by those behind it.
+        seen_by_all = block.rows.start + self.plan.offset(block) + 1
+        return slice(min(max(seen_by_all, block.keys.start), block.keys.stop), block.keys.stop)
+
     def block(self, block: Block) -> Tensor:
         _, n, m = block.size
         heads, across = self.vector.shape[0], self.vector.stride(0)
         return self.vector.as_strided((1, heads, n, m), (0, across, 1, 1), self.first(block))
 
-    def parts(self, block: Block) -> list[Part]:
-        return [Part(block.keys, self.block(block))]
+    def near(self, block: Block) -> slice | None:
+        return None
+
+    def far(self, block: Block) -> Part:
+        return Part(block.keys, self.block(block) if self.inputs or not self.plan.open(block) else None)
 
     def gradient(self) -> "DistanceGradient":
         return DistanceGradient(self)
@@ -106,7 +93,7 @@ class ByDistance:
 class DistanceGradient:
     """Sums the gradient of the logits for each distance."""
 
-    def __init__(self, bias: ByDistance) -> None:
+    def __init__(self, bias: DistancesInRow) -> None:
         self.bias = bias
         # Some million small numbers come together at one distance.
         self.sums = [torch.zeros_like(values, dtype=torch.float64) for values in bias.inputs]
@@ -120,19 +107,38 @@ class DistanceGradient:
         return tuple(sums.to(values.dtype) for sums, values in zip(self.sums, self.bias.inputs, strict=True))
 
 
-class ByPair:
-    """A bias of whole distances for tokens that stand anywhere: each pair of a block looks its distance up."""
+def may_be_looked_up(biases: Sequence[ByDistance], plan: Plan) -> bool:
+    """Whether distances are whole, and few enough to tabulate, for tokens that stand anywhere."""
+    coords, keys = plan.at.coords, plan.keys_at.coords
+    if any(bias.axes > 1 for bias in biases) or coords.shape[-1] != 1 or keys.shape[-1] != 1:
+        return False
+    if coords.is_floating_point() or keys.is_floating_point():
+        return False
+    return len(distances_between(plan)) <= SPREAD * (plan.at.tokens + plan.keys_at.tokens)
 
-    backwards = masked = False
 
-    def __init__(self, values: Tensor, distances: range, q: Tensor, plan: Plan) -> None:
-        self.distances, self.plan = distances, plan
+def distances_between(plan: Plan) -> range:
+    """The whole distances that tokens anywhere may be apart, far keys first."""
+    coords, keys = plan.at.coords, plan.keys_at.coords
+    highest, lowest = int(coords.max()) - int(keys.min()), int(coords.min()) - int(keys.max())
+    return range(highest, lowest - 1, -1)
+
+
+class DistancesLookedUp(WholeBlocks):
+    """Biases of whole distances for tokens that stand anywhere: each pair of a block looks its distance up."""
+
+    name = "distances looked up"
+    owns = False
+
+    def __init__(self, biases: Sequence[ByDistance], q: Tensor, plan: Plan) -> None:
+        self.distances, self.plan = distances_between(plan), plan
+        values = at_distances(biases, self.distances, q.device)
         self.inputs: tuple[Tensor, ...] = (values,)
         self.table = values.detach().to(torch.promote_types(q.dtype, torch.float32))
 
     def index(self, block: Block) -> Tensor:
-        """Which entry of the table each pair reads: [1 or b, n, m]."""
-        at = self.plan.at.part(block.batch, block.rows).coords[..., 0]
+        """Which entry of the table each pair reads, last query first: [1 or b, n, m]."""
+        at = self.plan.at.part(block.batch, block.rows).coords[..., 0].flip(1)
         keys_at = self.plan.keys_at.part(block.batch, block.keys).coords[..., 0]
         return self.distances.start - at[:, :, None] + keys_at[:, None, :]
 
@@ -140,17 +146,14 @@ class ByPair:
         index = self.index(block)
         return self.table.index_select(1, index.flatten()).unflatten(1, index.shape).movedim(0, 1)
 
-    def parts(self, block: Block) -> list[Part]:
-        return [Part(block.keys, self.block(block))]
-
-    def gradient(self) -> "PairGradient":
-        return PairGradient(self)
+    def gradient(self) -> "LookedUpGradient":
+        return LookedUpGradient(self)
 
 
-class PairGradient:
+class LookedUpGradient:
     """Adds the gradient of each logit to that of its distance."""
 
-    def __init__(self, bias: ByPair) -> None:
+    def __init__(self, bias: DistancesLookedUp) -> None:
         self.bias = bias
         self.sums = torch.zeros_like(bias.table, dtype=torch.float64)
 
@@ -160,6 +163,12 @@ class PairGradient:
 
     def total(self) -> tuple[Tensor | None, ...]:
         return (self.sums.to(self.bias.inputs[0].dtype),)
+
+
+def at_distances(biases: Sequence[ByDistance], distances: range, device: torch.device) -> Tensor:
+    """The sum [H, n] of biases at whole distances."""
+    first, *others = (bias.at_distances(distances, device) for bias in biases)
+    return sum(others, first)
 
 
 def anti_diagonals(x: Tensor) -> Tensor:

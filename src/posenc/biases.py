@@ -1,0 +1,298 @@
+"""Biases as values: what door 3 of an encoding gives, and what kernels dispatch on.
+
+A bias is a number for each query, key and head, added to the scaled logit. It comes in five forms, and each says all
+that any kernel may ask: what it is made of, how it is had on a whole grid, and how it is put on chosen heads.
+
+ByDistance   a function of the signed distance alone (ALiBi, T5)
+Pairs        a closure for each pair of tokens (CoPE, FIRE)
+Products     such a closure that for whole distances is a dot product with a vector of the distance (Shaw)
+Levels       such a closure that is a difference of two levels (forgetting)
+Dense        numbers for all pairs (a floating mask, what a rule of door 4 has computed)
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MethodType
+from typing import NamedTuple, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from posenc.keys import Keys
+from posenc.positions import Positions, distance
+from posenc.score_mods import ScoreMod, index_grids, looked_up, of_heads, placed_on
+
+Own = TypeVar("Own", bound="Bias")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Bias:
+    """What all forms have in common.
+
+    chosen   which heads of the model the bias is for, one for each of its own; None: its heads are the model's
+    of       how many heads the model has, where some are chosen
+    """
+
+    chosen: tuple[int, ...] | None = None
+    of: int = 0
+
+    def on(self: Own, heads: Sequence[int], of: int) -> Own:
+        """The same bias on these of `of` heads; the others have none."""
+        chosen = tuple(heads) if self.chosen is None else tuple(heads[head] for head in self.chosen)
+        return replace(self, chosen=chosen, of=of)
+
+    def spread(self, values: Tensor, axis: int) -> Tensor:
+        """Values of the bias's heads as values of the model's: 0 for heads without it; one that heads share stays."""
+        if self.chosen is None:
+            return values
+        if values.shape[axis] == 1 != len(self.chosen):
+            values = values.expand(*(len(self.chosen) if i == axis else -1 for i in range(values.dim())))
+        shape = list(values.shape)
+        shape[axis] = self.of
+        return values.new_zeros(shape).index_copy(axis, torch.tensor(self.chosen, device=values.device), values)
+
+    @property
+    def module(self) -> nn.Module | None:
+        """Whose parameters the bias reads beside the tensors that it holds."""
+        return None
+
+    def closure(self) -> ScoreMod:
+        """The bias pair by pair, as FlexAttention has it."""
+        raise NotImplementedError
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        """The bias on the whole grid, [1 or B, 1 or H, 1 or T, S], without any mask."""
+        raise NotImplementedError
+
+    def added_to(self, logits: Tensor) -> Tensor:
+        """The logits [B, H, T, S] with the bias."""
+        return self.closure()(logits, *index_grids(logits))
+
+
+@dataclass(frozen=True, eq=False)
+class ByDistance(Bias):
+    """A function of the signed distance alone: bias(h, i, j) = f_h(m_i - n_j).
+
+    by_distance   a method of a module: distances [...] (of `axes` other than 1: [..., A]) -> [H, ...]
+    at, keys_at   where queries and keys are
+    heads         how many heads there are to be; None where nobody knows
+    batch         how many rows the batch has
+    axes          how many coordinates a position has for it; 0 stands for any number
+    """
+
+    by_distance: Callable[[Tensor], Tensor | None]
+    at: Positions
+    keys_at: Positions
+    heads: int | None
+    batch: int = 1
+    axes: int = 1
+
+    @property
+    def module(self) -> nn.Module:
+        return module_of(self.by_distance)
+
+    def values(self, delta: Tensor) -> Tensor:
+        """The bias [H, ...] at distances [...], or [..., A].
+
+        Raises ValueError unless there is a row for each query head: one row would broadcast unseen.
+        """
+        values = self.by_distance(delta)
+        assert values is not None
+        check_heads(self.module, values, delta.dim() - (self.axes != 1), self.heads)
+        return self.spread(values, 0)
+
+    def at_distances(self, distances: range, device: torch.device) -> Tensor:
+        """The bias [H, n] at whole distances."""
+        delta = torch.arange(distances.start, distances.stop, distances.step, device=device)
+        return self.values(delta if self.axes == 1 else delta[:, None])
+
+    def closure(self) -> ScoreMod:
+        m, n = (where.coordinates(self.axes, self.module) for where in (self.at, self.keys_at))
+        # Positions that a batch shares need one evaluation, not one for each row.
+        shared = m.shape[0] == n.shape[0] == 1
+        if not shared:
+            m, n = (coords.expand(self.batch, *coords.shape[1:]) for coords in (m, n))
+
+        def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            values = self.values(m[0, i] - n[0, j] if shared else m[b, i] - n[b, j])
+            return score + of_heads(values, h).to(score.dtype)
+
+        return score_mod
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        at, keys_at = self.at, self.keys_at
+        if at is keys_at and at.contiguous and at.unit_step and self.axes <= 1:
+            # T tokens in a row are only 2 T - 1 distances apart; a gather spreads them into the matrix. (Unfold would
+            # too, but it compiles anew for every length, and its gradient is slower.)
+            T, device = at.tokens, at.order.device
+            token = torch.arange(T, device=device)
+            delta = torch.arange(T - 1, -T, -1, device=device)
+            vector = self.values(delta if self.axes == 1 else delta[:, None])  # [H, 2T-1]
+            index = (T - 1 - token[:, None] + token).expand(vector.shape[0], T, T)
+            return vector.to(dtype)[:, None].expand(-1, T, -1).gather(-1, index)[None]  # [1, H, T, T]
+        values = self.values(distance(at, keys_at, self.module, self.axes))  # [H, B or 1, T, S]
+        return values.movedim(0, 1).to(dtype)
+
+    def pairs(self, q: Tensor, keys: Keys) -> "Pairs":
+        """The same bias pair by pair, for what cannot be tabulated."""
+        keys = Keys(keys.k, keys.k, self.keys_at)
+        q = q if self.chosen is None else q[:, list(self.chosen)]
+        bias = Pairs(MethodType(closure_by_distance, self.module), q, self.at, keys, reads_between=False)
+        return replace(bias, chosen=self.chosen, of=self.of)
+
+
+def closure_by_distance(module: nn.Module, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
+    """What `ByDistance.pairs` is made of."""
+    by_distance, axes = cast(Callable[[Tensor], Tensor], module.by_distance), cast(int, module.axes)
+    return ByDistance(by_distance, at, keys.at, heads=q.shape[1], batch=q.shape[0], axes=axes).closure()
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs(Bias):
+    """A closure for each pair of tokens, for what needs more than a distance.
+
+    score_mod      a method of a module: (q, at, keys) -> closure. It reads nothing but these and the module's own
+                   constants and parameters, and so can be asked for some queries and keys alone
+    q              queries [B, H, T, D]
+    at             where they are
+    keys           keys, with facts of tokens that cost more than a pair should: `memo` of keys, `own` of queries
+    reads_between  whether the closure reads, for a query and a key, the keys between the two as well, and so is given
+                   them. Say False where each pair stands alone: it then costs less in blocks
+    fuses          whether the closure is made of sums and entries of tables alone, which a fused GPU kernel can take in
+    """
+
+    score_mod: Callable[[Tensor, Positions, Keys], ScoreMod]
+    q: Tensor
+    at: Positions
+    keys: Keys
+    reads_between: bool = True
+    fuses: bool = True
+
+    @property
+    def module(self) -> nn.Module:
+        return module_of(self.score_mod)
+
+    def closure(self) -> ScoreMod:
+        modify = self.score_mod(self.q, self.at, self.keys)
+        return modify if self.chosen is None else placed_on(self.chosen, self.of, modify, self.q.device)
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        return self.spread(self.values(self.module, self.q, self.at, self.keys, dtype), 1)
+
+    def values(
+        self, module: nn.Module, q: Tensor, at: Positions, keys: Keys, dtype: torch.dtype, *, backwards: bool = False
+    ) -> Tensor:
+        """The bias [B, H, T, S] of the heads it has, by a module that stands in for its own, for these tokens."""
+        nothing = q.new_zeros((*q.shape[:3], keys.at.tokens), dtype=dtype)
+        return MethodType(cast(MethodType, self.score_mod).__func__, module)(q, at, keys)(
+            nothing, *index_grids(nothing, backwards=backwards)
+        )
+
+
+class DotProducts(NamedTuple):
+    """A bias as dot products: bias(i, j) = asked_i . vectors[m_i - n_j] + of_keys_j, in float32 at least.
+
+    asked    [B, H, T, C]        what each query is multiplied with
+    vectors  [1 or H, R, C]      the vector of each distance that was asked for
+    of_keys  [B, H, S]           what is added for each key, wherever the query is; None where that is nothing
+    """
+
+    asked: Tensor
+    vectors: Tensor
+    of_keys: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Products(Pairs):
+    """A closure that for whole distances is a dot product with a vector of the distance.
+
+    products     the whole distances that tokens in a row meet -> DotProducts
+    same_beyond  the distance (positions) from which on, either way, the vector is the same; None where it never is
+    """
+
+    products: Callable[[range], DotProducts] = field(kw_only=True)
+    same_beyond: int | None = field(default=None, kw_only=True)
+    reads_between: bool = False
+
+    def dot_products(self, distances: range) -> DotProducts:
+        """What there is to multiply for these distances, for the heads of the model."""
+        asked, vectors, of_keys = self.products(distances)
+        if self.chosen is None:
+            return DotProducts(asked, vectors, of_keys)
+        vectors = vectors if vectors.shape[0] == 1 else self.spread(vectors, 0)
+        return DotProducts(self.spread(asked, 1), vectors, None if of_keys is None else self.spread(of_keys, 1))
+
+
+@dataclass(frozen=True, eq=False)
+class Levels(Pairs):
+    """A closure that, for a key no later than its query in the same document, is a difference of levels.
+
+    bias(i, j) = of_queries_i - of_keys_j, in float64 where the device has it. What other keys get the closure says.
+
+    of_queries  [B, H, T]
+    of_keys     [B, H, S]
+    """
+
+    of_queries: Tensor = field(kw_only=True)
+    of_keys: Tensor = field(kw_only=True)
+    reads_between: bool = False
+
+    def levels(self) -> tuple[Tensor, Tensor]:
+        """The levels of queries and of keys, for the heads of the model."""
+        return self.spread(self.of_queries, 1), self.spread(self.of_keys, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Dense(Bias):
+    """Numbers for all pairs.
+
+    logits  broadcastable to [B, H, T, S], floating
+    """
+
+    logits: Tensor
+
+    def closure(self) -> ScoreMod:
+        return looked_up(self.dense(self.logits.dtype))
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        logits = self.logits[(None,) * (4 - self.logits.dim())]
+        return self.spread(logits, 1).to(dtype)
+
+    def added_to(self, logits: Tensor) -> Tensor:
+        return logits + self.dense(logits.dtype)
+
+
+def total(biases: Sequence[Bias], dtype: torch.dtype) -> Tensor | None:
+    """The sum of biases on the whole grid, [1 or B, 1 or H, 1 or T, S]; None where there are none."""
+    added: Tensor | None = None
+    for bias in biases:
+        values = bias.dense(dtype)
+        added = values if added is None else added + values
+    return added
+
+
+def check_heads(who: object, values: Tensor, axes: int, heads: int | None) -> None:
+    """Raises ValueError unless a bias [H, ...] at distances of so many axes has a row for each query head."""
+    if values.dim() != axes + 1:
+        raise ValueError(
+            f"{who} has a bias of shape {list(values.shape)} at distances of {axes} {'axis' if axes == 1 else 'axes'}; "
+            f"by_distance gives [heads, ...], one axis more than it is given"
+        )
+    if heads is not None and values.shape[0] != heads:
+        raise ValueError(f"{who} has a bias for {values.shape[0]} heads, got queries of {heads}; build it for {heads}")
+
+
+def module_of(method: Callable) -> nn.Module:
+    """The module that a method is of: another one may stand in for it.
+
+    Raises ValueError for a function that is no method of a module, which would hide what it reads.
+    """
+    module = getattr(method, "__self__", None)
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"a bias is made of a method of a module, such as self.score_mod, got {method!r}")
+    return module
+
+
+def facts_of(keys: Keys, *, memo: Mapping[str, Tensor] | None = None, own: Mapping[str, Tensor] | None = None) -> Keys:
+    """Keys with more facts of the key tokens (`memo`), and of the query tokens (`own`)."""
+    return replace(keys, memo={**keys.memo, **(memo or {})}, own={**keys.own, **(own or {})})

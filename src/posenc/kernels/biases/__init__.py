@@ -1,0 +1,156 @@
+"""Biases block by block, in bounded memory: how each form of a bias is had for a block of queries and keys, and sums.
+
+Where tokens stand in a row, a bias of the distance is a view of a vector (`distances`), dot products with vectors of
+the distance are a view of curves (`products`), and a difference of levels is a row and a column (`levels`). Where they
+do not, distances are looked up, or the closure is asked for the block (`pairs`). Which of these serves is decided here,
+once for a call, by the forms alone.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from posenc.biases import Bias, ByDistance, Dense, Levels, Pairs, Products
+from posenc.kernels.bias_in_blocks import BiasGradient, Block, InBlocks, Part, length
+from posenc.kernels.biases.dense import DenseInBlocks
+from posenc.kernels.biases.distances import DistancesInRow, DistancesLookedUp, at_distances, may_be_looked_up
+from posenc.kernels.biases.levels import LevelsInRow
+from posenc.kernels.biases.pairs import PairsInBlocks
+from posenc.kernels.biases.products import ProductsInRow
+from posenc.kernels.block_sizes import SIZES
+from posenc.kernels.plan import Plan
+from posenc.keys import Keys
+from posenc.precision import without_autocast
+
+
+def in_blocks(biases: Sequence[Bias], q: Tensor, keys: Keys, plan: Plan) -> "SumInBlocks":
+    """How to have these biases in blocks, by their forms and by what the tokens allow."""
+    forms: list[InBlocks] = []
+    of_distance = [bias for bias in biases if isinstance(bias, ByDistance)]
+    with without_autocast(q):
+        for bias in biases:
+            if isinstance(bias, Dense):
+                forms.append(DenseInBlocks(bias, q))
+            elif isinstance(bias, Products) and plan.row is not None:
+                forms.append(ProductsInRow(bias, plan.row, plan.at.tokens, plan.keys_at.tokens))
+            elif isinstance(bias, Levels) and plan.row is not None:
+                forms.append(LevelsInRow(bias, PairsInBlocks(bias, plan.row), plan.row))
+            elif isinstance(bias, Pairs):
+                forms.append(PairsInBlocks(bias, plan.row))
+    if plan.runs is None:
+        if of_distance and may_be_looked_up(of_distance, plan):
+            forms.append(DistancesLookedUp(of_distance, q, plan))
+        else:
+            forms += [PairsInBlocks(bias.pairs(q, keys), plan.row) for bias in of_distance]
+        return SumInBlocks(forms, q, None)
+    for bias in of_distance:
+        if bias.axes > 1:
+            plan.at.coordinates(bias.axes, bias.module)  # tokens in a row have one axis: refused
+    distances = plan.distances()
+    values = at_distances(of_distance, distances, q.device) if of_distance else None
+    return SumInBlocks(forms, q, DistancesInRow(values, distances, q, plan))
+
+
+class SumInBlocks:
+    """Several biases as one, and what causality and window forbid where that is told by the distance.
+
+    masked  whether the values are -inf wherever causality and window forbid; else the kernel sees to it. What else a
+            mask says (given tensors, a prefix, padding, documents) is up to the kernel
+    """
+
+    def __init__(self, forms: list[InBlocks], q: Tensor, in_row: DistancesInRow | None) -> None:
+        # The view of distances comes last, to be added into memory that the others own.
+        self.forms = forms if in_row is None or in_row.says_nothing else [*forms, in_row]
+        self.masked = in_row is not None and in_row.masked
+        self.inputs = tuple(tensor for form in self.forms for tensor in form.inputs)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What serves, in words."""
+        return tuple(form.name for form in self.forms if not (isinstance(form, DistancesInRow) and not form.inputs))
+
+    def block(self, block: Block) -> Tensor | None:
+        """The values of a block, last query first: [1 or b, 1 or H, 1 or n, m] in float32 at least; None where 0.
+
+        They are never changed by who asks. The backward pass asks for fewer keys at once than the forward pass.
+        """
+        if len(self.forms) == 1:
+            return self.forms[0].block(block)
+        total: Tensor | None = None
+        owned = False
+        for form in self.forms:
+            columns = form.columns(block)
+            if not length(columns):
+                continue
+            values = form.block(block._replace(keys=columns))
+            if total is None:
+                total, owned = padded(values, columns, block), form.owns
+            else:
+                total = plus(total, values, columns, block, owned=owned)
+                owned = True
+        return total
+
+    def parts(self, block: Block) -> list[Part]:
+        """The same in parts that together have all keys of the block, each once."""
+        first, last = block.keys.start, block.keys.stop
+        near = [part for form in self.forms if (part := form.near(block)) is not None]
+        if not near:
+            return [Part(block.keys, self.block(block))]
+        start, stop = min(part.start for part in near), max(part.stop for part in near)
+        start = start if start - first >= SIZES.far or start == last else first
+        stop = stop if last - stop >= SIZES.far or stop == first else last
+        parts = []
+        for keys, far in ((slice(first, start), True), (slice(start, stop), False), (slice(stop, last), True)):
+            if length(keys):
+                part = block._replace(keys=keys)
+                parts.append(self.far(part) if far else Part(keys, self.block(part)))
+        return parts
+
+    def far(self, block: Block) -> Part:
+        """Keys that are far for every form: rows that all queries share, views, and a shift of each query."""
+        shift: Tensor | None = None
+        bias: Tensor | None = None
+        for form in self.forms:
+            part = form.far(block)
+            if part.shift is not None:
+                shift = part.shift if shift is None else shift + part.shift
+            if part.bias is not None:
+                bias = part.bias if bias is None else bias + part.bias
+        return Part(block.keys, bias, shift)
+
+    def gradient(self) -> "SumGradient":
+        """A collector that holds nothing yet: a graph may be gone through backwards more than once."""
+        return SumGradient([form.gradient() for form in self.forms])
+
+
+class SumGradient:
+    """Hands the gradient of a block to each of the biases."""
+
+    def __init__(self, gradients: list[BiasGradient]) -> None:
+        self.gradients = gradients
+
+    def add(self, block: Block, upstream: Tensor) -> None:
+        for gradient in self.gradients:
+            gradient.add(block, upstream)
+
+    def total(self) -> tuple[Tensor | None, ...]:
+        return tuple(total for gradient in self.gradients for total in gradient.total())
+
+
+def padded(values: Tensor, columns: slice, block: Block) -> Tensor:
+    """Values of some keys of a block, among zeros for the others."""
+    if length(columns) == length(block.keys):
+        return values
+    out = values.new_zeros(*values.shape[:3], length(block.keys))
+    out[..., columns.start - block.keys.start : columns.stop - block.keys.start] = values
+    return out
+
+
+def plus(total: Tensor, values: Tensor, columns: slice, block: Block, *, owned: bool) -> Tensor:
+    """A sum with values of some of its keys; in place where it has memory of its own for every number."""
+    sizes = zip(total.shape[:3], values.shape[:3], strict=True)
+    fits = total.shape[-1] == length(block.keys) and all(size == other or other == 1 for size, other in sizes)
+    if not (owned and fits):
+        return total + padded(values, columns, block)
+    total[..., columns.start - block.keys.start : columns.stop - block.keys.start].add_(values)
+    return total

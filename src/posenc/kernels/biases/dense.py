@@ -1,0 +1,41 @@
+"""Numbers for all pairs, block by block: nothing is computed."""
+
+import torch
+from torch import Tensor
+
+from posenc.biases import Dense
+from posenc.kernels.bias_in_blocks import Block, WholeBlocks
+from posenc.masks import part_of
+
+
+class DenseInBlocks(WholeBlocks):
+    """A view of the numbers, last query first."""
+
+    name = "dense"
+    owns = False
+
+    def __init__(self, bias: Dense, q: Tensor) -> None:
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        self.logits = bias.dense(torch.promote_types(bias.logits.dtype, dtype))
+        self.inputs: tuple[Tensor, ...] = (self.logits,)
+
+    def block(self, block: Block) -> Tensor:
+        values = self.logits.detach()[part_of(self.logits, *block)]
+        return values.flip(2) if values.shape[2] > 1 else values
+
+    def gradient(self) -> "DenseGradient":
+        return DenseGradient(self)
+
+
+class DenseGradient:
+    """Adds the gradient of a block where its numbers came from."""
+
+    def __init__(self, bias: DenseInBlocks) -> None:
+        self.sum = torch.zeros_like(bias.logits)
+
+    def add(self, block: Block, upstream: Tensor) -> None:
+        place = self.sum[part_of(self.sum, *block)]
+        place += upstream.flip(2).sum_to_size(place.shape)
+
+    def total(self) -> tuple[Tensor | None, ...]:
+        return (self.sum,)

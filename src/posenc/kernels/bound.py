@@ -1,0 +1,83 @@
+"""A kernel with what one attention layer asks of it, as door 4 of an encoding gets it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from posenc.biases import Bias, Dense
+from posenc.encoding import Encoding
+from posenc.keys import Keys
+from posenc.masks import Mask, check_mask
+from posenc.positions import Positions
+from posenc.precision import without_autocast
+
+
+@dataclass(frozen=True)
+class BoundKernel:
+    """A kernel with what one attention layer asks of it, as door 4 gets it.
+
+    kernel          (biases, q, at, keys, mask, *, scale, dropout, weights) -> (output, weights or None)
+    logits_on_grid  (biases, q, at, keys, *, scale) -> [B, H, T, S], for other rules than the softmax
+    take_values     (weights [B, H, T, S], v, dropout) -> (output, the weights as applied)
+    scale           factor of the logits
+    dropout         share of the weights dropped
+    weights         whether the weights are wanted
+    beside          the other parts of a sum that the calling encoding is a part of: their biases are added too
+    """
+
+    kernel: Callable[..., tuple[Tensor, Tensor | None]]
+    logits_on_grid: Callable[..., Tensor]
+    take_values: Callable[..., tuple[Tensor, Tensor]]
+    scale: float
+    dropout: float
+    weights: bool
+    beside: tuple[Encoding, ...] = ()
+
+    def __call__(
+        self,
+        encoding: Encoding,
+        q: Tensor,
+        at: Positions,
+        keys: Keys,
+        mask: Mask,
+        *,
+        biases: Sequence[Bias] | None = None,
+        weights: bool | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Plain attention with the encoding's biases, or with those that it gives, and of what stands beside it."""
+        mask, added = self.added(encoding, q, at, keys, mask, biases)
+        wanted = self.weights if weights is None else weights
+        return self.kernel(added, q, at, keys, mask, scale=self.scale, dropout=self.dropout, weights=wanted)
+
+    def logits(self, encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask) -> Tensor:
+        """The scaled logits [B, H, T, S] in float32 at least, with all biases and what the mask adds.
+
+        What the mask forbids is not marked in them; `mask.allowed(at, keys.at)` says it.
+        """
+        mask, added = self.added(encoding, q, at, keys, mask)
+        return self.logits_on_grid(added, q, at, keys, scale=self.scale)
+
+    def finish(self, weights: Tensor, keys: Keys) -> tuple[Tensor, Tensor | None]:
+        """The output [B, H, T, E] of an attention rule's own weights [B, H, T, S], with dropout, and the weights."""
+        out, applied = self.take_values(weights, keys.v, dropout=self.dropout)
+        return out, applied if self.weights else None
+
+    def added(
+        self,
+        encoding: Encoding,
+        q: Tensor,
+        at: Positions,
+        keys: Keys,
+        mask: Mask,
+        biases: Sequence[Bias] | None = None,
+    ) -> tuple[Mask, list[Bias]]:
+        """Who may see whom, and all that is added to the logits."""
+        if mask.given is not None:
+            check_mask(mask.given, q.shape[2], keys.k.shape[2], q.shape[0], q.shape[1])
+        mask, given = mask.split()
+        with without_autocast(q):
+            added = list(encoding.biases(q, at, keys) if biases is None else biases)
+            for part in self.beside:
+                added += part.biases(q, at, keys)
+        return mask, added if given is None else [*added, Dense(given)]

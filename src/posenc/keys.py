@@ -1,0 +1,34 @@
+"""Keys: what is remembered of the tokens one may attend to."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+from posenc.positions import Positions
+
+
+@dataclass(frozen=True, eq=False)
+class Keys:
+    """What is remembered of the tokens one may attend to.
+
+    k, v   [B, KV, S, D]     keys and values; KV divides the number of query heads
+    at     Positions of the S tokens; order -1 marks an empty cache slot
+    memo   name -> [B, heads or 1, S, ...]   what encodings asked to remember of each token
+    own    name -> [B, heads or 1, T, ...]   the same facts of the query tokens themselves
+    """
+
+    k: Tensor
+    v: Tensor
+    at: Positions
+    memo: Mapping[str, Tensor] = field(default_factory=dict)
+    own: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class Projections(NamedTuple):
+    """Attention's own projections, each from [B, T, dim] to [B, heads, T, head_dim]."""
+
+    query: Callable[[Tensor], Tensor]
+    key: Callable[[Tensor], Tensor]
+    value: Callable[[Tensor], Tensor]

@@ -1,0 +1,27 @@
+"""In which precision is computed: float64 where a device has it, and never what autocast would round to."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+
+def has_float64(device: torch.device) -> bool:
+    """Whether a device computes in float64."""
+    return device.type != "mps"
+
+
+def exact(x: Tensor) -> Tensor:
+    """x in float64, on the CPU where its own device has no float64: angles are taken so."""
+    return x.to(x.device if has_float64(x.device) else "cpu").double()
+
+
+def most_exact(x: Tensor) -> Tensor:
+    """x on its own device, in float64 where the device has it."""
+    return x.double() if has_float64(x.device) else x
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager:
+    """Where what is computed with x keeps its dtype: autocast would round it to half precision."""
+    device = x.device.type
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
