@@ -508,9 +508,9 @@ def test_what_a_graph_holds_is_right_under_every_mask(name: str, at: Positions, 
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     encoding = learned(ENCODINGS[name])
     for rule, mask in RULES.items():
-        same(both_kernels(encoding, at, at, mask, "auto"), rule)
-        same(both_kernels(encoding, at, at.rows(slice(0, 30)), mask, "auto"), f"{rule}, fewer keys")
-        same(both_kernels(encoding, at.rows(slice(11, None)), at, mask, "auto"), f"{rule}, fewer queries")
+        same(both_kernels(encoding, at, at, mask, kernel="auto"), rule)
+        same(both_kernels(encoding, at, at.rows(slice(0, 30)), mask, kernel="auto"), f"{rule}, fewer keys")
+        same(both_kernels(encoding, at.rows(slice(11, None)), at, mask, kernel="auto"), f"{rule}, fewer queries")
 
 
 @pytest.mark.parametrize("mask", [masks.causal(), masks.window(4, causal=False)], ids=["causal", "window"])

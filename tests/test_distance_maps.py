@@ -187,4 +187,3 @@ def test_a_map_opens_the_doors_that_what_it_maps_needs_and_no_other() -> None:
     for inner, expected in doors.items():
         mapped = build(f"rerope({inner}, window=4)", Shape(dim=12, heads=2, head_dim=6, max_len=9))
         assert mapped.doors == expected
-        assert mapped.reads_pairs == ("attend" in expected)

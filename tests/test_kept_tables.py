@@ -198,7 +198,7 @@ def given_by(encoding: Encoding, at: Positions, dtype: torch.dtype, device: str 
     if "turn" in encoding.doors:
         shape = (1, testing.SHAPE.heads, at.tokens, testing.SHAPE.head_dim)
         heads = torch.ones(shape, dtype=dtype, device=device)
-        found += [encoding.query(heads, at), encoding.key(heads, at)]
+        found += [encoding.turn(heads, at, "query"), encoding.turn(heads, at, "key")]
     return found
 
 

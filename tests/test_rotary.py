@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from posenc import Attention, Positions, masks
+from posenc import Attention, Positions, XPos, masks
 from posenc.cache import GrowingCache, SlotCache
 from posenc.encodings.rotary import Rotary
 from posenc.published import Token
@@ -364,14 +364,17 @@ def test_heads_of_another_width_are_refused() -> None:
 
 def test_one_call_refuses_queries_and_keys_of_different_tokens() -> None:
     with pytest.raises(
-        ValueError, match=r"got 2 and 3 of them; for cross-attention call query\(q, at\) and key\(k, keys_at\)"
+        ValueError,
+        match=r"got 2 and 3 of them; for cross-attention call query\(q, positions\) and key\(k, key_positions\)",
     ):
         Rotary(8)(torch.zeros(1, 1, 2, 8), torch.zeros(1, 1, 3, 8))
 
 
-def test_it_adds_nothing_to_embeddings_and_says_so() -> None:
-    with pytest.raises(ValueError, match=r"adds nothing to embeddings; it opens \['key', 'query'\]"):
-        Rotary(8)(torch.zeros(1, 2, 8))
+def test_one_tensor_may_be_turned_alone_where_queries_and_keys_are_turned_alike() -> None:
+    q = torch.randn(1, 2, 3, 8)
+    assert torch.equal(Rotary(8)(q), Rotary(8)(q, q)[0])
+    with pytest.raises(ValueError, match=r"xpos turns queries and keys each in their own way; call query\(q\) or key"):
+        XPos(8)(q)
 
 
 def test_a_grid_has_too_many_axes() -> None:

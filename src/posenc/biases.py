@@ -1,6 +1,6 @@
 """Biases as values: what door 3 of an encoding gives, and what kernels dispatch on.
 
-A bias is a number for each query, key and head, added to the scaled logit. It comes in five forms, and each says all
+A bias is a number for each query, key and head, added to the scaled logit. It comes in six forms, and each says all
 that any kernel may ask: what it is made of, how it is had on a whole grid, and how it is put on chosen heads.
 
 ByDistance   a function of the signed distance alone (ALiBi, T5)
@@ -8,12 +8,13 @@ Pairs        a closure for each pair of tokens (CoPE, FIRE)
 Products     such a closure that for whole distances is a dot product with a vector of the distance (Shaw)
 Levels       such a closure that is a difference of two levels (forgetting)
 Dense        numbers for all pairs (a floating mask, what a rule of door 4 has computed)
+Branched     other queries and keys for some of the pairs (distance maps of rotary)
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MethodType
-from typing import NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -73,32 +74,33 @@ class Bias:
 class ByDistance(Bias):
     """A function of the signed distance alone: bias(h, i, j) = f_h(m_i - n_j).
 
-    by_distance   a method of a module: distances [...] (of `axes` other than 1: [..., A]) -> [H, ...]
+    encoding      what has the function: `by_distance` of distances [...], or [..., A] where its `axes` are not 1
     at, keys_at   where queries and keys are
     heads         how many heads there are to be; None where nobody knows
     batch         how many rows the batch has
-    axes          how many coordinates a position has for it; 0 stands for any number
     """
 
-    by_distance: Callable[[Tensor], Tensor | None]
+    encoding: Any
     at: Positions
     keys_at: Positions
     heads: int | None
     batch: int = 1
-    axes: int = 1
 
     @property
     def module(self) -> nn.Module:
-        return module_of(self.by_distance)
+        return self.encoding
+
+    @property
+    def axes(self) -> int:
+        return self.encoding.axes
 
     def values(self, delta: Tensor) -> Tensor:
         """The bias [H, ...] at distances [...], or [..., A].
 
         Raises ValueError unless there is a row for each query head: one row would broadcast unseen.
         """
-        values = self.by_distance(delta)
-        assert values is not None
-        check_heads(self.module, values, delta.dim() - (self.axes != 1), self.heads)
+        values = self.encoding.by_distance(delta)
+        check_heads(self.encoding, values, delta.dim() - (self.axes != 1), self.heads)
         return self.spread(values, 0)
 
     def at_distances(self, distances: range, device: torch.device) -> Tensor:
@@ -107,7 +109,7 @@ class ByDistance(Bias):
         return self.values(delta if self.axes == 1 else delta[:, None])
 
     def closure(self) -> ScoreMod:
-        m, n = (where.coordinates(self.axes, self.module) for where in (self.at, self.keys_at))
+        m, n = (where.coordinates(self.axes, self.encoding) for where in (self.at, self.keys_at))
         # Positions that a batch shares need one evaluation, not one for each row.
         shared = m.shape[0] == n.shape[0] == 1
         if not shared:
@@ -130,21 +132,20 @@ class ByDistance(Bias):
             vector = self.values(delta if self.axes == 1 else delta[:, None])  # [H, 2T-1]
             index = (T - 1 - token[:, None] + token).expand(vector.shape[0], T, T)
             return vector.to(dtype)[:, None].expand(-1, T, -1).gather(-1, index)[None]  # [1, H, T, T]
-        values = self.values(distance(at, keys_at, self.module, self.axes))  # [H, B or 1, T, S]
+        values = self.values(distance(at, keys_at, self.encoding, self.axes))  # [H, B or 1, T, S]
         return values.movedim(0, 1).to(dtype)
 
     def pairs(self, q: Tensor, keys: Keys) -> "Pairs":
         """The same bias pair by pair, for what cannot be tabulated."""
         keys = Keys(keys.k, keys.k, self.keys_at)
         q = q if self.chosen is None else q[:, list(self.chosen)]
-        bias = Pairs(MethodType(closure_by_distance, self.module), q, self.at, keys, reads_between=False)
+        bias = Pairs(MethodType(closure_by_distance, self.encoding), q, self.at, keys, reads_between=False)
         return replace(bias, chosen=self.chosen, of=self.of)
 
 
-def closure_by_distance(module: nn.Module, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
+def closure_by_distance(encoding: Any, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
     """What `ByDistance.pairs` is made of."""
-    by_distance, axes = cast(Callable[[Tensor], Tensor], module.by_distance), cast(int, module.axes)
-    return ByDistance(by_distance, at, keys.at, heads=q.shape[1], batch=q.shape[0], axes=axes).closure()
+    return ByDistance(encoding, at, keys.at, heads=q.shape[1], batch=q.shape[0]).closure()
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,16 +178,14 @@ class Pairs(Bias):
         return modify if self.chosen is None else placed_on(self.chosen, self.of, modify, self.q.device)
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        return self.spread(self.values(self.module, self.q, self.at, self.keys, dtype), 1)
+        nothing = self.q.new_zeros((*self.q.shape[:3], self.keys.at.tokens), dtype=dtype)
+        return self.spread(self.score_mod(self.q, self.at, self.keys)(nothing, *index_grids(nothing)), 1)
 
-    def values(
-        self, module: nn.Module, q: Tensor, at: Positions, keys: Keys, dtype: torch.dtype, *, backwards: bool = False
-    ) -> Tensor:
-        """The bias [B, H, T, S] of the heads it has, by a module that stands in for its own, for these tokens."""
+    def backwards(self, module: nn.Module, q: Tensor, at: Positions, keys: Keys, dtype: torch.dtype) -> Tensor:
+        """The bias [B, H, n, m] of some tokens, last query first, by a module that stands in for its own."""
+        modify = MethodType(cast(MethodType, self.score_mod).__func__, module)(q, at, keys)
         nothing = q.new_zeros((*q.shape[:3], keys.at.tokens), dtype=dtype)
-        return MethodType(cast(MethodType, self.score_mod).__func__, module)(q, at, keys)(
-            nothing, *index_grids(nothing, backwards=backwards)
-        )
+        return self.spread(modify(nothing, *index_grids(nothing, backwards=True)), 1)
 
 
 class DotProducts(NamedTuple):
@@ -260,6 +259,70 @@ class Dense(Bias):
 
     def added_to(self, logits: Tensor) -> Tensor:
         return logits + self.dense(logits.dtype)
+
+
+class Branch(NamedTuple):
+    """Other queries and keys for some of the pairs.
+
+    q      [B, H, T, D]
+    k      [B, KV, S, D]
+    holds  (m, n) -> whether it is for a query at m and a key at n; both are coordinates that broadcast
+    """
+
+    q: Tensor
+    k: Tensor
+    holds: Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Branched(Bias):
+    """Other queries and keys for some of the pairs, as what their product has more than the kernel's own.
+
+    bias(i, j) = scale * (q'_i . k'_j - q_i . k_j), of the first branch that holds for i and j; 0 where none does
+
+    q, k         the kernel's own queries [B, H, T, D] and keys [B, KV, S, D]
+    branches     the others
+    at, keys_at  where queries and keys are, on one axis
+    scale        factor of the logits
+    """
+
+    q: Tensor
+    k: Tensor
+    branches: Sequence[Branch]
+    at: Positions
+    keys_at: Positions
+    scale: float
+
+    def closure(self) -> ScoreMod:
+        return looked_up(self.dense(torch.promote_types(self.q.dtype, torch.float32)))
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        own = product(self.q, self.k) * self.scale
+        mapped = own
+        everything = slice(None)
+        for branch, here in zip(self.branches, self.holding(everything, everything, everything), strict=True):
+            mapped = torch.where(here[:, None], product(branch.q, branch.k) * self.scale, mapped)
+        return self.spread((mapped - own).to(dtype), 1)
+
+    def holding(self, batch: slice, rows: slice, keys: slice) -> list[Tensor]:
+        """For each branch the pairs that it is for, boolean [1 or b, n, m]: no pair is in two."""
+        m, n = (where.axis("a distance map") for where in (self.at, self.keys_at))
+        m, n = (coords if coords.shape[0] == 1 else coords[batch] for coords in (m, n))
+        m, n = m[:, rows, None], n[:, None, keys]
+        left, found = None, []
+        for branch in self.branches:
+            here = branch.holds(m, n)
+            here = here if left is None else here & left
+            left = ~here if left is None else left & ~here
+            found.append(here)
+        return found
+
+
+def product(q: Tensor, k: Tensor) -> Tensor:
+    """q k^T [B, H, T, S] in float32 at least, where several query heads may share a key head."""
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    return q.to(dtype) @ k.to(dtype).transpose(-1, -2)
 
 
 def total(biases: Sequence[Bias], dtype: torch.dtype) -> Tensor | None:

@@ -5,15 +5,15 @@ is evaluated at the mapped distance. Rotary-like encodings turn queries and keys
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from posenc.biases import Bias, Dense, Pairs, check_heads
+from posenc.biases import Bias, Branch, Branched, Pairs, check_heads
 from posenc.encoding import Encoding
 from posenc.kernels.bound import BoundKernel
-from posenc.kernels.reference import accurate, fit_heads
 from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
@@ -21,7 +21,7 @@ from posenc.published import Token
 from posenc.score_mods import ScoreMod, of_heads
 
 
-class Branch(NamedTuple):
+class Shown(NamedTuple):
     """Coordinates whose difference is the mapped distance, for the pairs of tokens where the branch holds.
 
     queries  a coordinate for each query, from the true ones
@@ -64,11 +64,7 @@ class DistanceMap(Encoding):
     def wavelengths(self) -> Tensor | None:
         return self.encoding.wavelengths
 
-    @property
-    def reads_pairs(self) -> bool:
-        return "attend" in self.doors
-
-    def branches(self) -> list[Branch]:
+    def branches(self) -> list[Shown]:
         """Where the distance is not the true one, and what it is there."""
         raise NotImplementedError
 
@@ -79,24 +75,18 @@ class DistanceMap(Encoding):
     def attend(
         self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
     ) -> tuple[Tensor, Tensor | None]:
-        if "attend" not in self.doors:
-            return kernel(self, q, at, keys, mask)
-        m, n = at.axis(self), keys.at.axis(self)
-
-        def turned(queries_at: Positions, keys_at: Positions) -> tuple[Tensor, Tensor]:
-            return self.encoding.turn(q, queries_at, "query"), self.encoding.turn(keys.k, keys_at, "key")
-
-        true_q, true_k = turned(at, keys.at)
-        true = product(true_q, true_k) * kernel.scale
-        mapped = true
-        for branch in self.branches():
-            there = turned(at.with_coords(branch.queries(m)), keys.at.with_coords(branch.keys(n)))
-            holds = branch.holds(m[:, :, None], n[:, None, :])[:, None]
-            mapped = torch.where(holds, product(*there) * kernel.scale, mapped)
-        # The kernel takes the product at the true distance, and a bias brings what is missing to the mapped one.
-        missing = Dense(mapped - true)
-        turned_keys = Keys(true_k, keys.v, keys.at, keys.memo, keys.own)
-        return kernel(self, true_q, at, turned_keys, mask, biases=[*self.biases(q, at, keys), missing])
+        biases = self.biases(q, at, keys)
+        if "attend" in self.doors:
+            m, n = at.axis(self), keys.at.axis(self)
+            shown = [(at.with_coords(one.queries(m)), keys.at.with_coords(one.keys(n))) for one in self.branches()]
+            (q, k), *others = (
+                (self.encoding.turn(q, there, "query"), self.encoding.turn(keys.k, keys_there, "key"))
+                for there, keys_there in [(at, keys.at), *shown]
+            )
+            branches = [Branch(*pair, one.holds) for pair, one in zip(others, self.branches(), strict=True)]
+            biases = [*biases, Branched(q, k, branches, at, keys.at, kernel.scale)]
+            keys = replace(keys, k=k)
+        return kernel(self, q, at, keys, mask, biases=biases)
 
     def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
         if "biases" not in self.doors or q is None:
@@ -132,9 +122,3 @@ class DistanceMap(Encoding):
             m, n = self.formula_positions(query.at, key.at)
             logits += self.encoding.formula_logits(query._replace(at=m), [key._replace(at=n)], head, scale)
         return logits
-
-
-def product(q: Tensor, k: Tensor) -> Tensor:
-    """q k^T [B, H, T, S] in float32 at least."""
-    k, _ = fit_heads(q, k, k)
-    return accurate(q) @ accurate(k).transpose(-1, -2)

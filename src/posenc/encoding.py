@@ -179,7 +179,7 @@ class Encoding(KeepsTables, Published):
         if "by_distance" not in self.doors:
             return []
         heads, batch = (None, keys.k.shape[0]) if q is None else (q.shape[1], q.shape[0])
-        return [ByDistance(self.by_distance, at, keys.at, heads=heads, batch=batch, axes=self.axes)]
+        return [ByDistance(self, at, keys.at, heads, batch)]
 
     def attend(
         self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: "BoundKernel"

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from posenc import kernels
 from posenc.checkpoints.cached_positions import KEYWORD, Follow, Step
-from posenc.checkpoints.distance_branches import attend_by_branches, distance_map_of, why_not
 from posenc.checkpoints.latent_heads import on_last_channels
 from posenc.encoding import Encoding
 from posenc.kernels.bound import BoundKernel
@@ -203,12 +202,8 @@ def attend(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     query = encoding.turn(query, at, "query")
     rule = encoding if softcap is None and s_aux is None else OwnSoftmax(encoding, softcap, s_aux)
-    mapped = distance_map_of(rule)
-    if mapped is not None and why_not(query, keys, dropout=dropout, weights=output_attentions) is None:
-        out, weights = attend_by_branches(mapped, query, at, keys, mask, scale=scale), None
-    else:
-        kernel = kernels.bind("auto", rule, scale=scale, dropout=dropout, weights=output_attentions)
-        out, weights = attend_in_rows(rule, query, at, keys, mask, kernel)
+    kernel = kernels.bind("auto", rule, scale=scale, dropout=dropout, weights=output_attentions)
+    out, weights = attend_in_rows(rule, query, at, keys, mask, kernel)
     return out.transpose(1, 2).contiguous(), weights
 
 

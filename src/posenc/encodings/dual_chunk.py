@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from posenc.distance_maps import Branch, DistanceMap
+from posenc.distance_maps import DistanceMap, Shown
 from posenc.encoding import Encoding
 
 
@@ -54,7 +54,7 @@ class DualChunk(DistanceMap):
         """The length that distances stay below (positions)."""
         return self.chunk + max(1, self.chunk // 3) if self.longest is None else self.longest
 
-    def branches(self) -> list[Branch]:
+    def branches(self) -> list[Shown]:
         last = self.reach - 1
 
         def inside(coords: Tensor) -> Tensor:
@@ -70,10 +70,10 @@ class DualChunk(DistanceMap):
             return m.div(self.chunk, rounding_mode="floor") - n.div(self.chunk, rounding_mode="floor")
 
         return [
-            Branch(just_after, inside, lambda m, n: chunks_between(m, n) == 1),
-            Branch(far_after, inside, lambda m, n: chunks_between(m, n) > 1),
-            Branch(inside, just_after, lambda m, n: chunks_between(m, n) == -1),
-            Branch(inside, far_after, lambda m, n: chunks_between(m, n) < -1),
+            Shown(just_after, inside, lambda m, n: chunks_between(m, n) == 1),
+            Shown(far_after, inside, lambda m, n: chunks_between(m, n) > 1),
+            Shown(inside, just_after, lambda m, n: chunks_between(m, n) == -1),
+            Shown(inside, far_after, lambda m, n: chunks_between(m, n) < -1),
         ]
 
     def formula_positions(self, m: float, n: float) -> tuple[float, float]:

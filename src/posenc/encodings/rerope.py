@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from posenc.distance_maps import Branch, DistanceMap
+from posenc.distance_maps import DistanceMap, Shown
 from posenc.encoding import Encoding
 from posenc.precision import most_exact
 
@@ -45,7 +45,7 @@ class ReRoPE(DistanceMap):
         super().__init__(encoding)
         self.window, self.leak = window, leak
 
-    def branches(self) -> list[Branch]:
+    def branches(self) -> list[Shown]:
         share = 0.0 if self.leak is None else 1 / self.leak
         step = self.window * (1 - share)
 
@@ -54,8 +54,8 @@ class ReRoPE(DistanceMap):
             return most_exact(coords) * share
 
         return [
-            Branch(lambda m: slowed(m) + step, slowed, lambda m, n: m - n >= self.window),
-            Branch(lambda m: slowed(m) - step, slowed, lambda m, n: m - n <= -self.window),
+            Shown(lambda m: slowed(m) + step, slowed, lambda m, n: m - n >= self.window),
+            Shown(lambda m: slowed(m) - step, slowed, lambda m, n: m - n <= -self.window),
         ]
 
     def formula_positions(self, m: float, n: float) -> tuple[float, float]:

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from posenc.distance_maps import Branch, DistanceMap
+from posenc.distance_maps import DistanceMap, Shown
 from posenc.encoding import Encoding
 
 
@@ -46,14 +46,14 @@ class SelfExtend(DistanceMap):
         super().__init__(encoding)
         self.window, self.group = window, group
 
-    def branches(self) -> list[Branch]:
+    def branches(self) -> list[Shown]:
         def grouped(coords: torch.Tensor) -> torch.Tensor:
             return torch.div(coords, self.group, rounding_mode="floor")
 
         step = self.window - self.window // self.group
         return [
-            Branch(lambda m: grouped(m) + step, grouped, lambda m, n: m - n >= self.window),
-            Branch(lambda m: grouped(m) - step, grouped, lambda m, n: m - n <= -self.window),
+            Shown(lambda m: grouped(m) + step, grouped, lambda m, n: m - n >= self.window),
+            Shown(lambda m: grouped(m) - step, grouped, lambda m, n: m - n <= -self.window),
         ]
 
     def formula_positions(self, m: float, n: float) -> tuple[float, float]:

@@ -9,13 +9,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posenc.biases import Bias, ByDistance
+from posenc.biases import Bias, Branched, ByDistance
 from posenc.kernels import sdpa
 from posenc.kernels.bias_in_blocks import BiasGradient, Block
 from posenc.kernels.biases import SumInBlocks, in_blocks
@@ -31,16 +31,19 @@ from posenc.watched import is_written_down
 
 LOG2_E = 1 / math.log(2)
 
+Way: TypeAlias = tuple[Tensor, Tensor]
+"""Queries [B, H, T, D] and keys [B, KV, S, D] that meet."""
+
 
 def why_not(request: Request) -> str | None:
     """Why attention in blocks cannot serve, or None."""
-    if request.weights:
-        return "attention in blocks returns no attention weights; use kernel='reference' or 'auto'"
     if request.encoding.needs_weights:
         return (
             f"{request.encoding} reads the attention weights, which attention in blocks does not return; "
             f"use kernel='reference' or 'auto'"
         )
+    if request.weights:
+        return "attention in blocks returns no attention weights; use kernel='reference' or 'auto'"
     if request.dropout:
         return f"attention in blocks has no dropout, got {request.dropout}; use kernel='sdpa' or 'auto', or dropout=0"
     q = request.q
@@ -91,13 +94,19 @@ def attend(
         values = values_in_a_row(biases, q, k.shape[2], offset) if biases else None
         out = attend_in_a_row(q, k, v, values, offset, mask.causal, mask.window, scale)[0]
     else:
+        branched = next((bias for bias in biases if isinstance(bias, Branched)), None)
         bias, plan = how(biases, heads, at, keys, mask)
-        out = Differentiable.apply(InBlocks(plan, bias, scale), q, k, v, *bias.inputs)
+        given = [q, k]
+        for branch in () if branched is None else branched.branches:
+            given += as_fused_attention_takes(branch.q, branch.k, keys.v)[:2]
+        call = InBlocks(plan, bias, scale, branched)
+        out = Differentiable.apply(call, v, len(given), *given, *bias.inputs)
     return out[..., : keys.v.shape[-1]], None
 
 
 def how(biases: Sequence[Bias], q: Tensor, at: Positions, keys: Keys, mask: Mask) -> tuple[SumInBlocks, Plan]:
     """How these biases are had in blocks, and which blocks there are."""
+    biases = [bias for bias in biases if not isinstance(bias, Branched)]
     places = any(isinstance(bias, ByDistance) for bias in biases)
     plan = plan_for(at, keys.at, mask, q.shape[0], q.shape[1], places=places)
     return in_blocks(biases, q, keys, plan), plan
@@ -116,107 +125,134 @@ def as_fused_attention_takes(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, T
     return fit(q), fit(k), fit(v)
 
 
+class Cut(NamedTuple):
+    """Keys of a block that queries meet in one way.
+
+    way    0: the kernel's own queries and keys; else those of a branch
+    block  the queries, and the keys from the first to the last
+    apart  the pairs among these that meet in another way, boolean [1 or b, 1, n, m]; None where there are none
+    """
+
+    way: int
+    block: Block
+    apart: Tensor | None = None
+
+    def narrowed(self, keys: slice) -> "Cut":
+        """The same for some of its keys."""
+        first = self.block.keys.start
+        apart = None if self.apart is None else self.apart[..., keys.start - first : keys.stop - first]
+        return Cut(self.way, self.block._replace(keys=keys), apart)
+
+
 @dataclass(frozen=True)
 class InBlocks:
-    """One call: which blocks there are, what is added to their logits, and the factor of q . k."""
+    """One call: which blocks there are, what is added to their logits, and the factor of q . k.
+
+    branched  what says which pairs meet with other queries and keys than the kernel's own; None where none do
+    """
 
     plan: Plan
     bias: SumInBlocks
     scale: float
+    branched: Branched | None = None
 
     @torch.autocast("cpu", enabled=False)
-    def forwards(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def forwards(self, ways: Sequence[Way], v: Tensor) -> tuple[Tensor, Tensor]:
         """The output [B, H, T, D], and the logarithm of each query's sum of exponentials [B, H, T]."""
+        q, _ = ways[0]
         B, H, T, D = q.shape
         out = q.new_zeros(B, T, H, D).transpose(1, 2)  # as the projection behind it reads it
         sums = q.new_zeros(B, H, T, dtype=exact_dtype(q))
         for block in self.plan.blocks():
-            asked, parts = last_first(q[block.batch, :, block.rows]), []
-            for part in self.bias.parts(block):
-                here = block._replace(keys=part.keys)
-                seen = here.batch, slice(None), here.keys
-                logits = self.added(here, part.bias, q)
-                taken, total = fused(asked, k[seen], v[seen], logits, self.scale, alone=here == block)
-                parts.append((taken, total if part.shift is None else total + part.shift))
+            queries, parts = (block.batch, slice(None), block.rows), []
+            for cut in self.cuts(block):
+                q, k = ways[cut.way]
+                asked = last_first(q[queries])
+                for part in self.bias.parts(cut.block):
+                    here = cut.narrowed(part.keys)
+                    seen = block.batch, slice(None), part.keys
+                    logits = self.added(here, part.bias, q)
+                    taken, total = fused(asked, k[seen], v[seen], logits, self.scale, alone=here.block == block)
+                    parts.append((taken, total if part.shift is None else total + part.shift))
             taken, total = parts[0] if len(parts) == 1 else merged(parts)
-            queries = block.batch, slice(None), block.rows
             out[queries], sums[queries] = last_first(taken), last_first(total)
         return out, sums
 
     @torch.autocast("cpu", enabled=False)
     def backwards(
         self,
-        q: Tensor,
-        k: Tensor,
+        ways: Sequence[Way],
         v: Tensor,
         out: Tensor,
         sums: Tensor,
         grad: Tensor,
         of_bias: BiasGradient | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients in q, k and v; that of the bias is added to its collector.
+    ) -> tuple[list[Tensor], Tensor]:
+        """The gradients in the queries and keys of each way, and in v; that of the bias is added to its collector.
 
         With weights p, their gradient dp = grad . v^T and d = sum_j p_j dp_j = grad . out, the logits have p (dp - d).
         An output in half precision is rounded too far for d: what the logits of a row have would no longer add up to 0,
         and a bias that many rows share would be off by more than its gradient.
         """
+        q, k = ways[0]
         (B, KV, S, D), H = k.shape, q.shape[1]
         exact = exact_dtype(q)
-        dq = torch.zeros_like(q)
-        dk, dv = (torch.zeros(B * KV, S, D, dtype=exact, device=k.device) for _ in range(2))
+        dqs = [torch.zeros_like(q) for q, _ in ways]
+        *dks, dv = (torch.zeros(B * KV, S, D, dtype=exact, device=k.device) for _ in range(len(ways) + 1))
         room = [torch.empty(0, dtype=exact, device=q.device) for _ in range(2)]
         for block, pieces in self.pieces(H):
             b, n, _ = block.size
             queries = block.batch, slice(None), block.rows
 
-            asked, upstream, taken, total = (
+            def stacked(x: Tensor, queries: tuple = queries, rows: int = H // KV * n, b: int = b) -> Tensor:
                 # The queries that share a key head stand below one another.
-                last_first(x[queries]).to(exact).reshape(b * KV, H // KV * n, -1)
-                for x in (q, grad, out, sums[..., None])
-            )
-            asked = asked * self.scale
-            slopes = partial(self.slopes, q, k, v, asked, upstream, total, room, of_bias is not None)
+                return last_first(x[queries]).to(exact).reshape(b * KV, rows, -1)
+
+            upstream, taken, total = stacked(grad), stacked(out), stacked(sums[..., None])
+            asked = {way: stacked(ways[way][0]) * self.scale for way in {piece.way for piece in pieces}}
+            slopes = partial(self.slopes, ways, v, asked, upstream, total, room, of_bias is not None)
             mean = (upstream * taken).sum(-1, keepdim=True) if q.dtype == exact else None
             if mean is None and len(pieces) > 1:
                 mean = torch.zeros_like(total)
                 for piece in pieces:
                     _, weights, logits = slopes(piece)
                     mean += (weights * logits).sum(-1, keepdim=True)
-            slope = torch.zeros_like(asked)
+            found = {way: torch.zeros_like(of_queries) for way, of_queries in asked.items()}
             heads = slice(block.batch.start * KV, block.batch.stop * KV)
             for piece in pieces:
-                m, at = piece.size[2], (heads, piece.keys)
+                m, at = piece.block.size[2], (heads, piece.block.keys)
                 keys, weights, logits = slopes(piece)
                 mean = (weights * logits).sum(-1, keepdim=True) if mean is None else mean
                 dv[at].baddbmm_(weights.transpose(1, 2), upstream)
                 logits.sub_(mean).mul_(weights)
-                slope.baddbmm_(logits, keys)
-                dk[at].baddbmm_(logits.transpose(1, 2), asked)
+                found[piece.way].baddbmm_(logits, keys)
+                dks[piece.way][at].baddbmm_(logits.transpose(1, 2), asked[piece.way])
                 if of_bias is not None:
-                    of_bias.add(piece, logits.view(b, H, n, m))
-            dq[queries] = last_first(slope.mul_(self.scale).view(b, H, n, D)).to(dq.dtype)
-        return dq, dk.view(k.shape).to(k.dtype), dv.view(v.shape).to(v.dtype)
+                    of_bias.add(piece.block, logits.view(b, H, n, m))
+            for way, slope in found.items():
+                dqs[way][queries] = last_first(slope.mul_(self.scale).view(b, H, n, D)).to(q.dtype)
+        of_ways = [x for dq, dk in zip(dqs, dks, strict=True) for x in (dq, dk.view(k.shape).to(k.dtype))]
+        return of_ways, dv.view(v.shape).to(v.dtype)
 
     def slopes(
         self,
-        q: Tensor,
-        k: Tensor,
+        ways: Sequence[Way],
         v: Tensor,
-        asked: Tensor,
+        asked: dict[int, Tensor],
         upstream: Tensor,
         total: Tensor,
         room: list[Tensor],
         behind: bool,
-        piece: Block,
+        piece: Cut,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The keys of a piece, the weights p on them, and dp; `behind` asks for zeros behind each of its rows."""
-        b, n, m = piece.size
+        (q, k), (b, n, m) = ways[piece.way], piece.block.size
         KV, H = k.shape[1], q.shape[1]
-        seen = piece.batch, slice(None), piece.keys
-        keys, values = (x[seen].to(asked.dtype).reshape(b * KV, m, -1) for x in (k, v))
+        seen = piece.block.batch, slice(None), piece.block.keys
+        keys, values = (x[seen].to(upstream.dtype).reshape(b * KV, m, -1) for x in (k, v))
         weights = fitting(room, 0, (b * KV, H // KV * n, m))
-        torch.bmm(asked, keys.transpose(1, 2), out=weights)
-        added = self.added(piece, self.bias.block(piece), q)
+        torch.bmm(asked[piece.way], keys.transpose(1, 2), out=weights)
+        added = self.added(piece, self.bias.block(piece.block), q)
         if added is not None:
             weights.view(b, H, n, m).add_(added)
         # Many logits are far down or -inf, where exp is ten times slower than exp2.
@@ -226,7 +262,7 @@ class InBlocks:
         rows[..., m:] = 0.0
         return keys, weights, torch.bmm(upstream, values.transpose(1, 2), out=rows[..., :m])
 
-    def pieces(self, heads: int) -> Iterator[tuple[Block, list[Block]]]:
+    def pieces(self, heads: int) -> Iterator[tuple[Block, list[Cut]]]:
         """The blocks again, of fewer rows of the batch, and each with its keys in pieces."""
         for block in self.plan.blocks(SIZES.rows_backwards):
             b, n, m = block.size
@@ -234,17 +270,35 @@ class InBlocks:
             width = max(SIZES.narrowest, SIZES.pairs_backwards // (step * heads * n))
             for batch in cut(block.batch, step):
                 few = block._replace(batch=batch)
-                yield few, [few._replace(keys=keys) for keys in cut(block.keys, width)]
+                yield few, [met.narrowed(keys) for met in self.cuts(few) for keys in cut(met.block.keys, width)]
 
-    def added(self, block: Block, values: Tensor | None, q: Tensor) -> Tensor | None:
-        """What is added to the logits of a block: the bias, and -inf where a query may not see a key."""
-        hidden = self.plan.hidden(block, masked=self.bias.masked)
+    def cuts(self, block: Block) -> list[Cut]:
+        """The block by the ways in which its queries meet keys; where it is one way, the block itself."""
+        if self.branched is None:
+            return [Cut(0, block)]
+        others = self.branched.holding(*block)
+        own = ~torch.stack(torch.broadcast_tensors(*others)).any(0)
+        found = []
+        for way, here in enumerate([own, *others]):
+            columns = here.flatten(0, -2).any(0).nonzero()
+            if len(columns):
+                first, last = int(columns[0]), int(columns[-1]) + 1
+                apart = ~here[..., first:last]
+                keys = slice(block.keys.start + first, block.keys.start + last)
+                found.append(Cut(way, block._replace(keys=keys), apart[:, None] if bool(apart.any()) else None))
+        return found
+
+    def added(self, met: Cut, values: Tensor | None, q: Tensor) -> Tensor | None:
+        """What is added to the logits of a block: the bias, and -inf where a query may not see a key in this way."""
+        hidden = self.plan.hidden(met.block, masked=self.bias.masked)
+        if met.apart is not None:
+            hidden = met.apart if hidden is None else hidden | met.apart
         if hidden is not None:
             values = q.new_zeros(1, 1, 1, 1, dtype=exact_dtype(q)) if values is None else values
             values = values.masked_fill(last_first(hidden), -math.inf)
-        if values is None or values.shape[2:] == block.size[1:]:
+        if values is None or values.shape[2:] == met.block.size[1:]:
             return values
-        return values.expand(-1, -1, *block.size[1:]).contiguous()
+        return values.expand(-1, -1, *met.block.size[1:]).contiguous()
 
 
 def last_first(x: Tensor) -> Tensor:
@@ -256,11 +310,11 @@ class Differentiable(torch.autograd.Function):
     """A call as one step of the graph, which keeps no more than the output and a number for each query."""
 
     @staticmethod
-    def forward(ctx: Any, call: InBlocks, q: Tensor, k: Tensor, v: Tensor, *inputs: Tensor) -> Tensor:
-        out, sums = call.forwards(q, k, v)
-        ctx.call, ctx.versions = call, versions(call.plan.at, call.plan.keys_at)
+    def forward(ctx: Any, call: InBlocks, v: Tensor, ways: int, *inputs: Tensor) -> Tensor:
+        out, sums = call.forwards(pairs(inputs[:ways]), v)
+        ctx.call, ctx.ways, ctx.versions = call, ways, versions(call.plan.at, call.plan.keys_at)
         # The inputs of the bias are kept by the bias; here it is seen when somebody changes them in between.
-        ctx.save_for_backward(q, k, v, out, sums, *inputs)
+        ctx.save_for_backward(v, out, sums, *inputs)
         return out
 
     @staticmethod
@@ -270,11 +324,16 @@ class Differentiable(torch.autograd.Function):
                 "attention in blocks has no gradient of its gradient; use kernel='reference' where one is wanted"
             )
         check_versions(ctx.versions, ctx.call.plan.at, ctx.call.plan.keys_at)
-        q, k, v, out, sums, *inputs = ctx.saved_tensors
-        of_bias = ctx.call.bias.gradient() if any(ctx.needs_input_grad[4:]) else None
-        slopes = ctx.call.backwards(q, k, v, out, sums, *grads, of_bias)
-        totals = (None,) * len(inputs) if of_bias is None else of_bias.total()
-        return None, *slopes, *totals
+        v, out, sums, *inputs = ctx.saved_tensors
+        of_bias = ctx.call.bias.gradient() if any(ctx.needs_input_grad[3 + ctx.ways :]) else None
+        of_ways, dv = ctx.call.backwards(pairs(inputs[: ctx.ways]), v, out, sums, *grads, of_bias)
+        totals = (None,) * (len(inputs) - ctx.ways) if of_bias is None else of_bias.total()
+        return None, dv, None, *of_ways, *totals
+
+
+def pairs(tensors: Sequence[Tensor]) -> list[Way]:
+    """Queries and keys in pairs, one for each way."""
+    return list(zip(tensors[::2], tensors[1::2], strict=True))
 
 
 def fused(
@@ -344,7 +403,7 @@ def attend_in_a_row(
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     """The output, and the logarithms of the sums, for tokens in a row and a bias [H, T + S - 1] of their distances."""
-    return call_in_a_row(q, k, values, offset, causal, window, scale).forwards(q, k, v)
+    return call_in_a_row(q, k, values, offset, causal, window, scale).forwards([(q, k)], v)
 
 
 def call_in_a_row(
@@ -386,8 +445,8 @@ def attend_in_a_row_backwards(
     """The gradients of `attend_in_a_row` in q, k, v, and in the values where there are any."""
     call = call_in_a_row(q, k, values, offset, causal, window, scale)
     of_bias = None if values is None else call.bias.gradient()
-    slopes = call.backwards(q, k, v, out, sums, grad, of_bias)
-    return [*slopes] if of_bias is None else [*slopes, *(total for total in of_bias.total() if total is not None)]
+    (dq, dk), dv = call.backwards([(q, k)], v, out, sums, grad, of_bias)
+    return [dq, dk, dv, *(() if of_bias is None else (total for total in of_bias.total() if total is not None))]
 
 
 @attend_in_a_row_backwards.register_fake

@@ -18,6 +18,7 @@ from torch import Tensor
 from posenc.biases import Bias, ByDistance, Dense, Pairs
 from posenc.kept_tables import fact
 from posenc.kernels import sdpa
+from posenc.kernels.reference import fit_heads
 from posenc.kernels.request import Request
 from posenc.keys import Keys
 from posenc.masks import Mask
@@ -28,21 +29,21 @@ from posenc.score_mods import ScoreMod, entry, in_turn, looked_up
 def why_not(request: Request) -> str | None:
     """Why FlexAttention cannot serve, or None."""
     encoding, q = request.encoding, request.q
-    if request.weights:
-        return "flex returns no attention weights; use kernel='reference' or 'auto'"
     if encoding.needs_weights:
         return f"{encoding} reads the attention weights, which flex does not return; use kernel='reference' or 'auto'"
+    if request.weights:
+        return "flex returns no attention weights; use kernel='reference' or 'auto'"
     if request.dropout:
         return f"FlexAttention has no dropout, got {request.dropout}; use another kernel, or dropout=0"
-    if q is not None and q.shape[0] == 0:
-        return "FlexAttention takes no empty batch; use kernel='auto'"
+    if (reason := sdpa.why_not_transformed("flex")) is not None:
+        return reason
     if q is not None and q.device.type != "cuda" and torch.is_grad_enabled():
         if q.requires_grad or any(parameter.requires_grad for parameter in encoding.parameters()):
             return (
                 f"FlexAttention has no backward pass on '{q.device.type}', and the queries or the encoding want "
                 f"gradients; use kernel='auto', a CUDA device, or torch.no_grad()"
             )
-    return sdpa.why_not_transformed("flex")
+    return None
 
 
 def attend(
@@ -61,6 +62,10 @@ def attend(
     A row that may see nothing gives zeros. Key heads may be fewer than query heads; nothing is repeated for them.
     """
     assert not (weights or dropout), "why_not('flex') forbids this"
+    if q.shape[0] == 0:
+        # FlexAttention refuses a batch without rows, for which there is nothing to compute.
+        k, v = fit_heads(q, keys.k, keys.v)
+        return q @ k.transpose(-1, -2) @ v, None
     if not torch.is_grad_enabled():
         # FlexAttention refuses leaves that want gradients on a CPU even where none are taken.
         q, k, v = q.detach(), keys.k.detach(), keys.v.detach()

@@ -18,13 +18,13 @@ from posenc.watched import is_transformed
 
 def why_not(request: Request) -> str | None:
     """Why PyTorch's fused attention cannot serve, or None."""
-    if request.weights:
-        return "sdpa returns no attention weights; use kernel='reference' or 'auto'"
     if request.encoding.needs_weights:
         return (
             f"{request.encoding} reads the attention weights, which sdpa does not return; use kernel='reference' or "
             f"'auto'"
         )
+    if request.weights:
+        return "sdpa returns no attention weights; use kernel='reference' or 'auto'"
     return why_not_transformed("sdpa")
 
 

@@ -57,7 +57,7 @@ class PairsInBlocks(WholeBlocks):
         with without_autocast(q):
             keys = Keys(k, k, keys_at, read["memo"], read["own"])
             dtype = torch.promote_types(q.dtype, torch.float32)
-            return self.bias.spread(self.bias.values(module, q, at, keys, dtype, backwards=True), 1)
+            return self.bias.backwards(module, q, at, keys, dtype)
 
     def block(self, block: Block) -> Tensor:
         b, n, m = block.size
