@@ -353,16 +353,21 @@ class Check:
 
         from posenc import terminal, testing
 
-        verdicts = []
-        testing.Subject.of(self.spec).build()
-        for promise in self.promise or map(testing.name_of, testing.PROMISES):
-            with terminal.doing(f"{promise.replace('_', ' ')} ..."):
-                verdicts += testing.check(self.spec, [promise])
+        found = []
+        tried = testing.verdicts(
+            self.spec, self.promise or None, lambda promise: terminal.doing(f"{promise.replace('_', ' ')} ...")
+        )
+        if not self.json:
+            terminal.say(self.spec)
+        for verdict in tried:
+            found.append(verdict)
+            if not self.json:
+                terminal.verdict(verdict)
         if self.json:
-            print(json.dumps([asdict(verdict) for verdict in verdicts]))
+            print(json.dumps([asdict(verdict) for verdict in found]))
         else:
-            terminal.verdicts(verdicts)
-        return 0 if all(verdict.good for verdict in verdicts) else 1
+            terminal.say(testing.total(found))
+        return 0 if all(verdict.good for verdict in found) else 1
 
 
 @dataclass

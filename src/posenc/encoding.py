@@ -512,10 +512,15 @@ class Encoding(nn.Module):
 
     def check_heads(self, values: Tensor, q: Tensor | None) -> None:
         """Raises ValueError unless a bias [H, ...] has a row for each query head: one row would broadcast unseen."""
-        if q is not None and values.shape[0] != q.shape[1]:
+        if q is None or values.shape[:1] == q.shape[1:2]:
+            return
+        heads = q.shape[1]
+        if values.dim() < 2:
             raise ValueError(
-                f"{self} has a bias for {values.shape[0]} heads, got queries of {q.shape[1]}; build it for {q.shape[1]}"
+                f"{self} gave a bias of shape {list(values.shape)}, expected [{heads}, ...]: an axis of {heads} heads, "
+                f"then those of the distances, as in values.expand({heads}, *delta.shape)"
             )
+        raise ValueError(f"{self} has a bias for {values.shape[0]} heads, got queries of {heads}; build it for {heads}")
 
     def options(self) -> dict[str, Any]:
         """The constructor's options and their values, without what the model decides (its widths, heads, device)."""

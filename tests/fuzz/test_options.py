@@ -72,7 +72,7 @@ def nothing_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise stop
 
     for module, name in (
-        *((compare, "run_all"), (train, "train"), (packages, "fetch"), (testing, "check"), (describe.Shown, "save")),
+        *((compare, "run_all"), (train, "train"), (packages, "fetch"), (testing, "verdicts"), (describe.Shown, "save")),
     ):
         monkeypatch.setattr(module, name, done)
 

@@ -17,7 +17,7 @@ from posenc.testing.comparisons import alike, near, same
 from posenc.testing.contract import KnownGap, NoMeaning, StaleGap, name_of, promise, sentence
 from posenc.testing.oracles import by_formula
 from posenc.testing.promises import *
-from posenc.testing.report import Verdict, cases, check, describe
+from posenc.testing.report import ADVICE, Verdict, cases, check, describe, total, verdicts
 from posenc.testing.subjects import (
     FAR,
     LONG,

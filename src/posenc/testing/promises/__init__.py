@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from posenc.testing.promises.basics import a_forward_pass_works
 from posenc.testing.promises.interface import (
     bad_arguments_get_a_clear_error,
     has_a_source,
@@ -34,6 +35,7 @@ from posenc.testing.promises.ways_of_running import (
 )
 
 PROMISES: tuple[Callable[..., None], ...] = (
+    a_forward_pass_works,
     says_what_the_paper_says,
     evaluators_and_kernels_agree,
     a_cache_changes_nothing,
