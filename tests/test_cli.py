@@ -218,7 +218,7 @@ def test_an_option_of_the_wrong_kind_is_named(posenc) -> None:
 def list_options() -> list[tuple[str, str, list[str]]]:
     """(verb, option, two values) of every option that takes several values."""
     found = []
-    for verb, cls in zip(cli.VERBS, (get_args(one)[0] for one in get_args(cli.Verb)), strict=True):
+    for verb, cls in cli.VERBS.items():
         for field in dataclasses.fields(cls):
             if get_origin(field.type) is tuple:
                 found.append((verb, field.name, ["7", "9"] if get_args(field.type)[0] is int else ["x", "y"]))

@@ -130,6 +130,8 @@ def live() -> Generator[Callable[["Sweep"], None]]:
 
 def standing(sweep: "Sweep") -> str:
     """How many runs are over, and how long the rest will take."""
+    from posenc.lab.summary import duration
+
     left = sweep.seconds_left()
     when = "" if left is None or sweep.done == len(sweep.runs) else f", about {duration(left)} left"
     return f"{sweep.done} of {len(sweep.runs)} runs done{when}"
@@ -163,10 +165,3 @@ def drawing(sweep: "Sweep") -> Group:
             style="" if run.state in ("running", "measuring") else "dim",
         )
     return Group(shown(standing(sweep), "bold"), drawn)
-
-
-def duration(seconds: float) -> str:
-    """Seconds as a person says them."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -13,6 +13,7 @@ with its reason: both are unittest's SkipTest, so a test report names them. A de
 
 from typing import Any
 
+from posenc.seeding import seeded
 from posenc.testing.comparisons import alike, near, same
 from posenc.testing.contract import KnownGap, NoMeaning, StaleGap, name_of, promise, sentence
 from posenc.testing.oracles import by_formula
@@ -34,7 +35,6 @@ from posenc.testing.subjects import (
     inside,
     make,
     on_axes,
-    seeded,
     some_positions,
     tokens,
     with_gradients,

@@ -1,8 +1,7 @@
 """What is put to the test: encodings with their sizes, the small network around them, and its inputs."""
 
 import inspect
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
@@ -17,6 +16,7 @@ from posenc.encoding import Compose, Encoding, OnHeads, Shape
 from posenc.kept_tables import KEPT, KeptTables
 from posenc.masks import Mask
 from posenc.positions import Positions, positions_for
+from posenc.seeding import seeded
 
 SHAPE = Shape(dim=15, heads=3, head_dim=6, max_len=21)
 """The default shape: odd sizes, and a width that is not heads times head_dim, so that no size can stand for another."""
@@ -231,15 +231,6 @@ def chooses_heads(subject: Subject) -> bool:
     """Whether a part of it stands on chosen heads, which grouped key heads may not allow."""
     owned, _ = subject.build()
     return any(isinstance(module, OnHeads) for own in owned for module in own.modules())
-
-
-@contextmanager
-def seeded(seed: int) -> Generator[None]:
-    """Random numbers from a seed of our own; the caller's go on as if nothing had been drawn."""
-    with torch.random.fork_rng(devices=[]):
-        # torch.manual_seed would seed every other device as well, which is not put back, and is slow without one.
-        torch.default_generator.manual_seed(seed)
-        yield
 
 
 def tokens(subject: Subject, T: int, *, batch: int = 2, seed: int = 0) -> Tensor:

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from posenc import masks
 from posenc.positions import distance
+from posenc.seeding import seeded
 from posenc.testing.contract import promise
-from posenc.testing.subjects import TOKENS, Subject, count, mask_name, on_axes, seeded, tokens
+from posenc.testing.subjects import TOKENS, Subject, count, mask_name, on_axes, tokens
 
 
 @promise

@@ -10,6 +10,7 @@ from posenc import masks
 from posenc.cache import GrowingCache
 from posenc.encoding import Keys, index_grids
 from posenc.positions import Positions
+from posenc.seeding import seeded
 from posenc.testing.comparisons import near, same
 from posenc.testing.contract import promise
 from posenc.testing.subjects import (
@@ -20,7 +21,6 @@ from posenc.testing.subjects import (
     far_positions,
     in_chunks,
     on_axes,
-    seeded,
     tokens,
     with_gradients,
 )

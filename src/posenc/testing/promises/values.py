@@ -12,6 +12,7 @@ from posenc.encoding import Encoding, Keys, index_grids
 from posenc.kernels.block_sizes import SIZES
 from posenc.masks import Mask
 from posenc.positions import Positions, distance
+from posenc.seeding import seeded
 from posenc.testing.comparisons import alike, near, same
 from posenc.testing.contract import NoMeaning, promise
 from posenc.testing.oracles import by_formula
@@ -23,7 +24,6 @@ from posenc.testing.subjects import (
     far_enough,
     mask_name,
     on_axes,
-    seeded,
     some_positions,
     tokens,
     with_gradients,
