@@ -218,7 +218,7 @@ def test_an_option_of_the_wrong_kind_is_named(posenc) -> None:
 def list_options() -> list[tuple[str, str, list[str]]]:
     """(verb, option, two values) of every option that takes several values."""
     found = []
-    for verb, cls in zip(cli.VERBS, (get_args(one)[0] for one in get_args(cli.Verb)), strict=True):
+    for verb, cls in cli.VERBS.items():
         for field in dataclasses.fields(cls):
             if get_origin(field.type) is tuple:
                 found.append((verb, field.name, ["7", "9"] if get_args(field.type)[0] is int else ["x", "y"]))
@@ -432,7 +432,8 @@ def test_check_answers_with_verdicts_and_an_exit_code(posenc) -> None:
     answer = posenc("check", "none")
     assert answer.code == 0 and answer.out.splitlines()[0].strip() == "none" and answer.err == ""
     assert re.search(r"^kept +has a source *$", answer.out, re.MULTILINE)
-    assert re.fullmatch(r"20 promises: \d+ kept, \d+ no meaning", answer.out.splitlines()[-1])
+    assert re.search(r"^no meaning  every parameter learns +none has no parameters$", answer.out, re.MULTILINE)
+    assert re.fullmatch(r"21 promises: \d+ kept, \d+ no meaning", answer.out.splitlines()[-1])
     verdicts = json.loads(posenc("check", "none", "--promise", "has_a_source", "every_parameter_learns", "--json").out)
     assert [(verdict["promise"], verdict["kept"]) for verdict in verdicts] == [
         ("has_a_source", True),
@@ -440,29 +441,55 @@ def test_check_answers_with_verdicts_and_an_exit_code(posenc) -> None:
     ]
 
 
-def test_a_broken_promise_comes_first_with_numbers_and_what_to_do(posenc, here: Path) -> None:
+def test_a_broken_promise_is_answered_with_numbers_and_what_to_do(posenc, here: Path) -> None:
     (here / "wrong.py").write_text(OWN.replace("- self.slope * abs(m - n)", "- 2 * self.slope * abs(m - n)"))
-    answer = posenc("check", "wrong.py:Mine", "--promise", "has_a_source", "says_what_the_paper_says")
+    answer = posenc("check", "wrong.py:Mine", "--promise", "has_a_source", "--promise", "says_what_the_paper_says")
     assert answer.code == 1 and answer.err == ""
-    first, found, todo, again = answer.out.splitlines()[:4]
-    assert first == "broken: says what the paper says"
+    name, kept, broken, found, todo, again, total = answer.out.splitlines()
+    assert (name, kept, broken) == ("wrong.py:Mine", "kept        has a source", "broken      says what the paper says")
     assert re.match(r"    found: .*\d", found) and todo.startswith("    to do: compare the doors with your formula")
     assert again == "    again: posenc check wrong.py:Mine --promise says_what_the_paper_says"
-    assert answer.out.splitlines()[-1] == "2 promises: 1 kept, 1 broken"
+    assert total == "2 promises: 1 kept, 1 broken"
+
+
+def test_a_mistake_that_breaks_everything_is_answered_once(posenc, here: Path) -> None:
+    (here / "wrong.py").write_text(OWN.replace("delta.abs()", "delta.abs().no_such_thing()"))
+    answer = posenc("check", "wrong.py:Mine")
+    assert answer.code == 1 and answer.out.splitlines()[1] == "broken      a forward pass works"
+    assert answer.out.splitlines()[-1] == "1 promise: 1 broken"
+    assert re.search(r"to do: look at by_distance, line \d+ of wrong.py; ", answer.out)
+
+
+def test_each_verdict_is_printed_before_the_next_promise_is_tried(posenc, monkeypatch: pytest.MonkeyPatch) -> None:
+    from posenc import testing
+
+    class Pipe(io.StringIO):
+        """A pipe whose reader sees what was flushed, and nothing else."""
+
+        seen = ""
+
+        def flush(self) -> None:
+            self.seen = self.getvalue()
+
+    pipe = Pipe()
+
+    def slowly(*_):
+        for promise in ("has_a_source", "every_parameter_learns"):
+            assert (promise == "has_a_source") == ("has a source" not in pipe.seen)
+            yield testing.Verdict("none", promise, True)
+
+    monkeypatch.setattr(testing, "verdicts", slowly)
+    monkeypatch.setattr(sys, "stdout", pipe)
+    assert posenc("check", "none").code == 0
+    assert "every parameter learns" in pipe.seen
 
 
 def test_a_gap_that_has_closed_asks_to_be_deleted(posenc, here: Path) -> None:
     gap = '    gaps = {"has_a_source": "none"}'
     (here / "closed.py").write_text(OWN.replace("    def __init__", f"{gap}\n\n    def __init__"))
     answer = posenc("check", "closed.py:Mine", "--promise", "has_a_source")
-    assert answer.code == 1 and answer.out.startswith("stale gap: has a source\n")
+    assert answer.code == 1 and answer.out.splitlines()[1] == "stale gap   has a source"
     assert "    to do: delete it from `gaps`\n" in answer.out
-
-
-def test_there_is_advice_for_every_promise() -> None:
-    from posenc import terminal, testing
-
-    assert set(terminal.ADVICE) == {testing.name_of(promise) for promise in testing.PROMISES}
 
 
 def test_an_encoding_that_cannot_be_built_is_one_line(posenc, here: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc import cli
+from posenc import cli, testing
 from posenc.lab import data, evaluate, recipes, train
 
 HOME = Path(__file__).resolve().parent.parent
@@ -41,6 +41,15 @@ def test_the_code_of_a_text_runs_from_top_to_bottom(
     namespace = {"__name__": "a_text"}
     for place, code in enumerate(blocks(path, python=True)):
         exec(compile(code, f"{name(path)}, Python block {place + 1}", "exec"), namespace)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("class_name", ["Ramp", "Fading", "Harmonic"])
+def test_the_encodings_that_contributing_shows_keep_every_promise(class_name: str, tmp_path: Path) -> None:
+    shown = blocks(HOME / "CONTRIBUTING.md", python=True)[:3]
+    (tmp_path / "shown.py").write_text("\n\n".join(shown))
+    verdicts = testing.check(f"{tmp_path / 'shown.py'}:{class_name}")
+    assert [verdict.message for verdict in verdicts if not verdict.good] == []
 
 
 def commands() -> list[str]:

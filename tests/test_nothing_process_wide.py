@@ -35,11 +35,11 @@ THREAD = "of this thread alone"
 ALLOWED = {
     "bench/*": {r".*": OWN_PROCESS},
     "lab/*": {
-        r"signal\.signal|torch\.manual_seed|torch\.set_num_threads|torch\.random\.fork_rng|setattr": OWN_PROCESS,
+        r"signal\.signal|torch\.manual_seed|torch\.set_num_threads|setattr": OWN_PROCESS,
         r"warnings\.\w+": "letters that a font lacks: matplotlib takes no such wish but by a filter of warnings",
     },
     "cli.py": {r"signal\.signal": OWN_PROCESS},
-    "testing/*": {r"torch\.manual_seed|torch\.random\.fork_rng": "the contract gives the same numbers in every run"},
+    "seeding.py": {r"torch\.random\.fork_rng": "the state is put back as it was"},
     "testing/states.py": {r"setattr": OWN_OBJECTS},
     "foreign/code.py": {r"sys\.modules": "a file of the user's becomes a module, as an import makes one"},
     "checkpoints/__init__.py": {r"sys\.modules": "its own module"},

@@ -99,7 +99,7 @@ def test_no_picture_is_written_where_a_link_leads(tmp_path):
     elsewhere, folder = tmp_path / "elsewhere", tmp_path / "run"
     elsewhere.mkdir(), folder.mkdir()
     (folder / "figures").symlink_to(elsewhere)
-    with pytest.raises(ValueError, match="figures' is a link, and pictures belong into the folder itself; remove it"):
+    with pytest.raises(ValueError, match="figures' is a link, and what is written there belongs into"):
         report.write([record()], folder)
     assert not list(elsewhere.iterdir())
 
@@ -531,7 +531,7 @@ def test_settings_are_told_in_words():
         f"seeds 0, 1, quick yes, text {summary.NOTHING}, rate 0.5"
     )
     assert report.readable((False, 1, 0)) == "no, 1, 0"
-    assert [report.duration(s) for s in (3, 119, 120, 7199, 7200)] == ["3 s", "119 s", "2 min", "120 min", "2.0 h"]
+    assert [summary.duration(s) for s in (3, 119, 120, 7199, 7200)] == ["3 s", "119 s", "2 min", "120 min", "2.0 h"]
     assert report.sentence("from `a` to <b>\x1b") == "from <code>a</code> to &lt;b&gt;\N{REPLACEMENT CHARACTER}"
 
 

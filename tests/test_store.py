@@ -473,3 +473,10 @@ def test_nothing_else_in_the_package_writes_a_file_of_a_run() -> None:
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "open" and "rb" not in ast.unparse(node):
                 wrong.append(f"{file.name}: {ast.unparse(node)}")
     assert wrong == []
+
+
+def test_a_folder_within_a_run_is_no_link(tmp_path: Path) -> None:
+    assert store.inside(tmp_path, "figures") == tmp_path / "figures"
+    (tmp_path / "figures").symlink_to(tmp_path)
+    with pytest.raises(ValueError, match="figures' is a link, and what is written there belongs into the folder its"):
+        store.inside(tmp_path, "figures")

@@ -22,7 +22,8 @@ def all_words() -> None:
     terminal.note(ESCAPES)
     terminal.table([ESCAPES], [[ESCAPES]], ESCAPES)
     terminal.cards(ESCAPES, [(ESCAPES, [ESCAPES, ESCAPES])])
-    terminal.verdicts([Verdict(ESCAPES, ESCAPES, kept, message=ESCAPES) for kept in (True, False)])
+    for kept in (True, False):
+        terminal.verdict(Verdict(ESCAPES, ESCAPES, kept, message=ESCAPES, advice=ESCAPES))
     terminal.OUT.print(terminal.drawing(sweep()))
     with terminal.live() as show:
         show(sweep())

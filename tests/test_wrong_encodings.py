@@ -4,6 +4,8 @@ A right encoding of the difficult kind, forgetting attention, stands beside them
 """
 
 import math
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
@@ -22,7 +24,8 @@ from posenc.keys import Keys
 from posenc.positions import Positions
 from posenc.precision import without_autocast
 from posenc.score_mods import ScoreMod
-from posenc.testing import PROMISES, Subject, check, describe
+from posenc.testing import PROMISES, TOKENS, Subject, check, describe
+from posenc.testing.contract import SENTENCES
 
 
 @pytest.fixture(autouse=True)
@@ -391,7 +394,62 @@ class ForgettingInTheCall(Forgetting):
         return lambda score, b, h, i, j: score - total[b, h, j].to(score.dtype)
 
 
+class WithoutHeads(Slope):
+    """Gives one number for each distance, and no axis for heads."""
+
+    def by_distance(self, delta: Tensor) -> Tensor:
+        return super().by_distance(delta)[0]
+
+
+class GivesNothing(Slope):
+    """Forgets to return its bias."""
+
+    def by_distance(self, delta: Tensor) -> Tensor:
+        super().by_distance(delta)  # type: ignore[invalid-return-type]
+
+
+class AddsInDouble(Encoding):
+    """Adds its positions in double precision, whatever comes in."""
+
+    def embed(self, x: Tensor, at: Positions) -> Tensor:
+        return x + at.coords.double()
+
+
+class WidensQueries(Turn):
+    """Makes queries wider, and leaves keys as they are."""
+
+    def query(self, q: Tensor, at: Positions) -> Tensor:
+        return torch.cat((super().query(q, at), q), -1)
+
+
+class WithAHole(Slope):
+    """Has no number for distance 0."""
+
+    def by_distance(self, delta: Tensor) -> Tensor:
+        return super().by_distance(delta).masked_fill(delta == 0, math.nan)
+
+
+class Misspelt(Slope):
+    """Asks its parent for something else."""
+
+    def by_distance(self, delta: Tensor) -> Tensor:
+        return super().by_distence(delta)  # type: ignore[unresolved-attribute]
+
+
 CAUGHT = [
+    (
+        WithoutHeads,
+        testing.a_forward_pass_works,
+        "gave shape [9] for distances [9] and 3 heads, expected shape [3, 9]",
+    ),
+    (GivesNothing, testing.a_forward_pass_works, "by_distance of GivesNothing gave NoneType for distances [9]"),
+    (AddsInDouble, testing.a_forward_pass_works, "gave torch.float64 for torch.float32; give the dtype that came in"),
+    (
+        WidensQueries,
+        testing.a_forward_pass_works,
+        "key of WidensQueries gave shape [2, 3, 9, 6] for heads [2, 3, 9, 6], whose queries become [2, 3, 9, 12]",
+    ),
+    (WithAHole, testing.a_forward_pass_works, "attention, causal, gives NaN or inf in 270 numbers"),
     (BiasByTensorLength, testing.a_cache_changes_nothing, "growing cache"),
     (BiasByTensorLength, testing.the_future_is_invisible, "only the first"),
     (AnglesInTheInputsDtype, testing.half_precision_stays_near_double, "bfloat16"),
@@ -439,6 +497,65 @@ def test_a_wrong_encoding_is_caught(mutant, promise, said: str) -> None:
     assert said in verdict.message
 
 
+@pytest.mark.parametrize("promises", [None, ["has_a_source", "a_cache_changes_nothing"]])
+def test_where_no_forward_pass_works_that_is_the_one_verdict(promises) -> None:
+    (verdict,) = check(WithoutHeads, promises)
+    assert (verdict.promise, verdict.word) == ("a_forward_pass_works", "broken")
+
+
+def test_advice_begins_with_the_line_of_ones_own_that_raised() -> None:
+    (verdict,) = check(Misspelt)
+    line = Misspelt.by_distance.__code__.co_firstlineno + 1
+    place = f"by_distance, line {line} of test_wrong_encodings.py"
+    assert verdict.advice == f"look at {place}; {testing.ADVICE['a_forward_pass_works']}"
+
+
+def test_advice_where_an_encoding_refuses_is_to_serve_or_to_say_why_not() -> None:
+    class Refuses(Slope):
+        """Takes distances from tokens in a row alone."""
+
+        def by_distance(self, delta: Tensor) -> Tensor:
+            if delta.dim() == 1 or delta.shape[-1] == TOKENS:
+                return super().by_distance(delta)
+            raise ValueError("only tokens in a row")
+
+    (verdict,) = check(Refuses, ["left_padding_changes_nothing"])
+    line = Refuses.by_distance.__code__.co_firstlineno + 3
+    assert verdict.message == "ValueError: only tokens in a row"
+    assert verdict.advice == (
+        f"serve what by_distance, line {line} of test_wrong_encodings.py, refuses; "
+        f"or say why not in `gaps`, under left_padding_changes_nothing"
+    )
+
+
+def test_advice_where_numbers_differ_is_that_of_the_promise() -> None:
+    (verdict,) = check(PositionByIndex, ["a_cache_changes_nothing"])
+    assert verdict.advice == testing.ADVICE["a_cache_changes_nothing"]
+    assert set(testing.ADVICE) == {testing.name_of(promise) for promise in PROMISES}
+
+
+def test_a_bias_without_an_axis_for_heads_is_told_from_one_for_other_heads() -> None:
+    heads = torch.zeros(1, 3, 5, 6)
+    axes = r"WithoutHeads gave a bias of shape \[9\], expected \[3, ...\]: an axis of 3 heads, then those of the dist"
+    with pytest.raises(ValueError, match=axes):
+        WithoutHeads(3).bias(5, q=heads)
+    with pytest.raises(ValueError, match="Slope has a bias for 2 heads, got queries of 3; build it for 3"):
+        Slope(2).bias(5, q=heads)
+
+
+def test_a_verdict_comes_as_soon_as_it_is_known() -> None:
+    during = []
+
+    @contextmanager
+    def noted(promise: str) -> Generator[None]:
+        during.append(promise)
+        yield
+
+    tried = testing.verdicts(Slope, ["has_a_source", "every_parameter_learns"], noted)
+    assert next(tried).promise == "has_a_source" and during == ["a_forward_pass_works", "has_a_source"]
+    assert [verdict.word for verdict in tried] == ["no meaning"] and during[-1] == "every_parameter_learns"
+
+
 @pytest.mark.parametrize("spec", ["alibi(learned=True)", "kerple"])
 def test_gradients_of_distances_the_wrong_way_round_in_half_precision_are_caught(
     monkeypatch: pytest.MonkeyPatch, spec: str
@@ -459,6 +576,11 @@ def test_gradients_of_distances_the_wrong_way_round_in_half_precision_are_caught
 
 def test_every_promise_has_been_seen_broken() -> None:
     assert {promise for _, promise, _ in CAUGHT} == set(PROMISES)
+
+
+def test_every_function_that_is_made_a_promise_is_checked() -> None:
+    assert {testing.name_of(promise) for promise in PROMISES} == set(SENTENCES)
+    assert all(getattr(testing, name) in PROMISES for name in SENTENCES)
 
 
 @pytest.mark.parametrize("right", [Slope, Turn, Forgetting])
@@ -492,13 +614,13 @@ def test_a_declared_gap_must_be_one() -> None:
 
 
 def test_a_gap_in_no_promise_is_an_error() -> None:
-    class Misspelt(Turn):
+    class Elsewhere(Turn):
         """Declares a gap in something else."""
 
         gaps: ClassVar = {"packing": "a reason"}
 
-    with pytest.raises(ValueError, match="'packing', which is no promise; there are: says_what_the_paper_says"):
-        check(Misspelt)
+    with pytest.raises(ValueError, match=r"'packing', which is no promise; there are: .*says_what_the_paper_says"):
+        check(Elsewhere)
 
 
 def test_what_has_no_meaning_is_said() -> None:
@@ -519,7 +641,7 @@ def test_a_subject_is_something_to_build(given) -> None:
 
 
 def test_an_unknown_promise_names_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="no promise named 'caching'; there are: says_what_the_paper_says, "):
+    with pytest.raises(ValueError, match=r"no promise named 'caching'; there are: .*says_what_the_paper_says, "):
         check("alibi", ["caching"])
 
 

@@ -1,25 +1,11 @@
 """posenc: positional encodings for PyTorch, exact and behind one interface, and a laboratory that measures them.
 
 Every public name is imported when it is first asked for, so that `import posenc` costs nothing and needs nothing.
+Type checkers and editors read `__init__.pyi`.
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from posenc import coordinate_maps, masks, presets, schedules, testing
-    from posenc.attention import Attention
-    from posenc.cache import Cache
-    from posenc.catalogue import build, names
-    from posenc.chosen_heads import OnHeads
-    from posenc.encoding import Compose, Encoding, Shape
-    from posenc.kernels.chosen_weights import Chosen, Histogram, Shares
-    from posenc.kernels.reference import scaled_dot_product_attention
-    from posenc.keys import Keys
-    from posenc.masks import Mask
-    from posenc.model import Block, Decoder, Encoder, EncoderDecoder, TokenPositionEmbedding
-    from posenc.positions import Positions
-    from posenc.presets import preset
+from typing import Any
 
 __version__ = "0.1.0"
 
@@ -48,35 +34,6 @@ HOMES = {
 }
 MODULES = ("coordinate_maps", "masks", "presets", "schedules", "testing")
 
-__all__ = [
-    "Attention",
-    "Block",
-    "Cache",
-    "Chosen",
-    "Compose",
-    "Decoder",
-    "Encoder",
-    "EncoderDecoder",
-    "Encoding",
-    "Histogram",
-    "Keys",
-    "Mask",
-    "OnHeads",
-    "Positions",
-    "Shape",
-    "Shares",
-    "TokenPositionEmbedding",
-    "build",
-    "coordinate_maps",
-    "masks",
-    "names",
-    "preset",
-    "presets",
-    "scaled_dot_product_attention",
-    "schedules",
-    "testing",
-]
-
 
 def __getattr__(name: str) -> Any:
     """A public name, or an encoding by its class name (posenc.Rotary), imported now."""
@@ -84,6 +41,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"posenc.{name}")
     if name in HOMES:
         return getattr(importlib.import_module(f"posenc.{HOMES[name]}"), name)
+    if name == "__all__":
+        return __dir__()
     # `from posenc import terminal` asks here for a module first, which must not cost an import of torch.
     if name[:1].isupper():
         from posenc.catalogue import class_names, find
@@ -96,4 +55,4 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     from posenc.catalogue import class_names
 
-    return sorted([*__all__, *class_names()])
+    return sorted([*HOMES, *MODULES, *class_names()])

@@ -337,9 +337,10 @@ def total(biases: Sequence[Bias], dtype: torch.dtype) -> Tensor | None:
 def check_heads(who: object, values: Tensor, axes: int, heads: int | None) -> None:
     """Raises ValueError unless a bias [H, ...] at distances of so many axes has a row for each query head."""
     if values.dim() != axes + 1:
+        number = heads or "heads"
         raise ValueError(
-            f"{who} has a bias of shape {list(values.shape)} at distances of {axes} {'axis' if axes == 1 else 'axes'}; "
-            f"by_distance gives [heads, ...], one axis more than it is given"
+            f"{who} gave a bias of shape {list(values.shape)}, expected [{number}, ...]: an axis of heads, then those of "
+            f"the distances, as in values.expand({number}, *delta.shape)"
         )
     if heads is not None and values.shape[0] != heads:
         raise ValueError(f"{who} has a bias for {values.shape[0]} heads, got queries of {heads}; build it for {heads}")

@@ -13,7 +13,7 @@ from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, Union, get_origin
 
 import tyro
 from tyro.conf import Positional, arg, subcommand
@@ -21,8 +21,7 @@ from tyro.conf import Positional, arg, subcommand
 from posenc.foreign import near, one_line, quoted, visible
 from posenc.foreign.code import is_meant, own_errors
 from posenc.foreign.text import shortened
-
-ENCODINGS = ("none", "sinusoidal", "learned", "rotary", "alibi", "t5_bias", "shaw")
+from posenc.lab import ENCODINGS
 
 Whole = Annotated[int | None, arg(metavar="INT", help_behavior_hint="(optional)")]
 Number = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="(optional)")]
@@ -72,7 +71,6 @@ class Compare:
 
     def run(self) -> int:
         from posenc import terminal
-        from posenc.lab import record, summary
         from posenc.lab.compare import Settings, compare, not_for_sequences
 
         if "all" in self.encodings and (grids := not_for_sequences()):
@@ -92,13 +90,7 @@ class Compare:
         )
         with terminal.live() as show:
             records, page, sweep = compare(settings, self.out, show=show)
-        if self.json:
-            print(json.dumps(records))
-        else:
-            print_answer(records)
-            terminal.say(f"\nReport: {page}")
-        for words in record.told_apart(summary.legible(records)):
-            terminal.note(words)
+        answer(records, page, as_json=self.json)
         for key, reason in sweep.failures.items():
             terminal.note(f"failed: {sweep.runs[key].words}: {reason}")
         return 1 if sweep.failures else 0
@@ -129,14 +121,9 @@ class Report:
             with suppress(store.InUse):
                 stack.enter_context(store.held(self.folder))
             page = report.write(records, self.folder, settings, failures)
-        failed = [f"failed: {words}" for words in summary.legible(failures, summary.MOST_OF_A_SENTENCE)]
-        for words in (*record.told_apart(summary.legible(records)), *failed):
-            terminal.note(words)
-        if self.json:
-            print(json.dumps(records))
-        else:
-            print_answer(records)
-            terminal.say(f"\nReport: {page}")
+        answer(records, page, as_json=self.json)
+        for words in summary.legible(failures, summary.MOST_OF_A_SENTENCE):
+            terminal.note(f"failed: {words}")
         return 0
 
 
@@ -353,16 +340,21 @@ class Check:
 
         from posenc import terminal, testing
 
-        verdicts = []
-        testing.Subject.of(self.spec).build()
-        for promise in self.promise or map(testing.name_of, testing.PROMISES):
-            with terminal.doing(f"{promise.replace('_', ' ')} ..."):
-                verdicts += testing.check(self.spec, [promise])
+        found = []
+        tried = testing.verdicts(
+            self.spec, self.promise or None, lambda promise: terminal.doing(f"{promise.replace('_', ' ')} ...")
+        )
+        if not self.json:
+            terminal.say(self.spec)
+        for verdict in tried:
+            found.append(verdict)
+            if not self.json:
+                terminal.verdict(verdict)
         if self.json:
-            print(json.dumps([asdict(verdict) for verdict in verdicts]))
+            print(json.dumps([asdict(verdict) for verdict in found]))
         else:
-            terminal.verdicts(verdicts)
-        return 0 if all(verdict.good for verdict in verdicts) else 1
+            terminal.say(testing.total(found))
+        return 0 if all(verdict.good for verdict in found) else 1
 
 
 @dataclass
@@ -637,48 +629,28 @@ class Convert:
         return 0
 
 
-Verb = (
-    Annotated[Compare, subcommand("compare")]
-    | Annotated[Report, subcommand("report")]
-    | Annotated[List, subcommand("list")]
-    | Annotated[Show, subcommand("show")]
-    | Annotated[Order, subcommand("order")]
-    | Annotated[Train, subcommand("train")]
-    | Annotated[Generate, subcommand("generate")]
-    | Annotated[Check, subcommand("check")]
-    | Annotated[Bench, subcommand("bench")]
-    | Annotated[Fetch, subcommand("fetch")]
-    | Annotated[Inspect, subcommand("inspect")]
-    | Annotated[Extend, subcommand("extend")]
-    | Annotated[Convert, subcommand("convert")]
-)
+VERBS = {
+    cls.__name__.lower(): cls
+    for cls in (Compare, Report, List, Show, Order, Train, Generate, Check, Bench, Fetch, Inspect, Extend, Convert)
+}
+Verb: Any = Union[tuple(Annotated[cls, subcommand(name)] for name, cls in VERBS.items())]  # noqa: UP007
 
 
-VERBS = (
-    "compare",
-    "report",
-    "list",
-    "show",
-    "order",
-    "train",
-    "generate",
-    "check",
-    "bench",
-    "fetch",
-    "inspect",
-    "extend",
-    "convert",
-)
-
-
-def print_answer(records: list[dict[str, Any]]) -> None:
+def answer(records: list[dict[str, Any]], page: Path, *, as_json: bool) -> None:
+    """Print what records say and where their page is, or the records themselves; and what tells them apart."""
     from posenc import terminal
-    from posenc.lab import summary
+    from posenc.lab import record, summary
 
     shown = summary.legible(records)
+    for words in record.told_apart(shown):
+        terminal.note(words)
+    if as_json:
+        print(json.dumps(records))
+        return
     terminal.say(summary.answer(shown))
     terminal.say()
     terminal.table(*summary.table(shown))
+    terminal.say(f"\nReport: {page}")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -688,7 +660,7 @@ def main(arguments: list[str] | None = None) -> int:
     """
     given = sys.argv[1:] if arguments is None else arguments
     if given and not given[0].startswith("-") and given[0] not in VERBS:
-        hint = near(given[0], VERBS)
+        hint = near(given[0], tuple(VERBS))
         print(f"posenc: no verb {quoted(given[0])}; there are: {', '.join(VERBS)}{hint}", file=sys.stderr)
         return 2
     try:
@@ -751,7 +723,7 @@ def parse(arguments: list[str]) -> Any:
 
 def understood(arguments: list[str]) -> Any:
     options = (tyro.conf.OmitArgPrefixes,)
-    return tyro.cli(Verb, prog="posenc", description=DESCRIPTION, args=arguments, config=options)  # type: ignore[arg-type]
+    return tyro.cli(Verb, prog="posenc", description=DESCRIPTION, args=arguments, config=options)
 
 
 def each_once(arguments: list[str]) -> list[str]:
@@ -759,7 +731,7 @@ def each_once(arguments: list[str]) -> list[str]:
 
     Raises ValueError for any other option that is given twice, because one of the two would be ignored.
     """
-    verb = next((cls for cls, *_ in map(get_args, get_args(Verb)) if [cls.__name__.lower()] == arguments[:1]), None)
+    verb = VERBS.get(arguments[0]) if arguments else None
     known = {f.name: f for f in fields(verb)} if verb else {}
     name = ""
     # Under no name stands what comes before the first option.

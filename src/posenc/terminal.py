@@ -22,30 +22,6 @@ if TYPE_CHECKING:
     from posenc.lab.sweep import Progress, Sweep
     from posenc.testing import Verdict
 
-ADVICE = {
-    "says_what_the_paper_says": "compare the doors with your formula_... methods for one query and key: one is wrong",
-    "evaluators_and_kernels_agree": "score_mod must be elementwise in its indices, and by_distance in its distances",
-    "a_cache_changes_nothing": "read at.coords and at.order, never a tensor's length; what neighbours say: remember()",
-    "left_padding_changes_nothing": "read at.coords and at.order (-1 is padding), never the index in the tensor",
-    "packing_changes_nothing": "coordinates start again with each document: do not count on, and sum with sums_to",
-    "a_neighbour_in_the_batch_changes_nothing": "compute each row from its own positions and length: no batch maximum",
-    "the_future_is_invisible": "nothing of a token may be computed from later ones: sum by order, not over the tensor",
-    "others_of_its_kind_change_nothing": "ask for tables through `self.once`, and write no key by hand",
-    "the_order_of_calls_changes_nothing": "keep nothing between calls; ask for tables through `self.once` alone",
-    "half_precision_stays_near_double": "take angles in float64 and biases in float32, and round once at the end",
-    "casts_and_copies_change_nothing": "keep no buffers: compute tables from Python numbers; only parameters are state",
-    "compiles_to_one_graph": "no .item(), and no Python decision that reads a tensor",
-    "every_way_of_running_is_served": "read no tensor's data, give new tensors a device, allow a batch of no rows",
-    "gradients_are_those_of_small_steps": "a backward pass of your own, or a detach(), is not the slope of the forward",
-    "every_parameter_learns": "a parameter that is never read, or is multiplied by zero, does not learn",
-    "the_spec_round_trips": "keep every constructor argument on self under its own name",
-    "bad_arguments_get_a_clear_error": "refuse what does not fit with a ValueError that names it and what was expected",
-    "has_a_source": "give the class a `source`, and begin its docstring with a sentence about the idea",
-    "nothing_given_is_changed": "no operation in place on what is given, and a torch.Generator for what is random",
-    "grouped_query_heads_agree": "keys may have fewer heads than queries: repeat them for their groups",
-}
-"""What to do about a promise that is broken."""
-
 # A file or a pipe has no width: rows go out whole.
 OUT = Console(highlight=False, width=None if sys.stdout.isatty() else 300)
 ERR = Console(stderr=True, highlight=False)
@@ -86,26 +62,16 @@ def cards(title: str, entries: Sequence[tuple[str, Sequence[str]]]) -> None:
     OUT.print(drawn)
 
 
-def verdicts(found: Sequence["Verdict"]) -> None:
-    """Print what came out of the promises on stdout: what asks for something first, and a count at the end."""
-    for verdict in found:
-        if verdict.good:
-            continue
-        say(f"{verdict.word}: {verdict.promise.replace('_', ' ')}")
-        say(f"    found: {verdict.message}")
-        todo = "delete it from `gaps`" if verdict.kept else ADVICE.get(verdict.promise)
-        if todo:
-            say(f"    to do: {todo}")
-        say(f"    again: posenc check {shlex.quote(verdict.subject)} --promise {verdict.promise}")
-        say()
-    kept = [verdict for verdict in found if verdict.good]
-    if kept:
-        rows = [[verdict.word, verdict.promise.replace("_", " "), verdict.message] for verdict in kept]
-        table([found[0].subject, "", ""], rows)
-        say()
-    counts = {word: sum(verdict.word == word for verdict in found) for word in dict.fromkeys(v.word for v in found)}
-    total = ", ".join(f"{count} {word}" for word, count in counts.items())
-    say(f"{len(found)} promise{'s' * (len(found) != 1)}: {total}")
+def verdict(found: "Verdict") -> None:
+    """Print what came out of one promise on stdout, as soon as it is known; what is broken with what to do."""
+    promise = found.promise.replace("_", " ")
+    if found.good:
+        say(f"{found.word:<10}  {promise:<40}  {found.message}".rstrip())
+        return
+    say(f"{found.word:<10}  {promise}")
+    say(f"    found: {found.message}")
+    say(f"    to do: {found.advice}")
+    say(f"    again: posenc check {shlex.quote(found.subject)} --promise {found.promise}")
 
 
 def measured(rows: Sequence["Row"]) -> None:
@@ -164,6 +130,8 @@ def live() -> Generator[Callable[["Sweep"], None]]:
 
 def standing(sweep: "Sweep") -> str:
     """How many runs are over, and how long the rest will take."""
+    from posenc.lab.summary import duration
+
     left = sweep.seconds_left()
     when = "" if left is None or sweep.done == len(sweep.runs) else f", about {duration(left)} left"
     return f"{sweep.done} of {len(sweep.runs)} runs done{when}"
@@ -197,10 +165,3 @@ def drawing(sweep: "Sweep") -> Group:
             style="" if run.state in ("running", "measuring") else "dim",
         )
     return Group(shown(standing(sweep), "bold"), drawn)
-
-
-def duration(seconds: float) -> str:
-    """Seconds as a person says them."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

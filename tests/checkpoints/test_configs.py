@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posenc.checkpoints import config_json, configs
-from posenc.checkpoints.configs import CannotWrite, Ledger, in_words
+from posenc.checkpoints.configs import CannotExpress, Ledger, in_words
 from posenc.checkpoints.reading import CannotRead, Layer, Part, Reading
 from posenc.encoding import Shape
 
@@ -302,7 +302,7 @@ def test_lists_of_longrope_have_to_fit() -> None:
 )
 def test_what_transformers_cannot_say_is_not_written(spec, message) -> None:
     pytest.importorskip("transformers")
-    with pytest.raises(CannotWrite, match=message):
+    with pytest.raises(CannotExpress, match=message):
         configs.write(reading(spec), "transformers")
 
 
@@ -440,7 +440,7 @@ def test_released_models_go_through_the_formats_that_can_say_them(name: str) -> 
     assert before.parts and before.unknown == {}
     for format in configs.HOMES:
         if format not in can:
-            with pytest.raises(CannotWrite):
+            with pytest.raises(CannotExpress):
                 configs.write(before, format)
             continue
         onto = config if format == "transformers" else None

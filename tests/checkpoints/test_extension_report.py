@@ -131,3 +131,12 @@ def test_markdown_shows_letter_by_letter_what_others_have_named(record: dict[str
     bare = re.sub(r"(`+) .*? \1", "", page)
     assert not re.search(r"(?<!\\)(<script|\]\(http)", bare) and "\x1b" not in page
     assert re.search(r"\\<script", bare)
+
+
+def test_no_figure_is_written_where_a_link_leads(tmp_path: Path) -> None:
+    elsewhere, folder = tmp_path / "elsewhere", tmp_path / "run"
+    elsewhere.mkdir(), folder.mkdir()
+    (folder / "figures").symlink_to(elsewhere)
+    with pytest.raises(ValueError, match="figures' is a link"):
+        extension_report.write({}, folder)
+    assert not list(folder.glob("report.*"))

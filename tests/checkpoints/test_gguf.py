@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from posenc.checkpoints import configs, gguf_metadata
-from posenc.checkpoints.configs import CannotWrite
+from posenc.checkpoints.configs import CannotExpress
 from posenc.checkpoints.inspect import inspect
 from posenc.checkpoints.reading import CannotRead, Layer, Part, Reading
 from posenc.encoding import Shape
@@ -279,11 +279,11 @@ def test_what_the_format_cannot_say_is_not_written() -> None:
         part = Part("", Shape(64, 4, 16, 128), (Layer(spec, 16),) * 2, 4, 128)
         configs.write(Reading("transformers", "x", (part,)), "gguf")
 
-    with pytest.raises(CannotWrite, match="no keys for the schedule ntk"):
+    with pytest.raises(CannotExpress, match="no keys for the schedule ntk"):
         written("rotary(schedule=ntk(factor=2))")
-    with pytest.raises(CannotWrite, match=r"read back, .*truncate=False"):
+    with pytest.raises(CannotExpress, match=r"read back, .*truncate=False"):
         written("rotary(schedule=yarn(factor=2, trained_length=4096, truncate=False))")
-    with pytest.raises(CannotWrite, match="no architecture that is known to have kerple"):
+    with pytest.raises(CannotExpress, match="no architecture that is known to have kerple"):
         written("kerple")
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from posenc.checkpoints import configs, meta
-from posenc.checkpoints.configs import CannotWrite
+from posenc.checkpoints.configs import CannotExpress
 from posenc.checkpoints.reading import CannotRead, Layer, Part, Reading
 from posenc.encoding import Shape
 
@@ -170,5 +170,5 @@ def reading_of(spec: str, layers: int = 2, **options) -> Reading:
     ],
 )
 def test_what_the_format_cannot_say_is_not_written(reading, message) -> None:
-    with pytest.raises(CannotWrite, match=message):
+    with pytest.raises(CannotExpress, match=message):
         configs.write(reading, "meta")

@@ -5,7 +5,6 @@ import dataclasses
 import io
 from pathlib import Path
 from random import Random
-from typing import get_args
 
 import pytest
 from fuzz.driver import hold, short_and_long
@@ -15,9 +14,7 @@ from posenc.checkpoints import packages
 from posenc.foreign import visible
 from posenc.lab import compare, describe, train
 
-VERBS = {name: get_args(one)[0] for name, one in zip(cli.VERBS, get_args(cli.Verb), strict=True)}
-
-EVERY = [verb for verb in VERBS if verb not in ("bench", "list", "order")]
+EVERY = [verb for verb in cli.VERBS if verb not in ("bench", "list", "order")]
 QUICK = [verb for verb in EVERY if verb not in ("extend", "convert", "inspect", "show")]
 """Without the verbs that import transformers or draw pictures."""
 
@@ -72,7 +69,7 @@ def nothing_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise stop
 
     for module, name in (
-        *((compare, "run_all"), (train, "train"), (packages, "fetch"), (testing, "check"), (describe.Shown, "save")),
+        *((compare, "run_all"), (train, "train"), (packages, "fetch"), (testing, "verdicts"), (describe.Shown, "save")),
     ):
         monkeypatch.setattr(module, name, done)
 
@@ -85,7 +82,7 @@ def value(random: Random, kind: str) -> str:
 def command(random: Random, verb: str) -> list[str]:
     """A verb with a few of its options, each with a value of its kind, of another, or none."""
     given = [verb]
-    chosen = dataclasses.fields(VERBS[verb])
+    chosen = dataclasses.fields(cli.VERBS[verb])
     for field in random.sample(chosen, min(len(chosen), random.choice((1, 2, 2, 3, 5)))):
         words = str(field.type)
         kind = "bool" if "bool" in words else "int" if "int" in words else "float" if "float" in words else "word"

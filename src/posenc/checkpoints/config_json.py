@@ -8,7 +8,7 @@ import torch
 
 from posenc.catalogue import build
 from posenc.checkpoints.configs import (
-    CannotWrite,
+    CannotExpress,
     encodings_of,
     in_words,
     possible,
@@ -151,7 +151,7 @@ def write(reading: Reading, onto: Mapping[str, Any] | None = None) -> dict[str, 
     onto    a config of the architecture that is wanted. Without it the architecture is one that computes the same:
             llama, qwen2, smollm3, gemma3_text, stablelm, deepseek_v3, gpt2, bert, bloom or t5
 
-    Raises CannotWrite for a schedule that transformers does not have, and for several parts.
+    Raises CannotExpress for a schedule that transformers does not have, and for several parts.
     """
     if [part.name for part in reading.parts] == ["encoder", "decoder"]:
         return relative_written(reading, onto or {})
@@ -186,7 +186,7 @@ def part_to_write(reading: Reading, onto: Mapping[str, Any]) -> tuple[Part, Mapp
     if len(reading.parts) == 1:
         return reading.parts[0], onto
     names = ", ".join(part.name or "the whole" for part in reading.parts) or "none"
-    raise CannotWrite(f"a config is written for one stack of layers, and the reading has these parts: {names}")
+    raise CannotExpress(f"a config is written for one stack of layers, and the reading has these parts: {names}")
 
 
 def placed(within: dict[str, Any], onto: Mapping[str, Any] | None, place: Mapping[str, Any]) -> dict[str, Any]:
@@ -211,7 +211,7 @@ def architecture_for(part: Part) -> str:
     if any(layer.head_dim != part.shape.head_dim for layer in part.layers):
         return "deepseek_v3"
     if not names <= {"rotary"} or not names:
-        raise CannotWrite(
+        raise CannotExpress(
             f"no architecture is chosen for {', '.join(sorted(names)) or 'none'}; give a config to write it onto"
         )
     if len({str(layer["rotary"].options()) for layer in named if layer}) > 1:
@@ -239,7 +239,7 @@ def rotary_written(part: Part, within: Mapping[str, Any]) -> dict[str, Any]:
             continue
         first.setdefault(kind, index)
         if by_type.setdefault(kind, layer.spec) != layer.spec:
-            raise CannotWrite(f"layers of the type {kind} have different encodings: {by_type[kind]} and {layer.spec}")
+            raise CannotExpress(f"layers of the type {kind} have different encodings: {by_type[kind]} and {layer.spec}")
     specs = set(by_type.values())
     parameters = {kind: parameters_of(part, index) for kind, index in first.items()}
     out["rope_parameters"] = parameters if len(specs) > 1 else parameters[next(iter(parameters))]
@@ -265,7 +265,7 @@ def parameters_of(part: Part, index: int) -> dict[str, Any]:
     options = rotary.options()
     out = rotary_keys.written_schedule(rotary.schedule)
     if out is None or options.get("order") == "time_last":
-        raise CannotWrite(f"transformers has no rope_parameters for {short(rotary)}")
+        raise CannotExpress(f"transformers has no rope_parameters for {short(rotary)}")
     out["rope_theta"] = rotary.base
     if "share" in options:
         out |= {"rope_type": "proportional", "partial_rotary_factor": rotary.share}
@@ -282,7 +282,7 @@ def relative_written(reading: Reading, onto: Mapping[str, Any]) -> dict[str, Any
     encoder, decoder = reading.parts
     bias = encodings_of(encoder)[0].get("t5_bias")
     if bias is None:
-        raise CannotWrite("a config for an encoder and a decoder is written for T5 alone, and these have no t5_bias")
+        raise CannotExpress("a config for an encoder and a decoder is written for T5 alone, and these have no t5_bias")
     options = bias.options()
     out = {"model_type": "t5", **onto, "d_model": encoder.shape.dim, "d_kv": encoder.shape.head_dim}
     out |= {"num_layers": len(encoder.layers), "num_decoder_layers": len(decoder.layers)}

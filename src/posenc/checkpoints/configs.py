@@ -222,7 +222,7 @@ EXPECTED = (
 """What is read, in an error's words."""
 
 
-class CannotWrite(ValueError):
+class CannotExpress(ValueError):
     """A reading that a format has no words for; the message says what is lacking and what to do."""
 
 
@@ -276,12 +276,12 @@ def write(reading: Reading, format: str, onto: Mapping[str, Any] | None = None) 
     The result is read back before it is given, so that nothing is lost in silence. The layout alone may differ, because
     it belongs to the weights: Meta's are interleaved, those of transformers' Llama half (see `posenc convert`).
 
-    Raises CannotWrite where the format has no words for it.
+    Raises CannotExpress where the format has no words for it.
     """
     written = home_of(format).write(reading, onto)
     lost = differences(reading, read(written, format), layout=False)
     if lost:
-        raise CannotWrite(f"{format} cannot say it; read back, what was written differs: {'; '.join(lost)}")
+        raise CannotExpress(f"{format} cannot say it; read back, what was written differs: {'; '.join(lost)}")
     return written
 
 
@@ -438,10 +438,10 @@ def whole(value: Any) -> Any:
 
 
 def only_part(reading: Reading, format: str) -> Part:
-    """The one part of a reading; raises CannotWrite where there are others, or none."""
+    """The one part of a reading; raises CannotExpress where there are others, or none."""
     if len(reading.parts) != 1:
         names = ", ".join(part.name or "the whole" for part in reading.parts) or "none"
-        raise CannotWrite(f"{format} describes one stack of layers, and the reading has these parts: {names}")
+        raise CannotExpress(f"{format} describes one stack of layers, and the reading has these parts: {names}")
     return reading.parts[0]
 
 
@@ -456,17 +456,19 @@ def encodings_of(part: Part) -> list[dict[str, Encoding]]:
 
 
 def rotary_of(part: Part, format: str) -> Any:
-    """The rotary that the layers share, or None; raises CannotWrite where they have several or something else."""
+    """The rotary that the layers share, or None; raises CannotExpress where they have several or something else."""
     known = ("rotary", "multimodal_rotary")
     found: list[Any] = []
     for index, layer in enumerate(encodings_of(part)):
         for name, encoding in layer.items():
             if name not in (*known, "step_temperature"):
-                raise CannotWrite(f"{format} has no words for {name}, which layer {index} has")
+                raise CannotExpress(f"{format} has no words for {name}, which layer {index} has")
             if name in known and not any(encoding.options() == other.options() for other in found):
                 found.append(encoding)
     if len(found) > 1:
-        raise CannotWrite(f"{format} has one rotary for all layers, and here there are: {', '.join(map(short, found))}")
+        raise CannotExpress(
+            f"{format} has one rotary for all layers, and here there are: {', '.join(map(short, found))}"
+        )
     return found[0] if found else None
 
 
@@ -477,7 +479,7 @@ def every_nth_without(part: Part, format: str) -> int | None:
         return None
     step = without[0] + 1
     if without != list(range(step - 1, len(part.layers), step)):
-        raise CannotWrite(f"{format} leaves rotary out of every n-th layer, and here it is out of layers {without}")
+        raise CannotExpress(f"{format} leaves rotary out of every n-th layer, and here it is out of layers {without}")
     return step
 
 

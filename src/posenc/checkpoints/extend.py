@@ -23,7 +23,8 @@ from posenc.checkpoints.reading import CannotRead
 from posenc.checkpoints.runs import Kept, check_folder, claimed, hash_of
 from posenc.foreign import files_of, read_json
 from posenc.lab import store
-from posenc.lab.report import duration, finite
+from posenc.lab.report import finite
+from posenc.lab.summary import duration
 
 SCHEMA = 1
 

@@ -10,7 +10,8 @@ from posenc.foreign.text import markdown as shown
 from posenc.foreign.text import markdown_code
 from posenc.lab import plots, store
 from posenc.lab.report import TEMPLATE as PAGE
-from posenc.lab.report import Drawer, duration, pages
+from posenc.lab.report import Drawer, pages
+from posenc.lab.summary import duration
 
 TEMPLATE = Path(__file__).with_name("extension_report.html.jinja")
 
@@ -19,7 +20,7 @@ Record = Mapping[str, Any]
 
 def write(record: Record, folder: Path) -> Path:
     """Write report.html, report.md and figures/*.png into the folder, each whole, and return the path of the page."""
-    drawer = Drawer(folder / "figures")
+    drawer = Drawer(store.inside(folder, "figures"))
     figures = [
         drawer("perplexity-by-length", by_length(record), length_in_words(record)),
         drawer("perplexity-by-position", by_position(record), position_in_words(record)),

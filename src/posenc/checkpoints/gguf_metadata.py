@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from posenc.checkpoints.configs import (
-    CannotWrite,
+    CannotExpress,
     Ledger,
     encodings_of,
     is_list,
@@ -431,7 +431,7 @@ class Reader:
 def write(reading: Reading, onto: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The metadata of a reading, and beside it the tensors in `TABLES` that it needs, as lists.
 
-    The architecture is that of `onto`, or one that says the same with its keys. Raises CannotWrite where GGUF has no
+    The architecture is that of `onto`, or one that says the same with its keys. Raises CannotExpress where GGUF has no
     key for it.
     """
     if len(reading.parts) == 2 and onto is None:
@@ -456,7 +456,7 @@ def write(reading: Reading, onto: Mapping[str, Any] | None = None) -> dict[str, 
     windows = [layer.window for layer in part.layers]
     sizes = sorted({window for window in windows if window})
     if len(sizes) > 1:
-        raise CannotWrite(f"GGUF has one window for all layers, and here there are {sizes}")
+        raise CannotExpress(f"GGUF has one window for all layers, and here there are {sizes}")
     if sizes:
         out[f"{arch}.attention.sliding_window"] = sizes[0]
         out[f"{arch}.attention.sliding_window_pattern"] = [window is not None for window in windows]
@@ -504,7 +504,7 @@ def architecture_for(part: Part) -> str:
         order = next(layer["multimodal_rotary"].options()["order"] for layer in named if layer)
         return "qwen3vl" if order == "interleaved" else "qwen2vl"
     if names != {"rotary"}:
-        raise CannotWrite(f"GGUF has no architecture that is known to have {', '.join(sorted(names)) or 'none'}")
+        raise CannotExpress(f"GGUF has no architecture that is known to have {', '.join(sorted(names)) or 'none'}")
     if bare:
         return "cohere2" if windows else "smollm3"
     bases = {layer["rotary"].options()["base"] for layer in named}
@@ -540,7 +540,7 @@ def schedule_written(rotary: Any, arch: str) -> dict[str, Any]:
         plain = rotary.base ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
         divisors = plain / schedule(plain, base=rotary.base, width=width)[0]
         return {"rope_freqs.weight": divisors.tolist()}
-    raise CannotWrite(f"GGUF has no keys for the schedule {short(schedule)}")
+    raise CannotExpress(f"GGUF has no keys for the schedule {short(schedule)}")
 
 
 def relative_written(reading: Reading) -> dict[str, Any]:
@@ -548,7 +548,7 @@ def relative_written(reading: Reading) -> dict[str, Any]:
     encoder, decoder = reading.parts
     bias = encodings_of(encoder)[0].get("t5_bias")
     if bias is None:
-        raise CannotWrite("GGUF describes an encoder and a decoder together only for T5, and these have no t5_bias")
+        raise CannotExpress("GGUF describes an encoder and a decoder together only for T5, and these have no t5_bias")
     out = {"general.architecture": "t5", "t5.block_count": len(encoder.layers)}
     out |= {"t5.decoder_block_count": len(decoder.layers), "t5.embedding_length": encoder.shape.dim}
     out |= {"t5.attention.head_count": encoder.shape.heads, "t5.attention.key_length": encoder.shape.head_dim}

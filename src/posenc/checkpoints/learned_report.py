@@ -16,7 +16,7 @@ Record = Mapping[str, Any]
 
 def write(record: Record, folder: Path) -> Path:
     """Write report.md and figures/by-length.png into the folder, each whole, and return the path of the page."""
-    plots.save(by_length(record), folder / "figures" / "by-length.png")
+    plots.save(by_length(record), store.inside(folder, "figures") / "by-length.png")
     store.write(folder / "report.md", markdown(record).encode())
     return folder / "report.md"
 

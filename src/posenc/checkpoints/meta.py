@@ -5,7 +5,7 @@ from typing import Any
 
 from posenc.checkpoints.bounds import within_bounds
 from posenc.checkpoints.configs import (
-    CannotWrite,
+    CannotExpress,
     Ledger,
     encodings_of,
     every_nth_without,
@@ -120,20 +120,20 @@ def temperature_of(keys: Ledger) -> str:
 
 
 def write(reading: Reading, onto: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The params.json of a reading; raises CannotWrite for what Meta's format has no key for."""
+    """The params.json of a reading; raises CannotExpress for what Meta's format has no key for."""
     part = only_part(reading, "params.json")
     rotary = rotary_of(part, "params.json")
     if rotary is None:
-        raise CannotWrite("params.json describes models with rotary, and no layer has it")
+        raise CannotExpress("params.json describes models with rotary, and no layer has it")
     schedule = rotary.schedule
     scaled = isinstance(schedule, Llama3) and schedule.low == 1 and schedule.trained_length == SCALED_FROM
     if schedule is not None and not scaled:
-        raise CannotWrite(
+        raise CannotExpress(
             f"params.json has no schedule but llama3(low=1, trained_length={SCALED_FROM}), "
             f"and the reading has {short(schedule)}"
         )
     if rotary.partial != 1:
-        raise CannotWrite(f"params.json has no key for a partial rotary width, and the reading has {rotary}")
+        raise CannotExpress(f"params.json has no key for a partial rotary width, and the reading has {rotary}")
     out = {key: value for key, value in (onto or {}).items() if key not in KEYS}
     out |= {"dim": part.shape.dim, "n_layers": len(part.layers), "n_heads": part.shape.heads}
     out |= {"n_kv_heads": part.kv_heads, "rope_theta": whole(rotary.base)}

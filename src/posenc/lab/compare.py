@@ -8,7 +8,7 @@ from typing import Any
 from posenc import catalogue
 from posenc.encoding import Shape
 from posenc.foreign import CannotRead, code, form_of, matches, near, quoted, regular
-from posenc.lab import recipes, store, tasks
+from posenc.lab import ENCODINGS, recipes, store, tasks
 from posenc.lab.recipes import Experiment
 from posenc.lab.sweep import Sweep, run_all
 
@@ -32,7 +32,7 @@ class Settings:
     preset        "default" (three seeds, one for text) or "full" (all tasks, three seeds)
     """
 
-    encodings: tuple[str, ...] = recipes.ENCODINGS
+    encodings: tuple[str, ...] = ENCODINGS
     task_names: tuple[str, ...] | None = None
     preset: str = "default"
     seeds: int | None = None

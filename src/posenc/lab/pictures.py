@@ -15,6 +15,7 @@ from posenc.lab import plots
 from posenc.lab.record import rounded
 from posenc.masks import bidirectional, causal
 from posenc.positions import Positions
+from posenc.seeding import seeded
 
 MOST_CELLS = 33
 """Cells on each axis of a grid at most; an odd number has a cell in the middle."""
@@ -343,8 +344,7 @@ def attention(drawn: Drawn, sight: Sight) -> None:
 
 def untrained(shape: Shape, tokens: int, seed: int) -> tuple[Attention, Tensor]:
     """A layer and token vectors, drawn from a seed; the global random state stays as it is."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+    with seeded(seed):
         layer = Attention(shape.dim, shape.heads, head_dim=shape.head_dim, encoding=None).eval()
         return layer, torch.randn(1, tokens, shape.dim)
 

@@ -11,11 +11,7 @@ import torch
 from posenc.catalogue import every, files_in, options_of, parse
 from posenc.encoding import divisors_in_words
 from posenc.foreign import CannotRead, code, form_of, matches, near, quoted
-from posenc.lab import tasks
-
-ENCODINGS = ("none", "sinusoidal", "learned", "rotary", "alibi", "t5_bias", "shaw")
-"""The encodings of the default comparison."""
-
+from posenc.lab import ENCODINGS, tasks
 
 MOST = {
     "train_length": 1_000_000,

@@ -47,10 +47,9 @@ def write(
     """
     summary.need_records(records)
     folder = Path(folder)
-    if (folder / "figures").is_symlink():
-        raise ValueError(f"'{folder / 'figures'}' is a link, and pictures belong into the folder itself; remove it")
+    drawer = Drawer(store.inside(folder, "figures"))
     failed = summary.legible(failures, summary.MOST_OF_A_SENTENCE)
-    page = render(summary.legible(records), summary.legible(settings or {}), failed, Drawer(folder / "figures"))
+    page = render(summary.legible(records), summary.legible(settings or {}), failed, drawer)
     data = json.dumps(finite(records), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     store.write(folder / "data.json", data.encode())
     store.write(folder / "report.html", page.encode())
@@ -197,12 +196,6 @@ def total(records: Sequence[Record], key: str) -> float:
     return sum(x for run in records if (x := number(get(run, key))) is not None and math.isfinite(x))
 
 
-def duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
 def facts(records: Sequence[Record]) -> list[tuple[str, str]]:
     """The size of the comparison in a few numbers."""
     found = summary.results(records)
@@ -216,7 +209,7 @@ def facts(records: Sequence[Record]) -> list[tuple[str, str]]:
             str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}",
         ),
         ("runs" if len(records) > 1 else "run", str(len(records))),
-        ("of CPU time", duration(total(records, "cpu_s"))),
+        ("of CPU time", summary.duration(total(records, "cpu_s"))),
     ]
     return out + ([("parameters a model", f"{statistics.median(parameters):,.0f}")] if parameters else [])
 

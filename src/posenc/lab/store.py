@@ -15,6 +15,7 @@ import secrets
 import shutil
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ KEPT = 2
 
 STEP = re.compile(r"step-(\d+)(?:\.(\d+))?")
 TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.part")
+TEMPORARIES = ".*.part"
 CHECKSUM = re.compile(rb',\s*"checksum": "([0-9a-f]{64})"\s*\}\s*\Z')
 
 
@@ -107,10 +109,17 @@ def appearing(target: Path) -> Generator[Path]:
             raise
 
 
+def half_written(*found: Iterable[Path]) -> Generator[tuple[Path, bool]]:
+    """Which of these files and folders stand under temporary names, and whether each is a folder."""
+    for left in chain(*found):
+        if TEMPORARY.fullmatch(left.name):
+            yield left, left.is_dir() and not left.is_symlink()
+
+
 def clear_folders(parent: Path) -> None:
     """Remove the folders that were left half written under temporary names, by processes that are gone."""
-    for left in parent.glob(".*.part"):
-        if TEMPORARY.fullmatch(left.name) and left.is_dir() and not left.is_symlink():
+    for left, is_folder in half_written(parent.glob(TEMPORARIES)):
+        if is_folder:
             with suppress(OSError), folder_opened(left) as file:
                 if lock(file):
                     shutil.rmtree(left)
@@ -123,6 +132,16 @@ def folder_opened(folder: Path) -> Generator[int]:
         yield file
     finally:
         os.close(file)
+
+
+def inside(folder: Path, name: str) -> Path:
+    """A folder within another, for what is written there.
+
+    Raises ValueError where it is a link: what is written belongs into the folder itself.
+    """
+    if (path := folder / name).is_symlink():
+        raise ValueError(f"'{path}' is a link, and what is written there belongs into the folder itself; remove it")
+    return path
 
 
 def put(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
@@ -233,12 +252,11 @@ def lock(file: int) -> bool:
 
 def clear(folder: Path) -> None:
     """Remove all that was left half written under temporary names in a folder that is held."""
-    for left in [*folder.glob(".*.part"), *folder.glob("*/.*.part")]:
-        if TEMPORARY.fullmatch(left.name):
-            if left.is_dir() and not left.is_symlink():
-                shutil.rmtree(left, ignore_errors=True)
-            else:
-                left.unlink(missing_ok=True)
+    for left, is_folder in half_written(folder.glob(TEMPORARIES), folder.glob(f"*/{TEMPORARIES}")):
+        if is_folder:
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
 
 
 # JSON with a checksum

@@ -72,6 +72,13 @@ def legible(value: Any, most: int = MOST_LETTERS) -> Any:
     return f"{visible(value[:most])}... ({len(value)} letters, SHA-256 {digest})"
 
 
+def duration(seconds: float) -> str:
+    """Seconds as a person says them."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
 @dataclass(frozen=True)
 class Spread:
     """The middle and the ends of one number over seeds."""

@@ -23,19 +23,10 @@ from posenc.encoding import Encoding
 from posenc.kept_tables import KEPT, OF_EVERY_MODULE
 from posenc.masks import Mask
 from posenc.positions import Positions
-from posenc.testing import (
-    LONG,
-    TOKENS,
-    Net,
-    Source,
-    Subject,
-    inside,
-    kin,
-    on_axes,
-    same,
-    seeded,
-    with_gradients,
-)
+from posenc.seeding import seeded
+from posenc.testing.comparisons import same
+from posenc.testing.subjects import LONG, TOKENS, Net, Source, Subject, inside, on_axes, with_gradients
+from posenc.testing.variants import kin
 
 try:
     from hypothesis import strategies as st

@@ -1,0 +1,130 @@
+"""The public names, each from its home; written by `.venv/bin/python tests/write_stub.py`."""
+
+from posenc import coordinate_maps, masks, presets, schedules, testing
+from posenc.attention import Attention
+from posenc.cache import Cache
+from posenc.catalogue import build, names
+from posenc.encoding import Compose, Encoding, Keys, OnHeads, Shape
+from posenc.encodings.alibi import ALiBi
+from posenc.encodings.axial_rotary import AxialRotary
+from posenc.encodings.contextual import Contextual
+from posenc.encodings.continuous_time import ContinuousTime
+from posenc.encodings.dape import DAPE
+from posenc.encodings.deberta import DeBERTa
+from posenc.encodings.dual_chunk import DualChunk
+from posenc.encodings.fire import Fire
+from posenc.encodings.forgetting import Forgetting
+from posenc.encodings.fourier_features import FourierFeatures
+from posenc.encodings.fourier_rotary import FourierRotary
+from posenc.encodings.grid_bias import GridBias
+from posenc.encodings.image_rotary import ImageRotary
+from posenc.encodings.inkling import Inkling
+from posenc.encodings.kerple import Kerple
+from posenc.encodings.learned import Learned
+from posenc.encodings.learned_factorised import LearnedFactorised
+from posenc.encodings.learned_grid import LearnedGrid
+from posenc.encodings.learned_rotary import LearnedRotary
+from posenc.encodings.log_grid_bias import LogGridBias
+from posenc.encodings.log_temperature import LogTemperature
+from posenc.encodings.mixed_rotary import MixedRotary
+from posenc.encodings.mlp_bias import MLPBias
+from posenc.encodings.multimodal_rotary import MultimodalRotary
+from posenc.encodings.none import NoPE
+from posenc.encodings.path import PaTH
+from posenc.encodings.polar import Polar
+from posenc.encodings.proportional_rotary import ProportionalRotary
+from posenc.encodings.rerope import ReRoPE
+from posenc.encodings.rotary import Rotary
+from posenc.encodings.rotary_values import RotaryValues
+from posenc.encodings.sandwich import Sandwich
+from posenc.encodings.scalable_softmax import ScalableSoftmax
+from posenc.encodings.selective_rotary import SelectiveRotary
+from posenc.encodings.self_extend import SelfExtend
+from posenc.encodings.shaw import Shaw
+from posenc.encodings.sinusoidal import Sinusoidal
+from posenc.encodings.step_temperature import StepTemperature
+from posenc.encodings.stick_breaking import StickBreaking
+from posenc.encodings.t5_bias import T5Bias
+from posenc.encodings.transformer_xl import TransformerXL
+from posenc.encodings.tupe import TUPE
+from posenc.encodings.xpos import XPos
+from posenc.kernels.chosen_weights import Chosen, Histogram, Shares
+from posenc.kernels.reference import scaled_dot_product_attention
+from posenc.masks import Mask
+from posenc.model import Block, Decoder, Encoder, EncoderDecoder, TokenPositionEmbedding
+from posenc.positions import Positions
+from posenc.presets import preset
+
+__version__: str
+
+__all__ = [
+    "DAPE",
+    "TUPE",
+    "ALiBi",
+    "Attention",
+    "AxialRotary",
+    "Block",
+    "Cache",
+    "Chosen",
+    "Compose",
+    "Contextual",
+    "ContinuousTime",
+    "DeBERTa",
+    "Decoder",
+    "DualChunk",
+    "Encoder",
+    "EncoderDecoder",
+    "Encoding",
+    "Fire",
+    "Forgetting",
+    "FourierFeatures",
+    "FourierRotary",
+    "GridBias",
+    "Histogram",
+    "ImageRotary",
+    "Inkling",
+    "Kerple",
+    "Keys",
+    "Learned",
+    "LearnedFactorised",
+    "LearnedGrid",
+    "LearnedRotary",
+    "LogGridBias",
+    "LogTemperature",
+    "MLPBias",
+    "Mask",
+    "MixedRotary",
+    "MultimodalRotary",
+    "NoPE",
+    "OnHeads",
+    "PaTH",
+    "Polar",
+    "Positions",
+    "ProportionalRotary",
+    "ReRoPE",
+    "Rotary",
+    "RotaryValues",
+    "Sandwich",
+    "ScalableSoftmax",
+    "SelectiveRotary",
+    "SelfExtend",
+    "Shape",
+    "Shares",
+    "Shaw",
+    "Sinusoidal",
+    "StepTemperature",
+    "StickBreaking",
+    "T5Bias",
+    "TokenPositionEmbedding",
+    "TransformerXL",
+    "XPos",
+    "build",
+    "coordinate_maps",
+    "masks",
+    "names",
+    "preset",
+    "presets",
+    "scaled_dot_product_attention",
+    "schedules",
+    "testing",
+]

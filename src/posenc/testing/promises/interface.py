@@ -1,0 +1,188 @@
+"""What a person meets: the text of an encoding, its errors, its source."""
+
+import ast
+import inspect
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from posenc import kernels, masks
+from posenc.catalogue import build
+from posenc.chosen_heads import OnHeads
+from posenc.encoding import BIASES, Compose, Encoding, Shape
+from posenc.keys import Keys
+from posenc.positions import Positions
+from posenc.schedules import value_of
+from posenc.testing.comparisons import same
+from posenc.testing.contract import NoMeaning, promise
+from posenc.testing.subjects import LONG, TOKENS, Net, Subject, count, inside, make, on_axes, registered, tokens
+
+
+@promise
+def the_spec_round_trips(subject: Subject) -> None:
+    """build(repr(encoding), shape) gives the encoding back: its text, its options and what it computes."""
+    for causal in (True, False):
+        shape = replace(subject.shape, causal=causal)
+        net = subject.net(shape=shape)
+        again = []
+        for encoding in net.used:
+            twin = rebuilt(encoding, shape)
+            if type(twin) is not type(encoding):
+                raise AssertionError(
+                    f"'{encoding!r}' builds a {type(twin).__name__}, expected a {type(encoding).__name__}"
+                )
+            if repr(twin) != repr(encoding):
+                raise AssertionError(f"'{encoding!r}' builds '{twin!r}'")
+            for one, other in zip(inside(encoding), inside(twin), strict=True):
+                if one.options() != other.options():
+                    raise AssertionError(f"'{encoding!r}' builds options {other.options()}, expected {one.options()}")
+            again.append(twin)
+        # Other than the specs, the shape decides: a default that the shape fills in has to be said when it was chosen.
+        for encoding in net.used:
+            turned = rebuilt(encoding, replace(shape, causal=not causal, max_len=shape.max_len + 4))
+            for one, other in zip(inside(encoding), inside(turned), strict=True):
+                if one.options() != other.options():
+                    raise AssertionError(
+                        f"'{encoding!r}' builds options {other.options()} for another model, expected {one.options()}; "
+                        f"what the model would fill in belongs into the text"
+                    )
+        twins = Net(again, again, shape).double().eval()
+        for mine, other in zip(net.used, again, strict=True):
+            other.double().load_state_dict(mine.state_dict())
+        twins.layers.load_state_dict(net.layers.state_dict())
+        x, at = tokens(subject, subject.reach), count(subject.reach)
+        if len(net.used) == 1:
+            same(twins(x, at, masks.causal()), net(x, at, masks.causal()), "what the rebuilt encoding computes")
+
+
+def rebuilt(encoding: Encoding, shape: Shape) -> Encoding:
+    """What the text of an encoding builds.
+
+    A class that stands outside the catalogue is built from the options in its text.
+    Raises NoMeaning for a sum or a choice of heads with a part that has no name in the catalogue.
+    """
+    foreign = [part for part in inside(encoding) if not registered(type(part))]
+    if not foreign:
+        return build(repr(encoding), shape)
+    if isinstance(encoding, (Compose, OnHeads)):
+        raise NoMeaning(
+            f"{foreign[0]} has no name in the catalogue, so the text of a composition with it cannot be read"
+        )
+    tree = ast.parse(repr(encoding), mode="eval").body
+    name = ast.unparse(tree.func if isinstance(tree, ast.Call) else tree)
+    if name != type(encoding).__name__:
+        raise AssertionError(f"the text '{encoding!r}' names {name}, expected {type(encoding).__name__}")
+    words = tree.keywords if isinstance(tree, ast.Call) else []
+    options = {str(word.arg): value_of(word.value, repr(encoding)) for word in words}
+    return make(type(encoding), shape, **options)
+
+
+@promise
+def bad_arguments_get_a_clear_error(subject: Subject) -> None:
+    """What does not fit is refused with a ValueError that names it: sizes, values, widths, positions."""
+    shape, at = subject.shape, count(TOKENS)
+    for encoding in subject.encodings():
+        cls = type(encoding)
+        for option, parameter in inspect.signature(cls.__init__).parameters.items():
+            bad: list[Any] = []
+            if option in ("dim", "heads", "head_dim", "max_len"):
+                bad = [0, -1]
+            elif parameter.annotation in (int, float):
+                bad = [math.nan]
+            elif parameter.annotation is str:
+                bad = ["no_such_word"]
+            for value in bad:
+                refused(
+                    lambda cls=cls, option=option, value=value: make(cls, shape, **{option: value}),
+                    f"{cls.__name__}({option}={value!r})",
+                    option,
+                )
+            if registered(cls) and option != "self" and parameter.annotation in (int, float, bool):
+                name = cls.spec_name
+                spec = f"{name}({option}=no_such_word)"
+                refused(lambda spec=spec: build(spec, shape), spec, option)
+        if registered(cls):
+            spec = f"{cls.spec_name}(no_such_option=1)"
+            refused(lambda spec=spec: build(spec, shape), spec, "no_such_option")
+    for encoding in subject.net().used:
+        # Only what was built for a width can know that another one is wrong.
+        sizes = {option for one in inside(encoding) for option in inspect.signature(type(one).__init__).parameters}
+        if "embed" in encoding.doors and "dim" in sizes:
+            refused(
+                lambda e=encoding: e.embed(torch.zeros(2, TOKENS, shape.dim + 1).double(), on_axes(at, subject.axes)),
+                "embeddings that are too wide",
+                str(shape.dim + 1),
+            )
+        if "embed" not in encoding.doors and ("turn" not in encoding.doors or encoding.turns == "each"):
+            refused(
+                lambda e=encoding: e(torch.zeros(2, TOKENS, shape.dim)),
+                "embeddings given to an encoding that adds nothing",
+                "nothing",
+            )
+        if "turn" not in encoding.doors:
+            refused(
+                lambda e=encoding: e(torch.zeros(1, 3, 4, 6), torch.zeros(1, 3, 4, 6)),
+                "heads given to an encoding that turns none",
+                "not turn",
+            )
+        if not encoding.doors & BIASES:
+            refused(lambda e=encoding: e.bias(TOKENS), "the bias of an encoding without one", "no bias")
+        heads = torch.zeros(2, shape.heads, TOKENS, shape.head_dim + 2).double()
+        keys = Keys(heads, heads, on_axes(at, subject.axes))
+        # A bias by distance never sees the heads.
+        widths = [one for one in inside(encoding) if "by_distance" not in one.doors and not one.wraps]
+        knows = any("head_dim" in inspect.signature(type(one).__init__).parameters for one in widths)
+        if knows and encoding.doors & {"turn", "biases", "attend"} and "remember" not in encoding.doors:
+            kernel = kernels.bind("auto", encoding, scale=1.0)
+            refused(
+                lambda e=encoding, h=heads, k=keys, kernel=kernel: e.attend(
+                    e.query(h, k.at), k.at, k, masks.causal(), kernel
+                ),
+                "heads that are too wide",
+                str(shape.head_dim + 2),
+            )
+        if "by_distance" in encoding.doors:
+            more = torch.zeros(2, shape.heads + 1, TOKENS, shape.head_dim).double()
+            kernel = kernels.bind("auto", encoding, scale=1.0)
+            refused(
+                lambda e=encoding, m=more, k=kernel, t=keys.at: k(e, m, t, Keys(m, m, t), masks.causal()),
+                "a head more than the bias has",
+                str(shape.heads + 1),
+            )
+    if not subject.serves(Positions.grid(3, 3)):
+        refused(lambda: subject.net()(tokens(subject, 9), Positions.grid(3, 3)), "positions with two axes", "axes")
+    if subject.reach < LONG:
+        refused(lambda: subject.net()(tokens(subject, LONG), count(LONG)), f"{LONG} tokens", str(LONG - 1))
+
+
+def refused(attempt: Callable[[], Any], what: str, named: str) -> None:
+    """Raises AssertionError unless the attempt ends in a ValueError that names what was wrong."""
+    try:
+        attempt()
+    except ValueError as error:
+        if named not in str(error):
+            raise AssertionError(f"{what}: the error should name '{named}', got '{error}'") from error
+        return
+    except Exception as error:
+        raise AssertionError(f"{what}: expected a ValueError, got {type(error).__name__}: {error}") from error
+    raise AssertionError(f"{what} was accepted; expected a ValueError that says what to do")
+
+
+@promise
+def has_a_source(subject: Subject) -> None:
+    """Its class says where it was published, and its docstring begins with a sentence about the idea."""
+    for encoding in subject.encodings():
+        cls = type(encoding)
+        if not re.search(r"(19|20)\d\d", cls.source):
+            raise AssertionError(
+                f"{cls.__name__}.source has to give authors, year and where to find it, got '{cls.source}'"
+            )
+        lines = (cls.__doc__ or "").strip().splitlines()
+        if not lines or not lines[0].rstrip().endswith("."):
+            raise AssertionError(
+                f"the docstring of {cls.__name__} has to begin with a sentence about the idea, got '{lines[:1]}'"
+            )
