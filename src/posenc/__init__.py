@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from posenc.cache import Cache
     from posenc.catalogue import build, names
     from posenc.encoding import Compose, Encoding, Keys, OnHeads, Shape
-    from posenc.kernels.chosen_weights import Chosen, Histogram, Shares
+    from posenc.kernels.chosen_weights import Chosen
     from posenc.kernels.reference import scaled_dot_product_attention
     from posenc.masks import Mask
     from posenc.model import Block, Decoder, Encoder, EncoderDecoder, TokenPositionEmbedding
@@ -31,13 +31,11 @@ HOMES = {
     "Encoder": "model",
     "EncoderDecoder": "model",
     "Encoding": "encoding",
-    "Histogram": "kernels.chosen_weights",
     "Keys": "encoding",
     "Mask": "masks",
     "OnHeads": "encoding",
     "Positions": "positions",
     "Shape": "encoding",
-    "Shares": "kernels.chosen_weights",
     "TokenPositionEmbedding": "model",
     "build": "catalogue",
     "names": "catalogue",
@@ -56,13 +54,11 @@ __all__ = [
     "Encoder",
     "EncoderDecoder",
     "Encoding",
-    "Histogram",
     "Keys",
     "Mask",
     "OnHeads",
     "Positions",
     "Shape",
-    "Shares",
     "TokenPositionEmbedding",
     "build",
     "coordinate_maps",

@@ -10,7 +10,7 @@ from posenc import checks, kernels
 from posenc.cache import LayerCache, held_by
 from posenc.catalogue import Spec, build
 from posenc.encoding import Encoding, Keys, Projections, Shape
-from posenc.kernels.chosen_weights import Chosen, Shares, chosen_weights
+from posenc.kernels.chosen_weights import Chosen, chosen_weights
 from posenc.kernels.in_rows import attend_in_rows
 from posenc.masks import MaskLike, mask_for
 from posenc.positions import Positions, PositionsLike, positions_for
@@ -90,7 +90,7 @@ class Attention(nn.Module):
         cache: LayerCache | None = None,
         weights: bool | Chosen = False,
         encoding: Encoding | None = None,
-    ) -> Tensor | tuple[Tensor, Tensor | Shares]:
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """Attend from `query` [B, T, dim] to `key` and `value` [B, S, dim].
 
         key            default: `query` (self-attention)
@@ -102,7 +102,7 @@ class Attention(nn.Module):
                        to the logits), or nothing (see all)
         cache          a layer cache: the new keys are put into it, and all its keys are attended to
         weights        whether to return the attention weights [B, heads, T, S] too, as they were applied; or which of
-                       them (Chosen), or how far away they lie (Histogram), beside an output of any kernel
+                       them (Chosen), beside an output of any kernel
         encoding       the encoding of this call, where the layer has none of its own
 
         Raises ValueError for shapes, dtypes, devices, positions and masks that do not fit.
@@ -119,7 +119,7 @@ class Attention(nn.Module):
                 f"made, or build it before with posenc.build"
             )
         if not isinstance(weights, (bool, Chosen)):
-            raise ValueError(f"weights are True, False, Chosen or Histogram, got {checks.shown(weights)}")
+            raise ValueError(f"weights are True, False or Chosen, got {checks.shown(weights)}")
         held = held_by(cache)
         to_itself = key is None
         of_queries = partial(positions_for, query.shape[1], batch=query.shape[0], device=query.device)

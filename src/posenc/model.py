@@ -18,7 +18,7 @@ from posenc.attention import Attention
 from posenc.cache import Cache, LayerCache, held_by
 from posenc.catalogue import LayerSpec, Spec, build, build_layers
 from posenc.encoding import Encoding, Shape, parts_of
-from posenc.kernels.chosen_weights import Chosen, Shares, numbers
+from posenc.kernels.chosen_weights import Chosen, numbers
 from posenc.masks import MaskLike, mask_for
 from posenc.positions import Positions, PositionsLike, positions_for
 from posenc.watched import is_held, may_be_read
@@ -205,7 +205,7 @@ class Block(nn.Module):
         memory_positions: PositionsLike = None,
         cross_encoding: Encoding | None = None,
         only: slice | None = None,
-    ) -> Tensor | tuple[Tensor, dict[str, Tensor | Shares]]:
+    ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
         """The block's output, and with `weights` the attention weights as {"self": ..., "cross": ...}.
 
         memory   [B, S, dim], the second sequence of a block with cross-attention, at `memory_positions`
@@ -216,7 +216,7 @@ class Block(nn.Module):
         at = positions_for(x.shape[1], positions, batch=x.shape[0], device=x.device, held=held_by(cache))
         if encoding is None and self.attention.encoding is not None:
             x = self.attention.encoding.embed(x, at)
-        seen: dict[str, Tensor | Shares] = {}
+        seen: dict[str, Tensor] = {}
         wanted = slice(None) if only is None else only
 
         def attend(attention: Attention, name: str, **given) -> Callable[[Tensor], Tensor]:
@@ -347,11 +347,11 @@ class Stack(nn.Module):
         memory: Tensor | None = None,
         memory_at: Positions | None = None,
         only: slice | None = None,
-    ) -> tuple[Tensor, list[dict[str, Tensor | Shares]]]:
+    ) -> tuple[Tensor, list[dict[str, Tensor]]]:
         """Hidden states of all tokens, or of `only` some, and with `weights` the attention weights of each layer."""
         seen = {}
         if not isinstance(weights, (bool, Chosen)):
-            raise ValueError(f"weights are True, False, Chosen or Histogram, got {checks.shown(weights)}")
+            raise ValueError(f"weights are True, False or Chosen, got {checks.shown(weights)}")
         layers = numbers(weights.layers if isinstance(weights, Chosen) else None, len(self.blocks), "layer")
         in_layer = replace(weights, layers=None) if isinstance(weights, Chosen) else weights
         mask = mask_for(mask)
@@ -481,15 +481,14 @@ class Decoder(nn.Module):
         cache: Cache | None = None,
         weights: bool | Chosen = False,
         only: slice | None = None,
-    ) -> Tensor | tuple[Tensor, list[Tensor | Shares]]:
+    ) -> Tensor | tuple[Tensor, list[Tensor]]:
         """Logits [B, T, vocab], and with `weights` the attention weights [B, heads, T, S] of each layer.
 
         positions  Positions, ids, or nothing: 0, 1, 2, ..., or with a cache what follows the last token of each row
         padding    [B, T], true or 1 where a token is: instead of positions
         mask       who sees whom; default causal
         cache      from `cache()`; it takes in these tokens
-        weights    whether to return the weights too, or which (Chosen: then of the chosen layers), or how far away
-                   they lie (Histogram)
+        weights    whether to return the weights too, or which (Chosen: then of the chosen layers)
         only       which of the T tokens logits are wanted for
         """
         at = where(ids, positions, padding, cache)
@@ -605,7 +604,7 @@ class Encoder(nn.Module):
         padding: Tensor | None = None,
         mask: MaskLike = None,
         weights: bool | Chosen = False,
-    ) -> Tensor | tuple[Tensor, list[Tensor | Shares]]:
+    ) -> Tensor | tuple[Tensor, list[Tensor]]:
         """Hidden states [B, T, dim], and with `weights` the attention weights of each layer, or what is chosen."""
         at = where(ids, positions, padding, None)
         x = self.embedding(ids, positions=at, encodings=self.stack.added())
@@ -701,10 +700,10 @@ class EncoderDecoder(nn.Module):
         cache: Cache | None = None,
         memory: tuple[Tensor, Positions] | None = None,
         weights: bool | Chosen = False,
-    ) -> Tensor | tuple[Tensor, list[dict[str, Tensor | Shares]]]:
+    ) -> Tensor | tuple[Tensor, list[dict[str, Tensor]]]:
         """Logits [B, T, vocab], and with `weights` the decoder's weights of each layer: {"self": ..., "cross": ...}.
 
-        A choice (Chosen, Histogram) is one of the decoder's layers, heads and rows, and holds for both.
+        A choice (Chosen) is one of the decoder's layers, heads and rows, and holds for both.
         `memory`, from `encode`, spares encoding the source again.
         """
         if memory is None:

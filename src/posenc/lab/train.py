@@ -116,7 +116,7 @@ def optimizers_of(experiment: Experiment, model: Decoder) -> tuple[torch.optim.O
     where PyTorch has no Muon.
     """
     if experiment.matrix_rate and not hasattr(torch.optim, "Muon"):
-        raise ValueError(f"matrix_rate needs torch 2.9 or newer, got {torch.__version__}; leave it out, or update torch")
+        raise ValueError(f"matrix_rate needs torch 2.9 or newer, got {torch.__version__}; update torch")
     matrices = [p for p in model.stack.blocks.parameters() if p.ndim == 2] if experiment.matrix_rate else []
     apart = {id(matrix) for matrix in matrices}
     others = [p for p in model.parameters() if id(p) not in apart]
