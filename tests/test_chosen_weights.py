@@ -164,7 +164,7 @@ def test_an_encoder_an_encoder_decoder_and_a_block_pass_the_choice_on() -> None:
         close(weights, whole[1][name][:, [2]][:, :, [4, 0]])
     block = Block(DIM, HEADS, encoding="shaw").double().eval()
     x = tokens()
-    close(block(x, weights=Chosen(heads=0))[1]["self"], block(x, weights=True)[1]["self"][:, :1])
+    close(block(x, weights=Chosen(heads=0))[1], block(x, weights=True)[1][:, :1])
 
 
 # Errors

@@ -11,13 +11,15 @@ if TYPE_CHECKING:
     from posenc.attention import Attention
     from posenc.cache import Cache
     from posenc.catalogue import build, names
+    from posenc.embedding import TokenPositionEmbedding
     from posenc.encoding import Compose, Encoding, Keys, OnHeads, Shape
     from posenc.kernels.chosen_weights import Chosen
     from posenc.kernels.reference import scaled_dot_product_attention
     from posenc.masks import Mask
-    from posenc.model import Block, Decoder, Encoder, EncoderDecoder, TokenPositionEmbedding
+    from posenc.model import Block, Decoder, Encoder, EncoderDecoder
     from posenc.positions import Positions
     from posenc.presets import preset
+    from posenc.sizes import Sizes
 
 __version__ = "0.1.0"
 
@@ -36,7 +38,8 @@ HOMES = {
     "OnHeads": "encoding",
     "Positions": "positions",
     "Shape": "encoding",
-    "TokenPositionEmbedding": "model",
+    "Sizes": "sizes",
+    "TokenPositionEmbedding": "embedding",
     "build": "catalogue",
     "names": "catalogue",
     "preset": "presets",
@@ -59,6 +62,7 @@ __all__ = [
     "OnHeads",
     "Positions",
     "Shape",
+    "Sizes",
     "TokenPositionEmbedding",
     "build",
     "coordinate_maps",
