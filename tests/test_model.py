@@ -1,12 +1,17 @@
 """Blocks, stacks and the three models, against a pass written out by hand and against themselves without a cache."""
 
 import math
+import sys
+from collections import Counter
+from pathlib import Path
+from types import FrameType
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import posenc
 from posenc import Block, Decoder, Encoder, EncoderDecoder, Positions, TokenPositionEmbedding, masks
 from posenc.encodings.sinusoidal import Sinusoidal
 
@@ -599,3 +604,41 @@ def test_windows_of_layers_hold_with_a_cache_and_within_a_given_mask() -> None:
 def test_impossible_windows_are_refused(window, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Decoder(7, dim=16, heads=2, layers=2, window=window)
+
+
+# What a pass costs in Python
+
+
+def calls_of(model: Decoder, ids: Tensor, until: str = "") -> Counter[str]:
+    """How often a pass calls each function of ours, up to a function of PyTorch's, once tables are kept."""
+    home, found, arrived = str(Path(posenc.__file__).parent), Counter(), False
+
+    def count(frame: FrameType, event: str, of: object) -> None:
+        nonlocal arrived
+        arrived = arrived or (event == "c_call" and getattr(of, "__name__", "") == until)
+        if event == "call" and not arrived and frame.f_code.co_filename.startswith(home):
+            found[frame.f_code.co_name] += 1
+
+    model(ids)
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        model(ids)
+    finally:
+        sys.setprofile(before)
+    assert arrived is bool(until)
+    return found
+
+
+@pytest.mark.parametrize(("encoding", "most"), [("none", 72), ("rotary", 102)])
+def test_few_calls_lie_between_a_model_and_its_first_attention(encoding: str, most: int) -> None:
+    model = Decoder(17, 32, 4, 1, encoding=encoding)
+    found = calls_of(model, ids_of(2, 9), until="scaled_dot_product_attention")
+    assert found.total() <= most, found.most_common()
+
+
+def test_a_pass_looks_once_at_what_it_is_given_and_its_layers_take_it_as_it_is() -> None:
+    found = calls_of(Decoder(17, 32, 4, 3), ids_of(2, 9))
+    once = ("where", "positions_for", "check_ids", "mask_for", "check_weights")
+    assert {name: found[name] for name in once} == dict.fromkeys(once, 1)
+    assert found["call"] == 0

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from posenc import checks
 from posenc.catalogue import Spec, build
 from posenc.encoding import Encoding, Shape, parts_of
+from posenc.inputs import check_ids
 from posenc.positions import Positions, PositionsLike, positions_for
-from posenc.watched import is_held, may_be_read
+from posenc.watched import is_held
 
 
 class TokenPositionEmbedding(nn.Module):
@@ -97,20 +98,3 @@ class TokenPositionEmbedding(nn.Module):
 
     def extra_repr(self) -> str:
         return f"scale={self.scale}"
-
-
-def check_ids(ids: Tensor, vocab: int) -> None:
-    """Raises ValueError for ids of a wrong shape or type, or outside 0..vocab-1."""
-    if checks.tensor("token ids", ids).dtype not in (torch.int64, torch.int32):
-        raise ValueError(f"token ids are whole numbers, got {ids.dtype}; give them as torch.int64 or torch.int32")
-    if ids.dim() != 2 or ids.shape[1] < 1:
-        raise ValueError(f"ids have shape [batch, tokens] with at least one token, got {list(ids.shape)}")
-    if not may_be_read(ids):
-        return
-    lowest, highest = ids.aminmax()
-    if (low := int(lowest)) < 0 or int(highest) >= vocab:
-        wrong = low if low < 0 else int(highest)
-        raise ValueError(f"token ids must lie in 0..{vocab - 1}, got {wrong}; check the tokenizer or vocab")
-
-
-__all__ = ["TokenPositionEmbedding", "check_ids"]

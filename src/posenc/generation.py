@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from posenc import checks
 from posenc.cache import Cache
-from posenc.embedding import check_ids
+from posenc.inputs import check_ids, check_padding
 
 
 def generate(
@@ -89,12 +89,3 @@ def evaluating(model: nn.Module) -> Generator[None]:
     finally:
         for module, was in training:
             module.training = was
-
-
-def check_padding(padding: Tensor, ids: Tensor) -> None:
-    """Raises ValueError unless padding says of each id whether a token is there."""
-    if checks.tensor("padding", padding).shape != ids.shape:
-        raise ValueError(f"padding must have the shape of the ids, {list(ids.shape)}, got {list(padding.shape)}")
-
-
-__all__ = ["check_padding", "evaluating", "generate"]

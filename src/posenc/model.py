@@ -3,8 +3,8 @@
 Read from top to bottom: feed-forward, block, stack, and the three models.
 
 Attention weights come back in one shape, beside the output: an attention gives a tensor [B, heads, rows, S], a block
-that of its attention, and a model a tuple with one entry for each layer that was asked for, in that order. Where a layer
-attends to two sequences, its entry tells them apart by name: {"self": ..., "cross": ...}.
+gives its attention's, and a model a tuple with one entry for each layer that was asked for, in that order. A layer that
+attends to two sequences tells them apart by name: {"self": ..., "cross": ...}.
 """
 
 from dataclasses import replace
@@ -19,9 +19,10 @@ from posenc import checks
 from posenc.attention import Attention, Call, check_weights
 from posenc.cache import Cache, LayerCache, held_by
 from posenc.catalogue import LayerSpec, Spec, build_layers
-from posenc.embedding import TokenPositionEmbedding, check_ids
+from posenc.embedding import TokenPositionEmbedding
 from posenc.encoding import Encoding
-from posenc.generation import check_padding, evaluating, generate
+from posenc.generation import evaluating, generate
+from posenc.inputs import where
 from posenc.kernels.chosen_weights import Chosen, numbers
 from posenc.masks import Mask, MaskLike, mask_for
 from posenc.positions import Positions, PositionsLike, positions_for
@@ -542,24 +543,6 @@ class EncoderDecoder(nn.Module):
         with evaluating(self):
             logits_of = partial(self, source, memory=self.encode(source, padding=source_padding))
             return generate(logits_of, self.cache(), start, tokens, vocab=self.vocab, **chosen)
-
-
-def where(ids: Tensor, vocab: int, positions: PositionsLike, padding: Tensor | None, cache: Cache | None) -> Positions:
-    """Where the tokens are, from what a caller of a model gave. Raises ValueError for what does not fit the ids."""
-    check_ids(ids, vocab)
-    if cache is not None and not isinstance(cache, Cache):
-        raise ValueError(f"a model takes the cache that its cache() gives, got {checks.shown(cache)}")
-    if padding is not None:
-        check_padding(padding, ids)
-        if positions is not None:
-            raise ValueError("give positions or padding, not both")
-        if cache is not None and cache.at is not None:
-            raise ValueError("padding belongs to the first chunk; later chunks go on from the cache")
-        return Positions.padded(padding)
-    if positions is None and cache is not None:
-        return cache.next(ids.shape[1], device=ids.device)
-    held = None if cache is None else cache.held
-    return positions_for(ids.shape[1], positions, batch=ids.shape[0], device=ids.device, held=held)
 
 
 __all__ = ["Block", "Decoder", "Encoder", "EncoderDecoder", "FeedForward", "Stack", "TokenPositionEmbedding"]

@@ -124,8 +124,8 @@ def takes_sizes(*without: str, **instead: Any) -> Callable[[Callable[..., None]]
             signature = together if whole else one_by_one
             for name in named:
                 if name not in signature.parameters:
-                    kind = type(self).__name__
-                    raise TypeError(f"{kind} has no option '{name}'{near(name, options) or f'; see help({kind})'}")
+                    kind, known = type(self).__name__, list(one_by_one.parameters)[1:]
+                    raise TypeError(f"{kind} has no option '{name}'{near(name, known) or f'; see help({kind})'}")
             bound = signature.bind(self, *given, **named).arguments
             chosen = {name: bound.pop(name) for name in options if name in bound}
             if whole:
