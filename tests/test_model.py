@@ -641,4 +641,4 @@ def test_a_pass_looks_once_at_what_it_is_given_and_its_layers_take_it_as_it_is()
     found = calls_of(Decoder(17, 32, 4, 3), ids_of(2, 9))
     once = ("where", "positions_for", "check_ids", "mask_for", "check_weights")
     assert {name: found[name] for name in once} == dict.fromkeys(once, 1)
-    assert found["call"] == 0
+    assert found["call_for"] == 0

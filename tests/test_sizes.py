@@ -107,6 +107,7 @@ def test_an_option_that_there_is_not_is_refused_with_the_nearest_one(make, words
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
         ({"bias": "no"}, "bias must be True or False, got 'no'"),
         ({"window": ()}, "window needs at least one size or None for the layers, got an empty tuple"),
+        ({"window": []}, "window needs at least one size or None for the layers, got an empty tuple"),
         ({"window": (3, 0)}, "a window holds at least 1 token, got window=0"),
         ({"window": "3"}, "window must be a whole number or a tuple, got '3'"),
     ],
@@ -121,6 +122,7 @@ def test_impossible_sizes_are_refused(options: dict[str, Any], words: str) -> No
 def test_sizes_are_sizes_and_stay_as_they_are() -> None:
     with pytest.raises(ValueError, match=r"^sizes must be of type Sizes, got \{'dim': 16\}$"):
         Decoder(11, sizes={"dim": 16})
+    assert Sizes(window=[3, None]) == Sizes(window=(3, None))
     with pytest.raises(FrozenInstanceError):
         SMALL.dim = 3
 
@@ -198,7 +200,8 @@ def test_which_layer_has_which_encoding_is_printed() -> None:
         Decoder(11, dim=16, heads=2, layers=3, encoding=cycle)
         for cycle in (("rotary", "none"), ("rotary", "none", "none"))
     )
-    assert "encoding=('rotary', 'none', 'rotary')" in repr(one) and repr(one) != repr(other)
+    assert "encoding=('rotary', 'none', 'rotary'), window=None" in repr(one) and repr(one) != repr(other)
+    assert "encoding='alibi', window=(3, None)\n" in repr(Decoder(11, 16, 2, 2, "alibi", window=(3, None)))
 
 
 # Weights in one shape

@@ -108,7 +108,7 @@ class Attention(nn.Module):
         """
         to_itself = key is None
         if call is None:
-            call = self.call(query, key, value, positions, key_positions, mask, cache, weights, encoding)
+            call = self.call_for(query, key, value, positions, key_positions, mask, cache, weights, encoding)
         at, keys_at, mask, encoding, cache, weights = call
         key = query if key is None else key
         q, new = self.queries_and_keys(query, key, value, at, keys_at, encoding)
@@ -136,7 +136,7 @@ class Attention(nn.Module):
         assert applied is not None
         return out, applied
 
-    def call(
+    def call_for(
         self,
         query: Tensor,
         key: Tensor | None = None,

@@ -124,7 +124,7 @@ class Block(nn.Module):
             at = positions_for(x.shape[1], positions, batch=x.shape[0], device=x.device, held=held_by(cache))
             if encoding is None and self.attention.encoding is not None:
                 x = self.attention.encoding.embed(x, at)
-            own = self.attention.call(x, positions=at, mask=mask, cache=cache, weights=weights, encoding=encoding)
+            own = self.attention.call_for(x, positions=at, mask=mask, cache=cache, weights=weights, encoding=encoding)
             calls = own, self.cross_call(x, at, memory, memory_positions, weights, cross_encoding)
         own, across = calls
         y, seen = self.before(x, self.attention_norm), {}
@@ -164,7 +164,7 @@ class Block(nn.Module):
             return None
         if memory is None:
             raise ValueError("a block with cross-attention needs the memory to attend to")
-        return self.cross_attention.call(
+        return self.cross_attention.call_for(
             x, memory, positions=at, key_positions=memory_positions, weights=weights, encoding=encoding
         )
 
@@ -283,10 +283,14 @@ class Stack(nn.Module):
             of_layer.check(at, in_sight)
 
     def extra_repr(self) -> str:
-        said = f"encoding={tuple(map(str, self.encoding_of))}, window={self.window_of}"
-        if self.cross_encoding_of:
-            said += f", cross_encoding={tuple(map(str, self.cross_encoding_of))}"
-        return said
+        of_layers = {
+            "encoding": tuple(map(str, self.encoding_of)),
+            "window": self.window_of,
+            "cross_encoding": tuple(map(str, self.cross_encoding_of)),
+        }
+        # What all layers have in common is said once.
+        said = {name: of[0] if len(set(of)) == 1 else of for name, of in of_layers.items() if of}
+        return ", ".join(f"{name}={value!r}" for name, value in said.items())
 
 
 class Decoder(nn.Module):

@@ -75,6 +75,8 @@ class Sizes:
             checks.number("scale", self.scale)
         checks.share("dropout", self.dropout)
         kernels.check_name(self.kernel)
+        if isinstance(self.window, list):
+            object.__setattr__(self, "window", tuple(self.window))
         if self.window == ():
             raise ValueError("window needs at least one size or None for the layers, got an empty tuple")
         for size in self.windows:
@@ -84,7 +86,7 @@ class Sizes:
     @property
     def windows(self) -> tuple[int | None, ...]:
         """The window of each layer."""
-        cycle = self.window if isinstance(self.window, (tuple, list)) else (self.window,)
+        cycle = self.window if isinstance(self.window, tuple) else (self.window,)
         return tuple(cycle[layer % len(cycle)] for layer in range(self.layers))
 
     def shape(self, causal: bool = True) -> Shape:
