@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import posenc
-from posenc import Block, Decoder, Encoder, EncoderDecoder, Positions, TokenPositionEmbedding, masks
+from posenc import Attention, Block, Decoder, Encoder, EncoderDecoder, Positions, TokenPositionEmbedding, masks
 from posenc.encodings.sinusoidal import Sinusoidal
 
 SMALL = {"vocab": 11, "dim": 24, "heads": 3, "layers": 2}
@@ -604,6 +604,24 @@ def test_windows_of_layers_hold_with_a_cache_and_within_a_given_mask() -> None:
 def test_impossible_windows_are_refused(window, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Decoder(7, dim=16, heads=2, layers=2, window=window)
+
+
+def test_hooks_of_blocks_and_attentions_see_every_layer_of_a_model() -> None:
+    model, seen = EncoderDecoder(**SMALL), []
+    for name, module in model.named_modules():
+        if type(module) in (Attention, Block):
+            module.register_forward_hook(lambda module, given, out, name=name: seen.append((name, out.shape)))
+    model(ids_of(2, 6), ids_of(2, 4))
+    of_layer = [("attention", 4), ("cross_attention", 4), ("", 4)]
+    expected = [(f"encoder.blocks.{layer}{part}", 6) for layer in (0, 1) for part in (".attention", "")]
+    expected += [(f"decoder.blocks.{layer}.{part}".rstrip("."), n) for layer in (0, 1) for part, n in of_layer]
+    assert seen == [(name, (2, tokens, 24)) for name, tokens in expected]
+
+
+def test_some_tokens_of_an_encoder_decoder_are_those_of_all() -> None:
+    model, source, target = EncoderDecoder(**SMALL, encoding="rotary").double(), ids_of(2, 6), ids_of(2, 4)
+    some = model(source, target, only=slice(1, 3))
+    torch.testing.assert_close(some, model(source, target)[:, 1:3], rtol=0, atol=1e-12)
 
 
 # What a pass costs in Python

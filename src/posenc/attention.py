@@ -24,6 +24,8 @@ class Call(NamedTuple):
 
     at, keys_at   where the queries and the keys are; the same in self-attention
     mask, encoding, cache, weights   as in Attention.forward
+
+    It is an argument, and not another method beside `forward`, since hooks and sharding see modules that are called.
     """
 
     at: Positions
