@@ -81,7 +81,7 @@ ATTENTION = {
     "nan or inf in one; -inf hides a key": lambda: LAYER(X, mask=with_nan(5)),
     "added to the logits, got nan or inf": lambda: LAYER(X, mask=Mask(causal=True, given=with_nan(5, INF))),
     "encoding of a call is an Encoding, got 'alibi'": lambda: LAYER(X, encoding="alibi"),
-    "weights are True, False, Chosen or Histogram, got 'x'": lambda: LAYER(X, weights="x"),
+    "weights are True, False or Chosen, got 'x'": lambda: LAYER(X, weights="x"),
     r"positions must be a tensor, got \[0, 1, 2, 3, 4\]; make one": lambda: LAYER(X, positions=[0, 1, 2, 3, 4]),
     r"positions must be a tensor, got .*ndarray": lambda: LAYER(X, positions=numpy.arange(5)),
     "positions must be finite numbers": lambda: LAYER(X, positions=torch.tensor([0, 1, NAN, 3, 4])),
@@ -146,7 +146,7 @@ MASKS = {
 
 MODELS = {
     "a model takes the cache that its .* got .*GrowingCache": lambda: MODEL(IDS, cache=GrowingCache()),
-    "weights are True, False, .* got a tensor": lambda: MODEL(IDS, weights=torch.ones(2)),
+    "weights are True, False or Chosen, got a tensor": lambda: MODEL(IDS, weights=torch.ones(2)),
     r"only says which tokens by a slice, such as slice\(-1, None\), or a tensor of indices, got 3": lambda: MODEL(
         IDS, only=3
     ),
@@ -182,7 +182,7 @@ MODELS = {
     "token ids are whole numbers, got torch.float32": lambda: MODEL(IDS.float()),
     "a mask is a Mask such as": lambda: MODEL(IDS, mask="windowed"),
     "padding must be a tensor": lambda: MODEL(IDS, padding=[[1] * 5] * 2),
-    r"weights are True, False, Chosen": lambda: MODEL(IDS, weights="all"),
+    "weights are True, False or Chosen, got 'all'": lambda: MODEL(IDS, weights="all"),
     "stop is the id of a token, from 0 to 10, got -1": lambda: MODEL.generate(IDS, 2, stop=-1),
     "stop is the id of a token, from 0 to 10, got 11": lambda: MODEL.generate(IDS, 2, stop=11),
     "temperature must be a finite number, got nan": lambda: MODEL.generate(IDS, 2, temperature=NAN),

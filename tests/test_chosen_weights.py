@@ -1,12 +1,10 @@
-"""Chosen attention weights and their histograms are parts of the whole matrix that the readable kernel gives."""
-
-from itertools import pairwise
+"""Chosen attention weights are parts of the whole matrix that the readable kernel gives."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from posenc import Attention, Block, Chosen, Decoder, Encoder, EncoderDecoder, Histogram, Mask, Positions, Shares, masks
+from posenc import Attention, Block, Chosen, Decoder, Encoder, EncoderDecoder, Mask, Positions, masks
 from posenc.cache import GrowingCache, SlotCache
 from posenc.catalogue import names
 from posenc.kernels import chosen_weights
@@ -133,92 +131,6 @@ def test_weights_of_half_precision_come_in_half_precision() -> None:
     torch.testing.assert_close(chosen, whole[:, :, 3:])
 
 
-# Histograms
-
-
-def counted(
-    weights: Tensor, at: Positions, keys_at: Positions, edges: list[float], rows: list[int], reads: str
-) -> list:
-    """The shares [B][H][bins], by adding up one weight after the other."""
-    where, there = (p.order if reads == "order" else p.coords[..., 0] for p in (at, keys_at))
-    B, H, _, S = weights.shape
-    where, there = (p.expand(B, -1).tolist() for p in (where, there))
-    order = at.order.expand(B, -1).tolist()
-    shares = [[[0.0] * (len(edges) - 1) for _ in range(H)] for _ in range(B)]
-    for b in range(B):
-        present = sum(order[b][i] >= 0 for i in rows)
-        for h in range(H):
-            for i in rows:
-                for j in range(S):
-                    for place, (begin, end) in enumerate(pairwise(edges)):
-                        if begin <= where[b][i] - there[b][j] < end:
-                            shares[b][h][place] += weights[b, h, i, j].item() / present
-    return shares
-
-
-@pytest.mark.parametrize("reads", ["order", "coordinate"])
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("edges", [None, (-3, 0, 1, 2.5, 6)])
-def test_shares_by_distance_are_weights_added_up_one_by_one(setting: str, edges, reads: str) -> None:
-    at, mask = SETTINGS[setting]
-    layer, x = layer_of("rotary + alibi"), tokens()
-    _, whole = layer(x, positions=at, mask=mask, weights=True)
-    got = layer(x, positions=at, mask=mask, weights=Histogram(rows=slice(3, None), edges=edges, reads=reads))[1]
-    assert isinstance(got, Shares) and got.share.dtype == torch.float64
-    expected = counted(whole, at, at, got.edges.tolist(), list(range(3, TOKENS)), reads)
-    close(got.share, torch.tensor(expected, dtype=torch.float64))
-    if edges is None:
-        close(got.share.sum(-1), whole[:, :, 3:].sum(-1).mean(-1) * 6 / (at.order[:, 3:] >= 0).sum(-1, keepdim=True))
-    else:
-        assert got.edges.tolist() == list(edges)
-
-
-def test_one_bin_for_each_distance_from_the_nearest_to_the_farthest() -> None:
-    layer, x = layer_of("alibi"), tokens()
-
-    def edges(at: Positions, mask: Mask, **options) -> list[float]:
-        return layer(x, positions=at, mask=mask, weights=Histogram(**options))[1].edges.tolist()
-
-    assert edges(Positions.count(TOKENS), masks.causal()) == list(range(10))
-    assert edges(Positions.count(TOKENS), masks.bidirectional()) == list(range(-8, 10))
-    assert edges(Positions.count(TOKENS), masks.causal(), rows=(0, 2)) == [0, 1, 2, 3]
-    far = Positions.of(torch.arange(TOKENS) * 2)
-    assert edges(far, masks.causal(), reads="coordinate") == list(range(-16, 18))
-    assert edges(far, masks.causal()) == list(range(10))
-    assert edges(far, masks.causal(), edges=(0, 4)) == [0, 4]
-    between = Positions.of(torch.linspace(0, 2.5, TOKENS))  # the farthest distances, -2.5 and 2.5, lie within a bin
-    assert edges(between, masks.causal(), reads="coordinate") == list(range(-3, 4))
-
-
-def test_a_histogram_of_rows_and_heads_is_that_of_their_weights() -> None:
-    layer, x = layer_of("alibi"), tokens()
-    whole = layer(x, mask=masks.causal(), weights=True)[1]
-    got = layer(x, mask=masks.causal(), weights=Histogram(rows=(8, 2, 5), heads=(2, 0)))[1]
-    at = Positions.count(TOKENS)
-    expected = counted(whole[:, [2, 0]], at, at, got.edges.tolist(), [8, 2, 5], "order")
-    close(got.share, torch.tensor(expected, dtype=torch.float64))
-
-
-def test_a_histogram_behind_a_cache_and_of_a_row_of_padding_alone() -> None:
-    layer, x = layer_of("alibi"), tokens()
-    cache = SlotCache(TOKENS + 3)
-    layer(x[:, :5], mask=masks.causal(), cache=cache)
-    got = layer(x[:, 5:], positions=Positions.count(4, 5), mask=masks.causal(), cache=cache, weights=Histogram())[1]
-    whole = layer(x, mask=masks.causal(), weights=True)[1]
-    at = Positions.count(TOKENS)
-    close(
-        got.share, torch.tensor(counted(whole, at, at, got.edges.tolist(), [5, 6, 7, 8], "order"), dtype=torch.float64)
-    )
-    nothing = Positions.padded(torch.zeros(BATCH, TOKENS))
-    shares = layer(x, positions=nothing, mask=masks.causal(), weights=Histogram())[1]
-    assert shares.share.eq(0).all()
-
-
-def test_histograms_keep_no_graph() -> None:
-    layer, x = layer_of("t5_bias"), tokens()
-    assert not layer(x, mask=masks.causal(), weights=Histogram())[1].share.requires_grad
-
-
 # Through models
 
 
@@ -236,8 +148,6 @@ def test_a_decoder_gives_the_weights_of_chosen_layers_in_the_order_asked_for() -
     got, [first] = model(ids, weights=Chosen(layers=0), only=slice(2, 5))
     close(got, logits[:, 2:5])
     close(first, whole[0])
-    [shares] = model(ids, weights=Histogram(layers=1))[1]
-    assert shares.share[..., 3:].eq(0).all() and shares.share[..., :3].gt(0).all()
 
 
 def test_an_encoder_an_encoder_decoder_and_a_block_pass_the_choice_on() -> None:
@@ -254,7 +164,7 @@ def test_an_encoder_an_encoder_decoder_and_a_block_pass_the_choice_on() -> None:
         close(weights, whole[1][name][:, [2]][:, :, [4, 0]])
     block = Block(DIM, HEADS, encoding="shaw").double().eval()
     x = tokens()
-    close(block(x, weights=Chosen(heads=0))[1]["self"], block(x, weights=True)[1]["self"][:, :1])
+    close(block(x, weights=Chosen(heads=0))[1], block(x, weights=True)[1][:, :1])
 
 
 # Errors
@@ -280,15 +190,3 @@ def test_a_layer_that_does_not_exist_is_refused_by_the_model() -> None:
     model = Decoder(vocab=11, dim=DIM, heads=HEADS, layers=2)
     with pytest.raises(ValueError, match="no layer 2: there are 2, from 0 to 1, or from -2 to -1"):
         model(torch.zeros(1, 2, dtype=torch.long), weights=Chosen(layers=2))
-
-
-def test_a_histogram_refuses_edges_and_readings_that_it_cannot_use() -> None:
-    with pytest.raises(ValueError, match=r"edges are two ascending numbers or more, got \(0,\)"):
-        Histogram(edges=(0,))
-    with pytest.raises(ValueError, match=r"edges are two ascending numbers or more, got \(0, 2, 2\)"):
-        Histogram(edges=(0, 2, 2))
-    with pytest.raises(ValueError, match="a histogram reads order or coordinate, got 'index'"):
-        Histogram(reads="index")
-    with pytest.raises(ValueError, match="a histogram by coordinate reads one axis, got positions with 2 axes"):
-        at = Positions.grid(3, 3)
-        layer_of("none")(tokens(), positions=at, weights=Histogram(reads="coordinate"))

@@ -1,13 +1,18 @@
 """Blocks, stacks and the three models, against a pass written out by hand and against themselves without a cache."""
 
 import math
+import sys
+from collections import Counter
+from pathlib import Path
+from types import FrameType
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posenc import Block, Decoder, Encoder, EncoderDecoder, Positions, TokenPositionEmbedding, masks
+import posenc
+from posenc import Attention, Block, Decoder, Encoder, EncoderDecoder, Positions, TokenPositionEmbedding, masks
 from posenc.encodings.sinusoidal import Sinusoidal
 
 SMALL = {"vocab": 11, "dim": 24, "heads": 3, "layers": 2}
@@ -599,3 +604,59 @@ def test_windows_of_layers_hold_with_a_cache_and_within_a_given_mask() -> None:
 def test_impossible_windows_are_refused(window, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Decoder(7, dim=16, heads=2, layers=2, window=window)
+
+
+def test_hooks_of_blocks_and_attentions_see_every_layer_of_a_model() -> None:
+    model, seen = EncoderDecoder(**SMALL), []
+    for name, module in model.named_modules():
+        if type(module) in (Attention, Block):
+            module.register_forward_hook(lambda module, given, out, name=name: seen.append((name, out.shape)))
+    model(ids_of(2, 6), ids_of(2, 4))
+    of_layer = [("attention", 4), ("cross_attention", 4), ("", 4)]
+    expected = [(f"encoder.blocks.{layer}{part}", 6) for layer in (0, 1) for part in (".attention", "")]
+    expected += [(f"decoder.blocks.{layer}.{part}".rstrip("."), n) for layer in (0, 1) for part, n in of_layer]
+    assert seen == [(name, (2, tokens, 24)) for name, tokens in expected]
+
+
+def test_some_tokens_of_an_encoder_decoder_are_those_of_all() -> None:
+    model, source, target = EncoderDecoder(**SMALL, encoding="rotary").double(), ids_of(2, 6), ids_of(2, 4)
+    some = model(source, target, only=slice(1, 3))
+    torch.testing.assert_close(some, model(source, target)[:, 1:3], rtol=0, atol=1e-12)
+
+
+# What a pass costs in Python
+
+
+def calls_of(model: Decoder, ids: Tensor, until: str = "") -> Counter[str]:
+    """How often a pass calls each function of ours, up to a function of PyTorch's, once tables are kept."""
+    home, found, arrived = str(Path(posenc.__file__).parent), Counter(), False
+
+    def count(frame: FrameType, event: str, of: object) -> None:
+        nonlocal arrived
+        arrived = arrived or (event == "c_call" and getattr(of, "__name__", "") == until)
+        if event == "call" and not arrived and frame.f_code.co_filename.startswith(home):
+            found[frame.f_code.co_name] += 1
+
+    model(ids)
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        model(ids)
+    finally:
+        sys.setprofile(before)
+    assert arrived is bool(until)
+    return found
+
+
+@pytest.mark.parametrize(("encoding", "most"), [("none", 72), ("rotary", 102)])
+def test_few_calls_lie_between_a_model_and_its_first_attention(encoding: str, most: int) -> None:
+    model = Decoder(17, 32, 4, 1, encoding=encoding)
+    found = calls_of(model, ids_of(2, 9), until="scaled_dot_product_attention")
+    assert found.total() <= most, found.most_common()
+
+
+def test_a_pass_looks_once_at_what_it_is_given_and_its_layers_take_it_as_it_is() -> None:
+    found = calls_of(Decoder(17, 32, 4, 3), ids_of(2, 9))
+    once = ("where", "positions_for", "check_ids", "mask_for", "check_weights")
+    assert {name: found[name] for name in once} == dict.fromkeys(once, 1)
+    assert found["call_for"] == 0

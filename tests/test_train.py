@@ -15,7 +15,6 @@ from posenc.foreign import CannotRead
 from posenc.lab import store, tasks
 from posenc.lab import train as training
 from posenc.lab.compare import continue_prompt, train_one
-from posenc.lab.muon import Muon
 from posenc.lab.recipes import ENCODINGS, Experiment, recipe
 from posenc.lab.train import Run, draw_length, load, rate_at, save, start, train
 
@@ -118,12 +117,35 @@ def test_muon_has_the_matrices_of_the_blocks_and_adamw_everything_else() -> None
     adamw, muon = (
         {names[id(p)] for group in optimizer.param_groups for p in group["params"]} for optimizer in run.optimizers
     )
-    assert type(run.optimizers[0]) is torch.optim.AdamW and type(run.optimizers[1]) is Muon
+    assert type(run.optimizers[0]) is torch.optim.AdamW and type(run.optimizers[1]) is torch.optim.Muon
     linear = ("to_query", "to_key", "to_value", "to_output")
     inner = {f"attention.{name}.weight" for name in linear} | {"feed_forward.0.weight", "feed_forward.2.weight"}
     assert muon == {f"stack.blocks.{layer}.{name}" for layer in (0, 1) for name in inner}
     assert adamw == set(names.values()) - muon
     assert {"embedding.token.weight", "output.weight"} < adamw and any("encodings" in name for name in adamw)
+
+
+def test_without_muon_in_pytorch_a_rate_for_matrices_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.optim, "Muon")
+    with pytest.raises(ValueError, match=r"matrix_rate needs torch 2\.9 or newer, got .*; update torch"):
+        start(tiny(matrix_rate=0.02))
+    assert len(start(tiny()).optimizers) == 1
+
+
+def test_muon_moves_every_direction_of_a_matrix_equally_far_and_decays_nothing() -> None:
+    run = start(tiny(matrix_rate=0.02))
+    muon = run.optimizers[1]
+    weight = run.model.stack.blocks[0].feed_forward[0].weight
+    before, (rows, columns) = weight.detach().clone(), weight.shape
+    weight.grad = torch.randn(rows, columns, generator=torch.Generator().manual_seed(1))
+    muon.param_groups[0]["lr"] = 0.02
+    muon.step()
+    speeds = torch.linalg.svdvals((before - weight.detach()) / (0.02 * math.sqrt(rows / columns)))
+    assert speeds.min() > 0.6 and speeds.max() < 1.3
+    still, weight.grad = weight.detach().clone(), torch.zeros(rows, columns)
+    muon.state.clear()
+    muon.step()
+    assert torch.equal(weight, still)
 
 
 def test_a_step_moves_what_adamw_has_and_what_muon_has() -> None:

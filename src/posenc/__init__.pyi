@@ -4,7 +4,9 @@ from posenc import coordinate_maps, masks, presets, schedules, testing
 from posenc.attention import Attention
 from posenc.cache import Cache
 from posenc.catalogue import build, names
-from posenc.encoding import Compose, Encoding, Keys, OnHeads, Shape
+from posenc.chosen_heads import OnHeads
+from posenc.embedding import TokenPositionEmbedding
+from posenc.encoding import Compose, Encoding, Shape
 from posenc.encodings.alibi import ALiBi
 from posenc.encodings.axial_rotary import AxialRotary
 from posenc.encodings.contextual import Contextual
@@ -48,12 +50,14 @@ from posenc.encodings.t5_bias import T5Bias
 from posenc.encodings.transformer_xl import TransformerXL
 from posenc.encodings.tupe import TUPE
 from posenc.encodings.xpos import XPos
-from posenc.kernels.chosen_weights import Chosen, Histogram, Shares
+from posenc.kernels.chosen_weights import Chosen
 from posenc.kernels.reference import scaled_dot_product_attention
+from posenc.keys import Keys
 from posenc.masks import Mask
-from posenc.model import Block, Decoder, Encoder, EncoderDecoder, TokenPositionEmbedding
+from posenc.model import Block, Decoder, Encoder, EncoderDecoder
 from posenc.positions import Positions
 from posenc.presets import preset
+from posenc.sizes import Sizes
 
 __version__: str
 
@@ -80,7 +84,6 @@ __all__ = [
     "FourierFeatures",
     "FourierRotary",
     "GridBias",
-    "Histogram",
     "ImageRotary",
     "Inkling",
     "Kerple",
@@ -109,9 +112,9 @@ __all__ = [
     "SelectiveRotary",
     "SelfExtend",
     "Shape",
-    "Shares",
     "Shaw",
     "Sinusoidal",
+    "Sizes",
     "StepTemperature",
     "StickBreaking",
     "T5Bias",

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -9,29 +10,39 @@ from torch import Tensor, nn
 from posenc import checks, kernels
 from posenc.cache import LayerCache, held_by
 from posenc.catalogue import Spec, build
-from posenc.encoding import Encoding, Shape
-from posenc.kernels.chosen_weights import Chosen, Shares, chosen_weights
+from posenc.encoding import Encoding
+from posenc.kernels.chosen_weights import Chosen, chosen_weights
 from posenc.kernels.in_rows import attend_in_rows
 from posenc.keys import Keys, Projections
-from posenc.masks import MaskLike, mask_for
+from posenc.masks import Mask, MaskLike, mask_for
 from posenc.positions import Positions, PositionsLike, positions_for
+from posenc.sizes import Sizes, takes_sizes
 from posenc.watched import is_held
+
+
+class Call(NamedTuple):
+    """What one call of attention is told, checked: a model makes it once, and its layers take it as it is.
+
+    at, keys_at   where the queries and the keys are; the same in self-attention
+    mask, encoding, cache, weights   as in Attention.forward
+
+    It is an argument, and not another method beside `forward`, since hooks and sharding see modules that are called.
+    """
+
+    at: Positions
+    keys_at: Positions
+    mask: Mask
+    encoding: Encoding
+    cache: LayerCache | None = None
+    weights: bool | Chosen = False
 
 
 class Attention(nn.Module):
     """Multi-head, multi-query and grouped-query attention with any positional encoding; self and cross.
 
-    dim        width of the model (channels)
-    heads      number of query heads
-    kv_heads   number of key and value heads, a divisor of `heads` (default: as many; 1 is multi-query attention)
-    head_dim   width of one head (channels; default dim / heads)
+    dim, heads, kv_heads, head_dim, kernel, scale, dropout, bias, max_len   as in Sizes, or a Sizes in their place
     encoding   a spec, an Encoding, or None when the caller passes one to every call (as the models do); by default
                "none": without positions
-    kernel     "auto", or a name in `posenc.kernels.KERNELS`; a named kernel is never replaced in silence
-    scale      factor of the logits (unitless; default head_dim^-1/2; T5 has 1)
-    dropout    share of the weights dropped in training
-    bias       whether the four projections have biases
-    max_len    the trained length (tokens) that a spec such as "learned" or "yarn" may need
     causal     what a spec such as "t5_bias" is built for; who sees whom is said by the mask of each call
 
     Raises ValueError for head counts that do not divide, unknown specs and kernels, and inputs that do not fit.
@@ -43,41 +54,29 @@ class Attention(nn.Module):
     torch.Size([2, 9, 64])
     """
 
+    @takes_sizes("layers", "window", "hidden", "norm")
     @checks.annotated
     def __init__(
         self,
-        dim: int,
-        heads: int,
+        sizes: Sizes,
         *,
-        kv_heads: int | None = None,
-        head_dim: int | None = None,
         encoding: Spec | None = "none",
-        kernel: str = "auto",
-        scale: float | None = None,
-        dropout: float = 0.0,
-        bias: bool = True,
-        max_len: int = 2048,
         causal: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        kernels.check_name(kernel)
-        shape = (
-            Shape.of(dim, heads, max_len, causal) if head_dim is None else Shape(dim, heads, head_dim, max_len, causal)
-        )
-        kv_heads = heads if kv_heads is None else kv_heads
-        if checks.whole("kv_heads", kv_heads) < 1 or heads % kv_heads:
-            raise ValueError(f"kv_heads must divide heads={heads}, got {kv_heads}")
-        self.dim, self.heads, self.kv_heads, self.head_dim = dim, heads, kv_heads, shape.head_dim
-        self.kernel, self.dropout = kernel, checks.share("dropout", dropout)
-        self.scale = shape.head_dim**-0.5 if scale is None else checks.number("scale", scale)
+        shape = sizes.shape(causal)
+        self.dim, self.heads, self.head_dim = shape.dim, shape.heads, shape.head_dim
+        self.kv_heads = shape.heads if sizes.kv_heads is None else sizes.kv_heads
+        self.kernel, self.dropout = sizes.kernel, sizes.dropout
+        self.scale = shape.head_dim**-0.5 if sizes.scale is None else sizes.scale
         self.encoding = build(encoding, shape, device=device, dtype=dtype) if encoding is not None else None
-        made = {"bias": bias, "device": device, "dtype": dtype}
-        self.to_query = nn.Linear(dim, heads * self.head_dim, **made)
-        self.to_key = nn.Linear(dim, kv_heads * self.head_dim, **made)
-        self.to_value = nn.Linear(dim, kv_heads * self.head_dim, **made)
-        self.to_output = nn.Linear(heads * self.head_dim, dim, **made)
+        made = {"bias": sizes.bias, "device": device, "dtype": dtype}
+        self.to_query = nn.Linear(self.dim, self.heads * self.head_dim, **made)
+        self.to_key = nn.Linear(self.dim, self.kv_heads * self.head_dim, **made)
+        self.to_value = nn.Linear(self.dim, self.kv_heads * self.head_dim, **made)
+        self.to_output = nn.Linear(self.heads * self.head_dim, self.dim, **made)
 
     def forward(
         self,
@@ -91,7 +90,8 @@ class Attention(nn.Module):
         cache: LayerCache | None = None,
         weights: bool | Chosen = False,
         encoding: Encoding | None = None,
-    ) -> Tensor | tuple[Tensor, Tensor | Shares]:
+        call: Call | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """Attend from `query` [B, T, dim] to `key` and `value` [B, S, dim].
 
         key            default: `query` (self-attention)
@@ -103,38 +103,17 @@ class Attention(nn.Module):
                        to the logits), or nothing (see all)
         cache          a layer cache: the new keys are put into it, and all its keys are attended to
         weights        whether to return the attention weights [B, heads, T, S] too, as they were applied; or which of
-                       them (Chosen), or how far away they lie (Histogram), beside an output of any kernel
+                       them (Chosen), beside an output of any kernel
         encoding       the encoding of this call, where the layer has none of its own
+        call           all of this as a Call, from a caller that has checked it, in place of what comes before
 
         Raises ValueError for shapes, dtypes, devices, positions and masks that do not fit.
         """
-        self.check(query, key, value)
-        encoding = self.encoding if encoding is None else encoding
-        if encoding is None:
-            raise ValueError(
-                "this layer has no encoding of its own; pass one to the call, or build it without encoding=None"
-            )
-        if not isinstance(encoding, Encoding):
-            raise ValueError(
-                f"the encoding of a call is an Encoding, got {checks.shown(encoding)}; give the spec when the layer is "
-                f"made, or build it before with posenc.build"
-            )
-        if not isinstance(weights, (bool, Chosen)):
-            raise ValueError(f"weights are True, False, Chosen or Histogram, got {checks.shown(weights)}")
-        held = held_by(cache)
         to_itself = key is None
-        of_queries = partial(positions_for, query.shape[1], batch=query.shape[0], device=query.device)
-        if key is None:
-            if key_positions is not None:
-                raise ValueError("key_positions belong to separate keys; in self-attention give positions alone")
-            at = of_queries(positions, held=held)
-            key, keys_at = query, at
-        else:
-            at = of_queries(positions)
-            keys_at = positions_for(key.shape[1], key_positions, batch=key.shape[0], device=key.device, held=held)
-        mask = mask_for(mask)
-        if cache is not None:
-            cache.check(keys_at, mask)
+        if call is None:
+            call = self.call_for(query, key, value, positions, key_positions, mask, cache, weights, encoding)
+        at, keys_at, mask, encoding, cache, weights = call
+        key = query if key is None else key
         q, new = self.queries_and_keys(query, key, value, at, keys_at, encoding)
         keys = new if cache is None else cache.extend(new)
         if "remember" in encoding.doors:
@@ -159,6 +138,45 @@ class Attention(nn.Module):
             return out
         assert applied is not None
         return out, applied
+
+    def call_for(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        positions: PositionsLike = None,
+        key_positions: PositionsLike = None,
+        mask: MaskLike = None,
+        cache: LayerCache | None = None,
+        weights: bool | Chosen = False,
+        encoding: Encoding | None = None,
+    ) -> Call:
+        """What a caller gave to `forward`, checked. Raises ValueError as it does."""
+        self.check(query, key, value)
+        encoding = self.encoding if encoding is None else encoding
+        if encoding is None:
+            raise ValueError(
+                "this layer has no encoding of its own; pass one to the call, or build it without encoding=None"
+            )
+        if not isinstance(encoding, Encoding):
+            raise ValueError(
+                f"the encoding of a call is an Encoding, got {checks.shown(encoding)}; give the spec when the layer is "
+                f"made, or build it before with posenc.build"
+            )
+        check_weights(weights)
+        held = held_by(cache)
+        of_queries = partial(positions_for, query.shape[1], batch=query.shape[0], device=query.device)
+        if key is None:
+            if key_positions is not None:
+                raise ValueError("key_positions belong to separate keys; in self-attention give positions alone")
+            at = keys_at = of_queries(positions, held=held)
+        else:
+            at = of_queries(positions)
+            keys_at = positions_for(key.shape[1], key_positions, batch=key.shape[0], device=key.device, held=held)
+        mask = mask_for(mask)
+        if cache is not None:
+            cache.check(keys_at, mask)
+        return Call(at, keys_at, mask, encoding, cache, weights)
 
     def queries_and_keys(
         self, query: Tensor, key: Tensor, value: Tensor | None, at: Positions, keys_at: Positions, encoding: Encoding
@@ -202,7 +220,16 @@ class Attention(nn.Module):
             raise ValueError(f"key and value must hold the same tokens, got {key.shape[1]} and {value.shape[1]}")
 
     def extra_repr(self) -> str:
-        return f"dim={self.dim}, heads={self.heads}, kv_heads={self.kv_heads}, kernel={self.kernel!r}"
+        return (
+            f"dim={self.dim}, heads={self.heads}, kv_heads={self.kv_heads}, head_dim={self.head_dim}, "
+            f"kernel={self.kernel!r}, scale={self.scale}, dropout={self.dropout}"
+        )
+
+
+def check_weights(weights: object) -> None:
+    """Raises ValueError unless it says which attention weights are wanted."""
+    if not isinstance(weights, (bool, Chosen)):
+        raise ValueError(f"weights are True, False or Chosen, got {checks.shown(weights)}")
 
 
 def check_kind(name: str, x: Tensor, weight: Tensor) -> None:

@@ -339,8 +339,8 @@ def check_heads(who: object, values: Tensor, axes: int, heads: int | None) -> No
     if values.dim() != axes + 1:
         number = heads or "heads"
         raise ValueError(
-            f"{who} gave a bias of shape {list(values.shape)}, expected [{number}, ...]: an axis of heads, then those of "
-            f"the distances, as in values.expand({number}, *delta.shape)"
+            f"{who} gave a bias of shape {list(values.shape)}, expected [{number}, ...]: an axis of heads, then those "
+            f"of the distances, as in values.expand({number}, *delta.shape)"
         )
     if heads is not None and values.shape[0] != heads:
         raise ValueError(f"{who} has a bias for {values.shape[0]} heads, got queries of {heads}; build it for {heads}")

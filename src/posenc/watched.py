@@ -65,14 +65,20 @@ def is_held(*modules: nn.Module) -> bool:
     """
     if not torch.compiler.is_compiling() and (is_watched() or packs_for_backward()):
         return True
-    return _has_any_global_hook() or not all(type(module) in MAKE_NEW and not has_hooks(module) for module in modules)
+    for module in modules:
+        if type(module) not in MAKE_NEW or has_hooks(module):
+            return True
+    return _has_any_global_hook()
 
 
 def may_be_read(*tensors: Tensor) -> bool:
     """Whether the numbers in these tensors may be looked at: they have some, and nobody follows the looking."""
     if torch.compiler.is_compiling() or is_watched():
         return False
-    return not any(x.is_meta or not x.numel() or type(x) not in (Tensor, nn.Parameter) for x in tensors)
+    for x in tensors:
+        if x.is_meta or not x.numel() or type(x) not in (Tensor, nn.Parameter):
+            return False
+    return True
 
 
 def packs_for_backward() -> bool:

@@ -1,14 +1,12 @@
-"""Attention weights of chosen rows, heads and layers, and how far away they lie, in bounded memory.
+"""Attention weights of chosen rows, heads and layers, in bounded memory.
 
 Queries are independent of one another given the keys, whatever the attention rule: the readable kernel is asked for a
 few of them at a time, beside the output that comes from any kernel.
 """
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -25,8 +23,6 @@ Choice: TypeAlias = int | slice | Sequence[int] | None
 
 LOGITS_AT_ONCE = 1 << 21
 """How many logits are held at a time, in all heads and rows of a batch."""
-
-READS = ("order", "coordinate")
 
 
 @dataclass(frozen=True)
@@ -55,87 +51,28 @@ class Chosen:
     layers: Choice = None
 
 
-@dataclass(frozen=True)
-class Histogram(Chosen):
-    """How far away the weight lies: what share of it falls on each distance, as a mean over the chosen rows.
-
-    rows, heads, layers   as in Chosen
-    edges  where bins begin and the last one ends (positions, ascending): bin b holds edges[b] <= distance <
-           edges[b + 1], and what lies outside counts nowhere. None: one bin for each whole distance from the nearest
-           to the farthest
-    reads  "order": distances in tokens; "coordinate": in positions of one axis, as encodings see them
-
-    Distances are query minus key, so the past is positive. It comes back as Shares, in float64, without gradients, out
-    of a block of rows at a time; padding counts as no row. Rules whose weights do not add up to 1 (stick-breaking) have
-    shares that do not either.
-
-    Raises ValueError as Chosen does, for fewer than two edges or edges that do not ascend, and for an unknown reading.
-
-    >>> from posenc import Attention, masks
-    >>> attention = Attention(32, heads=4, encoding="alibi")
-    >>> x = torch.randn(1, 9, 32)
-    >>> out, shares = attention(x, mask=masks.causal(), weights=Histogram(edges=(0, 1, 4, 9)))
-    >>> shares.share.shape, shares.share.sum(-1).round(decimals=6).tolist()
-    (torch.Size([1, 4, 3]), [[1.0, 1.0, 1.0, 1.0]])
-    """
-
-    edges: Sequence[float] | None = None
-    reads: str = "order"
-
-    def __post_init__(self) -> None:
-        if self.reads not in READS:
-            raise ValueError(f"a histogram reads {' or '.join(READS)}, got '{self.reads}'")
-        edges = self.edges
-        if edges is not None and not (len(edges) >= 2 and all(a < b for a, b in pairwise(edges))):
-            raise ValueError(f"edges are two ascending numbers or more, got {edges!r}")
-
-
-class Shares(NamedTuple):
-    """What share of the attention weight falls on each distance.
-
-    share  [B, heads, bins]  mean over the rows (unitless, float64)
-    edges  [bins + 1]        where the bins begin, and where the last one ends (positions)
-    """
-
-    share: Tensor
-    edges: Tensor
-
-
 def chosen_weights(
     chosen: Chosen, encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, *, scale: float
-) -> Tensor | Shares:
-    """The weights of chosen rows and heads [B, heads, rows, S], or their Shares by distance.
+) -> Tensor:
+    """The weights of chosen rows and heads [B, heads, rows, S].
 
     q [B, H, T, D] and the keys are as attention has them, turned already. Raises ValueError as Chosen does.
     """
     if chosen.layers is not None:
         raise ValueError(f"layers are chosen in a model, and this is one layer; leave out layers={chosen.layers}")
     rows, heads = numbers(chosen.rows, q.shape[2], "row"), numbers(chosen.heads, q.shape[1], "head")
-    at_once = max(1, LOGITS_AT_ONCE // (q.shape[0] * q.shape[1] * keys.k.shape[2]))
-    index = torch.tensor(heads, device=q.device)
-
-    def blocks() -> Iterator[Weights]:
-        kernel = kernels.bind("reference", encoding, scale=scale, weights=True)
-        for begin in range(0, len(rows), at_once):
-            few_at, few_keys, few_mask, taken = asking(at, keys, mask, rows[begin : begin + at_once])
-            weights = encoding.attend(q[:, :, taken], few_at, few_keys, few_mask, kernel)[1]
-            assert weights is not None
-            picked = weights if heads == list(range(q.shape[1])) else weights[:, index]
-            yield Weights(picked, few_at, few_keys.at)
-
-    if isinstance(chosen, Histogram):
-        with torch.no_grad():
-            return by_distance(chosen, blocks(), at.rows(some(rows, at)), keys.at, mask)
     S = keys.k.shape[2]
-    return torch.cat([F.pad(block.weights, (0, S - block.weights.shape[-1])) for block in blocks()], 2)
-
-
-class Weights(NamedTuple):
-    """The weights [B, heads, n, m] of a few rows on the first m keys, which are all that they can see."""
-
-    weights: Tensor
-    at: Positions
-    keys_at: Positions
+    at_once = max(1, LOGITS_AT_ONCE // (q.shape[0] * q.shape[1] * S))
+    index = torch.tensor(heads, device=q.device)
+    kernel = kernels.bind("reference", encoding, scale=scale, weights=True)
+    blocks = []
+    for begin in range(0, len(rows), at_once):
+        few_at, few_keys, few_mask, taken = asking(at, keys, mask, rows[begin : begin + at_once])
+        weights = encoding.attend(q[:, :, taken], few_at, few_keys, few_mask, kernel)[1]
+        assert weights is not None
+        picked = weights if heads == list(range(q.shape[1])) else weights[:, index]
+        blocks.append(F.pad(picked, (0, S - picked.shape[-1])))
+    return torch.cat(blocks, 2)
 
 
 def asking(at: Positions, keys: Keys, mask: Mask, rows: Sequence[int]) -> tuple[Positions, Keys, Mask, slice | Tensor]:
@@ -159,64 +96,6 @@ def some(rows: Sequence[int], at: Positions) -> slice | Tensor:
     """The rows as a slice where they follow one another, else as indices."""
     follow = list(rows) == list(range(rows[0], rows[0] + len(rows)))
     return slice(rows[0], rows[-1] + 1) if follow else torch.tensor(rows, device=at.order.device)
-
-
-def by_distance(chosen: Histogram, blocks: Iterator[Weights], at: Positions, keys_at: Positions, mask: Mask) -> Shares:
-    """The weights of blocks of rows, all of them at `at`, added up by their distance from the keys."""
-    whole = chosen.edges is None
-    lowest, highest = span(chosen, at, keys_at, mask) if whole else (0, 0)
-    edges = torch.tensor(
-        range(lowest, highest + 2) if whole else chosen.edges, dtype=torch.float64, device=keys_at.order.device
-    )
-    total: Tensor | None = None
-    for weights, rows_at, seen_at in blocks:
-        n, m = weights.shape[-2:]
-        if rows_at.start is not None and seen_at.start is not None:
-            # Tokens in a row are n + m - 1 distances apart, one for each diagonal.
-            exact = diagonals(weights)
-            farthest = rows_at.start + n - 1 - seen_at.start
-            distance = torch.arange(farthest, farthest - (n + m - 1), -1, device=weights.device)[None]
-        else:
-            # A row of padding sees nothing, and padding is seen by nobody: their distances carry no weight.
-            exact = weights.double().flatten(2)
-            distance = (read(chosen, rows_at)[:, :, None] - read(chosen, seen_at)[:, None]).flatten(1)  # [B or 1, n m]
-        if whole:
-            # A bin lies before the first one, and one behind the last, for what counts nowhere.
-            bins = (distance.floor().long() - lowest + 1).clamp(0, len(edges))
-        else:
-            bins = torch.bucketize(distance.double(), edges, right=True)
-        if total is None:
-            total = exact.new_zeros(*exact.shape[:2], len(edges) + 1)
-        total.scatter_add_(2, bins[:, None].expand_as(exact), exact)
-    assert total is not None
-    tokens = (at.order >= 0).sum(-1).clamp(min=1)
-    return Shares(total[..., 1:-1] / tokens[:, None, None], edges)
-
-
-def diagonals(x: Tensor) -> Tensor:
-    """The sums of the diagonals of x [..., n, m], [..., n + m - 1] in float64, from the lower left corner upwards."""
-    n, m = x.shape[-2:]
-    # Rows of n + m numbers, read as rows of one fewer, stand one further to the right each.
-    skewed = F.pad(x.flip(-2), (0, n)).flatten(-2)[..., : n * (n + m - 1)].unflatten(-1, (n, n + m - 1))
-    return skewed.sum(-2, dtype=torch.float64)
-
-
-def span(chosen: Histogram, at: Positions, keys_at: Positions, mask: Mask) -> tuple[int, int]:
-    """The nearest and the farthest whole distance between the rows and the keys, padding left out."""
-    asking, asked = read(chosen, at), read(chosen, keys_at)
-    here, there = asking[at.order.expand_as(asking) >= 0], asked[keys_at.order.expand_as(asked) >= 0]
-    if not (len(here) and len(there)):
-        return 0, 0
-    lowest = math.floor((here.min() - there.max()).item())
-    by_order = chosen.reads == "order" or (at.unit_step and keys_at.unit_step)
-    if by_order and mask.causal and not mask.prefix:
-        lowest = max(lowest, 0)
-    return lowest, max(math.floor((here.max() - there.min()).item()), lowest)
-
-
-def read(chosen: Histogram, at: Positions) -> Tensor:
-    """What distances are taken of [B or 1, T]."""
-    return at.order if chosen.reads == "order" else at.axis("a histogram by coordinate")
 
 
 def numbers(chosen: Choice, of: int, what: str) -> list[int]:

@@ -8,6 +8,7 @@ from posenc.lab.recipes import on_one_axis
 from posenc.masks import bidirectional, causal
 from posenc.model import Stack
 from posenc.positions import Positions
+from posenc.sizes import Sizes
 
 DIM, HEADS, TOKENS = 32, 4, 12
 
@@ -25,7 +26,8 @@ def order_test(spec: str | tuple[str, ...], *, layers: int, is_causal: bool, see
     to order at the last token with one layer only: a second layer sees prefixes that differ.
     """
     torch.manual_seed(seed)
-    stack = Stack(DIM, HEADS, layers, encoding=spec, max_len=TOKENS, causal=is_causal, hints=on_one_axis())
+    sizes = Sizes(DIM, HEADS, layers, max_len=TOKENS)
+    stack = Stack(sizes, encoding=spec, causal=is_causal, hints=on_one_axis())
     stack = stack.double().eval()
     for parameter in stack.encodings.parameters():
         parameter.normal_()

@@ -44,7 +44,7 @@ class Experiment:
     layers, dim, heads   the shape of the decoder
     steps, batch   how long at most, and how many sequences a step
     rate           the highest learning rate; warm-up over `warmup` steps, then a cosine down to `final_rate` of it
-    matrix_rate    the highest rate of Muon on the matrices of the blocks; 0 leaves them to AdamW, like all else
+    matrix_rate    the highest rate of Muon on the matrices of the blocks (without weight decay); 0 leaves them to AdamW
     curriculum     the share of the steps over which lengths grow from 2 to the trained length
     cool_down      once two points of the curve in a row are learned, the rate falls over this many steps and the run
                    ends; 0 trains to the end. Only for tasks with exact answers

@@ -17,7 +17,6 @@ from posenc.foreign import CannotRead
 from posenc.foreign.text import shortened
 from posenc.lab import store, tasks
 from posenc.lab.evaluate import exact_match, held_out_bits
-from posenc.lab.muon import Muon
 from posenc.lab.recipes import EXPERIMENT, Experiment, hints
 from posenc.model import Decoder
 
@@ -113,14 +112,17 @@ def model_of(experiment: Experiment, task: Any) -> Decoder:
 def optimizers_of(experiment: Experiment, model: Decoder) -> tuple[torch.optim.Optimizer, ...]:
     """AdamW; and where matrices have a rate of their own, Muon for those of the blocks.
 
-    Embeddings, norms, biases, the output and what the encodings learn stay with AdamW in any case.
+    Embeddings, norms, biases, the output and what the encodings learn stay with AdamW in any case. Raises ValueError
+    where PyTorch has no Muon.
     """
+    if experiment.matrix_rate and not hasattr(torch.optim, "Muon"):
+        raise ValueError(f"matrix_rate needs torch 2.9 or newer, got {torch.__version__}; update torch")
     matrices = [p for p in model.stack.blocks.parameters() if p.ndim == 2] if experiment.matrix_rate else []
     apart = {id(matrix) for matrix in matrices}
     others = [p for p in model.parameters() if id(p) not in apart]
     # The rate is that of each step.
     adamw = torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=experiment.weight_decay, fused=True)
-    return (adamw, Muon(matrices, experiment.matrix_rate)) if matrices else (adamw,)
+    return (adamw, torch.optim.Muon(matrices, weight_decay=0.0)) if matrices else (adamw,)
 
 
 def train(run: Run, progress: Callable[[Run], None] | None = None, until: int | None = None) -> Run:

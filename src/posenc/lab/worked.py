@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from posenc.catalogue import build
+from posenc.embedding import TokenPositionEmbedding
 from posenc.encoding import Compose, Shape, parts_of
-from posenc.model import TokenPositionEmbedding
 from posenc.positions import Positions
 
 
@@ -59,9 +59,10 @@ def worked_example(
             f"{built} adds nothing to embeddings; a worked example needs one that does, such as sinusoidal or learned"
         )
     # What the other parts of a sum do happens later, in attention.
-    embedding = TokenPositionEmbedding(len(vocabulary), dim, Compose(*adding))
+    position = Compose(*adding)
+    embedding = TokenPositionEmbedding(len(vocabulary), dim, position)
     vectors = embedding.token_vectors(torch.tensor([ids]))
-    combined = embedding.position(vectors, Positions.count(len(tokens)))
+    combined = position.embed(vectors, Positions.count(len(tokens)))
     return WorkedExample(
         str(built), list(tokens), ids, vectors[0].tolist(), (combined - vectors)[0].tolist(), combined[0].tolist()
     )

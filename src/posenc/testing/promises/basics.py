@@ -30,7 +30,12 @@ def a_forward_pass_works(subject: Subject) -> None:
             # An encoding may make heads wider, of queries and keys alike.
             wide = (*heads.shape[:-1], *(q.shape[-1:] if isinstance(q, Tensor) else heads.shape[-1:]))
             gives(f"turn of {encoding}, of queries,", q, wide, f"heads {list(heads.shape)}")
-            gives(f"turn of {encoding}, of keys,", k, wide, f"heads {list(heads.shape)}, whose queries become {list(wide)}")
+            gives(
+                f"turn of {encoding}, of keys,",
+                k,
+                wide,
+                f"heads {list(heads.shape)}, whose queries become {list(wide)}",
+            )
         if "by_distance" in encoding.doors:
             grid = distance(at, at, str(encoding), encoding.axes)
             # A row of the grid, as tokens in a row ask for it, and the grid, as any others do.

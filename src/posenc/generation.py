@@ -1,0 +1,91 @@
+"""Generation: one token after another through a KV cache, greedy or drawn."""
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from posenc import checks
+from posenc.cache import Cache
+from posenc.inputs import check_ids, check_padding
+
+
+def generate(
+    logits_of: Callable[..., Tensor],
+    cache: Cache,
+    ids: Tensor,
+    tokens: int,
+    *,
+    vocab: int,
+    padding: Tensor | None = None,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    stop: int | None = None,
+    seed: int = 0,
+) -> Tensor:
+    """ids [B, T] with up to `tokens` more, one at a time.
+
+    logits_of    (ids, padding=..., cache=..., only=...) -> logits [B, T, vocab], as of a Decoder
+    temperature  0 takes the likeliest token; above, tokens are drawn from the softmax of logits / temperature
+    top_k        draw among the k likeliest only
+    stop         after this id a row repeats it; generation ends when all rows have
+    padding      [B, T], true where a token is; pad prompts of different length on the left
+
+    Raises ValueError for ids outside the vocabulary, numbers out of range, and prompts padded on the right.
+    """
+    check_ids(ids, vocab)
+    if checks.whole("tokens to generate", tokens) < 1:
+        raise ValueError(f"tokens to generate must be 1 or more, got {tokens}")
+    if checks.number("temperature", temperature) < 0:
+        raise ValueError(f"temperature must be 0 or more, got {temperature}")
+    if top_k is not None and checks.whole("top_k", top_k) < 1:
+        raise ValueError(f"top_k must be 1 or more, got {top_k}")
+    if stop is not None and not 0 <= checks.whole("stop", stop) < vocab:
+        raise ValueError(f"stop is the id of a token, from 0 to {vocab - 1}, got {stop}")
+    checks.whole("seed", seed)
+    if padding is not None:
+        check_padding(padding, ids)
+        if not bool((padding[:, -1] != 0).all()):
+            raise ValueError(
+                "generation goes on from the last column, and a row is padded there; pad prompts on the left"
+            )
+    generator = torch.Generator(ids.device).manual_seed(seed)
+    done = torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
+    out, new = [ids], ids
+    for _ in range(tokens):
+        logits = logits_of(new, padding=padding, cache=cache, only=slice(-1, None))[:, -1].float()
+        padding = None
+        chosen = pick(logits, temperature, top_k, generator)
+        if stop is not None:
+            chosen = torch.where(done, stop, chosen)
+            done = done | (chosen == stop)
+        new = chosen[:, None]
+        out.append(new)
+        if stop is not None and bool(done.all()):
+            break
+    return torch.cat(out, 1)
+
+
+def pick(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> Tensor:
+    """One id for each row of logits [B, vocab]."""
+    # Divided by less, the likeliest token has all the weight.
+    if temperature < torch.finfo(torch.float32).tiny:
+        return logits.argmax(-1)
+    if top_k is not None:
+        lowest = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
+        logits = logits.masked_fill(logits < lowest, -torch.inf)
+    weights = ((logits - logits.amax(-1, keepdim=True)) / temperature).softmax(-1)
+    return torch.multinomial(weights, 1, generator=generator)[:, 0]
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Generator[None]:
+    """The model without dropout; afterwards as it was, also after an error."""
+    training = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, was in training:
+            module.training = was

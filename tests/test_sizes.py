@@ -1,0 +1,222 @@
+"""Sizes said once: one by one or together, with errors and signatures that name them, and a repr that shows them."""
+
+import inspect
+from dataclasses import FrozenInstanceError, fields, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from posenc import Attention, Block, Decoder, Encoder, EncoderDecoder, Sizes, TokenPositionEmbedding, masks
+
+SMALL = Sizes(dim=16, heads=4, layers=3, kv_heads=2, hidden=24, norm="post", window=(3, None), max_len=9)
+ONE_BY_ONE = {one.name: getattr(SMALL, one.name) for one in fields(SMALL)}
+WITHOUT = {Attention: {"layers", "window", "hidden", "norm"}, Block: {"layers", "window"}}
+FIRST = {Decoder: (11,), Encoder: (11,), EncoderDecoder: (11,)}
+MODULES = (Attention, Block, Decoder, Encoder, EncoderDecoder)
+
+
+def same_model(a: nn.Module, b: nn.Module) -> bool:
+    shapes = [{name: tensor.shape for name, tensor in model.state_dict().items()} for model in (a, b)]
+    return repr(a) == repr(b) and shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_sizes_one_by_one_and_sizes_together_make_the_same(module: type[nn.Module]) -> None:
+    first = FIRST.get(module, ())
+    known = {name: value for name, value in ONE_BY_ONE.items() if name not in WITHOUT.get(module, ())}
+    whole = module(*first, SMALL, encoding="rotary")
+    assert same_model(whole, module(*first, **known, encoding="rotary"))
+    assert same_model(whole, module(*first, sizes=SMALL, encoding="rotary"))
+    changed = module(*first, SMALL, encoding="rotary", kv_heads=4, dropout=0.5)
+    assert same_model(changed, module(*first, replace(SMALL, kv_heads=4, dropout=0.5), encoding="rotary"))
+    assert not same_model(changed, whole)
+
+
+@pytest.mark.parametrize("module", [Decoder, Encoder, EncoderDecoder])
+def test_positional_arguments_come_as_vocab_sizes_and_encoding(module: type[nn.Module]) -> None:
+    spread = module(11, 16, 4, 3, "alibi", norm="pre")
+    assert same_model(spread, module(11, Sizes(16, 4, 3), "alibi"))
+    assert spread.sizes == Sizes(16, 4, 3) and spread.vocab == 11
+
+
+def test_a_model_of_given_sizes_runs() -> None:
+    ids = torch.randint(11, (2, 7))
+    torch.manual_seed(0)
+    whole = Decoder(11, SMALL, encoding="rotary + alibi")
+    torch.manual_seed(0)
+    spread = Decoder(11, **ONE_BY_ONE, encoding="rotary + alibi")
+    assert torch.equal(whole(ids), spread(ids))
+
+
+def test_the_original_is_post_norm_unless_its_sizes_say_otherwise() -> None:
+    assert EncoderDecoder(11, dim=16, heads=2, layers=1).sizes.norm == "post"
+    assert EncoderDecoder(11, Sizes(dim=16, heads=2, layers=1)).sizes.norm == "pre"
+    assert inspect.signature(EncoderDecoder).parameters["norm"].default == "post"
+    assert inspect.signature(Decoder).parameters["norm"].default == "pre"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_signature_names_every_size_for_help_and_completion(module: type[nn.Module]) -> None:
+    parameters = inspect.signature(module).parameters
+    assert {one.name for one in fields(Sizes)} - WITHOUT.get(module, set()) <= set(parameters)
+    assert not WITHOUT.get(module, set()) & set(parameters) and "sizes" not in parameters
+    assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    leading = [name for name, parameter in parameters.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    in_models = ["vocab", "dim", "heads", "layers", "encoding"]
+    assert leading == (in_models if module in FIRST else ["dim", "heads"])
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Decoder(11, head=4), r"^Decoder has no option 'head'; did you mean 'heads'\?$"),
+        (
+            lambda: EncoderDecoder(11, SMALL, kvheads=4),
+            r"^EncoderDecoder has no option 'kvheads'; did you mean 'kv_hea",
+        ),
+        (lambda: Encoder(11, tie_outputs=True), r"^Encoder has no option 'tie_outputs'; see help\(Encoder\)$"),
+        (lambda: Decoder(11, tie_outputs=True), r"^Decoder has no option 'tie_outputs'; did you mean 'tie_output'\?$"),
+        (lambda: Block(16, 2, layers=3), r"^Block has no option 'layers'; see help\(Block\)$"),
+        (lambda: Attention(16, 2, window=3), r"^Attention has no option 'window'; see help\(Attention\)$"),
+        (lambda: Decoder(), "missing a required argument: 'vocab'"),
+        (lambda: Decoder(11, 16, dim=16), "multiple values for argument 'dim'"),
+    ],
+)
+def test_an_option_that_there_is_not_is_refused_with_the_nearest_one(make, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"heads": 7}, "heads must divide dim=512, got heads=7"),
+        ({"heads": 0}, "heads must divide dim=512, got heads=0"),
+        ({"layers": 0}, "a stack needs at least one layer, got 0"),
+        ({"layers": 1.5}, "layers must be a whole number, got 1.5"),
+        ({"kv_heads": 3}, "kv_heads must divide heads=8, got 3"),
+        ({"kv_heads": 0}, "kv_heads must divide heads=8, got 0"),
+        ({"head_dim": 0}, "head_dim must be 1 or more, got 0"),
+        ({"max_len": 0}, "max_len must be 1 or more, got 0"),
+        ({"hidden": 0}, "hidden must be a whole number of 1 or more, got 0"),
+        ({"norm": "middle"}, "norm must be one of pre, post, got 'middle'"),
+        ({"kernel": "fast"}, "no kernel named 'fast'"),
+        ({"scale": float("nan")}, "scale must be a finite number, got nan"),
+        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
+        ({"bias": "no"}, "bias must be True or False, got 'no'"),
+        ({"window": ()}, "window needs at least one size or None for the layers, got an empty tuple"),
+        ({"window": []}, "window needs at least one size or None for the layers, got an empty tuple"),
+        ({"window": (3, 0)}, "a window holds at least 1 token, got window=0"),
+        ({"window": "3"}, "window must be a whole number or a tuple, got '3'"),
+    ],
+)
+def test_impossible_sizes_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Sizes(**options)
+    with pytest.raises(ValueError, match=words):
+        Decoder(11, **options)
+
+
+def test_sizes_are_sizes_and_stay_as_they_are() -> None:
+    with pytest.raises(ValueError, match=r"^sizes must be of type Sizes, got \{'dim': 16\}$"):
+        Decoder(11, sizes={"dim": 16})
+    assert Sizes(window=[3, None]) == Sizes(window=(3, None))
+    with pytest.raises(FrozenInstanceError):
+        SMALL.dim = 3
+
+
+def test_windows_hold_in_both_stacks_of_an_encoder_decoder_and_not_between_them() -> None:
+    model = EncoderDecoder(11, dim=16, heads=2, layers=1, window=2).eval()
+    ids = torch.randint(11, (1, 6))
+    [seen] = model(ids, ids, weights=True)[1]
+    assert not seen["self"].tril(-2).any() and bool((seen["cross"] > 0).all())
+    moved = ids.clone()
+    moved[0, 0] = (ids[0, 0] + 1) % 11
+    near, far = model.encode(ids)[0], model.encode(moved)[0]
+    assert torch.equal(near[:, 2:], far[:, 2:]) and not torch.equal(near[:, 1], far[:, 1])
+
+
+# What a module prints
+
+READS_ALL = "rotary(schedule=yarn(factor=4)) + t5_bias"
+OF_ALL = {
+    "dim": (16, 32),
+    "heads": (4, 2),
+    "layers": (2, 3),
+    "max_len": (9, 10),
+    "window": (None, (3, None)),
+    "kv_heads": (None, 2),
+    "head_dim": (None, 2),
+    "hidden": (None, 24),
+    "norm": ("pre", "post"),
+    "kernel": ("auto", "reference"),
+    "scale": (None, 1.0),
+    "dropout": (0.0, 0.25),
+    "bias": (True, False),
+    "vocab": (11, 12),
+    "encoding": (READS_ALL, f"{READS_ALL} + alibi"),
+    "cross_encoding": ("none", "alibi"),
+    "cross": (True, False),
+    "causal": (True, False),
+    "scale_tokens": (False, True),
+    "tie_output": (False, True),
+    "hints": ({}, {"t5_bias": {"buckets": 8}}),
+}
+"""Of every option a value, and another one that changes a result."""
+OF_EMBEDDING = {
+    "vocab": (11, 12),
+    "dim": (16, 32),
+    "encoding": ("learned", "sinusoidal"),
+    "scale": (False, True),
+    "dropout": (0.0, 0.25),
+    "max_len": (9, 10),
+}
+OPTIONS = {module: OF_ALL for module in MODULES} | {TokenPositionEmbedding: OF_EMBEDDING}
+NOT_PRINTED = {"device", "dtype"}
+"""Where parameters lie, and how they are stored, is said of parameters, which move: not of a module."""
+
+
+@pytest.mark.parametrize(
+    ("module", "option"),
+    [
+        pytest.param(module, option, id=f"{module.__name__}-{option}")
+        for module in OPTIONS
+        for option in inspect.signature(module).parameters
+        if option not in NOT_PRINTED
+    ],
+)
+def test_modules_that_differ_in_one_option_differ_in_print(module: type[nn.Module], option: str) -> None:
+    values = OPTIONS[module]
+    base = {name: values[name][0] for name in inspect.signature(module).parameters if name in values}
+    changed = base | {option: values[option][1]}
+    assert repr(module(**base)) == repr(module(**base))
+    assert repr(module(**base)) != repr(module(**changed))
+
+
+def test_which_layer_has_which_encoding_is_printed() -> None:
+    one, other = (
+        Decoder(11, dim=16, heads=2, layers=3, encoding=cycle)
+        for cycle in (("rotary", "none"), ("rotary", "none", "none"))
+    )
+    assert "encoding=('rotary', 'none', 'rotary'), window=None" in repr(one) and repr(one) != repr(other)
+    assert "encoding='alibi', window=(3, None)\n" in repr(Decoder(11, 16, 2, 2, "alibi", window=(3, None)))
+
+
+# Weights in one shape
+
+
+def test_weights_are_a_tensor_of_a_layer_and_a_tuple_of_a_model_with_both_attentions_by_name() -> None:
+    x, ids = torch.randn(2, 5, 16), torch.randint(11, (2, 5))
+    shape, options = (2, 4, 5, 5), {"dim": 16, "heads": 4, "encoding": "rotary"}
+    for layer in (Attention(**options), Block(**options)):
+        assert layer(x, mask=masks.causal(), weights=True)[1].shape == shape
+    for model in (Decoder(11, layers=3, **options), Encoder(11, layers=3, **options)):
+        seen = model(ids, weights=True)[1]
+        assert type(seen) is tuple and [weights.shape for weights in seen] == [shape] * 3
+    both = Block(**options, cross=True, cross_encoding="none")(x, memory=x, weights=True)[1]
+    seen = EncoderDecoder(11, layers=3, **options)(ids, ids, weights=True)[1]
+    assert type(seen) is tuple and len(seen) == 3
+    for of_layer in (both, *seen):
+        assert {name: weights.shape for name, weights in of_layer.items()} == {"self": shape, "cross": shape}
