@@ -22,6 +22,8 @@ SHIPPED = [name.split("/")[1] for name in FILES if name.startswith("encodings/")
 ROOMS = [
     {"foreign", "watched"},
     {"checks"},
+    {"specs"},
+    {"registry"},
     {"positions"},
     {"masks", "coordinate_maps", "kept_tables"},
     {"encoding"},

@@ -13,7 +13,7 @@ from posenc.lab.order import order_test, order_tests
 
 # A temperature tells the last token nothing of the others' order, and a grid is no sequence.
 GRIDS = not_for_sequences()
-WITH_POSITION = [name for name, cls in catalogue.every() if cls.doors - {"query"} and name not in GRIDS]
+WITH_POSITION = [name for name, cls in catalogue.ENCODINGS.items() if cls.doors - {"query"} and name not in GRIDS]
 
 
 @pytest.mark.parametrize("layers", [1, 2, 5])

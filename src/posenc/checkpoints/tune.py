@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posenc.coordinate_maps import CoordinateMap, Randomised, SkippedChunks
+from posenc.coordinate_maps import CoordinateMap
+from posenc.coordinate_maps.randomised import Randomised
+from posenc.coordinate_maps.skipped_chunks import SkippedChunks
 from posenc.foreign import quoted
 from posenc.positions import Positions
 
