@@ -62,9 +62,13 @@ class Registry(Mapping[str, type[T]]):
         self.package, self.kind, self.public, self.example = package, kind, public, example
         self.word = re.sub(r"(?<!^)(?=[A-Z])", " ", kind.__name__).lower()
 
+    @functools.cached_property
+    def folder(self) -> ModuleType:
+        return importlib.import_module(self.package)
+
     @property
     def home(self) -> str:
-        return importlib.import_module(self.package).__path__[0]
+        return self.folder.__path__[0]
 
     def __iter__(self) -> Iterator[str]:
         return iter(files_of(self.home))
@@ -82,8 +86,8 @@ class Registry(Mapping[str, type[T]]):
 
     def only(self, module: ModuleType) -> type[T]:
         """The class that a file holds. Raises ValueError where it holds none, or more."""
-        kinds = [one for one in vars(module).values() if inspect.isclass(one) and issubclass(one, self.kind)]
-        own = [one for one in kinds if one.__module__ == module.__name__]
+        classes = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__]
+        own = [one for one in classes if issubclass(one, self.kind)]
         if len(own) != 1:
             _, folder, file = module.__name__.rsplit(".", 2)
             raise ValueError(

@@ -368,7 +368,8 @@ class Run:
             why = method.why_not or "it is the model as it is"
             raise ValueError(f"{name} cannot be tuned and written: {why}; name another with --method")
         where = self.out / CHECKPOINT
-        facts = {"what": "tuning", "model": self.model_hash, "text": self.text.sha256, "specs": list(method.specs)}
+        facts: dict[str, Any] = {"what": "tuning", "model": self.model_hash, "text": self.text.sha256}
+        facts |= {"specs": list(method.specs)}
         facts |= {key: value for key, value in asdict(self.settings).items() if key.startswith("tune")}
         if own := files_in(self.settings.tune_map):
             facts["own_files"] = {path: code.sha256(path) for path in own}
