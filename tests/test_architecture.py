@@ -22,6 +22,8 @@ SHIPPED = [name.split("/")[1] for name in FILES if name.startswith("encodings/")
 ROOMS = [
     {"foreign", "watched", "seeding"},
     {"checks"},
+    {"specs"},
+    {"registry"},
     {"positions"},
     {"masks", "coordinate_maps", "kept_tables"},
     {"encoding"},
@@ -192,6 +194,9 @@ def test_importing_is_light_and_loads_no_encoding(loaded: list[set[str]]) -> Non
     assert "posenc.model" in loaded[0]
     assert not {module.split(".")[0] for module in loaded[0]} & HEAVY
     assert not encodings_in(loaded[0])
+    assert not {
+        one for modules in loaded for one in modules if re.match(r"posenc\.(schedules|coordinate_maps)\.[a-z]", one)
+    }
     late = re.compile(r"posenc\.(lab|bench|cli|web|terminal|testing|checkpoints)\b")
     assert not {module for module in loaded[0] if late.match(module)}
 

@@ -10,7 +10,7 @@ import torch
 
 import posenc
 import posenc.encodings
-from posenc import Compose, Encoding, Shape, build, catalogue, foreign, names
+from posenc import Compose, Encoding, Shape, build, catalogue, foreign, names, specs
 from posenc.catalogue import Node, parse
 from posenc.chosen_heads import OnHeads
 from posenc.encodings.learned import Learned
@@ -38,7 +38,7 @@ def test_the_names_are_those_of_the_files() -> None:
 
 
 def test_classes_are_found_by_name_and_by_class_name() -> None:
-    assert SHIPPED.items() <= {name: cls.__name__ for name, cls in catalogue.every()}.items()
+    assert SHIPPED.items() <= {name: cls.__name__ for name, cls in catalogue.ENCODINGS.items()}.items()
     assert {cls: name for name, cls in SHIPPED.items()}.items() <= catalogue.class_names().items()
     assert posenc.Rotary is Rotary is catalogue.find("rotary") and Rotary.spec_name == "rotary"
     assert set(SHIPPED.values()) <= set(dir(posenc))
@@ -112,7 +112,7 @@ NOT_SPECS = [
     ("rotary(base=__import__('os').getpid())", "is not a plain value"),
     ("rotary(base={1: 2})", "is not a plain value"),
     ("rotary(base={1, 2})", "is not a plain value"),
-    ("rotary(schedule=spline(factor=2))", "no schedule named 'spline'; there are: linear, .*yarn, .*llama3"),
+    ("rotary(schedule=spline(factor=2))", "no schedule named 'spline'; there are: clipped, .*linear, .*llama3, .*yarn"),
     ("rotary(schedule=yarm(factor=2))", "did you mean 'yarn'"),
     (
         "rotary(schedule=yarn(faktor=2))",
@@ -286,13 +286,13 @@ def test_an_encoding_is_built_for_a_shape_alone() -> None:
 
 
 def test_words_in_quotes_are_options_or_files_of_ones_own_but_no_encodings() -> None:
-    assert catalogue.files_in("rotary(layout='half') + path/mine.py:Mine") == ["path/mine.py"]
+    assert specs.files_in("rotary(layout='half') + path/mine.py:Mine") == ["path/mine.py"]
     with pytest.raises(ValueError, match="\"'half'\" in \"'half' \\+ rotary\" is not an encoding"):
         parse("'half' + rotary")
 
 
 def test_a_list_is_cut_at_the_commas_that_stand_outside_of_parentheses() -> None:
-    assert catalogue.split("rotary(base=5, layout='half'), alibi") == ["rotary(base=5, layout='half')", "alibi"]
+    assert specs.split("rotary(base=5, layout='half'), alibi") == ["rotary(base=5, layout='half')", "alibi"]
 
 
 def test_a_spec_has_at_most_so_many_letters() -> None:
@@ -379,32 +379,21 @@ def test_what_is_wrong_with_ones_own_module_is_said(mine: str, tmp_path: Path) -
 
 
 def test_a_file_must_hold_exactly_one_encoding() -> None:
-    module = type(sys)("several")
+    module = type(sys)("posenc.encodings.several")
     for name in ("One", "Two"):
-        setattr(module, name, type(name, (Encoding,), {"__module__": "several"}))
+        setattr(module, name, type(name, (Encoding,), {"__module__": module.__name__}))
     with pytest.raises(
         ValueError, match=r"encodings/several.py must hold exactly one encoding, .*; found \['One', 'Two'\]"
     ):
-        catalogue.only_encoding(module, "encodings/several.py")
-
-
-@pytest.fixture
-def as_if_started_anew():
-    """The folder of encodings is read once by each process."""
-    for read_once in (names, catalogue.class_names):
-        read_once.cache_clear()
-    yield
-    for read_once in (names, catalogue.class_names):
-        read_once.cache_clear()
+        catalogue.ENCODINGS.only(module)
 
 
 def test_a_new_file_among_the_encodings_is_found_with_no_other_edit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_if_started_anew: None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "encodings"
-    shutil.copytree(catalogue.HOME, home)
+    shutil.copytree(Path(*posenc.encodings.__path__), home)
     (home / "counter.py").write_text(MINE.format(name="Tally"), encoding="utf-8")
-    monkeypatch.setattr(catalogue, "HOME", home)
     monkeypatch.setattr(posenc.encodings, "__path__", [str(home)])
     try:
         assert "counter" in names() and "Tally" in dir(posenc)

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from posenc import Decoder, Encoding, Shape, build, catalogue, cli
-from posenc.catalogue import files_in, parse, split
+from posenc.catalogue import parse
 from posenc.checkpoints.inspect import inspect
 from posenc.foreign import CannotRead, code
 from posenc.lab import compare, record, report, store, sweep, train
 from posenc.lab.recipes import Experiment, recipe
+from posenc.specs import files_in, split
 
 SHAPE = Shape.of(dim=16, heads=2, max_len=8)
 
@@ -398,7 +399,8 @@ def test_errors_of_ours_stay_what_they_are() -> None:
         raise ArithmeticError
     with pytest.raises(SystemExit), code.own_errors(["order", "rotary"]):
         raise SystemExit(0)
-    assert issubclass(code.load(f"{catalogue.HOME}/rotary.py:Rotary", Encoding), Encoding)
+    home = catalogue.ENCODINGS.home
+    assert issubclass(catalogue.find(f"{home}/rotary.py:Rotary"), Encoding)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from posenc.lab.order import order_test, order_tests
 GRIDS = not_for_sequences()
 WITH_POSITION = [
     name
-    for name, cls in catalogue.every()
+    for name, cls in catalogue.ENCODINGS.items()
     if cls.doors and not ("turn" in cls.doors and cls.turns == "queries") and name not in GRIDS
 ]
 

@@ -17,9 +17,7 @@ from posenc.encodings.multimodal_rotary import MultimodalRotary
 from posenc.encodings.proportional_rotary import ProportionalRotary
 from posenc.encodings.rotary import Rotary
 from posenc.schedules import (
-    MSCALE_RULES,
     NTK,
-    RAMPS,
     SCHEDULES,
     Clipped,
     DynamicLinear,
@@ -36,6 +34,7 @@ from posenc.schedules import (
     Schedule,
     YaRN,
 )
+from posenc.schedules.yarn import MSCALE_RULES, RAMPS
 
 
 def plain(base: float = 1e4, width: int = 128) -> list[float]:
@@ -605,7 +604,7 @@ def test_the_example_of_a_schedule_builds_and_prints_as_it_is_written(name: str)
     spec = f"rotary(schedule={SCHEDULES[name].example})"
     encoding = build(spec, Shape(dim=12, heads=2, head_dim=6, max_len=32))
     assert isinstance(encoding, Rotary) and encoding.schedule is not None
-    assert type(encoding.schedule) is SCHEDULES[name] and name == encoding.schedule.name
+    assert type(encoding.schedule) is SCHEDULES[name] and name == encoding.schedule.spec_name
     again = build(repr(encoding), Shape(dim=12, heads=2, head_dim=6, max_len=99))
     assert isinstance(again, Rotary) and again.schedule == encoding.schedule
     assert hash(again.schedule) == hash(encoding.schedule)
@@ -697,7 +696,10 @@ def test_a_factor_that_is_no_finite_number_is_refused(name: str, factor) -> None
         (lambda: YaRN(2, mscale=-1.0), "yarn: mscale must be 0 or more, got -1.0"),
         (lambda: YaRN(2, mscale_all_dim=math.nan), "yarn: mscale_all_dim must be a finite number, got nan"),
         (lambda: Llama3(2, trained_length=-5), "llama3: trained_length must be 1 or more tokens, got -5"),
-        (lambda: YaRN(2, beta_fast=1, beta_slow=2), r"yarn: needs beta_fast >= beta_slow > 0 \(turns\), got 1 and 2"),
+        (
+            lambda: YaRN(2, beta_fast=1, beta_slow=2),
+            r"yarn: needs beta_fast >= beta_slow > 0 \(turns\), got beta_slow=2 and beta_fast=1",
+        ),
         (lambda: YaRN(2, beta_slow=0), "yarn: needs beta_fast >= beta_slow > 0"),
         (lambda: DynamicYaRN(beta_slow=0), "dynamic_yarn: needs beta_fast >= beta_slow > 0"),
         (lambda: YaRN(2, attention_factor=0.0), "yarn: attention_factor must be above 0, got 0.0"),

@@ -2,36 +2,29 @@
 
 The file name of an encoding is its name; there is no list to edit. A spec is a string that is parsed, never evaluated:
 `rotary(base=500_000, schedule=yarn(factor=4)) + alibi`, `on(rotary, heads=(0, 1))`, `path/to/mine.py:Mine(option=3)`.
-A path with one of `+ ( ) ,` stands in quotes: `"some (other) folder/mine.py:Mine"(option=3)`.
 """
 
 import ast
-import functools
-import importlib
 import inspect
-import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeAlias, cast
 
 import torch
 
-from posenc import checks, foreign, schedules
+from posenc import checks, schedules, specs
 from posenc.chosen_heads import OnHeads
 from posenc.encoding import Compose, Encoding, Shape, parts_of
-from posenc.foreign import CannotRead, code, near, one_line, quoted, written
+from posenc.foreign import near, one_line, quoted, written
 from posenc.foreign.text import shortened
-from posenc.foreign.values import LETTERS
+from posenc.registry import Registry
 from posenc.schedules import Schedule
 
 Spec: TypeAlias = str | Encoding
 LayerSpec: TypeAlias = str | Encoding | Sequence[str | Encoding]
 
-HOME = Path(__file__).parent / "encodings"
 FILLED_IN = ("device", "dtype")
-PIECE = re.compile(r""""[^"]*"|'[^']*'|[+(),]|[^+(),"']+|.""", re.DOTALL)
 EXAMPLE = "write for example rotary(base=500_000) + alibi"
 
 
@@ -45,100 +38,26 @@ class Node:
     heads: tuple[int, ...] = ()
 
 
-@functools.cache
+ENCODINGS = Registry("posenc.encodings", Encoding, "posenc.Encoding", EXAMPLE)
+"""The encodings that ship, by their names in specs; each is imported when it is first asked for."""
+
+
 def names() -> tuple[str, ...]:
     """The names of all encodings that ship."""
-    return tuple(sorted(path.stem for path in HOME.glob("*.py") if not path.stem.startswith("_")))
+    return tuple(ENCODINGS)
 
 
-def find(name: str, own: Collection[str | Path] | None = None) -> type[Encoding]:
-    """The class of a named encoding, or of `path/to/file.py:Class`.
-
-    own  the files that may be imported, for a name that was read from elsewhere; None for one that a person gave
-
-    Raises ValueError, naming what is near, for a name that does not exist, and for a file without such a class, and
-    CannotRead for a file that is not among those that may be imported.
-    """
-    if code.is_own(name):
-        cls = code.load(name, Encoding, own)
-        # As it is read again.
-        cls.spec_name = name if in_quotes(name) == repr(name) else repr(name)
-        return cls
-    if name not in names():
-        raise ValueError(f"no encoding named {quoted(name)}; there are: {', '.join(names())}{near_encoding(name)}")
-    module = importlib.import_module(f"posenc.encodings.{name}")
-    cls = only_encoding(module, f"encodings/{name}.py")
-    cls.spec_name = name
-    return cls
-
-
-@functools.cache
 def class_names() -> Mapping[str, str]:
     """The class name of every encoding that ships -> its name in specs, read without importing anything."""
-    found = {}
-    for name in names():
-        tree = ast.parse((HOME / f"{name}.py").read_text(encoding="utf-8"))
-        for node in tree.body:
-            # The encoding of a file says so, or, where it is made from another class, names its source.
-            if isinstance(node, ast.ClassDef) and (
-                any(ast.unparse(base) == "Encoding" for base in node.bases)
-                or any(isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "source" for line in node.body)
-            ):
-                found[node.name] = name
-    return MappingProxyType(found)
+    return ENCODINGS.class_names
 
 
-def only_encoding(module: Any, where: str) -> type[Encoding]:
-    own = [
-        c
-        for c in vars(module).values()
-        if inspect.isclass(c) and issubclass(c, Encoding) and c.__module__ == module.__name__
-    ]
-    if len(own) != 1:
-        raise ValueError(
-            f"{where} must hold exactly one encoding, a subclass of posenc.Encoding; found {[c.__name__ for c in own]}"
-        )
-    return own[0]
+def find(name: str) -> type[Encoding]:
+    """The class of a named encoding, or of `path/to/file.py:Class`, whose code is run.
 
-
-def in_quotes(spec: str) -> str:
-    """The spec with every path/to/file.py:Class in quotes, which makes it an expression of Python's grammar."""
-
-    def quote(piece: str) -> str:
-        name = piece.strip()
-        return piece.replace(name, repr(name)) if code.is_own(name) and name[0] not in "\"'" else piece
-
-    return "".join(map(quote, pieces(spec)))
-
-
-def pieces(spec: str) -> list[str]:
-    """The spec cut into what stands in quotes, the signs between names, and the rest."""
-    if len(spec) > LETTERS:
-        raise CannotRead(f"{quoted(spec)} is longer than {LETTERS:,} letters, the most that a spec may have")
-    return PIECE.findall(spec)
-
-
-def split(specs: str) -> list[str]:
-    """The specs of a list that is written with commas between; those within parentheses and quotes do not count."""
-    parts, depth = [""], 0
-    for piece in pieces(specs):
-        depth += (piece == "(") - (piece == ")")
-        if piece == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += piece
-    return [part.strip() for part in parts]
-
-
-def files_in(*specs: str) -> list[str]:
-    """The files of one's own that specs name, as they are written there; nothing is imported.
-
-    >>> files_in("rotary + path/to/mine.py:Mine(option=3)")
-    ['path/to/mine.py']
+    Raises ValueError, naming what is near, for a name that does not exist, and for a file without such a class.
     """
-    trees = [foreign.expression(in_quotes(spec), "spec") for spec in specs if ".py" in spec]
-    words = [node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-    return list(dict.fromkeys(code.file_of(word) for word in words if isinstance(word, str) and code.is_own(word)))
+    return ENCODINGS.find(name)
 
 
 def parse(spec: str, own: Collection[str | Path] | None = None) -> Node:
@@ -156,24 +75,23 @@ def parse(spec: str, own: Collection[str | Path] | None = None) -> Node:
     """
     if not isinstance(spec, str):
         raise ValueError(f"expected a spec, such as 'rotary + alibi', got {quoted(spec)}")
-    return Parser(spec, own).node(foreign.expression(in_quotes(spec), "spec", EXAMPLE))
+    return Parser(spec).node(specs.tree_of(spec, remedy=EXAMPLE, own=own))
 
 
 @dataclass(frozen=True)
 class Parser:
-    """From Python's syntax tree to nodes; `own` holds the files that may be imported, or None for any."""
+    """From Python's syntax tree to nodes."""
 
     spec: str
-    own: Collection[str | Path] | None
 
     def node(self, tree: ast.expr) -> Node:
         if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Add):
             left, right = self.node(tree.left), self.node(tree.right)
             flat = [part for node in (left, right) for part in (node.parts if node.name == "+" else (node,))]
             return Node("+", parts=tuple(flat))
-        if name := name_of(tree):
+        if name := specs.name_of(tree):
             return self.named(name, ())
-        if isinstance(tree, ast.Call) and (name := name_of(tree.func)):
+        if isinstance(tree, ast.Call) and (name := specs.name_of(tree.func)):
             if name == "on":
                 return self.on_heads(tree)
             options = tuple((word.arg or "**", schedules.value_of(word.value, self.spec)) for word in tree.keywords)
@@ -181,7 +99,7 @@ class Parser:
         raise ValueError(f"{written(tree)} in {quoted(self.spec)} is not an encoding; {EXAMPLE}")
 
     def named(self, name: str, options: tuple[tuple[str, Any], ...], given: Sequence[ast.expr] = ()) -> Node:
-        cls = find(name, self.own)
+        cls = find(name)
         if given and not cls.wraps:
             raise ValueError(
                 f"options in a spec have names, as in rotary(base=500_000); got {written(given[0])} for {name}"
@@ -210,13 +128,6 @@ class Parser:
         if not isinstance(heads, tuple) or not all(isinstance(head, int) for head in heads):
             raise ValueError(f"heads are whole numbers, as in on(rotary, heads=(0, 1)); got {quoted(heads)}")
         return Node("on", parts=(self.node(tree.args[0]),), heads=heads)
-
-
-def name_of(tree: ast.expr) -> str:
-    """The name of an encoding that stands there, or nothing."""
-    if isinstance(tree, ast.Constant) and isinstance(tree.value, str) and code.is_own(tree.value):
-        return tree.value
-    return tree.id if isinstance(tree, ast.Name) else ""
 
 
 def build(
@@ -341,18 +252,6 @@ def options_of(name: str) -> dict[str, inspect.Parameter]:
     """The constructor's parameters of an encoding, without what it wraps and what the model's device fills in."""
     parameters = inspect.signature(find(name).__init__).parameters
     return {option: p for option, p in parameters.items() if option not in ("self", "encoding", *FILLED_IN)}
-
-
-def every() -> Iterator[tuple[str, type[Encoding]]]:
-    """The name and class of all encodings that ship."""
-    for name in names():
-        yield name, find(name)
-
-
-def near_encoding(word: str) -> str:
-    """A hint at the encoding whose name, or one of its other names, is nearest."""
-    called = {other: name for name, cls in every() for other in (*cls.also_called, name)}
-    return near(word, called)
 
 
 def parameters_of(encoding: torch.nn.Module) -> int:

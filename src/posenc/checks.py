@@ -8,7 +8,7 @@ import inspect
 import math
 import numbers
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import UnionType
 from typing import Any, ParamSpec, TypeGuard, TypeVar, get_args, get_origin
 
@@ -54,6 +54,24 @@ def number(name: str, value: object, least: float | None = None, *, above: float
         bound = bound if above is None else f" above {above:g}"
         raise ValueError(f"{name} must be a finite number{bound}, got {shown(value)}")
     return value
+
+
+def at_least(name: str, value: Any, least: float, unit: str = "") -> None:
+    """Raises ValueError for a number below the least; None is none that was given."""
+    if value is not None and not value >= least:
+        raise ValueError(f"{name} must be {least} or more{unit}, got {shown(value)}")
+
+
+def above(name: str, value: Any, bound: float) -> None:
+    """Raises ValueError unless a number is above a bound; None is none that was given."""
+    if value is not None and not value > bound:
+        raise ValueError(f"{name} must be above {bound}, got {shown(value)}")
+
+
+def one_of(name: str, value: object, words: Collection[str]) -> None:
+    """Raises ValueError unless a value is one of the words."""
+    if value not in words:
+        raise ValueError(f"{name} must be one of {', '.join(words)}, got {shown(value)}")
 
 
 def share(name: str, value: object) -> float:

@@ -511,7 +511,7 @@ class Extend:
     tune: int = 0
     """Steps of fine-tuning of the winner, on the text before the measured windows."""
     tune_map: str = "pose"
-    """Where the tokens stand while tuning: plain, pose or randomised."""
+    """Where the tokens stand while tuning: plain, pose, randomised, or a map such as "skipped_chunks(longest=4096)"."""
     tune_length: int = 1024
     """Tokens of a window of tuning."""
     tune_rate: float = 2e-5

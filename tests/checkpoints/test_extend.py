@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import os
+import shlex
 import signal
 from pathlib import Path
 from typing import Any
@@ -374,6 +375,34 @@ def test_tuning_lowers_the_loss_and_its_weights_are_written(model: Path, text: s
     assert again["tuned"]["lengths"] == tuned["lengths"]
 
 
+OWN_MAP = """
+from dataclasses import dataclass
+
+from posenc.coordinate_maps import CoordinateMap
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gaps(CoordinateMap):
+    step: int = 2
+
+    def place(self, coords, ids, draw):
+        return coords * self.step
+"""
+
+
+def test_tuning_with_a_map_of_ones_own_depends_on_its_file(model: Path, text: str, tmp_path: Path) -> None:
+    mine = tmp_path / "gaps.py"
+    mine.write_text(OWN_MAP)
+    more = {"tune": 2, "tune_length": 48, "tune_rate": 3e-3, "start": None, "tune_map": f"{mine}:Gaps(step=2)"}
+    asked = settings(model, text, "linear", **more)
+    first = extend(asked, tmp_path / "run")["tuned"]["loss"]
+    assert json.loads((tmp_path / "run" / "settings.json").read_text())["tune_map"] == asked.tune_map
+    assert asked.tune_map in shlex.split(asked.command(tmp_path / "run"))
+    assert extend(asked, tmp_path / "run")["tuned"]["loss"] == first
+    mine.write_text(OWN_MAP.replace("coords * self.step", "coords"))
+    assert extend(asked, tmp_path / "run")["tuned"]["loss"] != first
+
+
 def test_what_cannot_be_written_is_not_tuned(model: Path, text: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="rerope cannot be tuned and written: transformers has no config key"):
         extend(settings(model, text, "rerope", tune=2, tune_length=40, start=None), tmp_path / "run")
@@ -396,6 +425,10 @@ def test_what_cannot_be_written_is_not_tuned(model: Path, text: str, tmp_path: P
         ({"text": ("nothing.txt",)}, "nothing.txt: there is no such file"),
         ({"tune": 5, "dtype": "bfloat16"}, "tuning takes --dtype float32"),
         ({"tune": 5, "tune_map": "poses"}, "--tune-map must be one of plain, pose, randomised, got 'poses'"),
+        ({"tune": 5, "tune_map": "poses"}, "or give a coordinate map with its options, such as 'skipped_chunks"),
+        ({"tune": 5, "tune_map": "shift(by=2)"}, "no coordinate map named 'shift'.*did you mean 'shifted'"),
+        ({"tune": 5, "tune_map": "shifted(to=2)"}, "shifted has no option 'to'; it has: by"),
+        ({"tune": 5, "tune_map": "randomised(longest=9)"}, "9 positions, too few for a document of 1024 tokens"),
         ({"tune": 5, "tune_length": 400, "start": 300}, "begin at token 300 of .*too few for a window of 400"),
     ],
 )

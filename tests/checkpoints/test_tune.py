@@ -50,6 +50,21 @@ def test_maps_by_name() -> None:
     assert tune.map_of("pose", 64) == SkippedChunks(longest=64)
     at = tune.map_of("randomised", 64)(Positions.count(16)).coords[0, :, 0]
     assert (at.diff() > 0).all() and int(at.max()) < 64
+    # Any other is a spec, which says itself how far it reaches.
+    assert tune.map_of("skipped_chunks(longest=50, chunks=3)", 64) == SkippedChunks(longest=50, chunks=3)
+
+
+def test_a_map_may_read_the_text(clock: Clock, monkeypatch) -> None:
+    seen: list[torch.Tensor] = []
+    monkeypatch.setattr(
+        tune, "loss_of", lambda model, window, at: seen.append(torch.cat((window, at))) or model(window).logits.sum()
+    )
+    asked = settings(tune_map="restarted(separator=7)", tune=3)
+    tune.check(asked)
+    tune.tune(tiny_llama.model(), torch.arange(90) % 10, 64, asked, clock)
+    for ids, at in seen:
+        behind = torch.arange(16)[1:][ids[:-1] == 7]
+        assert len(behind) and (at[behind] == 0).all() and (at.diff()[behind] == 1).all()
 
 
 @pytest.mark.parametrize("name", tune.MAPS)

@@ -7,8 +7,9 @@ import pytest
 from fuzz.driver import hold, mutated, short_and_long
 
 from posenc import Shape, build, catalogue
-from posenc.catalogue import files_in, in_quotes, parse, split
+from posenc.catalogue import parse
 from posenc.schedules import SCHEDULES
+from posenc.specs import files_in, in_quotes, split
 
 SHAPE = Shape.of(dim=16, heads=2, max_len=8)
 
@@ -16,7 +17,22 @@ NUMBERS = (0, 1, 2, 3, -1, 7, 16, 1_000_003, 2**31, 2**63, 10**12, 10**39, -(10*
 VALUES = (
     *map(str, NUMBERS),
     *("0.5", "-0.0", "1e308", "-1e308", "1e-320", "1e999", "-1e999", "True", "False", "None", "half", "interleaved"),
-    *("yes", "''", "'\\x1b[31m'", "'mine.py:Mine'", "mine.py:Mine", "(1, 2)", "(0.5,) * 3", "[]", "()", "((),)", "{}"),
+    *(
+        "yes",
+        "''",
+        "'\\x1b[31m'",
+        "'mine.py:Mine'",
+        "mine.py:Mine",
+        "mine.py:Mine(factor=2)",
+        "'linear(factor=2)'",
+        "\"'mine\\x2epy:Mine'(x=1)\"",
+        "(1, 2)",
+        "(0.5,) * 3",
+        "[]",
+        "()",
+        "((),)",
+        "{}",
+    ),
     *("((1, 2), (3, 4))", "[0, 1]", "lambda: 0", "__import__('os')", "...", "b'x'", "1j", "x.y", "x[0]", "-x", "not x"),
     *("(" + "1, " * 3_000 + ")", "'" + "x" * 9_000 + "'"),
 )
@@ -101,6 +117,8 @@ LONG = {
     "names of options": "rotary(" + ", ".join(f"o{n}=1" for n in range(1_700)) + ")",
     "one option": "rotary(" + "base=2," * 2_500 + ")",
     "a value": "rotary(base=(" + "1," * 9_900 + "))",
+    "strings": "rotary(base=(" + "'x', " * 3_900 + "))",
+    "strings in a string": "rotary(base=" + repr("(" + "'x', " * 3_900 + ")") + ")",
     "digits": "rotary(base=" + "9" * 19_000 + ")",
     "a million letters": "rotary + " * 111_112,
     "a million quotes": "'" * 1_000_001,

@@ -21,10 +21,11 @@ from posenc.checkpoints.methods import Method, Plan
 from posenc.checkpoints.perplexity import Meter, Tokens, Work
 from posenc.checkpoints.reading import CannotRead
 from posenc.checkpoints.runs import Kept, check_folder, claimed, hash_of
-from posenc.foreign import files_of, read_json
+from posenc.foreign import code, files_of, read_json
 from posenc.lab import store
 from posenc.lab.report import finite
 from posenc.lab.summary import duration
+from posenc.specs import files_in
 
 SCHEMA = 1
 
@@ -62,7 +63,7 @@ class Settings:
     passkey   trials at each depth; 0 leaves it out
     factors   a JSON file with the searched factors of longrope
     tune      steps of fine-tuning of the method that wins; 0 leaves it out
-    tune_map  where the tokens stand while tuning: plain, pose, randomised
+    tune_map  where the tokens stand while tuning: plain, pose, randomised, or a coordinate map as a spec
     tune_length, tune_rate  tokens of a window, and the highest rate
     """
 
@@ -368,8 +369,11 @@ class Run:
             why = method.why_not or "it is the model as it is"
             raise ValueError(f"{name} cannot be tuned and written: {why}; name another with --method")
         where = self.out / CHECKPOINT
-        facts = {"what": "tuning", "model": self.model_hash, "text": self.text.sha256, "specs": list(method.specs)}
+        facts: dict[str, Any] = {"what": "tuning", "model": self.model_hash, "text": self.text.sha256}
+        facts |= {"specs": list(method.specs)}
         facts |= {key: value for key, value in asdict(self.settings).items() if key.startswith("tune")}
+        if own := files_in(self.settings.tune_map):
+            facts["own_files"] = {path: code.sha256(path) for path in own}
 
         def make() -> dict[str, Any]:
             with attached(self.loaded.model, method, self.plan.target), Meter() as meter:

@@ -32,7 +32,11 @@ from posenc.checkpoints.reading import (
 )
 from posenc.encoding import Shape
 from posenc.foreign import count, matches, quoted
-from posenc.schedules import Linear, Llama3, LongRoPE, Schedule, YaRN
+from posenc.schedules import Schedule
+from posenc.schedules.linear import Linear
+from posenc.schedules.llama3 import Llama3
+from posenc.schedules.longrope import LongRoPE
+from posenc.schedules.yarn import YaRN
 
 # What follows stands in llama.cpp and in no file: llama_model_rope_type in src/llama-model.cpp, and load_arch_hparams
 # of the models that are named; read in September 2026.

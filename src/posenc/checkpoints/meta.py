@@ -20,7 +20,7 @@ from posenc.checkpoints.configs import (
 )
 from posenc.checkpoints.reading import CannotRead, Layer, Part, Reading
 from posenc.encoding import Shape
-from posenc.schedules import Llama3
+from posenc.schedules.llama3 import Llama3
 
 SCALED_FROM = 8192
 """The trained length that Meta's scaling starts from; it stands in the code of the models and not in the file."""

@@ -148,7 +148,7 @@ def of_schedule(schedule: Any) -> Iterator[str]:
     """Every parameter of a schedule, and its temperature."""
     given = ((one.name, getattr(schedule, one.name)) for one in fields(schedule))
     said = ", ".join(f"{name.replace('_', ' ')} {in_words(value)}" for name, value in given if value is not None)
-    yield f"schedule {schedule.name}: {said or 'no parameters'}"
+    yield f"schedule {schedule.spec_name}: {said or 'no parameters'}"
     if schedule.by_length:
         yield "    it depends on how long each sequence is"
     temperature = getattr(schedule, "temperature", None)

@@ -8,7 +8,13 @@ from posenc.catalogue import options_of, parse
 from posenc.checkpoints.configs import Ledger, in_words, possible, rotary_spec, spec_of
 from posenc.checkpoints.nodes import LENGTHS, Node
 from posenc.checkpoints.reading import CannotRead
-from posenc.schedules import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Schedule, YaRN
+from posenc.schedules import Schedule
+from posenc.schedules.dynamic_ntk import DynamicNTK
+from posenc.schedules.linear import Linear
+from posenc.schedules.llama3 import Llama3
+from posenc.schedules.longrope import LongRoPE
+from posenc.schedules.ntk import NTK
+from posenc.schedules.yarn import YaRN
 
 PARTIAL = ("partial_rotary_factor", "rotary_pct", "rope_pct", "rotary_percent")
 

@@ -7,7 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posenc.coordinate_maps import CoordinateMap, Randomised, SkippedChunks
+from posenc import coordinate_maps
+from posenc.coordinate_maps import CoordinateMap
+from posenc.coordinate_maps.randomised import Randomised
+from posenc.coordinate_maps.skipped_chunks import SkippedChunks
 from posenc.foreign import quoted
 from posenc.positions import Positions
 
@@ -26,7 +29,15 @@ SEED = 0
 def check(settings: "Settings") -> None:
     """Raises ValueError for settings that cannot be tuned with."""
     if settings.tune_map not in MAPS:
-        raise ValueError(f"--tune-map must be one of {', '.join(MAPS)}, got {quoted(settings.tune_map)}")
+        if "(" not in settings.tune_map:
+            raise ValueError(
+                f"--tune-map must be one of {', '.join(MAPS)}, got {quoted(settings.tune_map)}; or give a coordinate "
+                f"map with its options, such as 'skipped_chunks(longest=4096, chunks=3)'"
+            )
+        places = coordinate_maps.map_of(settings.tune_map)
+        # What it makes of a window is known before the hours of measuring, unless it depends on the text.
+        if not places.reads_ids:
+            places(Positions.count(settings.tune_length))
     if settings.dtype not in ("float32", "float64"):
         raise ValueError(
             f"tuning takes --dtype float32: a step is far smaller than what {settings.dtype} can tell apart"
@@ -45,14 +56,17 @@ def check_text(settings: "Settings", text: "Tokens", start: int) -> None:
         )
 
 
-def map_of(name: str, target: int) -> CoordinateMap | None:
+def map_of(spec: str, target: int) -> CoordinateMap | None:
     """Where the tokens of a short window stand, so that all distances up to the target are met.
 
     plain       in a row from 0: no distance beyond the window is met
     pose        two chunks with a random gap between them, within the target
     randomised  a random subset of the target's positions, in order
+
+    Anything else is a coordinate map of `posenc.coordinate_maps`, or of one's own, as a spec. Raises ValueError.
     """
-    return {"plain": None, "pose": SkippedChunks(longest=target), "randomised": Randomised(longest=target)}[name]
+    named = {"plain": None, "pose": SkippedChunks(longest=target), "randomised": Randomised(longest=target)}
+    return named[spec] if spec in named else coordinate_maps.map_of(spec)
 
 
 def tune(model: Any, ids: Tensor, target: int, settings: "Settings", clock: "Clock") -> list[float]:
@@ -77,7 +91,8 @@ def tune(model: Any, ids: Tensor, target: int, settings: "Settings", clock: "Clo
         for step in range(steps):
             first = int(torch.randint(len(ids) - length, (), generator=draw))
             window = ids[None, first : first + length].to(model.device)
-            at = Positions.count(length) if places is None else places(Positions.count(length), generator=draw)
+            at = Positions.count(length)
+            at = at if places is None else places(at, ids[first : first + length], generator=draw)
             with clock.during(f"tuning, step {step + 1} of {steps}", 1.0) as tell:
                 loss = loss_of(model, window, at.coords[..., 0].to(model.device))
                 optimiser.zero_grad(set_to_none=True)

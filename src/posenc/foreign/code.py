@@ -50,19 +50,22 @@ def is_named(path: str | Path, own: Collection[str | Path]) -> bool:
     return os.path.realpath(path) in {os.path.realpath(file_of(str(file))) for file in own}
 
 
-def load(name: str, kind: type[T], own: Collection[str | Path] | None = None) -> type[T]:
-    """The class that path/to/file.py:Class names, a subclass of `kind`; what the file holds now is what is run.
-
-    own  the files that may be imported, for a name that was read from elsewhere; None for one that a person gave
-
-    Raises CannotRead for a file that is not among those, and ValueError for one that is missing, cannot be imported,
-    or has no such class.
-    """
-    path, _, class_name = name.rpartition(":")
-    if own is not None and not is_named(path, own):
+def check_named(name: str, own: Collection[str | Path]) -> None:
+    """Raises CannotRead for path/to/file.py:Class, read from elsewhere, where no person has named the file too."""
+    if not is_named(file_of(name), own):
         raise CannotRead(
             f"it names code to run, {quoted(name)}, and code that a file names is run only where you name it too"
         )
+
+
+def load(name: str, kind: type[T], word: str, public: str) -> type[T]:
+    """The class that path/to/file.py:Class names, a subclass of `kind`; what the file holds now is what is run.
+
+    word, public  what one of that kind is called in errors, and how a file calls their base: "posenc.Encoding"
+
+    Raises ValueError for a file that is missing, cannot be imported, or has no such class.
+    """
+    path, _, class_name = name.rpartition(":")
     if not os.path.isfile(path):  # which answers for any name, too long ones too
         raise ValueError(
             f"no file {quoted(path)} to take {quoted(class_name)} from; a spec of your own module is "
@@ -74,8 +77,8 @@ def load(name: str, kind: type[T], own: Collection[str | Path] | None = None) ->
         return found
     others = [n for n, c in vars(module).items() if inspect.isclass(c) and issubclass(c, kind) and c is not kind]
     raise ValueError(
-        f"{quoted(path)} has no {kind.__name__.lower()} named {quoted(class_name)}; "
-        f"it has: {shortened(', '.join(others)) or f'no subclass of posenc.{kind.__name__}'}"
+        f"{quoted(path)} has no {word} named {quoted(class_name)}; "
+        f"it has: {shortened(', '.join(others)) or f'no subclass of {public}'}"
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from posenc import catalogue
+from posenc import catalogue, specs
 from posenc.encoding import Shape
 from posenc.foreign import CannotRead, code, form_of, matches, near, quoted, regular
 from posenc.lab import ENCODINGS, recipes, store, tasks
@@ -175,14 +175,14 @@ def train_one(
     """
     import torch
 
-    parts = tuple(catalogue.split(spec))
+    parts = tuple(specs.split(spec))
     experiment = recipes.recipe(task, parts[0] if len(parts) == 1 else parts, seed, **changes)
     if threads is not None:
         if not 1 <= threads <= MOST_THREADS:
             raise ValueError(f"threads must lie between 1 and {MOST_THREADS:,}, got {quoted(threads, 40)}")
         torch.set_num_threads(threads)
     with store.held(folder):
-        return train_in(folder, experiment, catalogue.files_in(spec), say)
+        return train_in(folder, experiment, specs.files_in(spec), say)
 
 
 def train_in(folder: Path, experiment: Experiment, own: Collection[str], say: Callable[[str], None]) -> Any:

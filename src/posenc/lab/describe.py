@@ -1,7 +1,7 @@
 """One encoding shown to a person: its lesson, its numbers and its pictures; and all of them in one overview."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ def overview() -> dict[str, Any]:
 
 def others() -> dict[str, list[dict[str, str]]]:
     """What is no encoding: kind -> name and idea of each."""
-    kinds: dict[str, dict[str, Any]] = {
+    kinds: dict[str, Mapping[str, Any]] = {
         "schedules": schedules.SCHEDULES,
         "coordinate_maps": coordinate_maps.COORDINATE_MAPS,
         "tasks": {name: tasks.find(name) for name in tasks.names()},

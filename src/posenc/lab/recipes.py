@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
-from posenc.catalogue import every, files_in, options_of, parse
+from posenc import catalogue
+from posenc.catalogue import options_of, parse
 from posenc.encoding import divisors_in_words
 from posenc.foreign import CannotRead, code, form_of, matches, near, quoted
 from posenc.lab import ENCODINGS, tasks
+from posenc.specs import files_in
 
 MOST = {
     "train_length": 1_000_000,
@@ -235,7 +237,7 @@ def hints(tokens: int, longest: int) -> dict[str, dict[str, Any]]:
         "dual_chunk": {"chunk": max(3 * tokens // 4, 1), "longest": max(tokens, 2)},
     }
     given |= on_one_axis()
-    for name, cls in every():
+    for name, cls in catalogue.ENCODINGS.items():
         options = options_of(name)
         # A head of 16 channels has 8 pairs; with the usual base half of them would not complete a turn in a short
         # window.
@@ -252,7 +254,7 @@ def hints(tokens: int, longest: int) -> dict[str, dict[str, Any]]:
 
 def on_one_axis() -> dict[str, dict[str, Any]]:
     """What makes encodings of any number of axes read a sequence."""
-    return {name: {"axes": 1} for name, _ in every() if "axes" in options_of(name)}
+    return {name: {"axes": 1} for name, _ in catalogue.ENCODINGS.items() if "axes" in options_of(name)}
 
 
 def original(

@@ -1,0 +1,48 @@
+"""Schedules around another one, whose frequencies they change further."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from posenc.schedules._schedule import Schedule
+
+
+class Around(Schedule):
+    """Base of the schedules with an option `inner`: a schedule that comes first, or None for plain frequencies."""
+
+    @property
+    def inner(self) -> Schedule | None:
+        raise NotImplementedError
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "by_length", self.inner is not None and self.inner.by_length)
+
+    def inside(
+        self, frequencies: Tensor, base: float, width: int, length: Tensor | None
+    ) -> tuple[Tensor, float | Tensor]:
+        """What the inner schedule gives; without one, the frequencies as they are."""
+        if self.inner is None:
+            return frequencies, 1.0
+        return self.inner(frequencies, base=base, width=width, length=length)
+
+    def published_inside(
+        self, frequencies: Sequence[float], base: float, width: int, length: float | None
+    ) -> tuple[list[float], float]:
+        """The same in scalars, as published."""
+        if self.inner is None:
+            return list(frequencies), 1.0
+        return self.inner.formula(frequencies, base=base, width=width, length=length)
+
+    @property
+    def scale_factor(self) -> float:
+        return 1.0 if self.inner is None else self.inner.scale_factor
+
+    @property
+    def short_length(self) -> int:
+        return self.known_length if self.inner is None else self.inner.short_length
+
+    def with_trained_length(self, trained_length: int) -> Schedule:
+        filled = super().with_trained_length(trained_length)
+        return filled if self.inner is None else replace(filled, inner=self.inner.with_trained_length(trained_length))

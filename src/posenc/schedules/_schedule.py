@@ -1,0 +1,108 @@
+"""What a schedule is: what each one gives, and what they all know of trained lengths and horizons."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from types import UnionType
+from typing import ClassVar, TypeVar, get_args
+
+from torch import Tensor
+
+from posenc import checks
+from posenc.registry import Named
+
+Horizon = TypeVar("Horizon", Tensor, float)
+
+
+@dataclass(frozen=True)
+class Schedule(Named):
+    """Base of the schedules: functions from plain frequencies to (frequencies, temperature).
+
+    The temperature multiplies cosines and sines, and so logits by its square. Some depend on the declared horizon of
+    each sequence, and never on the batch that it stands in. Each one also states its published scalar formula, which
+    the contract holds it to.
+
+    Two options mean the same in all: `factor` is target length / trained length (unitless, 1 or more), and
+    `trained_length` (tokens) is filled in by a model where it is None.
+    """
+
+    example: ClassVar[str] = ""
+    """A spec of it with all that it needs, for three channel pairs."""
+
+    by_length: ClassVar[bool] = False
+    """Whether it depends on the declared horizon of a sequence, so that keys have to be cached unturned."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            check_kind(self, field.name, field.type)
+        factor, trained_length = getattr(self, "factor", None), getattr(self, "trained_length", None)
+        checks.at_least(f"{self.spec_name}: factor", factor, 1, " (target length / trained length)")
+        checks.at_least(f"{self.spec_name}: trained_length", trained_length, 1, " tokens")
+
+    def __call__(
+        self, frequencies: Tensor, *, base: float, width: int, length: Tensor | None = None
+    ) -> tuple[Tensor, float | Tensor]:
+        """The new frequencies and the temperature, from plain frequencies base^(-2k/width).
+
+        frequencies  [width/2], radians per position, float64, fastest first
+        length       [B] on the same device, the horizon of each sequence (positions), for schedules that are
+                     `by_length`: they give frequencies [B, width/2] and a temperature [B] or for all
+        """
+        raise NotImplementedError
+
+    def formula(
+        self, frequencies: Sequence[float], *, base: float, width: int, length: float | None = None
+    ) -> tuple[list[float], float]:
+        """The same, pair by pair in scalars, as published."""
+        raise NotImplementedError
+
+    @property
+    def scale_factor(self) -> float:
+        """By what the `scale` of Attention has to be multiplied besides, which no rotation can do."""
+        return 1.0
+
+    def with_trained_length(self, trained_length: int) -> "Schedule":
+        """The same schedule with the trained length filled in, where it needs one and none was given."""
+        return replace(self, trained_length=trained_length) if getattr(self, "trained_length", 0) is None else self
+
+    @property
+    def known_length(self) -> int:
+        """The trained length (tokens); raises ValueError when it is unknown."""
+        length = getattr(self, "trained_length", None)
+        if length is None:
+            raise ValueError(
+                f"{self.spec_name} compares wavelengths with the trained length; "
+                f"give {self.spec_name}(..., trained_length=4096)"
+            )
+        return length
+
+    @property
+    def short_length(self) -> int:
+        """Up to which horizon (positions) a schedule that is `by_length` gives the same as at the trained length."""
+        return self.known_length
+
+    def stretch(self, length: Tensor | None) -> Tensor:
+        """Horizon / trained length [B], 1 or more."""
+        return (self.known_horizon(length).double() / self.known_length).clamp(min=1)
+
+    def known_horizon(self, length: Horizon | None) -> Horizon:
+        """The horizon; raises ValueError when there is none."""
+        if length is None:
+            raise ValueError(
+                f"{self.spec_name} depends on how long a sequence is, and no length was given; of the encodings, "
+                f"rotary does"
+            )
+        return length
+
+
+def check_kind(schedule: Schedule, option: str, kind: object) -> None:
+    """Raises ValueError unless an option has a value of its kind: in a spec, a bare word is a string."""
+    value, told = getattr(schedule, option), f"{schedule.spec_name}: {option}"
+    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    if value is None and type(None) in kinds:
+        return
+    if Schedule in kinds and not isinstance(value, Schedule):
+        raise ValueError(f"{told} must be a schedule, such as yarn(factor=4), got {checks.shown(value)}")
+    if float in kinds:
+        checks.number(told, value)
+    elif {bool, int, str} & set(kinds):
+        checks.kind(told, value, kind)

@@ -1,0 +1,31 @@
+"""Position interpolation by the declared horizon of each sequence."""
+
+from dataclasses import dataclass
+
+from posenc.schedules._schedule import Schedule
+
+
+@dataclass(frozen=True)
+class DynamicLinear(Schedule):
+    """Position interpolation by just as much as each sequence needs.
+
+    frequency' = frequency / max(1, horizon / trained_length)
+
+    trained_length  tokens; a model built from a spec fills in its own
+
+    Limit: as linear; and a model tuned for one factor meets others.
+    Source: the dynamic scaling of jquesnelle/yarn 2023 (`ntk=False`); emozilla 2023.
+    """
+
+    example = "dynamic_linear()"
+    by_length = True
+
+    trained_length: int | None = None
+
+    def __call__(self, frequencies, *, base, width, length=None):
+        return frequencies / self.stretch(length)[:, None], 1.0
+
+    def formula(self, frequencies, *, base, width, length=None):
+        # Positions are squeezed by trained / current length.
+        squeeze = min(1.0, self.known_length / self.known_horizon(length))
+        return [f * squeeze for f in frequencies], 1.0

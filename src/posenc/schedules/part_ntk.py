@@ -1,0 +1,52 @@
+"""NTK by parts, as it was before the paper of YaRN."""
+
+from dataclasses import dataclass
+
+import torch
+
+from posenc.schedules._ramps import kept_by_pair, pair_ramp, published_pair_ramp
+from posenc.schedules._schedule import Schedule
+from posenc.schedules.ntk import NTK
+
+
+@dataclass(frozen=True)
+class PartNTK(Schedule):
+    """The first NTK by parts, from before the paper: slow pairs linear, middle ones NTK-aware, fast ones as they are.
+
+    mixed = lerp(linear, ntk, keep_1),   frequency' = lerp(mixed, plain, keep_2)
+
+    keep_1 falls from 1 to 0 between the pairs that turn 1.25 and 0.75 times in the trained length, keep_2 between those
+    that turn 16 and 2 times; both linear in the pair index, their ends rounded outwards.
+
+    factor          target length / trained length (unitless, 1 or more)
+    trained_length  tokens; a model built from a spec fills in its own
+
+    Raises ValueError for a rotary width of 2.
+    Source: `LlamaPartNTKScaledRotaryEmbedding` of jquesnelle/yarn 2023; its constants were "found experimentally".
+    """
+
+    example = "part_ntk(factor=4)"
+
+    factor: float
+    trained_length: int | None = None
+
+    def __call__(self, frequencies, *, base, width, length=None):
+        trained = self.known_length
+        aware, _ = NTK(self.factor)(frequencies, base=base, width=width)
+        near, far = (
+            kept_by_pair(pair_ramp(trained, base=base, width=width, fast=a, slow=b, truncate=True), frequencies)
+            for a, b in ((1.25, 0.75), (16, 2))
+        )
+        mixed = torch.lerp(frequencies / self.factor, aware, near)
+        return torch.lerp(mixed, frequencies, far), 1.0
+
+    def formula(self, frequencies, *, base, width, length=None):
+        aware, _ = NTK(self.factor).formula(frequencies, base=base, width=width)
+        shared = {"base": base, "width": width, "truncate": True}
+        near = published_pair_ramp(width // 2, self.known_length, fast=1.25, slow=0.75, **shared)
+        far = published_pair_ramp(width // 2, self.known_length, fast=16, slow=2, **shared)
+        out = []
+        for f, ntk, one, two in zip(frequencies, aware, near, far, strict=True):
+            mixed = f / self.factor * (1 - one) + ntk * one
+            out.append(mixed * (1 - two) + f * two)
+        return out, 1.0
