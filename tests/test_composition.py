@@ -318,7 +318,7 @@ def test_what_adds_to_embeddings_adds_once_however_many_layers_name_it() -> None
     assert [str(e) for e in model.stack.added()] == ["sinusoidal"]
     ids = torch.randint(7, (2, 9))
     got = model.embedding(ids, positions=Positions.count(9), encodings=model.stack.added())
-    torch.testing.assert_close(got, model.embedding.token(ids) + Sinusoidal(24).table(tokens=9), rtol=0, atol=0)
+    torch.testing.assert_close(got, model.embedding.token(ids) + Sinusoidal(24).table(9), rtol=0, atol=0)
 
 
 def test_a_block_alone_applies_every_part_of_a_sum() -> None:

@@ -146,7 +146,7 @@ def test_impossible_blocks_are_refused(make, words: str) -> None:
 def test_the_embedding_is_dropout_of_scale_times_token_plus_position() -> None:
     embedding = TokenPositionEmbedding(11, 24, "sinusoidal", scale=True, dropout=0.5).double()
     ids = ids_of(2, 9)
-    whole = embedding.token.weight[ids] * math.sqrt(24) + Sinusoidal(24).table(tokens=9, dtype=torch.float64)
+    whole = embedding.token.weight[ids] * math.sqrt(24) + Sinusoidal(24).table(9, dtype=torch.float64)
     dropped = embedding(ids)
     kept = dropped != 0
     assert 0.3 < kept.double().mean().item() < 0.7
@@ -213,7 +213,7 @@ def test_ids_and_encodings_that_do_not_fit_are_refused(make, words: str) -> None
 def test_a_decoder_is_embedding_blocks_norm_and_output(norm: str, tie_output: bool) -> None:
     model = shaken(Decoder(**SMALL, encoding="sinusoidal", norm=norm, tie_output=tie_output, scale_tokens=True))
     ids = ids_of(2, 9)
-    x = model.embedding.token.weight[ids] * math.sqrt(24) + Sinusoidal(24).table(tokens=9, dtype=torch.float64)
+    x = model.embedding.token.weight[ids] * math.sqrt(24) + Sinusoidal(24).table(9, dtype=torch.float64)
     for block in model.stack.blocks:
         x = block_by_hand(block, x)
     x = layer_norm(x, model.stack.final_norm) if norm == "pre" else x
@@ -410,7 +410,7 @@ def test_a_stack_needs_layers_and_knows_its_options() -> None:
 def test_an_encoder_sees_in_both_directions(norm: str) -> None:
     model = shaken(Encoder(**SMALL, norm=norm))
     ids = ids_of(2, 9)
-    x = model.embedding.token.weight[ids] + Sinusoidal(24).table(tokens=9, dtype=torch.float64)
+    x = model.embedding.token.weight[ids] + Sinusoidal(24).table(9, dtype=torch.float64)
     for block in model.stack.blocks:
         x = block_by_hand(block, x, causal=False)
     x = layer_norm(x, model.stack.final_norm) if norm == "pre" else x
@@ -448,7 +448,7 @@ def test_an_encoder_decoder_is_both_with_cross_attention(norm: str) -> None:
         ("encoder", source, model.encoder, None),
         ("decoder", target, model.decoder, "encoder"),
     ):
-        y = table[ids] * math.sqrt(24) + Sinusoidal(24).table(tokens=ids.shape[1], dtype=torch.float64)
+        y = table[ids] * math.sqrt(24) + Sinusoidal(24).table(ids.shape[1], dtype=torch.float64)
         for block in stack.blocks:
             y = block_by_hand(block, y, None if memory is None else x[memory], causal=memory is not None)
         x[name] = layer_norm(y, stack.final_norm) if norm == "pre" else y

@@ -454,8 +454,13 @@ def distance(at: Positions, keys_at: Positions, who: object, axes: int = 1) -> T
     return at.coordinates(axes, who)[:, :, None] - keys_at.coordinates(axes, who)[:, None, :]
 
 
-def placed(positions: Positions | Tensor | int) -> Positions:
-    """Positions that stand for themselves: Positions, ids, or a number of tokens that count from 0."""
-    if isinstance(positions, Positions):
-        return positions
-    return Positions.of(positions) if isinstance(positions, Tensor) else Positions.count(positions)
+def placed(positions: Positions | Tensor | int, offset: int = 0) -> Positions:
+    """Positions that stand for themselves: Positions, ids, or a number of tokens that count up from `offset`.
+
+    Raises ValueError for an offset beside Positions or ids.
+    """
+    if not isinstance(positions, (Positions, Tensor)):
+        return Positions.count(positions, offset)
+    if offset:
+        raise ValueError(f"give positions or offset={offset}, not both")
+    return positions if isinstance(positions, Positions) else Positions.of(positions)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from posenc.encoding import Encoding
-from posenc.positions import Positions
+from posenc.positions import Positions, placed
 from posenc.precision import exact, has_float64
 
 LAYOUTS = ("interleaved", "concatenated", "sines_first")
@@ -127,19 +127,10 @@ class Sinusoidal(Encoding):
         return 2 * math.pi / self.frequencies
 
     def table(
-        self,
-        positions: Positions | Tensor | None = None,
-        *,
-        tokens: int | None = None,
-        dtype: torch.dtype = torch.float32,
+        self, positions: Positions | Tensor | int, *, offset: int = 0, dtype: torch.dtype = torch.float32
     ) -> Tensor:
-        """The encoding [B or 1, T, dim] of given positions, or of the first `tokens` positions of one axis."""
-        if positions is None and tokens is None:
-            raise ValueError("table needs positions or a number of tokens")
-        if positions is None:
-            at = Positions.count(tokens or 0)
-        else:
-            at = positions if isinstance(positions, Positions) else Positions.of(positions)
+        """The encoding [B or 1, T, dim] of positions: Positions, ids, or so many tokens that count up from offset."""
+        at = placed(positions, offset)
         table = self.encode(at)
         return (table if self.scale is None else table * self.scale.to(table)).to(dtype)
 

@@ -93,7 +93,7 @@ def bind(name: str, encoding: Encoding, *, scale: float, dropout: float = 0.0, w
 def served_by(
     encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, *, name: str = "auto"
 ) -> tuple[str, ...]:
-    """What serves one call, in words: the kernel; and for attention in blocks, how each bias is had.
+    """What serves one call, which is made for it: the kernel; and of attention in blocks, how each bias is had.
 
     >>> import torch
     >>> from posenc import ALiBi, Keys, Positions, masks
@@ -102,9 +102,19 @@ def served_by(
     ('blocked', 'distances in a row')
     """
     check_name(name)
-    mask, biases = bind(name, encoding, scale=1.0).added(encoding, q, at, keys, mask)
-    kernel = serving(name, Request(encoding, q=q, call=Call(biases, at, keys.at, mask)))
-    return (kernel, *(blocked.how(biases, q, at, keys, mask)[0].names if kernel == "blocked" else ()))
+    found: set[str] = set()
+
+    def look(biases: Sequence[Bias], q: Tensor, at: Positions, keys: Keys, mask: Mask, **asked):
+        request = Request(encoding, asked["weights"], asked["dropout"], q, Call(biases, at, keys.at, mask))
+        kernel = serving(name, request)
+        found.update((kernel, *(blocked.ways(biases, q, at, keys, mask) if kernel == "blocked" else ())))
+        return KERNELS[kernel].attend(biases, q, at, keys, mask, **asked)
+
+    kernel = BoundKernel(look, logits_on_grid, take_values, scale=q.shape[-1] ** -0.5, dropout=0.0, weights=False)
+    encoding.attend(q, at, keys, mask, kernel)
+    # A rule that asks for the logits themselves has them from the readable kernel.
+    found = found or {"reference"}
+    return tuple(sorted(found, key=lambda word: (word not in KERNELS, word)))
 
 
 def check_name(name: str) -> None:

@@ -112,6 +112,12 @@ def how(biases: Sequence[Bias], q: Tensor, at: Positions, keys: Keys, mask: Mask
     return in_blocks(biases, q, keys, plan), plan
 
 
+def ways(biases: Sequence[Bias], q: Tensor, at: Positions, keys: Keys, mask: Mask) -> tuple[str, ...]:
+    """How each of these biases is had, in words."""
+    bias, _ = how(biases, q, at, keys, mask)
+    return (*bias.names, *("branches" for bias in biases if isinstance(bias, Branched)))
+
+
 def as_fused_attention_takes(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q, k, v in the dtype that autocast wants, of one width, and the channels of each head side by side in memory."""
     width = max(q.shape[-1], v.shape[-1])

@@ -22,6 +22,7 @@ from posenc.testing.promises.side_effects import (
     the_order_of_calls_changes_nothing,
 )
 from posenc.testing.promises.values import (
+    a_sum_is_served_as_its_parts_are,
     evaluators_and_kernels_agree,
     every_parameter_learns,
     gradients_are_those_of_small_steps,
@@ -38,6 +39,7 @@ PROMISES: tuple[Callable[..., None], ...] = (
     a_forward_pass_works,
     says_what_the_paper_says,
     evaluators_and_kernels_agree,
+    a_sum_is_served_as_its_parts_are,
     a_cache_changes_nothing,
     left_padding_changes_nothing,
     packing_changes_nothing,

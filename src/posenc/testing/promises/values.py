@@ -7,9 +7,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from posenc import masks
+from posenc import kernels, masks
+from posenc.attention import Attention
 from posenc.biases import total
-from posenc.encoding import BIASES, Encoding
+from posenc.encoding import BIASES, Encoding, Shape
 from posenc.kernels.block_sizes import SIZES
 from posenc.keys import Keys
 from posenc.masks import Mask
@@ -28,6 +29,7 @@ from posenc.testing.subjects import (
     far_enough,
     mask_name,
     on_axes,
+    registered,
     some_positions,
     tokens,
     with_gradients,
@@ -158,6 +160,42 @@ def small_blocks() -> AbstractContextManager[None]:
     """Kernels that go through queries in blocks cut them so small that a few tokens are many blocks."""
     forwards = {"rows": 4, "pairs": 100, "pairs_of_content": 60, "pairs_of_rules": 100}
     return SIZES.set_to(**forwards, rows_backwards=3, pairs_backwards=50, narrowest=2)
+
+
+@promise
+def a_sum_is_served_as_its_parts_are(subject: Subject) -> None:
+    """Beside a bias and on chosen heads everything is evaluated as it is alone: numbers could agree, only slower."""
+    net, shape = subject.net(), subject.shape
+    at, asked = on_axes(count(TOKENS), net.axes), False
+    (alibi,) = Subject("alibi", shape).net().used
+    for encoding in net.used:
+        kernel, *ways = served(encoding, shape, at)
+        if net.axes in (0, 1):
+            asked = True
+            _, beside = served(alibi, shape, at)
+            # Attention without a matrix of all pairs is one call of sdpa, and with a bias it goes through blocks.
+            expected = ["blocked", *sorted({*ways, beside})] if kernel in ("blocked", "sdpa") else [kernel]
+            got = served(encoding + alibi, shape, at)
+            assert [*got] == expected, f"{encoding} is served by {kernel} {ways}, beside alibi by {got}"
+        if registered(type(encoding)) and encoding.doors and not encoding.doors & {"embed", "attend", "remember"}:
+            asked = True
+            (some,) = Subject(f"on({encoding}, heads=(0, {shape.heads - 1}))", shape).net().used
+            got = served(some, shape, at)
+            assert [*got] == [kernel, *ways], f"{encoding} is served by {kernel} {ways}, on chosen heads by {got}"
+    if not asked:
+        raise NoMeaning("positions of several axes suit no bias beside it, and heads are not chosen for it")
+
+
+def served(encoding: Encoding, shape: Shape, at: Positions) -> tuple[str, ...]:
+    """What serves a layer with an encoding, for tokens at these positions that see the past."""
+    layer = Attention(shape.dim, heads=shape.heads, head_dim=shape.head_dim, encoding=encoding).double()
+    with seeded(1), torch.no_grad():
+        x = torch.randn(1, at.tokens, shape.dim, dtype=torch.float64)
+        q, keys = layer.queries_and_keys(x, x, None, at, at, encoding)
+        keys = replace(keys, own=keys.memo)
+        if encoding.turns_when_attending:
+            q, keys = encoding.turn(q, at, "query"), replace(keys, k=encoding.turn(keys.k, at, "key"))
+        return kernels.served_by(encoding, q, at, keys, masks.causal())
 
 
 @promise

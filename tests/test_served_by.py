@@ -1,0 +1,79 @@
+"""Which evaluator serves each encoding: a table, so that nothing falls off the fast path unseen."""
+
+import pytest
+import torch
+
+from posenc import Keys, Positions, catalogue, kernels, masks
+from posenc.testing import SHAPE, Subject, count, on_axes
+from posenc.testing.promises.values import served
+
+PLAIN = ("sdpa",)
+DISTANCES, PRODUCTS, LEVELS = "distances in a row", "products in a row", "levels in a row"
+
+SERVED = {
+    "alibi": ("blocked", DISTANCES),
+    "contextual": ("blocked", "pairs"),
+    "dape": ("blocked", "dense", DISTANCES),
+    "deberta": ("blocked", "pairs"),
+    "dual_chunk": ("blocked", "branches"),
+    "fire": ("blocked", "pairs"),
+    "forgetting": ("blocked", LEVELS),
+    "grid_bias": ("blocked", "pairs"),
+    "inkling": ("blocked", PRODUCTS),
+    "kerple": ("blocked", DISTANCES),
+    "log_grid_bias": ("blocked", "pairs"),
+    "mlp_bias": ("blocked", DISTANCES),
+    "path": ("blocked", "dense"),
+    "rerope": ("blocked", "branches"),
+    "sandwich": ("blocked", DISTANCES),
+    "self_extend": ("blocked", "branches"),
+    "shaw": ("reference",),
+    "stick_breaking": ("reference",),
+    "t5_bias": ("blocked", DISTANCES),
+    "transformer_xl": ("blocked", PRODUCTS),
+    "tupe": ("blocked", "pairs"),
+}
+"""What serves tokens in a row that see the past; attention without a bias is one call of PyTorch's own."""
+
+JOINED = {
+    "shaw(values=False)": ("blocked", PRODUCTS),
+    "deberta(terms=content_to_position)": ("blocked", PRODUCTS),
+    "rotary + alibi": ("blocked", DISTANCES),
+    "alibi + t5_bias": ("blocked", DISTANCES),
+    "alibi + forgetting": ("blocked", DISTANCES, LEVELS),
+    "alibi + shaw(values=False)": ("blocked", DISTANCES, PRODUCTS),
+    "on(shaw(values=False), heads=(0, 2))": ("blocked", PRODUCTS),
+    "on(deberta, heads=(0, 2)) + forgetting": ("blocked", LEVELS, "pairs"),
+    "rerope(rotary + alibi)": ("blocked", "branches", "pairs"),
+    "rerope(rotary) + alibi": ("blocked", "branches", DISTANCES),
+    "stick_breaking + alibi": ("reference",),
+}
+
+
+@pytest.mark.parametrize("spec", [*catalogue.names(), *JOINED])
+def test_what_serves_is_what_the_table_says(spec: str) -> None:
+    net = Subject(spec).net()
+    for encoding in net.used:
+        expected = JOINED.get(spec) or SERVED.get(spec, PLAIN)
+        assert served(encoding, SHAPE, on_axes(count(9), net.axes)) == expected
+
+
+def test_anywhere_else_distances_are_looked_up_and_closures_asked() -> None:
+    q = torch.zeros(1, SHAPE.heads, 9, SHAPE.head_dim)
+    shuffled, fractional = Positions.of(torch.randperm(9)), Positions.of(torch.rand(9))
+    for spec, at, expected in (
+        ("alibi", shuffled, ("blocked", "distances looked up")),
+        ("alibi", fractional, ("blocked", "pairs")),
+        ("shaw(values=False)", shuffled, ("blocked", "pairs")),
+    ):
+        encoding = catalogue.build(spec, SHAPE)
+        assert kernels.served_by(encoding, q, at, Keys(q, q, at), masks.causal()) == expected
+
+
+def test_a_named_kernel_serves_or_says_why_not() -> None:
+    q, at = torch.zeros(1, SHAPE.heads, 9, SHAPE.head_dim), Positions.count(9)
+    alibi, keys = catalogue.build("alibi", SHAPE), Keys(q, q, at)
+    for name in ("reference", "sdpa"):
+        assert kernels.served_by(alibi, q, at, keys, masks.causal(), name=name) == (name,)
+    with pytest.raises(ValueError, match="no kernel named 'spda'"):
+        kernels.served_by(alibi, q, at, keys, masks.causal(), name="spda")
