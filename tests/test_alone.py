@@ -82,7 +82,7 @@ def test_one_tensor_alone_is_turned_where_no_side_is_needed() -> None:
     summed = Rotary(SHAPE.head_dim) + ALiBi(3)
     assert torch.equal(summed(x), Rotary(SHAPE.head_dim)(x))
     with pytest.raises(
-        ValueError, match=r"xpos turns queries and keys each in their own way; call query\(q\) or key\(k\)"
+        ValueError, match=r"xpos .*turns queries and keys each in their own way; call query\(q\) or key\(k\)"
     ):
         XPos(SHAPE.head_dim)(x)
     with pytest.raises(ValueError, match="turns queries and keys each in their own way"):
@@ -96,6 +96,7 @@ def test_one_tensor_alone_is_turned_where_no_side_is_needed() -> None:
     [
         (lambda: Rotary(8).query(torch.zeros(8)), r"q must have shape \[..., tokens, head_dim\], got \[8\]"),
         (lambda: Rotary(8).key(torch.zeros(2, 8).long()), r"k must be floating"),
+        (lambda: Rotary(8)(torch.zeros(1, 3, 8), torch.zeros(3, 8)), r"k must have as many axes as x, got \[3, 8\]"),
         (lambda: Rotary(8)(torch.zeros(3, 8), torch.zeros(8)), r"k must have shape \[..., tokens, head_dim\]"),
         (lambda: Rotary(8).query(torch.zeros(3, 8), torch.arange(4)), "got positions of 4 tokens for 3 tokens"),
         (lambda: Rotary(8).query(torch.zeros(3, 8), torch.arange(3), offset=2), "give positions or offset=2, not both"),

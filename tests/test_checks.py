@@ -199,7 +199,7 @@ MODELS = {
 
 ENCODINGS = {
     "x must be a tensor, got None": lambda: Rotary(8)(None, Q),
-    r"k must have shape \[batch, heads, tokens, head_dim\], got \[5, 8\]": lambda: Rotary(8)(Q, Q[0, 0]),
+    r"k must have as many axes as x, got \[5, 8\]": lambda: Rotary(8)(Q, Q[0, 0]),
     r"x must have shape \[batch, tokens, dim\], got \[5, 16\]": lambda: Sinusoidal(16)(X[0]),
     "alibi has a bias for 4 heads, got queries of 2; build it for 2": lambda: (ALiBi(4) + Shaw(8, values=False)).bias(
         5, q=Q

@@ -233,14 +233,14 @@ def test_a_device_context_watches_nobody_and_a_mode_does() -> None:
 def test_alone_attention_works_in_place() -> None:
     layer = Attention(16, 2, encoding="rotary")
     seen: list[tuple[int, int]] = []
-    turn = layer.encoding.turn
+    turn = layer.encoding.turn_both
 
     def watching(q: Tensor, k: Tensor, *args, **named):
         out = turn(q, k, *args, **named)
         seen.append((out[0].data_ptr() == q.data_ptr(), out[1].data_ptr() == k.data_ptr()))
         return out
 
-    layer.encoding.turn = watching
+    layer.encoding.turn_both = watching
     with torch.no_grad():
         layer(torch.randn(2, 7, 16))
         with global_hook([]):

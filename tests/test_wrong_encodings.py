@@ -12,13 +12,13 @@ from typing import ClassVar
 import pytest
 import torch
 import torch.nn.functional as F
-from posenc.kernels.distance_bias import DistanceGradient
 from torch import Tensor, nn
 
 from posenc import testing
-from posenc.biases import Bias, ByDistance, Pairs
-from posenc.encoding import Encoding
+from posenc.biases import Bias, ByDistance, Dense, Pairs, total
+from posenc.encoding import Compose, Encoding
 from posenc.encodings.rotary import Rotary
+from posenc.kernels.biases.distances import DistanceGradient
 from posenc.kernels.rotate_pairs import rotate_pairs
 from posenc.keys import Keys
 from posenc.positions import Positions
@@ -225,6 +225,19 @@ class InvertedSign(Slope):
         return [Turned(self, at, keys.at, None if q is None else q.shape[1], len(keys.k))]
 
 
+class AddsUpAsAMatrix(Slope):
+    """Gives a matrix of all pairs when it stands beside another bias."""
+
+    def __add__(self, other: Encoding) -> Compose:
+        class Matrix(Compose):
+            def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
+                added = total(super().biases(q, at, keys), torch.float64)
+                assert added is not None
+                return [Dense(added)]
+
+        return Matrix(self, other)
+
+
 class ForgetsAnOption(Slope):
     """Keeps its option in another form than it was given, so that its text builds something else."""
 
@@ -418,8 +431,9 @@ class AddsInDouble(Encoding):
 class WidensQueries(Turn):
     """Makes queries wider, and leaves keys as they are."""
 
-    def query(self, q: Tensor, at: Positions) -> Tensor:
-        return torch.cat((super().query(q, at), q), -1)
+    def turn(self, x: Tensor, at: Positions, side: str) -> Tensor:
+        turned = super().turn(x, at, side)
+        return torch.cat((turned, x), -1) if side == "query" else turned
 
 
 class WithAHole(Slope):
@@ -447,7 +461,7 @@ CAUGHT = [
     (
         WidensQueries,
         testing.a_forward_pass_works,
-        "key of WidensQueries gave shape [2, 3, 9, 6] for heads [2, 3, 9, 6], whose queries become [2, 3, 9, 12]",
+        "turn of WidensQueries, of keys, gave shape [2, 3, 9, 6] for heads whose queries become [2, 3, 9, 12]",
     ),
     (WithAHole, testing.a_forward_pass_works, "attention, causal, gives NaN or inf in 270 numbers"),
     (BiasByTensorLength, testing.a_cache_changes_nothing, "growing cache"),
@@ -469,6 +483,7 @@ CAUGHT = [
     (WrongFrequency, testing.says_what_the_paper_says, "against the formula"),
     (WrongClamp, testing.says_what_the_paper_says, "far"),
     (InvertedSign, testing.evaluators_and_kernels_agree, "the dense bias against its closure"),
+    (AddsUpAsAMatrix, testing.a_sum_is_served_as_its_parts_are, "beside alibi by ('blocked', 'dense')"),
     (ForgetsAnOption, testing.the_spec_round_trips, "builds"),
     (HidesAnOption, testing.the_spec_round_trips, "has no attribute 'rate'"),
     (ChangesItsInput, testing.nothing_given_is_changed, "q was changed in place"),

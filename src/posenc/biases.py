@@ -103,9 +103,8 @@ class ByDistance(Bias):
         check_heads(self.encoding, values, delta.dim() - (self.axes != 1), self.heads)
         return self.spread(values, 0)
 
-    def at_distances(self, distances: range, device: torch.device) -> Tensor:
-        """The bias [H, n] at whole distances."""
-        delta = torch.arange(distances.start, distances.stop, distances.step, device=device)
+    def along(self, delta: Tensor) -> Tensor:
+        """The bias [H, n] at distances [n] on one axis."""
         return self.values(delta if self.axes == 1 else delta[:, None])
 
     def closure(self) -> ScoreMod:
@@ -337,9 +336,9 @@ def total(biases: Sequence[Bias], dtype: torch.dtype) -> Tensor | None:
 def check_heads(who: object, values: Tensor, axes: int, heads: int | None) -> None:
     """Raises ValueError unless a bias [H, ...] at distances of so many axes has a row for each query head."""
     if values.dim() != axes + 1:
-        number = heads or "heads"
+        number = heads or "H"
         raise ValueError(
-            f"{who} gave a bias of shape {list(values.shape)}, expected [{number}, ...]: an axis of heads, then those "
+            f"{who} gave a bias of shape {list(values.shape)}, expected [{number}, ...]: an axis of {number} heads, then those "
             f"of the distances, as in values.expand({number}, *delta.shape)"
         )
     if heads is not None and values.shape[0] != heads:

@@ -73,6 +73,10 @@ class OnHeads(Encoding):
 
     def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
         if q is not None:
+            if q.shape[1] != self.of:
+                raise ValueError(
+                    f"{self} is for {self.of} heads, got queries of {q.shape[1]}; build it for {q.shape[1]}"
+                )
             chosen = torch.tensor(self.heads, device=q.device)
             if self.reads_keys:
                 keys = replace(keys, k=keys.k.repeat_interleave(self.of // keys.k.shape[1], 1)[:, chosen])

@@ -95,6 +95,12 @@ class Encoding(KeepsTables, Published):
     turns: Literal["alike", "each", "queries"] = "each"
     """What `turn` does to queries and keys: the same to both, each in a way of its own, or nothing to keys."""
 
+    needs_weights: bool = False
+    """Whether `attend` reads the logits or the weights, so that only kernels that give them will do."""
+
+    reads_pairs: bool = False
+    """Whether `attend` computes something else for every pair: then few queries at a time take less memory."""
+
     turns_when_attending: bool = False
     """Whether keys are cached unturned, and turned with the query's declared horizon when they are attended to."""
 
@@ -132,16 +138,6 @@ class Encoding(KeepsTables, Published):
     def wavelengths(self) -> Tensor | None:
         """The wavelength of each channel pair (positions, float64, shortest first), for encodings made of waves."""
         return None
-
-    @property
-    def needs_weights(self) -> bool:
-        """Whether `attend` reads the logits or the weights, so that only kernels that give them will do."""
-        return False
-
-    @property
-    def reads_pairs(self) -> bool:
-        """Whether `attend` computes something for every pair of tokens: then few queries at a time take less memory."""
-        return self.needs_weights
 
     def embed(self, x: Tensor, at: Positions) -> Tensor:
         """Door 1. x [B, T, dim] with the position of each token added, in x's dtype."""
@@ -213,9 +209,14 @@ class Encoding(KeepsTables, Published):
         if k is None:
             if self.turns != "each":
                 return self.query(x, positions, offset=offset)
-            raise ValueError(f"{self} turns queries and keys each in their own way; call query(q) or key(k)")
-        queries, keys = as_heads("q", x, positions), as_heads("k", k, positions)
-        checks.one_device(q=queries, k=keys)
+            raise ValueError(
+                f"{self} adds nothing to embeddings, and turns queries and keys each in their own way; call query(q) "
+                f"or key(k)"
+            )
+        queries, keys = as_heads("x", x, positions), as_heads("k", k, positions)
+        if k.dim() != x.dim():
+            raise ValueError(f"k must have as many axes as x, got {list(k.shape)} beside {list(x.shape)}")
+        checks.one_device(x=queries, k=keys)
         tokens = queries.shape[2]
         if tokens != keys.shape[2]:
             raise ValueError(
@@ -379,17 +380,11 @@ class Compose(Encoding):
         self.axes = next(iter(measured or {part.axes for part in flat if part.axes} or {0}))
         self.per_layer = any(part.per_layer for part in flat)
         self.reads_keys = any(part.reads_keys for part in flat)
+        self.needs_weights = any(part.needs_weights for part in flat)
+        self.reads_pairs = any(part.reads_pairs for part in flat)
         ways = {part.turns for part in flat if "turn" in part.doors}
         self.turns = ways.pop() if len(ways) == 1 else "each"
         self.turns_when_attending = any(part.turns_when_attending for part in flat)
-
-    @property
-    def needs_weights(self) -> bool:
-        return any(part.needs_weights for part in self.parts)
-
-    @property
-    def reads_pairs(self) -> bool:
-        return any(part.reads_pairs for part in self.parts)
 
     @property
     def parts(self) -> list[Encoding]:

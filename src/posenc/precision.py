@@ -24,4 +24,6 @@ def most_exact(x: Tensor) -> Tensor:
 def without_autocast(x: Tensor) -> AbstractContextManager:
     """Where what is computed with x keeps its dtype: autocast would round it to half precision."""
     device = x.device.type
-    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()

@@ -55,6 +55,6 @@ class Rotations(Turning):
     ) -> tuple[Tensor, Tensor]:
         if at is not keys_at or q.dtype != k.dtype:
             return super().turn_both(q, k, at, keys_at, in_place=in_place)
-        for x in (q, k):
-            self.check_head_dim(x, self.head_dim)
+        if not q.shape[-1] == k.shape[-1] == self.head_dim:
+            self.check_head_dim(q, self.head_dim), self.check_head_dim(k, self.head_dim)
         return rotate_both(q, k, self.rows(q, at), self.layout, in_place=in_place)

@@ -117,7 +117,7 @@ def test_divisors_of_llama_3_are_known_again() -> None:
             divisors.append(1 / ((1 - smooth) / factor + smooth))
         given = keys("llama", attention__key_length=128, rope__freq_base=5e5) | {"rope_freqs.weight": divisors}
         schedule = rotary(given).schedule
-        assert (schedule.name, schedule.factor, schedule.trained_length, schedule.high) == (
+        assert (schedule.spec_name, schedule.factor, schedule.trained_length, schedule.high) == (
             "llama3",
             factor,
             8192,
@@ -150,7 +150,7 @@ def test_longrope() -> None:
     given |= {"phi3.rope.scaling.attn_factor": warmth}
     given |= {"rope_factors_short.weight": short, "rope_factors_long.weight": long}
     schedule = rotary(given).schedule
-    assert (schedule.name, schedule.factor, schedule.trained_length) == ("longrope", 32, 4096)
+    assert (schedule.spec_name, schedule.factor, schedule.trained_length) == ("longrope", 32, 4096)
     assert (list(schedule.short_factor), list(schedule.long_factor)) == (short, long)
     assert schedule.attention_factor is None and schedule.temperatures()[0] == pytest.approx(warmth)
     own = rotary(given | {"phi3.rope.scaling.attn_factor": 1.5}).schedule

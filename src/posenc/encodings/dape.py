@@ -44,6 +44,7 @@ class DAPE(Encoding):
     also_called = ("data_adaptive", "data_adaptive_bias")
     extrapolates = "Claimed, in its own tables: better beyond the trained length than the bias it adapts."
     used_by = ""
+    reads_pairs = True
     per_layer = True
     wraps = ("kerple", "alibi")
 
@@ -76,10 +77,6 @@ class DAPE(Encoding):
 
     def by_distance(self, delta: Tensor) -> Tensor | None:
         return self.encoding.by_distance(delta)
-
-    @property
-    def reads_pairs(self) -> bool:
-        return True
 
     def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
         return self.encoding.biases(q, at, keys)

@@ -52,6 +52,7 @@ class PaTH(Encoding):
     also_called = ("path_attention", "householder")
     extrapolates = "Good to a few times the trained length, and worse at extreme ones; best together with forgetting."
     used_by = ""
+    reads_pairs = True
     per_layer = True
 
     def __init__(
@@ -80,10 +81,6 @@ class PaTH(Encoding):
         for table in (self.lower, self.upper, self.weight):
             nn.init.normal_(table, std=table.shape[1] ** -0.5)
         nn.init.zeros_(self.offset)
-
-    @property
-    def reads_pairs(self) -> bool:
-        return True
 
     def remember(self, x: Tensor, at: Positions, project: Projections) -> dict[str, Tensor]:
         if x.shape[-1] != self.dim:

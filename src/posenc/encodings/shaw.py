@@ -69,7 +69,7 @@ class Shaw(Encoding):
         if std is not None and not std > 0:
             raise ValueError(f"std must be above 0, got {std}")
         self.head_dim, self.clip, self.values, self.mutual, self.std = head_dim, clip, values, mutual, std
-        self.reads_keys = mutual
+        self.reads_keys, self.needs_weights = mutual, values
         if not values:
             self.doors = self.doors - {"attend"}
         self.key_table = nn.Parameter(torch.empty(2 * clip + 1, head_dim, device=device, dtype=dtype))
@@ -83,10 +83,6 @@ class Shaw(Encoding):
         nn.init.normal_(self.key_table, std=std)
         if self.value_table is not None:
             nn.init.normal_(self.value_table, std=std)
-
-    @property
-    def needs_weights(self) -> bool:
-        return self.values
 
     def row(self, at: Positions, keys_at: Positions) -> Tensor:
         """Where each pair [B or 1, T, S] reads the tables (rows; whole or fractional)."""

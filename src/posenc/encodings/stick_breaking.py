@@ -43,14 +43,11 @@ class StickBreaking(Encoding):
     also_called = ("stickbreaking", "stick_breaking_attention")
     extrapolates = "Claimed: it goes on past the trained length without any position."
     used_by = ""
+    needs_weights = True
 
     def __init__(self, *, itself: bool = False) -> None:
         super().__init__()
         self.itself = itself
-
-    @property
-    def needs_weights(self) -> bool:
-        return True
 
     def attend(
         self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel

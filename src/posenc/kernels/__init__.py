@@ -87,7 +87,11 @@ def bind(name: str, encoding: Encoding, *, scale: float, dropout: float = 0.0, w
         request = Request(encoding, asked["weights"], asked["dropout"], q, Call(biases, at, keys.at, mask))
         return KERNELS[serving(name, request)].attend(biases, q, at, keys, mask, **asked)
 
-    return BoundKernel(attend, logits_on_grid, take_values, scale=scale, dropout=dropout, weights=weights)
+    def logits(biases: Sequence[Bias], q: Tensor, at: Positions, keys: Keys, *, scale: float) -> Tensor:
+        serving(name, Request(encoding, weights, dropout, q))
+        return logits_on_grid(biases, q, at, keys, scale=scale)
+
+    return BoundKernel(attend, logits, take_values, scale=scale, dropout=dropout, weights=weights)
 
 
 def served_by(

@@ -27,7 +27,7 @@ from posenc.kernels.request import Request
 from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions, check_versions, versions
-from posenc.watched import is_written_down
+from posenc.watched import is_transformed, is_written_down
 
 LOG2_E = 1 / math.log(2)
 
@@ -63,7 +63,7 @@ def why_not(request: Request) -> str | None:
             "attention in blocks goes by the numbers of one call, and cannot be written down as a graph of operators; "
             "use kernel='sdpa' or 'auto'"
         )
-    return sdpa.why_not_transformed("attention in blocks")
+    return sdpa.NOT_TRANSFORMED.format("attention in blocks") if is_transformed() else None
 
 
 def attend(
@@ -171,14 +171,15 @@ class InBlocks:
         sums = q.new_zeros(B, H, T, dtype=exact_dtype(q))
         for block in self.plan.blocks():
             queries, parts = (block.batch, slice(None), block.rows), []
-            for cut in self.cuts(block):
-                q, k = ways[cut.way]
+            cuts = self.cuts(block)
+            for met in cuts:
+                q, k = ways[met.way]
                 asked = last_first(q[queries])
-                for part in self.bias.parts(cut.block):
-                    here = cut.narrowed(part.keys)
+                for part in self.bias.parts(met.block):
+                    here = met.narrowed(part.keys)
                     seen = block.batch, slice(None), part.keys
-                    logits = self.added(here, part.bias, q)
-                    taken, total = fused(asked, k[seen], v[seen], logits, self.scale, alone=here.block == block)
+                    logits, alone = self.added(here, part.bias, q), len(cuts) == 1 and here.block == block
+                    taken, total = fused(asked, k[seen], v[seen], logits, self.scale, alone=alone)
                     parts.append((taken, total if part.shift is None else total + part.shift))
             taken, total = parts[0] if len(parts) == 1 else merged(parts)
             out[queries], sums[queries] = last_first(taken), last_first(total)
@@ -424,8 +425,8 @@ def call_in_a_row(
 
 def values_in_a_row(biases: Sequence[Bias], q: Tensor, keys: int, offset: int) -> Tensor:
     """The bias [H, T + S - 1] at the distances of so many keys in a row, far keys first."""
-    of_distance = [bias for bias in biases if isinstance(bias, ByDistance)]
-    return at_distances(of_distance, range(q.shape[2] - 1 + offset, offset - keys, -1), q.device)
+    delta = torch.arange(q.shape[2] - 1 + offset, offset - keys, -1, device=q.device)
+    return at_distances([bias for bias in biases if isinstance(bias, ByDistance)], delta)
 
 
 @attend_in_a_row.register_fake

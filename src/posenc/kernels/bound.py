@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from posenc.biases import Bias, Dense
-from posenc.encoding import Encoding
+from posenc.encoding import BIASES, Encoding
 from posenc.keys import Keys
 from posenc.masks import Mask, check_mask
 from posenc.positions import Positions
@@ -73,11 +73,14 @@ class BoundKernel:
         biases: Sequence[Bias] | None = None,
     ) -> tuple[Mask, list[Bias]]:
         """Who may see whom, and all that is added to the logits."""
+        given = None
         if mask.given is not None:
             check_mask(mask.given, q.shape[2], keys.k.shape[2], q.shape[0], q.shape[1])
-        mask, given = mask.split()
-        with without_autocast(q):
-            added = list(encoding.biases(q, at, keys) if biases is None else biases)
-            for part in self.beside:
-                added += part.biases(q, at, keys)
+            mask, given = mask.split()
+        added = [] if biases is None else list(biases)
+        asked = self.beside if biases is not None else (encoding, *self.beside)
+        if not all(part.doors.isdisjoint(BIASES) for part in asked):
+            with without_autocast(q):
+                for part in asked:
+                    added += part.biases(q, at, keys)
         return mask, added if given is None else [*added, Dense(given)]

@@ -24,6 +24,7 @@ from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
 from posenc.score_mods import ScoreMod, entry, in_turn, looked_up
+from posenc.watched import is_transformed
 
 
 def why_not(request: Request) -> str | None:
@@ -35,8 +36,8 @@ def why_not(request: Request) -> str | None:
         return "flex returns no attention weights; use kernel='reference' or 'auto'"
     if request.dropout:
         return f"FlexAttention has no dropout, got {request.dropout}; use another kernel, or dropout=0"
-    if (reason := sdpa.why_not_transformed("flex")) is not None:
-        return reason
+    if is_transformed():
+        return sdpa.NOT_TRANSFORMED.format("flex")
     if q is not None and q.device.type != "cuda" and torch.is_grad_enabled():
         if q.requires_grad or any(parameter.requires_grad for parameter in encoding.parameters()):
             return (
@@ -112,7 +113,7 @@ def fused(bias: Bias, q: Tensor) -> ScoreMod:
         return looked_up(bias.dense(dtype))
     lowest, highest = distances
     at, keys_at = bias.at, bias.keys_at
-    table = bias.at_distances(range(lowest, highest + 1), q.device).to(dtype)
+    table = bias.along(torch.arange(lowest, highest + 1, device=q.device)).to(dtype)
     m, n = at.coords[..., 0] - lowest, keys_at.coords[..., 0]
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:

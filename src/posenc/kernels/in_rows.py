@@ -27,8 +27,8 @@ def attend_in_rows(
     """
     tokens, pairs = q.shape[2], q.shape[0] * q.shape[1] * keys.k.shape[2]
     step = max(1, SIZES.pairs_of_rules // max(pairs, 1))
-    as_one = torch.compiler.is_compiling() or is_transformed() or is_written_down()
-    if not encoding.reads_pairs or as_one or tokens <= step:
+    at_once = tokens <= step or not (encoding.reads_pairs or encoding.needs_weights)
+    if at_once or torch.compiler.is_compiling() or is_transformed() or is_written_down():
         return encoding.attend(q, at, keys, mask, kernel)
     # The same encoding with the same parameters, whatever stands in for them when a block is computed again.
     held = copy.deepcopy(encoding, {id(parameter): parameter for parameter in encoding.parameters()})

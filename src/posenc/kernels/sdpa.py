@@ -25,7 +25,7 @@ def why_not(request: Request) -> str | None:
         )
     if request.weights:
         return "sdpa returns no attention weights; use kernel='reference' or 'auto'"
-    return why_not_transformed("sdpa")
+    return NOT_TRANSFORMED.format("sdpa") if is_transformed() else None
 
 
 def needs_no_matrix(request: Request) -> bool:
@@ -39,11 +39,8 @@ def needs_no_matrix(request: Request) -> bool:
     return not call.biases and (mask.is_plain_causal(at, keys_at) or mask.sees_everything(at, keys_at))
 
 
-def why_not_transformed(kernel: str) -> str | None:
-    """Why a kernel of fused operators cannot serve where torch.func or dual numbers transform it, or None."""
-    if not is_transformed():
-        return None
-    return f"torch.func and forward-mode differentiation cannot transform {kernel}; use kernel='reference' or 'auto'"
+NOT_TRANSFORMED = "torch.func and forward-mode differentiation cannot transform {}; use kernel='reference' or 'auto'"
+"""Why a kernel of fused operators cannot serve there."""
 
 
 def attend(
@@ -62,7 +59,7 @@ def attend(
     k, v = fit_heads(q, keys.k, keys.v)
     # A bias of a thousand positions has too many values for bfloat16; SDPA takes a float32 one beside half-precision q.
     dtype = torch.promote_types(q.dtype, torch.float32)
-    bias = total(biases, dtype)
+    bias = total(biases, dtype) if biases else None
     if bias is None and mask.is_plain_causal(at, keys.at):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, dropout_p=dropout), None
     if mask.sees_everything(at, keys.at):

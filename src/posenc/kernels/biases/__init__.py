@@ -13,7 +13,7 @@ from torch import Tensor
 from posenc.biases import Bias, ByDistance, Dense, Levels, Pairs, Products
 from posenc.kernels.bias_in_blocks import BiasGradient, Block, InBlocks, Part, length
 from posenc.kernels.biases.dense import DenseInBlocks
-from posenc.kernels.biases.distances import DistancesInRow, DistancesLookedUp, at_distances, may_be_looked_up
+from posenc.kernels.biases.distances import DistancesInRow, DistancesLookedUp, at_distances, may_be_looked_up, whole
 from posenc.kernels.biases.levels import LevelsInRow
 from posenc.kernels.biases.pairs import PairsInBlocks
 from posenc.kernels.biases.products import ProductsInRow
@@ -47,7 +47,7 @@ def in_blocks(biases: Sequence[Bias], q: Tensor, keys: Keys, plan: Plan) -> "Sum
         if bias.axes > 1:
             plan.at.coordinates(bias.axes, bias.module)  # tokens in a row have one axis: refused
     distances = plan.distances()
-    values = at_distances(of_distance, distances, q.device) if of_distance else None
+    values = at_distances(of_distance, whole(distances, q.device)) if of_distance else None
     return SumInBlocks(forms, q, DistancesInRow(values, distances, q, plan))
 
 
@@ -62,7 +62,7 @@ class SumInBlocks:
         # The view of distances comes last, to be added into memory that the others own.
         self.forms = forms if in_row is None or in_row.says_nothing else [*forms, in_row]
         self.masked = in_row is not None and in_row.masked
-        self.inputs = tuple(tensor for form in self.forms for tensor in form.inputs)
+        self.inputs: tuple[Tensor, ...] = sum((form.inputs for form in self.forms), ())
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ class DistancesInRow:
         mask = self.plan.mask
         if not mask.causal and mask.window is None:
             return vector
-        distance = torch.arange(self.distances.start, self.distances.stop, -1, device=vector.device)
+        distance = whole(self.distances, vector.device)
         hidden = distance < 0 if mask.causal else torch.zeros_like(distance, dtype=torch.bool)
         if mask.window is not None:
             hidden = hidden | (distance.abs() >= mask.window)
@@ -132,7 +132,7 @@ class DistancesLookedUp(WholeBlocks):
 
     def __init__(self, biases: Sequence[ByDistance], q: Tensor, plan: Plan) -> None:
         self.distances, self.plan = distances_between(plan), plan
-        values = at_distances(biases, self.distances, q.device)
+        values = at_distances(biases, whole(self.distances, q.device))
         self.inputs: tuple[Tensor, ...] = (values,)
         self.table = values.detach().to(torch.promote_types(q.dtype, torch.float32))
 
@@ -165,10 +165,15 @@ class LookedUpGradient:
         return (self.sums.to(self.bias.inputs[0].dtype),)
 
 
-def at_distances(biases: Sequence[ByDistance], distances: range, device: torch.device) -> Tensor:
-    """The sum [H, n] of biases at whole distances."""
-    first, *others = (bias.at_distances(distances, device) for bias in biases)
+def at_distances(biases: Sequence[ByDistance], delta: Tensor) -> Tensor:
+    """The sum [H, n] of biases at distances [n]."""
+    first, *others = (bias.along(delta) for bias in biases)
     return sum(others, first)
+
+
+def whole(distances: range, device: torch.device) -> Tensor:
+    """Whole distances as a tensor [n]."""
+    return torch.arange(distances.start, distances.stop, distances.step, device=device)
 
 
 def anti_diagonals(x: Tensor) -> Tensor:
