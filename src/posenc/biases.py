@@ -307,6 +307,9 @@ class Branched(Bias):
         """For each branch the pairs that it is for, boolean [1 or b, n, m]: no pair is in two."""
         m, n = (where.axis("a distance map") for where in (self.at, self.keys_at))
         m, n = (coords if coords.shape[0] == 1 else coords[batch] for coords in (m, n))
+        if all(where.extent is not None and where.extent < 1 << 31 for where in (self.at, self.keys_at)):
+            # Half the memory to go through.
+            m, n = (coords if coords.is_floating_point() else coords.int() for coords in (m, n))
         m, n = m[:, rows, None], n[:, None, keys]
         left, found = None, []
         for branch in self.branches:
@@ -338,8 +341,8 @@ def check_heads(who: object, values: Tensor, axes: int, heads: int | None) -> No
     if values.dim() != axes + 1:
         number = heads or "H"
         raise ValueError(
-            f"{who} gave a bias of shape {list(values.shape)}, expected [{number}, ...]: an axis of {number} heads, then those "
-            f"of the distances, as in values.expand({number}, *delta.shape)"
+            f"{who} gave a bias of shape {list(values.shape)}, expected [{number}, ...]: an axis of {number} heads, "
+            f"then those of the distances, as in values.expand({number}, *delta.shape)"
         )
     if heads is not None and values.shape[0] != heads:
         raise ValueError(f"{who} has a bias for {values.shape[0]} heads, got queries of {heads}; build it for {heads}")

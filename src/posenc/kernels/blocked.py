@@ -5,10 +5,10 @@ exponentials. From that the backward pass makes the weights of a block again, so
 tokens, not with its square. What is added to the logits comes from a bias in blocks, and its gradient goes back there.
 """
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -217,7 +217,7 @@ class InBlocks:
 
             upstream, taken, total = stacked(grad), stacked(out), stacked(sums[..., None])
             asked = {way: stacked(ways[way][0]) * self.scale for way in {piece.way for piece in pieces}}
-            slopes = partial(self.slopes, ways, v, asked, upstream, total, room, of_bias is not None)
+            slopes = functools.partial(self.slopes, ways, v, asked, upstream, total, room, of_bias is not None)
             mean = (upstream * taken).sum(-1, keepdim=True) if q.dtype == exact else None
             if mean is None and len(pieces) > 1:
                 mean = torch.zeros_like(total)
@@ -284,15 +284,17 @@ class InBlocks:
         if self.branched is None:
             return [Cut(0, block)]
         others = self.branched.holding(*block)
-        own = ~torch.stack(torch.broadcast_tensors(*others)).any(0)
+        own = ~functools.reduce(torch.logical_or, others)
         found = []
         for way, here in enumerate([own, *others]):
-            columns = here.flatten(0, -2).any(0).nonzero()
+            # The largest of bytes is found many times faster than whether any is true.
+            columns = here.view(torch.uint8).flatten(0, -2).amax(0).nonzero()
             if len(columns):
                 first, last = int(columns[0]), int(columns[-1]) + 1
-                apart = ~here[..., first:last]
+                here = here[..., first:last]
+                apart = None if bool(here.view(torch.uint8).amin()) else ~here[:, None]
                 keys = slice(block.keys.start + first, block.keys.start + last)
-                found.append(Cut(way, block._replace(keys=keys), apart[:, None] if bool(apart.any()) else None))
+                found.append(Cut(way, block._replace(keys=keys), apart))
         return found
 
     def added(self, met: Cut, values: Tensor | None, q: Tensor) -> Tensor | None:

@@ -176,7 +176,8 @@ class Plan:
             mask = Mask(given=mask.given)
         at, keys_at = self.at.part(block.batch, block.rows), self.keys_at.part(block.batch, block.keys)
         hidden = ~mask.part(*block).allowed(at, keys_at)
-        return None if may_be_read(hidden) and not bool(hidden.any()) else hidden
+        # The largest of bytes is found many times faster than whether any is true.
+        return None if may_be_read(hidden) and not bool(hidden.view(torch.uint8).amax()) else hidden
 
     def open(self, block: Block) -> bool:
         """Whether causality and window let every query of a block see every key, for tokens in a row."""

@@ -8,10 +8,11 @@ once for a call, by the forms alone.
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from posenc.biases import Bias, ByDistance, Dense, Levels, Pairs, Products
-from posenc.kernels.bias_in_blocks import BiasGradient, Block, InBlocks, Part, length
+from posenc.kernels.bias_in_blocks import BiasGradient, Block, InBlocks, Part, Room, length
 from posenc.kernels.biases.dense import DenseInBlocks
 from posenc.kernels.biases.distances import DistancesInRow, DistancesLookedUp, at_distances, may_be_looked_up, whole
 from posenc.kernels.biases.levels import LevelsInRow
@@ -62,6 +63,7 @@ class SumInBlocks:
         # The view of distances comes last, to be added into memory that the others own.
         self.forms = forms if in_row is None or in_row.says_nothing else [*forms, in_row]
         self.masked = in_row is not None and in_row.masked
+        self.room = Room(q, torch.promote_types(q.dtype, torch.float32))
         self.inputs: tuple[Tensor, ...] = sum((form.inputs for form in self.forms), ())
 
     @property
@@ -115,8 +117,14 @@ class SumInBlocks:
             if part.shift is not None:
                 shift = part.shift if shift is None else shift + part.shift
             if part.bias is not None:
-                bias = part.bias if bias is None else bias + part.bias
-        return Part(block.keys, bias, shift)
+                bias = part.bias if bias is None else self.added(bias, part.bias)
+        # A row that all queries share is not written out for each.
+        return Part(block.keys, None if bias is None else bias.expand(-1, -1, length(block.rows), -1), shift)
+
+    def added(self, one: Tensor, other: Tensor) -> Tensor:
+        """The sum of two, in memory that is used again."""
+        shape = [max(sizes) for sizes in zip(one.shape, other.shape, strict=True)]
+        return torch.add(one, other, out=self.room.of(*shape))
 
     def gradient(self) -> "SumGradient":
         """A collector that holds nothing yet: a graph may be gone through backwards more than once."""
