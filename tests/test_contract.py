@@ -1,8 +1,11 @@
 """Every encoding of the catalogue (found, not listed), and compositions of them, under every promise."""
 
 import inspect
+import itertools
+import unittest
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import date
 
 import pytest
 import torch
@@ -13,7 +16,7 @@ from posenc import catalogue, kernels, masks, schedules, testing
 from posenc.cache import GrowingCache, SlotCache
 from posenc.positions import Positions
 from posenc.published import Published
-from posenc.testing import LONG, SHAPE, Subject, cases, count, in_chunks, same, tokens, variants
+from posenc.testing import LONG, SHAPE, Subject, cases, count, in_chunks, on_axes, same, tokens, variants
 
 
 @pytest.fixture(autouse=True)
@@ -114,6 +117,56 @@ def test_every_choice_and_size_of_an_encoding_keeps_its_promises(
     promise: Callable[[Subject], None], subject: Subject
 ) -> None:
     promise(subject)
+
+
+OF_SUMS = [
+    testing.a_forward_pass_works,
+    testing.says_what_the_paper_says,
+    testing.evaluators_and_kernels_agree,
+    testing.a_sum_is_served_as_its_parts_are,
+    testing.a_cache_changes_nothing,
+    testing.left_padding_changes_nothing,
+    testing.packing_changes_nothing,
+]
+"""What two encodings that are each right could break together."""
+
+NAMES = catalogue.names()
+PAIRS = [f"{one} + {other}" for one, other in itertools.combinations(NAMES, 2)]
+PAIRS += [f"on({name}, heads=(0, {SHAPE.heads - 1}))" for name in NAMES]
+
+SHARES = 240
+"""Every run holds one share of the pairs to their promises, and on another day another one."""
+
+
+def test_what_two_encodings_make_together_keeps_its_promises() -> None:
+    today = date.today().toordinal() % SHARES
+    for spec in PAIRS[today::SHARES]:
+        together(spec)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", PAIRS)
+def test_every_pair_of_encodings_keeps_its_promises(spec: str) -> None:
+    if not together(spec):
+        pytest.skip("this pair has no meaning")
+
+
+def together(spec: str) -> bool:
+    """Hold a pair to its promises; whether it has a meaning."""
+    try:
+        net = Subject(spec).net()
+        net(tokens(Subject(spec), 2), on_axes(count(2), net.axes))
+    except ValueError:
+        # Two rules of attention, axes that differ, a door that knows no heads: each is refused in a sentence.
+        return False
+    for promise in OF_SUMS:
+        try:
+            promise(Subject(spec))
+        except unittest.SkipTest:
+            continue
+        except AssertionError as error:
+            raise AssertionError(f"{spec}: {error}") from error
+    return True
 
 
 def test_every_encoding_that_ships_is_a_subject() -> None:
