@@ -25,7 +25,7 @@ ROOMS = [
     {"specs"},
     {"registry", "precision", "published"},
     {"positions"},
-    {"masks", "coordinate_maps", "kept_tables", "keys", "score_mods"},
+    {"masks", "coordinate_maps", "kept_tables", "keys", "score_mods", "channel_pairs"},
     {"biases"},
     {"encoding"},
     {"kernels"},

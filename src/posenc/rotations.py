@@ -58,3 +58,8 @@ class Rotations(Turning):
         for x in (q, k):
             self.check_head_dim(x, self.head_dim)
         return rotate_both(q, k, self.rows(q, at), self.layout, in_place=in_place)
+
+
+def cos_sin(angle: Tensor, temperature: float | Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Cosines and sines [2, ...] of angles (radians, float64) times the temperature, rounded once to dtype."""
+    return (torch.stack((angle.cos(), angle.sin())) * temperature).to(dtype).to(device)

@@ -5,10 +5,10 @@ import math
 import torch
 from torch import Tensor
 
-from posenc.kernels.rotate_pairs import cos_sin, rotate_pairs
+from posenc.kernels.rotate_pairs import rotate_pairs
 from posenc.positions import Positions
 from posenc.precision import exact
-from posenc.rotations import Rotations
+from posenc.rotations import Rotations, cos_sin
 
 LAYOUTS = ("half", "interleaved", "half_by_axis")
 FREQUENCIES = ("language", "dealt", "pixel", "log_pixel")

@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posenc.channel_pairs import LAYOUTS, channels_of_pair
 from posenc.encoding import Encoding, Side
 from posenc.kernels.bound import BoundKernel
 from posenc.kernels.reference import fit_heads
-from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, rotate_pairs, rotation_dtype
+from posenc.kernels.rotate_pairs import rotate_pairs, rotation_dtype
 from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions, PositionsLike

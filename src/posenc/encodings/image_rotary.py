@@ -5,10 +5,10 @@ import math
 import torch
 from torch import Tensor
 
-from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin
+from posenc.channel_pairs import LAYOUTS, channels_of_pair
 from posenc.positions import Positions
 from posenc.precision import exact
-from posenc.rotations import Rotations
+from posenc.rotations import Rotations, cos_sin
 
 SIDES = ("each", "longest", "shortest")
 

@@ -6,14 +6,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from posenc.channel_pairs import LAYOUTS, channels_of_pair
 from posenc.encoding import Side
 from posenc.kernels.bound import BoundKernel
-from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, rotate_pairs, rotation_dtype
+from posenc.kernels.rotate_pairs import rotate_pairs, rotation_dtype
 from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
 from posenc.precision import exact
-from posenc.rotations import Turning
+from posenc.rotations import Turning, cos_sin
 
 
 class LearnedRotary(Turning):

@@ -5,10 +5,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, rotate_pairs, rotation_dtype
+from posenc.channel_pairs import LAYOUTS, channels_of_pair
+from posenc.kernels.rotate_pairs import rotate_pairs, rotation_dtype
 from posenc.positions import Positions
 from posenc.precision import exact
-from posenc.rotations import Turning
+from posenc.rotations import Turning, cos_sin
 
 
 class MixedRotary(Turning):

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posenc.encoding import Encoding, Side
-from posenc.kernels.rotate_pairs import cos_sin
 from posenc.positions import Positions
 from posenc.precision import exact
+from posenc.rotations import cos_sin
 
 PHASES = ("zero", "uniform", "none")
 

@@ -6,13 +6,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from posenc.channel_pairs import LAYOUTS
 from posenc.encoding import Encoding
 from posenc.kernels.bound import BoundKernel
-from posenc.kernels.rotate_pairs import LAYOUTS, cos_sin, rotate_pairs, rotation_dtype
+from posenc.kernels.rotate_pairs import rotate_pairs, rotation_dtype
 from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
 from posenc.precision import exact
+from posenc.rotations import cos_sin
 
 
 class RotaryValues(Encoding):

@@ -8,15 +8,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posenc.channel_pairs import LAYOUTS, channels_of_pair
 from posenc.encoding import Encoding
 from posenc.kernels.bound import BoundKernel
 from posenc.kernels.reference import fit_heads
-from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, rotate_pairs, rotation_dtype
+from posenc.kernels.rotate_pairs import rotate_pairs, rotation_dtype
 from posenc.kernels.sums_in_order import sums_to
 from posenc.keys import Keys, Projections
 from posenc.masks import Mask
 from posenc.positions import Positions
 from posenc.precision import most_exact, without_autocast
+from posenc.rotations import cos_sin
 
 GATES = ("none", "head", "pair")
 

@@ -5,10 +5,12 @@ import math
 import torch
 from torch import Tensor
 
+from posenc.channel_pairs import LAYOUTS, channels_of_pair
 from posenc.encoding import Encoding, Side
-from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, rotate_pairs, rotation_dtype
+from posenc.kernels.rotate_pairs import rotate_pairs, rotation_dtype
 from posenc.positions import Positions
 from posenc.precision import exact
+from posenc.rotations import cos_sin
 from posenc.watched import may_be_read
 
 FURTHEST_IN_HALF = 5008
