@@ -3,12 +3,13 @@
 import torch
 from torch import Tensor
 
+from posenc.channel_pairs import PairsTurned
 from posenc.encoding import Encoding, Side
 from posenc.kernels.rotate_pairs import rotate_both, rotate_pairs, rotation_dtype
 from posenc.positions import Positions
 
 
-class Turning(Encoding):
+class Turning(PairsTurned, Encoding):
     """An encoding that turns queries and keys alike, by their own positions; a subclass says how, in `rotated`."""
 
     turns = "alike"

@@ -136,32 +136,28 @@ class AxialRotary(Rotations):
         angles = [coords[..., axis, None] * spectrum for axis, spectrum in enumerate(spectra)]
         return cos_sin(torch.cat(angles, -1), 1.0, dtype, device)
 
-    def formula_query(self, q, position, head=0) -> list[float]:
+    def formula_angles(self, position, head=0, length=None) -> list[float]:
         places = (position,) if self.axes == 1 else position
-        r, highest, start, out = sum(self.widths), (self.resolution or 224) / 2, 0, list(q)
+        r, highest, angles = sum(self.widths), (self.resolution or 224) / 2, []
         for axis, (width, place) in enumerate(zip(self.widths, places, strict=True)):
             for j in range(width // 2):
                 share = j / max(width // 2 - 1, 1)
                 if self.frequencies == "pixel":
-                    angle = place * math.pi * (1 + (highest - 1) * share)
+                    angles.append(place * math.pi * (1 + (highest - 1) * share))
                 elif self.frequencies == "log_pixel":
-                    angle = place * math.pi * 2 ** (share * math.log2(highest))
+                    angles.append(place * math.pi * 2 ** (share * math.log2(highest)))
                 elif self.frequencies == "dealt":
-                    angle = place / self.base ** (2 * (j * len(self.widths) + axis) / r)
+                    angles.append(place / self.base ** (2 * (j * len(self.widths) + axis) / r))
                 else:
-                    angle = place / self.base ** (2 * j / width)
-                first, second = {
-                    "half": (start // 2 + j, start // 2 + j + r // 2),
-                    "interleaved": (start + 2 * j, start + 2 * j + 1),
-                    "half_by_axis": (start + j, start + j + width // 2),
-                }[self.layout]
-                turned = complex(q[first], q[second]) * complex(math.cos(angle), math.sin(angle))
-                out[first], out[second] = turned.real, turned.imag
-            start += width
-        return out
+                    angles.append(place / self.base ** (2 * j / width))
+        return angles
 
-    def formula_key(self, k, position, head=0) -> list[float]:
-        return self.formula_query(k, position, head)
+    def formula_pairs(self, pairs: int) -> list[tuple[int, int]]:
+        if self.layout != "half_by_axis":
+            return super().formula_pairs(pairs)
+        starts = [sum(self.widths[:axis]) for axis in range(len(self.widths))]
+        halves = zip(starts, [width // 2 for width in self.widths], strict=True)
+        return [(start + j, start + j + half) for start, half in halves for j in range(half)]
 
 
 def even_split(head_dim: int, axes: int) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posenc.channel_pairs import LAYOUTS, channels_of_pair
+from posenc.channel_pairs import LAYOUTS, channels_of_pairs, multiplied
 from posenc.encoding import Encoding, Side
 from posenc.kernels.bound import BoundKernel
 from posenc.kernels.reference import fit_heads
@@ -199,24 +199,16 @@ class FourierRotary(Encoding):
         """Whether several query heads read each key, which then stays unturned until they do."""
         return self.per_head and k.shape[1] != self.heads
 
-    def formula_query(self, q, position, head=0):
-        return self.formula_turned(q, position, head)
-
-    def formula_key(self, k, position, head=0):
-        return self.formula_turned(k, position, head)
-
-    def formula_turned(self, x, position: float, head: int) -> list[float]:
-        """One query or key, as published."""
+    def formula_query(self, q, position, head=0) -> list[float]:
         plain = [self.base ** (-2 * p / self.head_dim) for p in range(self.head_dim // 2)]
         kept = [frequency for frequency in plain if 2 * math.pi / frequency <= self.max_len]
         by_cos, by_sin = cast(list, self.mixtures[:, head if self.per_head else 0].tolist())
-        turned = list(x)
-        for p in range(self.head_dim // 2):
-            cos, sin = 1.0, 0.0 if self.silenced == "passed" else 1.0
-            if p < len(kept):
-                cos = math.fsum(by_cos[f][p] * math.cos(position * w) for f, w in enumerate(kept))
-                sin = math.fsum(by_sin[f][p] * math.sin(position * w) for f, w in enumerate(kept))
-            first, second = channels_of_pair(p, self.head_dim // 2, self.layout)
-            turned[first] = x[first] * cos - x[second] * sin
-            turned[second] = x[second] * cos + x[first] * sin
-        return turned
+        factors = [complex(1.0, 0.0 if self.silenced == "passed" else 1.0)] * len(plain)
+        for p in range(len(kept)):
+            cos = math.fsum(by_cos[f][p] * math.cos(position * w) for f, w in enumerate(kept))
+            sin = math.fsum(by_sin[f][p] * math.sin(position * w) for f, w in enumerate(kept))
+            factors[p] = complex(cos, sin)
+        return multiplied(q, factors, channels_of_pairs(len(plain), self.layout))
+
+    def formula_key(self, k, position, head=0) -> list[float]:
+        return self.formula_query(k, position, head)

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from posenc.channel_pairs import LAYOUTS, channels_of_pair
+from posenc.channel_pairs import LAYOUTS
 from posenc.positions import Positions
 from posenc.precision import exact
 from posenc.rotations import Rotations, cos_sin
@@ -78,19 +78,10 @@ class ImageRotary(Rotations):
         angle = 2 * math.pi * coords[..., None] / self.periods.to(coords.device)
         return cos_sin(angle.flatten(-2), 1.0, dtype, device)
 
-    def formula_query(self, q, position, head=0) -> list[float]:
+    def formula_angles(self, position, head=0, length=None) -> list[float]:
         places = (position,) if self.axes == 1 else position
-        pairs, out = self.bands * self.axes, list(q)
-        for pair in range(pairs):
-            axis, j = divmod(pair, self.bands)
-            first, second = channels_of_pair(pair, pairs, self.layout)
-            angle = 2 * math.pi * places[axis] / self.base ** (j / self.bands)
-            turned = complex(q[first], q[second]) * complex(math.cos(angle), math.sin(angle))
-            out[first], out[second] = turned.real, turned.imag
-        return out
-
-    def formula_key(self, k, position, head=0) -> list[float]:
-        return self.formula_query(k, position, head)
+        periods = [self.base ** (j / self.bands) for j in range(self.bands)]
+        return [2 * math.pi * place / period for place in places for period in periods]
 
 
 def normalised_grid(*sizes: int, side: str = "each", device: torch.device | str | None = None) -> Positions:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from posenc.channel_pairs import LAYOUTS, channels_of_pair
+from posenc.channel_pairs import LAYOUTS
 from posenc.encoding import Side
 from posenc.kernels.bound import BoundKernel
 from posenc.kernels.rotate_pairs import rotate_pairs, rotation_dtype
@@ -137,29 +137,6 @@ class LearnedRotary(Turning):
         # The keys were repeated when they were turned; the values have to go with them.
         return kernel(self, q, at, replace(keys, v=self.spread(keys.v)), mask)
 
-    def formula_spectrum(self, head: int) -> list[float]:
-        """As published, in scalars: the frequency of each pair of a head."""
-        shift = self.shift[head] if self.per_head else self.shift
-        d = self.head_dim
-        return [self.base ** (-2 * p / d) * math.exp(shift[p].item()) for p in range(d // 2)]
-
-    def formula_query(self, q, position, head=0) -> list[float]:
-        out = list(q)
-        for p, frequency in enumerate(self.formula_spectrum(head)):
-            first, second = channels_of_pair(p, self.head_dim // 2, self.layout)
-            cos, sin = math.cos(position * frequency), math.sin(position * frequency)
-            out[first], out[second] = q[first] * cos - q[second] * sin, q[second] * cos + q[first] * sin
-        return out
-
-    def formula_key(self, k, position, head=0) -> list[float]:
-        return self.formula_query(k, position, head)
-
-    def formula_logit(self, q, k, m, n, head, scale) -> float:
-        total = []
-        for p, frequency in enumerate(self.formula_spectrum(head)):
-            first, second = channels_of_pair(p, self.head_dim // 2, self.layout)
-            # The real part of (q_a + i q_b) conj(k_a + i k_b) e^{i (m - n) frequency}.
-            turned = complex(q[first], q[second]) * complex(k[first], -k[second])
-            angle = (m - n) * frequency
-            total.append(turned.real * math.cos(angle) - turned.imag * math.sin(angle))
-        return scale * math.fsum(total)
+    def formula_angles(self, position, head=0, length=None) -> list[float]:
+        shift = (self.shift[head] if self.per_head else self.shift).tolist()
+        return [position * self.base ** (-2 * p / self.head_dim) * math.exp(s) for p, s in enumerate(shift)]

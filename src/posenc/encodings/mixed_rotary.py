@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from posenc.channel_pairs import LAYOUTS, channels_of_pair
+from posenc.channel_pairs import LAYOUTS
 from posenc.kernels.rotate_pairs import rotate_pairs, rotation_dtype
 from posenc.positions import Positions
 from posenc.precision import exact
@@ -122,14 +122,7 @@ class MixedRotary(Turning):
         cos, sin = cos_sin(angle.repeat_interleave(x.shape[1] // sets, 1), 1.0, dtype, x.device)
         return rotate_pairs(x, cos, sin, self.layout, in_place=in_place)
 
-    def formula_logit(self, q, k, m, n, head, scale) -> float:
-        m, n = ((place,) if self.axes == 1 else place for place in (m, n))
+    def formula_angles(self, position, head=0, length=None) -> list[float]:
+        places = (position,) if self.axes == 1 else position
         own = self.frequencies[head * self.frequencies.shape[0] // self.heads].tolist()
-        total = [a * b for a, b in zip(q[2 * len(own) :], k[2 * len(own) :], strict=True)]
-        for p, frequency in enumerate(own):
-            first, second = channels_of_pair(p, len(own), self.layout)
-            # The real part of (q_a + i q_b) conj(k_a + i k_b) e^{i angle}.
-            turned = complex(q[first], q[second]) * complex(k[first], -k[second])
-            angle = math.fsum(f * (a - b) for f, a, b in zip(frequency, m, n, strict=True))
-            total.append(turned.real * math.cos(angle) - turned.imag * math.sin(angle))
-        return scale * math.fsum(total)
+        return [math.fsum(f * place for f, place in zip(frequency, places, strict=True)) for frequency in own]

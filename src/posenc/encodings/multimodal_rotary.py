@@ -1,11 +1,13 @@
 """Multimodal rotary encoding (M-RoPE), and the positions of text and grids in one sequence."""
 
 import math
+from collections.abc import Iterable
+from itertools import repeat
 
 import torch
 from torch import Tensor
 
-from posenc.channel_pairs import LAYOUTS, channels_of_pair
+from posenc.channel_pairs import LAYOUTS
 from posenc.positions import Positions
 from posenc.precision import exact
 from posenc.rotations import Rotations, cos_sin
@@ -152,14 +154,18 @@ class MultimodalRotary(Rotations):
         frequencies, temperature = self.spectrum()
         return cos_sin((coords * frequencies.to(coords.device))[:, None], temperature, dtype, device)
 
-    def formula_query(self, q, position, head=0) -> list[float]:
-        r, sections, out = self.width, self.sections_in_use, list(q)
+    def formula_spectrum(self) -> tuple[list[float], float]:
+        """As published, in scalars: the frequency of each pair, and the temperature."""
+        plain = [self.base ** (-2 * p / self.width) for p in range(self.width // 2)]
+        if self.schedule is None:
+            return plain, 1.0
+        return self.schedule.formula(plain, base=self.base, width=self.width)
+
+    def formula_angles(self, position, head=0, length=None) -> list[float]:
+        sections, angles = self.sections_in_use, []
         places = position if isinstance(position, tuple) else (position,) * len(sections)
-        frequencies, temperature = ([self.base ** (-2 * p / r) for p in range(r // 2)], 1.0)
-        if self.schedule is not None:
-            frequencies, temperature = self.schedule.formula(frequencies, base=self.base, width=r)
         left = list(sections)
-        for p, frequency in enumerate(frequencies):
+        for p, frequency in enumerate(self.formula_spectrum()[0]):
             if self.order == "chunked":
                 axis = next(a for a, pairs in enumerate(left) if pairs)
             elif self.order == "interleaved":
@@ -169,14 +175,11 @@ class MultimodalRotary(Rotations):
                 waiting = [a for a in range(1, len(sections)) if left[a]]
                 axis = min(waiting, key=lambda a: (sections[a] - left[a], a)) if waiting else 0
             left[axis] -= 1
-            angle = places[axis] * frequency
-            first, second = channels_of_pair(p, r // 2, self.layout)
-            turned = complex(q[first], q[second]) * complex(math.cos(angle), math.sin(angle)) * temperature
-            out[first], out[second] = turned.real, turned.imag
-        return out
+            angles.append(places[axis] * frequency)
+        return angles
 
-    def formula_key(self, k, position, head=0) -> list[float]:
-        return self.formula_query(k, position, head)
+    def formula_sizes(self, position, side, length=None) -> Iterable[float]:
+        return repeat(self.formula_spectrum()[1])
 
 
 def text_and_grids(*parts: int | tuple[int, ...], device: torch.device | str | None = None) -> Positions:

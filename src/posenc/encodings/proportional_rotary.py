@@ -1,11 +1,13 @@
 """Proportional rotary position embedding (p-RoPE)."""
 
 import math
+from collections.abc import Iterable
+from itertools import repeat
 
 import torch
 from torch import Tensor
 
-from posenc.channel_pairs import LAYOUTS, channels_of_pair
+from posenc.channel_pairs import LAYOUTS
 from posenc.positions import Positions
 from posenc.precision import exact
 from posenc.rotations import Rotations, cos_sin
@@ -106,25 +108,8 @@ class ProportionalRotary(Rotations):
         turning = frequencies[: self.turning]
         return turning + [0.0] * (d // 2 - len(turning)), temperature
 
-    def formula_query(self, q, position, head=0) -> list[float]:
-        frequencies, temperature = self.formula_spectrum()
-        out = list(q)
-        for p, frequency in enumerate(frequencies):
-            first, second = channels_of_pair(p, self.head_dim // 2, self.layout)
-            cos, sin = temperature * math.cos(position * frequency), temperature * math.sin(position * frequency)
-            out[first], out[second] = q[first] * cos - q[second] * sin, q[second] * cos + q[first] * sin
-        return out
+    def formula_angles(self, position, head=0, length=None) -> list[float]:
+        return [position * frequency for frequency in self.formula_spectrum()[0]]
 
-    def formula_key(self, k, position, head=0) -> list[float]:
-        return self.formula_query(k, position, head)
-
-    def formula_logit(self, q, k, m, n, head, scale) -> float:
-        frequencies, temperature = self.formula_spectrum()
-        total = []
-        for p, frequency in enumerate(frequencies):
-            first, second = channels_of_pair(p, self.head_dim // 2, self.layout)
-            # The real part of (q_a + i q_b) conj(k_a + i k_b) e^{i (m - n) frequency}.
-            turned = complex(q[first], q[second]) * complex(k[first], -k[second])
-            angle = (m - n) * frequency
-            total.append(turned.real * math.cos(angle) - turned.imag * math.sin(angle))
-        return scale * temperature**2 * math.fsum(total)
+    def formula_sizes(self, position, side, length=None) -> Iterable[float]:
+        return repeat(self.formula_spectrum()[1])

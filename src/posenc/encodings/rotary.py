@@ -1,14 +1,15 @@
 """Rotary position embedding."""
 
 import math
+from collections.abc import Iterable
+from itertools import repeat
 
 import torch
 from torch import Tensor
 
-from posenc.channel_pairs import LAYOUTS, channels_of_pair
+from posenc.channel_pairs import LAYOUTS
 from posenc.positions import Positions
 from posenc.precision import exact
-from posenc.published import Token
 from posenc.rotations import Rotations, cos_sin
 from posenc.schedules import Schedule, schedule_of
 
@@ -149,37 +150,13 @@ class Rotary(Rotations):
         length = self.schedule.short_length if self.turns_when_attending and length is None else length
         return self.schedule.formula(plain, base=self.base, width=self.width, length=length)
 
-    def formula_query(self, q, position, head=0) -> list[float]:
+    def formula_angles(self, position, head=0, length=None) -> list[float]:
+        return [position * frequency for frequency in self.formula_spectrum(length)[0]]
+
+    def formula_sizes(self, position, side, length=None) -> Iterable[float]:
+        return repeat(self.formula_spectrum(length)[1])
+
+    def formula_turned(self, x, position, head, side) -> list[float]:
         if self.turns_when_attending:
-            raise NotImplementedError(
-                f"{self} turns a query by its horizon, which a formula of one query does not know"
-            )
-        frequencies, temperature = self.formula_spectrum()
-        out = list(q)
-        for p, frequency in enumerate(frequencies):
-            first, second = channels_of_pair(p, self.width // 2, self.layout)
-            cos, sin = temperature * math.cos(position * frequency), temperature * math.sin(position * frequency)
-            out[first], out[second] = q[first] * cos - q[second] * sin, q[second] * cos + q[first] * sin
-        return out
-
-    def formula_key(self, k, position, head=0) -> list[float]:
-        return self.formula_query(k, position, head)
-
-    def formula_logits(self, query, keys, head, scale) -> list[float]:
-        frequencies, temperature = self.formula_spectrum(query.length)
-        logits = []
-        for key in keys:
-            total = []
-            for p, frequency in enumerate(frequencies):
-                first, second = channels_of_pair(p, self.width // 2, self.layout)
-                # The real part of (q_a + i q_b) conj(k_a + i k_b) e^{i (m - n) frequency}.
-                turned = complex(query.vector[first], query.vector[second])
-                turned *= complex(key.vector[first], -key.vector[second])
-                angle = (query.at - key.at) * frequency
-                total.append(temperature**2 * (turned.real * math.cos(angle) - turned.imag * math.sin(angle)))
-            passed = [a * b for a, b in zip(query.vector[self.width :], key.vector[self.width :], strict=True)]
-            logits.append(scale * math.fsum(total + passed))
-        return logits
-
-    def formula_logit(self, q, k, m, n, head, scale) -> float:
-        return self.formula_logits(Token(q, m, 0), [Token(k, n, 0)], head, scale)[0]
+            raise NotImplementedError(f"{self} turns a {side} by its horizon, which a formula of one does not know")
+        return super().formula_turned(x, position, head, side)

@@ -1,12 +1,13 @@
 """Rotary on values: each value is turned by its distance from the query."""
 
+import cmath
 import math
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from posenc.channel_pairs import LAYOUTS
+from posenc.channel_pairs import LAYOUTS, channels_of_pairs, multiplied
 from posenc.encoding import Encoding
 from posenc.kernels.bound import BoundKernel
 from posenc.kernels.rotate_pairs import rotate_pairs, rotation_dtype
@@ -110,13 +111,7 @@ class RotaryValues(Encoding):
 
     def formula_value(self, v, m, n, channel) -> float:
         r = self.width
-        inside = channel - (self.head_dim - r if self.trailing else 0)
-        if not 0 <= inside < r:
-            return v[channel]
-        half = self.layout == "half"
-        k, is_second = (inside % (r // 2), inside >= r // 2) if half else (inside // 2, inside % 2 == 1)
-        step = r // 2 if half else 1
-        angle = (n - m) * self.base ** (-2 * k / r)
-        if is_second:
-            return v[channel] * math.cos(angle) + v[channel - step] * math.sin(angle)
-        return v[channel] * math.cos(angle) - v[channel + step] * math.sin(angle)
+        turns = [cmath.rect(1, (n - m) * self.base ** (-2 * k / r)) for k in range(r // 2)]
+        first = self.head_dim - r if self.trailing else 0
+        pairs = [(first + a, first + b) for a, b in channels_of_pairs(r // 2, self.layout)]
+        return multiplied(v, turns, pairs)[channel]

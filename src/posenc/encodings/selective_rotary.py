@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posenc.channel_pairs import LAYOUTS, channels_of_pair
+from posenc.channel_pairs import LAYOUTS, PairsTurned
 from posenc.encoding import Encoding
 from posenc.kernels.bound import BoundKernel
 from posenc.kernels.reference import fit_heads
@@ -23,7 +23,7 @@ from posenc.rotations import cos_sin
 GATES = ("none", "head", "pair")
 
 
-class SelectiveRotary(Encoding):
+class SelectiveRotary(PairsTurned, Encoding):
     """Turn pairs of channels by the sum of the angles that the tokens so far ask for, each by its own content.
 
     angle_t = temperature_k gate_t (phi_t + exp(drift)),   phi_t = up down x_t sqrt(heads) / |x_t|     (radians)
@@ -168,8 +168,8 @@ class SelectiveRotary(Encoding):
         cos, sin = cos_sin(angle, 1.0, rotation_dtype(x), x.device)
         return rotate_pairs(x, cos, sin, self.layout)
 
-    def formula_query(self, q, position, head=0):
-        raise NotImplementedError(f"{self} turns a query by what other tokens ask for, and a formula of one lacks them")
+    def formula_turned(self, x, position, head, side):
+        raise NotImplementedError(f"{self} turns a {side} by what other tokens ask for, which a formula of one lacks")
 
     def formula_logits(self, query, keys, head, scale) -> list[float]:
         logits = []
@@ -177,13 +177,9 @@ class SelectiveRotary(Encoding):
             # A key that comes later is turned against the query by what it and those before it ask for.
             first, last, sign = (key, query, 1) if key.order <= query.order else (query, key, -1)
             between = [token for token in keys if first.order < token.order <= last.order]
-            total = []
-            for p in range(self.head_dim // 2):
-                a, b = channels_of_pair(p, self.head_dim // 2, self.layout)
-                angle = sign * math.fsum(token.memo["selective_rotary"][p] for token in between)
-                turned = complex(query.vector[a], query.vector[b]) * complex(key.vector[a], -key.vector[b])
-                total.append(turned.real * math.cos(angle) - turned.imag * math.sin(angle))
-            logits.append(scale * math.fsum(total))
+            asked = [token.memo["selective_rotary"] for token in between]
+            angles = [sign * math.fsum(angle[p] for angle in asked) for p in range(self.head_dim // 2)]
+            logits.append(scale * self.formula_product(query.vector, key.vector, angles))
         return logits
 
 

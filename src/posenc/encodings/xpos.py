@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from posenc.channel_pairs import LAYOUTS, channels_of_pair
+from posenc.channel_pairs import LAYOUTS, PairsTurned
 from posenc.encoding import Encoding, Side
 from posenc.kernels.rotate_pairs import rotate_pairs, rotation_dtype
 from posenc.positions import Positions
@@ -17,7 +17,7 @@ FURTHEST_IN_HALF = 5008
 """The position up to which the contract tries half precision."""
 
 
-class XPos(Encoding):
+class XPos(PairsTurned, Encoding):
     """Turn pairs of channels as rotary does, and let the logit of each pair fade with the distance, slow pairs least.
 
     zeta_k = (2k/d + gamma) / (1 + gamma),  frequency_k = base^(-2k/d),  k = 0..d/2-1
@@ -155,31 +155,17 @@ class XPos(Encoding):
     ) -> tuple[Tensor, Tensor]:
         return self.rotated(q, at, "query", in_place=in_place), self.rotated(k, keys_at, "key", in_place=in_place)
 
-    def formula_query(self, q, position, head=0):
-        return self.formula_turned(q, position, 1)
+    def formula_angles(self, position, head=0, length=None) -> list[float]:
+        return [position * self.base ** (-2 * k / self.head_dim) for k in range(self.head_dim // 2)]
 
-    def formula_key(self, k, position, head=0):
-        return self.formula_turned(k, position, -1)
+    def formula_sizes(self, position, side, length=None) -> list[float]:
+        distance = position - self.centre
+        return self.formula_fading(distance if side == "query" else -distance)
 
-    def formula_turned(self, q, position, sign):
-        turned = list(q)
-        for k in range(self.head_dim // 2):
-            first, second = channels_of_pair(k, self.head_dim // 2, self.layout)
-            angle = position * self.base ** (-2 * k / self.head_dim)
-            zeta = (2 * k / self.head_dim + self.gamma) / (1 + self.gamma)
-            size = zeta ** (sign * (position - self.centre) / self.scale_base)
-            turned[first] = size * (q[first] * math.cos(angle) - q[second] * math.sin(angle))
-            turned[second] = size * (q[second] * math.cos(angle) + q[first] * math.sin(angle))
-        return turned
+    def formula_sizes_between(self, m, n, length=None) -> list[float]:
+        return self.formula_fading(m - n)
 
-    def formula_logit(self, q, k, m, n, head, scale) -> float:
-        total = []
-        for p in range(self.head_dim // 2):
-            first, second = channels_of_pair(p, self.head_dim // 2, self.layout)
-            zeta = (2 * p / self.head_dim + self.gamma) / (1 + self.gamma)
-            # The real part of (q_a + i q_b) conj(k_a + i k_b) e^{i (m - n) frequency}.
-            turned = complex(q[first], q[second]) * complex(k[first], -k[second])
-            angle = (m - n) * self.base ** (-2 * p / self.head_dim)
-            real = turned.real * math.cos(angle) - turned.imag * math.sin(angle)
-            total.append(zeta ** ((m - n) / self.scale_base) * real)
-        return scale * math.fsum(total)
+    def formula_fading(self, distance: float) -> list[float]:
+        """As published, in scalars: the factor of each pair over a distance."""
+        zetas = [(2 * k / self.head_dim + self.gamma) / (1 + self.gamma) for k in range(self.head_dim // 2)]
+        return [zeta ** (distance / self.scale_base) for zeta in zetas]
