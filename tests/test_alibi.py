@@ -145,7 +145,7 @@ def test_several_axes_have_no_single_distance() -> None:
 def test_queries_of_another_number_of_heads_are_refused(kernel: str) -> None:
     q, at = torch.zeros(1, 4, 3, 8), Positions.count(3)
     for encoding in (ALiBi(1), ALiBi(8)):
-        with pytest.raises(ValueError, match=rf"a bias for {encoding.heads} heads, got queries of 4; build it for 4"):
+        with pytest.raises(ValueError, match=rf"built for {encoding.heads} heads, got 4; build it with heads=4"):
             bind(kernel, encoding, scale=1.0)(encoding, q, at, Keys(q, q, at), masks.causal())
 
 

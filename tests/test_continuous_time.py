@@ -101,7 +101,7 @@ def test_impossible_options_are_refused(options: dict, words: str) -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"must have 4 channels, got 5; build ContinuousTime\(5, ...\)"):
+    with pytest.raises(ValueError, match="built for embeddings of 4 channels, got 5; build it with dim=5"):
         ContinuousTime(4, 9)(torch.zeros(1, 2, 5))
     with pytest.raises(ValueError, match="reads one axis, got positions with 2 axes"):
         ContinuousTime(4, 9)(torch.zeros(1, 4, 4), positions=Positions.grid(2, 2))

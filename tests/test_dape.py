@@ -118,5 +118,5 @@ def test_impossible_options_are_refused(heads: int, width: int) -> None:
 
 
 def test_another_number_of_heads_is_refused() -> None:
-    with pytest.raises(ValueError, match="mixes 2 heads, got queries of 3; build it for 3"):
+    with pytest.raises(ValueError, match="built for 2 heads, got 3; build it with heads=3"):
         Attention(12, 3, encoding=DAPE(ALiBi(2), heads=2))(torch.zeros(1, 3, 12))

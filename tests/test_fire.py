@@ -152,7 +152,7 @@ def test_the_bias_is_added_after_the_scaling() -> None:
 
 def test_queries_of_another_number_of_heads_are_refused() -> None:
     q, at = torch.zeros(1, 4, 3, 8), Positions.count(3)
-    with pytest.raises(ValueError, match="a bias for 3 heads, got queries of 4; build it for 4"):
+    with pytest.raises(ValueError, match="built for 3 heads, got 4; build it with heads=4"):
         bind("reference", Fire(3), scale=1.0)(Fire(3), q, at, Keys(q, q, at), masks.causal())
 
 

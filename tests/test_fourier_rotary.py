@@ -200,9 +200,9 @@ def test_impossible_options_are_refused(options: dict, words: str) -> None:
 
 def test_heads_that_do_not_fit_are_refused() -> None:
     encoding = FourierRotary(2, 4, 100)
-    with pytest.raises(ValueError, match="heads must have 4 channels, got 6"):
+    with pytest.raises(ValueError, match="built for heads of 4 channels, got 6; build it with head_dim=6"):
         encoding.query(torch.zeros(1, 2, 3, 6), Positions.count(3))
-    with pytest.raises(ValueError, match="has mixtures for 2 heads, got 3; build it for those"):
+    with pytest.raises(ValueError, match="built for 2 heads, got 3; build it with heads=3"):
         encoding.query(torch.zeros(1, 3, 3, 4), Positions.count(3))
     with pytest.raises(ValueError, match="for each of its 2 query heads, got 1 key heads; repeat them"):
         encoding(torch.zeros(1, 2, 3, 4), torch.zeros(1, 1, 3, 4))

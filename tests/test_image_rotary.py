@@ -173,7 +173,9 @@ def test_impossible_grids_heads_and_positions_are_refused() -> None:
         normalised_grid(2, 2, side="min")
     with pytest.raises(ValueError, match="a grid needs at least one cell on each axis"):
         normalised_grid(2, 0)
-    with pytest.raises(ValueError, match=r"heads must have 8 channels, got 6; build ImageRotary\(6\)"):
+    with pytest.raises(
+        ValueError, match=r"image_rotary.* is built for heads of 8 channels, got 6; build it with head_dim=6"
+    ):
         ImageRotary(8).query(torch.zeros(1, 1, 4, 6), normalised_grid(2, 2))
     with pytest.raises(ValueError, match="reads 2 axes, got positions with 1 axis"):
         ImageRotary(8)(torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 4, 8))

@@ -195,5 +195,5 @@ def test_impossible_options_are_refused(options: dict, words: str) -> None:
 
 
 def test_embeddings_of_another_width_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"embeddings must have 3 channels, got 4; build Learned\(4, ...\)"):
+    with pytest.raises(ValueError, match="built for embeddings of 3 channels, got 4; build it with dim=4"):
         Learned(3, 5)(torch.zeros(1, 2, 4))

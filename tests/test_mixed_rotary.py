@@ -167,7 +167,9 @@ def test_impossible_options_are_refused(options: dict, words: str) -> None:
 
 def test_heads_that_do_not_fit_are_refused() -> None:
     encoding, at = MixedRotary(4, 8), Positions.grid(2, 2)
-    with pytest.raises(ValueError, match=r"heads must have 8 channels, got 6; build MixedRotary\(4, 6\)"):
+    with pytest.raises(
+        ValueError, match="mixed_rotary is built for heads of 8 channels, got 6; build it with head_dim=6"
+    ):
         encoding.query(torch.zeros(1, 4, 4, 6), at)
     with pytest.raises(ValueError, match=r"4 sets of heads among 4, got 2 heads; .* build it with groups=2"):
         encoding.key(torch.zeros(1, 2, 4, 8), at)

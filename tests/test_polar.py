@@ -157,7 +157,7 @@ def test_impossible_options_are_refused(options: dict, words: str) -> None:
 
 
 def test_heads_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"heads must have 4 channels, got 6; build Polar\(heads, 6\)"):
+    with pytest.raises(ValueError, match="polar is built for heads of 4 channels, got 6; build it with head_dim=6"):
         Polar(1, 4)(torch.zeros(1, 1, 2, 6), torch.zeros(1, 1, 2, 6))
-    with pytest.raises(ValueError, match="has phases for 2 heads, got 3; build it for those"):
+    with pytest.raises(ValueError, match="polar is built for 2 heads, got 3; build it with heads=3"):
         Polar(2, 4).query(torch.zeros(1, 3, 2, 4), Positions.count(2))

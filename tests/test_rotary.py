@@ -358,7 +358,7 @@ def test_the_share_that_an_error_proposes_works(head_dim: int) -> None:
 
 
 def test_heads_of_another_width_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"heads must have 8 channels, got 6; build Rotary\(6\)"):
+    with pytest.raises(ValueError, match=r"rotary.* is built for heads of 8 channels, got 6; build it with head_dim=6"):
         Rotary(8)(torch.zeros(1, 1, 2, 6), torch.zeros(1, 1, 2, 6))
 
 

@@ -163,7 +163,9 @@ def test_impossible_options_are_refused(options: dict, words: str) -> None:
 
 
 def test_values_of_another_width_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"values must have 4 channels, got 6; build RotaryValues\(6\)"):
+    with pytest.raises(
+        ValueError, match="rotary_values is built for heads of 4 channels, got 6; build it with head_dim=6"
+    ):
         Attention(12, 2, encoding=RotaryValues(4))(torch.zeros(1, 3, 12))
 
 

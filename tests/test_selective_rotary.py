@@ -238,5 +238,5 @@ def test_impossible_options_are_refused(options: dict, words: str) -> None:
 
 
 def test_heads_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match="is built for 2 heads of 4 channels, got 2 of 6; build it for those"):
+    with pytest.raises(ValueError, match="is built for heads of 4 channels, got 6; build it with head_dim=6"):
         Attention(12, 2, encoding=SelectiveRotary(12, 2, 4))(torch.zeros(1, 3, 12))

@@ -195,5 +195,5 @@ def test_impossible_options_are_refused(options: dict, words: str) -> None:
 
 
 def test_heads_of_another_width_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"heads must have 4 channels, got 6; build XPos\(6\)"):
+    with pytest.raises(ValueError, match=r"xpos.* is built for heads of 4 channels, got 6; build it with head_dim=6"):
         XPos(4)(torch.zeros(1, 1, 2, 6), torch.zeros(1, 1, 2, 6))

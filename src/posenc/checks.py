@@ -111,6 +111,27 @@ def one_device(**given: Tensor | None) -> None:
         raise ValueError(f"all have to be on one device, got {told}; move them with .to()")
 
 
+def dim(encoding: Any, x: Tensor) -> None:
+    """Raises ValueError unless embeddings [B, T, dim] have the width that an encoding was built for."""
+    built_for(encoding, "dim", encoding.dim, x.shape[-1], "embeddings of {} channels")
+
+
+def head_dim(encoding: Any, x: Tensor) -> None:
+    """Raises ValueError unless heads [B, H, T, head_dim] have the width that an encoding was built for."""
+    built_for(encoding, "head_dim", encoding.head_dim, x.shape[-1], "heads of {} channels")
+
+
+def heads(encoding: Any, x: Tensor) -> None:
+    """Raises ValueError unless heads [B, H, T, head_dim] are as many as an encoding was built for."""
+    built_for(encoding, "heads", encoding.heads, x.shape[1], "{} heads")
+
+
+def built_for(encoding: object, size: str, expected: int, found: int, words: str) -> None:
+    """Raises ValueError unless a size of what is given is the one that an encoding was built for."""
+    if found != expected:
+        raise ValueError(f"{encoding} is built for {words.format(expected)}, got {found}; build it with {size}={found}")
+
+
 KINDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
     bool: (lambda value: isinstance(value, bool), "True or False"),
     int: (is_whole, "a whole number"),

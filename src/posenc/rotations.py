@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from posenc import checks
 from posenc.channel_pairs import PairsTurned
 from posenc.encoding import Encoding, Side
 from posenc.kernels.rotate_pairs import rotate_both, rotate_pairs, rotation_dtype
@@ -47,7 +48,7 @@ class Rotations(Turning):
         return self.once(self.table, at, rotation_dtype(x), x.device, keep=keep)
 
     def rotated(self, x: Tensor, at: Positions, *, in_place: bool = False) -> Tensor:
-        self.check_head_dim(x, self.head_dim)
+        checks.head_dim(self, x)
         cos, sin = self.rows(x, at).unbind(0)
         return rotate_pairs(x, cos, sin, self.layout, in_place=in_place)
 
@@ -57,7 +58,7 @@ class Rotations(Turning):
         if at is not keys_at or q.dtype != k.dtype:
             return super().turn_both(q, k, at, keys_at, in_place=in_place)
         for x in (q, k):
-            self.check_head_dim(x, self.head_dim)
+            checks.head_dim(self, x)
         return rotate_both(q, k, self.rows(q, at), self.layout, in_place=in_place)
 
 

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from posenc import checks
 from posenc.kernels.rotate_pairs import rotate_pairs
 from posenc.positions import Positions
 from posenc.precision import exact
@@ -123,7 +124,7 @@ class AxialRotary(Rotations):
     def rotated(self, x: Tensor, at: Positions, *, in_place: bool = False) -> Tensor:
         if self.layout != "half_by_axis":
             return super().rotated(x, at, in_place=in_place)
-        self.check_head_dim(x, self.head_dim)
+        checks.head_dim(self, x)
         cos, sin = self.rows(x, at).unbind(0)
         channels, pairs = [*self.widths, self.head_dim - sum(self.widths)], [width // 2 for width in self.widths]
         *parts, passed = x.split(channels, -1)

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.biases import Bias, Pairs
 from posenc.encoding import Encoding
 from posenc.kernels.sums_in_order import sums_after
@@ -83,7 +84,7 @@ class Contextual(Encoding):
 
     def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
         assert q is not None
-        self.check_head_dim(q, self.head_dim)
+        checks.head_dim(self, q)
         # It counts the keys between a key and its query.
         return [Pairs(self.score_mod, q, at, keys)]
 

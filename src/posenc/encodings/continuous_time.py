@@ -6,6 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.encoding import Encoding
 from posenc.positions import Positions
 from posenc.precision import exact
@@ -84,10 +85,7 @@ class ContinuousTime(Encoding):
         return numbers if self.project is None else numbers @ exact(self.project).T
 
     def embed(self, x: Tensor, at: Positions) -> Tensor:
-        if x.shape[-1] != self.dim:
-            raise ValueError(
-                f"embeddings must have {self.dim} channels, got {x.shape[-1]}; build ContinuousTime({x.shape[-1]}, ...)"
-            )
+        checks.dim(self, x)
         return x + self.encode(at).to(x.dtype).to(x.device)
 
     def formula_added(self, position: float, channel: int) -> float:

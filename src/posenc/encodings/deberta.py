@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.biases import Bias, DotProducts, Pairs, Products, facts_of
 from posenc.encoding import Encoding
 from posenc.keys import Keys
@@ -137,11 +138,8 @@ class DeBERTa(Encoding):
 
     def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
         assert q is not None
-        if q.shape[1] != self.heads or q.shape[-1] != self.head_dim:
-            raise ValueError(
-                f"queries must have {self.heads} heads of {self.head_dim} channels, got {q.shape[1]} of {q.shape[-1]}; "
-                f"build DeBERTa({self.dim}, {q.shape[1]}, {q.shape[-1]})"
-            )
+        checks.heads(self, q)
+        checks.head_dim(self, q)
         memo, own = {}, {}
         if self.to_key is not None:
             own["deberta"] = self.compared(q, self.to_key)

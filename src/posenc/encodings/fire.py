@@ -5,7 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from posenc.biases import Bias, Pairs, check_heads
+from posenc import checks
+from posenc.biases import Bias, Pairs
 from posenc.encoding import Encoding
 from posenc.keys import Keys
 from posenc.positions import Positions
@@ -91,7 +92,7 @@ class Fire(Encoding):
 
     def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
         assert q is not None
-        check_heads(self, self.out.bias, 0, q.shape[1])
+        checks.heads(self, q)
         # Its pieces are found by bisection, which does not fuse.
         return [Pairs(self.score_mod, q, at, keys, reads_between=False, fuses=False)]
 

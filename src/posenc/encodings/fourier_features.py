@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.encoding import Encoding
 from posenc.positions import Positions
 from posenc.precision import exact
@@ -167,11 +168,7 @@ class FourierFeatures(Encoding):
         return F.linear(hidden, self.outer.weight.to(waves), self.outer.bias.to(waves))
 
     def embed(self, x: Tensor, at: Positions) -> Tensor:
-        if x.shape[-1] != self.dim:
-            raise ValueError(
-                f"embeddings must have {self.dim} channels, got {x.shape[-1]}; "
-                f"build FourierFeatures({x.shape[-1]}, ...)"
-            )
+        checks.dim(self, x)
         return x + self.once(self.encoded, at, x.dtype, x.device)
 
     def encoded(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:

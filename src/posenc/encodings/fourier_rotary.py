@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.channel_pairs import LAYOUTS, channels_of_pairs, multiplied
 from posenc.encoding import Encoding, Side
 from posenc.kernels.bound import BoundKernel
@@ -171,9 +172,9 @@ class FourierRotary(Encoding):
         return torch.stack((cos, sin)).to(dtype).to(device)
 
     def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:
-        self.check_head_dim(x, self.head_dim)
-        if side == "query" and self.per_head and x.shape[1] != self.heads:
-            raise ValueError(f"{self} has mixtures for {self.heads} heads, got {x.shape[1]}; build it for those")
+        checks.head_dim(self, x)
+        if side == "query" and self.per_head:
+            checks.heads(self, x)
         # A key that several query heads share waits, unturned, for `attend`.
         return x if side == "key" and self.shared(x) else self.rotated(x, at)
 

@@ -6,6 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.biases import Bias, DotProducts, Products, facts_of
 from posenc.encoding import Encoding
 from posenc.keys import Keys, Projections
@@ -87,10 +88,7 @@ class Inkling(Encoding):
         nn.init.normal_(self.profiles, std=self.std)
 
     def remember(self, x: Tensor, at: Positions, project: Projections) -> dict[str, Tensor]:
-        if x.shape[-1] != self.dim:
-            raise ValueError(
-                f"tokens must have {self.dim} channels, got {x.shape[-1]}; build Inkling({x.shape[-1]}, {self.heads})"
-            )
+        checks.dim(self, x)
         return {"inkling": self.to_mixture(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)}  # [B, H, T, rank]
 
     def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
@@ -139,8 +137,7 @@ class Inkling(Encoding):
 
     def mixture(self, q: Tensor, keys: Keys) -> Tensor:
         """What each asking token mixes the profiles by, [B, H, T, rank], in float32 at least."""
-        if q.shape[1] != self.heads:
-            raise ValueError(f"{self} mixes for {self.heads} heads, got queries of {q.shape[1]}; build it for those")
+        checks.heads(self, q)
         if "inkling" not in keys.own:
             raise ValueError(f"the bias of {self} reads the asking tokens themselves; it works inside Attention only")
         mixture = keys.own["inkling"]

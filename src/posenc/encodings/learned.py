@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.encoding import Encoding
 from posenc.positions import Positions
 from posenc.watched import may_be_read
@@ -83,10 +84,7 @@ class Learned(Encoding):
 
     def rows(self, x: Tensor, at: Positions) -> Tensor:
         """What is added to embeddings x [B, T, dim], in their dtype."""
-        if x.shape[-1] != self.dim:
-            raise ValueError(
-                f"embeddings must have {self.dim} channels, got {x.shape[-1]}; build Learned({x.shape[-1]}, ...)"
-            )
+        checks.dim(self, x)
         return self.vectors(at).to(x.dtype)
 
     def vectors(self, at: Positions) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.encoding import Encoding
 from posenc.positions import Positions
 from posenc.watched import may_be_read
@@ -139,11 +140,7 @@ class LearnedFactorised(Encoding):
         return twin
 
     def embed(self, x: Tensor, at: Positions) -> Tensor:
-        if x.shape[-1] != self.dim:
-            raise ValueError(
-                f"embeddings must have {self.dim} channels, got {x.shape[-1]}; "
-                f"build LearnedFactorised({x.shape[-1]}, ...)"
-            )
+        checks.dim(self, x)
         return x + self.read(self.place(at)).to(x.dtype)
 
     @property

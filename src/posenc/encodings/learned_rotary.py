@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.channel_pairs import LAYOUTS
 from posenc.encoding import Side
 from posenc.kernels.bound import BoundKernel
@@ -104,11 +105,9 @@ class LearnedRotary(Turning):
         return (2 * math.pi / self.frequencies).flatten().sort().values
 
     def rotated(self, x: Tensor, at: Positions, *, in_place: bool = False) -> Tensor:
-        self.check_head_dim(x, self.head_dim)
-        if self.per_head and x.shape[1] != self.heads:
-            raise ValueError(
-                f"{self} has frequencies for {self.heads} heads, got {x.shape[1]}; build it for {x.shape[1]}"
-            )
+        checks.head_dim(self, x)
+        if self.per_head:
+            checks.heads(self, x)
         dtype = rotation_dtype(x)
         # Not kept with the positions: a table that has a gradient belongs to one forward pass.
         frequencies = self.spectrum()

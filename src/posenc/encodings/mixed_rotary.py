@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.channel_pairs import LAYOUTS
 from posenc.kernels.rotate_pairs import rotate_pairs, rotation_dtype
 from posenc.positions import Positions
@@ -103,11 +104,7 @@ class MixedRotary(Turning):
             self.frequencies.copy_(magnitude[:, None] * directions.mT[:, pair // each])
 
     def rotated(self, x: Tensor, at: Positions, *, in_place: bool = False) -> Tensor:
-        if x.shape[-1] != self.head_dim:
-            raise ValueError(
-                f"heads must have {self.head_dim} channels, got {x.shape[-1]}; build "
-                f"MixedRotary({self.heads}, {x.shape[-1]})"
-            )
+        checks.head_dim(self, x)
         sets = self.frequencies.shape[0]
         if x.shape[1] % sets or x.shape[1] > self.heads:
             raise ValueError(

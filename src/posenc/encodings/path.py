@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.biases import Dense
 from posenc.encoding import Encoding
 from posenc.kernels.bound import BoundKernel
@@ -86,10 +87,7 @@ class PaTH(Encoding):
         return True
 
     def remember(self, x: Tensor, at: Positions, project: Projections) -> dict[str, Tensor]:
-        if x.shape[-1] != self.dim:
-            raise ValueError(
-                f"embeddings must have {self.dim} channels, got {x.shape[-1]}; build PaTH({x.shape[-1]}, ...)"
-            )
+        checks.dim(self, x)
         dtype = torch.promote_types(x.dtype, torch.float32)
         lower, upper, weight, offset = (p.to(dtype) for p in (self.lower, self.upper, self.weight, self.offset))
         with without_autocast(x):
@@ -102,11 +100,8 @@ class PaTH(Encoding):
     def attend(
         self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
     ) -> tuple[Tensor, Tensor | None]:
-        if (q.shape[1], q.shape[-1]) != (self.heads, self.head_dim):
-            raise ValueError(
-                f"{self} has paths for {self.heads} heads of {self.head_dim} channels, got queries of {q.shape[1]} "
-                f"heads of {q.shape[-1]}; build it for them"
-            )
+        checks.heads(self, q)
+        checks.head_dim(self, q)
         with without_autocast(q):
             lost = self.lost(q, at, keys)
         return kernel(self, q, at, keys, mask, biases=[Dense(-kernel.scale * lost)])

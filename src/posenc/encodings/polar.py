@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.encoding import Encoding, Side
 from posenc.positions import Positions
 from posenc.precision import exact
@@ -91,10 +92,7 @@ class Polar(Encoding):
 
     def directions(self, x: Tensor, at: Positions) -> Tensor:
         """Cosines and sines [2, B or 1, 1, T, d] of where the arrows of tokens point."""
-        if x.shape[-1] != self.head_dim:
-            raise ValueError(
-                f"heads must have {self.head_dim} channels, got {x.shape[-1]}; build Polar(heads, {x.shape[-1]})"
-            )
+        checks.head_dim(self, x)
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         return self.once(self.table, at, dtype, x.device)
 
@@ -105,8 +103,7 @@ class Polar(Encoding):
     def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:
         cos, sin = self.directions(x, at)
         if side == "query" and self.delta is not None:
-            if x.shape[1] != self.heads:
-                raise ValueError(f"{self} has phases for {self.heads} heads, got {x.shape[1]}; build it for those")
+            checks.heads(self, x)
             delta = self.delta.to(cos.dtype).clamp(-2 * math.pi, 0.0)[:, None]  # [H, 1, d]
             cos, sin = cos * delta.cos() + sin * delta.sin(), sin * delta.cos() - cos * delta.sin()
         return arrows(x, cos, sin)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from posenc import checks
 from posenc.channel_pairs import LAYOUTS, channels_of_pairs, multiplied
 from posenc.encoding import Encoding
 from posenc.kernels.bound import BoundKernel
@@ -103,9 +104,7 @@ class RotaryValues(Encoding):
     def attend(
         self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
     ) -> tuple[Tensor, Tensor | None]:
-        if keys.v.shape[-1] != self.head_dim:
-            width = keys.v.shape[-1]
-            raise ValueError(f"values must have {self.head_dim} channels, got {width}; build RotaryValues({width})")
+        checks.head_dim(self, keys.v)
         out, weights = kernel(self, q, at, replace(keys, v=self.rotated(keys.v, keys.at, +1)), mask)
         return self.rotated(out, at, -1), weights
 

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.encoding import Encoding, Side
 from posenc.positions import Positions
 from posenc.precision import exact
@@ -70,10 +71,7 @@ class ScalableSoftmax(Encoding):
     def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:
         if side == "key":
             return x
-        if x.shape[1] != self.heads:
-            raise ValueError(
-                f"{self} has factors for {self.heads} heads, got queries of {x.shape[1]}; build it for {x.shape[1]}"
-            )
+        checks.heads(self, x)
         dtype = torch.promote_types(x.dtype, torch.float32)
         count = self.once(self.logarithms, at, dtype, x.device)
         temperature = self.strength.to(dtype)[:, None, None] * count  # [B or 1, H, T, 1]

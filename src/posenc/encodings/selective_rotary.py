@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.channel_pairs import LAYOUTS, PairsTurned
 from posenc.encoding import Encoding
 from posenc.kernels.bound import BoundKernel
@@ -151,11 +152,8 @@ class SelectiveRotary(PairsTurned, Encoding):
     def attend(
         self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
     ) -> tuple[Tensor, Tensor | None]:
-        if q.shape[1] != self.heads or q.shape[-1] != self.head_dim:
-            raise ValueError(
-                f"{self} is built for {self.heads} heads of {self.head_dim} channels, "
-                f"got {q.shape[1]} of {q.shape[-1]}; build it for those"
-            )
+        checks.heads(self, q)
+        checks.head_dim(self, q)
         angle = keys.memo["selective_rotary"]
         exact = most_exact(angle).transpose(2, 3).flatten(1, 2)
         turns = sums_to(exact, at, keys.at)  # [B, heads * pairs, T] and [..., S]

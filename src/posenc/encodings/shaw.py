@@ -5,6 +5,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.biases import Bias, DotProducts, Pairs, Products
 from posenc.encoding import Encoding
 from posenc.kernels.bound import BoundKernel
@@ -94,7 +95,7 @@ class Shaw(Encoding):
 
     def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
         assert q is not None
-        self.check_head_dim(q, self.head_dim)
+        checks.head_dim(self, q)
         if self.mutual:
             return [Pairs(self.score_mod, q, at, keys, reads_between=False)]
         products, beyond = partial(self.products, q), int(self.clip)

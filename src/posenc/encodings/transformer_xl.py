@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.biases import Bias, DotProducts, Products, facts_of
 from posenc.encoding import Encoding
 from posenc.keys import Keys
@@ -118,11 +119,8 @@ class TransformerXL(Encoding):
 
     def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
         assert q is not None
-        if q.shape[1] != self.heads or q.shape[-1] != self.head_dim:
-            raise ValueError(
-                f"queries must have {self.heads} heads of {self.head_dim} channels, got {q.shape[1]} of {q.shape[-1]}; "
-                f"build TransformerXL({self.dim}, {q.shape[1]}, {q.shape[-1]})"
-            )
+        checks.heads(self, q)
+        checks.head_dim(self, q)
         dtype = self.precision(q)
         of_queries, of_keys = (
             torch.cat(self.waves(where.axis(self)[:, None], dtype, q.device), -1) for where in (at, keys.at)

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.biases import Bias, Pairs, facts_of
 from posenc.encoding import Encoding
 from posenc.keys import Keys
@@ -92,11 +93,8 @@ class TUPE(Encoding):
 
     def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
         assert q is not None
-        if q.shape[1] != self.heads or q.shape[-1] != self.head_dim:
-            raise ValueError(
-                f"queries must have {self.heads} heads of {self.head_dim} channels, got {q.shape[1]} of {q.shape[-1]}; "
-                f"build TUPE({self.dim}, {q.shape[1]}, {q.shape[-1]}, max_len={self.max_len})"
-            )
+        checks.heads(self, q)
+        checks.head_dim(self, q)
         asking = self.projected(at, self.to_query) * (2 * self.head_dim) ** -0.5
         keys = facts_of(keys, memo={"tupe": self.projected(keys.at, self.to_key)}, own={"tupe": asking})
         return [Pairs(self.score_mod, q, at, keys, reads_between=False)]

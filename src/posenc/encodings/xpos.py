@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from posenc import checks
 from posenc.channel_pairs import LAYOUTS, PairsTurned
 from posenc.encoding import Encoding, Side
 from posenc.kernels.rotate_pairs import rotate_pairs, rotation_dtype
@@ -111,7 +112,7 @@ class XPos(PairsTurned, Encoding):
         return self.scale_base * room * math.log(2) / -math.log(self.zetas[0])
 
     def rotated(self, x: Tensor, at: Positions, side: Side, *, in_place: bool = False) -> Tensor:
-        self.check_head_dim(x, self.head_dim)
+        checks.head_dim(self, x)
         coords = self.checked(at, x.dtype)
         given = +1 if side == "query" else -1, rotation_dtype(x), x.device
         if not may_be_read(coords):
