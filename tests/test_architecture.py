@@ -23,7 +23,7 @@ ROOMS = [
     {"foreign", "watched", "seeding"},
     {"checks"},
     {"specs"},
-    {"registry", "precision", "published"},
+    {"registry", "precision", "published", "interpolation"},
     {"positions"},
     {"masks", "coordinate_maps", "kept_tables", "keys", "score_mods", "channel_pairs"},
     {"biases"},

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from posenc import checks
 from posenc.biases import Bias, Pairs
 from posenc.encoding import Encoding
+from posenc.interpolation import interpolated
 from posenc.kernels.sums_in_order import sums_after
 from posenc.keys import Keys
 from posenc.masks import causal
@@ -96,11 +97,7 @@ class Contextual(Encoding):
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             p = look_up(position, b, h, i, j)
-            below = p.floor().long()
-            above = (below + 1).clamp(max=self.positions - 1)
-            share = (p - below).to(table.dtype)
-            mixed = torch.lerp(look_up(table, b, h, i, below), look_up(table, b, h, i, above), share)
-            return score + mixed.to(score.dtype)
+            return score + interpolated(lambda row: look_up(table, b, h, i, row), p, self.positions - 1).to(score.dtype)
 
         return score_mod
 

@@ -1,6 +1,5 @@
 """The relative position table of a window."""
 
-import itertools
 import math
 
 import torch
@@ -8,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posenc.encoding import Encoding
+from posenc.interpolation import interpolated_on_axes
 
 
 class GridBias(Encoding):
@@ -64,32 +64,22 @@ class GridBias(Encoding):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.table, std=self.std)
 
-    def row(self, places: list[Tensor]) -> Tensor:
-        """The table's row for a place on each axis, counted from the window's most negative distance."""
-        row = torch.zeros_like(places[0])
-        for place, n in zip(places, self.window, strict=True):
-            row = row * (2 * n - 1) + place
+    def row(self, cell: Tensor) -> Tensor:
+        """The table's row for a cell [..., A], counted from the window's most negative distance; held at its edge."""
+        row = torch.zeros_like(cell[..., 0])
+        for axis, n in enumerate(self.window):
+            row = row * (2 * n - 1) + cell[..., axis].clamp(max=2 * n - 2)
         return row
 
     def by_distance(self, delta: Tensor) -> Tensor:
         delta = delta if self.axes != 1 else delta[..., None]
-        places = [d.clamp(1 - n, n - 1) + (n - 1) for d, n in zip(delta.unbind(-1), self.window, strict=True)]
+        place = torch.stack(
+            [d.clamp(1 - n, n - 1) + (n - 1) for d, n in zip(delta.unbind(-1), self.window, strict=True)], -1
+        )
         # Many distances share a row: their gradients would stop adding up in half precision.
         table = self.table.to(torch.promote_types(self.table.dtype, torch.float32))
-        if not delta.is_floating_point():
-            return F.embedding(self.row(places), table).movedim(-1, 0)
-        below = [place.floor().long() for place in places]
-        above = [(b + 1).clamp(max=2 * n - 2) for b, n in zip(below, self.window, strict=True)]
         dtype = torch.promote_types(table.dtype, delta.dtype)
-        shares = [(place - b).to(dtype) for place, b in zip(places, below, strict=True)]
-        total = torch.zeros((*places[0].shape, self.heads), dtype=dtype, device=delta.device)
-        for corner in itertools.product((False, True), repeat=self.axes):
-            row = self.row([b if up else a for up, a, b in zip(corner, below, above, strict=True)])
-            mixed = F.embedding(row, table).to(dtype)
-            for up, share in zip(corner, shares, strict=True):
-                mixed = mixed * (share if up else 1 - share)[..., None]
-            total = total + mixed
-        return total.movedim(-1, 0)
+        return interpolated_on_axes(lambda cell: F.embedding(self.row(cell), table), place, dtype).movedim(-1, 0)
 
     def resampled(self, *window: int) -> "GridBias":
         """The encoding of another window, its table interpolated linearly from this one; this one stays as it is.

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from posenc import checks
 from posenc.biases import Bias, DotProducts, Products, facts_of
 from posenc.encoding import Encoding
+from posenc.interpolation import interpolated
 from posenc.keys import Keys, Projections
 from posenc.positions import Positions, distance
 from posenc.published import Token
@@ -112,18 +113,12 @@ class Inkling(Encoding):
         curves = nn.functional.pad(mixture.to(dtype) @ self.profiles.to(dtype), (0, 1))  # [B, H, T, extent + 1]
         delta = distance(at, keys.at, self).expand(q.shape[0], -1, -1)
 
-        def column(n: Tensor) -> Tensor:
-            return torch.where((n >= 0) & (n < self.extent), n, self.extent).long()
-
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             n = delta[b, i, j]
-            if not n.is_floating_point():
-                return score + look_up(curves, b, h, i, column(n)).to(score.dtype)
-            below = n.floor()
-            share = (n - below).to(dtype)
-            first, second = (look_up(curves, b, h, i, column(place)) for place in (below, below + 1))
-            # Between the key in the future at -1 and the token itself at 0 there is still no bias.
-            return score + torch.where(n >= 0, torch.lerp(first, second, share), 0.0).to(score.dtype)
+            # Keys in the future have no bias, however near.
+            place = torch.where(n >= 0, n, self.extent).clamp(max=self.extent)
+            mixed = interpolated(lambda column: look_up(curves, b, h, i, column), place, self.extent)
+            return score + mixed.to(score.dtype)
 
         return score_mod
 

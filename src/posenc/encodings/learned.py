@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from posenc import checks
 from posenc.encoding import Encoding
+from posenc.interpolation import interpolated
 from posenc.positions import Positions
 from posenc.watched import may_be_read
 
@@ -139,13 +140,8 @@ class Learned(Encoding):
 
     def read(self, row: Tensor) -> Tensor:
         """The vectors [..., dim] at rows that may be fractional; NaN rows give NaN."""
-        if not row.is_floating_point():
-            return F.embedding(row, self.table)
-        known = row.nan_to_num(0.0).clamp(0, self.max_len - 1)
-        below = known.floor()
-        share = (known - below + (row - row.nan_to_num(0.0)))[..., None].to(self.table.dtype)
-        above = (below + 1).clamp(max=self.max_len - 1)
-        return torch.lerp(F.embedding(below.long(), self.table), F.embedding(above.long(), self.table), share)
+        last = self.max_len - 1
+        return interpolated(lambda whole: F.embedding(whole, self.table), row.clamp(0, last), last)
 
     def formula_added(self, position: float, channel: int) -> float:
         if self.overrun == "interpolate":

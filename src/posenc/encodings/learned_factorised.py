@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from posenc import checks
 from posenc.encoding import Encoding
+from posenc.interpolation import interpolated
 from posenc.positions import Positions
 from posenc.watched import may_be_read
 
@@ -181,21 +182,14 @@ class LearnedFactorised(Encoding):
         """The vectors [..., dim] at places [..., axes] that may be fractional; NaN places give NaN."""
         if not place.is_floating_point():
             return self.whole(place)
-        known = place.nan_to_num(0.0)
-        below = known.floor()
         exact = torch.promote_types(self.tables[0].dtype, torch.float32)
-        share = (known - below + (place - known)).to(exact)
-        last = torch.tensor([n - 1 for n in self.limits], device=place.device)
-        above = torch.minimum(below.long() + 1, last)
         if self.fold:
-            return torch.lerp(self.whole(below.long()).to(exact), self.whole(above).to(exact), share)
-        pieces = [
-            torch.lerp(
-                table[below[..., axis].long()].to(exact), table[above[..., axis]].to(exact), share[..., axis, None]
-            )
-            for axis, table in enumerate(self.tables)
-        ]
-        return self.combined(pieces)
+            return interpolated(lambda row: self.whole(row).to(exact), place, self.limits[0] - 1)
+
+        def piece(table: Tensor, on_axis: Tensor) -> Tensor:
+            return interpolated(lambda row: table[row].to(exact), on_axis, len(table) - 1)
+
+        return self.combined(list(map(piece, self.tables, place.unbind(-1))))
 
     def whole(self, place: Tensor) -> Tensor:
         """The vectors [..., dim] at whole places [..., axes]."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from posenc import checks
 from posenc.encoding import Encoding
+from posenc.interpolation import interpolated_on_axes
 from posenc.positions import Positions
 from posenc.watched import may_be_read
 
@@ -173,19 +174,8 @@ class LearnedGrid(Encoding):
 
     def read(self, place: Tensor) -> Tensor:
         """The vectors [..., dim] at places [..., A] that may be fractional; NaN places give NaN."""
-        if not place.is_floating_point():
-            return F.embedding(self.row(place), self.table)
-        known = place.nan_to_num(0.0)
-        below = known.floor()
-        # Half precision would round each of the corners' weights.
-        share = (known - below + (place - known)).to(torch.promote_types(self.table.dtype, torch.float32))
-        vectors: Tensor | float = 0.0
-        for corner in itertools.product((0, 1), repeat=len(self.cells)):
-            up = torch.tensor(corner, device=place.device)
-            weight = torch.where(up == 1, share, 1 - share).prod(-1, keepdim=True)
-            vectors = vectors + weight * F.embedding(self.row(below.long() + up), self.table)
-        assert isinstance(vectors, Tensor)
-        return vectors
+        dtype = torch.promote_types(self.table.dtype, torch.float32)
+        return interpolated_on_axes(lambda cell: F.embedding(self.row(cell), self.table), place, dtype)
 
     def row(self, cell: Tensor) -> Tensor:
         """The row of the table for whole cells [..., A]; past the border that of the border."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from posenc import checks
 from posenc.biases import Bias, DotProducts, Pairs, Products
 from posenc.encoding import Encoding
+from posenc.interpolation import interpolated, neighbours
 from posenc.kernels.bound import BoundKernel
 from posenc.keys import Keys
 from posenc.masks import Mask
@@ -108,12 +109,7 @@ class Shaw(Encoding):
 
         def read(table: Tensor, *index: Tensor) -> Tensor:
             *token, r = index
-            if not r.is_floating_point():
-                return look_up(table, *token, r)
-            below = r.floor().long()
-            above = (below + 1).clamp(max=2 * self.clip)
-            share = (r - below).to(table.dtype)
-            return torch.lerp(look_up(table, *token, below), look_up(table, *token, above), share)
+            return interpolated(lambda whole: look_up(table, *token, whole), r, 2 * self.clip)
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             r = row[b, i, j]
@@ -149,8 +145,8 @@ class Shaw(Encoding):
         if not row.is_floating_point():
             by_row = by_row.scatter_add(-1, row, exact)
         else:
-            below = row.floor().long()
-            share = (row - below).to(exact.dtype)
+            below, share = neighbours(row)
+            share = share.to(exact.dtype)
             by_row = by_row.scatter_add(-1, below, exact * (1 - share))
             by_row = by_row.scatter_add(-1, (below + 1).clamp(max=2 * self.clip), exact * share)
         out = out + (by_row @ self.value_table.to(exact.dtype)).to(out.dtype)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from posenc import checks
 from posenc.biases import Bias, Pairs, facts_of
 from posenc.encoding import Encoding
+from posenc.interpolation import interpolated
 from posenc.keys import Keys
 from posenc.positions import Positions
 from posenc.score_mods import ScoreMod, dot_products
@@ -119,19 +120,17 @@ class TUPE(Encoding):
         """The position of each token as a query or key [B or 1, H, T, D], in float32 at least."""
         dtype = torch.promote_types(self.table.dtype, torch.float32)
         coords = self.checked(at)
-        inside = coords.clamp(0, self.max_len - 1)
-        below = inside.floor().long()
-        share = torch.where(coords == inside, inside - below, torch.nan)[..., None].to(dtype)
-        first, second = (F.embedding(row, self.table) for row in (below, (below + 1).clamp(max=self.max_len - 1)))
-        vectors = torch.lerp(first.to(dtype), second.to(dtype), share)
+        vectors = interpolated(lambda row: F.embedding(row, self.table).to(dtype), coords, self.max_len - 1)
         return F.linear(vectors, projection.weight.to(dtype)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
     def checked(self, at: Positions) -> Tensor:
         """The coordinates [B or 1, T]; raises ValueError if one is out of the table, where data can be looked at."""
         coords = at.axis(self)
-        known = at.extent is not None and at.extent <= self.max_len
-        if known or not may_be_read(coords):
+        if at.extent is not None and at.extent <= self.max_len:
             return coords
+        if not may_be_read(coords):
+            outside = (coords < 0) | (coords > self.max_len - 1)
+            return torch.where(outside, torch.nan, coords.to(torch.float64))
         lowest, highest = coords.min().item(), coords.max().item()
         if highest > self.max_len - 1:
             raise ValueError(
