@@ -267,9 +267,9 @@ def test_no_kernel_needs_the_whole_bias_given_by_hand() -> None:
     [
         ({"form": "bloom"}, "form must be one of symmetric, asymmetric, falcon, got 'bloom'; BLOOM and MPT are symm"),
         ({"form": "falcon"}, r"form 'falcon' divides the bias by sqrt\(head_dim\); give head_dim"),
-        ({"bias_max": 0.0}, "bias_max must be a number above 0, got 0.0"),
-        ({"bias_max": math.nan}, "bias_max must be a number above 0, got nan"),
-        ({"bias_max": math.inf}, "bias_max must be a number above 0, got inf"),
+        ({"bias_max": 0.0}, "bias_max must be above 0, got 0.0"),
+        ({"bias_max": math.nan}, "bias_max must be above 0, got nan"),
+        ({"bias_max": math.inf}, "bias_max must be a finite number, got inf"),
         ({"head_dim": 0}, "head_dim must be 1 or more, got 0"),
     ],
 )

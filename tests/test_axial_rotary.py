@@ -268,7 +268,7 @@ def test_gradients_are_turned_back(layout: str) -> None:
     ("options", "words"),
     [
         ({"head_dim": 3}, "head_dim must hold a pair of channels for each axis, 4 for 2 axes, got head_dim=3"),
-        ({"head_dim": 8, "axes": 0}, "axes must be a whole number of 1 or more, got 0"),
+        ({"head_dim": 8, "axes": 0}, "axes must be 1 or more, got 0"),
         ({"head_dim": 8, "axes": 1.5}, "axes must be a whole number, got 1.5"),
         ({"head_dim": 8, "base": 1.0}, "base must be above 1, got 1.0"),
         ({"head_dim": 8, "layout": "split"}, "layout must be one of half, interleaved, half_by_axis, got 'split'"),

@@ -90,7 +90,7 @@ def test_whole_times_do_not_give_zeros_and_late_ones_stay_exact_in_float32() -> 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"dim": 0}, "dim and max_len must be 1 or more, got 0 and 9"),
+        ({"dim": 0}, "dim must be 1 or more, got 0"),
         ({"max_len": math.nan}, "max_len must be a whole number, got nan"),
         ({"size": 1}, "size must be 2 or more, a line and a wave, got 1"),
     ],

@@ -153,8 +153,8 @@ def test_every_layer_has_gates_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"dim": 0}, "dim and heads must be 1 or more, got 0 and 2"),
-        ({"heads": 0}, "dim and heads must be 1 or more, got 4 and 0"),
+        ({"dim": 0}, "dim must be 1 or more, got 0"),
+        ({"heads": 0}, "heads must be 1 or more, got 0"),
         ({"start": math.inf}, "start must be a finite number, got inf"),
         ({"std": -1.0}, "std must be 0 or more, got -1.0"),
     ],

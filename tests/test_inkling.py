@@ -136,9 +136,9 @@ def test_the_bias_alone_cannot_be_asked_and_says_so() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"dim": 0}, "dim and heads must be 1 or more, got 0 and 2"),
-        ({"heads": 0}, "dim and heads must be 1 or more, got 8 and 0"),
-        ({"extent": 0}, "extent and rank must be whole numbers, 1 or more, got 0 and 16"),
+        ({"dim": 0}, "dim must be 1 or more, got 0"),
+        ({"heads": 0}, "heads must be 1 or more, got 0"),
+        ({"extent": 0}, "extent must be 1 or more, got 0"),
         ({"rank": 2.5}, "rank must be a whole number, got 2.5"),
         ({"std": 0.0}, "std must be above 0, got 0.0"),
     ],

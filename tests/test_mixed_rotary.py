@@ -153,7 +153,7 @@ def test_only_several_sets_of_frequencies_leave_a_gap() -> None:
     [
         ({"head_dim": 1, "heads": 2}, "head_dim must hold a pair of channels, got 1"),
         ({"head_dim": 8, "heads": 0}, "heads must be 1 or more, got 0"),
-        ({"head_dim": 8, "heads": 2, "axes": 0}, "axes must be a whole number of 1 or more, got 0"),
+        ({"head_dim": 8, "heads": 2, "axes": 0}, "axes must be 1 or more, got 0"),
         ({"head_dim": 8, "heads": 2, "base": math.nan}, "base must be above 1, got nan"),
         ({"head_dim": 8, "heads": 6, "groups": 4}, "groups must divide heads=6, got 4; give the number of key heads"),
         ({"head_dim": 8, "heads": 6, "groups": 0}, "groups must divide heads=6, got 0"),

@@ -145,9 +145,9 @@ def test_the_mean_logit_of_random_tokens_is_large_and_falls_with_distance() -> N
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"heads": 0, "head_dim": 4}, "heads and head_dim must be 1 or more, got 0 and 4"),
-        ({"heads": 1, "head_dim": 0}, "heads and head_dim must be 1 or more, got 1 and 0"),
-        ({"heads": 1, "head_dim": 4, "base": 1.0}, "base must be above 1 and finite, got 1.0"),
+        ({"heads": 0, "head_dim": 4}, "heads must be 1 or more, got 0"),
+        ({"heads": 1, "head_dim": 0}, "head_dim must be 1 or more, got 0"),
+        ({"heads": 1, "head_dim": 4, "base": 1.0}, "base must be above 1, got 1.0"),
         ({"heads": 1, "head_dim": 4, "phases": "one"}, "phases must be one of zero, uniform, none, got 'one'"),
     ],
 )

@@ -336,7 +336,7 @@ def test_the_module_holds_no_state_that_a_cast_could_damage() -> None:
         ({"head_dim": 8, "partial": 0.0}, "partial must be above 0 and at most 1, got 0.0"),
         ({"head_dim": 8, "partial": 1.5}, "partial must be above 0 and at most 1, got 1.5"),
         ({"head_dim": 8, "base": 1.0}, "base must be above 1, got 1.0"),
-        ({"head_dim": 8, "base": math.inf}, "base must be above 1, got inf"),
+        ({"head_dim": 8, "base": math.inf}, "base must be a finite number, got inf"),
         ({"head_dim": 8, "layout": "split"}, "layout must be one of half, interleaved, got 'split'"),
         (
             {"head_dim": 8, "schedule": "yarn"},

@@ -57,15 +57,41 @@ def number(name: str, value: object, least: float | None = None, *, above: float
 
 
 def at_least(name: str, value: Any, least: float, unit: str = "") -> None:
-    """Raises ValueError for a number below the least; None is none that was given."""
+    """Raises ValueError for a number below the least, or infinite; None is none that was given."""
+    not_infinite(name, value)
     if value is not None and not value >= least:
         raise ValueError(f"{name} must be {least} or more{unit}, got {shown(value)}")
 
 
 def above(name: str, value: Any, bound: float) -> None:
-    """Raises ValueError unless a number is above a bound; None is none that was given."""
+    """Raises ValueError unless a number is above a bound, and not infinite; None is none that was given."""
+    not_infinite(name, value)
     if value is not None and not value > bound:
         raise ValueError(f"{name} must be above {bound}, got {shown(value)}")
+
+
+def not_infinite(name: str, value: Any) -> None:
+    """Raises ValueError for infinity."""
+    if value in (math.inf, -math.inf):
+        raise ValueError(f"{name} must be a finite number, got {shown(value)}")
+
+
+def sizes(**given: float | None) -> None:
+    """Raises ValueError unless each of these is 1 or more; None is none that was given."""
+    for name, value in given.items():
+        at_least(name, value, 1)
+
+
+def even(name: str, value: int) -> None:
+    """Raises ValueError unless channels come in pairs."""
+    if not value >= 2 or value % 2:
+        raise ValueError(f"{name} must be an even number of channels to form pairs, got {shown(value)}")
+
+
+def fraction(name: str, value: float) -> None:
+    """Raises ValueError unless it is a fraction that leaves something: above 0 and at most 1."""
+    if not 0 < value <= 1:
+        raise ValueError(f"{name} must be above 0 and at most 1, got {shown(value)}")
 
 
 def one_of(name: str, value: object, words: Collection[str]) -> None:

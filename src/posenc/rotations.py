@@ -65,3 +65,20 @@ class Rotations(Turning):
 def cos_sin(angle: Tensor, temperature: float | Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Cosines and sines [2, ...] of angles (radians, float64) times the temperature, rounded once to dtype."""
     return (torch.stack((angle.cos(), angle.sin())) * temperature).to(dtype).to(device)
+
+
+def rotary_width(head_dim: int, partial: float) -> int:
+    """How many channels of a head turn, where a part of it does: an even number.
+
+    Raises ValueError for a part that is no fraction, or that leaves no whole pairs.
+    """
+    checks.fraction("partial", partial)
+    # A share such as 30/44 times the head may round to just below a whole number.
+    width = int(head_dim * partial + 1e-9)
+    if width < 2 or width % 2:
+        share = max(width - width % 2, 2) / max(head_dim, 2)
+        raise ValueError(
+            f"the rotary width must be an even number of channels to form pairs, got {width} (head_dim={head_dim}, "
+            f"partial={partial}); choose an even head_dim, or partial={share:.12g}"
+        )
+    return width

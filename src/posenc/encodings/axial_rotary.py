@@ -80,13 +80,9 @@ class AxialRotary(Rotations):
         resolution: float | None = None,
     ) -> None:
         super().__init__()
-        for option, value, known in (("layout", layout, LAYOUTS), ("frequencies", frequencies, FREQUENCIES)):
-            if value not in known:
-                raise ValueError(f"{option} must be one of {', '.join(known)}, got '{value}'")
-        if not axes >= 1 or axes % 1:
-            raise ValueError(f"axes must be a whole number of 1 or more, got {axes}")
-        if not 1 < base < math.inf:
-            raise ValueError(f"base must be above 1, got {base}")
+        checks.one_of("layout", layout, LAYOUTS), checks.one_of("frequencies", frequencies, FREQUENCIES)
+        checks.sizes(axes=axes)
+        checks.above("base", base, 1)
         self.head_dim, self.axes, self.base, self.split = head_dim, axes, base, split
         self.layout, self.frequencies, self.resolution = layout, frequencies, resolution
         in_pixels = frequencies in ("pixel", "log_pixel")

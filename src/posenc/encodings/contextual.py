@@ -64,10 +64,8 @@ class Contextual(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not head_dim >= 1:
-            raise ValueError(f"head_dim must be 1 or more, got {head_dim}")
-        if not positions >= 2:
-            raise ValueError(f"positions must be 2 or more (the counts 0 and 1), got {positions}")
+        checks.sizes(head_dim=head_dim)
+        checks.at_least("positions", positions, 2, " (the counts 0 and 1)")
         self.head_dim, self.positions, self.divided = head_dim, positions, divided
         self.table = nn.Parameter(torch.empty(positions, head_dim, device=device, dtype=dtype))
         self.reset_parameters()

@@ -54,10 +54,8 @@ class ContinuousTime(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not (dim >= 1 and max_len >= 1):
-            raise ValueError(f"dim and max_len must be 1 or more, got {dim} and {max_len}")
-        if size is not None and not size >= 2:
-            raise ValueError(f"size must be 2 or more, a line and a wave, got {size}")
+        checks.sizes(dim=dim, max_len=max_len)
+        checks.at_least("size", size, 2, ", a line and a wave")
         self.dim, self.max_len, self.size = dim, max_len, size
         n = dim if size is None else size
         self.frequency = nn.Parameter(torch.empty(n, device=device, dtype=dtype))

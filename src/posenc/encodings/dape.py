@@ -58,8 +58,7 @@ class DAPE(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not (heads >= 1 and width >= 1):
-            raise ValueError(f"heads and width must be 1 or more, got {heads} and {width}")
+        checks.sizes(heads=heads, width=width)
         if not encoding.doors & BIASES or not encoding.doors <= ALLOWED:
             raise ValueError(
                 f"dape adapts a bias and nothing else, as in dape(kerple); {encoding} opens "

@@ -83,23 +83,18 @@ class DeBERTa(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not (dim >= 1 and heads >= 1 and head_dim >= 1):
-            raise ValueError(f"dim, heads and head_dim must be 1 or more, got {dim}, {heads} and {head_dim}")
-        fewest = 2 if max_distance is None else 4
-        if not buckets >= fewest or buckets % 1:
-            raise ValueError(f"buckets must be a whole number, {fewest} or more, got {buckets}")
+        checks.sizes(dim=dim, heads=heads, head_dim=head_dim)
+        checks.at_least("buckets", buckets, 2 if max_distance is None else 4)
         buckets = int(buckets)
         if max_distance is not None:
-            if not max_distance > buckets // 2 + 1 or max_distance % 1:
+            if not max_distance > buckets // 2 + 1:
                 raise ValueError(
-                    f"max_distance must be a whole number above {buckets // 2 + 1}, where the logarithmic buckets "
+                    f"max_distance must be above {buckets // 2 + 1}, where the logarithmic buckets "
                     f"begin, or None for a row for every distance, got {max_distance}"
                 )
             max_distance = int(max_distance)
-        if terms not in TERMS:
-            raise ValueError(f"terms must be one of {', '.join(TERMS)}, got '{terms}'")
-        if not std > 0:
-            raise ValueError(f"std must be above 0, got {std}")
+        checks.one_of("terms", terms, TERMS)
+        checks.above("std", std, 0)
         self.dim, self.heads, self.head_dim, self.buckets = dim, heads, head_dim, buckets
         self.max_distance, self.terms, self.mirror, self.std = max_distance, terms, mirror, std
         # Computed once, because every block of queries asks for them and the powers are long numbers.

@@ -66,12 +66,9 @@ class Forgetting(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not (dim >= 1 and heads >= 1):
-            raise ValueError(f"dim and heads must be 1 or more, got {dim} and {heads}")
-        if not math.isfinite(start):
-            raise ValueError(f"start must be a finite number, got {start}")
-        if not std >= 0:
-            raise ValueError(f"std must be 0 or more, got {std}")
+        checks.sizes(dim=dim, heads=heads)
+        checks.number("start", start)
+        checks.at_least("std", std, 0)
         self.dim, self.heads, self.start, self.std = dim, heads, start, std
         self.weight = nn.Parameter(torch.empty(heads, dim, device=device, dtype=dtype))
         self.offset = nn.Parameter(torch.empty(heads, device=device, dtype=dtype))

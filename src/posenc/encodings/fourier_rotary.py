@@ -106,20 +106,13 @@ class FourierRotary(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not heads >= 1:
-            raise ValueError(f"heads must be 1 or more, got {heads}")
-        if not (head_dim >= 2 and head_dim % 2 == 0):
-            raise ValueError(f"head_dim must be even and 2 or more to form pairs, got {head_dim}")
-        if not max_len >= 7:
-            raise ValueError(f"max_len must be 7 or more, got {max_len}: the shortest wave takes 2 pi = 6.28 positions")
-        if not 1 < base < math.inf:
-            raise ValueError(f"base must be above 1 and finite, got {base}")
-        if layout not in LAYOUTS:
-            raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got '{layout}'")
-        if not 0 <= gain < math.inf:
-            raise ValueError(f"gain must be 0 or more and finite, got {gain}")
-        if silenced not in SILENCED:
-            raise ValueError(f"silenced must be one of {', '.join(SILENCED)}, got '{silenced}'")
+        checks.sizes(heads=heads)
+        checks.even("head_dim", head_dim)
+        checks.at_least("max_len", max_len, 7, ", since the shortest wave takes 2 pi = 6.28 positions")
+        checks.above("base", base, 1)
+        checks.one_of("layout", layout, LAYOUTS)
+        checks.at_least("gain", gain, 0)
+        checks.one_of("silenced", silenced, SILENCED)
         self.heads, self.head_dim, self.max_len, self.base, self.layout = heads, head_dim, max_len, base, layout
         self.gain, self.per_head, self.learned, self.silenced, self.seed = gain, per_head, learned, silenced, seed
         self.kept = sum(2 * math.pi * base ** (2 * k / head_dim) <= max_len for k in range(head_dim // 2))

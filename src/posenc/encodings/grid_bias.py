@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.encoding import Encoding
 from posenc.interpolation import interpolated_on_axes
 
@@ -51,12 +52,10 @@ class GridBias(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if heads < 1:
-            raise ValueError(f"heads must be 1 or more, got {heads}")
+        checks.sizes(heads=heads)
         if not window or not all(isinstance(n, int) and n >= 1 for n in window):
             raise ValueError(f"window must be a tuple of sizes from 1, as in (7, 7), got {window!r}")
-        if not std >= 0:
-            raise ValueError(f"std must be 0 or more, got {std}")
+        checks.at_least("std", std, 0)
         self.heads, self.window, self.std, self.axes = heads, tuple(window), std, len(window)
         self.table = nn.Parameter(torch.empty(math.prod(2 * n - 1 for n in window), heads, device=device, dtype=dtype))
         self.reset_parameters()

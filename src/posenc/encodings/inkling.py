@@ -73,12 +73,8 @@ class Inkling(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not (dim >= 1 and heads >= 1):
-            raise ValueError(f"dim and heads must be 1 or more, got {dim} and {heads}")
-        if not (extent >= 1 and rank >= 1) or extent % 1 or rank % 1:
-            raise ValueError(f"extent and rank must be whole numbers, 1 or more, got {extent} and {rank}")
-        if not std > 0:
-            raise ValueError(f"std must be above 0, got {std}")
+        checks.sizes(dim=dim, heads=heads, extent=extent, rank=rank)
+        checks.above("std", std, 0)
         self.dim, self.heads, self.extent, self.rank, self.std = dim, heads, int(extent), int(rank), std
         self.to_mixture = nn.Linear(dim, heads * self.rank, bias=False, device=device, dtype=dtype)
         self.profiles = nn.Parameter(torch.empty(self.rank, self.extent, device=device, dtype=dtype))

@@ -64,12 +64,9 @@ class Learned(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if dim < 1 or max_len < 1:
-            raise ValueError(f"dim and max_len must be 1 or more, got {dim} and {max_len}")
-        if overrun not in OVERRUN:
-            raise ValueError(f"overrun must be one of {', '.join(OVERRUN)}, got '{overrun}'")
-        if not std > 0:
-            raise ValueError(f"std must be above 0, got {std}")
+        checks.sizes(dim=dim, max_len=max_len)
+        checks.one_of("overrun", overrun, OVERRUN)
+        checks.above("std", std, 0)
         self.dim, self.max_len, self.overrun, self.std = dim, max_len, overrun, std
         self.table = nn.Parameter(torch.empty(max_len, dim, device=device, dtype=dtype))
         self.reset_parameters()

@@ -71,15 +71,9 @@ class LearnedFactorised(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not dim >= 1:
-            raise ValueError(f"dim must be 1 or more, got {dim}")
-        if max_len is not None and not max_len >= 1:
-            raise ValueError(f"max_len must be 1 or more, got {max_len}")
-        for name, word, words in (("combine", combine, COMBINE), ("overrun", overrun, OVERRUN)):
-            if word not in words:
-                raise ValueError(f"{name} must be one of {', '.join(words)}, got '{word}'")
-        if not std > 0:
-            raise ValueError(f"std must be above 0, got {std}")
+        checks.sizes(dim=dim, max_len=max_len)
+        checks.one_of("combine", combine, COMBINE), checks.one_of("overrun", overrun, OVERRUN)
+        checks.above("std", std, 0)
         if grid is None:
             if max_len is None:
                 raise ValueError("tables need their sizes: give grid=(rows, columns), or max_len")

@@ -65,10 +65,7 @@ class LearnedGrid(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not dim >= 1:
-            raise ValueError(f"dim must be 1 or more, got {dim}")
-        if max_len is not None and not max_len >= 1:
-            raise ValueError(f"max_len must be 1 or more, got {max_len}")
+        checks.sizes(dim=dim, max_len=max_len)
         if grid is None:
             if max_len is None:
                 raise ValueError("a table needs its size: give grid=(rows, columns), or max_len for both")
@@ -77,12 +74,9 @@ class LearnedGrid(Encoding):
             cells = grid
         if not isinstance(cells, tuple) or len(cells) < 2 or not all(isinstance(n, int) and n >= 1 for n in cells):
             raise ValueError(f"grid must give the cells on two axes or more, as in (14, 14), got {grid!r}")
-        if not prefix >= 0:
-            raise ValueError(f"prefix must be 0 or more, got {prefix}")
-        if overrun not in OVERRUN:
-            raise ValueError(f"overrun must be one of {', '.join(OVERRUN)}, got '{overrun}'")
-        if not std > 0:
-            raise ValueError(f"std must be above 0, got {std}")
+        checks.at_least("prefix", prefix, 0)
+        checks.one_of("overrun", overrun, OVERRUN)
+        checks.above("std", std, 0)
         self.dim, self.max_len, self.grid, self.prefix, self.overrun, self.std = (
             dim,
             max_len,

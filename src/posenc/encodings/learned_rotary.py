@@ -68,14 +68,10 @@ class LearnedRotary(Turning):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if head_dim < 2 or head_dim % 2:
-            raise ValueError(f"head_dim must be an even number of channels to form pairs, got {head_dim}")
-        if heads is not None and not heads >= 1:
-            raise ValueError(f"heads must be 1 or more, got {heads}")
-        if not 1 < base < math.inf:
-            raise ValueError(f"base must be above 1, got {base}")
-        if layout not in LAYOUTS:
-            raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got '{layout}'")
+        checks.even("head_dim", head_dim)
+        checks.sizes(heads=heads)
+        checks.above("base", base, 1)
+        checks.one_of("layout", layout, LAYOUTS)
         if per_head and heads is None:
             raise ValueError("per_head needs to know how many heads there are; give heads, as in heads=8")
         self.head_dim, self.heads, self.base, self.layout, self.per_head = head_dim, heads, base, layout, per_head

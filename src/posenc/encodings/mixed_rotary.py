@@ -69,16 +69,11 @@ class MixedRotary(Turning):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if layout not in LAYOUTS:
-            raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got '{layout}'")
+        checks.one_of("layout", layout, LAYOUTS)
         if not head_dim >= 2:
             raise ValueError(f"head_dim must hold a pair of channels, got {head_dim}")
-        if not heads >= 1:
-            raise ValueError(f"heads must be 1 or more, got {heads}")
-        if not axes >= 1 or axes % 1:
-            raise ValueError(f"axes must be a whole number of 1 or more, got {axes}")
-        if not 1 < base < math.inf:
-            raise ValueError(f"base must be above 1, got {base}")
+        checks.sizes(heads=heads, axes=axes)
+        checks.above("base", base, 1)
         if groups is not None and (not groups >= 1 or heads % groups):
             raise ValueError(f"groups must divide heads={heads}, got {groups}; give the number of key heads")
         self.head_dim, self.heads, self.axes, self.base = head_dim, heads, axes, base

@@ -7,10 +7,11 @@ from itertools import repeat
 import torch
 from torch import Tensor
 
+from posenc import checks
 from posenc.channel_pairs import LAYOUTS
 from posenc.positions import Positions
 from posenc.precision import exact
-from posenc.rotations import Rotations, cos_sin
+from posenc.rotations import Rotations, cos_sin, rotary_width
 from posenc.schedules import Schedule, schedule_of
 
 ORDERS = ("chunked", "interleaved", "time_last")
@@ -72,20 +73,9 @@ class MultimodalRotary(Rotations):
         schedule: Schedule | str | None = None,
     ) -> None:
         super().__init__()
-        for option, value, known in (("order", order, ORDERS), ("layout", layout, LAYOUTS)):
-            if value not in known:
-                raise ValueError(f"{option} must be one of {', '.join(known)}, got '{value}'")
-        if not 1 < base < math.inf:
-            raise ValueError(f"base must be above 1, got {base}")
-        if not 0 < partial <= 1:
-            raise ValueError(f"partial must be above 0 and at most 1, got {partial}")
-        # A share such as 30/44 times the head may round to just below a whole number.
-        width = int(head_dim * partial + 1e-9)
-        if width < 2 or width % 2:
-            raise ValueError(
-                f"the rotary width must be an even number of channels to form pairs, got {width} "
-                f"(head_dim={head_dim}, partial={partial})"
-            )
+        checks.one_of("order", order, ORDERS), checks.one_of("layout", layout, LAYOUTS)
+        checks.above("base", base, 1)
+        width = rotary_width(head_dim, partial)
         schedule = schedule_of(schedule)
         if schedule is not None and schedule.by_length:
             raise ValueError(

@@ -66,10 +66,7 @@ class PaTH(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not (dim >= 1 and heads >= 1 and head_dim >= 1):
-            raise ValueError(f"dim, heads and head_dim must be 1 or more, got {dim}, {heads} and {head_dim}")
-        if not rank >= 1:
-            raise ValueError(f"rank must be 1 or more, got {rank}")
+        checks.sizes(dim=dim, heads=heads, head_dim=head_dim, rank=rank)
         self.dim, self.heads, self.head_dim, self.rank = dim, heads, head_dim, rank
         self.lower = nn.Parameter(torch.empty(rank, dim, device=device, dtype=dtype))
         self.upper = nn.Parameter(torch.empty(heads * head_dim, rank, device=device, dtype=dtype))

@@ -64,12 +64,9 @@ class Polar(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not (heads >= 1 and head_dim >= 1):
-            raise ValueError(f"heads and head_dim must be 1 or more, got {heads} and {head_dim}")
-        if not 1 < base < math.inf:
-            raise ValueError(f"base must be above 1 and finite, got {base}")
-        if phases not in PHASES:
-            raise ValueError(f"phases must be one of {', '.join(PHASES)}, got '{phases}'")
+        checks.sizes(heads=heads, head_dim=head_dim)
+        checks.above("base", base, 1)
+        checks.one_of("phases", phases, PHASES)
         self.heads, self.head_dim, self.base, self.phases = heads, head_dim, base, phases
         self.per_layer = phases != "none"
         self.delta = nn.Parameter(torch.empty(heads, head_dim, device=device, dtype=dtype)) if self.per_layer else None

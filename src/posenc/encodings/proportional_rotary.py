@@ -7,6 +7,7 @@ from itertools import repeat
 import torch
 from torch import Tensor
 
+from posenc import checks
 from posenc.channel_pairs import LAYOUTS
 from posenc.positions import Positions
 from posenc.precision import exact
@@ -59,14 +60,10 @@ class ProportionalRotary(Rotations):
         schedule: Schedule | str | None = None,
     ) -> None:
         super().__init__()
-        if head_dim < 2 or head_dim % 2:
-            raise ValueError(f"head_dim must be an even number of channels to form pairs, got {head_dim}")
-        if not 0 < share <= 1:
-            raise ValueError(f"share must be above 0 and at most 1, got {share}")
-        if not 1 < base < math.inf:
-            raise ValueError(f"base must be above 1, got {base}")
-        if layout not in LAYOUTS:
-            raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got '{layout}'")
+        checks.even("head_dim", head_dim)
+        checks.fraction("share", share)
+        checks.above("base", base, 1)
+        checks.one_of("layout", layout, LAYOUTS)
         schedule = schedule_of(schedule)
         if schedule is not None and schedule.by_length:
             raise ValueError(f"schedule must not depend on the length of the sequence, got {schedule!r}; use rotary")

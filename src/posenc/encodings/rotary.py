@@ -7,10 +7,11 @@ from itertools import repeat
 import torch
 from torch import Tensor
 
+from posenc import checks
 from posenc.channel_pairs import LAYOUTS
 from posenc.positions import Positions
 from posenc.precision import exact
-from posenc.rotations import Rotations, cos_sin
+from posenc.rotations import Rotations, cos_sin, rotary_width
 from posenc.schedules import Schedule, schedule_of
 
 
@@ -71,20 +72,9 @@ class Rotary(Rotations):
         schedule: Schedule | str | None = None,
     ) -> None:
         super().__init__()
-        if layout not in LAYOUTS:
-            raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got '{layout}'")
-        if not 1 < base < math.inf:
-            raise ValueError(f"base must be above 1, got {base}")
-        if not 0 < partial <= 1:
-            raise ValueError(f"partial must be above 0 and at most 1, got {partial}")
-        # A share such as 30/44 times the head may round to just below a whole number.
-        width = int(head_dim * partial + 1e-9)
-        if width < 2 or width % 2:
-            share = max(width - width % 2, 2) / max(head_dim, 2)
-            raise ValueError(
-                f"the rotary width must be an even number of channels to form pairs, got {width} (head_dim={head_dim}, "
-                f"partial={partial}); choose an even head_dim, or partial={share:.12g}"
-            )
+        checks.one_of("layout", layout, LAYOUTS)
+        checks.above("base", base, 1)
+        width = rotary_width(head_dim, partial)
         schedule = schedule_of(schedule)
         self.head_dim, self.base, self.layout, self.partial, self.schedule = head_dim, base, layout, partial, schedule
         self.width = width

@@ -16,7 +16,7 @@ from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
 from posenc.precision import exact
-from posenc.rotations import cos_sin
+from posenc.rotations import cos_sin, rotary_width
 
 
 class RotaryValues(Encoding):
@@ -64,19 +64,9 @@ class RotaryValues(Encoding):
         trailing: bool = False,
     ) -> None:
         super().__init__()
-        if layout not in LAYOUTS:
-            raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got '{layout}'")
-        if not 1 < base < math.inf:
-            raise ValueError(f"base must be above 1 and finite, got {base}")
-        if not 0 < partial <= 1:
-            raise ValueError(f"partial must be above 0 and at most 1, got {partial}")
-        # A share such as 30/44 times the head may round to just below a whole number.
-        width = int(head_dim * partial + 1e-9)
-        if width < 2 or width % 2:
-            raise ValueError(
-                f"the turned width must be an even number of channels to form pairs, got {width} "
-                f"(head_dim={head_dim}, partial={partial}); choose an even head_dim * partial"
-            )
+        checks.one_of("layout", layout, LAYOUTS)
+        checks.above("base", base, 1)
+        width = rotary_width(head_dim, partial)
         self.head_dim, self.base, self.layout, self.partial, self.trailing = head_dim, base, layout, partial, trailing
         self.width = width
 

@@ -54,10 +54,8 @@ class ScalableSoftmax(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not heads >= 1:
-            raise ValueError(f"heads must be 1 or more, got {heads}")
-        if not math.isfinite(start):
-            raise ValueError(f"start must be a finite number, got {start}")
+        checks.sizes(heads=heads)
+        checks.number("start", start)
         self.heads, self.start, self.constant = heads, start, constant
         self.strength = nn.Parameter(torch.empty(heads, device=device, dtype=dtype))
         self.offset = nn.Parameter(torch.empty(heads, device=device, dtype=dtype)) if constant else None

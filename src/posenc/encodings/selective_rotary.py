@@ -90,18 +90,12 @@ class SelectiveRotary(PairsTurned, Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not (dim >= 1 and heads >= 1 and rank >= 1):
-            raise ValueError(f"dim, heads and rank must be 1 or more, got {dim}, {heads} and {rank}")
-        if not (head_dim >= 2 and head_dim % 2 == 0):
-            raise ValueError(f"head_dim must be even and 2 or more to form pairs, got {head_dim}")
-        if not 1 < base < math.inf:
-            raise ValueError(f"base must be above 1 and finite, got {base}")
-        if layout not in LAYOUTS:
-            raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got '{layout}'")
-        if gate not in GATES:
-            raise ValueError(f"gate must be one of {', '.join(GATES)}, got '{gate}'")
-        if not 0 < temperature < math.inf:
-            raise ValueError(f"temperature must be above 0 and finite, got {temperature}")
+        checks.sizes(dim=dim, heads=heads, rank=rank)
+        checks.even("head_dim", head_dim)
+        checks.above("base", base, 1)
+        checks.one_of("layout", layout, LAYOUTS)
+        checks.one_of("gate", gate, GATES)
+        checks.above("temperature", temperature, 0)
         self.dim, self.heads, self.head_dim, self.base, self.layout = dim, heads, head_dim, base, layout
         self.rank, self.drift, self.gate = rank, drift, gate
         self.temperature, self.learned_temperature = temperature, learned_temperature

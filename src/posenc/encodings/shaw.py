@@ -66,10 +66,8 @@ class Shaw(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not (head_dim >= 1 and clip >= 1):
-            raise ValueError(f"head_dim and clip must be 1 or more, got {head_dim} and {clip}")
-        if std is not None and not std > 0:
-            raise ValueError(f"std must be above 0, got {std}")
+        checks.sizes(head_dim=head_dim, clip=clip)
+        checks.above("std", std, 0)
         self.head_dim, self.clip, self.values, self.mutual, self.std = head_dim, clip, values, mutual, std
         self.reads_keys = mutual
         if not values:

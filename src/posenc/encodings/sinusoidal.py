@@ -87,14 +87,10 @@ class Sinusoidal(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if dim < 1:
-            raise ValueError(f"dim must be 1 or more, got {dim}")
-        if not base > 1:
-            raise ValueError(f"base must be above 1, got {base}")
-        if layout not in LAYOUTS:
-            raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got '{layout}'")
-        if not axes >= 1:
-            raise ValueError(f"axes must be 1 or more, got {axes}")
+        checks.sizes(dim=dim)
+        checks.above("base", base, 1)
+        checks.one_of("layout", layout, LAYOUTS)
+        checks.sizes(axes=axes)
         self.dim, self.base, self.layout, self.endpoint, self.scaled = dim, base, layout, endpoint, scaled
         self.axes = axes
         if (axes - 1) * self.width >= dim:

@@ -80,16 +80,11 @@ class TransformerXL(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not (dim >= 1 and heads >= 1 and head_dim >= 1):
-            raise ValueError(f"dim, heads and head_dim must be 1 or more, got {dim}, {heads} and {head_dim}")
-        if clamp is not None and not 1 <= clamp < math.inf:
-            raise ValueError(f"clamp must be 1 or more, or None for no limit, got {clamp}")
-        if not base > 1:
-            raise ValueError(f"base must be above 1, got {base}")
-        if layout not in LAYOUTS:
-            raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got '{layout}'")
-        if not std > 0:
-            raise ValueError(f"std must be above 0, got {std}")
+        checks.sizes(dim=dim, heads=heads, head_dim=head_dim)
+        checks.at_least("clamp", clamp, 1, ", or None for no limit")
+        checks.above("base", base, 1)
+        checks.one_of("layout", layout, LAYOUTS)
+        checks.above("std", std, 0)
         self.dim, self.heads, self.head_dim, self.clamp = dim, heads, head_dim, clamp
         self.base, self.layout, self.std = base, layout, std
         self.content_bias = nn.Parameter(torch.empty(heads, head_dim, device=device, dtype=dtype))

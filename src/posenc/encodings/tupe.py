@@ -71,12 +71,8 @@ class TUPE(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not (dim >= 1 and heads >= 1 and head_dim >= 1 and max_len >= 1):
-            raise ValueError(
-                f"dim, heads, head_dim and max_len must be 1 or more, got {dim}, {heads}, {head_dim} and {max_len}"
-            )
-        if not std > 0:
-            raise ValueError(f"std must be above 0, got {std}")
+        checks.sizes(dim=dim, heads=heads, head_dim=head_dim, max_len=max_len)
+        checks.above("std", std, 0)
         self.dim, self.heads, self.head_dim, self.max_len = dim, heads, head_dim, max_len
         self.untie_first, self.std = untie_first, std
         self.table = nn.Parameter(torch.empty(max_len, dim, device=device, dtype=dtype))

@@ -69,18 +69,12 @@ class XPos(PairsTurned, Encoding):
         centre: float = 0.0,
     ) -> None:
         super().__init__()
-        if not (head_dim >= 2 and head_dim % 2 == 0):
-            raise ValueError(f"head_dim must be even and 2 or more to form pairs, got {head_dim}")
-        if layout not in LAYOUTS:
-            raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got '{layout}'")
-        if not 1 < base < math.inf:
-            raise ValueError(f"base must be above 1 and finite, got {base}")
-        if not 0 < scale_base < math.inf:
-            raise ValueError(f"scale_base must be above 0 positions and finite, got {scale_base}")
-        if not 0 < gamma < math.inf:
-            raise ValueError(f"gamma must be above 0 and finite, got {gamma}; at 0 the fastest pair would vanish")
-        if not -math.inf < centre < math.inf:
-            raise ValueError(f"centre must be a finite position, got {centre}")
+        checks.even("head_dim", head_dim)
+        checks.one_of("layout", layout, LAYOUTS)
+        checks.above("base", base, 1)
+        checks.above("scale_base", scale_base, 0)
+        checks.above("gamma", gamma, 0)
+        checks.number("centre", centre)
         self.head_dim, self.base, self.layout = head_dim, base, layout
         self.scale_base, self.gamma, self.centre = scale_base, gamma, centre
 
