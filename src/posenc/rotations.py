@@ -62,6 +62,11 @@ class Rotations(Turning):
         return rotate_both(q, k, self.rows(q, at), self.layout, in_place=in_place)
 
 
+def plain_frequencies(base: float, width: int) -> Tensor:
+    """base^(-2k/width), k = 0, 1, ...: the frequency of each pair (radians per position), float64, fastest first."""
+    return base ** -(torch.arange(0, width, 2, dtype=torch.float64, device="cpu") / width)
+
+
 def cos_sin(angle: Tensor, temperature: float | Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Cosines and sines [2, ...] of angles (radians, float64) times the temperature, rounded once to dtype."""
     return (torch.stack((angle.cos(), angle.sin())) * temperature).to(dtype).to(device)

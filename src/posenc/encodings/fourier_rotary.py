@@ -18,6 +18,7 @@ from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions, PositionsLike
 from posenc.precision import exact
+from posenc.rotations import plain_frequencies
 
 SILENCED = ("passed", "doubled")
 
@@ -141,8 +142,7 @@ class FourierRotary(Encoding):
     @property
     def frequencies(self) -> Tensor:
         """The frequencies that are kept (radians per position), float64, fastest first."""
-        pairs = torch.arange(0, 2 * self.kept, 2, dtype=torch.float64, device="cpu")
-        return self.base ** -(pairs / self.head_dim)
+        return plain_frequencies(self.base, self.head_dim)[: self.kept]
 
     @property
     def wavelengths(self) -> Tensor:

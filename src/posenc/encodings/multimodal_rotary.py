@@ -11,7 +11,7 @@ from posenc import checks
 from posenc.channel_pairs import LAYOUTS
 from posenc.positions import Positions
 from posenc.precision import exact
-from posenc.rotations import Rotations, cos_sin, rotary_width
+from posenc.rotations import Rotations, cos_sin, plain_frequencies, rotary_width
 from posenc.schedules import Schedule, schedule_of
 
 ORDERS = ("chunked", "interleaved", "time_last")
@@ -122,7 +122,7 @@ class MultimodalRotary(Rotations):
 
     def spectrum(self) -> tuple[Tensor, float | Tensor]:
         """The frequency of each pair (radians per position, float64, fastest first), and the temperature."""
-        plain = self.base ** -(torch.arange(0, self.width, 2, dtype=torch.float64, device="cpu") / self.width)
+        plain = plain_frequencies(self.base, self.width)
         if self.schedule is None:
             return plain, 1.0
         return self.schedule(plain, base=self.base, width=self.width)

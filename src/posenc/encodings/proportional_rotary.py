@@ -11,7 +11,7 @@ from posenc import checks
 from posenc.channel_pairs import LAYOUTS
 from posenc.positions import Positions
 from posenc.precision import exact
-from posenc.rotations import Rotations, cos_sin
+from posenc.rotations import Rotations, cos_sin, plain_frequencies
 from posenc.schedules import Schedule, schedule_of
 
 
@@ -74,7 +74,7 @@ class ProportionalRotary(Rotations):
 
     def spectrum(self) -> tuple[Tensor, float | Tensor]:
         """The frequency of each pair of the head (radians per position, float64), and the temperature."""
-        plain = self.base ** -(torch.arange(0, self.head_dim, 2, dtype=torch.float64, device="cpu") / self.head_dim)
+        plain = plain_frequencies(self.base, self.head_dim)
         stretched, temperature = plain, 1.0
         if self.schedule is not None:
             stretched, temperature = self.schedule(plain, base=self.base, width=self.head_dim)

@@ -11,7 +11,7 @@ from posenc import checks
 from posenc.channel_pairs import LAYOUTS
 from posenc.positions import Positions
 from posenc.precision import exact
-from posenc.rotations import Rotations, cos_sin, rotary_width
+from posenc.rotations import Rotations, cos_sin, plain_frequencies, rotary_width
 from posenc.schedules import Schedule, schedule_of
 
 
@@ -86,7 +86,7 @@ class Rotary(Rotations):
 
         A schedule that depends on the horizon `length` [B] gives a row for each; its default is the trained length.
         """
-        plain = self.base ** -(torch.arange(0, self.width, 2, dtype=torch.float64, device="cpu") / self.width)
+        plain = plain_frequencies(self.base, self.width)
         if self.schedule is None:
             return plain, 1.0
         if self.turns_when_attending and length is None:

@@ -16,7 +16,7 @@ from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
 from posenc.precision import exact
-from posenc.rotations import cos_sin, rotary_width
+from posenc.rotations import cos_sin, plain_frequencies, rotary_width
 
 
 class RotaryValues(Encoding):
@@ -73,7 +73,7 @@ class RotaryValues(Encoding):
     @property
     def frequencies(self) -> Tensor:
         """The frequency of each pair (radians per position), float64, fastest first."""
-        return self.base ** -(torch.arange(0, self.width, 2, dtype=torch.float64, device="cpu") / self.width)
+        return plain_frequencies(self.base, self.width)
 
     @property
     def wavelengths(self) -> Tensor:

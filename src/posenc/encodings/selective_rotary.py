@@ -19,7 +19,7 @@ from posenc.keys import Keys, Projections
 from posenc.masks import Mask
 from posenc.positions import Positions
 from posenc.precision import most_exact, without_autocast
-from posenc.rotations import cos_sin
+from posenc.rotations import cos_sin, plain_frequencies
 
 GATES = ("none", "head", "pair")
 
@@ -124,8 +124,7 @@ class SelectiveRotary(PairsTurned, Encoding):
 
     def spectrum(self) -> Tensor:
         """The temperature of each pair as published, float64 on the CPU."""
-        pairs = torch.arange(0, self.head_dim, 2, dtype=torch.float64, device="cpu")
-        return self.temperature * self.base ** -(pairs / self.head_dim)
+        return self.temperature * plain_frequencies(self.base, self.head_dim)
 
     def remember(self, x: Tensor, at: Positions, project: Projections) -> dict[str, Tensor]:
         """The angle [B, heads, T, pairs] that each token asks for (radians)."""

@@ -13,6 +13,7 @@ from posenc.encoding import Encoding
 from posenc.keys import Keys
 from posenc.positions import Positions
 from posenc.precision import exact
+from posenc.rotations import plain_frequencies
 from posenc.score_mods import ScoreMod, dot_products
 
 LAYOUTS = ("concatenated", "interleaved")
@@ -99,7 +100,7 @@ class TransformerXL(Encoding):
     @property
     def frequencies(self) -> Tensor:
         """The frequency of each pair (radians per position), float64, fastest first."""
-        return self.base ** -(torch.arange(0, self.dim, 2, dtype=torch.float64, device="cpu") / self.dim)
+        return plain_frequencies(self.base, self.dim)
 
     @property
     def wavelengths(self) -> Tensor:

@@ -11,7 +11,7 @@ from posenc.encoding import Encoding, Side
 from posenc.kernels.rotate_pairs import rotate_pairs, rotation_dtype
 from posenc.positions import Positions
 from posenc.precision import exact
-from posenc.rotations import cos_sin
+from posenc.rotations import cos_sin, plain_frequencies
 from posenc.watched import may_be_read
 
 FURTHEST_IN_HALF = 5008
@@ -94,7 +94,7 @@ class XPos(PairsTurned, Encoding):
     @property
     def frequencies(self) -> Tensor:
         """The frequency of each pair (radians per position), float64, fastest first."""
-        return self.base ** -(torch.arange(0, self.head_dim, 2, dtype=torch.float64, device="cpu") / self.head_dim)
+        return plain_frequencies(self.base, self.head_dim)
 
     @property
     def wavelengths(self) -> Tensor:
