@@ -145,7 +145,7 @@ def test_several_axes_have_no_single_distance() -> None:
 def test_queries_of_another_number_of_heads_are_refused(kernel: str) -> None:
     q, at = torch.zeros(1, 4, 3, 8), Positions.count(3)
     for encoding in (ALiBi(1), ALiBi(8)):
-        with pytest.raises(ValueError, match=rf"a bias for {encoding.heads} heads, got queries of 4; build it for 4"):
+        with pytest.raises(ValueError, match=rf"built for {encoding.heads} heads, got 4; build it with heads=4"):
             bind(kernel, encoding, scale=1.0)(encoding, q, at, Keys(q, q, at), masks.causal())
 
 
@@ -267,9 +267,9 @@ def test_no_kernel_needs_the_whole_bias_given_by_hand() -> None:
     [
         ({"form": "bloom"}, "form must be one of symmetric, asymmetric, falcon, got 'bloom'; BLOOM and MPT are symm"),
         ({"form": "falcon"}, r"form 'falcon' divides the bias by sqrt\(head_dim\); give head_dim"),
-        ({"bias_max": 0.0}, "bias_max must be a number above 0, got 0.0"),
-        ({"bias_max": math.nan}, "bias_max must be a number above 0, got nan"),
-        ({"bias_max": math.inf}, "bias_max must be a number above 0, got inf"),
+        ({"bias_max": 0.0}, "bias_max must be above 0, got 0.0"),
+        ({"bias_max": math.nan}, "bias_max must be above 0, got nan"),
+        ({"bias_max": math.inf}, "bias_max must be a finite number, got inf"),
         ({"head_dim": 0}, "head_dim must be 1 or more, got 0"),
     ],
 )

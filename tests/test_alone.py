@@ -101,7 +101,7 @@ def test_one_tensor_alone_is_turned_where_no_side_is_needed() -> None:
         (lambda: Rotary(8).query(torch.zeros(3, 8), torch.arange(4)), "got positions of 4 tokens for 3 tokens"),
         (lambda: Rotary(8).query(torch.zeros(3, 8), torch.arange(3), offset=2), "give positions or offset=2, not both"),
         (lambda: Rotary(8).query(torch.zeros(3, 8), -1), "start"),
-        (lambda: Rotary(8).query(torch.zeros(3, 6)), r"heads must have 8 channels, got 6"),
+        (lambda: Rotary(8).query(torch.zeros(3, 6)), r"rotary is built for heads of 8 channels, got 6"),
         (lambda: Rotary(8)(torch.zeros(2, 3, 8), torch.zeros(2, 4, 8)), "got 3 and 4 of them; for cross-attention"),
         (lambda: Sinusoidal(8)(torch.zeros(3, 8)), r"x must have shape \[batch, tokens, dim\], got \[3, 8\]"),
         (lambda: Sinusoidal(8).table(Positions.count(3), offset=1), "give positions or offset=1, not both"),

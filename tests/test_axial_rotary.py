@@ -268,7 +268,7 @@ def test_gradients_are_turned_back(layout: str) -> None:
     ("options", "words"),
     [
         ({"head_dim": 3}, "head_dim must hold a pair of channels for each axis, 4 for 2 axes, got head_dim=3"),
-        ({"head_dim": 8, "axes": 0}, "axes must be a whole number of 1 or more, got 0"),
+        ({"head_dim": 8, "axes": 0}, "axes must be 1 or more, got 0"),
         ({"head_dim": 8, "axes": 1.5}, "axes must be a whole number, got 1.5"),
         ({"head_dim": 8, "base": 1.0}, "base must be above 1, got 1.0"),
         ({"head_dim": 8, "layout": "split"}, "layout must be one of half, interleaved, half_by_axis, got 'split'"),
@@ -293,7 +293,9 @@ def test_impossible_options_are_refused(options: dict, words: str) -> None:
 
 
 def test_heads_of_another_width_and_other_numbers_of_axes_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"heads must have 8 channels, got 6; build AxialRotary\(6\)"):
+    with pytest.raises(
+        ValueError, match=r"axial_rotary.* is built for heads of 8 channels, got 6; build it with head_dim=6"
+    ):
         AxialRotary(8).query(torch.zeros(1, 1, 4, 6), Positions.grid(2, 2))
     with pytest.raises(ValueError, match="axial_rotary reads 2 axes, got positions with 1 axis"):
         AxialRotary(8)(torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 4, 8))

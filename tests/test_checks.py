@@ -201,9 +201,7 @@ ENCODINGS = {
     "x must be a tensor, got None": lambda: Rotary(8)(None, Q),
     r"k must have as many axes as x, got \[5, 8\]": lambda: Rotary(8)(Q, Q[0, 0]),
     r"x must have shape \[batch, tokens, dim\], got \[5, 16\]": lambda: Sinusoidal(16)(X[0]),
-    "alibi has a bias for 4 heads, got queries of 2; build it for 2": lambda: (ALiBi(4) + Shaw(8, values=False)).bias(
-        5, q=Q
-    ),
+    "alibi is built for 4 heads, got 2; build it with heads=2": lambda: (ALiBi(4) + Shaw(8, values=False)).bias(5, q=Q),
     r"grid_bias\(window=\(4, 4\)\) reads 2 axes, got positions with 1 axis": lambda: GridBias(2, window=(4, 4)).bias(5),
     "got positions of 3 rows for a batch of 2": lambda: TokenPositionEmbedding(11, 16, "learned")(
         IDS, positions=torch.zeros(3, 5).long()
@@ -215,7 +213,7 @@ ENCODINGS = {
     "DAPE: encoding must be of type Encoding, got 'kerple'": lambda: DAPE("kerple", 2),
     "ReRoPE: encoding must be of type Encoding, got None": lambda: ReRoPE(None),
     "AxialRotary: split must be a tuple, got 4": lambda: AxialRotary(8, split=4),
-    "clamp must be 1 or more, or None for no limit, got inf": lambda: TransformerXL(16, 2, 8, clamp=INF),
+    "clamp must be a finite number, got inf": lambda: TransformerXL(16, 2, 8, clamp=INF),
     "randomised: longest must be a whole number of 1 or more, got a tensor of shape": lambda: Randomised(
         longest=torch.ones(5, 5)
     ),

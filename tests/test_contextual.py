@@ -160,7 +160,9 @@ def test_impossible_options_are_refused(options: dict, words: str) -> None:
 
 def test_what_it_reads_has_to_be_given() -> None:
     q, k = random()
-    with pytest.raises(ValueError, match=r"heads must have 3 channels, got 4; build Contextual\(4\)"):
+    with pytest.raises(
+        ValueError, match=r"contextual.* is built for heads of 3 channels, got 4; build it with head_dim=4"
+    ):
         Contextual(3).bias(7, q=q, k=k)
     with pytest.raises(ValueError, match="the bias of contextual reads the keys; give k"):
         Contextual(4).bias(7, q=q)

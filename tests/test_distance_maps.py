@@ -163,12 +163,12 @@ def test_a_spec_builds_it_and_its_text_is_the_spec() -> None:
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: ReRoPE(Rotary(8), window=0), "window must be 1 position or more, got 0"),
+        (lambda: ReRoPE(Rotary(8), window=0), "window must be 1 or more, got 0"),
         (lambda: ReRoPE(Rotary(8), window=math.nan), "window must be a whole number, got nan"),  # type: ignore[arg-type]
         (lambda: ReRoPE(Rotary(8), leak=0.5), "leak must be 1 or more"),
-        (lambda: SelfExtend(Rotary(8), window=0), "window must be 1 position or more"),
-        (lambda: SelfExtend(Rotary(8), group=0), "group must be 1 position or more"),
-        (lambda: DualChunk(Rotary(8), chunk=0), "chunk must be 1 position or more"),
+        (lambda: SelfExtend(Rotary(8), window=0), "window must be 1 or more"),
+        (lambda: SelfExtend(Rotary(8), group=0), "group must be 1 or more"),
+        (lambda: DualChunk(Rotary(8), chunk=0), "chunk must be 1 or more"),
         (lambda: DualChunk(Rotary(8), chunk=6, longest=6), "longest must be above chunk=6 positions, got 6"),
         (lambda: ReRoPE(Sinusoidal(8)), "sinusoidal opens embed"),
         (lambda: ReRoPE(Shaw(8)), "shaw opens attend, biases"),

@@ -153,8 +153,8 @@ def test_every_layer_has_gates_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"dim": 0}, "dim and heads must be 1 or more, got 0 and 2"),
-        ({"heads": 0}, "dim and heads must be 1 or more, got 4 and 0"),
+        ({"dim": 0}, "dim must be 1 or more, got 0"),
+        ({"heads": 0}, "heads must be 1 or more, got 0"),
         ({"start": math.inf}, "start must be a finite number, got inf"),
         ({"std": -1.0}, "std must be 0 or more, got -1.0"),
     ],
@@ -165,7 +165,7 @@ def test_impossible_options_are_refused(options: dict, words: str) -> None:
 
 
 def test_other_widths_and_heads_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"embeddings must have 4 channels, got 5; build Forgetting\(5, ...\)"):
+    with pytest.raises(ValueError, match="built for embeddings of 4 channels, got 5; build it with dim=5"):
         Forgetting(4, 2).remember(torch.zeros(1, 3, 5), Positions.count(3), None)
-    with pytest.raises(ValueError, match="has gates for 2 heads, got queries of 3; build it for 3"):
+    with pytest.raises(ValueError, match="built for 2 heads, got 3; build it with heads=3"):
         Attention(12, 3, encoding=Forgetting(12, 2))(torch.zeros(1, 3, 12))

@@ -180,7 +180,7 @@ def test_impossible_options_are_refused(options: dict, words: str) -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"must have 6 channels, got 7; build FourierFeatures\(7, ...\)"):
+    with pytest.raises(ValueError, match="built for embeddings of 6 channels, got 7; build it with dim=7"):
         FourierFeatures(6, 9)(torch.zeros(1, 2, 7))
     with pytest.raises(ValueError, match="reads 2 axes, got positions with 1 axis"):
         FourierFeatures(6, 9, axes=2)(torch.zeros(1, 2, 6))

@@ -184,11 +184,11 @@ def test_mixtures_shared_by_the_heads_leave_the_attention_rule_free() -> None:
     ("options", "words"),
     [
         ({"heads": 0}, "heads must be 1 or more, got 0"),
-        ({"head_dim": 5}, "head_dim must be even and 2 or more to form pairs, got 5"),
-        ({"max_len": 6}, "max_len must be 7 or more, got 6: the shortest wave takes 2 pi = 6.28 positions"),
-        ({"base": 1.0}, "base must be above 1 and finite, got 1.0"),
+        ({"head_dim": 5}, "head_dim must be an even number of channels to form pairs, got 5"),
+        ({"max_len": 6}, "max_len must be 7 or more, since the shortest wave takes 2 pi = 6.28 positions, got 6"),
+        ({"base": 1.0}, "base must be above 1, got 1.0"),
         ({"layout": "pairs"}, "layout must be one of half, interleaved, got 'pairs'"),
-        ({"gain": -0.1}, "gain must be 0 or more and finite, got -0.1"),
+        ({"gain": -0.1}, "gain must be 0 or more, got -0.1"),
         ({"silenced": "zero"}, "silenced must be one of passed, doubled, got 'zero'"),
         ({"seed": 0.5}, "seed must be a whole number, got 0.5"),
     ],
@@ -200,9 +200,9 @@ def test_impossible_options_are_refused(options: dict, words: str) -> None:
 
 def test_heads_that_do_not_fit_are_refused() -> None:
     encoding = FourierRotary(2, 4, 100)
-    with pytest.raises(ValueError, match="heads must have 4 channels, got 6"):
+    with pytest.raises(ValueError, match="built for heads of 4 channels, got 6; build it with head_dim=6"):
         encoding.query(torch.zeros(1, 2, 3, 6), Positions.count(3))
-    with pytest.raises(ValueError, match="has mixtures for 2 heads, got 3; build it for those"):
+    with pytest.raises(ValueError, match="built for 2 heads, got 3; build it with heads=3"):
         encoding.query(torch.zeros(1, 3, 3, 4), Positions.count(3))
     with pytest.raises(ValueError, match="for each of its 2 query heads, got 1 key heads; repeat them"):
         encoding(torch.zeros(1, 2, 3, 4), torch.zeros(1, 1, 3, 4))

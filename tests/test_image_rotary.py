@@ -144,7 +144,7 @@ def test_patches_counted_in_whole_numbers_move_when_augmented() -> None:
     ("options", "words"),
     [
         ({"head_dim": 3}, "head_dim must hold a pair of channels for each axis, 4 for 2 axes, got 3"),
-        ({"head_dim": 8, "axes": 0}, "axes must be a whole number of 1 or more, got 0"),
+        ({"head_dim": 8, "axes": 0}, "axes must be 1 or more, got 0"),
         ({"head_dim": 8, "base": 1.0}, "base must be above 1, got 1.0"),
         ({"head_dim": 8, "layout": "split"}, "layout must be one of half, interleaved, got 'split'"),
     ],
@@ -159,8 +159,8 @@ def test_impossible_options_are_refused(options: dict, words: str) -> None:
     [
         ({"shift": -0.1}, "shift must be 0 or more, got -0.1"),
         ({"shift": math.nan}, "shift must be 0 or more, got nan"),
-        ({"jitter": 0.9}, "jitter must be a ratio of 1 or more, got 0.9"),
-        ({"rescale": math.inf}, "rescale must be a ratio of 1 or more, got inf"),
+        ({"jitter": 0.9}, "jitter must be 1 or more, got 0.9"),
+        ({"rescale": math.inf}, "rescale must be a finite number, got inf"),
     ],
 )
 def test_impossible_augmentations_are_refused(options: dict, words: str) -> None:
@@ -173,7 +173,9 @@ def test_impossible_grids_heads_and_positions_are_refused() -> None:
         normalised_grid(2, 2, side="min")
     with pytest.raises(ValueError, match="a grid needs at least one cell on each axis"):
         normalised_grid(2, 0)
-    with pytest.raises(ValueError, match=r"heads must have 8 channels, got 6; build ImageRotary\(6\)"):
+    with pytest.raises(
+        ValueError, match=r"image_rotary.* is built for heads of 8 channels, got 6; build it with head_dim=6"
+    ):
         ImageRotary(8).query(torch.zeros(1, 1, 4, 6), normalised_grid(2, 2))
     with pytest.raises(ValueError, match="reads 2 axes, got positions with 1 axis"):
         ImageRotary(8)(torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 4, 8))

@@ -181,5 +181,5 @@ def test_impossible_options_are_refused(options: dict, words: str) -> None:
 
 
 def test_embeddings_of_another_width_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"must have 4 channels, got 5; build LearnedFactorised\(5, ...\)"):
+    with pytest.raises(ValueError, match="built for embeddings of 4 channels, got 5; build it with dim=5"):
         LearnedFactorised(4, 9)(torch.zeros(1, 2, 5))

@@ -162,8 +162,10 @@ def test_impossible_options_are_refused(options: dict, words: str) -> None:
 
 
 def test_heads_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"heads must have 8 channels, got 6; build LearnedRotary\(6\)"):
+    with pytest.raises(
+        ValueError, match=r"learned_rotary.* is built for heads of 8 channels, got 6; build it with head_dim=6"
+    ):
         LearnedRotary(8)(torch.zeros(1, 1, 2, 6), torch.zeros(1, 1, 2, 6))
     encoding = LearnedRotary(8, heads=4, per_head=True)
-    with pytest.raises(ValueError, match="has frequencies for 4 heads, got 3; build it for 3"):
+    with pytest.raises(ValueError, match="built for 4 heads, got 3; build it with heads=3"):
         encoding(torch.zeros(1, 3, 2, 8), torch.zeros(1, 3, 2, 8))

@@ -246,7 +246,9 @@ def test_positions_and_heads_that_do_not_fit_are_refused() -> None:
     q = torch.zeros(1, 1, 4, 8)
     with pytest.raises(ValueError, match=r"one axis or 3, .* sections \(2, 1, 1\), got positions with 2 axes"):
         MultimodalRotary(8).query(q, Positions.grid(2, 2))
-    with pytest.raises(ValueError, match=r"heads must have 6 channels, got 8; build MultimodalRotary\(8\)"):
+    with pytest.raises(
+        ValueError, match=r"multimodal_rotary.* is built for heads of 6 channels, got 8; build it with head_dim=8"
+    ):
         MultimodalRotary(6)(q, q)
     with pytest.raises(ValueError, match="same number of axes, got"):
         text_and_grids((1, 2, 2), (2, 2))

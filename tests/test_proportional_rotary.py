@@ -152,5 +152,7 @@ def test_impossible_options_are_refused(options: dict, words: str) -> None:
 
 
 def test_heads_of_another_width_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"heads must have 8 channels, got 6; build ProportionalRotary\(6\)"):
+    with pytest.raises(
+        ValueError, match=r"proportional_rotary.* is built for heads of 8 channels, got 6; build it with head_dim=6"
+    ):
         ProportionalRotary(8)(torch.zeros(1, 1, 2, 6), torch.zeros(1, 1, 2, 6))

@@ -152,8 +152,8 @@ def test_a_row_that_sees_nothing_gives_zeros() -> None:
         ({"head_dim": 5}, r"must be an even number of channels to form pairs, got 5 \(head_dim=5, partial=1.0\)"),
         ({"head_dim": 0}, "must be an even number of channels to form pairs, got 0"),
         ({"head_dim": 8, "partial": 0.0}, "partial must be above 0 and at most 1, got 0.0"),
-        ({"head_dim": 8, "base": 1.0}, "base must be above 1 and finite, got 1.0"),
-        ({"head_dim": 8, "base": math.inf}, "base must be above 1 and finite, got inf"),
+        ({"head_dim": 8, "base": 1.0}, "base must be above 1, got 1.0"),
+        ({"head_dim": 8, "base": math.inf}, "base must be a finite number, got inf"),
         ({"head_dim": 8, "layout": "pairs"}, "layout must be one of half, interleaved, got 'pairs'"),
     ],
 )
@@ -163,7 +163,9 @@ def test_impossible_options_are_refused(options: dict, words: str) -> None:
 
 
 def test_values_of_another_width_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"values must have 4 channels, got 6; build RotaryValues\(6\)"):
+    with pytest.raises(
+        ValueError, match="rotary_values is built for heads of 4 channels, got 6; build it with head_dim=6"
+    ):
         Attention(12, 2, encoding=RotaryValues(4))(torch.zeros(1, 3, 12))
 
 

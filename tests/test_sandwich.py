@@ -92,10 +92,10 @@ def test_it_has_no_state() -> None:
     ("options", "words"),
     [
         ({"heads": 0}, "heads must be 1 or more, got 0"),
-        ({"width": 7}, "width must be an even number of channels, got 7"),
-        ({"width": 0}, "width must be an even number of channels, got 0"),
+        ({"width": 7}, "width must be an even number of channels to form pairs, got 7"),
+        ({"width": 0}, "width must be an even number of channels to form pairs, got 0"),
         ({"base": 1.0}, "base must be above 1, got 1.0"),
-        ({"base": math.inf}, "base must be above 1, got inf"),
+        ({"base": math.inf}, "base must be a finite number, got inf"),
     ],
 )
 def test_impossible_options_are_refused(options: dict, words: str) -> None:

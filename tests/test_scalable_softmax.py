@@ -86,5 +86,5 @@ def test_impossible_options_are_refused(options: dict, words: str) -> None:
 
 
 def test_another_number_of_heads_is_refused() -> None:
-    with pytest.raises(ValueError, match="has factors for 2 heads, got queries of 3; build it for 3"):
+    with pytest.raises(ValueError, match="built for 2 heads, got 3; build it with heads=3"):
         ScalableSoftmax(2).query(torch.zeros(1, 3, 4, 5), Positions.count(4))

@@ -197,7 +197,9 @@ def test_impossible_options_are_refused(options: dict, words: str) -> None:
 
 
 def test_embeddings_of_another_width_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"embeddings must have 6 channels, got 8; build Sinusoidal\(8\)"):
+    with pytest.raises(
+        ValueError, match="sinusoidal is built for embeddings of 6 channels, got 8; build it with dim=8"
+    ):
         Sinusoidal(6)(torch.zeros(1, 2, 8))
 
 

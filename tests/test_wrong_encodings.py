@@ -554,7 +554,7 @@ def test_a_bias_without_an_axis_for_heads_is_told_from_one_for_other_heads() -> 
     axes = r"WithoutHeads gave a bias of shape \[9\], expected \[3, ...\]: an axis of 3 heads, then those of the dist"
     with pytest.raises(ValueError, match=axes):
         WithoutHeads(3).bias(5, q=heads)
-    with pytest.raises(ValueError, match="Slope has a bias for 2 heads, got queries of 3; build it for 3"):
+    with pytest.raises(ValueError, match="Slope is built for 2 heads, got 3; build it with heads=3"):
         Slope(2).bias(5, q=heads)
 
 

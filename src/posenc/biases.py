@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.keys import Keys
 from posenc.positions import Positions, distance
 from posenc.score_mods import ScoreMod, index_grids, looked_up, of_heads, placed_on
@@ -344,8 +345,8 @@ def check_heads(who: object, values: Tensor, axes: int, heads: int | None) -> No
             f"{who} gave a bias of shape {list(values.shape)}, expected [{number}, ...]: an axis of {number} heads, "
             f"then those of the distances, as in values.expand({number}, *delta.shape)"
         )
-    if heads is not None and values.shape[0] != heads:
-        raise ValueError(f"{who} has a bias for {values.shape[0]} heads, got queries of {heads}; build it for {heads}")
+    if heads is not None:
+        checks.built_for(who, "heads", values.shape[0], heads, "{} heads")
 
 
 def module_of(method: Callable) -> nn.Module:

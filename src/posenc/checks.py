@@ -57,15 +57,41 @@ def number(name: str, value: object, least: float | None = None, *, above: float
 
 
 def at_least(name: str, value: Any, least: float, unit: str = "") -> None:
-    """Raises ValueError for a number below the least; None is none that was given."""
+    """Raises ValueError for a number below the least, or infinite; None is none that was given."""
+    not_infinite(name, value)
     if value is not None and not value >= least:
         raise ValueError(f"{name} must be {least} or more{unit}, got {shown(value)}")
 
 
 def above(name: str, value: Any, bound: float) -> None:
-    """Raises ValueError unless a number is above a bound; None is none that was given."""
+    """Raises ValueError unless a number is above a bound, and not infinite; None is none that was given."""
+    not_infinite(name, value)
     if value is not None and not value > bound:
         raise ValueError(f"{name} must be above {bound}, got {shown(value)}")
+
+
+def not_infinite(name: str, value: Any) -> None:
+    """Raises ValueError for infinity."""
+    if value in (math.inf, -math.inf):
+        raise ValueError(f"{name} must be a finite number, got {shown(value)}")
+
+
+def sizes(**given: float | None) -> None:
+    """Raises ValueError unless each of these is 1 or more; None is none that was given."""
+    for name, value in given.items():
+        at_least(name, value, 1)
+
+
+def even(name: str, value: int) -> None:
+    """Raises ValueError unless channels come in pairs."""
+    if not value >= 2 or value % 2:
+        raise ValueError(f"{name} must be an even number of channels to form pairs, got {shown(value)}")
+
+
+def fraction(name: str, value: float) -> None:
+    """Raises ValueError unless it is a fraction that leaves something: above 0 and at most 1."""
+    if not 0 < value <= 1:
+        raise ValueError(f"{name} must be above 0 and at most 1, got {shown(value)}")
 
 
 def one_of(name: str, value: object, words: Collection[str]) -> None:
@@ -109,6 +135,27 @@ def one_device(**given: Tensor | None) -> None:
     if len({value.device for value in given.values() if value is not None}) > 1:
         told = ", ".join(f"{name} on '{value.device}'" for name, value in given.items() if value is not None)
         raise ValueError(f"all have to be on one device, got {told}; move them with .to()")
+
+
+def dim(encoding: Any, x: Tensor) -> None:
+    """Raises ValueError unless embeddings [B, T, dim] have the width that an encoding was built for."""
+    built_for(encoding, "dim", encoding.dim, x.shape[-1], "embeddings of {} channels")
+
+
+def head_dim(encoding: Any, x: Tensor) -> None:
+    """Raises ValueError unless heads [B, H, T, head_dim] have the width that an encoding was built for."""
+    built_for(encoding, "head_dim", encoding.head_dim, x.shape[-1], "heads of {} channels")
+
+
+def heads(encoding: Any, x: Tensor) -> None:
+    """Raises ValueError unless heads [B, H, T, head_dim] are as many as an encoding was built for."""
+    built_for(encoding, "heads", encoding.heads, x.shape[1], "{} heads")
+
+
+def built_for(encoding: object, size: str, expected: int, found: int, words: str) -> None:
+    """Raises ValueError unless a size of what is given is the one that an encoding was built for."""
+    if found != expected:
+        raise ValueError(f"{encoding} is built for {words.format(expected)}, got {found}; build it with {size}={found}")
 
 
 KINDS: dict[Any, tuple[Callable[[Any], bool], str]] = {

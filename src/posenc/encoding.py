@@ -283,13 +283,6 @@ class Encoding(KeepsTables, Published):
             values = values.masked_fill(~rule.allowed(at, keys_at).to(values.device), -torch.inf)
         return values if added is None else values + added.to(values.dtype)
 
-    def check_head_dim(self, x: Tensor, head_dim: int) -> None:
-        """Raises ValueError unless heads [B, H, T, D] have the width (channels) that the encoding was built for."""
-        if x.shape[-1] != head_dim:
-            raise ValueError(
-                f"heads must have {head_dim} channels, got {x.shape[-1]}; build {type(self).__name__}({x.shape[-1]})"
-            )
-
     def options(self) -> dict[str, Any]:
         """The constructor's options and their values, without what the model decides (its widths, heads, device)."""
         return {

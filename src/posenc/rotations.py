@@ -3,12 +3,14 @@
 import torch
 from torch import Tensor
 
+from posenc import checks
+from posenc.channel_pairs import PairsTurned
 from posenc.encoding import Encoding, Side
 from posenc.kernels.rotate_pairs import rotate_both, rotate_pairs, rotation_dtype
 from posenc.positions import Positions
 
 
-class Turning(Encoding):
+class Turning(PairsTurned, Encoding):
     """An encoding that turns queries and keys alike, by their own positions; a subclass says how, in `rotated`."""
 
     turns = "alike"
@@ -46,7 +48,7 @@ class Rotations(Turning):
         return self.once(self.table, at, rotation_dtype(x), x.device, keep=keep)
 
     def rotated(self, x: Tensor, at: Positions, *, in_place: bool = False) -> Tensor:
-        self.check_head_dim(x, self.head_dim)
+        checks.head_dim(self, x)
         cos, sin = self.rows(x, at).unbind(0)
         return rotate_pairs(x, cos, sin, self.layout, in_place=in_place)
 
@@ -56,5 +58,32 @@ class Rotations(Turning):
         if at is not keys_at or q.dtype != k.dtype:
             return super().turn_both(q, k, at, keys_at, in_place=in_place)
         if not q.shape[-1] == k.shape[-1] == self.head_dim:
-            self.check_head_dim(q, self.head_dim), self.check_head_dim(k, self.head_dim)
+            checks.head_dim(self, q), checks.head_dim(self, k)
         return rotate_both(q, k, self.rows(q, at), self.layout, in_place=in_place)
+
+
+def plain_frequencies(base: float, width: int) -> Tensor:
+    """base^(-2k/width), k = 0, 1, ...: the frequency of each pair (radians per position), float64, fastest first."""
+    return base ** -(torch.arange(0, width, 2, dtype=torch.float64, device="cpu") / width)
+
+
+def cos_sin(angle: Tensor, temperature: float | Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Cosines and sines [2, ...] of angles (radians, float64) times the temperature, rounded once to dtype."""
+    return (torch.stack((angle.cos(), angle.sin())) * temperature).to(dtype).to(device)
+
+
+def rotary_width(head_dim: int, partial: float) -> int:
+    """How many channels of a head turn, where a part of it does: an even number.
+
+    Raises ValueError for a part that is no fraction, or that leaves no whole pairs.
+    """
+    checks.fraction("partial", partial)
+    # A share such as 30/44 times the head may round to just below a whole number.
+    width = int(head_dim * partial + 1e-9)
+    if width < 2 or width % 2:
+        share = max(width - width % 2, 2) / max(head_dim, 2)
+        raise ValueError(
+            f"the rotary width must be an even number of channels to form pairs, got {width} (head_dim={head_dim}, "
+            f"partial={partial}); choose an even head_dim, or partial={share:.12g}"
+        )
+    return width

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from posenc.catalogue import build
+from posenc.channel_pairs import LAYOUTS, channels_of_pair
 from posenc.checkpoints import configs, layouts, measure_layout, tables
 from posenc.checkpoints.config_json import MARK
 from posenc.checkpoints.layouts import Turned
@@ -25,7 +26,6 @@ from posenc.encodings.learned import Learned
 from posenc.encodings.learned_grid import LearnedGrid
 from posenc.encodings.rotary import Rotary
 from posenc.foreign import files_of, matches, naming, quoted, read_json
-from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair
 
 WEIGHTS = re.compile(r"\.(safetensors|bin|pt|pth|ckpt|gguf|h5|msgpack|onnx|ot)$|\.index\.json$")
 TABLE = re.compile(

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posenc.channel_pairs import LAYOUTS
 from posenc.checkpoints.reading import CannotRead, Layer, Part, Reading
 from posenc.encoding import Encoding, parts_of
-from posenc.kernels.rotate_pairs import LAYOUTS
 from posenc.positions import Positions
 
 ROLES = {

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from posenc.channel_pairs import LAYOUTS
 from posenc.checkpoints.layouts import attentions, layout_of, rearranged, turned_tensors
 from posenc.checkpoints.reading import CannotRead, Reading
 from posenc.checkpoints.tensors import Tensors
-from posenc.kernels.rotate_pairs import LAYOUTS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.encoding import Encoding
 
 FORMS = ("symmetric", "asymmetric", "falcon")
@@ -62,17 +63,14 @@ class ALiBi(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if heads < 1:
-            raise ValueError(f"heads must be 1 or more, got {heads}")
+        checks.sizes(heads=heads)
         if form not in FORMS:
             raise ValueError(
                 f"form must be one of {', '.join(FORMS)}, got '{form}'; "
                 f"BLOOM and MPT are symmetric, MPT with its alibi_bias_max as bias_max"
             )
-        if not (bias_max > 0 and math.isfinite(bias_max)):
-            raise ValueError(f"bias_max must be a number above 0, got {bias_max}")
-        if head_dim is not None and not head_dim >= 1:
-            raise ValueError(f"head_dim must be 1 or more, got {head_dim}")
+        checks.above("bias_max", bias_max, 0)
+        checks.sizes(head_dim=head_dim)
         if form == "falcon" and head_dim is None:
             raise ValueError("form 'falcon' divides the bias by sqrt(head_dim); give head_dim")
         self.heads, self.form, self.bias_max, self.learned, self.head_dim = heads, form, bias_max, learned, head_dim

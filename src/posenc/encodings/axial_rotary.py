@@ -5,10 +5,11 @@ import math
 import torch
 from torch import Tensor
 
-from posenc.kernels.rotate_pairs import cos_sin, rotate_pairs
+from posenc import checks
+from posenc.kernels.rotate_pairs import rotate_pairs
 from posenc.positions import Positions
 from posenc.precision import exact
-from posenc.rotations import Rotations
+from posenc.rotations import Rotations, cos_sin
 
 LAYOUTS = ("half", "interleaved", "half_by_axis")
 FREQUENCIES = ("language", "dealt", "pixel", "log_pixel")
@@ -79,13 +80,9 @@ class AxialRotary(Rotations):
         resolution: float | None = None,
     ) -> None:
         super().__init__()
-        for option, value, known in (("layout", layout, LAYOUTS), ("frequencies", frequencies, FREQUENCIES)):
-            if value not in known:
-                raise ValueError(f"{option} must be one of {', '.join(known)}, got '{value}'")
-        if not axes >= 1 or axes % 1:
-            raise ValueError(f"axes must be a whole number of 1 or more, got {axes}")
-        if not 1 < base < math.inf:
-            raise ValueError(f"base must be above 1, got {base}")
+        checks.one_of("layout", layout, LAYOUTS), checks.one_of("frequencies", frequencies, FREQUENCIES)
+        checks.sizes(axes=axes)
+        checks.above("base", base, 1)
         self.head_dim, self.axes, self.base, self.split = head_dim, axes, base, split
         self.layout, self.frequencies, self.resolution = layout, frequencies, resolution
         in_pixels = frequencies in ("pixel", "log_pixel")
@@ -123,7 +120,7 @@ class AxialRotary(Rotations):
     def rotated(self, x: Tensor, at: Positions, *, in_place: bool = False) -> Tensor:
         if self.layout != "half_by_axis":
             return super().rotated(x, at, in_place=in_place)
-        self.check_head_dim(x, self.head_dim)
+        checks.head_dim(self, x)
         cos, sin = self.rows(x, at).unbind(0)
         channels, pairs = [*self.widths, self.head_dim - sum(self.widths)], [width // 2 for width in self.widths]
         *parts, passed = x.split(channels, -1)
@@ -136,32 +133,28 @@ class AxialRotary(Rotations):
         angles = [coords[..., axis, None] * spectrum for axis, spectrum in enumerate(spectra)]
         return cos_sin(torch.cat(angles, -1), 1.0, dtype, device)
 
-    def formula_query(self, q, position, head=0) -> list[float]:
+    def formula_angles(self, position, head=0, length=None) -> list[float]:
         places = (position,) if self.axes == 1 else position
-        r, highest, start, out = sum(self.widths), (self.resolution or 224) / 2, 0, list(q)
+        r, highest, angles = sum(self.widths), (self.resolution or 224) / 2, []
         for axis, (width, place) in enumerate(zip(self.widths, places, strict=True)):
             for j in range(width // 2):
                 share = j / max(width // 2 - 1, 1)
                 if self.frequencies == "pixel":
-                    angle = place * math.pi * (1 + (highest - 1) * share)
+                    angles.append(place * math.pi * (1 + (highest - 1) * share))
                 elif self.frequencies == "log_pixel":
-                    angle = place * math.pi * 2 ** (share * math.log2(highest))
+                    angles.append(place * math.pi * 2 ** (share * math.log2(highest)))
                 elif self.frequencies == "dealt":
-                    angle = place / self.base ** (2 * (j * len(self.widths) + axis) / r)
+                    angles.append(place / self.base ** (2 * (j * len(self.widths) + axis) / r))
                 else:
-                    angle = place / self.base ** (2 * j / width)
-                first, second = {
-                    "half": (start // 2 + j, start // 2 + j + r // 2),
-                    "interleaved": (start + 2 * j, start + 2 * j + 1),
-                    "half_by_axis": (start + j, start + j + width // 2),
-                }[self.layout]
-                turned = complex(q[first], q[second]) * complex(math.cos(angle), math.sin(angle))
-                out[first], out[second] = turned.real, turned.imag
-            start += width
-        return out
+                    angles.append(place / self.base ** (2 * j / width))
+        return angles
 
-    def formula_key(self, k, position, head=0) -> list[float]:
-        return self.formula_query(k, position, head)
+    def formula_pairs(self, pairs: int) -> list[tuple[int, int]]:
+        if self.layout != "half_by_axis":
+            return super().formula_pairs(pairs)
+        starts = [sum(self.widths[:axis]) for axis in range(len(self.widths))]
+        halves = zip(starts, [width // 2 for width in self.widths], strict=True)
+        return [(start + j, start + j + half) for start, half in halves for j in range(half)]
 
 
 def even_split(head_dim: int, axes: int) -> tuple[int, ...]:

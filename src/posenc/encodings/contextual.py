@@ -5,8 +5,10 @@ import math
 import torch
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.biases import Bias, Pairs
 from posenc.encoding import Encoding
+from posenc.interpolation import interpolated
 from posenc.kernels.sums_in_order import sums_after
 from posenc.keys import Keys
 from posenc.masks import causal
@@ -62,10 +64,8 @@ class Contextual(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not head_dim >= 1:
-            raise ValueError(f"head_dim must be 1 or more, got {head_dim}")
-        if not positions >= 2:
-            raise ValueError(f"positions must be 2 or more (the counts 0 and 1), got {positions}")
+        checks.sizes(head_dim=head_dim)
+        checks.at_least("positions", positions, 2, " (the counts 0 and 1)")
         self.head_dim, self.positions, self.divided = head_dim, positions, divided
         self.table = nn.Parameter(torch.empty(positions, head_dim, device=device, dtype=dtype))
         self.reset_parameters()
@@ -83,7 +83,7 @@ class Contextual(Encoding):
 
     def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
         assert q is not None
-        self.check_head_dim(q, self.head_dim)
+        checks.head_dim(self, q)
         # It counts the keys between a key and its query.
         return [Pairs(self.score_mod, q, at, keys)]
 
@@ -95,11 +95,7 @@ class Contextual(Encoding):
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             p = look_up(position, b, h, i, j)
-            below = p.floor().long()
-            above = (below + 1).clamp(max=self.positions - 1)
-            share = (p - below).to(table.dtype)
-            mixed = torch.lerp(look_up(table, b, h, i, below), look_up(table, b, h, i, above), share)
-            return score + mixed.to(score.dtype)
+            return score + interpolated(lambda row: look_up(table, b, h, i, row), p, self.positions - 1).to(score.dtype)
 
         return score_mod
 

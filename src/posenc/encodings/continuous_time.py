@@ -6,6 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.encoding import Encoding
 from posenc.positions import Positions
 from posenc.precision import exact
@@ -53,10 +54,8 @@ class ContinuousTime(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not (dim >= 1 and max_len >= 1):
-            raise ValueError(f"dim and max_len must be 1 or more, got {dim} and {max_len}")
-        if size is not None and not size >= 2:
-            raise ValueError(f"size must be 2 or more, a line and a wave, got {size}")
+        checks.sizes(dim=dim, max_len=max_len)
+        checks.at_least("size", size, 2, ", a line and a wave")
         self.dim, self.max_len, self.size = dim, max_len, size
         n = dim if size is None else size
         self.frequency = nn.Parameter(torch.empty(n, device=device, dtype=dtype))
@@ -84,10 +83,7 @@ class ContinuousTime(Encoding):
         return numbers if self.project is None else numbers @ exact(self.project).T
 
     def embed(self, x: Tensor, at: Positions) -> Tensor:
-        if x.shape[-1] != self.dim:
-            raise ValueError(
-                f"embeddings must have {self.dim} channels, got {x.shape[-1]}; build ContinuousTime({x.shape[-1]}, ...)"
-            )
+        checks.dim(self, x)
         return x + self.encode(at).to(x.dtype).to(x.device)
 
     def formula_added(self, position: float, channel: int) -> float:

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.biases import Bias, Dense, total
 from posenc.encoding import BIASES, Encoding
 from posenc.kernels.bound import BoundKernel
@@ -58,8 +59,7 @@ class DAPE(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not (heads >= 1 and width >= 1):
-            raise ValueError(f"heads and width must be 1 or more, got {heads} and {width}")
+        checks.sizes(heads=heads, width=width)
         if not encoding.doors & BIASES or not encoding.doors <= ALLOWED:
             raise ValueError(
                 f"dape adapts a bias and nothing else, as in dape(kerple); {encoding} opens "
@@ -87,8 +87,7 @@ class DAPE(Encoding):
     def attend(
         self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
     ) -> tuple[Tensor, Tensor | None]:
-        if q.shape[1] != self.heads:
-            raise ValueError(f"{self} mixes {self.heads} heads, got queries of {q.shape[1]}; build it for {q.shape[1]}")
+        checks.heads(self, q)
         dtype = torch.promote_types(q.dtype, torch.float32)
         with without_autocast(q):
             k = keys.k.to(dtype).repeat_interleave(q.shape[1] // keys.k.shape[1], 1)

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.biases import Bias, DotProducts, Pairs, Products, facts_of
 from posenc.encoding import Encoding
 from posenc.keys import Keys
@@ -82,23 +83,18 @@ class DeBERTa(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not (dim >= 1 and heads >= 1 and head_dim >= 1):
-            raise ValueError(f"dim, heads and head_dim must be 1 or more, got {dim}, {heads} and {head_dim}")
-        fewest = 2 if max_distance is None else 4
-        if not buckets >= fewest or buckets % 1:
-            raise ValueError(f"buckets must be a whole number, {fewest} or more, got {buckets}")
+        checks.sizes(dim=dim, heads=heads, head_dim=head_dim)
+        checks.at_least("buckets", buckets, 2 if max_distance is None else 4)
         buckets = int(buckets)
         if max_distance is not None:
-            if not max_distance > buckets // 2 + 1 or max_distance % 1:
+            if not max_distance > buckets // 2 + 1:
                 raise ValueError(
-                    f"max_distance must be a whole number above {buckets // 2 + 1}, where the logarithmic buckets "
+                    f"max_distance must be above {buckets // 2 + 1}, where the logarithmic buckets "
                     f"begin, or None for a row for every distance, got {max_distance}"
                 )
             max_distance = int(max_distance)
-        if terms not in TERMS:
-            raise ValueError(f"terms must be one of {', '.join(TERMS)}, got '{terms}'")
-        if not std > 0:
-            raise ValueError(f"std must be above 0, got {std}")
+        checks.one_of("terms", terms, TERMS)
+        checks.above("std", std, 0)
         self.dim, self.heads, self.head_dim, self.buckets = dim, heads, head_dim, buckets
         self.max_distance, self.terms, self.mirror, self.std = max_distance, terms, mirror, std
         # Computed once, because every block of queries asks for them and the powers are long numbers.
@@ -137,11 +133,8 @@ class DeBERTa(Encoding):
 
     def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
         assert q is not None
-        if q.shape[1] != self.heads or q.shape[-1] != self.head_dim:
-            raise ValueError(
-                f"queries must have {self.heads} heads of {self.head_dim} channels, got {q.shape[1]} of {q.shape[-1]}; "
-                f"build DeBERTa({self.dim}, {q.shape[1]}, {q.shape[-1]})"
-            )
+        checks.heads(self, q)
+        checks.head_dim(self, q)
         memo, own = {}, {}
         if self.to_key is not None:
             own["deberta"] = self.compared(q, self.to_key)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from posenc import checks
 from posenc.distance_maps import DistanceMap, Shown
 from posenc.encoding import Encoding
 
@@ -42,8 +43,7 @@ class DualChunk(DistanceMap):
     used_by = "Qwen2.5-1M"
 
     def __init__(self, encoding: Encoding, *, chunk: int = 384, longest: int | None = None) -> None:
-        if not chunk >= 1:
-            raise ValueError(f"chunk must be 1 position or more, got {chunk}")
+        checks.sizes(chunk=chunk)
         if longest is not None and not longest > chunk:
             raise ValueError(f"longest must be above chunk={chunk} positions, got {longest}")
         super().__init__(encoding)

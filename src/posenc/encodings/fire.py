@@ -5,7 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from posenc.biases import Bias, Pairs, check_heads
+from posenc import checks
+from posenc.biases import Bias, Pairs
 from posenc.encoding import Encoding
 from posenc.keys import Keys
 from posenc.positions import Positions
@@ -59,11 +60,8 @@ class Fire(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not (heads >= 1 and width >= 1):
-            raise ValueError(f"heads and width must be 1 or more, got {heads} and {width}")
-        for name, value in (("rate", rate), ("length", length), ("eps", eps)):
-            if not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"{name} must be a number above 0, got {value}")
+        checks.sizes(heads=heads, width=width)
+        checks.above("rate", rate, 0), checks.above("length", length, 0), checks.above("eps", eps, 0)
         self.heads, self.width, self.rate, self.length, self.eps = heads, width, rate, length, eps
         self.shared, self.per_layer = shared, not shared
         self.c = nn.Parameter(torch.empty(1, device=device, dtype=dtype))
@@ -91,7 +89,7 @@ class Fire(Encoding):
 
     def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
         assert q is not None
-        check_heads(self, self.out.bias, 0, q.shape[1])
+        checks.heads(self, q)
         # Its pieces are found by bisection, which does not fuse.
         return [Pairs(self.score_mod, q, at, keys, reads_between=False, fuses=False)]
 

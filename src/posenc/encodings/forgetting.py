@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.biases import Bias, Levels, facts_of
 from posenc.encoding import Encoding
 from posenc.kernels.sums_in_order import sums_to
@@ -65,12 +66,9 @@ class Forgetting(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not (dim >= 1 and heads >= 1):
-            raise ValueError(f"dim and heads must be 1 or more, got {dim} and {heads}")
-        if not math.isfinite(start):
-            raise ValueError(f"start must be a finite number, got {start}")
-        if not std >= 0:
-            raise ValueError(f"std must be 0 or more, got {std}")
+        checks.sizes(dim=dim, heads=heads)
+        checks.number("start", start)
+        checks.at_least("std", std, 0)
         self.dim, self.heads, self.start, self.std = dim, heads, start, std
         self.weight = nn.Parameter(torch.empty(heads, dim, device=device, dtype=dtype))
         self.offset = nn.Parameter(torch.empty(heads, device=device, dtype=dtype))
@@ -81,10 +79,7 @@ class Forgetting(Encoding):
         nn.init.constant_(self.offset, self.start)
 
     def remember(self, x: Tensor, at: Positions, project: Projections) -> dict[str, Tensor]:
-        if x.shape[-1] != self.dim:
-            raise ValueError(
-                f"embeddings must have {self.dim} channels, got {x.shape[-1]}; build Forgetting({x.shape[-1]}, ...)"
-            )
+        checks.dim(self, x)
         dtype = torch.promote_types(x.dtype, torch.float32)
         # Rounded to bfloat16 by autocast, an almost open gate would be open.
         with without_autocast(x):
@@ -93,10 +88,7 @@ class Forgetting(Encoding):
 
     def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
         assert q is not None
-        if q.shape[1] != self.heads:
-            raise ValueError(
-                f"{self} has gates for {self.heads} heads, got queries of {q.shape[1]}; build it for {q.shape[1]}"
-            )
+        checks.heads(self, q)
         gates = keys.memo["forgetting"]
         # After a hundred thousand tokens a float32 sum has steps of 0.0078; the difference of two must be finer.
         to_query, to_key = sums_to(most_exact(gates), at, keys.at)

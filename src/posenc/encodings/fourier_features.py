@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.encoding import Encoding
 from posenc.positions import Positions
 from posenc.precision import exact
@@ -79,17 +80,11 @@ class FourierFeatures(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        for name, value in (("dim", dim), ("max_len", max_len), ("axes", axes), ("hidden", hidden)):
-            if not value >= 1:
-                raise ValueError(f"{name} must be 1 or more, got {value}")
-        if kind not in KINDS:
-            raise ValueError(f"kind must be one of {', '.join(KINDS)}, got '{kind}'")
-        if max_freq is not None and not max_freq >= 1:
-            raise ValueError(f"max_freq must be 1 or more, got {max_freq}")
-        if not scale > 0:
-            raise ValueError(f"scale must be above 0, got {scale}")
-        if not seed >= 0:
-            raise ValueError(f"seed must be 0 or more, got {seed}")
+        checks.sizes(dim=dim, max_len=max_len, axes=axes, hidden=hidden)
+        checks.one_of("kind", kind, KINDS)
+        checks.at_least("max_freq", max_freq, 1)
+        checks.above("scale", scale, 0)
+        checks.at_least("seed", seed, 0)
         given = {"max_freq": max_freq is not None, "scale": scale != 1, "seed": seed != 0, "hidden": hidden != 32}
         for name, kinds in ONLY_FOR.items():
             if given[name] and kind not in kinds:
@@ -167,11 +162,7 @@ class FourierFeatures(Encoding):
         return F.linear(hidden, self.outer.weight.to(waves), self.outer.bias.to(waves))
 
     def embed(self, x: Tensor, at: Positions) -> Tensor:
-        if x.shape[-1] != self.dim:
-            raise ValueError(
-                f"embeddings must have {self.dim} channels, got {x.shape[-1]}; "
-                f"build FourierFeatures({x.shape[-1]}, ...)"
-            )
+        checks.dim(self, x)
         return x + self.once(self.encoded, at, x.dtype, x.device)
 
     def encoded(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:

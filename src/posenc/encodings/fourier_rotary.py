@@ -8,14 +8,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posenc import checks
+from posenc.channel_pairs import LAYOUTS, channels_of_pairs, multiplied
 from posenc.encoding import Encoding, Side
 from posenc.kernels.bound import BoundKernel
 from posenc.kernels.reference import fit_heads
-from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, rotate_pairs, rotation_dtype
+from posenc.kernels.rotate_pairs import rotate_pairs, rotation_dtype
 from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions, PositionsLike
 from posenc.precision import exact
+from posenc.rotations import plain_frequencies
 
 SILENCED = ("passed", "doubled")
 
@@ -104,20 +107,13 @@ class FourierRotary(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not heads >= 1:
-            raise ValueError(f"heads must be 1 or more, got {heads}")
-        if not (head_dim >= 2 and head_dim % 2 == 0):
-            raise ValueError(f"head_dim must be even and 2 or more to form pairs, got {head_dim}")
-        if not max_len >= 7:
-            raise ValueError(f"max_len must be 7 or more, got {max_len}: the shortest wave takes 2 pi = 6.28 positions")
-        if not 1 < base < math.inf:
-            raise ValueError(f"base must be above 1 and finite, got {base}")
-        if layout not in LAYOUTS:
-            raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got '{layout}'")
-        if not 0 <= gain < math.inf:
-            raise ValueError(f"gain must be 0 or more and finite, got {gain}")
-        if silenced not in SILENCED:
-            raise ValueError(f"silenced must be one of {', '.join(SILENCED)}, got '{silenced}'")
+        checks.sizes(heads=heads)
+        checks.even("head_dim", head_dim)
+        checks.at_least("max_len", max_len, 7, ", since the shortest wave takes 2 pi = 6.28 positions")
+        checks.above("base", base, 1)
+        checks.one_of("layout", layout, LAYOUTS)
+        checks.at_least("gain", gain, 0)
+        checks.one_of("silenced", silenced, SILENCED)
         self.heads, self.head_dim, self.max_len, self.base, self.layout = heads, head_dim, max_len, base, layout
         self.gain, self.per_head, self.learned, self.silenced, self.seed = gain, per_head, learned, silenced, seed
         self.kept = sum(2 * math.pi * base ** (2 * k / head_dim) <= max_len for k in range(head_dim // 2))
@@ -146,8 +142,7 @@ class FourierRotary(Encoding):
     @property
     def frequencies(self) -> Tensor:
         """The frequencies that are kept (radians per position), float64, fastest first."""
-        pairs = torch.arange(0, 2 * self.kept, 2, dtype=torch.float64, device="cpu")
-        return self.base ** -(pairs / self.head_dim)
+        return plain_frequencies(self.base, self.head_dim)[: self.kept]
 
     @property
     def wavelengths(self) -> Tensor:
@@ -170,9 +165,9 @@ class FourierRotary(Encoding):
         return torch.stack((cos, sin)).to(dtype).to(device)
 
     def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:
-        self.check_head_dim(x, self.head_dim)
-        if side == "query" and self.per_head and x.shape[1] != self.heads:
-            raise ValueError(f"{self} has mixtures for {self.heads} heads, got {x.shape[1]}; build it for those")
+        checks.head_dim(self, x)
+        if side == "query" and self.per_head:
+            checks.heads(self, x)
         # A key that several query heads share waits, unturned, for `attend`.
         return x if side == "key" and self.shared(x) else self.rotated(x, at)
 
@@ -198,24 +193,16 @@ class FourierRotary(Encoding):
         """Whether several query heads read each key, which then stays unturned until they do."""
         return self.per_head and k.shape[1] != self.heads
 
-    def formula_query(self, q, position, head=0):
-        return self.formula_turned(q, position, head)
-
-    def formula_key(self, k, position, head=0):
-        return self.formula_turned(k, position, head)
-
-    def formula_turned(self, x, position: float, head: int) -> list[float]:
-        """One query or key, as published."""
+    def formula_query(self, q, position, head=0) -> list[float]:
         plain = [self.base ** (-2 * p / self.head_dim) for p in range(self.head_dim // 2)]
         kept = [frequency for frequency in plain if 2 * math.pi / frequency <= self.max_len]
         by_cos, by_sin = cast(list, self.mixtures[:, head if self.per_head else 0].tolist())
-        turned = list(x)
-        for p in range(self.head_dim // 2):
-            cos, sin = 1.0, 0.0 if self.silenced == "passed" else 1.0
-            if p < len(kept):
-                cos = math.fsum(by_cos[f][p] * math.cos(position * w) for f, w in enumerate(kept))
-                sin = math.fsum(by_sin[f][p] * math.sin(position * w) for f, w in enumerate(kept))
-            first, second = channels_of_pair(p, self.head_dim // 2, self.layout)
-            turned[first] = x[first] * cos - x[second] * sin
-            turned[second] = x[second] * cos + x[first] * sin
-        return turned
+        factors = [complex(1.0, 0.0 if self.silenced == "passed" else 1.0)] * len(plain)
+        for p in range(len(kept)):
+            cos = math.fsum(by_cos[f][p] * math.cos(position * w) for f, w in enumerate(kept))
+            sin = math.fsum(by_sin[f][p] * math.sin(position * w) for f, w in enumerate(kept))
+            factors[p] = complex(cos, sin)
+        return multiplied(q, factors, channels_of_pairs(len(plain), self.layout))
+
+    def formula_key(self, k, position, head=0) -> list[float]:
+        return self.formula_query(k, position, head)

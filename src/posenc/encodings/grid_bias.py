@@ -1,13 +1,14 @@
 """The relative position table of a window."""
 
-import itertools
 import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.encoding import Encoding
+from posenc.interpolation import interpolated_on_axes
 
 
 class GridBias(Encoding):
@@ -51,12 +52,10 @@ class GridBias(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if heads < 1:
-            raise ValueError(f"heads must be 1 or more, got {heads}")
+        checks.sizes(heads=heads)
         if not window or not all(isinstance(n, int) and n >= 1 for n in window):
             raise ValueError(f"window must be a tuple of sizes from 1, as in (7, 7), got {window!r}")
-        if not std >= 0:
-            raise ValueError(f"std must be 0 or more, got {std}")
+        checks.at_least("std", std, 0)
         self.heads, self.window, self.std, self.axes = heads, tuple(window), std, len(window)
         self.table = nn.Parameter(torch.empty(math.prod(2 * n - 1 for n in window), heads, device=device, dtype=dtype))
         self.reset_parameters()
@@ -64,32 +63,22 @@ class GridBias(Encoding):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.table, std=self.std)
 
-    def row(self, places: list[Tensor]) -> Tensor:
-        """The table's row for a place on each axis, counted from the window's most negative distance."""
-        row = torch.zeros_like(places[0])
-        for place, n in zip(places, self.window, strict=True):
-            row = row * (2 * n - 1) + place
+    def row(self, cell: Tensor) -> Tensor:
+        """The table's row for a cell [..., A], counted from the window's most negative distance; held at its edge."""
+        row = torch.zeros_like(cell[..., 0])
+        for axis, n in enumerate(self.window):
+            row = row * (2 * n - 1) + cell[..., axis].clamp(max=2 * n - 2)
         return row
 
     def by_distance(self, delta: Tensor) -> Tensor:
         delta = delta if self.axes != 1 else delta[..., None]
-        places = [d.clamp(1 - n, n - 1) + (n - 1) for d, n in zip(delta.unbind(-1), self.window, strict=True)]
+        place = torch.stack(
+            [d.clamp(1 - n, n - 1) + (n - 1) for d, n in zip(delta.unbind(-1), self.window, strict=True)], -1
+        )
         # Many distances share a row: their gradients would stop adding up in half precision.
         table = self.table.to(torch.promote_types(self.table.dtype, torch.float32))
-        if not delta.is_floating_point():
-            return F.embedding(self.row(places), table).movedim(-1, 0)
-        below = [place.floor().long() for place in places]
-        above = [(b + 1).clamp(max=2 * n - 2) for b, n in zip(below, self.window, strict=True)]
         dtype = torch.promote_types(table.dtype, delta.dtype)
-        shares = [(place - b).to(dtype) for place, b in zip(places, below, strict=True)]
-        total = torch.zeros((*places[0].shape, self.heads), dtype=dtype, device=delta.device)
-        for corner in itertools.product((False, True), repeat=self.axes):
-            row = self.row([b if up else a for up, a, b in zip(corner, below, above, strict=True)])
-            mixed = F.embedding(row, table).to(dtype)
-            for up, share in zip(corner, shares, strict=True):
-                mixed = mixed * (share if up else 1 - share)[..., None]
-            total = total + mixed
-        return total.movedim(-1, 0)
+        return interpolated_on_axes(lambda cell: F.embedding(self.row(cell), table), place, dtype).movedim(-1, 0)
 
     def resampled(self, *window: int) -> "GridBias":
         """The encoding of another window, its table interpolated linearly from this one; this one stays as it is.

@@ -5,10 +5,11 @@ import math
 import torch
 from torch import Tensor
 
-from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin
+from posenc import checks
+from posenc.channel_pairs import LAYOUTS
 from posenc.positions import Positions
 from posenc.precision import exact
-from posenc.rotations import Rotations
+from posenc.rotations import Rotations, cos_sin
 
 SIDES = ("each", "longest", "shortest")
 
@@ -50,12 +51,9 @@ class ImageRotary(Rotations):
 
     def __init__(self, head_dim: int, *, axes: int = 2, base: float = 100.0, layout: str = "half") -> None:
         super().__init__()
-        if layout not in LAYOUTS:
-            raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got '{layout}'")
-        if not axes >= 1 or axes % 1:
-            raise ValueError(f"axes must be a whole number of 1 or more, got {axes}")
-        if not 1 < base < math.inf:
-            raise ValueError(f"base must be above 1, got {base}")
+        checks.one_of("layout", layout, LAYOUTS)
+        checks.sizes(axes=axes)
+        checks.above("base", base, 1)
         if not head_dim >= 2 * axes:
             raise ValueError(
                 f"head_dim must hold a pair of channels for each axis, {2 * axes} for {axes} axes, got {head_dim}"
@@ -78,19 +76,10 @@ class ImageRotary(Rotations):
         angle = 2 * math.pi * coords[..., None] / self.periods.to(coords.device)
         return cos_sin(angle.flatten(-2), 1.0, dtype, device)
 
-    def formula_query(self, q, position, head=0) -> list[float]:
+    def formula_angles(self, position, head=0, length=None) -> list[float]:
         places = (position,) if self.axes == 1 else position
-        pairs, out = self.bands * self.axes, list(q)
-        for pair in range(pairs):
-            axis, j = divmod(pair, self.bands)
-            first, second = channels_of_pair(pair, pairs, self.layout)
-            angle = 2 * math.pi * places[axis] / self.base ** (j / self.bands)
-            turned = complex(q[first], q[second]) * complex(math.cos(angle), math.sin(angle))
-            out[first], out[second] = turned.real, turned.imag
-        return out
-
-    def formula_key(self, k, position, head=0) -> list[float]:
-        return self.formula_query(k, position, head)
+        periods = [self.base ** (j / self.bands) for j in range(self.bands)]
+        return [2 * math.pi * place / period for place in places for period in periods]
 
 
 def normalised_grid(*sizes: int, side: str = "each", device: torch.device | str | None = None) -> Positions:
@@ -107,8 +96,7 @@ def normalised_grid(*sizes: int, side: str = "each", device: torch.device | str 
     >>> normalised_grid(1, 2).coords[0].tolist()
     [[0.0, -0.5], [0.0, 0.5]]
     """
-    if side not in SIDES:
-        raise ValueError(f"side must be one of {', '.join(SIDES)}, got '{side}'")
+    checks.one_of("side", side, SIDES)
     grid = Positions.grid(*sizes, device=device)
     measure = {"each": sizes, "longest": (max(sizes),) * len(sizes), "shortest": (min(sizes),) * len(sizes)}[side]
     cells = exact(grid.coords)
@@ -132,11 +120,8 @@ def augmented(at: Positions, *, seed: int, shift: float = 0.0, jitter: float = 1
 
     Raises ValueError for a shift below 0 or a ratio below 1.
     """
-    if not 0 <= shift < math.inf:
-        raise ValueError(f"shift must be 0 or more, got {shift}")
-    for name, ratio in (("jitter", jitter), ("rescale", rescale)):
-        if not 1 <= ratio < math.inf:
-            raise ValueError(f"{name} must be a ratio of 1 or more, got {ratio}")
+    checks.at_least("shift", shift, 0)
+    checks.at_least("jitter", jitter, 1), checks.at_least("rescale", rescale, 1)
     rows, _, axes = at.coords.shape
     generator = torch.Generator().manual_seed(seed)
 

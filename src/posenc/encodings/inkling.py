@@ -6,8 +6,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.biases import Bias, DotProducts, Products, facts_of
 from posenc.encoding import Encoding
+from posenc.interpolation import interpolated
 from posenc.keys import Keys, Projections
 from posenc.positions import Positions, distance
 from posenc.published import Token
@@ -71,12 +73,8 @@ class Inkling(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not (dim >= 1 and heads >= 1):
-            raise ValueError(f"dim and heads must be 1 or more, got {dim} and {heads}")
-        if not (extent >= 1 and rank >= 1) or extent % 1 or rank % 1:
-            raise ValueError(f"extent and rank must be whole numbers, 1 or more, got {extent} and {rank}")
-        if not std > 0:
-            raise ValueError(f"std must be above 0, got {std}")
+        checks.sizes(dim=dim, heads=heads, extent=extent, rank=rank)
+        checks.above("std", std, 0)
         self.dim, self.heads, self.extent, self.rank, self.std = dim, heads, int(extent), int(rank), std
         self.to_mixture = nn.Linear(dim, heads * self.rank, bias=False, device=device, dtype=dtype)
         self.profiles = nn.Parameter(torch.empty(self.rank, self.extent, device=device, dtype=dtype))
@@ -87,10 +85,7 @@ class Inkling(Encoding):
         nn.init.normal_(self.profiles, std=self.std)
 
     def remember(self, x: Tensor, at: Positions, project: Projections) -> dict[str, Tensor]:
-        if x.shape[-1] != self.dim:
-            raise ValueError(
-                f"tokens must have {self.dim} channels, got {x.shape[-1]}; build Inkling({x.shape[-1]}, {self.heads})"
-            )
+        checks.dim(self, x)
         return {"inkling": self.to_mixture(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)}  # [B, H, T, rank]
 
     def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
@@ -114,18 +109,12 @@ class Inkling(Encoding):
         curves = nn.functional.pad(mixture.to(dtype) @ self.profiles.to(dtype), (0, 1))  # [B, H, T, extent + 1]
         delta = distance(at, keys.at, self).expand(q.shape[0], -1, -1)
 
-        def column(n: Tensor) -> Tensor:
-            return torch.where((n >= 0) & (n < self.extent), n, self.extent).long()
-
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             n = delta[b, i, j]
-            if not n.is_floating_point():
-                return score + look_up(curves, b, h, i, column(n)).to(score.dtype)
-            below = n.floor()
-            share = (n - below).to(dtype)
-            first, second = (look_up(curves, b, h, i, column(place)) for place in (below, below + 1))
-            # Between the key in the future at -1 and the token itself at 0 there is still no bias.
-            return score + torch.where(n >= 0, torch.lerp(first, second, share), 0.0).to(score.dtype)
+            # Keys in the future have no bias, however near.
+            place = torch.where(n >= 0, n, self.extent).clamp(max=self.extent)
+            mixed = interpolated(lambda column: look_up(curves, b, h, i, column), place, self.extent)
+            return score + mixed.to(score.dtype)
 
         return score_mod
 
@@ -139,8 +128,7 @@ class Inkling(Encoding):
 
     def mixture(self, q: Tensor, keys: Keys) -> Tensor:
         """What each asking token mixes the profiles by, [B, H, T, rank], in float32 at least."""
-        if q.shape[1] != self.heads:
-            raise ValueError(f"{self} mixes for {self.heads} heads, got queries of {q.shape[1]}; build it for those")
+        checks.heads(self, q)
         if "inkling" not in keys.own:
             raise ValueError(f"the bias of {self} reads the asking tokens themselves; it works inside Attention only")
         mixture = keys.own["inkling"]

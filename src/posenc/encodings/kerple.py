@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.encoding import Encoding
 
 KINDS = ("log", "power")
@@ -64,14 +65,10 @@ class Kerple(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if heads < 1:
-            raise ValueError(f"heads must be 1 or more, got {heads}")
-        if kind not in KINDS:
-            raise ValueError(f"kind must be one of {', '.join(KINDS)}, got '{kind}'")
-        if form not in FORMS:
-            raise ValueError(f"form must be one of {', '.join(FORMS)}, got '{form}'")
-        if head_dim is not None and not head_dim >= 1:
-            raise ValueError(f"head_dim must be 1 or more, got {head_dim}")
+        checks.sizes(heads=heads)
+        checks.one_of("kind", kind, KINDS)
+        checks.one_of("form", form, FORMS)
+        checks.sizes(head_dim=head_dim)
         if form == "paper" and head_dim is None:
             raise ValueError("form 'paper' divides the bias by sqrt(head_dim); give head_dim")
         self.heads, self.kind, self.form, self.head_dim = heads, kind, form, head_dim

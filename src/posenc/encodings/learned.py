@@ -6,7 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.encoding import Encoding
+from posenc.interpolation import interpolated
 from posenc.positions import Positions
 from posenc.watched import may_be_read
 
@@ -62,12 +64,9 @@ class Learned(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if dim < 1 or max_len < 1:
-            raise ValueError(f"dim and max_len must be 1 or more, got {dim} and {max_len}")
-        if overrun not in OVERRUN:
-            raise ValueError(f"overrun must be one of {', '.join(OVERRUN)}, got '{overrun}'")
-        if not std > 0:
-            raise ValueError(f"std must be above 0, got {std}")
+        checks.sizes(dim=dim, max_len=max_len)
+        checks.one_of("overrun", overrun, OVERRUN)
+        checks.above("std", std, 0)
         self.dim, self.max_len, self.overrun, self.std = dim, max_len, overrun, std
         self.table = nn.Parameter(torch.empty(max_len, dim, device=device, dtype=dtype))
         self.reset_parameters()
@@ -83,10 +82,7 @@ class Learned(Encoding):
 
     def rows(self, x: Tensor, at: Positions) -> Tensor:
         """What is added to embeddings x [B, T, dim], in their dtype."""
-        if x.shape[-1] != self.dim:
-            raise ValueError(
-                f"embeddings must have {self.dim} channels, got {x.shape[-1]}; build Learned({x.shape[-1]}, ...)"
-            )
+        checks.dim(self, x)
         return self.vectors(at).to(x.dtype)
 
     def vectors(self, at: Positions) -> Tensor:
@@ -141,13 +137,8 @@ class Learned(Encoding):
 
     def read(self, row: Tensor) -> Tensor:
         """The vectors [..., dim] at rows that may be fractional; NaN rows give NaN."""
-        if not row.is_floating_point():
-            return F.embedding(row, self.table)
-        known = row.nan_to_num(0.0).clamp(0, self.max_len - 1)
-        below = known.floor()
-        share = (known - below + (row - row.nan_to_num(0.0)))[..., None].to(self.table.dtype)
-        above = (below + 1).clamp(max=self.max_len - 1)
-        return torch.lerp(F.embedding(below.long(), self.table), F.embedding(above.long(), self.table), share)
+        last = self.max_len - 1
+        return interpolated(lambda whole: F.embedding(whole, self.table), row.clamp(0, last), last)
 
     def formula_added(self, position: float, channel: int) -> float:
         if self.overrun == "interpolate":

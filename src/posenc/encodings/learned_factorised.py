@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.encoding import Encoding
+from posenc.interpolation import interpolated
 from posenc.positions import Positions
 from posenc.watched import may_be_read
 
@@ -69,15 +71,9 @@ class LearnedFactorised(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not dim >= 1:
-            raise ValueError(f"dim must be 1 or more, got {dim}")
-        if max_len is not None and not max_len >= 1:
-            raise ValueError(f"max_len must be 1 or more, got {max_len}")
-        for name, word, words in (("combine", combine, COMBINE), ("overrun", overrun, OVERRUN)):
-            if word not in words:
-                raise ValueError(f"{name} must be one of {', '.join(words)}, got '{word}'")
-        if not std > 0:
-            raise ValueError(f"std must be above 0, got {std}")
+        checks.sizes(dim=dim, max_len=max_len)
+        checks.one_of("combine", combine, COMBINE), checks.one_of("overrun", overrun, OVERRUN)
+        checks.above("std", std, 0)
         if grid is None:
             if max_len is None:
                 raise ValueError("tables need their sizes: give grid=(rows, columns), or max_len")
@@ -139,11 +135,7 @@ class LearnedFactorised(Encoding):
         return twin
 
     def embed(self, x: Tensor, at: Positions) -> Tensor:
-        if x.shape[-1] != self.dim:
-            raise ValueError(
-                f"embeddings must have {self.dim} channels, got {x.shape[-1]}; "
-                f"build LearnedFactorised({x.shape[-1]}, ...)"
-            )
+        checks.dim(self, x)
         return x + self.read(self.place(at)).to(x.dtype)
 
     @property
@@ -184,21 +176,14 @@ class LearnedFactorised(Encoding):
         """The vectors [..., dim] at places [..., axes] that may be fractional; NaN places give NaN."""
         if not place.is_floating_point():
             return self.whole(place)
-        known = place.nan_to_num(0.0)
-        below = known.floor()
         exact = torch.promote_types(self.tables[0].dtype, torch.float32)
-        share = (known - below + (place - known)).to(exact)
-        last = torch.tensor([n - 1 for n in self.limits], device=place.device)
-        above = torch.minimum(below.long() + 1, last)
         if self.fold:
-            return torch.lerp(self.whole(below.long()).to(exact), self.whole(above).to(exact), share)
-        pieces = [
-            torch.lerp(
-                table[below[..., axis].long()].to(exact), table[above[..., axis]].to(exact), share[..., axis, None]
-            )
-            for axis, table in enumerate(self.tables)
-        ]
-        return self.combined(pieces)
+            return interpolated(lambda row: self.whole(row).to(exact), place, self.limits[0] - 1)
+
+        def piece(table: Tensor, on_axis: Tensor) -> Tensor:
+            return interpolated(lambda row: table[row].to(exact), on_axis, len(table) - 1)
+
+        return self.combined(list(map(piece, self.tables, place.unbind(-1))))
 
     def whole(self, place: Tensor) -> Tensor:
         """The vectors [..., dim] at whole places [..., axes]."""

@@ -8,7 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.encoding import Encoding
+from posenc.interpolation import interpolated_on_axes
 from posenc.positions import Positions
 from posenc.watched import may_be_read
 
@@ -63,10 +65,7 @@ class LearnedGrid(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not dim >= 1:
-            raise ValueError(f"dim must be 1 or more, got {dim}")
-        if max_len is not None and not max_len >= 1:
-            raise ValueError(f"max_len must be 1 or more, got {max_len}")
+        checks.sizes(dim=dim, max_len=max_len)
         if grid is None:
             if max_len is None:
                 raise ValueError("a table needs its size: give grid=(rows, columns), or max_len for both")
@@ -75,12 +74,9 @@ class LearnedGrid(Encoding):
             cells = grid
         if not isinstance(cells, tuple) or len(cells) < 2 or not all(isinstance(n, int) and n >= 1 for n in cells):
             raise ValueError(f"grid must give the cells on two axes or more, as in (14, 14), got {grid!r}")
-        if not prefix >= 0:
-            raise ValueError(f"prefix must be 0 or more, got {prefix}")
-        if overrun not in OVERRUN:
-            raise ValueError(f"overrun must be one of {', '.join(OVERRUN)}, got '{overrun}'")
-        if not std > 0:
-            raise ValueError(f"std must be above 0, got {std}")
+        checks.at_least("prefix", prefix, 0)
+        checks.one_of("overrun", overrun, OVERRUN)
+        checks.above("std", std, 0)
         self.dim, self.max_len, self.grid, self.prefix, self.overrun, self.std = (
             dim,
             max_len,
@@ -132,10 +128,7 @@ class LearnedGrid(Encoding):
         return twin
 
     def embed(self, x: Tensor, at: Positions) -> Tensor:
-        if x.shape[-1] != self.dim:
-            raise ValueError(
-                f"embeddings must have {self.dim} channels, got {x.shape[-1]}; build LearnedGrid({x.shape[-1]}, ...)"
-            )
+        checks.dim(self, x)
         return x + self.read(self.place(at)).to(x.dtype)
 
     def place(self, at: Positions) -> Tensor:
@@ -175,19 +168,8 @@ class LearnedGrid(Encoding):
 
     def read(self, place: Tensor) -> Tensor:
         """The vectors [..., dim] at places [..., A] that may be fractional; NaN places give NaN."""
-        if not place.is_floating_point():
-            return F.embedding(self.row(place), self.table)
-        known = place.nan_to_num(0.0)
-        below = known.floor()
-        # Half precision would round each of the corners' weights.
-        share = (known - below + (place - known)).to(torch.promote_types(self.table.dtype, torch.float32))
-        vectors: Tensor | float = 0.0
-        for corner in itertools.product((0, 1), repeat=len(self.cells)):
-            up = torch.tensor(corner, device=place.device)
-            weight = torch.where(up == 1, share, 1 - share).prod(-1, keepdim=True)
-            vectors = vectors + weight * F.embedding(self.row(below.long() + up), self.table)
-        assert isinstance(vectors, Tensor)
-        return vectors
+        dtype = torch.promote_types(self.table.dtype, torch.float32)
+        return interpolated_on_axes(lambda cell: F.embedding(self.row(cell), self.table), place, dtype)
 
     def row(self, cell: Tensor) -> Tensor:
         """The row of the table for whole cells [..., A]; past the border that of the border."""

@@ -6,14 +6,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from posenc import checks
+from posenc.channel_pairs import LAYOUTS
 from posenc.encoding import Side
 from posenc.kernels.bound import BoundKernel
-from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, rotate_pairs, rotation_dtype
+from posenc.kernels.rotate_pairs import rotate_pairs, rotation_dtype
 from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
 from posenc.precision import exact
-from posenc.rotations import Turning
+from posenc.rotations import Turning, cos_sin
 
 
 class LearnedRotary(Turning):
@@ -66,14 +68,10 @@ class LearnedRotary(Turning):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if head_dim < 2 or head_dim % 2:
-            raise ValueError(f"head_dim must be an even number of channels to form pairs, got {head_dim}")
-        if heads is not None and not heads >= 1:
-            raise ValueError(f"heads must be 1 or more, got {heads}")
-        if not 1 < base < math.inf:
-            raise ValueError(f"base must be above 1, got {base}")
-        if layout not in LAYOUTS:
-            raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got '{layout}'")
+        checks.even("head_dim", head_dim)
+        checks.sizes(heads=heads)
+        checks.above("base", base, 1)
+        checks.one_of("layout", layout, LAYOUTS)
         if per_head and heads is None:
             raise ValueError("per_head needs to know how many heads there are; give heads, as in heads=8")
         self.head_dim, self.heads, self.base, self.layout, self.per_head = head_dim, heads, base, layout, per_head
@@ -103,11 +101,9 @@ class LearnedRotary(Turning):
         return (2 * math.pi / self.frequencies).flatten().sort().values
 
     def rotated(self, x: Tensor, at: Positions, *, in_place: bool = False) -> Tensor:
-        self.check_head_dim(x, self.head_dim)
-        if self.per_head and x.shape[1] != self.heads:
-            raise ValueError(
-                f"{self} has frequencies for {self.heads} heads, got {x.shape[1]}; build it for {x.shape[1]}"
-            )
+        checks.head_dim(self, x)
+        if self.per_head:
+            checks.heads(self, x)
         dtype = rotation_dtype(x)
         # Not kept with the positions: a table that has a gradient belongs to one forward pass.
         frequencies = self.spectrum()
@@ -136,29 +132,6 @@ class LearnedRotary(Turning):
         # The keys were repeated when they were turned; the values have to go with them.
         return kernel(self, q, at, replace(keys, v=self.spread(keys.v)), mask)
 
-    def formula_spectrum(self, head: int) -> list[float]:
-        """As published, in scalars: the frequency of each pair of a head."""
-        shift = self.shift[head] if self.per_head else self.shift
-        d = self.head_dim
-        return [self.base ** (-2 * p / d) * math.exp(shift[p].item()) for p in range(d // 2)]
-
-    def formula_query(self, q, position, head=0) -> list[float]:
-        out = list(q)
-        for p, frequency in enumerate(self.formula_spectrum(head)):
-            first, second = channels_of_pair(p, self.head_dim // 2, self.layout)
-            cos, sin = math.cos(position * frequency), math.sin(position * frequency)
-            out[first], out[second] = q[first] * cos - q[second] * sin, q[second] * cos + q[first] * sin
-        return out
-
-    def formula_key(self, k, position, head=0) -> list[float]:
-        return self.formula_query(k, position, head)
-
-    def formula_logit(self, q, k, m, n, head, scale) -> float:
-        total = []
-        for p, frequency in enumerate(self.formula_spectrum(head)):
-            first, second = channels_of_pair(p, self.head_dim // 2, self.layout)
-            # The real part of (q_a + i q_b) conj(k_a + i k_b) e^{i (m - n) frequency}.
-            turned = complex(q[first], q[second]) * complex(k[first], -k[second])
-            angle = (m - n) * frequency
-            total.append(turned.real * math.cos(angle) - turned.imag * math.sin(angle))
-        return scale * math.fsum(total)
+    def formula_angles(self, position, head=0, length=None) -> list[float]:
+        shift = (self.shift[head] if self.per_head else self.shift).tolist()
+        return [position * self.base ** (-2 * p / self.head_dim) * math.exp(s) for p, s in enumerate(shift)]

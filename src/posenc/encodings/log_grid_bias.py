@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.encoding import Encoding
 from posenc.precision import without_autocast
 
@@ -54,11 +55,8 @@ class LogGridBias(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not window >= 2:
-            raise ValueError(f"window must be 2 or more, got {window}")
-        for name, value in (("heads", heads), ("axes", axes), ("width", width)):
-            if not value >= 1:
-                raise ValueError(f"{name} must be 1 or more, got {value}")
+        checks.at_least("window", window, 2)
+        checks.sizes(heads=heads, axes=axes, width=width)
         self.heads, self.window, self.axes, self.width = heads, window, axes, width
         self.hidden = nn.Linear(axes, width, device=device, dtype=dtype)
         self.out = nn.Linear(width, heads, bias=False, device=device, dtype=dtype)

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from posenc import checks
 from posenc.encoding import Encoding, Side
 from posenc.positions import Positions
 from posenc.precision import exact
@@ -44,10 +45,8 @@ class LogTemperature(Encoding):
 
     def __init__(self, max_len: int, *, least: float = 0.0) -> None:
         super().__init__()
-        if not max_len >= 2:
-            raise ValueError(f"max_len must be 2 or more, since the logarithm of 1 is 0, got {max_len}")
-        if not 0 <= least < math.inf:
-            raise ValueError(f"least must be 0 or more, got {least}")
+        checks.at_least("max_len", max_len, 2, ", since the logarithm of 1 is 0")
+        checks.at_least("least", least, 0)
         self.max_len, self.least = max_len, least
 
     def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:

@@ -5,10 +5,12 @@ import math
 import torch
 from torch import Tensor, nn
 
-from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, rotate_pairs, rotation_dtype
+from posenc import checks
+from posenc.channel_pairs import LAYOUTS
+from posenc.kernels.rotate_pairs import rotate_pairs, rotation_dtype
 from posenc.positions import Positions
 from posenc.precision import exact
-from posenc.rotations import Turning
+from posenc.rotations import Turning, cos_sin
 
 
 class MixedRotary(Turning):
@@ -67,16 +69,11 @@ class MixedRotary(Turning):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if layout not in LAYOUTS:
-            raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got '{layout}'")
+        checks.one_of("layout", layout, LAYOUTS)
         if not head_dim >= 2:
             raise ValueError(f"head_dim must hold a pair of channels, got {head_dim}")
-        if not heads >= 1:
-            raise ValueError(f"heads must be 1 or more, got {heads}")
-        if not axes >= 1 or axes % 1:
-            raise ValueError(f"axes must be a whole number of 1 or more, got {axes}")
-        if not 1 < base < math.inf:
-            raise ValueError(f"base must be above 1, got {base}")
+        checks.sizes(heads=heads, axes=axes)
+        checks.above("base", base, 1)
         if groups is not None and (not groups >= 1 or heads % groups):
             raise ValueError(f"groups must divide heads={heads}, got {groups}; give the number of key heads")
         self.head_dim, self.heads, self.axes, self.base = head_dim, heads, axes, base
@@ -102,11 +99,7 @@ class MixedRotary(Turning):
             self.frequencies.copy_(magnitude[:, None] * directions.mT[:, pair // each])
 
     def rotated(self, x: Tensor, at: Positions, *, in_place: bool = False) -> Tensor:
-        if x.shape[-1] != self.head_dim:
-            raise ValueError(
-                f"heads must have {self.head_dim} channels, got {x.shape[-1]}; build "
-                f"MixedRotary({self.heads}, {x.shape[-1]})"
-            )
+        checks.head_dim(self, x)
         sets = self.frequencies.shape[0]
         if x.shape[1] % sets or x.shape[1] > self.heads:
             raise ValueError(
@@ -121,14 +114,7 @@ class MixedRotary(Turning):
         cos, sin = cos_sin(angle.repeat_interleave(x.shape[1] // sets, 1), 1.0, dtype, x.device)
         return rotate_pairs(x, cos, sin, self.layout, in_place=in_place)
 
-    def formula_logit(self, q, k, m, n, head, scale) -> float:
-        m, n = ((place,) if self.axes == 1 else place for place in (m, n))
+    def formula_angles(self, position, head=0, length=None) -> list[float]:
+        places = (position,) if self.axes == 1 else position
         own = self.frequencies[head * self.frequencies.shape[0] // self.heads].tolist()
-        total = [a * b for a, b in zip(q[2 * len(own) :], k[2 * len(own) :], strict=True)]
-        for p, frequency in enumerate(own):
-            first, second = channels_of_pair(p, len(own), self.layout)
-            # The real part of (q_a + i q_b) conj(k_a + i k_b) e^{i angle}.
-            turned = complex(q[first], q[second]) * complex(k[first], -k[second])
-            angle = math.fsum(f * (a - b) for f, a, b in zip(frequency, m, n, strict=True))
-            total.append(turned.real * math.cos(angle) - turned.imag * math.sin(angle))
-        return scale * math.fsum(total)
+        return [math.fsum(f * place for f, place in zip(frequency, places, strict=True)) for frequency in own]

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.encoding import Encoding
 from posenc.precision import without_autocast
 
@@ -60,9 +61,7 @@ class MLPBias(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        for name, value in (("heads", heads), ("width", width), ("depth", depth), ("axes", axes)):
-            if not value >= 1:
-                raise ValueError(f"{name} must be 1 or more, got {value}")
+        checks.sizes(heads=heads, width=width, depth=depth, axes=axes)
         if depth > DEEPEST:
             raise ValueError(f"depth must be at most {DEEPEST}, got {depth}")
         self.heads, self.width, self.depth, self.log, self.axes = heads, width, depth, log, axes

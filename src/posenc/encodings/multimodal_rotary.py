@@ -1,14 +1,17 @@
 """Multimodal rotary encoding (M-RoPE), and the positions of text and grids in one sequence."""
 
 import math
+from collections.abc import Iterable
+from itertools import repeat
 
 import torch
 from torch import Tensor
 
-from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin
+from posenc import checks
+from posenc.channel_pairs import LAYOUTS
 from posenc.positions import Positions
 from posenc.precision import exact
-from posenc.rotations import Rotations
+from posenc.rotations import Rotations, cos_sin, plain_frequencies, rotary_width
 from posenc.schedules import Schedule, schedule_of
 
 ORDERS = ("chunked", "interleaved", "time_last")
@@ -70,20 +73,9 @@ class MultimodalRotary(Rotations):
         schedule: Schedule | str | None = None,
     ) -> None:
         super().__init__()
-        for option, value, known in (("order", order, ORDERS), ("layout", layout, LAYOUTS)):
-            if value not in known:
-                raise ValueError(f"{option} must be one of {', '.join(known)}, got '{value}'")
-        if not 1 < base < math.inf:
-            raise ValueError(f"base must be above 1, got {base}")
-        if not 0 < partial <= 1:
-            raise ValueError(f"partial must be above 0 and at most 1, got {partial}")
-        # A share such as 30/44 times the head may round to just below a whole number.
-        width = int(head_dim * partial + 1e-9)
-        if width < 2 or width % 2:
-            raise ValueError(
-                f"the rotary width must be an even number of channels to form pairs, got {width} "
-                f"(head_dim={head_dim}, partial={partial})"
-            )
+        checks.one_of("order", order, ORDERS), checks.one_of("layout", layout, LAYOUTS)
+        checks.above("base", base, 1)
+        width = rotary_width(head_dim, partial)
         schedule = schedule_of(schedule)
         if schedule is not None and schedule.by_length:
             raise ValueError(
@@ -130,7 +122,7 @@ class MultimodalRotary(Rotations):
 
     def spectrum(self) -> tuple[Tensor, float | Tensor]:
         """The frequency of each pair (radians per position, float64, fastest first), and the temperature."""
-        plain = self.base ** -(torch.arange(0, self.width, 2, dtype=torch.float64, device="cpu") / self.width)
+        plain = plain_frequencies(self.base, self.width)
         if self.schedule is None:
             return plain, 1.0
         return self.schedule(plain, base=self.base, width=self.width)
@@ -152,14 +144,18 @@ class MultimodalRotary(Rotations):
         frequencies, temperature = self.spectrum()
         return cos_sin((coords * frequencies.to(coords.device))[:, None], temperature, dtype, device)
 
-    def formula_query(self, q, position, head=0) -> list[float]:
-        r, sections, out = self.width, self.sections_in_use, list(q)
+    def formula_spectrum(self) -> tuple[list[float], float]:
+        """As published, in scalars: the frequency of each pair, and the temperature."""
+        plain = [self.base ** (-2 * p / self.width) for p in range(self.width // 2)]
+        if self.schedule is None:
+            return plain, 1.0
+        return self.schedule.formula(plain, base=self.base, width=self.width)
+
+    def formula_angles(self, position, head=0, length=None) -> list[float]:
+        sections, angles = self.sections_in_use, []
         places = position if isinstance(position, tuple) else (position,) * len(sections)
-        frequencies, temperature = ([self.base ** (-2 * p / r) for p in range(r // 2)], 1.0)
-        if self.schedule is not None:
-            frequencies, temperature = self.schedule.formula(frequencies, base=self.base, width=r)
         left = list(sections)
-        for p, frequency in enumerate(frequencies):
+        for p, frequency in enumerate(self.formula_spectrum()[0]):
             if self.order == "chunked":
                 axis = next(a for a, pairs in enumerate(left) if pairs)
             elif self.order == "interleaved":
@@ -169,14 +165,11 @@ class MultimodalRotary(Rotations):
                 waiting = [a for a in range(1, len(sections)) if left[a]]
                 axis = min(waiting, key=lambda a: (sections[a] - left[a], a)) if waiting else 0
             left[axis] -= 1
-            angle = places[axis] * frequency
-            first, second = channels_of_pair(p, r // 2, self.layout)
-            turned = complex(q[first], q[second]) * complex(math.cos(angle), math.sin(angle)) * temperature
-            out[first], out[second] = turned.real, turned.imag
-        return out
+            angles.append(places[axis] * frequency)
+        return angles
 
-    def formula_key(self, k, position, head=0) -> list[float]:
-        return self.formula_query(k, position, head)
+    def formula_sizes(self, position, side, length=None) -> Iterable[float]:
+        return repeat(self.formula_spectrum()[1])
 
 
 def text_and_grids(*parts: int | tuple[int, ...], device: torch.device | str | None = None) -> Positions:

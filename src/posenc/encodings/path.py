@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.biases import Dense
 from posenc.encoding import Encoding
 from posenc.kernels.bound import BoundKernel
@@ -66,10 +67,7 @@ class PaTH(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not (dim >= 1 and heads >= 1 and head_dim >= 1):
-            raise ValueError(f"dim, heads and head_dim must be 1 or more, got {dim}, {heads} and {head_dim}")
-        if not rank >= 1:
-            raise ValueError(f"rank must be 1 or more, got {rank}")
+        checks.sizes(dim=dim, heads=heads, head_dim=head_dim, rank=rank)
         self.dim, self.heads, self.head_dim, self.rank = dim, heads, head_dim, rank
         self.lower = nn.Parameter(torch.empty(rank, dim, device=device, dtype=dtype))
         self.upper = nn.Parameter(torch.empty(heads * head_dim, rank, device=device, dtype=dtype))
@@ -83,10 +81,7 @@ class PaTH(Encoding):
         nn.init.zeros_(self.offset)
 
     def remember(self, x: Tensor, at: Positions, project: Projections) -> dict[str, Tensor]:
-        if x.shape[-1] != self.dim:
-            raise ValueError(
-                f"embeddings must have {self.dim} channels, got {x.shape[-1]}; build PaTH({x.shape[-1]}, ...)"
-            )
+        checks.dim(self, x)
         dtype = torch.promote_types(x.dtype, torch.float32)
         lower, upper, weight, offset = (p.to(dtype) for p in (self.lower, self.upper, self.weight, self.offset))
         with without_autocast(x):
@@ -99,11 +94,8 @@ class PaTH(Encoding):
     def attend(
         self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
     ) -> tuple[Tensor, Tensor | None]:
-        if (q.shape[1], q.shape[-1]) != (self.heads, self.head_dim):
-            raise ValueError(
-                f"{self} has paths for {self.heads} heads of {self.head_dim} channels, got queries of {q.shape[1]} "
-                f"heads of {q.shape[-1]}; build it for them"
-            )
+        checks.heads(self, q)
+        checks.head_dim(self, q)
         with without_autocast(q):
             lost = self.lost(q, at, keys)
         return kernel(self, q, at, keys, mask, biases=[Dense(-kernel.scale * lost)])

@@ -6,10 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.encoding import Encoding, Side
-from posenc.kernels.rotate_pairs import cos_sin
 from posenc.positions import Positions
 from posenc.precision import exact
+from posenc.rotations import cos_sin
 
 PHASES = ("zero", "uniform", "none")
 
@@ -63,12 +64,9 @@ class Polar(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not (heads >= 1 and head_dim >= 1):
-            raise ValueError(f"heads and head_dim must be 1 or more, got {heads} and {head_dim}")
-        if not 1 < base < math.inf:
-            raise ValueError(f"base must be above 1 and finite, got {base}")
-        if phases not in PHASES:
-            raise ValueError(f"phases must be one of {', '.join(PHASES)}, got '{phases}'")
+        checks.sizes(heads=heads, head_dim=head_dim)
+        checks.above("base", base, 1)
+        checks.one_of("phases", phases, PHASES)
         self.heads, self.head_dim, self.base, self.phases = heads, head_dim, base, phases
         self.per_layer = phases != "none"
         self.delta = nn.Parameter(torch.empty(heads, head_dim, device=device, dtype=dtype)) if self.per_layer else None
@@ -91,10 +89,7 @@ class Polar(Encoding):
 
     def directions(self, x: Tensor, at: Positions) -> Tensor:
         """Cosines and sines [2, B or 1, 1, T, d] of where the arrows of tokens point."""
-        if x.shape[-1] != self.head_dim:
-            raise ValueError(
-                f"heads must have {self.head_dim} channels, got {x.shape[-1]}; build Polar(heads, {x.shape[-1]})"
-            )
+        checks.head_dim(self, x)
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         return self.once(self.table, at, dtype, x.device)
 
@@ -105,8 +100,7 @@ class Polar(Encoding):
     def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:
         cos, sin = self.directions(x, at)
         if side == "query" and self.delta is not None:
-            if x.shape[1] != self.heads:
-                raise ValueError(f"{self} has phases for {self.heads} heads, got {x.shape[1]}; build it for those")
+            checks.heads(self, x)
             delta = self.delta.to(cos.dtype).clamp(-2 * math.pi, 0.0)[:, None]  # [H, 1, d]
             cos, sin = cos * delta.cos() + sin * delta.sin(), sin * delta.cos() - cos * delta.sin()
         return arrows(x, cos, sin)

@@ -1,14 +1,17 @@
 """Proportional rotary position embedding (p-RoPE)."""
 
 import math
+from collections.abc import Iterable
+from itertools import repeat
 
 import torch
 from torch import Tensor
 
-from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin
+from posenc import checks
+from posenc.channel_pairs import LAYOUTS
 from posenc.positions import Positions
 from posenc.precision import exact
-from posenc.rotations import Rotations
+from posenc.rotations import Rotations, cos_sin, plain_frequencies
 from posenc.schedules import Schedule, schedule_of
 
 
@@ -57,14 +60,10 @@ class ProportionalRotary(Rotations):
         schedule: Schedule | str | None = None,
     ) -> None:
         super().__init__()
-        if head_dim < 2 or head_dim % 2:
-            raise ValueError(f"head_dim must be an even number of channels to form pairs, got {head_dim}")
-        if not 0 < share <= 1:
-            raise ValueError(f"share must be above 0 and at most 1, got {share}")
-        if not 1 < base < math.inf:
-            raise ValueError(f"base must be above 1, got {base}")
-        if layout not in LAYOUTS:
-            raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got '{layout}'")
+        checks.even("head_dim", head_dim)
+        checks.fraction("share", share)
+        checks.above("base", base, 1)
+        checks.one_of("layout", layout, LAYOUTS)
         schedule = schedule_of(schedule)
         if schedule is not None and schedule.by_length:
             raise ValueError(f"schedule must not depend on the length of the sequence, got {schedule!r}; use rotary")
@@ -75,7 +74,7 @@ class ProportionalRotary(Rotations):
 
     def spectrum(self) -> tuple[Tensor, float | Tensor]:
         """The frequency of each pair of the head (radians per position, float64), and the temperature."""
-        plain = self.base ** -(torch.arange(0, self.head_dim, 2, dtype=torch.float64, device="cpu") / self.head_dim)
+        plain = plain_frequencies(self.base, self.head_dim)
         stretched, temperature = plain, 1.0
         if self.schedule is not None:
             stretched, temperature = self.schedule(plain, base=self.base, width=self.head_dim)
@@ -106,25 +105,8 @@ class ProportionalRotary(Rotations):
         turning = frequencies[: self.turning]
         return turning + [0.0] * (d // 2 - len(turning)), temperature
 
-    def formula_query(self, q, position, head=0) -> list[float]:
-        frequencies, temperature = self.formula_spectrum()
-        out = list(q)
-        for p, frequency in enumerate(frequencies):
-            first, second = channels_of_pair(p, self.head_dim // 2, self.layout)
-            cos, sin = temperature * math.cos(position * frequency), temperature * math.sin(position * frequency)
-            out[first], out[second] = q[first] * cos - q[second] * sin, q[second] * cos + q[first] * sin
-        return out
+    def formula_angles(self, position, head=0, length=None) -> list[float]:
+        return [position * frequency for frequency in self.formula_spectrum()[0]]
 
-    def formula_key(self, k, position, head=0) -> list[float]:
-        return self.formula_query(k, position, head)
-
-    def formula_logit(self, q, k, m, n, head, scale) -> float:
-        frequencies, temperature = self.formula_spectrum()
-        total = []
-        for p, frequency in enumerate(frequencies):
-            first, second = channels_of_pair(p, self.head_dim // 2, self.layout)
-            # The real part of (q_a + i q_b) conj(k_a + i k_b) e^{i (m - n) frequency}.
-            turned = complex(q[first], q[second]) * complex(k[first], -k[second])
-            angle = (m - n) * frequency
-            total.append(turned.real * math.cos(angle) - turned.imag * math.sin(angle))
-        return scale * temperature**2 * math.fsum(total)
+    def formula_sizes(self, position, side, length=None) -> Iterable[float]:
+        return repeat(self.formula_spectrum()[1])

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from posenc import checks
 from posenc.distance_maps import DistanceMap, Shown
 from posenc.encoding import Encoding
 from posenc.precision import most_exact
@@ -38,8 +39,7 @@ class ReRoPE(DistanceMap):
     extrapolates = "to any length untuned, claimed and found: Llama-2-13B's loss is 1.50, 1.43, 1.40 at 4k, 8k, 16k"
 
     def __init__(self, encoding: Encoding, *, window: int = 512, leak: float | None = None) -> None:
-        if not window >= 1:
-            raise ValueError(f"window must be 1 position or more, got {window}")
+        checks.sizes(window=window)
         if leak is not None and not leak >= 1:
             raise ValueError(f"leak must be 1 or more (positions that count as one), or None for no leak, got {leak}")
         super().__init__(encoding)

@@ -1,15 +1,17 @@
 """Rotary position embedding."""
 
 import math
+from collections.abc import Iterable
+from itertools import repeat
 
 import torch
 from torch import Tensor
 
-from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin
+from posenc import checks
+from posenc.channel_pairs import LAYOUTS
 from posenc.positions import Positions
 from posenc.precision import exact
-from posenc.published import Token
-from posenc.rotations import Rotations
+from posenc.rotations import Rotations, cos_sin, plain_frequencies, rotary_width
 from posenc.schedules import Schedule, schedule_of
 
 
@@ -70,20 +72,9 @@ class Rotary(Rotations):
         schedule: Schedule | str | None = None,
     ) -> None:
         super().__init__()
-        if layout not in LAYOUTS:
-            raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got '{layout}'")
-        if not 1 < base < math.inf:
-            raise ValueError(f"base must be above 1, got {base}")
-        if not 0 < partial <= 1:
-            raise ValueError(f"partial must be above 0 and at most 1, got {partial}")
-        # A share such as 30/44 times the head may round to just below a whole number.
-        width = int(head_dim * partial + 1e-9)
-        if width < 2 or width % 2:
-            share = max(width - width % 2, 2) / max(head_dim, 2)
-            raise ValueError(
-                f"the rotary width must be an even number of channels to form pairs, got {width} (head_dim={head_dim}, "
-                f"partial={partial}); choose an even head_dim, or partial={share:.12g}"
-            )
+        checks.one_of("layout", layout, LAYOUTS)
+        checks.above("base", base, 1)
+        width = rotary_width(head_dim, partial)
         schedule = schedule_of(schedule)
         self.head_dim, self.base, self.layout, self.partial, self.schedule = head_dim, base, layout, partial, schedule
         self.width = width
@@ -95,7 +86,7 @@ class Rotary(Rotations):
 
         A schedule that depends on the horizon `length` [B] gives a row for each; its default is the trained length.
         """
-        plain = self.base ** -(torch.arange(0, self.width, 2, dtype=torch.float64, device="cpu") / self.width)
+        plain = plain_frequencies(self.base, self.width)
         if self.schedule is None:
             return plain, 1.0
         if self.turns_when_attending and length is None:
@@ -149,37 +140,13 @@ class Rotary(Rotations):
         length = self.schedule.short_length if self.turns_when_attending and length is None else length
         return self.schedule.formula(plain, base=self.base, width=self.width, length=length)
 
-    def formula_query(self, q, position, head=0) -> list[float]:
+    def formula_angles(self, position, head=0, length=None) -> list[float]:
+        return [position * frequency for frequency in self.formula_spectrum(length)[0]]
+
+    def formula_sizes(self, position, side, length=None) -> Iterable[float]:
+        return repeat(self.formula_spectrum(length)[1])
+
+    def formula_turned(self, x, position, head, side) -> list[float]:
         if self.turns_when_attending:
-            raise NotImplementedError(
-                f"{self} turns a query by its horizon, which a formula of one query does not know"
-            )
-        frequencies, temperature = self.formula_spectrum()
-        out = list(q)
-        for p, frequency in enumerate(frequencies):
-            first, second = channels_of_pair(p, self.width // 2, self.layout)
-            cos, sin = temperature * math.cos(position * frequency), temperature * math.sin(position * frequency)
-            out[first], out[second] = q[first] * cos - q[second] * sin, q[second] * cos + q[first] * sin
-        return out
-
-    def formula_key(self, k, position, head=0) -> list[float]:
-        return self.formula_query(k, position, head)
-
-    def formula_logits(self, query, keys, head, scale) -> list[float]:
-        frequencies, temperature = self.formula_spectrum(query.length)
-        logits = []
-        for key in keys:
-            total = []
-            for p, frequency in enumerate(frequencies):
-                first, second = channels_of_pair(p, self.width // 2, self.layout)
-                # The real part of (q_a + i q_b) conj(k_a + i k_b) e^{i (m - n) frequency}.
-                turned = complex(query.vector[first], query.vector[second])
-                turned *= complex(key.vector[first], -key.vector[second])
-                angle = (query.at - key.at) * frequency
-                total.append(temperature**2 * (turned.real * math.cos(angle) - turned.imag * math.sin(angle)))
-            passed = [a * b for a, b in zip(query.vector[self.width :], key.vector[self.width :], strict=True)]
-            logits.append(scale * math.fsum(total + passed))
-        return logits
-
-    def formula_logit(self, q, k, m, n, head, scale) -> float:
-        return self.formula_logits(Token(q, m, 0), [Token(k, n, 0)], head, scale)[0]
+            raise NotImplementedError(f"{self} turns a {side} by its horizon, which a formula of one does not know")
+        return super().formula_turned(x, position, head, side)

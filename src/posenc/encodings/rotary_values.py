@@ -1,18 +1,22 @@
 """Rotary on values: each value is turned by its distance from the query."""
 
+import cmath
 import math
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from posenc import checks
+from posenc.channel_pairs import LAYOUTS, channels_of_pairs, multiplied
 from posenc.encoding import Encoding
 from posenc.kernels.bound import BoundKernel
-from posenc.kernels.rotate_pairs import LAYOUTS, cos_sin, rotate_pairs, rotation_dtype
+from posenc.kernels.rotate_pairs import rotate_pairs, rotation_dtype
 from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
 from posenc.precision import exact
+from posenc.rotations import cos_sin, plain_frequencies, rotary_width
 
 
 class RotaryValues(Encoding):
@@ -60,26 +64,16 @@ class RotaryValues(Encoding):
         trailing: bool = False,
     ) -> None:
         super().__init__()
-        if layout not in LAYOUTS:
-            raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got '{layout}'")
-        if not 1 < base < math.inf:
-            raise ValueError(f"base must be above 1 and finite, got {base}")
-        if not 0 < partial <= 1:
-            raise ValueError(f"partial must be above 0 and at most 1, got {partial}")
-        # A share such as 30/44 times the head may round to just below a whole number.
-        width = int(head_dim * partial + 1e-9)
-        if width < 2 or width % 2:
-            raise ValueError(
-                f"the turned width must be an even number of channels to form pairs, got {width} "
-                f"(head_dim={head_dim}, partial={partial}); choose an even head_dim * partial"
-            )
+        checks.one_of("layout", layout, LAYOUTS)
+        checks.above("base", base, 1)
+        width = rotary_width(head_dim, partial)
         self.head_dim, self.base, self.layout, self.partial, self.trailing = head_dim, base, layout, partial, trailing
         self.width = width
 
     @property
     def frequencies(self) -> Tensor:
         """The frequency of each pair (radians per position), float64, fastest first."""
-        return self.base ** -(torch.arange(0, self.width, 2, dtype=torch.float64, device="cpu") / self.width)
+        return plain_frequencies(self.base, self.width)
 
     @property
     def wavelengths(self) -> Tensor:
@@ -100,21 +94,13 @@ class RotaryValues(Encoding):
     def attend(
         self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
     ) -> tuple[Tensor, Tensor | None]:
-        if keys.v.shape[-1] != self.head_dim:
-            width = keys.v.shape[-1]
-            raise ValueError(f"values must have {self.head_dim} channels, got {width}; build RotaryValues({width})")
+        checks.head_dim(self, keys.v)
         out, weights = kernel(self, q, at, replace(keys, v=self.rotated(keys.v, keys.at, +1)), mask)
         return self.rotated(out, at, -1), weights
 
     def formula_value(self, v, m, n, channel) -> float:
         r = self.width
-        inside = channel - (self.head_dim - r if self.trailing else 0)
-        if not 0 <= inside < r:
-            return v[channel]
-        half = self.layout == "half"
-        k, is_second = (inside % (r // 2), inside >= r // 2) if half else (inside // 2, inside % 2 == 1)
-        step = r // 2 if half else 1
-        angle = (n - m) * self.base ** (-2 * k / r)
-        if is_second:
-            return v[channel] * math.cos(angle) + v[channel - step] * math.sin(angle)
-        return v[channel] * math.cos(angle) - v[channel + step] * math.sin(angle)
+        turns = [cmath.rect(1, (n - m) * self.base ** (-2 * k / r)) for k in range(r // 2)]
+        first = self.head_dim - r if self.trailing else 0
+        pairs = [(first + a, first + b) for a, b in channels_of_pairs(r // 2, self.layout)]
+        return multiplied(v, turns, pairs)[channel]

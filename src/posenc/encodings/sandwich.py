@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from posenc import checks
 from posenc.encoding import Encoding
 from posenc.precision import exact, has_float64
 
@@ -39,12 +40,9 @@ class Sandwich(Encoding):
 
     def __init__(self, heads: int, *, width: int = 128, base: float = 10_000.0) -> None:
         super().__init__()
-        if heads < 1:
-            raise ValueError(f"heads must be 1 or more, got {heads}")
-        if not width >= 2 or width % 2:
-            raise ValueError(f"width must be an even number of channels, got {width}")
-        if not (base > 1 and math.isfinite(base)):
-            raise ValueError(f"base must be above 1, got {base}")
+        checks.sizes(heads=heads)
+        checks.even("width", width)
+        checks.above("base", base, 1)
         self.heads, self.width, self.base = heads, width, base
 
     @property

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.encoding import Encoding, Side
 from posenc.positions import Positions
 from posenc.precision import exact
@@ -53,10 +54,8 @@ class ScalableSoftmax(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not heads >= 1:
-            raise ValueError(f"heads must be 1 or more, got {heads}")
-        if not math.isfinite(start):
-            raise ValueError(f"start must be a finite number, got {start}")
+        checks.sizes(heads=heads)
+        checks.number("start", start)
         self.heads, self.start, self.constant = heads, start, constant
         self.strength = nn.Parameter(torch.empty(heads, device=device, dtype=dtype))
         self.offset = nn.Parameter(torch.empty(heads, device=device, dtype=dtype)) if constant else None
@@ -70,10 +69,7 @@ class ScalableSoftmax(Encoding):
     def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:
         if side == "key":
             return x
-        if x.shape[1] != self.heads:
-            raise ValueError(
-                f"{self} has factors for {self.heads} heads, got queries of {x.shape[1]}; build it for {x.shape[1]}"
-            )
+        checks.heads(self, x)
         dtype = torch.promote_types(x.dtype, torch.float32)
         count = self.once(self.logarithms, at, dtype, x.device)
         temperature = self.strength.to(dtype)[:, None, None] * count  # [B or 1, H, T, 1]

@@ -8,20 +8,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posenc import checks
+from posenc.channel_pairs import LAYOUTS, PairsTurned
 from posenc.encoding import Encoding
 from posenc.kernels.bound import BoundKernel
 from posenc.kernels.reference import fit_heads
-from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, rotate_pairs, rotation_dtype
+from posenc.kernels.rotate_pairs import rotate_pairs, rotation_dtype
 from posenc.kernels.sums_in_order import sums_to
 from posenc.keys import Keys, Projections
 from posenc.masks import Mask
 from posenc.positions import Positions
 from posenc.precision import most_exact, without_autocast
+from posenc.rotations import cos_sin, plain_frequencies
 
 GATES = ("none", "head", "pair")
 
 
-class SelectiveRotary(Encoding):
+class SelectiveRotary(PairsTurned, Encoding):
     """Turn pairs of channels by the sum of the angles that the tokens so far ask for, each by its own content.
 
     angle_t = temperature_k gate_t (phi_t + exp(drift)),   phi_t = up down x_t sqrt(heads) / |x_t|     (radians)
@@ -87,18 +90,12 @@ class SelectiveRotary(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not (dim >= 1 and heads >= 1 and rank >= 1):
-            raise ValueError(f"dim, heads and rank must be 1 or more, got {dim}, {heads} and {rank}")
-        if not (head_dim >= 2 and head_dim % 2 == 0):
-            raise ValueError(f"head_dim must be even and 2 or more to form pairs, got {head_dim}")
-        if not 1 < base < math.inf:
-            raise ValueError(f"base must be above 1 and finite, got {base}")
-        if layout not in LAYOUTS:
-            raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got '{layout}'")
-        if gate not in GATES:
-            raise ValueError(f"gate must be one of {', '.join(GATES)}, got '{gate}'")
-        if not 0 < temperature < math.inf:
-            raise ValueError(f"temperature must be above 0 and finite, got {temperature}")
+        checks.sizes(dim=dim, heads=heads, rank=rank)
+        checks.even("head_dim", head_dim)
+        checks.above("base", base, 1)
+        checks.one_of("layout", layout, LAYOUTS)
+        checks.one_of("gate", gate, GATES)
+        checks.above("temperature", temperature, 0)
         self.dim, self.heads, self.head_dim, self.base, self.layout = dim, heads, head_dim, base, layout
         self.rank, self.drift, self.gate = rank, drift, gate
         self.temperature, self.learned_temperature = temperature, learned_temperature
@@ -127,8 +124,7 @@ class SelectiveRotary(Encoding):
 
     def spectrum(self) -> Tensor:
         """The temperature of each pair as published, float64 on the CPU."""
-        pairs = torch.arange(0, self.head_dim, 2, dtype=torch.float64, device="cpu")
-        return self.temperature * self.base ** -(pairs / self.head_dim)
+        return self.temperature * plain_frequencies(self.base, self.head_dim)
 
     def remember(self, x: Tensor, at: Positions, project: Projections) -> dict[str, Tensor]:
         """The angle [B, heads, T, pairs] that each token asks for (radians)."""
@@ -149,25 +145,26 @@ class SelectiveRotary(Encoding):
     def attend(
         self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
     ) -> tuple[Tensor, Tensor | None]:
-        if q.shape[1] != self.heads or q.shape[-1] != self.head_dim:
-            raise ValueError(
-                f"{self} is built for {self.heads} heads of {self.head_dim} channels, "
-                f"got {q.shape[1]} of {q.shape[-1]}; build it for those"
-            )
+        checks.heads(self, q)
+        checks.head_dim(self, q)
         angle = keys.memo["selective_rotary"]
         exact = most_exact(angle).transpose(2, 3).flatten(1, 2)
         turns = sums_to(exact, at, keys.at)  # [B, heads * pairs, T] and [..., S]
         to_query, to_key = (turn.unflatten(1, (self.heads, -1)).transpose(2, 3) for turn in turns)
         k, v = fit_heads(q, keys.k, keys.v)
-        return kernel(self, self.rotated(q, to_query), at, replace(keys, k=self.rotated(k, to_key), v=v), mask)
+        # Only a product of both is free of where the sums began: biases beside it read queries and keys as they are.
+        biases = [bias for part in kernel.beside for bias in part.biases(q, at, keys)]
+        keys = replace(keys, k=self.rotated(k, to_key), v=v)
+        return replace(kernel, beside=())(self, self.rotated(q, to_query), at, keys, mask, biases=biases)
 
     def rotated(self, x: Tensor, angle: Tensor) -> Tensor:
         """x [B, heads, T, head_dim] turned by its angles [B, heads, T, pairs]."""
         cos, sin = cos_sin(angle, 1.0, rotation_dtype(x), x.device)
         return rotate_pairs(x, cos, sin, self.layout)
 
-    def formula_query(self, q, position, head=0):
-        raise NotImplementedError(f"{self} turns a query by what other tokens ask for, and a formula of one lacks them")
+    def formula_turned(self, x, position, head, side):
+        # The turn belongs to the pair: biases beside this one read the query and the key as they are.
+        return x
 
     def formula_logits(self, query, keys, head, scale) -> list[float]:
         logits = []
@@ -175,13 +172,9 @@ class SelectiveRotary(Encoding):
             # A key that comes later is turned against the query by what it and those before it ask for.
             first, last, sign = (key, query, 1) if key.order <= query.order else (query, key, -1)
             between = [token for token in keys if first.order < token.order <= last.order]
-            total = []
-            for p in range(self.head_dim // 2):
-                a, b = channels_of_pair(p, self.head_dim // 2, self.layout)
-                angle = sign * math.fsum(token.memo["selective_rotary"][p] for token in between)
-                turned = complex(query.vector[a], query.vector[b]) * complex(key.vector[a], -key.vector[b])
-                total.append(turned.real * math.cos(angle) - turned.imag * math.sin(angle))
-            logits.append(scale * math.fsum(total))
+            asked = [token.memo["selective_rotary"] for token in between]
+            angles = [sign * math.fsum(angle[p] for angle in asked) for p in range(self.head_dim // 2)]
+            logits.append(scale * self.formula_product(query.vector, key.vector, angles))
         return logits
 
 

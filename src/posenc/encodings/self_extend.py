@@ -4,6 +4,7 @@ import math
 
 import torch
 
+from posenc import checks
 from posenc.distance_maps import DistanceMap, Shown
 from posenc.encoding import Encoding
 
@@ -39,10 +40,7 @@ class SelfExtend(DistanceMap):
     extrapolates = "claimed and found to work untuned to the length that the groups reach"
 
     def __init__(self, encoding: Encoding, *, window: int = 512, group: int = 8) -> None:
-        if not window >= 1:
-            raise ValueError(f"window must be 1 position or more, got {window}")
-        if not group >= 1:
-            raise ValueError(f"group must be 1 position or more, got {group}")
+        checks.sizes(window=window, group=group)
         super().__init__(encoding)
         self.window, self.group = window, group
 

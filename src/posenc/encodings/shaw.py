@@ -5,8 +5,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.biases import Bias, DotProducts, Pairs, Products
 from posenc.encoding import Encoding
+from posenc.interpolation import interpolated, neighbours
 from posenc.kernels.bound import BoundKernel
 from posenc.keys import Keys
 from posenc.masks import Mask
@@ -64,10 +66,8 @@ class Shaw(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not (head_dim >= 1 and clip >= 1):
-            raise ValueError(f"head_dim and clip must be 1 or more, got {head_dim} and {clip}")
-        if std is not None and not std > 0:
-            raise ValueError(f"std must be above 0, got {std}")
+        checks.sizes(head_dim=head_dim, clip=clip)
+        checks.above("std", std, 0)
         self.head_dim, self.clip, self.values, self.mutual, self.std = head_dim, clip, values, mutual, std
         self.reads_keys, self.needs_weights = mutual, values
         if not values:
@@ -90,7 +90,7 @@ class Shaw(Encoding):
 
     def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
         assert q is not None
-        self.check_head_dim(q, self.head_dim)
+        checks.head_dim(self, q)
         if self.mutual:
             return [Pairs(self.score_mod, q, at, keys, reads_between=False)]
         products, beyond = partial(self.products, q), int(self.clip)
@@ -103,12 +103,7 @@ class Shaw(Encoding):
 
         def read(table: Tensor, *index: Tensor) -> Tensor:
             *token, r = index
-            if not r.is_floating_point():
-                return look_up(table, *token, r)
-            below = r.floor().long()
-            above = (below + 1).clamp(max=2 * self.clip)
-            share = (r - below).to(table.dtype)
-            return torch.lerp(look_up(table, *token, below), look_up(table, *token, above), share)
+            return interpolated(lambda whole: look_up(table, *token, whole), r, 2 * self.clip)
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             r = row[b, i, j]
@@ -144,8 +139,8 @@ class Shaw(Encoding):
         if not row.is_floating_point():
             by_row = by_row.scatter_add(-1, row, exact)
         else:
-            below = row.floor().long()
-            share = (row - below).to(exact.dtype)
+            below, share = neighbours(row)
+            share = share.to(exact.dtype)
             by_row = by_row.scatter_add(-1, below, exact * (1 - share))
             by_row = by_row.scatter_add(-1, (below + 1).clamp(max=2 * self.clip), exact * share)
         out = out + (by_row @ self.value_table.to(exact.dtype)).to(out.dtype)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
+from posenc import checks
 from posenc.encoding import Encoding
 from posenc.positions import Positions, placed
 from posenc.precision import exact, has_float64
@@ -86,14 +87,10 @@ class Sinusoidal(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if dim < 1:
-            raise ValueError(f"dim must be 1 or more, got {dim}")
-        if not base > 1:
-            raise ValueError(f"base must be above 1, got {base}")
-        if layout not in LAYOUTS:
-            raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got '{layout}'")
-        if not axes >= 1:
-            raise ValueError(f"axes must be 1 or more, got {axes}")
+        checks.sizes(dim=dim)
+        checks.above("base", base, 1)
+        checks.one_of("layout", layout, LAYOUTS)
+        checks.sizes(axes=axes)
         self.dim, self.base, self.layout, self.endpoint, self.scaled = dim, base, layout, endpoint, scaled
         self.axes = axes
         if (axes - 1) * self.width >= dim:
@@ -153,18 +150,12 @@ class Sinusoidal(Encoding):
         return torch.nn.functional.pad(rows, (0, self.dim - rows.shape[-1]))
 
     def embed(self, x: Tensor, at: Positions) -> Tensor:
-        self.check(x)
+        checks.dim(self, x)
         return self.add_in_pieces(x, at, torch.empty_like(x)) if self.is_long(x, at) else x + self.added_to(x, at)
 
     def embed_in_place(self, x: Tensor, at: Positions) -> Tensor:
-        self.check(x)
+        checks.dim(self, x)
         return self.add_in_pieces(x, at, x) if self.is_long(x, at) else x.add_(self.added_to(x, at))
-
-    def check(self, x: Tensor) -> None:
-        if x.shape[-1] != self.dim:
-            raise ValueError(
-                f"embeddings must have {self.dim} channels, got {x.shape[-1]}; build Sinusoidal({x.shape[-1]})"
-            )
 
     def is_long(self, x: Tensor, at: Positions) -> bool:
         """Whether the table is better added in pieces: new memory for all of it costs more than the addition."""

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from posenc import checks
 from posenc.encoding import Encoding, Side
 from posenc.positions import Positions
 from posenc.precision import exact
@@ -52,12 +53,9 @@ class StepTemperature(Encoding):
 
     def __init__(self, *, interval: int = 8192, strength: float = 0.1, form: str = "llama4") -> None:
         super().__init__()
-        if form not in FORMS:
-            raise ValueError(f"form must be one of {', '.join(FORMS)}, got '{form}'")
-        if not 1 <= interval < math.inf:
-            raise ValueError(f"interval must be 1 or more, got {interval}")
-        if not 0 <= strength < math.inf:
-            raise ValueError(f"strength must be 0 or more, got {strength}")
+        checks.one_of("form", form, FORMS)
+        checks.at_least("interval", interval, 1)
+        checks.at_least("strength", strength, 0)
         self.interval, self.strength, self.form = interval, strength, form
 
     def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.encoding import Encoding
 
 
@@ -55,10 +56,7 @@ class T5Bias(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if heads < 1:
-            raise ValueError(f"heads must be 1 or more, got {heads}")
-        if buckets % 1 or max_distance % 1:
-            raise ValueError(f"buckets and max_distance must be whole numbers, got {buckets} and {max_distance}")
+        checks.sizes(heads=heads)
         buckets, max_distance = int(buckets), int(max_distance)
         parts = 2 if causal else 4
         if buckets < parts or buckets % parts:
@@ -70,8 +68,7 @@ class T5Bias(Encoding):
                 f"max_distance must be above {exact}, where the logarithmic buckets begin, got {max_distance}; "
                 f"use fewer buckets or a larger max_distance"
             )
-        if not std >= 0:
-            raise ValueError(f"std must be 0 or more, got {std}")
+        checks.at_least("std", std, 0)
         self.heads, self.buckets, self.max_distance, self.causal, self.std = heads, buckets, max_distance, causal, std
         self.table = nn.Parameter(torch.empty(buckets, heads, device=device, dtype=dtype))
         self.reset_parameters()

@@ -7,11 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.biases import Bias, DotProducts, Products, facts_of
 from posenc.encoding import Encoding
 from posenc.keys import Keys
 from posenc.positions import Positions
 from posenc.precision import exact
+from posenc.rotations import plain_frequencies
 from posenc.score_mods import ScoreMod, dot_products
 
 LAYOUTS = ("concatenated", "interleaved")
@@ -79,16 +81,11 @@ class TransformerXL(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not (dim >= 1 and heads >= 1 and head_dim >= 1):
-            raise ValueError(f"dim, heads and head_dim must be 1 or more, got {dim}, {heads} and {head_dim}")
-        if clamp is not None and not 1 <= clamp < math.inf:
-            raise ValueError(f"clamp must be 1 or more, or None for no limit, got {clamp}")
-        if not base > 1:
-            raise ValueError(f"base must be above 1, got {base}")
-        if layout not in LAYOUTS:
-            raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got '{layout}'")
-        if not std > 0:
-            raise ValueError(f"std must be above 0, got {std}")
+        checks.sizes(dim=dim, heads=heads, head_dim=head_dim)
+        checks.at_least("clamp", clamp, 1, ", or None for no limit")
+        checks.above("base", base, 1)
+        checks.one_of("layout", layout, LAYOUTS)
+        checks.above("std", std, 0)
         self.dim, self.heads, self.head_dim, self.clamp = dim, heads, head_dim, clamp
         self.base, self.layout, self.std = base, layout, std
         self.content_bias = nn.Parameter(torch.empty(heads, head_dim, device=device, dtype=dtype))
@@ -103,7 +100,7 @@ class TransformerXL(Encoding):
     @property
     def frequencies(self) -> Tensor:
         """The frequency of each pair (radians per position), float64, fastest first."""
-        return self.base ** -(torch.arange(0, self.dim, 2, dtype=torch.float64, device="cpu") / self.dim)
+        return plain_frequencies(self.base, self.dim)
 
     @property
     def wavelengths(self) -> Tensor:
@@ -118,11 +115,8 @@ class TransformerXL(Encoding):
 
     def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
         assert q is not None
-        if q.shape[1] != self.heads or q.shape[-1] != self.head_dim:
-            raise ValueError(
-                f"queries must have {self.heads} heads of {self.head_dim} channels, got {q.shape[1]} of {q.shape[-1]}; "
-                f"build TransformerXL({self.dim}, {q.shape[1]}, {q.shape[-1]})"
-            )
+        checks.heads(self, q)
+        checks.head_dim(self, q)
         dtype = self.precision(q)
         of_queries, of_keys = (
             torch.cat(self.waves(where.axis(self)[:, None], dtype, q.device), -1) for where in (at, keys.at)

@@ -6,8 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.biases import Bias, Pairs, facts_of
 from posenc.encoding import Encoding
+from posenc.interpolation import interpolated
 from posenc.keys import Keys
 from posenc.positions import Positions
 from posenc.score_mods import ScoreMod, dot_products
@@ -69,12 +71,8 @@ class TUPE(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not (dim >= 1 and heads >= 1 and head_dim >= 1 and max_len >= 1):
-            raise ValueError(
-                f"dim, heads, head_dim and max_len must be 1 or more, got {dim}, {heads}, {head_dim} and {max_len}"
-            )
-        if not std > 0:
-            raise ValueError(f"std must be above 0, got {std}")
+        checks.sizes(dim=dim, heads=heads, head_dim=head_dim, max_len=max_len)
+        checks.above("std", std, 0)
         self.dim, self.heads, self.head_dim, self.max_len = dim, heads, head_dim, max_len
         self.untie_first, self.std = untie_first, std
         self.table = nn.Parameter(torch.empty(max_len, dim, device=device, dtype=dtype))
@@ -92,11 +90,8 @@ class TUPE(Encoding):
 
     def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
         assert q is not None
-        if q.shape[1] != self.heads or q.shape[-1] != self.head_dim:
-            raise ValueError(
-                f"queries must have {self.heads} heads of {self.head_dim} channels, got {q.shape[1]} of {q.shape[-1]}; "
-                f"build TUPE({self.dim}, {q.shape[1]}, {q.shape[-1]}, max_len={self.max_len})"
-            )
+        checks.heads(self, q)
+        checks.head_dim(self, q)
         asking = self.projected(at, self.to_query) * (2 * self.head_dim) ** -0.5
         keys = facts_of(keys, memo={"tupe": self.projected(keys.at, self.to_key)}, own={"tupe": asking})
         return [Pairs(self.score_mod, q, at, keys, reads_between=False)]
@@ -121,19 +116,17 @@ class TUPE(Encoding):
         """The position of each token as a query or key [B or 1, H, T, D], in float32 at least."""
         dtype = torch.promote_types(self.table.dtype, torch.float32)
         coords = self.checked(at)
-        inside = coords.clamp(0, self.max_len - 1)
-        below = inside.floor().long()
-        share = torch.where(coords == inside, inside - below, torch.nan)[..., None].to(dtype)
-        first, second = (F.embedding(row, self.table) for row in (below, (below + 1).clamp(max=self.max_len - 1)))
-        vectors = torch.lerp(first.to(dtype), second.to(dtype), share)
+        vectors = interpolated(lambda row: F.embedding(row, self.table).to(dtype), coords, self.max_len - 1)
         return F.linear(vectors, projection.weight.to(dtype)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
     def checked(self, at: Positions) -> Tensor:
         """The coordinates [B or 1, T]; raises ValueError if one is out of the table, where data can be looked at."""
         coords = at.axis(self)
-        known = at.extent is not None and at.extent <= self.max_len
-        if known or not may_be_read(coords):
+        if at.extent is not None and at.extent <= self.max_len:
             return coords
+        if not may_be_read(coords):
+            outside = (coords < 0) | (coords > self.max_len - 1)
+            return torch.where(outside, torch.nan, coords.to(torch.float64))
         lowest, highest = coords.min().item(), coords.max().item()
         if highest > self.max_len - 1:
             raise ValueError(

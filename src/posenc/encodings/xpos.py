@@ -5,17 +5,20 @@ import math
 import torch
 from torch import Tensor
 
+from posenc import checks
+from posenc.channel_pairs import LAYOUTS, PairsTurned
 from posenc.encoding import Encoding, Side
-from posenc.kernels.rotate_pairs import LAYOUTS, channels_of_pair, cos_sin, rotate_pairs, rotation_dtype
+from posenc.kernels.rotate_pairs import rotate_pairs, rotation_dtype
 from posenc.positions import Positions
 from posenc.precision import exact
+from posenc.rotations import cos_sin, plain_frequencies
 from posenc.watched import may_be_read
 
 FURTHEST_IN_HALF = 5008
 """The position up to which the contract tries half precision."""
 
 
-class XPos(Encoding):
+class XPos(PairsTurned, Encoding):
     """Turn pairs of channels as rotary does, and let the logit of each pair fade with the distance, slow pairs least.
 
     zeta_k = (2k/d + gamma) / (1 + gamma),  frequency_k = base^(-2k/d),  k = 0..d/2-1
@@ -66,18 +69,12 @@ class XPos(Encoding):
         centre: float = 0.0,
     ) -> None:
         super().__init__()
-        if not (head_dim >= 2 and head_dim % 2 == 0):
-            raise ValueError(f"head_dim must be even and 2 or more to form pairs, got {head_dim}")
-        if layout not in LAYOUTS:
-            raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got '{layout}'")
-        if not 1 < base < math.inf:
-            raise ValueError(f"base must be above 1 and finite, got {base}")
-        if not 0 < scale_base < math.inf:
-            raise ValueError(f"scale_base must be above 0 positions and finite, got {scale_base}")
-        if not 0 < gamma < math.inf:
-            raise ValueError(f"gamma must be above 0 and finite, got {gamma}; at 0 the fastest pair would vanish")
-        if not -math.inf < centre < math.inf:
-            raise ValueError(f"centre must be a finite position, got {centre}")
+        checks.even("head_dim", head_dim)
+        checks.one_of("layout", layout, LAYOUTS)
+        checks.above("base", base, 1)
+        checks.above("scale_base", scale_base, 0)
+        checks.above("gamma", gamma, 0)
+        checks.number("centre", centre)
         self.head_dim, self.base, self.layout = head_dim, base, layout
         self.scale_base, self.gamma, self.centre = scale_base, gamma, centre
 
@@ -97,7 +94,7 @@ class XPos(Encoding):
     @property
     def frequencies(self) -> Tensor:
         """The frequency of each pair (radians per position), float64, fastest first."""
-        return self.base ** -(torch.arange(0, self.head_dim, 2, dtype=torch.float64, device="cpu") / self.head_dim)
+        return plain_frequencies(self.base, self.head_dim)
 
     @property
     def wavelengths(self) -> Tensor:
@@ -109,7 +106,7 @@ class XPos(Encoding):
         return self.scale_base * room * math.log(2) / -math.log(self.zetas[0])
 
     def rotated(self, x: Tensor, at: Positions, side: Side, *, in_place: bool = False) -> Tensor:
-        self.check_head_dim(x, self.head_dim)
+        checks.head_dim(self, x)
         coords = self.checked(at, x.dtype)
         given = +1 if side == "query" else -1, rotation_dtype(x), x.device
         if not may_be_read(coords):
@@ -153,31 +150,17 @@ class XPos(Encoding):
     ) -> tuple[Tensor, Tensor]:
         return self.rotated(q, at, "query", in_place=in_place), self.rotated(k, keys_at, "key", in_place=in_place)
 
-    def formula_query(self, q, position, head=0):
-        return self.formula_turned(q, position, 1)
+    def formula_angles(self, position, head=0, length=None) -> list[float]:
+        return [position * self.base ** (-2 * k / self.head_dim) for k in range(self.head_dim // 2)]
 
-    def formula_key(self, k, position, head=0):
-        return self.formula_turned(k, position, -1)
+    def formula_sizes(self, position, side, length=None) -> list[float]:
+        distance = position - self.centre
+        return self.formula_fading(distance if side == "query" else -distance)
 
-    def formula_turned(self, q, position, sign):
-        turned = list(q)
-        for k in range(self.head_dim // 2):
-            first, second = channels_of_pair(k, self.head_dim // 2, self.layout)
-            angle = position * self.base ** (-2 * k / self.head_dim)
-            zeta = (2 * k / self.head_dim + self.gamma) / (1 + self.gamma)
-            size = zeta ** (sign * (position - self.centre) / self.scale_base)
-            turned[first] = size * (q[first] * math.cos(angle) - q[second] * math.sin(angle))
-            turned[second] = size * (q[second] * math.cos(angle) + q[first] * math.sin(angle))
-        return turned
+    def formula_sizes_between(self, m, n, length=None) -> list[float]:
+        return self.formula_fading(m - n)
 
-    def formula_logit(self, q, k, m, n, head, scale) -> float:
-        total = []
-        for p in range(self.head_dim // 2):
-            first, second = channels_of_pair(p, self.head_dim // 2, self.layout)
-            zeta = (2 * p / self.head_dim + self.gamma) / (1 + self.gamma)
-            # The real part of (q_a + i q_b) conj(k_a + i k_b) e^{i (m - n) frequency}.
-            turned = complex(q[first], q[second]) * complex(k[first], -k[second])
-            angle = (m - n) * self.base ** (-2 * p / self.head_dim)
-            real = turned.real * math.cos(angle) - turned.imag * math.sin(angle)
-            total.append(zeta ** ((m - n) / self.scale_base) * real)
-        return scale * math.fsum(total)
+    def formula_fading(self, distance: float) -> list[float]:
+        """As published, in scalars: the factor of each pair over a distance."""
+        zetas = [(2 * k / self.head_dim + self.gamma) / (1 + self.gamma) for k in range(self.head_dim // 2)]
+        return [zeta ** (distance / self.scale_base) for zeta in zetas]

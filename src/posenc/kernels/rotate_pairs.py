@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
+from posenc.channel_pairs import LAYOUTS
 from posenc.kernels import native, rotate_pairs_triton
 from posenc.watched import is_watched
-
-LAYOUTS = ("half", "interleaved")
 
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 """The dtypes that the compiled code turns, in its own order."""
@@ -24,19 +23,9 @@ SLAB = 1 << 17
 """How many channels are turned at a time where nothing is compiled: their temporaries stay in the cache."""
 
 
-def channels_of_pair(pair: int, pairs: int, layout: str) -> tuple[int, int]:
-    """The two channels of one of so many pairs."""
-    return (pair, pair + pairs) if layout == "half" else (2 * pair, 2 * pair + 1)
-
-
 def rotation_dtype(x: Tensor) -> torch.dtype:
     """The dtype to rotate x in: more exact than its own, so that the result is off by its one rounding."""
     return torch.float32 if x.dtype in (torch.bfloat16, torch.float16) or x.is_mps else torch.float64
-
-
-def cos_sin(angle: Tensor, temperature: float | Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Cosines and sines [2, ...] of angles (radians, float64) times the temperature, rounded once to dtype."""
-    return (torch.stack((angle.cos(), angle.sin())) * temperature).to(dtype).to(device)
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor, layout: str, *, inverse: bool = False) -> Tensor:

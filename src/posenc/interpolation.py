@@ -1,0 +1,49 @@
+"""Tables read between their rows: by linear interpolation, along one axis or several.
+
+A place is a row, whole or fractional. Whole places, of any dtype, give the entries of their rows to the bit; a place
+that is NaN gives NaN.
+"""
+
+import itertools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def neighbours(place: Tensor) -> tuple[Tensor, Tensor]:
+    """The row below each place, and how far the place lies from it towards the next: from 0 to 1, or NaN."""
+    below = place.floor()
+    return below.nan_to_num(0.0).long(), place - below
+
+
+def interpolated(read: Callable[[Tensor], Tensor], place: Tensor, last: int) -> Tensor:
+    """What `read` gives for rows of a table, from places [...]: the entries of the two rows around each, mixed.
+
+    read  rows -> entries, of the same shape or with channels behind it
+    last  the last row: it stands above itself
+    """
+    if not place.is_floating_point():
+        return read(place)
+    below, share = neighbours(place)
+    first, second = read(below), read((below + 1).clamp(max=last))
+    share = share.to(first.dtype)
+    return torch.lerp(first, second, share if share.dim() == first.dim() else share[..., None])
+
+
+def interpolated_on_axes(read: Callable[[Tensor], Tensor], place: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same from places [..., A] on several axes: the entries [..., C] of the 2^A cells around each, mixed.
+
+    read   cells [..., A] -> entries; it decides what lies past the last cell of an axis
+    dtype  of the shares: half precision would round each of them
+    """
+    if not place.is_floating_point():
+        return read(place)
+    below, share = neighbours(place)
+    share = share.to(dtype)
+    total: Tensor | float = 0.0
+    for corner in itertools.product((0, 1), repeat=place.shape[-1]):
+        up = torch.tensor(corner, device=place.device)
+        total = total + torch.where(up == 1, share, 1 - share).prod(-1, keepdim=True) * read(below + up)
+    assert isinstance(total, Tensor)
+    return total
