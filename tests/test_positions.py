@@ -9,6 +9,7 @@ import torch
 from posenc import Positions
 from posenc.cache import last_of
 from posenc.positions import distance, positions_for
+from posenc.shared_tables import check_versions, once, versions
 
 
 def test_count_starts_where_it_is_told() -> None:
@@ -200,37 +201,41 @@ def test_a_table_is_made_once_for_each_key_and_mode() -> None:
         return lambda: (made.append(name), torch.tensor(len(made)))[1]
 
     at = Positions.count(3)
-    first = at.once("a", make("a"))
-    assert at.once("a", make("a")) is first
-    at.once("b", make("b"))
+    first = once(at, "a", make("a"))
+    assert once(at, "a", make("a")) is first
+    once(at, "b", make("b"))
     with torch.inference_mode():
         # A tensor made here could not be saved for backward later.
-        at.once("a", make("inference"))
+        once(at, "a", make("inference"))
     assert made == ["a", "b", "inference"]
 
 
 @pytest.mark.parametrize(
     "change",
     [
+        lambda at: at.changed(extent=9),
+        lambda at: at.batch_rows(torch.tensor([0])).changed(),
         lambda at: at.with_length(3),
         lambda at: at.with_coords(at.coords),
         lambda at: at.rows(slice(0, 2)),
         lambda at: at.next(),
         lambda at: at.to("cpu"),
+        copy.copy,
         copy.deepcopy,
+        lambda at: pickle.loads(pickle.dumps(at)),
     ],
 )
 def test_no_table_survives_a_change(change) -> None:
     at = Positions.count(3)
-    at.once("a", lambda: torch.zeros(1))
-    assert change(at).once("a", lambda: torch.ones(1)).item() == 1
+    once(at, "a", lambda: torch.zeros(1))
+    assert once(change(at), "a", lambda: torch.ones(1)).item() == 1
 
 
 @pytest.mark.parametrize("at", [Positions.count(3), positions_for(3, None).with_coords(torch.zeros(1, 3))])
 def test_no_table_survives_a_change_in_place(at: Positions) -> None:
-    at.once("a", lambda: torch.zeros(1))
+    once(at, "a", lambda: torch.zeros(1))
     at.coords.add_(1)
-    assert at.once("a", lambda: torch.ones(1)).item() == 1
+    assert once(at, "a", lambda: torch.ones(1)).item() == 1
 
 
 def test_a_caller_may_give_positions_ids_an_offset_or_nothing() -> None:
@@ -260,12 +265,18 @@ def test_a_distance_is_positive_for_keys_in_the_past() -> None:
 def test_counted_positions_make_their_tensors_when_they_are_read() -> None:
     at, expected = positions_for(3, None, offset=5), Positions.count(3, 5)
     assert not {"coords", "order"} & set(vars(at))
+    before = versions(at)
+    assert not {"coords", "order"} & set(vars(at))
     assert (at.tokens, at.start, at.axes, at.extent) == (3, 5, 1, 8)
     for other in (at, copy.deepcopy(at), pickle.loads(pickle.dumps(at)), at.to("cpu"), at.with_length(9)):
         assert torch.equal(other.coords, expected.coords) and torch.equal(other.order, expected.order)
         assert (other.tokens, other.start) == (3, 5)
     assert at.rows(slice(1, 3)).coords.flatten().tolist() == [6, 7]
     assert at.next().coords.flatten().tolist() == [8]
+    check_versions(before, at)
+    at.coords.add_(1)
+    with pytest.raises(RuntimeError, match="changed in place after the forward pass; give each call its own"):
+        check_versions(before, at)
     with pytest.raises(AttributeError, match="nothing_like_it"):
         _ = at.nothing_like_it
     with pytest.raises(ValueError, match="at least one token, got 0"):

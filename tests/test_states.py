@@ -16,6 +16,7 @@ from posenc import catalogue, testing
 from posenc.cache import Cache, SlotCache
 from posenc.encoding import Encoding
 from posenc.positions import Positions
+from posenc.shared_tables import once
 from posenc.testing import variants
 
 ALWAYS = ["forgetting + rotary + fourier_rotary(learned=True)", "rotary + alibi", "sinusoidal"]
@@ -53,8 +54,8 @@ class LearnsOnce(Turn):
         self.rate = nn.Parameter(torch.ones(()))
 
     def angle(self, x: Tensor, at: Positions) -> Tensor:
-        return at.once(
-            (type(self), id(self)), lambda: self.rate.detach().double() * super(LearnsOnce, self).angle(x, at)
+        return once(
+            at, (type(self), id(self)), lambda: self.rate.detach().double() * super(LearnsOnce, self).angle(x, at)
         )
 
 

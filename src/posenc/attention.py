@@ -122,7 +122,7 @@ class Attention(nn.Module):
             keys = replace(keys, own=own)
         if encoding.turns_when_attending:
             q = encoding.turn(q, at, "query")
-            keys = replace(keys, k=encoding.turn(keys.k, replace(keys.at, length=at.length, _tables={}), "key"))
+            keys = replace(keys, k=encoding.turn(keys.k, keys.at.changed(length=at.length), "key"))
         kernel = kernels.bind(
             self.kernel,
             encoding,

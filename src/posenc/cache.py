@@ -331,13 +331,11 @@ class Cache:
             self.at = self.extent = None
             return
         last = last_of(held)
-        self.at = replace(
-            self.at,
+        self.at = self.at.changed(
             coords=last.coords,
             order=last.order,
             document=None if self.at.document is None else last.document,
             contiguous=held.contiguous,
-            _tables={},
         )
         self.extent = held.extent if held.contiguous else self.extent
 
@@ -346,7 +344,7 @@ class Cache:
         for layer in self.layers:
             layer.reorder(rows)
         if self.at is not None:
-            self.at = positions_of(self.at, rows)
+            self.at = self.at.batch_rows(rows)
 
     @property
     def held(self) -> Positions | None:
@@ -355,7 +353,7 @@ class Cache:
 
     def took(self, at: Positions) -> None:
         """Note where the tokens stood that went into the layers: those to come go on from the last one of each row."""
-        last, before = replace(last_of(at), extent=None), self.at
+        last, before = last_of(at), self.at
         self.at = last if at.contiguous or before is None else latest(before, last)
         if torch.compiler.is_compiling():
             self.extent = None
@@ -372,7 +370,7 @@ class Cache:
         # A number that changes with every token would compile a graph anew: there, positions are tensors alone.
         if torch.compiler.is_compiling() or self.extent is None:
             return at
-        return replace(at, extent=self.extent + tokens)
+        return at.changed(extent=self.extent + tokens)
 
 
 def span(at: Positions) -> tuple[int, int | None]:
@@ -389,12 +387,11 @@ def span(at: Positions) -> tuple[int, int | None]:
 def last_of(at: Positions) -> Positions:
     """Where the last token of each row stands, [B or 1, 1]."""
     last = at.order.argmax(1, keepdim=True)
-    return replace(
-        at,
+    return at.changed(
         coords=of_token(at.coords, last),
         order=at.order.gather(1, last),
         document=None if at.document is None else of_token(at.document, last),
-        _tables={},
+        extent=None,
     )
 
 
@@ -402,8 +399,7 @@ def latest(before: Positions, last: Positions) -> Positions:
     """Where the last token of each row stands, [B or 1, 1]: before, in rows to which only padding has come."""
     nothing_came = last.order < 0
     one_document = before.document is None and last.document is None
-    return replace(
-        last,
+    return last.changed(
         coords=torch.where(nothing_came[..., None], before.coords, last.coords),
         order=torch.where(nothing_came, before.order, last.order),
         document=None if one_document else torch.where(nothing_came, documents(before), documents(last)),
@@ -427,7 +423,7 @@ def cropped(keys: Keys, tokens: int | Tensor) -> Keys:
     if not bool(gone.any()):
         return keys
     order = order.expand_as(gone).masked_fill(gone, -1)
-    return replace(keys, at=replace(keys.at, order=order, contiguous=False, extent=None, _tables={}))
+    return replace(keys, at=keys.at.changed(order=order, contiguous=False, extent=None))
 
 
 def of_numbers(tokens: object) -> bool:
@@ -448,17 +444,7 @@ def rows_of(keys: Keys, rows: Tensor) -> Keys:
         )
     rows = rows.to(keys.k.device)
     memo = {name: fact[rows] for name, fact in keys.memo.items()}
-    return Keys(keys.k[rows], keys.v[rows], positions_of(keys.at, rows), memo)
-
-
-def positions_of(at: Positions, rows: Tensor) -> Positions:
-    """Where the tokens of some rows of the batch stand; what all rows share stays shared."""
-    coords, order, document, length = (
-        fact if fact is None or fact.shape[0] == 1 else fact[rows.to(fact.device)]
-        for fact in (at.coords, at.order, at.document, at.length)
-    )
-    assert coords is not None and order is not None
-    return replace(at, coords=coords, order=order, document=document, length=length, _tables={})
+    return Keys(keys.k[rows], keys.v[rows], keys.at.batch_rows(rows), memo)
 
 
 def join(old: Positions, new: Positions, batch: int) -> Positions:

@@ -6,7 +6,7 @@ Hooks say it to attention before a pass, and note it in the cache behind it.
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -65,12 +65,10 @@ class Step:
         if free <= 0:
             return at
         # Slots of a static cache that no token is in yet.
-        return replace(
-            at,
+        return at.changed(
             coords=F.pad(at.coords, (0, 0, 0, free)),
             order=F.pad(at.order, (0, free), value=-1),
             contiguous=False,
-            _tables={},
         )
 
 

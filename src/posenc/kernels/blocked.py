@@ -26,7 +26,8 @@ from posenc.kernels.reference import check_heads
 from posenc.kernels.request import Request
 from posenc.keys import Keys
 from posenc.masks import Mask
-from posenc.positions import Positions, check_versions, versions
+from posenc.positions import Positions
+from posenc.shared_tables import check_versions, versions
 from posenc.watched import is_written_down
 
 LOG2_E = 1 / math.log(2)

@@ -12,7 +12,8 @@ from posenc.kernels.block_sizes import SIZES
 from posenc.kernels.bound import BoundKernel
 from posenc.keys import Keys
 from posenc.masks import Mask
-from posenc.positions import Positions, check_versions, versions
+from posenc.positions import Positions
+from posenc.shared_tables import check_versions, versions
 from posenc.watched import is_transformed, is_written_down
 
 

@@ -174,8 +174,7 @@ class Plan:
             if mask.given is None:
                 return None
             mask = Mask(given=mask.given)
-        at, keys_at = self.at.part(block.batch, block.rows), self.keys_at.part(block.batch, block.keys)
-        hidden = ~mask.part(*block).allowed(at, keys_at)
+        hidden = ~mask.part(*block).allowed(*block.positions(self.at, self.keys_at))
         return None if may_be_read(hidden) and not bool(hidden.any()) else hidden
 
     def open(self, block: Block) -> bool:

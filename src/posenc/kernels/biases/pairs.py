@@ -51,9 +51,8 @@ class PairsInBlocks(WholeBlocks):
         read: dict[str, dict[str, Tensor]] = {kind: {} for kind, _ in self.names} | {"memo": {}, "own": {}}
         for (kind, name), tensor in zip(self.names, inputs, strict=True):
             read[kind][name] = tensor
-        q, at = read["queries"]["q"], self.at.part(block.batch, block.rows)
-        keys_at = self.keys_at.part(block.batch, block.keys)
-        k = read["keys"]["k"]  # no bias reads values
+        at, keys_at = block.positions(self.at, self.keys_at)
+        q, k = read["queries"]["q"], read["keys"]["k"]  # no bias reads values
         with without_autocast(q):
             keys = Keys(k, k, keys_at, read["memo"], read["own"])
             dtype = torch.promote_types(q.dtype, torch.float32)
