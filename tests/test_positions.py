@@ -285,6 +285,11 @@ def test_counted_positions_make_their_tensors_when_they_are_read() -> None:
         positions_for(1, None, offset=-2)
 
 
+def test_counted_positions_made_outside_a_compiled_graph_are_read_in_it() -> None:
+    read = torch.compile(lambda at: at.coords[..., 0] + at.order, backend="eager", fullgraph=True)
+    assert read(positions_for(3, None, offset=5)).tolist() == [[10, 12, 14]]
+
+
 def test_rows_that_share_one_order_go_on_each_from_its_own_coords_and_document() -> None:
     coords = torch.tensor([[0, 1], [5, 6]])[..., None]
     document = torch.tensor([[0, 0], [3, 3]])

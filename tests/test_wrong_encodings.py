@@ -12,13 +12,13 @@ from typing import ClassVar
 import pytest
 import torch
 import torch.nn.functional as F
-from posenc.kernels.distance_bias import DistanceGradient
 from torch import Tensor, nn
 
 from posenc import testing
 from posenc.biases import Bias, ByDistance, Pairs
 from posenc.encoding import Encoding
 from posenc.encodings.rotary import Rotary
+from posenc.kernels.biases.distances import DistanceGradient
 from posenc.kernels.rotate_pairs import rotate_pairs
 from posenc.keys import Keys
 from posenc.positions import Positions

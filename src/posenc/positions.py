@@ -326,13 +326,13 @@ class Counted(Positions):
         # The other facts are the defaults of their fields.
         vars(self).update(counted=tokens, device=device, contiguous=True, unit_step=True, extent=start + tokens)
 
-    @cached_property
-    def order(self) -> Tensor:
-        return Positions.count(self.counted, self.start or 0, device=self.device).order
-
-    @cached_property
-    def coords(self) -> Tensor:
-        return self.order[..., None]
+    def __getattr__(self, name: str) -> Any:
+        # Not two cached properties: before Python 3.12 these take a lock, which no compiled graph can.
+        if name not in ("coords", "order"):
+            raise AttributeError(name)
+        made = Positions.count(self.tokens, self.start or 0, device=self.device)
+        vars(self).update(coords=made.coords, order=made.order)
+        return getattr(made, name)
 
     @property
     def tokens(self) -> int:
