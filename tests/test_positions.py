@@ -179,19 +179,19 @@ def test_other_coordinates_leave_order_and_document_alone_and_drop_what_no_longe
     assert moved.extent is None and not moved.unit_step
 
 
-def test_a_length_is_declared_for_all_sequences_or_for_each() -> None:
+def test_a_horizon_is_declared_for_all_sequences_or_for_each() -> None:
     at = Positions.count(3)
-    assert at.length is None
-    every, each = at.with_length(9).length, at.with_length(torch.tensor([4, 5])).length
+    assert at.horizon is None
+    every, each = at.with_horizon(9).horizon, at.with_horizon(torch.tensor([4, 5])).horizon
     assert every is not None and every.tolist() == [9]
     assert each is not None and each.tolist() == [4, 5]
-    declared = Positions.of(torch.arange(3), length=6).length
+    declared = Positions.of(torch.arange(3), horizon=6).horizon
     assert declared is not None and declared.tolist() == [6]
 
 
 def test_positions_move_to_a_device_with_all_their_fields() -> None:
-    at = Positions.packed([2, 3]).with_length(7).to("meta")
-    assert all(field is not None and field.is_meta for field in (at.coords, at.order, at.document, at.length))
+    at = Positions.packed([2, 3]).with_horizon(7).to("meta")
+    assert all(field is not None and field.is_meta for field in (at.coords, at.order, at.document, at.horizon))
 
 
 def test_a_table_is_made_once_for_each_key_and_mode() -> None:
@@ -215,7 +215,7 @@ def test_a_table_is_made_once_for_each_key_and_mode() -> None:
     [
         lambda at: at.changed(extent=9),
         lambda at: at.batch_rows(torch.tensor([0])).changed(),
-        lambda at: at.with_length(3),
+        lambda at: at.with_horizon(3),
         lambda at: at.with_coords(at.coords),
         lambda at: at.rows(slice(0, 2)),
         lambda at: at.next(),
@@ -268,7 +268,7 @@ def test_counted_positions_make_their_tensors_when_they_are_read() -> None:
     before = versions(at)
     assert not {"coords", "order"} & set(vars(at))
     assert (at.tokens, at.start, at.axes, at.extent) == (3, 5, 1, 8)
-    for other in (at, copy.deepcopy(at), pickle.loads(pickle.dumps(at)), at.to("cpu"), at.with_length(9)):
+    for other in (at, copy.deepcopy(at), pickle.loads(pickle.dumps(at)), at.to("cpu"), at.with_horizon(9)):
         assert torch.equal(other.coords, expected.coords) and torch.equal(other.order, expected.order)
         assert (other.tokens, other.start) == (3, 5)
     assert at.rows(slice(1, 3)).coords.flatten().tolist() == [6, 7]

@@ -122,7 +122,7 @@ class Attention(nn.Module):
             keys = replace(keys, own=own)
         if encoding.turns_when_attending:
             q = encoding.turn(q, at, "query")
-            keys = replace(keys, k=encoding.turn(keys.k, keys.at.changed(length=at.length), "key"))
+            keys = replace(keys, k=encoding.turn(keys.k, keys.at.changed(horizon=at.horizon), "key"))
         kernel = kernels.bind(
             self.kernel,
             encoding,

@@ -169,7 +169,7 @@ class SlotCache:
             coords=put(keys.at.coords, slot, new.at.coords, 1),
             order=put(keys.at.order, slot, order, 1),
             document=None if one_document else put(documents(keys.at), slot, documents(new.at), 1),
-            length=new.at.length,
+            horizon=new.at.horizon,
             unit_step=new.at.unit_step and keys.at.unit_step,
             # A number that changes with every token would compile a graph anew.
             extent=None if torch.compiler.is_compiling() else larger(keys.at.extent, new.at.extent),
@@ -461,7 +461,7 @@ def join(old: Positions, new: Positions, batch: int) -> Positions:
         coords=cat(old.coords, new.coords),
         order=cat(old.order, new.order),
         document=None if one_document else cat(documents(old), documents(new)),
-        length=new.length,
+        horizon=new.horizon,
         contiguous=follows,
         unit_step=old.unit_step and new.unit_step,
         extent=larger(old.extent, new.extent),

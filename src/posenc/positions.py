@@ -15,8 +15,8 @@ from torch import Tensor
 from posenc import checks
 from posenc.watched import may_be_read
 
-TENSORS = ("coords", "order", "document", "length")
-"""The facts of positions that are tensors."""
+TENSORS = ("coords", "order", "document", "horizon")
+"""The facts of positions that are tensors, where there are any."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,7 @@ class Positions:
     coords    [B or 1, T, A]  what encodings read; integer or floating, one axis (A = 1) or several (unit: positions)
     order     [B or 1, T]     what causality reads; -1 marks padding or an empty cache slot
     document  [B or 1, T]     which packed document a token belongs to; None when there is only one
-    length    [B or 1]        the declared horizon of each sequence, for encodings that depend on one (unit: positions)
+    horizon   [B or 1]        the declared length of each sequence, for encodings that depend on one (unit: positions)
 
     The last four fields are facts known without looking at data, so that they hold inside a compiled graph:
     contiguous  every row's order is s, s+1, s+2, ... for one s, with no padding and one document
@@ -45,7 +45,7 @@ class Positions:
     coords: Tensor
     order: Tensor
     document: Tensor | None = None
-    length: Tensor | None = None
+    horizon: Tensor | None = None
     contiguous: bool = False
     unit_step: bool = False
     extent: int | None = None
@@ -65,8 +65,8 @@ class Positions:
             checks.tensor("document", self.document).dim() != 2 or self.document.shape[1] != self.order.shape[1]
         ):
             raise ValueError(f"document must name {self.order.shape[1]} tokens, got shape {list(self.document.shape)}")
-        if self.length is not None:
-            self.check_length(self.length)
+        if self.horizon is not None:
+            self.check_horizon(self.horizon)
         if self.order.is_floating_point() or self.order.dtype == torch.bool:
             raise ValueError(f"order must be whole numbers, got {self.order.dtype}; fractions belong in coords")
         self.check_rows()
@@ -78,18 +78,18 @@ class Positions:
             if not bool(self.coords.isfinite().all()):
                 raise ValueError("positions must be finite numbers, got nan or infinity among the coords")
 
-    def check_length(self, length: Tensor) -> None:
-        if checks.tensor("length, the declared horizon,", length).dim() != 1:
-            raise ValueError(f"length, the declared horizon, must have shape [batch or 1], got {list(length.shape)}")
-        if length.dtype == torch.bool or length.is_complex():
-            raise ValueError(f"length, the declared horizon, must be a number of positions, got {length.dtype}")
-        if length.is_cpu and may_be_read(length) and not bool((length >= 1).all()):
-            raise ValueError(f"length, the declared horizon, must be 1 or more, got {length.min().item():g}")
+    def check_horizon(self, horizon: Tensor) -> None:
+        if checks.tensor("the declared horizon", horizon).dim() != 1:
+            raise ValueError(f"the declared horizon must have shape [batch or 1], got {list(horizon.shape)}")
+        if horizon.dtype == torch.bool or horizon.is_complex():
+            raise ValueError(f"the declared horizon must be a number of positions, got {horizon.dtype}")
+        if horizon.is_cpu and may_be_read(horizon) and not bool((horizon >= 1).all()):
+            raise ValueError(f"the declared horizon must be 1 or more, got {horizon.min().item():g}")
 
     def check_rows(self) -> None:
-        if self.document is None and self.length is None and self.coords.shape[0] == self.order.shape[0]:
+        if self.document is None and self.horizon is None and self.coords.shape[0] == self.order.shape[0]:
             return
-        rows = {name: fact.shape[0] for name in TENSORS if (fact := getattr(self, name)) is not None}
+        rows = {name: fact.shape[0] for name, fact in self.tensors().items()}
         # Symbolic sizes have no hash; those that torch.jit.trace follows are tensors, which are not compared.
         several = [] if torch.jit.is_tracing() else [size for size in rows.values() if size != 1]
         if any(size != several[0] for size in several):
@@ -104,9 +104,16 @@ class Positions:
         """What was computed from these positions, for `shared_tables.once`: copies and changed ones start with none."""
         return {}
 
+    def tensors(self) -> dict[str, Tensor]:
+        """The facts that are tensors, by the names of their fields."""
+        facts = {name: getattr(self, name) for name in TENSORS}
+        return {name: fact for name, fact in facts.items() if fact is not None}
+
     def changed(self, **facts: Any) -> "Positions":
         """The same positions with other facts, given by the names of their fields."""
-        return Positions(**{name: getattr(self, name) for name in FACTS} | facts)
+        for name in FACTS:
+            facts.setdefault(name, getattr(self, name))
+        return Positions(**facts)
 
     @classmethod
     def count(cls, tokens: int, start: int = 0, *, device: torch.device | str | None = None) -> "Positions":
@@ -119,7 +126,7 @@ class Positions:
         return cls(order[..., None], order, contiguous=True, unit_step=True, extent=start + tokens)
 
     @classmethod
-    def of(cls, ids: Tensor, *, order: Tensor | None = None, length: int | Tensor | None = None) -> "Positions":
+    def of(cls, ids: Tensor, *, order: Tensor | None = None, horizon: int | Tensor | None = None) -> "Positions":
         """Positions from given ids of shape [T], [B, T] or [B, T, A], integer or floating, in any order.
 
         Tokens see each other causally in the order in which they stand in the tensor, behind whatever a cache holds,
@@ -145,7 +152,7 @@ class Positions:
         loose = order is None
         if order is None:
             order = torch.arange(coords.shape[1], device=ids.device)[None]
-        return cls(coords, order, loose=loose).with_length(length)
+        return cls(coords, order, loose=loose).with_horizon(horizon)
 
     @classmethod
     def padded(cls, mask: Tensor) -> "Positions":
@@ -249,7 +256,7 @@ class Positions:
 
     def batch_rows(self, rows: slice | Tensor) -> "Positions":
         """The tokens of some rows of the batch, a slice or indices [n]; what all rows share stays shared."""
-        several = {name: fact for name in TENSORS if (fact := getattr(self, name)) is not None and fact.shape[0] > 1}
+        several = {name: fact for name, fact in self.tensors().items() if fact.shape[0] > 1}
         index = rows.to(self.order.device) if isinstance(rows, Tensor) else rows
         return self.changed(**{name: fact[index] for name, fact in several.items()}) if several else self
 
@@ -296,15 +303,15 @@ class Positions:
         coords = coords if checks.tensor("coords", coords).dim() == 3 else coords[..., None]
         return self.changed(coords=coords, unit_step=False, extent=None)
 
-    def with_length(self, length: int | Tensor | None) -> "Positions":
+    def with_horizon(self, horizon: int | Tensor | None) -> "Positions":
         """Declare the horizon of every sequence (an int), or of each (a tensor [B])."""
-        if length is not None and not isinstance(length, Tensor):
-            checks.whole("length, the declared horizon,", length, 1)
-            length = torch.tensor([length], device=self.order.device)
-        return self.changed(length=length)
+        if horizon is not None and not isinstance(horizon, Tensor):
+            checks.whole("the declared horizon", horizon, 1)
+            horizon = torch.tensor([horizon], device=self.order.device)
+        return self.changed(horizon=horizon)
 
     def to(self, device: torch.device | str) -> "Positions":
-        return self.changed(**{name: fact.to(device) for name in TENSORS if (fact := getattr(self, name)) is not None})
+        return self.changed(**{name: fact.to(device) for name, fact in self.tensors().items()})
 
 
 FACTS = tuple(field.name for field in fields(Positions))

@@ -78,7 +78,7 @@ class Follow:
     def __init__(self, decoder: nn.Module, encodings: tuple[Encoding, ...], horizon: int | None) -> None:
         self.encodings, self.horizon = encodings, horizon
         self.signature = inspect.signature(decoder.forward)
-        self.by_length = any(encoding.turns_when_attending for encoding in encodings)
+        self.by_horizon = any(encoding.turns_when_attending for encoding in encodings)
 
     def before(self, decoder: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         if torch.compiler.is_compiling():
@@ -123,8 +123,8 @@ class Follow:
         return coords[:1] if bool((coords == coords[:1]).all()) else coords
 
     def check_packed(self, coords: Tensor) -> None:
-        """Raises ValueError for documents in a row, whose lengths differ, where an encoding depends on the length."""
-        if self.by_length and self.horizon is None and bool((coords.diff(dim=1) != 1).any()):
+        """Raises ValueError for documents in a row, whose lengths differ, where an encoding depends on the horizon."""
+        if self.by_horizon and self.horizon is None and bool((coords.diff(dim=1) != 1).any()):
             raise ValueError(
                 "several documents in a row have one horizon only when it is declared: attach with horizon=, or give "
                 "each document a row of its own"
@@ -133,20 +133,20 @@ class Follow:
     def step(self, coords: Tensor, new: int, cache: Any) -> Step:
         total = coords.shape[1]
         counting = torch.arange(total, device=coords.device)
-        length = None
+        horizon = None
         extent = int(coords.amax()) + 1
         if self.horizon is not None and extent > self.horizon:
             raise ValueError(
                 f"a token stands at position {extent - 1}, beyond the declared horizon of {self.horizon} tokens; "
                 f"attach with a longer one"
             )
-        if self.by_length:
-            length = coords.amax(1) + 1 if self.horizon is None else torch.tensor([self.horizon], device=coords.device)
+        if self.by_horizon:
+            horizon = coords.amax(1) + 1 if self.horizon is None else torch.tensor([self.horizon], device=coords.device)
         if coords.shape[0] == 1 and torch.equal(coords[0], counting):
             tokens = Positions.count(total, device=coords.device)
         else:
             tokens = Positions(coords[..., None], counting[None], contiguous=True, extent=extent)
-        tokens = tokens.with_length(length)
+        tokens = tokens.with_horizon(horizon)
         at = tokens if new == total else tokens.rows(slice(total - new, total))
         layers = len(self.encodings)
         sizes = [(new, 0) if cache is None else cache.get_mask_sizes(new, layer) for layer in range(layers)]

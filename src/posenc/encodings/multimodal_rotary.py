@@ -85,7 +85,7 @@ class MultimodalRotary(Rotations):
                 f"(head_dim={head_dim}, partial={partial})"
             )
         schedule = schedule_of(schedule)
-        if schedule is not None and schedule.by_length:
+        if schedule is not None and schedule.by_horizon:
             raise ValueError(
                 f"schedule {schedule} depends on the horizon, which only rotary reads; take yarn(factor=4)"
             )
