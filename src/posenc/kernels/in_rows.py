@@ -56,7 +56,7 @@ def few(
     rows: slice, q: Tensor, at: Positions, keys: Keys, mask: Mask, *, cut: bool
 ) -> tuple[Tensor, Positions, Keys, Mask]:
     """The attention of some queries alone; `cut` leaves out keys that come after all of them, where that is known."""
-    own = {name: fact[:, :, rows] for name, fact in keys.own.items()}
+    query_memo = {name: fact[:, :, rows] for name, fact in keys.query_memo.items()}
     last = keys.at.tokens
     if cut and mask.causal and not mask.prefix and at.start is not None and keys.at.start is not None:
         # One key at least, so that rows which see nothing keep a shape.
@@ -66,5 +66,5 @@ def few(
         given = given[..., rows, :] if given.dim() > 1 and given.shape[-2] > 1 else given
         given = given[..., :last] if given.dim() > 0 and given.shape[-1] > 1 else given
     memo = {name: fact[:, :, :last] for name, fact in keys.memo.items()}
-    seen = Keys(keys.k[:, :, :last], keys.v[:, :, :last], keys.at.rows(slice(0, last)), memo, own)
+    seen = Keys(keys.k[:, :, :last], keys.v[:, :, :last], keys.at.rows(slice(0, last)), memo, query_memo)
     return q[:, :, rows], at.rows(rows), seen, replace(mask, given=given)

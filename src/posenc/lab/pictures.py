@@ -289,8 +289,9 @@ def bias_of_random_tokens(sight: Sight, at: Positions, seed: int) -> Tensor:
     encoding, (layer, x) = sight.encoding, untrained(sight.shape, at.tokens, seed)
     here = slice(at.tokens // 2, at.tokens // 2 + 1) if sight.gridded else slice(at.tokens - 1, at.tokens)
     _, keys = layer.queries_and_keys(x, x, None, at, at, encoding)
-    own = {name: fact[:, :, here] for name, fact in keys.memo.items()}
-    keys = replace(keys, own=own, k=encoding.turn(keys.k, at, "key") if encoding.turns_when_attending else keys.k)
+    query_memo = {name: fact[:, :, here] for name, fact in keys.memo.items()}
+    k = encoding.turn(keys.k, at, "key") if encoding.turns_when_attending else keys.k
+    keys = replace(keys, k=k, query_memo=query_memo)
     q = encoding.turn(layer.split(layer.to_query(x[:, here]), layer.heads), at.rows(here), "query")
     values = total(encoding.biases(q, at.rows(here), keys), torch.float32)
     assert values is not None

@@ -28,7 +28,7 @@ class PairsInBlocks(WholeBlocks):
             "queries": {"q": q},
             "keys": {"k": keys.k},
             "memo": keys.memo,
-            "own": keys.own,
+            "query_memo": keys.query_memo,
             "parameters": dict(bias.module.named_parameters()),
         }
         self.names = tuple((kind, name) for kind, tensors in read.items() for name in tensors)
@@ -41,20 +41,20 @@ class PairsInBlocks(WholeBlocks):
         if kind == "parameters":
             return tensor
         shared = slice(None) if tensor.shape[0] == 1 else block.batch
-        return tensor[shared, :, block.rows if kind in ("queries", "own") else block.keys]
+        return tensor[shared, :, block.rows if kind in ("queries", "query_memo") else block.keys]
 
     def read(self, block: Block) -> list[Tensor]:
         return [self.cut(block, index, tensor) for index, tensor in enumerate(self.inputs)]
 
     def values(self, module: nn.Module, block: Block, inputs: list[Tensor]) -> Tensor:
         """The bias [b, H, n, m] of a block, last query first, from what it reads of the inputs."""
-        read: dict[str, dict[str, Tensor]] = {kind: {} for kind, _ in self.names} | {"memo": {}, "own": {}}
+        read: dict[str, dict[str, Tensor]] = {kind: {} for kind, _ in self.names} | {"memo": {}, "query_memo": {}}
         for (kind, name), tensor in zip(self.names, inputs, strict=True):
             read[kind][name] = tensor
         at, keys_at = block.positions(self.at, self.keys_at)
         q, k = read["queries"]["q"], read["keys"]["k"]  # no bias reads values
         with without_autocast(q):
-            keys = Keys(k, k, keys_at, read["memo"], read["own"])
+            keys = Keys(k, k, keys_at, read["memo"], read["query_memo"])
             dtype = torch.promote_types(q.dtype, torch.float32)
             return self.bias.backwards(module, q, at, keys, dtype)
 
