@@ -158,7 +158,7 @@ class SlotCache:
         recording = torch.is_grad_enabled() or (not torch.compiler.is_compiling() and is_watched())
         self.check_whole()
         own = self.keys is None or self.keys is self.written
-        put = overwrite if own and not recording else place
+        scatter = scatter_in_place if own and not recording else scattered
         keys = self.empty_like(new) if self.keys is None else self.keys
         order = new.at.order
         # A slot that does not exist must not be the one for padding.
@@ -166,19 +166,19 @@ class SlotCache:
         slot = torch.where(order < 0, self.slots, slot)  # [B or 1, T]
         one_document = keys.at.document is None and new.at.document is None
         at = Positions(
-            coords=put(keys.at.coords, slot, new.at.coords, 1),
-            order=put(keys.at.order, slot, order, 1),
-            document=None if one_document else put(documents(keys.at), slot, documents(new.at), 1),
+            coords=scatter(keys.at.coords, slot, new.at.coords, 1),
+            order=scatter(keys.at.order, slot, order, 1),
+            document=None if one_document else scatter(documents(keys.at), slot, documents(new.at), 1),
             horizon=new.at.horizon,
             unit_step=new.at.unit_step and keys.at.unit_step,
             # A number that changes with every token would compile a graph anew.
             extent=None if torch.compiler.is_compiling() else larger(keys.at.extent, new.at.extent),
         )
         self.keys = Keys(
-            put(keys.k, slot, new.k, 2),
-            put(keys.v, slot, new.v, 2),
+            scatter(keys.k, slot, new.k, 2),
+            scatter(keys.v, slot, new.v, 2),
             at,
-            {name: put(keys.memo[name], slot, tensor, 2) for name, tensor in new.memo.items()},
+            {name: scatter(keys.memo[name], slot, tensor, 2) for name, tensor in new.memo.items()},
         )
         self.written = None if recording else self.keys
         return self.given(self.keys)
@@ -452,7 +452,7 @@ def join(old: Positions, new: Positions, batch: int) -> Positions:
 
     def cat(a: Tensor, b: Tensor) -> Tensor:
         shared = a.shape[0] == b.shape[0]
-        return torch.cat((a, b), 1) if shared else torch.cat((spread(a, batch), spread(b, batch)), 1)
+        return torch.cat((a, b), 1) if shared else torch.cat((expanded(a, batch), expanded(b, batch)), 1)
 
     one_document = old.document is None and new.document is None
     follows = old.contiguous and new.contiguous and old.unit_step and new.unit_step
@@ -515,25 +515,25 @@ def documents(at: Positions) -> Tensor:
     return torch.zeros_like(at.order) if at.document is None else at.document
 
 
-def spread(x: Tensor, batch: int) -> Tensor:
+def expanded(x: Tensor, batch: int) -> Tensor:
     return x.expand(batch, *x.shape[1:])
 
 
-def place(into: Tensor, slot: Tensor, new: Tensor, axis: int) -> Tensor:
+def scattered(into: Tensor, slot: Tensor, new: Tensor, axis: int) -> Tensor:
     """`into` with new[b, ..., t, ...] at slot[b, t] along `axis`, as a new tensor."""
     # What was held may be whole coordinates, and this fractions; or one row, of which several were chosen.
     dtype, rows = torch.promote_types(into.dtype, new.dtype), together(into, slot, new)
-    return overwrite(memory(into, (rows, *into.shape[1:]), dtype).copy_(into), slot, new, axis)
+    return scatter_in_place(memory(into, (rows, *into.shape[1:]), dtype).copy_(into), slot, new, axis)
 
 
-def overwrite(into: Tensor, slot: Tensor, new: Tensor, axis: int) -> Tensor:
+def scatter_in_place(into: Tensor, slot: Tensor, new: Tensor, axis: int) -> Tensor:
     """The same, in the memory of `into` where its dtype and its rows can hold the new values."""
     if new.dtype != into.dtype:
         if torch.promote_types(into.dtype, new.dtype) != into.dtype:
-            return place(into, slot, new, axis)
+            return scattered(into, slot, new, axis)
         new = new.to(into.dtype)
     if into.shape[0] != together(into, slot, new):
-        return place(into, slot, new, axis)
+        return scattered(into, slot, new, axis)
     new = new.expand(into.shape[0], *new.shape[1:])
     if slot.shape[0] == 1:
         return into.index_copy_(axis, slot[0], new)

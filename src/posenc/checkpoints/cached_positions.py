@@ -51,10 +51,11 @@ class Step:
                 f"the cache cannot be placed"
             )
         if (size, start) not in self.keys:
-            self.keys[size, start] = self.part(size, start)
+            self.keys[size, start] = self.slots_at(size, start)
         return self.keys[size, start]
 
-    def part(self, size: int, start: int) -> Positions:
+    def slots_at(self, size: int, start: int) -> Positions:
+        """The Positions of so many slots of a cache, the first of which holds the token of index `start`."""
         total = self.tokens.tokens
         if size == self.at.tokens and start == total - size:
             return self.at
