@@ -112,7 +112,8 @@ class Positions:
     def changed(self, **facts: Any) -> "Positions":
         """The same positions with other facts, given by the names of their fields."""
         for name in FACTS:
-            facts.setdefault(name, getattr(self, name))
+            if name not in facts:
+                facts[name] = getattr(self, name)
         return Positions(**facts)
 
     @classmethod
