@@ -25,6 +25,7 @@ ROOMS = [
     {"specs"},
     {"registry", "precision", "published", "interpolation"},
     {"positions"},
+    {"shared_tables"},
     {"masks", "coordinate_maps", "kept_tables", "keys", "score_mods", "channel_pairs"},
     {"biases"},
     {"encoding"},

@@ -273,7 +273,7 @@ def test_a_bias_that_many_rows_share_has_its_gradient_in_bfloat16(narrow: bool, 
 
 def pairs(at: Positions, mask: Mask, places: bool = True) -> tuple[int, int]:
     """How many pairs the blocks hold, and how many see each other."""
-    found = plan.plan_for(at, at, mask, len(at.order), HEADS, places=places)
+    found = plan.plan_for(at, at, mask, len(at.order), HEADS, by_coords=places)
     return sum(math.prod(block.size) for block in found.blocks(8)), int(mask.allowed(at, at).sum())
 
 
@@ -282,7 +282,7 @@ def pairs(at: Positions, mask: Mask, places: bool = True) -> tuple[int, int]:
 def test_every_pair_that_sees_is_in_one_block(place: str, rule: str) -> None:
     at, mask = PLACES[place], RULES[rule]
     for places in (True, False):
-        found = plan.plan_for(at, at, mask, 2, HEADS, places=places)
+        found = plan.plan_for(at, at, mask, 2, HEADS, by_coords=places)
         covered, allowed = torch.zeros(2, 41, 41, dtype=torch.long), mask.allowed(at, at)[:, 0].expand(2, -1, -1)
         for block in found.blocks(7):
             covered[block] += 1
@@ -299,7 +299,7 @@ def test_what_nobody_sees_is_left_out() -> None:
     assert pairs(Positions.packed([16] * 4), both) == (4 * 256, 4 * 256)
     assert pairs(Positions.padded(torch.ones(1, 64).index_fill(1, torch.arange(48), 0)), both) == (256, 256)
     # Documents of a token each are not worth a call.
-    assert plan.plan_for(Positions.packed([1] * 9), Positions.packed([1] * 9), both, 1, 1, places=True).runs is None
+    assert plan.plan_for(Positions.packed([1] * 9), Positions.packed([1] * 9), both, 1, 1, by_coords=True).runs is None
 
 
 @pytest.mark.parametrize(("name", "limit"), [("alibi", 4), ("t5", 4), ("none", 4), ("shaw", 6)])

@@ -414,9 +414,9 @@ def test_keys_that_somebody_put_back_stay_as_they_are_after_a_crop() -> None:
 @pytest.mark.parametrize("make", [GrowingCache, lambda: SlotCache(5)])
 def test_rows_that_are_chosen_take_their_lengths_along_and_another_batch_is_refused(make) -> None:
     cache, k = make(), torch.zeros(2, 1, 2, 3)
-    cache.extend(Keys(k, k, Positions.count(2).with_length(torch.tensor([4, 7]))))
+    cache.extend(Keys(k, k, Positions.count(2).with_horizon(torch.tensor([4, 7]))))
     cache.reorder(torch.tensor([1, 1, 0]))
-    assert cache.keys.at.length.flatten().tolist() == [7, 7, 4]
+    assert cache.keys.at.horizon.flatten().tolist() == [7, 7, 4]
     with pytest.raises(ValueError, match="holds keys of 3 rows and 1 heads, got new ones of 2 and 1; start a new"):
         cache.extend(Keys(k, k, Positions.count(2, 2)))
 

@@ -103,9 +103,9 @@ POSITIONS = {
     "positions must be finite numbers, got nan": lambda: Positions.of(torch.tensor([0.0, NAN])),
     "positions must be finite numbers, got nan or inf": lambda: Positions.of(torch.tensor([[0.0, -INF]])),
     "must be finite numbers": lambda: Positions.count(2).with_coords(torch.tensor([[NAN, 1.0]])),
-    "length, the declared horizon, must be .* got 'x'": lambda: Positions.of(torch.arange(3), length="x"),
-    "length, the declared horizon, must be .*1 or more, got -1": lambda: Positions.of(torch.arange(3), length=-1),
-    "the declared horizon, must be .* got True": lambda: Positions.count(3).with_length(True),
+    "the declared horizon must be .* got 'x'": lambda: Positions.of(torch.arange(3), horizon="x"),
+    "the declared horizon must be .*1 or more, got -1": lambda: Positions.of(torch.arange(3), horizon=-1),
+    "the declared horizon must be .* got True": lambda: Positions.count(3).with_horizon(True),
     "number of tokens must be a whole number, got 1.5": lambda: Positions.count(1.5),
     "start, or an offset, must be a whole number, got 0.5": lambda: Positions.count(2, 0.5),
     "size of a grid must be a whole number, got 1.5": lambda: Positions.grid(1.5),
@@ -117,17 +117,17 @@ POSITIONS = {
         torch.zeros(2, 4, 1), torch.arange(4)[None], torch.zeros(3, 4)
     ),
     "coords must be a tensor, got None": lambda: Positions.count(2).with_coords(None),
-    "length, the declared horizon, must be a tensor, got 9": lambda: Positions(
-        torch.zeros(1, 1, 1), torch.zeros(1, 1, dtype=torch.long), length=9
+    "the declared horizon must be a tensor, got 9": lambda: Positions(
+        torch.zeros(1, 1, 1), torch.zeros(1, 1, dtype=torch.long), horizon=9
     ),
-    r"length, .* must have shape \[batch or 1\], got \[1, 1\]": lambda: Positions.count(3).with_length(
+    r"the declared horizon must have shape \[batch or 1\], got \[1, 1\]": lambda: Positions.count(3).with_horizon(
         torch.ones(1, 1)
     ),
-    "length, .* must be a number of positions, got torch.bool": lambda: Positions.count(3).with_length(
+    "the declared horizon must be a number of positions, got torch.bool": lambda: Positions.count(3).with_horizon(
         torch.ones(1, dtype=torch.bool)
     ),
-    "of one batch, .* got coords of 2, order of 1, length of 3": lambda: Positions.of(
-        torch.zeros(2, 4), length=torch.ones(3)
+    "of one batch, .* got coords of 2, order of 1, horizon of 3": lambda: Positions.of(
+        torch.zeros(2, 4), horizon=torch.ones(3)
     ),
     "number of tokens must be a whole number, got .*float32": lambda: Positions.count(2).next(numpy.float32(1.5)),
     "a sequence needs at least one token, got 0": lambda: Positions.count(2).next(0),
@@ -265,7 +265,7 @@ TENSORS = {
     "a padding mask is true or 1": lambda: Positions.padded(torch.tensor([[0.5, 1.0]])),
     "document must be whole": lambda: Positions(torch.zeros(1, 3, 1), torch.arange(3)[None], torch.zeros(1, 3)),
     "coords must be whole or floating": lambda: Positions(torch.zeros(1, 3, 1).bool(), torch.arange(3)[None]),
-    "horizon, must be 1 or more, got -1": lambda: Positions.count(3).with_length(torch.tensor([5, -1])),
+    "horizon must be 1 or more, got -1": lambda: Positions.count(3).with_horizon(torch.tensor([5, -1])),
 }
 
 

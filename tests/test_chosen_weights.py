@@ -44,7 +44,7 @@ def test_chosen_rows_and_heads_are_those_of_the_whole_matrix(spec: str) -> None:
         place if layer.encoding.axes < 2 else torch.stack([place % 4 + axis for axis in range(layer.encoding.axes)], -1)
     )
     at = Positions.count(TOKENS) if layer.encoding.axes < 2 else Positions.of(ids[None])
-    at = at.with_length(TOKENS)
+    at = at.with_horizon(TOKENS)
     out, whole = layer(x, positions=at, mask=masks.causal(), weights=True)
     got, some = layer(x, positions=at, mask=masks.causal(), weights=Chosen(rows=(7, 0, -1, 3, 3), heads=(2, 0)))
     close(got, out)

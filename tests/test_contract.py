@@ -210,7 +210,7 @@ def test_the_formulas_of_queries_and_keys_are_what_the_doors_make_of_them(door: 
             continue
         coords = torch.randint(1, 4, (1, 3, encoding.axes or 1)).cumsum(1)
         x = torch.randn(1, SHAPE.heads, 3, SHAPE.head_dim, dtype=torch.float64)
-        turned = encoding.turn(x, Positions(coords, torch.arange(3)[None]).with_length(20), door)[0]
+        turned = encoding.turn(x, Positions(coords, torch.arange(3)[None]).with_horizon(20), door)[0]
         for head, vectors in enumerate(x[0].tolist()):
             for token, (vector, place) in enumerate(zip(vectors, coords[0].tolist(), strict=True)):
                 if encoding.turns_when_attending:
@@ -249,7 +249,7 @@ def test_any_cut_of_a_cache_changes_nothing(subject: Subject, cuts: list[int], s
     T = sum(cuts)
     at = count(T)
     if padded and T > 2:
-        at = Positions.padded(torch.arange(T).expand(2, -1) >= torch.tensor([[0], [T // 2]])).with_length(LONG)
+        at = Positions.padded(torch.arange(T).expand(2, -1) >= torch.tensor([[0], [T // 2]])).with_horizon(LONG)
     net, x = subject.net(), tokens(subject, T)
     cache = GrowingCache if spare is None else lambda: SlotCache(T + spare)
     got, expected = in_chunks(net, x, at, cuts, masks.causal(), cache), net(x, at, masks.causal())
@@ -263,7 +263,7 @@ def test_any_padding_changes_nothing(subject: Subject, rows: list[list[bool]], c
     present = torch.tensor(rows)
     net, mask = subject.net(), masks.Mask(causal=causal)
     x = tokens(subject, 7, batch=len(rows))
-    together = net(x, Positions.padded(present).with_length(LONG), mask)
+    together = net(x, Positions.padded(present).with_horizon(LONG), mask)
     for row, real in enumerate(present):
         if real.any():
             alone = net(x[row : row + 1, real], count(int(real.sum())), mask)
@@ -276,7 +276,7 @@ def test_any_padding_changes_nothing(subject: Subject, rows: list[list[bool]], c
 def test_any_packing_changes_nothing(subject: Subject, documents: list[int], causal: bool) -> None:
     net, mask = subject.net(), masks.Mask(causal=causal)
     x = tokens(subject, sum(documents))
-    packed = net(x, Positions.packed(documents).with_length(LONG), mask)
+    packed = net(x, Positions.packed(documents).with_horizon(LONG), mask)
     start = 0
     for n in documents:
         piece = slice(start, start + n)

@@ -64,10 +64,10 @@ def placed(rule: CoordinateMap, at: Positions, ids: torch.Tensor | None = None) 
 @settings(max_examples=12, deadline=None)
 @given(lengths=lengths)
 def test_only_coordinates_change(rule: CoordinateMap, lengths: list[int]) -> None:
-    at = Positions.packed(lengths).with_length(99)
+    at = Positions.packed(lengths).with_horizon(99)
     before = at.coords.clone()
     moved = rule(at, ids_for(at.tokens))
-    assert moved.order is at.order and moved.document is at.document and moved.length is at.length
+    assert moved.order is at.order and moved.document is at.document and moved.horizon is at.horizon
     assert torch.equal(at.coords, before) and moved.coords.shape == before.shape and moved.coords.isfinite().all()
     assert moved.extent is None and not moved.unit_step
 

@@ -48,7 +48,7 @@ def test_decoding_with_a_static_cache_is_one_graph(spec: str, padded: bool) -> N
     model = model_of(spec, max_len=8 if "dynamic" in spec else 64)
     ids, tokens = torch.randint(13, (2, 5)), torch.randint(13, (6, 2, 1))
     first = Positions.padded(torch.tensor([[0, 0, 1, 1, 1], [1] * 5])) if padded else Positions.count(5)
-    first = first.with_length(24) if "dynamic" in spec else first
+    first = first.with_horizon(24) if "dynamic" in spec else first
     graphs = Graphs()
     step = torch.compile(model, backend=graphs, fullgraph=True)
     with torch.no_grad():

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from posenc import Positions, catalogue, testing
+from posenc import Positions, catalogue, shared_tables, testing
 from posenc.encoding import Encoding
 from posenc.kept_tables import KeptTables, fact
 from posenc.schedules import Linear
@@ -223,7 +223,7 @@ def test_heads_of_several_devices_may_share_positions(kept: KeptTables) -> None:
 def test_a_key_without_the_device_is_found(monkeypatch: pytest.MonkeyPatch, spec: str) -> None:
     def once(encoding: Encoding, make: Any, at: Positions, *given: Any, keep: bool = False) -> Tensor:
         key = encoding, make.__func__, *(one for one in given if not isinstance(one, torch.device))
-        return at.once(key, lambda: make(at, *given))
+        return shared_tables.once(at, key, lambda: make(at, *given))
 
     monkeypatch.setattr(Encoding, "once", once)
     with pytest.raises((AssertionError, RuntimeError)):

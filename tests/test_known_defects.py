@@ -192,13 +192,13 @@ def test_a_position_past_the_trained_length_is_served_or_refused_with_position_a
     ended, or a shape did not fit. Here a request ends in numbers or in a ValueError, and the next one is served."""
     subject = Subject(name)
     net, x = subject.net(), tokens(subject, 4)
-    before = net(x, Positions.count(4).with_length(6000), masks.causal())
-    at = Positions.of(torch.tensor([0, 1, 2, 5000])).with_length(6000)
+    before = net(x, Positions.count(4).with_horizon(6000), masks.causal())
+    at = Positions.of(torch.tensor([0, 1, 2, 5000])).with_horizon(6000)
     try:
         assert net(x, at, masks.causal()).isfinite().all()
     except ValueError as error:
         assert re.search(r"position \(?5000\b", str(error)) and re.search(r"\b5001\b|scale_base", str(error))
-    assert torch.equal(net(x, Positions.count(4).with_length(6000), masks.causal()), before)
+    assert torch.equal(net(x, Positions.count(4).with_horizon(6000), masks.causal()), before)
 
 
 def test_a_learned_table_is_checked_before_anything_is_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +297,7 @@ def test_no_sequence_of_lengths_offsets_dtypes_and_modes_leaves_anything_behind(
     used, ids = model(encoding), torch.randint(13, (2, 30))
 
     def call(decoder: Decoder, length: int, offset: int, dtype: torch.dtype, inference: bool) -> Tensor:
-        at = Positions.count(length, offset).with_length(32)
+        at = Positions.count(length, offset).with_horizon(32)
         decoder.to(dtype)
         with torch.inference_mode(inference):
             out = decoder(ids[:, :length], positions=at).clone()
@@ -381,10 +381,10 @@ SCHEDULES = [
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
 def test_no_number_of_a_schedule_is_ignored(schedule: Schedule) -> None:
     """keras-team/keras-hub: a scaling factor that changed nothing; vllm-project/vllm#46280: an explicit one ignored."""
-    horizon = torch.tensor([4096, 30_000]) if schedule.by_length else None
+    horizon = torch.tensor([4096, 30_000]) if schedule.by_horizon else None
 
     def spectrum(schedule: Schedule) -> Tensor:
-        frequencies, temperature = schedule(plain_frequencies(64), base=10_000.0, width=64, length=horizon)
+        frequencies, temperature = schedule(plain_frequencies(64), base=10_000.0, width=64, horizon=horizon)
         return torch.cat((frequencies.flatten(), torch.as_tensor(temperature).double().flatten()))
 
     plain = spectrum(schedule)

@@ -69,7 +69,7 @@ def test_past_the_table_the_default_is_an_error_with_position_size_and_remedy() 
 
 @pytest.mark.parametrize("overrun", ["error", "clamp", "interpolate"])
 def test_before_the_table_is_an_error_under_every_policy(overrun: str) -> None:
-    at = Positions.of(torch.tensor([1.0, -0.5]), length=2)
+    at = Positions.of(torch.tensor([1.0, -0.5]), horizon=2)
     with pytest.raises(
         ValueError, match=r"a learned table starts at position 0, got position -0\.5; shift the positions"
     ):
@@ -84,7 +84,7 @@ def test_clamp_reads_the_last_row_past_the_table() -> None:
 
 def test_interpolate_squeezes_a_declared_length_into_the_table() -> None:
     encoding = table_of(overrun="interpolate")
-    got = added(encoding, Positions.count(9).with_length(9))[0]
+    got = added(encoding, Positions.count(9).with_horizon(9))[0]
     expected = torch.stack([between(encoding.table, p * 4 / 8) for p in range(9)])
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-15)
 
@@ -92,23 +92,23 @@ def test_interpolate_squeezes_a_declared_length_into_the_table() -> None:
 def test_interpolate_leaves_sequences_that_fit_alone() -> None:
     encoding = table_of(overrun="interpolate")
     for length in (1, 3, 5):
-        assert torch.equal(added(encoding, Positions.count(3).with_length(length))[0], encoding.table[:3])
+        assert torch.equal(added(encoding, Positions.count(3).with_horizon(length))[0], encoding.table[:3])
 
 
 def test_interpolate_needs_a_declared_length_past_the_table() -> None:
     with pytest.raises(
         ValueError,
-        match=r"squeezes by the declared length of each sequence, and none is declared; give positions.with_length",
+        match=r"squeezes by the declared horizon of each sequence, and none is declared; give positions.with_horizon",
     ):
         added(table_of(overrun="interpolate"), Positions.count(6))
 
 
 def test_interpolate_depends_on_the_declared_length_and_on_nothing_else() -> None:
     encoding = table_of(overrun="interpolate")
-    whole = added(encoding, Positions.count(9).with_length(12))
-    alone = torch.cat([added(encoding, Positions.count(1, start=p).with_length(12)) for p in range(9)], 1)
+    whole = added(encoding, Positions.count(9).with_horizon(12))
+    alone = torch.cat([added(encoding, Positions.count(1, start=p).with_horizon(12)) for p in range(9)], 1)
     torch.testing.assert_close(whole, alone, rtol=0, atol=0)
-    at = Positions.of(torch.arange(4).expand(2, 4)).with_length(torch.tensor([12, 4]))
+    at = Positions.of(torch.arange(4).expand(2, 4)).with_horizon(torch.tensor([12, 4]))
     pair = added(encoding, at, batch=2)
     torch.testing.assert_close(pair[0], whole[0, :4], rtol=0, atol=0)
     torch.testing.assert_close(pair[1], encoding.table[:4], rtol=0, atol=0)
@@ -117,9 +117,9 @@ def test_interpolate_depends_on_the_declared_length_and_on_nothing_else() -> Non
 def test_a_declared_length_that_is_too_short_is_refused_with_the_one_needed() -> None:
     with pytest.raises(
         ValueError,
-        match="is past the learned table of 5 rows; the declared length is too short for it: declare at least 10",
+        match="is past the learned table of 5 rows; the declared horizon is too short for it: declare at least 10",
     ):
-        added(table_of(overrun="interpolate"), Positions.count(10).with_length(8))
+        added(table_of(overrun="interpolate"), Positions.count(10).with_horizon(8))
 
 
 def test_gradients_reach_the_rows_that_were_read_and_no_others() -> None:
@@ -146,7 +146,7 @@ def test_in_a_compiled_graph_the_last_squeezed_position_is_still_in_the_table() 
     # 5 * (3/5) is above 3 by a unit in the last place.
     encoding = table_of(rows=4, overrun="interpolate")
     run = torch.compile(
-        lambda x: encoding(x, positions=Positions.count(6).with_length(6)), backend="eager", fullgraph=True
+        lambda x: encoding(x, positions=Positions.count(6).with_horizon(6)), backend="eager", fullgraph=True
     )
     got = run(torch.zeros(1, 6, 3, dtype=torch.float64))
     torch.testing.assert_close(got[0, -1], encoding.table[-1], rtol=0, atol=1e-12)

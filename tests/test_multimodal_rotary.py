@@ -236,7 +236,7 @@ def test_sections_that_an_error_proposes_work() -> None:
     assert MultimodalRotary(64, sections=(11, 11, 10), order="interleaved").axis_of_pair()[:3] == [T, H, W]
 
 
-@pytest.mark.parametrize("name", [name for name, schedule in SCHEDULES.items() if schedule.by_length])
+@pytest.mark.parametrize("name", [name for name, schedule in SCHEDULES.items() if schedule.by_horizon])
 def test_a_schedule_that_depends_on_the_horizon_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="depends on the horizon, which only rotary reads"):
         build(f"multimodal_rotary(schedule={SCHEDULES[name].example})", Shape(16, 2, 8, 64))

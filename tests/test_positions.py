@@ -9,6 +9,7 @@ import torch
 from posenc import Positions
 from posenc.cache import last_of
 from posenc.positions import distance, positions_for
+from posenc.shared_tables import check_versions, once, versions
 
 
 def test_count_starts_where_it_is_told() -> None:
@@ -178,19 +179,19 @@ def test_other_coordinates_leave_order_and_document_alone_and_drop_what_no_longe
     assert moved.extent is None and not moved.unit_step
 
 
-def test_a_length_is_declared_for_all_sequences_or_for_each() -> None:
+def test_a_horizon_is_declared_for_all_sequences_or_for_each() -> None:
     at = Positions.count(3)
-    assert at.length is None
-    every, each = at.with_length(9).length, at.with_length(torch.tensor([4, 5])).length
+    assert at.horizon is None
+    every, each = at.with_horizon(9).horizon, at.with_horizon(torch.tensor([4, 5])).horizon
     assert every is not None and every.tolist() == [9]
     assert each is not None and each.tolist() == [4, 5]
-    declared = Positions.of(torch.arange(3), length=6).length
+    declared = Positions.of(torch.arange(3), horizon=6).horizon
     assert declared is not None and declared.tolist() == [6]
 
 
 def test_positions_move_to_a_device_with_all_their_fields() -> None:
-    at = Positions.packed([2, 3]).with_length(7).to("meta")
-    assert all(field is not None and field.is_meta for field in (at.coords, at.order, at.document, at.length))
+    at = Positions.packed([2, 3]).with_horizon(7).to("meta")
+    assert all(field is not None and field.is_meta for field in (at.coords, at.order, at.document, at.horizon))
 
 
 def test_a_table_is_made_once_for_each_key_and_mode() -> None:
@@ -200,37 +201,41 @@ def test_a_table_is_made_once_for_each_key_and_mode() -> None:
         return lambda: (made.append(name), torch.tensor(len(made)))[1]
 
     at = Positions.count(3)
-    first = at.once("a", make("a"))
-    assert at.once("a", make("a")) is first
-    at.once("b", make("b"))
+    first = once(at, "a", make("a"))
+    assert once(at, "a", make("a")) is first
+    once(at, "b", make("b"))
     with torch.inference_mode():
         # A tensor made here could not be saved for backward later.
-        at.once("a", make("inference"))
+        once(at, "a", make("inference"))
     assert made == ["a", "b", "inference"]
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda at: at.with_length(3),
+        lambda at: at.changed(extent=9),
+        lambda at: at.batch_rows(torch.tensor([0])).changed(),
+        lambda at: at.with_horizon(3),
         lambda at: at.with_coords(at.coords),
         lambda at: at.rows(slice(0, 2)),
         lambda at: at.next(),
         lambda at: at.to("cpu"),
+        copy.copy,
         copy.deepcopy,
+        lambda at: pickle.loads(pickle.dumps(at)),
     ],
 )
 def test_no_table_survives_a_change(change) -> None:
     at = Positions.count(3)
-    at.once("a", lambda: torch.zeros(1))
-    assert change(at).once("a", lambda: torch.ones(1)).item() == 1
+    once(at, "a", lambda: torch.zeros(1))
+    assert once(change(at), "a", lambda: torch.ones(1)).item() == 1
 
 
 @pytest.mark.parametrize("at", [Positions.count(3), positions_for(3, None).with_coords(torch.zeros(1, 3))])
 def test_no_table_survives_a_change_in_place(at: Positions) -> None:
-    at.once("a", lambda: torch.zeros(1))
+    once(at, "a", lambda: torch.zeros(1))
     at.coords.add_(1)
-    assert at.once("a", lambda: torch.ones(1)).item() == 1
+    assert once(at, "a", lambda: torch.ones(1)).item() == 1
 
 
 def test_a_caller_may_give_positions_ids_an_offset_or_nothing() -> None:
@@ -260,18 +265,29 @@ def test_a_distance_is_positive_for_keys_in_the_past() -> None:
 def test_counted_positions_make_their_tensors_when_they_are_read() -> None:
     at, expected = positions_for(3, None, offset=5), Positions.count(3, 5)
     assert not {"coords", "order"} & set(vars(at))
+    before = versions(at)
+    assert not {"coords", "order"} & set(vars(at))
     assert (at.tokens, at.start, at.axes, at.extent) == (3, 5, 1, 8)
-    for other in (at, copy.deepcopy(at), pickle.loads(pickle.dumps(at)), at.to("cpu"), at.with_length(9)):
+    for other in (at, copy.deepcopy(at), pickle.loads(pickle.dumps(at)), at.to("cpu"), at.with_horizon(9)):
         assert torch.equal(other.coords, expected.coords) and torch.equal(other.order, expected.order)
         assert (other.tokens, other.start) == (3, 5)
     assert at.rows(slice(1, 3)).coords.flatten().tolist() == [6, 7]
     assert at.next().coords.flatten().tolist() == [8]
+    check_versions(before, at)
+    at.coords.add_(1)
+    with pytest.raises(RuntimeError, match="changed in place after the forward pass; give each call its own"):
+        check_versions(before, at)
     with pytest.raises(AttributeError, match="nothing_like_it"):
         _ = at.nothing_like_it
     with pytest.raises(ValueError, match="at least one token, got 0"):
         positions_for(0, None)
     with pytest.raises(ValueError, match="0 or later, got start=-2"):
         positions_for(1, None, offset=-2)
+
+
+def test_counted_positions_made_outside_a_compiled_graph_are_read_in_it() -> None:
+    read = torch.compile(lambda at: at.coords[..., 0] + at.order, backend="eager", fullgraph=True)
+    assert read(positions_for(3, None, offset=5)).tolist() == [[10, 12, 14]]
 
 
 def test_rows_that_share_one_order_go_on_each_from_its_own_coords_and_document() -> None:

@@ -142,7 +142,7 @@ def test_layouts_and_shares_do_not_take_each_others_tables() -> None:
         ({"head_dim": 8, "schedule": "yarn"}, r"schedule must be one of posenc.schedules, such as linear\(factor=4\)"),
         (
             {"head_dim": 8, "schedule": DynamicNTK(2, 9)},
-            "schedule must not depend on the length of the sequence, got dynamic_ntk",
+            "schedule must not depend on the horizon of a sequence, got dynamic_ntk",
         ),
     ],
 )

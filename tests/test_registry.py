@@ -39,10 +39,10 @@ class {name}(Schedule):
     factor: float
     trained_length: int | None = None
 
-    def __call__(self, frequencies, *, base, width, length=None):
+    def __call__(self, frequencies, *, base, width, horizon=None):
         return frequencies / self.factor, 1.0
 
-    def formula(self, frequencies, *, base, width, length=None):
+    def formula(self, frequencies, *, base, width, horizon=None):
         return [f / self.factor for f in frequencies], 1.0
 '''
 

@@ -268,10 +268,10 @@ def test_one_set_of_positions_serves_encodings_that_differ() -> None:
         Rotary(8, schedule=YaRN(2, trained_length=64)),
         Rotary(8, schedule=DynamicNTK(2, trained_length=3)),
     ]
-    at = at.with_length(9)
+    at = at.with_horizon(9)
     shared = [kind.query(q, at) for kind in kinds]
     for kind, got in zip(kinds, shared, strict=True):
-        assert torch.equal(got, kind.query(q, Positions.count(5).with_length(9)))
+        assert torch.equal(got, kind.query(q, Positions.count(5).with_horizon(9)))
 
 
 def test_a_temperature_multiplies_queries_and_keys_and_so_logits_by_its_square() -> None:
@@ -410,12 +410,12 @@ def test_a_long_neighbour_does_not_change_a_short_row(schedule: Schedule) -> Non
     # transformers takes one base for the whole batch: a short row changes by 0.48 beside a long one.
     layer, x, T = attention(schedule), tokens(3, 40), 40
     length = torch.tensor([10, 40, 400])
-    together = layer(x, positions=Positions.count(T).with_length(length), mask=masks.causal())
+    together = layer(x, positions=Positions.count(T).with_horizon(length), mask=masks.causal())
     for row in range(3):
-        alone = Positions.count(T).with_length(int(length[row]))
+        alone = Positions.count(T).with_horizon(int(length[row]))
         expected = layer(x[row : row + 1], positions=alone, mask=masks.causal())
         torch.testing.assert_close(together[row : row + 1], expected, rtol=0, atol=1e-12)
-    assert (layer(x[:1], positions=Positions.count(T).with_length(400)) - together[:1]).abs().max() > 1e-3
+    assert (layer(x[:1], positions=Positions.count(T).with_horizon(400)) - together[:1]).abs().max() > 1e-3
 
 
 @by_length
@@ -426,9 +426,9 @@ def test_cached_keys_stay_right_when_the_horizon_moves(schedule: Schedule, cache
     for start, end, horizon in ((0, 9, 9), (9, 16, 16), (16, 17, 17), (17, 40, 40), (40, 48, 200), (47, 48, 48)):
         held = cache() if start == 47 else held
         first = 0 if start == 47 else start
-        at = Positions.count(end - first, first).with_length(horizon)
+        at = Positions.count(end - first, first).with_horizon(horizon)
         got = layer(x[:, first:end], positions=at, mask=masks.causal(), cache=held)
-        whole = Positions.count(end).with_length(horizon)
+        whole = Positions.count(end).with_horizon(horizon)
         expected = layer(x[:, :end], positions=whole, mask=masks.causal())[:, first:]
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
 
@@ -436,24 +436,24 @@ def test_cached_keys_stay_right_when_the_horizon_moves(schedule: Schedule, cache
 @by_length
 def test_the_frequencies_shrink_back_after_a_long_sequence(schedule: Schedule) -> None:
     encoding, q = Rotary(8, schedule=schedule), torch.randn(1, 1, 9, 8)
-    fresh = encoding.query(q, Positions.count(9).with_length(9))
-    encoding.query(q, Positions.count(9).with_length(10_000))
-    assert torch.equal(encoding.query(q, Positions.count(9).with_length(9)), fresh)
-    assert not torch.equal(encoding.query(q, Positions.count(9).with_length(10_000)), fresh)
+    fresh = encoding.query(q, Positions.count(9).with_horizon(9))
+    encoding.query(q, Positions.count(9).with_horizon(10_000))
+    assert torch.equal(encoding.query(q, Positions.count(9).with_horizon(9)), fresh)
+    assert not torch.equal(encoding.query(q, Positions.count(9).with_horizon(10_000)), fresh)
 
 
 @by_length
 def test_the_positions_of_one_sequence_do_not_depend_on_how_far_it_has_come(schedule: Schedule) -> None:
     encoding, q = Rotary(8, schedule=schedule), torch.randn(1, 1, 40, 8)
-    whole = encoding.query(q, Positions.count(40).with_length(100))
-    part = encoding.query(q[:, :, :5], Positions.count(5).with_length(100))
+    whole = encoding.query(q, Positions.count(40).with_horizon(100))
+    part = encoding.query(q[:, :, :5], Positions.count(5).with_horizon(100))
     assert torch.equal(whole[:, :, :5], part)
 
 
 @by_length
 def test_a_horizon_that_nobody_declared_is_asked_for(schedule: Schedule) -> None:
     encoding, q = Rotary(8, schedule=schedule), torch.randn(1, 1, TRAINED + 1, 8)
-    words = rf"declare it with positions.with_length\(length\).* \(up to {TRAINED} positions that are counted"
+    words = rf"declare it with positions.with_horizon\(horizon\).* \(up to {TRAINED} positions that are counted"
     with pytest.raises(ValueError, match=words):
         encoding(q, q)
     with pytest.raises(ValueError, match=words):
@@ -465,7 +465,7 @@ def test_a_horizon_that_nobody_declared_is_asked_for(schedule: Schedule) -> None
 @by_length
 def test_within_the_trained_length_nothing_has_to_be_declared(schedule: Schedule) -> None:
     encoding, q = Rotary(8, schedule=schedule), torch.randn(1, 1, TRAINED, 8)
-    declared = encoding.query(q, Positions.count(TRAINED).with_length(TRAINED))
+    declared = encoding.query(q, Positions.count(TRAINED).with_horizon(TRAINED))
     assert torch.equal(encoding(q, q)[0], declared)
     padded = Positions.padded(torch.ones(1, TRAINED))
     assert torch.equal(encoding.query(q, padded), declared)
@@ -478,10 +478,10 @@ def test_within_the_trained_length_nothing_has_to_be_declared(schedule: Schedule
 def test_the_formula_reads_the_horizon_of_the_query(schedule: Schedule) -> None:
     encoding = Rotary(8, base=50.0, schedule=schedule)
     q, k = (torch.randn(1, 1, 1, 8, dtype=torch.float64) for _ in range(2))
-    for length in (9, TRAINED, 17, 300):
-        at, keys_at = (Positions.of(torch.tensor([p]), length=length) for p in (12, 5))
+    for horizon in (9, TRAINED, 17, 300):
+        at, keys_at = (Positions.of(torch.tensor([p]), horizon=horizon) for p in (12, 5))
         expected = float((encoding.query(q, at) * encoding.key(k, keys_at)).sum())
-        query = Token(q.flatten().tolist(), 12, 0, length=length)
+        query = Token(q.flatten().tolist(), 12, 0, horizon=horizon)
         got = encoding.formula_logits(query, [Token(k.flatten().tolist(), 5, 0)], 0, 1.0)
         assert got == pytest.approx([expected], abs=1e-11)
     with pytest.raises(NotImplementedError, match="turns a query by its horizon"):
@@ -493,6 +493,6 @@ def test_only_a_schedule_by_length_leaves_keys_unturned_in_the_cache() -> None:
     for schedule in BY_LENGTH:
         assert Rotary(8, schedule=schedule).turns_when_attending
     layer, x, cache = attention(BY_LENGTH[1]), tokens(1, 5), GrowingCache()
-    layer(x, positions=Positions.count(5).with_length(99), cache=cache)
+    layer(x, positions=Positions.count(5).with_horizon(99), cache=cache)
     assert cache.keys is not None
     torch.testing.assert_close(cache.keys.k, layer.split(layer.to_key(x), 1), rtol=0, atol=1e-14)

@@ -42,16 +42,16 @@ def plain(base: float = 1e4, width: int = 128) -> list[float]:
 
 
 def spectrum(
-    schedule: Schedule, *, base: float = 1e4, width: int = 128, length: float | None = None
+    schedule: Schedule, *, base: float = 1e4, width: int = 128, horizon: float | None = None
 ) -> tuple[list[float], float]:
-    """Frequencies and temperature of one sequence; `length` is its horizon, by default the trained length."""
+    """Frequencies and temperature of one sequence; its horizon is the trained length by default."""
     start = torch.tensor(plain(base, width), dtype=torch.float64)
-    if not schedule.by_length:
+    if not schedule.by_horizon:
         frequencies, temperature = schedule(start, base=base, width=width)
         assert isinstance(temperature, float)
         return frequencies.tolist(), temperature
-    horizon = torch.tensor([schedule.short_length if length is None else length], dtype=torch.float64)
-    frequencies, temperature = schedule(start, base=base, width=width, length=horizon)
+    horizons = torch.tensor([schedule.short_horizon if horizon is None else horizon], dtype=torch.float64)
+    frequencies, temperature = schedule(start, base=base, width=width, horizon=horizons)
     assert frequencies.shape == (1, width // 2)
     return frequencies[0].tolist(), float(temperature)
 
@@ -174,10 +174,10 @@ def test_every_schedule_is_what_its_paper_says(kind: type[Schedule]) -> None:
         with mpmath.workdps(30):
             frequencies, temperature = oracle(schedule, base, width, length)
             expected = [float(f) for f in frequencies]
-        got, warm = spectrum(schedule, base=base, width=width, length=length)
+        got, warm = spectrum(schedule, base=base, width=width, horizon=length)
         assert got == pytest.approx(expected, rel=1e-9, abs=1e-300)
         assert warm == pytest.approx(float(temperature), rel=1e-12)
-        published, warm = schedule.formula(plain(base, width), base=base, width=width, length=length)
+        published, warm = schedule.formula(plain(base, width), base=base, width=width, horizon=length)
         assert published == pytest.approx(expected, rel=1e-8, abs=1e-300)
         assert warm == pytest.approx(float(temperature), rel=1e-12)
 
@@ -431,7 +431,7 @@ def test_part_ntk_has_three_regions() -> None:
 def test_dynamic_ntk_is_the_published_base_at_each_horizon() -> None:
     for length, s in ((2048, 1.0), (100, 1.0), (4096, 2.0), (8192, 4.0)):
         for factor in (1.0, 2.0, 4.0):
-            got, _ = spectrum(DynamicNTK(factor, trained_length=2048), length=length)
+            got, _ = spectrum(DynamicNTK(factor, trained_length=2048), horizon=length)
             larger = 1e4 * (factor * s - (factor - 1)) ** (128 / 126)
             assert got == pytest.approx([larger ** (-2 * k / 128) for k in range(64)], rel=1e-12)
 
@@ -440,14 +440,14 @@ def test_qwens_dynamic_ntk_is_ours_with_a_horizon_rounded_up_to_a_power_of_two()
     for length in (500, 2048, 2049, 5000, 8192, 8193):
         alpha = max(2 ** math.ceil(math.log2(length / 2048) + 1) - 1, 1)
         rounded = 2048 * 2 ** math.ceil(math.log2(max(length, 2048) / 2048))
-        got, _ = spectrum(DynamicNTK(2, trained_length=2048), length=rounded)
+        got, _ = spectrum(DynamicNTK(2, trained_length=2048), horizon=rounded)
         assert got == pytest.approx(spectrum(NTK(alpha))[0], rel=1e-12)
 
 
 def test_a_static_table_is_the_dynamic_one_at_a_fixed_horizon() -> None:
     # vLLM's "dynamic" NTK is one table for its longest text (vllm-project/vllm#3488): both have a name here.
     fixed, _ = spectrum(NTK(4 * 8 - 3))
-    assert spectrum(DynamicNTK(4, trained_length=2048), length=8 * 2048)[0] == pytest.approx(fixed, rel=1e-12)
+    assert spectrum(DynamicNTK(4, trained_length=2048), horizon=8 * 2048)[0] == pytest.approx(fixed, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -455,7 +455,7 @@ def test_a_static_table_is_the_dynamic_one_at_a_fixed_horizon() -> None:
     [(1, 100, 1), (1, 512, 1), (1, 1024, 2), (1, 3000, 3000 / 512), (4, 600, 4), (4, 4096, 8)],
 )
 def test_dynamic_yarn_is_yarn_with_the_factor_that_a_sequence_needs(least: float, length: int, factor: float) -> None:
-    got, warm = spectrum(DynamicYaRN(least, trained_length=512), length=length)
+    got, warm = spectrum(DynamicYaRN(least, trained_length=512), horizon=length)
     expected, temperature = spectrum(YaRN(factor, trained_length=512))
     assert got == pytest.approx(expected, rel=1e-12) and warm == pytest.approx(temperature, rel=1e-12)
 
@@ -467,16 +467,16 @@ def test_longrope_has_a_list_and_a_temperature_for_short_and_for_long() -> None:
     default = math.sqrt(1 + math.log(32) / math.log(4096))
     assert default == pytest.approx(1.190238, abs=1e-6)  # Phi-3, 4096 to 131,072
     for length, divisors in ((1, LONG.short_factor), (4096, LONG.short_factor), (4097, LONG.long_factor)):
-        got, warm = spectrum(LONG, width=6, length=length)
+        got, warm = spectrum(LONG, width=6, horizon=length)
         assert got == pytest.approx([f / d for f, d in zip(plain(width=6), divisors, strict=True)], rel=1e-14)
         assert warm == pytest.approx(default, rel=1e-14)
     own = dataclasses.replace(LONG, short_mscale=1.0, long_mscale=1.25)
-    assert [spectrum(own, width=6, length=n)[1] for n in (4096, 4097)] == [1.0, 1.25]
+    assert [spectrum(own, width=6, horizon=n)[1] for n in (4096, 4097)] == [1.0, 1.25]
     half = dataclasses.replace(LONG, long_mscale=1.25)
-    assert [spectrum(half, width=6, length=n)[1] for n in (4096, 4097)] == pytest.approx([default, 1.25], rel=1e-14)
+    assert [spectrum(half, width=6, horizon=n)[1] for n in (4096, 4097)] == pytest.approx([default, 1.25], rel=1e-14)
     both = dataclasses.replace(LONG, attention_factor=1.5)
-    assert [spectrum(both, width=6, length=n)[1] for n in (4096, 4097)] == [1.5, 1.5]
-    assert spectrum(dataclasses.replace(LONG, factor=1), width=6, length=9)[1] == 1.0
+    assert [spectrum(both, width=6, horizon=n)[1] for n in (4096, 4097)] == [1.5, 1.5]
+    assert spectrum(dataclasses.replace(LONG, factor=1), width=6, horizon=9)[1] == 1.0
 
 
 @pytest.mark.parametrize("width", [4, 8])
@@ -503,20 +503,20 @@ BY_LENGTH = [
 def test_every_sequence_gets_its_own_frequencies(schedule: Schedule) -> None:
     start = torch.tensor(plain(width=8), dtype=torch.float64)
     horizons = torch.tensor([10, 64, 100, 1000])
-    together, warm = schedule(start, base=1e4, width=8, length=horizons)
+    together, warm = schedule(start, base=1e4, width=8, horizon=horizons)
     for row, length in enumerate(horizons):
-        alone, own = schedule(start, base=1e4, width=8, length=length[None])
+        alone, own = schedule(start, base=1e4, width=8, horizon=length[None])
         assert torch.equal(together[row : row + 1], alone)
         assert torch.equal(torch.as_tensor(warm).expand(4)[row], torch.as_tensor(own).expand(1)[0])
     assert torch.equal(together[0], together[1]) and not torch.equal(together[1], together[3])
 
 
 @pytest.mark.parametrize("schedule", BY_LENGTH, ids=repr)
-def test_a_schedule_by_length_does_not_guess_one(schedule: Schedule) -> None:
-    assert schedule.by_length
-    with pytest.raises(ValueError, match="depends on how long a sequence is, and no length was given"):
+def test_a_schedule_by_horizon_does_not_guess_one(schedule: Schedule) -> None:
+    assert schedule.by_horizon
+    with pytest.raises(ValueError, match="depends on the horizon of a sequence, and none was given"):
         schedule(torch.ones(4, dtype=torch.float64), base=1e4, width=8)
-    with pytest.raises(ValueError, match="depends on how long a sequence is"):
+    with pytest.raises(ValueError, match="depends on the horizon of a sequence"):
         schedule.formula(plain(width=8), base=1e4, width=8)
 
 
@@ -536,15 +536,15 @@ def test_resonance_rounds_what_another_schedule_gives_and_keeps_its_temperature(
     got, warm = spectrum(Resonance(inner))
     assert got == pytest.approx([2 * math.pi / round(2 * math.pi / f) for f in spectrum(inner)[0]], rel=1e-14)
     assert warm == inner.temperature and Resonance(inner).scale_factor == inner.scale_factor
-    assert not Resonance(inner).by_length
+    assert not Resonance(inner).by_horizon
 
 
 @pytest.mark.parametrize("outer", [Resonance, Clipped])
 def test_a_schedule_around_another_has_its_lengths_and_its_scale(outer) -> None:
     dynamic, warm = DynamicNTK(2, trained_length=64), YaRN(8, trained_length=4096, mscale=1.0, mscale_all_dim=0.5)
-    assert outer(inner=dynamic).by_length and outer(inner=dynamic).short_length == 64
+    assert outer(inner=dynamic).by_horizon and outer(inner=dynamic).short_horizon == 64
     assert outer(inner=warm).scale_factor == warm.scale_factor != 1.0 == outer().scale_factor
-    assert Clipped(trained_length=32).short_length == 32
+    assert Clipped(trained_length=32).short_horizon == 32
 
 
 def test_clipped_fades_the_slow_pairs_like_the_authors_code() -> None:
@@ -595,7 +595,7 @@ def test_no_frequency_grows_and_none_is_divided_by_more_than_the_factor(name: st
 @pytest.mark.parametrize("schedule", BY_LENGTH[:3], ids=repr)
 def test_up_to_the_trained_length_a_dynamic_schedule_changes_nothing(schedule: Schedule) -> None:
     for length in (1, 63, 64):
-        got, warm = spectrum(schedule, width=8, length=length)
+        got, warm = spectrum(schedule, width=8, horizon=length)
         assert got == pytest.approx(plain(width=8), rel=1e-14) and warm == 1.0
 
 
@@ -659,9 +659,9 @@ def test_an_unknown_trained_length_is_asked_for(name: str) -> None:
     words = rf"{name} compares wavelengths with the trained length; give {name}\(..., trained_length=4096\)"
     schedule = SCHEDULES[name](factor=2)
     with pytest.raises(ValueError, match=words):
-        schedule(torch.ones(64, dtype=torch.float64), base=1e4, width=128, length=torch.tensor([5]))
+        schedule(torch.ones(64, dtype=torch.float64), base=1e4, width=128, horizon=torch.tensor([5]))
     with pytest.raises(ValueError, match=words):
-        schedule.formula(plain(), base=1e4, width=128, length=5)
+        schedule.formula(plain(), base=1e4, width=128, horizon=5)
     with pytest.raises(ValueError, match=words):
         Rotary(8, schedule=schedule)
 
@@ -753,7 +753,7 @@ def test_a_schedule_prints_as_it_is_written_and_cannot_be_changed() -> None:
 
 def test_a_schedule_works_on_positions_that_only_a_graph_knows() -> None:
     # No value is read from the horizon: the same code runs on meta tensors.
-    at = Positions.count(5, device="meta").with_length(torch.zeros(2, device="meta"))
+    at = Positions.count(5, device="meta").with_horizon(torch.zeros(2, device="meta"))
     q = torch.zeros(2, 1, 5, 8, device="meta")
     assert Rotary(8, schedule=DynamicNTK(2, trained_length=3)).query(q, at).shape == q.shape
 
@@ -762,7 +762,7 @@ def test_a_schedule_works_on_positions_that_only_a_graph_knows() -> None:
 def test_a_schedule_computes_where_its_frequencies_are(name: str) -> None:
     schedule = parse(f"rotary(schedule={SCHEDULES[name].example})").options[0][1].with_trained_length(64)
     there = torch.ones(3, dtype=torch.float64, device="meta")
-    frequencies, _ = schedule(there, base=1e4, width=6, length=torch.ones(2, device="meta"))
+    frequencies, _ = schedule(there, base=1e4, width=6, horizon=torch.ones(2, device="meta"))
     assert frequencies.is_meta and frequencies.shape[-1] == 3
 
 

@@ -1,7 +1,6 @@
 """What outlives a call, in any order: the state machine over encodings, the handful of each run and all of them."""
 
 import zlib
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from posenc import catalogue, testing
 from posenc.cache import Cache, SlotCache
 from posenc.encoding import Encoding
 from posenc.positions import Positions
+from posenc.shared_tables import once
 from posenc.testing import variants
 
 ALWAYS = ["forgetting + rotary + fourier_rotary(learned=True)", "rotary + alibi", "sinusoidal"]
@@ -26,7 +26,10 @@ OTHERS = [spec for name in catalogue.names() for spec in variants(name)[:1]]
 
 def handful(number: int) -> list[str]:
     """Others that change whenever the core does, and are the same wherever the code is the same."""
-    core = [Path(posenc.__file__).parent / f"{name}.py" for name in ("cache", "encoding", "kept_tables", "positions")]
+    core = [
+        Path(posenc.__file__).parent / f"{name}.py"
+        for name in ("cache", "encoding", "kept_tables", "positions", "shared_tables")
+    ]
     first = zlib.crc32(b"".join(file.read_bytes().replace(b"\r", b"") for file in core))
     return [OTHERS[(first + 7 * step) % len(OTHERS)] for step in range(number)]
 
@@ -53,8 +56,8 @@ class LearnsOnce(Turn):
         self.rate = nn.Parameter(torch.ones(()))
 
     def angle(self, x: Tensor, at: Positions) -> Tensor:
-        return at.once(
-            (type(self), id(self)), lambda: self.rate.detach().double() * super(LearnsOnce, self).angle(x, at)
+        return once(
+            at, (type(self), id(self)), lambda: self.rate.detach().double() * super(LearnsOnce, self).angle(x, at)
         )
 
 
@@ -86,7 +89,7 @@ def shares_the_layers(patch: pytest.MonkeyPatch) -> None:
 
 def shares_the_positions(patch: pytest.MonkeyPatch) -> None:
     """A deep copy of a cache writes into the positions of its source."""
-    patch.setattr(Positions, "__deepcopy__", lambda at, memo: replace(at, _tables={}))
+    patch.setattr(Positions, "__deepcopy__", lambda at, memo: at.changed(), raising=False)
 
 
 def keeps_the_key(patch: pytest.MonkeyPatch) -> None:

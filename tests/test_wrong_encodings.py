@@ -24,6 +24,7 @@ from posenc.keys import Keys
 from posenc.positions import Positions
 from posenc.precision import without_autocast
 from posenc.score_mods import ScoreMod
+from posenc.shared_tables import once
 from posenc.testing import PROMISES, TOKENS, Subject, check, describe
 from posenc.testing.contract import SENTENCES
 
@@ -121,7 +122,7 @@ class KeyByHand(Turn):
         self.rate = rate
 
     def angle(self, x: Tensor, at: Positions) -> Tensor:
-        return at.once((type(self), x.shape[-1]), lambda: self.rate * super(KeyByHand, self).angle(x, at))
+        return once(at, (type(self), x.shape[-1]), lambda: self.rate * super(KeyByHand, self).angle(x, at))
 
 
 class LongestSoFar(Turn):

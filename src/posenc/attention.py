@@ -118,11 +118,11 @@ class Attention(nn.Module):
         keys = new if cache is None else cache.extend(new)
         if "remember" in encoding.doors:
             # In self-attention the queries are the new keys.
-            own = new.memo if to_itself else encoding.remember(query, at, self.projections())
-            keys = replace(keys, own=own)
+            query_memo = new.memo if to_itself else encoding.remember(query, at, self.projections())
+            keys = replace(keys, query_memo=query_memo)
         if encoding.turns_when_attending:
             q = encoding.turn(q, at, "query")
-            keys = replace(keys, k=encoding.turn(keys.k, replace(keys.at, length=at.length, _tables={}), "key"))
+            keys = replace(keys, k=encoding.turn(keys.k, keys.at.changed(horizon=at.horizon), "key"))
         kernel = kernels.bind(
             self.kernel,
             encoding,

@@ -156,7 +156,7 @@ class Pairs(Bias):
                    constants and parameters, and so can be asked for some queries and keys alone
     q              queries [B, H, T, D]
     at             where they are
-    keys           keys, with facts of tokens that cost more than a pair should: `memo` of keys, `own` of queries
+    keys           keys, with facts of tokens that cost more than a pair should: `memo` of keys, `query_memo` of queries
     reads_between  whether the closure reads, for a query and a key, the keys between the two as well, and so is given
                    them. Say False where each pair stands alone: it then costs less in blocks
     fuses          whether the closure is made of sums and entries of tables alone, which a fused GPU kernel can take in
@@ -360,6 +360,8 @@ def module_of(method: Callable) -> nn.Module:
     return module
 
 
-def facts_of(keys: Keys, *, memo: Mapping[str, Tensor] | None = None, own: Mapping[str, Tensor] | None = None) -> Keys:
-    """Keys with more facts of the key tokens (`memo`), and of the query tokens (`own`)."""
-    return replace(keys, memo={**keys.memo, **(memo or {})}, own={**keys.own, **(own or {})})
+def facts_of(
+    keys: Keys, *, memo: Mapping[str, Tensor] | None = None, query_memo: Mapping[str, Tensor] | None = None
+) -> Keys:
+    """Keys with more facts of the key tokens (`memo`), and of the query tokens (`query_memo`)."""
+    return replace(keys, memo={**keys.memo, **(memo or {})}, query_memo={**keys.query_memo, **(query_memo or {})})

@@ -158,7 +158,7 @@ class SlotCache:
         recording = torch.is_grad_enabled() or (not torch.compiler.is_compiling() and is_watched())
         self.check_whole()
         own = self.keys is None or self.keys is self.written
-        put = overwrite if own and not recording else place
+        scatter = scatter_in_place if own and not recording else scattered
         keys = self.empty_like(new) if self.keys is None else self.keys
         order = new.at.order
         # A slot that does not exist must not be the one for padding.
@@ -166,19 +166,19 @@ class SlotCache:
         slot = torch.where(order < 0, self.slots, slot)  # [B or 1, T]
         one_document = keys.at.document is None and new.at.document is None
         at = Positions(
-            coords=put(keys.at.coords, slot, new.at.coords, 1),
-            order=put(keys.at.order, slot, order, 1),
-            document=None if one_document else put(documents(keys.at), slot, documents(new.at), 1),
-            length=new.at.length,
+            coords=scatter(keys.at.coords, slot, new.at.coords, 1),
+            order=scatter(keys.at.order, slot, order, 1),
+            document=None if one_document else scatter(documents(keys.at), slot, documents(new.at), 1),
+            horizon=new.at.horizon,
             unit_step=new.at.unit_step and keys.at.unit_step,
             # A number that changes with every token would compile a graph anew.
             extent=None if torch.compiler.is_compiling() else larger(keys.at.extent, new.at.extent),
         )
         self.keys = Keys(
-            put(keys.k, slot, new.k, 2),
-            put(keys.v, slot, new.v, 2),
+            scatter(keys.k, slot, new.k, 2),
+            scatter(keys.v, slot, new.v, 2),
             at,
-            {name: put(keys.memo[name], slot, tensor, 2) for name, tensor in new.memo.items()},
+            {name: scatter(keys.memo[name], slot, tensor, 2) for name, tensor in new.memo.items()},
         )
         self.written = None if recording else self.keys
         return self.given(self.keys)
@@ -331,13 +331,11 @@ class Cache:
             self.at = self.extent = None
             return
         last = last_of(held)
-        self.at = replace(
-            self.at,
+        self.at = self.at.changed(
             coords=last.coords,
             order=last.order,
             document=None if self.at.document is None else last.document,
             contiguous=held.contiguous,
-            _tables={},
         )
         self.extent = held.extent if held.contiguous else self.extent
 
@@ -346,7 +344,7 @@ class Cache:
         for layer in self.layers:
             layer.reorder(rows)
         if self.at is not None:
-            self.at = positions_of(self.at, rows)
+            self.at = self.at.batch_rows(rows)
 
     @property
     def held(self) -> Positions | None:
@@ -355,7 +353,7 @@ class Cache:
 
     def took(self, at: Positions) -> None:
         """Note where the tokens stood that went into the layers: those to come go on from the last one of each row."""
-        last, before = replace(last_of(at), extent=None), self.at
+        last, before = last_of(at), self.at
         self.at = last if at.contiguous or before is None else latest(before, last)
         if torch.compiler.is_compiling():
             self.extent = None
@@ -372,7 +370,7 @@ class Cache:
         # A number that changes with every token would compile a graph anew: there, positions are tensors alone.
         if torch.compiler.is_compiling() or self.extent is None:
             return at
-        return replace(at, extent=self.extent + tokens)
+        return at.changed(extent=self.extent + tokens)
 
 
 def span(at: Positions) -> tuple[int, int | None]:
@@ -389,12 +387,11 @@ def span(at: Positions) -> tuple[int, int | None]:
 def last_of(at: Positions) -> Positions:
     """Where the last token of each row stands, [B or 1, 1]."""
     last = at.order.argmax(1, keepdim=True)
-    return replace(
-        at,
+    return at.changed(
         coords=of_token(at.coords, last),
         order=at.order.gather(1, last),
         document=None if at.document is None else of_token(at.document, last),
-        _tables={},
+        extent=None,
     )
 
 
@@ -402,8 +399,7 @@ def latest(before: Positions, last: Positions) -> Positions:
     """Where the last token of each row stands, [B or 1, 1]: before, in rows to which only padding has come."""
     nothing_came = last.order < 0
     one_document = before.document is None and last.document is None
-    return replace(
-        last,
+    return last.changed(
         coords=torch.where(nothing_came[..., None], before.coords, last.coords),
         order=torch.where(nothing_came, before.order, last.order),
         document=None if one_document else torch.where(nothing_came, documents(before), documents(last)),
@@ -427,7 +423,7 @@ def cropped(keys: Keys, tokens: int | Tensor) -> Keys:
     if not bool(gone.any()):
         return keys
     order = order.expand_as(gone).masked_fill(gone, -1)
-    return replace(keys, at=replace(keys.at, order=order, contiguous=False, extent=None, _tables={}))
+    return replace(keys, at=keys.at.changed(order=order, contiguous=False, extent=None))
 
 
 def of_numbers(tokens: object) -> bool:
@@ -448,17 +444,7 @@ def rows_of(keys: Keys, rows: Tensor) -> Keys:
         )
     rows = rows.to(keys.k.device)
     memo = {name: fact[rows] for name, fact in keys.memo.items()}
-    return Keys(keys.k[rows], keys.v[rows], positions_of(keys.at, rows), memo)
-
-
-def positions_of(at: Positions, rows: Tensor) -> Positions:
-    """Where the tokens of some rows of the batch stand; what all rows share stays shared."""
-    coords, order, document, length = (
-        fact if fact is None or fact.shape[0] == 1 else fact[rows.to(fact.device)]
-        for fact in (at.coords, at.order, at.document, at.length)
-    )
-    assert coords is not None and order is not None
-    return replace(at, coords=coords, order=order, document=document, length=length, _tables={})
+    return Keys(keys.k[rows], keys.v[rows], keys.at.batch_rows(rows), memo)
 
 
 def join(old: Positions, new: Positions, batch: int) -> Positions:
@@ -466,7 +452,7 @@ def join(old: Positions, new: Positions, batch: int) -> Positions:
 
     def cat(a: Tensor, b: Tensor) -> Tensor:
         shared = a.shape[0] == b.shape[0]
-        return torch.cat((a, b), 1) if shared else torch.cat((spread(a, batch), spread(b, batch)), 1)
+        return torch.cat((a, b), 1) if shared else torch.cat((expanded(a, batch), expanded(b, batch)), 1)
 
     one_document = old.document is None and new.document is None
     follows = old.contiguous and new.contiguous and old.unit_step and new.unit_step
@@ -475,7 +461,7 @@ def join(old: Positions, new: Positions, batch: int) -> Positions:
         coords=cat(old.coords, new.coords),
         order=cat(old.order, new.order),
         document=None if one_document else cat(documents(old), documents(new)),
-        length=new.length,
+        horizon=new.horizon,
         contiguous=follows,
         unit_step=old.unit_step and new.unit_step,
         extent=larger(old.extent, new.extent),
@@ -529,25 +515,25 @@ def documents(at: Positions) -> Tensor:
     return torch.zeros_like(at.order) if at.document is None else at.document
 
 
-def spread(x: Tensor, batch: int) -> Tensor:
+def expanded(x: Tensor, batch: int) -> Tensor:
     return x.expand(batch, *x.shape[1:])
 
 
-def place(into: Tensor, slot: Tensor, new: Tensor, axis: int) -> Tensor:
+def scattered(into: Tensor, slot: Tensor, new: Tensor, axis: int) -> Tensor:
     """`into` with new[b, ..., t, ...] at slot[b, t] along `axis`, as a new tensor."""
     # What was held may be whole coordinates, and this fractions; or one row, of which several were chosen.
     dtype, rows = torch.promote_types(into.dtype, new.dtype), together(into, slot, new)
-    return overwrite(memory(into, (rows, *into.shape[1:]), dtype).copy_(into), slot, new, axis)
+    return scatter_in_place(memory(into, (rows, *into.shape[1:]), dtype).copy_(into), slot, new, axis)
 
 
-def overwrite(into: Tensor, slot: Tensor, new: Tensor, axis: int) -> Tensor:
+def scatter_in_place(into: Tensor, slot: Tensor, new: Tensor, axis: int) -> Tensor:
     """The same, in the memory of `into` where its dtype and its rows can hold the new values."""
     if new.dtype != into.dtype:
         if torch.promote_types(into.dtype, new.dtype) != into.dtype:
-            return place(into, slot, new, axis)
+            return scattered(into, slot, new, axis)
         new = new.to(into.dtype)
     if into.shape[0] != together(into, slot, new):
-        return place(into, slot, new, axis)
+        return scattered(into, slot, new, axis)
     new = new.expand(into.shape[0], *new.shape[1:])
     if slot.shape[0] == 1:
         return into.index_copy_(axis, slot[0], new)

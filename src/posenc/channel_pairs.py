@@ -74,8 +74,8 @@ class PairsTurned(Published):
     def formula_logits(self, query: Token, keys: Sequence[Token], head: int, scale: float) -> list[float]:
         logits = []
         for key in keys:
-            angles = self.formula_angles(difference(query.at, key.at), head, query.length)
-            sizes = self.formula_sizes_between(query.at, key.at, query.length)
+            angles = self.formula_angles(difference(query.at, key.at), head, query.horizon)
+            sizes = self.formula_sizes_between(query.at, key.at, query.horizon)
             logits.append(scale * self.formula_product(query.vector, key.vector, angles, sizes))
         return logits
 

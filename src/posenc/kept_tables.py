@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.positions import Positions
+from posenc.shared_tables import once
 from posenc.watched import is_watched
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -196,6 +197,6 @@ class KeepsTables(nn.Module):
                 rows = self.kept_tables.rows(key, start, at.tokens, lambda at: method(bare, at, *given))
                 if rows is not None:
                     return rows
-            return at.once(key, lambda: method(bare, at, *given))
+            return once(at, key, lambda: method(bare, at, *given))
         except AttributeError:
             return make(at, *given)

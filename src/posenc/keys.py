@@ -13,17 +13,17 @@ from posenc.positions import Positions
 class Keys:
     """What is remembered of the tokens one may attend to.
 
-    k, v   [B, KV, S, D]     keys and values; KV divides the number of query heads
-    at     Positions of the S tokens; order -1 marks an empty cache slot
-    memo   name -> [B, heads or 1, S, ...]   what encodings asked to remember of each token
-    own    name -> [B, heads or 1, T, ...]   the same facts of the query tokens themselves
+    k, v        [B, KV, S, D]     keys and values; KV divides the number of query heads
+    at          Positions of the S tokens; order -1 marks an empty cache slot
+    memo        name -> [B, heads or 1, S, ...]   what encodings asked to remember of each token
+    query_memo  name -> [B, heads or 1, T, ...]   the same facts of the query tokens
     """
 
     k: Tensor
     v: Tensor
     at: Positions
     memo: Mapping[str, Tensor] = field(default_factory=dict)
-    own: Mapping[str, Tensor] = field(default_factory=dict)
+    query_memo: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Projections(NamedTuple):

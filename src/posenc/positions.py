@@ -4,16 +4,19 @@ Everything that packing, padding, caching or a foreign position id changes is sa
 the tokens. Encodings read `coords`, causality reads `order`, packing reads `document`.
 """
 
-from collections.abc import Callable, Hashable, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from posenc import checks
-from posenc.watched import is_watched, may_be_read
+from posenc.watched import may_be_read
+
+TENSORS = ("coords", "order", "document", "horizon")
+"""The facts of positions that are tensors, where there are any."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +26,7 @@ class Positions:
     coords    [B or 1, T, A]  what encodings read; integer or floating, one axis (A = 1) or several (unit: positions)
     order     [B or 1, T]     what causality reads; -1 marks padding or an empty cache slot
     document  [B or 1, T]     which packed document a token belongs to; None when there is only one
-    length    [B or 1]        the declared horizon of each sequence, for encodings that depend on one (unit: positions)
+    horizon   [B or 1]        the declared length of each sequence, for encodings that depend on one (unit: positions)
 
     The last four fields are facts known without looking at data, so that they hold inside a compiled graph:
     contiguous  every row's order is s, s+1, s+2, ... for one s, with no padding and one document
@@ -42,12 +45,11 @@ class Positions:
     coords: Tensor
     order: Tensor
     document: Tensor | None = None
-    length: Tensor | None = None
+    horizon: Tensor | None = None
     contiguous: bool = False
     unit_step: bool = False
     extent: int | None = None
     loose: bool = False
-    _tables: dict = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if type(self.coords) is not Tensor or type(self.order) is not Tensor:
@@ -63,8 +65,8 @@ class Positions:
             checks.tensor("document", self.document).dim() != 2 or self.document.shape[1] != self.order.shape[1]
         ):
             raise ValueError(f"document must name {self.order.shape[1]} tokens, got shape {list(self.document.shape)}")
-        if self.length is not None:
-            self.check_length(self.length)
+        if self.horizon is not None:
+            self.check_horizon(self.horizon)
         if self.order.is_floating_point() or self.order.dtype == torch.bool:
             raise ValueError(f"order must be whole numbers, got {self.order.dtype}; fractions belong in coords")
         self.check_rows()
@@ -76,29 +78,43 @@ class Positions:
             if not bool(self.coords.isfinite().all()):
                 raise ValueError("positions must be finite numbers, got nan or infinity among the coords")
 
-    def check_length(self, length: Tensor) -> None:
-        if checks.tensor("length, the declared horizon,", length).dim() != 1:
-            raise ValueError(f"length, the declared horizon, must have shape [batch or 1], got {list(length.shape)}")
-        if length.dtype == torch.bool or length.is_complex():
-            raise ValueError(f"length, the declared horizon, must be a number of positions, got {length.dtype}")
-        if length.is_cpu and may_be_read(length) and not bool((length >= 1).all()):
-            raise ValueError(f"length, the declared horizon, must be 1 or more, got {length.min().item():g}")
+    def check_horizon(self, horizon: Tensor) -> None:
+        if checks.tensor("the declared horizon", horizon).dim() != 1:
+            raise ValueError(f"the declared horizon must have shape [batch or 1], got {list(horizon.shape)}")
+        if horizon.dtype == torch.bool or horizon.is_complex():
+            raise ValueError(f"the declared horizon must be a number of positions, got {horizon.dtype}")
+        if horizon.is_cpu and may_be_read(horizon) and not bool((horizon >= 1).all()):
+            raise ValueError(f"the declared horizon must be 1 or more, got {horizon.min().item():g}")
 
     def check_rows(self) -> None:
-        if self.document is None and self.length is None and self.coords.shape[0] == self.order.shape[0]:
+        if self.document is None and self.horizon is None and self.coords.shape[0] == self.order.shape[0]:
             return
-        facts = {"coords": self.coords, "order": self.order, "document": self.document, "length": self.length}
-        rows = {name: fact.shape[0] for name, fact in facts.items() if fact is not None}
+        rows = {name: fact.shape[0] for name, fact in self.tensors().items()}
         # Symbolic sizes have no hash; those that torch.jit.trace follows are tensors, which are not compared.
         several = [] if torch.jit.is_tracing() else [size for size in rows.values() if size != 1]
         if any(size != several[0] for size in several):
             told = ", ".join(f"{name} of {size}" for name, size in rows.items())
             raise ValueError(f"all facts of positions are of one batch, or of 1 row for all of it; got {told}")
 
-    def __deepcopy__(self, memo: dict) -> "Positions":
-        # A static cache writes into its positions.
-        own = {name: deepcopy(getattr(self, name), memo) for name in ("coords", "order", "document", "length")}
-        return replace(self, **own, _tables={})
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: fact for name, fact in vars(self).items() if name != "tables"}
+
+    @cached_property
+    def tables(self) -> dict[Hashable, Any]:
+        """What was computed from these positions, for `shared_tables.once`: copies and changed ones start with none."""
+        return {}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The facts that are tensors, by the names of their fields."""
+        facts = {name: getattr(self, name) for name in TENSORS}
+        return {name: fact for name, fact in facts.items() if fact is not None}
+
+    def changed(self, **facts: Any) -> "Positions":
+        """The same positions with other facts, given by the names of their fields."""
+        for name in FACTS:
+            if name not in facts:
+                facts[name] = getattr(self, name)
+        return Positions(**facts)
 
     @classmethod
     def count(cls, tokens: int, start: int = 0, *, device: torch.device | str | None = None) -> "Positions":
@@ -107,13 +123,11 @@ class Positions:
         Raises ValueError when there is no token or `start` is negative.
         """
         check_counts(tokens, start)
-        if start < 0:
-            raise ValueError(f"positions start at 0 or later, got start={start}")
         order = torch.arange(start, start + tokens, device=device)[None]
         return cls(order[..., None], order, contiguous=True, unit_step=True, extent=start + tokens)
 
     @classmethod
-    def of(cls, ids: Tensor, *, order: Tensor | None = None, length: int | Tensor | None = None) -> "Positions":
+    def of(cls, ids: Tensor, *, order: Tensor | None = None, horizon: int | Tensor | None = None) -> "Positions":
         """Positions from given ids of shape [T], [B, T] or [B, T, A], integer or floating, in any order.
 
         Tokens see each other causally in the order in which they stand in the tensor, behind whatever a cache holds,
@@ -139,7 +153,7 @@ class Positions:
         loose = order is None
         if order is None:
             order = torch.arange(coords.shape[1], device=ids.device)[None]
-        return cls(coords, order, loose=loose).with_length(length)
+        return cls(coords, order, loose=loose).with_horizon(horizon)
 
     @classmethod
     def padded(cls, mask: Tensor) -> "Positions":
@@ -232,25 +246,20 @@ class Positions:
             first, stop, step = rows.indices(self.tokens)
             contiguous = step == 1 and stop > first
             extent = self.start + stop if contiguous else extent
-        return replace(
-            self,
+        return self.changed(
             coords=self.coords[:, rows],
             order=self.order[:, rows],
             document=None if self.document is None else self.document[:, rows],
             contiguous=contiguous,
             extent=extent,
             loose=False,
-            _tables={},
         )
 
-    def part(self, batch: slice, rows: slice) -> "Positions":
-        """Some tokens of some rows of the batch."""
-        coords, order, document, length = (
-            fact if fact is None or fact.shape[0] == 1 else fact[batch]
-            for fact in (self.coords, self.order, self.document, self.length)
-        )
-        assert coords is not None and order is not None
-        return replace(self, coords=coords, order=order, document=document, length=length, _tables={}).rows(rows)
+    def batch_rows(self, rows: slice | Tensor) -> "Positions":
+        """The tokens of some rows of the batch, a slice or indices [n]; what all rows share stays shared."""
+        several = {name: fact for name, fact in self.tensors().items() if fact.shape[0] > 1}
+        index = rows.to(self.order.device) if isinstance(rows, Tensor) else rows
+        return self.changed(**{name: fact[index] for name, fact in several.items()}) if several else self
 
     def next(self, tokens: int = 1) -> "Positions":
         """The positions of the tokens that follow: each row goes on where its own last token stands.
@@ -262,7 +271,7 @@ class Positions:
                 "only positions that count up by one know what comes next; give the next ones with Positions.of"
             )
         if type(tokens) is not int or tokens < 1:
-            check_counts(tokens, 0)
+            check_counts(tokens)
         ahead = torch.arange(1, tokens + 1, device=self.order.device)
         last = self.order.argmax(1, keepdim=True)
         order = self.order.gather(1, last) + ahead
@@ -272,9 +281,7 @@ class Positions:
         coords = torch.where(empty, order, coords)
         document = None if self.document is None else of_token(self.document, last).expand(-1, tokens)
         extent = None if self.extent is None else self.extent + tokens
-        return replace(
-            self, coords=coords[..., None], order=order, document=document, extent=extent, loose=False, _tables={}
-        )
+        return self.changed(coords=coords[..., None], order=order, document=document, extent=extent, loose=False)
 
     def behind(self, held: "Positions") -> "Positions":
         """These tokens where they come after all that a cache holds: loose ones are put there.
@@ -286,117 +293,74 @@ class Positions:
         if document is None and held.document is not None:
             document = of_token(held.document, held.order.argmax(1, keepdim=True)).expand(-1, self.tokens)
         if not self.loose:
-            return self if document is self.document else replace(self, document=document, _tables={})
+            return self if document is self.document else self.changed(document=document)
         if self.document is not None:
             document = self.document + 1 + (0 if held.document is None else held.document.amax(1, keepdim=True))
         order = held.order.amax(1, keepdim=True) + 1 + self.order
-        return replace(self, order=order, document=document, contiguous=False, unit_step=False, loose=False, _tables={})
+        return self.changed(order=order, document=document, contiguous=False, unit_step=False, loose=False)
 
     def with_coords(self, coords: Tensor) -> "Positions":
         """The same tokens elsewhere: what a coordinate map (interpolation, shift, randomised) returns."""
         coords = coords if checks.tensor("coords", coords).dim() == 3 else coords[..., None]
-        return replace(self, coords=coords, unit_step=False, extent=None, _tables={})
+        return self.changed(coords=coords, unit_step=False, extent=None)
 
-    def with_length(self, length: int | Tensor | None) -> "Positions":
+    def with_horizon(self, horizon: int | Tensor | None) -> "Positions":
         """Declare the horizon of every sequence (an int), or of each (a tensor [B])."""
-        if length is not None and not isinstance(length, Tensor):
-            checks.whole("length, the declared horizon,", length, 1)
-            length = torch.tensor([length], device=self.order.device)
-        return replace(self, length=length, _tables={})
+        if horizon is not None and not isinstance(horizon, Tensor):
+            checks.whole("the declared horizon", horizon, 1)
+            horizon = torch.tensor([horizon], device=self.order.device)
+        return self.changed(horizon=horizon)
 
     def to(self, device: torch.device | str) -> "Positions":
-        moved = {
-            name: t.to(device)
-            for name in ("coords", "order", "document", "length")
-            if (t := getattr(self, name)) is not None
-        }
-        return replace(self, **moved, _tables={})
+        return self.changed(**{name: fact.to(device) for name, fact in self.tensors().items()})
 
-    def version(self) -> tuple[int, ...]:
-        """How often whoever holds these tensors has changed them in place; inference mode does not count it."""
-        facts = (self.coords, self.order, self.document, self.length)
-        return tuple(fact._version for fact in facts if fact is not None and not fact.is_inference())
 
-    def once(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
-        """The table that `make` computes from these positions, computed once and shared by all layers that ask.
-
-        No result may depend on whether the table was there, so `key` must name everything that `make` reads besides the
-        positions: encodings ask through `Encoding.once`, which makes it. Positions live for one forward pass, and so do
-        their tables; nothing is kept under compilation, where the graph itself shares equal computations.
-        """
-        if torch.compiler.is_compiling() or is_watched():
-            return make()
-        # A table made in inference mode cannot be saved for backward, and one made without gradients has none.
-        key = (key, self.version(), torch.is_inference_mode_enabled(), torch.is_grad_enabled())
-        if key not in self._tables:
-            table = make()
-            # A graph serves one backward pass.
-            if isinstance(table, Tensor) and table.requires_grad:
-                return table
-            self._tables[key] = table
-        return self._tables[key]
+FACTS = tuple(field.name for field in fields(Positions))
 
 
 class Counted(Positions):
     """Tokens that count up by one, as `Positions.count` gives them, whose tensors are made when they are first read.
 
-    A token decoded alone finds its row of a kept table without any.
+    A token decoded alone finds its row of a kept table without any. Whatever is made of it by `changed` is plain
+    Positions. Raises ValueError as `Positions.count` does.
     """
 
-    contiguous = unit_step = True
+    counted: int
+    device: torch.device | None
 
-    @classmethod
-    def after(cls, tokens: int, start: int, device: torch.device | None) -> "Counted":
-        """Raises ValueError as `Positions.count` does."""
+    def __init__(self, tokens: int, start: int, device: torch.device | None) -> None:
         if type(start) is not int or tokens < 1 or start < 0:
-            Positions.count(tokens, start)
-        self = object.__new__(cls)
-        self.__dict__.update(extent=start + tokens, counted=tokens, device=device, _tables={})
-        return self
+            check_counts(tokens, start)
+        # The other facts are the defaults of their fields.
+        vars(self).update(counted=tokens, device=device, contiguous=True, unit_step=True, extent=start + tokens)
 
     def __getattr__(self, name: str) -> Any:
-        if name not in ("coords", "order") or "counted" not in self.__dict__:
+        # Not two cached properties: before Python 3.12 these take a lock, which no compiled graph can.
+        if name not in ("coords", "order"):
             raise AttributeError(name)
         made = Positions.count(self.tokens, self.start or 0, device=self.device)
-        self.__dict__.update(coords=made.coords, order=made.order)
-        return self.__dict__[name]
-
-    def version(self) -> tuple[int, ...]:
-        # Nobody else holds tensors that are made here.
-        return () if "counted" in self.__dict__ else super().version()
+        vars(self).update(coords=made.coords, order=made.order)
+        return getattr(made, name)
 
     @property
     def tokens(self) -> int:
-        # One that dataclasses.replace made of this one has tensors of its own.
-        return self.__dict__["counted"] if "counted" in self.__dict__ else self.order.shape[1]
-
-
-def versions(*of: Positions) -> tuple[tuple[int, ...], ...]:
-    """How often each of these was changed in place, for `check_versions` in a backward pass that reads them again."""
-    return tuple(at.version() for at in of)
-
-
-def check_versions(before: tuple[tuple[int, ...], ...], *of: Positions) -> None:
-    """Raises RuntimeError where positions were changed in place since."""
-    if versions(*of) != before:
-        raise RuntimeError(
-            "positions that the backward pass reads again were changed in place after the forward pass; give each call "
-            "its own, as Positions.of(ids.clone())"
-        )
+        return self.counted
 
 
 def of_token(fact: Tensor, token: Tensor) -> Tensor:
     """A fact [B or 1, T] or [B or 1, T, A] of one token in each row, [B or 1, 1]; rows may share either of the two."""
-    rows = max(fact.shape[0], token.shape[0])
-    fact, token = (x.expand(rows, *x.shape[1:]) if x.shape[0] == 1 else x for x in (fact, token))
+    if fact.shape[0] != token.shape[0]:
+        rows = max(fact.shape[0], token.shape[0])
+        fact, token = fact.expand(rows, *fact.shape[1:]), token.expand(rows, 1)
     return fact.gather(1, token if fact.dim() == 2 else token[..., None].expand(-1, -1, fact.shape[2]))
 
 
-def check_counts(tokens: int, start: int) -> None:
+def check_counts(tokens: int, start: int = 0) -> None:
     """Raises ValueError unless so many tokens can be counted from there."""
     if checks.whole("the number of tokens", tokens) < 1:
         raise ValueError(f"a sequence needs at least one token, got {tokens}")
-    checks.whole("start, or an offset,", start)
+    if checks.whole("start, or an offset,", start) < 0:
+        raise ValueError(f"positions start at 0 or later, got start={start}")
 
 
 PositionsLike: TypeAlias = Positions | Tensor | int | None
@@ -425,7 +389,7 @@ def positions_for(
     if positions is None:
         if torch.compiler.is_compiling():
             return Positions.count(tokens, offset, device=device)
-        return Counted.after(tokens, offset, device)
+        return Counted(tokens, offset, device)
     if offset:
         raise ValueError(f"give positions or offset={offset}, not both")
     if isinstance(positions, Positions):

@@ -12,18 +12,18 @@ from typing import Any, ClassVar, NamedTuple
 class Token(NamedTuple):
     """One query or key of one head, in scalars, as the published formulas see it.
 
-    vector  its query or key (channels)
-    at      its coordinate, or one for each axis when there are several
-    order   its place in the sequence
-    memo    what the encoding remembers of it: name -> a number, or a list of them
-    length  the declared horizon of its sequence, if there is one
+    vector   its query or key (channels)
+    at       its coordinate, or one for each axis when there are several
+    order    its place in the sequence
+    memo     what the encoding remembers of it: name -> a number, or a list of them
+    horizon  the declared length of its sequence, if there is one
     """
 
     vector: Sequence[float]
     at: Any
     order: int
     memo: Mapping[str, Any] = {}
-    length: float | None = None
+    horizon: float | None = None
 
 
 class Published:

@@ -119,7 +119,7 @@ def test_each_method_is_what_it_says() -> None:
 def test_linear_is_what_learned_reads_when_it_interpolates() -> None:
     encoding = Learned(8, max_len=12, overrun="interpolate")
     with torch.no_grad():
-        read = encoding.vectors(Positions.count(20).with_length(20))[0]
+        read = encoding.vectors(Positions.count(20).with_horizon(20))[0]
         assert torch.allclose(resized(encoding.table, (12,), (20,), "linear"), read, atol=1e-6)
 
 

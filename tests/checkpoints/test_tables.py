@@ -66,7 +66,7 @@ def test_the_cubic_kernel_is_keys_with_minus_three_quarters() -> None:
 
 def test_positions_read_what_learned_interpolate_reads() -> None:
     learned = Learned(6, max_len=8, overrun="interpolate")
-    at = Positions.count(20).with_length(20)
+    at = Positions.count(20).with_horizon(20)
     expected = learned(torch.zeros(1, 20, 6), positions=at)[0]
     torch.testing.assert_close(resize_positions(learned.table.detach(), 20), expected.detach())
 

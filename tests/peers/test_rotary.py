@@ -68,9 +68,9 @@ def test_a_row_keeps_its_frequencies_beside_a_long_one_and_theirs_does_not() -> 
     short, long = torch.arange(64)[None] % 10, torch.arange(4096 - 64, 4096)[None]
     q = torch.randn(2, 1, 64, 64)
     encoding = Rotary(64, schedule=DynamicNTK(4.0, 2048))
-    at = Positions.of(torch.cat((short, long)), length=torch.tensor([64, 4096]))
+    at = Positions.of(torch.cat((short, long)), horizon=torch.tensor([64, 4096]))
     got = encoding.query(q, at)
-    alone = encoding.query(q[:1], Positions.of(short, length=64))
+    alone = encoding.query(q[:1], Positions.of(short, horizon=64))
     assert torch.equal(got[:1], alone)
     by_itself = turn(llama.LlamaRotaryEmbedding(config(**parameters)), q[:1], short)
     torch.testing.assert_close(by_itself, alone, rtol=0, atol=1e-4)

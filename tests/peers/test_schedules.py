@@ -31,10 +31,10 @@ def theirs(
     return frequencies.double(), temperature
 
 
-def ours(schedule: Schedule, *, base: float = 1e4, width: int = 128, length: int | None = None):
+def ours(schedule: Schedule, *, base: float = 1e4, width: int = 128, horizon: int | None = None):
     plain = base ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
-    horizon = None if length is None else torch.tensor([length])
-    frequencies, temperature = schedule(plain, base=base, width=width, length=horizon)
+    horizons = None if horizon is None else torch.tensor([horizon])
+    frequencies, temperature = schedule(plain, base=base, width=width, horizon=horizons)
     return frequencies.flatten(), float(temperature)
 
 
@@ -86,7 +86,7 @@ def test_yarns_attention_factor_agrees_under_the_rule_together(options: dict) ->
 @pytest.mark.parametrize("length", [1, 100, 2048, 2049, 4096, 16_384])
 def test_dynamic_ntk_agrees_at_each_length(factor: float, length: int) -> None:
     found = theirs("dynamic", factor=factor, length=length, longest=2048)
-    agree(ours(DynamicNTK(factor, 2048), length=length), found)
+    agree(ours(DynamicNTK(factor, 2048), horizon=length), found)
 
 
 @pytest.mark.parametrize("length", [1, 4096, 4097, 131_072])
@@ -97,7 +97,7 @@ def test_longrope_agrees_at_each_length(length: int) -> None:
     lists = {"short_factor": list(short), "long_factor": list(long), "original_max_position_embeddings": 4096}
     for own, key in (({}, {}), ({"attention_factor": 1.5}, {"attention_factor": 1.5})):
         found = theirs("longrope", width=96, length=length, factor=32.0, **lists, **key)
-        agree(ours(LongRoPE(32.0, short, long, 4096, **own), width=96, length=length), found)
+        agree(ours(LongRoPE(32.0, short, long, 4096, **own), width=96, horizon=length), found)
 
 
 def test_hunyuans_alpha_agrees_with_ntk() -> None:

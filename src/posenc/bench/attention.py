@@ -128,8 +128,8 @@ class Subject:
         memo = remembered(encoding, self.case, torch.float64)
         errors = []
         for rows in (slice(0, 32), slice(tokens // 2, tokens // 2 + 32), slice(tokens - 32, tokens)):
-            own = {name: fact[:, :, rows] for name, fact in memo.items()}
-            keys = Keys(self.k.double(), self.v.double(), at, memo, own)
+            query_memo = {name: fact[:, :, rows] for name, fact in memo.items()}
+            keys = Keys(self.k.double(), self.v.double(), at, memo, query_memo)
             bound = kernels.bind("reference", encoding, scale=HEAD_DIM**-0.5)
             some = self.q[:, :, rows].double()
             right, _ = encoding.attend(some, at.rows(rows), keys, masks.causal(), bound)

@@ -151,12 +151,12 @@ def as_read(attachment: Attachment, places: Sequence[Place], reading: Reading, h
             if part is None:
                 raise NotSaid(f"the config's reading has no part for it: {place.path} is {place.kind}")
             encodings = encodings_of(part, place)
-            by_length = place.turns and any(e.turns_when_attending for e in encodings)
-            if by_length and horizon is None:
+            by_horizon = place.turns and any(e.turns_when_attending for e in encodings)
+            if by_horizon and horizon is None:
                 attend(attachment, place, encodings, None)
                 continue
             # A declared horizon is what the model's own modules do not know: there is nothing to compare with.
-            attachment.changes += place.fill(encodings, horizon, same=not by_length)
+            attachment.changes += place.fill(encodings, horizon, same=not by_horizon)
         except NotSaid as reason:
             attachment.left[place.path] = str(reason)
             continue

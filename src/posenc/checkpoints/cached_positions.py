@@ -6,7 +6,7 @@ Hooks say it to attention before a pass, and note it in the cache behind it.
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -51,10 +51,11 @@ class Step:
                 f"the cache cannot be placed"
             )
         if (size, start) not in self.keys:
-            self.keys[size, start] = self.part(size, start)
+            self.keys[size, start] = self.slots_at(size, start)
         return self.keys[size, start]
 
-    def part(self, size: int, start: int) -> Positions:
+    def slots_at(self, size: int, start: int) -> Positions:
+        """The Positions of so many slots of a cache, the first of which holds the token of index `start`."""
         total = self.tokens.tokens
         if size == self.at.tokens and start == total - size:
             return self.at
@@ -65,12 +66,10 @@ class Step:
         if free <= 0:
             return at
         # Slots of a static cache that no token is in yet.
-        return replace(
-            at,
+        return at.changed(
             coords=F.pad(at.coords, (0, 0, 0, free)),
             order=F.pad(at.order, (0, free), value=-1),
             contiguous=False,
-            _tables={},
         )
 
 
@@ -80,7 +79,7 @@ class Follow:
     def __init__(self, decoder: nn.Module, encodings: tuple[Encoding, ...], horizon: int | None) -> None:
         self.encodings, self.horizon = encodings, horizon
         self.signature = inspect.signature(decoder.forward)
-        self.by_length = any(encoding.turns_when_attending for encoding in encodings)
+        self.by_horizon = any(encoding.turns_when_attending for encoding in encodings)
 
     def before(self, decoder: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         if torch.compiler.is_compiling():
@@ -125,8 +124,8 @@ class Follow:
         return coords[:1] if bool((coords == coords[:1]).all()) else coords
 
     def check_packed(self, coords: Tensor) -> None:
-        """Raises ValueError for documents in a row, whose lengths differ, where an encoding depends on the length."""
-        if self.by_length and self.horizon is None and bool((coords.diff(dim=1) != 1).any()):
+        """Raises ValueError for documents in a row, whose lengths differ, where an encoding depends on the horizon."""
+        if self.by_horizon and self.horizon is None and bool((coords.diff(dim=1) != 1).any()):
             raise ValueError(
                 "several documents in a row have one horizon only when it is declared: attach with horizon=, or give "
                 "each document a row of its own"
@@ -135,20 +134,20 @@ class Follow:
     def step(self, coords: Tensor, new: int, cache: Any) -> Step:
         total = coords.shape[1]
         counting = torch.arange(total, device=coords.device)
-        length = None
+        horizon = None
         extent = int(coords.amax()) + 1
         if self.horizon is not None and extent > self.horizon:
             raise ValueError(
                 f"a token stands at position {extent - 1}, beyond the declared horizon of {self.horizon} tokens; "
                 f"attach with a longer one"
             )
-        if self.by_length:
-            length = coords.amax(1) + 1 if self.horizon is None else torch.tensor([self.horizon], device=coords.device)
+        if self.by_horizon:
+            horizon = coords.amax(1) + 1 if self.horizon is None else torch.tensor([self.horizon], device=coords.device)
         if coords.shape[0] == 1 and torch.equal(coords[0], counting):
             tokens = Positions.count(total, device=coords.device)
         else:
             tokens = Positions(coords[..., None], counting[None], contiguous=True, extent=extent)
-        tokens = tokens.with_length(length)
+        tokens = tokens.with_horizon(horizon)
         at = tokens if new == total else tokens.rows(slice(total - new, total))
         layers = len(self.encodings)
         sizes = [(new, 0) if cache is None else cache.get_mask_sizes(new, layer) for layer in range(layers)]

@@ -236,7 +236,7 @@ def composed(name: str, old: Any, new: Schedule, factor: float) -> Schedule:
     if old is None:
         return new
     fixed = getattr(old, "attention_factor", None)
-    if type(old) is type(new) and not old.by_length and fixed is None:
+    if type(old) is type(new) and not old.by_horizon and fixed is None:
         # The temperature and the ramp go by the length before any scaling, which the old schedule knows.
         return replace(old, factor=old.factor * factor)
     hint = f", with a temperature of its own (attention_factor={fixed})" if fixed is not None else ""

@@ -149,7 +149,7 @@ def of_schedule(schedule: Any) -> Iterator[str]:
     given = ((one.name, getattr(schedule, one.name)) for one in fields(schedule))
     said = ", ".join(f"{name.replace('_', ' ')} {in_words(value)}" for name, value in given if value is not None)
     yield f"schedule {schedule.spec_name}: {said or 'no parameters'}"
-    if schedule.by_length:
+    if schedule.by_horizon:
         yield "    it depends on how long each sequence is"
     temperature = getattr(schedule, "temperature", None)
     if temperature is not None and not math.isclose(temperature, 1):

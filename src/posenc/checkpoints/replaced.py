@@ -47,9 +47,9 @@ def coordinates(ids: Tensor, axes: int) -> Tensor:
     return ids[None] if axes > 1 else ids[..., None]
 
 
-def at_coordinates(coords: Tensor, length: int | None = None) -> Positions:
+def at_coordinates(coords: Tensor, horizon: int | None = None) -> Positions:
     """Tokens at coordinates [B, T, A], in the order in which they stand."""
-    return Positions(coords, torch.arange(coords.shape[1], device=coords.device)[None]).with_length(length)
+    return Positions(coords, torch.arange(coords.shape[1], device=coords.device)[None]).with_horizon(horizon)
 
 
 class RotaryTable(nn.Module):
@@ -146,7 +146,7 @@ class Rows(nn.Module):
         super().__init__()
         if overrun == "interpolate" and horizon is None:
             raise ValueError(
-                "overrun='interpolate' squeezes by the declared length of each sequence; declare it with horizon=..."
+                "overrun='interpolate' squeezes by the declared horizon of each sequence; declare it with horizon=..."
             )
         self.weight, self.first, self.overrun, self.horizon = weight, first, overrun, horizon
 

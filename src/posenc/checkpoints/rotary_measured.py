@@ -150,7 +150,7 @@ def agrees(turn: Turn, spec: str, head_dim: int, shape: Shape) -> bool:
     encoding = build(spec, replace(shape, head_dim=head_dim))
     at = Positions.of(torch.arange(tokens))
     if encoding.turns_when_attending:
-        at = at.with_length(tokens)
+        at = at.with_horizon(tokens)
     unit = torch.eye(head_dim, dtype=torch.float64)[:, None, None].expand(-1, 1, tokens, -1)
     images = encoding.query(unit, at)[:, 0].movedim(0, 1)  # [T, D, D]
     channels = turn.matrices.shape[-1]

@@ -71,7 +71,7 @@ def resize_positions(
     aligned  whether the first and the last position keep their vectors; see `resampling`
     offset   rows before the first position, kept as they are: 2 for OPT, BART and RoBERTa
 
-    With "linear", aligned, it is what learned(overrun="interpolate") reads for a declared length. The model has to be
+    With "linear", aligned, it is what learned(overrun="interpolate") reads for a declared horizon. The model has to be
     fine-tuned to gain from the new positions: neighbours are now closer together than in training.
 
     Raises ValueError for a table without positions, or a length below 1.

@@ -1,7 +1,7 @@
 """Coordinate maps: where tokens stand, changed before any encoding sees them.
 
 A map moves the coordinates of every document and leaves alone who is padding, what comes before what, which document a
-token belongs to, and the declared length. So every encoding can be trained on random, shifted, skipped or
+token belongs to, and the declared horizon. So every encoding can be trained on random, shifted, skipped or
 task-given positions without knowing of it. Maps look at data; like a tokenizer they run before the model and outside a
 compiled graph. A sequence that is decoded step by step is mapped once and whole, and its steps take their rows.
 

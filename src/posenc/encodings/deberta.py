@@ -135,13 +135,13 @@ class DeBERTa(Encoding):
         assert q is not None
         checks.heads(self, q)
         checks.head_dim(self, q)
-        memo, own = {}, {}
+        memo, query_memo = {}, {}
         if self.to_key is not None:
-            own["deberta"] = self.compared(q, self.to_key)
+            query_memo["deberta"] = self.compared(q, self.to_key)
         if self.to_query is not None:
             k = keys.k.repeat_interleave(self.heads // keys.k.shape[1], 1)
             memo["deberta"] = self.compared(k, self.to_query)
-        keys = facts_of(keys, memo=memo, own=own)
+        keys = facts_of(keys, memo=memo, query_memo=query_memo)
         if self.to_query is not None:
             return [Pairs(self.score_mod, q, at, keys, reads_between=False)]
         products, beyond = partial(self.products, q), self.max_distance or self.buckets
@@ -151,7 +151,7 @@ class DeBERTa(Encoding):
         bucket = self.bucket(distance(at, keys.at, self))
         bucket = bucket.expand(q.shape[0], -1, -1)
         row, mirrored = self.row(bucket), self.row(-bucket if self.mirror else bucket)
-        to_position, to_content = keys.own.get("deberta"), keys.memo.get("deberta")
+        to_position, to_content = keys.query_memo.get("deberta"), keys.memo.get("deberta")
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             if to_position is not None:

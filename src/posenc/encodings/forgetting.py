@@ -92,11 +92,11 @@ class Forgetting(Encoding):
         gates = keys.memo["forgetting"]
         # After a hundred thousand tokens a float32 sum has steps of 0.0078; the difference of two must be finer.
         to_query, to_key = sums_to(most_exact(gates), at, keys.at)
-        keys = facts_of(keys, memo={"forgotten": to_key}, own={"forgotten": to_query})
+        keys = facts_of(keys, memo={"forgotten": to_key}, query_memo={"forgotten": to_query})
         return [Levels(self.score_mod, q, at, keys, of_queries=to_query, of_keys=to_key)]
 
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
-        to_query, to_key = keys.own["forgotten"], keys.memo["forgotten"]
+        to_query, to_key = keys.query_memo["forgotten"], keys.memo["forgotten"]
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             # Gates only ever lower a sum, so what is above 0 belongs to keys after the query.

@@ -96,14 +96,14 @@ class Inkling(Encoding):
                 self.score_mod,
                 q,
                 at,
-                facts_of(keys, own={"mixture": mixture}),
+                facts_of(keys, query_memo={"mixture": mixture}),
                 products=partial(self.products, mixture),
                 same_beyond=self.extent,
             )
         ]
 
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
-        mixture = keys.own["mixture"]
+        mixture = keys.query_memo["mixture"]
         dtype = torch.promote_types(mixture.dtype, self.profiles.dtype)
         # A column of zeros stands for all distances without bias.
         curves = nn.functional.pad(mixture.to(dtype) @ self.profiles.to(dtype), (0, 1))  # [B, H, T, extent + 1]
@@ -129,9 +129,9 @@ class Inkling(Encoding):
     def mixture(self, q: Tensor, keys: Keys) -> Tensor:
         """What each asking token mixes the profiles by, [B, H, T, rank], in float32 at least."""
         checks.heads(self, q)
-        if "inkling" not in keys.own:
+        if "inkling" not in keys.query_memo:
             raise ValueError(f"the bias of {self} reads the asking tokens themselves; it works inside Attention only")
-        mixture = keys.own["inkling"]
+        mixture = keys.query_memo["inkling"]
         return mixture.to(torch.promote_types(mixture.dtype, torch.float32))
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:

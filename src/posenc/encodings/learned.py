@@ -23,9 +23,9 @@ class Learned(Encoding):
     dim      width of the embeddings (channels)
     max_len  rows of the table (positions)
     overrun  what happens past the table: "error" raises; "clamp" uses the last row; "interpolate" squeezes every
-             sequence whose declared length L exceeds max_len into the table, p -> p (max_len - 1)/(L - 1), and reads
-             between rows. The length comes from Positions.with_length, never from a tensor's size, so that a cache
-             or a neighbour in the batch cannot change a result
+             sequence whose declared horizon L exceeds max_len into the table, p -> p (max_len - 1)/(L - 1), and reads
+             between rows. It comes from Positions.with_horizon, never from a tensor's size, so that a cache or a
+             neighbour in the batch cannot change a result
     std      standard deviation of the initial table (in units of the embeddings)
 
     Shapes: x [B, T, dim] -> [B, T, dim]. Positions may be fractional: the two neighbouring rows are mixed linearly.
@@ -37,7 +37,7 @@ class Learned(Encoding):
     In range it ties with sinusoidal (25.7 against 25.8 BLEU in the original comparison).
 
     Raises ValueError for sizes below 1, an unknown policy, embeddings of another width, positions out of the table
-    under "error", negative positions, and a missing length under "interpolate".
+    under "error", negative positions, and a missing horizon under "interpolate".
     Source: Gehring et al. 2017, arXiv:1705.03122, section 3.1; Vaswani et al. 2017, arXiv:1706.03762, table 3 row E.
 
     >>> Learned(4, max_len=2)(torch.zeros(1, 3, 4))
@@ -97,14 +97,14 @@ class Learned(Encoding):
         coords = at.axis(self)
         last = self.max_len - 1
         if self.overrun == "interpolate":
-            if at.length is None:
+            if at.horizon is None:
                 if at.extent is not None and at.extent <= self.max_len:
                     return coords
                 raise ValueError(
-                    f"{self} squeezes by the declared length of each sequence, and none is declared; "
-                    f"give positions.with_length(L)"
+                    f"{self} squeezes by the declared horizon of each sequence, and none is declared; "
+                    f"give positions.with_horizon(L)"
                 )
-            squeeze = last / (at.length.to(torch.float64) - 1).clamp(min=max(last, 1))  # [B or 1]
+            squeeze = last / (at.horizon.to(torch.float64) - 1).clamp(min=max(last, 1))  # [B or 1]
             coords = coords * squeeze[:, None]
         if self.overrun == "clamp":
             coords = coords.clamp(max=last)
@@ -129,7 +129,7 @@ class Learned(Encoding):
             wanted = int(-(-highest // 1)) + 1
             remedy = f"build it with max_len={wanted} or more, or choose overrun='clamp' or overrun='interpolate'"
             if self.overrun == "interpolate":
-                remedy = f"the declared length is too short for it: declare at least {int(at.coords.max().item()) + 1}"
+                remedy = f"the declared horizon is too short for it: declare at least {int(at.coords.max().item()) + 1}"
             raise ValueError(f"position {highest:.12g} is past the learned table of {self.max_len} rows; {remedy}")
         if lowest < 0:
             raise ValueError(f"a learned table starts at position 0, got position {lowest:.12g}; shift the positions")
@@ -143,7 +143,7 @@ class Learned(Encoding):
     def formula_added(self, position: float, channel: int) -> float:
         if self.overrun == "interpolate":
             raise NotImplementedError(
-                f"{self} reads the declared length of each sequence, which a formula of one position lacks"
+                f"{self} reads the declared horizon of each sequence, which a formula of one position lacks"
             )
         if self.overrun == "clamp":
             position = min(position, self.max_len - 1)

@@ -77,7 +77,7 @@ class MultimodalRotary(Rotations):
         checks.above("base", base, 1)
         width = rotary_width(head_dim, partial)
         schedule = schedule_of(schedule)
-        if schedule is not None and schedule.by_length:
+        if schedule is not None and schedule.by_horizon:
             raise ValueError(
                 f"schedule {schedule} depends on the horizon, which only rotary reads; take yarn(factor=4)"
             )

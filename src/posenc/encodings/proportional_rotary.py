@@ -26,7 +26,7 @@ class ProportionalRotary(Rotations):
     base      ratio that sets the wavelengths of the whole head (unitless, above 1); 1,000,000 in Gemma 4
     layout    which channels form a pair: "half" pairs k with k + head_dim/2, "interleaved" 2k with 2k + 1
     schedule  a change of the frequencies for longer contexts, made before the slow pairs are stopped; the optional
-              `factor` of Gemma 4 is linear(factor=...). Not one that depends on the length of the sequence
+              `factor` of Gemma 4 is linear(factor=...). Not one that depends on the horizon
 
     It is not rotary(partial=share): that turns the first channels with a whole spectrum of their own, down to 1/base;
     this cuts the head's spectrum. In the half layout the channels that turn are not even neighbours. Angles are taken
@@ -65,8 +65,8 @@ class ProportionalRotary(Rotations):
         checks.above("base", base, 1)
         checks.one_of("layout", layout, LAYOUTS)
         schedule = schedule_of(schedule)
-        if schedule is not None and schedule.by_length:
-            raise ValueError(f"schedule must not depend on the length of the sequence, got {schedule!r}; use rotary")
+        if schedule is not None and schedule.by_horizon:
+            raise ValueError(f"schedule must not depend on the horizon of a sequence, got {schedule!r}; use rotary")
         self.head_dim, self.share, self.base, self.layout, self.schedule = head_dim, share, base, layout, schedule
         # A share such as 30/44 times the head may round to just below a whole number.
         self.turning = max(int((head_dim * share + 1e-9) // 2), 1)

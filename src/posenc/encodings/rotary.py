@@ -35,10 +35,10 @@ class Rotary(Rotations):
     fractional, negative, or at a million. Angles are taken in float64, the rotation in the next better dtype than the
     input's (float32 for half precision, else float64), and the result is rounded once to the input's dtype.
 
-    A schedule that depends on the length of the sequence (dynamic_ntk, dynamic_yarn, dynamic_linear, longrope) reads
-    the horizon declared with Positions.with_length, of each sequence for itself. Attention then caches keys unturned
-    and turns them with the query's horizon, so that they stay right when it moves. Without a declared horizon, only
-    positions that are known to lie within the trained length are served.
+    A schedule that depends on the horizon (dynamic_ntk, dynamic_yarn, dynamic_linear, longrope) reads the one declared
+    with Positions.with_horizon, of each sequence for itself. Attention then caches keys unturned and turns them with
+    the query's horizon, so that they stay right when it moves. Without a declared horizon, only positions that are
+    known to lie within the trained length are served.
 
     Where it goes wrong: it does not extrapolate by itself. Past the trained length the slow pairs reach angles that
     training never saw, and models break at 1.2 to 1.4 times that length. Nor does it make attention decay with
@@ -78,21 +78,21 @@ class Rotary(Rotations):
         schedule = schedule_of(schedule)
         self.head_dim, self.base, self.layout, self.partial, self.schedule = head_dim, base, layout, partial, schedule
         self.width = width
-        self.turns_when_attending = schedule is not None and schedule.by_length
+        self.turns_when_attending = schedule is not None and schedule.by_horizon
         self.spectrum()
 
-    def spectrum(self, length: Tensor | None = None) -> tuple[Tensor, float | Tensor]:
+    def spectrum(self, horizon: Tensor | None = None) -> tuple[Tensor, float | Tensor]:
         """The frequency of each pair (radians per position, float64, fastest first), and the temperature.
 
-        A schedule that depends on the horizon `length` [B] gives a row for each; its default is the trained length.
+        A schedule that depends on the `horizon` [B] gives a row for each; its default is the trained length.
         """
         plain = plain_frequencies(self.base, self.width)
         if self.schedule is None:
             return plain, 1.0
-        if self.turns_when_attending and length is None:
-            length = torch.tensor([self.schedule.short_length], device="cpu")
-        plain = plain if length is None else plain.to(length.device)
-        return self.schedule(plain, base=self.base, width=self.width, length=length)
+        if self.turns_when_attending and horizon is None:
+            horizon = torch.tensor([self.schedule.short_horizon], device="cpu")
+        plain = plain if horizon is None else plain.to(horizon.device)
+        return self.schedule(plain, base=self.base, width=self.width, horizon=horizon)
 
     @property
     def frequencies(self) -> Tensor:
@@ -120,25 +120,25 @@ class Rotary(Rotations):
 
     def horizon(self, at: Positions) -> Tensor | None:
         """The declared horizon of each sequence [B or 1]; None where everything lies within the trained length."""
-        if at.length is not None:
-            return exact(at.length)
+        if at.horizon is not None:
+            return exact(at.horizon)
         assert self.schedule is not None
-        short = self.schedule.short_length
+        short = self.schedule.short_horizon
         if at.extent is None or at.extent > short:
             raise ValueError(
                 f"{self} depends on how long each sequence will be, and nobody said so; declare it with "
-                f"positions.with_length(length), a number for all or a tensor [B] (up to {short} positions that are "
+                f"positions.with_horizon(horizon), a number for all or a tensor [B] (up to {short} positions that are "
                 f"counted need no declaration)"
             )
         return None
 
-    def formula_spectrum(self, length: float | None = None) -> tuple[list[float], float]:
+    def formula_spectrum(self, horizon: float | None = None) -> tuple[list[float], float]:
         """As published, in scalars: the frequency of each pair, and the temperature."""
         plain = [self.base ** (-2 * p / self.width) for p in range(self.width // 2)]
         if self.schedule is None:
             return plain, 1.0
-        length = self.schedule.short_length if self.turns_when_attending and length is None else length
-        return self.schedule.formula(plain, base=self.base, width=self.width, length=length)
+        horizon = self.schedule.short_horizon if self.turns_when_attending and horizon is None else horizon
+        return self.schedule.formula(plain, base=self.base, width=self.width, horizon=horizon)
 
     def formula_angles(self, position, head=0, length=None) -> list[float]:
         return [position * frequency for frequency in self.formula_spectrum(length)[0]]

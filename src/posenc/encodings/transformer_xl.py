@@ -122,7 +122,7 @@ class TransformerXL(Encoding):
             torch.cat(self.waves(where.axis(self)[:, None], dtype, q.device), -1) for where in (at, keys.at)
         )
         # [B or 1, 1, S or T, 2 pairs]
-        known = facts_of(keys, memo={"transformer_xl": of_keys}, own={"transformer_xl": of_queries})
+        known = facts_of(keys, memo={"transformer_xl": of_keys}, query_memo={"transformer_xl": of_queries})
         return [
             Products(
                 self.score_mod,
@@ -138,7 +138,7 @@ class TransformerXL(Encoding):
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
         dtype, asked = self.precision(q), self.asked(q)
         of_sine, of_cosine = self.split(asked @ self.weight.to(dtype).unflatten(0, (self.heads, -1)))
-        sin, cos = keys.own["transformer_xl"].to(dtype).chunk(2, -1)
+        sin, cos = keys.query_memo["transformer_xl"].to(dtype).chunk(2, -1)
         # sin(m - n) = sin m cos n - cos m sin n, and cos(m - n) = cos m cos n + sin m sin n.
         turned = torch.cat((of_cosine * sin - of_sine * cos, of_sine * sin + of_cosine * cos), -1)
         waves, content = keys.memo["transformer_xl"].to(dtype), self.compared(keys.k)

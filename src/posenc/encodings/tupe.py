@@ -93,11 +93,11 @@ class TUPE(Encoding):
         checks.heads(self, q)
         checks.head_dim(self, q)
         asking = self.projected(at, self.to_query) * (2 * self.head_dim) ** -0.5
-        keys = facts_of(keys, memo={"tupe": self.projected(keys.at, self.to_key)}, own={"tupe": asking})
+        keys = facts_of(keys, memo={"tupe": self.projected(keys.at, self.to_key)}, query_memo={"tupe": asking})
         return [Pairs(self.score_mod, q, at, keys, reads_between=False)]
 
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
-        asking, asked = keys.own["tupe"], keys.memo["tupe"]
+        asking, asked = keys.query_memo["tupe"], keys.memo["tupe"]
         # Rows of a batch that stand at the same places share one bias.
         shared = asking.shape[0] == asked.shape[0] == 1
         m, n = (where.axis(self).expand(1 if shared else q.shape[0], -1) for where in (at, keys.at))

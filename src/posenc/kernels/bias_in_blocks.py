@@ -11,6 +11,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from posenc.positions import Positions
+
 
 class Block(NamedTuple):
     """Some queries of some rows of the batch, and the keys that they meet; each a slice with start and stop."""
@@ -24,6 +26,10 @@ class Block(NamedTuple):
         """How many rows of the batch, queries and keys it has."""
         b, n, m = (part.stop - part.start for part in self)
         return b, n, m
+
+    def positions(self, at: Positions, keys_at: Positions) -> tuple[Positions, Positions]:
+        """Where its queries and its keys stand, of all queries and keys."""
+        return at.batch_rows(self.batch).rows(self.rows), keys_at.batch_rows(self.batch).rows(self.keys)
 
 
 class Part(NamedTuple):

@@ -26,7 +26,8 @@ from posenc.kernels.reference import check_heads
 from posenc.kernels.request import Request
 from posenc.keys import Keys
 from posenc.masks import Mask
-from posenc.positions import Positions, check_versions, versions
+from posenc.positions import Positions
+from posenc.shared_tables import check_versions, versions
 from posenc.watched import is_transformed, is_written_down
 
 LOG2_E = 1 / math.log(2)
@@ -107,8 +108,8 @@ def attend(
 def how(biases: Sequence[Bias], q: Tensor, at: Positions, keys: Keys, mask: Mask) -> tuple[SumInBlocks, Plan]:
     """How these biases are had in blocks, and which blocks there are."""
     biases = [bias for bias in biases if not isinstance(bias, Branched)]
-    places = any(isinstance(bias, ByDistance) for bias in biases)
-    plan = plan_for(at, keys.at, mask, q.shape[0], q.shape[1], places=places)
+    by_coords = any(isinstance(bias, ByDistance) for bias in biases)
+    plan = plan_for(at, keys.at, mask, q.shape[0], q.shape[1], by_coords=by_coords)
     return in_blocks(biases, q, keys, plan), plan
 
 
@@ -420,7 +421,7 @@ def call_in_a_row(
 ) -> InBlocks:
     T, S = q.shape[2], k.shape[2]
     at, keys_at = Positions.count(T, max(offset, 0)), Positions.count(S, max(-offset, 0))
-    plan = plan_for(at, keys_at, Mask(causal=causal, window=window), q.shape[0], q.shape[1], places=True)
+    plan = plan_for(at, keys_at, Mask(causal=causal, window=window), q.shape[0], q.shape[1], by_coords=True)
     in_row = DistancesInRow(values, range(T - 1 + offset, offset - S, -1), q, plan)
     return InBlocks(plan, SumInBlocks([], q, in_row), scale)
 

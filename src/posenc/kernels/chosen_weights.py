@@ -81,7 +81,7 @@ def asking(at: Positions, keys: Keys, mask: Mask, rows: Sequence[int]) -> tuple[
     asking_at, given = at.rows(taken), mask.given
     if given is not None and given.dim() > 1 and given.shape[-2] > 1:
         given = given[..., taken, :]
-    keys = replace(keys, own={name: fact[:, :, taken] for name, fact in keys.own.items()})
+    keys = replace(keys, query_memo={name: fact[:, :, taken] for name, fact in keys.query_memo.items()})
     first, last = keys.at.start, asking_at.extent
     if mask.causal and not mask.prefix and asking_at.start is not None and first is not None and last is not None:
         seen = slice(0, min(max(last - first, 1), keys.at.tokens))

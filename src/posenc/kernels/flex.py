@@ -24,6 +24,7 @@ from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
 from posenc.score_mods import ScoreMod, entry, in_turn, looked_up
+from posenc.shared_tables import once
 from posenc.watched import is_transformed
 
 
@@ -150,7 +151,7 @@ def block_mask(mask: Mask, at: Positions, keys_at: Positions) -> Any:
     if mask.given is not None or at is not keys_at:
         return make()
     # Every layer of a model asks for the same one.
-    return at.once(("block mask", fact(mask)), make)
+    return once(at, ("block mask", fact(mask)), make)
 
 
 def rule(mask: Mask, at: Positions, keys_at: Positions) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:

@@ -12,7 +12,8 @@ from posenc.kernels.block_sizes import SIZES
 from posenc.kernels.bound import BoundKernel
 from posenc.keys import Keys
 from posenc.masks import Mask
-from posenc.positions import Positions, check_versions, versions
+from posenc.positions import Positions
+from posenc.shared_tables import check_versions, versions
 from posenc.watched import is_transformed, is_written_down
 
 
@@ -37,7 +38,7 @@ def attend_in_rows(
 
     def attend(rows: slice) -> tuple[Tensor, Tensor | None]:
         check_versions(before, at, keys.at)
-        return held.attend(*few(rows, q, at, keys, mask, cut=not kernel.weights), kernel)
+        return held.attend(*few(rows, q, at, keys, mask, drop_future=not kernel.weights), kernel)
 
     outs, weights = [], []
     for start in range(0, tokens, step):
@@ -52,12 +53,12 @@ def attend_in_rows(
 
 
 def few(
-    rows: slice, q: Tensor, at: Positions, keys: Keys, mask: Mask, *, cut: bool
+    rows: slice, q: Tensor, at: Positions, keys: Keys, mask: Mask, *, drop_future: bool
 ) -> tuple[Tensor, Positions, Keys, Mask]:
-    """The attention of some queries alone; `cut` leaves out keys that come after all of them, where that is known."""
-    own = {name: fact[:, :, rows] for name, fact in keys.own.items()}
+    """The attention of some queries alone; `drop_future` leaves out keys known to come after all of them."""
+    query_memo = {name: fact[:, :, rows] for name, fact in keys.query_memo.items()}
     last = keys.at.tokens
-    if cut and mask.causal and not mask.prefix and at.start is not None and keys.at.start is not None:
+    if drop_future and mask.causal and not mask.prefix and at.start is not None and keys.at.start is not None:
         # One key at least, so that rows which see nothing keep a shape.
         last = min(max(at.start + rows.stop - keys.at.start, 1), last)
     given = mask.given
@@ -65,5 +66,5 @@ def few(
         given = given[..., rows, :] if given.dim() > 1 and given.shape[-2] > 1 else given
         given = given[..., :last] if given.dim() > 0 and given.shape[-1] > 1 else given
     memo = {name: fact[:, :, :last] for name, fact in keys.memo.items()}
-    seen = Keys(keys.k[:, :, :last], keys.v[:, :, :last], keys.at.rows(slice(0, last)), memo, own)
+    seen = Keys(keys.k[:, :, :last], keys.v[:, :, :last], keys.at.rows(slice(0, last)), memo, query_memo)
     return q[:, :, rows], at.rows(rows), seen, replace(mask, given=given)

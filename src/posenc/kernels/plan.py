@@ -43,12 +43,12 @@ class Run(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """Tokens in a row, from index `start` up to `stop`: token t has the order t + order and stands at t + place."""
+    """Tokens in a row, from index `start` up to `stop`: token t has the order t + order and coordinate t + coord."""
 
     start: int
     stop: int
     order: int
-    place: int
+    coord: int
 
 
 @dataclass(frozen=True)
@@ -117,12 +117,12 @@ class Plan:
         """The blocks of at most so many queries in which some query sees some key. No query is in two of them."""
         rows = SIZES.rows if rows is None else min(rows, SIZES.rows)
         if self.runs is None:
-            yield from self.cut(slice(0, self.batch), slice(0, self.at.tokens), rows, self.looked_at)
+            yield from self.blocks_of(slice(0, self.batch), slice(0, self.at.tokens), rows, self.looked_at)
             return
         for run in self.runs:
-            yield from self.cut(run.batch, run.rows, rows, partial(self.reached, run))
+            yield from self.blocks_of(run.batch, run.rows, rows, partial(self.reached, run))
 
-    def cut(self, batch: slice, queries: slice, rows: int, keys_of: Callable[[slice], slice]) -> Iterator[Block]:
+    def blocks_of(self, batch: slice, queries: slice, rows: int, keys_of: Callable[[slice], slice]) -> Iterator[Block]:
         for start in range(queries.start, queries.stop, rows):
             few = slice(start, min(start + rows, queries.stop))
             keys = keys_of(few)
@@ -174,8 +174,7 @@ class Plan:
             if mask.given is None:
                 return None
             mask = Mask(given=mask.given)
-        at, keys_at = self.at.part(block.batch, block.rows), self.keys_at.part(block.batch, block.keys)
-        hidden = ~mask.part(*block).allowed(at, keys_at)
+        hidden = ~mask.part(*block).allowed(*block.positions(self.at, self.keys_at))
         # The largest of bytes is found many times faster than whether any is true.
         return None if may_be_read(hidden) and not bool(hidden.view(torch.uint8).amax()) else hidden
 
@@ -202,19 +201,19 @@ class Plan:
         return range(max(highest, lowest), lowest - 1, -1)
 
 
-def plan_for(at: Positions, keys_at: Positions, mask: Mask, batch: int, heads: int, *, places: bool) -> Plan:
-    """The plan for these tokens; `places` says whether their coordinates matter, or only their order."""
-    return Plan(at, keys_at, mask, batch, heads, find_runs(at, keys_at, batch, places=places))
+def plan_for(at: Positions, keys_at: Positions, mask: Mask, batch: int, heads: int, *, by_coords: bool) -> Plan:
+    """The plan for these tokens; `by_coords` says whether their coordinates matter, or only their order."""
+    return Plan(at, keys_at, mask, batch, heads, find_runs(at, keys_at, batch, by_coords=by_coords))
 
 
-def find_runs(at: Positions, keys_at: Positions, batch: int, *, places: bool) -> list[Run] | None:
+def find_runs(at: Positions, keys_at: Positions, batch: int, *, by_coords: bool) -> list[Run] | None:
     """The runs of these tokens; None unless each document is one stretch, and each row of the batch has one offset."""
-    if at is keys_at and at.contiguous and (at.unit_step or not places):
+    if at is keys_at and at.contiguous and (at.unit_step or not by_coords):
         everything = slice(0, at.tokens)
         return [Run(slice(0, batch), everything, everything, 0, at.start)]
     documents = at.document is not None and keys_at.document is not None
-    of_queries = stretches(at, documents=documents, places=places)
-    of_keys = of_queries if at is keys_at else stretches(keys_at, documents=documents, places=places)
+    of_queries = stretches(at, documents=documents, by_coords=by_coords)
+    of_keys = of_queries if at is keys_at else stretches(keys_at, documents=documents, by_coords=by_coords)
     if of_queries is None or of_keys is None:
         return None
     runs = []
@@ -227,7 +226,7 @@ def find_runs(at: Positions, keys_at: Positions, batch: int, *, places: bool) ->
             if keys is None:
                 continue
             offset = queries.order - keys.order
-            if places and queries.place - keys.place != offset:
+            if by_coords and queries.coord - keys.coord != offset:
                 return None
             if runs and runs[-1].batch == there and runs[-1].offset != offset:
                 return None
@@ -235,25 +234,25 @@ def find_runs(at: Positions, keys_at: Positions, batch: int, *, places: bool) ->
     return runs
 
 
-def stretches(at: Positions, *, documents: bool, places: bool) -> list[dict[int, Stretch]] | None:
+def stretches(at: Positions, *, documents: bool, by_coords: bool) -> list[dict[int, Stretch]] | None:
     """For each row of the batch, or once for all, the stretch of tokens in a row that each document is.
 
     None where a document is more than one stretch, and where coordinates matter that do not count up by one.
     """
     if at.start is not None and not documents:
         return [{0: Stretch(0, at.tokens, at.start, at.start)}]
-    if places and (at.axes != 1 or at.coords.is_floating_point()):
+    if by_coords and (at.axes != 1 or at.coords.is_floating_point()):
         return None
-    place = at.coords[..., 0] if places else at.order
+    coord = at.coords[..., 0] if by_coords else at.order
     document = at.document if documents and at.document is not None else torch.zeros_like(at.order)
-    order, place, document = torch.broadcast_tensors(at.order, place, document)
+    order, coord, document = torch.broadcast_tensors(at.order, coord, document)
     present = order >= 0
     follows = present[:, 1:] & present[:, :-1] & (document[:, 1:] == document[:, :-1])
-    follows = follows & (order.diff() == 1) & (place.diff() == 1)
+    follows = follows & (order.diff() == 1) & (coord.diff() == 1)
     starts, stops = present & ~F.pad(follows, (1, 0)), present & ~F.pad(follows, (0, 1))
     found: list[dict[int, Stretch]] = [{} for _ in range(len(order))]
     facts = torch.stack(
-        (*starts.nonzero().T, stops.nonzero()[:, 1] + 1, document[starts], order[starts], place[starts])
+        (*starts.nonzero().T, stops.nonzero()[:, 1] + 1, document[starts], order[starts], coord[starts])
     )
     if facts.shape[1] * FEWEST > order.numel():
         return None

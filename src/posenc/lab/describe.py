@@ -166,7 +166,7 @@ def cache_cost(encoding: Encoding, shape: Shape) -> dict[str, Any]:
     if encoding.doors & {"attend", "remember"}:
         x, heads = torch.zeros(1, T, shape.dim), torch.zeros(1, shape.heads, T, shape.head_dim)
         places = torch.zeros(1, T, encoding.axes or 1, dtype=torch.long)
-        at = replace(Positions.count(T), coords=places, unit_step=False, extent=1).with_length(T)
+        at = Positions.count(T).changed(coords=places, unit_step=False, extent=1).with_horizon(T)
         memo = encoding.remember(x, at, Projections(lambda _: heads, lambda _: heads, lambda _: heads))
         numbers = sum(fact.numel() // T for fact in memo.values())
         given = Keys(heads.clone(), heads.clone(), at, memo, memo)

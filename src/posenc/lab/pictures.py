@@ -173,9 +173,9 @@ def waves_of(encoding: Any) -> tuple[Tensor | None, Tensor, Any, str]:
     horizon = ""
     if encoding.turns_when_attending:
         # Within the trained length nothing would be changed.
-        length = 4 * schedule.short_length
-        frequencies, _ = encoding.spectrum(torch.tensor([length]))
-        after, horizon = 2 * math.pi / frequencies[0], f" (at a declared horizon of {length} positions)"
+        declared = 4 * schedule.short_horizon
+        frequencies, _ = encoding.spectrum(torch.tensor([declared]))
+        after, horizon = 2 * math.pi / frequencies[0], f" (at a declared horizon of {declared} positions)"
     return plain.wavelengths, after, schedule, horizon
 
 
@@ -206,7 +206,7 @@ def rotation(drawn: Drawn, sight: Sight) -> None:
     encoding, name, shape = sight.encoding, sight.name, sight.shape
     if "turn" not in encoding.doors or encoding.turns == "queries":
         return
-    at = plane(sight) if sight.gridded else spread(2 * sight.tokens).with_length(2 * sight.tokens)
+    at = plane(sight) if sight.gridded else spread(2 * sight.tokens).with_horizon(2 * sight.tokens)
     here = middle(sight) if sight.gridded else -1
     ones = torch.ones(1, shape.heads, at.tokens, shape.head_dim, dtype=torch.float64)
     q, k = encoding.turn(ones, at, "query")[0, :, here], encoding.turn(ones, at, "key")[0]
@@ -289,8 +289,9 @@ def bias_of_random_tokens(sight: Sight, at: Positions, seed: int) -> Tensor:
     encoding, (layer, x) = sight.encoding, untrained(sight.shape, at.tokens, seed)
     here = slice(at.tokens // 2, at.tokens // 2 + 1) if sight.gridded else slice(at.tokens - 1, at.tokens)
     _, keys = layer.queries_and_keys(x, x, None, at, at, encoding)
-    own = {name: fact[:, :, here] for name, fact in keys.memo.items()}
-    keys = replace(keys, own=own, k=encoding.turn(keys.k, at, "key") if encoding.turns_when_attending else keys.k)
+    query_memo = {name: fact[:, :, here] for name, fact in keys.memo.items()}
+    k = encoding.turn(keys.k, at, "key") if encoding.turns_when_attending else keys.k
+    keys = replace(keys, k=k, query_memo=query_memo)
     q = encoding.turn(layer.split(layer.to_query(x[:, here]), layer.heads), at.rows(here), "query")
     values = total(encoding.biases(q, at.rows(here), keys), torch.float32)
     assert values is not None
@@ -327,7 +328,7 @@ def attention(drawn: Drawn, sight: Sight) -> None:
     if not encoding.doors & {"attend", "remember"} or sight.map is not None:
         return
     T = min(sight.tokens, MOST_TOKENS)
-    at = plane(sight) if sight.gridded else Positions.count(T).with_length(T)
+    at = plane(sight) if sight.gridded else Positions.count(T).with_horizon(T)
     layer, x = untrained(sight.shape, at.tokens, 0)
     mask = bidirectional() if sight.gridded else causal()
     maps = [layer(x, positions=at, mask=mask, weights=True, encoding=e)[1][0] for e in (encoding, Encoding())]
@@ -355,7 +356,7 @@ def late(sight: Sight) -> Positions:
         return plane(sight)
     last = sight.tokens - 1
     if sight.map is None:
-        return Positions.count(sight.tokens).with_length(sight.tokens)
+        return Positions.count(sight.tokens).with_horizon(sight.tokens)
     while last < FAR // 32 and all(mapped_of(sight.map, last, n) == last - n for n in range(0, last, 7)):
         last *= 2
     last *= 4
@@ -388,7 +389,7 @@ def plane(sight: Sight) -> Positions:
     coords[..., -2:] = grid.coords
     if fine(sight.encoding.wavelengths):
         coords = (2 * coords + 1).double() / side - 1
-    return replace(grid, coords=coords, extent=None if coords.is_floating_point() else side)
+    return grid.changed(coords=coords, extent=None if coords.is_floating_point() else side)
 
 
 def middle(sight: Sight) -> int:

@@ -17,31 +17,31 @@ class Around(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "by_length", self.inner is not None and self.inner.by_length)
+        object.__setattr__(self, "by_horizon", self.inner is not None and self.inner.by_horizon)
 
     def inside(
-        self, frequencies: Tensor, base: float, width: int, length: Tensor | None
+        self, frequencies: Tensor, base: float, width: int, horizon: Tensor | None
     ) -> tuple[Tensor, float | Tensor]:
         """What the inner schedule gives; without one, the frequencies as they are."""
         if self.inner is None:
             return frequencies, 1.0
-        return self.inner(frequencies, base=base, width=width, length=length)
+        return self.inner(frequencies, base=base, width=width, horizon=horizon)
 
     def published_inside(
-        self, frequencies: Sequence[float], base: float, width: int, length: float | None
+        self, frequencies: Sequence[float], base: float, width: int, horizon: float | None
     ) -> tuple[list[float], float]:
         """The same in scalars, as published."""
         if self.inner is None:
             return list(frequencies), 1.0
-        return self.inner.formula(frequencies, base=base, width=width, length=length)
+        return self.inner.formula(frequencies, base=base, width=width, horizon=horizon)
 
     @property
     def scale_factor(self) -> float:
         return 1.0 if self.inner is None else self.inner.scale_factor
 
     @property
-    def short_length(self) -> int:
-        return self.known_length if self.inner is None else self.inner.short_length
+    def short_horizon(self) -> int:
+        return self.known_length if self.inner is None else self.inner.short_horizon
 
     def with_trained_length(self, trained_length: int) -> Schedule:
         filled = super().with_trained_length(trained_length)

@@ -96,10 +96,10 @@ class RampInTurns(Schedule):
         slow, fast = (getattr(self, end) for end in self.ends)
         return slow, fast
 
-    def __call__(self, frequencies, *, base, width, length=None):
+    def __call__(self, frequencies, *, base, width, horizon=None):
         keep = kept_by_turns(frequencies, self.known_length, *self.turns())
         return frequencies * (keep + (1 - keep) / self.factor), 1.0
 
-    def formula(self, frequencies, *, base, width, length=None):
+    def formula(self, frequencies, *, base, width, horizon=None):
         kept = [published_turn_ramp(f, self.known_length, *self.turns()) for f in frequencies]
         return [(1 - keep) * f / self.factor + keep * f for f, keep in zip(frequencies, kept, strict=True)], 1.0

@@ -28,7 +28,7 @@ class Schedule(Named):
     example: ClassVar[str] = ""
     """A spec of it with all that it needs, for three channel pairs."""
 
-    by_length: ClassVar[bool] = False
+    by_horizon: ClassVar[bool] = False
     """Whether it depends on the declared horizon of a sequence, so that keys have to be cached unturned."""
 
     def __post_init__(self) -> None:
@@ -39,18 +39,18 @@ class Schedule(Named):
         checks.at_least(f"{self.spec_name}: trained_length", trained_length, 1, " tokens")
 
     def __call__(
-        self, frequencies: Tensor, *, base: float, width: int, length: Tensor | None = None
+        self, frequencies: Tensor, *, base: float, width: int, horizon: Tensor | None = None
     ) -> tuple[Tensor, float | Tensor]:
         """The new frequencies and the temperature, from plain frequencies base^(-2k/width).
 
         frequencies  [width/2], radians per position, float64, fastest first
-        length       [B] on the same device, the horizon of each sequence (positions), for schedules that are
-                     `by_length`: they give frequencies [B, width/2] and a temperature [B] or for all
+        horizon      [B] on the same device, of each sequence (positions), for schedules that are `by_horizon`:
+                     they give frequencies [B, width/2] and a temperature [B] or for all
         """
         raise NotImplementedError
 
     def formula(
-        self, frequencies: Sequence[float], *, base: float, width: int, length: float | None = None
+        self, frequencies: Sequence[float], *, base: float, width: int, horizon: float | None = None
     ) -> tuple[list[float], float]:
         """The same, pair by pair in scalars, as published."""
         raise NotImplementedError
@@ -76,22 +76,22 @@ class Schedule(Named):
         return length
 
     @property
-    def short_length(self) -> int:
-        """Up to which horizon (positions) a schedule that is `by_length` gives the same as at the trained length."""
+    def short_horizon(self) -> int:
+        """Up to which horizon (positions) a schedule that is `by_horizon` gives the same as at the trained length."""
         return self.known_length
 
-    def stretch(self, length: Tensor | None) -> Tensor:
+    def stretch(self, horizon: Tensor | None) -> Tensor:
         """Horizon / trained length [B], 1 or more."""
-        return (self.known_horizon(length).double() / self.known_length).clamp(min=1)
+        return (self.known_horizon(horizon).double() / self.known_length).clamp(min=1)
 
-    def known_horizon(self, length: Horizon | None) -> Horizon:
+    def known_horizon(self, horizon: Horizon | None) -> Horizon:
         """The horizon; raises ValueError when there is none."""
-        if length is None:
+        if horizon is None:
             raise ValueError(
-                f"{self.spec_name} depends on how long a sequence is, and no length was given; of the encodings, "
+                f"{self.spec_name} depends on the horizon of a sequence, and none was given; of the encodings, "
                 f"rotary does"
             )
-        return length
+        return horizon
 
 
 def check_kind(schedule: Schedule, option: str, kind: object) -> None:

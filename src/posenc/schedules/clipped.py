@@ -39,7 +39,7 @@ class Clipped(Around):
         super().__post_init__()
         self.hold(checks.at_least, pairs=0)
 
-    def __call__(self, frequencies, *, base, width, length=None):
+    def __call__(self, frequencies, *, base, width, horizon=None):
         total = width // 2
         if self.pairs is None:
             count = sum(2 * math.pi * base ** (2 * k / width) > self.known_length for k in range(total))
@@ -50,14 +50,14 @@ class Clipped(Around):
             j = torch.arange(count, dtype=frequencies.dtype, device=frequencies.device)
             taper = (1 + (math.pi * j / max(count - 1, 1)).cos()) / 2
         keep = torch.cat((torch.ones_like(frequencies[: total - count]), taper))
-        frequencies, temperature = self.inside(frequencies, base, width, length)
+        frequencies, temperature = self.inside(frequencies, base, width, horizon)
         return frequencies * keep, temperature
 
-    def formula(self, frequencies, *, base, width, length=None):
+    def formula(self, frequencies, *, base, width, horizon=None):
         slow = [f for f in frequencies if self.pairs is None and 2 * math.pi / f > self.known_length]
         count = len(slow) if self.pairs is None else min(self.pairs, len(frequencies))
         start = len(frequencies) - count
-        out, temperature = self.published_inside(frequencies, base, width, length)
+        out, temperature = self.published_inside(frequencies, base, width, horizon)
         for j in range(count):
             fade = 0.5 * (1 + math.cos(math.pi * j / (count - 1))) if count > 1 else 1.0
             out[start + j] *= fade if self.soft else 0.0

@@ -18,14 +18,14 @@ class DynamicLinear(Schedule):
     """
 
     example = "dynamic_linear()"
-    by_length = True
+    by_horizon = True
 
     trained_length: int | None = None
 
-    def __call__(self, frequencies, *, base, width, length=None):
-        return frequencies / self.stretch(length)[:, None], 1.0
+    def __call__(self, frequencies, *, base, width, horizon=None):
+        return frequencies / self.stretch(horizon)[:, None], 1.0
 
-    def formula(self, frequencies, *, base, width, length=None):
-        # Positions are squeezed by trained / current length.
-        squeeze = min(1.0, self.known_length / self.known_horizon(length))
+    def formula(self, frequencies, *, base, width, horizon=None):
+        # Positions are squeezed by trained length / horizon.
+        squeeze = min(1.0, self.known_length / self.known_horizon(horizon))
         return [f * squeeze for f in frequencies], 1.0

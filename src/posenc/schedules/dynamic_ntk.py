@@ -23,16 +23,16 @@ class DynamicNTK(Schedule):
     """
 
     example = "dynamic_ntk(factor=2)"
-    by_length = True
+    by_horizon = True
 
     factor: float = 1.0
     trained_length: int | None = None
 
-    def __call__(self, frequencies, *, base, width, length=None):
-        growth = self.factor * self.stretch(length) - (self.factor - 1)
+    def __call__(self, frequencies, *, base, width, horizon=None):
+        growth = self.factor * self.stretch(horizon) - (self.factor - 1)
         return with_larger_base(self, frequencies, width, growth[:, None]), 1.0
 
-    def formula(self, frequencies, *, base, width, length=None):
+    def formula(self, frequencies, *, base, width, horizon=None):
         trained = self.known_length
-        current = max(self.known_horizon(length), trained)
+        current = max(self.known_horizon(horizon), trained)
         return published_with_larger_base(base, width, self.factor * current / trained - (self.factor - 1)), 1.0

@@ -25,7 +25,7 @@ class DynamicYaRN(Schedule):
     """
 
     example = "dynamic_yarn()"
-    by_length = True
+    by_horizon = True
 
     factor: float = 1.0
     trained_length: int | None = None
@@ -37,13 +37,13 @@ class DynamicYaRN(Schedule):
         super().__post_init__()
         check_turns(self, "beta_slow", "beta_fast")
 
-    def __call__(self, frequencies, *, base, width, length=None):
+    def __call__(self, frequencies, *, base, width, horizon=None):
         betas = {"fast": self.beta_fast, "slow": self.beta_slow, "truncate": self.truncate}
         keep = kept_by_pair(pair_ramp(self.known_length, base=base, width=width, **betas), frequencies)
-        factor = self.stretch(length).clamp(min=self.factor)
+        factor = self.stretch(horizon).clamp(min=self.factor)
         return frequencies * (keep + (1 - keep) / factor[:, None]), 0.1 * factor.log() + 1
 
-    def formula(self, frequencies, *, base, width, length=None):
-        factor = max(self.factor, self.known_horizon(length) / self.known_length)
+    def formula(self, frequencies, *, base, width, horizon=None):
+        factor = max(self.factor, self.known_horizon(horizon) / self.known_length)
         yarn = YaRN(factor, self.known_length, self.beta_fast, self.beta_slow, self.truncate)
         return yarn.formula(frequencies, base=base, width=width)

@@ -25,8 +25,8 @@ class Linear(Schedule):
 
     factor: float
 
-    def __call__(self, frequencies, *, base, width, length=None):
+    def __call__(self, frequencies, *, base, width, horizon=None):
         return frequencies / self.factor, 1.0
 
-    def formula(self, frequencies, *, base, width, length=None):
+    def formula(self, frequencies, *, base, width, horizon=None):
         return [f / self.factor for f in frequencies], 1.0

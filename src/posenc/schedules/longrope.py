@@ -32,7 +32,7 @@ class LongRoPE(Schedule):
     """
 
     example = "longrope(factor=4, short_factor=(1.0, 1.1, 1.3), long_factor=(1.0, 2.0, 4.0))"
-    by_length = True
+    by_horizon = True
 
     factor: float
     short_factor: tuple[float, ...]
@@ -71,21 +71,21 @@ class LongRoPE(Schedule):
             both = math.sqrt(1 + math.log(self.factor) / math.log(self.known_length))
         return self.short_mscale or both, self.long_mscale or both
 
-    def __call__(self, frequencies, *, base, width, length=None):
+    def __call__(self, frequencies, *, base, width, horizon=None):
         for option in ("short_factor", "long_factor"):
             if len(getattr(self, option)) != width // 2:
                 raise ValueError(
                     f"longrope: {option} must hold one number for each of the {width // 2} pairs of a rotary width "
                     f"of {width}, got {len(getattr(self, option))}"
                 )
-        long = self.stretch(length) > 1
+        long = self.stretch(horizon) > 1
         short_factor, long_factor = (frequencies.new_tensor(f) for f in (self.short_factor, self.long_factor))
         short_warmth, long_warmth = (frequencies.new_tensor(t) for t in self.temperatures())
         divisors = torch.where(long[:, None], long_factor, short_factor)
         return frequencies / divisors, torch.where(long, long_warmth, short_warmth)
 
-    def formula(self, frequencies, *, base, width, length=None):
-        long = self.known_horizon(length) > self.known_length
+    def formula(self, frequencies, *, base, width, horizon=None):
+        long = self.known_horizon(horizon) > self.known_length
         divisors = self.long_factor if long else self.short_factor
         own = self.long_mscale if long else self.short_mscale
         usual = self.attention_factor or (1 + math.log(self.factor, self.known_length)) ** 0.5

@@ -25,10 +25,10 @@ class NTK(Schedule):
 
     factor: float
 
-    def __call__(self, frequencies, *, base, width, length=None):
+    def __call__(self, frequencies, *, base, width, horizon=None):
         return with_larger_base(self, frequencies, width, self.factor), 1.0
 
-    def formula(self, frequencies, *, base, width, length=None):
+    def formula(self, frequencies, *, base, width, horizon=None):
         return published_with_larger_base(base, width, self.factor), 1.0
 
 

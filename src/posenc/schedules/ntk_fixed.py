@@ -23,10 +23,10 @@ class NTKFixed(Schedule):
 
     factor: float
 
-    def __call__(self, frequencies, *, base, width, length=None):
+    def __call__(self, frequencies, *, base, width, horizon=None):
         k = torch.arange(width // 2, dtype=frequencies.dtype, device=frequencies.device)
         return frequencies * self.factor ** (-2 * (k + 1) / width), 1.0
 
-    def formula(self, frequencies, *, base, width, length=None):
+    def formula(self, frequencies, *, base, width, horizon=None):
         first = self.factor ** (2 / width)
         return [(base * self.factor) ** (-2 * k / width) / first for k in range(width // 2)], 1.0

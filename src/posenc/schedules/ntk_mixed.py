@@ -31,10 +31,10 @@ class NTKMixed(Schedule):
         super().__post_init__()
         self.hold(checks.at_least, power=0)
 
-    def __call__(self, frequencies, *, base, width, length=None):
+    def __call__(self, frequencies, *, base, width, horizon=None):
         k = torch.arange(width // 2, dtype=frequencies.dtype, device=frequencies.device)
         return frequencies * self.factor ** -(((k + 1) / (width // 2)) ** self.power), 1.0
 
-    def formula(self, frequencies, *, base, width, length=None):
+    def formula(self, frequencies, *, base, width, horizon=None):
         a = math.log(self.factor) / (width / 2) ** self.power
         return [f / math.exp(a * (k + 1) ** self.power) for k, f in enumerate(frequencies)], 1.0

@@ -30,7 +30,7 @@ class PartNTK(Schedule):
     factor: float
     trained_length: int | None = None
 
-    def __call__(self, frequencies, *, base, width, length=None):
+    def __call__(self, frequencies, *, base, width, horizon=None):
         trained = self.known_length
         aware, _ = NTK(self.factor)(frequencies, base=base, width=width)
         near, far = (
@@ -40,7 +40,7 @@ class PartNTK(Schedule):
         mixed = torch.lerp(frequencies / self.factor, aware, near)
         return torch.lerp(mixed, frequencies, far), 1.0
 
-    def formula(self, frequencies, *, base, width, length=None):
+    def formula(self, frequencies, *, base, width, horizon=None):
         aware, _ = NTK(self.factor).formula(frequencies, base=base, width=width)
         shared = {"base": base, "width": width, "truncate": True}
         near = published_pair_ramp(width // 2, self.known_length, fast=1.25, slow=0.75, **shared)

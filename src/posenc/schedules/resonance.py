@@ -26,10 +26,10 @@ class Resonance(Around):
 
     inner: Schedule | None = None
 
-    def __call__(self, frequencies, *, base, width, length=None):
-        frequencies, temperature = self.inside(frequencies, base, width, length)
+    def __call__(self, frequencies, *, base, width, horizon=None):
+        frequencies, temperature = self.inside(frequencies, base, width, horizon)
         return 2 * math.pi / (2 * math.pi / frequencies).round(), temperature
 
-    def formula(self, frequencies, *, base, width, length=None):
-        frequencies, temperature = self.published_inside(frequencies, base, width, length)
+    def formula(self, frequencies, *, base, width, horizon=None):
+        frequencies, temperature = self.published_inside(frequencies, base, width, horizon)
         return [2 * math.pi / round(2 * math.pi / f) if f else 0.0 for f in frequencies], temperature

@@ -99,14 +99,14 @@ class YaRN(Schedule):
         betas = {"fast": self.beta_fast, "slow": self.beta_slow, "truncate": self.truncate}
         return pair_ramp(self.known_length, base=base, width=width, **betas)
 
-    def __call__(self, frequencies, *, base, width, length=None):
+    def __call__(self, frequencies, *, base, width, horizon=None):
         if self.ramp == "turns":
             keep = kept_by_turns(frequencies, self.known_length, self.beta_slow, self.beta_fast)
         else:
             keep = kept_by_pair(self.ends(base, width), frequencies)
         return frequencies * (keep + (1 - keep) / self.factor), self.temperature
 
-    def formula(self, frequencies, *, base, width, length=None):
+    def formula(self, frequencies, *, base, width, horizon=None):
         trained, slow, fast = self.known_length, self.beta_slow, self.beta_fast
         if self.ramp == "turns":
             keep = [published_turn_ramp(f, trained, slow, fast) for f in frequencies]

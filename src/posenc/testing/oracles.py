@@ -91,12 +91,12 @@ def tokens_of(
     facts = {name: fact.expand(B, H, *fact.shape[2:]).tolist() for name, fact in memo.items()}
     where = places(at) * (B if at.coords.shape[0] == 1 else 1)
     order = at.order.expand(B, -1).tolist()
-    length = [None] * B if at.length is None else at.length.expand(B).tolist()
+    horizon = [None] * B if at.horizon is None else at.horizon.expand(B).tolist()
     return [
         [
             [
                 Token(
-                    vector, where[b][t], order[b][t], {name: fact[b][h][t] for name, fact in facts.items()}, length[b]
+                    vector, where[b][t], order[b][t], {name: fact[b][h][t] for name, fact in facts.items()}, horizon[b]
                 )
                 for t, vector in enumerate(row)
             ]

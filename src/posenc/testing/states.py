@@ -78,7 +78,7 @@ def placed(which: int) -> Positions:
         lambda: Positions.of(rows),
         lambda: Positions.of(torch.arange(TOKENS).double() / 2),
     )
-    return made[which % len(made)]().with_length(LONG)
+    return made[which % len(made)]().with_horizon(LONG)
 
 
 PLACES = 7
@@ -401,7 +401,7 @@ def machine_of(source: "Subject | Source") -> type[RuleBasedStateMachine]:
                 extent = max(int(order.max()) + 1, 1)
                 at = Positions(order.clamp(min=0)[..., None], order, unit_step=True, extent=extent)
             assert at.order.expand(rows, -1).equal(order), f"the next tokens stand at {at.order}, expected {order}"
-            at = at.with_length(LONG)
+            at = at.with_horizon(LONG)
             talk.note()
             x = self.random(rows, tokens, subject.shape.dim).to(live.dtype)
             x.requires_grad_(mode == "gradients")
@@ -424,7 +424,7 @@ def machine_of(source: "Subject | Source") -> type[RuleBasedStateMachine]:
                 alike = [b for b, size in enumerate(sizes) if size == (held_now, new)]
                 whole = torch.stack([grown[b] for b in alike]).to(live.dtype)
                 last = whole[:, -new:].requires_grad_(x.requires_grad)
-                at_alone = Positions.count(held_now).with_length(LONG)
+                at_alone = Positions.count(held_now).with_horizon(LONG)
                 expected = fresh(torch.cat((whole[:, :-new], last), 1), at_alone, talk.mask)[:, -new:]
                 what = f"rows {alike} behind a {talk.kind} cache, {mode}"
                 same(torch.stack([out[b, here[b]] for b in alike]), expected, what, ONE_PASS[live.dtype])
@@ -466,7 +466,7 @@ def refuses(live: Live, talk: Talk, rows: list[Tensor]) -> bool:
     for row in rows:
         if len(row):
             call = live.fresh()
-            at = Positions.count(len(row)).with_length(LONG)
+            at = Positions.count(len(row)).with_horizon(LONG)
             if isinstance(
                 result(lambda call=call, at=at, row=row: {"": call(row[None].to(live.dtype), at, talk.mask)}), str
             ):

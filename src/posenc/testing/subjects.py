@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -242,21 +242,21 @@ def tokens(subject: Subject, T: int, *, batch: int = 2, seed: int = 0) -> Tensor
 
 def count(T: int, start: int = 0) -> Positions:
     """start, start + 1, ...; the declared horizon is the same in all promises, so that cuts and alone mean the same."""
-    return Positions.count(T, start).with_length(max(LONG, start + T))
+    return Positions.count(T, start).with_horizon(max(LONG, start + T))
 
 
 def far_enough(at: Positions) -> Positions:
     """The same positions with the horizon that `count` declares."""
-    return at.with_length(LONG)
+    return at.with_horizon(LONG)
 
 
 def far_positions(subject: Subject) -> Positions:
     """Positions past every reach, or, where they are refused, as far as the trained length goes."""
-    far = Positions.of(torch.tensor(FAR)).with_length(FAR[-1] + 1)
+    far = Positions.of(torch.tensor(FAR)).with_horizon(FAR[-1] + 1)
     if subject.serves(far):
         return far
     last = subject.shape.max_len - 1
-    return Positions.of(torch.tensor([min(p, last) for p in FAR])).with_length(last + 1)
+    return Positions.of(torch.tensor([min(p, last) for p in FAR])).with_horizon(last + 1)
 
 
 def some_positions(subject: Subject) -> Iterator[tuple[str, Positions]]:
@@ -265,11 +265,11 @@ def some_positions(subject: Subject) -> Iterator[tuple[str, Positions]]:
     yield "counted", count(TOKENS)
     yield "counted from the middle", count(TOKENS, subject.shape.max_len - TOKENS)
     fractional = torch.tensor([0.0, 0.5, 1.25, 2.0, 3.75, 6.5, 7.0, 11.125, last - 0.5], dtype=torch.float64)
-    yield "fractional", Positions.of(fractional).with_length(LONG)
+    yield "fractional", Positions.of(fractional).with_horizon(LONG)
     in_rows = torch.stack((torch.arange(TOKENS).flip(0), torch.arange(TOKENS) * last // (TOKENS - 1)))
-    yield "different in each row", Positions.of(in_rows).with_length(LONG)
+    yield "different in each row", Positions.of(in_rows).with_horizon(LONG)
     yield "far", far_positions(subject)
-    declared = Positions.of(torch.arange(TOKENS).repeat(2, 1)).with_length(torch.tensor([LONG, 3 * LONG]))
+    declared = Positions.of(torch.arange(TOKENS).repeat(2, 1)).with_horizon(torch.tensor([LONG, 3 * LONG]))
     yield "with two horizons", declared
 
 
@@ -290,7 +290,7 @@ def in_chunks(
     for n in cuts:
         # Counted positions stay counted, as a caller would give them; others are cut.
         chunk = (
-            replace(Positions.count(n, start), length=at.length) if at.contiguous else at.rows(slice(start, start + n))
+            Positions.count(n, start).changed(horizon=at.horizon) if at.contiguous else at.rows(slice(start, start + n))
         )
         out.append(net(x[:, start : start + n], chunk, mask, caches))
         start += n

@@ -138,9 +138,8 @@ class DistancesLookedUp(WholeBlocks):
 
     def index(self, block: Block) -> Tensor:
         """Which entry of the table each pair reads, last query first: [1 or b, n, m]."""
-        at = self.plan.at.part(block.batch, block.rows).coords[..., 0].flip(1)
-        keys_at = self.plan.keys_at.part(block.batch, block.keys).coords[..., 0]
-        return self.distances.start - at[:, :, None] + keys_at[:, None, :]
+        at, keys_at = (of.coords[..., 0] for of in block.positions(self.plan.at, self.plan.keys_at))
+        return self.distances.start - at.flip(1)[:, :, None] + keys_at[:, None, :]
 
     def block(self, block: Block) -> Tensor:
         index = self.index(block)

@@ -28,34 +28,33 @@ class PairsInBlocks(WholeBlocks):
             "queries": {"q": q},
             "keys": {"k": keys.k},
             "memo": keys.memo,
-            "own": keys.own,
+            "query_memo": keys.query_memo,
             "parameters": dict(bias.module.named_parameters()),
         }
         self.names = tuple((kind, name) for kind, tensors in read.items() for name in tensors)
         self.inputs: tuple[Tensor, ...] = tuple(tensor for tensors in read.values() for tensor in tensors.values())
         self.room = Room(q, torch.promote_types(q.dtype, torch.float32))
 
-    def cut(self, block: Block, index: int, tensor: Tensor) -> Tensor:
+    def in_block(self, block: Block, index: int, tensor: Tensor) -> Tensor:
         """What a block reads of an input, or writes of its gradient."""
         kind, _ = self.names[index]
         if kind == "parameters":
             return tensor
         shared = slice(None) if tensor.shape[0] == 1 else block.batch
-        return tensor[shared, :, block.rows if kind in ("queries", "own") else block.keys]
+        return tensor[shared, :, block.rows if kind in ("queries", "query_memo") else block.keys]
 
     def read(self, block: Block) -> list[Tensor]:
-        return [self.cut(block, index, tensor) for index, tensor in enumerate(self.inputs)]
+        return [self.in_block(block, index, tensor) for index, tensor in enumerate(self.inputs)]
 
     def values(self, module: nn.Module, block: Block, inputs: list[Tensor]) -> Tensor:
         """The bias [b, H, n, m] of a block, last query first, from what it reads of the inputs."""
-        read: dict[str, dict[str, Tensor]] = {kind: {} for kind, _ in self.names} | {"memo": {}, "own": {}}
+        read: dict[str, dict[str, Tensor]] = {kind: {} for kind, _ in self.names} | {"memo": {}, "query_memo": {}}
         for (kind, name), tensor in zip(self.names, inputs, strict=True):
             read[kind][name] = tensor
-        q, at = read["queries"]["q"], self.at.part(block.batch, block.rows)
-        keys_at = self.keys_at.part(block.batch, block.keys)
-        k = read["keys"]["k"]  # no bias reads values
+        at, keys_at = block.positions(self.at, self.keys_at)
+        q, k = read["queries"]["q"], read["keys"]["k"]  # no bias reads values
         with without_autocast(q):
-            keys = Keys(k, k, keys_at, read["memo"], read["own"])
+            keys = Keys(k, k, keys_at, read["memo"], read["query_memo"])
             dtype = torch.promote_types(q.dtype, torch.float32)
             return self.bias.backwards(module, q, at, keys, dtype)
 
@@ -116,7 +115,7 @@ class PairsGradient:
         wide, keys = self.bias.keys_read(block)
         for few, rows in self.bias.few_queries(wide):
             with torch.enable_grad():
-                read = [self.bias.cut(few, index, leaf) for index, leaf in enumerate(self.leaves)]
+                read = [self.bias.in_block(few, index, leaf) for index, leaf in enumerate(self.leaves)]
                 values = self.bias.values(self.module, few, read)[..., keys]
             if not values.requires_grad:
                 return
@@ -124,7 +123,7 @@ class PairsGradient:
             slopes = torch.autograd.grad(values, read, upstream[:, :, rows].to(values.dtype), allow_unused=True)
             for index, slope in zip(self.wanted, slopes, strict=True):
                 if slope is not None:
-                    self.bias.cut(few, index, self.sum(index)).add_(slope)
+                    self.bias.in_block(few, index, self.sum(index)).add_(slope)
 
     def sum(self, index: int) -> Tensor:
         if index not in self.sums:

@@ -43,20 +43,20 @@ class ProductsInRow:
             assert part.shift is not None
             values.copy_(part.shift[..., None])
             return values if part.bias is None else values.add_(part.bias)
-        met, known, place = self.spread(block)
+        met, known, where = self.distances_of(block)
         curves = self.room.of(*asked.shape[:3], len(met))
         products = self.product(asked, known)
-        curves[..., place] = products
+        curves[..., where] = products
         # Beyond the table its edges go on.
-        curves[..., : place.start] = products[..., :1]
-        curves[..., place.stop :] = products[..., -1:]
+        curves[..., : where.start] = products[..., :1]
+        curves[..., where.stop :] = products[..., -1:]
         values = skewed(curves, n, m)
         return values if self.of_keys is None else values.add_(self.of_keys_in(block))
 
     def asked_of(self, block: Block) -> Tensor:
         return self.asked[block.batch, :, block.rows].flip(2)
 
-    def spread(self, block: Block) -> tuple[range, slice, slice]:
+    def distances_of(self, block: Block) -> tuple[range, slice, slice]:
         """The distances that a block meets, far keys first; those of the table among them; and where they stand."""
         top = block.rows.stop - 1 - block.keys.start + self.row.offset
         bottom = block.rows.start - (block.keys.stop - 1) + self.row.offset
@@ -104,17 +104,17 @@ class ProductsGradient:
 
     def add(self, block: Block, upstream: Tensor) -> None:
         bias, n, m = self.bias, length(block.rows), length(block.keys)
-        met, known, near = bias.spread(block)
+        met, known, near = bias.distances_of(block)
         asked, vectors = bias.asked_of(block), bias.vectors[:, known]
         if len(bias.table[known]) == 1:
             # The same vector for all keys, whatever the distance.
             curves = upstream.sum(-1, keepdim=True)
         else:
-            spread = upstream.new_zeros((*upstream.shape[:3], len(met)))
-            skewed(spread, n, m).copy_(upstream)
-            curves = spread[..., near]
-            curves[..., 0] += spread[..., : near.start].sum(-1)
-            curves[..., -1] += spread[..., near.stop :].sum(-1)
+            by_distance = upstream.new_zeros((*upstream.shape[:3], len(met)))
+            skewed(by_distance, n, m).copy_(upstream)
+            curves = by_distance[..., near]
+            curves[..., 0] += by_distance[..., : near.start].sum(-1)
+            curves[..., -1] += by_distance[..., near.stop :].sum(-1)
         curves = curves.to(vectors.dtype)
         self.asked[block.batch, :, block.rows] += (curves @ vectors).flip(2)
         of_heads = (curves.transpose(-1, -2) @ asked).sum(0)

@@ -66,7 +66,7 @@ def a_cache_changes_nothing(subject: Subject) -> None:
             alone = x[row : row + 1, start:]
             expected = net(alone, count(alone.shape[1]), masks.causal())
             same(torch.cat(got, 1)[row : row + 1, start:], expected, f"{name} cache behind left padding, row {row}")
-    loose = Positions.of(count(TOKENS).coords[..., 0]).with_length(LONG)
+    loose = Positions.of(count(TOKENS).coords[..., 0]).with_horizon(LONG)
     x = tokens(subject, TOKENS)
     for cache in (GrowingCache, lambda: SlotCache(TOKENS)):
         same(
@@ -136,15 +136,15 @@ def a_neighbour_in_the_batch_changes_nothing(subject: Subject) -> None:
     order[1, :2] = -1
     order[1, 2:] -= 2
     document = torch.tensor([[0] * T, [0] * T, [0] * 5 + [1] * (T - 5)])
-    length = torch.tensor([end, LONG, 2 * LONG])
-    at = Positions(coords[..., None], order, document, length)
+    horizon = torch.tensor([end, LONG, 2 * LONG])
+    at = Positions(coords[..., None], order, document, horizon)
     x = tokens(subject, T, batch=3)
     for mask in (masks.causal(), masks.bidirectional()):
         for kernel in net.kernels:
             together = net.through(kernel)(x, at, mask)
             for row in range(3):
                 one = slice(row, row + 1)
-                alone = net(x[one], Positions(coords[one, :, None], order[one], document[one], length[one]), mask)
+                alone = net(x[one], Positions(coords[one, :, None], order[one], document[one], horizon[one]), mask)
                 real = order[row] >= 0
                 same(
                     together[one, real],
@@ -152,7 +152,7 @@ def a_neighbour_in_the_batch_changes_nothing(subject: Subject) -> None:
                     f"row {row} beside other rows, {mask_name(mask)}, kernel {kernel}",
                 )
             moved = torch.tensor([2, 0, 1])
-            there = Positions(coords[moved, :, None], order[moved], document[moved], length[moved])
+            there = Positions(coords[moved, :, None], order[moved], document[moved], horizon[moved])
             real = order[moved] >= 0
             same(
                 net(x[moved], there, mask)[real],
@@ -189,7 +189,7 @@ def the_future_is_invisible(subject: Subject) -> None:
     # Earlier and later go by order, wherever the tokens stand in the tensor and whatever their coordinates are.
     shuffle = torch.tensor([5, 0, 3, 8, 1, 7, 2, 6, 4])
     x, at = tokens(subject, TOKENS), count(TOKENS)
-    shuffled = Positions(at.coords[:, shuffle], at.order[:, shuffle], length=at.length)
+    shuffled = Positions(at.coords[:, shuffle], at.order[:, shuffle], horizon=at.horizon)
     for kernel in net.kernels:
         expected = net.through(kernel)(x, at, masks.causal())[:, shuffle]
         same(

@@ -192,7 +192,7 @@ def served(encoding: Encoding, shape: Shape, at: Positions) -> tuple[str, ...]:
     with seeded(1), torch.no_grad():
         x = torch.randn(1, at.tokens, shape.dim, dtype=torch.float64)
         q, keys = layer.queries_and_keys(x, x, None, at, at, encoding)
-        keys = replace(keys, own=keys.memo)
+        keys = replace(keys, query_memo=keys.memo)
         if encoding.turns_when_attending:
             q, keys = encoding.turn(q, at, "query"), replace(keys, k=encoding.turn(keys.k, at, "key"))
         return kernels.served_by(encoding, q, at, keys, masks.causal())

@@ -54,7 +54,7 @@ def every_way_of_running_is_served(subject: Subject) -> None:
     expected = run(x)
     empty, nobody = x[:0].clone().requires_grad_(), Positions.padded(torch.ones(0, TOKENS))
     for kernel in net.kernels:
-        for at in (None, nobody.with_length(LONG)):
+        for at in (None, nobody.with_horizon(LONG)):
             out = net.through(kernel)(empty, at, mask)
             out.sum().backward()
             same(out, expected[:0], f"an empty batch, kernel {kernel}")
@@ -74,7 +74,7 @@ def every_way_of_running_is_served(subject: Subject) -> None:
 
     with FakeTensorMode():
         fake, given = Net(*subject.build(), subject.shape), torch.zeros(x.shape)
-        for at in (None, Positions.padded(torch.ones(x.shape[:2])).with_length(LONG)):
+        for at in (None, Positions.padded(torch.ones(x.shape[:2])).with_horizon(LONG)):
             fake(given, at, mask).sum().backward()
         with torch.no_grad():
             shape = in_chunks(fake, given, count(TOKENS), (5, 1, 3), mask, lambda: SlotCache(8, rolling=True)).shape
