@@ -4,6 +4,9 @@ import pytest
 import torch
 
 from posenc import Keys, Positions, catalogue, kernels, masks
+from posenc.encoding import Encoding
+from posenc.encodings.deberta import DeBERTa
+from posenc.kernels.block_sizes import SIZES
 from posenc.testing import SHAPE, Subject, count, on_axes
 from posenc.testing.promises.values import served
 
@@ -68,6 +71,23 @@ def test_anywhere_else_distances_are_looked_up_and_closures_asked() -> None:
     ):
         encoding = catalogue.build(spec, SHAPE)
         assert kernels.served_by(encoding, q, at, Keys(q, q, at), masks.causal()) == expected
+
+
+@pytest.mark.parametrize(
+    "spec", ["deberta", "on(deberta, heads=(0, 2))", "deberta + alibi", "on(deberta, heads=(0, 2)) + forgetting"]
+)
+def test_what_is_computed_for_every_token_is_computed_once_for_a_call(spec: str, monkeypatch) -> None:
+    calls, compared = [], DeBERTa.compared
+    monkeypatch.setattr(DeBERTa, "compared", lambda self, *given: calls.append(1) or compared(self, *given))
+    encoding = catalogue.build(spec, SHAPE)
+    with SIZES.set_to(rows=2, pairs=20, pairs_of_content=20):
+        served(encoding.double(), SHAPE, count(9))
+    assert len(calls) == 2  # queries and keys
+
+
+def test_the_base_class_stays_small() -> None:
+    members = [name for name in vars(Encoding) if not name.startswith("__")]
+    assert len(members) <= 25, members
 
 
 def test_a_named_kernel_serves_or_says_why_not() -> None:

@@ -40,17 +40,17 @@ class PairsTurned(Published):
 
     layout: str
 
-    def formula_angles(self, position: Any, head: int = 0, length: float | None = None) -> list[float]:
+    def formula_angles(self, position: Any, head: int = 0, horizon: float | None = None) -> list[float]:
         """As published, in scalars: the angle by which each pair of a token at `position` turns (radians)."""
         raise NotImplementedError
 
-    def formula_sizes(self, position: Any, side: str, length: float | None = None) -> Iterable[float]:
+    def formula_sizes(self, position: Any, side: str, horizon: float | None = None) -> Iterable[float]:
         """As published, in scalars: what each pair of a query or key at `position` is stretched by; 1."""
         return repeat(1.0)
 
-    def formula_sizes_between(self, m: Any, n: Any, length: float | None = None) -> Iterable[float]:
+    def formula_sizes_between(self, m: Any, n: Any, horizon: float | None = None) -> Iterable[float]:
         """As published, in scalars: what each pair's part of a logit is stretched by, query at m and key at n."""
-        return map(mul, self.formula_sizes(m, "query", length), self.formula_sizes(n, "key", length))
+        return map(mul, self.formula_sizes(m, "query", horizon), self.formula_sizes(n, "key", horizon))
 
     def formula_pairs(self, pairs: int) -> list[tuple[int, int]]:
         """The two channels of each pair, in the order of the angles."""

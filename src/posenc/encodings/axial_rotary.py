@@ -133,7 +133,7 @@ class AxialRotary(Rotations):
         angles = [coords[..., axis, None] * spectrum for axis, spectrum in enumerate(spectra)]
         return cos_sin(torch.cat(angles, -1), 1.0, dtype, device)
 
-    def formula_angles(self, position, head=0, length=None) -> list[float]:
+    def formula_angles(self, position, head=0, horizon=None) -> list[float]:
         places = (position,) if self.axes == 1 else position
         r, highest, angles = sum(self.widths), (self.resolution or 224) / 2, []
         for axis, (width, place) in enumerate(zip(self.widths, places, strict=True)):

@@ -76,7 +76,7 @@ class ImageRotary(Rotations):
         angle = 2 * math.pi * coords[..., None] / self.periods.to(coords.device)
         return cos_sin(angle.flatten(-2), 1.0, dtype, device)
 
-    def formula_angles(self, position, head=0, length=None) -> list[float]:
+    def formula_angles(self, position, head=0, horizon=None) -> list[float]:
         places = (position,) if self.axes == 1 else position
         periods = [self.base ** (j / self.bands) for j in range(self.bands)]
         return [2 * math.pi * place / period for place in places for period in periods]

@@ -132,6 +132,6 @@ class LearnedRotary(Turning):
         # The keys were repeated when they were turned; the values have to go with them.
         return kernel(self, q, at, replace(keys, v=self.spread(keys.v)), mask)
 
-    def formula_angles(self, position, head=0, length=None) -> list[float]:
+    def formula_angles(self, position, head=0, horizon=None) -> list[float]:
         shift = (self.shift[head] if self.per_head else self.shift).tolist()
         return [position * self.base ** (-2 * p / self.head_dim) * math.exp(s) for p, s in enumerate(shift)]

@@ -114,7 +114,7 @@ class MixedRotary(Turning):
         cos, sin = cos_sin(angle.repeat_interleave(x.shape[1] // sets, 1), 1.0, dtype, x.device)
         return rotate_pairs(x, cos, sin, self.layout, in_place=in_place)
 
-    def formula_angles(self, position, head=0, length=None) -> list[float]:
+    def formula_angles(self, position, head=0, horizon=None) -> list[float]:
         places = (position,) if self.axes == 1 else position
         own = self.frequencies[head * self.frequencies.shape[0] // self.heads].tolist()
         return [math.fsum(f * place for f, place in zip(frequency, places, strict=True)) for frequency in own]

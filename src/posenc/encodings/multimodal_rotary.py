@@ -151,7 +151,7 @@ class MultimodalRotary(Rotations):
             return plain, 1.0
         return self.schedule.formula(plain, base=self.base, width=self.width)
 
-    def formula_angles(self, position, head=0, length=None) -> list[float]:
+    def formula_angles(self, position, head=0, horizon=None) -> list[float]:
         sections, angles = self.sections_in_use, []
         places = position if isinstance(position, tuple) else (position,) * len(sections)
         left = list(sections)
@@ -168,7 +168,7 @@ class MultimodalRotary(Rotations):
             angles.append(places[axis] * frequency)
         return angles
 
-    def formula_sizes(self, position, side, length=None) -> Iterable[float]:
+    def formula_sizes(self, position, side, horizon=None) -> Iterable[float]:
         return repeat(self.formula_spectrum()[1])
 
 

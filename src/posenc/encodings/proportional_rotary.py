@@ -105,8 +105,8 @@ class ProportionalRotary(Rotations):
         turning = frequencies[: self.turning]
         return turning + [0.0] * (d // 2 - len(turning)), temperature
 
-    def formula_angles(self, position, head=0, length=None) -> list[float]:
+    def formula_angles(self, position, head=0, horizon=None) -> list[float]:
         return [position * frequency for frequency in self.formula_spectrum()[0]]
 
-    def formula_sizes(self, position, side, length=None) -> Iterable[float]:
+    def formula_sizes(self, position, side, horizon=None) -> Iterable[float]:
         return repeat(self.formula_spectrum()[1])

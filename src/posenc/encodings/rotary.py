@@ -140,11 +140,11 @@ class Rotary(Rotations):
         horizon = self.schedule.short_horizon if self.turns_when_attending and horizon is None else horizon
         return self.schedule.formula(plain, base=self.base, width=self.width, horizon=horizon)
 
-    def formula_angles(self, position, head=0, length=None) -> list[float]:
-        return [position * frequency for frequency in self.formula_spectrum(length)[0]]
+    def formula_angles(self, position, head=0, horizon=None) -> list[float]:
+        return [position * frequency for frequency in self.formula_spectrum(horizon)[0]]
 
-    def formula_sizes(self, position, side, length=None) -> Iterable[float]:
-        return repeat(self.formula_spectrum(length)[1])
+    def formula_sizes(self, position, side, horizon=None) -> Iterable[float]:
+        return repeat(self.formula_spectrum(horizon)[1])
 
     def formula_turned(self, x, position, head, side) -> list[float]:
         if self.turns_when_attending:

@@ -150,14 +150,14 @@ class XPos(PairsTurned, Encoding):
     ) -> tuple[Tensor, Tensor]:
         return self.rotated(q, at, "query", in_place=in_place), self.rotated(k, keys_at, "key", in_place=in_place)
 
-    def formula_angles(self, position, head=0, length=None) -> list[float]:
+    def formula_angles(self, position, head=0, horizon=None) -> list[float]:
         return [position * self.base ** (-2 * k / self.head_dim) for k in range(self.head_dim // 2)]
 
-    def formula_sizes(self, position, side, length=None) -> list[float]:
+    def formula_sizes(self, position, side, horizon=None) -> list[float]:
         distance = position - self.centre
         return self.formula_fading(distance if side == "query" else -distance)
 
-    def formula_sizes_between(self, m, n, length=None) -> list[float]:
+    def formula_sizes_between(self, m, n, horizon=None) -> list[float]:
         return self.formula_fading(m - n)
 
     def formula_fading(self, distance: float) -> list[float]:
