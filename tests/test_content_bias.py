@@ -46,6 +46,7 @@ WAYS = {
     "fire + tupe": (PAIRS, PAIRS),
     "shaw(values=False, clip=3) + inkling(extent=5) + t5_bias": (PRODUCTS, PRODUCTS, DISTANCES),
     "transformer_xl + alibi + t5_bias": (PRODUCTS, DISTANCES),
+    "transformer_xl(clamp=2) + forgetting + alibi": (PRODUCTS, LEVELS, DISTANCES),
     "on(shaw(values=False), heads=(0, 2))": (PRODUCTS,),
     "on(deberta(buckets=6, max_distance=9), heads=(0, 2)) + on(alibi, heads=(2, 1))": (PAIRS, DISTANCES),
     "on(transformer_xl, heads=(1,)) + forgetting": (PRODUCTS, LEVELS),
@@ -118,6 +119,7 @@ def last_first(x: torch.Tensor) -> torch.Tensor:
 
 IN_A_ROW = {
     "itself": (Positions.count(13), Positions.count(13), (CAUSAL, BOTH, WINDOW, NEARBY)),
+    "a short last block": (Positions.count(18), Positions.count(18), (CAUSAL,)),
     "behind a cache": (Positions.count(5, 12), Positions.count(17), (CAUSAL, WINDOW)),
     "before the last keys": (Positions.count(5, 3), Positions.count(19), (CAUSAL, BOTH)),
     "one query": (Positions.count(1, 5), Positions.count(6), (CAUSAL,)),

@@ -122,9 +122,9 @@ class SumInBlocks:
         return Part(block.keys, None if bias is None else bias.expand(-1, -1, length(block.rows), -1), shift)
 
     def added(self, one: Tensor, other: Tensor) -> Tensor:
-        """The sum of two, in memory that is used again."""
+        """The sum of two: rows as they are, a whole block in memory that is used again."""
         shape = [max(sizes) for sizes in zip(one.shape, other.shape, strict=True)]
-        return torch.add(one, other, out=self.room.of(*shape))
+        return one + other if shape[2] == 1 else torch.add(one, other, out=self.room.of(*shape))
 
     def gradient(self) -> "SumGradient":
         """A collector that holds nothing yet: a graph may be gone through backwards more than once."""
