@@ -47,6 +47,7 @@ WAYS = {
     "shaw(values=False, clip=3) + inkling(extent=5) + t5_bias": (PRODUCTS, PRODUCTS, DISTANCES),
     "transformer_xl + alibi + t5_bias": (PRODUCTS, DISTANCES),
     "transformer_xl(clamp=2) + forgetting + alibi": (PRODUCTS, LEVELS, DISTANCES),
+    "transformer_xl(clamp=2) + alibi": (PRODUCTS, DISTANCES),
     "on(shaw(values=False), heads=(0, 2))": (PRODUCTS,),
     "on(deberta(buckets=6, max_distance=9), heads=(0, 2)) + on(alibi, heads=(2, 1))": (PAIRS, DISTANCES),
     "on(transformer_xl, heads=(1,)) + forgetting": (PRODUCTS, LEVELS),

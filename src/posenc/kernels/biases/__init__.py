@@ -6,7 +6,7 @@ do not, distances are looked up, or the closure is asked for the block (`pairs`)
 once for a call, by the forms alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -92,21 +92,23 @@ class SumInBlocks:
                 owned = True
         return total
 
-    def parts(self, block: Block) -> list[Part]:
-        """The same in parts that together have all keys of the block, each once."""
+    def parts(self, block: Block) -> Iterator[Part]:
+        """The same in parts that together have all keys of the block, each once.
+
+        A part is good until the next one is asked for: they share memory.
+        """
         first, last = block.keys.start, block.keys.stop
         near = [part for form in self.forms if (part := form.near(block)) is not None]
         if not near:
-            return [Part(block.keys, self.block(block))]
+            yield Part(block.keys, self.block(block))
+            return
         start, stop = min(part.start for part in near), max(part.stop for part in near)
         start = start if start - first >= SIZES.far or start == last else first
         stop = stop if last - stop >= SIZES.far or stop == first else last
-        parts = []
         for keys, far in ((slice(first, start), True), (slice(start, stop), False), (slice(stop, last), True)):
             if length(keys):
                 part = block._replace(keys=keys)
-                parts.append(self.far(part) if far else Part(keys, self.block(part)))
-        return parts
+                yield self.far(part) if far else Part(keys, self.block(part))
 
     def far(self, block: Block) -> Part:
         """Keys that are far for every form: rows that all queries share, views, and a shift of each query."""
