@@ -21,7 +21,7 @@ DIM, TRAINED, POSITION = 32, 128, 21
 
 def main(out: Path, quick: bool) -> None:
     encoding = Sinusoidal(DIM)
-    table = encoding.table(tokens=TRAINED, dtype=torch.float64)[0]
+    table = encoding.table(TRAINED, dtype=torch.float64)[0]
     waves = encoding.wavelengths
 
     rows = [

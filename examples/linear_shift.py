@@ -21,7 +21,7 @@ DIM = 8
 
 def main(out: Path, quick: bool) -> None:
     encoding = Sinusoidal(DIM)
-    table = encoding.table(tokens=1000, dtype=torch.float64)[0]
+    table = encoding.table(1000, dtype=torch.float64)[0]
     rows = []
     for k in (1, 2, 10, 100):
         matrix = encoding.shift(k)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc import Attention, Block, Compose, Decoder, Encoding, Keys, Positions, Shape, build, masks
+from posenc import Attention, Block, Compose, Decoder, Encoding, Keys, Polar, Positions, Shape, build, masks
 from posenc.catalogue import build_layers
 from posenc.chosen_heads import OnHeads
 from posenc.encodings.alibi import ALiBi
@@ -327,3 +327,9 @@ def test_a_block_alone_applies_every_part_of_a_sum() -> None:
     inner = Block(24, 6).double()
     inner.load_state_dict(block.state_dict())
     torch.testing.assert_close(block(x), inner(Sinusoidal(24)(x), encoding=Rotary(4)), rtol=0, atol=1e-12)
+
+
+def test_heads_that_become_wider_are_refused_beside_others() -> None:
+    x = torch.zeros(1, 4, 3, 8)
+    with pytest.raises(ValueError, match=r"polar makes heads of 8 channels 16 wide, .*; use it on all heads"):
+        OnHeads(Polar(2, 8), (0, 1), of=4).query(x)

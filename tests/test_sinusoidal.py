@@ -174,12 +174,10 @@ def test_each_row_of_a_batch_may_stand_elsewhere() -> None:
 def test_a_table_is_given_for_positions_or_a_number_of_tokens() -> None:
     encoding = Sinusoidal(6)
     expected = encoding(torch.zeros(1, 4, 6))
-    assert torch.equal(encoding.table(tokens=4), expected)
+    assert torch.equal(encoding.table(4), expected)
     assert torch.equal(encoding.table(torch.arange(4)), expected)
     assert torch.equal(encoding.table(Positions.count(4)), expected)
-    assert encoding.table(tokens=2, dtype=torch.float64).dtype == torch.float64
-    with pytest.raises(ValueError, match="table needs positions or a number of tokens"):
-        encoding.table()
+    assert encoding.table(2, dtype=torch.float64).dtype == torch.float64
 
 
 @pytest.mark.parametrize(
@@ -257,7 +255,7 @@ def test_a_table_of_another_layout_is_refused_and_the_right_one_named(shape: str
     right = Sinusoidal(32, layout="concatenated")
     right.load_state_dict(saved)
     with pytest.raises(RuntimeError, match=r"endpoint=True\): build that one"):
-        right.load_state_dict({"pe": Sinusoidal(32, layout="concatenated", endpoint=True).table(tokens=100)[0]})
+        right.load_state_dict({"pe": Sinusoidal(32, layout="concatenated", endpoint=True).table(100)[0]})
 
 
 def test_a_table_of_another_base_is_refused() -> None:
@@ -366,10 +364,10 @@ def test_a_scale_is_learned_and_starts_where_the_encoding_has_norm_root_half() -
     got = encoding(torch.zeros(1, 5, 32, dtype=torch.float64))
     torch.testing.assert_close(got.norm(dim=-1), torch.full((1, 5), 0.5**0.5, dtype=torch.float64), rtol=1e-14, atol=0)
     got.sum().backward()
-    expected = Sinusoidal(32).table(tokens=5, dtype=torch.float64)
+    expected = Sinusoidal(32).table(5, dtype=torch.float64)
     assert encoding.scale is not None and encoding.scale.grad is not None
     assert encoding.scale.grad.item() == pytest.approx(expected.sum().item(), rel=1e-12)
-    torch.testing.assert_close(encoding.table(tokens=5, dtype=torch.float64), expected * 32**-0.5, rtol=1e-14, atol=0)
+    torch.testing.assert_close(encoding.table(5, dtype=torch.float64), expected * 32**-0.5, rtol=1e-14, atol=0)
 
 
 def test_a_scaled_encoding_takes_left_padding() -> None:
@@ -383,7 +381,7 @@ def test_a_scaled_encoding_takes_left_padding() -> None:
 def test_a_scaled_encoding_is_rounded_once() -> None:
     encoding = Sinusoidal(48, scaled=True).bfloat16()
     assert encoding.scale is not None
-    exact = Sinusoidal(48).table(tokens=300, dtype=torch.float64) * encoding.scale.double()
+    exact = Sinusoidal(48).table(300, dtype=torch.float64) * encoding.scale.double()
     got = encoding(torch.zeros(1, 300, 48, dtype=torch.bfloat16))
     assert torch.equal(got, exact.float().to(torch.bfloat16))
 

@@ -46,7 +46,13 @@ class OnHeads(Encoding):
         if "turn" not in self.doors:
             return x
         chosen = torch.tensor(self.among(x.shape[1]), device=x.device)
-        return x.index_copy(1, chosen, self.encoding.turn(x[:, chosen], at, side))
+        turned = self.encoding.turn(x[:, chosen], at, side)
+        if turned.shape[-1] != x.shape[-1]:
+            raise ValueError(
+                f"{self.encoding} makes heads of {x.shape[-1]} channels {turned.shape[-1]} wide, and the heads beside "
+                f"them stay as they are; use it on all heads"
+            )
+        return x.index_copy(1, chosen, turned)
 
     def among(self, heads: int) -> Sequence[int]:
         """The chosen heads among so many, which query heads may share.

@@ -69,7 +69,7 @@ def test_timm_agrees_on_two_axes(timm_layer, interleave: bool, layout: str, reve
 def test_m2m_100_agrees_with_endpoint_and_its_offset_of_two(dim: int) -> None:
     peer = pytest.importorskip("transformers.models.m2m_100.modeling_m2m_100", reason=NOT_HERE)
     theirs = peer.M2M100SinusoidalPositionalEmbedding.get_embedding(300, dim, padding_idx=1)
-    ours = Sinusoidal(dim, layout="concatenated", endpoint=True).table(tokens=300)[0]
+    ours = Sinusoidal(dim, layout="concatenated", endpoint=True).table(300)[0]
     kept = torch.arange(300) != 1
     # Their angles are float32: 300 positions times 2^-24.
     assert float((ours - theirs)[kept].abs().max()) < 3e-5
@@ -87,7 +87,7 @@ def test_scaled_is_that_of_x_transformers_and_takes_left_padding() -> None:
 
 def test_half_precision_keeps_positions_apart_where_bfloat16_positions_would_not() -> None:
     # Keras hub counts its positions in bfloat16: off by up to 1.99 at 1,024 tokens (peers.md 3c, item 11).
-    exact = Sinusoidal(64).table(tokens=1024, dtype=torch.float64)
+    exact = Sinusoidal(64).table(1024, dtype=torch.float64)
     counted = torch.arange(1024, dtype=torch.bfloat16).double()
     assert float((Sinusoidal(64).table(counted, dtype=torch.float64) - exact).abs().max()) > 1
     ours = Sinusoidal(64)(torch.zeros(1, 1024, 64, dtype=torch.bfloat16))

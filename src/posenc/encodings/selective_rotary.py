@@ -52,8 +52,8 @@ class SelectiveRotary(PairsTurned, Encoding):
 
     Keys are cached unturned, each with its angles in float32 (as much memory as a key takes for each query head), and
     turned when they are attended to, a shared key once for each query head. Sums are taken in float64. A sum that
-    starts anywhere gives the same logits, so padding, packing, cuts and a rolling cache change nothing. Biases beside it read
-    queries and keys as they are projected.
+    starts anywhere gives the same logits, so padding, packing, cuts and a rolling cache change nothing. Biases
+    beside it read queries and keys as they are projected.
 
     Where it goes wrong: it reads the order of tokens, not their coordinates, so maps of positions (interpolation,
     shifts) do nothing. Without drift phi has no preferred sign, and the turn wanders instead of counting. Its authors
