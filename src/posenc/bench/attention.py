@@ -55,6 +55,11 @@ WANTED: dict[str, Wanted] = {
     "transformer_xl": Wanted(),
     "deberta": Wanted(),
     "inkling": Wanted(),
+    # A sum is to cost a fifth more than its slower part, and a distance map 1.6 times what it maps.
+    "alibi + forgetting": Wanted(1.5, None, 1.5),
+    "alibi + shaw(clip=64, values=False)": Wanted(1.92, None, 1.92),
+    "rerope(rotary)": Wanted(1.6, None, 1.6),
+    "self_extend(rotary)": Wanted(1.6, None, 1.6),
 }
 """The encodings that are measured -> what each is to cost."""
 
