@@ -218,6 +218,13 @@ def test_auto_takes_the_fused_kernel_unless_weights_are_wanted() -> None:
     assert kernels.choose("auto", Shaw(4, values=False)) == "blocked"
 
 
+def test_a_layer_whose_kernel_is_set_to_a_wrong_name_says_so() -> None:
+    layer = Attention(8, 2, encoding="alibi")
+    layer.kernel = "spda"
+    with pytest.raises(ValueError, match=r"no kernel named 'spda'; .* did you mean 'sdpa'"):
+        layer(torch.zeros(1, 3, 8))
+
+
 def test_a_named_kernel_is_taken_or_refused_and_never_replaced() -> None:
     assert kernels.choose("reference", NoPE()) == "reference" and kernels.choose("sdpa", NoPE()) == "sdpa"
     with pytest.raises(

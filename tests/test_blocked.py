@@ -471,7 +471,7 @@ def test_one_fused_call_is_chosen_where_it_needs_no_matrix_and_no_named_kernel_i
     outs = {name: kernels.bind(name, encoding, scale=1.0)(encoding, q, at, keys, mask)[0] for name in kernels.AUTO}
     same_outs = [torch.testing.assert_close(out, outs["reference"], rtol=0, atol=1e-12) for out in outs.values()]
     assert len(same_outs) == 3
-    monkeypatch.setattr(blocked.sdpa, "attend", None)
+    monkeypatch.setattr(kernels.sdpa, "attend", None)
     kernels.bind("blocked", encoding, scale=1.0)(encoding, q, at, keys, mask)
 
 

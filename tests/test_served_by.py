@@ -95,5 +95,7 @@ def test_a_named_kernel_serves_or_says_why_not() -> None:
     alibi, keys = catalogue.build("alibi", SHAPE), Keys(q, q, at)
     for name in ("reference", "sdpa"):
         assert kernels.served_by(alibi, q, at, keys, masks.causal(), name=name) == (name,)
+    with pytest.raises(ValueError, match="kernel 'sdpa' cannot do this: stick_breaking reads the attention weights"):
+        kernels.served_by(catalogue.build("stick_breaking", SHAPE), q, at, keys, masks.causal(), name="sdpa")
     with pytest.raises(ValueError, match="no kernel named 'spda'"):
         kernels.served_by(alibi, q, at, keys, masks.causal(), name="spda")

@@ -49,9 +49,7 @@ class Bias:
             return values
         if values.shape[axis] == 1 != len(self.chosen):
             values = values.expand(*(len(self.chosen) if i == axis else -1 for i in range(values.dim())))
-        shape = list(values.shape)
-        shape[axis] = self.of
-        return values.new_zeros(shape).index_copy(axis, torch.tensor(self.chosen, device=values.device), values)
+        return among_heads(values, axis, self.chosen, self.of)
 
     @property
     def module(self) -> nn.Module | None:
@@ -321,9 +319,15 @@ class Branched(Bias):
         return found
 
 
+def among_heads(values: Tensor, axis: int, heads: Sequence[int], of: int) -> Tensor:
+    """Values of some heads, along an axis, as values of all `of` heads: 0 for the others."""
+    shape = [of if i == axis else size for i, size in enumerate(values.shape)]
+    return values.new_zeros(shape).index_copy(axis, torch.tensor(heads, device=values.device), values)
+
+
 def product(q: Tensor, k: Tensor) -> Tensor:
     """q k^T [B, H, T, S] in float32 at least, where several query heads may share a key head."""
-    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    k = k if k.shape[1] == q.shape[1] else k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     dtype = torch.promote_types(q.dtype, torch.float32)
     return q.to(dtype) @ k.to(dtype).transpose(-1, -2)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from posenc.biases import Bias
+from posenc.biases import Bias, among_heads
 from posenc.encoding import Encoding, Side
 from posenc.foreign import quoted
 from posenc.keys import Keys
@@ -72,10 +72,7 @@ class OnHeads(Encoding):
 
     def by_distance(self, delta: Tensor) -> Tensor | None:
         values = self.encoding.by_distance(delta)
-        if values is None:
-            return None
-        chosen = torch.tensor(self.heads, device=values.device)
-        return values.new_zeros((self.of, *values.shape[1:])).index_copy(0, chosen, values)
+        return None if values is None else among_heads(values, 0, self.heads, self.of)
 
     def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
         if q is not None:

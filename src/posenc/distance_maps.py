@@ -78,14 +78,17 @@ class DistanceMap(Encoding):
         biases = self.biases(q, at, keys)
         if "attend" in self.doors:
             m, n = at.axis(self), keys.at.axis(self)
-            shown = [(at.with_coords(one.queries(m)), keys.at.with_coords(one.keys(n))) for one in self.branches()]
-            (q, k), *others = (
-                (self.encoding.turn(q, there, "query"), self.encoding.turn(keys.k, keys_there, "key"))
-                for there, keys_there in [(at, keys.at), *shown]
-            )
-            branches = [Branch(*pair, one.holds) for pair, one in zip(others, self.branches(), strict=True)]
-            biases = [*biases, Branched(q, k, branches, at, keys.at, kernel.scale)]
-            keys = replace(keys, k=k)
+
+            def turned(there: Positions, keys_there: Positions) -> tuple[Tensor, Tensor]:
+                return self.encoding.turn(q, there, "query"), self.encoding.turn(keys.k, keys_there, "key")
+
+            branches = [
+                Branch(*turned(at.with_coords(one.queries(m)), keys.at.with_coords(one.keys(n))), one.holds)
+                for one in self.branches()
+            ]
+            true_q, true_k = turned(at, keys.at)
+            biases = [*biases, Branched(true_q, true_k, branches, at, keys.at, kernel.scale)]
+            return kernel(self, true_q, at, replace(keys, k=true_k), mask, biases=biases)
         return kernel(self, q, at, keys, mask, biases=biases)
 
     def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posenc import checks
-from posenc.biases import Bias, Dense, total
+from posenc.biases import Bias, Dense, product, total
 from posenc.encoding import BIASES, Encoding
 from posenc.kernels.bound import BoundKernel
 from posenc.keys import Keys, Projections
@@ -90,8 +90,7 @@ class DAPE(Encoding):
         checks.heads(self, q)
         dtype = torch.promote_types(q.dtype, torch.float32)
         with without_autocast(q):
-            k = keys.k.to(dtype).repeat_interleave(q.shape[1] // keys.k.shape[1], 1)
-            logits = q.to(dtype) @ k.transpose(-1, -2) * kernel.scale
+            logits = product(q, keys.k) * kernel.scale
             biases = self.biases(q, at, keys)
             bias = total(biases, dtype)
             assert bias is not None

@@ -14,7 +14,7 @@ from posenc.foreign import near
 from posenc.kernels import blocked, flex, native, reference, rotate_pairs_triton, sdpa
 from posenc.kernels.bound import BoundKernel
 from posenc.kernels.reference import logits_on_grid, take_values
-from posenc.kernels.request import Call, Request
+from posenc.kernels.request import Inputs, Request
 from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
@@ -61,34 +61,49 @@ def choose(
 
     Raises ValueError with the reason when the named one cannot.
     """
-    check_name(name)
     return serving(name, Request(encoding, weights, dropout, q))
 
 
 def serving(name: str, request: Request) -> str:
-    """The kernel that serves a request, as `choose` says it, for a name that is known."""
+    """The kernel that serves a request, as `choose` says it."""
     if name == "auto":
         if sdpa.needs_no_matrix(request) and sdpa.why_not(request) is None:
             return "sdpa"
         return next(kernel for kernel in AUTO if KERNELS[kernel].why_not(request) is None)
+    check_name(name)
     reason = KERNELS[name].why_not(request)
     if reason is not None:
         raise ValueError(f"kernel '{name}' cannot do this: {reason}")
     return name
 
 
-def bind(name: str, encoding: Encoding, *, scale: float, dropout: float = 0.0, weights: bool = False) -> BoundKernel:
+def bind(
+    name: str,
+    encoding: Encoding,
+    *,
+    scale: float,
+    dropout: float = 0.0,
+    weights: bool = False,
+    seen: set[str] | None = None,
+) -> BoundKernel:
     """A kernel with one layer's scale, dropout and wish for weights; what serves is chosen once the call is known.
+
+    seen  where to note what served, as `served_by` says it
 
     Raises ValueError, when it is called, where the named kernel cannot serve.
     """
 
     def attend(biases: Sequence[Bias], q: Tensor, at: Positions, keys: Keys, mask: Mask, **asked):
-        request = Request(encoding, asked["weights"], asked["dropout"], q, Call(biases, at, keys.at, mask))
-        return KERNELS[serving(name, request)].attend(biases, q, at, keys, mask, **asked)
+        request = Request(encoding, asked["weights"], asked["dropout"], q, Inputs(biases, at, keys.at, mask))
+        kernel = serving(name, request)
+        if seen is not None:
+            seen.update((kernel, *(blocked.ways(biases, q, at, keys, mask) if kernel == "blocked" else ())))
+        return KERNELS[kernel].attend(biases, q, at, keys, mask, **asked)
 
     def logits(biases: Sequence[Bias], q: Tensor, at: Positions, keys: Keys, *, scale: float) -> Tensor:
         serving(name, Request(encoding, weights, dropout, q))
+        if seen is not None:
+            seen.add("reference")
         return logits_on_grid(biases, q, at, keys, scale=scale)
 
     return BoundKernel(attend, logits, take_values, scale=scale, dropout=dropout, weights=weights)
@@ -105,20 +120,9 @@ def served_by(
     >>> served_by(ALiBi(4), q, at, Keys(q, q, at), masks.causal())
     ('blocked', 'distances in a row')
     """
-    check_name(name)
-    found: set[str] = set()
-
-    def look(biases: Sequence[Bias], q: Tensor, at: Positions, keys: Keys, mask: Mask, **asked):
-        request = Request(encoding, asked["weights"], asked["dropout"], q, Call(biases, at, keys.at, mask))
-        kernel = serving(name, request)
-        found.update((kernel, *(blocked.ways(biases, q, at, keys, mask) if kernel == "blocked" else ())))
-        return KERNELS[kernel].attend(biases, q, at, keys, mask, **asked)
-
-    kernel = BoundKernel(look, logits_on_grid, take_values, scale=q.shape[-1] ** -0.5, dropout=0.0, weights=False)
-    encoding.attend(q, at, keys, mask, kernel)
-    # A rule that asks for the logits themselves has them from the readable kernel.
-    found = found or {"reference"}
-    return tuple(sorted(found, key=lambda word: (word not in KERNELS, word)))
+    seen: set[str] = set()
+    encoding.attend(q, at, keys, mask, bind(name, encoding, scale=q.shape[-1] ** -0.5, seen=seen))
+    return tuple(sorted(seen, key=lambda word: (word not in KERNELS, word)))
 
 
 def check_name(name: str) -> None:

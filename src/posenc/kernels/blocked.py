@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posenc.biases import Bias, Branched, ByDistance
-from posenc.kernels import sdpa
 from posenc.kernels.bias_in_blocks import BiasGradient, Block
 from posenc.kernels.biases import SumInBlocks, in_blocks
 from posenc.kernels.biases.distances import DistancesInRow, at_distances
@@ -28,7 +27,7 @@ from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
 from posenc.shared_tables import check_versions, versions
-from posenc.watched import is_transformed, is_written_down
+from posenc.watched import is_written_down
 
 LOG2_E = 1 / math.log(2)
 
@@ -38,33 +37,28 @@ Way: TypeAlias = tuple[Tensor, Tensor]
 
 def why_not(request: Request) -> str | None:
     """Why attention in blocks cannot serve, or None."""
-    if request.encoding.needs_weights:
-        return (
-            f"{request.encoding} reads the attention weights, which attention in blocks does not return; "
-            f"use kernel='reference' or 'auto'"
-        )
-    if request.weights:
-        return "attention in blocks returns no attention weights; use kernel='reference' or 'auto'"
+    if (reason := request.against("attention in blocks")) is not None:
+        return reason
     if request.dropout:
         return f"attention in blocks has no dropout, got {request.dropout}; use kernel='sdpa' or 'auto', or dropout=0"
     q = request.q
     if q is not None and q.device.type != "cpu":
         return f"attention in blocks is for the CPU, got queries on '{q.device.type}'; use kernel='sdpa' or 'auto'"
-    call = request.call
-    if call is not None and torch.compiler.is_compiling():
+    inputs = request.inputs
+    if inputs is not None and torch.compiler.is_compiling():
         if q is not None and q.shape[0] == 0:
             return "a compiled graph has no attention in blocks of an empty batch; use kernel='sdpa' or 'auto'"
-        if offset_in_a_row(call.biases, call.at, call.keys_at, call.mask) is None:
+        if offset_in_a_row(*inputs) is None:
             return (
                 "in a graph that is being compiled, attention in blocks takes tokens that are known to stand in a row, "
                 "and biases of the distance alone; use kernel='sdpa' or 'auto'"
             )
-    elif call is not None and is_written_down():
+    elif inputs is not None and is_written_down():
         return (
             "attention in blocks goes by the numbers of one call, and cannot be written down as a graph of operators; "
             "use kernel='sdpa' or 'auto'"
         )
-    return sdpa.NOT_TRANSFORMED.format("attention in blocks") if is_transformed() else None
+    return None
 
 
 def attend(

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from posenc.biases import Bias, ByDistance, Dense, Pairs
 from posenc.kept_tables import fact
-from posenc.kernels import sdpa
 from posenc.kernels.reference import fit_heads
 from posenc.kernels.request import Request
 from posenc.keys import Keys
@@ -25,22 +24,17 @@ from posenc.masks import Mask
 from posenc.positions import Positions
 from posenc.score_mods import ScoreMod, entry, in_turn, looked_up
 from posenc.shared_tables import once
-from posenc.watched import is_transformed
 
 
 def why_not(request: Request) -> str | None:
     """Why FlexAttention cannot serve, or None."""
-    encoding, q = request.encoding, request.q
-    if encoding.needs_weights:
-        return f"{encoding} reads the attention weights, which flex does not return; use kernel='reference' or 'auto'"
-    if request.weights:
-        return "flex returns no attention weights; use kernel='reference' or 'auto'"
+    if (reason := request.against("flex")) is not None:
+        return reason
     if request.dropout:
         return f"FlexAttention has no dropout, got {request.dropout}; use another kernel, or dropout=0"
-    if is_transformed():
-        return sdpa.NOT_TRANSFORMED.format("flex")
+    q = request.q
     if q is not None and q.device.type != "cuda" and torch.is_grad_enabled():
-        if q.requires_grad or any(parameter.requires_grad for parameter in encoding.parameters()):
+        if q.requires_grad or any(parameter.requires_grad for parameter in request.encoding.parameters()):
             return (
                 f"FlexAttention has no backward pass on '{q.device.type}', and the queries or the encoding want "
                 f"gradients; use kernel='auto', a CUDA device, or torch.no_grad()"

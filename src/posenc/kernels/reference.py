@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posenc import checks
-from posenc.biases import Bias
+from posenc.biases import Bias, product
 from posenc.kernels.request import Request
 from posenc.keys import Keys
 from posenc.masks import Mask, check_added, check_mask
@@ -42,7 +42,7 @@ def scaled_dot_product_attention(
         raise ValueError(f"q and k must have one dtype, got {q.dtype} and {k.dtype}; cast one of them with .to()")
     k, v = fit_heads(q, k, v)
     scale = q.shape[-1] ** -0.5 if scale is None else checks.number("scale", scale)
-    logits = accurate(q) @ accurate(k).transpose(-1, -2) * scale
+    logits = product(q, k) * scale
     allowed = None
     if mask is not None:
         check_mask(mask, q.shape[2], k.shape[2], q.shape[0], q.shape[1])
@@ -77,8 +77,8 @@ def attend(
 
 def logits_on_grid(biases: Sequence[Bias], q: Tensor, at: Positions, keys: Keys, *, scale: float) -> Tensor:
     """The scaled logits [B, H, T, S] with biases, in float32 at least."""
-    k, _ = fit_heads(q, keys.k, keys.v)
-    logits = accurate(q) @ accurate(k).transpose(-1, -2) * scale
+    check_heads(q, keys.k, keys.v)
+    logits = product(q, keys.k) * scale
     for bias in biases:
         logits = bias.added_to(logits)
     return logits
@@ -98,11 +98,6 @@ def softmax_where(logits: Tensor, allowed: Tensor | None) -> Tensor:
     # A finite lowest value instead of -inf keeps an empty row, and its gradient, free of NaN.
     lowest = torch.finfo(logits.dtype).min
     return logits.masked_fill(~allowed, lowest).softmax(-1).masked_fill(~allowed, 0.0)
-
-
-def accurate(x: Tensor) -> Tensor:
-    """x in float32 at least."""
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def fit_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

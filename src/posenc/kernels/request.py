@@ -9,10 +9,11 @@ from posenc.biases import Bias
 from posenc.encoding import Encoding
 from posenc.masks import Mask
 from posenc.positions import Positions
+from posenc.watched import is_transformed
 
 
-class Call(NamedTuple):
-    """One call of attention, beside its queries.
+class Inputs(NamedTuple):
+    """What one call of attention is given, beside its queries.
 
     biases       all that is added to the logits
     at, keys_at  where queries and keys are
@@ -32,11 +33,22 @@ class Request(NamedTuple):
     weights   whether the weights are wanted
     dropout   share of the weights dropped
     q         the queries [B, H, T, D]; None where nobody knows them yet
-    call      the rest of one call; None where nobody knows it yet
+    inputs    what else the call is given; None where nobody knows it yet
     """
 
     encoding: Encoding
     weights: bool = False
     dropout: float = 0.0
     q: Tensor | None = None
-    call: Call | None = None
+    inputs: Inputs | None = None
+
+    def against(self, kernel: str) -> str | None:
+        """Why a kernel of fused operators cannot serve: it gives no weights, and torch.func cannot transform it."""
+        remedy = "use kernel='reference' or 'auto'"
+        if self.encoding.needs_weights:
+            return f"{self.encoding} reads the attention weights, which {kernel} does not return; {remedy}"
+        if self.weights:
+            return f"{kernel} returns no attention weights; {remedy}"
+        if is_transformed():
+            return f"torch.func and forward-mode differentiation cannot transform {kernel}; {remedy}"
+        return None

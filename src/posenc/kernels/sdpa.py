@@ -13,34 +13,22 @@ from posenc.kernels.request import Request
 from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
-from posenc.watched import is_transformed
 
 
 def why_not(request: Request) -> str | None:
     """Why PyTorch's fused attention cannot serve, or None."""
-    if request.encoding.needs_weights:
-        return (
-            f"{request.encoding} reads the attention weights, which sdpa does not return; use kernel='reference' or "
-            f"'auto'"
-        )
-    if request.weights:
-        return "sdpa returns no attention weights; use kernel='reference' or 'auto'"
-    return NOT_TRANSFORMED.format("sdpa") if is_transformed() else None
+    return request.against("sdpa")
 
 
 def needs_no_matrix(request: Request) -> bool:
     """Whether a call is one of PyTorch's own without any matrix of all pairs, so that nothing could be faster."""
-    q, call = request.q, request.call
-    if q is None or call is None:
+    q, inputs = request.q, request.inputs
+    if q is None or inputs is None:
         return False
     if q.shape[2] == 1 or q.shape[0] == 0:
         return True
-    at, keys_at, mask = call.at, call.keys_at, call.mask
-    return not call.biases and (mask.is_plain_causal(at, keys_at) or mask.sees_everything(at, keys_at))
-
-
-NOT_TRANSFORMED = "torch.func and forward-mode differentiation cannot transform {}; use kernel='reference' or 'auto'"
-"""Why a kernel of fused operators cannot serve there."""
+    at, keys_at, mask = inputs.at, inputs.keys_at, inputs.mask
+    return not inputs.biases and (mask.is_plain_causal(at, keys_at) or mask.sees_everything(at, keys_at))
 
 
 def attend(

@@ -14,7 +14,7 @@ from torch import Tensor
 from posenc.biases import Bias, ByDistance, Dense, Levels, Pairs, Products
 from posenc.kernels.bias_in_blocks import BiasGradient, Block, InBlocks, Part, Room, length
 from posenc.kernels.biases.dense import DenseInBlocks
-from posenc.kernels.biases.distances import DistancesInRow, DistancesLookedUp, at_distances, may_be_looked_up, whole
+from posenc.kernels.biases.distances import DistancesInRow, DistancesLookedUp, at_distances, to_look_up, whole
 from posenc.kernels.biases.levels import LevelsInRow
 from posenc.kernels.biases.pairs import PairsInBlocks
 from posenc.kernels.biases.products import ProductsInRow
@@ -39,8 +39,9 @@ def in_blocks(biases: Sequence[Bias], q: Tensor, keys: Keys, plan: Plan) -> "Sum
             elif isinstance(bias, Pairs):
                 forms.append(PairsInBlocks(bias, plan.row))
     if plan.runs is None:
-        if of_distance and may_be_looked_up(of_distance, plan):
-            forms.append(DistancesLookedUp(of_distance, q, plan))
+        distances = to_look_up(of_distance, plan) if of_distance else None
+        if distances is not None:
+            forms.append(DistancesLookedUp(of_distance, distances, q, plan))
         else:
             forms += [PairsInBlocks(bias.pairs(q, keys), plan.row) for bias in of_distance]
         return SumInBlocks(forms, q, None)

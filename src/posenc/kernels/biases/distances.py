@@ -107,14 +107,15 @@ class DistanceGradient:
         return tuple(sums.to(values.dtype) for sums, values in zip(self.sums, self.bias.inputs, strict=True))
 
 
-def may_be_looked_up(biases: Sequence[ByDistance], plan: Plan) -> bool:
-    """Whether distances are whole, and few enough to tabulate, for tokens that stand anywhere."""
+def to_look_up(biases: Sequence[ByDistance], plan: Plan) -> range | None:
+    """The distances, far keys first, for tokens that stand anywhere; None unless they are whole, and few enough."""
     coords, keys = plan.at.coords, plan.keys_at.coords
     if any(bias.axes > 1 for bias in biases) or coords.shape[-1] != 1 or keys.shape[-1] != 1:
-        return False
+        return None
     if coords.is_floating_point() or keys.is_floating_point():
-        return False
-    return len(distances_between(plan)) <= SPREAD * (plan.at.tokens + plan.keys_at.tokens)
+        return None
+    distances = distances_between(plan)
+    return distances if len(distances) <= SPREAD * (plan.at.tokens + plan.keys_at.tokens) else None
 
 
 def distances_between(plan: Plan) -> range:
@@ -130,8 +131,8 @@ class DistancesLookedUp(WholeBlocks):
     name = "distances looked up"
     owns = False
 
-    def __init__(self, biases: Sequence[ByDistance], q: Tensor, plan: Plan) -> None:
-        self.distances, self.plan = distances_between(plan), plan
+    def __init__(self, biases: Sequence[ByDistance], distances: range, q: Tensor, plan: Plan) -> None:
+        self.distances, self.plan = distances, plan
         values = at_distances(biases, whole(self.distances, q.device))
         self.inputs: tuple[Tensor, ...] = (values,)
         self.table = values.detach().to(torch.promote_types(q.dtype, torch.float32))
