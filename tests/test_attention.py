@@ -138,7 +138,7 @@ def test_masks_that_do_not_fit_are_refused() -> None:
 # The kernels
 
 
-ENCODINGS = {"none": NoPE(), "alibi": ALiBi(6), "shaw": Shaw(4, clip=2, values=False, std=1.0).double()}
+ENCODINGS = {"none": NoPE(), "alibi": ALiBi(6), "shaw": Shaw(4, max_distance=2, values=False, std=1.0).double()}
 PLACES = {
     "counted": Positions.count(5),
     "later": Positions.count(5, start=3),

@@ -309,7 +309,7 @@ def test_backward_wants_the_gradient_of_everything_that_learns() -> None:
 
 
 def test_a_name_alone_makes_that_candidate_alone() -> None:
-    for name in ("shaw(clip=64, values=False)", "alibi by hand, matrix made in each call", attention.PLAIN):
+    for name in ("shaw(max_distance=64, values=False)", "alibi by hand, matrix made in each call", attention.PLAIN):
         group = attention.causal(16, backward=False, with_peers=False, only=name)
         assert {candidate.name for candidate in group.candidates} == {attention.PLAIN, name}
 

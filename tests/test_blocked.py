@@ -32,7 +32,7 @@ ENCODINGS = {
     "alibi": ALiBi(HEADS, learned=True),
     "t5": T5Bias(HEADS, buckets=8, max_distance=20, causal=False),
     "sum": ALiBi(HEADS) + Kerple(HEADS),
-    "shaw": Shaw(WIDTH, clip=5, values=False),
+    "shaw": Shaw(WIDTH, max_distance=5, values=False),
     "fixed": Sandwich(HEADS, width=8),
 }
 

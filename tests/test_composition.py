@@ -61,7 +61,7 @@ def test_turns_and_biases_of_a_sum_apply_together(kernel: str) -> None:
 @pytest.mark.parametrize("kernel", ["sdpa", "reference"])
 def test_a_bias_that_reads_the_query_sees_it_turned(kernel: str) -> None:
     q, k, v = qkv()
-    shaw = Shaw(4, clip=2, values=False, std=1.0).double()
+    shaw = Shaw(4, max_distance=2, values=False, std=1.0).double()
     turned_q, turned_k = Rotary(4)(q, k)
     bias = shaw.bias(9, q=turned_q) + ALiBi(6).bias(9, dtype=torch.float64)
     for whole in (shaw + Rotary(4) + ALiBi(6), Rotary(4) + ALiBi(6) + shaw):
@@ -90,7 +90,7 @@ def test_a_sum_of_sums_is_flat_and_opens_every_door_of_its_parts() -> None:
 def test_an_attention_rule_sees_the_doors_of_the_whole() -> None:
     q, k, v = qkv()
     at = Positions.count(9)
-    shaw = Shaw(4, clip=3, std=1.0).double()
+    shaw = Shaw(4, max_distance=3, std=1.0).double()
     turned_q, turned_k = Rotary(4)(q, k)
     bias = shaw.bias(9, q=turned_q) + ALiBi(6).bias(9, dtype=torch.float64)
     relative = (torch.arange(9)[None, :] - torch.arange(9)[:, None]).clamp(-3, 3) + 3
@@ -104,9 +104,10 @@ def test_an_attention_rule_sees_the_doors_of_the_whole() -> None:
 
 def test_two_attention_rules_are_refused_and_both_named() -> None:
     with pytest.raises(
-        ValueError, match=r"at most one encoding may replace the attention rule, got shaw and shaw\(clip=4\); drop one"
+        ValueError,
+        match=r"at most one encoding may replace the attention rule, got shaw and shaw\(max_distance=4\); drop one",
     ):
-        build("shaw + rotary + shaw(clip=4)", SHAPE)
+        build("shaw + rotary + shaw(max_distance=4)", SHAPE)
 
 
 def test_the_scalar_formulas_of_a_sum_are_those_of_its_parts() -> None:
@@ -177,7 +178,7 @@ def test_chosen_heads_are_turned_and_biased_and_the_others_have_no_position(kern
 @pytest.mark.parametrize("kernel", ["sdpa", "reference"])
 def test_biases_that_read_the_query_work_on_chosen_heads_in_any_mixture(kernel: str) -> None:
     q, k, v = qkv()
-    whole = build("on(alibi + shaw(values=False, clip=2, std=1), heads=(5, 0)) + alibi", SHAPE).double()
+    whole = build("on(alibi + shaw(values=False, max_distance=2, std=1), heads=(5, 0)) + alibi", SHAPE).double()
     assert isinstance(whole, Compose) and isinstance(whole.parts[0], OnHeads)
     inside = whole.parts[0].encoding
     assert isinstance(inside, Compose)
@@ -267,7 +268,7 @@ def test_encodings_of_the_layer_stay_so_on_chosen_heads_and_inside_sums() -> Non
         (("t5_bias", "none"), 32 * 6),
         (("t5_bias", "t5_bias(buckets=8)"), 32 * 6 + 8 * 6),
         ("t5_bias + learned", 32 * 6 + 32 * 24),
-        ("shaw(clip=2)", 4 * 2 * 5 * 4),
+        ("shaw(max_distance=2)", 4 * 2 * 5 * 4),
         ("on(t5_bias, heads=(0, 2))", 32 * 2),
         (("rotary", "rotary", "rotary", "none"), 0),
         ("learned", 32 * 24),
@@ -315,9 +316,9 @@ def test_a_cycled_model_uses_each_layers_own_encoding() -> None:
 
 def test_what_adds_to_embeddings_adds_once_however_many_layers_name_it() -> None:
     model = Decoder(vocab=7, dim=24, heads=6, layers=4, encoding=("sinusoidal", "sinusoidal + rotary"))
-    assert [str(e) for e in model.stack.added()] == ["sinusoidal"]
+    assert [str(e) for e in model.stack.added] == ["sinusoidal"]
     ids = torch.randint(7, (2, 9))
-    got = model.embedding(ids, positions=Positions.count(9), encodings=model.stack.added())
+    got = model.embedding(ids, positions=Positions.count(9), encodings=model.stack.added)
     torch.testing.assert_close(got, model.embedding.token(ids) + Sinusoidal(24).table(9), rtol=0, atol=0)
 
 

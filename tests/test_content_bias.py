@@ -25,13 +25,13 @@ NOWHERE = Projections(*3 * (lambda x: x,))
 
 PRODUCTS, LEVELS, PAIRS, DISTANCES = "products in a row", "levels in a row", "pairs", "distances in a row"
 WAYS = {
-    "shaw(values=False, clip=3)": (PRODUCTS,),
-    "shaw(values=False, clip=40)": (PRODUCTS,),
-    "shaw(values=False, clip=3, mutual=True)": (PAIRS,),
-    "inkling(extent=5, rank=3)": (PRODUCTS,),
-    "inkling(extent=40, rank=3)": (PRODUCTS,),
+    "shaw(values=False, max_distance=3)": (PRODUCTS,),
+    "shaw(values=False, max_distance=40)": (PRODUCTS,),
+    "shaw(values=False, max_distance=3, mutual=True)": (PAIRS,),
+    "inkling(max_distance=5, rank=3)": (PRODUCTS,),
+    "inkling(max_distance=40, rank=3)": (PRODUCTS,),
     "transformer_xl": (PRODUCTS,),
-    "transformer_xl(clamp=4.5, layout=interleaved)": (PRODUCTS,),
+    "transformer_xl(max_distance=4.5, layout=interleaved)": (PRODUCTS,),
     "deberta(buckets=6, max_distance=9, terms=content_to_position)": (PRODUCTS,),
     "deberta(buckets=6, max_distance=9)": (PAIRS,),
     "deberta(buckets=6, max_distance=9, terms=position_to_content)": (PAIRS,),
@@ -39,15 +39,15 @@ WAYS = {
     "forgetting": (LEVELS,),
     "fire": (PAIRS,),
     "contextual(positions=4)": (PAIRS,),
-    "shaw(values=False, clip=3) + rotary": (PRODUCTS,),
+    "shaw(values=False, max_distance=3) + rotary": (PRODUCTS,),
     "forgetting + rotary": (LEVELS,),
     "forgetting + alibi": (LEVELS, DISTANCES),
-    "forgetting + shaw(values=False, clip=3)": (LEVELS, PRODUCTS),
+    "forgetting + shaw(values=False, max_distance=3)": (LEVELS, PRODUCTS),
     "fire + tupe": (PAIRS, PAIRS),
-    "shaw(values=False, clip=3) + inkling(extent=5) + t5_bias": (PRODUCTS, PRODUCTS, DISTANCES),
+    "shaw(values=False, max_distance=3) + inkling(max_distance=5) + t5_bias": (PRODUCTS, PRODUCTS, DISTANCES),
     "transformer_xl + alibi + t5_bias": (PRODUCTS, DISTANCES),
-    "transformer_xl(clamp=2) + forgetting + alibi": (PRODUCTS, LEVELS, DISTANCES),
-    "transformer_xl(clamp=2) + alibi": (PRODUCTS, DISTANCES),
+    "transformer_xl(max_distance=2) + forgetting + alibi": (PRODUCTS, LEVELS, DISTANCES),
+    "transformer_xl(max_distance=2) + alibi": (PRODUCTS, DISTANCES),
     "on(shaw(values=False), heads=(0, 2))": (PRODUCTS,),
     "on(deberta(buckets=6, max_distance=9), heads=(0, 2)) + on(alibi, heads=(2, 1))": (PAIRS, DISTANCES),
     "on(transformer_xl, heads=(1,)) + forgetting": (PRODUCTS, LEVELS),
@@ -247,7 +247,7 @@ def test_rows_of_a_batch_and_shared_key_heads_may_go_one_by_one(spec):
     same_gradients(case, CAUSAL, rows=4, by_row=True)
 
 
-@pytest.mark.parametrize("spec", ["forgetting", "fire", "shaw(values=False, clip=3, mutual=True)"])
+@pytest.mark.parametrize("spec", ["forgetting", "fire", "shaw(values=False, max_distance=3, mutual=True)"])
 def test_gradients_go_to_the_parameters_that_were_used_whatever_stands_there_now(spec):
     case = Case(spec, Positions.count(7), Positions.count(7))
     used = {name: p.detach().clone().requires_grad_() for name, p in case.encoding.named_parameters()}

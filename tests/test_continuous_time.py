@@ -13,10 +13,10 @@ TIMES = [0.0, 1.0, 0.3, -7.25, 1234.5, 1e6]
 
 
 def numbers_by_hand(encoding: ContinuousTime, p: float) -> list:
-    """t(p) with the paper's frequencies: that of the line is the parameter over max_len."""
+    """t(p) with the paper's frequencies: that of the line is the parameter over trained_length."""
     with mpmath.workdps(50):
         w, f = encoding.frequency.tolist(), encoding.phase.tolist()
-        line = mpmath.mpf(w[0]) / encoding.max_len * mpmath.mpf(p) + f[0]
+        line = mpmath.mpf(w[0]) / encoding.trained_length * mpmath.mpf(p) + f[0]
         return [line] + [mpmath.sin(mpmath.mpf(a) * mpmath.mpf(p) + b) for a, b in zip(w[1:], f[1:], strict=True)]
 
 
@@ -91,13 +91,13 @@ def test_whole_times_do_not_give_zeros_and_late_ones_stay_exact_in_float32() -> 
     ("options", "words"),
     [
         ({"dim": 0}, "dim must be 1 or more, got 0"),
-        ({"max_len": math.nan}, "max_len must be a whole number, got nan"),
+        ({"trained_length": math.nan}, "trained_length must be a whole number, got nan"),
         ({"size": 1}, "size must be 2 or more, a line and a wave, got 1"),
     ],
 )
 def test_impossible_options_are_refused(options: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        ContinuousTime(**({"dim": 4, "max_len": 9} | options))
+        ContinuousTime(**({"dim": 4, "trained_length": 9} | options))
 
 
 def test_what_does_not_fit_is_refused() -> None:

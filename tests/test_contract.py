@@ -52,7 +52,7 @@ SIZES = [
 
 COMPOSITIONS = [
     Subject("rotary + alibi"),
-    Subject("learned + shaw(clip=5)"),
+    Subject("learned + shaw(max_distance=5)"),
     Subject("sinusoidal + t5_bias(buckets=8, max_distance=9) + rotary"),
     Subject("on(rotary, heads=(0, 2))"),
     Subject("on(alibi, heads=(1,)) + on(rotary(base=100), heads=(0, 2))"),

@@ -28,7 +28,7 @@ from posenc.encoding import Shape
 PLAIN = [
     Randomised(longest=60),
     RandomisedContinuous(longest=30.0),
-    RandomisedContinuous(longest=30.0, even=True, trained=12),
+    RandomisedContinuous(longest=30.0, even=True, trained_length=12),
     Shifted(by=4),
     ShiftedAtRandom(most=20),
     Augmented(shift=5.0, scale=1.2),
@@ -41,7 +41,7 @@ READING = [
     Restarted(separator=3),
 ]
 FIXED = [
-    RandomisedContinuous(longest=30.0, even=True, trained=12),
+    RandomisedContinuous(longest=30.0, even=True, trained_length=12),
     Shifted(by=4),
     Interpolated(factor=2.5),
     Abacus(first_digit=0),
@@ -117,7 +117,7 @@ def test_continuous_positions_are_real_numbers_of_the_range() -> None:
 
 def test_even_positions_are_the_middles_of_equal_parts() -> None:
     for n, trained in ((3, 10), (10, 3), (5, 5)):
-        got = placed(RandomisedContinuous(longest=2.0, even=True, trained=trained), Positions.count(n))[0]
+        got = placed(RandomisedContinuous(longest=2.0, even=True, trained_length=trained), Positions.count(n))[0]
         expected = [2 * (2 * i - 1) / (2 * max(n, trained)) for i in range(1, n + 1)]
         assert got.tolist() == pytest.approx(expected, abs=1e-15)
 
@@ -352,7 +352,10 @@ def test_every_map_is_found_by_its_name_and_prints_the_spec_that_makes_it() -> N
         (lambda: Randomised(longest=math.nan), "randomised: longest must be a whole number of 1 or more, got nan"),
         (lambda: Randomised(longest=9, seed=-1), "randomised: seed must be a whole number of 0 or more, got -1"),
         (lambda: RandomisedContinuous(longest=0), "longest must be a finite number above 0, got 0"),
-        (lambda: RandomisedContinuous(longest=1, trained=0), "trained must be a whole number of 1 or more, got 0"),
+        (
+            lambda: RandomisedContinuous(longest=1, trained_length=0),
+            "trained_length must be a whole number of 1 or more, got 0",
+        ),
         (lambda: Shifted(by=math.inf), "shifted: by must be a finite number, got inf"),
         (lambda: ShiftedAtRandom(most=-1), "shifted_at_random: most must be a whole number of 0 or more, got -1"),
         (lambda: Augmented(shift=-1.0), "shift must be a finite number of 0 or more, got -1.0"),

@@ -79,7 +79,7 @@ def test_another_bias_beside_it_is_added_and_not_seen_by_the_network() -> None:
     torch.testing.assert_close(weights, total.softmax(-1), rtol=0, atol=1e-7)
 
 
-@pytest.mark.parametrize("wrapped", [Shaw(4, clip=2, values=False), Forgetting(12, 3)])
+@pytest.mark.parametrize("wrapped", [Shaw(4, max_distance=2, values=False), Forgetting(12, 3)])
 def test_biases_that_read_queries_or_gates_can_be_adapted(wrapped) -> None:
     attention = Attention(12, 3, encoding=DAPE(wrapped, heads=3))
     out = attention(torch.randn(1, 5, 12), mask=masks.causal())

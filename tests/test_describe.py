@@ -245,7 +245,7 @@ def test_a_schedule_that_follows_the_length_is_shown_beyond_it() -> None:
 
 
 def test_pairs_that_never_turn_are_none_in_json() -> None:
-    found = shown("proportional_rotary(share=0.5)")
+    found = shown("proportional_rotary(partial=0.5)")
     assert found.facts["wavelengths"][-1] is None and found.facts["wavelengths"][0] is not None
     assert ", and 2 never turn." in found.text
 
@@ -267,7 +267,7 @@ def test_a_bias_is_drawn_on_both_sides() -> None:
 def test_a_bias_that_reads_positions_alone_is_told_from_one_that_reads_content() -> None:
     assert not shown("fire").facts["notes"]
     assert any("depends on what tokens say" in note for note in shown("shaw").facts["notes"])
-    clipped = shown("shaw(clip=3)").facts["bias"]
+    clipped = shown("shaw(max_distance=3)").facts["bias"]
     assert clipped["distance"] == list(range(16))
     assert all(len({*head[3:]}) == 1 and len({*head[:4]}) == 4 for head in clipped["heads"])
 

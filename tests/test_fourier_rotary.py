@@ -19,7 +19,7 @@ def turned(x: Tensor, place: Tensor, encoding: FourierRotary) -> Tensor:
     """x [B, H, T, d] as published: every wave of every pair of every head summed by itself."""
     H, d = x.shape[1], x.shape[3]
     plain = [encoding.base ** (-2 * k / d) for k in range(d // 2)]
-    kept = [w for w in plain if w >= 2 * math.pi / encoding.max_len]
+    kept = [w for w in plain if w >= 2 * math.pi / encoding.trained_length]
     A, C = encoding.mixtures.double().tolist()
     out = x.clone()
     for h in range(H):
@@ -185,7 +185,10 @@ def test_mixtures_shared_by_the_heads_leave_the_attention_rule_free() -> None:
     [
         ({"heads": 0}, "heads must be 1 or more, got 0"),
         ({"head_dim": 5}, "head_dim must be an even number of channels to form pairs, got 5"),
-        ({"max_len": 6}, "max_len must be 7 or more, since the shortest wave takes 2 pi = 6.28 positions, got 6"),
+        (
+            {"trained_length": 6},
+            "trained_length must be 7 or more, since the shortest wave takes 2 pi = 6.28 positions, got 6",
+        ),
         ({"base": 1.0}, "base must be above 1, got 1.0"),
         ({"layout": "pairs"}, "layout must be one of half, interleaved, got 'pairs'"),
         ({"gain": -0.1}, "gain must be 0 or more, got -0.1"),
@@ -195,7 +198,7 @@ def test_mixtures_shared_by_the_heads_leave_the_attention_rule_free() -> None:
 )
 def test_impossible_options_are_refused(options: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        FourierRotary(**{"heads": 2, "head_dim": 8, "max_len": 100} | options)
+        FourierRotary(**{"heads": 2, "head_dim": 8, "trained_length": 100} | options)
 
 
 def test_heads_that_do_not_fit_are_refused() -> None:

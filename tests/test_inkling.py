@@ -14,8 +14,8 @@ from posenc.encodings.inkling import Inkling
 from posenc.kernels import bind
 
 
-def made(dim: int = 6, heads: int = 3, extent: int = 4, rank: int = 2) -> Inkling:
-    return Inkling(dim, heads, extent=extent, rank=rank, std=1.0).double()
+def made(dim: int = 6, heads: int = 3, max_distance: int = 4, rank: int = 2) -> Inkling:
+    return Inkling(dim, heads, max_distance=max_distance, rank=rank, std=1.0).double()
 
 
 def chosen(encoding: Inkling, x: Tensor, m: Tensor, n: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ def chosen(encoding: Inkling, x: Tensor, m: Tensor, n: Tensor) -> Tensor:
                 r = mixture[b][i][h * encoding.rank : (h + 1) * encoding.rank]
                 for j, there in enumerate(n.tolist()):
                     distance = here - there
-                    if 0 <= distance < encoding.extent:
+                    if 0 <= distance < encoding.max_distance:
                         low = math.floor(distance)
                         share = distance - low
                         out[b, h, i, j] = sum(
@@ -65,25 +65,25 @@ def test_a_token_mixes_the_profiles_of_the_past(case: str) -> None:
 @settings(max_examples=25, deadline=None)
 @given(
     heads=st.integers(1, 4),
-    extent=st.integers(1, 9),
+    max_distance=st.integers(1, 9),
     rank=st.integers(1, 5),
     places=st.lists(st.integers(0, 60).map(lambda quarter: quarter / 4), min_size=1, max_size=5),
 )
-def test_any_configuration_gives_the_same(heads: int, extent: int, rank: int, places: list[float]) -> None:
-    encoding, at = made(5, heads, extent, rank), torch.tensor(places)
+def test_any_configuration_gives_the_same(heads: int, max_distance: int, rank: int, places: list[float]) -> None:
+    encoding, at = made(5, heads, max_distance, rank), torch.tensor(places)
     x = torch.randn(1, len(places), 5, dtype=torch.float64)
     got = logits(encoding, x, Positions.of(at), Positions.of(at))
     torch.testing.assert_close(got, chosen(encoding, x, at, at), rtol=0, atol=1e-12)
 
 
-def test_there_is_no_bias_towards_the_future_and_past_the_extent() -> None:
+def test_there_is_no_bias_towards_the_future_and_past_max_distance() -> None:
     x = torch.randn(1, 1, 6, dtype=torch.float64)
     place = torch.tensor([10]), torch.tensor([11, 10, 7, 6, 0])
     bias = logits(made(), x, *map(Positions.of, place))[0, :, 0]
     assert (bias[:, [0, 3, 4]] == 0).all() and (bias[:, 1:3] != 0).all()
 
 
-def test_the_bias_fades_between_the_last_profile_column_and_the_extent() -> None:
+def test_the_bias_fades_between_the_last_profile_column_and_max_distance() -> None:
     x = torch.randn(1, 1, 6, dtype=torch.float64)
     place = torch.tensor([10.0]), torch.tensor([7.0, 6.5, 6.25, 6.0])
     bias = logits(made(), x, *map(Positions.of, place))[0, :, 0]
@@ -138,7 +138,7 @@ def test_the_bias_alone_cannot_be_asked_and_says_so() -> None:
     [
         ({"dim": 0}, "dim must be 1 or more, got 0"),
         ({"heads": 0}, "heads must be 1 or more, got 0"),
-        ({"extent": 0}, "extent must be 1 or more, got 0"),
+        ({"max_distance": 0}, "max_distance must be 1 or more, got 0"),
         ({"rank": 2.5}, "rank must be a whole number, got 2.5"),
         ({"std": 0.0}, "std must be above 0, got 0.0"),
     ],

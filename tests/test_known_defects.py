@@ -167,7 +167,7 @@ def test_every_packed_document_counts_from_0_and_predicts_what_it_predicts_alone
         torch.testing.assert_close(document, decoder(alone), rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("encoding", ["rotary", "alibi", "t5_bias(std=1)", "rotary + shaw(clip=3)"])
+@pytest.mark.parametrize("encoding", ["rotary", "alibi", "t5_bias(std=1)", "rotary + shaw(max_distance=3)"])
 def test_the_position_of_a_token_travels_with_it_to_any_shard(encoding: str) -> None:
     """NVIDIA/Megatron-LM#5243: with packing and a split context, later documents got the angles of the first one:
     tokens 0, 3, 4, 7 of two documents of four stood at 0, 3, 0, 3 of the whole row."""
@@ -224,7 +224,12 @@ def test_dense_bias_closure_and_values_by_distance_are_one_definition(spec: str)
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile", "ignore:The .grad attribute")
 @pytest.mark.parametrize(
     "spec",
-    ["alibi", "t5_bias(std=1)", "deberta(buckets=8, max_distance=12, std=1)", "shaw(clip=3, values=False, std=1)"],
+    [
+        "alibi",
+        "t5_bias(std=1)",
+        "deberta(buckets=8, max_distance=12, std=1)",
+        "shaw(max_distance=3, values=False, std=1)",
+    ],
 )
 def test_the_closure_of_a_bias_is_one_that_flex_attention_takes(spec: str) -> None:
     """huggingface/transformers#31167, meta-pytorch/attention-gym#20: T5's and DeBERTa's bias inside FlexAttention."""
@@ -277,7 +282,7 @@ def test_a_learned_bias_gets_the_same_gradients_through_every_kernel_and_every_t
             assert torch.equal(got, again)
 
 
-@pytest.mark.parametrize("spec", ["rotary", "rotary + alibi", "t5_bias(std=1)", "shaw(clip=3, values=False)"])
+@pytest.mark.parametrize("spec", ["rotary", "rotary + alibi", "t5_bias(std=1)", "shaw(max_distance=3, values=False)"])
 def test_weights_on_request_are_those_that_the_fused_kernel_applied(spec: str) -> None:
     """Dao-AILab/flash-attention#159, pytorch/pytorch#119811: how do I get the attention map of a fused kernel?"""
     encoding, at = build(spec, SHAPE), Positions.count(9)

@@ -79,9 +79,9 @@ def test_beside_rotary_it_keeps_the_entropy_of_far_queries_in_range() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"max_len": 1}, "max_len must be 2 or more, since the logarithm of 1 is 0, got 1"),
-        ({"max_len": 8, "least": -0.1}, "least must be 0 or more, got -0.1"),
-        ({"max_len": 8, "least": math.nan}, "least must be 0 or more, got nan"),
+        ({"trained_length": 1}, "trained_length must be 2 or more, since the logarithm of 1 is 0, got 1"),
+        ({"trained_length": 8, "least": -0.1}, "least must be 0 or more, got -0.1"),
+        ({"trained_length": 8, "least": math.nan}, "least must be 0 or more, got nan"),
     ],
 )
 def test_impossible_options_are_refused(options: dict, words: str) -> None:

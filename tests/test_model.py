@@ -23,7 +23,7 @@ ENCODINGS = [
     "alibi + rotary",
     "t5_bias(buckets=8, max_distance=12, std=1)",
     "learned",
-    "shaw(clip=3)",
+    "shaw(max_distance=3)",
 ]
 
 
@@ -458,9 +458,7 @@ def test_an_encoder_decoder_is_both_with_cross_attention(norm: str) -> None:
 def test_the_original_is_post_norm_scaled_tied_and_sinusoidal() -> None:
     model = EncoderDecoder(**SMALL)
     assert model.output is None and model.embedding.scale and model.encoder.blocks[0].norm == "post"
-    assert [str(e) for e in model.encoder.added()] == ["sinusoidal"] and str(
-        model.decoder.cross_encoding_of[0]
-    ) == "none"
+    assert [str(e) for e in model.encoder.added] == ["sinusoidal"] and str(model.decoder.cross_encoding_of[0]) == "none"
 
 
 def attentive(encoding: str) -> EncoderDecoder:

@@ -33,17 +33,17 @@ def turned(x: Tensor, places: list[float], *, pairs: int, base: float, layout: s
 
 
 def test_the_pinned_frequencies_of_gemma_4() -> None:
-    got = ProportionalRotary(128, share=0.25, base=1e6).frequencies
+    got = ProportionalRotary(128, partial=0.25, base=1e6).frequencies
     assert got.shape == (64,) and float(got[10]) == pytest.approx(1.154782e-01, rel=5e-7)
     assert torch.equal(got[16:], torch.zeros(48, dtype=torch.float64)) and float(got[15]) > 0
     assert got[:16].tolist() == pytest.approx([1e6 ** (-2 * k / 128) for k in range(16)], rel=1e-14)
-    assert int(ProportionalRotary(256, share=0.5).frequencies.count_nonzero()) == 64
+    assert int(ProportionalRotary(256, partial=0.5).frequencies.count_nonzero()) == 64
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("d", "share", "pairs"), [(16, 0.25, 2), (16, 0.3, 2), (6, 0.67, 2), (8, 1.0, 4), (4, 0.1, 1)])
 def test_the_fast_pairs_are_turned_and_the_others_pass(layout: str, d: int, share: float, pairs: int) -> None:
-    encoding = ProportionalRotary(d, share=share, base=100.0, layout=layout)
+    encoding = ProportionalRotary(d, partial=share, base=100.0, layout=layout)
     q, k = torch.randn(2, 3, 6, d, dtype=torch.float64), torch.randn(2, 1, 6, d, dtype=torch.float64)
     got = encoding(q, k, positions=torch.tensor(PLACES, dtype=torch.float64))
     for ours, x in zip(got, (q, k), strict=True):
@@ -54,15 +54,15 @@ def test_the_fast_pairs_are_turned_and_the_others_pass(layout: str, d: int, shar
 
 @given(
     pairs=st.integers(1, 12),
-    share=st.floats(0.01, 1),
+    partial=st.floats(0.01, 1),
     base=st.floats(1.01, 1e8),
     layout=st.sampled_from(LAYOUTS),
     p=st.floats(-1e5, 1e5),
 )
-def test_any_share_follows_the_paper(pairs: int, share: float, base: float, layout: str, p: float) -> None:
-    d, turning = 2 * pairs, max(math.floor(pairs * share + 1e-9), 1)
+def test_any_share_follows_the_paper(pairs: int, partial: float, base: float, layout: str, p: float) -> None:
+    d, turning = 2 * pairs, max(math.floor(pairs * partial + 1e-9), 1)
     q = torch.randn(1, 1, 1, d, dtype=torch.float64)
-    got, _ = ProportionalRotary(d, share=share, base=base, layout=layout)(
+    got, _ = ProportionalRotary(d, partial=partial, base=base, layout=layout)(
         q, q, positions=torch.tensor([p], dtype=torch.float64)
     )
     torch.testing.assert_close(got, turned(q, [p], pairs=turning, base=base, layout=layout), rtol=0, atol=1e-9)
@@ -72,15 +72,15 @@ def test_any_share_follows_the_paper(pairs: int, share: float, base: float, layo
 def test_a_position_of_a_million_is_right_to_a_millionth(layout: str) -> None:
     places = [999_999.0, 1_000_000.0, 1_000_001.0]
     q = torch.randn(2, 2, 3, 64)
-    got, _ = ProportionalRotary(64, share=0.5, layout=layout)(q, q, positions=torch.tensor([int(p) for p in places]))
+    got, _ = ProportionalRotary(64, partial=0.5, layout=layout)(q, q, positions=torch.tensor([int(p) for p in places]))
     expected = turned(q, places, pairs=16, base=1e4, layout=layout)
     assert got.dtype == torch.float32 and (got.double() - expected).abs().max().item() < 1e-6
 
 
 def test_a_share_of_one_is_rotary_and_a_smaller_one_is_not_partial_rotary() -> None:
     q = torch.randn(1, 2, 9, 16)
-    torch.testing.assert_close(ProportionalRotary(16, share=1.0)(q, q)[0], Rotary(16)(q, q)[0], rtol=0, atol=0)
-    proportional, partial = ProportionalRotary(16, share=0.5), Rotary(16, partial=0.5)
+    torch.testing.assert_close(ProportionalRotary(16, partial=1.0)(q, q)[0], Rotary(16)(q, q)[0], rtol=0, atol=0)
+    proportional, partial = ProportionalRotary(16, partial=0.5), Rotary(16, partial=0.5)
     assert (proportional(q, q)[0] - partial(q, q)[0]).abs().max() > 0.1
     # The same number of pairs; but partial rotary spreads a whole spectrum over them, and this cuts the head's.
     assert int(proportional.frequencies.count_nonzero()) == len(partial.frequencies) == 4
@@ -94,7 +94,7 @@ def test_the_factor_of_gemma_4_is_a_linear_schedule() -> None:
 
 def test_a_schedule_sees_the_whole_head_and_its_temperature_warms_all_of_it() -> None:
     schedule = YaRN(4, trained_length=512)
-    encoding = ProportionalRotary(32, share=0.5, schedule=schedule)
+    encoding = ProportionalRotary(32, partial=0.5, schedule=schedule)
     assert torch.equal(encoding.frequencies[:8], Rotary(32, schedule=schedule).frequencies[:8])
     q = torch.randn(1, 1, 3, 32, dtype=torch.float64)
     got, _ = encoding(q, q)
@@ -102,7 +102,7 @@ def test_a_schedule_sees_the_whole_head_and_its_temperature_warms_all_of_it() ->
 
 
 def test_pairs_that_stand_still_have_no_end_to_their_wavelength() -> None:
-    waves = ProportionalRotary(8, share=0.5, base=100.0).wavelengths
+    waves = ProportionalRotary(8, partial=0.5, base=100.0).wavelengths
     assert waves[:2].tolist() == pytest.approx([2 * math.pi, 2 * math.pi * 10**0.5]) and bool(waves[2:].isinf().all())
     longest = ProportionalRotary(128, base=1e6).wavelengths[15]
     assert float(longest) == pytest.approx(2 * math.pi * 1e6 ** (30 / 128)) == pytest.approx(160, abs=1)
@@ -110,7 +110,7 @@ def test_pairs_that_stand_still_have_no_end_to_their_wavelength() -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_formula_in_the_file_is_the_published_one(layout: str) -> None:
-    encoding = ProportionalRotary(8, share=0.5, base=50.0, layout=layout)
+    encoding = ProportionalRotary(8, partial=0.5, base=50.0, layout=layout)
     q, k = torch.randn(1, 1, 1, 8, dtype=torch.float64), torch.randn(1, 1, 1, 8, dtype=torch.float64)
     one, other = (turned(x, [p], pairs=2, base=50.0, layout=layout) for x, p in ((q, 12.0), (k, 4.5)))
     got = encoding.formula_logit(q.flatten().tolist(), k.flatten().tolist(), 12.0, 4.5, 0, 0.3)
@@ -121,9 +121,9 @@ def test_the_formula_in_the_file_is_the_published_one(layout: str) -> None:
 def test_layouts_and_shares_do_not_take_each_others_tables() -> None:
     at, q = Positions.count(5), torch.randn(1, 1, 5, 8)
     kinds = [
-        ProportionalRotary(8, share=1.0),
-        ProportionalRotary(8, share=0.5),
-        ProportionalRotary(8, share=0.5, base=50.0),
+        ProportionalRotary(8, partial=1.0),
+        ProportionalRotary(8, partial=0.5),
+        ProportionalRotary(8, partial=0.5, base=50.0),
         Rotary(8),
     ]
     shared = [kind.query(q, at) for kind in kinds]
@@ -135,8 +135,8 @@ def test_layouts_and_shares_do_not_take_each_others_tables() -> None:
     ("options", "words"),
     [
         ({"head_dim": 7}, "head_dim must be an even number of channels to form pairs, got 7"),
-        ({"head_dim": 8, "share": 0.0}, "share must be above 0 and at most 1, got 0.0"),
-        ({"head_dim": 8, "share": math.nan}, "share must be above 0 and at most 1, got nan"),
+        ({"head_dim": 8, "partial": 0.0}, "partial must be above 0 and at most 1, got 0.0"),
+        ({"head_dim": 8, "partial": math.nan}, "partial must be above 0 and at most 1, got nan"),
         ({"head_dim": 8, "base": 1.0}, "base must be above 1, got 1.0"),
         ({"head_dim": 8, "layout": "split"}, "layout must be one of half, interleaved, got 'split'"),
         ({"head_dim": 8, "schedule": "yarn"}, r"schedule must be one of posenc.schedules, such as linear\(factor=4\)"),

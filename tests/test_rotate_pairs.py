@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -112,6 +112,27 @@ def test_queries_and_keys_in_one_call_are_turned_as_in_two(way: str, layout: str
         expected = [rotate_pairs(x, *table, layout) for x in (q, k)]
         assert all(map(torch.equal, rotate_both(q, k, table, layout), expected))
         assert all(map(torch.equal, rotate_both(q.clone(), k.clone(), table, layout, in_place=True), expected))
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("wanted", ["q k", "q", "k", "table", "q k table"])
+def test_queries_and_keys_turned_at_once_have_the_gradients_of_each(way: str, wanted: str, in_place: bool) -> None:
+    given = {"q": heads(2, 6, 5, 10, "bthd", torch.float64), "k": heads(2, 2, 5, 10, "bhtd", torch.float64)}
+    given["table"] = torch.stack(tables(given["q"], 4))
+    leaves = {name: x.requires_grad_(name in wanted.split()) for name, x in given.items()}
+
+    def gradients(turn: Callable[..., tuple[Tensor, Tensor]]) -> list[Tensor]:
+        # Times one: in place, leaves would not be overwritten.
+        q, k = turn(1 * leaves["q"], 1 * leaves["k"], leaves["table"])
+        assert q.requires_grad == bool({"q", "table"} & set(wanted.split()))
+        asked = [leaves[name] for name in wanted.split()]
+        first = torch.autograd.grad(q.square().sum() + (k**3).sum(), asked, create_graph=True)
+        return [q, k, *first, *torch.autograd.grad(sum(x.square().sum() for x in first), asked)]
+
+    got = gradients(lambda q, k, table: rotate_both(q, k, table, "half", in_place=in_place))
+    expected = gradients(lambda q, k, table: (turned(q, *table, "half"), turned(k, *table, "half")))
+    for one, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -340,7 +361,7 @@ def test_the_operator_keeps_the_rules_of_operators() -> None:
     x = torch.randn(2, 3, 5, 10, requires_grad=True)
     cos, sin = (t.requires_grad_() for t in tables(x, 4))
     rules = ("test_schema", "test_autograd_registration", "test_faketensor")
-    arguments = (x.transpose(1, 2).contiguous().transpose(1, 2), cos, sin, "interleaved", True)
+    arguments = (cos, sin, "interleaved", True, x.transpose(1, 2).contiguous().transpose(1, 2))
     torch.library.opcheck(torch.ops.posenc.rotate_pairs.default, arguments, test_utils=rules)
 
 

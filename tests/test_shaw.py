@@ -16,11 +16,13 @@ def naive(
     """z_i = sum_j A_ij (v_j + b_ij) with logits q_i . k_j scale + q_i . a_ij / sqrt(D); every vector written out."""
     group = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(group, 1) for x in (k, v))
-    relative = (n[None, :] - m[:, None]).clamp(-encoding.clip, encoding.clip) + encoding.clip  # [T, S]
+    relative = (n[None, :] - m[:, None]).clamp(
+        -encoding.max_distance, encoding.max_distance
+    ) + encoding.max_distance  # [T, S]
 
     def vectors(table: Tensor) -> Tensor:
         below = relative.floor().long()
-        above = (below + 1).clamp(max=2 * encoding.clip)
+        above = (below + 1).clamp(max=2 * encoding.max_distance)
         share = (relative - below)[..., None]
         return (1 - share) * table[below] + share * table[above]  # [T, S, D]
 
@@ -49,7 +51,7 @@ def test_keys_and_values_get_the_vector_of_their_clipped_distance(
     case: str, values: bool, kv_heads: int, scale: float
 ) -> None:
     m, n, mask = CASES[case]
-    encoding = Shaw(5, clip=3, values=values, std=1.0).double()
+    encoding = Shaw(5, max_distance=3, values=values, std=1.0).double()
     q = torch.randn(2, 3, len(m), 5, dtype=torch.float64)
     k, v = (torch.randn(2, kv_heads, len(n), 5, dtype=torch.float64) for _ in range(2))
     whole = case != "fractional"
@@ -63,7 +65,7 @@ def test_keys_and_values_get_the_vector_of_their_clipped_distance(
 
 
 def test_the_formula_mixes_the_vectors_of_the_two_nearest_distances() -> None:
-    encoding, (m, n, _) = Shaw(5, clip=3, values=False, std=1.0).double(), CASES["fractional"]
+    encoding, (m, n, _) = Shaw(5, max_distance=3, values=False, std=1.0).double(), CASES["fractional"]
     q = torch.randn(1, 1, 3, 5, dtype=torch.float64)
     bias = encoding.bias(Positions.of(m.double()), Positions.of(n.double()), q=q)[0, 0]
     for i, here in enumerate(m.tolist()):
@@ -72,8 +74,8 @@ def test_the_formula_mixes_the_vectors_of_the_two_nearest_distances() -> None:
             assert formula == pytest.approx(bias[i, j].item(), abs=1e-13)
 
 
-def test_distances_past_the_clip_are_all_alike() -> None:
-    encoding = Shaw(4, clip=2, std=1.0)
+def test_distances_past_max_distance_are_all_alike() -> None:
+    encoding = Shaw(4, max_distance=2, std=1.0)
     q = torch.randn(1, 1, 1, 4)
     bias = encoding.bias(torch.tensor([10]), torch.tensor([0, 5, 7, 8, 9, 10, 11, 12, 13, 99]), q=q)[0, 0, 0]
     assert bias[0] == bias[1] == bias[2] == bias[3] and bias[7] == bias[8] == bias[9]
@@ -81,7 +83,7 @@ def test_distances_past_the_clip_are_all_alike() -> None:
 
 
 def test_the_bias_is_the_key_term_alone() -> None:
-    encoding = Shaw(4, clip=2, std=1.0).double()
+    encoding = Shaw(4, max_distance=2, std=1.0).double()
     q = torch.randn(2, 3, 6, 4, dtype=torch.float64)
     relative = (torch.arange(6)[None, :] - torch.arange(6)[:, None]).clamp(-2, 2) + 2
     expected = torch.einsum("bhtd,tsd->bhts", q, encoding.key_table[relative]) / 2
@@ -93,14 +95,14 @@ def test_the_bias_is_the_key_term_alone() -> None:
 def test_mutual_compares_the_keys_with_the_same_vectors(case: str, kv_heads: int) -> None:
     """BERT's relative_key_query: q_i . a_r + k_j . a_r, both over sqrt(head_dim)."""
     m, n, _ = CASES[case]
-    encoding = Shaw(5, clip=3, values=False, mutual=True, std=1.0).double()
-    alone = Shaw(5, clip=3, values=False, std=1.0).double()
+    encoding = Shaw(5, max_distance=3, values=False, mutual=True, std=1.0).double()
+    alone = Shaw(5, max_distance=3, values=False, std=1.0).double()
     alone.load_state_dict(encoding.state_dict())
     q = torch.randn(2, 6, len(m), 5, dtype=torch.float64)
     k = torch.randn(2, kv_heads, len(n), 5, dtype=torch.float64)
     got = encoding.bias(m, n, q=q, k=k)
     # Seen from a key, the same vector stands at the opposite distance.
-    turned = Shaw(5, clip=3, values=False, std=1.0).double()
+    turned = Shaw(5, max_distance=3, values=False, std=1.0).double()
     with torch.no_grad():
         turned.key_table.copy_(encoding.key_table.flip(0))
     of_keys = turned.bias(n, m, q=k).transpose(-1, -2).repeat_interleave(6 // kv_heads, 1)
@@ -113,14 +115,14 @@ def test_mutual_needs_the_keys_and_says_so() -> None:
 
 
 def test_parameters_do_not_grow_with_the_length() -> None:
-    """Not with its square, as is sometimes said: (2 clip + 1) head_dim for each table."""
-    encoding = Shaw(64, clip=16)
+    """Not with its square, as is sometimes said: (2 max_distance + 1) head_dim for each table."""
+    encoding = Shaw(64, max_distance=16)
     assert sum(p.numel() for p in encoding.parameters()) == 2 * 33 * 64
     assert encoding.bias(500, q=torch.zeros(1, 1, 500, 64)).shape == (1, 1, 500, 500)
 
 
 def test_it_is_vectors_read_by_the_query_and_not_numbers_of_a_head_as_in_t5() -> None:
-    encoding = Shaw(4, clip=2, values=False, std=1.0)
+    encoding = Shaw(4, max_distance=2, values=False, std=1.0)
     q = torch.randn(1, 1, 3, 4)
     torch.testing.assert_close(encoding.bias(3, q=2 * q), 2 * encoding.bias(3, q=q))
     same = encoding.bias(3, q=q.expand(-1, 5, -1, -1))
@@ -133,7 +135,7 @@ def test_the_bias_needs_the_queries_and_says_so() -> None:
 
 
 def test_the_scalar_formulas_in_the_file_are_the_published_ones() -> None:
-    encoding = Shaw(3, clip=2, std=1.0).double()
+    encoding = Shaw(3, max_distance=2, std=1.0).double()
     q, k = [0.5, -1.0, 2.0], [1.0, 0.25, -3.0]
     for m, n, row in ((5, 5, 2), (5, 4, 1), (5, 0, 0), (0, 1, 3), (0, 9, 4)):
         a, b = encoding.key_table[row].tolist(), encoding.value_table[row].tolist()
@@ -148,7 +150,7 @@ def test_the_scalar_formulas_in_the_file_are_the_published_ones() -> None:
 
 @pytest.mark.parametrize("kernel", ["sdpa", "reference"])
 def test_without_values_every_kernel_serves(kernel: str) -> None:
-    encoding = Shaw(4, clip=3, values=False, std=1.0)
+    encoding = Shaw(4, max_distance=3, values=False, std=1.0)
     x = torch.randn(2, 9, 12)
     attention = Attention(12, 3, encoding=encoding, kernel=kernel)
     attention.load_state_dict(
@@ -168,7 +170,7 @@ def test_with_values_the_fused_kernel_is_refused_with_the_reason() -> None:
 
 
 def test_a_row_that_sees_nothing_gives_zeros() -> None:
-    encoding = Shaw(4, clip=2, std=1.0)
+    encoding = Shaw(4, max_distance=2, std=1.0)
     q = torch.randn(1, 2, 3, 4, requires_grad=True)
     at = Positions.padded(torch.tensor([[0, 1, 1]]))
     out, _ = encoding.attend(q, at, Keys(q, q, at), Mask(causal=True), bind("reference", encoding, scale=0.5))
@@ -178,7 +180,7 @@ def test_a_row_that_sees_nothing_gives_zeros() -> None:
 
 
 def test_many_small_weights_in_half_precision_are_all_counted() -> None:
-    encoding = Shaw(4, clip=1)
+    encoding = Shaw(4, max_distance=1)
     with torch.no_grad():
         encoding.key_table.zero_()
         encoding.value_table.fill_(1.0)
@@ -192,13 +194,13 @@ def test_many_small_weights_in_half_precision_are_all_counted() -> None:
 
 
 def test_every_layer_has_tables_of_its_own() -> None:
-    model = Decoder(vocab=5, dim=12, heads=3, layers=3, encoding="shaw(clip=2)")
+    model = Decoder(vocab=5, dim=12, heads=3, layers=3, encoding="shaw(max_distance=2)")
     shapes = [tuple(p.shape) for name, p in model.named_parameters() if "table" in name]
     assert shapes == [(5, 4)] * 6
 
 
-def test_tables_have_the_size_of_the_clip_and_the_given_deviation() -> None:
-    encoding = Shaw(64, clip=100, std=0.5)
+def test_tables_have_the_size_of_max_distance_and_the_given_deviation() -> None:
+    encoding = Shaw(64, max_distance=100, std=0.5)
     assert encoding.key_table.shape == (201, 64) and encoding.value_table is not None
     assert encoding.key_table.std().item() == pytest.approx(0.5, rel=0.03) == encoding.value_table.std().item()
     assert Shaw(64, values=False).value_table is None
@@ -208,7 +210,7 @@ def test_tables_have_the_size_of_the_clip_and_the_given_deviation() -> None:
     ("options", "words"),
     [
         ({"head_dim": 0}, "head_dim must be 1 or more, got 0"),
-        ({"head_dim": 4, "clip": 0}, "clip must be 1 or more, got 0"),
+        ({"head_dim": 4, "max_distance": 0}, "max_distance must be 1 or more, got 0"),
         ({"head_dim": 4, "std": 0.0}, "std must be above 0, got 0.0"),
     ],
 )

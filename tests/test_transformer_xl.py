@@ -32,8 +32,8 @@ def sinusoid(distance: Tensor, dim: int, base: float = 10_000.0, layout: str = "
 def four_terms(encoding: TransformerXL, q: Tensor, k: Tensor, m: Tensor, n: Tensor, scale: float) -> Tensor:
     """The paper's terms (a) to (d), each with every vector written out."""
     distance = m[:, None] - n
-    if encoding.clamp is not None:
-        distance = distance.clamp(-encoding.clamp, encoding.clamp)
+    if encoding.max_distance is not None:
+        distance = distance.clamp(-encoding.max_distance, encoding.max_distance)
     wave = sinusoid(distance, encoding.dim, encoding.base, encoding.layout)  # [T, S, dim]
     k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     far = torch.einsum("hed,tsd->htse", encoding.weight.view(encoding.heads, encoding.head_dim, -1), wave)
@@ -53,7 +53,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"clamp": 3}, {"clamp": 2.5}, {"layout": "interleaved"}, {"base": 50.0}], ids=str
+    "options", [{}, {"max_distance": 3}, {"max_distance": 2.5}, {"layout": "interleaved"}, {"base": 50.0}], ids=str
 )
 @pytest.mark.parametrize("dim", [10, 7, 1])
 @pytest.mark.parametrize("case", CASES)
@@ -76,12 +76,12 @@ def test_a_logit_is_the_sum_of_the_four_published_terms(case: str, dim: int, opt
     dim=st.integers(1, 12),
     heads=st.integers(1, 4),
     head_dim=st.integers(1, 5),
-    clamp=st.none() | st.floats(1, 40),
+    max_distance=st.none() | st.floats(1, 40),
     layout=st.sampled_from(["concatenated", "interleaved"]),
     places=st.lists(st.floats(-50, 50), min_size=1, max_size=5),
 )
-def test_any_configuration_gives_the_four_terms(dim, heads, head_dim, clamp, layout, places) -> None:
-    encoding = made(dim, heads, head_dim, clamp=clamp, layout=layout)
+def test_any_configuration_gives_the_four_terms(dim, heads, head_dim, max_distance, layout, places) -> None:
+    encoding = made(dim, heads, head_dim, max_distance=max_distance, layout=layout)
     m, n = torch.tensor(places, dtype=torch.float64), torch.tensor([*places, 0.3], dtype=torch.float64)
     q, k = (torch.randn(1, heads, len(x), head_dim, dtype=torch.float64) for x in (m, n))
     got = encoding.bias(m, n, q=q, k=k)
@@ -124,8 +124,8 @@ def test_only_the_distance_counts() -> None:
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-12), (torch.bfloat16, 0.02)])
-def test_in_blocks_the_clamp_holds_too(dtype: torch.dtype, tolerance: float) -> None:
-    encoding, at = made(clamp=3.5).to(dtype), Positions.count(40)
+def test_in_blocks_max_distance_holds_too(dtype: torch.dtype, tolerance: float) -> None:
+    encoding, at = made(max_distance=3.5).to(dtype), Positions.count(40)
     q, k, v = torch.randn(3, 1, encoding.heads, 40, encoding.head_dim).to(dtype)
     blocked, reference = (
         bind(kernel, encoding, scale=0.4)(encoding, q, at, Keys(k, v, at), masks.causal())[0]
@@ -134,8 +134,8 @@ def test_in_blocks_the_clamp_holds_too(dtype: torch.dtype, tolerance: float) -> 
     torch.testing.assert_close(blocked, reference, rtol=tolerance, atol=tolerance)
 
 
-def test_distances_past_the_clamp_are_all_alike_on_each_side() -> None:
-    encoding = made(clamp=4)
+def test_distances_past_max_distance_are_all_alike_on_each_side() -> None:
+    encoding = made(max_distance=4)
     q, k = torch.randn(1, 3, 1, 4, dtype=torch.float64), torch.ones(1, 3, 6, 4, dtype=torch.float64)
     bias = encoding.bias(torch.tensor([50]), torch.tensor([0, 45, 46, 54, 55, 900]), q=q, k=k)[0, :, 0]
     for one, other in ((0, 1), (1, 2), (3, 4), (4, 5)):
@@ -183,8 +183,8 @@ def test_the_initial_deviation_is_the_given_one() -> None:
     [
         ({"dim": 0}, "dim must be 1 or more, got 0"),
         ({"heads": 0}, "heads must be 1 or more, got 0"),
-        ({"clamp": 0.5}, "clamp must be 1 or more, or None for no limit, got 0.5"),
-        ({"clamp": math.nan}, "clamp must be 1 or more"),
+        ({"max_distance": 0.5}, "max_distance must be 1 or more, or None for no limit, got 0.5"),
+        ({"max_distance": math.nan}, "max_distance must be 1 or more"),
         ({"base": 1.0}, "base must be above 1, got 1.0"),
         ({"layout": "half"}, "layout must be one of concatenated, interleaved, got 'half'"),
         ({"std": 0.0}, "std must be above 0, got 0.0"),

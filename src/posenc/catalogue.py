@@ -18,7 +18,7 @@ from posenc.chosen_heads import OnHeads
 from posenc.encoding import Compose, Encoding, Shape, parts_of
 from posenc.foreign import near, one_line, quoted, written
 from posenc.foreign.text import shortened
-from posenc.registry import Registry
+from posenc.registry import Registry, in_new_names
 from posenc.schedules import Schedule
 
 Spec: TypeAlias = str | Encoding
@@ -106,14 +106,15 @@ class Parser:
             )
         if len(given) > 1:
             raise ValueError(f"{name} wraps one encoding, as in {name}({cls.wraps[0]}); got {len(given)}")
-        known = [p for p in inspect.signature(cls.__init__).parameters if p not in ("self", "encoding", *FILLED_IN)]
+        if len({option for option, _ in options}) != len(options):
+            raise ValueError(f"an option stands twice in {quoted(self.spec)}; give it once")
+        known = list(options_of(name))
+        options = tuple(in_new_names(cls, dict(options), known).items())
         for option, _ in options:
             if option not in known:
                 raise ValueError(
                     f"{name} has no option {quoted(option)}; it has: {', '.join(known) or 'none'}{near(option, known)}"
                 )
-        if len({option for option, _ in options}) != len(options):
-            raise ValueError(f"an option stands twice in {quoted(self.spec)}; give it once")
         if not cls.wraps:
             return Node(name, options)
         return Node(name, options, parts=(self.node(given[0]) if given else parse(cls.wraps[0]),))
@@ -225,7 +226,7 @@ class Builder:
         parameters = inspect.signature(cls.__init__).parameters
         for option, value in given.items():
             check_value(node.name, option, value, parameters[option].annotation)
-        for source in (self.hints.get(node.name, {}), vars(shape), self.made):
+        for source in (self.hints.get(node.name, {}), shape.options, self.made):
             given = {name: value for name, value in source.items() if name in parameters} | given
         if node.parts:
             given["encoding"] = Builder(shape, self.hints, self.made).from_node(node.parts[0], shape)

@@ -29,6 +29,12 @@ Side: TypeAlias = Literal["query", "key"]
 """Which of the two door 2 turns."""
 
 DOORS = ("embed", "turn", "by_distance", "biases", "attend", "remember")
+WIDTHS = ("dim", "heads", "head_dim")
+"""Options that the model decides, and no spec."""
+
+DECIDED = ("max_len", "trained_length", "causal")
+"""Options that the model decides where a spec leaves them open."""
+
 BIASES = frozenset({"by_distance", "biases"})
 """The two ways into door 3."""
 
@@ -55,6 +61,11 @@ class Shape:
             if checks.whole(name, getattr(self, name)) < 1:
                 raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
         checks.kind("causal", self.causal, bool)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What a model decides of an encoding's options."""
+        return {**vars(self), "trained_length": self.max_len}
 
     @classmethod
     def of(cls, dim: int, heads: int, max_len: int, causal: bool = True) -> "Shape":
@@ -288,16 +299,14 @@ class Encoding(KeepsTables, Published):
         return {
             name: getattr(self, name)
             for name in inspect.signature(type(self).__init__).parameters
-            if name not in ("self", "encoding", "dim", "heads", "head_dim", "device", "dtype")
+            if name not in ("self", "encoding", *WIDTHS, "device", "dtype")
         }
 
     def __repr__(self) -> str:
         """The spec: what `posenc.build` reads back."""
         parameters = inspect.signature(type(self).__init__).parameters
-        # Left out, an option that is also a field of Shape would be filled in from the next model, whatever it was
-        # here.
-        decided = ("max_len", "causal")
-        changed = {n: value for n, value in self.options().items() if n in decided or value != parameters[n].default}
+        # Left out, what a model decides would be filled in from the next model, whatever it was here.
+        changed = {n: value for n, value in self.options().items() if n in DECIDED or value != parameters[n].default}
         wrapped = [repr(self.encoding)] if "encoding" in parameters else []
         inside = ", ".join([*wrapped, *(f"{name}={value!r}" for name, value in changed.items())])
         name = self.spec_name or type(self).__name__

@@ -206,6 +206,8 @@ class Stack(nn.Module):
         owned, used = build_layers(encoding, sizes.shape(causal), sizes.layers, hints=hints, **made)
         self.encoding_of = tuple(used)
         self.encodings = nn.ModuleList(owned)
+        # Those that add to the embeddings, each once.
+        self.added = tuple(own for own in owned if "embed" in own.doors)
         self.cross_encoding_of: tuple[Encoding, ...] = ()
         if cross:
             owned, used = build_layers(cross_encoding, sizes.shape(causal=False), sizes.layers, hints=hints, **made)
@@ -218,10 +220,6 @@ class Stack(nn.Module):
         self.blocks = nn.ModuleList(Block(sizes, cross=cross, **made) for _ in range(sizes.layers))
         # Post-norm blocks end with a norm of their own.
         self.final_norm = nn.LayerNorm(sizes.dim, **made) if sizes.norm == "pre" else nn.Identity()
-
-    def added(self) -> tuple[Encoding, ...]:
-        """The encodings that add to the embeddings, each once."""
-        return tuple([own for own in cast(list[Encoding], list(self.encodings)) if "embed" in own.doors])
 
     def forward(
         self,
@@ -356,7 +354,7 @@ class Decoder(nn.Module):
         only       which of the T tokens logits are wanted for
         """
         at = where(ids, self.vocab, positions, padding, cache)
-        x = self.embedding(ids, at=at, encodings=self.stack.added())
+        x = self.embedding(ids, at=at, encodings=self.stack.added)
         x, seen = self.stack(x, at, "causal" if mask is None else mask, cache=cache, weights=weights, only=only)
         logits = F.linear(x, self.embedding.token.weight) if self.output is None else self.output(x)
         return (logits, seen) if weights else logits
@@ -432,7 +430,7 @@ class Encoder(nn.Module):
     ) -> Tensor | tuple[Tensor, tuple[LayerWeights, ...]]:
         """Hidden states [B, T, dim], and with `weights` the attention weights of each layer, or what is chosen."""
         at = where(ids, self.vocab, positions, padding, None)
-        x = self.embedding(ids, at=at, encodings=self.stack.added())
+        x = self.embedding(ids, at=at, encodings=self.stack.added)
         x, seen = self.stack(x, at, "bidirectional" if mask is None else mask, weights=weights)
         return (x, seen) if weights else x
 
@@ -488,7 +486,7 @@ class EncoderDecoder(nn.Module):
     ) -> tuple[Tensor, Positions]:
         """The encoder's hidden states [B, S, dim] and where they are."""
         at = where(source, self.vocab, positions, padding, None)
-        x = self.embedding(source, at=at, encodings=self.encoder.added())
+        x = self.embedding(source, at=at, encodings=self.encoder.added)
         return self.encoder(x, at, "bidirectional")[0], at
 
     def forward(
@@ -518,7 +516,7 @@ class EncoderDecoder(nn.Module):
         if not (isinstance(hidden, Tensor) and isinstance(source_at, Positions)):
             raise ValueError(f"memory is the pair that encode gives, states and positions, got {checks.shown(memory)}")
         at = where(target, self.vocab, positions, padding, cache)
-        x = self.embedding(target, at=at, encodings=self.decoder.added())
+        x = self.embedding(target, at=at, encodings=self.decoder.added)
         x, seen = self.decoder(
             x, at, "causal", cache=cache, weights=weights, memory=hidden, memory_at=source_at, only=only
         )

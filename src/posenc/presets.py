@@ -79,7 +79,7 @@ PRESETS: dict[str, Preset] = {
         source="defaults of the configuration in transformers 5.23; the factor from Gemma 3's report",
     ),
     "gemma4": Preset(
-        ("rotary",) * 5 + ("proportional_rotary(share=0.25, base=1_000_000)",),
+        ("rotary",) * 5 + ("proportional_rotary(partial=0.25, base=1_000_000)",),
         window=(512,) * 5 + (None,),
         besides="queries and keys are normalised; the last layer always sees everything",
     ),
@@ -94,7 +94,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "qwen3_next": Preset("rotary(partial=0.25)", besides="three layers of four are recurrent and read no position"),
     "inkling": Preset(
-        ("inkling(extent=512)",) * 5 + ("inkling(extent=1024)",),
+        ("inkling(max_distance=512)",) * 5 + ("inkling(max_distance=1024)",),
         window=(512,) * 5 + (None,),
         besides="normalised queries and keys with scale 1/head_dim; Inkling-2 adds a temperature in its full layers",
     ),

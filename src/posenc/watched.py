@@ -66,7 +66,14 @@ def is_held(*modules: nn.Module) -> bool:
     if not torch.compiler.is_compiling() and (is_watched() or packs_for_backward()):
         return True
     for module in modules:
-        if type(module) not in MAKE_NEW or has_hooks(module):
+        if (
+            type(module) not in MAKE_NEW
+            or module._forward_hooks
+            or module._forward_pre_hooks
+            or module._backward_hooks
+            or module._backward_pre_hooks
+            or "forward" in module.__dict__
+        ):
             return True
     return _has_any_global_hook()
 
@@ -87,13 +94,3 @@ def packs_for_backward() -> bool:
         # Before torch 2.8 nobody tells.
         return torch.is_grad_enabled()
     return _packing(True) is not None
-
-
-def has_hooks(module: nn.Module) -> bool:
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or "forward" in module.__dict__
-    )

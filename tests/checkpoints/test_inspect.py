@@ -222,7 +222,7 @@ def test_the_words_of_other_encodings() -> None:
     longrope = f"longrope(factor=4, short_factor={lists}, long_factor={lists}, trained_length=1024)"
     said = words(Layer(f"rotary(schedule={longrope})", 16))
     assert "short factor [1, 2, ..., 8] (8 entries)" in said and "for short sequences" in said
-    stopped = words(Layer("proportional_rotary(share=0.25)", 16))
+    stopped = words(Layer("proportional_rotary(partial=0.25)", 16))
     assert "8 pairs, wavelengths from 6.283 to 20 tokens, 6 stand still" in stopped
 
 

@@ -226,16 +226,16 @@ def test_encodings_whose_layout_is_more_than_an_order_are_refused(spec: str, wor
     "spec",
     [
         "rotary(partial=0.5, schedule=dynamic_ntk(factor=2, trained_length=16))",
-        "proportional_rotary(share=0.5)",
+        "proportional_rotary(partial=0.5)",
         "multimodal_rotary(sections=(2, 1, 1))",
         "image_rotary",
-        "rotary + log_temperature(max_len=64)",
+        "rotary + log_temperature(trained_length=64)",
         "rerope(rotary, window=8)",
     ],
 )
 def test_every_rotary_of_one_order_is_converted(spec: str) -> None:
     found = turned_tensors(reading(spec), weights(**LLAMA))
-    assert {where.width for where in found.values()} == {4 if "partial" in spec else 8}
+    assert {where.width for where in found.values()} == {4 if spec.startswith("rotary(partial") else 8}
 
 
 def test_a_reading_follows_its_weights_into_the_other_layout() -> None:

@@ -184,8 +184,8 @@ def test_layers_that_differ_without_such_places_have_no_config() -> None:
 
 
 def test_what_stands_beside_rotary_stays_beside_it() -> None:
-    made = method("rerope", of=reading(f"{PLAIN} + log_temperature(max_len=8192)"))
-    assert made.spec == f"rerope({PLAIN}, window=2048) + log_temperature(max_len=8192)"
+    made = method("rerope", of=reading(f"{PLAIN} + log_temperature(trained_length=8192)"))
+    assert made.spec == f"rerope({PLAIN}, window=2048) + log_temperature(trained_length=8192)"
 
 
 def test_older_names_of_the_same_are_taken_away_and_inner_configs_changed() -> None:

@@ -23,7 +23,7 @@ def test_transformers_gives_the_same(extent: int, T: int, S: int) -> None:
 
     theirs = InklingRelativeLogits(5, extent).double()
     torch.nn.init.normal_(theirs.proj)
-    encoding = Inkling(7, 3, extent=extent, rank=5).double()
+    encoding = Inkling(7, 3, max_distance=extent, rank=5).double()
     with torch.no_grad():
         encoding.profiles.copy_(theirs.proj)
     x, at, keys_at = torch.randn(2, T, 7).double(), Positions.count(T, S - T), Positions.count(S)
@@ -36,7 +36,7 @@ def test_transformers_gives_the_same(extent: int, T: int, S: int) -> None:
 def test_x_transformers_gives_the_same_without_its_bias_on_the_mixture(T: int, S: int) -> None:
     module = pytest.importorskip("x_transformers.x_transformers", reason="the peers extra is not installed")
     theirs = module.RelativeProjPositionalBias(7, 3, num_distance_basis=5, max_dist=4).double()
-    encoding = Inkling(7, 3, extent=4, rank=5).double()
+    encoding = Inkling(7, 3, max_distance=4, rank=5).double()
     with torch.no_grad():
         encoding.profiles.copy_(theirs.distance_bank)
         encoding.to_mixture.weight.copy_(theirs.to_distance_weights[0].weight)

@@ -91,7 +91,7 @@ def test_proportional_rotary_agrees() -> None:
         )
         stand_in = SimpleNamespace(head_dim=d, rope_parameters=parameters, standardize_rope_params=lambda: None)
         found, temperature = ROPE_INIT_FUNCTIONS["proportional"](stand_in, "cpu")
-        encoding = ProportionalRotary(d, share=share, base=1e6, schedule=None if factor is None else Linear(factor))
+        encoding = ProportionalRotary(d, partial=share, base=1e6, schedule=None if factor is None else Linear(factor))
         torch.testing.assert_close(found.double(), encoding.frequencies, rtol=5e-6, atol=0)
         q, at = torch.randn(1, 2, 9, d), Positions.count(9)
         angle = at.coords * torch.cat((found, found))

@@ -14,7 +14,7 @@ pytest.importorskip("transformers", reason="transformers is not installed; it co
 def test_wav2vec2_bert_gives_the_same_with_equal_clips_on_both_sides(clip: int) -> None:
     from transformers.models.wav2vec2_bert.modeling_wav2vec2_bert import _apply_relative_key_position_encoding
 
-    encoding = Shaw(5, clip=clip, values=False, std=1.0).double()
+    encoding = Shaw(5, max_distance=clip, values=False, std=1.0).double()
     module = SimpleNamespace(
         left_max_position_embeddings=clip,
         right_max_position_embeddings=clip,
@@ -30,7 +30,7 @@ def test_its_released_clips_of_64_and_8_are_not_ours() -> None:
     """They see 64 frames back and 8 ahead: rows that ours would need 64 of on each side."""
     from transformers.models.wav2vec2_bert.modeling_wav2vec2_bert import _apply_relative_key_position_encoding
 
-    encoding = Shaw(5, clip=64, values=False, std=1.0).double()
+    encoding = Shaw(5, max_distance=64, values=False, std=1.0).double()
     rows = encoding.key_table[: 64 + 8 + 1]
     module = SimpleNamespace(
         left_max_position_embeddings=64,

@@ -36,7 +36,7 @@ def test_xlnet_gives_the_same(attn_type: str, memory: int, clamp: int) -> None:
     model = SimpleNamespace(d_model=dim, attn_type=attn_type, bi_data=False, clamp_len=clamp)
     model.positional_embedding = XLNetModel.positional_embedding
     r = XLNetModel.relative_positional_encoding(model, T, T + memory, bsz=2).double()
-    encoding = TransformerXL(dim, H, D, clamp=None if clamp < 0 else clamp).double()
+    encoding = TransformerXL(dim, H, D, max_distance=None if clamp < 0 else clamp).double()
     with torch.no_grad():
         encoding.content_bias.copy_(layer.r_w_bias)
         encoding.distance_bias.copy_(layer.r_r_bias)

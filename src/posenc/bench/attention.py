@@ -48,8 +48,8 @@ WANTED: dict[str, Wanted] = {
     "kerple": Wanted(1.1, 1.2, 1.1),
     "sandwich": Wanted(1.1, 1.2, 1.1),
     "forgetting": Wanted(1.25, 1.25, 1.25),
-    "shaw(clip=64, values=False)": Wanted(1.6, None, 1.6),
-    "shaw(clip=64)": Wanted(),
+    "shaw(max_distance=64, values=False)": Wanted(1.6, None, 1.6),
+    "shaw(max_distance=64)": Wanted(),
     "fire": Wanted(),
     "mlp_bias": Wanted(),
     "transformer_xl": Wanted(),
@@ -57,7 +57,7 @@ WANTED: dict[str, Wanted] = {
     "inkling": Wanted(),
     # A sum is to cost a fifth more than its slower part, and a distance map 1.6 times what it maps.
     "alibi + forgetting": Wanted(1.5, None, 1.5),
-    "alibi + shaw(clip=64, values=False)": Wanted(1.92, None, 1.92),
+    "alibi + shaw(max_distance=64, values=False)": Wanted(1.92, None, 1.92),
     "rerope(rotary)": Wanted(1.6, None, 1.6),
     "self_extend(rotary)": Wanted(1.6, None, 1.6),
 }
@@ -291,7 +291,7 @@ def shaw_by_hand(subject: Any, future: Tensor) -> Tensor:
     """Queries times the table of clipped distances, spread over the whole matrix."""
     encoding, q = subject.encoding, subject.q
     (table,) = encoding.parameters()
-    index = encoding.clip - distances(subject.case.tokens).clamp(-encoding.clip, encoding.clip)
+    index = encoding.max_distance - distances(subject.case.tokens).clamp(-encoding.max_distance, encoding.max_distance)
     near = (q @ table.T).gather(-1, index.expand(*q.shape[:2], -1, -1))
     logits = (q @ subject.k.transpose(-1, -2) + near) / math.sqrt(HEAD_DIM)
     return logits.masked_fill(future, -math.inf).softmax(-1) @ subject.v

@@ -16,11 +16,11 @@ WANTED: dict[str, tuple[float, float]] = {
     "kerple": (64, 128),
     "sandwich": (64, 64),
     "forgetting": (64, 128),
-    "shaw(clip=64, values=False)": (128, 192),
+    "shaw(max_distance=64, values=False)": (128, 192),
 }
 """Encoding -> MiB forward at 4096 tokens, and MiB with backward at 2048."""
 
-QUICK = ("alibi", "t5_bias", "shaw(clip=64, values=False)")
+QUICK = ("alibi", "t5_bias", "shaw(max_distance=64, values=False)")
 OF_A_PEER = "x-transformers: alibi"
 BY_HAND = ("alibi by hand, matrix made in each call", "alibi as attn_mask made in each call", OF_A_PEER)
 FORWARD = {"quick": (4096,), "full": (2048, 4096, 8192)}

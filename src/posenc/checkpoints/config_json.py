@@ -18,6 +18,7 @@ from posenc.checkpoints.configs import (
 )
 from posenc.checkpoints.reading import CannotRead, Layer, Part, Reading
 from posenc.checks import is_number
+from posenc.encodings.proportional_rotary import ProportionalRotary
 from posenc.foreign import count
 
 SIGNS = {
@@ -267,8 +268,8 @@ def parameters_of(part: Part, index: int) -> dict[str, Any]:
     if out is None or options.get("order") == "time_last":
         raise CannotExpress(f"transformers has no rope_parameters for {short(rotary)}")
     out["rope_theta"] = rotary.base
-    if "share" in options:
-        out |= {"rope_type": "proportional", "partial_rotary_factor": rotary.share}
+    if isinstance(rotary, ProportionalRotary):
+        out |= {"rope_type": "proportional", "partial_rotary_factor": rotary.partial}
     elif options["partial"] != 1:
         out["partial_rotary_factor"] = rotary.partial
     if "sections" in options:

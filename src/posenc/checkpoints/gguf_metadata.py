@@ -244,7 +244,7 @@ class Reader:
             if share is None:
                 spec = rotary_spec(head_dim=head_dim, width=width, base=base, schedule=schedule, **shared)
             else:
-                spec = spec_of("proportional_rotary", share=share, base=base)
+                spec = spec_of("proportional_rotary", partial=share, base=base)
             local, local_dim = self.local(spec, width, base, head_dim, schedule, shared)
         if latent and isinstance(schedule, YaRN) and self.scale is None:
             self.scale = schedule.scale_factor / math.sqrt(self.head_dim)

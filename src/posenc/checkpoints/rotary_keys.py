@@ -33,13 +33,13 @@ class Options:
     schedule: Schedule | None = None
     sections: tuple[int, ...] | None = None
     order: str | None = None
-    share: float | None = None
+    proportion: float | None = None
 
     def spec(self, layout: str) -> str:
-        if self.share is not None:
+        if self.proportion is not None:
             return spec_of(
                 "proportional_rotary",
-                share=None if self.share == 0.25 else self.share,
+                partial=None if self.proportion == 0.25 else self.proportion,
                 base=None if self.base == 10_000 else self.base,
                 layout=None if layout == "half" else layout,
                 schedule=self.schedule,
@@ -104,7 +104,7 @@ def rope_options(node: Node, rope: Ledger, turned: int) -> Options:
     with possible(where):
         if kind == "proportional":
             factor = rope.number("factor", "factor {}", 1.0)
-            return Options(turned, turned, base, Linear(float(factor)) if factor != 1 else None, share=partial)
+            return Options(turned, turned, base, Linear(float(factor)) if factor != 1 else None, proportion=partial)
         schedule = schedule_of(node, kind, rope)
     if isinstance(schedule, LongRoPE):
         for name in ("short_factor", "long_factor"):
@@ -224,7 +224,7 @@ def rope_parameters(spec: str, max_len: int | None = None) -> dict[str, Any] | N
     if node.name == "proportional_rotary":
         if kind not in ("default", "linear"):
             return None
-        return written | {"rope_type": "proportional", "partial_rotary_factor": options["share"]} | out
+        return written | {"rope_type": "proportional", "partial_rotary_factor": options["partial"]} | out
     if options["partial"] != 1:
         written["partial_rotary_factor"] = options["partial"]
     if node.name == "multimodal_rotary":

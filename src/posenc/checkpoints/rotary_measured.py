@@ -135,7 +135,7 @@ def explained(node: Node, turn: Turn, tries: list[Options], turned: int, shape: 
 def widths_of(option: Options, channels: int) -> Iterator[Options]:
     """What the keys say; then the same for a head, or a share of it, as wide as the modules have it."""
     yield option
-    if option.width < channels == option.head_dim and option.share is None:
+    if option.width < channels == option.head_dim and option.proportion is None:
         # Where no schedule is named, some modules do not ask which share of a head turns.
         yield replace(option, width=channels)
     if channels != option.head_dim and option.sections is None and channels % 2 == 0:

@@ -18,6 +18,7 @@ from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions, PositionsLike
 from posenc.precision import exact
+from posenc.registry import renamed
 from posenc.rotations import plain_frequencies
 
 SILENCED = ("passed", "doubled")
@@ -46,26 +47,29 @@ class Drawn:
         object.__setattr__(self, "mixtures", mixtures)
 
 
+@renamed(max_len="trained_length")
 class FourierRotary(Encoding):
     """Rotary with a mixture of waves in each pair, and without the waves that are longer than the trained length.
 
-    frequency_k = base^(-2k/d), kept while its wavelength 2 pi / frequency_k is at most max_len; K of them
+    frequency_k = base^(-2k/d), kept while its wavelength 2 pi / frequency_k is at most trained_length; K of them
     cos_k(p) = sum_f A[h, f, k] cos(p frequency_f),   sin_k(p) = sum_f B[h, f, k] sin(p frequency_f),   f, k < K
     (a, b) -> (a cos_k - b sin_k,  b cos_k + a sin_k) in queries and keys; A and B begin as the identity plus noise
 
-    heads      number of query heads
-    head_dim   width of one head, d (channels)
-    max_len    the trained length (positions)
-    base       ratio that sets the longest wavelength (unitless, above 1)
-    layout     which channels form a pair: "half" (k with k + d/2; the released code) or "interleaved" (2k with 2k + 1)
-    gain       strength of the noise: deviation gain sqrt(2 / (K (K + heads))), which is what Xavier's rule makes of
-               the released code's tensors [heads, K, K] (0.3 at 60 M parameters, 0.6 at 1.2 B)
-    per_head   whether every query head has mixtures of its own
-    learned    whether the mixtures are trained (and every layer has its own); the released ones are frozen noise
-    silenced   what becomes of the pairs whose frequency is dropped: "passed" leaves them as they are (the paper's
-               frequency zero: cosine 1, sine 0; vLLM); "doubled" does as the released code, whose sine is 1 as well:
-               both sides turn by 45 degrees and grow by sqrt(2), so that these pairs count twice in the logit
-    seed       of the noise (a frozen mixture is the same in all layers; the released code draws anew for each)
+    heads           number of query heads
+    head_dim        width of one head, d (channels)
+    trained_length  the trained length (positions)
+    base            ratio that sets the longest wavelength (unitless, above 1)
+    layout          which channels form a pair: "half" (k with k + d/2; the released code) or "interleaved" (2k with 2k
+                    + 1)
+    gain            strength of the noise: deviation gain sqrt(2 / (K (K + heads))), which is what Xavier's rule makes
+                    of the released code's tensors [heads, K, K] (0.3 at 60 M parameters, 0.6 at 1.2 B)
+    per_head        whether every query head has mixtures of its own
+    learned         whether the mixtures are trained (and every layer has its own); the released ones are frozen noise
+    silenced        what becomes of the pairs whose frequency is dropped: "passed" leaves them as they are (the paper's
+                    frequency zero: cosine 1, sine 0; vLLM); "doubled" does as the released code, whose sine is 1 as
+                    well: both sides turn by 45 degrees and grow by sqrt(2), so that these pairs count twice in the
+                    logit
+    seed            of the noise (a frozen mixture is the same in all layers; the released code draws anew for each)
 
     What differs: the paper may draw other frequencies besides those of rotary; its released settings do not. The
     released code mixes at most d/4 pairs, and where more frequencies are kept, spreads the identity over every second
@@ -78,10 +82,10 @@ class FourierRotary(Encoding):
     without its slow pairs). That the coefficients are learned is a misreading: the released code trains none. In its
     own comparison ALiBi has the better perplexity past the trained length; what FoPE keeps is passkey retrieval.
 
-    Raises ValueError for impossible options, for a max_len of 6 or less (no wave fits), and heads that do not fit.
+    Raises ValueError for impossible options, a trained_length of 6 or less (no wave fits), and heads that do not fit.
     Source: Hua et al. 2024, arXiv:2412.17739, section 4; released as TsinghuaC3I/Fourier-Position-Embedding.
 
-    >>> FourierRotary(heads=8, head_dim=64, max_len=512).frequencies.shape
+    >>> FourierRotary(heads=8, head_dim=64, trained_length=512).frequencies.shape
     torch.Size([16])
     """
 
@@ -94,7 +98,7 @@ class FourierRotary(Encoding):
         self,
         heads: int,
         head_dim: int,
-        max_len: int,
+        trained_length: int,
         *,
         base: float = 10_000.0,
         layout: str = "half",
@@ -109,14 +113,20 @@ class FourierRotary(Encoding):
         super().__init__()
         checks.sizes(heads=heads)
         checks.even("head_dim", head_dim)
-        checks.at_least("max_len", max_len, 7, ", since the shortest wave takes 2 pi = 6.28 positions")
+        checks.at_least("trained_length", trained_length, 7, ", since the shortest wave takes 2 pi = 6.28 positions")
         checks.above("base", base, 1)
         checks.one_of("layout", layout, LAYOUTS)
         checks.at_least("gain", gain, 0)
         checks.one_of("silenced", silenced, SILENCED)
-        self.heads, self.head_dim, self.max_len, self.base, self.layout = heads, head_dim, max_len, base, layout
+        self.heads, self.head_dim, self.trained_length, self.base, self.layout = (
+            heads,
+            head_dim,
+            trained_length,
+            base,
+            layout,
+        )
         self.gain, self.per_head, self.learned, self.silenced, self.seed = gain, per_head, learned, silenced, seed
-        self.kept = sum(2 * math.pi * base ** (2 * k / head_dim) <= max_len for k in range(head_dim // 2))
+        self.kept = sum(2 * math.pi * base ** (2 * k / head_dim) <= trained_length for k in range(head_dim // 2))
         self.per_layer = learned
         if not per_head:
             self.doors = self.doors - {"attend"}
@@ -195,7 +205,7 @@ class FourierRotary(Encoding):
 
     def formula_query(self, q, position, head=0) -> list[float]:
         plain = [self.base ** (-2 * p / self.head_dim) for p in range(self.head_dim // 2)]
-        kept = [frequency for frequency in plain if 2 * math.pi / frequency <= self.max_len]
+        kept = [frequency for frequency in plain if 2 * math.pi / frequency <= self.trained_length]
         by_cos, by_sin = cast(list, self.mixtures[:, head if self.per_head else 0].tolist())
         factors = [complex(1.0, 0.0 if self.silenced == "passed" else 1.0)] * len(plain)
         for p in range(len(kept)):

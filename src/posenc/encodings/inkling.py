@@ -13,24 +13,26 @@ from posenc.interpolation import interpolated
 from posenc.keys import Keys, Projections
 from posenc.positions import Positions, distance
 from posenc.published import Token
+from posenc.registry import renamed
 from posenc.score_mods import ScoreMod, look_up
 
 
+@renamed(extent="max_distance")
 class Inkling(Encoding):
     """Let each token choose its own bias over past distances, as a mixture of a few learned profiles.
 
-    logit(i, j) = scale * q_i . k_j + r_i . P[:, n]   for n = m_i - n_j with 0 <= n < extent, and no bias elsewhere
+    logit(i, j) = scale * q_i . k_j + r_i . P[:, n]   for 0 <= n = m_i - n_j < max_distance, and no bias elsewhere
     r_i = W x_i, from what attention projects its queries from
 
-    The profiles P [rank, extent] are shared by the heads of a layer, W maps dim channels to rank for each head; every
-    layer has its own. The bias is added to scaled logits: nothing divides it.
+    The profiles P [rank, max_distance] are shared by the heads of a layer, W maps dim channels to rank for each head;
+    every layer has its own. The bias is added to scaled logits: nothing divides it.
 
-    dim     width of the model (channels)
-    heads   number of query heads
-    extent  the distance (positions) from which there is no bias; in the released models 1024 in full layers, and the
-            width of the window in layers that have one
-    rank    number of profiles; 16 in the released models
-    std     standard deviation of the initial W and P
+    dim           width of the model (channels)
+    heads         number of query heads
+    max_distance  the distance (positions) from which there is no bias; in the released models 1024 in full layers, and
+                  the width of the window in layers that have one
+    rank          number of profiles; 16 in the released models
+    std           standard deviation of the initial W and P
 
     A fractional distance mixes the two neighbouring columns linearly; past the last column the bias fades to 0 within
     one position.
@@ -42,13 +44,13 @@ class Inkling(Encoding):
     What differs from the released models: they have more around it, normalised queries and keys with a scale of
     1/head_dim, and in full layers a temperature that multiplies this bias too. Here it is the bias alone.
 
-    Where it goes wrong: past its extent, and towards the future, a token sees no position at all. No paper describes
+    Where it goes wrong: past max_distance, and towards the future, a token sees no position at all. No paper describes
     it; the description is that of the released code.
 
     Raises ValueError for sizes below 1, tokens of another width and heads that are others than it was built for.
     Source: Thinking Machines, Inkling, 2026, as in transformers 5.23 `models/inkling` (no paper).
 
-    >>> Inkling(dim=8, heads=2, extent=32).profiles.shape
+    >>> Inkling(dim=8, heads=2, max_distance=32).profiles.shape
     torch.Size([16, 32])
     """
 
@@ -56,7 +58,7 @@ class Inkling(Encoding):
     also_called = ("low_rank_relative", "relative_projection", "relative_profiles", "learned_distance_basis")
     per_layer = True
     extrapolates = (
-        "past the extent there is no bias, so far tokens are seen without position, and the released models add a "
+        "past max_distance there is no bias, so far tokens are seen without position, and the released models add a "
         "temperature there; no measurement is published"
     )
     used_by = "Inkling, Inkling-2-Small"
@@ -66,18 +68,18 @@ class Inkling(Encoding):
         dim: int,
         heads: int,
         *,
-        extent: int = 1024,
+        max_distance: int = 1024,
         rank: int = 16,
         std: float = 0.02,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        checks.sizes(dim=dim, heads=heads, extent=extent, rank=rank)
+        checks.sizes(dim=dim, heads=heads, max_distance=max_distance, rank=rank)
         checks.above("std", std, 0)
-        self.dim, self.heads, self.extent, self.rank, self.std = dim, heads, int(extent), int(rank), std
+        self.dim, self.heads, self.max_distance, self.rank, self.std = dim, heads, int(max_distance), int(rank), std
         self.to_mixture = nn.Linear(dim, heads * self.rank, bias=False, device=device, dtype=dtype)
-        self.profiles = nn.Parameter(torch.empty(self.rank, self.extent, device=device, dtype=dtype))
+        self.profiles = nn.Parameter(torch.empty(self.rank, self.max_distance, device=device, dtype=dtype))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -98,7 +100,7 @@ class Inkling(Encoding):
                 at,
                 facts_of(keys, query_memo={"mixture": mixture}),
                 products=partial(self.products, mixture),
-                same_beyond=self.extent,
+                same_beyond=self.max_distance,
             )
         ]
 
@@ -106,14 +108,14 @@ class Inkling(Encoding):
         mixture = keys.query_memo["mixture"]
         dtype = torch.promote_types(mixture.dtype, self.profiles.dtype)
         # A column of zeros stands for all distances without bias.
-        curves = nn.functional.pad(mixture.to(dtype) @ self.profiles.to(dtype), (0, 1))  # [B, H, T, extent + 1]
+        curves = nn.functional.pad(mixture.to(dtype) @ self.profiles.to(dtype), (0, 1))  # [B, H, T, max_distance + 1]
         delta = distance(at, keys.at, self).expand(q.shape[0], -1, -1)
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             n = delta[b, i, j]
             # Keys in the future have no bias, however near.
-            place = torch.where(n >= 0, n, self.extent).clamp(max=self.extent)
-            mixed = interpolated(lambda column: look_up(curves, b, h, i, column), place, self.extent)
+            place = torch.where(n >= 0, n, self.max_distance).clamp(max=self.max_distance)
+            mixed = interpolated(lambda column: look_up(curves, b, h, i, column), place, self.max_distance)
             return score + mixed.to(score.dtype)
 
         return score_mod
@@ -122,8 +124,8 @@ class Inkling(Encoding):
         """The bias at whole distances as dot products."""
         dtype = torch.promote_types(mixture.dtype, self.profiles.dtype)
         delta = torch.arange(distances.start, distances.stop, distances.step, device=mixture.device)
-        biased = (delta >= 0) & (delta < self.extent)
-        columns = self.profiles.to(dtype).index_select(1, delta.clamp(0, self.extent - 1))
+        biased = (delta >= 0) & (delta < self.max_distance)
+        columns = self.profiles.to(dtype).index_select(1, delta.clamp(0, self.max_distance - 1))
         return DotProducts(mixture.to(dtype), (columns * biased).T[None])
 
     def mixture(self, q: Tensor, keys: Keys) -> Tensor:
@@ -143,7 +145,7 @@ class Inkling(Encoding):
         for key in keys:
             n = query.at - key.at
             bias = 0.0
-            if 0 <= n < self.extent:
+            if 0 <= n < self.max_distance:
                 below = math.floor(n)
                 share = n - below
                 mixed = [(1 - share) * row[below] + share * row[below + 1] for row in columns]

@@ -9,19 +9,22 @@ from posenc import checks
 from posenc.encoding import Encoding, Side
 from posenc.positions import Positions
 from posenc.precision import exact
+from posenc.registry import renamed
 
 
+@renamed(max_len="trained_length")
 class LogTemperature(Encoding):
     """Sharpen a query's attention as it sees more tokens: multiply it by the logarithm of how many there are.
 
-    q_p -> tau q_p,   tau = max(least, ln(p + 1) / ln(max_len))
+    q_p -> tau q_p,   tau = max(least, ln(p + 1) / ln(trained_length))
 
     A query at position p sees p + 1 tokens; with logarithmic growth the entropy of its attention stays about the same.
     At the last trained position tau is 1.
 
-    max_len  the trained length (tokens), 2 or more
-    least    the smallest temperature (unitless): 0 is plain log-n scaling, where the first query is multiplied by 0 and
-             early ones are flattened; 1 is ReRoPE's max(1, .), which leaves all of the trained length as it was
+    trained_length  the trained length (tokens), 2 or more
+    least           the smallest temperature (unitless): 0 is plain log-n scaling, where the first query is multiplied
+                    by 0 and early ones are flattened; 1 is ReRoPE's max(1, .), which leaves all of the trained length
+                    as it was
 
     It carries no order: use it beside other encodings, as in rotary + log_temperature. Biases that read the query
     (Shaw) see it warmed. The count is read from the position: with documents, padding or a cache it is that of the
@@ -33,7 +36,7 @@ class LogTemperature(Encoding):
     Raises ValueError for a trained length below 2 or a negative least.
     Source: Su 2021, kexue.fm/archives/8823 (log-n); Su 2023, kexue.fm/archives/9708 (ReRoPE).
 
-    >>> LogTemperature(max_len=1024).temperature(1023)
+    >>> LogTemperature(trained_length=1024).temperature(1023)
     1.0
     """
 
@@ -43,11 +46,11 @@ class LogTemperature(Encoding):
     turns = "queries"
     used_by = ""
 
-    def __init__(self, max_len: int, *, least: float = 0.0) -> None:
+    def __init__(self, trained_length: int, *, least: float = 0.0) -> None:
         super().__init__()
-        checks.at_least("max_len", max_len, 2, ", since the logarithm of 1 is 0")
+        checks.at_least("trained_length", trained_length, 2, ", since the logarithm of 1 is 0")
         checks.at_least("least", least, 0)
-        self.max_len, self.least = max_len, least
+        self.trained_length, self.least = trained_length, least
 
     def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:
         if side == "key":
@@ -58,12 +61,12 @@ class LogTemperature(Encoding):
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The temperature of each query, [B or 1, 1, T, 1], taken in float64."""
         count = exact(at.axis(self)).clamp(min=0) + 1
-        temperature = (count.log() / math.log(self.max_len)).clamp(min=self.least)
+        temperature = (count.log() / math.log(self.trained_length)).clamp(min=self.least)
         return temperature[:, None, :, None].to(dtype).to(device)
 
     def temperature(self, position: float) -> float:
         """As published, in scalars: tau of a query at `position`."""
-        return max(self.least, math.log(max(position, 0) + 1) / math.log(self.max_len))
+        return max(self.least, math.log(max(position, 0) + 1) / math.log(self.trained_length))
 
     def formula_query(self, q, position, head=0) -> list[float]:
         return [self.temperature(position) * a for a in q]

@@ -11,35 +11,37 @@ from posenc import checks
 from posenc.channel_pairs import LAYOUTS
 from posenc.positions import Positions
 from posenc.precision import exact
+from posenc.registry import renamed
 from posenc.rotations import Rotations, cos_sin, plain_frequencies
 from posenc.schedules import Schedule, schedule_of
 
 
+@renamed(share="partial")
 class ProportionalRotary(Rotations):
     """Turn only the fastest channel pairs of a head, and let the slow ones carry content without position.
 
-    frequency_k = base^(-2k/head_dim) for k < n, 0 for the other pairs,   n = floor(share head_dim / 2), at least 1
+    frequency_k = base^(-2k/head_dim) for k < n, 0 for the other pairs,   n = floor(partial head_dim / 2), at least 1
     (a, b) -> (a cos p frequency_k - b sin p frequency_k,  b cos p frequency_k + a sin p frequency_k)
 
     head_dim  width of one head (channels), even
-    share     share of the pairs that turn (unitless, above 0, at most 1); 0.75 did best in the paper, 0.25 in Gemma 4
+    partial   share of the pairs that turn (unitless, above 0, at most 1); 0.75 did best in the paper, 0.25 in Gemma 4
     base      ratio that sets the wavelengths of the whole head (unitless, above 1); 1,000,000 in Gemma 4
     layout    which channels form a pair: "half" pairs k with k + head_dim/2, "interleaved" 2k with 2k + 1
     schedule  a change of the frequencies for longer contexts, made before the slow pairs are stopped; the optional
               `factor` of Gemma 4 is linear(factor=...). Not one that depends on the horizon
 
-    It is not rotary(partial=share): that turns the first channels with a whole spectrum of their own, down to 1/base;
+    It is not rotary(partial=...): that turns the first channels with a whole spectrum of their own, down to 1/base;
     this cuts the head's spectrum. In the half layout the channels that turn are not even neighbours. Angles are taken
     in float64 and results rounded once, as in rotary.
 
-    Where it goes wrong: with few pairs the longest wavelength is short (160 positions for head_dim 128, base 1e6, share
-    0.25), so positions far apart are told apart by the mixture alone. The gain over rotary is below 2 %.
+    Where it goes wrong: with few pairs the longest wavelength is short (160 positions for head_dim 128, base 1e6,
+    partial 0.25), so positions far apart are told apart by the mixture alone. The gain over rotary is below 2 %.
 
-    Raises ValueError for an odd head, a share outside (0, 1], a base of 1 or less, an unknown layout, a schedule by
+    Raises ValueError for an odd head, a partial outside (0, 1], a base of 1 or less, an unknown layout, a schedule by
     length, or heads of another width.
     Source: Barbero et al. 2024, arXiv:2410.06205, section 6; Gemma 4 in transformers for the denominator and rounding.
 
-    >>> ProportionalRotary(8, share=0.5, base=100.0).frequencies
+    >>> ProportionalRotary(8, partial=0.5, base=100.0).frequencies
     tensor([1.0000, 0.3162, 0.0000, 0.0000], dtype=torch.float64)
     """
 
@@ -48,28 +50,28 @@ class ProportionalRotary(Rotations):
     extrapolates = (
         "the pairs that leave the trained range of angles are gone; no length is promised, and none was measured"
     )
-    used_by = "Gemma 4 (share 0.25, global layers), LFM3 (share 0.5)"
+    used_by = "Gemma 4 (partial 0.25, global layers), LFM3 (partial 0.5)"
 
     def __init__(
         self,
         head_dim: int,
         *,
-        share: float = 0.25,
+        partial: float = 0.25,
         base: float = 10_000.0,
         layout: str = "half",
         schedule: Schedule | str | None = None,
     ) -> None:
         super().__init__()
         checks.even("head_dim", head_dim)
-        checks.fraction("share", share)
+        checks.fraction("partial", partial)
         checks.above("base", base, 1)
         checks.one_of("layout", layout, LAYOUTS)
         schedule = schedule_of(schedule)
         if schedule is not None and schedule.by_horizon:
             raise ValueError(f"schedule must not depend on the horizon of a sequence, got {schedule!r}; use rotary")
-        self.head_dim, self.share, self.base, self.layout, self.schedule = head_dim, share, base, layout, schedule
+        self.head_dim, self.partial, self.base, self.layout, self.schedule = head_dim, partial, base, layout, schedule
         # A share such as 30/44 times the head may round to just below a whole number.
-        self.turning = max(int((head_dim * share + 1e-9) // 2), 1)
+        self.turning = max(int((head_dim * partial + 1e-9) // 2), 1)
         self.spectrum()
 
     def spectrum(self) -> tuple[Tensor, float | Tensor]:

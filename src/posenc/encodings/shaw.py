@@ -13,35 +13,38 @@ from posenc.kernels.bound import BoundKernel
 from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions, distance
+from posenc.registry import renamed
 from posenc.score_mods import ScoreMod, look_up
 
 
+@renamed(clip="max_distance")
 class Shaw(Encoding):
     """Add to each key, and to each value, a learned vector for its clipped distance from the query.
 
-    logit(i, j) = q_i . (k_j + a_r) / sqrt(head_dim),   z_i = sum_j A_ij (v_j + b_r),   r = clip(n_j - m_i, -clip, clip)
+    logit(i, j) = q_i . (k_j + a_r) / sqrt(head_dim),   z_i = sum_j A_ij (v_j + b_r)
+    r = clip(n_j - m_i, -max_distance, max_distance)
 
-    The tables a and b [2 clip + 1, head_dim] are shared by the heads of a layer; every layer has its own. The term with
-    a is divided by sqrt(head_dim) as published, whatever Attention's `scale` is.
+    The tables a and b [2 max_distance + 1, head_dim] are shared by the heads of a layer; every layer has its own. The
+    term with a is divided by sqrt(head_dim) as published, whatever Attention's `scale` is.
 
-    head_dim  width of one head (channels)
-    clip      distance (positions) from which all share a vector; 16 in the paper
-    values    whether values get their vectors too (b); the paper found keys alone nearly as good
-    mutual    whether keys are compared with the vectors too: + k_j . a_r / sqrt(head_dim), as in BERT's
-              "relative_key_query" (its "relative_key" is `values=False`); not in the paper
-    std       standard deviation of the initial tables (in units of keys and values; default head_dim^-1/2)
+    head_dim      width of one head (channels)
+    max_distance  distance (positions) from which all share a vector; 16 in the paper, which calls it k
+    values        whether values get their vectors too (b); the paper found keys alone nearly as good
+    mutual        whether keys are compared with the vectors too: + k_j . a_r / sqrt(head_dim), as in BERT's
+                  "relative_key_query" (its "relative_key" is `values=False`); not in the paper
+    std           standard deviation of the initial tables (in units of keys and values; default head_dim^-1/2)
 
     A fractional distance mixes the two neighbouring vectors linearly. Values need the attention weights, so
-    the sdpa kernel serves `values=False` only. The tables have 2 clip + 1 rows whatever the length, and no tensor of
-    vectors for all pairs is made: neither parameters nor memory grow by a vector for each pair.
+    the sdpa kernel serves `values=False` only. The tables have 2 max_distance + 1 rows whatever the length, and no
+    tensor of vectors for all pairs is made: neither parameters nor memory grow by a vector for each pair.
 
-    Where it goes wrong: distances past the clip are all alike, so order is lost there; with the clip inside the trained
+    Where it goes wrong: distances past max_distance are all alike, so order is lost there; with it inside the trained
     length it is fast to learn and fairly robust beyond. It is not T5's bias: that is one number for a head and bucket.
 
-    Raises ValueError for a width or clip below 1.
+    Raises ValueError for a width or max_distance below 1.
     Source: Shaw, Uszkoreit, Vaswani 2018, arXiv:1803.02155, sections 3.1 and 3.2.
 
-    >>> Shaw(8, clip=2).key_table.shape
+    >>> Shaw(8, max_distance=2).key_table.shape
     torch.Size([5, 8])
     """
 
@@ -49,7 +52,7 @@ class Shaw(Encoding):
     also_called = ("relative", "relative_key", "relative_key_query")
     per_layer = True
     extrapolates = (
-        "nothing is claimed; with the clip inside the trained length our small runs found it fairly robust, while "
+        "nothing is claimed; with max_distance inside the trained length our small runs found it fairly robust, while "
         "distances that training never reached have untrained vectors"
     )
     used_by = "Music Transformer; Wav2Vec2-BERT (keys only, other clips on each side); a BERT variant"
@@ -58,7 +61,7 @@ class Shaw(Encoding):
         self,
         head_dim: int,
         *,
-        clip: int = 16,
+        max_distance: int = 16,
         values: bool = True,
         mutual: bool = False,
         std: float | None = None,
@@ -66,15 +69,21 @@ class Shaw(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        checks.sizes(head_dim=head_dim, clip=clip)
+        checks.sizes(head_dim=head_dim, max_distance=max_distance)
         checks.above("std", std, 0)
-        self.head_dim, self.clip, self.values, self.mutual, self.std = head_dim, clip, values, mutual, std
+        self.head_dim, self.max_distance, self.values, self.mutual, self.std = (
+            head_dim,
+            max_distance,
+            values,
+            mutual,
+            std,
+        )
         self.reads_keys, self.needs_weights = mutual, values
         if not values:
             self.doors = self.doors - {"attend"}
-        self.key_table = nn.Parameter(torch.empty(2 * clip + 1, head_dim, device=device, dtype=dtype))
+        self.key_table = nn.Parameter(torch.empty(2 * max_distance + 1, head_dim, device=device, dtype=dtype))
         self.value_table = (
-            nn.Parameter(torch.empty(2 * clip + 1, head_dim, device=device, dtype=dtype)) if values else None
+            nn.Parameter(torch.empty(2 * max_distance + 1, head_dim, device=device, dtype=dtype)) if values else None
         )
         self.reset_parameters()
 
@@ -86,14 +95,14 @@ class Shaw(Encoding):
 
     def row(self, at: Positions, keys_at: Positions) -> Tensor:
         """Where each pair [B or 1, T, S] reads the tables (rows; whole or fractional)."""
-        return (-distance(at, keys_at, self)).clamp(-self.clip, self.clip) + self.clip
+        return (-distance(at, keys_at, self)).clamp(-self.max_distance, self.max_distance) + self.max_distance
 
     def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
         assert q is not None
         checks.head_dim(self, q)
         if self.mutual:
             return [Pairs(self.score_mod, q, at, keys, reads_between=False)]
-        products, beyond = partial(self.products, q), int(self.clip)
+        products, beyond = partial(self.products, q), int(self.max_distance)
         return [Products(self.score_mod, q, at, keys, products=products, same_beyond=beyond)]
 
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
@@ -103,7 +112,7 @@ class Shaw(Encoding):
 
         def read(table: Tensor, *index: Tensor) -> Tensor:
             *token, r = index
-            return interpolated(lambda whole: look_up(table, *token, whole), r, 2 * self.clip)
+            return interpolated(lambda whole: look_up(table, *token, whole), r, 2 * self.max_distance)
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             r = row[b, i, j]
@@ -116,11 +125,11 @@ class Shaw(Encoding):
         """The bias of queries at whole distances as dot products."""
         dtype = torch.promote_types(torch.promote_types(q.dtype, self.key_table.dtype), torch.float32)
         delta = torch.arange(distances.start, distances.stop, distances.step, device=q.device)
-        vectors = self.key_table.to(dtype)[(-delta).clamp(-self.clip, self.clip) + self.clip]
+        vectors = self.key_table.to(dtype)[(-delta).clamp(-self.max_distance, self.max_distance) + self.max_distance]
         return DotProducts(q.to(dtype) * self.head_dim**-0.5, vectors[None])
 
     def compared(self, x: Tensor) -> Tensor:
-        """Queries or keys [B, H, T, D] with every vector of the key table, scaled: [B, H, T, 2 clip + 1]."""
+        """Queries or keys [B, H, T, D] with every vector of the key table, scaled: [B, H, T, 2 max_distance + 1]."""
         dtype = torch.promote_types(x.dtype, self.key_table.dtype)
         return (x.to(dtype) @ self.key_table.to(dtype).T) * self.head_dim**-0.5
 
@@ -131,18 +140,18 @@ class Shaw(Encoding):
             return kernel(self, q, at, keys, mask)
         out, weights = kernel(self, q, at, keys, mask, weights=True)
         assert weights is not None
-        # Gather the weights of each row of the table first: [B, H, T, S] -> [B, H, T, 2 clip + 1].
+        # Gather the weights of each row of the table first: [B, H, T, S] -> [B, H, T, 2 max_distance + 1].
         row = self.row(at, keys.at)[:, None].expand_as(weights)
-        # A row collects the weights of all keys past the clip; half precision would stop counting small ones.
+        # A row collects the weights of all keys past max_distance; half precision would stop counting small ones.
         exact = weights.to(torch.promote_types(weights.dtype, torch.float32))
-        by_row = exact.new_zeros((*weights.shape[:-1], 2 * self.clip + 1))
+        by_row = exact.new_zeros((*weights.shape[:-1], 2 * self.max_distance + 1))
         if not row.is_floating_point():
             by_row = by_row.scatter_add(-1, row, exact)
         else:
             below, share = neighbours(row)
             share = share.to(exact.dtype)
             by_row = by_row.scatter_add(-1, below, exact * (1 - share))
-            by_row = by_row.scatter_add(-1, (below + 1).clamp(max=2 * self.clip), exact * share)
+            by_row = by_row.scatter_add(-1, (below + 1).clamp(max=2 * self.max_distance), exact * share)
         out = out + (by_row @ self.value_table.to(exact.dtype)).to(out.dtype)
         return out, weights if kernel.weights else None
 
@@ -156,8 +165,8 @@ class Shaw(Encoding):
 
     def entry(self, table: Tensor, m: float, n: float, channel: int) -> float:
         """One channel of the vector for a key at n seen from a query at m."""
-        r = max(-self.clip, min(self.clip, n - m))
+        r = max(-self.max_distance, min(self.max_distance, n - m))
         below = int(r // 1)
         share = r - below
-        entry = table[below + self.clip, channel].item()
-        return (1 - share) * entry + share * table[below + 1 + self.clip, channel].item() if share else entry
+        entry = table[below + self.max_distance, channel].item()
+        return (1 - share) * entry + share * table[below + 1 + self.max_distance, channel].item() if share else entry

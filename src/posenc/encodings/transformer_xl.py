@@ -13,12 +13,14 @@ from posenc.encoding import Encoding
 from posenc.keys import Keys
 from posenc.positions import Positions
 from posenc.precision import exact
+from posenc.registry import renamed
 from posenc.rotations import plain_frequencies
 from posenc.score_mods import ScoreMod, dot_products
 
 LAYOUTS = ("concatenated", "interleaved")
 
 
+@renamed(clamp="max_distance")
 class TransformerXL(Encoding):
     """Compare each query with its distance from the key, as a sinusoid that each layer projects in its own way.
 
@@ -28,15 +30,15 @@ class TransformerXL(Encoding):
     u and v are one vector for each head [heads, head_dim], W maps dim channels to those of all heads; every layer has
     its own. All but the content's logit is divided by sqrt(head_dim), as published, whatever Attention's `scale` is.
 
-    dim       width of the sinusoid (channels), that of the model in the paper; an odd width lacks the last cosine
-    heads     number of query heads
-    head_dim  width of one head (channels)
-    clamp     the distance (positions) from which all look alike; none in the paper's formula, but the released code
-              (and XLNet's clamp_len) clamps when it evaluates past the trained length
-    base      ratio that sets the longest wavelength (unitless, above 1)
-    layout    "concatenated" as in the released code and XLNet: all sines, then all cosines. "interleaved": a sine
-              and its cosine in turn, as in Conformers (Wav2Vec2-BERT). The same up to the order of W's columns
-    std       standard deviation of the initial u, v and W
+    dim           width of the sinusoid (channels), that of the model in the paper; an odd width lacks the last cosine
+    heads         number of query heads
+    head_dim      width of one head (channels)
+    max_distance  the distance (positions) from which all look alike; none in the paper's formula, but the released code
+                  (and XLNet's clamp_len) clamps when it evaluates past the trained length
+    base          ratio that sets the longest wavelength (unitless, above 1)
+    layout        "concatenated" as in the released code and XLNet: all sines, then all cosines. "interleaved": a sine
+                  and its cosine in turn, as in Conformers (Wav2Vec2-BERT). The same up to the order of W's columns
+    std           standard deviation of the initial u, v and W
 
     Since R(m - n) is R(m) turned by n, a query meets each key in a product of dim channels: exact for fractional,
     unordered and cross-attention positions, without a table of distances or a shift of tensors.
@@ -49,8 +51,8 @@ class TransformerXL(Encoding):
     positions costs dim/head_dim times what the content's costs. Interleaved weights in concatenated layout are silently
     wrong.
 
-    Raises ValueError for widths, heads or a clamp below 1, a base of 1 or less, an unknown layout, and heads that are
-    others than it was built for.
+    Raises ValueError for widths, heads or a max_distance below 1, a base of 1 or less, an unknown layout, and heads
+    that are others than it was built for.
     Source: Dai et al. 2019, arXiv:1901.02860, section 3.3.
 
     >>> TransformerXL(dim=16, heads=2, head_dim=4).weight.shape
@@ -73,7 +75,7 @@ class TransformerXL(Encoding):
         heads: int,
         head_dim: int,
         *,
-        clamp: float | None = None,
+        max_distance: float | None = None,
         base: float = 10_000.0,
         layout: str = "concatenated",
         std: float = 0.02,
@@ -82,11 +84,11 @@ class TransformerXL(Encoding):
     ) -> None:
         super().__init__()
         checks.sizes(dim=dim, heads=heads, head_dim=head_dim)
-        checks.at_least("clamp", clamp, 1, ", or None for no limit")
+        checks.at_least("max_distance", max_distance, 1, ", or None for no limit")
         checks.above("base", base, 1)
         checks.one_of("layout", layout, LAYOUTS)
         checks.above("std", std, 0)
-        self.dim, self.heads, self.head_dim, self.clamp = dim, heads, head_dim, clamp
+        self.dim, self.heads, self.head_dim, self.max_distance = dim, heads, head_dim, max_distance
         self.base, self.layout, self.std = base, layout, std
         self.content_bias = nn.Parameter(torch.empty(heads, head_dim, device=device, dtype=dtype))
         self.distance_bias = nn.Parameter(torch.empty(heads, head_dim, device=device, dtype=dtype))
@@ -131,7 +133,7 @@ class TransformerXL(Encoding):
                 known,
                 fuses=False,  # each pair takes an inner product
                 products=partial(self.products, q, at, keys.k),
-                same_beyond=None if self.clamp is None else math.ceil(self.clamp),
+                same_beyond=None if self.max_distance is None else math.ceil(self.max_distance),
             )
         ]
 
@@ -142,17 +144,17 @@ class TransformerXL(Encoding):
         # sin(m - n) = sin m cos n - cos m sin n, and cos(m - n) = cos m cos n + sin m sin n.
         turned = torch.cat((of_cosine * sin - of_sine * cos, of_sine * sin + of_cosine * cos), -1)
         waves, content = keys.memo["transformer_xl"].to(dtype), self.compared(keys.k)
-        if self.clamp is not None:
-            sin, cos = self.waves(torch.tensor(self.clamp, dtype=torch.float64), dtype, q.device)
+        if self.max_distance is not None:
+            sin, cos = self.waves(torch.tensor(self.max_distance, dtype=torch.float64), dtype, q.device)
             even, odd = of_cosine @ cos, of_sine @ sin
             m, n = (where.axis(self).expand(q.shape[0], -1) for where in (at, keys.at))
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             added = dot_products(turned, waves, b, h, i, j)
-            if self.clamp is not None:
+            if self.max_distance is not None:
                 delta, same, opposite = m[b, i] - n[b, j], even[b, h, i], odd[b, h, i]
-                added = torch.where(delta > self.clamp, same + opposite, added)
-                added = torch.where(delta < -self.clamp, same - opposite, added)
+                added = torch.where(delta > self.max_distance, same + opposite, added)
+                added = torch.where(delta < -self.max_distance, same - opposite, added)
             return score + (added + content[b, h, j]).to(score.dtype)
 
         return score_mod
@@ -168,7 +170,9 @@ class TransformerXL(Encoding):
     def sinusoids(self, at: Positions, distances: range, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The sinusoids [R, dim] of whole distances, wherever the tokens are."""
         delta = torch.arange(distances.start, distances.stop, distances.step, device=device).double()
-        sin, cos = self.waves(delta if self.clamp is None else delta.clamp(-self.clamp, self.clamp), dtype, device)
+        sin, cos = self.waves(
+            delta if self.max_distance is None else delta.clamp(-self.max_distance, self.max_distance), dtype, device
+        )
         if self.layout == "concatenated":
             return torch.cat((sin, cos), -1)[:, : self.dim]
         return torch.stack((sin, cos), -1).flatten(-2)[:, : self.dim]
@@ -197,7 +201,7 @@ class TransformerXL(Encoding):
         return of_sine, of_cosine
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:
-        distance = m - n if self.clamp is None else max(-self.clamp, min(self.clamp, m - n))
+        distance = m - n if self.max_distance is None else max(-self.max_distance, min(self.max_distance, m - n))
         pairs = (self.dim + 1) // 2
         place = [(c % pairs, c // pairs) if self.layout == "concatenated" else divmod(c, 2) for c in range(self.dim)]
         sinusoid = [(math.sin, math.cos)[wave](distance / self.base ** (2 * pair / self.dim)) for pair, wave in place]

@@ -79,8 +79,8 @@ class BoundKernel:
             mask, given = mask.split()
         added = [] if biases is None else list(biases)
         asked = self.beside if biases is not None else (encoding, *self.beside)
-        if not all(part.doors.isdisjoint(BIASES) for part in asked):
-            with without_autocast(q):
-                for part in asked:
+        for part in asked:
+            if not part.doors.isdisjoint(BIASES):
+                with without_autocast(q):
                     added += part.biases(q, at, keys)
         return mask, added if given is None else [*added, Dense(given)]

@@ -6,6 +6,7 @@ on the CPU (rotate_pairs.c), Triton on a GPU (rotate_pairs_triton.py), and PyTor
 
 import ctypes
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -68,14 +69,14 @@ def rotate_pairs(
     """
     if torch.compiler.is_compiling():
         if native.PRESENT and x.device.type == "cpu" and x.dim() == 4 and not torch.compiler.is_exporting():
-            return torch.ops.posenc.rotate_pairs(x, cos, sin, layout, inverse)
+            return torch.ops.posenc.rotate_pairs(cos, sin, layout, inverse, x)
         return turned(x, cos, sin, layout, inverse=inverse)
     if x.dim() != 4 or not is_plain(x):
         return turned(x, cos, sin, layout, inverse=inverse)
     learned = cos.requires_grad or sin.requires_grad
     in_place = in_place and not learned and may_be_overwritten(x)
     if (x.requires_grad or learned) and torch.is_grad_enabled():
-        return RotatePairs.apply(x, cos, sin, layout, in_place, inverse)
+        return RotatePairs.apply(cos, sin, layout, in_place, inverse, x)[0]
     out = x if in_place else torch.empty_like(x)
     rotate_into(out, x, cos, sin, layout, inverse)
     if in_place:
@@ -86,17 +87,16 @@ def rotate_pairs(
 def rotate_both(q: Tensor, k: Tensor, table: Tensor, layout: str, *, in_place: bool = False) -> tuple[Tensor, Tensor]:
     """Rotate q [B, H, T, D] and k [B, KV, T, D] by one table [2, B or 1, H or 1, T, P]: cosines, then sines.
 
-    The same as two calls of `rotate_pairs`, at the price of one where it counts: a token decoded without gradients.
+    The same as two calls of `rotate_pairs`, at the price of one where it counts: a token decoded without gradients, and
+    training.
     """
-    if (
-        not torch.compiler.is_compiling()
-        and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or table.requires_grad))
-        and is_plain(q, k)
-        and q.is_cpu
-        and table.is_cpu
-        and (library := native.load().library) is not None
-    ):
-        in_place = in_place and may_be_overwritten(q) and may_be_overwritten(k)
+    plain = not torch.compiler.is_compiling() and is_plain(q, k)
+    if plain and torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or table.requires_grad):
+        if q.requires_grad and k.requires_grad and q.dim() == k.dim() == 4:
+            in_place = in_place and not table.requires_grad and may_be_overwritten(q, k)
+            return RotatePairs.apply(*table.unbind(0), layout, in_place, False, q, k)
+    elif plain and q.is_cpu and table.is_cpu and (library := native.load().library) is not None:
+        in_place = in_place and may_be_overwritten(q, k)
         plans = plan_for_both(
             *(q.dtype, q.shape, q.stride(), k.dtype, k.shape, k.stride()),
             *(table.dtype, table.shape, table.stride(), layout, in_place),
@@ -118,37 +118,49 @@ def rotate_both(q: Tensor, k: Tensor, table: Tensor, layout: str, *, in_place: b
 
 
 class RotatePairs(torch.autograd.Function):
-    """The rotation with its gradient: the inverse rotation."""
+    """The rotation of tensors by one table, with its gradient: the inverse rotation."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, layout: str, in_place: bool, inverse: bool) -> Tensor:
-        learned = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
-        ctx.save_for_backward(cos, sin, *((x,) if learned else ()))
-        ctx.layout, ctx.inverse = layout, inverse
-        # An alias of the same memory, and not x marked as dirty: for a view of a projection's output, whose other views
-        # nobody reads, autograd would otherwise copy the whole gradient twice to keep them right.
-        out = x.detach() if in_place else torch.empty_like(x)
-        rotate_into(out, x, cos, sin, layout, inverse)
+    def forward(
+        ctx: Any, cos: Tensor, sin: Tensor, layout: str, in_place: bool, inverse: bool, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        keep(ctx, cos, sin, layout, inverse, tensors)
+        outs = []
+        for x in tensors:
+            # An alias of the same memory, and not x marked as dirty: for a view of a projection's output, whose other
+            # views nobody reads, autograd would otherwise copy the whole gradient twice to keep them right.
+            outs.append(x.detach() if in_place else torch.empty_like(x))
+            rotate_into(outs[-1], x, cos, sin, layout, inverse)
         if in_place:
-            tell_of_change(x)
-        return out
+            tell_of_change(*tensors)
+        return tuple(outs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return *gradients(ctx, grads[0]), None, None, None
+        to_cos, to_sin, to_x = gradients(ctx, grads)
+        return to_cos, to_sin, None, None, None, *to_x
 
 
-def gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients of x, cos and sin, themselves with gradients where they are asked for."""
-    (cos, sin, *saved), (of_x, of_cos, of_sin) = ctx.saved_tensors, ctx.needs_input_grad[:3]
-    to_x = rotate_pairs(grad, cos, sin, ctx.layout, inverse=not ctx.inverse) if of_x else None
-    if not (of_cos or of_sin):
-        return to_x, None, None
+def keep(ctx: Any, cos: Tensor, sin: Tensor, layout: str, inverse: bool, tensors: Sequence[Tensor]) -> None:
+    """What the gradients are made from: of the tensors nothing, unless the table has a gradient."""
+    ctx.learned = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+    ctx.save_for_backward(cos, sin, *(tensors if ctx.learned else ()))
+    ctx.layout, ctx.inverse = layout, inverse
+
+
+def gradients(ctx: Any, grads: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None, list[Tensor]]:
+    """The gradients of cos, of sin and of each tensor, themselves with gradients where they are asked for."""
+    cos, sin, *tensors = ctx.saved_tensors
+    to_x = [rotate_pairs(grad, cos, sin, ctx.layout, inverse=not ctx.inverse) for grad in grads]
+    if not ctx.learned:
+        return None, None, to_x
     width = 2 * cos.shape[-1]
-    (a, b), (to_a, to_b) = (pairs_of(t[..., :width].to(cos.dtype), ctx.layout) for t in (saved[0], grad))
-    to_cos = (to_a * a + to_b * b).sum_to_size(cos.shape)
-    to_sin = (to_a * b - to_b * a if ctx.inverse else to_b * a - to_a * b).sum_to_size(sin.shape)
-    return to_x, to_cos, to_sin
+    to_cos, to_sin = torch.zeros_like(cos), torch.zeros_like(sin)
+    for x, grad in zip(tensors, grads, strict=True):
+        (a, b), (to_a, to_b) = (pairs_of(t[..., :width].to(cos.dtype), ctx.layout) for t in (x, grad))
+        to_cos = to_cos + (to_a * a + to_b * b).sum_to_size(cos.shape)
+        to_sin = to_sin + (to_a * b - to_b * a if ctx.inverse else to_b * a - to_a * b).sum_to_size(sin.shape)
+    return to_cos, to_sin, to_x
 
 
 def is_plain(*tensors: Tensor) -> bool:
@@ -162,11 +174,14 @@ def is_plain(*tensors: Tensor) -> bool:
 PLAIN = (Tensor, torch.nn.Parameter)
 
 
-def may_be_overwritten(x: Tensor) -> bool:
-    """Whether nothing is lost by overwriting x: it is no leaf that requires a gradient, and no part of one."""
-    base = x._base
-    leaf = (x.is_leaf and x.requires_grad) or (base is not None and base.is_leaf and base.requires_grad)
-    return not leaf and not overlaps(x.shape, x.stride())
+def may_be_overwritten(*tensors: Tensor) -> bool:
+    """Whether nothing is lost by overwriting these: none is a leaf that requires a gradient, or part of one."""
+    for x in tensors:
+        base = x._base
+        leaf = (x.is_leaf and x.requires_grad) or (base is not None and base.is_leaf and base.requires_grad)
+        if leaf or overlaps(x.shape, x.stride()):
+            return False
+    return True
 
 
 def tell_of_change(*tensors: Tensor) -> None:
@@ -199,7 +214,7 @@ def rotate_into(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: str, i
         )
         if rotation is not None and sin.dtype == cos.dtype and sin.shape == cos.shape:
             addresses = x.data_ptr(), out.data_ptr(), cos.data_ptr(), sin.data_ptr()
-            library.posenc_rotate(rotation.pointer(), *addresses, torch.get_num_threads())
+            library.posenc_rotate(rotation, *addresses, torch.get_num_threads())
             return
     with torch.no_grad():
         if x.is_cuda and cos.is_cuda and triton_serves():
@@ -227,7 +242,7 @@ def plan(
     sin: tuple[int, ...],
     layout: str,
     inverse: bool,
-) -> native.Rotation | None:
+) -> native.Pointer | None:
     """What the compiled code has to know of tensors with these shapes and strides, or None where it cannot serve."""
     fits = (
         dtype in TYPES
@@ -246,7 +261,7 @@ def plan(
     rotation.table[:] = [0 if size == 1 else step for size, step in zip(table[:3], cos[:3], strict=True)]
     rotation.type, rotation.layout, rotation.inverse = TYPES.index(dtype), LAYOUTS.index(layout), inverse
     rotation.set = native.load().instruction_set
-    return rotation
+    return rotation.pointer()
 
 
 @functools.lru_cache(maxsize=1024)
@@ -273,7 +288,7 @@ def plan_for_both(
         found = plan(dtype, shape, strides, out, table_dtype, table_shape[1:], table[1:], table[1:], layout, False)
         if found is None:
             return None
-        addresses.append(found.pointer())
+        addresses.append(found)
     return addresses[0], addresses[1], table[0] * table_dtype.itemsize
 
 
@@ -302,29 +317,29 @@ def rotate_in_slabs(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: st
 
 # The same as an operator, for torch.compile alone: a call costs more than those above.
 library = torch.library.Library("posenc", "DEF")
-library.define("rotate_pairs(Tensor x, Tensor cos, Tensor sin, str layout, bool inverse) -> Tensor")
+library.define("rotate_pairs(Tensor cos, Tensor sin, str layout, bool inverse, Tensor x) -> Tensor")
 
 
-def on_cpu(x: Tensor, cos: Tensor, sin: Tensor, layout: str, inverse: bool) -> Tensor:
+def on_cpu(cos: Tensor, sin: Tensor, layout: str, inverse: bool, x: Tensor) -> Tensor:
     out = torch.empty_like(x)
     rotate_into(out, x, cos, sin, layout, inverse)
     return out
 
 
-def like_x(x: Tensor, cos: Tensor, sin: Tensor, layout: str, inverse: bool) -> Tensor:
+def like_x(cos: Tensor, sin: Tensor, layout: str, inverse: bool, x: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
-def keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, cos, sin, ctx.layout, ctx.inverse = inputs
-    learned = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
-    ctx.save_for_backward(cos, sin, *((x,) if learned else ()))
+def keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *given, x = inputs
+    keep(ctx, *given, (x,))
 
 
 def turned_back(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return *gradients(ctx, grad), None, None
+    to_cos, to_sin, (to_x,) = gradients(ctx, (grad,))
+    return to_cos, to_sin, None, None, to_x
 
 
 library.impl("rotate_pairs", on_cpu, "CPU")
 torch.library.register_fake("posenc::rotate_pairs", like_x, lib=library)
-torch.library.register_autograd("posenc::rotate_pairs", turned_back, setup_context=keep, lib=library)
+torch.library.register_autograd("posenc::rotate_pairs", turned_back, setup_context=keep_inputs, lib=library)

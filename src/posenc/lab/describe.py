@@ -12,7 +12,7 @@ from torch import Tensor
 from posenc import coordinate_maps, kernels, schedules
 from posenc.catalogue import build, names, options_of, parameters_of
 from posenc.chosen_heads import OnHeads
-from posenc.encoding import BIASES, Encoding, Shape, parts_of
+from posenc.encoding import BIASES, DECIDED, WIDTHS, Encoding, Shape, parts_of
 from posenc.foreign import code
 from posenc.keys import Keys, Projections
 from posenc.lab import tasks
@@ -136,9 +136,9 @@ def options(spec: str) -> dict[str, str]:
     if spec not in names():
         return {}
     return {
-        option: "as the model" if option in ("max_len", "causal") else str(parameter.default)
+        option: "as the model" if option in DECIDED else str(parameter.default)
         for option, parameter in options_of(spec).items()
-        if option not in ("dim", "heads", "head_dim")
+        if option not in WIDTHS
     }
 
 

@@ -37,7 +37,7 @@ def order_test(spec: str | tuple[str, ...], *, layers: int, is_causal: bool, see
 
     def run(x: torch.Tensor) -> torch.Tensor:
         at = Positions.count(TOKENS)
-        for encoding in stack.added():
+        for encoding in stack.added:
             x = encoding.embed(x, at)
         return stack(x, at, mask)[0]
 

@@ -153,7 +153,7 @@ def pictures(run: Run) -> dict[str, Any]:
     """The numbers behind the pictures of the encoding, after training."""
     tokens = min(run.task.tokens(run.experiment.train_length), 64)
     first = run.model.stack.encoding_of[0]
-    return describe(first, run.experiment.dim, tokens, run.model.stack.added())
+    return describe(first, run.experiment.dim, tokens, run.model.stack.added)
 
 
 @torch.inference_mode()

@@ -208,7 +208,7 @@ def make(source: "type[Encoding] | Factory", shape: Shape, **options: Any) -> En
             raise ValueError(f"a factory gives an Encoding, got {type(made).__name__}")
         return made
     wanted = inspect.signature(source.__init__).parameters
-    filled = {name: value for name, value in vars(shape).items() if name in wanted}
+    filled = {name: value for name, value in shape.options.items() if name in wanted}
     if source.wraps:
         filled["encoding"] = build(source.wraps[0], shape)
     return source(**filled | options)

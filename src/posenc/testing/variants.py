@@ -8,7 +8,7 @@ from typing import Any
 
 from posenc.catalogue import build, find
 from posenc.chosen_heads import OnHeads
-from posenc.encoding import Compose, Encoding, Shape
+from posenc.encoding import WIDTHS, Compose, Encoding, Shape
 from posenc.schedules import SCHEDULES, Schedule, value_of
 from posenc.testing.subjects import SHAPE, TOKENS, Factory, Subject, count, inside, make
 
@@ -45,7 +45,7 @@ def changes(cls: type[Encoding]) -> tuple[dict[str, Any], list[tuple[str, Any]]]
     choices: list[tuple[str, Any]] = []
     for option, parameter in inspect.signature(cls.__init__).parameters.items():
         default, kind = parameter.default, parameter.annotation
-        if option in ("self", "encoding", "dim", "heads", "head_dim", "max_len", "device", "dtype"):
+        if option in ("self", "encoding", *WIDTHS, "max_len", "trained_length", "device", "dtype"):
             continue
         if option == "axes":
             choices.extend((option, axes) for axes in (1, 2, 3) if axes != default)

@@ -13,7 +13,7 @@ import torch
 from posenc import kernels, masks
 from posenc.catalogue import build
 from posenc.chosen_heads import OnHeads
-from posenc.encoding import BIASES, Compose, Encoding, Shape
+from posenc.encoding import BIASES, WIDTHS, Compose, Encoding, Shape
 from posenc.keys import Keys
 from posenc.positions import Positions
 from posenc.schedules import value_of
@@ -89,7 +89,7 @@ def bad_arguments_get_a_clear_error(subject: Subject) -> None:
         cls = type(encoding)
         for option, parameter in inspect.signature(cls.__init__).parameters.items():
             bad: list[Any] = []
-            if option in ("dim", "heads", "head_dim", "max_len"):
+            if option in (*WIDTHS, "max_len", "trained_length"):
                 bad = [0, -1]
             elif parameter.annotation in (int, float):
                 bad = [math.nan]
