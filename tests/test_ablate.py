@@ -136,6 +136,7 @@ class Reading:
     def __init__(self, sees) -> None:
         self.sees = sees
         self.stack = SimpleNamespace(encodings=["an encoding"], encoding_of=("an encoding",), blocks=[None])
+        self.stack.hold = lambda owned, used: vars(self.stack).update(encodings=owned, encoding_of=used)
 
     def eval(self) -> None:
         pass
@@ -178,7 +179,7 @@ def test_each_ablation_changes_what_its_name_says_and_nothing_else(sees, kept: l
     task = tasks.find("copy")()
     found = ablate(SimpleNamespace(experiment=SimpleNamespace(task="copy", train_length=4), task=task, model=model))
     assert found == {name: float(name in kept) for name in ("intact", "removed", "shuffled", "shifted", "swapped")}
-    assert model.stack.encodings == ["an encoding"]
+    assert model.stack.encodings == ["an encoding"] and model.stack.encoding_of == ("an encoding",)
 
 
 def test_the_ablations_of_text_are_bits_per_byte_of_what_the_changed_model_says(tmp_path) -> None:

@@ -74,13 +74,10 @@ def test_the_numbers_are_the_largest_differences_of_a_stack_whose_answers_are_pl
     class Planted(torch.nn.Module):
         """Answers with sums over what came before, the later the more."""
 
-        encodings = torch.nn.ModuleList()
+        encodings, added = torch.nn.ModuleList(), ()
 
         def __init__(self, *_: Any, **__: Any) -> None:
             super().__init__()
-
-        def added(self) -> tuple[()]:
-            return ()
 
         def forward(self, x: torch.Tensor, *_: Any) -> tuple[torch.Tensor]:
             asked.append(x)

@@ -7,6 +7,7 @@ gives its attention's, and a model a tuple with one entry for each layer that wa
 attends to two sequences tells them apart by name: {"self": ..., "cross": ...}.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias, cast
@@ -204,10 +205,7 @@ class Stack(nn.Module):
         self.window_of = sizes.windows
         # A sum is used by a layer, and its parts are owned; in a tuple nothing is registered a second time.
         owned, used = build_layers(encoding, sizes.shape(causal), sizes.layers, hints=hints, **made)
-        self.encoding_of = tuple(used)
-        self.encodings = nn.ModuleList(owned)
-        # Those that add to the embeddings, each once.
-        self.added = tuple(own for own in owned if "embed" in own.doors)
+        self.hold(owned, used)
         self.cross_encoding_of: tuple[Encoding, ...] = ()
         if cross:
             owned, used = build_layers(cross_encoding, sizes.shape(causal=False), sizes.layers, hints=hints, **made)
@@ -220,6 +218,12 @@ class Stack(nn.Module):
         self.blocks = nn.ModuleList(Block(sizes, cross=cross, **made) for _ in range(sizes.layers))
         # Post-norm blocks end with a norm of their own.
         self.final_norm = nn.LayerNorm(sizes.dim, **made) if sizes.norm == "pre" else nn.Identity()
+
+    def hold(self, owned: Sequence[Encoding], used: Sequence[Encoding]) -> None:
+        """Take these encodings, each once, and for each layer the one that it uses."""
+        self.encodings, self.encoding_of = nn.ModuleList(owned), tuple(used)
+        # Those that add to the embeddings.
+        self.added = tuple(own for own in owned if "embed" in own.doors)
 
     def forward(
         self,

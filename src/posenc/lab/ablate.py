@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from collections.abc import Generator as Yields
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Generator, nn
+from torch import Generator
 
 from posenc.encoding import Encoding
 from posenc.foreign import CannotRead
@@ -37,13 +37,12 @@ def shifted(by: int) -> Callable[[Positions], Positions]:
 @contextmanager
 def without_position(stack: Stack) -> Yields[None]:
     """Within the block the stack has no position at all: nothing is added, turned or biased."""
-    nothing = Encoding()
-    kept = stack.encodings, stack.encoding_of
-    stack.encodings, stack.encoding_of = nn.ModuleList(), tuple(nothing for _ in stack.blocks)
+    owned, used = cast(list[Encoding], list(stack.encodings)), stack.encoding_of
+    stack.hold([], [Encoding()] * len(stack.blocks))
     try:
         yield
     finally:
-        stack.encodings, stack.encoding_of = kept
+        stack.hold(owned, used)
 
 
 def ablate(run: Any) -> dict[str, float | None]:
