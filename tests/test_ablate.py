@@ -177,7 +177,9 @@ SWAPPED = [1, 0, 3, 2, 5, 4, 7, 6, 9, 8]
 def test_each_ablation_changes_what_its_name_says_and_nothing_else(sees, kept: list[str]) -> None:
     model = Reading(sees)
     task = tasks.find("copy")()
-    found = ablate(SimpleNamespace(experiment=SimpleNamespace(task="copy", train_length=4), task=task, model=model))
+    found = ablate(
+        SimpleNamespace(experiment=SimpleNamespace(task="copy", train_length=4, map=None), task=task, model=model)
+    )
     assert found == {name: float(name in kept) for name in ("intact", "removed", "shuffled", "shifted", "swapped")}
     assert model.stack.encodings == ["an encoding"] and model.stack.encoding_of == ("an encoding",)
 
@@ -196,7 +198,9 @@ def test_the_ablations_of_text_are_bits_per_byte_of_what_the_changed_model_says(
 
     task = tasks.find("text")(str(tmp_path / "a.txt"))
     model = Certain(lambda at, stack: all(b - a == 1 for a, b in pairwise(at)))
-    found = ablate(SimpleNamespace(experiment=SimpleNamespace(task="text", train_length=8), task=task, model=model))
+    found = ablate(
+        SimpleNamespace(experiment=SimpleNamespace(task="text", train_length=8, map=None), task=task, model=model)
+    )
     expected = {"intact": 1, "removed": 1, "shuffled": 3, "shifted": 1, "swapped": 3}
     assert found == {name: pytest.approx(bits, rel=1e-5) for name, bits in expected.items()}
 
@@ -206,6 +210,8 @@ def test_a_text_that_changes_meanwhile_is_no_refusal_of_the_encoding(tmp_path) -
     task = tasks.find("text")(str(tmp_path / "a.txt"))
     assert task.text.files == 1
     (tmp_path / "a.txt").write_bytes(b"b" * 30_001)
-    run = SimpleNamespace(experiment=SimpleNamespace(task="text", train_length=8), task=task, model=model_of("none"))
+    run = SimpleNamespace(
+        experiment=SimpleNamespace(task="text", train_length=8, map=None), task=task, model=model_of("none")
+    )
     with pytest.raises(CannotRead, match="was changed while it was in use"):
         ablate(run)

@@ -44,12 +44,12 @@ SMALL = [
 ]
 
 SURFACE = {
-    "compare": "encodings tasks preset seeds train-length test-lengths steps layers dim heads text out json",
+    "compare": "encodings tasks preset seeds train-length test-lengths steps layers dim heads text maps out json",
     "report": "json",
     "list": "json",
     "show": "tokens dim heads words shift out json",
     "order": "json",
-    "train": "task seed train-length steps batch rate matrix-rate layers dim heads text out threads json",
+    "train": "task seed train-length steps batch rate matrix-rate layers dim heads text map out threads json",
     "generate": "prompt tokens temperature top-k seed trust",
     "check": "promise json",
     "bench": "shapes threads peers out json",

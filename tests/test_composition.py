@@ -334,3 +334,14 @@ def test_heads_that_become_wider_are_refused_beside_others() -> None:
     x = torch.zeros(1, 4, 3, 8)
     with pytest.raises(ValueError, match=r"polar makes heads of 8 channels 16 wide, .*; use it on all heads"):
         OnHeads(Polar(2, 8), (0, 1), of=4).query(x)
+
+
+@pytest.mark.parametrize("other", ["polar", "rotary", "rotary + shaw(values=False)", "selective_rotary"])
+@pytest.mark.parametrize("temperature", ["log_temperature", "scalable_softmax", "step_temperature(interval=3)"])
+def test_a_temperature_multiplies_the_logit_wherever_it_is_written(other: str, temperature: str) -> None:
+    torch.manual_seed(0)
+    x, layer = torch.randn(1, 9, 24, dtype=torch.float64), Attention(24, 6).double()
+    first, *others = build(f"{temperature} + {other}", SHAPE).double().parts
+    before, behind = (layer(x, encoding=Compose(*parts)) for parts in ((first, *others), (*others, first)))
+    torch.testing.assert_close(before, behind, rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(before, layer(x, encoding=Compose(*others)))

@@ -170,7 +170,8 @@ OTHERS = {
     "spec": "alibi", "task": "reverse", "text": "other", "seed": 2, "train_length": 9, "test_lengths": (12, 15, 21),
     "layers": 3, "dim": 32, "heads": 8, "steps": 7, "batch": 3, "rate": 1e-3, "matrix_rate": 0.02, "warmup": 49,
     "final_rate": 0.1, "curriculum": 0.5,
-    "cool_down": 7, "weight_decay": 0.0, "evaluate_every": 49, "own_files": (("mine.py", "0" * 64),),
+    "cool_down": 7, "weight_decay": 0.0, "evaluate_every": 49, "map": "interpolated(factor=2)",
+    "own_files": (("mine.py", "0" * 64),),
 }  # fmt: skip
 
 

@@ -195,7 +195,7 @@ def test_what_is_wrong_with_a_schedule_of_ones_own_is_said(here: Path) -> None:
             r"slow.py:Slow: factor must be 1 or more \(target length / trained length\), got 0.5",
         ),
         ("slow.py:Slow(factor=two)", "slow.py:Slow: factor must be a finite number, got 'two'"),
-        ("slow.py:Slow", r"schedule must be one of posenc.schedules, such as linear\(factor=4\), got 'slow.py:Slow'"),
+        ("slow.py:Slow", r"slow.py:Slow needs factor by name, as in yarn\(factor=4\)"),
     ):
         with pytest.raises(ValueError, match=words):
             schedule_of(spec)
@@ -252,7 +252,7 @@ def test_a_map_is_written_as_it_is_printed() -> None:
             "interpolate(factor=4)",
             "no coordinate map named 'interpolate'; there are: abacus, .*did you mean 'interpolated'",
         ),
-        ("interpolated", r"a coordinate map must be one of .*such as interpolated\(factor=4\), got 'interpolated'"),
+        ("interpolated", r"interpolated needs factor by name, as in interpolated\(factor=4\); got 'interpolated\(\)'"),
         ("linear(factor=4)", "no coordinate map named 'linear'"),
         (
             "interpolated(4)",

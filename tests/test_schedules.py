@@ -793,7 +793,8 @@ def test_a_schedule_may_be_given_as_a_spec_says_it(make: type) -> None:
     for wrong, words in (
         ("linaer(factor=2)", r"no schedule named 'linaer'; there are: .*; did you mean 'linear'\?"),
         ("linear(fractor=2)", r"linear has no option 'fractor'; it has: factor; did you mean 'factor'\?"),
-        ("linear", r"schedule must be one of posenc.schedules, such as linear\(factor=4\), got 'linear'"),
+        ("linear", r"linear needs factor by name, as in yarn\(factor=4\); got 'linear\(\)'"),
+        (3, r"schedule must be one of posenc.schedules, such as linear\(factor=4\), got 3"),
         ("linear(2)", r"linear needs factor by name, as in yarn\(factor=4\); got 'linear\(2\)'"),
         ("linear(", r"'linear\(' is no schedule"),
     ):
@@ -803,6 +804,6 @@ def test_a_schedule_may_be_given_as_a_spec_says_it(make: type) -> None:
 
 def test_what_a_message_recommends_is_taken() -> None:
     with pytest.raises(ValueError, match="such as") as refused:
-        Rotary(64, schedule="yarn")
+        Rotary(64, schedule=4)
     advice = str(refused.value).partition("such as ")[2].partition(", got")[0]
     assert Rotary(64, schedule=advice).schedule == Linear(4)

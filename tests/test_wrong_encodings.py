@@ -629,6 +629,13 @@ def test_a_declared_gap_must_be_one() -> None:
         testing.a_cache_changes_nothing(Honest)
 
 
+def test_a_gap_that_what_is_around_an_encoding_closes_is_no_stale_one() -> None:
+    (declared,) = check("mixed_rotary", ["a_cache_changes_nothing"])
+    assert declared.word == "known gap"
+    (verdict,) = check("on(mixed_rotary, heads=(0, 2))", ["a_cache_changes_nothing"])
+    assert verdict.word == "kept", verdict
+
+
 def test_a_gap_in_no_promise_is_an_error() -> None:
     class Elsewhere(Turn):
         """Declares a gap in something else."""

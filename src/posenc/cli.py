@@ -64,6 +64,8 @@ class Compare:
     """Heads of the decoder."""
     text: Word = None
     """A text file or a folder of them for the text task. Default: the Python standard library's own text."""
+    maps: tuple[str, ...] = ()
+    """Coordinate maps of the positions in training, such as none "randomised(longest=64)"; every encoding with each."""
     out: Path = Path("runs/compare")
     """The folder for records, figures and report."""
     json: bool = False
@@ -87,6 +89,7 @@ class Compare:
             self.dim,
             self.heads,
             self.text,
+            self.maps or None,
         )
         with terminal.live() as show:
             records, page, sweep = compare(settings, self.out, show=show)
@@ -266,6 +269,8 @@ class Train:
     """Heads of the decoder."""
     text: Word = None
     """A text file or folder for the text task."""
+    map: Word = None
+    """A coordinate map of the positions in training, such as "randomised(longest=64)"."""
     out: Path = Path("runs/train")
     """The folder of the checkpoint."""
     threads: Whole = None
@@ -277,7 +282,7 @@ class Train:
         from posenc import terminal
         from posenc.lab.compare import train_one
 
-        names = ("train_length", "steps", "batch", "rate", "matrix_rate", "layers", "dim", "heads", "text")
+        names = ("train_length", "steps", "batch", "rate", "matrix_rate", "layers", "dim", "heads", "text", "map")
         changes = {name: value for name in names if (value := getattr(self, name)) is not None}
         run = train_one(self.spec, self.task, self.seed, self.out, self.threads, terminal.note, **changes)
         if self.json:

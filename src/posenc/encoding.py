@@ -359,7 +359,10 @@ def parts_of(encoding: Encoding) -> list[Encoding]:
 class Compose(Encoding):
     """Several encodings at once: `a + b`. Doors 1 to 3 of the parts apply together; at most one may open door 4.
 
-    Biases see the query after all parts have turned it.
+    Parts turn queries and keys in the order in which they are written, but for those that turn queries alone: a
+    temperature multiplies what the others make of the logit, wherever it is written. Biases see the query after all
+    parts have turned it.
+
     Raises ValueError when two parts open door 4.
     """
 
@@ -398,15 +401,20 @@ class Compose(Encoding):
             x = part.embed(x, at)
         return x
 
+    @property
+    def turning(self) -> list[Encoding]:
+        """The parts in the order in which they turn."""
+        return sorted(self.parts, key=lambda part: part.turns == "queries")
+
     def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:
-        for part in self.parts:
+        for part in self.turning:
             x = part.turn(x, at, side)
         return x
 
     def turn_both(
         self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions, *, in_place: bool = False
     ) -> tuple[Tensor, Tensor]:
-        for part in self.parts:
+        for part in self.turning:
             if "turn" in part.doors:
                 q, k = part.turn_both(q, k, at, keys_at, in_place=in_place)
         return q, k
@@ -444,7 +452,7 @@ class Compose(Encoding):
         return math.fsum(part.formula_added(position, channel) for part in self.parts)
 
     def formula_query(self, q: Sequence[float], position: float, head: int = 0) -> Sequence[float]:
-        for part in self.parts:
+        for part in self.turning:
             q = part.formula_query(q, position, head)
         return q
 
@@ -465,8 +473,10 @@ class Compose(Encoding):
         biases = [part for part in self.parts if part.doors & BIASES]
         reading = [part for part in biases if "biases" in part.doors]
         pairing = [part for part in self.parts if part not in biases and has_own_logits(part)]
-        for part in self.parts:
-            if part not in pairing and part not in biases:
+        turning = [part for part in self.parts if part not in pairing and part not in biases]
+        temperatures = [part for part in turning if part.turns == "queries"]
+        for part in turning:
+            if part not in temperatures:
                 query = query._replace(vector=part.formula_query(query.vector, query.at, head))
                 keys = [key._replace(vector=part.formula_key(key.vector, key.at, head)) for key in keys]
         if not pairing:
@@ -484,6 +494,11 @@ class Compose(Encoding):
             added = pairing[0].formula_logits(query, keys, head, scale)
             seen = query._replace(vector=pairing[0].formula_query(query.vector, query.at, head))
             seen_keys = [key._replace(vector=pairing[0].formula_key(key.vector, key.at, head)) for key in keys]
+        for part in temperatures:
+            # Of a logit that is no product of what was projected, too.
+            (factor,) = part.formula_query([1.0], query.at, head)
+            added = [factor * logit for logit in added]
+            seen = seen._replace(vector=part.formula_query(seen.vector, query.at, head))
         unbiased = plain(seen, seen_keys)
         for part in biases:
             biased = part.formula_logits(seen, seen_keys, head, scale)

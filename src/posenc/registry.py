@@ -169,8 +169,14 @@ class Registry(Mapping[str, type[T]]):
         raise AttributeError(f"module '{self.package}' has no attribute '{name}'")
 
     def read(self, spec: str, own: Collection[str | Path] | None = None) -> Any:
-        """The value that a text says. Raises as `tree_of` and `value` do."""
-        return self.value(specs.tree_of(spec, self.word, own=own), spec)
+        """What a text says: one of these by its name, with options or without, or another value as `value` reads it.
+
+        Raises as `tree_of` and `value` do.
+        """
+        tree = specs.tree_of(spec, self.word, own=own)
+        if name := specs.name_of(tree):
+            return self.made(name, ast.Call(tree, [], []), spec)
+        return self.value(tree, spec)
 
     def value(self, tree: ast.expr, spec: str) -> Any:
         """The value of an option, as a spec writes it: a plain value, a word, or one of these with its options.

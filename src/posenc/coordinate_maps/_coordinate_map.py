@@ -23,6 +23,10 @@ class CoordinateMap(Named):
 
     seed = 0
 
+    def evaluated(self) -> "CoordinateMap | None":
+        """The map that evaluation takes where training takes this one; None: tokens as they stand."""
+        return self
+
     def place(self, coords: Tensor, ids: Tensor, draw: torch.Generator) -> Tensor:
         """The new coordinates [n, A] of one document's tokens, from the old ones, in their causal order.
 

@@ -1,6 +1,6 @@
 """The digits of each number counted from its first."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -44,6 +44,9 @@ class Abacus(CoordinateMap):
 
     def __post_init__(self) -> None:
         self.hold(checks.whole, first_digit=0, digits=1, most=0, seed=0)
+
+    def evaluated(self) -> "Abacus":
+        return replace(self, most=0)
 
     def place(self, coords: Tensor, ids: Tensor, draw: torch.Generator) -> Tensor:
         one_axis(self, coords)

@@ -43,6 +43,9 @@ class Augmented(CoordinateMap):
         self.hold(checks.number, shift=0, jitter=0, scale=1)
         self.hold(checks.whole, seed=0)
 
+    def evaluated(self) -> None:
+        return None
+
     def place(self, coords: Tensor, ids: Tensor, draw: torch.Generator) -> Tensor:
         n, axes = coords.shape
 

@@ -1,6 +1,6 @@
 """Real positions drawn from a range, or spread evenly over it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -46,6 +46,9 @@ class RandomisedContinuous(CoordinateMap):
         checks.number("randomised_continuous: longest", self.longest, above=0)
         self.hold(checks.kind, even=bool)
         self.hold(checks.whole, trained_length=1, seed=0)
+
+    def evaluated(self) -> "RandomisedContinuous":
+        return replace(self, even=True)
 
     def place(self, coords: Tensor, ids: Tensor, draw: torch.Generator) -> Tensor:
         one_axis(self, coords)

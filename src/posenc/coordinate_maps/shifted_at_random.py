@@ -38,5 +38,8 @@ class ShiftedAtRandom(CoordinateMap):
     def __post_init__(self) -> None:
         self.hold(checks.whole, most=0, seed=0)
 
+    def evaluated(self) -> None:
+        return None
+
     def place(self, coords: Tensor, ids: Tensor, draw: torch.Generator) -> Tensor:
         return coords + torch.randint(self.most + 1, (1, coords.shape[1]), generator=draw, device="cpu")

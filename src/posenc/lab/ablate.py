@@ -6,11 +6,12 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
-from torch import Generator
+from torch import Generator, Tensor
 
 from posenc.encoding import Encoding
 from posenc.foreign import CannotRead
 from posenc.lab.evaluate import TEXT_BYTES, exact_match, held_out_bits
+from posenc.lab.places import at_evaluation
 from posenc.model import Stack
 from posenc.positions import Positions
 
@@ -51,22 +52,25 @@ def ablate(run: Any) -> dict[str, float | None]:
     Exact match, for text bits per byte. None where an encoding refuses (a shift past the end of a learned table).
     """
     length = run.experiment.train_length
-    tokens = run.task.tokens(length)
+    tokens, standing = run.task.tokens(length), at_evaluation(run.experiment)
 
-    def score(change: Callable[[Positions], Positions] | None) -> float | None:
+    def score(change: Callable[[Positions], Positions] = lambda at: at) -> float | None:
+        def place(ids: Tensor) -> Positions:
+            return change(standing(ids))
+
         try:
             if run.experiment.task == "text":
-                return held_out_bits(run.model, run.task, length, total=TEXT_BYTES // 4, change=change)
-            return exact_match(run.model, run.task, length, rows=256, shortest=length, change=change).exact_match
+                return held_out_bits(run.model, run.task, length, total=TEXT_BYTES // 4, place=place)
+            return exact_match(run.model, run.task, length, rows=256, shortest=length, place=place).exact_match
         except CannotRead:
             # The text, which is no refusal of the encoding's.
             raise
         except ValueError:
             return None
 
-    intact = score(None)
+    intact = score()
     with without_position(run.model.stack):
-        removed = score(None)
+        removed = score()
     return {
         "intact": intact,
         "removed": removed,

@@ -30,6 +30,7 @@ class Settings:
     encodings     specs; "all" stands for every encoding that reads a sequence
     task_names    tasks
     preset        "default" (three seeds, one for text) or "full" (all tasks, three seeds)
+    maps          coordinate maps of the positions in training; "none" leaves tokens where they stand
     """
 
     encodings: tuple[str, ...] = ENCODINGS
@@ -43,6 +44,7 @@ class Settings:
     dim: int | None = None
     heads: int | None = None
     text: str | None = None
+    maps: tuple[str, ...] | None = None
 
     def experiments(self) -> list[Experiment]:
         """All runs. Raises ValueError for anything that cannot be built, before a single step is trained."""
@@ -58,11 +60,12 @@ class Settings:
         encodings = all_named(self.encodings)
         named = ("train_length", "test_lengths", "steps", "layers", "dim", "heads")
         changes = {name: value for name in named if (value := getattr(self, name)) is not None}
+        maps = [None if one == "none" else one for one in self.maps or ("none",)]
         runs: list[Experiment] = []
         for task in dict.fromkeys(task_names):
             given = changes | ({"text": self.text} if task == "text" and self.text else {})
             seeds = preset["text_seeds" if task == "text" else "seeds"] if self.seeds is None else self.seeds
-            runs += recipes.comparison(encodings, [task], seeds, **given)
+            runs += recipes.comparison(encodings, [task], seeds, maps, **given)
         if self.text is not None and "text" not in task_names:
             raise ValueError("--text is for the text task; add it to the tasks, or leave --text out")
         check_buildable(runs)
@@ -78,17 +81,21 @@ def check_buildable(runs: Sequence[Experiment]) -> None:
     from torch import Generator
 
     from posenc.lab.evaluate import check_held_out
+    from posenc.lab.places import at_evaluation
     from posenc.lab.train import model_of, task_of
 
     seen = set()
     for run in runs:
-        kind = (run.spec, run.task)
+        kind = (run.spec, run.task, run.map)
         if kind not in seen:
             seen.add(kind)
             task = task_of(run)
-            model_of(run, task)
+            model = model_of(run, task)
             for length in (run.train_length, *run.test_lengths):
-                task.batch(length, 1, Generator())
+                ids = task.batch(length, 1, Generator()).ids[:, :-1]
+                if run.map is not None:
+                    # Whether the map has room for so many tokens, and a table rows for where it puts them.
+                    model(ids, positions=at_evaluation(run)(ids), only=slice(-1, None))
             if run.task == "text":
                 check_held_out(task, max(run.train_length, *run.test_lengths, 0))
 
@@ -182,7 +189,7 @@ def train_one(
             raise ValueError(f"threads must lie between 1 and {MOST_THREADS:,}, got {quoted(threads, 40)}")
         torch.set_num_threads(threads)
     with store.held(folder):
-        return train_in(folder, experiment, specs.files_in(spec), say)
+        return train_in(folder, experiment, [path for path, _ in experiment.own_files or ()], say)
 
 
 def train_in(folder: Path, experiment: Experiment, own: Collection[str], say: Callable[[str], None]) -> Any:
@@ -240,6 +247,7 @@ def continue_prompt(
     import torch
 
     from posenc.lab import train
+    from posenc.lab.places import at_evaluation, counted
 
     recipes.check_seed(seed)
     for file in own:
@@ -247,6 +255,12 @@ def continue_prompt(
     run = train.load(folder, own)
     for changed in run.experiment.changed_files():
         say(changed)
+    if at_evaluation(run.experiment) is not counted:
+        raise ValueError(
+            f"generation counts its tokens 0, 1, 2, ..., and the model of '{folder}' was trained on the places that "
+            f"{run.experiment.map} gives to whole sequences; ask it yourself: "
+            f"posenc.lab.train.load(folder).model(ids, positions=...)"
+        )
     ids = torch.tensor([run.task.encode(prompt)])
     stop = tasks.END if run.experiment.task != "text" else None
     out = run.model.generate(ids, tokens, temperature=temperature, top_k=top_k, stop=stop, seed=seed)

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
+from posenc.lab.places import Places, at_evaluation, counted
 from posenc.model import Decoder
-from posenc.positions import Positions
 
 SEED = 1_000_003
 """Held-out sequences are drawn from here, apart from every training seed, and are the same for all encodings."""
@@ -34,12 +34,12 @@ class Match:
 
 @torch.inference_mode()
 def exact_match(
-    model: Decoder, task: Any, longest: int, *, rows: int = 256, shortest: int | None = None, change=None
+    model: Decoder, task: Any, longest: int, *, rows: int = 256, shortest: int | None = None, place: Places = counted
 ) -> Match:
     """Held-out exact match at lengths from `shortest` (default: spread from 1) to `longest`.
 
     One teacher-forced pass: a greedy answer is right exactly when every prediction is, by induction on the first
-    mistake. `change` maps the Positions of the tokens to others, for ablations.
+    mistake. `place` says where the tokens stand.
     """
     model.eval()
     generator = Generator().manual_seed(SEED + longest)
@@ -49,8 +49,7 @@ def exact_match(
         batch = task.batch(length, rows // len(lengths), generator)
         ids, answer = batch.ids[:, :-1], batch.answer
         first = int(answer.int().argmax())
-        at = Positions.count(ids.shape[1])
-        logits = model(ids, positions=at if change is None else change(at), only=slice(first, None))
+        logits = model(ids, positions=place(ids), only=slice(first, None))
         right = (logits.argmax(-1) == batch.ids[:, 1 + first :])[:, answer[first:]]
         sequences, tokens = sequences + right.shape[0], tokens + right.numel()
         right_sequences, right_tokens = right_sequences + int(right.all(1).sum()), right_tokens + int(right.sum())
@@ -59,7 +58,7 @@ def exact_match(
 
 @torch.inference_mode()
 def held_out_bits(
-    model: Decoder, task: Any, length: int, *, total: int, longest: int | None = None, change=None
+    model: Decoder, task: Any, length: int, *, total: int, longest: int | None = None, place: Places = counted
 ) -> float:
     """Bits per byte over windows of `length` tokens that together predict about `total` held-out bytes, each once.
 
@@ -78,12 +77,14 @@ def held_out_bits(
     loss, rows_at_once = 0.0, max(1, 4096 // length)
     for rows, counts in zip(start.split(rows_at_once), counted.split(rows_at_once), strict=True):
         batch = task.windows(source, rows, length)
-        loss += float((loss_of(model, batch.ids, change).double() * counts).sum())
+        loss += float((loss_of(model, batch.ids, place).double() * counts).sum())
     return loss / (len(block) * longest * math.log(2))
 
 
 @torch.inference_mode()
-def sliding_bits(model: Decoder, task: Any, length: int, *, stride: int, longest: int) -> float:
+def sliding_bits(
+    model: Decoder, task: Any, length: int, *, stride: int, longest: int, place: Places = counted
+) -> float:
     """Bits per byte of the last `stride` bytes of windows of `length` tokens.
 
     The bytes are the same for every `length` up to `longest`, and each sees at least length - stride before it: this
@@ -96,16 +97,18 @@ def sliding_bits(model: Decoder, task: Any, length: int, *, stride: int, longest
     total = 0.0
     for rows in ends.split(max(1, 4096 // length)):
         batch = task.windows(source, rows - length, length)
-        total += float(loss_of(model, batch.ids, None, only=slice(length - stride, None)).double().sum())
+        total += float(loss_of(model, batch.ids, place, only=slice(length - stride, None)).double().sum())
     return total / (count * stride * math.log(2))
 
 
-def context_gain(model: Decoder, task: Any, length: int) -> float:
+def context_gain(model: Decoder, task: Any, length: int, place: Places = counted) -> float:
     """How many bits per byte a window of `length` tokens saves beside the last byte alone, on the same bytes.
 
     0 for whatever looks at the last byte only, and for whatever looks at nothing.
     """
-    last_byte, whole = (sliding_bits(model, task, n, stride=1, longest=length) for n in (min(2, length), length))
+    last_byte, whole = (
+        sliding_bits(model, task, n, stride=1, longest=length, place=place) for n in (min(2, length), length)
+    )
     return last_byte - whole
 
 
@@ -127,18 +130,17 @@ def check_held_out(task: Any, longest: int) -> None:
         )
 
 
-def loss_of(model: Decoder, ids: Tensor, change, only: slice | None = None) -> Tensor:
+def loss_of(model: Decoder, ids: Tensor, place: Places, only: slice | None = None) -> Tensor:
     """The loss (nats) of each prediction [B, T]."""
     model.eval()
-    at = Positions.count(ids.shape[1] - 1)
-    logits = model(ids[:, :-1], positions=at if change is None else change(at), only=only)
+    logits = model(ids[:, :-1], positions=place(ids[:, :-1]), only=only)
     targets = ids[:, 1:] if only is None else ids[:, 1:][:, only]
     return F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
 
 
 def by_length(run: Any) -> list[dict[str, Any]]:
     """The scores at the trained length and at every test length."""
-    experiment = run.experiment
+    experiment, place = run.experiment, at_evaluation(run.experiment)
     rows = []
     for length in (experiment.train_length, *experiment.test_lengths):
         row: dict[str, Any] = {
@@ -153,10 +155,11 @@ def by_length(run: Any) -> list[dict[str, Any]]:
         if experiment.task == "text":
             longest = max((experiment.train_length, *experiment.test_lengths))
             stride = max(experiment.train_length // 2, 1)
-            row["bits_per_byte"] = held_out_bits(run.model, run.task, length, total=TEXT_BYTES, longest=longest)
-            row["sliding_bits_per_byte"] = sliding_bits(run.model, run.task, length, stride=stride, longest=longest)
+            given: dict[str, Any] = {"longest": longest, "place": place}
+            row["bits_per_byte"] = held_out_bits(run.model, run.task, length, total=TEXT_BYTES, **given)
+            row["sliding_bits_per_byte"] = sliding_bits(run.model, run.task, length, stride=stride, **given)
             row["perplexity_ratio"] = 2 ** (row["bits_per_byte"] - (rows[0] if rows else row)["bits_per_byte"])
         else:
-            row |= exact_match(run.model, run.task, length, rows=512, shortest=length).to_dict()
+            row |= exact_match(run.model, run.task, length, rows=512, shortest=length, place=place).to_dict()
         rows.append(row)
     return rows

@@ -10,6 +10,7 @@ import torch
 
 from posenc import catalogue
 from posenc.catalogue import options_of, parse
+from posenc.coordinate_maps import map_of
 from posenc.encoding import divisors_in_words
 from posenc.foreign import CannotRead, code, form_of, matches, near, quoted
 from posenc.lab import ENCODINGS, tasks
@@ -52,7 +53,9 @@ class Experiment:
                    ends; 0 trains to the end. Only for tasks with exact answers
     weight_decay   of AdamW
     evaluate_every   steps between two points of the learning curve
-    own_files      of each file of one's own that the spec names, its path there and its SHA-256; None reads it now
+    map            a coordinate map of the positions in training, as in specs; None leaves tokens where they stand.
+                   Evaluation takes what the map takes there
+    own_files      of each file of one's own that specs and map name, its path there and its SHA-256; None reads it now
     """
 
     spec: str | tuple[str, ...]
@@ -74,13 +77,17 @@ class Experiment:
     cool_down: int = 0
     weight_decay: float = 0.01
     evaluate_every: int = 50
+    map: str | None = None
     own_files: tuple[tuple[str, str], ...] | None = None
 
     def __post_init__(self) -> None:
         for spec in self.specs:
             parse(spec)
+        if self.map is not None:
+            map_of(self.map)
         if self.own_files is None:
-            object.__setattr__(self, "own_files", tuple((path, code.sha256(path)) for path in files_in(*self.specs)))
+            files = files_in(*self.specs, *filter(None, [self.map]))
+            object.__setattr__(self, "own_files", tuple((path, code.sha256(path)) for path in files))
         tasks.find(self.task)
         for name, most in MOST.items():
             if getattr(self, name) < 1:
@@ -116,9 +123,12 @@ class Experiment:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON holds it; without files of one's own nothing is said of any."""
+        """Everything as JSON holds it; without a map, or files of one's own, nothing is said of any."""
         data = asdict(self)
         files = dict(data.pop("own_files"))
+        if data["map"] is None:
+            # A record goes by the settings that it was made with, of which older ones had no map.
+            del data["map"]
         return data | ({"own_files": files} if files else {})
 
     @classmethod
@@ -141,7 +151,7 @@ class Experiment:
         plain: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in data.items()}
         specs = (plain["spec"],) if isinstance(plain["spec"], str) else plain["spec"]
         recorded = plain.pop("own_files", {})
-        for path in (named := files_in(*specs)):
+        for path in (named := files_in(*specs, *filter(None, [plain.get("map")]))):
             if not code.is_named(path, own):
                 raise not_named(path, recorded.get(path), file)
         return cls(**plain, own_files=tuple((path, recorded.get(path) or code.sha256(path)) for path in named))
@@ -201,9 +211,13 @@ def longer(task: str, train_length: int) -> tuple[int, ...]:
 
 
 def comparison(
-    encodings: Sequence[str] = ENCODINGS, task_names: Sequence[str] = ("repeat", "text"), seeds: int = 1, **changes: Any
+    encodings: Sequence[str] = ENCODINGS,
+    task_names: Sequence[str] = ("repeat", "text"),
+    seeds: int = 1,
+    maps: Sequence[str | None] = (None,),
+    **changes: Any,
 ) -> list[Experiment]:
-    """Every encoding on every task with every seed, the longest runs first so that all cores stay busy to the end."""
+    """Every encoding on every task, under every map, with every seed; the longest runs come first."""
     if not encodings or not task_names:
         raise ValueError("a comparison needs at least one encoding and one task")
     if seeds < 1:
@@ -211,10 +225,11 @@ def comparison(
     if seeds > MOST_SEEDS:
         raise ValueError(f"seeds must be at most {MOST_SEEDS:,}, got {quoted(seeds, 40)}")
     runs = [
-        recipe(task, spec, seed, **changes)
+        recipe(task, spec, seed, map=one, **changes)
         for seed in range(seeds)
         for task in sorted(task_names, key=lambda name: name != "text")
         for spec in encodings
+        for one in maps
     ]
     return list(dict.fromkeys(runs))
 

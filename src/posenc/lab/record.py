@@ -17,6 +17,7 @@ from posenc.lab import data, store
 from posenc.lab.ablate import ablate, without_position
 from posenc.lab.evaluate import by_length, context_gain
 from posenc.lab.order import order_tests
+from posenc.lab.places import at_evaluation
 from posenc.lab.recipes import EXPERIMENT, MOST_LENGTHS, Experiment
 from posenc.lab.recipes import MOST as MOST_OF
 from posenc.lab.train import LEARNED, LEARNED_BITS, Run, learned_at
@@ -88,7 +89,7 @@ def of(run: Run, began: float) -> dict[str, Any]:
     experiment, model = run.experiment, run.model
     lengths = by_length(run)
     if experiment.task == "text":
-        gain = context_gain(model, run.task, experiment.train_length)
+        gain = context_gain(model, run.task, experiment.train_length, at_evaluation(experiment))
         in_distribution = {"bits_per_byte": lengths[0]["bits_per_byte"], "context_gain": gain}
         learned = uses_context(**in_distribution, bigram_bits=run.task.text.bigram_bits)
     else:
@@ -141,9 +142,10 @@ def attention(run: Run) -> dict[str, Any]:
         while length > 1 and task.tokens(length) > 32:
             length -= 1
         ids = task.batch(length, 1, torch.Generator().manual_seed(0)).ids[:, :-1]
-    _, intact = model(ids, weights=True)
+    at = at_evaluation(run.experiment)(ids)
+    _, intact = model(ids, positions=at, weights=True)
     with without_position(model.stack):
-        _, removed = model(ids, weights=True)
+        _, removed = model(ids, positions=at, weights=True)
     words = ["^" if token == ids[0, 0] else task.decode([token]) for token in ids[0].tolist()]
     return {"tokens": words, "with": [rounded(w[0]) for w in intact], "without": [rounded(w[0]) for w in removed]}
 

@@ -224,7 +224,8 @@ def labelled(records: Sequence[Record]) -> list[tuple[str, Record]]:
     out = []
     for run in records:
         spec = spec_of(run)
-        extra = ", ".join(f"{name}={settings(run).get(name)}" for name in differ.get(spec, []))
+        given = {name: settings(run).get(name) for name in differ.get(spec, [])}
+        extra = ", ".join(f"{name}={value}" for name, value in given.items() if value is not None)
         out.append((f"{spec} [{extra}]" if extra else spec, run))
     return out
 

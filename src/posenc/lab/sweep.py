@@ -86,7 +86,7 @@ def run_all(
     sweep, waiting, others = Sweep(), {}, []
     for experiment in experiments:
         key = record.key_of(experiment)
-        spec = experiment.spec if isinstance(experiment.spec, str) else " / ".join(experiment.spec)
+        spec = " / ".join(experiment.specs) + (f" with {experiment.map}" if experiment.map else "")
         sweep.runs[key] = Progress(key, legible(spec), experiment.task, experiment.seed, experiment.steps)
         if found := kept_record(records / f"{key}.json"):
             sweep.runs[key].state = "kept"

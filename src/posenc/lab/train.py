@@ -17,6 +17,7 @@ from posenc.foreign import CannotRead
 from posenc.foreign.text import shortened
 from posenc.lab import store, tasks
 from posenc.lab.evaluate import exact_match, held_out_bits
+from posenc.lab.places import Places, at_evaluation, counted, in_training
 from posenc.lab.recipes import EXPERIMENT, Experiment, hints
 from posenc.model import Decoder
 
@@ -163,8 +164,9 @@ def one_step(run: Run) -> Tensor:
             group["lr"] = highest * share
     length = draw_length(run)
     batch = run.task.batch(length, experiment.batch, run.generator)
+    place = in_training(experiment, run.step)
     model.zero_grad(set_to_none=True)
-    loss = answer_loss(model, batch)
+    loss = answer_loss(model, batch, place)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for optimizer in run.optimizers:
@@ -172,10 +174,11 @@ def one_step(run: Run) -> Tensor:
     return loss.detach()
 
 
-def answer_loss(model: Decoder, batch: tasks.Batch) -> Tensor:
+def answer_loss(model: Decoder, batch: tasks.Batch, place: Places = counted) -> Tensor:
     """Mean cross-entropy (nats) of the predictions that count."""
     first = int(batch.answer.int().argmax())
-    logits = model(batch.ids[:, :-1], only=slice(first, None))
+    ids = batch.ids[:, :-1]
+    logits = model(ids, positions=place(ids), only=slice(first, None))
     counted = batch.answer[first:]
     targets = batch.ids[:, 1 + first :]
     if not bool(counted.all()):
@@ -215,10 +218,10 @@ def rate_at(run: Run) -> float:
 
 def score(run: Run) -> float:
     """How well the run does now: held-out exact match at the trained length; for text bits per byte."""
-    length = run.experiment.train_length
+    length, place = run.experiment.train_length, at_evaluation(run.experiment)
     if run.experiment.task == "text":
-        return held_out_bits(run.model, run.task, length, total=2048)
-    return exact_match(run.model, run.task, length, rows=256, shortest=length).exact_match
+        return held_out_bits(run.model, run.task, length, total=2048, place=place)
+    return exact_match(run.model, run.task, length, rows=256, shortest=length, place=place).exact_match
 
 
 def learned_at(run: Run) -> dict[str, float] | None:

@@ -1,0 +1,187 @@
+"""Where tokens stand in training and at evaluation, by an experiment's coordinate map."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from posenc import Positions
+from posenc.coordinate_maps import COORDINATE_MAPS, Randomised, map_of
+from posenc.foreign import CannotRead
+from posenc.lab import evaluate, record, store
+from posenc.lab.ablate import ablate
+from posenc.lab.compare import Settings, compare, continue_prompt, train_one
+from posenc.lab.places import at_evaluation, counted, in_training
+from posenc.lab.recipes import Experiment, recipe
+from posenc.lab.train import load, save, start, train
+
+TINY = {"train_length": 3, "dim": 16, "heads": 2, "layers": 1, "batch": 4, "warmup": 2, "steps": 4}
+IDS = torch.randint(3, 29, (5, 8))
+
+OWN = """
+from dataclasses import dataclass
+from posenc.coordinate_maps import CoordinateMap
+
+@dataclass(frozen=True, kw_only=True)
+class Doubled(CoordinateMap):
+    by: int = 2
+
+    def place(self, coords, ids, draw):
+        return self.by * coords
+"""
+
+
+def tiny(map: str | None, spec: str = "rotary", **changes) -> Experiment:
+    return recipe("copy", spec, map=map, **(TINY | changes))
+
+
+def coords(at: Positions) -> list[list[float]]:
+    return at.coords[..., 0].tolist()
+
+
+def test_without_a_map_tokens_are_counted() -> None:
+    plain = tiny(None)
+    assert in_training(plain, 3) is at_evaluation(plain) is counted
+    assert coords(counted(IDS)) == [list(range(8))]
+    assert "map" not in plain.to_dict() and Experiment.from_dict(plain.to_dict()) == plain
+
+
+def test_each_row_and_step_is_another_draw_of_the_seed_and_the_step_alone() -> None:
+    experiment = tiny("randomised(longest=64)")
+    first, again, later = (coords(in_training(experiment, step)(IDS)) for step in (3, 3, 4))
+    assert first == again != later and len({tuple(row) for row in first}) == 5
+    assert first != coords(in_training(replace(experiment, seed=1), 3)(IDS))
+    held_out = at_evaluation(experiment)(IDS)
+    assert (
+        coords(held_out) == coords(at_evaluation(experiment)(IDS)) == coords(Randomised(longest=64)(counted(IDS), IDS))
+    )
+
+
+@pytest.mark.parametrize(
+    ("of_training", "of_evaluation"),
+    [
+        ("randomised(longest=64)", "randomised(longest=64)"),
+        ("randomised_continuous(longest=9)", "randomised_continuous(longest=9, even=True)"),
+        ("abacus(first_digit=3, most=5)", "abacus(first_digit=3)"),
+        ("coupled(first_digit=3, equals=1, width=9, most=4)", "coupled(first_digit=3, equals=1, width=9, most=4)"),
+        ("interpolated(factor=2)", "interpolated(factor=2)"),
+        ("shifted_at_random(most=9)", None),
+        ("skipped_chunks(longest=64)", None),
+        ("augmented(shift=3)", None),
+    ],
+)
+def test_evaluation_takes_what_the_paper_takes(of_training: str, of_evaluation: str | None) -> None:
+    found = map_of(of_training).evaluated()
+    assert (None if found is None else str(found)) == of_evaluation
+    expected = counted(IDS) if of_evaluation is None else map_of(of_evaluation)(counted(IDS), IDS)
+    assert coords(at_evaluation(tiny(of_training))(IDS)) == coords(expected)
+    # What the words of a map say of it is what it does.
+    said = COORDINATE_MAPS[of_training.partition("(")[0]].at_evaluation
+    assert said.startswith("none") == (of_evaluation is None)
+
+
+class Heard(torch.nn.Module):
+    """Stands in for a model, and keeps where its tokens stood."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[list[list[float]]] = []
+
+    def forward(self, ids: Tensor, *, positions: Positions, only: slice = slice(None)) -> Tensor:
+        self.heard.append(coords(positions))
+        return torch.zeros(*ids.shape, 29)[:, only]
+
+
+def test_every_measure_of_a_run_asks_the_model_where_the_map_says() -> None:
+    run = start(tiny("interpolated(factor=2)", test_lengths=(5,)))
+    run.model = Heard()  # type: ignore[assignment]
+    evaluate.by_length(run)
+    tokens = [run.task.tokens(n) for n in (3, 5)]
+    assert run.model.heard == [
+        [[place / 2 for place in range(n)]] * len(rows) for n, rows in zip(tokens, run.model.heard, strict=True)
+    ]
+
+
+def test_training_hears_the_map_and_a_resumed_run_is_the_same_run(tmp_path: Path) -> None:
+    experiment = tiny("randomised(longest=64)", evaluate_every=1)
+    whole, plain = train(start(experiment)), train(start(replace(experiment, map=None)))
+    losses, others = ([point["loss"] for point in run.curve] for run in (whole, plain))
+    assert losses != others
+    half = train(start(experiment), until=2)
+    save(half, tmp_path)
+    resumed = train(load(tmp_path))
+    assert [point["loss"] for point in resumed.curve] == losses and resumed.experiment.map == experiment.map
+
+
+def test_ablations_change_the_places_of_the_map() -> None:
+    run = train(start(tiny("shifted(by=100.0)", "learned(max_len=64, overrun=clamp)")))
+    found = ablate(run)
+    # Every coordinate is past the table, so that a shift finds the same row.
+    assert found["shifted"] == found["intact"]
+
+
+def test_compare_trains_each_encoding_with_each_map_and_tells_them_apart(tmp_path: Path) -> None:
+    settings = Settings(
+        ("rotary",), ("copy",), seeds=1, train_length=3, steps=2, maps=("none", "randomised(longest=64)")
+    )
+    records, page, _ = compare(settings, tmp_path)
+    assert [one["experiment"].get("map") for one in records] == [None, "randomised(longest=64)"]
+    assert "rotary [map=randomised(longest=64)]" in page.read_text()
+    assert "map=None" not in page.read_text()
+    assert record.read(tmp_path / "records" / f"{records[1]['key']}.json") == records[1]
+
+
+@pytest.mark.parametrize(
+    ("map", "spec", "words"),
+    [
+        ("abcus(first_digit=3)", "rotary", r"no coordinate map named 'abcus'; there are: .*did you mean 'abacus'\?"),
+        ("rotary", "rotary", "no coordinate map named 'rotary'"),
+        ("randomised", "rotary", "randomised needs longest by name, as in interpolated"),
+        ("randomised(longest=9)", "rotary", r"randomised\(longest=9\) has 9 positions, too few for a document of 12"),
+        ("shifted(by=50.0)", "learned", "is past the learned table of"),
+    ],
+)
+def test_a_map_that_cannot_serve_is_refused_before_a_step_is_trained(
+    tmp_path: Path, map: str, spec: str, words: str
+) -> None:
+    settings = Settings((spec,), ("copy",), seeds=1, train_length=3, test_lengths=(5,), steps=1, maps=(map,))
+    with pytest.raises(ValueError, match=words):
+        compare(settings, tmp_path / "runs")
+    assert not (tmp_path / "runs" / "records").exists()
+
+
+def test_a_map_of_ones_own_goes_by_its_path_and_is_run_for_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    run = train_one(
+        "rotary", "copy", 0, tmp_path / "run", None, lambda words: None, map="mine.py:Doubled(by=3)", **TINY
+    )
+    assert [path for path, _ in run.experiment.own_files] == ["mine.py"]
+    assert coords(at_evaluation(run.experiment)(IDS))[0] == [3 * place for place in range(8)]
+    with pytest.raises(CannotRead, match=r"asks for code from the file 'mine\.py'"):
+        load(tmp_path / "run")
+    assert load(tmp_path / "run", ["mine.py"]).experiment == run.experiment
+
+
+def test_generation_says_that_it_cannot_know_the_places(tmp_path: Path) -> None:
+    for number, (map, refused) in enumerate({"interpolated(factor=2)": True, "augmented(shift=3)": False}.items()):
+        folder = tmp_path / str(number)
+        train_one("rotary", "copy", 0, folder, None, lambda words: None, map=map, **TINY)
+        if refused:
+            with pytest.raises(
+                ValueError, match=r"generation counts its tokens .* the places that interpolated\(factor=2\) gives to"
+            ):
+                continue_prompt(folder, "ab|", 2, 0.0, None, 0)
+        else:
+            assert continue_prompt(folder, "ab|", 2, 0.0, None, 0).startswith("ab|")
+
+
+def test_a_folder_with_another_map_is_another_run(tmp_path: Path) -> None:
+    train_one("rotary", "copy", 0, tmp_path, None, lambda words: None, **TINY)
+    with pytest.raises(ValueError, match=r"map None -> interpolated\(factor=2\)"):
+        train_one("rotary", "copy", 0, tmp_path, None, lambda words: None, map="interpolated(factor=2)", **TINY)
+    assert store.generations(tmp_path)
