@@ -75,7 +75,7 @@ RULES = {
 }
 SMALL = {
     "whole": {},
-    "small": {"rows": 7, "rows_backwards": 5, "pairs": 200, "pairs_backwards": 60, "narrowest": 3},
+    "small": {"rows": 7, "rows_backwards": 5, "pairs": 400, "pairs_backwards": 150, "narrowest": 3},
 }
 
 
@@ -118,15 +118,33 @@ def same(found, what: str = "", tolerance: float = 1e-9) -> None:
         )
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize(
-    "name, size", [*((name, "small") for name in ENCODINGS), *((name, "whole") for name in ("t5", "shaw"))]
-)
-def test_it_is_right_wherever_tokens_stand(name: str, place: str, size: str, sizes) -> None:
+EVERYWHERE = [(name, "small", place) for name in ENCODINGS for place in PLACES]
+EVERYWHERE += [(name, "whole", place) for name in ("t5", "shaw") for place in PLACES]
+
+
+def right_there(name: str, size: str, place: str, rules: list[str], sizes) -> None:
     sizes(size)
     encoding, at = learned(ENCODINGS[name]), PLACES[place]
-    for rule, mask in RULES.items():
-        same(both_kernels(encoding, at, at, mask), rule)
+    for rule in rules:
+        same(both_kernels(encoding, at, at, RULES[rule]), rule)
+
+
+@pytest.mark.parametrize(("number", "case"), list(enumerate(EVERYWHERE)), ids=str)
+def test_it_is_right_wherever_tokens_stand(number: int, case: tuple[str, str, str], sizes) -> None:
+    # Half of the rules: with an odd number of places, each meets every place and every encoding.
+    right_there(*case, list(RULES)[number % 2 :: 2], sizes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "case"), list(enumerate(EVERYWHERE)), ids=str)
+def test_it_is_right_wherever_tokens_stand_by_the_other_rules(number: int, case: tuple[str, str, str], sizes) -> None:
+    right_there(*case, list(RULES)[(number + 1) % 2 :: 2], sizes)
+
+
+def test_each_rule_meets_every_place_and_every_encoding() -> None:
+    assert len(PLACES) % 2
+    met = {(rule, what) for n, case in enumerate(EVERYWHERE) for rule in list(RULES)[n % 2 :: 2] for what in case}
+    assert met == {(rule, what) for rule in RULES for case in EVERYWHERE for what in case}
 
 
 @pytest.mark.parametrize("name", ["none", "t5", "shaw"])

@@ -217,7 +217,7 @@ def test_an_encoding_given_as_one_is_taken_as_it_is() -> None:
         ("shaw(values=false)", "shaw: values must be True or False, got 'false'"),
         (
             "rotary(schedule=linear)",
-            r"rotary: schedule must be one of posenc.schedules, such as linear\(factor=4\), got 'linear'",
+            r"rotary: linear needs factor by name, as in yarn\(factor=4\)",
         ),
         ("on(alibi, heads=(0, 9))", r"heads must be different numbers from 0 to 5, got \(0, 9\)"),
         ("on(sinusoidal, heads=(0, 1))", "sinusoidal opens the door 'embed', which knows no heads"),
@@ -345,7 +345,7 @@ def test_ones_own_module_is_named_by_path_and_class(mine: str) -> None:
 
 def test_ones_own_module_goes_into_a_model_like_any_other(mine: str) -> None:
     model = posenc.Decoder(vocab=5, dim=48, heads=6, layers=2, encoding=f"{mine}:Counter(step=0.5)")
-    assert [str(own) for own in model.stack.added()] == [f"{mine}:Counter(step=0.5)"]
+    assert [str(own) for own in model.stack.added] == [f"{mine}:Counter(step=0.5)"]
 
 
 def test_a_relative_path_will_do(mine: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,7 +402,7 @@ def test_a_new_file_among_the_encodings_is_found_with_no_other_edit(
         encoding = build("counter(step=2) + rotary", SHAPE)
         assert str(encoding) == "counter(step=2) + rotary" and str(posenc.Tally(8)) == "counter"
         model = posenc.Decoder(vocab=5, dim=48, heads=6, layers=2, encoding=("counter", "counter + alibi"))
-        assert [str(own) for own in model.stack.added()] == ["counter"]
+        assert [str(own) for own in model.stack.added] == ["counter"]
     finally:
         sys.modules.pop("posenc.encodings.counter", None)
 

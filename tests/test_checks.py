@@ -213,7 +213,7 @@ ENCODINGS = {
     "DAPE: encoding must be of type Encoding, got 'kerple'": lambda: DAPE("kerple", 2),
     "ReRoPE: encoding must be of type Encoding, got None": lambda: ReRoPE(None),
     "AxialRotary: split must be a tuple, got 4": lambda: AxialRotary(8, split=4),
-    "clamp must be a finite number, got inf": lambda: TransformerXL(16, 2, 8, max_distance=INF),
+    "max_distance must be a finite number, got inf": lambda: TransformerXL(16, 2, 8, max_distance=INF),
     "randomised: longest must be a whole number of 1 or more, got a tensor of shape": lambda: Randomised(
         longest=torch.ones(5, 5)
     ),

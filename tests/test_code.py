@@ -326,7 +326,7 @@ def test_any_path_can_be_named_and_is_printed_as_it_is_read(path: str, written: 
         assert files_in(whole) == [path] and repr(build(repr(made), SHAPE)) == repr(made)
     assert parse(f"rerope({spec}(step=2), window=3)").parts[0].name == f"{path}:Mine"
     assert split(f"rotary(base=3), {spec}(step=2),none") == ["rotary(base=3)", f"{spec}(step=2)", "none"]
-    assert Decoder(5, dim=16, heads=2, layers=1, encoding=spec).stack.added()[0].step == 1.0
+    assert Decoder(5, dim=16, heads=2, layers=1, encoding=spec).stack.added[0].step == 1.0
 
 
 @pytest.mark.parametrize("spec", ["_path_0", "rotary + _path_3", "_path_x(a=1)", "mine.py:Mine + _path_0"])

@@ -56,7 +56,7 @@ COMPOSITIONS = [
     Subject("sinusoidal + t5_bias(buckets=8, max_distance=9) + rotary"),
     Subject("on(rotary, heads=(0, 2))"),
     Subject("on(alibi, heads=(1,)) + on(rotary(base=100), heads=(0, 2))"),
-    Subject(("rotary", "none", "t5_bias(buckets=8, max_distance=9)")),
+    Subject(("rotary", "t5_bias(buckets=8, max_distance=9)")),
     Subject("rotary(schedule=dynamic_ntk(factor=2))"),
     Subject("rotary + forgetting + step_temperature(interval=7)"),
     Subject("rerope(rotary + alibi, window=5, leak=2.5)"),
@@ -87,7 +87,7 @@ KINDS = (
 JOINED = [
     "rotary + alibi",
     "on(rotary, heads=(0, 2))",
-    "rotary | none | t5_bias(buckets=8, max_distance=9)",
+    "rotary | t5_bias(buckets=8, max_distance=9)",
     "rotary + forgetting + step_temperature(interval=7)",
 ]
 """One of each way to join encodings: a sum, on chosen heads, in turn over the layers, a sum that remembers."""

@@ -224,7 +224,7 @@ def test_half_precision_is_the_exact_result_rounded_once(dtype: torch.dtype) -> 
             r"\(8, 12, 12\) do not fit the interleaved order, .* 32 pairs; .* say sections=\(11, 11, 10\) for the same",
         ),
         ({"head_dim": 128, "sections": (16, 24, 24), "order": "interleaved"}, r"say sections=\(22, 21, 21\)"),
-        ({"head_dim": 8, "schedule": "yarn"}, r"schedule must be one of posenc.schedules, .*, got 'yarn'"),
+        ({"head_dim": 8, "schedule": "yarn"}, r"yarn needs factor by name, as in yarn\(factor=4\)"),
     ],
 )
 def test_impossible_options_are_refused(options: dict, words: str) -> None:

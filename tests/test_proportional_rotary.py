@@ -139,7 +139,7 @@ def test_layouts_and_shares_do_not_take_each_others_tables() -> None:
         ({"head_dim": 8, "partial": math.nan}, "partial must be above 0 and at most 1, got nan"),
         ({"head_dim": 8, "base": 1.0}, "base must be above 1, got 1.0"),
         ({"head_dim": 8, "layout": "split"}, "layout must be one of half, interleaved, got 'split'"),
-        ({"head_dim": 8, "schedule": "yarn"}, r"schedule must be one of posenc.schedules, such as linear\(factor=4\)"),
+        ({"head_dim": 8, "schedule": "yarn"}, r"yarn needs factor by name, as in yarn\(factor=4\)"),
         (
             {"head_dim": 8, "schedule": DynamicNTK(2, 9)},
             "schedule must not depend on the horizon of a sequence, got dynamic_ntk",

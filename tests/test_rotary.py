@@ -340,7 +340,7 @@ def test_the_module_holds_no_state_that_a_cast_could_damage() -> None:
         ({"head_dim": 8, "layout": "split"}, "layout must be one of half, interleaved, got 'split'"),
         (
             {"head_dim": 8, "schedule": "yarn"},
-            r"schedule must be one of posenc.schedules, such as linear\(factor=4\), got 'yarn'",
+            r"yarn needs factor by name, as in yarn\(factor=4\)",
         ),
         ({"head_dim": 2, "schedule": YaRN(2)}, "yarn compares wavelengths with the trained length"),
     ],

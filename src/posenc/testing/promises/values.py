@@ -1,6 +1,7 @@
 """The values and the gradients are right: by the formula, in every kernel, in half precision, for grouped heads."""
 
 import copy
+import inspect
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -47,6 +48,7 @@ def says_what_the_paper_says(subject: Subject) -> None:
         if "remember" in encoding.doors and formulas == (Published.formula_logit, Published.formula_logits):
             raise NoMeaning(f"{encoding} remembers facts of other tokens and states no formula_logits that reads them")
     reach = subject.reach
+    told = any("causal" in inspect.signature(type(one).__init__).parameters for one in subject.encodings())
     for causal in (True, False):
         net = subject.net(shape=replace(subject.shape, causal=causal))
         mask = masks.Mask(causal=causal)
@@ -56,6 +58,9 @@ def says_what_the_paper_says(subject: Subject) -> None:
             for kernel in net.kernels:
                 what = f"{name}, {mask_name(mask)}, kernel {kernel}, against the formula"
                 same(net.through(kernel)(x, at, mask), expected, what, 1e-7)
+            if not (causal or told):
+                # Between two sequences nothing is causal, and this is the same encoding again.
+                continue
             cross_at = at.rows(slice(1, 6))
             x, other = tokens(subject, 5, seed=2), tokens(subject, at.tokens, seed=3)
             expected = by_formula(net, x, cross_at, other, at, masks.bidirectional())
