@@ -21,7 +21,7 @@ import tyro
 from forked import Forked
 
 import posenc.__main__ as main
-from posenc import catalogue, cli
+from posenc import __version__, catalogue, cli
 from posenc.lab import compare, recipes, record, report, store, sweep
 from posenc.lab import train as training
 from posenc.lab.recipes import Experiment
@@ -581,7 +581,7 @@ def test_records_of_other_versions_are_told_apart(posenc, filled: Path, here: Pa
     other["versions"]["torch"] = "1.0"
     record.write(other, path.parent)
     answer = posenc("report", "copy")
-    words = "posenc 0.1.0 and torch 1.0 made none on repeat, seed 0"
+    words = f"posenc {__version__} and torch 1.0 made none on repeat, seed 0"
     assert answer.code == 0 and words in answer.err and words in (folder / "report.html").read_text()
 
 

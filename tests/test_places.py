@@ -10,7 +10,7 @@ from torch import Tensor
 from posenc import Positions
 from posenc.coordinate_maps import COORDINATE_MAPS, Randomised, map_of
 from posenc.foreign import CannotRead
-from posenc.lab import evaluate, record, store
+from posenc.lab import evaluate, record, store, summary
 from posenc.lab.ablate import ablate
 from posenc.lab.compare import Settings, compare, continue_prompt, train_one
 from posenc.lab.places import at_evaluation, counted, in_training
@@ -123,14 +123,17 @@ def test_ablations_change_the_places_of_the_map() -> None:
 
 
 def test_compare_trains_each_encoding_with_each_map_and_tells_them_apart(tmp_path: Path) -> None:
+    small = {"train_length": 3, "layers": 1, "dim": 16, "heads": 2}
     settings = Settings(
-        ("rotary",), ("copy",), seeds=1, train_length=3, steps=2, maps=("none", "randomised(longest=64)")
+        ("rotary", "alibi"), ("copy",), seeds=1, steps=2, maps=("none", "randomised(longest=64)"), **small
     )
-    records, page, _ = compare(settings, tmp_path)
-    assert [one["experiment"].get("map") for one in records] == [None, "randomised(longest=64)"]
-    assert "rotary [map=randomised(longest=64)]" in page.read_text()
-    assert "map=None" not in page.read_text()
-    assert record.read(tmp_path / "records" / f"{records[1]['key']}.json") == records[1]
+    runs = settings.experiments()
+    assert {(run.spec, run.map) for run in runs} == {
+        (spec, map) for spec in ("rotary", "alibi") for map in (None, "randomised(longest=64)")
+    }
+    records = [record.of(train(start(run)), 0.0) for run in runs if run.spec == "rotary"]
+    assert [label for label, _ in summary.labelled(records)] == ["rotary", "rotary [map=randomised(longest=64)]"]
+    assert record.read(record.write(records[1], tmp_path))["experiment"]["map"] == "randomised(longest=64)"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ Type checkers and editors read `__init__.pyi`.
 import importlib
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 HOMES = {
     "Attention": "attention",

@@ -53,7 +53,9 @@ def says_what_the_paper_says(subject: Subject) -> None:
         net = subject.net(shape=replace(subject.shape, causal=causal))
         mask = masks.Mask(causal=causal)
         for name, at in some_positions(subject):
-            x = tokens(subject, at.tokens)
+            # Rows that stand at the same places have the same formula.
+            rows = at.coords.shape[0]
+            x = tokens(subject, at.tokens, batch=rows)
             expected = by_formula(net, x, at, x, at, mask)
             for kernel in net.kernels:
                 what = f"{name}, {mask_name(mask)}, kernel {kernel}, against the formula"
@@ -62,7 +64,7 @@ def says_what_the_paper_says(subject: Subject) -> None:
                 # Between two sequences nothing is causal, and this is the same encoding again.
                 continue
             cross_at = at.rows(slice(1, 6))
-            x, other = tokens(subject, 5, seed=2), tokens(subject, at.tokens, seed=3)
+            x, other = tokens(subject, 5, batch=rows, seed=2), tokens(subject, at.tokens, batch=rows, seed=3)
             expected = by_formula(net, x, cross_at, other, at, masks.bidirectional())
             for kernel in net.kernels:
                 got = net.through(kernel).across(x, cross_at, other, at, masks.bidirectional())
