@@ -144,6 +144,7 @@ def test_compare_trains_each_encoding_with_each_map_and_tells_them_apart(tmp_pat
         ("randomised", "rotary", "randomised needs longest by name, as in interpolated"),
         ("randomised(longest=9)", "rotary", r"randomised\(longest=9\) has 9 positions, too few for a document of 12"),
         ("shifted(by=50.0)", "learned", "is past the learned table of"),
+        ("shifted_at_random(most=9999)", "learned", "is past the learned table of"),
     ],
 )
 def test_a_map_that_cannot_serve_is_refused_before_a_step_is_trained(

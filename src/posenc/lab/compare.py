@@ -81,7 +81,7 @@ def check_buildable(runs: Sequence[Experiment]) -> None:
     from torch import Generator
 
     from posenc.lab.evaluate import check_held_out
-    from posenc.lab.places import at_evaluation
+    from posenc.lab.places import at_evaluation, in_training
     from posenc.lab.train import model_of, task_of
 
     seen = set()
@@ -93,9 +93,11 @@ def check_buildable(runs: Sequence[Experiment]) -> None:
             model = model_of(run, task)
             for length in (run.train_length, *run.test_lengths):
                 ids = task.batch(length, 1, Generator()).ids[:, :-1]
-                if run.map is not None:
-                    # Whether the map has room for so many tokens, and a table rows for where it puts them.
-                    model(ids, positions=at_evaluation(run)(ids), only=slice(-1, None))
+                if run.map is None:
+                    continue
+                # Whether the map has room for so many tokens, and a table rows for where it puts them.
+                for place in (at_evaluation(run), *([in_training(run, 0)] if length == run.train_length else [])):
+                    model(ids, positions=place(ids), only=slice(-1, None))
             if run.task == "text":
                 check_held_out(task, max(run.train_length, *run.test_lengths, 0))
 
