@@ -189,6 +189,23 @@ def test_given_masks_count_and_learn(name: str, place: str, sizes) -> None:
             same(both_kernels(encoding, at, at, rule), str(list(given.shape)))
 
 
+def test_no_weight_of_the_backward_pass_is_too_small_for_a_normal_number(monkeypatch) -> None:
+    found: list[torch.Tensor] = []
+    slopes = blocked.InBlocks.slopes
+
+    def kept(*given):
+        found.append(slopes(*given)[1].clone())
+        return slopes(*given)
+
+    monkeypatch.setattr(blocked.InBlocks, "slopes", kept)
+    at = Positions.count(600)
+    q, k = (torch.randn(1, HEADS, 600, WIDTH, requires_grad=True) for _ in range(2))
+    encoding = ALiBi(HEADS)
+    kernels.bind("blocked", encoding, scale=1.0)(encoding, q, at, Keys(k, k, at), masks.causal())[0].sum().backward()
+    least = torch.cat([weights.flatten() for weights in found])
+    assert 0 < least[least > 0].min() < 1e-20 and least[least > 0].min() > 1e-25 and bool((least == 0).any())
+
+
 @pytest.mark.parametrize("extent", [(4, 5), (20, 1)], ids=str)
 def test_a_grid_has_a_bias_of_both_axes(extent: tuple[int, int]) -> None:
     encoding = learned(LogGridBias(HEADS, window=5))

@@ -599,8 +599,12 @@ def test_every_function_that_is_made_a_promise_is_checked() -> None:
     assert all(getattr(testing, name) in PROMISES for name in SENTENCES)
 
 
+# A graph of each is compiled by --all: their kinds are compiled in every run, and the file below.
+ONE_GRAPH = pytest.param(testing.compiles_to_one_graph, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize("right", [Slope, Turn, Forgetting])
-@pytest.mark.parametrize("promise", PROMISES)
+@pytest.mark.parametrize("promise", [ONE_GRAPH if p is testing.compiles_to_one_graph else p for p in PROMISES])
 def test_a_right_encoding_of_ones_own_keeps_every_promise(right, promise) -> None:
     promise(right)
 

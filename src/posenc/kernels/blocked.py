@@ -31,6 +31,9 @@ from posenc.watched import is_written_down
 
 LOG2_E = 1 / math.log(2)
 
+LEAST = -80.0
+"""Weights of 2^LEAST and less are 0 in the backward pass."""
+
 Way: TypeAlias = tuple[Tensor, Tensor]
 """Queries [B, H, T, D] and keys [B, KV, S, D] that meet."""
 
@@ -258,7 +261,9 @@ class InBlocks:
         if added is not None:
             weights.view(b, H, n, m).add_(added)
         # Many logits are far down or -inf, where exp is ten times slower than exp2.
-        weights.sub_(total).mul_(LOG2_E).exp2_()
+        weights.sub_(total).mul_(LOG2_E)
+        # Numbers below the normal ones make a product many times slower, and float64 does not see these any more.
+        torch.threshold_(weights, LEAST, -math.inf).exp2_()
         # A bias may sum along diagonals, which zeros behind each row make columns without a copy.
         rows = fitting(room, 1, (*weights.shape[:2], m + n if behind else m))
         rows[..., m:] = 0.0
