@@ -12,7 +12,7 @@ import torch
 
 from posenc import Decoder, Encoding, Shape, build, catalogue, cli
 from posenc.catalogue import parse
-from posenc.checkpoints.inspect import inspect
+from posenc.checkpoints.inspection.inspect import inspect
 from posenc.foreign import CannotRead, code
 from posenc.lab import compare, record, report, store, sweep, train
 from posenc.lab.recipes import Experiment, recipe

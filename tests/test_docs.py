@@ -140,7 +140,8 @@ def test_the_numbers_of_text_in_the_readme_come_out_again(spec: str) -> None:
 
 
 def test_what_security_promises_names_tests_that_exist_and_bounds_that_hold() -> None:
-    from posenc.checkpoints import reading, tensors
+    from posenc.checkpoints.files import tensors
+    from posenc.checkpoints.vocabulary import reading
     from posenc.foreign import files, gguf, values
     from posenc.lab import recipes
 

@@ -42,14 +42,13 @@ ALLOWED = {
     "seeding.py": {r"torch\.random\.fork_rng": "the state is put back as it was"},
     "testing/states.py": {r"setattr": OWN_OBJECTS},
     "foreign/code.py": {r"sys\.modules": "a file of the user's becomes a module, as an import makes one"},
-    "checkpoints/__init__.py": {r"sys\.modules": "its own module"},
-    "checkpoints/modules.py": {r"sys\.setprofile": THREAD},
-    "checkpoints/load.py": {r"logging\.disable_progress_bar": OWN_PROCESS},
-    "checkpoints/extend.py": {r"setattr": OWN_OBJECTS},
-    "checkpoints/learned_extension.py": {r"setattr": OWN_OBJECTS},
-    "checkpoints/unturned.py": {r"setattr|delattr": OWN_OBJECTS},
-    "checkpoints/places.py": {r"setattr|delattr": OWN_OBJECTS},
-    "checkpoints/cached_positions.py": {r"setattr": OWN_OBJECTS},
+    "checkpoints/models/modules.py": {r"sys\.setprofile": THREAD},
+    "checkpoints/files/load.py": {r"logging\.disable_progress_bar": OWN_PROCESS},
+    "checkpoints/extension/extend.py": {r"setattr": OWN_OBJECTS},
+    "checkpoints/extension/learned_extension.py": {r"setattr": OWN_OBJECTS},
+    "checkpoints/live/unturned.py": {r"setattr|delattr": OWN_OBJECTS},
+    "checkpoints/live/places.py": {r"setattr|delattr": OWN_OBJECTS},
+    "checkpoints/live/cached_positions.py": {r"setattr": OWN_OBJECTS},
 }
 """Where such a call may stand all the same, and why."""
 
@@ -157,8 +156,8 @@ def another_thread_builds() -> Iterator[None]:
 
 def test_threads_build_models_while_configs_are_read() -> None:
     pytest.importorskip("transformers")
-    configs = importlib.import_module("posenc.checkpoints.configs")
-    huggingface = importlib.import_module("posenc.checkpoints.huggingface")
+    configs = importlib.import_module("posenc.checkpoints.inspection.configs")
+    huggingface = importlib.import_module("posenc.checkpoints.models.huggingface")
     config = {"model_type": "llama", "hidden_size": 2304, "intermediate_size": 2304, "num_attention_heads": 9}
     config |= {"num_hidden_layers": 2, "vocab_size": 4096}
     with another_thread_builds():
@@ -171,7 +170,7 @@ def test_threads_build_models_while_configs_are_read() -> None:
 def test_threads_build_models_while_checkpoints_are_inspected_attached_to_and_converted(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     checkpoints = importlib.import_module("posenc.checkpoints")
-    convert = importlib.import_module("posenc.checkpoints.convert")
+    convert = importlib.import_module("posenc.checkpoints.conversion.convert")
     model, folder = tiny_llama.model(), tiny_llama.save(tmp_path / "tiny")
     ids = torch.arange(8)[None]
     with another_thread_builds(), torch.inference_mode():
@@ -187,7 +186,7 @@ def test_threads_build_models_while_checkpoints_are_inspected_attached_to_and_co
 
 def test_reading_a_config_draws_no_random_numbers() -> None:
     pytest.importorskip("transformers")
-    configs = importlib.import_module("posenc.checkpoints.configs")
+    configs = importlib.import_module("posenc.checkpoints.inspection.configs")
     before = torch.get_rng_state()
     configs.read({"model_type": "vit", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2})
     assert torch.equal(torch.get_rng_state(), before)
@@ -195,7 +194,7 @@ def test_reading_a_config_draws_no_random_numbers() -> None:
 
 def test_transformers_is_quiet_in_the_thread_that_reads_alone() -> None:
     pytest.importorskip("transformers.utils.logging").get_logger("transformers")
-    load = importlib.import_module("posenc.checkpoints.load")
+    load = importlib.import_module("posenc.checkpoints.files.load")
     heard: list[str] = []
     library, logger = logging.getLogger("transformers"), logging.getLogger("transformers.posenc_hears")
     listener = logging.Handler()

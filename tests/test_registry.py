@@ -9,7 +9,7 @@ import torch
 
 import posenc
 from posenc import Positions, Shape, build, catalogue, cli, coordinate_maps, schedules, testing
-from posenc.checkpoints.reading import names_no_code
+from posenc.checkpoints.vocabulary.reading import names_no_code
 from posenc.coordinate_maps import COORDINATE_MAPS, CoordinateMap, map_of
 from posenc.foreign import CannotRead
 from posenc.lab import train

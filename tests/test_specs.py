@@ -7,7 +7,7 @@ import pytest
 
 from posenc import Shape, build
 from posenc.catalogue import parse
-from posenc.checkpoints.reading import names_no_code
+from posenc.checkpoints.vocabulary.reading import names_no_code
 from posenc.coordinate_maps import map_of
 from posenc.foreign import CannotRead
 from posenc.lab.recipes import Experiment

@@ -16,7 +16,7 @@ import pytest
 import torch
 from fake_records import record as fake_record
 
-from posenc.checkpoints import runs
+from posenc.checkpoints.extension import runs
 from posenc.foreign import CannotRead
 from posenc.lab import compare, record, report, store
 from posenc.lab import train as training

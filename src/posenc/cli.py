@@ -421,7 +421,7 @@ class Fetch:
 
     def run(self) -> int:
         from posenc import terminal
-        from posenc.checkpoints import packages
+        from posenc.checkpoints.files import packages
 
         packages.known(self.names)
         for name in self.names:
@@ -456,8 +456,8 @@ class Inspect:
 
     def run(self) -> int:
         from posenc import terminal
-        from posenc.checkpoints import configs, portrait
-        from posenc.checkpoints.inspect import given, in_json, inspect
+        from posenc.checkpoints.inspection import configs, portrait
+        from posenc.checkpoints.inspection.inspect import given, in_json, inspect
 
         reading = inspect(self.path)
         if self.write:
@@ -528,8 +528,9 @@ class Extend:
 
     def run(self) -> int:
         from posenc import terminal
-        from posenc.checkpoints import extension_report, learned_extension, load
-        from posenc.checkpoints.extend import Settings, extend
+        from posenc.checkpoints.extension import extension_report, learned_extension
+        from posenc.checkpoints.extension.extend import Settings, extend
+        from posenc.checkpoints.files import load
         from posenc.lab.report import finite
 
         load.without_bars()
@@ -555,8 +556,8 @@ class Extend:
     def extend_table(self, names: tuple[str, ...]) -> int:
         """Extend a model whose positions are a learned table."""
         from posenc import terminal
-        from posenc.checkpoints import learned_report
-        from posenc.checkpoints.learned_extension import SAMPLES, Settings, extend_learned
+        from posenc.checkpoints.extension import learned_report
+        from posenc.checkpoints.extension.learned_extension import SAMPLES, Settings, extend_learned
         from posenc.lab.report import finite
 
         ours = {"path", "factor", "method", "text", "images", "samples", "lengths", "dtype", "out", "json"}
@@ -618,8 +619,8 @@ class Convert:
 
     def run(self) -> int:
         from posenc import terminal
-        from posenc.checkpoints.convert import Request, convert
-        from posenc.checkpoints.load import find
+        from posenc.checkpoints.conversion.convert import Request, convert
+        from posenc.checkpoints.files.load import find
 
         asked = {f.name: getattr(self, f.name) for f in fields(Request) if f.name != "grid"}
         request = Request(**asked, grid=self.grid or None)

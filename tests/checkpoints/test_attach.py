@@ -16,8 +16,8 @@ transformers = pytest.importorskip("transformers")
 
 from posenc.catalogue import build  # noqa: E402
 from posenc.checkpoints import attach, detach  # noqa: E402
-from posenc.checkpoints.places import Differs, compare_tables  # noqa: E402
-from posenc.checkpoints.replaced import RotaryTable  # noqa: E402
+from posenc.checkpoints.live.places import Differs, compare_tables  # noqa: E402
+from posenc.checkpoints.live.replaced import RotaryTable  # noqa: E402
 from posenc.encoding import Shape  # noqa: E402
 
 TOKENS = {"vocab_size": 97, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from posenc.checkpoints import configs, modules
-from posenc.checkpoints.bounds import within_bounds
-from posenc.checkpoints.inspect import inspect
-from posenc.checkpoints.reading import CannotRead
+from posenc.checkpoints.inspection import configs
+from posenc.checkpoints.inspection.inspect import inspect
+from posenc.checkpoints.models import modules
+from posenc.checkpoints.vocabulary.bounds import within_bounds
+from posenc.checkpoints.vocabulary.ledger import in_words
+from posenc.checkpoints.vocabulary.reading import CannotRead
 
 LLAMA: dict[str, Any] = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 PARAMS: dict[str, Any] = {"dim": 64, "n_layers": 2, "n_heads": 4}
@@ -106,7 +108,7 @@ def test_what_is_too_large_to_be_turned_is_read_by_the_keys_and_said(monkeypatch
 
 def test_a_text_of_any_length_is_said_in_short() -> None:
     reading = configs.read(LLAMA | {"model_type": "m" * 5000, "rope_wonder": "w" * 5000})
-    assert len(reading.architecture) <= 80 and len(configs.in_words(reading.unknown["rope_wonder"])) <= 200
+    assert len(reading.architecture) <= 80 and len(in_words(reading.unknown["rope_wonder"])) <= 200
 
 
 @pytest.mark.parametrize(

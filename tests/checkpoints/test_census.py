@@ -16,8 +16,8 @@ transformers = pytest.importorskip("transformers")
 
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES  # noqa: E402
 
-from posenc.checkpoints import huggingface, modules  # noqa: E402
-from posenc.checkpoints.reading import CannotRead  # noqa: E402
+from posenc.checkpoints.models import huggingface, modules  # noqa: E402
+from posenc.checkpoints.vocabulary.reading import CannotRead  # noqa: E402
 from posenc.encoding import parts_of  # noqa: E402
 
 DIVERSE = [

@@ -7,9 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posenc.checkpoints import config_json, configs
-from posenc.checkpoints.configs import CannotExpress, Ledger, in_words
-from posenc.checkpoints.reading import CannotRead, Layer, Part, Reading
+from posenc.checkpoints.inspection import configs
+from posenc.checkpoints.models import config_json
+from posenc.checkpoints.vocabulary.differences import differences
+from posenc.checkpoints.vocabulary.ledger import Ledger, in_words
+from posenc.checkpoints.vocabulary.reading import CannotRead, Layer, Part, Reading
+from posenc.checkpoints.vocabulary.specs import CannotExpress
 from posenc.encoding import Shape
 
 
@@ -131,20 +134,18 @@ def reading(spec: str = "rotary", layers: int = 4, head_dim: int = 16, length: i
 
 def test_differences_are_found_and_equal_specs_are_not() -> None:
     same = reading("rotary(base=10_000.0, partial=1)")
-    assert configs.differences(reading(), same) == []
+    assert differences(reading(), same) == []
     turned = reading("rotary(layout=interleaved)")
-    assert configs.differences(reading(), turned, layout=False) == []
-    assert configs.differences(reading(), turned) != []
-    assert configs.differences(reading(layers=1), reading("rotary(base=5)", layers=1)) == [
-        "layer 0 rotary and rotary(base=5)"
-    ]
-    assert configs.differences(reading(), reading(kv_heads=1)) == ["kv heads 2 and 1"]
-    assert configs.differences(reading(), reading(layers=3)) == ["4 layers and 3"]
-    assert configs.differences(reading(), reading(trained_length=7)) == ["trained length 4096 and 7"]
-    assert configs.differences(reading(), reading(embed="learned(max_len=9)")) == ["embed none and learned(max_len=9)"]
+    assert differences(reading(), turned, layout=False) == []
+    assert differences(reading(), turned) != []
+    assert differences(reading(layers=1), reading("rotary(base=5)", layers=1)) == ["layer 0 rotary and rotary(base=5)"]
+    assert differences(reading(), reading(kv_heads=1)) == ["kv heads 2 and 1"]
+    assert differences(reading(), reading(layers=3)) == ["4 layers and 3"]
+    assert differences(reading(), reading(trained_length=7)) == ["trained length 4096 and 7"]
+    assert differences(reading(), reading(embed="learned(max_len=9)")) == ["embed none and learned(max_len=9)"]
     windowed = reading(layers=2)
     windowed = replace(windowed, parts=(replace(windowed.parts[0], layers=(Layer("rotary", 16, 8, 0.5),) * 2),))
-    assert configs.differences(reading(layers=2), windowed) == [
+    assert differences(reading(layers=2), windowed) == [
         "layer 0 window None and 8",
         "layer 0 scale None and 0.5",
         "layer 1 window None and 8",
@@ -189,7 +190,7 @@ def test_whatever_a_format_can_say_it_says_and_reads_again(format) -> None:
         before = reading(spec)
         written = configs.write(before, format)
         assert configs.detect(written) == format
-        assert configs.differences(before, configs.read(written), layout=False) == []
+        assert differences(before, configs.read(written), layout=False) == []
 
     comes_back()
 
@@ -226,7 +227,7 @@ def test_llama_3_1_goes_through_every_format_and_comes_back(llama31) -> None:
     for format in ("meta", "gguf", "transformers"):
         found = configs.read(configs.write(found, format))
         assert found.format == format
-    assert configs.differences(llama31, found) == []
+    assert differences(llama31, found) == []
 
 
 def test_a_config_of_transformers_is_written_onto_another(llama31) -> None:
@@ -313,7 +314,7 @@ def test_schedules_go_through_transformers() -> None:
     @given(BASES, st.none() | HOLDS["transformers"])
     def comes_back(base: int, schedule: str | None) -> None:
         before = reading(f"rotary(base={base}{f', schedule={schedule}' if schedule else ''})")
-        assert configs.differences(before, configs.read(configs.write(before, "transformers")), layout=False) == []
+        assert differences(before, configs.read(configs.write(before, "transformers")), layout=False) == []
 
     comes_back()
 
@@ -444,4 +445,4 @@ def test_released_models_go_through_the_formats_that_can_say_them(name: str) -> 
                 configs.write(before, format)
             continue
         onto = config if format == "transformers" else None
-        assert configs.differences(before, configs.read(configs.write(before, format, onto)), layout=False) == []
+        assert differences(before, configs.read(configs.write(before, format, onto)), layout=False) == []

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from posenc import cli
 from posenc.checkpoints import attach, inspect
-from posenc.checkpoints import convert as module
-from posenc.checkpoints.convert import Request, convert
-from posenc.checkpoints.reading import CannotRead
-from posenc.checkpoints.tensors import open_tensors
+from posenc.checkpoints.conversion import convert as module
+from posenc.checkpoints.conversion.convert import Request, convert
+from posenc.checkpoints.files.tensors import open_tensors
+from posenc.checkpoints.vocabulary.reading import CannotRead
 from posenc.lab import store
 
 transformers = pytest.importorskip("transformers")

@@ -17,12 +17,12 @@ pytest.importorskip("transformers")
 import tiny_llama
 
 from posenc import cli
-from posenc.checkpoints import extend as module
-from posenc.checkpoints import extension_report, perplexity
-from posenc.checkpoints.extend import Settings, extend
-from posenc.checkpoints.load import load
-from posenc.checkpoints.reading import CannotRead
-from posenc.checkpoints.runs import Kept, hash_of
+from posenc.checkpoints.extension import extend as module
+from posenc.checkpoints.extension import extension_report, perplexity
+from posenc.checkpoints.extension.extend import Settings, extend
+from posenc.checkpoints.extension.runs import Kept, hash_of
+from posenc.checkpoints.files.load import load
+from posenc.checkpoints.vocabulary.reading import CannotRead
 
 TARGET = 2 * tiny_llama.TRAINED
 EXACT = {"factor": 2.0, "dtype": "float32", "chunk": 50, "start": 10, "passkey": 0}

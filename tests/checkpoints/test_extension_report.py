@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from posenc.checkpoints import extension_report
+from posenc.checkpoints.extension import extension_report
 
 
 def entry(name: str, mean: list[float], last: list[float], **more: Any) -> dict[str, Any]:

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from posenc.checkpoints import configs, gguf_metadata
-from posenc.checkpoints.configs import CannotExpress
-from posenc.checkpoints.inspect import inspect
-from posenc.checkpoints.reading import CannotRead, Layer, Part, Reading
+from posenc.checkpoints.formats import gguf_metadata
+from posenc.checkpoints.inspection import configs
+from posenc.checkpoints.inspection.inspect import inspect
+from posenc.checkpoints.vocabulary.differences import differences
+from posenc.checkpoints.vocabulary.reading import CannotRead, Layer, Part, Reading
+from posenc.checkpoints.vocabulary.specs import CannotExpress
 from posenc.encoding import Shape
 
 
@@ -271,7 +273,7 @@ def test_what_is_written_reads_the_same(given) -> None:
     reading = configs.read(given)
     for onto in (None, given) if len(reading.parts) == 1 else (None,):
         again = configs.read(configs.write(reading, "gguf", onto))
-        assert configs.differences(reading, again, layout=onto is not None) == []
+        assert differences(reading, again, layout=onto is not None) == []
 
 
 def test_what_the_format_cannot_say_is_not_written() -> None:

@@ -9,10 +9,10 @@ import torch
 gguf = pytest.importorskip("gguf")
 transformers = pytest.importorskip("transformers")
 
-from posenc.checkpoints import gguf_model  # noqa: E402
-from posenc.checkpoints.load import load  # noqa: E402
-from posenc.checkpoints.reading import CannotRead  # noqa: E402
-from posenc.checkpoints.tensors import GGUFTensors, open_tensors  # noqa: E402
+from posenc.checkpoints.files import gguf_model  # noqa: E402
+from posenc.checkpoints.files.load import load  # noqa: E402
+from posenc.checkpoints.files.tensors import GGUFTensors, open_tensors  # noqa: E402
+from posenc.checkpoints.vocabulary.reading import CannotRead  # noqa: E402
 
 NAMES = {
     "model.embed_tokens": "token_embd",

@@ -10,10 +10,10 @@ pytest.importorskip("tokenizers")
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: E402
 
-from posenc.checkpoints.gguf_tokenizer import tokenizer  # noqa: E402
-from posenc.checkpoints.load import load  # noqa: E402
-from posenc.checkpoints.packages import is_there  # noqa: E402
-from posenc.checkpoints.reading import CannotRead  # noqa: E402
+from posenc.checkpoints.files.gguf_tokenizer import tokenizer  # noqa: E402
+from posenc.checkpoints.files.load import load  # noqa: E402
+from posenc.checkpoints.files.packages import is_there  # noqa: E402
+from posenc.checkpoints.vocabulary.reading import CannotRead  # noqa: E402
 
 TEXT = (
     "It's 12345 o'clock, isn't it?\n\n  Twelve   spaces:            end\r\n\ttab\t\n"

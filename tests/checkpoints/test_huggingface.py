@@ -11,8 +11,8 @@ transformers = pytest.importorskip("transformers")
 from transformers import LlamaConfig  # noqa: E402
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # noqa: E402
 
-from posenc.checkpoints.huggingface import read, rope_parameters  # noqa: E402
-from posenc.checkpoints.reading import CannotRead  # noqa: E402
+from posenc.checkpoints.models.huggingface import read, rope_parameters  # noqa: E402
+from posenc.checkpoints.vocabulary.reading import CannotRead  # noqa: E402
 
 LLAMA = {
     "model_type": "llama",

@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import save_file
 
 from posenc import cli
-from posenc.checkpoints import portrait
-from posenc.checkpoints.inspect import checked, inspect
-from posenc.checkpoints.reading import CannotRead, Layer, Part, Reading
-from posenc.checkpoints.tensors import open_tensors
+from posenc.checkpoints.files.tensors import open_tensors
+from posenc.checkpoints.inspection import portrait
+from posenc.checkpoints.inspection.inspect import checked, inspect
+from posenc.checkpoints.vocabulary.reading import CannotRead, Layer, Part, Reading
 from posenc.encoding import Shape
 
 PARAMS = {"dim": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "rope_theta": 500000.0}

@@ -5,7 +5,7 @@ import torch
 
 from posenc import Rotary
 from posenc.catalogue import build
-from posenc.checkpoints.latent_heads import OnLastChannels, on_last_channels
+from posenc.checkpoints.live.latent_heads import OnLastChannels, on_last_channels
 from posenc.encoding import Encoding, Shape
 from posenc.positions import Positions
 

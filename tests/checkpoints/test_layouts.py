@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc.checkpoints import measure_layout
-from posenc.checkpoints.layouts import (
+from posenc.checkpoints.conversion import measure_layout
+from posenc.checkpoints.conversion.layouts import (
     Turned,
     in_layout,
     layout_of,
@@ -15,7 +15,7 @@ from posenc.checkpoints.layouts import (
     rearranged,
     turned_tensors,
 )
-from posenc.checkpoints.reading import CannotRead, Layer, Part, Reading
+from posenc.checkpoints.vocabulary.reading import CannotRead, Layer, Part, Reading
 from posenc.encoding import Shape
 from posenc.encodings.rotary import Rotary
 

@@ -5,9 +5,11 @@ import math
 import pytest
 import torch
 
-from posenc.checkpoints import configs, meta
-from posenc.checkpoints.configs import CannotExpress
-from posenc.checkpoints.reading import CannotRead, Layer, Part, Reading
+from posenc.checkpoints.formats import meta
+from posenc.checkpoints.inspection import configs
+from posenc.checkpoints.vocabulary.differences import differences
+from posenc.checkpoints.vocabulary.reading import CannotRead, Layer, Part, Reading
+from posenc.checkpoints.vocabulary.specs import CannotExpress
 from posenc.encoding import Shape
 
 LLAMA_2 = {"dim": 4096, "multiple_of": 256, "n_heads": 32, "n_layers": 32, "norm_eps": 1e-05, "vocab_size": -1}
@@ -103,7 +105,7 @@ def test_what_is_written_reads_the_same(given) -> None:
     reading = meta.read(given)
     for onto in (None, given):
         again = meta.read(configs.write(reading, "meta", onto))
-        assert configs.differences(reading, again) == []
+        assert differences(reading, again) == []
     assert configs.write(reading, "meta", given).items() >= {
         (key, value) for key, value in given.items() if key not in meta.KEYS
     }

@@ -15,8 +15,8 @@ import tiny_llama
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from posenc.catalogue import build, parse
-from posenc.checkpoints import methods
-from posenc.checkpoints.reading import CannotRead, Layer, Part, Reading
+from posenc.checkpoints.extension import methods
+from posenc.checkpoints.vocabulary.reading import CannotRead, Layer, Part, Reading
 from posenc.encoding import Shape
 
 SHAPE = Shape(576, 9, 64, 8192, True)

@@ -10,8 +10,8 @@ transformers = pytest.importorskip("transformers")
 from transformers import DeepseekV3Config, GPTJConfig, LlamaConfig, OPTConfig, PegasusConfig  # noqa: E402
 from transformers.models.llama import modeling_llama  # noqa: E402
 
-from posenc.checkpoints import modules  # noqa: E402
-from posenc.checkpoints.reading import CannotRead  # noqa: E402
+from posenc.checkpoints.models import modules  # noqa: E402
+from posenc.checkpoints.vocabulary.reading import CannotRead  # noqa: E402
 
 SMALL = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 

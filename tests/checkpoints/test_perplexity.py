@@ -11,9 +11,9 @@ pytest.importorskip("transformers")
 
 import tiny_llama
 
-from posenc.checkpoints import perplexity
-from posenc.checkpoints.attach import attach, detach
-from posenc.checkpoints.perplexity import Meter, Tokens, Work
+from posenc.checkpoints.extension import perplexity
+from posenc.checkpoints.extension.perplexity import Meter, Tokens, Work
+from posenc.checkpoints.live.attach import attach, detach
 
 SPEC = "rotary(base=500.0, schedule={})"
 

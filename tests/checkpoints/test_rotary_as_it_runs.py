@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from posenc.checkpoints import configs
-from posenc.checkpoints.reading import CannotRead, Reading
+from posenc.checkpoints.inspection import configs
+from posenc.checkpoints.vocabulary.reading import CannotRead, Reading
 
 transformers = pytest.importorskip("transformers")
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from posenc.checkpoints.tables import (
+from posenc.checkpoints.conversion.tables import (
     extend_clipped,
     geometric,
     resample,

@@ -9,9 +9,9 @@ pytest.importorskip("transformers")
 
 import tiny_llama
 
-from posenc.checkpoints import tune
-from posenc.checkpoints.attach import attach, detach
-from posenc.checkpoints.extend import Clock, Settings
+from posenc.checkpoints.extension import tune
+from posenc.checkpoints.extension.extend import Clock, Settings
+from posenc.checkpoints.live.attach import attach, detach
 from posenc.coordinate_maps import SkippedChunks
 from posenc.positions import Positions
 

@@ -11,9 +11,9 @@ transformers = pytest.importorskip("transformers")
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("tokenizers")
 
-from posenc.checkpoints import unpack  # noqa: E402
-from posenc.checkpoints.load import load  # noqa: E402
-from posenc.checkpoints.packages import is_there  # noqa: E402
+from posenc.checkpoints.files import unpack  # noqa: E402
+from posenc.checkpoints.files.load import load  # noqa: E402
+from posenc.checkpoints.files.packages import is_there  # noqa: E402
 
 REACTION = "CC(C)S.CN(C)C=O.Fc1cccnc1F.O=C([O-])[O-].[K+].[K+]>>CC(C)Sc1ncccc1F"
 

@@ -11,8 +11,8 @@ transformers = pytest.importorskip("transformers")
 from posenc import masks  # noqa: E402
 from posenc.attention import Attention  # noqa: E402
 from posenc.catalogue import build  # noqa: E402
-from posenc.checkpoints.cached_positions import Step  # noqa: E402
-from posenc.checkpoints.unturned import Rule, attach_unturned, attend  # noqa: E402
+from posenc.checkpoints.live.cached_positions import Step  # noqa: E402
+from posenc.checkpoints.live.unturned import Rule, attach_unturned, attend  # noqa: E402
 from posenc.encoding import Encoding, Shape  # noqa: E402
 from posenc.positions import Positions  # noqa: E402
 

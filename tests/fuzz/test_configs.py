@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from fuzz.driver import hold, short_and_long
 
-from posenc.checkpoints.inspect import in_json, inspect
-from posenc.checkpoints.portrait import words
+from posenc.checkpoints.inspection.inspect import in_json, inspect
+from posenc.checkpoints.inspection.portrait import words
 
 pytest.importorskip("transformers")
 

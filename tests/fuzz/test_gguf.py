@@ -8,10 +8,10 @@ import pytest
 from fuzz.driver import LARGEST, hold, mutated, short_and_long
 from fuzz.gguf_bytes import array, header, key, tensor, text
 
-from posenc.checkpoints import gguf_metadata
-from posenc.checkpoints.inspect import inspect
-from posenc.checkpoints.load import load
-from posenc.checkpoints.tensors import open_tensors
+from posenc.checkpoints.files.load import load
+from posenc.checkpoints.files.tensors import open_tensors
+from posenc.checkpoints.formats import gguf_metadata
+from posenc.checkpoints.inspection.inspect import inspect
 
 NAMES = (
     "block_count embedding_length context_length attention.head_count attention.head_count_kv attention.key_length "

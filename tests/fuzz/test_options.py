@@ -10,7 +10,7 @@ import pytest
 from fuzz.driver import hold, short_and_long
 
 from posenc import cli, testing
-from posenc.checkpoints import packages
+from posenc.checkpoints.files import packages
 from posenc.foreign import visible
 from posenc.lab import compare, describe, train
 

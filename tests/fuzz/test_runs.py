@@ -11,7 +11,7 @@ import pytest
 from fake_records import record as fake_record
 from fuzz.driver import hold, mutated, short_and_long
 
-from posenc.checkpoints import runs
+from posenc.checkpoints.extension import runs
 from posenc.foreign import visible
 from posenc.lab import compare, plots, record, report, store
 from posenc.lab import train as training

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from posenc.checkpoints.tables import resize_grid, resize_window
+from posenc.checkpoints.conversion.tables import resize_grid, resize_window
 
 
 @pytest.mark.parametrize("new", [(8, 12), (3, 5), (7, 4)])

@@ -4,17 +4,15 @@ Names are imported when they are first asked for; transformers, gguf and safeten
 """
 
 import importlib
-import sys
-from types import ModuleType
 from typing import Any
 
 HOMES = {
-    "Layer": "reading",
-    "Part": "reading",
-    "Reading": "reading",
-    "attach": "attach",
-    "detach": "attach",
-    "inspect": "inspect",
+    "Layer": "vocabulary.reading",
+    "Part": "vocabulary.reading",
+    "Reading": "vocabulary.reading",
+    "attach": "live.attach",
+    "detach": "live.attach",
+    "inspect": "inspection.inspect",
 }
 
 __all__ = sorted(HOMES)
@@ -24,16 +22,3 @@ def __getattr__(name: str) -> Any:
     if name not in HOMES:
         raise AttributeError(f"module 'posenc.checkpoints' has no attribute '{name}'")
     return getattr(importlib.import_module(f"posenc.checkpoints.{HOMES[name]}"), name)
-
-
-class Package(ModuleType):
-    """This package: a file that is named after the function in it does not take the function's name."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # Importing posenc.checkpoints.attach binds the file as `attach` here, where people call the function.
-        if isinstance(value, ModuleType) and HOMES.get(name) == name:
-            value = getattr(value, name)
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = Package

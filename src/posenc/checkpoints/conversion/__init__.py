@@ -1,0 +1,1 @@
+"""`posenc convert`: a checkpoint to a checkpoint."""

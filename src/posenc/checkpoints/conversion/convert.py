@@ -1,0 +1,581 @@
+"""A checkpoint to a checkpoint: rotary's layout, learned tables of another size, less rotary, GGUF to Hugging Face."""
+
+import copy
+import os
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.catalogue import build
+from posenc.channel_pairs import LAYOUTS, channels_of_pair
+from posenc.checkpoints.conversion import layouts, measure_layout, tables
+from posenc.checkpoints.conversion.layouts import Turned
+from posenc.checkpoints.files.named_code import left_out
+from posenc.checkpoints.files.tensors import GGUFTensors, Tensors, check_target, open_tensors, write_folder
+from posenc.checkpoints.inspection import configs
+from posenc.checkpoints.models.config_json import MARK
+from posenc.checkpoints.vocabulary.differences import differences
+from posenc.checkpoints.vocabulary.reading import CannotRead, Part, Reading
+from posenc.encoding import Compose, Encoding, parts_of
+from posenc.encodings.learned import Learned
+from posenc.encodings.learned_grid import LearnedGrid
+from posenc.encodings.rotary import Rotary
+from posenc.foreign import files_of, matches, naming, quoted, read_json
+
+WEIGHTS = re.compile(r"\.(safetensors|bin|pt|pth|ckpt|gguf|h5|msgpack|onnx|ot)$|\.index\.json$")
+TABLE = re.compile(
+    r"(?:^|[._])(?:wpe|position_embeddings?|embed_positions|pos_embed\w*|position_encoding)(?:\.weight)?$"
+)
+LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_source_positions", "max_target_positions")
+
+Change = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to change.
+
+    layout        the layout that queries and keys should have: "half" or "interleaved"
+    stored        the one they have, where the config does not say so or is wrong
+    max_length    the positions that a learned table should have
+    grid          the cells on each axis that a learned table of an image should have
+    interpolate   how tables are resized: "linear", "cubic" or "nearest"; None is linear for positions, cubic for grids
+    rotary        "none" or "partial=SHARE": how much of each head should still turn
+    max_distance  where T5's last bucket should begin (positions); its table stays
+    """
+
+    layout: str | None = None
+    stored: str | None = None
+    max_length: int | None = None
+    grid: tuple[int, ...] | None = None
+    interpolate: str | None = None
+    rotary: str | None = None
+    max_distance: int | None = None
+
+    def __post_init__(self) -> None:
+        for layout in filter(None, (self.layout, self.stored)):
+            layouts.check_layout(layout)
+        if self.stored and not self.layout:
+            raise ValueError("stored says which layout the weights have, and needs the layout that they should get")
+        if self.interpolate and self.interpolate not in tables.INTERPOLATIONS:
+            raise ValueError(f"interpolate must be one of {', '.join(tables.INTERPOLATIONS)}, got '{self.interpolate}'")
+        if self.interpolate and self.max_length is None and self.grid is None:
+            raise ValueError("interpolate says how a table is resized, and needs max_length or grid")
+
+    @property
+    def asks(self) -> bool:
+        return self != Request()
+
+
+@dataclass
+class Source:
+    """A checkpoint that is read: its config, its tensors, what is known of its positions, and what goes along with it.
+
+    described   shapes and dtypes of the tensors, on "meta"
+    stream      reads the tensors, one after another
+    files       files to copy as they are
+    adapter     whether it is a LoRA adapter, whose config is not that of the model
+    left_out    what of them is code or names code, and so does not go along, in sentences
+    """
+
+    config: dict[str, Any]
+    reading: Reading
+    described: Mapping[str, Tensor]
+    stream: Callable[[], Iterable[tuple[str, Tensor]]]
+    tensors: Tensors
+    files: tuple[Path, ...] = ()
+    adapter: bool = False
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass
+class Plan:
+    """What will be changed: of tensors, of the config and of other JSON files; and what is to be said about it."""
+
+    config: dict[str, Any]
+    reading: Reading
+    changes: dict[str, list[tuple[str, Change]]] = field(default_factory=dict)
+    edited: dict[str, dict[str, Any]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def change(self, name: str, words: str, change: Change) -> None:
+        self.changes.setdefault(name, []).append((words, change))
+
+    def apply(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in tensors:
+            for _, change in self.changes.get(name, ()):
+                tensor = change(tensor)
+            yield name, tensor
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What was written: where, what was done to how many tensors, and what the user has to know."""
+
+    folder: Path
+    done: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def convert(
+    path: str | Path,
+    out: str | Path,
+    request: Request,
+    *,
+    base: str | Path | None = None,
+    shard_bytes: int = 2_000_000_000,
+    show: Callable[[str], None] | None = None,
+) -> Converted:
+    """Write a changed copy of a checkpoint to a new folder, tensor by tensor; the source is opened for reading only.
+
+    path     a folder in Hugging Face's form, of a model or of a LoRA adapter, or a GGUF file
+    out      the new folder, in Hugging Face's form
+    base     for an adapter, the folder or config.json of the model that it was trained on
+    show     is told each tensor's name before it is read
+
+    Raises ValueError if the target exists or lies in the source, where nothing is asked for, and where a request does
+    not fit the checkpoint; CannotRead for what cannot be read. Nothing is left behind then.
+    """
+    out, path = Path(out), Path(path)
+    check_target(out)
+    if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(path)):
+        raise ValueError(f"{out} lies inside {path}, which is never written to; choose another folder")
+    with tempfile.TemporaryDirectory() as made:
+        source = open_source(path, base, Path(made))
+        if not request.asks and not isinstance(source.tensors, GGUFTensors):
+            raise ValueError(
+                "nothing to convert; say what to change with layout, max_length, grid, rotary or max_distance"
+            )
+        plan = plan_for(source, request)
+
+        def stream() -> Iterator[tuple[str, Tensor]]:
+            for name, tensor in source.stream():
+                if show is not None:
+                    show(name)
+                yield name, tensor
+
+        write_folder(
+            out,
+            plan.config,
+            plan.apply(stream()),
+            shard_bytes=shard_bytes,
+            copy=[file for file in source.files if file.name not in plan.edited],
+            edited=plan.edited,
+            **({"stem": "adapter_model", "config_name": "adapter_config.json"} if source.adapter else {}),
+        )
+    return Converted(out, tuple(told(source, plan)), tuple(plan.notes))
+
+
+def told(source: Source, plan: Plan) -> Iterator[str]:
+    """What was done, in sentences: each kind of change with the tensors that it was done to, counted by their names."""
+    by_words: dict[str, Counter[str]] = {}
+    for name, changes in plan.changes.items():
+        for words, _ in changes:
+            by_words.setdefault(words, Counter())[re.sub(r"(?<=\.)\d+(?=\.)", "*", name)] += 1
+    for words, counted in by_words.items():
+        kinds = ", ".join(f"{count} {name}" for name, count in counted.items())
+        yield f"{words}: {kinds}"
+    if isinstance(source.tensors, GGUFTensors):
+        yield f"dequantised and renamed from GGUF: {len(source.described)} tensors"
+    else:
+        yield f"copied as they are: {len(source.described) - len(plan.changes)} of {len(source.described)} tensors"
+
+
+# Reading
+
+
+def open_source(path: Path, base: str | Path | None, made: Path) -> Source:
+    tensors = open_tensors(path)
+    if isinstance(tensors, GGUFTensors):
+        return open_gguf(tensors, made)
+    folder = path if path.is_dir() else path.parent
+    names = {file.name: file for file in files_of(folder) if not WEIGHTS.search(file.name) and file.name[0] != "."}
+    adapter = "adapter_config.json" in names and any("lora_" in name for name in tensors)
+    config_name = "adapter_config.json" if adapter else "config.json"
+    if config_name not in names:
+        raise CannotRead(f"{folder} has no {config_name}, so nothing says which heads its tensors have")
+    config = read_json(names[config_name])
+    reading = configs.read(base_config(config, base, folder) if adapter else config, "transformers")
+    return Source(
+        config,
+        reading,
+        tensors.described(),
+        lambda: ((name, tensors[name]) for name in tensors),
+        tensors,
+        tuple(file for name, file in names.items() if name != config_name),
+        adapter,
+        tuple(left_out(names.values())),
+    )
+
+
+def open_gguf(file: GGUFTensors, made: Path) -> Source:
+    """A GGUF file under transformers' names; its tokenizer goes along where it is one that can be made."""
+    from posenc.checkpoints.files import gguf_model, gguf_tokenizer
+
+    with naming(file.path):
+        config = gguf_model.config(file)
+        if "tokenizer.ggml.model" in file.said:
+            gguf_tokenizer.tokenizer(file.said, file.path).save_pretrained(made)
+        described = {name: torch.empty(shape, device="meta") for name, shape in gguf_model.shapes(config).items()}
+        reading = configs.read(config, "transformers")
+    return Source(config, reading, described, lambda: gguf_model.tensors(file, config), file, tuple(files_of(made)))
+
+
+def base_config(config: Mapping[str, Any], base: str | Path | None, folder: Path) -> dict[str, Any]:
+    """The config of the model that an adapter belongs to."""
+    if config.get("peft_type") != "LORA":
+        kind = quoted(config.get("peft_type"))
+        raise CannotRead(f"{folder} is an adapter of the kind {kind}; posenc converts LORA")
+    matches(config.get("base_model_name_or_path"), (None, str), file=folder, field="base_model_name_or_path")
+    place = Path(base or config.get("base_model_name_or_path") or "")
+    file = place if os.path.isfile(place) else place / "config.json"
+    if not os.path.isfile(file):
+        raise CannotRead(
+            f"{folder} is an adapter, and its model is not at hand ('{place}'); give the model's folder or config.json "
+            f"as base"
+        )
+    return read_json(file)
+
+
+def besides(reading: Reading) -> str:
+    """What a reading leaves out, to go with an error that may come of it."""
+    return "".join(f"; {sentence}" for sentence in reading.not_covered[:2])
+
+
+def rotating_part(reading: Reading) -> Part:
+    found = [part for part in reading.parts if layouts.rotates(part)]
+    if len(found) != 1:
+        names = ", ".join(part.name or "the whole" for part in found) or "none"
+        raise CannotRead(f"expected one part of the model to turn queries and keys, found: {names}{besides(reading)}")
+    return found[0]
+
+
+def with_part(reading: Reading, old: Part, new: Part) -> Reading:
+    return replace(reading, parts=tuple(new if part is old else part for part in reading.parts))
+
+
+# Planning
+
+
+def plan_for(source: Source, request: Request) -> Plan:
+    """Everything that has to be done; all that can be refused is refused here, before anything is written."""
+    plan = Plan(copy.deepcopy(source.config), source.reading, notes=list(source.left_out))
+    if source.adapter and request != Request(layout=request.layout, stored=request.stored):
+        raise ValueError("of an adapter only the layout can be converted; change the model that it belongs to")
+    if request.layout is not None:
+        plan_layout(plan, source, request.layout, request.stored)
+    if request.rotary is not None:
+        plan_rotary(plan, source, request.rotary)
+    if request.max_length is not None:
+        plan_positions(plan, source, request.max_length, request.interpolate or "linear")
+    if request.grid is not None:
+        plan_grid(plan, source, request.grid, request.interpolate or "cubic")
+    if request.max_distance is not None:
+        plan_max_distance(plan, request.max_distance)
+    return plan
+
+
+def plan_layout(plan: Plan, source: Source, to: str, stored: str | None) -> None:
+    said = layouts.layout_of(plan.reading)
+    if said is None:
+        raise ValueError(f"no layer of this checkpoint is known to turn queries and keys{besides(plan.reading)}")
+    turned = layouts.turned_tensors(plan.reading, source.described, adapter=source.adapter)
+    if stored is None and not source.adapter and not isinstance(source.tensors, GGUFTensors):
+        evidence = measure_layout.of_weights(plan.reading, source.tensors)
+        if evidence.layout not in (None, said):
+            raise ValueError(
+                f"the config says that queries and keys are {said}, but {evidence}; say which it is with "
+                f"stored='{evidence.layout}' or stored='{said}'"
+            )
+    now = stored or said
+    if now == to:
+        raise ValueError(
+            f"queries and keys are {to} already, by the config; if the weights are not, say so with "
+            f"stored='{next(layout for layout in LAYOUTS if layout != to)}'"
+            if stored is None
+            else f"stored and layout are both '{to}', which leaves nothing to convert"
+        )
+    for name, where in turned.items():
+        plan.change(name, f"rearranged from {now} to {to}", rearranging(where, to))
+    plan.reading = layouts.in_layout(plan.reading, to)
+    say_in_config(plan, source)
+
+
+def rearranging(where: Turned, to: str) -> Change:
+    return lambda tensor: layouts.rearranged(tensor, where, to)
+
+
+def say_in_config(plan: Plan, source: Source) -> None:
+    """Put what the weights now are into the config: by transformers' own keys if they can say it, else by our own."""
+    part = rotating_part(source.reading)
+    changed = next(new for new, old in zip(plan.reading.parts, source.reading.parts, strict=True) if old is part)
+    specs = [layer.spec for layer in changed.layers]
+    named = specs[0] if len(set(specs)) == 1 else specs
+    if source.adapter:
+        plan.notes.append(f"The adapter now goes with a model whose encoding is {named}.")
+        return
+    config = {key: value for key, value in plan.config.items() if key != MARK}
+    for candidate in ways_to_say(config, plan.reading):
+        if not differences(plan.reading, configs.read(candidate, "transformers")):
+            plan.config = candidate
+            return
+    plan.config = config | {MARK: named}
+    name = (plan.config.get("architectures") or [plan.config.get("model_type", "this architecture")])[0]
+    plan.notes.append(
+        f"No key of transformers says this of {name}: loaded there as it is, the model computes something else. The "
+        f"config says it under '{MARK}'; run it with posenc.checkpoints.attach(model), or in a program that "
+        f"expects it."
+    )
+
+
+def ways_to_say(config: dict[str, Any], reading: Reading) -> Iterator[dict[str, Any]]:
+    """Configs that may say it; whoever takes one has read it back."""
+    yield config
+    rotaries = [layouts.rotary_of(part.encoding(0)) for part in reading.parts if part.layers]
+    share = next((rotary.partial for rotary in rotaries if hasattr(rotary, "partial")), None)
+    for place, wrap in (
+        (config, dict),
+        (config.get("rope_parameters") or {}, lambda inner: {"rope_parameters": inner}),
+    ):
+        for key, value in place.items():
+            if "interleave" in key and isinstance(value, bool):
+                yield config | wrap({**place, key: not value})
+            if key in ("partial_rotary_factor", "rotary_pct"):
+                yield config | wrap({**place, key: share})
+    if isinstance(config.get("no_rope_layers"), list):
+        layers = next((part.layers for part in reading.parts if len(part.layers) == len(config["no_rope_layers"])), ())
+        yield config | {"no_rope_layers": [int(layer.spec != "none") for layer in layers]}
+    try:
+        yield configs.write(reading, "transformers", onto=config)
+    except ValueError:
+        return
+
+
+def plan_rotary(plan: Plan, source: Source, wanted: str) -> None:
+    """Less rotary: none at all, or the pairs that remain in a smaller rotary width, moved to the front of each head."""
+    part = rotating_part(plan.reading)
+    share = None if wanted == "none" else share_of(wanted)
+    specs: dict[Any, str] = {}
+    for layer, number in layouts.first_of_each(part).items():
+        encoding = part.encoding(number)
+        rotary = layouts.rotary_of(encoding)
+        if rotary is None:
+            specs[layer] = layer.spec
+        elif share is None:
+            left = [other for other in parts_of(encoding) if other is not rotary]
+            if len(left) == len(parts_of(encoding)):
+                raise ValueError(f"{encoding} is built around its rotary; posenc cannot take that out")
+            specs[layer] = str(Compose(*left)) if len(left) > 1 else str(left[0]) if left else "none"
+        else:
+            smaller(rotary, share)
+            specs[layer] = str(with_share(encoding, share))
+    if share is not None:
+        orders = {number: kept_first(part, number, share) for number in range(len(part.layers))}
+        for attention in layouts.attentions(plan.reading, source.described):
+            order = orders[attention.number]
+            for name, where in attention.turned().items():
+                plan.change(name, f"pairs that go on turning moved to the front ({wanted})", moving(where, order))
+    plan.reading = with_part(
+        plan.reading, part, replace(part, layers=tuple(replace(one, spec=specs[one]) for one in part.layers))
+    )
+    plan.notes.append(
+        "The model has to be fine-tuned: what the rotary that is gone told it about positions is missing."
+    )
+    say_in_config(plan, source)
+
+
+def share_of(wanted: str) -> float:
+    match = re.fullmatch(r"partial=(0?\.\d+|1(?:\.0*)?)", wanted)
+    if not match:
+        raise ValueError(f"rotary must be 'none' or 'partial=SHARE' with a share such as 0.5, got '{wanted}'")
+    return float(match[1])
+
+
+def with_share(encoding: Encoding, share: float) -> Encoding:
+    twin = copy.deepcopy(encoding)
+    layouts.rotary_of(twin).partial = share
+    return twin
+
+
+def smaller(rotary: Encoding, share: float) -> Rotary:
+    """The rotary of a smaller width, whose frequencies are some of the old ones: those of every so-manieth pair."""
+    if type(rotary) is not Rotary:
+        raise ValueError(f"only a plain rotary can be made partial, and this checkpoint has {rotary}")
+    new = Rotary(rotary.head_dim, base=rotary.base, layout=rotary.layout, partial=share, schedule=rotary.schedule)
+    if new.width >= rotary.width:
+        raise ValueError(f"partial={share:g} turns {new.width} channels of a head, and {rotary.width} turn now")
+    step, rest = divmod(rotary.width, new.width)
+    if rest or not torch.allclose(new.frequencies, rotary.frequencies[::step], rtol=1e-9, atol=0):
+        raise ValueError(
+            f"partial={share:g} would give the pairs that go on turning other frequencies than they were trained with; "
+            f"take a share of which {rotary.partial:g} is a multiple, and a model without a schedule by parts"
+        )
+    return new
+
+
+def kept_first(part: Part, number: int, share: float) -> Tensor | None:
+    """The old channel at each new place, within the turned channels of a head."""
+    rotary = layouts.rotary_of(part.encoding(number))
+    if rotary is None:
+        return None
+    new = smaller(rotary, share)
+    pairs, kept, step = rotary.width // 2, new.width // 2, rotary.width // new.width
+    order = torch.empty(rotary.width, dtype=torch.long)
+    for place in range(kept):
+        order[list(channels_of_pair(place, kept, new.layout))] = torch.tensor(
+            channels_of_pair(place * step, pairs, new.layout)
+        )
+    rest = [channels_of_pair(pair, pairs, new.layout) for pair in range(pairs) if pair % step]
+    order[new.width :] = torch.tensor(rest, dtype=torch.long).flatten()
+    return order
+
+
+def moving(where: Turned, order: Tensor | None) -> Change:
+    assert order is not None
+    return lambda tensor: layouts.moved(tensor, where, order)
+
+
+def plan_positions(plan: Plan, source: Source, length: int, how: str) -> None:
+    """Tables of positions in a row, resized; the keys of the config and the tokenizer that name their length follow."""
+    found = False
+    for part in plan.reading.parts:
+        learned = table_of(part, Learned)
+        if learned is None:
+            continue
+        grow = length - learned.max_len
+        if not grow:
+            raise ValueError(f"the table has {length} positions already; nothing was written")
+        # An encoder and a decoder may share tables and keys, so what one has changed the other leaves alone.
+        here = position_tables(source.described, learned)
+        for name, offset in here:
+            found = True
+            words = f"resized from {learned.max_len} to {length} positions ({how})"
+            if name not in plan.changes:
+                plan.change(
+                    name, words, lambda t, offset=offset: tables.resize_positions(t, length, how, offset=offset)
+                )
+        rows = {learned.max_len, *(learned.max_len + offset for _, offset in here)}
+        before, within = place_in(source.config, part.name), place_in(plan.config, part.name)
+        for key in LENGTHS:
+            if before.get(key) in rows:
+                within[key] = before[key] + grow
+        for name, tensor in source.described.items():
+            counts = name.endswith("position_ids") and tensor.shape[-1] in rows and not tensor.is_floating_point()
+            if counts and name not in plan.changes:
+                plan.change(name, "counted further", lambda t, grow=grow: counted(t, grow))
+        for file in source.files:
+            if file.name == "tokenizer_config.json":
+                said = plan.edited.get(file.name) or read_json(file)
+                if said.get("model_max_length") == learned.max_len:
+                    plan.edited[file.name] = said | {"model_max_length": length}
+    if not found:
+        raise ValueError(
+            "this checkpoint has no learned table of positions in a row to resize; a rotary model is extended with "
+            "`posenc extend`, a learned grid with grid"
+        )
+    check_read_back(plan, lambda part: (one := table_of(part, Learned)) is None or one.max_len == length)
+    plan.notes.append("Fine-tune the model, or measure it: positions now lie closer together than in training.")
+
+
+def plan_grid(plan: Plan, source: Source, grid: tuple[int, ...], how: str) -> None:
+    """Tables of a grid, resized; image_size follows."""
+    found = False
+    for part in plan.reading.parts:
+        learned = table_of(part, LearnedGrid)
+        if learned is None:
+            continue
+        if len(grid) != len(learned.cells):
+            raise ValueError(f"the grid of this checkpoint has {len(learned.cells)} axes, got {grid}")
+        if grid == learned.cells:
+            raise ValueError(f"the grid has {' x '.join(map(str, grid))} cells already; nothing was written")
+        for name, tensor in source.described.items():
+            if TABLE.search(name) and tensor.shape[-2:-1] == learned.table.shape[:1]:
+                found = True
+                words = f"resized from {' x '.join(map(str, learned.cells))} to {' x '.join(map(str, grid))} ({how})"
+                plan.change(name, words, resizing_grid(learned, grid, how))
+        within = place_in(plan.config, part.name)
+        sides = within.get("patch_size")
+        if not found or "image_size" not in within or sides is None:
+            raise ValueError(f"the grid of {part.name or 'this checkpoint'} was not found by its table and image_size")
+        sides = sides if isinstance(sides, (list, tuple)) else [sides] * len(grid)
+        image = [cells * side for cells, side in zip(grid, sides, strict=True)]
+        within["image_size"] = image[0] if len(set(image)) == 1 else image
+    if not found:
+        raise ValueError("this checkpoint has no learned grid to resize")
+    check_read_back(plan, lambda part: (one := table_of(part, LearnedGrid)) is None or one.cells == grid)
+    check_builds(plan.config)
+    if len(set(grid)) > 1:
+        plan.notes.append(
+            "Some models of transformers, DINOv2 among them, take every table for one of a square grid; try yours."
+        )
+
+
+def resizing_grid(learned: LearnedGrid, grid: Sequence[int], how: str) -> Change:
+    return lambda tensor: tables.resize_grid(tensor, learned.cells, grid, how, prefix=learned.prefix)
+
+
+def plan_max_distance(plan: Plan, distance: int) -> None:
+    key = "relative_attention_max_distance"
+    if key not in plan.config and "relative_attention_num_buckets" not in plan.config:
+        raise ValueError("max_distance is of T5's buckets, and this checkpoint has none")
+    plan.config[key] = distance
+    configs.read(plan.config, "transformers")
+    plan.notes.append("The table stays as it is: its buckets now stand for longer distances.")
+
+
+def table_of(part: Part, kind: type) -> Any:
+    """The learned table that a part adds to its embeddings, if it is of a kind."""
+    if part.embed == "none":
+        return None
+    with torch.device("meta"):
+        return next((one for one in parts_of(build(part.embed, part.shape)) if type(one) is kind), None)
+
+
+def position_tables(described: Mapping[str, Tensor], learned: Learned) -> list[tuple[str, int]]:
+    """The tables of positions by name, with the rows that stand before the first position (none to two)."""
+    return [
+        (name, offset)
+        for name, tensor in described.items()
+        if TABLE.search(name)
+        and tensor.dim() == 2
+        and tensor.is_floating_point()
+        and 0 <= (offset := tensor.shape[0] - learned.max_len) <= 2
+    ]
+
+
+def counted(ids: Tensor, grow: int) -> Tensor:
+    return torch.arange(ids.shape[-1] + grow, dtype=ids.dtype).expand(*ids.shape[:-1], -1).contiguous()
+
+
+def place_in(config: dict[str, Any], name: str) -> dict[str, Any]:
+    """The dictionary that speaks of a part: the one of its name, or the whole."""
+    for step in filter(None, name.split(".")):
+        config = config[step] if isinstance(config.get(step), dict) else config
+    return config
+
+
+def check_read_back(plan: Plan, holds: Callable[[Part], bool]) -> None:
+    """Raise unless the new config is read as what was asked for."""
+    if not all(holds(part) for part in configs.read(plan.config, "transformers").parts):
+        raise ValueError("no key of this config was found that says how long its table is; nothing was written")
+
+
+def check_builds(config: dict[str, Any]) -> None:
+    """Raise if transformers cannot build a model of this config."""
+    import transformers
+
+    try:
+        with torch.device("meta"):
+            transformers.AutoModel.from_config(transformers.AutoConfig.for_model(**config))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"transformers cannot build a {config.get('model_type')} for this grid: {error}; nothing was "
+            f"written. A square grid may do"
+        ) from error

@@ -1,0 +1,1 @@
+"""`posenc extend`: methods that reach further, measured on a text, and the best one written."""

@@ -1,0 +1,113 @@
+"""Passkey retrieval: a number hidden at some depth of a long, dull text, which the model has to say at its end."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.checkpoints.extension.perplexity import Tell, predictions
+
+OPENING = "Somewhere in the following text a pass key is hidden. Remember it: you will be asked for it at the end.\n\n"
+FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
+NEEDLE = "The pass key is {key}. Remember it. {key} is the pass key. "
+QUESTION = "\n\nWhat is the pass key? The pass key is"
+
+DEPTHS = (0.1, 0.5, 0.9)
+"""Where the key is hidden: shares of the text before it."""
+
+ABLE = 0.9
+"""A model that says fewer of the keys than this at its trained length cannot do the task, so longer texts say nothing
+of positions."""
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """How many keys were said without a mistake at a length (tokens) and a depth (share of the text before the key)."""
+
+    length: int
+    depth: float
+    right: int
+    trials: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def prompt(tokenizer: Any, length: int, depth: float, key: int, opening: Sequence[int] = ()) -> tuple[Tensor, int]:
+    """The ids of a text of at most `length` tokens that ends with the key, and how many of them are that answer.
+
+    The filler is cut between its sentences, so that the text is less than one round of them shorter than asked.
+
+    Raises ValueError for a length without room for any filler, or a depth outside 0..1.
+    """
+    if not 0 <= depth <= 1:
+        raise ValueError(f"a depth is the share of the text before the key, from 0 to 1, got {depth}")
+
+    def ids(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    filler, answer = ids(FILLER), ids(f" {key}")
+    start, needle, question = [*opening, *ids(OPENING)], ids(NEEDLE.format(key=key)), ids(QUESTION)
+    rounds = (length - len(start) - len(needle) - len(question) - len(answer)) // len(filler)
+    if rounds < 1:
+        raise ValueError(f"a pass key needs more text to hide in than {length} tokens give")
+    before = round(depth * rounds)
+    text = [*start, *filler * before, *needle, *filler * (rounds - before), *question, *answer]
+    return torch.tensor(text, dtype=torch.long), len(answer)
+
+
+@torch.inference_mode()
+def says_the_key(model: Any, ids: Tensor, answer: int, *, chunk: int = 1024, tell: Tell | None = None) -> bool:
+    """Whether the model, reading greedily, says the last `answer` tokens of a text without a mistake.
+
+    One teacher-forced pass: a greedy answer is right exactly when every prediction of it is, by induction on the first
+    mistake.
+    """
+    right, left = True, len(ids) - 1
+    for logits, targets in predictions(model, ids, chunk, tell):
+        left -= len(targets)
+        asked = max(0, answer - left)
+        if asked:
+            rows = slice(max(0, len(targets) - asked), None)
+            right = right and bool((logits[rows].argmax(-1) == targets[rows]).all())
+    return right
+
+
+def retrieve(
+    model: Any,
+    tokenizer: Any,
+    length: int,
+    trials: int,
+    *,
+    depths: Sequence[float] = DEPTHS,
+    opening: Sequence[int] = (),
+    chunk: int = 1024,
+    tell: Tell | None = None,
+) -> list[Retrieval]:
+    """How often the key is found at each depth of a text; each trial is a pass with a key of its own.
+
+    The keys are the same for every model and method, five digits drawn from the depth and the trial.
+    """
+    found, passes = [], len(depths) * trials
+    for place, depth in enumerate(depths):
+        right = 0
+        for trial in range(trials):
+            key = random.Random(f"{depth} {trial}").randrange(10_000, 100_000)
+            ids, answer = prompt(tokenizer, length, depth, key, opening)
+            done = place * trials + trial
+
+            def share(of_this: float, done: int = done) -> None:
+                if tell is not None:
+                    tell((done + of_this) / passes)
+
+            right += says_the_key(model, ids, answer, chunk=chunk, tell=share)
+        found.append(Retrieval(length, depth, right, trials))
+    return found
+
+
+def able(found: Sequence[Retrieval]) -> bool:
+    """Whether the model finds the key often enough for longer texts to say something of positions."""
+    return sum(one.right for one in found) >= ABLE * sum(one.trials for one in found)

@@ -1,0 +1,1 @@
+"""The files of checkpoints: opened without running anything, read in pieces, written whole or not at all."""

@@ -1,0 +1,290 @@
+"""From a path, or the name of a fetched model, to a model and its tokenizer; nothing is downloaded and no code run."""
+
+import copy
+import json
+import logging
+import math
+import os
+import tempfile
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from posenc.checkpoints.files import packages
+from posenc.checkpoints.files.named_code import harmless
+from posenc.checkpoints.files.tensors import GGUFTensors, Tensors, open_tensors, write_folder
+from posenc.checkpoints.vocabulary.bounds import within_bounds
+from posenc.checkpoints.vocabulary.reading import CannotRead
+from posenc.foreign import files_of, matches, naming, quoted, read_json, reading_with
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model")
+"""Files of which one at least is in a folder that has a tokenizer."""
+
+BESIDE = ("preprocessor_config.json", "generation_config.json")
+"""Files of a folder that are kept as they are when its model is written again."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in evaluation mode, with what goes with it.
+
+    model       the transformers model, on the CPU
+    tokenizer   or None where the checkpoint has none
+    config      the model's config
+    path        the folder or file that it came from
+    unused      tensors of the checkpoint that the model has no place for
+    """
+
+    model: "PreTrainedModel"
+    tokenizer: "PreTrainedTokenizerBase | None"
+    config: "PreTrainedConfig"
+    path: Path
+    unused: tuple[str, ...] = ()
+
+    def save_huggingface(self, target: str | Path) -> Path:
+        """Write the model to a new folder in Hugging Face's form, which appears when it is whole.
+
+        The weights are written in the dtype that they were loaded in; config, tokenizer and the settings for images
+        go with them.
+
+        Raises ValueError if the target exists.
+        """
+        tied = {name for names in tied_weights(self.model) for name in names[1:]}
+        tensors = ((name, tensor) for name, tensor in self.model.state_dict().items() if name not in tied)
+        config = json.loads(self.config.to_json_string()) | {"architectures": [type(self.model).__name__]}
+        with tempfile.TemporaryDirectory() as held:
+            if self.tokenizer is not None:
+                self.tokenizer.save_pretrained(held)
+            beside = [file for file in files_of(self.path) if file.name in BESIDE] if self.path.is_dir() else []
+            return write_folder(target, config, tensors, copy=[*sorted(Path(held).iterdir()), *beside])
+
+
+def tied_weights(model: "PreTrainedModel") -> list[list[str]]:
+    """The names of parameters that are one and the same tensor, each group with the one that is kept first."""
+    groups: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        groups.setdefault(id(parameter), []).append(name)
+    return [names for names in groups.values() if len(names) > 1]
+
+
+def load(path: str | Path, *, dtype: torch.dtype | str | None = None) -> Loaded:
+    """Load a checkpoint: a folder in Hugging Face's form, a GGUF file, or the name of a fetched model.
+
+    dtype   of the weights: a torch dtype or its name; None takes the config's (float32 for a GGUF, dequantised)
+
+    The class is the one that the config names, one of transformers' own, with the attention that is its own default:
+    a config never chooses code. While transformers fills a model it changes torch's default dtype and its functions of
+    initialisation for the whole process: build no models in other threads.
+
+    Raises CannotRead where nothing is there, where the checkpoint brings code of its own (never run) or only pickles
+    (never unpickled), where tensors are missing, quantised in transformers' ways or out of reach of the folder, for
+    what transformers cannot read, or where the extra posenc[hf] is not installed; ValueError for a dtype that is none.
+    """
+    require_transformers()
+    where, kind = find(path), dtype_of(dtype)
+    tensors = open_tensors(where)
+    if isinstance(tensors, GGUFTensors):
+        return load_gguf(tensors, kind or torch.float32)
+    if not where.is_dir():
+        raise CannotRead(f"{where} holds tensors and no config; give the folder with config.json that it belongs to")
+    return load_folder(where, tensors, kind)
+
+
+def find(path: str | Path) -> Path:
+    """The folder or file of a path, or of a fetched model's name; a path that exists goes before a name."""
+    where, name = Path(os.path.expanduser(path)), str(path)
+    if os.path.exists(where):
+        return where
+    if name in packages.PACKAGES:
+        if packages.is_there(name):
+            return packages.cache() / name
+        raise CannotRead(f"{name} has not been fetched; run `posenc fetch {name}`")
+    raise CannotRead(
+        f"there is no file or folder {quoted(name)}, nor a released model of that name; give the folder of a "
+        f"checkpoint, a GGUF file, or one of {', '.join(packages.PACKAGES)}. Models on a hub have to be downloaded "
+        f"first"
+    )
+
+
+def dtype_of(name: torch.dtype | str | None) -> torch.dtype | None:
+    """A dtype from its name."""
+    found = getattr(torch, name.removeprefix("torch."), None) if isinstance(name, str) else name
+    if found is not None and isinstance(found, torch.dtype) and found.is_floating_point:
+        return found
+    if name is None:
+        return None
+    raise ValueError(f"dtype must be float32, bfloat16, float16 or float64, got '{name}'")
+
+
+def require_transformers() -> None:
+    try:
+        import transformers  # noqa: F401
+    except ImportError as error:
+        raise CannotRead("loading a model needs transformers; install it with `pip install 'posenc[hf]'`") from error
+
+
+def load_folder(folder: Path, tensors: Tensors, dtype: torch.dtype | None) -> Loaded:
+    import transformers
+
+    # No link may lead transformers out of the folder.
+    names = {file.name for file in [*files_of(folder), *files_of(folder, "additional_chat_templates/*")]}
+    if "config.json" not in names:
+        raise CannotRead("it has no config.json; without it the tensors are of no known model", file=folder)
+    if "adapter_config.json" in names:
+        raise CannotRead("an adapter lies beside the model", file=folder, remedy="load the model from a folder alone")
+    with quietly():
+        config = config_of(folder)
+        kind = class_of(folder, config)
+        check_size(folder, kind, config, tensors)
+        given = {"config": config, "dtype": dtype or "auto", "local_files_only": True, "use_safetensors": True}
+        # Shapes that do not fit are looked at below, where all of them are known.
+        given |= {"ignore_mismatched_sizes": True, "output_loading_info": True}
+        with reading_with(
+            "transformers", file=folder, remedy="the config, or the tensors, are those of no whole model"
+        ):
+            # The best of transformers' own for the class: what the file asks for was taken out of the config.
+            model, info = kind.from_pretrained(folder, attn_implementation=None, **given)
+        for name, stored, expected in sorted(info["mismatched_keys"]):
+            raise CannotRead(
+                f"it has the shape {list(stored)}, and by the config it has {list(expected)}; config and weights are "
+                f"not of the same model",
+                file=folder,
+                field=name,
+            )
+        if missing := sorted(info["missing_keys"]):
+            raise CannotRead(
+                f"it lacks {missing[0]} (of {len(missing)}), which {type(model).__name__} needs; loaded as it is the "
+                f"model would have random numbers there",
+                file=folder,
+            )
+        tokenizer = None
+        if names.intersection(TOKENIZER):
+            with reading_with("transformers", file=folder, field="tokenizer", remedy="mend or remove its files"):
+                given = {"local_files_only": True, "trust_remote_code": False}
+                tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **given)
+    return Loaded(model.eval(), tokenizer, model.config, folder, tuple(sorted(info["unexpected_keys"])))
+
+
+CONFIG = {
+    "architectures?": (None, [str]),
+    "model_type": str,
+    "dtype?": (None, str, dict),
+    "torch_dtype?": (None, str, dict),
+    "*": Any,
+}
+"""What of a config.json decides how a model is made."""
+
+
+def config_of(folder: Path) -> "PreTrainedConfig":
+    """The config of a folder as transformers has it, its sizes within bounds, without what chooses code."""
+    import transformers
+
+    file = folder / "config.json"
+    said = read_json(file, within=folder)
+    matches(said, CONFIG, file=file)
+    with naming(file):
+        within_bounds(said)
+    for key in ("dtype", "torch_dtype"):
+        if isinstance(said.get(key), str):
+            try:
+                dtype_of(said[key])
+            except ValueError as error:
+                raise CannotRead(str(error), file=file, field=key, remedy="correct it, or take it out") from None
+    if said.get("quantization_config") is not None:
+        wrong = "its weights are quantised in a way that posenc does not load"
+        remedy = "use the weights that it was made from, or a GGUF file"
+        raise CannotRead(wrong, file=file, field="quantization_config", remedy=remedy)
+    remedy = "a newer transformers may know it; or correct the file"
+    with tempfile.TemporaryDirectory() as held, reading_with("transformers", file=file, remedy=remedy):
+        (Path(held) / "config.json").write_text(json.dumps(harmless(said)), encoding="utf-8")
+        config = transformers.AutoConfig.from_pretrained(held, local_files_only=True, trust_remote_code=False)
+        config.name_or_path = str(folder)
+        return config
+
+
+def check_size(folder: Path, kind: Any, config: "PreTrainedConfig", tensors: Tensors) -> None:
+    """Raises CannotRead where the model would be far larger than the tensors: it is built without its numbers first."""
+    file, twin = folder / "config.json", copy.deepcopy(config)
+    with reading_with("transformers", file=file), torch.device("meta"):
+        model = kind.from_config(twin) if hasattr(kind, "from_config") else kind(twin)
+    claimed = sum(parameter.numel() for parameter in model.parameters())
+    held = sum(math.prod(tensors.shape(name)) for name in tensors)
+    if claimed > 2 * held + (1 << 20):
+        raise CannotRead(
+            f"by it the model has {claimed:,} parameters, and the tensors have {held:,} numbers; config and weights "
+            f"are not of the same model",
+            file=file,
+        )
+
+
+def class_of(folder: Path, config: "PreTrainedConfig") -> Any:
+    """transformers' class for a config: the one that it names, or the bare model where it names none."""
+    import transformers
+
+    named = (config.architectures or [None])[0]
+    if named is None:
+        return transformers.AutoModel
+    where: dict[str, Any] = {"file": folder / "config.json", "field": "architectures"}
+    with reading_with("transformers", **where):
+        found = getattr(transformers, named, None)
+    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
+        raise CannotRead(
+            f"{quoted(named)} is no model class of transformers {transformers.__version__}; the code that a checkpoint "
+            f"brings is never run",
+            **where,
+        )
+    if found.config_class is None or not isinstance(config, found.config_class):
+        raise CannotRead(
+            f"{named} is no model with a {type(config).__name__}", **where, remedy="correct one of the two"
+        )
+    return found
+
+
+def load_gguf(file: GGUFTensors, dtype: torch.dtype) -> Loaded:
+    import transformers
+
+    from posenc.checkpoints.files import gguf_model, gguf_tokenizer
+
+    with naming(file.path):
+        config = gguf_model.config(file)
+        weights = {name: tensor.to(dtype) for name, tensor in gguf_model.tensors(file, config)}
+    kind = getattr(transformers, config["architectures"][0])
+    with quietly(), reading_with("transformers", file=file.path):
+        built = kind.config_class(**config)
+        model = kind.from_pretrained(None, config=built, state_dict=weights, dtype=dtype)
+    tokenizer = gguf_tokenizer.tokenizer(file.said, file.path) if "tokenizer.ggml.model" in file.said else None
+    return Loaded(model.eval(), tokenizer, model.config, file.path)
+
+
+@contextmanager
+def quietly() -> Generator[None]:
+    """transformers without its warnings, in this thread alone; what matters of them is checked here."""
+    thread = threading.get_ident()
+
+    def heard(record: logging.LogRecord) -> bool:
+        return record.thread != thread or record.levelno >= logging.ERROR or not record.name.startswith("transformers")
+
+    handlers = list(logging.getLogger("transformers").handlers)
+    for handler in handlers:
+        handler.addFilter(heard)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(heard)
+
+
+def without_bars() -> None:
+    """For a command, which has its process to itself: transformers shows no progress bars from now on."""
+    require_transformers()
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()

@@ -1,0 +1,559 @@
+"""The metadata of GGUF files: what llama.cpp makes of their keys, and of their rope tensors."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from posenc.checkpoints.vocabulary.ledger import Ledger, is_list
+from posenc.checkpoints.vocabulary.reading import (
+    LONGEST,
+    MOST_CHANNELS,
+    MOST_HEADS,
+    MOST_LAYERS,
+    WIDEST_HEAD,
+    CannotRead,
+    Layer,
+    Part,
+    Reading,
+)
+from posenc.checkpoints.vocabulary.specs import (
+    CannotExpress,
+    encodings_of,
+    only_part,
+    possible,
+    rotary_spec,
+    short,
+    spec_of,
+    trained_or_one,
+    whole,
+)
+from posenc.encoding import Shape
+from posenc.foreign import count, matches, quoted
+from posenc.schedules import Schedule
+from posenc.schedules.linear import Linear
+from posenc.schedules.llama3 import Llama3
+from posenc.schedules.longrope import LongRoPE
+from posenc.schedules.yarn import YaRN
+
+# What follows stands in llama.cpp and in no file: llama_model_rope_type in src/llama-model.cpp, and load_arch_hparams
+# of the models that are named; read in September 2026.
+
+INTERLEAVED = frozenset(
+    "llama llada llama4 deci baichuan internlm2 minicpm xverse command-r cohere2 olmo arctic deepseek deepseek2 "
+    "deepseek2-ocr plm chatglm glm4 granite granitemoe granitehybrid chameleon bailingmoe neo-bert smollm3 arcee "
+    "ernie4_5 ernie4_5-moe mistral3 mistral4 llama-embed maincoder glm-dsa".split()
+)
+"""Architectures whose pairs are neighbours; weights that came in the other layout were reordered for it."""
+
+HALF = frozenset(
+    "falcon falcon-h1 grok dbrx jina-bert-v3 modern-bert nomic-bert nomic-bert-moe eurobert stablelm bitnet qwen qwen2 "
+    "dream qwen2moe qwen3 qwen3moe llada-moe rnd1 olmo2 olmoe phi2 phi3 phimoe plamo plamo2 plamo3 gemma gemma2 gemma3 "
+    "gemma3n gemma4 gemma-embedding starcoder2 openelm gptneox codeshell orion nemotron exaone exaone4 exaone-moe "
+    "minicpm3 bailingmoe2 dots1 hunyuan-moe jais2 gpt-oss hunyuan-dense lfm2 lfm2moe smallthinker seed_oss grovemoe "
+    "apertus minimax-m2 cogvlm pangu-embedded afmoe qwen3next mimo2 step35 glm4moe hunyuan_vl".split()
+)
+"""Architectures whose pairs are half the rotary width apart."""
+
+MULTIMODAL = {"qwen2vl": "chunked", "paddleocr": "chunked"} | dict.fromkeys(
+    ("qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe"), "interleaved"
+)
+"""Architectures with M-RoPE, and the order of its axes."""
+
+LEARNED = frozenset(("gpt2", "bert", "starcoder"))
+"""Architectures with a learned table, position_embd.weight."""
+
+ALIBI = {"bloom": 8.0, "refact": 8.0, "jina-bert-v2": 8.0}
+"""Architectures whose ALiBi is not in the file, and its bias_max."""
+
+RECURRENT = frozenset("mamba mamba2 rwkv6 rwkv6qwen2 rwkv7 arwkv7".split())
+
+WITHOUT_ROTARY = frozenset(("mpt", "jais"))
+"""Architectures that have ALiBi where their file says so, and no rotary where it does not."""
+
+KNOWN = INTERLEAVED | HALF | LEARNED | RECURRENT | WITHOUT_ROTARY | set(ALIBI) | set(MULTIMODAL)
+"""Architectures of which it is known how position enters."""
+
+WINDOW_EVERY = {"gemma2": 2, "gemma3": 6, "gemma-embedding": 6, "gpt-oss": 2, "cohere2": 4, "exaone4": 4, "gemma3n": 5}
+"""The n of which every n-th layer sees everything, and the others a window, where the file has no pattern."""
+
+NO_ROTARY_EVERY = {"llama4": 4, "smollm3": 4}
+"""The n of which every n-th layer has no rotary."""
+
+ONLY_IN_WINDOWS = frozenset(("cohere2", "exaone4"))
+"""Architectures whose layers without a window have no rotary."""
+
+LOCAL_BASE = {"gemma3": 10_000.0, "gemma-embedding": 10_000.0, "gemma3n": 10_000.0}
+"""Architectures whose layers with a window have a base of their own, and no schedule."""
+
+TABLES = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+"""Tensors that say of positions what no key says: a divisor for each pair."""
+
+MOST_BUCKETS = 4_096
+"""The buckets of distances that a file may claim."""
+
+LONGEST_NAME = 64
+"""The letters of an architecture's name."""
+
+STILL = 1e20
+"""A divisor from which a pair stands still: Gemma 4 writes 1e30."""
+
+
+def is_it(given: Mapping[str, Any]) -> bool:
+    return "general.architecture" in given
+
+
+def read(given: Mapping[str, Any]) -> Reading:
+    """What the metadata of a GGUF file say of positions, as llama.cpp takes them.
+
+    given   the keys, and beside them the tensors in `TABLES` as lists of numbers under their names. `inspect` reads
+            both from a file
+
+    The layout is that of the weights in the file, told by the architecture. An architecture of no known layout gives
+    no part, and a sentence in `not_covered`. Raises CannotRead for keys that are missing or cannot be.
+    """
+    arch = given.get("general.architecture")
+    if not isinstance(arch, str) or not 0 < len(arch) <= LONGEST_NAME:
+        wrong = f"expected a word of at most {LONGEST_NAME} letters, got {'nothing' if arch is None else quoted(arch)}"
+        raise CannotRead(wrong, field="general.architecture", remedy="inspect a file that llama.cpp loads")
+    own = {key: value for key, value in given.items() if key.startswith(f"{arch}.") or key in TABLES}
+    keys = Ledger({"general.architecture": arch} | own)
+    keys.take("general.architecture", "architecture {}")
+    parts: tuple[Part, ...] = ()
+    if arch not in KNOWN and f"{arch}.attention.relative_buckets_count" not in own:
+        keys.leave(f"the architecture {arch}: how llama.cpp lays out its rotary pairs, or whether it has any")
+    else:
+        parts = Reader(keys, arch).parts()
+    return Reading(
+        "gguf",
+        arch,
+        parts,
+        keys.understood,
+        keys.unknown(),
+        tuple(keys.contradictions),
+        tuple(keys.not_covered),
+    )
+
+
+class Reader:
+    """The keys of one architecture, and what they make together."""
+
+    def __init__(self, keys: Ledger, arch: str) -> None:
+        self.keys, self.arch = keys, arch
+        self.dim = self.size("embedding_length", "width of the model {}", MOST_CHANNELS)
+        self.layers = self.size("block_count", "{} layers", MOST_LAYERS)
+        self.length = self.count("context_length", "trained length {} tokens", LONGEST)
+        self.heads = self.largest("attention.head_count", "{} heads", 1)
+        self.kv_heads = self.largest("attention.head_count_kv", "{} key and value heads", self.heads)
+        own = self.count("attention.key_length", "{} channels a head", WIDEST_HEAD, max(self.dim // self.heads, 1))
+        self.head_dim = self.count("attention.key_length_mla", "{} channels a head", WIDEST_HEAD, own)
+        self.causal = keys.flag(self.key("attention.causal"), "tokens see only the past: {}", True)
+        self.scale = keys.number(self.key("attention.scale"), "logits are multiplied by {}") or None
+        self.besides: list[str] = []
+
+    def key(self, name: str) -> str:
+        return f"{self.arch}.{name}"
+
+    def count(self, name: str, says: str, most: int, default: int | None = None, least: int = 0) -> Any:
+        """A whole number up to `most` by which something is made or looped over; 0 is as good as none."""
+        value = self.keys.whole(self.key(name), says, default)
+        return value if value is None else count(value, self.key(name), least=least, most=most) or default
+
+    def size(self, name: str, says: str, most: int) -> int:
+        """The same where it has to be there."""
+        return count(self.keys.size(self.key(name), says), self.key(name), most=most)
+
+    def largest(self, name: str, says: str, default: int) -> int:
+        """A number of heads, which some architectures give for each layer; then the largest."""
+        given = self.keys.peek(self.key(name))
+        if not is_list(given) or not given:
+            return self.count(name, says, MOST_HEADS, default)
+        self.keys.numbers(self.key(name), f"{name.rpartition('.')[2]} of each layer: {{}}")
+        if len(set(given)) > 1:
+            self.keys.leave(f"{self.key(name)} differs from layer to layer; the largest stands for all")
+        return count(max(int(max(given)), 1), self.key(name), most=MOST_HEADS)
+
+    def parts(self) -> tuple[Part, ...]:
+        if self.keys.has(self.key("attention.relative_buckets_count")):
+            return self.relative()
+        embed, tables, per_layer = "none", {}, [self.plain("none", None)] * self.layers
+        limit = self.keys.number(self.key("attention.max_alibi_bias"), "ALiBi's last slope is 2 to the -{}") or 0
+        limit = limit or ALIBI.get(self.arch, 0) or (8.0 if self.arch == "baichuan" and self.layers == 40 else 0)
+        if limit:
+            per_layer = [self.plain(spec_of("alibi", bias_max=None if limit == 8 else limit), None)] * self.layers
+            if self.keys.has(self.key("rope.freq_base")) or self.keys.has(self.key("rope.dimension_count")):
+                self.keys.contradict(f"{self.arch} has ALiBi, and its file has keys of rotary; followed: ALiBi")
+        elif self.arch in LEARNED:
+            if self.length is None:
+                raise CannotRead(f"{self.key('context_length')} is missing; it says how many rows the table has")
+            embed = spec_of("learned", max_len=self.length)
+            tables = {"position_embd.weight": (self.length, self.dim)}
+        elif self.arch in RECURRENT:
+            self.besides.append("its layers are recurrent, and read no position")
+        elif self.arch not in WITHOUT_ROTARY:
+            per_layer = self.rotary()
+        part = Part("", self.shape(), tuple(per_layer), self.kv_heads, self.length, embed, tables, tuple(self.besides))
+        with possible(f"the rotary keys of {self.arch}"):
+            for layer in {(layer.spec, layer.head_dim): index for index, layer in enumerate(per_layer)}.values():
+                part.encoding(layer)
+        return (part,)
+
+    def shape(self) -> Shape:
+        return Shape(self.dim, self.heads, self.head_dim, trained_or_one(self.length), self.causal)
+
+    def plain(self, spec: str, window: int | None, head_dim: int | None = None) -> Layer:
+        return Layer(spec, head_dim or self.head_dim, window, self.scale)
+
+    def relative(self) -> tuple[Part, ...]:
+        """T5: buckets of distances, in an encoder and, but for t5encoder, in a decoder; scale 1."""
+        buckets = self.size("attention.relative_buckets_count", "{} buckets of distances", MOST_BUCKETS)
+        below = self.count("decoder_block_count", "{} layers in the decoder", MOST_LAYERS, self.layers)
+        stacks = [("encoder", self.layers, False)]
+        stacks += [("decoder", below, True)] if self.arch != "t5encoder" else []
+        parts = []
+        for name, many, causal in stacks:
+            spec = spec_of("t5_bias", buckets=buckets, max_distance=128, causal=causal)
+            shape = Shape(self.dim, self.heads, self.head_dim, trained_or_one(self.length), causal)
+            layers = (Layer(spec, self.head_dim, None, self.scale or 1.0),) * many
+            parts.append(Part(name, shape, layers, self.kv_heads, self.length))
+            with possible("attention.relative_buckets_count"):
+                parts[-1].encoding(0)
+        return tuple(parts)
+
+    def rotary(self) -> list[Layer]:
+        keys = self.keys
+        latent = keys.has(self.key("attention.kv_lora_rank"))
+        width = self.count("rope.dimension_count", "{} channels of a head are turned", WIDEST_HEAD, self.head_dim)
+        if width % 2:
+            raise CannotRead(
+                f"expected an even number of channels, which turn in pairs, got {width}",
+                field=self.key("rope.dimension_count"),
+            )
+        base = keys.number(self.key("rope.freq_base"), "rotary base {}", 10_000)
+        head_dim = width if latent else self.head_dim
+        layout = "interleaved" if self.arch in INTERLEAVED else "half"
+        sections, order = self.sections(width)
+        if sections is not None:
+            layout = "half"
+        shared: dict[str, Any] = {"layout": layout, "sections": sections, "order": order}
+        windows = self.windows()
+        with possible(f"{self.key('rope')}"):
+            schedule, share = self.schedule(width, base)
+            if share is None:
+                spec = rotary_spec(head_dim=head_dim, width=width, base=base, schedule=schedule, **shared)
+            else:
+                spec = spec_of("proportional_rotary", partial=share, base=base)
+            local, local_dim = self.local(spec, width, base, head_dim, schedule, shared)
+        if latent and isinstance(schedule, YaRN) and self.scale is None:
+            self.scale = schedule.scale_factor / math.sqrt(self.head_dim)
+        temperature = self.temperature()
+        without = NO_ROTARY_EVERY.get(self.arch)
+        if self.arch == "llama4" and keys.peek(self.key("attention.sliding_window")) == 0:
+            without = None
+        out = []
+        for index, window in enumerate(windows):
+            here, dim = (spec, head_dim) if window is None else (local, local_dim)
+            if without and (index + 1) % without == 0:
+                here = "step_temperature(interval=8192, form='llama4')" if self.arch == "llama4" else "none"
+            elif self.arch in ONLY_IN_WINDOWS and window is None and any(windows):
+                here = "none"
+            elif temperature:
+                here = f"{here} + {temperature}"
+            out.append(self.plain(here, window, dim))
+        return out
+
+    def sections(self, width: int) -> tuple[tuple[int, ...] | None, str | None]:
+        """The pairs of time, height and width, where the architecture has M-RoPE."""
+        given = self.keys.numbers(self.key("rope.dimension_sections"), "pairs for time, height and width: {}")
+        order = MULTIMODAL.get(self.arch)
+        if given is None:
+            if order is not None:
+                raise CannotRead(f"{self.key('rope.dimension_sections')} is missing; it says which pairs each axis has")
+            return None, None
+        if len(given) > 3 and any(given[3:]):
+            self.keys.leave(f"the fourth axis of {self.key('rope.dimension_sections')}")
+        return tuple(map(int, given[:3])), None if order in (None, "chunked") else order
+
+    def windows(self) -> list[int | None]:
+        """For each layer how many tokens it sees back."""
+        size = self.count("attention.sliding_window", "a window of {} tokens", LONGEST)
+        given = self.keys.take(self.key("attention.sliding_window_pattern"), "which layers have it: {}")
+        matches(given, (None, int, [(bool, int)]), field=self.key("attention.sliding_window_pattern"))
+        if not size:
+            return [None] * self.layers
+        if self.arch == "llama4":
+            self.besides.append("layers with rotary attend within chunks of 8192 tokens, which is no window")
+            return [None] * self.layers
+        if is_list(given):
+            if len(given) < self.layers:
+                raise CannotRead(
+                    f"{self.key('attention.sliding_window_pattern')} must have one entry for each of {self.layers} "
+                    f"layers, got {len(given)}"
+                )
+            return [size if local else None for local in given[: self.layers]]
+        every = given or WINDOW_EVERY.get(self.arch)
+        if every is None:
+            self.keys.leave(
+                f"{self.key('attention.sliding_window')}: nothing says which layers of {self.arch} have the window"
+            )
+            return [None] * self.layers
+        return [size if (index + 1) % every else None for index in range(self.layers)]
+
+    def local(
+        self, spec: str, width: int, base: float, head_dim: int, schedule: Schedule | None, shared: dict[str, Any]
+    ) -> tuple[str, int]:
+        """The rotary of layers with a window, and the channels of their heads."""
+        keys = self.keys
+        says = "{} channels a head in layers with a window"
+        dim = self.count("attention.key_length_swa", says, WIDEST_HEAD, head_dim)
+        usual = width if dim == head_dim else dim
+        turned = self.count("rope.dimension_count_swa", "{} of them are turned there", WIDEST_HEAD, usual)
+        usual = LOCAL_BASE.get(self.arch, base)
+        own = keys.number(self.key("rope.freq_base_swa"), "rotary base {} in layers with a window", usual)
+        if (dim, turned, own) == (head_dim, width, base) and self.arch not in LOCAL_BASE and "proportional" not in spec:
+            return spec, dim
+        kept = None if self.arch in LOCAL_BASE or "proportional" in spec else schedule
+        return rotary_spec(head_dim=dim, width=turned, base=own, schedule=kept, **shared), dim
+
+    def temperature(self) -> str | None:
+        """Ministral's temperature, which all layers have."""
+        strength = self.keys.number(self.key("attention.temperature_scale"), "the strength of the temperature is {}")
+        interval = self.count("attention.temperature_length", "its steps are {} tokens long", LONGEST)
+        start = interval or self.keys.peek(self.key("rope.scaling.original_context_length"))
+        if not strength or not start or self.arch not in ("mistral3", "mistral4", "deepseek2"):
+            return None
+        return spec_of("step_temperature", interval=start, strength=round(strength, 6), form="ministral")
+
+    def schedule(self, width: int, base: float) -> tuple[Schedule | None, float | None]:
+        """The schedule, and the share of pairs that turn where the others stand still."""
+        keys = self.keys
+        kind = keys.word(self.key("rope.scaling.type"), "schedule {}", "linear")
+        factor = keys.number(self.key("rope.scaling.factor"), "stretched by {}")
+        older = keys.number(self.key("rope.scale_linear"), "stretched by {}")
+        factor = whole(factor or older or 1)
+        start = self.count("rope.scaling.original_context_length", "stretched from {} trained tokens", LONGEST)
+        keys.flag(self.key("rope.scaling.finetuned"), "trained on after stretching: {}")
+        warmth = keys.number(self.key("rope.scaling.attn_factor"), "cosines and sines are multiplied by {}", 1.0)
+        tables = {name: self.divisors(name, width) for name in TABLES}
+        short, long = tables["rope_factors_short.weight"], tables["rope_factors_long.weight"]
+        if kind not in ("none", "linear", "yarn", "longrope"):
+            raise CannotRead(
+                f"{self.key('rope.scaling.type')} must be none, linear, yarn or longrope, got {quoted(kind)}"
+            )
+        if short and long:
+            return self.longrope(short, long, start, warmth), None
+        if kind == "longrope":
+            raise CannotRead(
+                f"{self.key('rope.scaling.type')} is longrope, and the tensors rope_factors_short and "
+                "rope_factors_long are missing; give them beside the keys, or inspect the file itself"
+            )
+        if kind == "yarn":
+            return self.yarn(factor, start, warmth), None
+        if divisors := tables["rope_freqs.weight"]:
+            if factor != 1 and kind == "linear":
+                raise CannotRead(
+                    f"two schedules at once have no spec here: rope_freqs and {self.key('rope.scaling.factor')}"
+                )
+            return self.of_divisors(divisors, width, base, start)
+        return (None if kind == "none" or factor == 1 else Linear(factor)), None
+
+    def divisors(self, name: str, width: int) -> tuple[float, ...] | None:
+        given = self.keys.numbers(name, "each pair's frequency is divided by its own number: {}")
+        if given is not None and len(given) != width // 2:
+            raise CannotRead(
+                f"{name} must have a number for each of the {width // 2} pairs that are turned, got {len(given)}"
+            )
+        return given
+
+    def longrope(self, short: tuple[float, ...], long: tuple[float, ...], start: int | None, warmth: float) -> LongRoPE:
+        start = start or self.length
+        if start is None or self.length is None:
+            raise CannotRead(f"{self.key('context_length')} is missing, from which LongRoPE knows its factor")
+        short, long = (tuple(float(f"{one:.7g}") for one in each) for each in (short, long))
+        usual = LongRoPE(whole(max(self.length / start, 1)), short, long, start)
+        if math.isclose(usual.temperatures()[0], warmth, rel_tol=1e-6):
+            return usual
+        return LongRoPE(usual.factor, short, long, start, attention_factor=float(f"{warmth:.7g}"))
+
+    def yarn(self, factor: float, start: int | None, warmth: float) -> YaRN:
+        """YaRN as llama.cpp has it: the ends of its ramp are whole pairs, and mscale is 1 beside a log multiplier.
+
+        In deepseek2 the multiplier was written a tenth as large, and stands for mscale and mscale_all_dim.
+        """
+        keys = self.keys
+        fast = keys.number(self.key("rope.scaling.yarn_beta_fast"), "pairs that turn {} times are kept", 32)
+        slow = keys.number(self.key("rope.scaling.yarn_beta_slow"), "pairs that turn {} times are stretched", 1)
+        warmth *= keys.number(self.key("rope.scaling.yarn_attn_factor"), "cosines and sines are multiplied by {}", 1.0)
+        mix = keys.number(self.key("rope.scaling.yarn_ext_factor"), "how much of the ramp is used: {}", 1.0)
+        multiplier = keys.number(self.key("rope.scaling.yarn_log_multiplier"), "YaRN's mscale_all_dim {}") or None
+        if mix != 1:
+            raise CannotRead(f"{self.key('rope.scaling.yarn_ext_factor')} must be 1, got {mix}; no spec mixes less")
+        mscale = None
+        if multiplier is not None:
+            if self.arch == "deepseek2":
+                multiplier = round(multiplier * 10, 6)
+            multiplier = whole(round(multiplier, 6))
+            mscale = multiplier if self.arch == "deepseek2" and multiplier != 1 else 1
+        length = start or self.length
+        if length is None:
+            raise CannotRead(f"{self.key('rope.scaling.original_context_length')} is missing, which YaRN starts from")
+        found = YaRN(factor, length, whole(fast), whole(slow), mscale=mscale, mscale_all_dim=multiplier)
+        if math.isclose(warmth, 1, rel_tol=1e-6):
+            return found
+        return YaRN(
+            factor, length, whole(fast), whole(slow), attention_factor=float(f"{found.temperature * warmth:.7g}")
+        )
+
+    def of_divisors(
+        self, divisors: tuple[float, ...], width: int, base: float, start: int | None
+    ) -> tuple[Schedule | None, float | None]:
+        """What a divisor for each pair says: Llama 3's schedule where it fits one, pairs that stand still, or a list.
+
+        The file keeps the divisors and not the numbers that they came from.
+        """
+        if any(one >= STILL for one in divisors):
+            turning = sum(one < STILL for one in divisors)
+            if any(one != 1 for one in divisors[:turning]) or any(one < STILL for one in divisors[turning:]):
+                raise CannotRead("rope_freqs stops pairs that are not the slowest, or stretches others: no spec does")
+            return None, turning / len(divisors)
+        plain = base ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
+        factor = whole(float(f"{max(divisors):.6g}"))
+        if factor >= 1:
+            for length in dict.fromkeys((8192, start or 8192, self.length or 8192)):
+                for high in (4, 1):
+                    guess = Llama3(factor, length, high=high)
+                    made = plain / guess(plain, base=base, width=width)[0]
+                    if torch.allclose(made, torch.tensor(divisors, dtype=torch.float64), rtol=1e-5, atol=0):
+                        self.keys.say("rope_freqs.weight", f"a divisor for each pair: those of {guess!r}")
+                        return guess, None
+        same = tuple(float(f"{one:.7g}") for one in divisors)
+        return LongRoPE(1, same, same, max(start or self.length or 2, 2)), None
+
+
+def write(reading: Reading, onto: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The metadata of a reading, and beside it the tensors in `TABLES` that it needs, as lists.
+
+    The architecture is that of `onto`, or one that says the same with its keys. Raises CannotExpress where GGUF has no
+    key for it.
+    """
+    if len(reading.parts) == 2 and onto is None:
+        return relative_written(reading)
+    part = only_part(reading, "GGUF")
+    onto = onto or {}
+    arch = onto.get("general.architecture") or architecture_for(part)
+    mine = tuple(f"{arch}.{name}" for name in ("rope.", "attention.sliding_window", "attention.max_alibi_bias"))
+    out = {key: value for key, value in onto.items() if not key.startswith(mine) and key not in TABLES}
+    out |= {"general.architecture": arch, f"{arch}.block_count": len(part.layers)}
+    out |= {f"{arch}.embedding_length": part.shape.dim, f"{arch}.attention.head_count": part.shape.heads}
+    out |= {f"{arch}.attention.head_count_kv": part.kv_heads}
+    out |= {f"{arch}.attention.key_length": part.shape.head_dim}
+    if part.trained_length:
+        out[f"{arch}.context_length"] = part.trained_length
+    if not part.shape.causal:
+        out[f"{arch}.attention.causal"] = False
+    named = encodings_of(part)
+    biases = [layer["alibi"] for layer in named if "alibi" in layer]
+    if biases:
+        return out | {f"{arch}.attention.max_alibi_bias": float(biases[0].options()["bias_max"])}
+    windows = [layer.window for layer in part.layers]
+    sizes = sorted({window for window in windows if window})
+    if len(sizes) > 1:
+        raise CannotExpress(f"GGUF has one window for all layers, and here there are {sizes}")
+    if sizes:
+        out[f"{arch}.attention.sliding_window"] = sizes[0]
+        out[f"{arch}.attention.sliding_window_pattern"] = [window is not None for window in windows]
+    elif arch == "llama4":
+        out[f"{arch}.attention.sliding_window"] = 8192
+    kinds = ("rotary", "multimodal_rotary")
+    turning = [(layer.window, one) for layer, told in zip(part.layers, named, strict=True) for one in only(told, kinds)]
+    wide = [one for window, one in turning if window is None] or [one for _, one in turning]
+    near = [one for window, one in turning if window is not None]
+    if not wide:
+        return out
+    rotary = wide[0]
+    out |= {f"{arch}.rope.freq_base": float(rotary.base), f"{arch}.rope.dimension_count": rotary.width}
+    if near and near[0].base != rotary.base:
+        out[f"{arch}.rope.freq_base_swa"] = float(near[0].base)
+    if "sections" in rotary.options():
+        out[f"{arch}.rope.dimension_sections"] = [*rotary.sections_in_use, 0]
+    if any(layer.head_dim != part.shape.head_dim for layer in part.layers):
+        out |= {f"{arch}.attention.kv_lora_rank": onto.get(f"{arch}.attention.kv_lora_rank", 512)}
+        out[f"{arch}.attention.key_length_mla"] = part.shape.head_dim
+    elif part.layers[0].scale is not None:
+        out[f"{arch}.attention.scale"] = part.layers[0].scale
+    return out | schedule_written(rotary, arch)
+
+
+def only(told: Mapping[str, Any], names: tuple[str, ...]) -> list[Any]:
+    return [told[name] for name in names if name in told]
+
+
+def architecture_for(part: Part) -> str:
+    """An architecture of llama.cpp whose fixed parts are those of a reading."""
+    named = encodings_of(part)
+    names = {name for layer in named for name in layer}
+    bare = [index for index, layer in enumerate(named) if not layer]
+    windows = any(layer.window for layer in part.layers)
+    if "alibi" in names:
+        return "mpt"
+    if part.embed.startswith("learned"):
+        return "gpt2" if part.shape.causal else "bert"
+    if any(layer.head_dim != part.shape.head_dim for layer in part.layers):
+        return "deepseek2"
+    if "step_temperature" in names:
+        return "llama4"
+    if "multimodal_rotary" in names:
+        order = next(layer["multimodal_rotary"].options()["order"] for layer in named if layer)
+        return "qwen3vl" if order == "interleaved" else "qwen2vl"
+    if names != {"rotary"}:
+        raise CannotExpress(f"GGUF has no architecture that is known to have {', '.join(sorted(names)) or 'none'}")
+    if bare:
+        return "cohere2" if windows else "smollm3"
+    bases = {layer["rotary"].options()["base"] for layer in named}
+    if windows:
+        return "gemma3" if len(bases) > 1 else "gpt-oss"
+    return "llama" if named[0]["rotary"].options()["partial"] == 1 else "gptneox"
+
+
+def schedule_written(rotary: Any, arch: str) -> dict[str, Any]:
+    schedule, scaling = rotary.schedule, f"{arch}.rope.scaling"
+    if schedule is None:
+        return {}
+    if isinstance(schedule, Linear):
+        return {f"{scaling}.type": "linear", f"{scaling}.factor": float(schedule.factor)}
+    if isinstance(schedule, YaRN):
+        out: dict[str, Any] = {f"{scaling}.type": "yarn", f"{scaling}.factor": float(schedule.factor)}
+        out |= {f"{scaling}.original_context_length": schedule.trained_length}
+        out |= {f"{scaling}.yarn_beta_fast": float(schedule.beta_fast)}
+        out |= {f"{scaling}.yarn_beta_slow": float(schedule.beta_slow)}
+        if schedule.attention_factor is not None:
+            usual = YaRN(schedule.factor, schedule.trained_length).temperature
+            out[f"{scaling}.attn_factor"] = schedule.attention_factor / usual
+        elif schedule.mscale_all_dim:
+            out[f"{scaling}.yarn_log_multiplier"] = schedule.mscale_all_dim * (0.1 if arch == "deepseek2" else 1)
+        return out
+    if isinstance(schedule, LongRoPE):
+        out: dict[str, Any] = {f"{scaling}.original_context_length": schedule.trained_length}
+        out |= {f"{scaling}.attn_factor": schedule.temperatures()[0]}
+        out |= {"rope_factors_short.weight": list(schedule.short_factor)}
+        return out | {"rope_factors_long.weight": list(schedule.long_factor)}
+    if isinstance(schedule, Llama3):
+        width = rotary.width
+        plain = rotary.base ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
+        divisors = plain / schedule(plain, base=rotary.base, width=width)[0]
+        return {"rope_freqs.weight": divisors.tolist()}
+    raise CannotExpress(f"GGUF has no keys for the schedule {short(schedule)}")
+
+
+def relative_written(reading: Reading) -> dict[str, Any]:
+    """T5's keys, from an encoder and a decoder."""
+    encoder, decoder = reading.parts
+    bias = encodings_of(encoder)[0].get("t5_bias")
+    if bias is None:
+        raise CannotExpress("GGUF describes an encoder and a decoder together only for T5, and these have no t5_bias")
+    out = {"general.architecture": "t5", "t5.block_count": len(encoder.layers)}
+    out |= {"t5.decoder_block_count": len(decoder.layers), "t5.embedding_length": encoder.shape.dim}
+    out |= {"t5.attention.head_count": encoder.shape.heads, "t5.attention.key_length": encoder.shape.head_dim}
+    out |= {"t5.attention.relative_buckets_count": bias.options()["buckets"]}
+    return out | ({"t5.context_length": encoder.trained_length} if encoder.trained_length else {})

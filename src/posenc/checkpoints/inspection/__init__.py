@@ -1,0 +1,1 @@
+"""`posenc inspect`: a path to a reading, in words and pictures."""

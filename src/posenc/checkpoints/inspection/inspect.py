@@ -1,0 +1,302 @@
+"""`posenc inspect`: a path to a Reading, whatever lies there, its weights held against what its config says."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from posenc.checkpoints.files import load
+from posenc.checkpoints.files.tensors import PICKLE_STARTS, PICKLES, GGUFTensors, Tensors, open_tensors, refused
+from posenc.checkpoints.formats.gguf_metadata import TABLES
+from posenc.checkpoints.inspection import configs
+from posenc.checkpoints.vocabulary.reading import CannotRead, Part, Reading
+from posenc.encoding import Encoding, parts_of
+from posenc.foreign import naming, opened, read_json
+
+CONFIGS = ("config.json", "params.json")
+"""What the file is called that says what a folder's model is."""
+
+POSITION_TABLE = re.compile(
+    r"(?:^|[._])(?:wpe|position_embeddings?|pos_embed(?:ding)?s?|embed_positions|position_embd|positional_embedding)"
+    r"(?:\.weight)?$"
+)
+"""Names of learned tables with a vector for each position."""
+
+RELATIVE_TABLE = re.compile(r"relative_attention_bias(?:\.weight)?$|attn_rel_b(?:\.weight)?$")
+"""Names of learned tables with a number for each bucket of distances and head: T5's."""
+
+PROJECTION = re.compile(
+    r"(?:^|\.)(?:layers|blk)\.(\d{1,6})\.(?:self_attn\.|attention\.)?(q_proj|k_proj|attn_q|attn_k|wq|wk)\.weight$"
+)
+"""Names of the weights that make queries and keys, where each has its own."""
+
+IN_A_LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blk|block|blocks)\.(\d{1,6})(?=\.)")
+
+FREQUENCIES = re.compile(r"(?:^|\.)(?:inv_freq|rope\.freqs)$")
+"""Names of frequencies that old checkpoints carry."""
+
+MOST_PAIRS = 1 << 14
+"""The pairs of channels that a head may have; what is larger holds no frequencies, whatever it is called."""
+
+
+def inspect(path: str | Path) -> Reading:
+    """What the checkpoint at a path says of positions.
+
+    path    a folder in Hugging Face's form, with weights or without; a config.json; Meta's params.json; a GGUF file;
+            the name of a fetched model
+
+    The format is told by what the file holds, never by its name. Where safetensors or GGUF weights lie beside a config,
+    their headers are read too: tables, projections and layers that do not fit it stand in `contradictions`.
+    Nothing is unpickled and no code of the checkpoint is run.
+
+    Raises CannotRead for what is no checkpoint, a pickle, broken or missing files, and schedules that cannot be.
+    """
+    path = load.find(path)
+    config, folder = find(path)
+    if config is None:
+        with naming(path):
+            tensors = open_tensors(path)
+            return checked(configs.read(metadata(tensors), "gguf"), tensors)
+    with naming(config):
+        reading = configs.read(read_json(config, within=folder))
+    return reading if folder is None else with_weights(reading, folder)
+
+
+def given(path: str | Path) -> dict[str, Any]:
+    """The dictionary that `inspect` reads at a path: the config, or a GGUF file's metadata."""
+    path = load.find(path)
+    config, folder = find(path)
+    return metadata(open_tensors(path)) if config is None else read_json(config, within=folder)
+
+
+def has_tensors(path: Path) -> bool:
+    """Whether tensors lie at a path that can be opened: safetensors or GGUF."""
+    if path.is_dir():
+        return any(path.glob("*.safetensors")) or any(path.glob("*.gguf"))
+    return path.suffix != ".json"
+
+
+def find(path: Path) -> tuple[Path | None, Path | None]:
+    """The file to read as a dictionary, None for a GGUF; and the folder whose weights are to be held against it."""
+    if path.is_dir():
+        for name in CONFIGS:
+            if (path / name).is_file():
+                return path / name, path
+        if (path / "adapter_config.json").is_file():
+            raise CannotRead(f"{path} is an adapter, which has the positions of the model that it adapts; inspect that")
+        ggufs = list(path.glob("*.gguf"))
+        if len(ggufs) == 1 or not ggufs:
+            tensors = open_tensors(path)
+            if isinstance(tensors, GGUFTensors):
+                return None, None
+            raise CannotRead(f"{path} has weights and neither {' nor '.join(CONFIGS)}, which say what they are")
+        open_tensors(path)
+    with opened(path) as file:
+        start = file.read(4)
+    if start == b"GGUF":
+        return None, None
+    if path.suffix in PICKLES or start.startswith(PICKLE_STARTS):
+        raise refused(path)
+    if path.name.endswith((".safetensors", ".safetensors.index.json")):
+        for name in CONFIGS:
+            if (path.parent / name).is_file():
+                return path.parent / name, path.parent
+        raise CannotRead(f"{path} holds weights, and beside it lies neither {' nor '.join(CONFIGS)}, which say of what")
+    if path.suffix in (".yaml", ".yml"):
+        raise CannotRead(f"it looks like YAML, which posenc does not read; {configs.EXPECTED}", file=path)
+    return path, None
+
+
+def metadata(tensors: Tensors) -> dict[str, Any]:
+    """The keys of a GGUF file, without its tokenizer, and the small tensors that say of positions."""
+    assert isinstance(tensors, GGUFTensors)
+    told = {key: value for key, value in tensors.said.items() if not key.startswith("tokenizer.")}
+    for name in TABLES:
+        if name in tensors:
+            if not one_for_each_pair(tensors, name):
+                wrong = f"it is {list(tensors.shape(name))}, which holds no number for each pair; it was not read"
+                raise CannotRead(wrong, file=tensors.path, field=name)
+            told[name] = tensors[name].flatten().tolist()
+    return told
+
+
+def one_for_each_pair(tensors: Tensors, name: str) -> bool:
+    """Whether a tensor may be read for its name alone: it holds numbers, and no more than a head may have pairs."""
+    return tensors.dtype(name).is_floating_point and 0 < math.prod(tensors.shape(name)) <= MOST_PAIRS
+
+
+def with_weights(reading: Reading, folder: Path) -> Reading:
+    """The reading, held against the weights in a folder where some lie there."""
+    if has_tensors(folder) or any(folder.glob("*.safetensors.index.json")):
+        return checked(reading, open_tensors(folder))
+    pickles = sorted(file for file in folder.iterdir() if file.suffix in PICKLES)
+    if pickles:
+        sentence = f"the weights, which were not opened: {refused(pickles[0])}"
+        return replace(reading, not_covered=(*reading.not_covered, sentence))
+    return reading
+
+
+def checked(reading: Reading, tensors: Tensors) -> Reading:
+    """The reading with the tables that the weights hold, and what in them cannot be right beside the config."""
+    found = [*tables(reading, tensors), *projections(reading, tensors), *layers(reading, tensors)]
+    found += frequencies(reading, tensors)
+    seen = {name: tensors.shape(name) for name in tensors if POSITION_TABLE.search(name) or RELATIVE_TABLE.search(name)}
+    parts = reading.parts
+    if len(parts) == 1 and seen:
+        parts = (replace(parts[0], tables=seen),)
+    return replace(reading, parts=parts, contradictions=(*reading.contradictions, *found))
+
+
+def tables(reading: Reading, tensors: Tensors) -> Iterator[str]:
+    """Learned tables whose sizes the config does not give."""
+    learned = [part for part in reading.parts if part.embed.startswith("learned")]
+    biased = [(part, one) for part in reading.parts for one in distinct(part) if hasattr(one, "buckets")]
+    for name in tensors:
+        shape = tensors.shape(name)
+        if POSITION_TABLE.search(name) and len(shape) in (2, 3):
+            sizes = [expected for part in learned for expected in sizes_of(part)]
+            if not learned and reading.parts and accounted_for(reading):
+                yield f"{name} is a table of positions {list(shape)}, and the config speaks of none"
+            elif sizes and tuple(shape[-2:]) not in sizes:
+                wanted = " or ".join(str(list(size)) for size in sizes)
+                yield f"{name} is {list(shape)}, and the config says {wanted}; followed: the config"
+        if RELATIVE_TABLE.search(name):
+            sizes = [(one.buckets, part.shape.heads) for part, one in biased]
+            if not sizes and accounted_for(reading):
+                yield f"{name} is a table of distances {list(shape)}, and the config speaks of none"
+            elif sizes and tuple(shape) not in sizes and tuple(reversed(shape)) not in sizes:
+                yield f"{name} is {list(shape)}, and the config says {list(sizes[0])} (buckets, heads)"
+
+
+def accounted_for(reading: Reading) -> bool:
+    """Whether all that a model does about position was read, so that what its weights hold besides is too much."""
+    return not reading.not_covered and all(part.embed == "none" for part in reading.parts)
+
+
+def one_stack(reading: Reading, tensors: Tensors, pattern: re.Pattern[str]) -> bool:
+    """Whether there is one part, and one stack of layers that a pattern finds: towers beside it are not told apart."""
+    found = [list(pattern.finditer(name)) for name in tensors]
+    stacks = {name[: matches[0].start()] for name, matches in zip(tensors, found, strict=True) if matches}
+    return len(reading.parts) == 1 and len(stacks) == 1 and all(len(matches) <= 1 for matches in found)
+
+
+def sizes_of(part: Part) -> list[tuple[int, ...]]:
+    """The sizes that a part's learned table may have: those that are told, else the trained length."""
+    if part.tables:
+        return [tuple(shape[-2:]) for shape in part.tables.values()]
+    return [] if part.trained_length is None else [(part.trained_length, part.shape.dim)]
+
+
+def projections(reading: Reading, tensors: Tensors) -> Iterator[str]:
+    """Query and key weights whose rows are not heads times channels."""
+    if not one_stack(reading, tensors, PROJECTION):
+        return
+    part, told = reading.parts[0], set()
+    for name in tensors:
+        match = PROJECTION.search(name)
+        if match is None or not tensors.dtype(name).is_floating_point or int(match[1]) >= len(part.layers):
+            continue
+        layer, asks = part.layers[int(match[1])], match[2] in ("q_proj", "attn_q", "wq")
+        heads = part.shape.heads if asks else part.kv_heads
+        rows = heads * layer.head_dim
+        # Some query projections make a gate besides.
+        fits = (rows, 2 * rows) if asks else (rows,)
+        latent = layer.head_dim != part.shape.head_dim
+        # The number of rows: a tensor without axes has none.
+        found = tensors.shape(name)[:1]
+        if found not in [(fit,) for fit in fits] and not latent and match[2] not in told:
+            told.add(match[2])
+            yield (
+                f"{name} has {found[0] if found else 'no'} rows, and the config says {heads} heads of "
+                f"{layer.head_dim} channels, {rows} rows"
+            )
+
+
+def layers(reading: Reading, tensors: Tensors) -> Iterator[str]:
+    """Layers that the config counts and the weights lack."""
+    if not one_stack(reading, tensors, IN_A_LAYER):
+        return
+    held = {int(match[1]) for name in tensors if (match := IN_A_LAYER.search(name))}
+    missing = sorted(set(range(len(reading.parts[0].layers))) - held)
+    if held and missing:
+        yield f"the weights have no layer {missing[0]}, and the config says {len(reading.parts[0].layers)} layers"
+
+
+def frequencies(reading: Reading, tensors: Tensors) -> Iterator[str]:
+    """Frequencies that a checkpoint carries, and that are not those of the config."""
+    rotary: list[Any] = [
+        one for part in reading.parts for one in distinct(part) if getattr(one, "frequencies", None) is not None
+    ]
+    for name in tensors:
+        if not rotary or reading.not_covered or not FREQUENCIES.search(name):
+            continue
+        if not one_for_each_pair(tensors, name):
+            yield f"{name} is {list(tensors.shape(name))}, which holds no frequencies; it was not read"
+            return
+        stored = tensors[name].double().flatten()
+        exact = 1e-4 if tensors.dtype(name) in (torch.float32, torch.float64) else 1e-2
+        plain = [one.base ** -(torch.arange(0, 2 * len(stored), 2).double() / (2 * len(stored))) for one in rotary]
+        computed = [one.frequencies for one in rotary if not one.turns_when_attending]
+        if not any(f.shape == stored.shape and torch.allclose(f, stored, rtol=exact, atol=0) for f in computed + plain):
+            yield f"{name} holds other frequencies than the config gives, from {stored.max():.6g} to {stored.min():.6g}"
+            return
+
+
+def distinct(part: Part) -> list[Encoding]:
+    """The different encodings of a part, the parts of sums taken apart."""
+    found: dict[tuple[str, int], Encoding] = {}
+    for index, layer in enumerate(part.layers):
+        if (layer.spec, layer.head_dim) not in found:
+            found[layer.spec, layer.head_dim] = part.encoding(index)
+    return [one for encoding in found.values() for one in parts_of(encoding)]
+
+
+def in_json(reading: Reading) -> dict[str, Any]:
+    """A reading as JSON says it; layers that are alike and follow each other stand together."""
+    told = {
+        "format": reading.format,
+        "architecture": reading.architecture,
+        "parts": [],
+        "understood": dict(reading.understood),
+        "unknown": plain(reading.unknown),
+        "contradictions": list(reading.contradictions),
+        "not_covered": list(reading.not_covered),
+    }
+    for part in reading.parts:
+        told["parts"].append(
+            {
+                "name": part.name,
+                **vars(part.shape),
+                "kv_heads": part.kv_heads,
+                "trained_length": part.trained_length,
+                "embed": part.embed,
+                "layers": [{"layers": [first, last], **vars(part.layers[first])} for first, last in runs(part)],
+                "tables": {name: list(shape) for name, shape in part.tables.items()},
+                "besides": list(part.besides),
+            }
+        )
+    return told
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON can have it."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(one) for one in value]
+    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+
+
+def runs(part: Part) -> list[tuple[int, int]]:
+    """First and last of the layers that follow each other and are alike."""
+    found: list[tuple[int, int]] = []
+    for index, layer in enumerate(part.layers):
+        if found and part.layers[found[-1][0]] == layer:
+            found[-1] = (found[-1][0], index)
+        else:
+            found.append((index, index))
+    return found

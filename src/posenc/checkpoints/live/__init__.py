@@ -1,0 +1,1 @@
+"""Live models of transformers: their own position code run through posenc's modules."""

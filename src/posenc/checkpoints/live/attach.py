@@ -1,0 +1,270 @@
+"""Run a live transformers model through posenc's modules, and take them out again."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import nn
+
+from posenc.catalogue import LayerSpec, build, build_layers
+from posenc.checkpoints.live.places import (
+    Change,
+    NotSaid,
+    Place,
+    RotaryModule,
+    counting,
+    of_type,
+    places_of,
+)
+from posenc.checkpoints.models.config_json import MARK as MARKED
+from posenc.checkpoints.vocabulary.reading import Part, Reading, names_no_code
+from posenc.encoding import Compose, Encoding, parts_of
+from posenc.rotations import Rotations
+
+MARK = "posenc_attachment"
+"""The attribute of a model that says what was put into it."""
+
+
+@dataclass
+class Attachment:
+    """What `attach` put into a model, until `detach`; as a context manager it detaches at the end.
+
+    replaced  path of a piece of the model -> what computes it now
+    left      path of a piece that was recognised and left as it is -> why
+    """
+
+    model: nn.Module
+    replaced: dict[str, str] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+    changes: list[Change] = field(default_factory=list)
+    undo: list[Callable[[], None]] = field(default_factory=list)
+
+    def detach(self) -> None:
+        """Put back what was there."""
+        detach(self.model)
+
+    def __enter__(self) -> "Attachment":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if MARK in self.model.__dict__:
+            self.detach()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What attends through posenc follows this one model and its caches: a copy would not know its own.
+        if self.undo:
+            raise TypeError(
+                f"a {type(self.model).__name__} that attends through posenc cannot be copied or pickled; detach it, "
+                f"copy it, and attach both"
+            )
+        return self.__dict__
+
+
+def attach(model: nn.Module, encoding: LayerSpec | None = None, *, horizon: int | None = None) -> Attachment:
+    """Let posenc compute the position code of a live transformers model, in place; the weights stay the model's own.
+
+    Rotary tables, learned tables, ALiBi and buckets are computed by posenc's encodings where the model has them, and
+    so go through any attention and any cache of transformers. What needs unturned keys or another attention rule goes
+    through transformers' AttentionInterface.
+
+    model     a transformers model
+    encoding  None for the model's own, as its config is read: then what replaces a piece is compared with it, number
+              by number, before it is used; or, where `posenc convert` has written another into the config, that one.
+              Else a spec, an encoding, or a tuple of them that is cycled over the layers: the decoder then computes
+              that instead, whatever it was trained with
+    horizon   the length of every sequence (tokens), for encodings that depend on one; without it, it is the number of
+              the tokens so far of each sequence, at every step
+
+    Afterwards positions are exact in any dtype of the model, and where a caller gives a padding mask and no
+    `position_ids`, the first token of each row is at 0. A position past a learned table is an error that says so.
+    `save_pretrained` and `state_dict` give what they gave before, and beside it the parameters of an encoding that has
+    some. The model can be copied and pickled, unless it attends through the interface: then that raises.
+
+    Limits: pieces that are not recognised, or of which the config's reading says nothing, stay as they are
+    (`Attachment.left`); where a model mixes positions with other things in its own code (temperatures by position,
+    masks), that code still runs.
+
+    Raises ValueError for a model without a piece that is recognised, one that is attached already, a piece and the
+    config's reading that compute different numbers (with the place and the numbers), and an encoding that cannot take
+    the place of what is there; TypeError for what is not a transformers model.
+    """
+    from posenc.checkpoints.models.huggingface import read
+
+    config = getattr(model, "config", None)
+    if not isinstance(model, nn.Module) or not hasattr(config, "get_text_config"):
+        raise TypeError(f"attach takes a transformers model, got {type(model).__name__}")
+    if any(MARK in module.__dict__ for module in model.modules()):
+        raise ValueError(f"posenc is attached to this {type(model).__name__} already; detach(model) first")
+    if horizon is not None and horizon < 1:
+        raise ValueError(f"horizon must be 1 token or more, got {horizon}")
+    places = places_of(model)
+    if not places:
+        raise ValueError(
+            f"{type(model).__name__} has no piece of position code that is recognised: no rotary module, table of "
+            f"positions, ALiBi or bias of buckets"
+        )
+    reading, attachment = read(config), Attachment(model)
+    converted = getattr(config, MARKED, None)
+    if encoding is None and converted is not None:
+        encoding = converted if isinstance(converted, str) else tuple(converted)
+        for spec in [encoding] if isinstance(encoding, str) else encoding:
+            names_no_code(spec)
+    try:
+        if encoding is None:
+            as_read(attachment, places, reading, horizon)
+        else:
+            as_asked(attachment, places, reading, encoding, horizon)
+    except BaseException:
+        take_out(attachment)
+        raise
+    model.__dict__[MARK] = attachment
+    return attachment
+
+
+def detach(model: nn.Module) -> None:
+    """Take posenc's modules out of a model: the modules, methods and hooks that were there are there again.
+
+    Raises ValueError where nothing is attached.
+    """
+    attachment = model.__dict__.get(MARK)
+    if attachment is None:
+        inside = next((path for path, module in model.named_modules() if MARK in module.__dict__), None)
+        hint = f"; it is attached to its '{inside}'" if inside else ""
+        raise ValueError(f"nothing is attached to this {type(model).__name__}{hint}")
+    take_out(attachment)
+    del model.__dict__[MARK]
+
+
+def take_out(attachment: Attachment) -> None:
+    for undo in reversed(attachment.undo):
+        undo()
+    for change in reversed(attachment.changes):
+        change.undo()
+
+
+def as_read(attachment: Attachment, places: Sequence[Place], reading: Reading, horizon: int | None) -> None:
+    """Fill each place with what the config is read to say, compared with what was there."""
+    filled: list[Place] = []
+    for place in places:
+        part = part_of(place, attachment.model, reading)
+        try:
+            if part is None:
+                raise NotSaid(f"the config's reading has no part for it: {place.path} is {place.kind}")
+            encodings = encodings_of(part, place)
+            by_horizon = place.turns and any(e.turns_when_attending for e in encodings)
+            if by_horizon and horizon is None:
+                attend(attachment, place, encodings, None)
+                continue
+            # A declared horizon is what the model's own modules do not know: there is nothing to compare with.
+            attachment.changes += place.fill(encodings, horizon, same=not by_horizon)
+        except NotSaid as reason:
+            attachment.left[place.path] = str(reason)
+            continue
+        filled.append(place)
+        attachment.replaced[place.path] = described(encodings, place)
+    if not attachment.replaced:
+        reasons = "; ".join((*attachment.left.values(), *reading.not_covered))
+        raise ValueError(f"nothing in {type(attachment.model).__name__} could be replaced: {reasons}")
+    attachment.changes += counting(filled)
+
+
+def as_asked(
+    attachment: Attachment, places: Sequence[Place], reading: Reading, encoding: LayerSpec, horizon: int | None
+) -> None:
+    """Fill the places of the decoder, or of the only stack, with an encoding that somebody asked for."""
+    model: Any = attachment.model
+    text = model.config.get_text_config()
+    own = [place for place in places if place.config is text] or [p for p in places if p.config is model.config]
+    filled: list[Place] = []
+    for place in own or places:
+        part = part_of(place, model, reading)
+        if part is None:
+            raise ValueError(
+                f"the config of {type(model).__name__} says too little to build {encoding} for {place.path}: "
+                f"{'; '.join(reading.not_covered) or 'no part of it was read'}"
+            )
+        shape = replace(part.shape, head_dim=part.layers[0].head_dim, causal=place.causal)
+        wanted = build_layers(encoding, shape, len(part.layers))[1]
+        wanted = besides_own(wanted, part) if place.turns else wanted
+        if place.turns and not in_tables(place, wanted, part, horizon):
+            attend(attachment, place, wanted, horizon)
+            continue
+        attachment.changes += place.fill(wanted, horizon, same=False)
+        filled.append(place)
+        attachment.replaced[place.path] = described(wanted, place)
+    attachment.changes += counting(filled)
+
+
+def attend(attachment: Attachment, place: Place, encodings: Sequence[Encoding], horizon: int | None) -> None:
+    """Let the decoder attend through encodings, where no table can hold what they compute."""
+    from posenc.checkpoints.live.unturned import attach_unturned
+
+    # It is one attention for the whole decoder, however many rotary modules that has.
+    if not attachment.undo:
+        attachment.undo.append(attach_unturned(attachment.model, encodings, horizon=horizon))
+    attachment.replaced[place.path] = f"{described(encodings, place)}, on unturned keys"
+
+
+def in_tables(place: Place, wanted: Sequence[Encoding], part: Part, horizon: int | None) -> bool:
+    """Whether a table of cosines and sines, read by the model's own code, computes what is wanted in every layer.
+
+    The model's code says which layers turn at all, which channels form a pair and how many pairs there are, so these
+    have to be the same.
+    """
+    for new, old in zip(wanted, encodings_of(part, place), strict=True):
+        if not isinstance(old, Rotations) or not isinstance(new, Rotations):
+            if isinstance(old, Rotations) or new.doors:
+                return False
+            continue
+        plain = type(new).rotated is Rotations.rotated and new.axes in (old.axes, 0)
+        if not plain or new.layout != old.layout or (new.turns_when_attending and horizon is None):
+            return False
+        if pairs(new) != pairs(old):
+            return False
+    types = place.types if isinstance(place, RotaryModule) else [None]
+    return all(len({repr(e) for e in of_type(wanted, place.config, of) if e.doors}) == 1 for of in types)
+
+
+def pairs(encoding: Encoding) -> int:
+    assert encoding.wavelengths is not None
+    return len(encoding.wavelengths)
+
+
+def besides_own(wanted: Sequence[Encoding], part: Part) -> list[Encoding]:
+    """What is wanted of each layer without what the model's own code adds to its rotation, which still runs."""
+    rest = []
+    for new, old in zip(wanted, build_part(part), strict=True):
+        own = {repr(e) for e in parts_of(old) if not isinstance(e, Rotations)}
+        left = [e for e in parts_of(new) if repr(e) not in own]
+        rest.append(Compose(*left) if len(left) > 1 else left[0] if left else build("none", part.shape))
+    return rest
+
+
+def part_of(place: Place, model: nn.Module, reading: Reading) -> Part | None:
+    """The part of a reading that speaks of a place: that of its config, or the one named in its path, or the only."""
+    by_config = [part for part in reading.parts if config_at(model.config, part.name) is place.config]
+    by_path = [part for part in reading.parts if part.name and part.name in place.path.split(".")]
+    return next((parts[0] for parts in (by_config, by_path, reading.parts) if len(parts) == 1), None)
+
+
+def config_at(config: Any, name: str) -> Any:
+    """The config of a part: `name` is a path such as "text_config", "" for the whole."""
+    for step in name.split(".") if name else ():
+        config = getattr(config, step, None)
+    return config
+
+
+def encodings_of(part: Part, place: Place) -> list[Encoding]:
+    """What a part says of a place, for each layer: of a sum, the one that this kind of place computes."""
+    whole = [*parts_of(build(part.embed, part.shape))] if place.added else build_part(part)
+    return [next((e for e in parts_of(encoding) if isinstance(e, place.takes)), encoding) for encoding in whole]
+
+
+def build_part(part: Part) -> list[Encoding]:
+    """The encoding of each layer; layers that say the same share one."""
+    built = {layer: part.encoding(i) for i, layer in enumerate(part.layers)}
+    return [built[layer] for layer in part.layers]
+
+
+def described(encodings: Sequence[Encoding], place: Place) -> str:
+    return ", ".join(dict.fromkeys(repr(e) for e in encodings if isinstance(e, place.takes) or e.doors))

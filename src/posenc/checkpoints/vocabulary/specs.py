@@ -1,0 +1,140 @@
+"""Specs of what a checkpoint has: put together from numbers, shortened for a sentence, taken apart again."""
+
+import functools
+import re
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from posenc.catalogue import build
+from posenc.checkpoints.vocabulary.reading import CannotRead, Layer, Part, Reading
+from posenc.encoding import Encoding, Shape, parts_of
+from posenc.schedules import Schedule
+
+
+class CannotExpress(ValueError):
+    """A reading that a format has no words for; the message says what is lacking and what to do."""
+
+
+@contextmanager
+def possible(where: str) -> Generator[None]:
+    """Turns a schedule or an encoding that cannot be into CannotRead, with the keys that ask for it."""
+    try:
+        yield
+    except CannotRead:
+        raise
+    except ValueError as error:
+        raise CannotRead(f"{where} cannot be: {error}") from error
+
+
+def spec_of(name: str, **options: Any) -> str:
+    """A spec from a name and its options, those that are None left out.
+
+    >>> spec_of("rotary", base=500000.0, layout="half", schedule=None)
+    "rotary(base=500000, layout='half')"
+    """
+    given = {key: whole(value) for key, value in options.items() if value is not None}
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in given.items())})" if given else name
+
+
+def short(spec: object) -> str:
+    """A spec for a sentence: long lists by their ends.
+
+    >>> short("longrope(factor=4, short_factor=(1.0, 1.5, 2.0, 2.5, 3.0, 3.5))")
+    'longrope(factor=4, short_factor=(1.0, 1.5, ..., 3.5))'
+    """
+    return re.sub(r"\(([\d.e+-]+, [\d.e+-]+), (?:[\d.e+-]+, ){2,}([\d.e+-]+)\)", r"(\1, ..., \2)", str(spec))
+
+
+def rotary_spec(
+    *,
+    head_dim: int,
+    width: int | None = None,
+    base: float | None = None,
+    layout: str = "half",
+    schedule: Schedule | None = None,
+    sections: tuple[int, ...] | None = None,
+    order: str | None = None,
+) -> str:
+    """The spec of rotary, or of its multimodal form where it has sections; only what differs from the defaults is said.
+
+    head_dim  channels of a head; `width` of them turn
+    """
+    turned = head_dim if width is None else width
+    options = {
+        "base": None if base == 10_000 else base,
+        "sections": sections,
+        "order": order,
+        "layout": None if layout == "half" else layout,
+        "partial": None if turned == head_dim else turned / head_dim,
+        "schedule": schedule,
+    }
+    return spec_of("rotary" if sections is None else "multimodal_rotary", **options)
+
+
+def whole(value: Any) -> Any:
+    """A float without a fraction as a whole number, which reads better in a spec."""
+    return int(value) if isinstance(value, float) and value == int(value) and abs(value) < 1e15 else value
+
+
+def only_part(reading: Reading, format: str) -> Part:
+    """The one part of a reading; raises CannotExpress where there are others, or none."""
+    if len(reading.parts) != 1:
+        names = ", ".join(part.name or "the whole" for part in reading.parts) or "none"
+        raise CannotExpress(f"{format} describes one stack of layers, and the reading has these parts: {names}")
+    return reading.parts[0]
+
+
+def encodings_of(part: Part) -> list[dict[str, Encoding]]:
+    """For each layer, the encodings that its spec adds up, by name; "none" is left out."""
+    return [
+        {str(one).partition("(")[0]: one for one in parts_of(built(layer.spec, shape_of(part, layer)))}
+        if layer.spec != "none"
+        else {}
+        for layer in part.layers
+    ]
+
+
+def rotary_of(part: Part, format: str) -> Any:
+    """The rotary that the layers share, or None; raises CannotExpress where they have several or something else."""
+    known = ("rotary", "multimodal_rotary")
+    found: list[Any] = []
+    for index, layer in enumerate(encodings_of(part)):
+        for name, encoding in layer.items():
+            if name not in (*known, "step_temperature"):
+                raise CannotExpress(f"{format} has no words for {name}, which layer {index} has")
+            if name in known and not any(encoding.options() == other.options() for other in found):
+                found.append(encoding)
+    if len(found) > 1:
+        raise CannotExpress(
+            f"{format} has one rotary for all layers, and here there are: {', '.join(map(short, found))}"
+        )
+    return found[0] if found else None
+
+
+def every_nth_without(part: Part, format: str) -> int | None:
+    """The n of layers whose every n-th has no rotary; None where all have it."""
+    without = [i for i, layer in enumerate(encodings_of(part)) if not {"rotary", "multimodal_rotary"} & set(layer)]
+    if not without:
+        return None
+    step = without[0] + 1
+    if without != list(range(step - 1, len(part.layers), step)):
+        raise CannotExpress(f"{format} leaves rotary out of every n-th layer, and here it is out of layers {without}")
+    return step
+
+
+def trained_or_one(length: int | None) -> int:
+    """The length of a Shape, which has to have one."""
+    return length or 1
+
+
+@functools.lru_cache(maxsize=1024)
+def built(spec: str, shape: Shape) -> Encoding:
+    """An encoding to be looked at and not changed: layers that are alike share it."""
+    return build(spec, shape)
+
+
+def shape_of(part: Part, layer: Layer) -> Shape:
+    """The shape that a layer's encoding is built for."""
+    return replace(part.shape, head_dim=layer.head_dim)
