@@ -42,12 +42,12 @@ ALLOWED = {
     "seeding.py": {r"torch\.random\.fork_rng": "the state is put back as it was"},
     "testing/states.py": {r"setattr": OWN_OBJECTS},
     "foreign/code.py": {r"sys\.modules": "a file of the user's becomes a module, as an import makes one"},
-    "checkpoints/models/modules.py": {r"sys\.setprofile": THREAD},
+    "checkpoints/models/turns.py": {r"sys\.setprofile": THREAD},
     "checkpoints/files/load.py": {r"logging\.disable_progress_bar": OWN_PROCESS},
     "checkpoints/extension/extend.py": {r"setattr": OWN_OBJECTS},
     "checkpoints/extension/learned_extension.py": {r"setattr": OWN_OBJECTS},
     "checkpoints/live/unturned.py": {r"setattr|delattr": OWN_OBJECTS},
-    "checkpoints/live/places.py": {r"setattr|delattr": OWN_OBJECTS},
+    "checkpoints/kinds/places.py": {r"setattr|delattr": OWN_OBJECTS},
     "checkpoints/live/cached_positions.py": {r"setattr": OWN_OBJECTS},
 }
 """Where such a call may stand all the same, and why."""
@@ -157,7 +157,7 @@ def another_thread_builds() -> Iterator[None]:
 def test_threads_build_models_while_configs_are_read() -> None:
     pytest.importorskip("transformers")
     configs = importlib.import_module("posenc.checkpoints.inspection.configs")
-    huggingface = importlib.import_module("posenc.checkpoints.models.huggingface")
+    huggingface = importlib.import_module("posenc.checkpoints.formats.huggingface")
     config = {"model_type": "llama", "hidden_size": 2304, "intermediate_size": 2304, "num_attention_heads": 9}
     config |= {"num_hidden_layers": 2, "vocab_size": 4096}
     with another_thread_builds():

@@ -16,8 +16,11 @@ transformers = pytest.importorskip("transformers")
 
 from posenc.catalogue import build  # noqa: E402
 from posenc.checkpoints import attach, detach  # noqa: E402
-from posenc.checkpoints.live.places import Differs, compare_tables  # noqa: E402
-from posenc.checkpoints.live.replaced import RotaryTable  # noqa: E402
+from posenc.checkpoints.formats.huggingface import read_live  # noqa: E402
+from posenc.checkpoints.kinds.buckets import Buckets  # noqa: E402
+from posenc.checkpoints.kinds.kind import Differs  # noqa: E402
+from posenc.checkpoints.kinds.learned_table import LearnedTable  # noqa: E402
+from posenc.checkpoints.kinds.rotary_module import RotaryTable, compare_tables  # noqa: E402
 from posenc.encoding import Shape  # noqa: E402
 
 TOKENS = {"vocab_size": 97, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -533,33 +536,67 @@ def test_an_attached_model_compiles_into_one_graph(family: str) -> None:
 # Mistakes.
 
 
-def test_a_config_that_does_not_fit_the_model_is_found_by_measurement() -> None:
+def test_what_the_modules_do_is_followed_where_the_config_says_something_else() -> None:
     model = make("qwen3")
-    before = state_of(model)
+    bare = outputs(model, input_ids=IDS)
     model.config.rope_parameters["rope_theta"] = 20_000.0
-    with pytest.raises(Differs, match=r"rotary_emb and rotary\(base=20000\S*\) differ: at position \d+ pair \d+"):
+    reading, _ = read_live(model)
+    assert any(
+        "the keys say rotary(base=20000), and the modules turn by rotary" in said for said in reading.contradictions
+    )
+    assert attach(model).replaced == {"model.rotary_emb": "rotary"}
+    torch.testing.assert_close(outputs(model, input_ids=IDS), bare, rtol=1e-5, atol=1e-5)
+
+
+def test_as_many_channels_turn_as_in_the_modules() -> None:
+    model = make("gpt_neox")
+    bare = outputs(model, input_ids=IDS)
+    share = model.config.rope_parameters["partial_rotary_factor"]
+    model.config.rope_parameters["partial_rotary_factor"] = share / 2
+    attach(model)
+    torch.testing.assert_close(outputs(model, input_ids=IDS), bare, rtol=1e-5, atol=1e-5)
+
+
+def test_buckets_are_those_of_each_stack() -> None:
+    model = make("t5")
+    model.decoder.block[0].layer[0].SelfAttention.relative_attention_max_distance = 30
+    given = {"input_ids": IDS, "decoder_input_ids": IDS}
+    bare = outputs(model, **given)
+    assert "max_distance=30" in attach(model).replaced["decoder.block.0.layer.0.SelfAttention"]
+    torch.testing.assert_close(outputs(model, **given), bare, rtol=1e-5, atol=1e-5)
+
+
+def test_what_was_replaced_before_a_mistake_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make("t5")
+    before = state_of(model)
+    fill = Buckets.fill
+
+    def failing(self: Buckets, *args: Any, **kwargs: Any) -> Any:
+        if self.path.startswith("decoder"):
+            raise Differs("as if it were another")
+        return fill(self, *args, **kwargs)
+
+    monkeypatch.setattr(Buckets, "fill", failing)
+    with pytest.raises(Differs, match="as if it were another"):
         attach(model)
     assert state_of(model) == before
 
 
-def test_a_config_that_turns_another_number_of_channels_is_found() -> None:
-    model = make("gpt_neox")
-    share = model.config.rope_parameters["partial_rotary_factor"]
-    model.config.rope_parameters["partial_rotary_factor"] = share / 2
-    with pytest.raises(ValueError, match=r"turns \d+ channels of a head, and .* turns \d+; choose another share"):
-        attach(model)
-
-
-def test_what_was_replaced_before_a_mistake_comes_back() -> None:
+def test_buckets_that_are_not_the_same_are_found() -> None:
     model = make("t5")
-    before = state_of(model)
-    model.decoder.block[0].layer[0].SelfAttention.relative_attention_max_distance = 30
-    after = state_of(model)
-    with pytest.raises(
-        Differs, match=r"decoder.block.0.layer.0.SelfAttention and t5_bias\(.*\) put \d+ distances into"
-    ):
-        attach(model)
-    assert state_of(model) == after != before
+    reading, pieces = read_live(model)
+    piece = next(one for one in pieces if isinstance(one, Buckets))
+    other = build("t5_bias(buckets=8, max_distance=30, causal=False)", reading.parts[0].shape)
+    with pytest.raises(Differs, match=r"SelfAttention and t5_bias\(.*\) put \d+ distances into other buckets"):
+        piece.fill(model, [other], None, same=True)
+
+
+def test_rows_that_are_not_the_same_are_found() -> None:
+    model = make("gpt2")
+    piece = next(one for one in read_live(model)[1] if isinstance(one, LearnedTable))
+    wide = piece.size[-1]
+    with pytest.raises(Differs, match=r"transformer.wpe and sinusoidal differ: the row of position \d+ is off by"):
+        piece.fill(model, [build("sinusoidal", Shape(wide, 4, wide // 4, 64))], None, same=True)
 
 
 def test_one_pair_that_is_slightly_off_is_found() -> None:
@@ -575,7 +612,7 @@ def test_one_pair_that_is_slightly_off_is_found() -> None:
 @pytest.mark.parametrize(
     ("family", "encoding", "message"),
     [
-        ("gpt2", "rotary", "transformer.wpe is a learned table of positions, .* such as learned; got rotary"),
+        ("gpt2", "rotary", "transformer.wpe is a table of positions, .* such as learned; got rotary"),
         ("bloom", "rotary", "transformer is ALiBi, .* such as alibi; got rotary"),
         ("gptj", ("rotary(partial=0.5, layout=interleaved)", "none"), "code of its own"),
     ],

@@ -8,7 +8,7 @@ import pytest
 
 from posenc.checkpoints.inspection import configs
 from posenc.checkpoints.inspection.inspect import inspect
-from posenc.checkpoints.models import modules
+from posenc.checkpoints.models import skeleton, turns
 from posenc.checkpoints.vocabulary.bounds import within_bounds
 from posenc.checkpoints.vocabulary.ledger import in_words
 from posenc.checkpoints.vocabulary.reading import CannotRead
@@ -77,7 +77,7 @@ def test_what_is_within_bounds_is_taken() -> None:
 
 def test_a_model_of_too_many_tensors_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
-    monkeypatch.setattr(modules, "MOST_TENSORS", 10)
+    monkeypatch.setattr(skeleton, "MOST_TENSORS", 10)
     reading = configs.read(LLAMA | {"vocab_size": 11})
     assert any("it has more than 10 tensors" in sentence for sentence in reading.not_covered)
 
@@ -99,7 +99,7 @@ def test_wide_heads_are_measured_a_few_channels_at_a_time(heads: int, head_dim: 
 
 def test_what_is_too_large_to_be_turned_is_read_by_the_keys_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
-    monkeypatch.setattr(modules, "LARGE", 20)
+    monkeypatch.setattr(turns, "LARGE", 20)
     # Of a size of its own: readings are kept.
     reading = configs.read(LLAMA | {"vocab_size": 17})
     assert {layer.spec for layer in reading.parts[0].layers} == {"rotary"}

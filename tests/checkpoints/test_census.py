@@ -16,7 +16,8 @@ transformers = pytest.importorskip("transformers")
 
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES  # noqa: E402
 
-from posenc.checkpoints.models import huggingface, modules  # noqa: E402
+from posenc.checkpoints.formats import huggingface  # noqa: E402
+from posenc.checkpoints.models.skeleton import in_short, skeleton  # noqa: E402
 from posenc.checkpoints.vocabulary.reading import CannotRead  # noqa: E402
 from posenc.encoding import parts_of  # noqa: E402
 
@@ -92,14 +93,14 @@ def verdict(name):
     try:
         config = CONFIG_MAPPING[name]()
     except Exception as error:
-        return "no default configuration", modules.in_short(error)
+        return "no default configuration", in_short(error)
     try:
         reading = huggingface.read(config)
     except CannotRead as error:
         return "refused", str(error)
     said = " ".join(reading.not_covered)
     try:
-        model = modules.skeleton(CONFIG_MAPPING[name]())
+        model = skeleton(CONFIG_MAPPING[name]())
     except CannotRead as error:
         return ("not buildable", str(error)) if "rests on the keys" in said else ("silent", str(error))
     held, left = [], []

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from posenc.checkpoints.formats import config_json
 from posenc.checkpoints.inspection import configs
-from posenc.checkpoints.models import config_json
 from posenc.checkpoints.vocabulary.differences import differences
 from posenc.checkpoints.vocabulary.ledger import Ledger, in_words
 from posenc.checkpoints.vocabulary.reading import CannotRead, Layer, Part, Reading

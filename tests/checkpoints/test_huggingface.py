@@ -11,7 +11,7 @@ transformers = pytest.importorskip("transformers")
 from transformers import LlamaConfig  # noqa: E402
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # noqa: E402
 
-from posenc.checkpoints.models.huggingface import read, rope_parameters  # noqa: E402
+from posenc.checkpoints.formats.huggingface import read, rope_parameters  # noqa: E402
 from posenc.checkpoints.vocabulary.reading import CannotRead  # noqa: E402
 
 LLAMA = {

@@ -10,7 +10,10 @@ transformers = pytest.importorskip("transformers")
 from transformers import DeepseekV3Config, GPTJConfig, LlamaConfig, OPTConfig, PegasusConfig  # noqa: E402
 from transformers.models.llama import modeling_llama  # noqa: E402
 
-from posenc.checkpoints.models import modules  # noqa: E402
+from posenc.checkpoints.models.dry_run import measure  # noqa: E402
+from posenc.checkpoints.models.found import carries_position, found  # noqa: E402
+from posenc.checkpoints.models.skeleton import skeleton  # noqa: E402
+from posenc.checkpoints.models.turns import Turn  # noqa: E402
 from posenc.checkpoints.vocabulary.reading import CannotRead  # noqa: E402
 
 SMALL = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -21,7 +24,7 @@ def llama(**options):
 
 
 def test_the_angles_and_the_layout_of_llama_are_measured():
-    first, second = modules.measure(modules.skeleton(llama(rope_theta=100.0))).turns
+    first, second = measure(skeleton(llama(rope_theta=100.0))).turns
     assert (first.path, second.path) == ("layers.0.self_attn", "layers.1.self_attn")
     assert first.layout == "half"
     assert [(a, b) for a, b, _ in first.pairs()] == [(k, k + 8) for k in range(8)]
@@ -32,7 +35,7 @@ def test_a_model_with_weights_measures_as_its_skeleton_does():
     torch.manual_seed(0)
     config = llama()
     model = transformers.LlamaModel(config).eval()
-    live, dry = modules.measure(model), modules.measure(modules.skeleton(config))
+    live, dry = measure(model), measure(skeleton(config))
     assert not live.failure
     assert live.turns[1].matrices.equal(dry.turns[1].matrices)
 
@@ -46,7 +49,7 @@ def test_rotary_code_that_pairs_neighbours_is_seen_whatever_it_is_called_with(mo
         return q * cos + neighbours(q) * sin, k * cos + neighbours(k) * sin
 
     monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", apply_rotary_pos_emb)
-    turn = modules.measure(modules.skeleton(llama())).turns[0]
+    turn = measure(skeleton(llama())).turns[0]
     assert turn.layout == "interleaved"
     assert modeling_llama.apply_rotary_pos_emb is apply_rotary_pos_emb, "what was replaced is put back"
 
@@ -55,29 +58,29 @@ def test_a_shuffle_after_the_turn_does_not_hide_how_weights_are_ordered():
     """DeepSeek-V3 turns neighbours and hands them on in another order; the order of the weights is what counts."""
     sizes = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 4, "v_head_dim": 8}
     config = DeepseekV3Config(**SMALL, **sizes, first_k_dense_replace=2, rope_interleave=True)
-    turn = modules.measure(modules.skeleton(config)).turns[0]
+    turn = measure(skeleton(config)).turns[0]
     assert turn.layout == "interleaved"
     assert not turn.matrices[0].equal(torch.eye(8)), "at position 0 the channels are shuffled already"
     config.rope_interleave = False
-    assert modules.measure(modules.skeleton(config)).turns[0].layout == "half"
+    assert measure(skeleton(config)).turns[0].layout == "half"
 
 
 def test_a_model_that_turns_a_part_of_each_head_without_the_attention_interface():
     config = GPTJConfig(vocab_size=32, n_embd=32, n_head=2, n_layer=1, rotary_dim=8, n_positions=64)
-    turn = modules.measure(modules.skeleton(config)).turns[0]
+    turn = measure(skeleton(config)).turns[0]
     assert (turn.layout, len(turn.pairs()), int(turn.moved.sum())) == ("interleaved", 4, 8)
 
 
 def test_the_temperature_is_how_much_longer_turned_channels_get():
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 1e4}
-    turn = modules.measure(modules.skeleton(llama(rope_parameters=yarn))).turns[0]
+    turn = measure(skeleton(llama(rope_parameters=yarn))).turns[0]
     assert turn.temperature == pytest.approx(0.1 * math.log(4) + 1, rel=1e-6)
 
 
 def test_a_skeleton_has_no_large_weights_and_real_frequencies():
-    model = modules.skeleton(LlamaConfig(num_hidden_layers=2))
+    model = skeleton(LlamaConfig(num_hidden_layers=2))
     assert sum(p.numel() for p in model.parameters() if not p.is_meta) < 1e5
-    (frequencies,) = modules.found(model)
+    (frequencies,) = found(model)
     assert frequencies.kind == "frequencies"
     expected = 10_000.0 ** (-torch.arange(0, 128, 2, dtype=torch.float64) / 128)
     torch.testing.assert_close(frequencies.values.double(), expected, rtol=1e-6, atol=0)
@@ -85,23 +88,23 @@ def test_a_skeleton_has_no_large_weights_and_real_frequencies():
 
 def test_the_row_of_position_0_is_seen():
     config = OPTConfig(vocab_size=32, hidden_size=16, num_attention_heads=2, num_hidden_layers=1, ffn_dim=16)
-    assert modules.measure(modules.skeleton(config)).rows == {"decoder.embed_positions.weight": 2}
+    assert measure(skeleton(config)).rows == {"decoder.embed_positions.weight": 2}
 
 
 def test_tables_of_sines_are_filled():
     config = PegasusConfig(vocab_size=32, d_model=16, encoder_layers=1, decoder_layers=1, max_position_embeddings=8)
-    tables = {item.path: item.values for item in modules.found(modules.skeleton(config))}
+    tables = {item.path: item.values for item in found(skeleton(config))}
     assert tables["encoder.embed_positions.weight"][3, 0] == pytest.approx(math.sin(3))
 
 
 def test_a_model_that_cannot_be_run_says_why_and_keeps_what_was_seen():
-    model = modules.skeleton(llama())
+    model = skeleton(llama())
 
     def broken(*args, **kwargs):
         raise RuntimeError("the second layer is broken")
 
     model.layers[1].forward = broken
-    seen = modules.measure(model)
+    seen = measure(model)
     assert seen.failure == "RuntimeError: the second layer is broken"
     assert [turn.path for turn in seen.turns] == ["layers.0.self_attn"]
 
@@ -112,13 +115,13 @@ def test_attention_among_the_patches_of_an_image_takes_no_gigabytes():
     config = transformers.SamVisionConfig(num_hidden_layers=1, global_attn_indexes=[0])
 
     def read(case):
-        assert modules.measure(modules.skeleton(config)).failure == ""
+        assert measure(skeleton(config)).failure == ""
 
     assert hold(read, ["sam"], cpu=60, memory=700 << 20) == {"read": 1}
 
 
 def test_channels_that_do_not_turn_in_pairs_are_refused():
-    turn = modules.Turn("here", torch.stack((torch.eye(4), torch.ones(4, 4))))
+    turn = Turn("here", torch.stack((torch.eye(4), torch.ones(4, 4))))
     with pytest.raises(CannotRead, match="channel 0 of here turns with 3 others, not in a pair"):
         turn.pairs()
 
@@ -127,7 +130,7 @@ def test_a_configuration_without_a_model_is_refused():
     from transformers import PretrainedConfig
 
     with pytest.raises(CannotRead, match="transformers has no model"):
-        modules.skeleton(PretrainedConfig())
+        skeleton(PretrainedConfig())
 
 
 @pytest.mark.parametrize(
@@ -143,4 +146,4 @@ def test_a_configuration_without_a_model_is_refused():
     ],
 )
 def test_names_that_speak_of_position(name, carries):
-    assert modules.carries_position(name) is carries
+    assert carries_position(name) is carries

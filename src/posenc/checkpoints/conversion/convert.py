@@ -19,8 +19,8 @@ from posenc.checkpoints.conversion import layouts, measure_layout, tables
 from posenc.checkpoints.conversion.layouts import Turned
 from posenc.checkpoints.files.named_code import left_out
 from posenc.checkpoints.files.tensors import GGUFTensors, Tensors, check_target, open_tensors, write_folder
+from posenc.checkpoints.formats.config_json import MARK
 from posenc.checkpoints.inspection import configs
-from posenc.checkpoints.models.config_json import MARK
 from posenc.checkpoints.vocabulary.differences import differences
 from posenc.checkpoints.vocabulary.reading import CannotRead, Part, Reading
 from posenc.encoding import Compose, Encoding, parts_of

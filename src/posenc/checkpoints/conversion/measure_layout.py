@@ -103,7 +103,7 @@ def of_text(model: "PreTrainedModel", ids: Tensor) -> dict[str, float]:
 
     Raises CannotRead for a model without rotary, and as `turned_tensors` does.
     """
-    from posenc.checkpoints.models import huggingface
+    from posenc.checkpoints.formats import huggingface
 
     reading = huggingface.read(model.config)
     own = layout_of(reading)

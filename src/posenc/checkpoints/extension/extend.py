@@ -188,7 +188,7 @@ class Run:
     def prepare(cls, settings: Settings, out: Path, say: Say) -> "Run":
         """Load and check everything, before any folder is made."""
         from posenc.checkpoints.files import load
-        from posenc.checkpoints.models import huggingface
+        from posenc.checkpoints.formats import huggingface
 
         names = methods.names_of(settings.methods)
         factors = None if settings.factors is None else methods.read_factors(Path(settings.factors))

@@ -271,7 +271,7 @@ def config_of(
     name: str, part: Part, config: Mapping[str, Any], specs: Sequence[str], factor: float, trained: int
 ) -> tuple[Mapping[str, Any] | None, str]:
     """The keys of the config that change, nested where the part is, and else why no config says it."""
-    from posenc.checkpoints.models import huggingface
+    from posenc.checkpoints.formats import huggingface
 
     own: Any = config
     for key in filter(None, part.name.split(".")):

@@ -41,7 +41,7 @@ KEYS = (
 
 
 def is_it(given: Mapping[str, Any]) -> bool:
-    return {"dim", "n_layers", "n_heads"} <= set(given)
+    return {"dim", "n_layers", "n_heads"} <= set(given) and "model_type" not in given
 
 
 def read(given: Mapping[str, Any]) -> Reading:

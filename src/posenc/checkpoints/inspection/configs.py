@@ -9,7 +9,7 @@ from posenc.checkpoints.vocabulary.reading import CannotRead, Reading
 from posenc.checkpoints.vocabulary.specs import CannotExpress, encodings_of
 
 HOMES = {
-    "transformers": "models.config_json",
+    "transformers": "formats.config_json",
     "meta": "formats.meta",
     "gguf": "formats.gguf_metadata",
 }

@@ -7,16 +7,12 @@ from typing import Any
 from torch import nn
 
 from posenc.catalogue import LayerSpec, build, build_layers
-from posenc.checkpoints.live.places import (
-    Change,
-    NotSaid,
-    Place,
-    RotaryModule,
-    counting,
-    of_type,
-    places_of,
-)
-from posenc.checkpoints.models.config_json import MARK as MARKED
+from posenc.checkpoints.formats.config_json import MARK as MARKED
+from posenc.checkpoints.kinds.all_kinds import KINDS
+from posenc.checkpoints.kinds.calls import CountedFromMask, token_door
+from posenc.checkpoints.kinds.kind import Change, Kind, NotSaid, hook
+from posenc.checkpoints.kinds.learned_table import LearnedTable
+from posenc.checkpoints.kinds.rotary_module import RotaryModule, of_type
 from posenc.checkpoints.vocabulary.reading import Part, Reading, names_no_code
 from posenc.encoding import Compose, Encoding, parts_of
 from posenc.rotations import Rotations
@@ -88,7 +84,7 @@ def attach(model: nn.Module, encoding: LayerSpec | None = None, *, horizon: int 
     config's reading that compute different numbers (with the place and the numbers), and an encoding that cannot take
     the place of what is there; TypeError for what is not a transformers model.
     """
-    from posenc.checkpoints.models.huggingface import read
+    from posenc.checkpoints.formats.huggingface import read_live
 
     config = getattr(model, "config", None)
     if not isinstance(model, nn.Module) or not hasattr(config, "get_text_config"):
@@ -97,13 +93,14 @@ def attach(model: nn.Module, encoding: LayerSpec | None = None, *, horizon: int 
         raise ValueError(f"posenc is attached to this {type(model).__name__} already; detach(model) first")
     if horizon is not None and horizon < 1:
         raise ValueError(f"horizon must be 1 token or more, got {horizon}")
-    places = places_of(model)
+    reading, places = read_live(model)
     if not places:
         raise ValueError(
-            f"{type(model).__name__} has no piece of position code that is recognised: no rotary module, table of "
-            f"positions, ALiBi or bias of buckets"
+            f"{type(model).__name__} has no piece of position code that is recognised: no "
+            f"{', '.join(dict.fromkeys(kind.words.removeprefix('a ') for kind in KINDS))}"
+            f"{''.join(f'; {sentence}' for sentence in reading.not_covered)}"
         )
-    reading, attachment = read(config), Attachment(model)
+    attachment = Attachment(model)
     converted = getattr(config, MARKED, None)
     if encoding is None and converted is not None:
         encoding = converted if isinstance(converted, str) else tuple(converted)
@@ -142,21 +139,21 @@ def take_out(attachment: Attachment) -> None:
         change.undo()
 
 
-def as_read(attachment: Attachment, places: Sequence[Place], reading: Reading, horizon: int | None) -> None:
+def as_read(attachment: Attachment, places: Sequence[Kind], reading: Reading, horizon: int | None) -> None:
     """Fill each place with what the config is read to say, compared with what was there."""
-    filled: list[Place] = []
+    filled: list[Kind] = []
     for place in places:
-        part = part_of(place, attachment.model, reading)
+        part = part_of(place, reading)
         try:
             if part is None:
-                raise NotSaid(f"the config's reading has no part for it: {place.path} is {place.kind}")
+                raise NotSaid(f"the config's reading has no part for it: {place.path} is {place.words}")
             encodings = encodings_of(part, place)
-            by_horizon = place.turns and any(e.turns_when_attending for e in encodings)
+            by_horizon = place.door == "turn" and any(e.turns_when_attending for e in encodings)
             if by_horizon and horizon is None:
                 attend(attachment, place, encodings, None)
                 continue
             # A declared horizon is what the model's own modules do not know: there is nothing to compare with.
-            attachment.changes += place.fill(encodings, horizon, same=not by_horizon)
+            attachment.changes += place.fill(attachment.model, encodings, horizon, same=not by_horizon)
         except NotSaid as reason:
             attachment.left[place.path] = str(reason)
             continue
@@ -165,19 +162,20 @@ def as_read(attachment: Attachment, places: Sequence[Place], reading: Reading, h
     if not attachment.replaced:
         reasons = "; ".join((*attachment.left.values(), *reading.not_covered))
         raise ValueError(f"nothing in {type(attachment.model).__name__} could be replaced: {reasons}")
-    attachment.changes += counting(filled)
+    attachment.changes += counting(attachment.model, filled)
 
 
 def as_asked(
-    attachment: Attachment, places: Sequence[Place], reading: Reading, encoding: LayerSpec, horizon: int | None
+    attachment: Attachment, places: Sequence[Kind], reading: Reading, encoding: LayerSpec, horizon: int | None
 ) -> None:
     """Fill the places of the decoder, or of the only stack, with an encoding that somebody asked for."""
     model: Any = attachment.model
     text = model.config.get_text_config()
-    own = [place for place in places if place.config is text] or [p for p in places if p.config is model.config]
-    filled: list[Place] = []
+    paths = {part.name for part in reading.parts if config_at(model.config, part.name) is text}
+    own = [place for place in places if place.stack.node.path in paths] or [p for p in places if not p.stack.node.path]
+    filled: list[Kind] = []
     for place in own or places:
-        part = part_of(place, model, reading)
+        part = part_of(place, reading)
         if part is None:
             raise ValueError(
                 f"the config of {type(model).__name__} says too little to build {encoding} for {place.path}: "
@@ -185,17 +183,17 @@ def as_asked(
             )
         shape = replace(part.shape, head_dim=part.layers[0].head_dim, causal=place.causal)
         wanted = build_layers(encoding, shape, len(part.layers))[1]
-        wanted = besides_own(wanted, part) if place.turns else wanted
-        if place.turns and not in_tables(place, wanted, part, horizon):
+        wanted = besides_own(wanted, part) if place.door == "turn" else wanted
+        if place.door == "turn" and not in_tables(place, wanted, part, horizon):
             attend(attachment, place, wanted, horizon)
             continue
-        attachment.changes += place.fill(wanted, horizon, same=False)
+        attachment.changes += place.fill(model, wanted, horizon, same=False)
         filled.append(place)
         attachment.replaced[place.path] = described(wanted, place)
-    attachment.changes += counting(filled)
+    attachment.changes += counting(attachment.model, filled)
 
 
-def attend(attachment: Attachment, place: Place, encodings: Sequence[Encoding], horizon: int | None) -> None:
+def attend(attachment: Attachment, place: Kind, encodings: Sequence[Encoding], horizon: int | None) -> None:
     """Let the decoder attend through encodings, where no table can hold what they compute."""
     from posenc.checkpoints.live.unturned import attach_unturned
 
@@ -205,7 +203,7 @@ def attend(attachment: Attachment, place: Place, encodings: Sequence[Encoding], 
     attachment.replaced[place.path] = f"{described(encodings, place)}, on unturned keys"
 
 
-def in_tables(place: Place, wanted: Sequence[Encoding], part: Part, horizon: int | None) -> bool:
+def in_tables(place: Kind, wanted: Sequence[Encoding], part: Part, horizon: int | None) -> bool:
     """Whether a table of cosines and sines, read by the model's own code, computes what is wanted in every layer.
 
     The model's code says which layers turn at all, which channels form a pair and how many pairs there are, so these
@@ -222,7 +220,7 @@ def in_tables(place: Place, wanted: Sequence[Encoding], part: Part, horizon: int
         if pairs(new) != pairs(old):
             return False
     types = place.types if isinstance(place, RotaryModule) else [None]
-    return all(len({repr(e) for e in of_type(wanted, place.config, of) if e.doors}) == 1 for of in types)
+    return all(len({repr(e) for e in of_type(wanted, place.stack.node.config, of) if e.doors}) == 1 for of in types)
 
 
 def pairs(encoding: Encoding) -> int:
@@ -240,11 +238,14 @@ def besides_own(wanted: Sequence[Encoding], part: Part) -> list[Encoding]:
     return rest
 
 
-def part_of(place: Place, model: nn.Module, reading: Reading) -> Part | None:
-    """The part of a reading that speaks of a place: that of its config, or the one named in its path, or the only."""
-    by_config = [part for part in reading.parts if config_at(model.config, part.name) is place.config]
-    by_path = [part for part in reading.parts if part.name and part.name in place.path.split(".")]
-    return next((parts[0] for parts in (by_config, by_path, reading.parts) if len(parts) == 1), None)
+def counting(model: nn.Module, places: Sequence[Kind]) -> list[Change]:
+    """Hooks that count positions from the padding mask, one before each stack that reads some of these places."""
+    first: dict[nn.Module, int] = {}
+    for place in places:
+        stack = token_door(model, place.path)
+        if stack is not None and place.door in ("turn", "embed"):
+            first[stack] = place.first if isinstance(place, LearnedTable) else 0
+    return [hook(stack, CountedFromMask(start, stack)) for stack, start in first.items()]
 
 
 def config_at(config: Any, name: str) -> Any:
@@ -254,9 +255,14 @@ def config_at(config: Any, name: str) -> Any:
     return config
 
 
-def encodings_of(part: Part, place: Place) -> list[Encoding]:
+def part_of(place: Kind, reading: Reading) -> Part | None:
+    """The part of a reading that speaks of a place."""
+    return next((part for part in reading.parts if part.name == place.stack.name), None)
+
+
+def encodings_of(part: Part, place: Kind) -> list[Encoding]:
     """What a part says of a place, for each layer: of a sum, the one that this kind of place computes."""
-    whole = [*parts_of(build(part.embed, part.shape))] if place.added else build_part(part)
+    whole = [*parts_of(build(part.embed, part.shape))] if place.door == "embed" else build_part(part)
     return [next((e for e in parts_of(encoding) if isinstance(e, place.takes)), encoding) for encoding in whole]
 
 
@@ -266,5 +272,5 @@ def build_part(part: Part) -> list[Encoding]:
     return [built[layer] for layer in part.layers]
 
 
-def described(encodings: Sequence[Encoding], place: Place) -> str:
+def described(encodings: Sequence[Encoding], place: Kind) -> str:
     return ", ".join(dict.fromkeys(repr(e) for e in encodings if isinstance(e, place.takes) or e.doors))

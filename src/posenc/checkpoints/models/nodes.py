@@ -2,20 +2,26 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
-from posenc.checkpoints.models import modules
-from posenc.checkpoints.models.modules import Found, Measured, Turn
+from posenc.checkpoints.models.dry_run import Measured, measure, usual_inputs
+from posenc.checkpoints.models.found import Found, found, with_configs
+from posenc.checkpoints.models.skeleton import skeleton
+from posenc.checkpoints.models.turns import Turn
 from posenc.checkpoints.vocabulary.bounds import HEADS, WIDTHS
 from posenc.checkpoints.vocabulary.ledger import Ledger
 from posenc.checkpoints.vocabulary.reading import CannotRead
 
-APART = torch.tensor([[[0, 1, 0, 0]], [[0, 0, 1, 0]], [[0, 0, 0, 1]]])
-"""Positions [3, 1, 4] of tokens that stand apart on time, height or width alone; those behind them are at 0."""
+FAR = 1024
+APART = FAR * torch.tensor([[[0, 1, 0, 0]], [[0, 0, 1, 0]], [[0, 0, 0, 1]]])
+"""Positions [3, 1, 4] of tokens that stand apart on time, height or width alone; those behind them are at 0.
+
+So far apart that the slowest pairs of the largest bases turn enough to be seen."""
 
 
 @dataclass
@@ -30,6 +36,8 @@ class Node:
     claimed  the paths of what was found and what some spec accounts for
     seen     what a dry run of them saw
     on_axes  the turns of a dry run in which the tokens stand apart on time, height and width
+    rounding   by how much frequencies have been rounded by a cast of the model (relative)
+    pieces     the position code that was found, by kind
     explained  matrices and what the keys say of them -> the spec that makes them, so that layers share the search
     """
 
@@ -41,6 +49,8 @@ class Node:
     claimed: set[str] = field(default_factory=set)
     seen: Measured = field(default_factory=Measured)
     on_axes: list[Turn] = field(default_factory=list)
+    rounding: float = 0.0
+    pieces: list[Any] = field(default_factory=list)
     explained: dict[Any, tuple[str, int] | None] = field(default_factory=dict)
 
     def first(self, names: tuple[str, ...], default: Any = None) -> Any:
@@ -64,52 +74,68 @@ def nodes_of(config: Any, keys: Ledger, path: str = "") -> Iterator[Node]:
                 yield from nodes_of(inner, within, f"{path}.{key}".lstrip("."))
 
 
-def look_into(config: Any, nodes: list[Node]) -> None:
-    """Give every node what the modules of the model show; say so where they cannot be seen."""
-    failures: dict[str, str] = {}
-    survey(config, nodes, failures)
+def look_into(config: Any, nodes: list[Node], model: nn.Module | None = None) -> None:
+    """Give every node what the modules of the model show; say so where they cannot be seen.
+
+    model  a model without its numbers, as `skeleton` or `hollow` makes it; None to build it from the configuration
+    """
+    failure = ""
+    try:
+        model = skeleton(config) if model is None else model
+        survey(model, nodes)
+    except CannotRead as error:
+        failure = str(error)
     for node in nodes[1:]:
         # A tower that no text runs through is looked at by itself.
         unseen = node.found and not node.seen.turns and not node.seen.rows
-        if node.config is not None and (unseen or failures):
-            within = node.found
-            survey(node.config, [node], failures)
-            # By itself it may be built as another model, which lacks what it has within the whole.
-            node.found += [old for old in within if not any(old.path.endswith(new.path) for new in node.found)]
-    for node in nodes:
-        if node.path in failures:
-            node.leave(
-                f"{failures[node.path]}; what is said of it rests on the keys alone, and on its towers one by one"
-            )
+        if node.config is None or not (unseen or failure):
+            continue
+        path, tower = tower_of(model, node)
+        try:
+            survey(skeleton(node.config) if tower is None else tower, [node], path)
+        except CannotRead as error:
+            node.leave(f"{error}; what is said of it rests on the keys alone")
+    if failure:
+        nodes[0].leave(f"{failure}; what is said of it rests on the keys alone, and on its towers one by one")
 
 
-def survey(config: Any, nodes: list[Node], failures: dict[str, str]) -> None:
-    """Build the modules of a configuration, run them dry, and share out what was seen among the nodes within it."""
-    try:
-        model = modules.skeleton(config)
-    except CannotRead as error:
-        failures[nodes[0].path] = str(error)
-        return
-    if len(nodes) == 1:
-        nodes[0].found = []
-    seen = modules.measure(model)
-    owners = {path: node_of(own, nodes) for path, _, own in modules.with_configs(model)}
+def tower_of(model: nn.Module | None, node: Node) -> tuple[str, nn.Module | None]:
+    """The part of a model that was built from a node's configuration and can be run by itself, with its path."""
+    for path, module in () if model is None else model.named_modules():
+        if getattr(module, "config", None) is node.config and hasattr(module, "main_input_name"):
+            return path, module
+    return "", None
+
+
+def survey(model: nn.Module, nodes: list[Node], prefix: str = "") -> None:
+    """Run a model dry, and share out what was seen among the nodes within it.
+
+    prefix  where the model stands in a larger one, of which nothing was seen
+    """
+
+    def whole(path: str) -> str:
+        return f"{prefix}.{path}".strip(".")
+
+    seen = measure(model)
+    owners = {path: node_of(own, nodes) for path, _, own in with_configs(model)}
     for node in nodes:
-        own = {path: module for path, module in model.named_modules() if owners[path] is node}
+        own = {whole(path): module for path, module in model.named_modules() if owners[path] is node}
         node.modules = own or node.modules
         node.seen.failure, node.seen.slopes = seen.failure, seen.slopes
-    found = modules.found(model, seen)
-    for item in found:
-        node_of(item.config, nodes).found.append(item)
+        node.seen.entered = {whole(path) for path in seen.entered}
+        node.seen.buckets = [replace(one, path=whole(one.path)) for one in seen.buckets if owners[one.path] is node]
+    pieces = [replace(item, path=whole(item.path)) for item in found(model, seen.rows)]
+    for node in nodes:
+        node.found = [item for item in pieces if node_of(item.config, nodes) is node]
     for turn in seen.turns:
-        owners.get(turn.path, nodes[0]).seen.turns.append(turn)
+        owners.get(turn.path, nodes[0]).seen.turns.append(replace(turn, path=whole(turn.path)))
     for path, row in seen.rows.items():
-        owners.get(path.rpartition(".")[0], nodes[0]).seen.rows[path] = row
-    if any("mrope" in name for item in found for name in vars(item.owner)):
-        inputs = modules.usual_inputs(model)
+        owners.get(path.rpartition(".")[0], nodes[0]).seen.rows[whole(path)] = row
+    if any("mrope" in name for item in pieces for name in vars(item.owner)):
+        inputs = usual_inputs(model)
         ids = F.pad(APART, (0, inputs["input_ids"].shape[1] - 4)) if "input_ids" in inputs else APART
-        for turn in modules.measure(model, inputs | {"position_ids": ids}).turns:
-            owners.get(turn.path, nodes[0]).on_axes.append(turn)
+        for turn in measure(model, inputs | {"position_ids": ids}).turns:
+            owners.get(turn.path, nodes[0]).on_axes.append(replace(turn, path=whole(turn.path)))
 
 
 def node_of(config: Any, nodes: list[Node]) -> Node:
@@ -118,6 +144,11 @@ def node_of(config: Any, nodes: list[Node]) -> Node:
             if fits(node):
                 return node
     return nodes[0]
+
+
+def node_at(path: str, nodes: list[Node]) -> Node:
+    """The configuration that the module at a path was built from."""
+    return next((node for node in nodes if path in node.modules), nodes[0])
 
 
 def of_role(path: str, role: str) -> bool:

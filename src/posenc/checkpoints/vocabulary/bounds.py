@@ -1,7 +1,7 @@
 """What a configuration may say of sizes: whole numbers between sane bounds, held to before anything is built from them.
 
 Models are looped over, built and run by these numbers, so that one of them alone could take all memory, or all time.
-Everything besides is bounded where it is made: tensors by modules.py, tables and frequencies by the channels of a head.
+Besides that: skeleton.py bounds tensors, and the channels of a head bound tables and frequencies.
 """
 
 import math

@@ -7,7 +7,6 @@ whether the frequencies are those that the keys say. What the modules have and n
 
 import copy
 import functools
-import inspect
 import json
 import math
 import re
@@ -17,17 +16,21 @@ from typing import Any
 
 import torch
 
-from posenc.catalogue import build
 from posenc.checkpoints.files.load import quietly
 from posenc.checkpoints.files.named_code import harmless
-from posenc.checkpoints.models.modules import Found
+from posenc.checkpoints.kinds.all_kinds import KINDS
+from posenc.checkpoints.kinds.grid_table import GridTable
+from posenc.checkpoints.kinds.kind import Kind, Stack
+from posenc.checkpoints.kinds.learned_table import LearnedTable, feeds_turns
+from posenc.checkpoints.kinds.rotary_keys import rope_parameters as rope_parameters
+from posenc.checkpoints.kinds.rotary_measured import rotary_layers
+from posenc.checkpoints.models.found import Found
 from posenc.checkpoints.models.nodes import Node, every_layer, look_into, nodes_of, of_role
-from posenc.checkpoints.models.rotary_keys import rope_parameters as rope_parameters
-from posenc.checkpoints.models.rotary_measured import rotary_layers
+from posenc.checkpoints.models.skeleton import hollow
 from posenc.checkpoints.vocabulary.bounds import HEAD_DIMS, HEADS, KV_HEADS, LAYERS, LENGTHS, WIDTHS, within_bounds
 from posenc.checkpoints.vocabulary.ledger import SPEAKS_OF_POSITION, Ledger
 from posenc.checkpoints.vocabulary.reading import CannotRead, Layer, Part, Reading
-from posenc.checkpoints.vocabulary.specs import possible, spec_of
+from posenc.checkpoints.vocabulary.specs import possible
 from posenc.encoding import Shape
 from posenc.foreign import count, one_line, reading_with, shortened
 
@@ -42,8 +45,6 @@ PLAIN = {
     *("attention_chunk_size", "sliding_window_pattern", "_sliding_window_pattern", "learned_pos_emb"),
 }
 """Keys that speak of position, or seem to, whose effect is told by others: they are entered as understood."""
-
-SINUSOIDS = tuple((layout, endpoint) for layout in ("interleaved", "concatenated") for endpoint in (False, True))
 
 
 def read(config: Any) -> Reading:
@@ -72,7 +73,21 @@ def read(config: Any) -> Reading:
     with quietly():
         config = copy.deepcopy(config)
         settle(config)
-        return of_object(config, None)
+        return of_object(config, None)[0]
+
+
+def read_live(model: Any) -> tuple[Reading, list[Kind]]:
+    """What a live model says of positions, and the pieces of it that say so.
+
+    It is not run and not touched: a hollow copy of it is. Paths are those of the model.
+    """
+    with quietly():
+        copied = hollow(model)
+        settle(copied.config)
+        halves = [b for name, b in model.named_buffers() if name.endswith("inv_freq") and b.element_size() < 4]
+        rounding = max((torch.finfo(buffer.dtype).eps for buffer in halves), default=0.0)
+        reading, nodes = of_object(copied.config, None, copied, rounding)
+        return reading, [piece for node in nodes for piece in node.pieces]
 
 
 @functools.lru_cache(maxsize=64)
@@ -90,7 +105,7 @@ def of_dictionary(given: dict[str, Any]) -> Reading:
             f"expected a config.json of transformers with model_type or hidden_size, got the keys "
             f"{', '.join(list(given)[:8]) or 'none'}"
         )
-    return of_object(filled(given), given)
+    return of_object(filled(given), given)[0]
 
 
 def filled(given: Mapping[str, Any]) -> Any:
@@ -112,13 +127,21 @@ def filled(given: Mapping[str, Any]) -> Any:
         return config
 
 
-def of_object(config: Any, given: Mapping[str, Any] | None) -> Reading:
-    """The reading of transformers' object, or of a dictionary where there is none."""
+def of_object(
+    config: Any, given: Mapping[str, Any] | None, model: Any = None, rounding: float = 0.0
+) -> tuple[Reading, list[Node]]:
+    """The reading of transformers' object, or of a dictionary where there is none, and the nodes that it came from.
+
+    model     a model of that object without its numbers; None to build one
+    rounding  by how much its frequencies have been rounded (relative)
+    """
     values = json.loads(json.dumps(dict(given or {}) if config is None else config.to_dict(), default=str))
     keys = Ledger(values, file=set(flat(given or {})))
     nodes = list(nodes_of(config, keys))
+    for node in nodes:
+        node.rounding = rounding
     if config is not None:
-        look_into(config, nodes)
+        look_into(config, nodes, model)
     elif values.get("model_type"):
         keys.leave(
             f"layout: transformers does not know the architecture {values['model_type']} here, and the keys do not say "
@@ -140,7 +163,7 @@ def of_object(config: Any, given: Mapping[str, Any] | None) -> Reading:
     named = values.get("model_type") or values.get("architectures") or "unknown"
     architecture = shortened(one_line(str(named[0] if isinstance(named, list) else named)), 80)
     told = tuple(keys.contradictions), tuple(keys.not_covered)
-    return Reading("transformers", architecture, parts, understood, unknown, *told)
+    return Reading("transformers", architecture, parts, understood, unknown, *told), nodes
 
 
 def settle(config: Any) -> None:
@@ -235,23 +258,48 @@ def part_of(node: Node, role: str) -> Part | None:
         keys.say("qk_head_dim", "channels of a head, in latent attention")
     length = trained_length(node, role)
     shape = Shape(width, heads, head_dim, length or 1, is_causal(node, role))
-    embed, tables, rows = embedded(node, role, shape, besides)
-    shape = replace(shape, max_len=rows or length or 1)
-    layers = rotary_layers(node, role, shape, turned, count, besides)
-    bias = bias_of(node, role, shape)
-    if layers is None and bias is None and embed == "none":
+    stack = Stack(node, role, shape, turned, count, besides)
+    stack.turning = rotary_layers(stack)
+    pieces = [piece for kind in KINDS for piece in kind.find(stack)]
+    embed, tables, rows = added(stack, pieces)
+    shape = stack.shape = replace(shape, max_len=rows or length or 1)
+    biases = list(dict.fromkeys(spec for piece in pieces if piece.door == "bias" for spec in piece.specs()))
+    if stack.turning is None and not biases and embed == "none":
         return None
-    specs = layers or [("none", turned)] * count
-    if bias is not None:
+    specs = stack.turning or [("none", turned)] * count
+    for bias in biases:
         specs = [(bias if spec == "none" else f"{spec} + {bias}", wide) for spec, wide in specs]
+    node.pieces += pieces
     out = tuple(
         Layer(spec, wide, window, None if scale is None or math.isclose(scale, wide**-0.5, rel_tol=1e-6) else scale)
         for (spec, wide), window, scale in zip(
             specs, windows_of(node, count), scales_of(node, role, count), strict=True
         )
     )
-    name = f"{node.path}.{role}".strip(".")
-    return Part(name, shape, out, kv, length or rows, embed, tables, tuple(besides))
+    return Part(stack.name, shape, out, kv, length or rows, embed, tables, tuple(besides))
+
+
+def added(stack: Stack, pieces: list[Kind]) -> tuple[str, dict[str, tuple[int, ...]], int | None]:
+    """The spec of what is added to the embeddings, the shape of its table, and for how many positions it serves."""
+    node = stack.node
+    kind = node.keys.peek("position_embedding_type")
+    if isinstance(kind, str):
+        node.keys.say("position_embedding_type", f"positions are {kind}")
+    for piece in pieces:
+        if not isinstance(piece, (GridTable, LearnedTable)):
+            continue
+        name, first = f"{piece.path}.{piece.tensor}", piece.row if isinstance(piece, LearnedTable) else 0
+        if first:
+            counted = "" if getattr(piece, "origin", first) == first else f"; the first token stands at {first}"
+            stack.besides.append(f"the first {first} rows of {name} are no positions{counted}")
+        rows, wide = piece.size[-2:]
+        if wide != stack.shape.dim:
+            stack.besides.append(f"{name} has {wide} channels, which a projection brings to {stack.shape.dim}")
+        node.claimed.add(name)
+        return piece.specs()[0], {name: piece.size}, rows - first
+    if kind == "absolute" and not node.modules:
+        return "learned", {}, stack.shape.max_len
+    return "none", {}, None
 
 
 def trained_length(node: Node, role: str) -> int | None:
@@ -292,148 +340,6 @@ def masks_of(module: Any) -> list[str]:
     return [name for name in names if re.fullmatch(r"create_\w*mask\w*", name)]
 
 
-def embedded(
-    node: Node, role: str, shape: Shape, besides: list[str]
-) -> tuple[str, dict[str, tuple[int, ...]], int | None]:
-    """The spec of what is added to the embeddings, the shape of its table, and for how many positions it serves."""
-    kind = node.keys.peek("position_embedding_type")
-    if isinstance(kind, str):
-        node.keys.say("position_embedding_type", f"positions are {kind}")
-    for item in node.found:
-        if item.kind not in ("table", "fixed") or not of_role(item.path, role) or item.values is None:
-            continue
-        size = tuple(item.values.shape)
-        count, wide = size[-2:] if len(size) > 1 else (0, 0)
-        if math.prod(size) != count * wide or feeds_turns(node, item):
-            continue
-        grid = grid_of(node, count) if wide == shape.dim else None
-        first = node.seen.rows.get(item.path)
-        if not first and grid is not None:
-            embed, first = spec_of("learned_grid", grid=grid[0], prefix=grid[1] or None), 0
-            for key in ("image_size", "patch_size"):
-                node.keys.say(key, "the grid of patches")
-        elif first is not None or (wide == shape.dim and count == trained_length(node, role)):
-            embed, first = as_table(item, first or 0, count, wide), first or 0
-        else:
-            continue
-        if first:
-            besides.append(f"the first {first} rows of {item.path} are no positions")
-        if wide != shape.dim:
-            besides.append(f"{item.path} has {wide} channels, which a projection brings to {shape.dim}")
-        node.claimed.add(item.path)
-        return embed, {item.path: size}, count - first
-    if kind == "absolute" and not node.modules:
-        return "learned", {}, shape.max_len
-    return "none", {}, None
-
-
-def feeds_turns(node: Node, item: Found) -> bool:
-    """Whether a table holds the sines of rotary code, as those of GPT-J and RoFormer, and nothing is added."""
-    turned = node.seen.turns[0].matrices.shape[-1] if node.seen.turns else None
-    return item.kind in ("fixed", "table") and item.values is not None and item.values.shape[-1] == turned
-
-
-def as_table(item: Found, first: int, count: int, wide: int) -> str:
-    """The spec of a table: sinusoidal where its numbers are those of sines, else learned."""
-    assert item.values is not None
-    if wide > 2 and not item.values.is_meta:
-        values = item.values.reshape(count, wide)
-        for layout, endpoint in SINUSOIDS:
-            spec = spec_of("sinusoidal", layout=None if layout == "interleaved" else layout, endpoint=endpoint or None)
-            expected = build(spec, Shape(wide, 1, wide, count))(torch.zeros(1, count - first, wide))[0]
-            if torch.allclose(values[first:].float(), expected, atol=1e-3):
-                return spec
-    return "learned"
-
-
-def grid_of(node: Node, count: int) -> tuple[tuple[int, int], int] | None:
-    """The grid of patches that fits a table of so many rows, and the rows before it."""
-    for key in ("num_position_embeddings", "num_patches"):
-        if node.keys.peek(key) == count and math.isqrt(count) ** 2 == count:
-            node.keys.say(key, "the grid of patches, resampled to each image")
-            return (math.isqrt(count), math.isqrt(count)), 0
-    image, patch = node.keys.peek("image_size"), node.keys.peek("patch_size")
-    if not isinstance(image, int) or not isinstance(patch, int) or not patch:
-        return None
-    side = image // patch
-    return ((side, side), count - side * side) if 0 <= count - side * side < 16 else None
-
-
-def bias_of(node: Node, role: str, shape: Shape) -> str | None:
-    """The spec of what is added to the logits: T5's buckets, ALiBi, or None."""
-    keys = node.keys
-    buckets = keys.whole("relative_attention_num_buckets", "{} buckets of distances")
-    if buckets:
-        return buckets_of(node, role, shape, buckets)
-    nested = keys.open("attn_config") if isinstance(keys.peek("attn_config"), dict) else None
-    if nested is not None and nested.flag("alibi", "ALiBi: {}"):
-        greatest = nested.number("alibi_bias_max", "the last slope is 2^-{}", 8)
-        return checked_slopes(node, spec_of("alibi", bias_max=None if greatest == 8 else float(greatest)), shape)
-    if keys.flag("alibi", "ALiBi: {}"):
-        return checked_slopes(node, "alibi(form='falcon')", shape)
-    if node.seen.slopes and not keys.has("alibi") and nested is None:
-        return checked_slopes(node, "alibi", shape)
-    return None
-
-
-def buckets_of(node: Node, role: str, shape: Shape, buckets: int) -> str | None:
-    keys = node.keys
-    furthest = keys.whole("relative_attention_max_distance", "distances from {} on share a bucket", 128)
-    spec = spec_of(
-        "t5_bias",
-        buckets=None if buckets == 32 else buckets,
-        max_distance=None if furthest == 128 else furthest,
-        causal=None if shape.causal else False,
-    )
-    if not node.modules:
-        return spec
-    encoding: Any = build(spec, shape)
-    delta = torch.arange(-2 * furthest, 2 * furthest)
-    for module in node.modules.values():
-        function = getattr(module, "_relative_position_bucket", None) or getattr(
-            module, "relative_position_bucket", None
-        )
-        if function is None:
-            continue
-        words = {"num_buckets": buckets, "max_distance": furthest, "bidirectional": not shape.causal}
-        taken = inspect.signature(function).parameters
-        got = function(-delta, **{word: value for word, value in words.items() if word in taken})
-        if (got != encoding.bucket(delta)).sum() > 4:
-            return None
-        break
-    else:
-        return None
-    claimed = [
-        item.path
-        for item in node.found
-        if item.values is not None and tuple(item.values.shape) == (buckets, shape.heads)
-    ]
-    node.claimed |= {path for path in claimed if of_role(path, role)}
-    return spec if claimed else None
-
-
-def checked_slopes(node: Node, spec: str, shape: Shape) -> str | None:
-    """The spec, if the biases that the model's own code made have its slopes."""
-    if not node.modules:
-        return spec
-    encoding: Any = build(spec, shape)
-    slopes = torch.tensor(encoding.slopes)
-    for bias in node.seen.slopes:
-        flat = bias.float().reshape(-1, bias.shape[-1])
-        if bias.dim() == 1:
-            steps = bias.float()
-        elif flat.shape[0] % shape.heads == 0 and bias.shape[-1] > 1:
-            steps = (flat[:, -1] - flat[:, -2]).reshape(-1, shape.heads)[0]
-        else:
-            continue
-        # Some make them in bfloat16.
-        if steps.shape == slopes.shape and torch.allclose(steps, slopes, rtol=1e-2):
-            return spec
-    reason = node.seen.failure or "no such code was seen to run"
-    node.leave(f"ALiBi could not be held to the model's own slopes ({reason})")
-    return spec if not node.seen.slopes else None
-
-
 def attention_modules(node: Node, role: str) -> dict[int, Any]:
     """The first module of each layer that scales logits or has a window."""
     out: dict[int, Any] = {}
@@ -467,8 +373,12 @@ def windows_of(node: Node, count: int) -> list[int | None]:
     return [size] * count
 
 
+def turns_with(node: Node, item: Found) -> bool:
+    return feeds_turns(Stack(node, "", Shape(1, 1, 1, 1), 1, 1), item)
+
+
 def unclaimed(node: Node) -> Iterator[str]:
     """What the modules have and no spec accounts for, one sentence for each kind of tensor or module."""
     for item in node.found:
-        if item.path not in node.claimed and not feeds_turns(node, item):
+        if item.path not in node.claimed and not turns_with(node, item):
             yield f"{every_layer(item.path)} ({type(item.owner).__name__}) carries position, and no spec here says how"

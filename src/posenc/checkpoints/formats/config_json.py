@@ -54,7 +54,7 @@ def read(given: Mapping[str, Any]) -> Reading:
 
     Raises CannotRead as that does.
     """
-    from posenc.checkpoints.models import huggingface
+    from posenc.checkpoints.formats import huggingface
 
     reading = huggingface.read({key: value for key, value in given.items() if key != MARK})
     told = [sentence for sentence in contradictory(given) if sentence not in reading.contradictions]
@@ -253,7 +253,7 @@ def type_of(layer: Layer) -> str:
 
 def parameters_of(part: Part, index: int) -> dict[str, Any]:
     """`rope_parameters` of the rotary of one layer."""
-    from posenc.checkpoints.models import rotary_keys
+    from posenc.checkpoints.kinds import rotary_keys
 
     rotary: Any = next(one for one in encodings_of(part)[index].values() if hasattr(one, "base"))
     options = rotary.options()

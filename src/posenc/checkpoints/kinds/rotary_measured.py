@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from posenc.catalogue import build
-from posenc.checkpoints.models.modules import Found, Turn
+from posenc.checkpoints.kinds.kind import Stack
+from posenc.checkpoints.kinds.rotary_keys import Options, by_keys, rope_keys, rope_options
+from posenc.checkpoints.models.found import Found
 from posenc.checkpoints.models.nodes import Node, every_layer, of_role
-from posenc.checkpoints.models.rotary_keys import Options, by_keys, rope_keys, rope_options
+from posenc.checkpoints.models.turns import Turn
 from posenc.checkpoints.vocabulary.ledger import in_words
 from posenc.checkpoints.vocabulary.reading import CannotRead
 from posenc.checkpoints.vocabulary.specs import rotary_spec, spec_of
@@ -24,17 +26,16 @@ NEAR = 2e-5
 """By how much turned unit vectors may differ at the first positions, where the modules take angles in float32."""
 
 
-def rotary_layers(
-    node: Node, role: str, shape: Shape, turned: int, count: int, besides: list[str]
-) -> list[tuple[str, int]] | None:
-    """The spec of each layer and the channels that it is given; None where neither keys nor modules turn anything.
-
-    turned   channels of a head that rotary is given
-    count    number of layers
-    besides  where to say what no spec does
-    """
+def rotary_layers(stack: Stack) -> list[tuple[str, int]] | None:
+    """The spec of each layer and the channels that it is given; None where neither keys nor modules turn anything."""
+    node, role, shape, turned = stack.node, stack.role, stack.shape, stack.turned
+    count, besides = stack.layers, stack.besides
     turns = by_layer([turn for turn in node.seen.turns if of_role(turn.path, role)])
-    frequencies = [item for item in node.found if item.kind == "frequencies" and of_role(item.path, role)]
+    frequencies = list(stack.pieces("frequencies"))
+    for item in [item for item in frequencies if never_runs(node, item.path)]:
+        frequencies.remove(item)
+        node.claimed.add(item.path)
+        besides.append(f"{every_layer(item.path)} is built and never read")
     dictionaries = rope_keys(node)
     if not turns and not frequencies and (node.modules or not dictionaries):
         return None
@@ -54,6 +55,12 @@ def rotary_layers(
         layers = [(option.spec(usual), option.head_dim) if option else ("none", turned) for option in told]
     claim_frequencies(node, frequencies, layers, shape)
     return with_temperature(node, layers)
+
+
+def never_runs(node: Node, path: str) -> bool:
+    """Whether a module with frequencies stayed out of a run of what is around it, and so is no position code."""
+    owner, entered = path.rpartition(".")[0], node.seen.entered
+    return not node.seen.failure and owner not in entered and owner.rpartition(".")[0] in entered
 
 
 def measured(
@@ -112,22 +119,25 @@ def by_layer(turns: list[Turn]) -> dict[int, Turn]:
 def explained(node: Node, turn: Turn, tries: list[Options], turned: int, shape: Shape) -> tuple[str, int] | None:
     """The first spec that turns unit vectors as a layer did, and its channels; None where none does."""
     try:
-        tries = tries or [fitted(turn, turned)]
-        sections = sections_of(node, turn.path)
+        seen, sections = fitted(turn, turned), sections_of(node, turn.path)
     except CannotRead:
         return None
-    if sections is not None:
-        tries = [with_sections(node, option, *sections) for option in tries]
-    for option in tries:
-        for one in widths_of(option, turn.matrices.shape[-1]):
+    for option in (*tries, seen):
+        wanted = option if sections is None else with_sections(node, option, *sections)
+        for one in widths_of(wanted, turn.matrices.shape[-1]):
             for layout in ("half", "interleaved"):
                 # A spec that cannot be built is no explanation.
                 with contextlib.suppress(ValueError):
-                    if agrees(turn, one.spec(layout), one.head_dim, shape):
+                    if agrees(turn, one.spec(layout), one.head_dim, shape, node.rounding):
                         if one.width > option.width:
                             node.keys.contradict(
                                 f"the keys say that {option.width} of {option.head_dim} channels of a head turn, and "
                                 f"in the modules {one.width} do; followed: the modules"
+                            )
+                        if tries and option is seen:
+                            node.keys.contradict(
+                                f"the keys say {tries[0].spec(layout)}, and the modules turn by {one.spec(layout)}; "
+                                f"followed: the modules"
                             )
                         return one.spec(layout), one.head_dim
     return None
@@ -145,7 +155,7 @@ def widths_of(option: Options, channels: int) -> Iterator[Options]:
         yield replace(option, head_dim=channels, width=channels)
 
 
-def agrees(turn: Turn, spec: str, head_dim: int, shape: Shape) -> bool:
+def agrees(turn: Turn, spec: str, head_dim: int, shape: Shape, rounding: float = 0.0) -> bool:
     """Whether an encoding does to unit vectors what a layer did, up to a shuffle of channels after the turn."""
     tokens = min(turn.matrices.shape[0], 4)
     encoding = build(spec, replace(shape, head_dim=head_dim))
@@ -163,7 +173,7 @@ def agrees(turn: Turn, spec: str, head_dim: int, shape: Shape) -> bool:
     if not math.isclose(warm, turn.temperature, rel_tol=1e-5):
         return False
     # At position 0 nothing turns, so that only the temperature is to be taken out.
-    return bool((images / first - turn.relative[:tokens]).abs().max() < NEAR)
+    return bool((images / first - turn.relative[:tokens]).abs().max() < NEAR + tokens * rounding)
 
 
 def fitted(turn: Turn, turned: int) -> Options:
@@ -285,7 +295,9 @@ def claim_frequencies(node: Node, items: list[Found], layers: list[tuple[str, in
             for frequencies, temperature in spectra:
                 assert item.values is not None
                 warm = float(temperature.flatten()[0]) if isinstance(temperature, Tensor) else temperature
-                if same_numbers(frequencies, item.values) and math.isclose(warm, item.temperature, rel_tol=1e-6):
+                if same_numbers(frequencies, item.values, node.rounding) and math.isclose(
+                    warm, item.temperature, rel_tol=1e-6
+                ):
                     node.claimed.add(item.path)
 
 
@@ -295,10 +307,10 @@ def axial_spectra(encoding: Any) -> list[tuple[Tensor, float]]:
     return [(spectra[0], 1.0), (torch.cat(spectra), 1.0)]
 
 
-def same_numbers(frequencies: Tensor, values: Tensor) -> bool:
+def same_numbers(frequencies: Tensor, values: Tensor, rounding: float) -> bool:
     """Whether two sets of frequencies are the same, in whatever order the pairs of a model lie."""
     ours, theirs = (x.double().flatten().sort().values for x in (frequencies, values))
-    return ours.shape == theirs.shape and torch.allclose(ours, theirs, rtol=1e-5, atol=0)
+    return ours.shape == theirs.shape and torch.allclose(ours, theirs, rtol=1e-5 + rounding, atol=0)
 
 
 def with_temperature(node: Node, layers: list[tuple[str, int]]) -> list[tuple[str, int]]:

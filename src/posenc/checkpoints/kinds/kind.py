@@ -1,0 +1,172 @@
+"""What every kind of position code of others is: found in a stack of layers, measured, read as a spec, filled."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from torch import nn
+
+from posenc.checkpoints.models.found import Found
+from posenc.checkpoints.models.nodes import Node, of_role
+from posenc.encoding import Encoding, Shape
+
+
+class Differs(ValueError):
+    """A piece of a model and the encoding that was to fill it compute different numbers; the message says where."""
+
+
+class NotSaid(ValueError):
+    """What is said of a model cannot fill a piece of it; the message says what was wanted."""
+
+
+@dataclass
+class Stack:
+    """One stack of layers: a configuration, or the encoder or the decoder of one.
+
+    node     the configuration, with what its modules showed
+    role     "encoder", "decoder", or "" for the whole
+    shape    width, heads, channels of a head, trained length (1 where it has none), and whether it is causal
+    turned   channels of a head that rotary is given
+    layers   their number
+    besides  what the stack does about position that no spec says, in sentences
+    turning  the spec of what turns in each layer, and the channels that it is given; None where nothing does
+    """
+
+    node: Node
+    role: str
+    shape: Shape
+    turned: int
+    layers: int
+    besides: list[str] = field(default_factory=list)
+    turning: list[tuple[str, int]] | None = None
+
+    @property
+    def name(self) -> str:
+        """Where it stands in the config: "" for the whole, else a path such as "text_config" or "encoder"."""
+        return f"{self.node.path}.{self.role}".strip(".")
+
+    def has(self, path: str) -> bool:
+        """Whether a module or tensor belongs to this stack."""
+        return of_role(path, self.role)
+
+    def pieces(self, *kinds: str) -> Iterator[Found]:
+        """What was found of these kinds in its modules."""
+        return (item for item in self.node.found if item.kind in kinds and self.has(item.path))
+
+    def modules(self) -> Iterator[tuple[str, Any]]:
+        """Its modules, with their paths."""
+        return ((path, module) for path, module in self.node.modules.items() if self.has(path))
+
+
+@dataclass(frozen=True)
+class Swapped:
+    """A child module that gave way to another."""
+
+    parent: nn.Module
+    name: str
+    original: nn.Module
+
+    def undo(self) -> None:
+        current = getattr(self.parent, self.name)
+        # A parameter may have become another object since, such as by load_state_dict(assign=True).
+        self.original._parameters.update(current._parameters)
+        self.original.train(current.training)
+        setattr(self.parent, self.name, self.original)
+
+
+@dataclass(frozen=True)
+class Shadowed:
+    """A method, parameter or buffer of a module, hidden by an attribute of this one module."""
+
+    owner: nn.Module
+    name: str
+
+    def undo(self) -> None:
+        del self.owner.__dict__[self.name]
+
+
+@dataclass(frozen=True)
+class Hooked:
+    """A hook before a module's forward."""
+
+    handle: Any
+
+    def undo(self) -> None:
+        self.handle.remove()
+
+
+Change = Swapped | Shadowed | Hooked
+
+
+def swap(model: nn.Module, path: str, new: nn.Module) -> Swapped:
+    """Put a module in the place of the one at a path."""
+    above, _, name = path.rpartition(".")
+    parent, original = model.get_submodule(above), model.get_submodule(path)
+    new.train(original.training)
+    setattr(parent, name, new)
+    return Swapped(parent, name, original)
+
+
+def shadow(owner: nn.Module, name: str, new: Any) -> Shadowed:
+    """Hide what a module has under a name."""
+    owner.__dict__[name] = new
+    return Shadowed(owner, name)
+
+
+def hook(module: nn.Module, new: Any) -> Hooked:
+    """Be called before a module."""
+    return Hooked(module.register_forward_pre_hook(new, with_kwargs=True))
+
+
+@dataclass
+class Kind:
+    """One piece of a model's position code.
+
+    stack  the layers that it belongs to
+    path   where it is in the model: "model.rotary_emb"
+    """
+
+    stack: Stack
+    path: str
+
+    words: ClassVar[str]
+    """What it is, in words."""
+
+    takes: ClassVar[tuple[type[Encoding], ...]]
+    usual: ClassVar[str]
+    """The encodings that can fill it, and the spec of the usual one."""
+
+    door: ClassVar[str]
+    """ "embed", "turn" or "bias": where position enters."""
+
+    @classmethod
+    def find(cls, stack: Stack) -> Iterator["Kind"]:
+        """The pieces of this kind in a stack, as its modules ran."""
+        raise NotImplementedError
+
+    def specs(self) -> list[str]:
+        """The catalogue's entry that gives the same numbers: one for each layer, or one alone for the embeddings."""
+        raise NotImplementedError
+
+    def fill(self, model: nn.Module, encodings: Sequence[Encoding], horizon: int | None, *, same: bool) -> list[Change]:
+        """Let encodings compute it in a live model, one for each layer.
+
+        `same` says that they have to give the numbers that it gives; raises Differs where they do not, and NotSaid,
+        with the reason, where it cannot be filled.
+        """
+        raise NotImplementedError
+
+    @property
+    def causal(self) -> bool:
+        return self.stack.shape.causal
+
+    def one(self, encodings: Sequence[Encoding]) -> Any:
+        """The one encoding that fills it for all layers; raises ValueError where there are several, or none."""
+        fitting = {repr(e): e for e in encodings if isinstance(e, self.takes)}
+        if len(fitting) != 1:
+            got = ", ".join(sorted({repr(e) for e in encodings})) or "nothing"
+            raise (ValueError if fitting else NotSaid)(
+                f"{self.path} is {self.words}, the same for all its layers, and takes one encoding of its kind, such "
+                f"as {self.usual}; got {got}"
+            )
+        return next(iter(fitting.values()))

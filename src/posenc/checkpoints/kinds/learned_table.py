@@ -1,0 +1,227 @@
+"""Tables with a row for each position, added to the embeddings of tokens: learned, or sines that are kept in one."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from posenc.catalogue import build
+from posenc.checkpoints.kinds.kind import Change, Differs, Kind, Stack, shadow, swap
+from posenc.checkpoints.kinds.rotary_module import at_coordinates, rounding
+from posenc.checkpoints.models.found import Found
+from posenc.checkpoints.vocabulary.specs import spec_of
+from posenc.encoding import Encoding, Shape
+from posenc.encodings.learned import Learned
+from posenc.encodings.learned_grid import LearnedGrid
+from posenc.encodings.sinusoidal import Sinusoidal
+
+SINUSOIDS = tuple((layout, endpoint) for layout in ("interleaved", "concatenated") for endpoint in (False, True))
+
+
+@dataclass
+class LearnedTable(Kind):
+    """A table that was seen to be looked up by position.
+
+    spec    "learned", or the sines that its rows are
+    row     the row of the first token: those before it are for padding
+    origin  the row of position 0: that of the first token, or 0 where sines are counted from there
+    tensor  what the module calls it
+    size    the shape of the whole table
+    """
+
+    spec: str
+    row: int
+    origin: int
+    tensor: str
+    size: tuple[int, ...]
+
+    words = "a table of positions"
+    takes = (Learned, LearnedGrid, Sinusoidal)
+    usual = "learned"
+    door = "embed"
+
+    @classmethod
+    def find(cls, stack: Stack) -> Iterator["LearnedTable"]:
+        for item in stack.pieces("table", "fixed"):
+            row = stack.node.seen.rows.get(item.path)
+            if row is None or item.values is None or item.values.dim() != 2 or feeds_turns(stack, item):
+                continue
+            rows, wide = item.values.shape
+            if not row and wide == stack.shape.dim and grid_of(stack, rows):
+                # Patches of an image, whose rows a buffer counts.
+                continue
+            path, _, name = item.path.rpartition(".")
+            spec, origin = as_sines(item.values, row)
+            yield cls(stack, path, spec, row, origin, name, (rows, wide))
+
+    def specs(self) -> list[str]:
+        return [self.spec]
+
+    @property
+    def first(self) -> int:
+        """The id of position 0, as the module is given it: in RoBERTa and its kin it comes after that of padding."""
+        return self.row if type(self.stack.node.modules[self.path]) is nn.Embedding else 0
+
+    def fill(self, model: nn.Module, encodings: Sequence[Encoding], horizon: int | None, *, same: bool) -> list[Change]:
+        module, encoding = model.get_submodule(self.path), self.one(encodings)
+        rows = Rows(getattr(module, self.tensor), self.row, self.origin, encoding, horizon)
+        if same:
+            self.compare(rows, encoding)
+        if type(module) is nn.Embedding:
+            return [swap(model, self.path, EmbeddedRows(rows))]
+        # It counts positions in its own way, and reads its rows as tensors are read.
+        return [shadow(module, self.tensor, ReadRows(rows))]
+
+    @torch.no_grad()
+    def compare(self, rows: "Rows", encoding: Encoding) -> None:
+        """Raises Differs where the rows of positions are not those of the encoding."""
+        table: Tensor = rows.weight
+        ids = torch.arange(self.row, len(table), device=table.device)
+        theirs, ours = table[self.row :].float(), rows.read(ids).float()
+        # Sines of far positions are off by parts of the distance, in the float32 that they were made in.
+        allowed = 1e-6 + rounding(table) + (1e-6 * (ids + 1.0) if isinstance(encoding, Sinusoidal) else 0.0)
+        off = (theirs - ours).abs().amax(1)
+        if not bool((off <= allowed).all()):
+            place = int((off - allowed).argmax())
+            raise Differs(
+                f"{self.path} and {encoding} differ: the row of position {place} is off by {float(off[place]):.3g}"
+            )
+
+    def resized(self, positions: int) -> tuple[int, int]:
+        """The size of the whole table with so many positions; the rows before them stay."""
+        return self.row + positions, self.size[-1]
+
+
+def feeds_turns(stack: Stack, item: Found) -> bool:
+    """Whether a table holds the sines of rotary code, as those of GPT-J and RoFormer, and nothing is added."""
+    turns = stack.node.seen.turns
+    return bool(turns) and item.values is not None and item.values.shape[-1] == turns[0].matrices.shape[-1]
+
+
+def grid_of(stack: Stack, count: int) -> tuple[tuple[int, int], int] | None:
+    """The grid of patches that fits a table of so many rows, and the rows before it."""
+    keys = stack.node.keys
+    for key in ("num_position_embeddings", "num_patches"):
+        if keys.peek(key) == count and math.isqrt(count) ** 2 == count:
+            keys.say(key, "the grid of patches, resampled to each image")
+            return (math.isqrt(count), math.isqrt(count)), 0
+    image, patch = keys.peek("image_size"), keys.peek("patch_size")
+    if not isinstance(image, int) or not isinstance(patch, int) or not patch:
+        return None
+    side = image // patch
+    if not 0 <= count - side * side < 16:
+        return None
+    for key in ("image_size", "patch_size"):
+        keys.say(key, "the grid of patches")
+    return (side, side), count - side * side
+
+
+def as_sines(values: Tensor, first: int) -> tuple[str, int]:
+    """The spec of a table's rows, and the row of position 0: sinusoidal where they are sines, else learned."""
+    count, wide = values.shape
+    for origin in dict.fromkeys((first, 0)) if wide > 2 and count > first and not values.is_meta else ():
+        for layout, endpoint in SINUSOIDS:
+            spec = spec_of("sinusoidal", layout=None if layout == "interleaved" else layout, endpoint=endpoint or None)
+            try:
+                encoding: Any = build(spec, Shape(wide, 1, wide, count))
+            except ValueError:
+                continue
+            expected = encoding(torch.zeros(1, count - origin, wide))[0, first - origin :]
+            if torch.allclose(values[first:].float(), expected, atol=1e-3):
+                return spec, origin
+    return "learned", first
+
+
+class Borrowed(Learned):
+    """A learned encoding whose table [rows, dim] is part of somebody else's parameter."""
+
+    def __init__(self, table: Tensor, overrun: str) -> None:
+        Encoding.__init__(self)
+        self.__dict__["table"], self.overrun = table, overrun
+        self.max_len, self.dim = table.shape
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a model's table of positions, as an encoding makes them.
+
+    weight    the model's own table, whose rows before the first position are read as they are
+    first     the row of the first token
+    origin    the row of position 0
+    encoding  learned, which reads the model's rows and says what happens past them; or what computes rows
+    horizon   the declared length of every sequence (tokens), which overrun="interpolate" needs
+    """
+
+    weight: Any
+    first: int
+    origin: int
+    encoding: Encoding
+    horizon: int | None
+
+    def __post_init__(self) -> None:
+        if getattr(self.encoding, "overrun", None) == "interpolate" and self.horizon is None:
+            raise ValueError(
+                "overrun='interpolate' squeezes by the declared horizon of each sequence; declare it with horizon=..."
+            )
+
+    def read(self, ids: Tensor) -> Tensor:
+        """The rows [..., dim] of ids [...]."""
+        places = (ids - self.origin).clamp(min=0) if self.origin else ids
+        at = at_coordinates(places.reshape(1, -1, 1), self.horizon)
+        if isinstance(self.encoding, Sinusoidal):
+            nothing = torch.zeros(1, ids.numel(), self.weight.shape[1], device=ids.device, dtype=self.weight.dtype)
+            rows = self.encoding.embed(nothing, at).view(*ids.shape, -1)
+        else:
+            overrun = getattr(self.encoding, "overrun", "error")
+            rows = Borrowed(self.weight[self.origin :], overrun).vectors(at).view(*ids.shape, -1)
+        if self.first:
+            before = F.embedding(ids.clamp(0, self.first - 1), self.weight)
+            rows = torch.where((ids < self.first)[..., None], before, rows)
+        return rows
+
+
+class EmbeddedRows(nn.Module):
+    """In the place of an embedding of positions, which holds the model's table under the name that the model has."""
+
+    def __init__(self, rows: Rows) -> None:
+        super().__init__()
+        self.weight, self.rows = rows.weight, rows
+
+    def forward(self, ids: Tensor) -> Tensor:
+        # A parameter may have become another object since.
+        return replace(self.rows, weight=self.weight).read(ids)
+
+    def extra_repr(self) -> str:
+        return f"{len(self.weight) - self.rows.first} rows of {self.weight.shape[1]}, {self.rows.encoding}"
+
+
+class ReadRows:
+    """In the place of a table that a module's own code reads by ids: rows are computed when they are read."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["rows"].weight, name)
+
+    def __getitem__(self, ids: Any) -> Tensor:
+        if isinstance(ids, slice):
+            ids = torch.arange(len(self.rows.weight), device=self.rows.weight.device)[ids]
+        return self.rows.read(ids)
+
+    def __len__(self) -> int:
+        return len(self.rows.weight)
+
+    def index_select(self, dim: int, ids: Tensor) -> Tensor:
+        """The rows of ids."""
+        return self.rows.read(ids)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        if function is F.embedding and len(args) > 1 and isinstance(args[1], cls):
+            return args[1].rows.read(args[0])
+        return function(*(a.rows.weight if isinstance(a, cls) else a for a in args), **(kwargs or {}))

@@ -1,0 +1,94 @@
+"""What in a transformers model carries position, by what its modules and tensors are called, or by what was seen."""
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+SPEAKS_OF_POSITION = re.compile(
+    r"rotary|rope|alibi|posit|relative|sinus|distance_emb|timescale|inv_freq|bias_table"
+    r"|(?<![a-z])(rel_)?pos(?![a-z])|(?<![a-z])pos_?(emb|enc|bias|conv)|(?<![a-z])ape(?![a-z])|omega|(?<![a-z])wpe(?![a-z])"
+)
+"""Names, in small letters with underscores, of modules and tensors that carry position."""
+
+NOT_POSITION = re.compile(r"positionwise|position_wise|post_|position_ids|_index$|composition|temporal_pos_bias_none")
+"""Names that speak of position and carry none: layers for each token alone, and plain counts."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A tensor or module of a model that carries position.
+
+    kind         "frequencies" (radians per position), "table" (trained), "fixed" (computed numbers), "module" (no
+                 tensors of its own)
+    path         its name in the model
+    owner        the module that holds it
+    values       the tensor; None for a module
+    config       the configuration of the nearest module around it that has one
+    label        for frequencies: which of several the module holds, such as "sliding_attention"
+    temperature  for frequencies: what its cosines and sines are multiplied by
+    """
+
+    kind: str
+    path: str
+    owner: nn.Module
+    values: Tensor | None
+    config: Any
+    label: str = ""
+    temperature: float = 1.0
+
+
+def underscored(name: str) -> str:
+    """A name in small letters: "Qwen2RotaryEmbedding" -> "qwen2_rotary_embedding"."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+def carries_position(name: str) -> bool:
+    """Whether the name of a module or tensor speaks of position."""
+    name = underscored(name)
+    return bool(SPEAKS_OF_POSITION.search(name)) and not NOT_POSITION.search(name)
+
+
+def found(model: nn.Module, by_position: Collection[str] = ()) -> list[Found]:
+    """Everything in a model that carries position: by what its modules and tensors are called, and by what was seen.
+
+    by_position  paths of tables that were looked up by position, which count whatever they are called
+    """
+    out: list[Found] = []
+    without: dict[str, Found] = {}
+    for path, module, config in with_configs(model):
+        speaks = carries_position(type(module).__name__)
+        name = path.rpartition(".")[2]
+        tensors = 0
+        for tensor_name, values in [*module._parameters.items(), *module._buffers.items()]:
+            if values is None or not values.is_floating_point() or "original" in tensor_name:
+                continue
+            full = f"{path}.{tensor_name}".lstrip(".")
+            if tensor_name.endswith("inv_freq") and values.dim() == 1 and path:
+                label = tensor_name.removesuffix("inv_freq").rstrip("_")
+                out.append(Found("frequencies", full, module, values, config, label, temperature_of(module, label)))
+                tensors += 1
+            elif full in by_position or speaks or carries_position(tensor_name) or carries_position(name):
+                kind = "table" if tensor_name in module._parameters else "fixed"
+                out.append(Found(kind, full, module, values, config))
+                tensors += 1
+        if speaks and not tensors and not any(path.startswith(f"{empty}.") for empty in without):
+            without[path] = Found("module", path, module, None, config)
+    held = [item.path for item in out]
+    return out + [item for path, item in without.items() if not any(h.startswith(f"{path}.") for h in held)]
+
+
+def with_configs(model: nn.Module) -> Iterator[tuple[str, nn.Module, Any]]:
+    """All modules with their paths, and the configuration of the nearest module around them that has one."""
+    configs: dict[str, Any] = {}
+    for path, module in model.named_modules():
+        own = getattr(module, "config", None)
+        configs[path] = own if own is not None and hasattr(own, "to_dict") else configs.get(path.rpartition(".")[0])
+        yield path, module, configs[path]
+
+
+def temperature_of(module: nn.Module, label: str) -> float:
+    named = getattr(module, f"{label}_attention_scaling", None)
+    return float(named if named is not None else getattr(module, "attention_scaling", 1.0))
