@@ -415,7 +415,7 @@ class Fetch:
     """
 
     names: Positional[tuple[str, ...]] = ()
-    """smollm2, minilm, dinov2, rxnmapper."""
+    """smollm2, minilm."""
     json: bool = False
     """Print what is there as JSON."""
 
