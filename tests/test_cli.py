@@ -54,7 +54,7 @@ SURFACE = {
     "check": "promise json",
     "bench": "shapes threads peers out json",
     "fetch": "json",
-    "inspect": "write out json",
+    "inspect": "out json",
     "extend": "factor method text images samples lengths start windows chunk dtype passkey longrope-factors tune "
     "tune-map tune-length tune-rate out json",
     "convert": "out layout stored max-length grid interpolate rotary max-distance base shard-gigabytes json",

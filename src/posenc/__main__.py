@@ -5,7 +5,7 @@ import sys
 
 EXTRAS = {
     "lab": ("numpy", "tyro", "rich", "matplotlib", "safetensors", "jinja2"),
-    "hf": ("transformers", "tokenizers", "gguf", "onnx"),
+    "hf": ("transformers", "tokenizers", "gguf", "safetensors"),
 }
 """What the extras of the package bring, which PyTorch alone does not."""
 

@@ -415,7 +415,7 @@ class Fetch:
     """
 
     names: Positional[tuple[str, ...]] = ()
-    """smollm2, minilm, dinov2, rxnmapper."""
+    """smollm2, minilm."""
     json: bool = False
     """Print what is there as JSON."""
 
@@ -446,9 +446,6 @@ class Inspect:
 
     path: Positional[str]
     """A folder, a config file, a GGUF file, or the name of a fetched model."""
-    write: Word = None
-    """Print the config in this format instead: transformers, meta or gguf. In its own format all that it says
-    besides stays."""
     out: Word = None
     """A folder for pictures: spectrum, similarity of learned tables, curves of biases."""
     json: bool = False
@@ -456,16 +453,11 @@ class Inspect:
 
     def run(self) -> int:
         from posenc import terminal
-        from posenc.checkpoints.inspection import configs, portrait
-        from posenc.checkpoints.inspection.inspect import given, in_json, inspect
+        from posenc.checkpoints.inspection import portrait
+        from posenc.checkpoints.inspection.inspect import in_json, inspect
 
         reading = inspect(self.path)
-        if self.write:
-            onto = given(self.path) if self.write == reading.format else None
-            print(json.dumps(configs.write(reading, self.write, onto), indent=2))
-            for sentence in configs.layout_changes(reading, self.write):
-                terminal.note(sentence)
-        elif self.json:
+        if self.json:
             print(json.dumps(in_json(reading)))
         else:
             terminal.say(portrait.words(reading))

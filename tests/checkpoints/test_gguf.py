@@ -6,13 +6,9 @@ from typing import Any
 
 import pytest
 
-from posenc.checkpoints.formats import gguf_metadata
 from posenc.checkpoints.inspection import configs
 from posenc.checkpoints.inspection.inspect import inspect
-from posenc.checkpoints.vocabulary.differences import differences
-from posenc.checkpoints.vocabulary.reading import CannotRead, Layer, Part, Reading
-from posenc.checkpoints.vocabulary.specs import CannotExpress
-from posenc.encoding import Shape
+from posenc.checkpoints.vocabulary.reading import CannotRead
 
 
 def keys(arch: str, **given: Any) -> dict[str, Any]:
@@ -106,17 +102,23 @@ def test_a_log_multiplier_is_mscale_all_dim_and_a_tenth_of_it_in_deepseek2() -> 
     # deepseek2.cpp: mscale = 1 + 0.1 log_mul ln(factor), kq_scale = mscale^2 / sqrt(channels of a head).
     assert layer.scale == pytest.approx((1 + 0.1 * 0.707 * math.log(40)) ** 2 / math.sqrt(192))
     assert (layer.head_dim, part.shape.head_dim, found.layout) == (64, 192, "interleaved")
+    schedule = rotary(keys("mistral3", **YARN, rope__scaling__yarn_log_multiplier=1.0)).schedule
+    assert (schedule.mscale, schedule.mscale_all_dim, schedule.temperature) == (1, 1, pytest.approx(1))
+
+
+def llama3(width: int, factor: float, high: float) -> list[float]:
+    """The divisor of each pair that converters write for Llama 3: base 500,000, low 1, trained length 8192."""
+    divisors = []
+    for pair in range(width // 2):
+        wavelength = 2 * math.pi * 5e5 ** (2 * pair / width)
+        smooth = 1.0 if wavelength < 8192 / high else 0.0 if wavelength > 8192 else (8192 / wavelength - 1) / (high - 1)
+        divisors.append(1 / ((1 - smooth) / factor + smooth))
+    return divisors
 
 
 def test_divisors_of_llama_3_are_known_again() -> None:
     for factor, high in ((8, 4), (32, 4), (16, 1)):
-        divisors = []
-        for pair in range(64):
-            wavelength = 2 * math.pi * 5e5 ** (2 * pair / 128)
-            smooth = (
-                1.0 if wavelength < 8192 / high else 0.0 if wavelength > 8192 else (8192 / wavelength - 1) / (high - 1)
-            )
-            divisors.append(1 / ((1 - smooth) / factor + smooth))
+        divisors = llama3(128, factor, high)
         given = keys("llama", attention__key_length=128, rope__freq_base=5e5) | {"rope_freqs.weight": divisors}
         schedule = rotary(given).schedule
         assert (schedule.spec_name, schedule.factor, schedule.trained_length, schedule.high) == (
@@ -169,6 +171,9 @@ def test_what_llama_cpp_fixes_and_no_file_says() -> None:
     assert names("smollm3", 5) == ["rotary", "rotary", "rotary", "none", "rotary"]
     assert names("llama4", 4) == ["rotary", "rotary", "rotary", "step_temperature"]
     assert names("llama4", 4, attention__sliding_window=0) == ["rotary"] * 4
+    (part,) = configs.read(keys("llama4", attention__sliding_window=9)).parts
+    assert part.besides == ("layers with rotary attend within chunks of 8192 tokens, which is no window",)
+    assert [layer.window for layer in part.layers] == [None, None]
     assert names("cohere2", 4, attention__sliding_window=9) == ["rotary", "rotary", "rotary", "none"]
     gemma = specs("gemma3", 6, attention__sliding_window=9, rope__freq_base=1e6, rope__scaling__factor=8.0)
     assert gemma == [("rotary", 9)] * 5 + [("rotary(base=1000000, schedule=linear(factor=8))", None)]
@@ -247,48 +252,6 @@ def test_what_cannot_be_is_refused(given, message) -> None:
         configs.read(given)
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        keys("llama", rope__freq_base=5e5, attention__head_count_kv=2),
-        keys("llama", rope__scaling__factor=4.0),
-        keys("qwen2", **YARN),
-        keys("qwen2", **YARN, rope__scaling__attn_factor=0.5),
-        keys("mistral3", **YARN, rope__scaling__yarn_log_multiplier=1.0),
-        keys("gemma3", block_count=7, attention__sliding_window=9, rope__freq_base=1e6, rope__scaling__factor=8.0),
-        keys("gpt-oss", attention__sliding_window=9, **YARN),
-        keys("smollm3", block_count=8),
-        keys("llama4", block_count=8),
-        keys("cohere2", block_count=8, attention__sliding_window=9),
-        keys("bloom"),
-        keys("gpt2"),
-        keys("bert", attention__causal=False),
-        keys("t5", attention__relative_buckets_count=32),
-        keys("qwen3vl", attention__key_length=128, rope__dimension_sections=[24, 20, 20, 0]),
-        keys("phi3", rope__dimension_count=8, attention__scale=0.25),
-        keys("llama") | {"rope_freqs.weight": [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5]},
-    ],
-)
-def test_what_is_written_reads_the_same(given) -> None:
-    reading = configs.read(given)
-    for onto in (None, given) if len(reading.parts) == 1 else (None,):
-        again = configs.read(configs.write(reading, "gguf", onto))
-        assert differences(reading, again, layout=onto is not None) == []
-
-
-def test_what_the_format_cannot_say_is_not_written() -> None:
-    def written(spec: str) -> None:
-        part = Part("", Shape(64, 4, 16, 128), (Layer(spec, 16),) * 2, 4, 128)
-        configs.write(Reading("transformers", "x", (part,)), "gguf")
-
-    with pytest.raises(CannotExpress, match="no keys for the schedule ntk"):
-        written("rotary(schedule=ntk(factor=2))")
-    with pytest.raises(CannotExpress, match=r"read back, .*truncate=False"):
-        written("rotary(schedule=yarn(factor=2, trained_length=4096, truncate=False))")
-    with pytest.raises(CannotExpress, match="no architecture that is known to have kerple"):
-        written("kerple")
-
-
 def file(path: Path, given: dict[str, Any], tensors: dict[str, Any]) -> Path:
     """A GGUF file as converters write it."""
     gguf = pytest.importorskip("gguf")
@@ -318,7 +281,7 @@ def test_a_file_is_read_with_its_rope_tensors_and_held_against_its_weights(tmp_p
     import numpy as np
 
     given = keys("llama", rope__freq_base=5e5, attention__head_count_kv=2)
-    factors = np.array(gguf_metadata.write(llama3(), None)["rope_freqs.weight"], dtype=np.float32)
+    factors = np.array(llama3(16, 8, 4), dtype=np.float32)
     weights = {
         f"blk.{i}.attn_{x}.weight": np.zeros((n, 64), np.float32) for i in (0, 1) for x, n in (("q", 64), ("k", 32))
     }
@@ -332,11 +295,6 @@ def test_a_file_is_read_with_its_rope_tensors_and_held_against_its_weights(tmp_p
     )
     missing = inspect(file(tmp_path / "c.gguf", given | {"llama.block_count": 3}, weights))
     assert missing.contradictions == ("the weights have no layer 2, and the config says 3 layers",)
-
-
-def llama3() -> Reading:
-    spec = "rotary(base=500000, layout='interleaved', schedule=llama3(factor=8, trained_length=8192))"
-    return Reading("meta", "llama", (Part("", Shape(64, 4, 16, 128), (Layer(spec, 16),) * 2, 4, 128),))
 
 
 def test_a_truncated_file_is_refused(tmp_path: Path) -> None:

@@ -287,17 +287,6 @@ def test_the_command_gives_json(here: Path, capsys) -> None:
     ]
 
 
-def test_the_command_writes_other_formats(here: Path, capsys) -> None:
-    folder(here / "m", PARAMS)
-    code, out, _ = command(capsys, "m", "--write", "gguf")
-    assert code == 0 and json.loads(out)["llama.rope.freq_base"] == 500000.0
-    (here / "m" / "params.json").write_text(json.dumps(PARAMS | {"norm_eps": 1e-5}))
-    code, out, _ = command(capsys, "m", "--write", "meta")
-    assert code == 0 and json.loads(out) == PARAMS | {"norm_eps": 1e-5}
-    code, out, err = command(capsys, "m", "--write", "onnx")
-    assert (code, out) == (2, "") and "no format 'onnx'; there are: transformers, meta" in err
-
-
 def test_what_cannot_be_read_ends_as_all_bad_usage_does_and_with_one_line(here: Path, capsys) -> None:
     (here / "config.json").write_text("{")
     code, out, err = command(capsys, "config.json")

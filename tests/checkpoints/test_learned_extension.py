@@ -30,7 +30,7 @@ TEXT |= {"max_position_embeddings": 40}
 
 def tokenizer() -> Any:
     """Words as they are, between [CLS] and [SEP]."""
-    vocabulary = {word: number for number, word in enumerate([*SPECIAL, *WORDS, ">>", "."])}
+    vocabulary = {word: number for number, word in enumerate([*SPECIAL, *WORDS])}
     made = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     made.post_processor = processors.TemplateProcessing(
@@ -178,14 +178,10 @@ def test_masked_tokens_are_counted_and_weighed(text: str) -> None:
     assert found["perplexity"] == pytest.approx(24**unknown, rel=1e-4)
 
 
-def test_documents_of_reactions_are_mixtures_and_are_never_cut(tmp_path: Path) -> None:
-    lines = ["cat . dog >> sun", "man >> sea . sky", "old . red >> new"]
-    (tmp_path / "r.smi").write_text("\n".join(lines * 4))
+def test_a_text_that_fills_no_document_is_an_error_before_anything_is_measured(text: str) -> None:
     loaded = Loaded(model_of("BertModel", **TEXT), tokenizer(), None, Path())  # type: ignore[arg-type]
-    of = measures.Masked(loaded, [tmp_path / "r.smi"], samples=1, trained=40, longest=16)
-    assert measures.mixture(["A.B>>C", "D>>E.F"]) == "A.B.D>>C.E.F"
-    said = loaded.tokenizer.decode(of.documents(16)[0])  # type: ignore[union-attr]
-    assert said == "cat . dog . man >> sun . sea . sky"
+    with pytest.raises(ValueError, match=r"text.txt has 600 tokens, and a document takes 998; give a longer --text"):
+        measures.Masked(loaded, [text], samples=1, trained=40, longest=1000)
 
 
 def test_an_excerpt_beyond_the_table_is_found_only_by_who_read_so_far(text: str) -> None:

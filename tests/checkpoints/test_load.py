@@ -326,3 +326,21 @@ def test_smollm2_reads_the_language_reference_as_well_as_it_was_measured_to(tmp_
     assert "<|im_start|>assistant" in tokenizer.apply_chat_template(
         [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
     )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not is_there("minilm"), reason="run `posenc fetch minilm` first")
+def test_minilm_without_positions_cannot_tell_who_bit_whom() -> None:
+    loaded = load("minilm")
+
+    def similarity() -> float:
+        given = loaded.tokenizer(["The dog bit the man.", "The man bit the dog."], return_tensors="pt")
+        with torch.inference_mode():
+            vectors = torch.nn.functional.normalize(loaded.model(**given).last_hidden_state.mean(1), dim=-1)
+        return float(vectors[0] @ vectors[1])
+
+    assert similarity() < 0.995
+    table = loaded.model.embeddings.position_embeddings.weight
+    with torch.no_grad():
+        table.copy_(table.mean(0).expand_as(table))
+    assert similarity() == pytest.approx(1, abs=1e-5)

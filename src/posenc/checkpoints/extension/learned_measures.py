@@ -81,8 +81,7 @@ class Causal:
 class Masked:
     """Masked language models: what they say in the place of a token that is masked.
 
-    A document is as many lines of the text as fill the length. Lines that hold '>>' are chemical reactions, and a
-    document of several is their mixture: all that goes in, and all that comes out.
+    A document is as many lines of the text as fill the length.
     """
 
     unit: ClassVar[str] = "tokens"
@@ -112,16 +111,10 @@ class Masked:
         found: list[int] = []
         for count in range(1, len(self.lines) + 1):
             lines = [self.lines[(first + n) % len(self.lines)] for n in range(count)]
-            reactions = [line for line in lines if ">>" in line]
-            ids = self.ids(mixture(reactions) if len(reactions) == len(lines) else "\n".join(lines))
-            if len(ids) >= room:
-                # A mixture that is cut would lose what comes out of it.
-                return found if found and len(reactions) == len(lines) and len(ids) > room else ids[:room]
-            found = ids
+            found = self.tokenizer("\n".join(lines), add_special_tokens=False, verbose=False)["input_ids"]
+            if len(found) >= room:
+                return found[:room]
         raise ValueError(f"{self.name} has {len(found):,} tokens, and a document takes {room:,}; give a longer --text")
-
-    def ids(self, text: str) -> list[int]:
-        return self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
 
     def special(self, ids: list[int]) -> list[int]:
         """The tokens between the special ones that the model's texts begin and end with."""
@@ -148,12 +141,6 @@ class Masked:
                     right += int((logits.argmax(-1) == ids[masked]).sum())
                     count += len(masked)
         return {"perplexity": math.exp(min(loss / count, 700)), "accuracy": right / count}
-
-
-def mixture(reactions: Sequence[str]) -> str:
-    """Several reactions in SMILES as one: reactants and agents together, products together."""
-    sides = [reaction.split(">>") for reaction in reactions]
-    return f"{'.'.join(side[0] for side in sides)}>>{'.'.join(side[-1] for side in sides)}"
 
 
 class Sentences:

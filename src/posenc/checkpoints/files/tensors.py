@@ -1,6 +1,5 @@
 """The tensors of a checkpoint on disk: read one at a time, written to a new folder that appears whole or not at all."""
 
-import ctypes
 import json
 import math
 import os
@@ -447,7 +446,7 @@ def write_into(
         if shard and held + tensor.nbytes > shard_bytes:
             flush()
         seen.add(name)
-        shard[name] = tensor
+        shard[name] = tensor.cpu().contiguous()
         held += tensor.nbytes
         total += tensor.nbytes
     if shard or not shards:
@@ -468,33 +467,28 @@ def write_json(file: Path, said: Mapping[str, Any], sort_keys: bool = False) -> 
 
 
 def write_shard(file: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write one safetensors file, tensor by tensor."""
-    kinds = {dtype: name for name, dtype in DTYPES.items()}
+    """Write one safetensors file, of tensors whose numbers lie in a row."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    apart: dict[str, Tensor] = {}
+    storages: set[int] = set()
     for name, tensor in tensors.items():
-        if tensor.dtype not in kinds:
+        if tensor.dtype not in DTYPES.values():
             raise ValueError(f"{name} is of {tensor.dtype}, which safetensors does not hold; convert it first")
-    # The widest first, so that each begins at a multiple of its own width, as readers that map the file want.
-    ordered = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    start = 0
-    for name in ordered:
-        tensor = tensors[name]
-        offsets = [start, start + tensor.nbytes]
-        header[name] = {"dtype": kinds[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
-        start += tensor.nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-
-    def pieces() -> Iterator[bytes | memoryview]:
-        yield len(text).to_bytes(8, "little")
-        yield text
-        for name in ordered:
-            flat = tensors[name].detach().cpu().contiguous().reshape(-1)
-            if flat.numel():
-                # As `numpy()` would give them, where there is no numpy.
-                yield memoryview((ctypes.c_ubyte * flat.nbytes).from_address(flat.data_ptr()))
-
-    store.put(file, pieces())
+        # The library refuses tensors that share memory.
+        storage = tensor.untyped_storage().data_ptr()
+        apart[name] = tensor.clone() if storage in storages else tensor
+        storages.add(storage)
+    with store.told(file):
+        try:
+            save_file(apart, file, {"format": "pt"})
+        except SafetensorError as error:
+            # What the system said stands in its words alone.
+            number = re.search(r"os error (\d+)", str(error))
+            raise OSError(int(number[1]) if number else 0, str(error)) from None
+        # It makes the file for its owner alone; the folder has the rights that are given to what is new.
+        file.chmod(file.parent.stat().st_mode & 0o666)
 
 
 def pieces_of(file: Path) -> Iterator[bytes]:

@@ -6,38 +6,12 @@ from typing import Any
 from posenc.checkpoints.vocabulary.bounds import within_bounds
 from posenc.checkpoints.vocabulary.ledger import Ledger
 from posenc.checkpoints.vocabulary.reading import CannotRead, Layer, Part, Reading
-from posenc.checkpoints.vocabulary.specs import (
-    CannotExpress,
-    encodings_of,
-    every_nth_without,
-    only_part,
-    possible,
-    rotary_of,
-    rotary_spec,
-    short,
-    spec_of,
-    trained_or_one,
-    whole,
-)
+from posenc.checkpoints.vocabulary.specs import possible, rotary_spec, spec_of, trained_or_one, whole
 from posenc.encoding import Shape
 from posenc.schedules.llama3 import Llama3
 
 SCALED_FROM = 8192
 """The trained length that Meta's scaling starts from; it stands in the code of the models and not in the file."""
-
-KEYS = (
-    "rope_theta",
-    "use_scaled_rope",
-    "rope_scaling_factor",
-    "rope_high_freq_factor",
-    "nope_layer_interval",
-    "attn_temperature_tuning",
-    "floor_scale",
-    "attn_scale",
-    "attention_chunk_size",
-    "max_seq_len",
-)
-"""What the file says of positions."""
 
 
 def is_it(given: Mapping[str, Any]) -> bool:
@@ -117,37 +91,3 @@ def temperature_of(keys: Ledger) -> str:
     if not keys.flag("attn_temperature_tuning", "a temperature in layers without rotary: {}"):
         return "none"
     return spec_of("step_temperature", interval=interval, strength=strength, form="llama4")
-
-
-def write(reading: Reading, onto: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The params.json of a reading; raises CannotExpress for what Meta's format has no key for."""
-    part = only_part(reading, "params.json")
-    rotary = rotary_of(part, "params.json")
-    if rotary is None:
-        raise CannotExpress("params.json describes models with rotary, and no layer has it")
-    schedule = rotary.schedule
-    scaled = isinstance(schedule, Llama3) and schedule.low == 1 and schedule.trained_length == SCALED_FROM
-    if schedule is not None and not scaled:
-        raise CannotExpress(
-            f"params.json has no schedule but llama3(low=1, trained_length={SCALED_FROM}), "
-            f"and the reading has {short(schedule)}"
-        )
-    if rotary.partial != 1:
-        raise CannotExpress(f"params.json has no key for a partial rotary width, and the reading has {rotary}")
-    out = {key: value for key, value in (onto or {}).items() if key not in KEYS}
-    out |= {"dim": part.shape.dim, "n_layers": len(part.layers), "n_heads": part.shape.heads}
-    out |= {"n_kv_heads": part.kv_heads, "rope_theta": whole(rotary.base)}
-    if schedule is not None:
-        out |= {"use_scaled_rope": True, "rope_scaling_factor": schedule.factor, "rope_high_freq_factor": schedule.high}
-    if interval := every_nth_without(part, "params.json"):
-        out["nope_layer_interval"] = interval
-        temperature = encodings_of(part)[interval - 1].get("step_temperature")
-        if temperature is not None:
-            options = temperature.options()
-            out |= {"attn_temperature_tuning": True, "floor_scale": options["interval"]}
-            out["attn_scale"] = options["strength"]
-    if part.trained_length:
-        out["max_seq_len"] = part.trained_length
-    if onto and onto.get("attention_chunk_size"):
-        out["attention_chunk_size"] = onto["attention_chunk_size"]
-    return out

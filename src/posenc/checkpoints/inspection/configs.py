@@ -1,19 +1,17 @@
-"""Dictionaries of foreign formats: which format one is, what it says of positions, and writing one back."""
+"""Dictionaries of foreign formats: which format one is, and what it says of positions."""
 
 import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from posenc.checkpoints.vocabulary.differences import differences
 from posenc.checkpoints.vocabulary.reading import CannotRead, Reading
-from posenc.checkpoints.vocabulary.specs import CannotExpress, encodings_of
 
 HOMES = {
     "transformers": "formats.config_json",
     "meta": "formats.meta",
     "gguf": "formats.gguf_metadata",
 }
-"""The formats, and the module of each: it has `is_it`, `read` and `write`."""
+"""The formats, and the module of each: it has `is_it` and `read`."""
 
 ASKED_IN_TURN = ("gguf", "meta", "transformers")
 """Each format is told apart from those after it."""
@@ -64,40 +62,3 @@ def read(given: Mapping[str, Any], format: str | None = None) -> Reading:
     Raises CannotRead for a dictionary of no known format, a value of the wrong kind, or a schedule that cannot be.
     """
     return home_of(format or detect(given)).read(given)
-
-
-def write(reading: Reading, format: str, onto: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The dictionary of a format that says what a reading says.
-
-    onto    a dictionary of that format to be changed: what it says of positions is replaced, all else stays. Without
-            it the result says what concerns positions, and the sizes of the model
-
-    The result is read back before it is given, so that nothing is lost in silence. The layout alone may differ, because
-    it belongs to the weights: Meta's are interleaved, those of transformers' Llama half (see `posenc convert`).
-
-    Raises CannotExpress where the format has no words for it.
-    """
-    written = home_of(format).write(reading, onto)
-    lost = differences(reading, read(written, format), layout=False)
-    if lost:
-        raise CannotExpress(f"{format} cannot say it; read back, what was written differs: {'; '.join(lost)}")
-    return written
-
-
-def layout_changes(reading: Reading, format: str) -> list[str]:
-    """What has to be done to the weights before they fit the config that `write` gives, in sentences."""
-    written = read(write(reading, format), format)
-    told = []
-    for before, after in zip(reading.parts, written.parts, strict=True):
-        changes = [
-            (one.options()["layout"], other.options()["layout"])
-            for first, second in zip(encodings_of(before), encodings_of(after), strict=True)
-            for one, other in zip(first.values(), second.values(), strict=True)
-            if "layout" in one.options() and one.options()["layout"] != other.options()["layout"]
-        ]
-        if changes:
-            told.append(
-                f"the layout of {format} is {changes[0][1]}: turn the weights, which are {changes[0][0]}, with "
-                f"posenc convert --layout {changes[0][1]}"
-            )
-    return told

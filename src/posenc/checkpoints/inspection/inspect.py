@@ -66,13 +66,6 @@ def inspect(path: str | Path) -> Reading:
     return reading if folder is None else with_weights(reading, folder)
 
 
-def given(path: str | Path) -> dict[str, Any]:
-    """The dictionary that `inspect` reads at a path: the config, or a GGUF file's metadata."""
-    path = load.find(path)
-    config, folder = find(path)
-    return metadata(open_tensors(path)) if config is None else read_json(config, within=folder)
-
-
 def has_tensors(path: Path) -> bool:
     """Whether tensors lie at a path that can be opened: safetensors or GGUF."""
     if path.is_dir():

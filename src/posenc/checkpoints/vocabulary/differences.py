@@ -11,11 +11,8 @@ from posenc.checkpoints.vocabulary.specs import built, shape_of, short
 from posenc.encoding import Shape, parts_of
 
 
-def differences(one: Reading, other: Reading, *, layout: bool = True) -> list[str]:
-    """In what two readings differ, in sentences: encodings by what they compute, windows, scales, sizes, lengths.
-
-    layout  whether the order of rotary's channels counts
-    """
+def differences(one: Reading, other: Reading) -> list[str]:
+    """In what two readings differ, in sentences: encodings by what they compute, windows, scales, sizes, lengths."""
     if len(one.parts) != len(other.parts):
         return [f"{len(one.parts)} parts and {len(other.parts)}"]
     found = []
@@ -24,13 +21,13 @@ def differences(one: Reading, other: Reading, *, layout: bool = True) -> list[st
             values = getattr(first, what), getattr(second, what)
             if values[0] != values[1]:
                 found.append(f"{what.replace('_', ' ')} {values[0]} and {values[1]}")
-        if not same(first.embed, first.shape, second.embed, second.shape, layout):
+        if not same(first.embed, first.shape, second.embed, second.shape):
             found.append(f"embed {first.embed} and {second.embed}")
         if len(first.layers) != len(second.layers):
             found.append(f"{len(first.layers)} layers and {len(second.layers)}")
             continue
         for index, (a, b) in enumerate(zip(first.layers, second.layers, strict=True)):
-            if not same(a.spec, shape_of(first, a), b.spec, shape_of(second, b), layout):
+            if not same(a.spec, shape_of(first, a), b.spec, shape_of(second, b)):
                 found.append(f"layer {index} {short(a.spec)} and {short(b.spec)}")
             for what in ("head_dim", "window", "scale"):
                 if not alike(getattr(a, what), getattr(b, what)):
@@ -39,14 +36,14 @@ def differences(one: Reading, other: Reading, *, layout: bool = True) -> list[st
 
 
 @functools.lru_cache(maxsize=4096)
-def same(one: str, shape: Shape, other: str, other_shape: Shape, layout: bool) -> bool:
+def same(one: str, shape: Shape, other: str, other_shape: Shape) -> bool:
     """Whether two specs mean the same: equal names and options, and of rotary equal frequencies and temperatures."""
     first, second = (parts_of(built(spec, of)) for spec, of in ((one, shape), (other, other_shape)))
     if [type(a) for a in first] != [type(b) for b in second]:
         return False
     for a, b in zip(first, second, strict=True):
         spectral = hasattr(a, "spectrum")
-        left_out = ("base", "schedule", *(() if layout else ("layout",))) if spectral else ()
+        left_out = ("base", "schedule") if spectral else ()
         options = [{key: value for key, value in x.options().items() if key not in left_out} for x in (a, b)]
         if options[0] != options[1]:
             return False

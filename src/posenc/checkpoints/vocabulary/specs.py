@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from posenc.catalogue import build
-from posenc.checkpoints.vocabulary.reading import CannotRead, Layer, Part, Reading
+from posenc.checkpoints.vocabulary.reading import CannotRead, Layer, Part
 from posenc.encoding import Encoding, Shape, parts_of
 from posenc.schedules import Schedule
 
@@ -78,14 +78,6 @@ def whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value == int(value) and abs(value) < 1e15 else value
 
 
-def only_part(reading: Reading, format: str) -> Part:
-    """The one part of a reading; raises CannotExpress where there are others, or none."""
-    if len(reading.parts) != 1:
-        names = ", ".join(part.name or "the whole" for part in reading.parts) or "none"
-        raise CannotExpress(f"{format} describes one stack of layers, and the reading has these parts: {names}")
-    return reading.parts[0]
-
-
 def encodings_of(part: Part) -> list[dict[str, Encoding]]:
     """For each layer, the encodings that its spec adds up, by name; "none" is left out."""
     return [
@@ -94,34 +86,6 @@ def encodings_of(part: Part) -> list[dict[str, Encoding]]:
         else {}
         for layer in part.layers
     ]
-
-
-def rotary_of(part: Part, format: str) -> Any:
-    """The rotary that the layers share, or None; raises CannotExpress where they have several or something else."""
-    known = ("rotary", "multimodal_rotary")
-    found: list[Any] = []
-    for index, layer in enumerate(encodings_of(part)):
-        for name, encoding in layer.items():
-            if name not in (*known, "step_temperature"):
-                raise CannotExpress(f"{format} has no words for {name}, which layer {index} has")
-            if name in known and not any(encoding.options() == other.options() for other in found):
-                found.append(encoding)
-    if len(found) > 1:
-        raise CannotExpress(
-            f"{format} has one rotary for all layers, and here there are: {', '.join(map(short, found))}"
-        )
-    return found[0] if found else None
-
-
-def every_nth_without(part: Part, format: str) -> int | None:
-    """The n of layers whose every n-th has no rotary; None where all have it."""
-    without = [i for i, layer in enumerate(encodings_of(part)) if not {"rotary", "multimodal_rotary"} & set(layer)]
-    if not without:
-        return None
-    step = without[0] + 1
-    if without != list(range(step - 1, len(part.layers), step)):
-        raise CannotExpress(f"{format} leaves rotary out of every n-th layer, and here it is out of layers {without}")
-    return step
 
 
 def trained_or_one(length: int | None) -> int:
