@@ -32,10 +32,10 @@ def rotary_layers(stack: Stack) -> list[tuple[str, int]] | None:
     count, besides = stack.layers, stack.besides
     turns = by_layer([turn for turn in node.seen.turns if of_role(turn.path, role)])
     frequencies = list(stack.pieces("frequencies"))
-    for item in [item for item in frequencies if never_runs(node, item.path)]:
+    for item in [item for item in frequencies if never_applied(node, item.path)]:
         frequencies.remove(item)
         node.claimed.add(item.path)
-        besides.append(f"{every_layer(item.path)} is built and never read")
+        besides.append(f"{every_layer(item.path)} is built and turns nothing")
     dictionaries = rope_keys(node)
     if not turns and not frequencies and (node.modules or not dictionaries):
         return None
@@ -57,10 +57,13 @@ def rotary_layers(stack: Stack) -> list[tuple[str, int]] | None:
     return with_temperature(node, layers)
 
 
-def never_runs(node: Node, path: str) -> bool:
-    """Whether a module with frequencies stayed out of a run of what is around it, and so is no position code."""
-    owner, entered = path.rpartition(".")[0], node.seen.entered
-    return not node.seen.failure and owner not in entered and owner.rpartition(".")[0] in entered
+def never_applied(node: Node, path: str) -> bool:
+    """Whether a run of what is around a module with frequencies turned nothing by them: it is no position code then."""
+    owner, seen = path.rpartition(".")[0], node.seen
+    around = owner.rpartition(".")[0]
+    if seen.failure or around not in seen.entered:
+        return False
+    return owner not in seen.entered or bool(seen.turners and not seen.turns)
 
 
 def measured(

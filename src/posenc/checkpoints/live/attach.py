@@ -243,7 +243,8 @@ def counting(model: nn.Module, places: Sequence[Kind]) -> list[Change]:
     first: dict[nn.Module, int] = {}
     for place in places:
         stack = token_door(model, place.path)
-        if stack is not None and place.door in ("turn", "embed"):
+        of_tokens = isinstance(place, LearnedTable) or (place.door == "turn" and not place.stack.node.of_images)
+        if stack is not None and of_tokens:
             first[stack] = place.first if isinstance(place, LearnedTable) else 0
     return [hook(stack, CountedFromMask(start, stack)) for stack, start in first.items()]
 

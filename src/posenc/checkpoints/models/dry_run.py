@@ -52,6 +52,7 @@ class Measured:
     slopes   the biases that code of ALiBi made, as it returned them
     buckets  the buckets into which methods of modules put distances
     entered  the paths of the modules that ran
+    turners  how many functions of rotary code the model has, whether they were called or not
     failure  why the run ended early, or ""
     """
 
@@ -60,6 +61,7 @@ class Measured:
     slopes: list[Tensor] = field(default_factory=list)
     buckets: list["Bucketed"] = field(default_factory=list)
     entered: set[str] = field(default_factory=set)
+    turners: int = 0
     failure: str = ""
 
 
@@ -138,6 +140,7 @@ def measure(model: nn.Module, inputs: Mapping[str, Tensor] | None = None) -> Mea
                 module.forward = idle
                 undo.callback(delattr, module, "forward")
         turned = {code: turning(function, stack, seen.turns) for code, function in rotary_functions(model)}
+        seen.turners = len(turned)
         made = {code: keeping(seen) for code, _ in functions(model, MAKES_SLOPES)}
         sorted_out = {code: sorting(model, function, stack, seen) for code, function in bucket_methods(model)}
         undo.enter_context(watched(turned | sorted_out, made))

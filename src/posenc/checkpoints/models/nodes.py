@@ -57,6 +57,11 @@ class Node:
         """The first of several keys that has a value, which does not count as reading it."""
         return next((self.keys.peek(name) for name in names if self.keys.has(name)), default)
 
+    @property
+    def of_images(self) -> bool:
+        """Whether it describes a tower for images, whose tokens are patches."""
+        return self.keys.has("image_size") or self.keys.has("patch_size")
+
     def leave(self, sentence: str) -> None:
         """What this part of the model does about position that no spec says."""
         self.keys.leave(f"{self.path or 'the model'}: {sentence}")
@@ -122,6 +127,7 @@ def survey(model: nn.Module, nodes: list[Node], prefix: str = "") -> None:
         own = {whole(path): module for path, module in model.named_modules() if owners[path] is node}
         node.modules = own or node.modules
         node.seen.failure, node.seen.slopes = seen.failure, seen.slopes
+        node.seen.turners = seen.turners
         node.seen.entered = {whole(path) for path in seen.entered}
         node.seen.buckets = [replace(one, path=whole(one.path)) for one in seen.buckets if owners[one.path] is node]
     pieces = [replace(item, path=whole(item.path)) for item in found(model, seen.rows)]
