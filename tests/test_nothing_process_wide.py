@@ -47,7 +47,7 @@ ALLOWED = {
     "checkpoints/extension/extend.py": {r"setattr": OWN_OBJECTS},
     "checkpoints/extension/learned_extension.py": {r"setattr": OWN_OBJECTS},
     "checkpoints/live/unturned.py": {r"setattr|delattr": OWN_OBJECTS},
-    "checkpoints/kinds/places.py": {r"setattr|delattr": OWN_OBJECTS},
+    "checkpoints/kinds/kind.py": {r"setattr": OWN_OBJECTS},
     "checkpoints/live/cached_positions.py": {r"setattr": OWN_OBJECTS},
 }
 """Where such a call may stand all the same, and why."""

@@ -1,1 +1,1 @@
-"""Formats other than transformers' own: Meta's params.json and the metadata of GGUF files."""
+"""What a configuration says of positions: of transformers, Meta's params.json, the metadata of GGUF files."""

@@ -55,7 +55,7 @@ class GridTable(Kind):
         module: Any = model.get_submodule(self.path)
         encoding = self.one(encodings)
         if type(module) is nn.Embedding:
-            return [swap(model, self.path, EmbeddedRows(Rows(module.weight, 0, 0, encoding, horizon)))]
+            return [swap(model, self.path, EmbeddedRows(Rows(module.weight, 0, 0, encoding, horizon), module))]
         if not hasattr(module, "interpolate_pos_encoding"):
             raise NotSaid(f"{self.path} adds its table as it is, whatever the image's size; it stays as it is")
         table, config = getattr(module, self.tensor), self.config_of(module)

@@ -45,6 +45,11 @@ class Stack:
         """Where it stands in the config: "" for the whole, else a path such as "text_config" or "encoder"."""
         return f"{self.node.path}.{self.role}".strip(".")
 
+    @property
+    def turns(self) -> bool:
+        """Whether anything turns in any layer."""
+        return any(spec != "none" for spec, _ in self.turning or ())
+
     def has(self, path: str) -> bool:
         """Whether a module or tensor belongs to this stack."""
         return of_role(path, self.role)

@@ -64,7 +64,7 @@ class LearnedTable(Kind):
     @property
     def first(self) -> int:
         """The id of position 0, as the module is given it: in RoBERTa and its kin it comes after that of padding."""
-        return self.row if type(self.stack.node.modules[self.path]) is nn.Embedding else 0
+        return self.stack.node.seen.ids.get(self.path, 0)
 
     def fill(self, model: nn.Module, encodings: Sequence[Encoding], horizon: int | None, *, same: bool) -> list[Change]:
         module, encoding = model.get_submodule(self.path), self.one(encodings)
@@ -72,7 +72,7 @@ class LearnedTable(Kind):
         if same:
             self.compare(rows, encoding)
         if type(module) is nn.Embedding:
-            return [swap(model, self.path, EmbeddedRows(rows))]
+            return [swap(model, self.path, EmbeddedRows(rows, module))]
         # It counts positions in its own way, and reads its rows as tensors are read.
         return [shadow(module, self.tensor, ReadRows(rows))]
 
@@ -187,9 +187,11 @@ class Rows:
 class EmbeddedRows(nn.Module):
     """In the place of an embedding of positions, which holds the model's table under the name that the model has."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: Rows, embedding: nn.Embedding) -> None:
         super().__init__()
         self.weight, self.rows = rows.weight, rows
+        self.num_embeddings, self.embedding_dim = embedding.num_embeddings, embedding.embedding_dim
+        self.padding_idx = embedding.padding_idx
 
     def forward(self, ids: Tensor) -> Tensor:
         # A parameter may have become another object since.

@@ -22,7 +22,7 @@ class RotaryBuffer(Kind):
 
     @classmethod
     def find(cls, stack: Stack) -> Iterator["RotaryBuffer"]:
-        for path, module in stack.modules() if stack.turning else ():
+        for path, module in stack.modules() if stack.turns else ():
             buffer = module._buffers.get("embed_positions")
             if buffer is not None and buffer.dim() == 2 and buffer.is_floating_point():
                 yield cls(stack, path)

@@ -32,11 +32,14 @@ def rotary_layers(stack: Stack) -> list[tuple[str, int]] | None:
     count, besides = stack.layers, stack.besides
     turns = by_layer([turn for turn in node.seen.turns if of_role(turn.path, role)])
     frequencies = list(stack.pieces("frequencies"))
-    for item in [item for item in frequencies if never_applied(node, item.path)]:
+    idle = [item for item in frequencies if never_applied(node, item.path)]
+    for item in idle:
         frequencies.remove(item)
         node.claimed.add(item.path)
         besides.append(f"{every_layer(item.path)} is built and turns nothing")
     dictionaries = rope_keys(node)
+    if idle and not frequencies and not turns:
+        return [("none", turned)] * count
     if not turns and not frequencies and (node.modules or not dictionaries):
         return None
     options = {label: rope_options(node, rope, turned) for label, rope in dictionaries.items()}

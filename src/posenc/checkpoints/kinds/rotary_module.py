@@ -28,7 +28,7 @@ class RotaryModule(Kind):
 
     @classmethod
     def find(cls, stack: Stack) -> Iterator["RotaryModule"]:
-        for path, module in stack.modules() if stack.turning else ():
+        for path, module in stack.modules() if stack.turns else ():
             if path and layer_types(module) and parameters(type(module))[:2] == ("x", "position_ids"):
                 yield cls(stack, path)
 
@@ -44,7 +44,7 @@ class RotaryModule(Kind):
         module: Any = model.get_submodule(self.path)
         chosen = {of: self.one(of_type(encodings, self.stack.node.config, of)) for of in self.types}
         forms = {of: self.form(module, encoding, of, horizon, same) for of, encoding in chosen.items()}
-        return [swap(model, self.path, RotaryTable(chosen, forms, horizon, getattr(module, "config", None)))]
+        return [swap(model, self.path, RotaryTable(chosen, forms, horizon, facts_of(module)))]
 
     def form(self, module: nn.Module, encoding: Rotations, of: str | None, horizon: int | None, same: bool) -> "Form":
         """How the module hands out its table, compared with the encoding's where it has to be the same."""
@@ -94,7 +94,7 @@ class RotaryTable(nn.Module):
     encodings  by layer type; under None where the module makes no difference between layers
     forms      how the module that it replaces hands them out, for each of these
     horizon    the declared horizon of every sequence (tokens), for schedules that depend on one
-    config     that of the module that it replaces: some models look it up there
+    facts      what the module that it replaces says of itself by name: some models look things up there
     """
 
     def __init__(
@@ -102,11 +102,12 @@ class RotaryTable(nn.Module):
         encodings: Mapping[str | None, Rotations],
         forms: Mapping[str | None, Form],
         horizon: int | None = None,
-        config: Any = None,
+        facts: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         # Encodings that rotate hold nothing that is trained or moved, and need no place among the model's children.
-        self.encodings, self.forms, self.horizon, self.config = dict(encodings), dict(forms), horizon, config
+        self.encodings, self.forms, self.horizon = dict(encodings), dict(forms), horizon
+        self.__dict__ |= {name: value for name, value in (facts or {}).items() if name not in self.__dict__}
 
     @torch.no_grad()
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Tensor | tuple[Tensor, Tensor]:
@@ -121,6 +122,12 @@ class RotaryTable(nn.Module):
 
     def extra_repr(self) -> str:
         return ", ".join(repr(e) if of is None else f"{of}: {e!r}" for of, e in self.encodings.items())
+
+
+def facts_of(module: nn.Module) -> dict[str, Any]:
+    """The plain attributes of a module, such as its config."""
+    public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    return {name: value for name, value in public.items() if not isinstance(value, Tensor) and not callable(value)}
 
 
 def coordinates(ids: Tensor, axes: int) -> Tensor:

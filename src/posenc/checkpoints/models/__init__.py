@@ -1,1 +1,1 @@
-"""What a configuration of transformers says of positions, held to the modules that are built from it."""
+"""A model of transformers without its numbers, and what a dry run of it shows of positions."""

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -49,6 +49,7 @@ class Measured:
 
     turns    the turns of each call of rotary code, in the order of the calls
     rows     path of a table that was looked up by position, one row further for each token -> the row of position 0
+    ids      path of a module that was given consecutive ids, one for each token -> the first of them
     slopes   the biases that code of ALiBi made, as it returned them
     buckets  the buckets into which methods of modules put distances
     entered  the paths of the modules that ran
@@ -58,6 +59,7 @@ class Measured:
 
     turns: list[Turn] = field(default_factory=list)
     rows: dict[str, int] = field(default_factory=dict)
+    ids: dict[str, int] = field(default_factory=dict)
     slopes: list[Tensor] = field(default_factory=list)
     buckets: list["Bucketed"] = field(default_factory=list)
     entered: set[str] = field(default_factory=set)
@@ -119,16 +121,30 @@ def measure(model: nn.Module, inputs: Mapping[str, Tensor] | None = None) -> Mea
     tables = {id(p): path for path, p in (*model.named_parameters(), *model.named_buffers())}
     tokens = 0
 
+    def consecutive(ids: Tensor) -> int | None:
+        # Some models lengthen their input; what follows the tokens is padding.
+        ids = ids.flatten()[: tokens or None]
+        if ids.is_floating_point() or ids.dtype == torch.bool or len(ids) < 2:
+            return None
+        return int(ids[0]) if (ids - ids[0]).equal(torch.arange(len(ids))) else None
+
     def looked_up(indices: Tensor, weight: Tensor) -> None:
         path = tables.get(id(weight))
-        if path and not is_shape(indices) and indices.numel() > 1:
-            # Some models lengthen their input; what follows the tokens is padding.
-            ids = indices.flatten()[: tokens or None]
-            if len(ids) > 1 and (ids - ids[0]).equal(torch.arange(len(ids))):
-                seen.rows.setdefault(path, int(ids[0]))
+        if path and not is_shape(indices):
+            start = consecutive(indices)
+            if start is not None:
+                seen.rows.setdefault(path, start)
 
     def enter(path: str) -> Callable[..., None]:
-        return lambda module, args: (seen.entered.add(path), stack.append(path)) and None
+        def entered(module: nn.Module, args: tuple) -> None:
+            seen.entered.add(path)
+            stack.append(path)
+            first = args[0] if args and isinstance(args[0], Tensor) and not is_shape(args[0]) else torch.zeros(0)
+            start = consecutive(first)
+            if start is not None:
+                seen.ids.setdefault(path, start)
+
+        return entered
 
     with ExitStack() as undo:
         for path, module in model.named_modules():
@@ -203,7 +219,7 @@ def whole_numbers(values: Mapping[str, Any]) -> Iterator[int]:
             yield value
 
 
-def bucket_methods(model: nn.Module) -> Iterator[tuple[CodeType, Callable[..., Any]]]:
+def bucket_methods(model: nn.Module) -> Iterator[tuple[CodeType, FunctionType]]:
     """Methods of a model's modules that put distances into buckets."""
     for cls in {base for module in model.modules() for base in type(module).__mro__}:
         named = {name: getattr(value, "__func__", value) for name, value in vars(cls).items()}
@@ -211,7 +227,7 @@ def bucket_methods(model: nn.Module) -> Iterator[tuple[CodeType, Callable[..., A
 
 
 def sorting(
-    model: nn.Module, function: Callable[..., Any], stack: list[str], seen: Measured
+    model: nn.Module, function: FunctionType, stack: list[str], seen: Measured
 ) -> Callable[[dict[str, Any]], None]:
     """What keeps the buckets of distances, as a method was called to find them."""
 

@@ -135,6 +135,8 @@ def survey(model: nn.Module, nodes: list[Node], prefix: str = "") -> None:
         node.found = [item for item in pieces if node_of(item.config, nodes) is node]
     for turn in seen.turns:
         owners.get(turn.path, nodes[0]).seen.turns.append(replace(turn, path=whole(turn.path)))
+    for path, start in seen.ids.items():
+        owners.get(path, nodes[0]).seen.ids[whole(path)] = start
     for path, row in seen.rows.items():
         owners.get(path.rpartition(".")[0], nodes[0]).seen.rows[whole(path)] = row
     if any("mrope" in name for item in pieces for name in vars(item.owner)):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import torch
@@ -83,14 +83,14 @@ class Turn:
         return "half" if not steps and last - start <= 2 * half else None
 
 
-def functions(model: nn.Module, called: re.Pattern[str]) -> Iterator[tuple[CodeType, Callable[..., Any]]]:
+def functions(model: nn.Module, called: re.Pattern[str]) -> Iterator[tuple[CodeType, FunctionType]]:
     """The functions in the modelling files of a model whose names say something, by their code."""
     for file in sorted({type(module).__module__ for module in model.modules()}):
         if not file.startswith("torch."):
             yield from coded(vars(sys.modules[file]), called)
 
 
-def rotary_functions(model: nn.Module) -> Iterator[tuple[CodeType, Callable[..., Any]]]:
+def rotary_functions(model: nn.Module) -> Iterator[tuple[CodeType, FunctionType]]:
     """Rotary code: functions of modelling files, and static methods of modules."""
     yield from functions(model, APPLIES_ROTARY)
     for cls in {type(module) for module in model.modules()}:
@@ -98,7 +98,7 @@ def rotary_functions(model: nn.Module) -> Iterator[tuple[CodeType, Callable[...,
         yield from coded(static, APPLIES_ROTARY)
 
 
-def coded(names: Mapping[str, Any], called: re.Pattern[str]) -> Iterator[tuple[CodeType, Callable[..., Any]]]:
+def coded(names: Mapping[str, Any], called: re.Pattern[str]) -> Iterator[tuple[CodeType, FunctionType]]:
     for name, value in names.items():
         function = inspect.unwrap(value) if inspect.isroutine(value) and called.search(name.lower()) else None
         if inspect.isfunction(function):
