@@ -57,7 +57,7 @@ SURFACE = {
     "inspect": "out json",
     "extend": "factor method text images samples lengths start windows chunk dtype passkey longrope-factors tune "
     "tune-map tune-length tune-rate out json",
-    "convert": "out layout stored max-length grid interpolate rotary max-distance base shard-gigabytes json",
+    "convert": "out layout stored max-length grid interpolate rotary max-distance dtype base shard-gigabytes json",
 }
 """Every verb and its options. A change here is a change for everybody who has written a command down."""
 

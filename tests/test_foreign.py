@@ -209,6 +209,15 @@ def test_a_message_quotes_little_and_obeys_nothing():
     assert len(str(CannotRead("x" * 100_000, remedy="do this"))) < 900
 
 
+def test_what_a_library_refuses_is_quoted_whole_on_one_line_up_to_500_letters():
+    with pytest.raises(CannotRead) as caught, foreign.reading_with("library", file="f"):
+        raise ValueError("no\n" + "x" * 480)
+    assert str(caught.value) == f"f: library cannot read it (ValueError: no {'x' * 480})"
+    with pytest.raises(CannotRead) as caught, foreign.reading_with("library"):
+        raise ValueError("x" * 10_000)
+    assert len(str(caught.value)) < 560 and "xxx...)" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("text", "written"),
     [

@@ -43,7 +43,7 @@ ALLOWED = {
     "testing/states.py": {r"setattr": OWN_OBJECTS},
     "foreign/code.py": {r"sys\.modules": "a file of the user's becomes a module, as an import makes one"},
     "checkpoints/models/turns.py": {r"sys\.setprofile": THREAD},
-    "checkpoints/files/load.py": {r"logging\.disable_progress_bar": OWN_PROCESS},
+    "checkpoints/formats/load.py": {r"logging\.disable_progress_bar": OWN_PROCESS},
     "checkpoints/extension/extend.py": {r"setattr": OWN_OBJECTS},
     "checkpoints/extension/learned_extension.py": {r"setattr": OWN_OBJECTS},
     "checkpoints/live/unturned.py": {r"setattr|delattr": OWN_OBJECTS},
@@ -194,7 +194,7 @@ def test_reading_a_config_draws_no_random_numbers() -> None:
 
 def test_transformers_is_quiet_in_the_thread_that_reads_alone() -> None:
     pytest.importorskip("transformers.utils.logging").get_logger("transformers")
-    load = importlib.import_module("posenc.checkpoints.files.load")
+    load = importlib.import_module("posenc.checkpoints.formats.load")
     heard: list[str] = []
     library, logger = logging.getLogger("transformers"), logging.getLogger("transformers.posenc_hears")
     listener = logging.Handler()

@@ -45,7 +45,7 @@ def tokenizer() -> Any:
 
 def save(folder: Path) -> Path:
     """The whole checkpoint, in Hugging Face's form."""
-    from posenc.checkpoints.files.load import quietly
+    from posenc.checkpoints.formats.load import quietly
 
     with quietly():
         model().save_pretrained(folder)

@@ -522,7 +522,7 @@ class Extend:
         from posenc import terminal
         from posenc.checkpoints.extension import extension_report, learned_extension
         from posenc.checkpoints.extension.extend import Settings, extend
-        from posenc.checkpoints.files import load
+        from posenc.checkpoints.formats import load
         from posenc.lab.report import finite
 
         load.without_bars()
@@ -576,7 +576,7 @@ class Extend:
 
 @dataclass
 class Convert:
-    """Write a changed copy of a checkpoint: rotary's layout, learned tables of another size, less rotary; or from GGUF.
+    """Write a changed copy of a checkpoint: rotary's layout, other tables, less rotary, another dtype; or from GGUF.
 
     Example: posenc convert path/to/model --out path/to/new --layout interleaved
 
@@ -602,6 +602,8 @@ class Convert:
     """none, or partial=0.5: how much of each head goes on turning."""
     max_distance: Whole = None
     """Where T5's last bucket begins (positions)."""
+    dtype: Word = None
+    """float32, bfloat16 or float16: what numbers are written as. Default: as they are, and from GGUF float32."""
     base: Word = None
     """The folder or config.json of the model that an adapter belongs to."""
     shard_gigabytes: float = 2.0
@@ -612,7 +614,7 @@ class Convert:
     def run(self) -> int:
         from posenc import terminal
         from posenc.checkpoints.conversion.convert import Request, convert
-        from posenc.checkpoints.files.load import find
+        from posenc.checkpoints.formats.load import find
 
         asked = {f.name: getattr(self, f.name) for f in fields(Request) if f.name != "grid"}
         request = Request(**asked, grid=self.grid or None)

@@ -18,9 +18,10 @@ transformers = pytest.importorskip("transformers")
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES  # noqa: E402
 
 from posenc.checkpoints.formats import huggingface  # noqa: E402
-from posenc.checkpoints.models.skeleton import in_short, skeleton  # noqa: E402
+from posenc.checkpoints.models.skeleton import skeleton  # noqa: E402
 from posenc.checkpoints.vocabulary.reading import CannotRead  # noqa: E402
 from posenc.encoding import parts_of  # noqa: E402
+from posenc.foreign.text import told  # noqa: E402
 
 DIVERSE = [
     *("llama", "gemma3_text", "gptj", "roformer", "gpt2", "opt", "roberta", "clip", "vit", "t5", "bloom", "mpt"),
@@ -94,7 +95,7 @@ def verdict(name):
     try:
         config = CONFIG_MAPPING[name]()
     except Exception as error:
-        return "no default configuration", in_short(error)
+        return "no default configuration", told(error)
     try:
         reading = huggingface.read(config)
     except CannotRead as error:

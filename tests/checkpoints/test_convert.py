@@ -381,15 +381,15 @@ def test_requests_that_do_not_fit_the_checkpoint_are_refused(made, tmp_path: Pat
             Request(**asked)
 
 
-# GGUF
+# GGUF and dtypes
 
 
-def test_a_gguf_becomes_a_folder_that_transformers_loads(made, tmp_path: Path) -> None:
+def gguf_of(source: Path, path: Path) -> Path:
+    """A GGUF file of a tiny llama, as llama.cpp's converter writes it."""
     import gguf
 
-    source = made("llama")
     said, tensors = config(source), open_tensors(source)
-    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(16)
     writer.add_embedding_length(32)
     writer.add_block_count(2)
@@ -410,16 +410,101 @@ def test_a_gguf_becomes_a_folder_that_transformers_loads(made, tmp_path: Path) -
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    before = (tmp_path / "model.gguf").read_bytes()
-    done = convert(tmp_path / "model.gguf", tmp_path / "new", Request())
+    return path
+
+
+def test_a_gguf_becomes_a_folder_that_transformers_loads(made, tmp_path: Path) -> None:
+    source = made("llama")
+    tensors, file = open_tensors(source), gguf_of(source, tmp_path / "model.gguf")
+    before = file.read_bytes()
+    done = convert(file, tmp_path / "new", Request())
     new = open_tensors(done.folder)
     assert set(new) == set(tensors) and all(new[name].equal(tensors[name]) for name in tensors)
     assert done.done == (f"dequantised and renamed from GGUF: {len(new)} tensors",)
+    assert config(done.folder)["dtype"] == "float32"
     torch.testing.assert_close(logits(load(done.folder)), logits(load(source)))
-    kept = convert(tmp_path / "model.gguf", tmp_path / "interleaved", Request(layout="interleaved"))
-    stored = open_tensors(tmp_path / "model.gguf")["blk.1.attn_k.weight"]
+    kept = convert(file, tmp_path / "interleaved", Request(layout="interleaved"))
+    stored = open_tensors(file)["blk.1.attn_k.weight"]
     assert open_tensors(kept.folder)["model.layers.1.self_attn.k_proj.weight"].equal(stored)
-    assert (tmp_path / "model.gguf").read_bytes() == before
+    assert file.read_bytes() == before
+
+
+def test_a_gguf_is_written_in_the_dtype_that_is_asked_for(made, tmp_path: Path, capsys) -> None:
+    source = made("llama")
+    tensors, file = open_tensors(source), gguf_of(source, tmp_path / "model.gguf")
+    assert cli.main(["convert", str(file), "--out", str(tmp_path / "new"), "--dtype", "bfloat16"]) == 0
+    assert (
+        "cast to bfloat16: 1 model.embed_tokens.weight, 2 model.layers.*.self_attn.q_proj.weight"
+        in capsys.readouterr().out
+    )
+    new = open_tensors(tmp_path / "new")
+    assert config(tmp_path / "new")["dtype"] == "bfloat16"
+    assert all(new[name].equal(tensors[name].bfloat16()) for name in tensors)
+    same = convert(file, tmp_path / "same", Request(dtype="float32"))
+    assert same.done == (f"dequantised and renamed from GGUF: {len(new)} tensors",)
+
+
+def test_what_a_gguf_leaves_open_is_said(made, tmp_path: Path) -> None:
+    import gguf
+
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "starcoder2")
+    sizes = {"context_length": 16, "embedding_length": 32, "block_count": 2, "feed_forward_length": 24}
+    for key, value in (sizes | {"attention.head_count": 4, "attention.head_count_kv": 2}).items():
+        writer.add_uint32(f"starcoder2.{key}", value)
+    writer.add_layer_norm_eps(1e-5)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.STARCODER2, 2)
+    for name, tensor in open_tensors(made("starcoder2", tie_word_embeddings=False)).items():
+        writer.add_tensor(names.get_name(name, (".weight", ".bias")), tensor.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert convert(tmp_path / "m.gguf", tmp_path / "new", Request()).notes == (
+        "No GGUF file of a starcoder2 says hidden_act; taken: gelu_pytorch_tanh",
+        "No GGUF file of a starcoder2 says sliding_window; taken: None",
+    )
+
+
+def test_a_folder_is_cast_after_all_else_and_its_config_says_so_wherever_it_says_one(made, tmp_path: Path) -> None:
+    source = shutil.copytree(made("llama"), tmp_path / "source")
+    said = config(source) | {"torch_dtype": "float32", "text_config": {"dtype": "float32"}, "dtype": "float32"}
+    (source / "config.json").write_text(json.dumps(said))
+    tensors = open_tensors(source)
+    done = convert(source, tmp_path / "new", Request(dtype="float16", layout="interleaved"))
+    assert [words.partition(":")[0] for words in done.done] == [
+        *("rearranged from half to interleaved", "cast to float16", "copied as they are"),
+    ]
+    new, now = open_tensors(done.folder), config(done.folder)
+    assert {now["dtype"], now["torch_dtype"], now["text_config"]["dtype"]} == {"float16"}
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert new[name].equal(tensors[name].half()) and {new.dtype(name) for name in new} == {torch.float16}
+    without = {key: value for key, value in said.items() if "dtype" not in key and key != "text_config"}
+    (source / "config.json").write_text(json.dumps(without))
+    convert(source, tmp_path / "again", Request(dtype="bfloat16"))
+    assert config(tmp_path / "again") == without | {"dtype": "bfloat16"}
+
+
+def test_a_dtype_that_would_be_wrong_is_refused(made, tmp_path: Path) -> None:
+    source = shutil.copytree(made("llama"), tmp_path / "source")
+    out = tmp_path / "new"
+    with pytest.raises(ValueError, match=r"^dtype must be float32, bfloat16 or float16, got 'float8_e4m3fn'$"):
+        Request(dtype="float8_e4m3fn")
+    assert "the weights are float32 already; nothing was written" in refusal(source, out, dtype="float32")
+    said = config(source)
+    (source / "config.json").write_text(json.dumps(said | {"quantization_config": {"quant_method": "gptq"}}))
+    assert "the weights are quantised, and their numbers mean something in" in refusal(source, out, dtype="bfloat16")
+    (source / "config.json").write_text(json.dumps(said))
+    tensors, name = dict(open_tensors(source)), "model.norm.weight"
+    for file in source.glob("*.safetensors*"):
+        file.unlink()
+    large = tensors | {name: torch.full((32,), 1e6)}
+    safetensors.torch.save_file(large, source / "model.safetensors")
+    words = refusal(source, out, dtype="float16")
+    assert words == f"{name} has numbers up to 1e+06, and torch.float16 ends at 65504; choose bfloat16 or float32"
+    narrow = tensors | {name: torch.ones(32).to(torch.float8_e4m3fn)}
+    safetensors.torch.save_file(narrow, source / "model.safetensors")
+    words = refusal(source, out, dtype="bfloat16")
+    assert words == f"{name} is torch.float8_e4m3fn, and nothing says by what its numbers are to be multiplied"
 
 
 # Bad input and crashes

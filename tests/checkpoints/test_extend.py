@@ -21,7 +21,7 @@ from posenc.checkpoints.extension import extend as module
 from posenc.checkpoints.extension import extension_report, perplexity
 from posenc.checkpoints.extension.extend import Settings, extend
 from posenc.checkpoints.extension.runs import Kept, hash_of
-from posenc.checkpoints.files.load import load
+from posenc.checkpoints.formats.load import load
 from posenc.checkpoints.vocabulary.reading import CannotRead
 
 TARGET = 2 * tiny_llama.TRAINED

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from posenc.checkpoints.inspection import configs
-from posenc.checkpoints.inspection.inspect import inspect
+from posenc.checkpoints.inspection import configs, portrait
+from posenc.checkpoints.inspection.inspect import in_json, inspect
 from posenc.checkpoints.vocabulary.reading import CannotRead
 
 
@@ -209,6 +209,32 @@ def test_multimodal_rotary() -> None:
     for arch, order in {"qwen2vl": "chunked", "qwen3vl": "interleaved"}.items():
         found = rotary(keys(arch, attention__key_length=128, rope__dimension_sections=[24, 20, 20, 0]))
         assert (found.sections_in_use, found.order, found.layout) == ((24, 20, 20), order, "half")
+
+
+def test_heads_that_nothing_says_are_not_one_head() -> None:
+    said = {"attention__head_count": None}
+    for arch in ("gpt2", "mamba", "mpt"):
+        (part,) = configs.read(keys(arch, **said)).parts
+        assert part.kv_heads is None
+    zero = portrait.words(configs.read(keys("mamba", attention__head_count=0)))
+    assert "The model: 2 layers, 64 channels, heads not said; trained on 128 tokens; sees the past" in zero
+    turned = configs.read(keys("llama", attention__key_length=16, **said))
+    assert "64 channels, heads not said;" in portrait.words(turned) and turned.parts[0].encoding(0).width == 16
+    assert in_json(turned)["parts"][0]["heads"] is None
+    for given in (
+        keys("llama", **said),
+        keys("bloom", **said),
+        keys("t5", attention__relative_buckets_count=8, **said),
+    ):
+        reading = configs.read(given)
+        name = f"{reading.architecture}.attention.head_count"
+        assert reading.parts == () and reading.not_covered == (f"how many heads there are: {name} is missing",)
+
+
+def test_what_the_largest_gemma_divides_its_logits_by_is_no_width_of_a_head() -> None:
+    largest = keys("gemma2", block_count=46, attention__key_length=32)
+    assert configs.read(largest).parts[0].layers[0].scale == pytest.approx(16**-0.5)
+    assert configs.read(largest | {"gemma2.block_count": 45}).parts[0].layers[0].scale is None
 
 
 def test_an_unknown_architecture_is_not_guessed_at() -> None:

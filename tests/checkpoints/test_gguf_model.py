@@ -1,5 +1,8 @@
-"""GGUF files written here from tiny transformers models: what is loaded back computes the same."""
+"""GGUF files written here from tiny transformers models, as llama.cpp's converter does: what is loaded is the same."""
 
+import re
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,74 +12,321 @@ import torch
 gguf = pytest.importorskip("gguf")
 transformers = pytest.importorskip("transformers")
 
-from posenc.checkpoints.files import gguf_model  # noqa: E402
-from posenc.checkpoints.files.load import load  # noqa: E402
-from posenc.checkpoints.files.tensors import GGUFTensors, open_tensors  # noqa: E402
+from posenc.checkpoints.conversion.convert import Request, convert  # noqa: E402
+from posenc.checkpoints.files.tensors import GGUFTensors  # noqa: E402
+from posenc.checkpoints.formats import gguf_architectures, gguf_model  # noqa: E402
+from posenc.checkpoints.formats.gguf_architectures import ARCHITECTURES  # noqa: E402
+from posenc.checkpoints.formats.gguf_model import open_model  # noqa: E402
+from posenc.checkpoints.formats.load import load, quietly  # noqa: E402
+from posenc.checkpoints.inspection.inspect import inspect  # noqa: E402
+from posenc.checkpoints.vocabulary.ledger import SPEAKS_OF_POSITION  # noqa: E402
 from posenc.checkpoints.vocabulary.reading import CannotRead  # noqa: E402
 
-NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
+SIZES = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+SIZES |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
+
+MULTIPLIERS = {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.125}
+MULTIPLIERS |= {"logits_scaling": 8.0}
+MULTIPLIED = {"embedding_scale": 12.0, "residual_scale": 0.22, "attention.scale": 0.125, "logit_scale": 8.0}
+MOE = {"num_experts": 4, "num_experts_per_tok": 2}
+LOCAL_MOE = {"num_local_experts": 4, "num_experts_per_tok": 2}
+COUNTED = {"expert_count": 4, "expert_used_count": 2}
+CAPPED = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+EPSILON = {"attention.layer_norm_epsilon": 1e-5, "rope.freq_base": None}
+HEADS_ALIKE = {"num_key_value_heads": 4}
+LLAMA_3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA_3 |= {"original_max_position_embeddings": 8192}
+LONG = {"short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [2.0, 3.0, 4.0, 8.0], "factor": 2.0}
+LONG |= {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 32}
+YARN = {"rope_type": "yarn", "rope_theta": 5e5, "factor": 2.0, "original_max_position_embeddings": 32}
+LINEAR = {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}
+PLAIN = {"rope_type": "default", "rope_theta": 5e5}
+YARN_SAID = {"rope.freq_base": 5e5, "rope.scaling.type": "yarn", "rope.scaling.factor": 2.0}
+YARN_SAID |= {"rope.scaling.original_context_length": 32}
+LINEAR_SAID = {"rope.freq_base": 1e6, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0}
+NEAR_AND_FAR = {"full_attention": LINEAR, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+
+CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
+    "llama": ("llama", "llama", {"head_dim": 16, "tie_word_embeddings": True}, {"attention.key_length": 16}),
+    "llama, biases": ("llama", "llama", {"attention_bias": True, "mlp_bias": True}, {"vocab_size": 40}),
+    "llama, YaRN": ("llama", "llama", {"rope_parameters": YARN}, YARN_SAID),
+    "llama, 3.1": ("llama", "llama", {"rope_parameters": LLAMA_3, "head_dim": 32}, {"attention.key_length": 32}),
+    "mixtral": ("mixtral", "llama with expert_count", {"rope_parameters": PLAIN, **LOCAL_MOE}, COUNTED),
+    "mistral": ("mistral", "mistral3", {"sliding_window": None, "head_dim": 8}, {}),
+    "arcee": ("arcee", "arcee", {}, {}),
+    "smollm3": ("smollm3", "smollm3", {"num_hidden_layers": 5, "rope_parameters": PLAIN}, {}),
+    "granite": ("granite", "granite", MULTIPLIERS, MULTIPLIED),
+    "granite, experts": ("granitemoe", "granitemoe", MULTIPLIERS | LOCAL_MOE, MULTIPLIED | COUNTED),
+    "olmo": ("olmo", "olmo", {"clip_qkv": 0.5}, {"attention.clamp_kqv": 0.5, "attention.layer_norm_epsilon": 1e-5}),
+    "olmo2": ("olmo2", "olmo2", {}, {}),
+    "olmo3": (
+        "olmo3",
+        "olmo2 with attention.sliding_window",
+        {
+            "num_hidden_layers": 4,
+            "sliding_window": 8,
+            "rope_parameters": {"full_attention": YARN, "sliding_attention": PLAIN},
+        },
+        YARN_SAID
+        | {"attention.sliding_window": 8, "attention.sliding_window_pattern": [True, True, True, False]}
+        | {"rope.freq_base_swa": 5e5},
+    ),
+    "olmoe": ("olmoe", "olmoe", MOE, COUNTED),
+    "qwen2": ("qwen2", "qwen2", {"tie_word_embeddings": True}, {}),
+    "qwen2, experts": (
+        "qwen2_moe",
+        "qwen2moe",
+        MOE | {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 24},
+        COUNTED | {"expert_feed_forward_length": 16, "expert_shared_feed_forward_length": 24},
+    ),
+    "qwen3": ("qwen3", "qwen3", {"head_dim": 16}, {"attention.key_length": 16, "attention.value_length": 16}),
+    "qwen3, experts": (
+        "qwen3_moe",
+        "qwen3moe",
+        MOE | {"moe_intermediate_size": 16, "norm_topk_prob": True, "head_dim": 8},
+        COUNTED | {"expert_feed_forward_length": 16},
+    ),
+    "seed_oss": ("seed_oss", "seed_oss", {"head_dim": 8}, {}),
+    "gemma": ("gemma", "gemma", {"head_dim": 16}, {"attention.key_length": 16}),
+    "gemma2": (
+        "gemma2",
+        "gemma2",
+        {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16},
+        CAPPED | {"attention.key_length": 16, "attention.sliding_window": 8},
+    ),
+    "gemma3": (
+        "gemma3_text",
+        "gemma3",
+        {
+            **{"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16, "num_hidden_layers": 7},
+            "rope_parameters": NEAR_AND_FAR,
+        },
+        LINEAR_SAID | {"attention.key_length": 16, "attention.sliding_window": 8},
+    ),
+    "phi": (
+        "phi",
+        "phi2",
+        {"partial_rotary_factor": 0.5, **HEADS_ALIKE},
+        EPSILON | {"rope.dimension_count": 4},
+    ),
+    "phi3": (
+        "phi3",
+        "phi3",
+        {"original_max_position_embeddings": 64, "sliding_window": 8},
+        {"rope.scaling.original_context_length": 64, "attention.sliding_window": 8},
+    ),
+    "phi3, long": (
+        "phi3",
+        "phi3",
+        {"original_max_position_embeddings": 32, "rope_parameters": LONG},
+        {
+            "rope.scaling.original_context_length": 32,
+            "rope.scaling.attn_factor": 1.0954451150103321,
+            "attention.sliding_window": 0,
+        },
+    ),
+    "gpt2": ("gpt2", "gpt2", HEADS_ALIKE, EPSILON),
+    "starcoder": ("gpt_bigcode", "starcoder", {"num_key_value_heads": 1}, EPSILON),
+    "starcoder2": ("starcoder2", "starcoder2", {}, {"attention.layer_norm_epsilon": 1e-5}),
+    "gptneox": (
+        "gpt_neox",
+        "gptneox",
+        {"rotary_pct": 0.5, **HEADS_ALIKE},
+        EPSILON | {"rope.dimension_count": 4, "use_parallel_residual": True},
+    ),
+    "gptneox, one after another": (
+        "gpt_neox",
+        "gptneox",
+        {"rotary_pct": 0.25, "use_parallel_residual": False, **HEADS_ALIKE},
+        EPSILON | {"rope.dimension_count": 2, "use_parallel_residual": False},
+    ),
+    "bloom": ("bloom", "bloom", HEADS_ALIKE, EPSILON),
+    "mpt": (
+        "mpt",
+        "mpt",
+        {"max_seq_len": 64, "attn_config": {"clip_qkv": 0.5}, **HEADS_ALIKE},
+        EPSILON | {"attention.max_alibi_bias": 8.0, "attention.clamp_kqv": 0.5},
+    ),
+    "falcon 7B": (
+        "falcon",
+        "falcon",
+        {"num_kv_heads": 1, "multi_query": True, "num_key_value_heads": 1},
+        EPSILON | {"tensor_data_layout": "jploski"},
+    ),
+    "falcon 40B": (
+        "falcon",
+        "falcon",
+        {"num_kv_heads": 2, "new_decoder_architecture": True},
+        EPSILON | {"tensor_data_layout": "jploski"},
+    ),
+    "falcon 11B": (
+        "falcon",
+        "falcon",
+        {"num_kv_heads": 2, "new_decoder_architecture": True, "num_ln_in_parallel_attn": 1},
+        EPSILON | {"tensor_data_layout": "jploski"},
+    ),
+    "stablelm": (
+        "stablelm",
+        "stablelm",
+        {"partial_rotary_factor": 0.25, "use_qkv_bias": True},
+        EPSILON | {"rope.dimension_count": 2, "use_parallel_residual": False},
+    ),
+    "stablelm 12B": (
+        "stablelm",
+        "stablelm",
+        {"partial_rotary_factor": 0.25, "qk_layernorm": True, "use_parallel_residual": True},
+        EPSILON | {"rope.dimension_count": 2, "use_parallel_residual": True},
+    ),
+    "nemotron": (
+        "nemotron",
+        "nemotron",
+        {"partial_rotary_factor": 0.5, "head_dim": 8},
+        {"rope.dimension_count": 4, "attention.layer_norm_epsilon": 1e-5, "rope.scaling.type": "none"},
+    ),
+    "command-r": (
+        "cohere",
+        "command-r",
+        {"use_qk_norm": True, "logit_scale": 0.25},
+        {"attention.layer_norm_epsilon": 1e-5, "logit_scale": 0.25, "rope.scaling.type": "none"},
+    ),
+    "cohere2": (
+        "cohere2",
+        "cohere2",
+        {"sliding_window": 8, "num_hidden_layers": 5},
+        {"attention.layer_norm_epsilon": 1e-5, "logit_scale": 0.0625, "attention.sliding_window": 8},
+    ),
+    "glm4": ("glm4", "glm4", {"head_dim": 8, "partial_rotary_factor": 0.5}, {"rope.dimension_count": 4}),
+    "exaone4": (
+        "exaone4",
+        "exaone4",
+        {"sliding_window": 8, "num_hidden_layers": 5, "sliding_window_pattern": 4},
+        {"attention.sliding_window": 8, "attention.sliding_window_pattern": [True, True, True, False, True]},
+    ),
+    "exaone4, small": (
+        "exaone4",
+        "exaone4",
+        {"sliding_window": None, "layer_types": ["full_attention"] * 2},
+        {},
+    ),
+    "ernie4_5": ("ernie4_5", "ernie4_5", {"head_dim": 8, "use_bias": True}, {}),
+    "jais2": ("jais2", "jais2", {"head_dim": 8}, {"attention.layer_norm_epsilon": 1e-5}),
+    "hunyuan": ("hunyuan_v1_dense", "hunyuan-dense", {"head_dim": 8}, {}),
 }
-"""transformers' names -> llama.cpp's."""
+"""Cases: transformers' model_type, the architecture, the config, and what the file says besides the usual keys."""
 
 
-def tiny(kind: str, **options: Any) -> Any:
-    """A small model with random weights, biases and norms included."""
-    given = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
-    given |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5}
-    made = getattr(transformers, f"{kind}ForCausalLM")
-    model = made(made.config_class(**given | options)).eval()
+def tiny(model_type: str, **options: Any) -> Any:
+    """A small model with random weights, which one can be added to and taken from again without rounding."""
+    with quietly():
+        config = transformers.AutoConfig.for_model(model_type, **SIZES | options)
+        model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.2)
+            parameter.copy_(((parameter + torch.randn_like(parameter) * 0.2) * 256).round() / 256)
     return model
 
 
-def write(model: Any, path: Path, leave_out: str = "", more: dict[str, Any] | None = None) -> Path:
-    """A GGUF file of a model, as llama.cpp's converter lays it out."""
+def keys_of(model: Any, arch: str, more: dict[str, Any]) -> dict[str, Any]:
+    """The keys that llama.cpp's converter writes, None for one that it does not write."""
     config = model.config
-    arch = config.model_type
-    writer = gguf.GGUFWriter(path, arch)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    for key, value in (more or {}).items():
-        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
-        add(key.format(arch=arch), value)
+    rope = getattr(config, "rope_parameters", None) or {}
+    wide = arch in ("gpt2", "starcoder", "falcon", "bloom", "mpt")
+    usual = {
+        "block_count": config.num_hidden_layers,
+        "context_length": 64 if arch != "falcon" else 2048,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": 4 * config.hidden_size if wide else config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.to_dict().get("num_key_value_heads", getattr(config, "num_kv_heads", None)),
+        "rope.freq_base": rope.get("rope_theta"),
+        "attention.layer_norm_rms_epsilon": getattr(config, "rms_norm_eps", None),
+    }
+    if arch == "starcoder":
+        usual["attention.head_count_kv"] = 1
+    return usual | more
+
+
+def stored(model: Any, arch: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors as llama.cpp's converter writes them, by the rules of its classes, written out here again."""
+    config = model.config
+    heads, dim = config.num_attention_heads, config.hidden_size
+    kv = getattr(config, "num_key_value_heads", None) or getattr(config, "num_kv_heads", None) or heads
+    norms: dict[str, list[torch.Tensor]] = {}
     for name, tensor in model.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
+        if config.tie_word_embeddings and name in ("lm_head.weight", "embed_out.weight"):
             continue
-        if arch == "llama" and ("q_proj" in name or "k_proj" in name):
-            heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
-            # llama.cpp's permute: (half, pair) -> (pair, half) within each head.
-            split = tensor.numpy().reshape(heads, 2, tensor.shape[0] // heads // 2, *tensor.shape[1:])
-            tensor = torch.from_numpy(split.swapaxes(1, 2).reshape(tensor.shape).copy())
-        for theirs, ours in NAMES.items():
-            name = name.replace(theirs, ours)
-        name = name.replace("model.layers.", "blk.")
-        if name != leave_out:
-            writer.add_tensor(name, tensor.numpy())
+        if arch in ("llama", "mistral3", "arcee", "smollm3", "granite", "granitemoe", "olmo"):
+            for part, many in (("q_proj", heads), ("k_proj", kv)):
+                if part in name and tensor.shape[0] % (2 * many) == 0:
+                    # LlamaModel.permute: (head, half, pair) -> (head, pair, half).
+                    split = tensor.numpy().reshape(many, 2, tensor.shape[0] // many // 2, *tensor.shape[1:])
+                    tensor = torch.from_numpy(split.swapaxes(1, 2).reshape(tensor.shape).copy())
+        if arch in ("gemma", "gemma2", "gemma3", "nemotron") and name.endswith("norm.weight"):
+            tensor = tensor + 1
+        if arch == "gpt2" and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
+            tensor = tensor.transpose(1, 0)
+        if arch in ("bloom", "gptneox") and "query_key_value" in name:
+            # Queries, keys and values of each head, to those of all heads.
+            each = tensor.reshape(heads, 3, dim // heads, *tensor.shape[1:])
+            tensor = torch.cat([each[:, part].reshape(-1, *tensor.shape[1:]) for part in range(3)])
+        if arch == "falcon" and "query_key_value" in name:
+            groups = tensor.view(kv, heads // kv + 2, dim // heads, dim)
+            parts = (groups[:, :-2], groups[:, [-2]], groups[:, [-1]])
+            tensor = torch.cat([part.reshape(-1, dim) for part in parts])
+        if arch == "bloom":
+            name = name.removeprefix("transformer.")
+        if name.endswith("experts.gate_up_proj"):
+            place = name.replace("block_sparse_moe", "mlp").removesuffix("gate_up_proj")
+            for part, half in zip(("gate_proj.weight", "up_proj.weight"), tensor.chunk(2, dim=1), strict=True):
+                yield place + part, half
+            continue
+        name = name.replace("block_sparse_moe.experts", "mlp.experts").replace("router.weight", "router.layer.weight")
+        if ".norms." in name:
+            merged = name[: name.index(".norms.")] + ".weight"
+            norms.setdefault(merged, []).append(tensor)
+            many = heads if "q_layernorm" in name else kv
+            if len(norms[merged]) < many:
+                continue
+            name, tensor = merged, torch.stack(norms[merged])
+        # Older converters drop axes of one.
+        yield name, tensor.squeeze() if "shared_expert_gate" in name else tensor
+
+
+def divisors(rope: dict[str, Any], head_dim: int) -> torch.Tensor:
+    """rope_freqs of LlamaModel.generate_extra_tensors."""
+    out = []
+    for pair in range(head_dim // 2):
+        wavelength = 2 * torch.pi * rope["rope_theta"] ** (2 * pair / head_dim)
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        length = rope["original_max_position_embeddings"]
+        smooth = min(1.0, max(0.0, (length / wavelength - low) / (high - low)))
+        out.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    return torch.tensor(out)
+
+
+def write(model: Any, path: Path, arch: str = "llama", leave_out: str = "", **changes: Any) -> Path:
+    """A GGUF file of a model; changes of its keys, two underscores for a dot, None for a key that is not written."""
+    more = changes.pop("more", {}) | {key.replace("__", "."): value for key, value in changes.items()}
+    writer = gguf.GGUFWriter(path, arch)
+    for key, value in keys_of(model, arch, more).items():
+        kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        if value is not None:
+            name = key if key.startswith("tokenizer.") else f"{arch}.{key}"
+            kinds.get(type(value), writer.add_array)(name, value)
+    (number,) = (number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    names = gguf.get_tensor_name_map(number, model.config.num_hidden_layers)
+    for name, tensor in stored(model, arch):
+        named = names.get_name(name, (".weight", ".bias")) or name
+        named = named if name.endswith((".weight", ".bias")) else f"{named}.weight"
+        if named != leave_out:
+            writer.add_tensor(named, tensor.contiguous().numpy())
+    rope = getattr(model.config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "llama3":
+        writer.add_tensor("rope_freqs.weight", divisors(rope, model.config.head_dim).numpy())
+    for key in ("short_factor", "long_factor"):
+        if key in rope:
+            writer.add_tensor(f"rope_factors_{key.partition('_')[0]}.weight", torch.tensor(rope[key]).numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -84,116 +334,248 @@ def write(model: Any, path: Path, leave_out: str = "", more: dict[str, Any] | No
     return path
 
 
-def opened(path: Path) -> GGUFTensors:
-    found = open_tensors(path)
-    assert isinstance(found, GGUFTensors)
-    return found
+def made(case: str, path: Path) -> tuple[Any, Path]:
+    """The model of a case, and its file."""
+    model_type, named, options, more = CASES[case]
+    model = tiny(model_type, **options)
+    return model, write(model, path, named.partition(" ")[0], more=more)
 
 
-YARN = {"rope_type": "yarn", "rope_theta": 5e5, "factor": 2.0, "original_max_position_embeddings": 32}
-YARN_SAID = {
-    "{arch}.rope.scaling.type": "yarn",
-    "{arch}.rope.scaling.factor": 2.0,
-    "{arch}.rope.scaling.original_context_length": 32,
-}
-LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
-LINEAR_SAID = {"{arch}.rope.scaling.type": "linear", "{arch}.rope.scaling.factor": 4.0}
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "more"),
-    [
-        ("Llama", {"tie_word_embeddings": True}, {}),
-        ("Llama", {"rope_parameters": YARN}, YARN_SAID),
-        ("Llama", {"rope_parameters": LINEAR, "attention_bias": True}, LINEAR_SAID),
-        ("Llama", {"head_dim": 4}, {}),
-        ("Qwen2", {}, {}),
-        ("Qwen3", {"tie_word_embeddings": True}, {}),
-    ],
-)
-def test_the_loaded_model_computes_what_the_written_one_does(kind, options, more, tmp_path: Path) -> None:
-    model = tiny(kind, **options)
-    ids = torch.randint(0, 32, (2, 40))
-    loaded = load(write(model, tmp_path / "model.gguf", more=more))
+@pytest.mark.parametrize("case", CASES)
+def test_the_loaded_model_computes_what_the_written_one_does(case: str, tmp_path: Path) -> None:
+    model, path = made(case, tmp_path / "model.gguf")
+    ids = torch.randint(0, 40, (2, 30))
+    loaded = load(path)
     assert type(loaded.model) is type(model) and loaded.tokenizer is None and not loaded.model.training
     with torch.no_grad():
-        assert torch.allclose(loaded.model(ids).logits, model(ids).logits, atol=1e-6)
-    half = load(tmp_path / "model.gguf", dtype="bfloat16")
-    assert {parameter.dtype for parameter in half.model.parameters()} == {torch.bfloat16}
+        assert (loaded.model(ids).logits - model(ids).logits).abs().max() == 0
+    left_open = ARCHITECTURES[CASES[case][1]].left_open
+    assert len(loaded.notes) == len(left_open) and all(key in " ".join(loaded.notes) for key in left_open)
+
+
+@pytest.mark.parametrize("case", ["gpt2", "stablelm 12B", "qwen2, experts", "falcon 40B", "bloom"])
+def test_the_folder_that_it_becomes_computes_the_same(case: str, tmp_path: Path) -> None:
+    model, path = made(case, tmp_path / "model.gguf")
+    ids = torch.randint(0, 40, (2, 30))
+    again = load(convert(path, tmp_path / "new", Request()).folder)
+    with torch.no_grad():
+        assert type(again.model) is type(model) and again.model(ids).logits.equal(model(ids).logits)
+
+
+def test_every_architecture_that_is_loaded_is_tested_here_and_says_where_it_is_from() -> None:
+    assert {named for _, named, _, _ in CASES.values()} == set(ARCHITECTURES)
+    assert all(" with " in name or row.source.endswith("Model") for name, row in ARCHITECTURES.items())
+
+
+@pytest.mark.parametrize("case", ["llama", "gpt2", "bloom", "falcon 40B", "gemma", "nemotron", "olmo"])
+def test_without_its_change_undone_it_is_refused_or_another_model(case: str, tmp_path: Path, monkeypatch) -> None:
+    name = CASES[case][1]
+    model, path = made(case, tmp_path / "model.gguf")
+    monkeypatch.setitem(ARCHITECTURES, name, replace(ARCHITECTURES[name], changes={}))
+    try:
+        loaded = load(path)
+    except CannotRead as refused:
+        assert "has the shape" in str(refused) or "layout='interleaved'" in str(refused)
+    else:
+        ids = torch.arange(30)[None]
+        with torch.no_grad():
+            assert (loaded.model(ids).logits - model(ids).logits).abs().max() > 1e-3
+
+
+def test_a_change_that_nothing_asks_for_is_refused(tmp_path: Path, monkeypatch) -> None:
+    row = replace(ARCHITECTURES["qwen2"], changes=gguf_architectures.PERMUTED)
+    monkeypatch.setitem(ARCHITECTURES, "qwen2", row)
+    with pytest.raises(CannotRead, match="qwen2 has no pairs side by side that could be taken apart"):
+        load(made("qwen2", tmp_path / "model.gguf")[1])
+
+
+def test_the_lists_name_architectures_that_there_are() -> None:
+    """A name that is misspelt would be the wrong layout, in silence."""
+    known, there = gguf_architectures, set(gguf.MODEL_ARCH_NAMES.values())
+    named = [known.INTERLEAVED, known.HALF, known.MULTIMODAL, known.LEARNED, known.ALIBI, known.RECURRENT]
+    named.append(known.WITHOUT_ROTARY)
+    lists = [set(one) for one in named]
+    assert sum(map(len, lists)) == len(set.union(*lists)) == len(known.KNOWN) and there >= known.KNOWN
+    for facts in (known.WINDOW_EVERY, known.WINDOW_IN_ALL, known.NO_ROTARY_EVERY, known.ONLY_IN_WINDOWS):
+        assert set(facts) <= known.INTERLEAVED | known.HALF
+    for facts in (known.LOCAL_BASE, known.PLAIN_IN_WINDOWS, known.SCALED_BY_WIDTH):
+        assert set(facts) <= known.HALF
+    assert {name.partition(" with ")[0] for name in ARCHITECTURES} <= known.KNOWN
+    assert set(known.NOT_LOADED) <= there - set(ARCHITECTURES)
+
+
+def test_only_the_reader_of_positions_reads_keys_that_speak_of_them() -> None:
+    own = {key for row in ARCHITECTURES.values() for key in (*row.keys, *row.settled)}
+    assert not [key for key in own if SPEAKS_OF_POSITION.search(key)]
 
 
 def test_numbers_come_as_they_were_meant(tmp_path: Path) -> None:
-    found = gguf_model.config(opened(write(tiny("Llama"), tmp_path / "m.gguf", more={"{arch}.vocab_size": 32})))
-    assert found["rms_norm_eps"] == 1e-5 and found["vocab_size"] == 32
-    assert found["rope_parameters"] == {"rope_type": "default", "rope_theta": 10_000.0}
-    assert found["architectures"] == ["LlamaForCausalLM"] and found["tie_word_embeddings"] is False
+    found = open_model(GGUFTensors(write(tiny("llama"), tmp_path / "m.gguf", vocab_size=40)))
+    assert found.config.rms_norm_eps == 1e-6 and found.config.vocab_size == 40
+    assert found.said()["rope_parameters"] == {"rope_type": "default", "rope_theta": 10_000}
+    assert found.said()["architectures"] == ["LlamaForCausalLM"] and not found.config.tie_word_embeddings
+    assert found.reading.parts[0].layers[0].spec == "rotary"
+
+
+@pytest.mark.parametrize("key", ["rope.scaling.factor", "rope.scale_linear"])
+def test_a_factor_without_a_type_is_linear_as_in_llama_cpp(key: str, tmp_path: Path) -> None:
+    found = open_model(GGUFTensors(write(tiny("llama"), tmp_path / "m.gguf", more={key: 4.0})))
+    assert found.config.rope_parameters == {"rope_type": "linear", "rope_theta": 10_000, "factor": 4}
+    more = {key: 4.0, "rope.scaling.type": "none"}
+    found = open_model(GGUFTensors(write(tiny("llama"), tmp_path / "n.gguf", more=more)))
+    assert found.config.rope_parameters["rope_type"] == "default"
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("case", "changes", "message"),
     [
-        ({"{arch}.expert_count": 8}, r"says llama.expert_count, which posenc does not read in a GGUF file yet"),
-        ({"{arch}.rope.scaling.type": "longrope"}, r"llama.rope.scaling.type is 'longrope'; expected none, linear or"),
-        ({"{arch}.rope.scaling.type": "yarn"}, r"rope.scaling.type is 'yarn', but there is no rope.scaling.factor"),
+        ("llama", {"pooling_type": 3}, "it says llama.pooling_type, which posenc does not read in a GGUF file yet"),
+        ("llama", {"rope__scaling__wonder": 2.0}, "it says llama.rope.scaling.wonder, which posenc does not read"),
+        ("llama", {"rope__scaling__type": "longrope"}, "the tensors rope_factors_short and rope_factors_long are miss"),
+        (
+            "llama",
+            {"attention__sliding_window": 8},
+            "it leaves open llama.attention.sliding_window: nothing says",
+        ),
+        ("bloom", {"rope__freq_base": 1e4}, "bloom has ALiBi, and its file has keys of rotary"),
+        ("llama", {"attention__head_count": [4, 2]}, "it leaves open llama.attention.head_count differs from layer to"),
+        ("gpt2", {"attention__head_count": None}, "gpt2.attention.head_count: it is missing; it is no whole model"),
+        (
+            "llama",
+            {"attention__head_count": None, "attention__key_length": None},
+            "open how many heads there are: ",
+        ),
+        ("llama", {"context_length": None}, "llama.context_length: it is missing; it is no whole model"),
+        (
+            "llama",
+            {"attention__relative_buckets_count": 8, "rope__freq_base": None},
+            "it has 2 stacks of layers, and one was expected",
+        ),
+        ("llama", {"attention__layer_norm_rms_epsilon": float("nan")}, "expected a finite number, got nan"),
+        ("llama", {"block_count": 900}, "by its keys queries alone are made with .* numbers, and its tensors have"),
+        ("llama", {"rope__dimension_count": 8}, r"LlamaForCausalLM would not compute what it says: layer 0 rotary\("),
+        ("llama", {"attention__value_length": 8}, "value_length: expected 16, the channels of a head, got 8"),
+        ("llama", {"feed_forward_length": None}, "llama.feed_forward_length: expected float or bool, got None"),
+        (
+            "nemotron",
+            {"attention__layer_norm_rms_epsilon": 0.5},
+            "rms_epsilon: expected 1e-05, as another key says",
+        ),
+        ("falcon", {"tensor_data_layout": "new"}, "falcon.tensor_data_layout: expected jploski, got 'new'"),
+        ("mpt", {"attention__max_alibi_bias": 4.0}, "MptForCausalLM would not compute what it says: 1 parts and 0"),
+        ("llama", {"vocab_size": 0}, "llama.vocab_size: expected a whole number from 1 to 16,777,216, got 0"),
     ],
 )
-def test_what_is_not_understood_is_refused_by_its_key(more: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_what_is_not_understood_is_refused_by_its_key(case: str, changes: dict, message: str, tmp_path: Path) -> None:
+    model_type, named, options, more = CASES[{"falcon": "falcon 7B"}.get(case, case)]
+    more = more | {key.replace("__", "."): value for key, value in changes.items()}
+    path = write(tiny(model_type, **options), tmp_path / "m.gguf", named, more=more)
     with pytest.raises(CannotRead, match=message):
-        load(write(tiny("Llama"), tmp_path / "m.gguf", more=more))
-
-
-@pytest.mark.parametrize("key", ["{arch}.rope.scaling.factor", "{arch}.rope.scale_linear"])
-def test_a_factor_without_a_type_is_linear_as_in_llama_cpp(key: str, tmp_path: Path) -> None:
-    found = gguf_model.config(opened(write(tiny("Llama"), tmp_path / "m.gguf", more={key: 4.0})))
-    assert found["rope_parameters"] == LINEAR
-    found = gguf_model.config(
-        opened(write(tiny("Llama"), tmp_path / "n.gguf", more={key: 4.0, "{arch}.rope.scaling.type": "none"}))
-    )
-    assert found["rope_parameters"]["rope_type"] == "default"
-
-
-def test_partial_rotary_is_refused(tmp_path: Path) -> None:
-    model = tiny("Llama")
-    path = write(model, tmp_path / "m.gguf")
-    data = path.read_bytes()
-    key = b"llama.rope.dimension_count"
-    place = data.index(key) + len(key) + 4
-    path.write_bytes(data[:place] + (4).to_bytes(4, "little") + data[place + 4 :])
-    with pytest.raises(CannotRead, match=r"llama.rope.dimension_count is 4 where a head has 8 channels"):
         load(path)
 
 
-def test_another_architecture_is_refused_with_those_that_are_read(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "mamba")
-    writer.add_block_count(1)
+@pytest.mark.parametrize(
+    ("arch", "message"),
+    [
+        (
+            "mamba",
+            "holds a 'mamba', and its decays are stored as powers of e, from .*; posenc loads GGUF files of",
+        ),
+        ("internlm2", "holds a 'internlm2', and transformers itself has no class for it. Load the original checkpoint"),
+        ("deepseek2", "what llama.cpp's converter does to its weights is not known here"),
+        ("nonesuch", "the gguf package that is installed has no names for its tensors"),
+    ],
+)
+def test_another_architecture_is_refused_with_what_is_not_known_of_it(arch: str, message: str, tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", arch)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(CannotRead, match=r"holds a 'mamba'; posenc loads GGUF files of llama, qwen2, qwen3"):
+    with pytest.raises(CannotRead, match=message):
         load(tmp_path / "m.gguf")
+
+
+def test_a_key_that_this_transformers_does_not_have_is_no_silent_default(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setitem(ARCHITECTURES, "llama", replace(ARCHITECTURES["llama"], fixed={"wonder": 1}))
+    with pytest.raises(CannotRead, match="LlamaConfig of this transformers has no wonder"):
+        load(made("llama", tmp_path / "m.gguf")[1])
+
+
+def test_what_transformers_refuses_is_quoted_whole(tmp_path: Path, monkeypatch) -> None:
+    class Refusing(transformers.LlamaConfig):
+        def __init__(self, **given: Any) -> None:
+            raise ValueError("no such config\n" + "letters " * 45 + "the end")
+
+    path = made("llama", tmp_path / "m.gguf")[1]
+    monkeypatch.setattr(gguf_model, "within_bounds", lambda given: Refusing())
+    with pytest.raises(CannotRead, match=r"cannot read it \(ValueError: no such config letters .*the end\)"):
+        load(path)
 
 
 def test_a_missing_tensor_and_one_too_many_are_named(tmp_path: Path) -> None:
     with pytest.raises(CannotRead, match=r"lacks blk.1.ffn_up.weight, which is model.layers.1.mlp.up_proj.weight in"):
-        load(write(tiny("Llama"), tmp_path / "a.gguf", leave_out="blk.1.ffn_up.weight"))
-    model = tiny("Llama")
+        load(write(tiny("llama"), tmp_path / "a.gguf", leave_out="blk.1.ffn_up.weight"))
+    model = tiny("llama")
     model.model.layers[0].register_buffer("extra", torch.zeros(8))
-    with pytest.raises(CannotRead, match=r"holds blk.0.extra, which LlamaForCausalLM has no place for"):
+    with pytest.raises(CannotRead, match=r"holds model.layers.0.extra.weight, which LlamaForCausalLM has no place for"):
         load(write(model, tmp_path / "b.gguf"))
 
 
-def test_frequencies_of_its_own_are_refused(tmp_path: Path) -> None:
-    model = tiny("Llama")
+def test_divisors_that_nothing_reads_are_refused(tmp_path: Path) -> None:
+    model = tiny("gpt2")
     model.register_buffer("rope_freqs", torch.ones(4))
-    with pytest.raises(CannotRead, match=r"divides its frequencies by numbers of its own"):
-        load(write(model, tmp_path / "m.gguf"))
+    with pytest.raises(CannotRead, match=r"it says rope_freqs.weight, which posenc does not read"):
+        load(write(model, tmp_path / "m.gguf", "gpt2", more=EPSILON))
 
 
-def test_a_shape_that_contradicts_the_numbers_is_named(tmp_path: Path) -> None:
-    model = tiny("Llama")
-    model.model.norm.weight = torch.nn.Parameter(torch.ones(16))
-    with pytest.raises(
-        CannotRead, match=r"output_norm.weight has the shape \[16\], but by .* model.norm.weight has \[32\]"
-    ):
-        load(write(model, tmp_path / "m.gguf"))
+@pytest.mark.parametrize("shape", [(17, 32), (16, 31), (8,)])
+def test_a_shape_that_contradicts_the_numbers_is_named(shape: tuple[int, ...], tmp_path: Path) -> None:
+    for part in ("v", "k"):
+        model = tiny("llama")
+        layer = model.model.layers[0].self_attn
+        setattr(layer, f"{part}_proj", torch.nn.Linear(1, 1, bias=False))
+        getattr(layer, f"{part}_proj").weight = torch.nn.Parameter(torch.ones(shape))
+        with pytest.raises(CannotRead, match=rf"blk.0.attn_{part}.weight has the shape \[.*, but by .* has \[16, 32\]"):
+            load(write(model, tmp_path / "m.gguf"))
+
+
+def test_another_dtype_is_that_of_the_whole_model_and_refused_where_it_is_too_narrow(tmp_path: Path) -> None:
+    model, path = made("llama", tmp_path / "m.gguf")
+    loaded = load(path, dtype="bfloat16")
+    assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.bfloat16}
+    assert load(path, dtype="float16").model.model.norm.weight.equal(model.model.norm.weight.half())
+    with torch.no_grad():
+        model.model.norm.weight.fill_(1e5)
+    with pytest.raises(ValueError, match=r"norm.weight has numbers up to 100000, and torch.float16 ends at 65504"):
+        load(write(model, tmp_path / "n.gguf", more={"attention.key_length": 16}), dtype="float16")
+
+
+def test_a_tokenizer_that_is_not_made_is_said_and_the_model_is_loaded_without_it(tmp_path: Path) -> None:
+    kept = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.pre": "default", "tokenizer.ggml.bos_token_id": 3}
+    path = write(tiny("qwen2"), tmp_path / "m.gguf", "qwen2", more=kept)
+    loaded, words = (
+        load(path),
+        "The file has a tokenizer of the kind 'llama' that cuts words as 'default'; posenc makes",
+    )
+    assert loaded.tokenizer is None and len(loaded.notes) == 1 and loaded.notes[0].startswith(words)
+    assert loaded.config.bos_token_id == 3
+    done = convert(path, tmp_path / "new", Request())
+    assert done.notes == loaded.notes
+    assert {file.name for file in done.folder.iterdir()} == {"config.json", "model.safetensors"}
+
+
+def test_the_guide_names_every_architecture() -> None:
+    guide = (Path(__file__).parents[2] / "docs/guides/convert-a-checkpoint.md").read_text(encoding="utf-8")
+    named = re.findall(
+        r"[\w-]+", re.sub(r"\(.*?\)", "", guide[guide.index("\nllama (") : guide.index("\n\nNothing is loaded")])
+    )
+    assert named == [name for name in ARCHITECTURES if " " not in name]
+
+
+def test_what_is_loaded_says_the_same_of_positions_as_what_is_inspected(tmp_path: Path) -> None:
+    for case in ("phi3", "gemma2"):
+        path = made(case, tmp_path / f"{case}.gguf")[1]
+        (said,), (loaded,) = inspect(path).parts, open_model(GGUFTensors(path)).reading.parts
+        assert [layer.window for layer in said.layers] == [layer.window for layer in loaded.layers]
+    assert inspect(tmp_path / "phi3.gguf").parts[0].besides == ("llama.cpp itself attends without the window",)

@@ -11,8 +11,8 @@ pytest.importorskip("tokenizers")
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: E402
 
 from posenc.checkpoints.files.gguf_tokenizer import tokenizer  # noqa: E402
-from posenc.checkpoints.files.load import load  # noqa: E402
 from posenc.checkpoints.files.packages import is_there  # noqa: E402
+from posenc.checkpoints.formats.load import load  # noqa: E402
 from posenc.checkpoints.vocabulary.reading import CannotRead  # noqa: E402
 
 TEXT = (

@@ -139,6 +139,13 @@ def test_an_encoder_and_a_decoder_are_two_parts():
     assert encoder.layers[0].scale == 1.0
 
 
+def test_who_sees_the_future_is_asked_of_the_key_only_where_a_class_can_do_both():
+    for model_type, causal in (("gpt_neox", True), ("bert", False), ("llama", True)):
+        (part,) = read({**LLAMA, "model_type": model_type, "num_key_value_heads": 4}).parts
+        assert part.shape.causal is causal
+    assert read({**LLAMA, "model_type": "bert", "is_decoder": True}).parts[0].shape.causal
+
+
 def test_a_table_counts_from_the_row_that_position_0_has():
     config = transformers.OPTConfig(
         vocab_size=64,

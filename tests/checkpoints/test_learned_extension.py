@@ -17,7 +17,7 @@ from posenc import cli  # noqa: E402
 from posenc.checkpoints.extension import learned_extension as extension  # noqa: E402
 from posenc.checkpoints.extension import learned_measures as measures  # noqa: E402
 from posenc.checkpoints.extension.learned_extension import Settings, extend_learned, prepare, resized, stretched, tables  # noqa: E402
-from posenc.checkpoints.files.load import Loaded, load, quietly  # noqa: E402
+from posenc.checkpoints.formats.load import Loaded, load, quietly  # noqa: E402
 from posenc.checkpoints.vocabulary.reading import CannotRead  # noqa: E402
 from posenc.encodings.learned import Learned  # noqa: E402
 from posenc.positions import Positions  # noqa: E402

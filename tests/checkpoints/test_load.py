@@ -13,8 +13,8 @@ import torch
 transformers = pytest.importorskip("transformers")
 
 from posenc.checkpoints.files import packages  # noqa: E402
-from posenc.checkpoints.files.load import config_of, load, quietly  # noqa: E402
 from posenc.checkpoints.files.packages import is_there  # noqa: E402
+from posenc.checkpoints.formats.load import config_of, load, quietly  # noqa: E402
 from posenc.checkpoints.vocabulary.reading import CannotRead  # noqa: E402
 
 SMALL = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}

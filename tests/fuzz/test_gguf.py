@@ -8,10 +8,11 @@ import pytest
 from fuzz.driver import LARGEST, hold, mutated, short_and_long
 from fuzz.gguf_bytes import array, header, key, tensor, text
 
-from posenc.checkpoints.files.load import load
 from posenc.checkpoints.files.tensors import open_tensors
-from posenc.checkpoints.formats import gguf_metadata
+from posenc.checkpoints.formats import gguf_architectures
+from posenc.checkpoints.formats.load import load
 from posenc.checkpoints.inspection.inspect import inspect
+from posenc.foreign import CannotRead
 
 NAMES = (
     "block_count embedding_length context_length attention.head_count attention.head_count_kv attention.key_length "
@@ -66,7 +67,7 @@ def value(random: Random, depth: int = 0) -> tuple[int, bytes]:
 
 def built(random: Random) -> bytes:
     """A file of a known architecture, whose other keys and tensors are anything."""
-    arch = random.choice((*sorted(gguf_metadata.KNOWN), "llama4", "t5", "t5encoder"))
+    arch = random.choice((*sorted(gguf_architectures.KNOWN), "llama4", "t5", "t5encoder"))
     chosen = {name: (4, u32(number)) for name, number in NEEDED.items()}
     for name in random.sample(NAMES, random.randrange(1, 12)):
         chosen[name] = value(random)
@@ -103,18 +104,20 @@ def test_a_file_that_says_anything_of_a_model_is_read_or_refused(seeds, tmp_path
 
 
 def loadable(random: Random) -> bytes:
-    """A whole Llama of one layer with its tokenizer, with one or two of its keys anything."""
+    """A whole Llama of one layer with its tokenizer, one or two of its keys anything, or said to be something else."""
+    others = [name for name in gguf_architectures.ARCHITECTURES if " " not in name]
+    arch = random.choice(("llama", "llama", "llama", random.choice(others)))
     sizes = {"block_count": 1, "embedding_length": 8, "context_length": 16, "attention.head_count": 2}
     sizes |= {"feed_forward_length": 8, "attention.head_count_kv": 2, "attention.key_length": 4, "vocab_size": 3}
-    said = {f"llama.{name}": (4, u32(number)) for name, number in sizes.items()}
-    said |= {"llama.attention.layer_norm_rms_epsilon": (6, struct.pack("<f", 1e-5))}
+    said = {f"{arch}.{name}": (4, u32(number)) for name, number in sizes.items()}
+    for epsilon in ("rms_epsilon", "epsilon") if arch != "llama" else ("rms_epsilon",):
+        said[f"{arch}.attention.layer_norm_{epsilon}"] = (6, struct.pack("<f", 1e-5))
     said |= {"tokenizer.ggml.model": (8, text("gpt2")), "tokenizer.ggml.pre": (8, text("gpt-2"))}
     said |= {"tokenizer.ggml.tokens": (9, array(8, 3, text("a") + text("b") + text("ab")))}
     said |= {"tokenizer.ggml.merges": (9, array(8, 1, text("a b"))), "tokenizer.ggml.bos_token_id": (4, u32(0))}
     more = ("tokenizer.ggml.token_type", "tokenizer.ggml.eos_token_id", "tokenizer.chat_template")
-    for name in random.sample(
-        [*said, *more, "llama.rope.freq_base", "llama.rope.scaling.type"], random.choice((0, 1, 2))
-    ):
+    more = (*more, f"{arch}.rope.freq_base", f"{arch}.rope.scaling.type", f"{arch}.expert_count")
+    for name in random.sample([*said, *more], random.choice((0, 1, 2))):
         said[name] = value(random)
     shapes = {"token_embd": (8, 3), "output_norm": (8,), "blk.0.attn_norm": (8,), "blk.0.ffn_norm": (8,)}
     shapes |= {f"blk.0.{part}": (8, 8) for part in "attn_q attn_k attn_v attn_output ffn_gate ffn_up ffn_down".split()}
@@ -122,7 +125,7 @@ def loadable(random: Random) -> bytes:
     for name, shape in shapes.items():
         told.append(tensor(f"{name}.weight", shape, offset=start))
         start += 4 * math.prod(shape)
-    architecture = key("general.architecture", 8, text("llama"))
+    architecture = key("general.architecture", 8, text(arch))
     return header(architecture, *(key(name, *given) for name, given in said.items()), tensors=told, data=start)
 
 
@@ -166,6 +169,19 @@ def test_each_claim_that_once_took_all_memory_or_ended_in_a_traceback_is_refused
         inspect(tmp_path / "model.gguf")
 
     assert hold(read, list(CLAIMS), cpu=2.0, memory=100 << 20) == {"refused": len(CLAIMS)}
+
+
+def test_heads_that_the_tensors_have_no_numbers_for_are_refused_before_a_model_is_built(tmp_path):
+    """A StableLM has a norm for each head: a model of layers and heads without end."""
+    pytest.importorskip("transformers")
+    sizes = {"block_count": 1_000, "embedding_length": 8_192, "context_length": 16, "attention.head_count": 4_096}
+    keys = [key("general.architecture", 8, text("stablelm"))]
+    keys += [key(f"stablelm.{name}", 4, u32(number)) for name, number in sizes.items()]
+    told = [tensor("blk.0.attn_q_norm.weight", (1,))]
+    (tmp_path / "model.gguf").write_bytes(header(*keys, tensors=told, data=4))
+    assert hold(load, [tmp_path / "model.gguf"], cpu=2.0, memory=100 << 20) == {"refused": 1}
+    with pytest.raises(CannotRead, match="queries alone are made with 67,108,864,000 numbers, and its tensors have 1;"):
+        load(tmp_path / "model.gguf")
 
 
 def test_a_sparse_table_of_5_gigabytes_is_not_read_for_its_name(tmp_path):

@@ -11,6 +11,9 @@ from typing import Any
 QUOTED = 200
 """The letters of a foreign text that a message quotes at most."""
 
+REFUSAL = 500
+"""The letters of what a library says that a message quotes at most: such a refusal is read whole."""
+
 SENTENCE = 800
 """The letters that are kept of what a message says is wrong, whatever it quotes."""
 
@@ -65,12 +68,12 @@ def reading_with(library: str, *, file: str | Path | None = None, field: str = "
 
 
 def told(error: BaseException) -> str:
-    """The kind of an error and what it says, in one short line.
+    """The kind of an error and what it says, in one line of some 500 letters at most.
 
     >>> told(OSError("disk\\nfull")), told(MemoryError())
     ('OSError: disk full', 'MemoryError')
     """
-    words = shortened(one_line(str(error)))
+    words = shortened(one_line(str(error)), REFUSAL)
     return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint to a checkpoint: rotary's layout, learned tables of another size, less rotary, GGUF to Hugging Face."""
+"""A checkpoint to a checkpoint: other layouts, tables of another size, less rotary, other dtypes, GGUF to a folder."""
 
 import copy
 import os
@@ -18,9 +18,10 @@ from posenc.channel_pairs import LAYOUTS, channels_of_pair
 from posenc.checkpoints.conversion import layouts, measure_layout, tables
 from posenc.checkpoints.conversion.layouts import Turned
 from posenc.checkpoints.files.named_code import left_out
-from posenc.checkpoints.files.tensors import GGUFTensors, Tensors, check_target, open_tensors, write_folder
+from posenc.checkpoints.files.tensors import GGUFTensors, Tensors, cast, check_target, open_tensors, write_folder
 from posenc.checkpoints.formats import config_json
 from posenc.checkpoints.formats.config_json import MARK
+from posenc.checkpoints.formats.load import quietly
 from posenc.checkpoints.inspection import configs
 from posenc.checkpoints.vocabulary.differences import differences
 from posenc.checkpoints.vocabulary.reading import CannotRead, Part, Reading
@@ -34,6 +35,7 @@ WEIGHTS = re.compile(r"\.(safetensors|bin|pt|pth|ckpt|gguf|h5|msgpack|onnx|ot)$|
 TABLE = re.compile(
     r"(?:^|[._])(?:wpe|position_embeddings?|embed_positions|pos_embed\w*|position_encoding)(?:\.weight)?$"
 )
+DTYPES = ("float32", "bfloat16", "float16")
 LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_source_positions", "max_target_positions")
 
 Change = Callable[[Tensor], Tensor]
@@ -50,6 +52,8 @@ class Request:
     interpolate   how tables are resized: "linear", "cubic" or "nearest"; None is linear for positions, cubic for grids
     rotary        "none" or "partial=SHARE": how much of each head should still turn
     max_distance  where T5's last bucket should begin (positions); its table stays
+    dtype         of the floating numbers that are written: "float32", "bfloat16" or "float16"; None leaves them as they
+                  are, and dequantises a GGUF to float32
     """
 
     layout: str | None = None
@@ -59,6 +63,7 @@ class Request:
     interpolate: str | None = None
     rotary: str | None = None
     max_distance: int | None = None
+    dtype: str | None = None
 
     def __post_init__(self) -> None:
         for layout in filter(None, (self.layout, self.stored)):
@@ -69,6 +74,8 @@ class Request:
             raise ValueError(f"interpolate must be one of {', '.join(tables.INTERPOLATIONS)}, got '{self.interpolate}'")
         if self.interpolate and self.max_length is None and self.grid is None:
             raise ValueError("interpolate says how a table is resized, and needs max_length or grid")
+        if self.dtype not in (None, *DTYPES):
+            raise ValueError(f"dtype must be {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, got '{self.dtype}'")
 
     @property
     def asks(self) -> bool:
@@ -83,7 +90,7 @@ class Source:
     stream      reads the tensors, one after another
     files       files to copy as they are
     adapter     whether it is a LoRA adapter, whose config is not that of the model
-    left_out    what of them is code or names code, and so does not go along, in sentences
+    notes       what a person has to know, in sentences: which code does not go along, what a file leaves open
     """
 
     config: dict[str, Any]
@@ -93,7 +100,7 @@ class Source:
     tensors: Tensors
     files: tuple[Path, ...] = ()
     adapter: bool = False
-    left_out: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass
@@ -152,7 +159,7 @@ def convert(
         source = open_source(path, base, Path(made))
         if not request.asks and not isinstance(source.tensors, GGUFTensors):
             raise ValueError(
-                "nothing to convert; say what to change with layout, max_length, grid, rotary or max_distance"
+                "nothing to convert; say what to change with layout, max_length, grid, rotary, max_distance or dtype"
             )
         plan = plan_for(source, request)
 
@@ -218,15 +225,17 @@ def open_source(path: Path, base: str | Path | None, made: Path) -> Source:
 
 def open_gguf(file: GGUFTensors, made: Path) -> Source:
     """A GGUF file under transformers' names; its tokenizer goes along where it is one that can be made."""
-    from posenc.checkpoints.files import gguf_model, gguf_tokenizer
+    from posenc.checkpoints.files import gguf_tokenizer
+    from posenc.checkpoints.formats import gguf_model
 
-    with naming(file.path):
-        config = gguf_model.config(file)
-        if "tokenizer.ggml.model" in file.said:
-            gguf_tokenizer.tokenizer(file.said, file.path).save_pretrained(made)
-        described = {name: torch.empty(shape, device="meta") for name, shape in gguf_model.shapes(config).items()}
-        reading = configs.read(config, "transformers")
-    return Source(config, reading, described, lambda: gguf_model.tensors(file, config), file, tuple(files_of(made)))
+    with quietly(), naming(file.path):
+        model = gguf_model.open_model(file)
+        tokenizer, notes = gguf_tokenizer.tokenizer_or_why(file.said, file.path)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(made)
+    described = {name: torch.empty(shape, device="meta") for name, shape in model.shapes.items()}
+    beside = tuple(files_of(made))
+    return Source(model.said(), model.reading, described, model.tensors, file, beside, notes=(*model.notes, *notes))
 
 
 def base_config(config: Mapping[str, Any], base: str | Path | None, folder: Path) -> dict[str, Any]:
@@ -267,7 +276,7 @@ def with_part(reading: Reading, old: Part, new: Part) -> Reading:
 
 def plan_for(source: Source, request: Request) -> Plan:
     """Everything that has to be done; all that can be refused is refused here, before anything is written."""
-    plan = Plan(copy.deepcopy(source.config), source.reading, notes=list(source.left_out))
+    plan = Plan(copy.deepcopy(source.config), source.reading, notes=list(source.notes))
     if source.adapter and request != Request(layout=request.layout, stored=request.stored):
         raise ValueError("of an adapter only the layout can be converted; change the model that it belongs to")
     if request.layout is not None:
@@ -280,6 +289,8 @@ def plan_for(source: Source, request: Request) -> Plan:
         plan_grid(plan, source, request.grid, request.interpolate or "cubic")
     if request.max_distance is not None:
         plan_max_distance(plan, request.max_distance)
+    if request.dtype is not None:
+        plan_dtype(plan, source, request.dtype)
     return plan
 
 
@@ -529,6 +540,29 @@ def plan_max_distance(plan: Plan, distance: int) -> None:
     plan.config[key] = distance
     configs.read(plan.config, "transformers")
     plan.notes.append("The table stays as it is: its buckets now stand for longer distances.")
+
+
+def plan_dtype(plan: Plan, source: Source, name: str) -> None:
+    """Floating numbers of another dtype, after all else was done to them; the config says so, and those within it."""
+    if source.config.get("quantization_config") is not None:
+        raise ValueError("the weights are quantised, and their numbers mean something in their own dtype alone")
+    dtype: torch.dtype = getattr(torch, name)
+    others = {key: one for key, one in source.described.items() if one.is_floating_point() and one.dtype != dtype}
+    if not others and not isinstance(source.tensors, GGUFTensors):
+        raise ValueError(f"the weights are {name} already; nothing was written")
+    for key, one in others.items():
+        if one.itemsize == 1:
+            raise ValueError(f"{key} is {one.dtype}, and nothing says by what its numbers are to be multiplied")
+        plan.change(key, f"cast to {name}", lambda tensor, key=key: cast(key, tensor, dtype))
+    plan.config = in_dtype({"dtype": name} | plan.config, name)
+
+
+def in_dtype(config: dict[str, Any], name: str) -> dict[str, Any]:
+    """A config that says another dtype wherever it says one: new ones call it dtype, older ones torch_dtype."""
+    return {
+        key: in_dtype(value, name) if isinstance(value, dict) else name if key in ("dtype", "torch_dtype") else value
+        for key, value in config.items()
+    }
 
 
 def table_of(part: Part, kind: type) -> Any:

@@ -187,8 +187,7 @@ class Run:
     @classmethod
     def prepare(cls, settings: Settings, out: Path, say: Say) -> "Run":
         """Load and check everything, before any folder is made."""
-        from posenc.checkpoints.files import load
-        from posenc.checkpoints.formats import huggingface
+        from posenc.checkpoints.formats import huggingface, load
 
         names = methods.names_of(settings.methods)
         factors = None if settings.factors is None else methods.read_factors(Path(settings.factors))
@@ -200,6 +199,8 @@ class Run:
             tune.check(settings)
         say(f"loading {settings.path}")
         loaded = load.load(settings.path, dtype=settings.dtype)
+        for words in loaded.notes:
+            say(words)
         if loaded.tokenizer is None:
             raise CannotRead(f"{loaded.path} has no tokenizer, and without one no text can be read")
         reading = huggingface.read(loaded.config)
@@ -364,7 +365,7 @@ class Run:
     def tuned(self, name: str) -> dict[str, Any]:
         """Fine-tune a method on the text before the windows, write the checkpoint, and measure it again."""
         from posenc.checkpoints.extension import tune
-        from posenc.checkpoints.files import load
+        from posenc.checkpoints.formats import load
 
         method = next(method for method in self.plan.methods if method.name == name)
         if method.config is None:
@@ -563,7 +564,7 @@ def verify(folder: Path, ids: Tensor, expected: Tensor, dtype: str) -> float:
     """
     from transformers import AutoModelForCausalLM
 
-    from posenc.checkpoints.files.load import dtype_of, quietly
+    from posenc.checkpoints.formats.load import dtype_of, quietly
 
     with quietly():
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype_of(dtype), local_files_only=True).eval()

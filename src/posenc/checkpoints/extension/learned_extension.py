@@ -18,8 +18,8 @@ from posenc.checkpoints.conversion.tables import resample, resampling
 from posenc.checkpoints.extension.extend import CHECKPOINT, KEEPS, Say
 from posenc.checkpoints.extension.learned_measures import WHOLE, Causal, Images, Masked, Measure, Sentences
 from posenc.checkpoints.extension.runs import Kept, check_folder, claimed, hash_of
-from posenc.checkpoints.files import load
-from posenc.checkpoints.files.load import Loaded
+from posenc.checkpoints.formats import load
+from posenc.checkpoints.formats.load import Loaded
 from posenc.checkpoints.vocabulary.reading import CannotRead
 from posenc.foreign import quoted
 from posenc.lab import store
@@ -320,6 +320,8 @@ def extend_learned(settings: Settings, out: Path, *, say: Say = lambda words: No
     check_folder(settings, out)
     say(f"loading {settings.path}")
     loaded = load.load(settings.path, dtype=settings.dtype)
+    for words in loaded.notes:
+        say(words)
     found, lengths, _ = prepared = prepare(loaded, settings)
     trained, target = found[0].cells[0], lengths[-1]
     with claimed(settings, out, say) as kept:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posenc.checkpoints.extension import perplexity
-from posenc.checkpoints.files.load import Loaded
+from posenc.checkpoints.formats.load import Loaded
 from posenc.checkpoints.vocabulary.reading import CannotRead
 from posenc.foreign import matches, read, read_json, reading_with, regular
 

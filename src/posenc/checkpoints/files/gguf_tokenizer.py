@@ -37,6 +37,27 @@ SPECIAL = 3
 USER_DEFINED = 4
 
 
+def tokenizer_or_why(said: Mapping[str, Any], path: Path) -> tuple["PreTrainedTokenizerBase | None", tuple[str, ...]]:
+    """The tokenizer of a GGUF file's metadata where there is one that can be made; and why not, in sentences.
+
+    Raises CannotRead as `tokenizer` does, but for one of a kind that is not known.
+    """
+    if "tokenizer.ggml.model" not in said:
+        return None, ()
+    return (None, (f"The file has {why}",)) if (why := strange(said)) else (tokenizer(said, path), ())
+
+
+def strange(said: Mapping[str, Any]) -> str:
+    """What no tokenizer is made of, in the words behind "has", or "" where one can be made."""
+    kind, cut = said.get("tokenizer.ggml.model"), said.get("tokenizer.ggml.pre")
+    if kind == "gpt2" and isinstance(cut, str) and cut in CUTS:
+        return ""
+    return (
+        f"a tokenizer of the kind {quoted(kind)} that cuts words as {quoted(cut)}; posenc makes those of the kind "
+        f"'gpt2' that cut as one of {', '.join(CUTS)}. Use the tokenizer of the original checkpoint"
+    )
+
+
 def tokenizer(said: Mapping[str, Any], path: Path) -> "PreTrainedTokenizerBase":
     """The tokenizer of a GGUF file's metadata, as transformers has them.
 
@@ -46,13 +67,10 @@ def tokenizer(said: Mapping[str, Any], path: Path) -> "PreTrainedTokenizerBase":
     Raises CannotRead for a tokenizer that is no byte-level BPE or that cuts words in a way that is not known: the
     wrong words give a text other tokens than the model was trained with, and nobody would notice.
     """
-    kind, cut = said.get("tokenizer.ggml.model"), said.get("tokenizer.ggml.pre")
-    if kind != "gpt2" or not isinstance(cut, str) or cut not in CUTS:
-        raise CannotRead(
-            f"{path} has a tokenizer of the kind {quoted(kind)} that cuts words as {quoted(cut)}; posenc makes those "
-            f"of the kind 'gpt2' that cut as one of {', '.join(CUTS)}. Use the tokenizer of the original checkpoint"
-        )
+    if why := strange(said):
+        raise CannotRead(f"{path} has {why}")
     matches(said, FORM, file=path)
+    cut = said["tokenizer.ggml.pre"]
     pieces = said["tokenizer.ggml.tokens"]
     kinds = said.get("tokenizer.ggml.token_type") or [1] * len(pieces)
     if len(kinds) != len(pieces):

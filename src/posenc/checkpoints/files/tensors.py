@@ -158,6 +158,17 @@ class GGUFTensors(Tensors):
         )
 
 
+def cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A tensor in another dtype. Raises ValueError for numbers that are larger than the dtype holds."""
+    made = tensor.to(dtype)
+    if made.isinf().sum() > tensor.isinf().sum():
+        raise ValueError(
+            f"{name} has numbers up to {tensor[tensor.isfinite()].abs().max():.6g}, and {dtype} ends at "
+            f"{torch.finfo(dtype).max:.6g}; choose bfloat16 or float32"
+        )
+    return made
+
+
 def package(path: Path) -> Any:
     """The gguf package, which knows how tensors are quantised and what they are called."""
     try:

@@ -1,1 +1,1 @@
-"""What a configuration says of positions: of transformers, Meta's params.json, the metadata of GGUF files."""
+"""What a configuration says of positions, by the format that it is in; and the models that are loaded from each."""

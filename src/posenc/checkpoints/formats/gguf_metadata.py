@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from posenc.checkpoints.formats import gguf_architectures as known
+from posenc.checkpoints.formats.gguf_architectures import TABLES
 from posenc.checkpoints.vocabulary.ledger import Ledger, is_list
 from posenc.checkpoints.vocabulary.reading import (
     LONGEST,
@@ -27,59 +29,6 @@ from posenc.schedules.llama3 import Llama3
 from posenc.schedules.longrope import LongRoPE
 from posenc.schedules.yarn import YaRN
 
-# What follows stands in llama.cpp and in no file: llama_model_rope_type in src/llama-model.cpp, and load_arch_hparams
-# of the models that are named; read in September 2026.
-
-INTERLEAVED = frozenset(
-    "llama llada llama4 deci baichuan internlm2 minicpm xverse command-r cohere2 olmo arctic deepseek deepseek2 "
-    "deepseek2-ocr plm chatglm glm4 granite granitemoe granitehybrid chameleon bailingmoe neo-bert smollm3 arcee "
-    "ernie4_5 ernie4_5-moe mistral3 mistral4 llama-embed maincoder glm-dsa".split()
-)
-"""Architectures whose pairs are neighbours; weights that came in the other layout were reordered for it."""
-
-HALF = frozenset(
-    "falcon falcon-h1 grok dbrx jina-bert-v3 modern-bert nomic-bert nomic-bert-moe eurobert stablelm bitnet qwen qwen2 "
-    "dream qwen2moe qwen3 qwen3moe llada-moe rnd1 olmo2 olmoe phi2 phi3 phimoe plamo plamo2 plamo3 gemma gemma2 gemma3 "
-    "gemma3n gemma4 gemma-embedding starcoder2 openelm gptneox codeshell orion nemotron exaone exaone4 exaone-moe "
-    "minicpm3 bailingmoe2 dots1 hunyuan-moe jais2 gpt-oss hunyuan-dense lfm2 lfm2moe smallthinker seed_oss grovemoe "
-    "apertus minimax-m2 cogvlm pangu-embedded afmoe qwen3next mimo2 step35 glm4moe hunyuan_vl".split()
-)
-"""Architectures whose pairs are half the rotary width apart."""
-
-MULTIMODAL = {"qwen2vl": "chunked", "paddleocr": "chunked"} | dict.fromkeys(
-    ("qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe"), "interleaved"
-)
-"""Architectures with M-RoPE, and the order of its axes."""
-
-LEARNED = frozenset(("gpt2", "bert", "starcoder"))
-"""Architectures with a learned table, position_embd.weight."""
-
-ALIBI = {"bloom": 8.0, "refact": 8.0, "jina-bert-v2": 8.0}
-"""Architectures whose ALiBi is not in the file, and its bias_max."""
-
-RECURRENT = frozenset("mamba mamba2 rwkv6 rwkv6qwen2 rwkv7 arwkv7".split())
-
-WITHOUT_ROTARY = frozenset(("mpt", "jais"))
-"""Architectures that have ALiBi where their file says so, and no rotary where it does not."""
-
-KNOWN = INTERLEAVED | HALF | LEARNED | RECURRENT | WITHOUT_ROTARY | set(ALIBI) | set(MULTIMODAL)
-"""Architectures of which it is known how position enters."""
-
-WINDOW_EVERY = {"gemma2": 2, "gemma3": 6, "gemma-embedding": 6, "gpt-oss": 2, "cohere2": 4, "exaone4": 4, "gemma3n": 5}
-"""The n of which every n-th layer sees everything, and the others a window, where the file has no pattern."""
-
-NO_ROTARY_EVERY = {"llama4": 4, "smollm3": 4}
-"""The n of which every n-th layer has no rotary."""
-
-ONLY_IN_WINDOWS = frozenset(("cohere2", "exaone4"))
-"""Architectures whose layers without a window have no rotary."""
-
-LOCAL_BASE = {"gemma3": 10_000.0, "gemma-embedding": 10_000.0, "gemma3n": 10_000.0}
-"""Architectures whose layers with a window have a base of their own, and no schedule."""
-
-TABLES = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
-"""Tensors that say of positions what no key says: a divisor for each pair."""
-
 MOST_BUCKETS = 4_096
 """The buckets of distances that a file may claim."""
 
@@ -97,12 +46,17 @@ def is_it(given: Mapping[str, Any]) -> bool:
 def read(given: Mapping[str, Any]) -> Reading:
     """What the metadata of a GGUF file say of positions, as llama.cpp takes them.
 
-    given   the keys, and beside them the tensors in `TABLES` as lists of numbers under their names. `inspect` reads
-            both from a file
+    given   the keys, and beside them the tensors in `TABLES` as lists of numbers under their names, as `metadata`
+            gives them
 
     The layout is that of the weights in the file, told by the architecture. An architecture of no known layout gives
     no part, and a sentence in `not_covered`. Raises CannotRead for keys that are missing or cannot be.
     """
+    return read_keys(given)[0]
+
+
+def read_keys(given: Mapping[str, Any]) -> tuple[Reading, Ledger]:
+    """The same, and the ledger of the architecture's keys: those that say nothing of positions are yet to be read."""
     arch = given.get("general.architecture")
     if not isinstance(arch, str) or not 0 < len(arch) <= LONGEST_NAME:
         wrong = f"expected a word of at most {LONGEST_NAME} letters, got {'nothing' if arch is None else quoted(arch)}"
@@ -111,19 +65,12 @@ def read(given: Mapping[str, Any]) -> Reading:
     keys = Ledger({"general.architecture": arch} | own)
     keys.take("general.architecture", "architecture {}")
     parts: tuple[Part, ...] = ()
-    if arch not in KNOWN and f"{arch}.attention.relative_buckets_count" not in own:
+    if arch not in known.KNOWN and f"{arch}.attention.relative_buckets_count" not in own:
         keys.leave(f"the architecture {arch}: how llama.cpp lays out its rotary pairs, or whether it has any")
     else:
         parts = Reader(keys, arch).parts()
-    return Reading(
-        "gguf",
-        arch,
-        parts,
-        keys.understood,
-        keys.unknown(),
-        tuple(keys.contradictions),
-        tuple(keys.not_covered),
-    )
+    told = tuple(keys.contradictions), tuple(keys.not_covered)
+    return Reading("gguf", arch, parts, keys.understood, keys.unknown(), *told), keys
 
 
 class Reader:
@@ -134,12 +81,17 @@ class Reader:
         self.dim = self.size("embedding_length", "width of the model {}", MOST_CHANNELS)
         self.layers = self.size("block_count", "{} layers", MOST_LAYERS)
         self.length = self.count("context_length", "trained length {} tokens", LONGEST)
-        self.heads = self.largest("attention.head_count", "{} heads", 1)
-        self.kv_heads = self.largest("attention.head_count_kv", "{} key and value heads", self.heads)
-        own = self.count("attention.key_length", "{} channels a head", WIDEST_HEAD, max(self.dim // self.heads, 1))
-        self.head_dim = self.count("attention.key_length_mla", "{} channels a head", WIDEST_HEAD, own)
+        heads = self.largest("attention.head_count", "{} heads")
+        kv_heads = self.largest("attention.head_count_kv", "{} key and value heads", heads)
+        self.heads, self.kv_heads = heads or 1, kv_heads if heads else None
+        own = self.count("attention.key_length", "{} channels a head", WIDEST_HEAD)
+        own = self.count("attention.key_length_mla", "{} channels a head", WIDEST_HEAD, own)
+        self.sized = heads is not None or own is not None
+        self.head_dim = own or max(self.dim // self.heads, 1)
         self.causal = keys.flag(self.key("attention.causal"), "tokens see only the past: {}", True)
         self.scale = keys.number(self.key("attention.scale"), "logits are multiplied by {}") or None
+        if self.layers == known.SCALED_BY_WIDTH.get(arch):
+            self.scale = (self.dim // self.heads) ** -0.5
         self.besides: list[str] = []
 
     def key(self, name: str) -> str:
@@ -154,7 +106,7 @@ class Reader:
         """The same where it has to be there."""
         return count(self.keys.size(self.key(name), says), self.key(name), most=most)
 
-    def largest(self, name: str, says: str, default: int) -> int:
+    def largest(self, name: str, says: str, default: int | None = None) -> int | None:
         """A number of heads, which some architectures give for each layer; then the largest."""
         given = self.keys.peek(self.key(name))
         if not is_list(given) or not given:
@@ -166,28 +118,38 @@ class Reader:
 
     def parts(self) -> tuple[Part, ...]:
         if self.keys.has(self.key("attention.relative_buckets_count")):
-            return self.relative()
+            return () if self.lacks_heads(slopes=True) else self.relative()
         embed, tables, per_layer = "none", {}, [self.plain("none", None)] * self.layers
         limit = self.keys.number(self.key("attention.max_alibi_bias"), "ALiBi's last slope is 2 to the -{}") or 0
-        limit = limit or ALIBI.get(self.arch, 0) or (8.0 if self.arch == "baichuan" and self.layers == 40 else 0)
+        limit = limit or known.ALIBI.get(self.arch, 0) or (8.0 if self.arch == "baichuan" and self.layers == 40 else 0)
+        if self.lacks_heads(slopes=bool(limit)):
+            return ()
         if limit:
             per_layer = [self.plain(spec_of("alibi", bias_max=None if limit == 8 else limit), None)] * self.layers
             if self.keys.has(self.key("rope.freq_base")) or self.keys.has(self.key("rope.dimension_count")):
                 self.keys.contradict(f"{self.arch} has ALiBi, and its file has keys of rotary; followed: ALiBi")
-        elif self.arch in LEARNED:
+        elif self.arch in known.LEARNED:
             if self.length is None:
                 raise CannotRead(f"{self.key('context_length')} is missing; it says how many rows the table has")
             embed = spec_of("learned", max_len=self.length)
             tables = {"position_embd.weight": (self.length, self.dim)}
-        elif self.arch in RECURRENT:
+        elif self.arch in known.RECURRENT:
             self.besides.append("its layers are recurrent, and read no position")
-        elif self.arch not in WITHOUT_ROTARY:
+        elif self.arch not in known.WITHOUT_ROTARY:
             per_layer = self.rotary()
         part = Part("", self.shape(), tuple(per_layer), self.kv_heads, self.length, embed, tables, tuple(self.besides))
         with possible(f"the rotary keys of {self.arch}"):
             for layer in {(layer.spec, layer.head_dim): index for index, layer in enumerate(per_layer)}.values():
                 part.encoding(layer)
         return (part,)
+
+    def lacks_heads(self, *, slopes: bool) -> bool:
+        """Whether heads that the file does not say would be needed: for slopes their number, for rotary their width."""
+        turns = self.arch not in known.LEARNED | known.RECURRENT | known.WITHOUT_ROTARY
+        lacking = self.kv_heads is None if slopes else turns and not self.sized
+        if lacking:
+            self.keys.leave(f"how many heads there are: {self.key('attention.head_count')} is missing")
+        return lacking
 
     def shape(self) -> Shape:
         return Shape(self.dim, self.heads, self.head_dim, trained_or_one(self.length), self.causal)
@@ -222,7 +184,7 @@ class Reader:
             )
         base = keys.number(self.key("rope.freq_base"), "rotary base {}", 10_000)
         head_dim = width if latent else self.head_dim
-        layout = "interleaved" if self.arch in INTERLEAVED else "half"
+        layout = "interleaved" if self.arch in known.INTERLEAVED else "half"
         sections, order = self.sections(width)
         if sections is not None:
             layout = "half"
@@ -238,7 +200,7 @@ class Reader:
         if latent and isinstance(schedule, YaRN) and self.scale is None:
             self.scale = schedule.scale_factor / math.sqrt(self.head_dim)
         temperature = self.temperature()
-        without = NO_ROTARY_EVERY.get(self.arch)
+        without = known.NO_ROTARY_EVERY.get(self.arch)
         if self.arch == "llama4" and keys.peek(self.key("attention.sliding_window")) == 0:
             without = None
         out = []
@@ -246,7 +208,7 @@ class Reader:
             here, dim = (spec, head_dim) if window is None else (local, local_dim)
             if without and (index + 1) % without == 0:
                 here = "step_temperature(interval=8192, form='llama4')" if self.arch == "llama4" else "none"
-            elif self.arch in ONLY_IN_WINDOWS and window is None and any(windows):
+            elif self.arch in known.ONLY_IN_WINDOWS and window is None and any(windows):
                 here = "none"
             elif temperature:
                 here = f"{here} + {temperature}"
@@ -256,7 +218,7 @@ class Reader:
     def sections(self, width: int) -> tuple[tuple[int, ...] | None, str | None]:
         """The pairs of time, height and width, where the architecture has M-RoPE."""
         given = self.keys.numbers(self.key("rope.dimension_sections"), "pairs for time, height and width: {}")
-        order = MULTIMODAL.get(self.arch)
+        order = known.MULTIMODAL.get(self.arch)
         if given is None:
             if order is not None:
                 raise CannotRead(f"{self.key('rope.dimension_sections')} is missing; it says which pairs each axis has")
@@ -282,7 +244,10 @@ class Reader:
                     f"layers, got {len(given)}"
                 )
             return [size if local else None for local in given[: self.layers]]
-        every = given or WINDOW_EVERY.get(self.arch)
+        if self.arch in known.WINDOW_IN_ALL:
+            self.besides.append("llama.cpp itself attends without the window")
+            return [size] * self.layers
+        every = given or known.WINDOW_EVERY.get(self.arch)
         if every is None:
             self.keys.leave(
                 f"{self.key('attention.sliding_window')}: nothing says which layers of {self.arch} have the window"
@@ -299,11 +264,12 @@ class Reader:
         dim = self.count("attention.key_length_swa", says, WIDEST_HEAD, head_dim)
         usual = width if dim == head_dim else dim
         turned = self.count("rope.dimension_count_swa", "{} of them are turned there", WIDEST_HEAD, usual)
-        usual = LOCAL_BASE.get(self.arch, base)
+        usual = known.LOCAL_BASE.get(self.arch, base)
         own = keys.number(self.key("rope.freq_base_swa"), "rotary base {} in layers with a window", usual)
-        if (dim, turned, own) == (head_dim, width, base) and self.arch not in LOCAL_BASE and "proportional" not in spec:
+        plain = self.arch in known.PLAIN_IN_WINDOWS or "proportional" in spec
+        if (dim, turned, own) == (head_dim, width, base) and not plain:
             return spec, dim
-        kept = None if self.arch in LOCAL_BASE or "proportional" in spec else schedule
+        kept = None if plain else schedule
         return rotary_spec(head_dim=dim, width=turned, base=own, schedule=kept, **shared), dim
 
     def temperature(self) -> str | None:

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from posenc.checkpoints.files.load import quietly
 from posenc.checkpoints.files.named_code import harmless
+from posenc.checkpoints.formats.load import quietly
 from posenc.checkpoints.kinds.all_kinds import KINDS
 from posenc.checkpoints.kinds.grid_table import GridTable
 from posenc.checkpoints.kinds.kind import Kind, Stack
@@ -322,7 +322,9 @@ def is_causal(node: Node, role: str) -> bool:
         return role == "decoder"
     masks = [name for m in node.modules.values() for name in masks_of(m)]
     if masks:
-        return any("bidirectional" not in name for name in masks) and node.keys.peek("is_decoder") is not False
+        both = [any(("bidirectional" in name) == sides for name in masks) for sides in (True, False)]
+        # A class that makes masks of one kind alone does not ask the key.
+        return node.keys.peek("is_decoder") is not False if all(both) else both[1]
     said = [m.is_causal for m in node.modules.values() if isinstance(getattr(m, "is_causal", None), bool)]
     if said:
         return any(said)

@@ -1,6 +1,5 @@
 """`posenc inspect`: a path to a Reading, whatever lies there, its weights held against what its config says."""
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -9,9 +8,9 @@ from typing import Any
 
 import torch
 
-from posenc.checkpoints.files import load
 from posenc.checkpoints.files.tensors import PICKLE_STARTS, PICKLES, GGUFTensors, Tensors, open_tensors, refused
-from posenc.checkpoints.formats.gguf_metadata import TABLES
+from posenc.checkpoints.formats import load
+from posenc.checkpoints.formats.gguf_file import metadata, one_for_each_pair
 from posenc.checkpoints.inspection import configs
 from posenc.checkpoints.vocabulary.reading import CannotRead, Part, Reading
 from posenc.encoding import Encoding, parts_of
@@ -38,9 +37,6 @@ IN_A_LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blk|block|blocks)\.(\d{1,6})
 
 FREQUENCIES = re.compile(r"(?:^|\.)(?:inv_freq|rope\.freqs)$")
 """Names of frequencies that old checkpoints carry."""
-
-MOST_PAIRS = 1 << 14
-"""The pairs of channels that a head may have; what is larger holds no frequencies, whatever it is called."""
 
 
 def inspect(path: str | Path) -> Reading:
@@ -102,24 +98,6 @@ def find(path: Path) -> tuple[Path | None, Path | None]:
     if path.suffix in (".yaml", ".yml"):
         raise CannotRead(f"it looks like YAML, which posenc does not read; {configs.EXPECTED}", file=path)
     return path, None
-
-
-def metadata(tensors: Tensors) -> dict[str, Any]:
-    """The keys of a GGUF file, without its tokenizer, and the small tensors that say of positions."""
-    assert isinstance(tensors, GGUFTensors)
-    told = {key: value for key, value in tensors.said.items() if not key.startswith("tokenizer.")}
-    for name in TABLES:
-        if name in tensors:
-            if not one_for_each_pair(tensors, name):
-                wrong = f"it is {list(tensors.shape(name))}, which holds no number for each pair; it was not read"
-                raise CannotRead(wrong, file=tensors.path, field=name)
-            told[name] = tensors[name].flatten().tolist()
-    return told
-
-
-def one_for_each_pair(tensors: Tensors, name: str) -> bool:
-    """Whether a tensor may be read for its name alone: it holds numbers, and no more than a head may have pairs."""
-    return tensors.dtype(name).is_floating_point and 0 < math.prod(tensors.shape(name)) <= MOST_PAIRS
 
 
 def with_weights(reading: Reading, folder: Path) -> Reading:
@@ -195,6 +173,8 @@ def projections(reading: Reading, tensors: Tensors) -> Iterator[str]:
             continue
         layer, asks = part.layers[int(match[1])], match[2] in ("q_proj", "attn_q", "wq")
         heads = part.shape.heads if asks else part.kv_heads
+        if part.kv_heads is None or heads is None:
+            return
         rows = heads * layer.head_dim
         # Some query projections make a gate besides.
         fits = (rows, 2 * rows) if asks else (rows,)
@@ -264,6 +244,7 @@ def in_json(reading: Reading) -> dict[str, Any]:
             {
                 "name": part.name,
                 **vars(part.shape),
+                "heads": None if part.kv_heads is None else part.shape.heads,
                 "kv_heads": part.kv_heads,
                 "trained_length": part.trained_length,
                 "embed": part.embed,

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.checkpoints.files import load
 from posenc.checkpoints.files.tensors import open_tensors
+from posenc.checkpoints.formats import load
 from posenc.checkpoints.inspection.inspect import POSITION_TABLE, RELATIVE_TABLE, distinct, has_tensors, runs
 from posenc.checkpoints.vocabulary.ledger import in_words
 from posenc.checkpoints.vocabulary.reading import Part, Reading
@@ -61,13 +61,12 @@ def understood(reading: Reading) -> tuple[list[str], list[list[str]], str]:
 def of_part(part: Part) -> Iterator[str]:
     """The lines about one stack."""
     shape = part.shape
-    keys = f", {part.kv_heads} for keys and values" if part.kv_heads != shape.heads else ""
+    heads = "heads not said" if part.kv_heads is None else f"{shape.heads} heads of {shape.head_dim}"
+    if part.kv_heads not in (None, shape.heads):
+        heads += f", {part.kv_heads} for keys and values"
     length = f"trained on {part.trained_length:,} tokens" if part.trained_length else "trained length not said"
     seen = "sees the past" if shape.causal else "sees both sides"
-    yield (
-        f"{part.name or 'The model'}: {len(part.layers)} layers, {shape.dim:,} channels, {shape.heads} heads of "
-        f"{shape.head_dim}{keys}; {length}; {seen}"
-    )
+    yield (f"{part.name or 'The model'}: {len(part.layers)} layers, {shape.dim:,} channels, {heads}; {length}; {seen}")
     if part.embed != "none":
         yield f"  added to the embeddings: {part.embed}"
     for name, size in part.tables.items():

@@ -14,8 +14,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_any, tree_map
 
 from posenc.checkpoints.models.found import found
-from posenc.checkpoints.models.skeleton import LARGE, as_meta, in_short, is_shape
+from posenc.checkpoints.models.skeleton import LARGE, as_meta, is_shape
 from posenc.checkpoints.models.turns import Turn, coded, functions, rotary_functions, turning, watched
+from posenc.foreign.text import told
 
 MAKES_SLOPES = re.compile(r"alibi")
 MAKES_BUCKETS = re.compile(r"relative_position_bucket$")
@@ -166,7 +167,7 @@ def measure(model: nn.Module, inputs: Mapping[str, Tensor] | None = None) -> Mea
             with Dry(looked_up):
                 model(**given)
         except Exception as error:
-            seen.failure = in_short(error)
+            seen.failure = told(error)
     return seen
 
 

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from posenc.checkpoints.models.found import found
 from posenc.checkpoints.vocabulary.reading import CannotRead
+from posenc.foreign.text import told
 
 LARGE = 1 << 22
 """From so many numbers on, a weight of a skeleton is a shape only; tables of positions are smaller."""
@@ -33,7 +34,7 @@ def model_class(config: Any) -> type[nn.Module]:
         pass
     except ValueError as error:
         # It is on transformers' list, and transformers does not have it.
-        raise CannotRead(f"transformers has no model for {type(config).__name__}: {in_short(error)}") from error
+        raise CannotRead(f"transformers has no model for {type(config).__name__}: {told(error)}") from error
     name = type(config).__module__.replace(".configuration_", ".modeling_")
     try:
         classes = vars(importlib.import_module(name)).values()
@@ -116,9 +117,7 @@ def skeleton(config: Any) -> nn.Module:
         with Hollow():
             model = cls(config)
     except Exception as error:
-        raise CannotRead(
-            f"transformers cannot build {cls.__name__} from its configuration: {in_short(error)}"
-        ) from error
+        raise CannotRead(f"transformers cannot build {cls.__name__} from its configuration: {told(error)}") from error
     for module in model.modules():
         for name, param in module._parameters.items():
             if param is not None and param.numel() > LARGE and not is_shape(param):
@@ -151,7 +150,7 @@ def hollow(model: nn.Module) -> Any:
     try:
         copied: Any = copy.deepcopy(model, instead)
     except Exception as error:
-        raise CannotRead(f"{type(model).__name__} cannot be copied to be looked at: {in_short(error)}") from error
+        raise CannotRead(f"{type(model).__name__} cannot be copied to be looked at: {told(error)}") from error
     for module in copied.modules():
         for name, held in vars(module).items():
             if name.endswith("_hooks") and isinstance(held, dict):
@@ -164,11 +163,6 @@ def initialise(model: Any, module: nn.Module) -> None:
     if not any(is_shape(param) for param in module.parameters(recurse=False)):
         with Hollow(), contextlib.suppress(Exception):
             model._init_weights(module)
-
-
-def in_short(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:160] if lines else ''}"
 
 
 def is_shape(x: object) -> bool:

@@ -45,7 +45,7 @@ class Part:
     name            where it stands in the config: "" for the whole, else a path such as "text_config"
     shape           its width, heads, channels of a head, trained length (1 where it has none), and whether it is causal
     layers          one entry for each layer
-    kv_heads        number of key and value heads
+    kv_heads        number of key and value heads, or None where nothing says how many heads there are: the shape has 1
     trained_length  tokens, or None where neither the config nor a table says so
     embed           the spec of what is added to the embeddings, or "none": door 1 belongs to the part, not to a layer
     tables          the shapes of learned position tables, by the name of the tensor, where they are known
@@ -55,7 +55,7 @@ class Part:
     name: str
     shape: Shape
     layers: tuple[Layer, ...]
-    kv_heads: int
+    kv_heads: int | None
     trained_length: int | None = None
     embed: str = "none"
     tables: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

@@ -17,7 +17,7 @@ import torch
 
 from posenc.checkpoints.files import packages
 from posenc.checkpoints.files.named_code import harmless
-from posenc.checkpoints.files.tensors import GGUFTensors, Tensors, open_tensors, write_folder
+from posenc.checkpoints.files.tensors import GGUFTensors, Tensors, cast, open_tensors, write_folder
 from posenc.checkpoints.vocabulary.bounds import within_bounds
 from posenc.checkpoints.vocabulary.reading import CannotRead
 from posenc.foreign import files_of, matches, naming, quoted, read_json, reading_with
@@ -41,6 +41,7 @@ class Loaded:
     config      the model's config
     path        the folder or file that it came from
     unused      tensors of the checkpoint that the model has no place for
+    notes       what a GGUF file leaves open and what was taken instead, and why it has no tokenizer, in sentences
     """
 
     model: "PreTrainedModel"
@@ -48,6 +49,7 @@ class Loaded:
     config: "PreTrainedConfig"
     path: Path
     unused: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def save_huggingface(self, target: str | Path) -> Path:
         """Write the model to a new folder in Hugging Face's form, which appears when it is whole.
@@ -249,19 +251,16 @@ def class_of(folder: Path, config: "PreTrainedConfig") -> Any:
 
 
 def load_gguf(file: GGUFTensors, dtype: torch.dtype) -> Loaded:
-    import transformers
+    from posenc.checkpoints.files import gguf_tokenizer
+    from posenc.checkpoints.formats import gguf_model
 
-    from posenc.checkpoints.files import gguf_model, gguf_tokenizer
-
-    with naming(file.path):
-        config = gguf_model.config(file)
-        weights = {name: tensor.to(dtype) for name, tensor in gguf_model.tensors(file, config)}
-    kind = getattr(transformers, config["architectures"][0])
-    with quietly(), reading_with("transformers", file=file.path):
-        built = kind.config_class(**config)
-        model = kind.from_pretrained(None, config=built, state_dict=weights, dtype=dtype)
-    tokenizer = gguf_tokenizer.tokenizer(file.said, file.path) if "tokenizer.ggml.model" in file.said else None
-    return Loaded(model.eval(), tokenizer, model.config, file.path)
+    with quietly(), naming(file.path):
+        found = gguf_model.open_model(file)
+        weights = {name: cast(name, tensor, dtype) for name, tensor in found.tensors()}
+        with reading_with("transformers"):
+            model = found.kind.from_pretrained(None, config=found.config, state_dict=weights, dtype=dtype)
+    tokenizer, notes = gguf_tokenizer.tokenizer_or_why(file.said, file.path)
+    return Loaded(model.eval(), tokenizer, model.config, file.path, notes=(*found.notes, *notes))
 
 
 @contextmanager

@@ -1,0 +1,278 @@
+"""What stands in llama.cpp and in no GGUF file: how an architecture has positions, and how its weights were changed.
+
+Read in llama.cpp of September 2026: `llama_model_rope_type` in src/llama-model.cpp, `load_arch_hparams` of the models
+that are named in src/models, and the converter, convert_hf_to_gguf.py with its folder conversion.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+# Positions
+
+INTERLEAVED = frozenset(
+    "llama llada llama4 deci baichuan internlm2 minicpm xverse command-r cohere2 olmo arctic deepseek deepseek2 "
+    "deepseek2-ocr plm chatglm glm4 granite granitemoe granitehybrid chameleon bailingmoe neo-bert smollm3 arcee "
+    "ernie4_5 ernie4_5-moe mistral3 mistral4 llama-embed maincoder glm-dsa".split()
+)
+"""Architectures whose pairs are neighbours; weights that came in the other layout were reordered for it."""
+
+HALF = frozenset(
+    "falcon falcon-h1 grok dbrx jina-bert-v3 modern-bert nomic-bert nomic-bert-moe eurobert stablelm bitnet qwen qwen2 "
+    "dream qwen2moe qwen3 qwen3moe llada-moe rnd1 olmo2 olmoe phi2 phi3 phimoe plamo plamo2 plamo3 gemma gemma2 gemma3 "
+    "gemma3n gemma4 gemma-embedding starcoder2 openelm gptneox codeshell orion nemotron exaone exaone4 exaone-moe "
+    "minicpm3 bailingmoe2 dots1 hunyuan-moe jais2 gpt-oss hunyuan-dense lfm2 lfm2moe smallthinker seed_oss grovemoe "
+    "apertus minimax-m2 cogvlm pangu-embedded afmoe qwen3next mimo2 step35 glm4moe hunyuan_vl".split()
+)
+"""Architectures whose pairs are half the rotary width apart."""
+
+MULTIMODAL = {"qwen2vl": "chunked", "paddleocr": "chunked"} | dict.fromkeys(
+    ("qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe"), "interleaved"
+)
+"""Architectures with M-RoPE, and the order of its axes."""
+
+LEARNED = frozenset(("gpt2", "bert", "starcoder"))
+"""Architectures with a learned table, position_embd.weight."""
+
+ALIBI = {"bloom": 8.0, "refact": 8.0, "jina-bert-v2": 8.0}
+"""Architectures whose ALiBi is not in the file, and its bias_max."""
+
+RECURRENT = frozenset("mamba mamba2 rwkv6 rwkv6qwen2 rwkv7 arwkv7".split())
+
+WITHOUT_ROTARY = frozenset(("mpt", "jais"))
+"""Architectures that have ALiBi where their file says so, and no rotary where it does not."""
+
+KNOWN = INTERLEAVED | HALF | LEARNED | RECURRENT | WITHOUT_ROTARY | set(ALIBI) | set(MULTIMODAL)
+"""Architectures of which it is known how position enters."""
+
+WINDOW_EVERY = {"gemma2": 2, "gemma3": 6, "gemma-embedding": 6, "gpt-oss": 2, "cohere2": 4, "exaone4": 4, "gemma3n": 5}
+"""The n of which every n-th layer sees everything, and the others a window, where the file has no pattern."""
+
+WINDOW_IN_ALL = frozenset(("phi3",))
+"""Architectures whose layers all have the window that the converter writes; llama.cpp itself leaves it out."""
+
+NO_ROTARY_EVERY = {"llama4": 4, "smollm3": 4}
+"""The n of which every n-th layer has no rotary."""
+
+ONLY_IN_WINDOWS = frozenset(("cohere2", "exaone4"))
+"""Architectures whose layers without a window have no rotary."""
+
+LOCAL_BASE = {"gemma3": 10_000.0, "gemma-embedding": 10_000.0, "gemma3n": 10_000.0}
+"""Architectures whose layers with a window have a base of their own, and no schedule."""
+
+PLAIN_IN_WINDOWS = frozenset((*LOCAL_BASE, "olmo2"))
+"""Architectures whose layers with a window have no schedule."""
+
+SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
+"""The layers of the one model of an architecture (27B) whose logits are divided by the root of width / heads."""
+
+TABLES = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+"""Tensors that say of positions what no key says: a divisor for each pair."""
+
+# Weights
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How transformers has what is stored, and what the converter did to the weights on their way into the file.
+
+    model     the model_type of transformers
+    source    the class of llama.cpp's converter that writes such files, and where it stands in conversion/
+    keys      keys of the file that say nothing of positions -> transformers' names; "?" marks one that may be missing,
+              "" one that the shapes of the tensors tell
+    settled   keys that must have one value, since transformers has no key for it
+    fixed     keys of transformers that no file says, as llama.cpp computes them
+    left_open the same where llama.cpp computes something near, as transformers has them by default
+    by_tensor keys of transformers that are true where a tensor is in the file
+    scaled    transformers' key for the scale of attention's logits
+    changes   stored names, as patterns -> the change that has to be undone, see `gguf_model`
+    """
+
+    model: str
+    source: str
+    keys: Mapping[str, str]
+    settled: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    left_open: Mapping[str, Any] = field(default_factory=dict)
+    by_tensor: Mapping[str, str] = field(default_factory=dict)
+    scaled: str | None = None
+    changes: Mapping[str, str] = field(default_factory=dict)
+
+
+RMS = {"feed_forward_length": "intermediate_size", "attention.layer_norm_rms_epsilon": "rms_norm_eps"}
+LAYER_NORM = {"feed_forward_length": "intermediate_size", "attention.layer_norm_epsilon": "layer_norm_eps"}
+OLD_LAYER_NORM = {"feed_forward_length": "n_inner", "attention.layer_norm_epsilon": "layer_norm_epsilon"}
+EXPERTS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
+LOCAL_EXPERTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
+WIDE_EXPERTS = EXPERTS | {"expert_feed_forward_length": "moe_intermediate_size"}
+GRANITE = RMS | {"embedding_scale": "embedding_multiplier", "residual_scale": "residual_multiplier"}
+GRANITE |= {"logit_scale": "logits_scaling"}
+FINAL_CAP = {"final_logit_softcapping": "final_logit_softcapping"}
+CAPS = FINAL_CAP | {"attn_logit_softcapping": "attn_logit_softcapping"}
+
+BIASES = {"attention_bias": "blk.0.attn_q.bias"}
+ALL_BIASES = BIASES | {"mlp_bias": "blk.0.ffn_up.bias"}
+
+PERMUTED = {r"attn_[qk]\.(weight|bias)$": "pairs side by side"}
+PLUS_ONE = {r"norm\.weight$": "plus one"}
+TRANSPOSED = {r"\.(attn_qkv|attn_output|ffn_up|ffn_down)\.weight$": "transposed"}
+HEADS_APART = {r"attn_qkv\.(weight|bias)$": "queries, keys and values of all heads"}
+GROUPS_APART = {r"attn_qkv\.weight$": "queries, keys and values of all groups"}
+
+ARCHITECTURES = {
+    "llama": Architecture("llama", "llama.py LlamaModel", RMS, by_tensor=ALL_BIASES, changes=PERMUTED),
+    "llama with expert_count": Architecture("mixtral", "llama.py LlamaModel", RMS | LOCAL_EXPERTS, changes=PERMUTED),
+    "arcee": Architecture("arcee", "llama.py ArceeModel", RMS, by_tensor=ALL_BIASES, changes=PERMUTED),
+    "smollm3": Architecture("smollm3", "llama.py SmolLM3Model", RMS, by_tensor=ALL_BIASES, changes=PERMUTED),
+    "granite": Architecture(
+        "granite",
+        "granite.py GraniteModel",
+        GRANITE,
+        by_tensor=ALL_BIASES,
+        scaled="attention_multiplier",
+        changes=PERMUTED,
+    ),
+    "granitemoe": Architecture(
+        "granitemoe",
+        "granite.py GraniteMoeModel",
+        GRANITE | LOCAL_EXPERTS,
+        by_tensor=BIASES,
+        scaled="attention_multiplier",
+        changes=PERMUTED,
+    ),
+    "mistral3": Architecture("mistral", "mistral3.py Mistral3Model", RMS, changes=PERMUTED),
+    "olmo": Architecture(
+        "olmo",
+        "olmo.py OlmoModel",
+        {"feed_forward_length": "intermediate_size", "attention.clamp_kqv?": "clip_qkv"},
+        settled={"attention.layer_norm_epsilon": 1e-5},
+        changes=PERMUTED,
+    ),
+    "olmo2": Architecture("olmo2", "olmo.py Olmo2Model", RMS),
+    "olmo2 with attention.sliding_window": Architecture("olmo3", "olmo.py Olmo2Model", RMS),
+    "olmoe": Architecture("olmoe", "olmo.py OlmoeModel", RMS | EXPERTS, fixed={"norm_topk_prob": False}),
+    "qwen2": Architecture("qwen2", "qwen.py Qwen2Model", RMS),
+    "qwen2moe": Architecture(
+        "qwen2_moe",
+        "qwen.py Qwen2MoeModel",
+        RMS | WIDE_EXPERTS | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+        fixed={"norm_topk_prob": False},
+    ),
+    "qwen3": Architecture("qwen3", "qwen.py Qwen3Model", RMS, by_tensor=BIASES),
+    "qwen3moe": Architecture(
+        "qwen3_moe", "qwen.py Qwen3MoeModel", RMS | WIDE_EXPERTS, fixed={"norm_topk_prob": True}, by_tensor=BIASES
+    ),
+    "seed_oss": Architecture(
+        "seed_oss",
+        "olmo.py SeedOssModel",
+        RMS,
+        by_tensor=ALL_BIASES | {"attention_out_bias": "blk.0.attn_output.bias"},
+    ),
+    "gemma": Architecture("gemma", "gemma.py GemmaModel", RMS, changes=PLUS_ONE),
+    "gemma2": Architecture(
+        "gemma2", "gemma.py Gemma2Model", RMS | CAPS, scaled="query_pre_attn_scalar", changes=PLUS_ONE
+    ),
+    "gemma3": Architecture(
+        "gemma3_text",
+        "gemma.py Gemma3Model",
+        RMS | {"final_logit_softcapping?": "final_logit_softcapping"},
+        scaled="query_pre_attn_scalar",
+        changes=PLUS_ONE,
+    ),
+    "phi2": Architecture("phi", "phi.py Phi2Model", LAYER_NORM, left_open={"hidden_act": "gelu_new"}),
+    "phi3": Architecture("phi3", "phi.py Phi3MiniModel", RMS),
+    "gpt2": Architecture(
+        "gpt2",
+        "gpt2.py GPT2Model",
+        OLD_LAYER_NORM,
+        left_open={"activation_function": "gelu_new"},
+        changes=TRANSPOSED,
+    ),
+    "starcoder": Architecture(
+        "gpt_bigcode",
+        "starcoder.py StarCoderModel",
+        OLD_LAYER_NORM,
+        fixed={"multi_query": True},
+        left_open={"activation_function": "gelu_pytorch_tanh"},
+    ),
+    "starcoder2": Architecture(
+        "starcoder2",
+        "starcoder.py StarCoder2Model",
+        {"feed_forward_length": "intermediate_size", "attention.layer_norm_epsilon": "norm_epsilon"},
+        left_open={"hidden_act": "gelu_pytorch_tanh", "sliding_window": None},
+        by_tensor={"use_bias": "blk.0.attn_q.bias"},
+    ),
+    "gptneox": Architecture(
+        "gpt_neox",
+        "gptneox.py GPTNeoXModel",
+        LAYER_NORM | {"use_parallel_residual": "use_parallel_residual"},
+        left_open={"hidden_act": "gelu"},
+        by_tensor={"attention_bias": "blk.0.attn_qkv.bias"},
+        changes=HEADS_APART,
+    ),
+    "bloom": Architecture(
+        "bloom",
+        "bloom.py BloomModel",
+        {"feed_forward_length": "", "attention.layer_norm_epsilon": "layer_norm_epsilon"},
+        changes=HEADS_APART,
+    ),
+    "mpt": Architecture(
+        "mpt",
+        "mpt.py MPTModel",
+        {
+            "feed_forward_length": "",
+            "attention.layer_norm_epsilon": "layer_norm_epsilon",
+            "attention.clamp_kqv?": "clip_qkv",
+        },
+    ),
+    "falcon": Architecture(
+        "falcon",
+        "falcon.py FalconModel",
+        {"feed_forward_length": "ffn_hidden_size", "attention.layer_norm_epsilon": "layer_norm_epsilon"},
+        settled={"tensor_data_layout": "jploski"},
+        left_open={"activation": "gelu"},
+        changes=GROUPS_APART,
+    ),
+    "stablelm": Architecture(
+        "stablelm",
+        "stablelm.py StableLMModel",
+        LAYER_NORM | {"use_parallel_residual": "use_parallel_residual"},
+        by_tensor={"use_qkv_bias": "blk.0.attn_q.bias", "qk_layernorm": "blk.0.attn_q_norm.weight"},
+    ),
+    "nemotron": Architecture(
+        "nemotron",
+        "nemotron.py NemotronModel",
+        {
+            "feed_forward_length": "intermediate_size",
+            "attention.layer_norm_epsilon": "norm_eps",
+            "attention.layer_norm_rms_epsilon?": "norm_eps",
+        },
+        by_tensor=ALL_BIASES,
+        changes=PLUS_ONE,
+    ),
+    "command-r": Architecture(
+        "cohere",
+        "command_r.py CommandR2Model",
+        LAYER_NORM | {"logit_scale": "logit_scale"},
+        by_tensor=BIASES | {"use_qk_norm": "blk.0.attn_q_norm.weight"},
+    ),
+    "cohere2": Architecture(
+        "cohere2", "command_r.py Cohere2Model", LAYER_NORM | {"logit_scale": "logit_scale"}, by_tensor=BIASES
+    ),
+    "glm4": Architecture("glm4", "glm.py Glm4Model", RMS, by_tensor=BIASES),
+    "exaone4": Architecture("exaone4", "exaone.py Exaone4Model", RMS),
+    "ernie4_5": Architecture("ernie4_5", "ernie.py Ernie4_5Model", RMS, by_tensor={"use_bias": "blk.0.attn_q.bias"}),
+    "jais2": Architecture("jais2", "jais.py Jais2Model", LAYER_NORM, by_tensor=ALL_BIASES),
+    "hunyuan-dense": Architecture("hunyuan_v1_dense", "hunyuan.py HunYuanModel", RMS, by_tensor=BIASES),
+}
+"""The architectures that are loaded, by the name that GGUF has for them; some by a key that the file has besides."""
+
+NOT_LOADED = {
+    "bert": "which activation it has and the pooler of transformers' class are not in such files",
+    "mamba": "its decays are stored as powers of e, from which their logarithms cannot be had back to the bit",
+    "t5": "whether its feed-forward layers have gates, and with which activation, is not in such files",
+} | dict.fromkeys(
+    ("internlm2", "baichuan", "xverse", "orion", "minicpm", "exaone", "plamo", "plamo2", "qwen", "refact", "jais"),
+    "transformers itself has no class for it",
+)
+"""Why an architecture is not loaded, where more is known than that nobody looked."""

@@ -1,0 +1,346 @@
+"""A GGUF file as a transformers model: its config, and its tensors under transformers' names and in its layout.
+
+Positions are read by the reader that `posenc inspect` has, and the config that is made of them is read back: a model
+whose modules do something else than the file says is not loaded.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from posenc.checkpoints.files.tensors import GGUFTensors, package
+from posenc.checkpoints.formats import config_json, gguf_metadata
+from posenc.checkpoints.formats.gguf_architectures import ARCHITECTURES, NOT_LOADED, TABLES, Architecture
+from posenc.checkpoints.formats.gguf_file import metadata
+from posenc.checkpoints.kinds.rotary_keys import rope_parameters
+from posenc.checkpoints.vocabulary.bounds import within_bounds
+from posenc.checkpoints.vocabulary.differences import differences
+from posenc.checkpoints.vocabulary.ledger import Ledger
+from posenc.checkpoints.vocabulary.reading import CannotRead, Part, Reading
+from posenc.foreign import count, matches, parse_json, quoted, reading_with
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+MOST_TOKENS = 1 << 24
+"""The tokens of a vocabulary."""
+
+CHECKPOINT_NAMES = {
+    r"(?:mlp|block_sparse_moe)\.experts\.gate_up_proj$": ("mlp.experts.gate_proj.weight", "mlp.experts.up_proj.weight"),
+    r"(?:mlp|block_sparse_moe)\.experts\.down_proj$": ("mlp.experts.down_proj.weight",),
+    r"\.router\.weight$": (".router.layer.weight",),
+    r"\.norms\.\d+\.weight$": (".weight",),
+}
+"""Names in transformers' models -> in the checkpoints that the gguf package has names for: experts in one tensor, where
+gates stand before what they multiply; and norms with one tensor for each head."""
+
+
+@dataclass(frozen=True)
+class GGUFModel:
+    """A GGUF file, and the model of transformers that it holds; nothing of its tensors has been read yet.
+
+    config   as transformers has it
+    kind     transformers' class of the model
+    reading  what the config says of positions, in transformers' layout
+    shapes   of the tensors that the model has, by their names in transformers; tied ones once
+    notes    what no such file says and what was taken instead, in sentences
+    """
+
+    file: GGUFTensors
+    config: "PreTrainedConfig"
+    kind: Any
+    reading: Reading
+    shapes: Mapping[str, tuple[int, ...]]
+    notes: tuple[str, ...]
+    row: Architecture
+    part: Part
+    stored: Mapping[str, tuple[str, ...]]
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The tensors under the names that transformers has, dequantised to float32, one at a time."""
+        for name in self.shapes:
+            yield name, self.assembled(name, self.file)
+
+    def said(self) -> dict[str, Any]:
+        """The config as a file has it."""
+        return parse_json(self.config.to_json_string()) | {"dtype": "float32"}
+
+    def assembled(self, name: str, of: Mapping[str, Tensor]) -> Tensor:
+        """A tensor of the model from those of the file, what the converter did to them undone."""
+        pieces = [undone(self.row, self.part, one, of[one]) for one in self.stored[name]]
+        found = torch.cat(pieces, dim=1) if pieces[1:] else pieces[0]
+        if head := re.search(r"\.norms\.(\d+)\.weight$", name):
+            heads = self.part.shape.heads if "q_layernorm" in name else self.part.kv_heads
+            found = found.view(heads or 0, -1)[int(head[1])]
+        # Converters drop axes of one.
+        wide = [size for size in self.shapes[name] if size != 1]
+        return found.reshape(self.shapes[name]) if [size for size in found.shape if size != 1] == wide else found
+
+
+def open_model(file: GGUFTensors) -> GGUFModel:
+    """The model of a GGUF file, all of it checked but for the numbers in its tensors.
+
+    Raises CannotRead for an architecture that is not loaded, for keys that are not understood (a model without them
+    would compute something else), for what transformers builds otherwise than the file says, and where the model and
+    the file do not have the same tensors.
+    """
+    given = metadata(file)
+    arch, row = row_of(given, file)
+    reading, keys = gguf_metadata.read_keys(given)
+    part = understood(reading, file)
+    sizes = sizes_of(arch, part, keys, file)
+    config, kind, model = built(row, part, sizes, own_keys(arch, row, part, keys, file), file)
+    again = config_json.read(parse_json(config.to_json_string()))
+    expected = reading
+    if "pairs side by side" in row.changes.values():
+        specs = (layer.spec.replace("layout='interleaved'", "layout='half'") for layer in part.layers)
+        layers = tuple(replace(layer, spec=spec) for layer, spec in zip(part.layers, specs, strict=True))
+        expected = replace(reading, parts=(replace(part, layers=layers),))
+        if expected == reading:
+            raise CannotRead(f"{arch} has no pairs side by side that could be taken apart", file=file.path)
+    if wrong := differences(expected, again):
+        raise CannotRead(
+            f"{kind.__name__} would not compute what it says: {'; '.join(wrong)} (in the file, and in transformers)",
+            file=file.path,
+        )
+    stored = stored_names(arch, model, len(part.layers), file)
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name in stored}
+    notes = tuple(f"No GGUF file of a {arch} says {key}; taken: {value}" for key, value in row.left_open.items())
+    found = GGUFModel(file, config, kind, again, shapes, notes, row, part, stored)
+    check_shapes(found)
+    used = {one for names in stored.values() for one in names}
+    if unused := sorted(set(file) - used - set(TABLES)):
+        raise CannotRead(f"it holds {unused[0]}, which {kind.__name__} has no place for", file=file.path)
+    return found
+
+
+def row_of(given: Mapping[str, Any], file: GGUFTensors) -> tuple[str, Architecture]:
+    """An architecture's name, and what is known of its weights, or of those that come with one more key."""
+    arch = given.get("general.architecture")
+    named = package(file.path).MODEL_ARCH_NAMES.values()
+    if isinstance(arch, str) and arch in named and arch in ARCHITECTURES:
+        more = (one for one in ARCHITECTURES if one.startswith(f"{arch} with "))
+        return arch, ARCHITECTURES[next((one for one in more if given.get(f"{arch}.{one.split()[-1]}")), arch)]
+    why = NOT_LOADED.get(str(arch), "what llama.cpp's converter does to its weights is not known here")
+    if arch not in named:
+        why = "the gguf package that is installed has no names for its tensors"
+    raise CannotRead(
+        f"it holds a {quoted(arch)}, and {why}. Load the original checkpoint; posenc loads GGUF files of "
+        f"{', '.join(one for one in ARCHITECTURES if ' ' not in one)}",
+        file=file.path,
+    )
+
+
+def understood(reading: Reading, file: GGUFTensors) -> Part:
+    """The one stack of layers of a reading that leaves nothing open."""
+    left = [*reading.contradictions, *(f"it leaves open {sentence}" for sentence in reading.not_covered)]
+    left += [f"it says {key}, which posenc does not read" for key in reading.unknown]
+    if left:
+        raise CannotRead(left[0], file=file.path)
+    if len(reading.parts) != 1:
+        raise CannotRead(f"it has {len(reading.parts)} stacks of layers, and one was expected", file=file.path)
+    part = reading.parts[0]
+    needed = {"attention.head_count": part.kv_heads, "context_length": part.trained_length}
+    for key, value in needed.items():
+        if value is None:
+            raise CannotRead(
+                "it is missing; it is no whole model", file=file.path, field=f"{reading.architecture}.{key}"
+            )
+    # Queries alone have as many numbers: nothing is looped over that the file cannot fill.
+    claimed = len(part.layers) * part.shape.heads * part.shape.head_dim * part.shape.dim
+    held = sum(math.prod(file.shape(name)) for name in file)
+    if claimed > held:
+        raise CannotRead(
+            f"by its keys queries alone are made with {claimed:,} numbers, and its tensors have {held:,}; it may be "
+            f"truncated",
+            file=file.path,
+        )
+    return part
+
+
+def sizes_of(arch: str, part: Part, keys: Ledger, file: GGUFTensors) -> dict[str, Any]:
+    """Sizes, positions and tokens, under the names that most configs of transformers have for them."""
+    rows = file.shape("token_embd.weight")[:1] if "token_embd.weight" in file else ()
+    tokens = keys.take(f"{arch}.vocab_size", "{} tokens", *rows)
+    value_dim = keys.take(f"{arch}.attention.value_length", "{} channels a head of the values", part.shape.head_dim)
+    if value_dim != part.shape.head_dim:
+        raise CannotRead(
+            f"expected {part.shape.head_dim}, the channels of a head, got {quoted(value_dim, 40)}",
+            file=file.path,
+            field=f"{arch}.attention.value_length",
+        )
+    found = {
+        "hidden_size": part.shape.dim,
+        "num_hidden_layers": len(part.layers),
+        "num_attention_heads": part.shape.heads,
+        "num_key_value_heads": part.kv_heads,
+        "head_dim": part.shape.head_dim,
+        "max_position_embeddings": part.trained_length,
+        "vocab_size": count(tokens, f"{arch}.vocab_size", file=file.path, most=MOST_TOKENS),
+        "tie_word_embeddings": "output.weight" not in file,
+    }
+    for kind in ("bos", "eos", "padding"):
+        token = file.said.get(key := f"tokenizer.ggml.{kind}_token_id")
+        matches(token, (None, int), file=file.path, field=key)
+        found[f"{'pad' if kind == 'padding' else kind}_token_id"] = token
+    return found | positions(part, file)
+
+
+def own_keys(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUFTensors) -> dict[str, Any]:
+    """What the config of an architecture has besides.
+
+    Raises CannotRead for keys of the file that are missing, and for those that nobody has read.
+    """
+    found = {**row.fixed, **row.left_open, **{key: tensor in file for key, tensor in row.by_tensor.items()}}
+    if row.scaled is not None:
+        scale = part.layers[0].scale or part.shape.head_dim**-0.5
+        found[row.scaled] = round(scale**-2) if row.scaled == "query_pre_attn_scalar" else scale
+    for key, name in row.keys.items():
+        path = f"{arch}.{key.removesuffix('?')}"
+        value = keys.take(path, "{}")
+        if value is None and key.endswith("?"):
+            continue
+        matches(value, (float, bool), file=file.path, field=path)
+        if not math.isfinite(value):
+            raise CannotRead(f"expected a finite number, got {value}", file=file.path, field=path)
+        if name and found.setdefault(name, value) != value:
+            raise CannotRead(f"expected {found[name]}, as another key says, got {value}", file=file.path, field=path)
+    for key, expected in row.settled.items():
+        if (value := keys.take(f"{arch}.{key}", "{}")) != expected:
+            raise CannotRead(f"expected {expected}, got {quoted(value, 40)}", file=file.path, field=f"{arch}.{key}")
+    if left := [key for key in keys.given if key not in keys.taken]:
+        raise CannotRead(f"it says {left[0]}, which posenc does not read in a GGUF file yet", file=file.path)
+    if row.model == "bloom":
+        # As its released configs have it; the class itself has no use for a length.
+        found["seq_length"] = part.trained_length
+    if row.model == "mpt":
+        alibi = part.encoding(0).options().get("bias_max", 0)
+        found["attn_config"] = {"alibi_bias_max": int(alibi), "clip_qkv": found.pop("clip_qkv", None)}
+        found["max_seq_len"] = part.trained_length
+    if row.model == "falcon":
+        two = "blk.0.attn_norm_2.weight" in file
+        several = two or part.kv_heads != 1
+        found |= {"num_kv_heads": part.kv_heads, "new_decoder_architecture": several, "multi_query": not several}
+        found["num_ln_in_parallel_attn"] = (2 if two else 1) if several else None
+    return found
+
+
+def positions(part: Part, file: GGUFTensors) -> dict[str, Any]:
+    """The keys of a config that say of positions what the layers of a part have."""
+    kinds = ["sliding_attention" if layer.window else "full_attention" for layer in part.layers]
+    windows = {layer.window for layer in part.layers if layer.window}
+    turning = {(kind, layer.spec) for kind, layer in zip(kinds, part.layers, strict=True) if "rotary" in layer.spec}
+    told = [(kind, rope_parameters(spec, part.trained_length)) for kind, spec in sorted(turning)]
+    rope = {kind: keys for kind, keys in told if keys is not None}
+    if len(windows) > 1 or len(rope) < len(turning):
+        specs = ", ".join(sorted({spec for _, spec in turning}))
+        raise CannotRead(f"no keys of transformers say {quoted(specs)}", file=file.path)
+    found: dict[str, Any] = {"sliding_window": next(iter(windows), None), "layer_types": kinds}
+    if rope:
+        one, *others = rope.values()
+        found["rope_parameters"] = rope if any(other != one for other in others) else one
+        found["original_max_position_embeddings"] = one.get("original_max_position_embeddings", part.trained_length)
+    return found
+
+
+def built(
+    row: Architecture, part: Part, sizes: dict[str, Any], own: dict[str, Any], file: GGUFTensors
+) -> tuple["PreTrainedConfig", Any, Any]:
+    """transformers' config, its class of the model, and one without numbers."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    with reading_with("transformers", file=file.path, field=f"this {row.model}"):
+        maker = CONFIG_MAPPING[row.model]
+        known = maker.__dataclass_fields__
+        if strange := set(own) - {*known, "seq_length"}:
+            raise CannotRead(f"{maker.__name__} of this transformers has no {min(strange)}", file=file.path)
+        # What a class has no key for follows from others there; some read this one without naming it.
+        sizes = {key if key in known else maker.attribute_map.get(key, key): value for key, value in sizes.items()}
+        apart = sizes["head_dim"] != part.shape.dim // part.shape.heads
+        given = {key: value for key, value in sizes.items() if key in known or (key == "head_dim" and apart)} | own
+        within_bounds(given)
+        config = maker(**given)
+        kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        config.architectures = [kind.__name__]
+        with torch.device("meta"):
+            return config, kind, kind(config)
+
+
+def stored_names(arch: str, model: Any, layers: int, file: GGUFTensors) -> dict[str, tuple[str, ...]]:
+    """For each tensor of a model the names that the file has for it: one, or several that it is made of."""
+    gguf = package(file.path)
+    (number,) = (number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    names = gguf.get_tensor_name_map(number, layers)
+    head = model.get_output_embeddings()
+    tied = {name for name, p in model.named_parameters(remove_duplicate=False) if head is not None and p is head.weight}
+    tied = tied if model.config.tie_word_embeddings else set()
+    found: dict[str, tuple[str, ...]] = {}
+    for name in model.state_dict():
+        whole = in_checkpoints(name)
+        bare = (one.removeprefix(f"{model.base_model_prefix}.") for one in whole)
+        stored = tuple(
+            names.get_name(one, (".weight", ".bias")) or names.get_name(other, (".weight", ".bias"))
+            for one, other in zip(whole, bare, strict=True)
+        )
+        if missing := [one for one in stored if one not in file]:
+            if name in tied and name.startswith(("lm_head.", "embed_out.")):
+                continue
+            raise CannotRead(
+                f"it lacks {missing[0] or 'a tensor'}, which is {name} in transformers; it may be truncated",
+                file=file.path,
+            )
+        found[name] = stored
+    return found
+
+
+def in_checkpoints(name: str) -> list[str]:
+    """What the checkpoints that the gguf package knows call a tensor of transformers' models, or its pieces."""
+    for pattern, instead in CHECKPOINT_NAMES.items():
+        if match := re.search(pattern, name):
+            return [name[: match.start()] + one for one in instead]
+    return [name]
+
+
+def check_shapes(model: GGUFModel) -> None:
+    """Raises CannotRead unless each tensor of the file is of the shape that the model has for it."""
+    described = model.file.described()
+    for name, shape in model.shapes.items():
+        try:
+            found = tuple(model.assembled(name, described).shape)
+        # What does not even fit together.
+        except (RuntimeError, IndexError):
+            found = None
+        if found != shape:
+            stored = model.stored[name][0]
+            raise CannotRead(
+                f"{stored} has the shape {list(model.file.shape(stored))}, but by the file's own numbers "
+                f"{name} has {list(shape)}",
+                file=model.file.path,
+            )
+
+
+def undone(row: Architecture, part: Part, name: str, tensor: Tensor) -> Tensor:
+    """A stored tensor as it was before llama.cpp's converter changed it: weights [O, I], biases and norms [O]."""
+    change = next((change for pattern, change in row.changes.items() if re.search(pattern, name)), None)
+    heads, kv_heads, head_dim = part.shape.heads, part.kv_heads or 0, part.shape.head_dim
+    if change == "pairs side by side":
+        # Rows (2i, 2i + 1) of each head, which turn together, go to (i, i + half).
+        turned = tensor.unflatten(0, (heads if ".attn_q." in name else kv_heads, -1, 2))
+        return turned.transpose(1, 2).flatten(0, 2)
+    if change == "plus one":
+        return tensor - 1
+    if change == "transposed":
+        return tensor.T
+    if change == "queries, keys and values of all heads":
+        return tensor.unflatten(0, (3, heads, -1)).transpose(0, 1).flatten(0, 2)
+    if change == "queries, keys and values of all groups":
+        sizes = [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]
+        groups = [one.unflatten(0, (kv_heads, -1, head_dim)) for one in tensor.split(sizes)]
+        return torch.cat(groups, dim=1).flatten(0, 2)
+    return tensor
