@@ -17,8 +17,9 @@ from posenc.catalogue import build
 from posenc.channel_pairs import LAYOUTS, channels_of_pair
 from posenc.checkpoints.conversion import layouts, measure_layout, tables
 from posenc.checkpoints.conversion.layouts import Turned
+from posenc.checkpoints.files.folder_writer import check_target, write_folder
 from posenc.checkpoints.files.named_code import left_out
-from posenc.checkpoints.files.tensors import GGUFTensors, Tensors, cast, check_target, open_tensors, write_folder
+from posenc.checkpoints.files.tensors import GGUFTensors, Tensors, cast, open_tensors
 from posenc.checkpoints.formats import config_json
 from posenc.checkpoints.formats.config_json import MARK
 from posenc.checkpoints.formats.load import quietly
