@@ -16,12 +16,12 @@ from torch import Tensor
 from posenc.channel_pairs import LAYOUTS, channels_of_pair
 from posenc.checkpoints.conversion import layouts, measure_layout, tables
 from posenc.checkpoints.conversion.layouts import Turned
-from posenc.checkpoints.conversion.learned_tables import Table, asking_for, ends_alike, grown, tables_of
 from posenc.checkpoints.files.folder_writer import check_target, write_folder
 from posenc.checkpoints.files.named_code import left_out
 from posenc.checkpoints.files.tensors import GGUFTensors, Tensors, cast, open_tensors
 from posenc.checkpoints.formats import config_json
 from posenc.checkpoints.formats.config_json import MARK
+from posenc.checkpoints.formats.learned_tables import Table, asking_for, ends_alike, grown, tables_of
 from posenc.checkpoints.formats.load import quietly
 from posenc.checkpoints.inspection import configs
 from posenc.checkpoints.vocabulary.differences import differences

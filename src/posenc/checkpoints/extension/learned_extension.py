@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.checkpoints.conversion.learned_tables import Table, asking_for, cells_of, tables_of
 from posenc.checkpoints.conversion.tables import resample, resampling
 from posenc.checkpoints.extension.extend import CHECKPOINT, KEEPS, Say
 from posenc.checkpoints.extension.learned_measures import WHOLE, Causal, Images, Masked, Measure, Sentences
 from posenc.checkpoints.extension.runs import Kept, check_folder, claimed, hash_of
 from posenc.checkpoints.formats import huggingface, load
+from posenc.checkpoints.formats.learned_tables import Table, asking_for, cells_of, tables_of
 from posenc.checkpoints.formats.load import Loaded
 from posenc.checkpoints.vocabulary.reading import CannotRead
 from posenc.foreign import quoted

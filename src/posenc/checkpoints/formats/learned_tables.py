@@ -3,7 +3,7 @@
 import copy
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,11 +62,17 @@ def tables_of(reading: Reading, shapes: Mapping[str, Sequence[int]]) -> list[Tab
         if (cells := cells_of(part)) is None:
             continue
         for told, size in part.tables.items():
-            alike = {name: ends_alike(name, told) for name, shape in shapes.items() if tuple(shape) == tuple(size)}
-            most = max(alike.values(), default=0)
+            fitting = [name for name, shape in shapes.items() if tuple(shape) == tuple(size)]
             first = size[-2] - math.prod(cells)
-            found += [Table(name, part.name, cells, first) for name, count in alike.items() if 0 < most == count]
+            found += [Table(name, part.name, cells, first) for name in called(told, fitting)]
     return list(dict.fromkeys(found))
+
+
+def called(told: str, names: Iterable[str]) -> list[str]:
+    """What the tensor of a name is called among others: the names that end most like it."""
+    alike = {name: ends_alike(name, told) for name in names}
+    most = max(alike.values(), default=0)
+    return [name for name, count in alike.items() if 0 < most == count]
 
 
 def ends_alike(name: str, other: str) -> int:
