@@ -110,8 +110,8 @@ def page() -> str:
         "# Every architecture of transformers, bare and attached",
         "",
         f"{len(rows)} architectures are known to {made_with}. Of each a tiny model with random weights is built,",
-        "saved, read by `posenc inspect` from its folder, attached, compared with itself, and detached: without a mask,",
-        "with a mask of ones, padded on either side, and behind a cache. Attached, outputs may differ by",
+        "saved, read by `posenc inspect` from its folder, attached, compared with itself, and detached: without a",
+        "mask, with a mask of ones, padded on either side, and behind a cache. Attached, outputs may differ by",
         f"{SMALL:g} of the largest; detached, not at all. This page is made from `tests/census.tsv` by",
         "`python tests/census.py --page`. The tests make a part of the table anew each day, and all of it by `--all`.",
         "",
@@ -158,12 +158,12 @@ class Refused(Exception):
 SIZE = re.compile(
     r"(hidden|embed\w*|model|ffn|intermediate|projection|inner|mlp|state|proj\w*)_?(size|dims?|width|channels)$"
     r"|^d_\w+$|^n_(embd|inner)$|^(dim|width|embed_dims?|hidden_dims?|decoder_dim)$|_dims?$|_rank$|channels$|^hidden_sizes$"
-    r"|^hidden_size_per|^mamba_d_state$|channel_list$|per_stage$"
+    r"|^hidden_size_per|^mamba_d_state$|channel_list$|per_stage$|^upsample_groups$"
 )
 """Keys that count channels."""
 
 NO_SIZE = re.compile(
-    r"patch|image|vocab|kernel|stride|window|chunk|group|temporal|block|^num_|^in_channels|mel|head|conv"
+    r"patch|image|vocab|kernel|stride|window|chunk|(?<!upsample_)group|temporal|block|^num_|^in_channels|mel|head|conv"
 )
 
 VOCABULARY = re.compile(r"(^|_)vocab(_size)?($|_per)")
@@ -173,17 +173,21 @@ LAYERS = re.compile(
 HEADS = re.compile(r"heads?$|^num_attention_heads|^num_heads|^n_heads?$")
 SHARED = re.compile(r"key_value_heads?$|kv_heads?$")
 EXPERTS = re.compile(r"experts?$|^n_group$|^topk_group$|_per_tok(en)?$|top_?k$")
-OF_LAYERS = ("layer_types", "mlp_layer_types", "layers_block_type", "layer_rope_theta", "activation_sparsity_pattern")
-"""Lists with an entry for each layer."""
+OF_LAYERS = ("layer_types", "mlp_layer_types", "layers_block_type", "block_types")
+"""Lists with an entry for each layer, or with a period of them."""
 UNSAID = {"sliding_window": 8, "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1}
 """Numbers that a configuration may leave out, and no model can do without."""
 BY_HAND: dict[str, dict[str, Any]] = {
+    "glm4v_moe.*": {"head_dim": 128, "rope_parameters": {"mrope_section": [16, 8, 8]}},
+    "hunyuan_vl.*": {"head_dim": 128, "rope_parameters": {"mrope_section": [16, 16, 16, 16]}},
     "glm4v.*|glm46v.*|glm_image(_text)?|glmga.*": {"rope_parameters": {"mrope_section": [32, 16, 16]}},
     "qwen3_omni_moe_(text|thinker)": {"num_attention_heads": 32},
     "lfm2_moe": {"layer_types": ["full_attention", "conv"]},
     "deepseek_ocr2(_text)?": {"mlp_layer_types": ["dense", "sparse"]},
     "t5gemma2_.*": {"dropout_rate": 0.0},
     "pix2struct_text_model": {"initializer_range": 0.02},
+    "dbrx": {"attn_config": {"rope_theta": 10000.0}},
+    "musicgen.*": {"dropout": 0.0},
     "xmod": {"default_language": "en_XX"},
     "autoformer|informer|time_series_transformer": {"prediction_length": 8},
 }
@@ -217,6 +221,14 @@ class Shrink:
         if self.whole:
             usual = {"head_dim": wide, "num_key_value_heads": heads, **UNSAID}
             given = {key: usual.get(str(key)) if value is None else value for key, value in given.items()}
+        layers = first(given, "num_hidden_layers", "num_layers")
+        if self.layers is not None:
+            given = {
+                key: shorter(value, self.layers)
+                if isinstance(value, list) and (key in OF_LAYERS or len(value) == layers) and layers != 0
+                else value
+                for key, value in given.items()
+            }
         small = {key: self.value(str(key), value, channels, channels * fewer, fewer) for key, value in given.items()}
         return small | self.images(given)
 
@@ -252,11 +264,12 @@ class Shrink:
     def value(self, key: str, value: Any, channels: int, width: int, fewer: int) -> Any:
         if isinstance(value, dict) and ("rope" in key or "rotary" in key):
             return {name: self.of_rope(name, one, channels) for name, one in value.items()}
+        if isinstance(value, dict) and value and all(str(one).isdigit() for one in value):
+            kept = {n: one for n, one in value.items() if self.layers is None or int(n) < self.layers}
+            return {n: self.value(key, one, channels, width, fewer) for n, one in kept.items()}
         if isinstance(value, dict):
             return self.of(value)
         if isinstance(value, list):
-            if key in OF_LAYERS and self.layers is not None and not any(isinstance(one, list) for one in value):
-                return shorter(value, self.layers)
             whole = value and all(type(one) is int for one in value)
             return [self.value(key, one, channels, width, fewer) for one in value] if whole else value
         if value is None:
@@ -269,12 +282,14 @@ class Shrink:
             return value % 120 + 1
         if key == "num_kv_shared_layers":
             return 0
+        if key == "index_topk":
+            return min(value, 16)
         if EXPERTS.search(key):
             return min(value, {"n_group": 1, "topk_group": 1}.get(key, 2 if "per_tok" in key or "top" in key else 8))
         if LAYERS.search(key):
             return value if self.layers is None else min(value, self.layers)
         if key in ("head_dim", "kv_channels", "d_kv", "attention_head_dim") or (
-            key.endswith("head_dim") and value % channels == 0
+            key.endswith(("head_dim", "d_head")) and value % channels == 0
         ):
             return value // channels
         if SHARED.search(key):
@@ -327,7 +342,8 @@ def joined(given: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
 
 def shorter(values: list[Any], layers: int) -> list[Any]:
     """As many entries, all kinds among them where there is room."""
-    return (list(dict.fromkeys(values)) + values)[:layers]
+    kinds = [one for place, one in enumerate(values) if one not in values[:place]]
+    return (kinds + values)[:layers]
 
 
 def without_lists(given: dict[str, Any]) -> dict[str, Any]:

@@ -120,11 +120,20 @@ def filled(given: Mapping[str, Any]) -> Any:
     remedy = f"compare its keys with those of a released {model_type}"
     # Its classes are code of many hands, which says in any way what it does not like.
     with reading_with("transformers", field=f"this {model_type} configuration", remedy=remedy):
-        config = CONFIG_MAPPING[model_type].from_dict(harmless(given))
+        config = CONFIG_MAPPING[model_type].from_dict(infinite(harmless(given)))
         settle(config)
         # What cannot be written down again is no configuration.
         json.dumps(config.to_dict(), default=str)
         return config
+
+
+def infinite(value: Any) -> Any:
+    """A value of a config.json, with the numbers that JSON has no way to write, which transformers marks, as numbers."""
+    if isinstance(value, dict) and set(value) == {"__float__"}:
+        return float(value["__float__"])
+    if isinstance(value, dict):
+        return {key: infinite(one) for key, one in value.items()}
+    return [infinite(one) for one in value] if isinstance(value, list) else value
 
 
 def of_object(
