@@ -158,7 +158,7 @@ class Refused(Exception):
 SIZE = re.compile(
     r"(hidden|embed\w*|model|ffn|intermediate|projection|inner|mlp|state|proj\w*)_?(size|dims?|width|channels)$"
     r"|^d_\w+$|^n_(embd|inner)$|^(dim|width|embed_dims?|hidden_dims?|decoder_dim)$|_dims?$|_rank$|channels$|^hidden_sizes$"
-    r"|^hidden_size_per|^mamba_d_state$|channel_list$|per_stage$|^upsample_groups$"
+    r"|^hidden_size_per|^mamba_d_state$|channel_list$|per_stage$|_dimension$|^upsample_groups$"
 )
 """Keys that count channels."""
 
@@ -187,7 +187,16 @@ BY_HAND: dict[str, dict[str, Any]] = {
     "t5gemma2_.*": {"dropout_rate": 0.0},
     "pix2struct_text_model": {"initializer_range": 0.02},
     "dbrx": {"attn_config": {"rope_theta": 10000.0}},
+    "diffusion_gemma.*": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32},
+    "qwen4_exp.*": {
+        **{"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 32},
+        **{"indexer_budget": 16, "indexer_compress_ratio": 4},
+    },
     "musicgen.*": {"dropout": 0.0},
+    "moonshine_streaming": {"num_key_value_heads": 8},
+    "aya_vision": {"text_config": {}, "vision_config": {"num_attention_heads": 16}},
+    "chameleon|emu3": {"text_config": {}, "vocabulary_map": {"<image>": 4}},
+    "cohere_compass.*": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
     "xmod": {"default_language": "en_XX"},
     "autoformer|informer|time_series_transformer": {"prediction_length": 8},
 }
@@ -268,7 +277,8 @@ class Shrink:
             kept = {n: one for n, one in value.items() if self.layers is None or int(n) < self.layers}
             return {n: self.value(key, one, channels, width, fewer) for n, one in kept.items()}
         if isinstance(value, dict):
-            return self.of(value)
+            # Nets of images that become tokens have groups of channels.
+            return value if key.startswith("vq") else self.of(value)
         if isinstance(value, list):
             whole = value and all(type(one) is int for one in value)
             return [self.value(key, one, channels, width, fewer) for one in value] if whole else value
@@ -282,6 +292,8 @@ class Shrink:
             return value % 120 + 1
         if key == "num_kv_shared_layers":
             return 0
+        if key.endswith("n_groups"):
+            return 1
         if key == "index_topk":
             return min(value, 16)
         if EXPERTS.search(key):
@@ -334,6 +346,7 @@ def joined(given: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """A configuration with what is said besides, of its text where it has several."""
     if isinstance(given.get("text_config"), dict) and "text_config" not in said:
         return {**given, "text_config": joined(given["text_config"], said)}
+    said = {key: value for key, value in said.items() if value != {} or key in given}
     both = {
         k: joined(given[k], v) if isinstance(v, dict) and isinstance(given.get(k), dict) else v for k, v in said.items()
     }
@@ -569,6 +582,8 @@ def values_of(model: Any, key: str) -> list[Any]:
         images = by_grid + [drawn(1, *x.shape) for x in by_grid] + images
     elif {"spatial_shapes", "pixel_position_ids"} & set(accepted):
         images = in_rows + images
+    elif "aspect_ratio_ids" in accepted:
+        images = [drawn(2, 1, attribute(model, "max_num_tiles", 4), channels, height, width)]
     elif "target_sizes" in accepted:
         images = [drawn(1, channels, patch, 16 * patch), *images]
     else:
@@ -660,9 +675,9 @@ def image_of(model: Any) -> tuple[int, int, int]:
 def outputs(out: Any) -> list[Tensor]:
     """The tensors that a model gave out, but for its cache."""
     if isinstance(out, Tensor):
-        return [out]
-    values = out.values() if hasattr(out, "values") else out
-    return [x for x in values if isinstance(x, Tensor) and x.is_floating_point()]
+        return [out] if out.is_floating_point() else []
+    values = list(out.values()) if hasattr(out, "values") else out if isinstance(out, (list, tuple)) else []
+    return [x for value in values for x in outputs(value)]
 
 
 # Comparisons
