@@ -5,6 +5,7 @@ import json
 import math
 import os
 import shlex
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from posenc.checkpoints.extension import extend as module
 from posenc.checkpoints.extension import extension_report, perplexity
 from posenc.checkpoints.extension.extend import Settings, extend
 from posenc.checkpoints.extension.runs import Kept, hash_of
+from posenc.checkpoints.files import folder_writer
 from posenc.checkpoints.formats.load import load
 from posenc.checkpoints.vocabulary.reading import CannotRead
 
@@ -226,24 +228,69 @@ def test_a_method_without_a_config_is_measured_and_not_written(model: Path, text
 def test_a_checkpoint_that_does_not_do_what_was_measured_is_taken_away(
     model: Path, text: str, tmp_path: Path, monkeypatch
 ) -> None:
-    of = module.methods.config_of
+    write = folder_writer.write_folder
 
-    def wrong(*given: Any) -> Any:
-        changed, why = of(*given)
-        changed["rope_parameters"]["factor"] = 7.0
-        return changed, why
+    def with_other_weights(where: Path, config: dict[str, Any], named: Any, **given: Any) -> Path:
+        return write(where, config, ((name, tensor * 1.5) for name, tensor in named), **given)
 
-    monkeypatch.setattr(module.methods, "config_of", wrong)
-    with pytest.raises(RuntimeError, match=r"written checkpoint has a mean loss of .* may differ by 0.001 nats"):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folder_writer, "write_folder", with_other_weights)
+        with pytest.raises(RuntimeError, match=r"written checkpoint has a mean loss of .* may differ by 0.001 nats"):
+            extend(settings(model, text, "linear"), tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoint").exists()
+
+    def with_other_rotary(where: Path, config: dict[str, Any], named: Any, **given: Any) -> Path:
+        return write(where, config | {"rope_scaling": {"rope_type": "linear", "factor": 2.01}}, named, **given)
+
+    monkeypatch.setattr(folder_writer, "write_folder", with_other_rotary)
+    with pytest.raises(
+        RuntimeError, match=r"says something else than planned: .*pair 0: 0.5 radians .* and 0.497512 s"
+    ):
         extend(settings(model, text, "linear"), tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoint").exists()
 
 
-def test_nested_configs_are_changed_where_they_lie() -> None:
-    config = {"a": 1, "rope_theta": 5.0, "text_config": {"b": 2, "rope_parameters": {"x": 1, "y": 2}}}
-    changed = {"rope_theta": None, "text_config": {"rope_parameters": {"x": 3}}}
-    assert module.merged(config, changed) == {"a": 1, "text_config": {"b": 2, "rope_parameters": {"x": 3}}}
-    assert config["rope_theta"] == 5.0
+def test_a_config_that_says_it_by_older_keys_says_by_all_keys_what_was_measured(
+    model: Path, text: str, tmp_path: Path
+) -> None:
+    """transformers 5 follows an old `rope_scaling` before `rope_parameters`, and 4 knows nothing else."""
+    folder = tmp_path / "old"
+    shutil.copytree(model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    del config["rope_parameters"]
+    half = tiny_llama.TRAINED // 2
+    config |= {"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 2.0}, "max_position_embeddings": half}
+    (folder / "config.json").write_text(json.dumps(config))
+    record = extend(settings(folder, text, "linear", factor=2.0), tmp_path / "run")
+    written = json.loads((tmp_path / "run" / "checkpoint" / "config.json").read_text())
+    assert written["rope_parameters"] == {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}
+    assert written["rope_scaling"] == {"type": "linear", "rope_type": "linear", "factor": 4.0}
+    assert written["rope_theta"] == 500.0
+    assert written["max_position_embeddings"] == tiny_llama.TRAINED
+    changed = {"rope_parameters", "rope_scaling", "max_position_embeddings"}
+    assert (
+        {key for key in written if written[key] != config.get(key)} == set(entry(record, "linear")["config"]) == changed
+    )
+    expected = perplexity_in_transformers(tmp_path / "run" / "checkpoint", text, tiny_llama.TRAINED)
+    assert entry(record, "linear")["lengths"][-1]["mean"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_nothing_is_measured_where_transformers_would_serve_something_else(
+    model: Path, text: str, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(perplexity, "losses", lambda *_, **__: pytest.fail("a pass was made"))
+    monkeypatch.setattr(module.methods, "with_positions", lambda config, part: config)
+    with pytest.raises(
+        ValueError, match=r"linear cannot be written .* layer 0: pair 0: 0.5 radians per position are pl"
+    ):
+        extend(settings(model, text, "linear"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_changed_of_a_config_is_told_where_it_lies() -> None:
+    before = {"a": 1, "text_config": {"b": 2, "rope_parameters": {"x": 1, "y": 2}}}
+    after = {"a": 1, "c": None, "text_config": {"b": 2, "rope_parameters": {"x": 3}}}
+    assert module.differing(before, after) == {"c": None, "text_config": {"rope_parameters": {"x": 3}}}
 
 
 # Runs that are cut

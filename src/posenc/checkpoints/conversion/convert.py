@@ -1,8 +1,10 @@
 """A checkpoint to a checkpoint: other layouts, tables of another size, less rotary, other dtypes, GGUF to a folder."""
 
+import contextlib
 import copy
 import os
 import re
+import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,13 +21,14 @@ from posenc.checkpoints.conversion.layouts import Turned
 from posenc.checkpoints.files.folder_writer import check_target, write_folder
 from posenc.checkpoints.files.named_code import left_out
 from posenc.checkpoints.files.tensors import GGUFTensors, Tensors, cast, open_tensors
-from posenc.checkpoints.formats import config_json
-from posenc.checkpoints.formats.config_json import MARK
+from posenc.checkpoints.formats.config_json import MARK, with_positions
 from posenc.checkpoints.formats.learned_tables import Table, asking_for, ends_alike, grown, tables_of
 from posenc.checkpoints.formats.load import quietly
 from posenc.checkpoints.inspection import configs
-from posenc.checkpoints.vocabulary.differences import differences
-from posenc.checkpoints.vocabulary.reading import CannotRead, Part, Reading
+from posenc.checkpoints.inspection.served import check_written, unlike_planned
+from posenc.checkpoints.kinds.rotary_old_keys import unsaid
+from posenc.checkpoints.vocabulary.reading import CannotRead, Part, Reading, with_part
+from posenc.checkpoints.vocabulary.specs import CannotExpress
 from posenc.encoding import Compose, Encoding, parts_of
 from posenc.encodings.rotary import Rotary
 from posenc.foreign import files_of, matches, naming, quoted, read_json
@@ -144,7 +147,8 @@ def convert(
     show     is told each tensor's name before it is read
 
     Raises ValueError if the target exists or lies in the source, where nothing is asked for, and where a request does
-    not fit the checkpoint; CannotRead for what cannot be read. Nothing is left behind then.
+    not fit the checkpoint; CannotRead for what cannot be read; RuntimeError where the folder, read again, says other
+    positions than planned. Nothing is left behind then.
     """
     out, path = Path(out), Path(path)
     check_target(out)
@@ -173,6 +177,12 @@ def convert(
             edited=plan.edited,
             **({"stem": "adapter_model", "config_name": "adapter_config.json"} if source.adapter else {}),
         )
+        if not source.adapter:
+            try:
+                check_written(out, plan.reading)
+            except Exception:
+                shutil.rmtree(out)
+                raise
     return Converted(out, tuple(told(source, plan)), tuple(plan.notes))
 
 
@@ -262,16 +272,14 @@ def rotating_part(reading: Reading) -> Part:
     return found[0]
 
 
-def with_part(reading: Reading, old: Part, new: Part) -> Reading:
-    return replace(reading, parts=tuple(new if part is old else part for part in reading.parts))
-
-
 # Planning
 
 
 def plan_for(source: Source, request: Request) -> Plan:
     """Everything that has to be done; all that can be refused is refused here, before anything is written."""
     plan = Plan(copy.deepcopy(source.config), source.reading, notes=list(source.notes))
+    if not source.adapter and MARK not in source.config:
+        say_in_both_spellings(plan)
     if source.adapter and request != Request(layout=request.layout, stored=request.stored):
         raise ValueError("of an adapter only the layout can be converted; change the model that it belongs to")
     if request.layout is not None:
@@ -286,6 +294,7 @@ def plan_for(source: Source, request: Request) -> Plan:
         plan_max_distance(plan, request.max_distance)
     if request.dtype is not None:
         plan_dtype(plan, source, request.dtype)
+    plan.notes += unsaid(plan.config)
     return plan
 
 
@@ -315,6 +324,21 @@ def plan_layout(plan: Plan, source: Source, to: str, stored: str | None) -> None
     say_in_config(plan, source)
 
 
+def say_in_both_spellings(plan: Plan) -> None:
+    """Say what is followed of rotary in the spelling of transformers 4 and of 5, whichever the config has."""
+    for part in filter(layouts.rotates, plan.reading.parts):
+        # Where no keys say it, the modules of the architecture do, whatever the config says.
+        with contextlib.suppress(CannotExpress):
+            candidate = with_positions(plan.config, part)
+            if unlike := unlike_planned(candidate, plan.reading):
+                plan.notes.append(
+                    f"The config says its rotary as it did, in one spelling: in both, transformers would serve "
+                    f"something else ({'; '.join(unlike)})."
+                )
+            else:
+                plan.config = candidate
+
+
 def rearranging(where: Turned, to: str) -> Change:
     return lambda tensor: layouts.rearranged(tensor, where, to)
 
@@ -329,8 +353,8 @@ def say_in_config(plan: Plan, source: Source) -> None:
         plan.notes.append(f"The adapter now goes with a model whose encoding is {named}.")
         return
     config = {key: value for key, value in plan.config.items() if key != MARK}
-    for candidate in ways_to_say(config, plan.reading):
-        if not differences(plan.reading, configs.read(candidate, "transformers")):
+    for candidate in ways_to_say(config, changed):
+        if not unlike_planned(candidate, plan.reading):
             plan.config = candidate
             return
     plan.config = config | {MARK: named}
@@ -342,27 +366,15 @@ def say_in_config(plan: Plan, source: Source) -> None:
     )
 
 
-def ways_to_say(config: dict[str, Any], reading: Reading) -> Iterator[dict[str, Any]]:
+def ways_to_say(config: dict[str, Any], part: Part) -> Iterator[dict[str, Any]]:
     """Configs that may say it; whoever takes one has read it back."""
-    yield config
-    rotaries = [layouts.rotary_of(part.encoding(0)) for part in reading.parts if part.layers]
-    share = next((rotary.partial for rotary in rotaries if hasattr(rotary, "partial")), None)
-    for place, wrap in (
-        (config, dict),
-        (config.get("rope_parameters") or {}, lambda inner: {"rope_parameters": inner}),
-    ):
-        for key, value in place.items():
-            if "interleave" in key and isinstance(value, bool):
-                yield config | wrap({**place, key: not value})
-            if key in ("partial_rotary_factor", "rotary_pct"):
-                yield config | wrap({**place, key: share})
-    if isinstance(config.get("no_rope_layers"), list):
-        layers = next((part.layers for part in reading.parts if len(part.layers) == len(config["no_rope_layers"])), ())
-        yield config | {"no_rope_layers": [int(layer.spec != "none") for layer in layers]}
-    try:
-        yield config_json.write(reading, onto=config)
-    except ValueError:
-        return
+    places = (config, dict), (config.get("rope_parameters") or {}, lambda inner: {"rope_parameters": inner})
+    for place, wrap in places:
+        for key in (None, *(key for key, value in place.items() if "interleave" in key and isinstance(value, bool))):
+            candidate = config if key is None else config | wrap({**place, key: not place[key]})
+            with contextlib.suppress(CannotExpress):
+                yield with_positions(candidate, part)
+            yield candidate
 
 
 def plan_rotary(plan: Plan, source: Source, wanted: str) -> None:
@@ -500,6 +512,7 @@ def learned_tables(source: Source) -> list[Table]:
 def resize(plan: Plan, found: Sequence[Table], cells: tuple[int, ...], how: str) -> None:
     """Tables of other cells, and the config that asks for them."""
     before, plan.config = plan.config, asking_for(plan.config, found, cells)
+    plan.reading = configs.read(plan.config, "transformers")
     for name in grown(before, plan.config):
         if not any(ends_alike(name, one) for one in (*plan.changes, *(table.name for table in found))):
             raise ValueError(f"{name} grows with it, and posenc does not know by which rule; nothing was written")
@@ -520,7 +533,7 @@ def plan_max_distance(plan: Plan, distance: int) -> None:
     if key not in plan.config and "relative_attention_num_buckets" not in plan.config:
         raise ValueError("max_distance is of T5's buckets, and this checkpoint has none")
     plan.config[key] = distance
-    configs.read(plan.config, "transformers")
+    plan.reading = configs.read(plan.config, "transformers")
     plan.notes.append("The table stays as it is: its buckets now stand for longer distances.")
 
 

@@ -20,6 +20,8 @@ from posenc.checkpoints.extension import methods, passkey, perplexity
 from posenc.checkpoints.extension.methods import Method, Plan
 from posenc.checkpoints.extension.perplexity import Meter, Tokens, Work
 from posenc.checkpoints.extension.runs import Kept, check_folder, claimed, hash_of
+from posenc.checkpoints.inspection.served import check_written
+from posenc.checkpoints.kinds.rotary_old_keys import unsaid
 from posenc.checkpoints.vocabulary.reading import CannotRead
 from posenc.foreign import code, files_of, read_json
 from posenc.lab import store
@@ -174,6 +176,10 @@ class Run:
     settings: Settings
     out: Path
     loaded: Any
+    config: Mapping[str, Any]
+    """The config.json that is extended."""
+    as_it_lies: bool
+    """Whether the weights are copied from the folder of the model."""
     plan: Plan
     text: Tokens
     start: int
@@ -204,7 +210,11 @@ class Run:
         if loaded.tokenizer is None:
             raise CannotRead(f"{loaded.path} has no tokenizer, and without one no text can be read")
         reading = huggingface.read(loaded.config)
-        plan = methods.plan(reading, loaded.config.to_dict(), settings.factor, settings.methods, longrope=factors)
+        # The weights of a folder go along as they lie, and so does what else its config says.
+        source = loaded.path / "config.json"
+        as_it_lies = source.is_file() and not settings.tune
+        config = read_json(source, within=loaded.path) if as_it_lies else loaded.said()
+        plan = methods.plan(reading, config, settings.factor, settings.methods, longrope=factors)
         too_long = [length for length in settings.lengths if length > plan.target]
         if too_long:
             raise ValueError(f"lengths go up to the target of {plan.target:,} tokens, got {too_long[0]:,}")
@@ -217,7 +227,8 @@ class Run:
         if settings.tune:
             tune.check_text(settings, text, start)
         lengths = lengths_of(plan, settings.lengths)
-        return cls(settings, out, loaded, plan, text, start, lengths, hash_of(loaded.path), Clock(say))
+        of = hash_of(loaded.path)
+        return cls(settings, out, loaded, config, as_it_lies, plan, text, start, lengths, of, Clock(say))
 
     def measured(self) -> dict[str, Any]:
         """The record of all methods."""
@@ -282,7 +293,7 @@ class Run:
             "words": methods.WORDS[method.name],
             "spec": method.spec,
             "by_length": method.by_length,
-            "config": None if method.config is None else dict(method.config),
+            "config": None if method.config is None else differing(self.config, method.config),
             "why_not": method.why_not,
             "lengths": [one.to_dict() for one in at],
             "bands": [list(band) for band in perplexity.bands(losses[longest], self.lengths)],
@@ -401,7 +412,7 @@ class Run:
         method = next(method for method in self.plan.methods if method.name == name)
         if name == "none":
             return {"path": None, "words": "Nothing was written: no method is better than the model as it is."}
-        if method.config is None:
+        if method.config is None or method.planned is None:
             other = [
                 m["name"]
                 for m in ranked(record["methods"], record["trained"], record["target"])
@@ -422,6 +433,7 @@ class Run:
         self.loaded = None
         expected = torch.tensor(kept)[: len(ids) - 1]
         try:
+            check_written(where, method.planned)
             difference = verify(where, ids, expected, self.settings.dtype)
         except Exception:
             shutil.rmtree(where)
@@ -430,6 +442,7 @@ class Run:
             f"transformers loads it, and its mean loss over the first {len(ids):,} tokens is that of the table to "
             f"{difference:.1g} nats."
         )
+        words = " ".join((words, *unsaid(method.config)))
         return {"path": str(where), "method": name, "tokens": len(ids), "difference": difference, "words": words}
 
     def write(self, method: Method) -> None:
@@ -437,16 +450,13 @@ class Run:
         from posenc.checkpoints.files.folder_writer import write_folder
         from posenc.checkpoints.files.tensors import open_tensors
 
-        assert method.config is not None
         where, source = self.out / CHECKPOINT, self.loaded.path
-        if source.is_dir() and (source / "config.json").is_file() and not self.settings.tune:
-            tensors = open_tensors(source)
-            config = merged(read_json(source / "config.json", within=source), method.config)
+        assert method.config is not None
+        if self.as_it_lies:
             others = [file for file in files_of(source) if is_beside(file)]
-            write_folder(where, config, tensors.items(), copy=others)
-            return
-        change_config(self.loaded.config, method.config)
-        self.loaded.save_huggingface(where)
+            write_folder(where, method.config, open_tensors(source).items(), copy=others)
+        else:
+            self.loaded.save_huggingface(where, method.config)
 
 
 def is_beside(file: Path) -> bool:
@@ -456,27 +466,11 @@ def is_beside(file: Path) -> bool:
     return file.suffix in kinds and not own
 
 
-def merged(config: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
-    """A config with keys changed, nested ones too; None takes a key away."""
-    out = dict(config)
-    for key, value in changed.items():
-        if value is None:
-            out.pop(key, None)
-        elif key != "rope_parameters" and isinstance(value, Mapping) and isinstance(out.get(key), Mapping):
-            out[key] = merged(out[key], value)
-        else:
-            out[key] = value
-    return out
-
-
-def change_config(config: Any, changed: Mapping[str, Any]) -> None:
-    """The same for a config of transformers."""
-    for key, value in changed.items():
-        inner = getattr(config, key, None)
-        if key != "rope_parameters" and isinstance(value, Mapping) and hasattr(inner, "to_dict"):
-            change_config(inner, value)
-        elif value is not None:
-            setattr(config, key, dict(value) if isinstance(value, Mapping) else value)
+def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a config that say something else than before, nested ones too."""
+    new = {key: value for key, value in after.items() if key not in before or before[key] != value}
+    within = {key for key in new if key.endswith("_config") and isinstance(before.get(key), Mapping)}
+    return {key: differing(before[key], value) if key in within else value for key, value in new.items()}
 
 
 @contextmanager
