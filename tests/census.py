@@ -46,7 +46,7 @@ MOST_NUMBERS = 120_000_000
 MOST_MEMORY = 5 << 30
 """The memory of the process (bytes): some models are built at full size before anything can be said of them."""
 
-SECONDS = 60
+SECONDS = 40
 """How much time of the processor one architecture may take."""
 
 TABLE = Path(__file__).with_name("census.tsv")
@@ -201,7 +201,7 @@ BY_HAND: dict[str, dict[str, Any]] = {
     "autoformer|informer|time_series_transformer": {"prediction_length": 8},
 }
 """What default configurations lack, by the names of architectures (regular expressions)."""
-MOST_TRIED, MOST_RUN = 40, 8
+MOST_TRIED, MOST_RUN = 24, 3
 """After so many models that could not be built, or so many that could not be run, there is none."""
 FEW = 2
 """Layers of a tiny model, where all kinds of layers fit into so many."""

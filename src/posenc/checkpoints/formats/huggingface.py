@@ -42,6 +42,14 @@ OLD_NAMES = {
 PLAIN = {
     *("output_attentions", "max_window_layers", "use_sliding_window", "position_ids", "chunk_size_feed_forward"),
     *("attention_chunk_size", "sliding_window_pattern", "_sliding_window_pattern", "learned_pos_emb"),
+    *(
+        "image_seq_length",
+        "num_hash_buckets",
+        "segment_means_seq_len",
+        "cross_attention_frequency",
+        "dropout_positions",
+    ),
+    *("frequency_embedding_size", "min_positive_scores_rate", "positive_label_weight", "mamba_chunk_size"),
 }
 """Keys that speak of position, or seem to, whose effect is told by others: they are entered as understood."""
 
@@ -127,7 +135,7 @@ def filled(given: Mapping[str, Any]) -> Any:
 
 
 def infinite(value: Any) -> Any:
-    """A value of a config.json, with the numbers that JSON has no way to write, which transformers marks, as numbers."""
+    """A value of a config.json, in which transformers marks the numbers that JSON has no way to write."""
     if isinstance(value, dict) and set(value) == {"__float__"}:
         return float(value["__float__"])
     if isinstance(value, dict):
