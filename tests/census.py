@@ -201,7 +201,7 @@ BY_HAND: dict[str, dict[str, Any]] = {
     "autoformer|informer|time_series_transformer": {"prediction_length": 8},
 }
 """What default configurations lack, by the names of architectures (regular expressions)."""
-MOST_TRIED, MOST_RUN = 24, 3
+MOST_TRIED, MOST_RUN = 24, 6
 """After so many models that could not be built, or so many that could not be run, there is none."""
 FEW = 2
 """Layers of a tiny model, where all kinds of layers fit into so many."""
@@ -331,7 +331,7 @@ def candidates(name: str) -> Iterator[Any]:
     config_class = CONFIG_MAPPING[name]
     usual = config_class()
     values = joined(usual.to_dict(), next((said for names, said in BY_HAND.items() if re.fullmatch(names, name)), {}))
-    sizes = [(4, 32), (2, 16), (4, 8), (2, 128), (99, 32), (99, 8), (99, 999)]
+    sizes = [(4, 32), (2, 128), (2, 16), (4, 8), (99, 32), (99, 8), (99, 999)]
     for layers in (FEW, 4, 6, None):
         for heads, head_dim in sizes:
             for more in ({}, {"whole": True}, {"image": False}):
