@@ -152,3 +152,12 @@ def test_a_live_model_is_not_touched_by_being_read() -> None:
     assert reading.parts[0].embed == "learned" and pieces[0].path == "embeddings.position_embeddings"
     assert not seen and model.training and model.dtype == torch.bfloat16
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_rotary_module_that_joins_the_positions_of_several_axes_is_left() -> None:
+    small = {"vocab_size": 97, "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "pad_token_id": 1}
+    kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
+    model = made("NeoMME", **small, **heads, **kinds)
+    with pytest.raises(ValueError, match=r"rotary_emb takes a position on each of several axes, and rotary.* reads one"):
+        attach(model)
