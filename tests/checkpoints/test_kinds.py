@@ -159,5 +159,7 @@ def test_a_rotary_module_that_joins_the_positions_of_several_axes_is_left() -> N
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "pad_token_id": 1}
     kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
     model = made("NeoMME", **small, **heads, **kinds)
-    with pytest.raises(ValueError, match=r"rotary_emb takes a position on each of several axes, and rotary.* reads one"):
+    with pytest.raises(
+        ValueError, match=r"rotary_emb takes a position on each of several axes, and rotary.* reads one"
+    ):
         attach(model)
