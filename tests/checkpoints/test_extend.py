@@ -22,7 +22,7 @@ from posenc.checkpoints.extension import extend as module
 from posenc.checkpoints.extension import extension_report, perplexity
 from posenc.checkpoints.extension.extend import Settings, extend
 from posenc.checkpoints.extension.runs import Kept, hash_of
-from posenc.checkpoints.files import tensors
+from posenc.checkpoints.files import folder_writer
 from posenc.checkpoints.formats.load import load
 from posenc.checkpoints.vocabulary.reading import CannotRead
 
@@ -228,13 +228,13 @@ def test_a_method_without_a_config_is_measured_and_not_written(model: Path, text
 def test_a_checkpoint_that_does_not_do_what_was_measured_is_taken_away(
     model: Path, text: str, tmp_path: Path, monkeypatch
 ) -> None:
-    write = tensors.write_folder
+    write = folder_writer.write_folder
 
     def with_other_weights(where: Path, config: dict[str, Any], named: Any, **given: Any) -> Path:
         return write(where, config, ((name, tensor * 1.5) for name, tensor in named), **given)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tensors, "write_folder", with_other_weights)
+        patch.setattr(folder_writer, "write_folder", with_other_weights)
         with pytest.raises(RuntimeError, match=r"written checkpoint has a mean loss of .* may differ by 0.001 nats"):
             extend(settings(model, text, "linear"), tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoint").exists()
@@ -242,7 +242,7 @@ def test_a_checkpoint_that_does_not_do_what_was_measured_is_taken_away(
     def with_other_rotary(where: Path, config: dict[str, Any], named: Any, **given: Any) -> Path:
         return write(where, config | {"rope_scaling": {"rope_type": "linear", "factor": 2.01}}, named, **given)
 
-    monkeypatch.setattr(tensors, "write_folder", with_other_rotary)
+    monkeypatch.setattr(folder_writer, "write_folder", with_other_rotary)
     with pytest.raises(
         RuntimeError, match=r"says something else than planned: .*pair 0: 0.5 radians .* and 0.497512 s"
     ):

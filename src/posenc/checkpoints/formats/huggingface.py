@@ -216,7 +216,7 @@ def parts_of(node: Node) -> Iterator[Part]:
     keys = node.keys
     roles = [""]
     if (keys.has("decoder_layers") or keys.has("num_decoder_layers")) and not keys.has("text_config"):
-        has_encoder = any(keys.has(key) for key in ("encoder_layers", "num_layers", "num_hidden_layers"))
+        has_encoder = any(keys.has(key) for key in ("encoder_layers", "num_encoder_layers", *LAYERS))
         roles = ["encoder", "decoder"] if has_encoder else ["decoder"]
     for role in roles:
         part = part_of(node, role)

@@ -91,10 +91,6 @@ class LearnedTable(Kind):
                 f"{self.path} and {encoding} differ: the row of position {place} is off by {float(off[place]):.3g}"
             )
 
-    def resized(self, positions: int) -> tuple[int, int]:
-        """The size of the whole table with so many positions; the rows before them stay."""
-        return self.row + positions, self.size[-1]
-
 
 def feeds_turns(stack: Stack, item: Found) -> bool:
     """Whether a table holds the sines of rotary code, as those of GPT-J and RoFormer, and nothing is added."""
