@@ -223,7 +223,7 @@ def say_in_both_spellings(plan: Plan) -> None:
         # Where no keys say it, the modules of the architecture do, whatever the config says.
         with contextlib.suppress(CannotExpress):
             candidate = with_positions(plan.config, part)
-            if unlike := unlike_planned(candidate, plan.reading):
+            if candidate != plan.config and (unlike := unlike_planned(candidate, plan.reading)):
                 plan.notes.append(
                     f"The config says its rotary as it did, in one spelling: in both, transformers would serve "
                     f"something else ({'; '.join(unlike)})."
