@@ -25,7 +25,7 @@ from posenc.checkpoints.kinds.learned_table import LearnedTable, feeds_turns
 from posenc.checkpoints.kinds.rotary_keys import rope_parameters as rope_parameters
 from posenc.checkpoints.kinds.rotary_measured import rotary_layers
 from posenc.checkpoints.models.found import Found
-from posenc.checkpoints.models.nodes import Node, every_layer, look_into, nodes_of, of_role
+from posenc.checkpoints.models.nodes import Node, every_layer, look_into, nodes_of, of_role, stages_of
 from posenc.checkpoints.models.skeleton import hollow
 from posenc.checkpoints.vocabulary.bounds import HEAD_DIMS, HEADS, KV_HEADS, LAYERS, LENGTHS, WIDTHS, within_bounds
 from posenc.checkpoints.vocabulary.ledger import SPEAKS_OF_POSITION, Ledger
@@ -43,6 +43,7 @@ OLD_NAMES = {
 PLAIN = {
     *("output_attentions", "max_window_layers", "use_sliding_window", "position_ids", "chunk_size_feed_forward"),
     *("attention_chunk_size", "sliding_window_pattern", "_sliding_window_pattern", "learned_pos_emb"),
+    *("dropout_positions", "position_biased_input"),
 }
 """Keys that speak of position, or seem to, whose effect is told by others: they are entered as understood."""
 
@@ -215,7 +216,7 @@ def flat(given: Mapping[str, Any], path: str = "") -> Iterator[str]:
 def parts_of(node: Node) -> Iterator[Part]:
     """The stacks of layers of one configuration: none where it has no heads, two for an encoder and a decoder."""
     keys = node.keys
-    roles = [""]
+    roles = stages_of(node) or [""]
     if (keys.has("decoder_layers") or keys.has("num_decoder_layers")) and not keys.has("text_config"):
         has_encoder = any(keys.has(key) for key in ("encoder_layers", "num_layers", "num_hidden_layers"))
         roles = ["encoder", "decoder"] if has_encoder else ["decoder"]
@@ -229,7 +230,13 @@ def sizes_of(node: Node, role: str) -> tuple[int, int, int, int, int] | None:
     """Width, heads, key and value heads, channels of a head, and layers of a stack; None where it is no such stack."""
     heads = node.first((f"{role}_attention_heads", f"num_{role}_attention_heads", *HEADS))
     layers = node.first((f"{role}_layers", f"num_{role}_layers", *LAYERS))
-    width = node.first(WIDTHS)
+    width: Any = node.first(WIDTHS)
+    if role in (stages := stages_of(node)):
+        # Heads are of one size, and there are more of them from stage to stage.
+        stage, first = stages.index(role), heads[0]
+        heads, layers = heads[stage], node.first(("depths", "depth", *LAYERS))[stage]
+        width = node.first(("embed_dim", *WIDTHS))
+        width = width * heads // first if isinstance(width, int) and first else 0
     if not all(isinstance(n, int) and n > 0 for n in (heads, layers, width)):
         return None
     turned = next((turn.matrices.shape[-1] for turn in node.seen.turns if of_role(turn.path, role)), None)

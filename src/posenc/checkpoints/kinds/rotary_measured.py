@@ -12,6 +12,7 @@ from torch import Tensor
 
 from posenc.catalogue import build
 from posenc.checkpoints.kinds.kind import Stack
+from posenc.checkpoints.kinds.relative_sines import makes_sines
 from posenc.checkpoints.kinds.rotary_keys import Options, by_keys, rope_keys, rope_options
 from posenc.checkpoints.models.found import Found
 from posenc.checkpoints.models.nodes import Node, every_layer, of_role
@@ -20,6 +21,7 @@ from posenc.checkpoints.vocabulary.ledger import in_words
 from posenc.checkpoints.vocabulary.reading import CannotRead
 from posenc.checkpoints.vocabulary.specs import rotary_spec, spec_of
 from posenc.encoding import Shape
+from posenc.encodings.image_rotary import ImageRotary, normalised_grid
 from posenc.positions import Positions
 
 NEAR = 2e-5
@@ -31,7 +33,8 @@ def rotary_layers(stack: Stack) -> list[tuple[str, int]] | None:
     node, role, shape, turned = stack.node, stack.role, stack.shape, stack.turned
     count, besides = stack.layers, stack.besides
     turns = by_layer([turn for turn in node.seen.turns if of_role(turn.path, role)])
-    frequencies = list(stack.pieces("frequencies"))
+    # Sines of distances are projected, and turn nothing.
+    frequencies = [item for item in stack.pieces("frequencies") if not makes_sines(stack, item.path)]
     idle = [item for item in frequencies if never_applied(node, item.path)]
     for item in idle:
         frequencies.remove(item)
@@ -239,10 +242,11 @@ def axial_layers(
     if not (node.keys.has("image_size") or node.keys.has("patch_size")) or not first.moved.any():
         return None
     for base in [option.base for option in options] or [10_000.0]:
-        found = axial_spec(first, base)
+        found = axial_spec(first, base) or image_spec(first, base)
         if found is None:
             continue
-        if any(turn.matrices is not first.matrices and axial_spec(turn, base) != found for turn in turns.values()):
+        others = (turn for turn in turns.values() if turn.matrices is not first.matrices)
+        if any((axial_spec(turn, base) or image_spec(turn, base)) != found for turn in others):
             return None
         spec, column_first = found
         if column_first:
@@ -290,13 +294,32 @@ def axial_spec(turn: Turn, base: float) -> tuple[str, bool] | None:
     return None
 
 
+def image_spec(turn: Turn, base: float) -> tuple[str, bool] | None:
+    """The image rotary that turns unit vectors as a layer did: a square of patches behind tokens without a place."""
+    channels, tokens = turn.matrices.shape[-1], turn.matrices.shape[0]
+    unit = torch.eye(channels, dtype=torch.float64)[:, None, None]
+    for side in range(2, math.isqrt(tokens) + 1):
+        at, first = normalised_grid(side, side), tokens - side * side
+        if (turn.matrices[:first] - torch.eye(channels)).abs().max() > NEAR if first else False:
+            continue
+        for layout in ("half", "interleaved"):
+            options = {"base": None if base == 100 else base, "layout": None if layout == "half" else layout}
+            spec = spec_of("image_rotary", **options)
+            with contextlib.suppress(ValueError):
+                encoding = build(spec, Shape(channels, 1, channels, 1, False))
+                images = encoding.query(unit.expand(-1, 1, side * side, -1), at)[:, 0].movedim(0, 1)
+                if (images - turn.matrices[first:]).abs().max() < NEAR:
+                    return spec, False
+    return None
+
+
 def claim_frequencies(node: Node, items: list[Found], layers: list[tuple[str, int]], shape: Shape) -> None:
     """Hold the frequencies and temperatures of the modules to those of the layers; what differs stays unclaimed."""
     for spec, head_dim in dict.fromkeys(layers):
         if spec == "none":
             continue
         encoding: Any = build(spec, replace(shape, head_dim=head_dim))
-        spectra = [encoding.spectrum()] if not hasattr(encoding, "split") else axial_spectra(encoding)
+        spectra = axial_spectra(encoding) if encoding.axes > 1 else [encoding.spectrum()]
         for item in items:
             for frequencies, temperature in spectra:
                 assert item.values is not None
@@ -309,6 +332,9 @@ def claim_frequencies(node: Node, items: list[Found], layers: list[tuple[str, in
 
 def axial_spectra(encoding: Any) -> list[tuple[Tensor, float]]:
     """The frequencies of one axis, and those of all: modules hold the one or the other."""
+    if isinstance(encoding, ImageRotary):
+        # Modules hold the frequencies without the 2 pi.
+        return [(encoding.periods.reciprocal(), 1.0)]
     spectra = [encoding.spectrum(axis) for axis in range(encoding.axes)]
     return [(spectra[0], 1.0), (torch.cat(spectra), 1.0)]
 

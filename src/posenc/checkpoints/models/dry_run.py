@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_any, tree_map
 
-from posenc.checkpoints.models.found import found
+from posenc.checkpoints.models.found import carries_position, found
 from posenc.checkpoints.models.skeleton import LARGE, as_meta, is_shape
 from posenc.checkpoints.models.turns import Turn, coded, functions, rotary_functions, turning, watched
+from posenc.checkpoints.vocabulary.bounds import HEADS
 from posenc.foreign.text import told
 
 MAKES_SLOPES = re.compile(r"alibi")
@@ -53,6 +54,8 @@ class Measured:
     ids      path of a module that was given consecutive ids, one for each token -> the first of them
     slopes   the biases that code of ALiBi made, as it returned them
     buckets  the buckets into which methods of modules put distances
+    made     path of a module that speaks of position -> the tensors that it gave out first
+    attend   the paths of the modules that took a softmax
     entered  the paths of the modules that ran
     turners  how many functions of rotary code the model has, whether they were called or not
     failure  why the run ended early, or ""
@@ -63,6 +66,8 @@ class Measured:
     ids: dict[str, int] = field(default_factory=dict)
     slopes: list[Tensor] = field(default_factory=list)
     buckets: list["Bucketed"] = field(default_factory=list)
+    made: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
+    attend: set[str] = field(default_factory=set)
     entered: set[str] = field(default_factory=set)
     turners: int = 0
     failure: str = ""
@@ -74,6 +79,8 @@ MUCH_OF_LITTLE = {
 }
 """Functions of torch whose result may be far larger than what they are given: products, and sums over other axes."""
 
+SOFTMAX = {nn.functional.softmax, torch.softmax, Tensor.softmax, nn.functional.scaled_dot_product_attention}
+
 
 class Dry(TorchFunctionMode):
     """Whatever meets a shape becomes zeros of the shape that comes out, and so do projections; the rest is computed.
@@ -81,9 +88,9 @@ class Dry(TorchFunctionMode):
     What would come out large of little becomes a shape: attention among the patches of one image may take gigabytes.
     """
 
-    def __init__(self, looked_up: Callable[[Tensor, Tensor], None]) -> None:
+    def __init__(self, looked_up: Callable[[Tensor, Tensor], None], attends: Callable[[], None]) -> None:
         super().__init__()
-        self.looked_up = looked_up
+        self.looked_up, self.attends = looked_up, attends
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -91,6 +98,8 @@ class Dry(TorchFunctionMode):
             self.looked_up(args[0], args[1])
         if func is Tensor.index_select and args[1] == 0:
             self.looked_up(args[2], args[0])
+        if func in SOFTMAX:
+            self.attends()
         if func is nn.functional.linear:
             return torch.zeros(*args[0].shape[:-1], args[1].shape[0], dtype=args[0].dtype)
         if not tree_any(is_shape, (args, kwargs)):
@@ -147,10 +156,21 @@ def measure(model: nn.Module, inputs: Mapping[str, Tensor] | None = None) -> Mea
 
         return entered
 
+    def leave(path: str, module: nn.Module) -> Callable[..., None]:
+        speaks = carries_position(type(module).__name__)
+
+        def left(module: nn.Module, args: tuple, out: Any) -> None:
+            stack.pop()
+            given = [x for x in (out if isinstance(out, tuple) else (out,)) if isinstance(x, Tensor)]
+            if speaks and not any(is_shape(x) for x in given):
+                seen.made.setdefault(path, tuple(given))
+
+        return left
+
     with ExitStack() as undo:
         for path, module in model.named_modules():
             undo.callback(module.register_forward_pre_hook(enter(path)).remove)
-            undo.callback(module.register_forward_hook(lambda *_: stack.pop() and None).remove)
+            undo.callback(module.register_forward_hook(leave(path, module)).remove)
         for path, module in model.named_modules():
             chooses = any(name in ("experts", "router", "gate") for name, _ in module.named_children())
             if IDLE.search(f"{path} {type(module).__name__}") and not chooses and "forward" not in vars(module):
@@ -164,7 +184,7 @@ def measure(model: nn.Module, inputs: Mapping[str, Tensor] | None = None) -> Mea
         try:
             given = usual_inputs(model) if inputs is None else inputs
             tokens = given["input_ids"].shape[1] if "input_ids" in given else 0
-            with Dry(looked_up):
+            with Dry(looked_up, lambda: seen.attend.add(stack[-1])):
                 model(**given)
         except Exception as error:
             seen.failure = told(error)
@@ -196,7 +216,10 @@ def usual_inputs(model: nn.Module) -> dict[str, Any]:
         # Rotary towers take any image, and a small one tells as much.
         patch = getattr(config, "patch_size", None)
         small = isinstance(patch, int) and any(item.kind == "frequencies" for item in found(model))
-        size = 4 * patch if small and patch else getattr(config, "image_size", 224) or 224
+        # As many patches as there are no heads, or one could be taken for the other.
+        heads = {getattr(config, key, None) for key in HEADS}
+        side = next(n for n in (4, 6, 8) if n * n not in heads)
+        size = side * patch if small and patch else getattr(config, "image_size", 224) or 224
         height, width = size if isinstance(size, (list, tuple)) else (size, size)
         inputs[name] = torch.zeros(1, getattr(config, "num_channels", 3), height, width)
     elif name == "input_features" and isinstance(getattr(config, "num_mel_bins", None), int):

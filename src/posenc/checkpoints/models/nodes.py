@@ -13,7 +13,7 @@ from posenc.checkpoints.models.dry_run import Measured, measure, usual_inputs
 from posenc.checkpoints.models.found import Found, found, with_configs
 from posenc.checkpoints.models.skeleton import skeleton
 from posenc.checkpoints.models.turns import Turn
-from posenc.checkpoints.vocabulary.bounds import HEADS, WIDTHS
+from posenc.checkpoints.vocabulary.bounds import HEADS, LAYERS, WIDTHS
 from posenc.checkpoints.vocabulary.ledger import Ledger
 from posenc.checkpoints.vocabulary.reading import CannotRead
 
@@ -129,6 +129,8 @@ def survey(model: nn.Module, nodes: list[Node], prefix: str = "") -> None:
         node.seen.failure, node.seen.slopes = seen.failure, seen.slopes
         node.seen.turners = seen.turners
         node.seen.entered = {whole(path) for path in seen.entered}
+        node.seen.attend = {whole(path) for path in seen.attend if owners[path] is node}
+        node.seen.made = {whole(path): out for path, out in seen.made.items() if owners[path] is node}
         node.seen.buckets = [replace(one, path=whole(one.path)) for one in seen.buckets if owners[one.path] is node]
     pieces = [replace(item, path=whole(item.path)) for item in found(model, seen.rows)]
     for node in nodes:
@@ -160,8 +162,24 @@ def node_at(path: str, nodes: list[Node]) -> Node:
 
 
 def of_role(path: str, role: str) -> bool:
-    """Whether a module belongs to the encoder or to the decoder, where there are both."""
-    return not role or role in path.split(".")
+    """Whether a module belongs to the encoder or to the decoder, where there are both, or to a stage: "layers.0"."""
+    return not role or f".{role}." in f".{path}."
+
+
+def stages_of(node: Node) -> list[str]:
+    """The stages of a tower that has heads and layers for each of them, as paths of its modules begin or go on."""
+    heads, depths = node.first(HEADS), node.first(("depths", "depth", *LAYERS))
+    if not isinstance(heads, list) or not isinstance(depths, list) or len(heads) != len(depths):
+        return []
+    numbered = (re.fullmatch(r"(.*?)(\w+)\.(\d+)", path) for path in node.modules)
+    counted: dict[str, int] = {}
+    for match in numbered:
+        if match:
+            counted.setdefault(match.group(1) + match.group(2), 0)
+            counted[match.group(1) + match.group(2)] += 1
+    fitting = [path for path, count in counted.items() if count == len(heads)]
+    stem = min(fitting, key=len, default="").rpartition(".")[2]
+    return [f"{stem}.{i}" for i in range(len(heads))] if stem else []
 
 
 def every_layer(path: str) -> str:
