@@ -247,3 +247,22 @@ def test_another_period_is_measured_and_refused() -> None:
     assert specs_of(model) == {"image_rotary(base=50)"}
     with pytest.raises(ValueError, match="and image_rotary differ: at position"):
         filled_with(model, "image_rotary")
+
+
+@pytest.mark.parametrize("axes", [2, 3])
+def test_axes_are_read_off_rows_that_go_round_a_pair(axes: int) -> None:
+    """The fastest pair has turned more than once at the end of a long row."""
+    if axes == 2:
+        sizes = {"image_size": 96, "patch_size": 4, "window_size": 8, "global_attn_indexes": [1]}
+        model = made("Sam3ViT", **DINO | sizes, pretrain_image_size=32)
+    else:
+        model = made("MiniMaxM3VLVision", **DINO | {"image_size": 32, "num_attention_heads": 1})
+    axes_said = "" if axes == 2 else "axes=3, "
+    layout = ", layout='interleaved'" if axes == 2 else ""
+    assert specs_of(model) == {f"axial_rotary({axes_said}base=10000{layout})"}
+    if axes == 2:
+        assert "patches stand 0.333 apart, not 1, in some layers" in huggingface.read(model.config).parts[0].besides
+        given = {"pixel_values": torch.randn(1, 3, 96, 96)}
+        bare = states(model, **given)
+        assert set(attach(model).replaced) == {"layers.0.rotary_emb", "layers.1.rotary_emb"}
+        torch.testing.assert_close(states(model, **given), bare, rtol=1e-4, atol=1e-4)

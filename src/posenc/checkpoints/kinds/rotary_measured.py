@@ -1,6 +1,7 @@
 """Rotary as the modules of transformers do it: which spec turns unit vectors as each layer did."""
 
 import contextlib
+import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -242,59 +243,74 @@ def axial_layers(
     if not (node.keys.has("image_size") or node.keys.has("patch_size")) or not first.moved.any():
         return None
     for base in [option.base for option in options] or [10_000.0]:
-        found = axial_spec(first, base) or image_spec(first, base)
-        if found is None:
+        of = {id(turn.matrices): image_spec(turn, base) or axial_spec(turn, base) for turn in turns.values()}
+        found = [one for one in of.values() if one is not None]
+        if not found:
             continue
-        others = (turn for turn in turns.values() if turn.matrices is not first.matrices)
-        if any((axial_spec(turn, base) or image_spec(turn, base)) != found for turn in others):
+        spec, column_first, _ = found[0]
+        if len(found) < len(of) or any(one[:2] != (spec, column_first) for one in found):
             return None
-        spec, column_first = found
         if column_first:
             besides.append("the column of a patch is the first coordinate, and the row the second")
+        steps = {f"{step:.3g}" for _, _, step in found} - {"0", "1"}
+        if steps:
+            besides.append(f"patches stand {' or '.join(sorted(steps))} apart, not 1, in some layers")
         wide = first.matrices.shape[-1]
+        if node.seen.failure and max(turns) < count - 1:
+            last = f"layers from {max(turns) + 1} on were not measured ({node.seen.failure})"
+            node.leave(f"{last}; they are taken to turn as those before")
+            return [(spec, wide)] * count
         return [(spec, wide) if i in turns and turns[i].moved.any() else ("none", wide) for i in range(count)]
     return None
 
 
-def axial_spec(turn: Turn, base: float) -> tuple[str, bool] | None:
-    """The axial rotary that turns unit vectors as a layer did, and whether columns come before rows; None where none.
+def axial_spec(turn: Turn, base: float) -> tuple[str, bool, float] | None:
+    """The axial rotary that turns unit vectors as a layer did; None where none does.
 
-    Where a token stands is read off the fastest pair of each axis, and all other pairs have to agree.
+    With it go whether columns come before rows, and how far the second patch is from the first. Where a token stands is
+    read off one pair of each axis, and all other pairs have to agree.
     """
-    channels, tokens = turn.matrices.shape[-1], min(turn.matrices.shape[0], 6)
-    relative = turn.relative[:tokens]
-    for layout in ("half", "interleaved", "half_by_axis"):
-        for frequencies in ("language", "dealt"):
-            spec = spec_of(
-                "axial_rotary",
-                base=None if base == 100 else base,
-                layout=None if layout == "half" else layout,
-                frequencies=None if frequencies == "language" else frequencies,
-            )
-            try:
-                encoding: Any = build(spec, Shape(channels, 1, channels, 1, False))
-            except ValueError:
-                continue
-            unit = torch.eye(channels, dtype=torch.float64)[:, None, None]
-            coords = []
-            for axis in range(2):
-                step = torch.zeros(1, 1, 2)
-                step[..., axis] = 1
-                image = encoding.query(unit, Positions.of(step))[:, 0, 0]
-                fastest = int(image.diagonal().argmin())
-                other = int((image[fastest].abs() - torch.eye(channels)[fastest]).argmax())
-                speed = math.atan2(image[fastest, other], image[fastest, fastest])
-                angle = torch.atan2(relative[:, fastest, other], relative[:, fastest, fastest])
-                coords.append((angle / speed).round())
-            at = Positions.of(torch.stack(coords, -1)[None])
-            images = encoding.query(unit.expand(-1, 1, tokens, -1), at)[:, 0].movedim(0, 1)
-            places = torch.stack(coords, -1).tolist()
-            if (images - relative).abs().max() < NEAR and len({tuple(place) for place in places}) > 1:
-                return spec, places[1] == [1.0, 0.0]
+    channels, count = turn.matrices.shape[-1], turn.matrices.shape[0]
+    # Tokens of a row, and far ones.
+    tokens = sorted({*range(min(count, 6)), count // 2, count - 1})
+    relative = turn.relative[tokens]
+    unit = torch.eye(channels, dtype=torch.float64)[:, None, None]
+    for axes, layout, frequencies in itertools.product(
+        (2, 3), ("half", "interleaved", "half_by_axis"), ("language", "dealt")
+    ):
+        spec = spec_of(
+            "axial_rotary",
+            axes=None if axes == 2 else axes,
+            base=None if base == 100 else base,
+            layout=None if layout == "half" else layout,
+            frequencies=None if frequencies == "language" else frequencies,
+        )
+        try:
+            encoding: Any = build(spec, Shape(channels, 1, channels, 1, False))
+        except ValueError:
+            continue
+        coords = []
+        for step in torch.eye(axes):
+            image = encoding.query(unit, Positions.of(step[None, None]))[:, 0, 0]
+            beside = (image - image.diagonal().diag()).abs()
+            moved = [int(i) for i in beside.amax(1).argsort() if beside[i].any()]
+            place = torch.zeros(len(tokens), dtype=torch.float64)
+            for row in (moved[0], int(image.diagonal().argmin())):
+                other = int(beside[row].argmax())
+                speed = math.atan2(image[row, other], image[row, row])
+                angle = torch.atan2(relative[:, row, other], relative[:, row, row])
+                # The slowest pair says how often the fastest has gone round, which says more exactly where.
+                place = (angle + 2 * math.pi * ((place * speed - angle) / (2 * math.pi)).round()) / speed
+            coords.append(place)
+        at = Positions.of(torch.stack(coords, -1)[None])
+        images = encoding.query(unit.expand(-1, 1, len(tokens), -1), at)[:, 0].movedim(0, 1)
+        if (images - relative).abs().max() < NEAR and at.coords.any():
+            step = at.coords[0, 1].abs()
+            return spec, axes == 2 and bool(step[0] > 100 * step[1]), float(step.max())
     return None
 
 
-def image_spec(turn: Turn, base: float) -> tuple[str, bool] | None:
+def image_spec(turn: Turn, base: float) -> tuple[str, bool, float] | None:
     """The image rotary that turns unit vectors as a layer did: a square of patches behind tokens without a place."""
     channels, tokens = turn.matrices.shape[-1], turn.matrices.shape[0]
     unit = torch.eye(channels, dtype=torch.float64)[:, None, None]
@@ -309,7 +325,7 @@ def image_spec(turn: Turn, base: float) -> tuple[str, bool] | None:
                 encoding = build(spec, Shape(channels, 1, channels, 1, False))
                 images = encoding.query(unit.expand(-1, 1, side * side, -1), at)[:, 0].movedim(0, 1)
                 if (images - turn.matrices[first:]).abs().max() < NEAR:
-                    return spec, False
+                    return spec, False, 1.0
     return None
 
 
