@@ -125,12 +125,15 @@ def checked(reading: Reading, tensors: Tensors) -> Reading:
 def tables(reading: Reading, tensors: Tensors) -> Iterator[str]:
     """Learned tables whose sizes the config does not give."""
     learned = [part for part in reading.parts if part.embed.startswith("learned")]
+    told = {name: shape for part in reading.parts for name, shape in part.tables.items()}
     biased = [(part, one) for part in reading.parts for one in distinct(part) if hasattr(one, "buckets")]
     for name in tensors:
         shape = tensors.shape(name)
         if POSITION_TABLE.search(name) and len(shape) in (2, 3):
-            sizes = [expected for part in learned for expected in sizes_of(part)]
-            if not learned and reading.parts and accounted_for(reading):
+            # Of a headless model's names or of another's: one has more in front.
+            own = [size for path, size in told.items() if f".{path}".endswith(f".{name}") or name.endswith(f".{path}")]
+            sizes = [size[-2:] for size in own] or [expected for part in learned for expected in sizes_of(part)]
+            if not learned and not own and reading.parts and accounted_for(reading):
                 yield f"{name} is a table of positions {list(shape)}, and the config speaks of none"
             elif sizes and tuple(shape[-2:]) not in sizes:
                 wanted = " or ".join(str(list(size)) for size in sizes)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from posenc.checkpoints.models.found import Found
 from posenc.checkpoints.models.nodes import Node, of_role
@@ -85,9 +85,14 @@ class Shadowed:
 
     owner: nn.Module
     name: str
+    buffer: Tensor | None = None
 
     def undo(self) -> None:
         del self.owner.__dict__[self.name]
+        # Some models put a buffer into its own place in their forward; what they read was ours.
+        current = self.owner._buffers.get(self.name)
+        if self.buffer is not None and current is not None and current is not self.buffer:
+            self.owner._buffers[self.name] = self.buffer.to(current)
 
 
 @dataclass(frozen=True)
@@ -115,7 +120,7 @@ def swap(model: nn.Module, path: str, new: nn.Module) -> Swapped:
 def shadow(owner: nn.Module, name: str, new: Any) -> Shadowed:
     """Hide what a module has under a name."""
     owner.__dict__[name] = new
-    return Shadowed(owner, name)
+    return Shadowed(owner, name, owner._buffers.get(name))
 
 
 def hook(module: nn.Module, new: Any) -> Hooked:

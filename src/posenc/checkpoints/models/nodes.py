@@ -139,6 +139,8 @@ def survey(model: nn.Module, nodes: list[Node], prefix: str = "") -> None:
         owners.get(path, nodes[0]).seen.ids[whole(path)] = start
     for path, row in seen.rows.items():
         owners.get(path.rpartition(".")[0], nodes[0]).seen.rows[whole(path)] = row
+    for path, row in seen.added.items():
+        owners.get(path.rpartition(".")[0], nodes[0]).seen.added[whole(path)] = row
     if any("mrope" in name for item in pieces for name in vars(item.owner)):
         inputs = usual_inputs(model)
         ids = F.pad(APART, (0, inputs["input_ids"].shape[1] - 4)) if "input_ids" in inputs else APART
