@@ -19,10 +19,8 @@ import torch
 from posenc.checkpoints.files.named_code import harmless
 from posenc.checkpoints.formats.load import quietly
 from posenc.checkpoints.kinds.all_kinds import KINDS
-from posenc.checkpoints.kinds.grid_table import GridTable
 from posenc.checkpoints.kinds.kind import Kind, Stack
-from posenc.checkpoints.kinds.learned_table import LearnedTable, feeds_turns
-from posenc.checkpoints.kinds.rotary_buffer import RotaryBuffer
+from posenc.checkpoints.kinds.learned_table import feeds_turns
 from posenc.checkpoints.kinds.rotary_keys import rope_parameters as rope_parameters
 from posenc.checkpoints.kinds.rotary_measured import rotary_layers
 from posenc.checkpoints.models.nodes import Node, every_layer, look_into, nodes_of, of_role
@@ -149,11 +147,11 @@ def of_object(
             f"which channels pair; half is assumed"
         )
     with possible(f"the positions of {values.get('model_type') or 'this configuration'}"):
-        parts = tuple(part for node in nodes for part in parts_of(node))
+        found = [(node, role, part) for node in nodes for role, part in parts_of(node)]
     for node in nodes:
         plain_keys(node)
-        left = list(unclaimed(node))
-        for sentence in left:
+        left = dict(unclaimed(node))
+        for sentence in left.values():
             node.leave(sentence)
         adds = any(piece.door == "embed" for piece in node.pieces)
         for key, value in node.keys.given.items():
@@ -162,6 +160,7 @@ def of_object(
             )
             if value is True and node.pieces and told:
                 node.keys.say(key, "on, as the modules have it")
+    parts = tuple(replace(part, known=all_known(node, role)) for node, role, part in found)
     if config is None and not parts:
         keys.leave(
             "the keys name no encoding, and without the modules of the architecture there is nothing else to go by"
@@ -221,8 +220,8 @@ def flat(given: Mapping[str, Any], path: str = "") -> Iterator[str]:
             yield from flat(value, f"{path}{key}.")
 
 
-def parts_of(node: Node) -> Iterator[Part]:
-    """The stacks of layers of one configuration: none where it has no heads, two for an encoder and a decoder."""
+def parts_of(node: Node) -> Iterator[tuple[str, Part]]:
+    """The stacks of layers of one configuration, by role: none where it has no heads, two of encoder and decoder."""
     keys = node.keys
     roles = [""]
     if (keys.has("decoder_layers") or keys.has("num_decoder_layers")) and not keys.has("text_config"):
@@ -231,7 +230,14 @@ def parts_of(node: Node) -> Iterator[Part]:
     for role in roles:
         part = part_of(node, role)
         if part is not None:
-            yield part
+            yield role, part
+
+
+def all_known(node: Node, role: str) -> bool:
+    """Whether nothing was left of a stack; what was left of code and not of a tensor is of all stacks of its node."""
+    left = dict(unclaimed(node))
+    of_code = any(sentence not in left.values() for sentence in node.left)
+    return not of_code and not any(of_role(path, role) for path in left)
 
 
 def sizes_of(node: Node, role: str) -> tuple[int, int, int | None, int, int] | None:
@@ -302,23 +308,20 @@ def added(stack: Stack, pieces: list[Kind]) -> tuple[str, dict[str, tuple[int, .
         node.keys.say("position_embedding_type", f"positions are {kind}")
     embed, positions, tables = "none", None, dict[str, tuple[int, ...]]()
     for piece in pieces:
-        if isinstance(piece, RotaryBuffer) and piece.size:
-            tables[f"{piece.path}.{piece.tensor}"] = piece.size
-        if not isinstance(piece, (GridTable, LearnedTable)):
+        size = piece.sizes
+        if len(size) > 1:
+            tables[piece.name] = size
+        if piece.door != "embed":
             continue
-        name, first = f"{piece.path}.{piece.tensor}".lstrip("."), piece.row if isinstance(piece, LearnedTable) else 0
-        if first:
-            counted = "" if getattr(piece, "origin", first) == first else f"; the first token stands at {first}"
-            stack.besides.append(f"the first {first} rows of {name} are no positions{counted}")
-        rows, wide = math.prod(piece.size[:-1]), piece.size[-1]
+        node.claimed.add(piece.name)
+        rows, wide, spec = math.prod(size[:-1]), size[-1], piece.specs()[0]
+        stack.besides += [piece.besides] if piece.besides else []
         if wide != stack.shape.dim:
-            stack.besides.append(f"{name} has {wide} channels, which a projection brings to {stack.shape.dim}")
-        node.claimed.add(name)
-        tables[name] = piece.size
+            stack.besides.append(f"{piece.name} has {wide} channels, which a projection brings to {stack.shape.dim}")
         if embed == "none":
-            embed, positions = piece.specs()[0], rows - first
+            embed, positions = spec, rows - getattr(piece, "row", 0) if len(size) > 1 else None
         else:
-            stack.besides.append(f"{name} is added too: {piece.specs()[0]}")
+            stack.besides.append(f"{piece.name} is added too: {spec}")
     if embed == "none" and kind == "absolute" and not node.modules:
         return "learned", {}, stack.shape.max_len
     return embed, tables, positions
@@ -397,8 +400,9 @@ def windows_of(node: Node, count: int) -> list[int | None]:
     return [size] * count
 
 
-def unclaimed(node: Node) -> Iterator[str]:
-    """What the modules have and no spec accounts for, one sentence for each kind of tensor or module."""
+def unclaimed(node: Node) -> Iterator[tuple[str, str]]:
+    """What the modules have and no spec accounts for, by path, a sentence for each kind of tensor or module."""
     for item in node.found:
         if item.path not in node.claimed and not feeds_turns(node, item):
-            yield f"{every_layer(item.path)} ({type(item.owner).__name__}) carries position, and no spec here says how"
+            path, of = every_layer(item.path), type(item.owner).__name__
+            yield item.path, f"{path} ({of}) carries position, and no spec here says how"

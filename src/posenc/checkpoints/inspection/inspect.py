@@ -254,6 +254,7 @@ def in_json(reading: Reading) -> dict[str, Any]:
                 "layers": [{"layers": [first, last], **vars(part.layers[first])} for first, last in runs(part)],
                 "tables": {name: list(shape) for name, shape in part.tables.items()},
                 "besides": list(part.besides),
+                "known": part.known,
             }
         )
     return told

@@ -167,6 +167,21 @@ class Kind:
         raise NotImplementedError
 
     @property
+    def name(self) -> str:
+        """What holds it in the model: a tensor, or a module."""
+        return f"{self.path}.{getattr(self, 'tensor', '')}".strip(".")
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The shape of its table, or the width of what a module adds; empty where nothing is added."""
+        return getattr(self, "size", ())
+
+    @property
+    def besides(self) -> str:
+        """What the spec does not say, in a sentence."""
+        return ""
+
+    @property
     def causal(self) -> bool:
         return self.stack.shape.causal
 

@@ -10,7 +10,6 @@ from posenc.catalogue import LayerSpec, build, build_layers
 from posenc.checkpoints.formats.config_json import MARK as MARKED
 from posenc.checkpoints.kinds.all_kinds import KINDS
 from posenc.checkpoints.kinds.calls import CountedFromMask, token_door
-from posenc.checkpoints.kinds.grid_table import GridTable
 from posenc.checkpoints.kinds.kind import Change, Kind, NotSaid, hook
 from posenc.checkpoints.kinds.learned_table import LearnedTable
 from posenc.checkpoints.kinds.rotary_module import RotaryModule, of_type
@@ -77,13 +76,13 @@ def attach(model: nn.Module, encoding: LayerSpec | None = None, *, horizon: int 
     `save_pretrained` and `state_dict` give what they gave before, and beside it the parameters of an encoding that has
     some. The model can be copied and pickled, unless it attends through the interface: then that raises.
 
-    Limits: pieces that are not recognised, or of which the config's reading says nothing, stay as they are
-    (`Attachment.left`); where a model mixes positions with other things in its own code (temperatures by position,
-    masks), that code still runs.
+    Limits: pieces that are not recognised, of which the config's reading says nothing, or that compute other numbers
+    than it says stay as they are (`Attachment.left`, with the reason); where a model mixes positions with other things
+    in its own code (temperatures by position, masks), that code still runs.
 
-    Raises ValueError for a model without a piece that is recognised, one that is attached already, a piece and the
-    config's reading that compute different numbers (with the place and the numbers), and an encoding that cannot take
-    the place of what is there; TypeError for what is not a transformers model.
+    Raises ValueError for a model in which nothing could be replaced (with the reasons: where pieces and the config's
+    reading compute different numbers, the place and the numbers), one that is attached already, and an encoding that
+    cannot take the place of what is there; TypeError for what is not a transformers model.
     """
     from posenc.checkpoints.formats.huggingface import read_live
 
@@ -266,9 +265,9 @@ def part_of(place: Kind, reading: Reading) -> Part | None:
 
 def encodings_of(part: Part, place: Kind) -> list[Encoding]:
     """What a part says of a place, for each layer: of a sum, the one that this kind of place computes."""
-    if isinstance(place, (GridTable, LearnedTable)):
+    if place.door == "embed":
         # A stack may have several tables, and a projection may follow one.
-        return [build(spec, replace(part.shape, dim=place.size[-1])) for spec in place.specs()]
+        return [build(spec, replace(part.shape, dim=place.sizes[-1])) for spec in place.specs()]
     whole = build_part(part)
     return [next((e for e in parts_of(encoding) if isinstance(e, place.takes)), encoding) for encoding in whole]
 

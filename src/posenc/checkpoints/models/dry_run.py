@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_any, tree_map
 
-from posenc.checkpoints.models.found import found
+from posenc.checkpoints.models.found import carries_position, found
 from posenc.checkpoints.models.skeleton import LARGE, as_meta, is_shape
 from posenc.checkpoints.models.turns import Turn, coded, functions, rotary_functions, turning, watched
 from posenc.foreign.text import told
@@ -55,6 +55,7 @@ class Measured:
     rows     path of a table that was looked up by position, one row further for each token -> the row of position 0
     added    path of a table whose rows were added as they stand, all of them or some in a row -> the first of them
     ids      path of a module that was given consecutive ids, one for each token -> the first of them
+    scaled   path of a module that gives the rows of its table multiplied -> by how much
     slopes   the biases that code of ALiBi made, as it returned them
     buckets  the buckets into which methods of modules put distances
     entered  the paths of the modules that ran
@@ -66,6 +67,7 @@ class Measured:
     rows: dict[str, int] = field(default_factory=dict)
     added: dict[str, int] = field(default_factory=dict)
     ids: dict[str, int] = field(default_factory=dict)
+    scaled: dict[str, float] = field(default_factory=dict)
     slopes: list[Tensor] = field(default_factory=list)
     buckets: list["Bucketed"] = field(default_factory=list)
     entered: set[str] = field(default_factory=set)
@@ -164,7 +166,9 @@ def dry_run(model: nn.Module, inputs: Mapping[str, Tensor] | None) -> Measured:
 
     def looked_up(indices: Tensor, weight: Tensor) -> None:
         path = tables.get(id(weight))
-        if path and not is_shape(indices):
+        # What is looked up in a row for each token is a position; other rows may be whatever they are called.
+        named = path and (carries_position(path) or indices.numel() == tokens)
+        if path and named and not is_shape(indices):
             start = consecutive(indices)
             if start is not None:
                 seen.rows.setdefault(path, start)
@@ -186,10 +190,22 @@ def dry_run(model: nn.Module, inputs: Mapping[str, Tensor] | None) -> Measured:
 
         return entered
 
+    def leave(module: nn.Module, args: tuple, out: Any) -> None:
+        path = stack.pop()
+        for name, table in (*module._parameters.items(), *module._buffers.items()):
+            row = seen.rows.get(f"{path}.{name}".lstrip("."))
+            if row is None or table is None or not isinstance(out, Tensor) or is_shape(out) or table.dim() < 2:
+                continue
+            given = out.reshape(-1, out.shape[-1])[: tokens or None]
+            rows = table.flatten(0, -2)[row : row + len(given)]
+            times = float(given.norm() / rows.norm().clamp(min=1e-12))
+            if rows.any() and rows.shape == given.shape and torch.allclose(given, times * rows, atol=1e-6):
+                seen.scaled[path] = times
+
     with ExitStack() as undo:
         for path, module in model.named_modules():
             undo.callback(module.register_forward_pre_hook(enter(path)).remove)
-            undo.callback(module.register_forward_hook(lambda *_: stack.pop() and None).remove)
+            undo.callback(module.register_forward_hook(leave).remove)
         for path, module in model.named_modules():
             chooses = any(name in ("experts", "router", "gate") for name, _ in module.named_children())
             if IDLE.search(f"{path} {type(module).__name__}") and not chooses and "forward" not in vars(module):

@@ -38,6 +38,7 @@ class Node:
     on_axes  the turns of a dry run in which the tokens stand apart on time, height and width
     rounding   by how much frequencies have been rounded by a cast of the model (relative)
     pieces     the position code that was found, by kind
+    left       what it does about position that no spec says, in sentences
     explained  matrices and what the keys say of them -> the spec that makes them, so that layers share the search
     """
 
@@ -51,6 +52,7 @@ class Node:
     on_axes: list[Turn] = field(default_factory=list)
     rounding: float = 0.0
     pieces: list[Any] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
     explained: dict[Any, tuple[str, int] | None] = field(default_factory=dict)
 
     def first(self, names: tuple[str, ...], default: Any = None) -> Any:
@@ -64,6 +66,7 @@ class Node:
 
     def leave(self, sentence: str) -> None:
         """What this part of the model does about position that no spec says."""
+        self.left.append(sentence)
         self.keys.leave(f"{self.path or 'the model'}: {sentence}")
 
 
@@ -137,6 +140,8 @@ def survey(model: nn.Module, nodes: list[Node], prefix: str = "") -> None:
         owners.get(turn.path, nodes[0]).seen.turns.append(replace(turn, path=whole(turn.path)))
     for path, start in seen.ids.items():
         owners.get(path, nodes[0]).seen.ids[whole(path)] = start
+    for path, times in seen.scaled.items():
+        owners.get(path, nodes[0]).seen.scaled[whole(path)] = times
     for path, row in seen.rows.items():
         owners.get(path.rpartition(".")[0], nodes[0]).seen.rows[whole(path)] = row
     for path, row in seen.added.items():
@@ -162,8 +167,10 @@ def node_at(path: str, nodes: list[Node]) -> Node:
 
 
 def of_role(path: str, role: str) -> bool:
-    """Whether a module belongs to the encoder or to the decoder, where there are both."""
-    return not role or role in path.split(".")
+    """Whether a module belongs to the encoder or to the decoder, where there are both; what stands before both is the
+    encoder's."""
+    named = re.findall(r"(?:^|[._])(encoder|decoder)(?=\.|$)", path)
+    return not role or role == (named[-1] if named else "encoder")
 
 
 def every_layer(path: str) -> str:
