@@ -310,18 +310,18 @@ def added(stack: Stack, pieces: list[Kind]) -> tuple[str, dict[str, tuple[int, .
     for piece in pieces:
         size = piece.sizes
         if len(size) > 1:
-            tables[piece.name] = size
+            tables[piece.where] = size
         if piece.door != "embed":
             continue
-        node.claimed.add(piece.name)
+        node.claimed.add(piece.where)
         rows, wide, spec = math.prod(size[:-1]), size[-1], piece.specs()[0]
         stack.besides += [piece.besides] if piece.besides else []
         if wide != stack.shape.dim:
-            stack.besides.append(f"{piece.name} has {wide} channels, which a projection brings to {stack.shape.dim}")
+            stack.besides.append(f"{piece.where} has {wide} channels, which a projection brings to {stack.shape.dim}")
         if embed == "none":
             embed, positions = spec, rows - getattr(piece, "row", 0) if len(size) > 1 else None
         else:
-            stack.besides.append(f"{piece.name} is added too: {spec}")
+            stack.besides.append(f"{piece.where} is added too: {spec}")
     if embed == "none" and kind == "absolute" and not node.modules:
         return "learned", {}, stack.shape.max_len
     return embed, tables, positions

@@ -167,7 +167,7 @@ class Kind:
         raise NotImplementedError
 
     @property
-    def name(self) -> str:
+    def where(self) -> str:
         """What holds it in the model: a tensor, or a module."""
         return f"{self.path}.{getattr(self, 'tensor', '')}".strip(".")
 

@@ -72,7 +72,7 @@ class LearnedTable(Kind):
     def besides(self) -> str:
         """What the spec does not say."""
         counted = "" if self.origin == self.row else f"; the first token stands at {self.row}"
-        before = f"the first {self.row} rows of {self.name} are no positions{counted}" if self.row else ""
+        before = f"the first {self.row} rows of {self.where} are no positions{counted}" if self.row else ""
         times = self.stack.node.seen.scaled.get(self.path, 1.0)
         scaled = "" if math.isclose(times, 1.0, rel_tol=1e-4) else f"{self.path} multiplies its rows by {times:.6g}"
         return "; ".join(sentence for sentence in (before, scaled) if sentence)
