@@ -225,7 +225,7 @@ def parts_of(node: Node) -> Iterator[tuple[str, Part]]:
     keys = node.keys
     roles = [""]
     if (keys.has("decoder_layers") or keys.has("num_decoder_layers")) and not keys.has("text_config"):
-        if any(keys.has(key) for key in ("encoder_layers", "num_layers", "num_hidden_layers")):
+        if any(keys.has(key) for key in ("encoder_layers", "num_encoder_layers", *LAYERS)):
             roles = ["encoder", "decoder"]
     for role in roles:
         part = part_of(node, role)
@@ -309,7 +309,7 @@ def added(stack: Stack, pieces: list[Kind]) -> tuple[str, dict[str, tuple[int, .
     embed, positions, tables = "none", None, dict[str, tuple[int, ...]]()
     for piece in pieces:
         size = piece.sizes
-        if len(size) > 1:
+        if len(size) > 1 and embed == "none":
             tables[piece.where] = size
         if piece.door != "embed":
             continue

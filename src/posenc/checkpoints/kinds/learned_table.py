@@ -111,10 +111,6 @@ class LearnedTable(Kind):
                 f"{self.path} and {encoding} differ: the row of position {place} is off by {float(off[place]):.3g}"
             )
 
-    def resized(self, positions: int) -> tuple[int, int]:
-        """The size of the whole table with so many positions; the rows before them stay."""
-        return self.row + positions, self.size[-1]
-
 
 def is_table(values: Tensor) -> bool:
     """Whether there is one row for each position, on whatever axis."""
