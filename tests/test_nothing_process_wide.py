@@ -45,7 +45,6 @@ ALLOWED = {
     "checkpoints/models/turns.py": {r"sys\.setprofile": THREAD},
     "checkpoints/formats/load.py": {r"logging\.disable_progress_bar": OWN_PROCESS},
     "checkpoints/extension/extend.py": {r"setattr": OWN_OBJECTS},
-    "checkpoints/extension/learned_extension.py": {r"setattr": OWN_OBJECTS},
     "checkpoints/live/unturned.py": {r"setattr|delattr": OWN_OBJECTS},
     "checkpoints/kinds/kind.py": {r"setattr": OWN_OBJECTS},
     "checkpoints/live/cached_positions.py": {r"setattr": OWN_OBJECTS},

@@ -46,7 +46,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
             kind = transformers.AutoModelForCausalLM if causal else transformers.AutoModel
             with torch.random.fork_rng():
                 torch.manual_seed(1)
-                model = kind.from_config(transformers.AutoConfig.for_model(model_type, **SMALL | changes))
+                sizes = {key: value for key, value in (SMALL | changes).items() if value is not None}
+                model = kind.from_config(transformers.AutoConfig.for_model(model_type, **sizes))
                 for parameter in model.parameters():
                     torch.nn.init.normal_(parameter, std=0.3)
                 model.save_pretrained(folder, max_shard_size="20KB")
@@ -315,6 +316,31 @@ def test_an_encoder_and_a_decoder_of_one_length_grow_once(made, tmp_path: Path) 
     assert done.done[0].count(": 1 ") == 1 and config(done.folder)["max_position_embeddings"] == 18
     with torch.no_grad():
         assert load(done.folder, causal=False)(torch.arange(18)[None] + 3)[0].shape == (1, 18, 32)
+
+
+def test_numbers_of_an_encoder_and_a_decoder_under_other_keys_follow(made, tmp_path: Path) -> None:
+    sizes = {"num_encoder_layers": 1, "num_decoder_layers": 1, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24}
+    sizes |= {
+        "num_encoder_attention_heads": 4,
+        "num_decoder_attention_heads": 4,
+        "max_position_embeddings": 16,
+        "num_hidden_layers": None,
+    }
+    done = convert(made("prophetnet", causal=False, **sizes), tmp_path / "a", Request(max_length=31))
+    # Rows 0 and 1 are those up to padding.
+    assert "1 encoder.position_embeddings" in done.done[0] and config(done.folder)["max_position_embeddings"] == 33
+    halves = {f"{end}_{what}": 1 for end in ("encoder", "decoder") for what in ("layers", "attention_heads")}
+    lengths = {"max_encoder_position_embeddings": 16, "max_decoder_position_embeddings": 16, "attention_window": 4}
+    led = made("led", causal=False, d_model=32, encoder_ffn_dim=24, decoder_ffn_dim=24, **halves, **lengths)
+    done = convert(led, tmp_path / "b", Request(max_length=20))
+    assert {config(done.folder)[key] for key in lengths if "max" in key} == {20}
+    with torch.no_grad():
+        assert load(done.folder, causal=False)(torch.arange(20)[None] + 3)[0].shape == (1, 20, 32)
+
+
+def test_what_grows_with_a_table_by_no_known_rule_is_refused_before_anything_is_written(made, tmp_path: Path) -> None:
+    said = refusal(made("ibert", causal=False), tmp_path / "new", max_length=20)
+    assert "embeddings.position_embeddings.weight_integer grows with it, and posenc does not know by which rule" in said
 
 
 def test_buffers_that_count_positions_follow(made, tmp_path: Path) -> None:

@@ -13,30 +13,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.catalogue import build
 from posenc.channel_pairs import LAYOUTS, channels_of_pair
 from posenc.checkpoints.conversion import layouts, measure_layout, tables
 from posenc.checkpoints.conversion.layouts import Turned
+from posenc.checkpoints.files.folder_writer import check_target, write_folder
 from posenc.checkpoints.files.named_code import left_out
-from posenc.checkpoints.files.tensors import GGUFTensors, Tensors, cast, check_target, open_tensors, write_folder
+from posenc.checkpoints.files.tensors import GGUFTensors, Tensors, cast, open_tensors
 from posenc.checkpoints.formats import config_json
 from posenc.checkpoints.formats.config_json import MARK
+from posenc.checkpoints.formats.learned_tables import Table, asking_for, ends_alike, grown, tables_of
 from posenc.checkpoints.formats.load import quietly
 from posenc.checkpoints.inspection import configs
 from posenc.checkpoints.vocabulary.differences import differences
 from posenc.checkpoints.vocabulary.reading import CannotRead, Part, Reading
 from posenc.encoding import Compose, Encoding, parts_of
-from posenc.encodings.learned import Learned
-from posenc.encodings.learned_grid import LearnedGrid
 from posenc.encodings.rotary import Rotary
 from posenc.foreign import files_of, matches, naming, quoted, read_json
 
 WEIGHTS = re.compile(r"\.(safetensors|bin|pt|pth|ckpt|gguf|h5|msgpack|onnx|ot)$|\.index\.json$")
-TABLE = re.compile(
-    r"(?:^|[._])(?:wpe|position_embeddings?|embed_positions|pos_embed\w*|position_encoding)(?:\.weight)?$"
-)
 DTYPES = ("float32", "bfloat16", "float16")
-LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_source_positions", "max_target_positions")
 
 Change = Callable[[Tensor], Tensor]
 
@@ -456,81 +451,68 @@ def moving(where: Turned, order: Tensor | None) -> Change:
 
 def plan_positions(plan: Plan, source: Source, length: int, how: str) -> None:
     """Tables of positions in a row, resized; the keys of the config and the tokenizer that name their length follow."""
-    found = False
-    for part in plan.reading.parts:
-        learned = table_of(part, Learned)
-        if learned is None:
-            continue
-        grow = length - learned.max_len
-        if not grow:
-            raise ValueError(f"the table has {length} positions already; nothing was written")
-        # An encoder and a decoder may share tables and keys, so what one has changed the other leaves alone.
-        here = position_tables(source.described, learned)
-        for name, offset in here:
-            found = True
-            words = f"resized from {learned.max_len} to {length} positions ({how})"
-            if name not in plan.changes:
-                plan.change(
-                    name, words, lambda t, offset=offset: tables.resize_positions(t, length, how, offset=offset)
-                )
-        rows = {learned.max_len, *(learned.max_len + offset for _, offset in here)}
-        before, within = place_in(source.config, part.name), place_in(plan.config, part.name)
-        for key in LENGTHS:
-            if before.get(key) in rows:
-                within[key] = before[key] + grow
-        for name, tensor in source.described.items():
-            counts = name.endswith("position_ids") and tensor.shape[-1] in rows and not tensor.is_floating_point()
-            if counts and name not in plan.changes:
-                plan.change(name, "counted further", lambda t, grow=grow: counted(t, grow))
-        for file in source.files:
-            if file.name == "tokenizer_config.json":
-                said = plan.edited.get(file.name) or read_json(file)
-                if said.get("model_max_length") == learned.max_len:
-                    plan.edited[file.name] = said | {"model_max_length": length}
+    found = [one for one in learned_tables(source) if len(one.cells) == 1]
     if not found:
         raise ValueError(
             "this checkpoint has no learned table of positions in a row to resize; a rotary model is extended with "
             "`posenc extend`, a learned grid with grid"
         )
-    check_read_back(plan, lambda part: (one := table_of(part, Learned)) is None or one.max_len == length)
+    for table in found:
+        (old,) = table.cells
+        if old == length:
+            raise ValueError(f"the table has {length} positions already; nothing was written")
+        rows = {old, old + table.first}
+        for name, tensor in source.described.items():
+            counts = name.endswith("position_ids") and tensor.shape[-1] in rows and not tensor.is_floating_point()
+            # An encoder and a decoder may share tables, so what one has changed the other leaves alone.
+            if counts and name not in plan.changes:
+                plan.change(name, "counted further", lambda t, grow=length - old: counted(t, grow))
+        for file in source.files:
+            if file.name == "tokenizer_config.json":
+                said = plan.edited.get(file.name) or read_json(file)
+                if said.get("model_max_length") == old:
+                    plan.edited[file.name] = said | {"model_max_length": length}
+    resize(plan, found, (length,), how)
     plan.notes.append("Fine-tune the model, or measure it: positions now lie closer together than in training.")
 
 
 def plan_grid(plan: Plan, source: Source, grid: tuple[int, ...], how: str) -> None:
     """Tables of a grid, resized; image_size follows."""
-    found = False
-    for part in plan.reading.parts:
-        learned = table_of(part, LearnedGrid)
-        if learned is None:
-            continue
-        if len(grid) != len(learned.cells):
-            raise ValueError(f"the grid of this checkpoint has {len(learned.cells)} axes, got {grid}")
-        if grid == learned.cells:
-            raise ValueError(f"the grid has {' x '.join(map(str, grid))} cells already; nothing was written")
-        for name, tensor in source.described.items():
-            if TABLE.search(name) and tensor.shape[-2:-1] == learned.table.shape[:1]:
-                found = True
-                words = f"resized from {' x '.join(map(str, learned.cells))} to {' x '.join(map(str, grid))} ({how})"
-                plan.change(name, words, resizing_grid(learned, grid, how))
-        within = place_in(plan.config, part.name)
-        sides = within.get("patch_size")
-        if not found or "image_size" not in within or sides is None:
-            raise ValueError(f"the grid of {part.name or 'this checkpoint'} was not found by its table and image_size")
-        sides = sides if isinstance(sides, (list, tuple)) else [sides] * len(grid)
-        image = [cells * side for cells, side in zip(grid, sides, strict=True)]
-        within["image_size"] = image[0] if len(set(image)) == 1 else image
+    found = [one for one in learned_tables(source) if len(one.cells) > 1]
     if not found:
         raise ValueError("this checkpoint has no learned grid to resize")
-    check_read_back(plan, lambda part: (one := table_of(part, LearnedGrid)) is None or one.cells == grid)
-    check_builds(plan.config)
+    for table in found:
+        if len(grid) != len(table.cells):
+            raise ValueError(f"the grid of this checkpoint has {len(table.cells)} axes, got {grid}")
+        if grid == table.cells:
+            raise ValueError(f"the grid has {' x '.join(map(str, grid))} cells already; nothing was written")
+    resize(plan, found, grid, how)
     if len(set(grid)) > 1:
         plan.notes.append(
             "Some models of transformers, DINOv2 among them, take every table for one of a square grid; try yours."
         )
 
 
-def resizing_grid(learned: LearnedGrid, grid: Sequence[int], how: str) -> Change:
-    return lambda tensor: tables.resize_grid(tensor, learned.cells, grid, how, prefix=learned.prefix)
+def learned_tables(source: Source) -> list[Table]:
+    return tables_of(source.reading, {name: tuple(tensor.shape) for name, tensor in source.described.items()})
+
+
+def resize(plan: Plan, found: Sequence[Table], cells: tuple[int, ...], how: str) -> None:
+    """Tables of other cells, and the config that asks for them."""
+    before, plan.config = plan.config, asking_for(plan.config, found, cells)
+    for name in grown(before, plan.config):
+        if not any(ends_alike(name, one) for one in (*plan.changes, *(table.name for table in found))):
+            raise ValueError(f"{name} grows with it, and posenc does not know by which rule; nothing was written")
+    for table in found:
+        old, new = (" x ".join(map(str, size)) for size in (table.cells, cells))
+        unit = "positions " if len(cells) == 1 else ""
+        plan.change(table.name, f"resized from {old} to {new} {unit}({how})", resizing(table, cells, how))
+
+
+def resizing(table: Table, cells: tuple[int, ...], how: str) -> Change:
+    if len(cells) == 1:
+        return lambda tensor: tables.resize_positions(tensor, cells[0], how, offset=table.first)
+    return lambda tensor: tables.resize_grid(tensor, table.cells, cells, how, prefix=table.first)
 
 
 def plan_max_distance(plan: Plan, distance: int) -> None:
@@ -565,52 +547,5 @@ def in_dtype(config: dict[str, Any], name: str) -> dict[str, Any]:
     }
 
 
-def table_of(part: Part, kind: type) -> Any:
-    """The learned table that a part adds to its embeddings, if it is of a kind."""
-    if part.embed == "none":
-        return None
-    with torch.device("meta"):
-        return next((one for one in parts_of(build(part.embed, part.shape)) if type(one) is kind), None)
-
-
-def position_tables(described: Mapping[str, Tensor], learned: Learned) -> list[tuple[str, int]]:
-    """The tables of positions by name, with the rows that stand before the first position (none to two)."""
-    return [
-        (name, offset)
-        for name, tensor in described.items()
-        if TABLE.search(name)
-        and tensor.dim() == 2
-        and tensor.is_floating_point()
-        and 0 <= (offset := tensor.shape[0] - learned.max_len) <= 2
-    ]
-
-
 def counted(ids: Tensor, grow: int) -> Tensor:
     return torch.arange(ids.shape[-1] + grow, dtype=ids.dtype).expand(*ids.shape[:-1], -1).contiguous()
-
-
-def place_in(config: dict[str, Any], name: str) -> dict[str, Any]:
-    """The dictionary that speaks of a part: the one of its name, or the whole."""
-    for step in filter(None, name.split(".")):
-        config = config[step] if isinstance(config.get(step), dict) else config
-    return config
-
-
-def check_read_back(plan: Plan, holds: Callable[[Part], bool]) -> None:
-    """Raise unless the new config is read as what was asked for."""
-    if not all(holds(part) for part in configs.read(plan.config, "transformers").parts):
-        raise ValueError("no key of this config was found that says how long its table is; nothing was written")
-
-
-def check_builds(config: dict[str, Any]) -> None:
-    """Raise if transformers cannot build a model of this config."""
-    import transformers
-
-    try:
-        with torch.device("meta"):
-            transformers.AutoModel.from_config(transformers.AutoConfig.for_model(**config))
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(
-            f"transformers cannot build a {config.get('model_type')} for this grid: {error}; nothing was "
-            f"written. A square grid may do"
-        ) from error

@@ -434,7 +434,8 @@ class Run:
 
     def write(self, method: Method) -> None:
         """The extended checkpoint: the config changed; the weights as they lie, unless they were tuned or quantised."""
-        from posenc.checkpoints.files.tensors import open_tensors, write_folder
+        from posenc.checkpoints.files.folder_writer import write_folder
+        from posenc.checkpoints.files.tensors import open_tensors
 
         assert method.config is not None
         where, source = self.out / CHECKPOINT, self.loaded.path

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from posenc.checkpoints.files import packages
+from posenc.checkpoints.files.folder_writer import write_folder
 from posenc.checkpoints.files.named_code import harmless
-from posenc.checkpoints.files.tensors import GGUFTensors, Tensors, cast, open_tensors, write_folder
+from posenc.checkpoints.files.tensors import GGUFTensors, Tensors, cast, open_tensors
 from posenc.checkpoints.vocabulary.bounds import within_bounds
 from posenc.checkpoints.vocabulary.reading import CannotRead
 from posenc.foreign import files_of, matches, naming, quoted, read_json, reading_with

@@ -9,10 +9,11 @@ from posenc.checkpoints.kinds.relative_buckets import RelativeBuckets
 from posenc.checkpoints.kinds.relative_sines import RelativeSines
 from posenc.checkpoints.kinds.rotary_buffer import RotaryBuffer
 from posenc.checkpoints.kinds.rotary_module import RotaryModule
+from posenc.checkpoints.kinds.sine_module import SineModule
 from posenc.checkpoints.kinds.slopes import Slopes
 from posenc.checkpoints.kinds.window_bias import WindowBias
 
 KINDS: tuple[type[Kind], ...] = (
-    *(RotaryModule, RotaryBuffer, GridTable, LearnedTable, Slopes, Buckets),
-    *(WindowBias, RelativeSines, RelativeBuckets, ImageRotaryModule),
+    *(RotaryModule, RotaryBuffer, ImageRotaryModule, GridTable, LearnedTable, SineModule),
+    *(Slopes, Buckets, RelativeBuckets, RelativeSines, WindowBias),
 )

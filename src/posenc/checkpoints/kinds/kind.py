@@ -85,9 +85,14 @@ class Shadowed:
 
     owner: nn.Module
     name: str
+    buffer: Tensor | None = None
 
     def undo(self) -> None:
         del self.owner.__dict__[self.name]
+        # Some models put a buffer into its own place in their forward; what they read was ours.
+        current = self.owner._buffers.get(self.name)
+        if self.buffer is not None and current is not None and current is not self.buffer:
+            self.owner._buffers[self.name] = self.buffer.to(current)
 
 
 @dataclass(frozen=True)
@@ -130,7 +135,7 @@ def swap(model: nn.Module, path: str, new: nn.Module) -> Swapped:
 def shadow(owner: nn.Module, name: str, new: Any) -> Shadowed:
     """Hide what a module has under a name."""
     owner.__dict__[name] = new
-    return Shadowed(owner, name)
+    return Shadowed(owner, name, owner._buffers.get(name))
 
 
 def refill(owner: Any, name: str, new: Tensor) -> Refilled:
@@ -182,6 +187,21 @@ class Kind:
         with the reason, where it cannot be filled.
         """
         raise NotImplementedError
+
+    @property
+    def where(self) -> str:
+        """What holds it in the model: a tensor, or a module."""
+        return f"{self.path}.{getattr(self, 'tensor', '')}".strip(".")
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The shape of its table, or the width of what a module adds; empty where nothing is added."""
+        return getattr(self, "size", ())
+
+    @property
+    def besides(self) -> str:
+        """What the spec does not say, in a sentence."""
+        return ""
 
     @property
     def causal(self) -> bool:

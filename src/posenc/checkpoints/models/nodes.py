@@ -1,6 +1,7 @@
 """Configurations within a configuration of transformers, and what the modules built from each of them show."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -38,6 +39,7 @@ class Node:
     on_axes  the turns of a dry run in which the tokens stand apart on time, height and width
     rounding   by how much frequencies have been rounded by a cast of the model (relative)
     pieces     the position code that was found, by kind
+    left       what it does about position that no spec says, in sentences
     explained  matrices and what the keys say of them -> the spec that makes them, so that layers share the search
     """
 
@@ -51,6 +53,7 @@ class Node:
     on_axes: list[Turn] = field(default_factory=list)
     rounding: float = 0.0
     pieces: list[Any] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
     explained: dict[Any, tuple[str, int] | None] = field(default_factory=dict)
 
     def first(self, names: tuple[str, ...], default: Any = None) -> Any:
@@ -64,6 +67,7 @@ class Node:
 
     def leave(self, sentence: str) -> None:
         """What this part of the model does about position that no spec says."""
+        self.left.append(sentence)
         self.keys.leave(f"{self.path or 'the model'}: {sentence}")
 
 
@@ -139,8 +143,12 @@ def survey(model: nn.Module, nodes: list[Node], prefix: str = "") -> None:
         owners.get(turn.path, nodes[0]).seen.turns.append(replace(turn, path=whole(turn.path)))
     for path, start in seen.ids.items():
         owners.get(path, nodes[0]).seen.ids[whole(path)] = start
+    for path, times in seen.scaled.items():
+        owners.get(path, nodes[0]).seen.scaled[whole(path)] = times
     for path, row in seen.rows.items():
         owners.get(path.rpartition(".")[0], nodes[0]).seen.rows[whole(path)] = row
+    for path, row in seen.added.items():
+        owners.get(path.rpartition(".")[0], nodes[0]).seen.added[whole(path)] = row
     if any("mrope" in name for item in pieces for name in vars(item.owner)):
         inputs = usual_inputs(model)
         ids = F.pad(APART, (0, inputs["input_ids"].shape[1] - 4)) if "input_ids" in inputs else APART
@@ -162,8 +170,14 @@ def node_at(path: str, nodes: list[Node]) -> Node:
 
 
 def of_role(path: str, role: str) -> bool:
-    """Whether a module belongs to the encoder or to the decoder, where there are both, or to a stage: "layers.0"."""
-    return not role or f".{role}." in f".{path}."
+    """Whether a module belongs to the encoder or to the decoder, where there are both, or to a stage: "layers.0".
+
+    What stands before both is the encoder's.
+    """
+    if "." in role:
+        return f".{role}." in f".{path}."
+    named = re.findall(r"(?:^|[._])(encoder|decoder)(?=\.|$)", path)
+    return not role or role == (named[-1] if named else "encoder")
 
 
 def stages_of(node: Node) -> list[str]:
@@ -171,13 +185,8 @@ def stages_of(node: Node) -> list[str]:
     heads, depths = node.first(HEADS), node.first(("depths", "depth", *LAYERS))
     if not isinstance(heads, list) or not isinstance(depths, list) or len(heads) != len(depths):
         return []
-    numbered = (re.fullmatch(r"(.*?)(\w+)\.(\d+)", path) for path in node.modules)
-    counted: dict[str, int] = {}
-    for match in numbered:
-        if match:
-            counted.setdefault(match.group(1) + match.group(2), 0)
-            counted[match.group(1) + match.group(2)] += 1
-    fitting = [path for path, count in counted.items() if count == len(heads)]
+    numbered = Counter(match.group(1) for path in node.modules if (match := re.fullmatch(r"(.*)\.\d+", path)))
+    fitting = [path for path, count in numbered.items() if count == len(heads)]
     stem = min(fitting, key=len, default="").rpartition(".")[2]
     return [f"{stem}.{i}" for i in range(len(heads))] if stem else []
 
