@@ -23,6 +23,7 @@ from posenc.checkpoints.kinds.kind import Kind, Stack
 from posenc.checkpoints.kinds.learned_table import feeds_turns
 from posenc.checkpoints.kinds.rotary_keys import rope_parameters as rope_parameters
 from posenc.checkpoints.kinds.rotary_measured import rotary_layers
+from posenc.checkpoints.kinds.told import reason, unnamed
 from posenc.checkpoints.models.nodes import Node, every_layer, look_into, nodes_of, of_role, stages_of
 from posenc.checkpoints.models.skeleton import hollow
 from posenc.checkpoints.vocabulary.bounds import HEAD_DIMS, HEADS, KV_HEADS, LAYERS, LENGTHS, WIDTHS, within_bounds
@@ -151,7 +152,7 @@ def of_object(
     for node in nodes:
         plain_keys(node)
         left = dict(unclaimed(node))
-        for sentence in left.values():
+        for sentence in (*left.values(), *unnamed(node)):
             node.leave(sentence)
         adds = any(piece.door == "embed" for piece in node.pieces)
         for key, value in node.keys.given.items():
@@ -289,6 +290,7 @@ def part_of(node: Node, role: str) -> Part | None:
     stack = Stack(node, role, shape, turned, count, besides)
     stack.turning = rotary_layers(stack)
     pieces = [piece for kind in KINDS for piece in kind.find(stack)]
+    node.reasons |= {item.path: why for item in node.found if stack.has(item.path) and (why := reason(stack, item))}
     embed, tables, rows = added(stack, pieces)
     shape = stack.shape = replace(shape, max_len=rows or length or 1)
     biases = list(dict.fromkeys(spec for piece in pieces if piece.door == "bias" for spec in piece.specs()))
@@ -412,4 +414,5 @@ def unclaimed(node: Node) -> Iterator[tuple[str, str]]:
     for item in node.found:
         if item.path not in node.claimed and not feeds_turns(node, item):
             path, of = every_layer(item.path), type(item.owner).__name__
-            yield item.path, f"{path} ({of}) carries position, and no spec here says how"
+            why = node.reasons.get(item.path, "carries position, and no spec here says how")
+            yield item.path, f"{path} ({of}) {why}"

@@ -13,7 +13,8 @@ from posenc.checkpoints.kinds.sine_module import SineModule
 from posenc.checkpoints.kinds.slopes import Slopes
 from posenc.checkpoints.kinds.window_bias import WindowBias
 
+# What is compared with queries, or read by distance, is no table that is added.
 KINDS: tuple[type[Kind], ...] = (
-    *(RotaryModule, RotaryBuffer, ImageRotaryModule, GridTable, LearnedTable, SineModule),
-    *(Slopes, Buckets, RelativeBuckets, RelativeSines, WindowBias),
+    *(RotaryModule, RotaryBuffer, ImageRotaryModule, RelativeSines, RelativeBuckets, WindowBias),
+    *(GridTable, LearnedTable, SineModule, Slopes, Buckets),
 )

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_any, tree_map
 
-from posenc.checkpoints.models.found import carries_position, found
+from posenc.checkpoints.models.found import SPEAKS_OF_POSITION, carries_position, found
 from posenc.checkpoints.models.skeleton import LARGE, as_meta, is_shape
 from posenc.checkpoints.models.turns import Turn, coded, functions, rotary_functions, turning, watched
 from posenc.checkpoints.vocabulary.bounds import HEADS
@@ -61,6 +62,8 @@ class Measured:
     buckets  the buckets into which methods of modules put distances
     made     path of a module that speaks of position -> the tensors that it gave out first
     attend   the paths of the modules that took a softmax
+    centres  path of a table that was looked up by distance, a row for each pair of tokens -> the row of distance 0
+    spoke    the names of functions that speak of position and ran
     entered  the paths of the modules that ran
     turners  how many functions of rotary code the model has, whether they were called or not
     failure  why the run ended early, or ""
@@ -75,6 +78,8 @@ class Measured:
     buckets: list["Bucketed"] = field(default_factory=list)
     made: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
     attend: set[str] = field(default_factory=set)
+    centres: dict[str, int] = field(default_factory=dict)
+    spoke: set[str] = field(default_factory=set)
     entered: set[str] = field(default_factory=set)
     turners: int = 0
     failure: str = ""
@@ -185,6 +190,10 @@ def dry_run(model: nn.Module, inputs: Mapping[str, Tensor] | None) -> Measured:
             start = consecutive(indices)
             if start is not None:
                 seen.rows.setdefault(path, start)
+        if path and indices.dim() > 1 and indices.shape[-1] == indices.shape[-2] > 1 and not is_shape(indices):
+            pairs = indices.reshape(-1, *indices.shape[-2:])[0]
+            if pairs[1:, 1:].equal(pairs[:-1, :-1]):
+                seen.centres.setdefault(path, int(pairs[0, 0]))
 
     def added(rows: Tensor) -> None:
         # A view of a table has its memory; what was computed of it has not.
@@ -231,7 +240,8 @@ def dry_run(model: nn.Module, inputs: Mapping[str, Tensor] | None) -> Measured:
         seen.turners = len(turned)
         made = {code: keeping(seen) for code, _ in functions(model, MAKES_SLOPES)}
         sorted_out = {code: sorting(model, function, stack, seen) for code, function in bucket_methods(model)}
-        undo.enter_context(watched(turned | sorted_out, made))
+        spoken = {code: lambda _, name=name: seen.spoke.add(name) for code, name in speakers(model)}
+        undo.enter_context(watched(spoken | turned | sorted_out, made))
         try:
             given = usual_inputs(model) if inputs is None else inputs
             tokens = given["input_ids"].shape[1] if "input_ids" in given else 0
@@ -323,6 +333,20 @@ def bucket_methods(model: nn.Module) -> Iterator[tuple[CodeType, FunctionType]]:
     for cls in {base for module in model.modules() for base in type(module).__mro__}:
         named = {name: getattr(value, "__func__", value) for name, value in vars(cls).items()}
         yield from coded(named, MAKES_BUCKETS)
+
+
+def speakers(model: nn.Module) -> Iterator[tuple[CodeType, str]]:
+    """The functions and methods in the modelling files of a model whose names speak of position."""
+    for file in {
+        type(module).__module__ for module in model.modules() if not type(module).__module__.startswith("torch.")
+    }:
+        held = {
+            name: value for name, value in vars(sys.modules[file]).items() if getattr(value, "__module__", "") == file
+        }
+        for names in (held, *(vars(value) for value in held.values() if isinstance(value, type))):
+            for code, function in coded({n: getattr(v, "__func__", v) for n, v in names.items()}, SPEAKS_OF_POSITION):
+                if carries_position(function.__name__):
+                    yield code, function.__qualname__
 
 
 def sorting(

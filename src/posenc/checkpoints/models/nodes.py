@@ -39,6 +39,7 @@ class Node:
     on_axes  the turns of a dry run in which the tokens stand apart on time, height and width
     rounding   by how much frequencies have been rounded by a cast of the model (relative)
     pieces     the position code that was found, by kind
+    reasons    path of what was found -> why no spec speaks of it
     left       what it does about position that no spec says, in sentences
     explained  matrices and what the keys say of them -> the spec that makes them, so that layers share the search
     """
@@ -53,6 +54,7 @@ class Node:
     on_axes: list[Turn] = field(default_factory=list)
     rounding: float = 0.0
     pieces: list[Any] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
     explained: dict[Any, tuple[str, int] | None] = field(default_factory=dict)
 
@@ -134,6 +136,8 @@ def survey(model: nn.Module, nodes: list[Node], prefix: str = "") -> None:
         node.seen.turners = seen.turners
         node.seen.entered = {whole(path) for path in seen.entered}
         node.seen.attend = {whole(path) for path in seen.attend if owners[path] is node}
+        node.seen.spoke = seen.spoke
+        node.seen.centres = {whole(path): row for path, row in seen.centres.items()}
         node.seen.made = {whole(path): out for path, out in seen.made.items() if owners[path] is node}
         node.seen.buckets = [replace(one, path=whole(one.path)) for one in seen.buckets if owners[one.path] is node]
     pieces = [replace(item, path=whole(item.path)) for item in found(model, seen.rows)]
