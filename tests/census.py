@@ -564,7 +564,7 @@ def said_of(part: Any) -> str:
     specs = ([f"{part.embed} (added)"] if part.embed != "none" else []) + [
         s for s in layers if s != "none" or len(layers) > 1
     ]
-    return f"{part.name + ': ' if part.name else ''}{', '.join(specs) or 'none'}"
+    return f"{part.name + ': ' if part.name else ''}{', '.join(specs) or ('none' if part.known else 'not known')}"
 
 
 def shortest(sentences: list[str]) -> str:
