@@ -197,9 +197,9 @@ BY_HAND: dict[str, dict[str, Any]] = {
     "aya_vision": {"text_config": {}, "vision_config": {"num_attention_heads": 16}},
     "chameleon|emu3": {"text_config": {}, "vocabulary_map": {"<image>": 4}, "pad_token_id": 1},
     "cohere_compass.*": {
-        "rope_parameters": dict.fromkeys(
-            ("sliding_attention", "full_attention"), {"rope_type": "default", "rope_theta": 1e4}
-        )
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 1e4} for kind in ("sliding_attention", "full_attention")
+        }
     },
     "xmod": {"default_language": "en_XX"},
     "autoformer|informer|time_series_transformer": {"prediction_length": 8},
@@ -866,7 +866,7 @@ def said_of(part: Any) -> str:
     specs = ([f"{part.embed} (added)"] if part.embed != "none" else []) + [
         s for s in layers if s != "none" or len(layers) > 1
     ]
-    return f"{part.name + ': ' if part.name else ''}{', '.join(specs) or 'none'}"
+    return f"{part.name + ': ' if part.name else ''}{', '.join(specs) or ('none' if part.known else 'not known')}"
 
 
 def shortest(sentences: list[str]) -> str:

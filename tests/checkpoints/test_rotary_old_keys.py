@@ -18,6 +18,7 @@ pytest.importorskip("transformers")
 from posenc.checkpoints.extension import methods
 from posenc.checkpoints.formats.config_json import contradictory, with_positions
 from posenc.checkpoints.inspection import configs
+from posenc.checkpoints.inspection.served import unlike_planned
 from posenc.checkpoints.kinds.rotary_old_keys import OLD, unsaid, with_old_keys
 from posenc.checkpoints.vocabulary.reading import Part
 from posenc.checkpoints.vocabulary.specs import encodings_of
@@ -175,6 +176,33 @@ def test_both_transformers_serve_what_is_written(name: str, written, served) -> 
             assert float(torch.as_tensor(warm).flatten()[0]) == pytest.approx(at["temperature"], rel=1e-5)
 
 
+ONLY_IN_5 = {
+    # The share counts the channels of a head that turn, in latent attention.
+    "Mistral 4": small(
+        *("mistral4", 64, 1048576),
+        **{"head_dim": 128, "rope_interleave": True, "n_shared_experts": 1, "first_k_dense_replace": 2},
+        **LATENT | {"qk_nope_head_dim": 64},
+        **ROUTED,
+        rope_parameters={"type": "yarn", "factor": 128.0, "original_max_position_embeddings": 8192}
+        | {"mscale": 1.0, "mscale_all_dim": 1.0, "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+        | {"beta_fast": 32.0, "beta_slow": 1.0, "llama_4_scaling_beta": 0.1},
+    ),
+    # Some layers have no rotary, and a place that says so.
+    "Beam": small(
+        *("beam", 64, 8192),
+        **{"head_dim": 64, "sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"]},
+        rope_parameters={"full_attention": None, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ONLY_IN_5)
+def test_what_only_transformers_5_knows_is_written_so_that_it_serves_it(name: str) -> None:
+    reading = configs.read(ONLY_IN_5[name])
+    written = with_positions(ONLY_IN_5[name], reading.parts[0])
+    assert written["rope_theta"] == 1e4 and unlike_planned(written, reading) == []
+
+
 SAID = {"rope_parameters", "rope_theta", "partial_rotary_factor", "rope_scaling", "head_dim", "max_position_embeddings"}
 
 
@@ -218,6 +246,7 @@ LINEAR, PLAIN = {"rope_type": "linear", "rope_theta": 5e5, "factor": 2.0}, {"rop
         ),
         ("olmo2", LINEAR | {"rope_type": "yarn"}, {"rope_theta": 5e5}, "refuses or passes over"),
         ("phi3", LINEAR, {"rope_theta": 5e5}, "refuses or passes over"),
+        ("llama4_text", LINEAR, {"rope_theta": 5e5}, "refuses or passes over"),
         ("gemma4_text", LINEAR | {"rope_type": "proportional"}, {"rope_theta": 5e5}, "refuses or passes over"),
         ("llama", {"full_attention": LINEAR, "sliding_attention": PLAIN}, {}, "they were left out"),
         ("gemma3_text", {"full_attention": PLAIN, "sliding_attention": LINEAR}, {}, "they were left out"),

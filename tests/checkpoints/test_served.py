@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("transformers")
 
 from posenc.checkpoints.inspection import configs, served
-from posenc.checkpoints.vocabulary.reading import Layer, Reading
+from posenc.checkpoints.vocabulary.reading import CannotRead, Layer, Reading
 
 CONFIG = {
     "model_type": "mistral",
@@ -57,6 +57,26 @@ def planned(*layers: Layer) -> Reading:
 def test_what_is_served_and_not_planned_is_told(config: dict[str, Any], layers: list[str], sentence: str) -> None:
     told = served.unlike_planned(config, planned(*(Layer(spec, 64) for spec in layers)))
     assert any(sentence in one for one in told), told
+
+
+def test_a_model_that_cannot_be_built_is_held_by_its_keys(monkeypatch) -> None:
+    def unbuildable(config: Any) -> Any:
+        raise CannotRead("transformers cannot build it")
+
+    plan = planned(*[Layer("rotary", 64)] * 2)
+    monkeypatch.setattr(served, "skeleton", unbuildable)
+    assert served.unlike_planned(CONFIG, plan) == ["transformers does not take it: transformers cannot build it"]
+    before = replace(plan, not_covered=("the model: transformers cannot build it; the keys alone",))
+    assert served.unlike_planned(CONFIG, before) == []
+    told = served.unlike_planned(CONFIG | {"rope_theta": 5.0}, before)
+    assert told[0] == "planned and served: layer 0 rotary and rotary(base=5)"
+
+
+def test_a_tower_whose_module_holds_the_frequencies_of_one_axis_is_held_by_what_it_is_read_as() -> None:
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 16}
+    tower = {"model_type": "video_llama_3_vision", "patch_size": 14, **sizes}
+    plan = configs.read(tower)
+    assert plan.parts[0].layers[0].spec != "none" and served.unlike_planned(tower, plan) == []
 
 
 def test_a_plan_that_is_served_has_nothing_told_and_a_folder_is_held_to_it(tmp_path: Path) -> None:

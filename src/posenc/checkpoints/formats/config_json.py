@@ -29,7 +29,6 @@ REPLACED = {
     *("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings"),
     *("max_position_embeddings", "attention_factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"),
     *("truncate", "mscale", "mscale_all_dim", "short_factor", "long_factor", "short_mscale", "long_mscale", "alpha"),
-    *("mrope_section", "mrope_interleaved"),
 }
 """Keys in a dictionary of rotary for which a new one stands; others stay."""
 
@@ -229,16 +228,18 @@ def by_kind(place: Mapping[str, Any], part: Part, theirs: Any, rotaries: Mapping
     if hasattr(theirs, "layer_rope_theta"):
         # Their bases stand in a list of their own.
         said = {index: one | {"rope_theta": float(next(iter(rotaries.values())).base)} for index, one in said.items()}
-    kinds = {kind: rope or {} for kind, rope in old.items() if isinstance(rope, Mapping) or kind in types}
+    kinds = {kind: rope for kind, rope in old.items() if isinstance(rope, Mapping) or kind in types}
     if theirs is None and any(one != said[min(said)] for one in said.values()):
         kinds = {types[index]: {} for index in said}
     out: dict[str, Any] = {}
     for index, new in said.items():
         kind = types[index] if kinds else ""
-        before = kinds.get(kind, {} if kinds else old)
-        # Where the architecture turns a share by itself, the whole has to be said, too.
-        whole = {"partial_rotary_factor": 1.0} if "partial_rotary_factor" in before else {}
-        new = {key: value for key, value in before.items() if key not in REPLACED} | whole | new
+        before = (kinds.get(kind) if kinds else old) or {}
+        # Where the architecture turns a share by itself, the whole has to be said, too; in latent attention the share
+        # is that of the channels that turn.
+        latent = part.layers[index].head_dim != part.shape.head_dim
+        share = {key: value if latent else 1.0 for key, value in before.items() if key == "partial_rotary_factor"}
+        new = {key: value for key, value in before.items() if key not in REPLACED} | share | new
         if out.setdefault(kind, new) != new or (kinds and kind not in kinds):
             raise CannotExpress(
                 f"its layers differ, and {place.get('model_type')} has no place of its own for layer {index}, "

@@ -45,7 +45,9 @@ NEVER_STRETCHED = ("nemotron", "recurrent_gemma")
 
 TYPE_AND_FACTOR = ("olmo", "olmo2", "chameleon", "fuyu")
 LISTS_ALONE = ("phi3", "phi4_multimodal")
-"""Architectures that there refuse a `rope_scaling` unless it is `type` and `factor`, or `type` and the two lists."""
+LLAMA3_ALONE = ("llama4_text",)
+"""Architectures that there refuse a `rope_scaling` unless it is `type` and `factor`, or `type` and the two lists, or
+that of Llama 3."""
 
 
 def in_both_spellings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,7 +148,8 @@ def followed(scaling: Mapping[str, Any] | None, architecture: str | None) -> boo
         return set(scaling) == {"type", "factor"}
     if architecture in LISTS_ALONE:
         return set(scaling) == {"type", "short_factor", "long_factor"}
-    return scaling["rope_type"] in (*PLAIN, *SCHEDULES) and architecture not in NEVER_STRETCHED
+    known = ("llama3",) if architecture in LLAMA3_ALONE else (*PLAIN, *SCHEDULES)
+    return scaling["rope_type"] in known and architecture not in NEVER_STRETCHED
 
 
 def kind_of(rope: Mapping[str, Any]) -> str:
