@@ -41,18 +41,9 @@ OLD_NAMES = {
 PLAIN = {
     *("output_attentions", "max_window_layers", "use_sliding_window", "position_ids", "chunk_size_feed_forward"),
     *("attention_chunk_size", "sliding_window_pattern", "_sliding_window_pattern", "learned_pos_emb"),
-<<<<<<< HEAD
-    *(
-        "image_seq_length",
-        "num_hash_buckets",
-        "segment_means_seq_len",
-        "cross_attention_frequency",
-        "dropout_positions",
-    ),
-    *("frequency_embedding_size", "min_positive_scores_rate", "positive_label_weight", "mamba_chunk_size"),
-=======
+    *("image_seq_length", "num_hash_buckets", "segment_means_seq_len", "cross_attention_frequency"),
     *("frequency_stride", "dropout_positions", "tpu_short_seq_length", "position_biased_input"),
->>>>>>> main
+    *("frequency_embedding_size", "min_positive_scores_rate", "positive_label_weight", "mamba_chunk_size"),
 }
 """Keys that speak of position, or seem to, whose effect is told by others: they are entered as understood."""
 
