@@ -410,11 +410,13 @@ def tiny(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
         try:
             classes = model_classes(config)
         except Exception as error:
-            reasons.append(short(error))
-            continue
+            # It does not know a class, whatever the sizes.
+            raise Refused(short(error)) from error
         for cls in classes:
             try:
                 model = built(cls, copy.deepcopy(config))
+            except ImportError as error:
+                raise Refused(short(error)) from error
             except (Exception, MemoryError) as error:
                 reasons.append(str(error) if isinstance(error, Refused) else short(error))
                 continue
