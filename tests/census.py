@@ -190,7 +190,7 @@ BY_HAND: dict[str, dict[str, Any]] = {
     "diffusion_gemma.*": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32},
     "qwen4_exp.*": {
         **{"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 32},
-        **{"indexer_budget": 16, "indexer_compress_ratio": 4},
+        **{"indexer_budget": 16, "indexer_compress_ratio": 4, "ngram_vocab_size_base": 31, "split_ngram_parts": 2},
     },
     "musicgen.*": {"dropout": 0.0},
     "moonshine_streaming": {"num_key_value_heads": 8},
