@@ -62,7 +62,9 @@ def found(model: nn.Module, by_position: Collection[str] = ()) -> list[Found]:
         speaks = carries_position(type(module).__name__)
         name = path.rpartition(".")[2]
         tensors = 0
-        for tensor_name, values in [*module._parameters.items(), *module._buffers.items()]:
+        # VideoMAE's sines are neither: a tensor among the module's attributes.
+        plain = ((name, value) for name, value in vars(module).items() if isinstance(value, Tensor))
+        for tensor_name, values in [*module._parameters.items(), *module._buffers.items(), *plain]:
             if values is None or not values.is_floating_point() or "original" in tensor_name:
                 continue
             full = f"{path}.{tensor_name}".lstrip(".")
