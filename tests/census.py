@@ -824,8 +824,9 @@ def of(name: str) -> Row:
         try:
             reading = inspect(folder)
         except Exception as error:
-            refused = "transformers" in str(error) and "CannotRead" in type(error).__name__
-            return Row(name, "refused" if refused else "wrong", reason=f"inspect: {short(error)}")
+            said = type(error).__name__ == "CannotRead"
+            verdict = ("refused" if "transformers" in str(error) else "not covered") if said else "wrong"
+            return Row(name, verdict, reason=f"inspect: {short(error)}")
     specs = "; ".join(dict.fromkeys(said_of(part) for part in reading.parts))
     left = list(reading.not_covered)
     bare = runs_of(model, given)

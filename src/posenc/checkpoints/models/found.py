@@ -62,9 +62,7 @@ def found(model: nn.Module, by_position: Collection[str] = ()) -> list[Found]:
         speaks = carries_position(type(module).__name__)
         name = path.rpartition(".")[2]
         tensors = 0
-        # VideoMAE's sines are neither: a tensor among the module's attributes.
-        plain = ((name, value) for name, value in vars(module).items() if isinstance(value, Tensor))
-        for tensor_name, values in [*module._parameters.items(), *module._buffers.items(), *plain]:
+        for tensor_name, values in [*module._parameters.items(), *module._buffers.items()]:
             if values is None or not values.is_floating_point() or "original" in tensor_name:
                 continue
             full = f"{path}.{tensor_name}".lstrip(".")
@@ -75,6 +73,12 @@ def found(model: nn.Module, by_position: Collection[str] = ()) -> list[Found]:
             elif full in by_position or speaks or carries_position(tensor_name) or carries_position(name):
                 kind = "table" if tensor_name in module._parameters else "fixed"
                 out.append(Found(kind, full, module, values, config))
+                tensors += 1
+        for attribute, values in vars(module).items():
+            # VideoMAE's sines are no buffer.
+            shown = isinstance(values, Tensor) and values.is_floating_point() and not attribute.endswith("inv_freq")
+            if shown and carries_position(attribute):
+                out.append(Found("module", f"{path}.{attribute}".lstrip("."), module, None, config))
                 tensors += 1
         if speaks and not tensors and not any(path.startswith(f"{empty}.") for empty in without):
             without[path] = Found("module", path, module, None, config)
