@@ -21,9 +21,9 @@ from posenc.checkpoints.formats.load import quietly
 from posenc.checkpoints.kinds.all_kinds import KINDS
 from posenc.checkpoints.kinds.kind import Kind, Stack
 from posenc.checkpoints.kinds.learned_table import feeds_turns
-from posenc.checkpoints.kinds.rotary_keys import rope_parameters as rope_parameters
 from posenc.checkpoints.kinds.rotary_measured import rotary_layers
-from posenc.checkpoints.models.nodes import Node, every_layer, look_into, nodes_of, of_role
+from posenc.checkpoints.kinds.told import reason, unnamed
+from posenc.checkpoints.models.nodes import Node, every_layer, look_into, nodes_of, of_role, stages_of
 from posenc.checkpoints.models.skeleton import hollow
 from posenc.checkpoints.vocabulary.bounds import HEAD_DIMS, HEADS, KV_HEADS, LAYERS, LENGTHS, WIDTHS, within_bounds
 from posenc.checkpoints.vocabulary.ledger import SPEAKS_OF_POSITION, Ledger
@@ -41,7 +41,9 @@ OLD_NAMES = {
 PLAIN = {
     *("output_attentions", "max_window_layers", "use_sliding_window", "position_ids", "chunk_size_feed_forward"),
     *("attention_chunk_size", "sliding_window_pattern", "_sliding_window_pattern", "learned_pos_emb"),
-    *("frequency_stride", "dropout_positions", "tpu_short_seq_length"),
+    *("frequency_stride", "dropout_positions", "tpu_short_seq_length", "position_biased_input", "image_seq_length"),
+    *("num_hash_buckets", "segment_means_seq_len", "cross_attention_frequency"),
+    *("frequency_embedding_size", "min_positive_scores_rate", "positive_label_weight", "mamba_chunk_size"),
 }
 """Keys that speak of position, or seem to, whose effect is told by others: they are entered as understood."""
 
@@ -119,11 +121,20 @@ def filled(given: Mapping[str, Any]) -> Any:
     remedy = f"compare its keys with those of a released {model_type}"
     # Its classes are code of many hands, which says in any way what it does not like.
     with reading_with("transformers", field=f"this {model_type} configuration", remedy=remedy):
-        config = CONFIG_MAPPING[model_type].from_dict(harmless(given))
+        config = CONFIG_MAPPING[model_type].from_dict(infinite(harmless(given)))
         settle(config)
         # What cannot be written down again is no configuration.
         json.dumps(config.to_dict(), default=str)
         return config
+
+
+def infinite(value: Any) -> Any:
+    """A value of a config.json, in which transformers marks the numbers that JSON has no way to write."""
+    if isinstance(value, dict) and set(value) == {"__float__"}:
+        return float(value["__float__"])
+    if isinstance(value, dict):
+        return {key: infinite(one) for key, one in value.items()}
+    return [infinite(one) for one in value] if isinstance(value, list) else value
 
 
 def of_object(
@@ -151,7 +162,7 @@ def of_object(
     for node in nodes:
         plain_keys(node)
         left = dict(unclaimed(node))
-        for sentence in left.values():
+        for sentence in (*left.values(), *unnamed(node)):
             node.leave(sentence)
         adds = any(piece.door == "embed" for piece in node.pieces)
         for key, value in node.keys.given.items():
@@ -223,7 +234,7 @@ def flat(given: Mapping[str, Any], path: str = "") -> Iterator[str]:
 def parts_of(node: Node) -> Iterator[tuple[str, Part]]:
     """The stacks of layers of one configuration, by role: none where it has no heads, two of encoder and decoder."""
     keys = node.keys
-    roles = [""]
+    roles = stages_of(node) or [""]
     if (keys.has("decoder_layers") or keys.has("num_decoder_layers")) and not keys.has("text_config"):
         if any(keys.has(key) for key in ("encoder_layers", "num_encoder_layers", *LAYERS)):
             roles = ["encoder", "decoder"]
@@ -246,9 +257,16 @@ def sizes_of(node: Node, role: str) -> tuple[int, int, int | None, int, int] | N
     own = (role,) if role else ("decoder", "encoder")
     heads = (*(f"{one}_attention_heads" for one in own), *(f"num_{one}_attention_heads" for one in own))
     layers = (*(f"{one}_layers" for one in own), *(f"num_{one}_layers" for one in own))
-    heads = node.first((*heads, *HEADS) if role else (*HEADS, *heads))
+    heads: Any = node.first((*heads, *HEADS) if role else (*HEADS, *heads))
     layers = node.first((*layers, *LAYERS) if role else (*LAYERS, *layers, "layers"))
-    width, headless = node.first(WIDTHS), heads is None and bool(node.seen.rows)
+    width: Any = node.first(WIDTHS)
+    if role in (stages := stages_of(node)):
+        # Heads are of one size, and there are more of them from stage to stage.
+        stage, first = stages.index(role), heads[0]
+        heads, layers = heads[stage], node.first(("depths", "depth", *LAYERS))[stage]
+        width = node.first(("embed_dim", *WIDTHS))
+        width = width * heads // first if isinstance(width, int) and first else 0
+    headless = heads is None and bool(node.seen.rows)
     if headless:
         heads = 1
     if not all(isinstance(n, int) and n > 0 for n in (heads, layers, width)):
@@ -282,6 +300,7 @@ def part_of(node: Node, role: str) -> Part | None:
     stack = Stack(node, role, shape, turned, count, besides)
     stack.turning = rotary_layers(stack)
     pieces = [piece for kind in KINDS for piece in kind.find(stack)]
+    node.reasons |= {item.path: why for item in node.found if stack.has(item.path) and (why := reason(stack, item))}
     embed, tables, rows = added(stack, pieces)
     shape = stack.shape = replace(shape, max_len=rows or length or 1)
     biases = list(dict.fromkeys(spec for piece in pieces if piece.door == "bias" for spec in piece.specs()))
@@ -405,4 +424,5 @@ def unclaimed(node: Node) -> Iterator[tuple[str, str]]:
     for item in node.found:
         if item.path not in node.claimed and not feeds_turns(node, item):
             path, of = every_layer(item.path), type(item.owner).__name__
-            yield item.path, f"{path} ({of}) carries position, and no spec here says how"
+            why = node.reasons.get(item.path, "carries position, and no spec here says how")
+            yield item.path, f"{path} ({of}) {why}"

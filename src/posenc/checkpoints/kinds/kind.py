@@ -105,7 +105,22 @@ class Hooked:
         self.handle.remove()
 
 
-Change = Swapped | Shadowed | Hooked
+@dataclass(frozen=True)
+class Refilled:
+    """A buffer of a module that gave way to another, which moves with the model as it did."""
+
+    owner: nn.Module
+    name: str
+    original: Tensor
+
+    def undo(self) -> None:
+        current = self.owner._buffers[self.name]
+        assert current is not None
+        same = (current.device, current.dtype) == (self.original.device, self.original.dtype)
+        self.owner._buffers[self.name] = self.original if same else self.original.to(current)
+
+
+Change = Swapped | Shadowed | Hooked | Refilled
 
 
 def swap(model: nn.Module, path: str, new: nn.Module) -> Swapped:
@@ -121,6 +136,13 @@ def shadow(owner: nn.Module, name: str, new: Any) -> Shadowed:
     """Hide what a module has under a name."""
     owner.__dict__[name] = new
     return Shadowed(owner, name, owner._buffers.get(name))
+
+
+def refill(owner: Any, name: str, new: Tensor) -> Refilled:
+    """Put a tensor in the place of a buffer, in its shape, dtype and device."""
+    original = owner._buffers[name]
+    owner._buffers[name] = new.reshape(original.shape).to(original)
+    return Refilled(owner, name, original)
 
 
 def hook(module: nn.Module, new: Any) -> Hooked:

@@ -66,6 +66,10 @@ class LearnedTable(Kind):
             if not seen.rows.get(item.path) and values.shape[-1] == stack.shape.dim and grid_of(stack, values):
                 # Patches of an image.
                 continue
+            of_heads = item.path not in seen.rows and tuple(values.shape) == (stack.shape.heads, stack.shape.head_dim)
+            if item.path in stack.node.claimed or of_heads:
+                # Compared with distances, or a vector that each head adds to its queries.
+                continue
             path, _, name = item.path.rpartition(".")
             spec, origin = as_sines(values.flatten(0, -2), row)
             if spec == "learned" and item.kind == "fixed":

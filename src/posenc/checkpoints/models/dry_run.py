@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -13,9 +14,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_any, tree_map
 
-from posenc.checkpoints.models.found import carries_position, found
+from posenc.checkpoints.models.found import SPEAKS_OF_POSITION, carries_position, found
 from posenc.checkpoints.models.skeleton import LARGE, as_meta, is_shape
 from posenc.checkpoints.models.turns import Turn, coded, functions, rotary_functions, turning, watched
+from posenc.checkpoints.vocabulary.bounds import HEADS
 from posenc.foreign.text import told
 
 MAKES_SLOPES = re.compile(r"alibi")
@@ -58,6 +60,10 @@ class Measured:
     scaled   path of a module that gives the rows of its table multiplied -> by how much
     slopes   the biases that code of ALiBi made, as it returned them
     buckets  the buckets into which methods of modules put distances
+    made     path of a module that speaks of position -> the tensors that it gave out first
+    attend   the paths of the modules that took a softmax
+    centres  path of a table that was looked up by distance, a row for each pair of tokens -> the row of distance 0
+    spoke    the names of functions that speak of position and ran
     entered  the paths of the modules that ran
     turners  how many functions of rotary code the model has, whether they were called or not
     failure  why the run ended early, or ""
@@ -70,6 +76,10 @@ class Measured:
     scaled: dict[str, float] = field(default_factory=dict)
     slopes: list[Tensor] = field(default_factory=list)
     buckets: list["Bucketed"] = field(default_factory=list)
+    made: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
+    attend: set[str] = field(default_factory=set)
+    centres: dict[str, int] = field(default_factory=dict)
+    spoke: set[str] = field(default_factory=set)
     entered: set[str] = field(default_factory=set)
     turners: int = 0
     failure: str = ""
@@ -81,6 +91,7 @@ MUCH_OF_LITTLE = {
 }
 """Functions of torch whose result may be far larger than what they are given: products, and sums over other axes."""
 
+SOFTMAX = {nn.functional.softmax, torch.softmax, Tensor.softmax, nn.functional.scaled_dot_product_attention}
 ADDS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__}
 
 
@@ -90,9 +101,14 @@ class Dry(TorchFunctionMode):
     What would come out large of little becomes a shape: attention among the patches of one image may take gigabytes.
     """
 
-    def __init__(self, looked_up: Callable[[Tensor, Tensor], None], added: Callable[[Tensor], None]) -> None:
+    def __init__(
+        self,
+        looked_up: Callable[[Tensor, Tensor], None],
+        added: Callable[[Tensor], None],
+        attends: Callable[[], None],
+    ) -> None:
         super().__init__()
-        self.looked_up, self.added = looked_up, added
+        self.looked_up, self.added, self.attends = looked_up, added, attends
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -100,6 +116,8 @@ class Dry(TorchFunctionMode):
             self.looked_up(args[0], args[1])
         if func is Tensor.index_select and args[1] == 0:
             self.looked_up(args[2], args[0])
+        if func in SOFTMAX:
+            self.attends()
         if func is Tensor.__getitem__:
             first = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
             if isinstance(first, Tensor):
@@ -172,6 +190,10 @@ def dry_run(model: nn.Module, inputs: Mapping[str, Tensor] | None) -> Measured:
             start = consecutive(indices)
             if start is not None:
                 seen.rows.setdefault(path, start)
+        if path and indices.dim() > 1 and indices.shape[-1] == indices.shape[-2] > 1 and not is_shape(indices):
+            pairs = indices.reshape(-1, *indices.shape[-2:])[0]
+            if pairs[1:, 1:].equal(pairs[:-1, :-1]):
+                seen.centres.setdefault(path, int(pairs[0, 0]))
 
     def added(rows: Tensor) -> None:
         # A view of a table has its memory; what was computed of it has not.
@@ -192,6 +214,9 @@ def dry_run(model: nn.Module, inputs: Mapping[str, Tensor] | None) -> Measured:
 
     def leave(module: nn.Module, args: tuple, out: Any) -> None:
         path = stack.pop()
+        made = [x for x in (out if isinstance(out, tuple) else (out,)) if isinstance(x, Tensor)]
+        if carries_position(type(module).__name__) and not any(is_shape(x) for x in made):
+            seen.made.setdefault(path, tuple(made))
         for name, table in (*module._parameters.items(), *module._buffers.items()):
             row = seen.rows.get(f"{path}.{name}".lstrip("."))
             if row is None or table is None or not isinstance(out, Tensor) or is_shape(out) or table.dim() < 2:
@@ -215,11 +240,12 @@ def dry_run(model: nn.Module, inputs: Mapping[str, Tensor] | None) -> Measured:
         seen.turners = len(turned)
         made = {code: keeping(seen) for code, _ in functions(model, MAKES_SLOPES)}
         sorted_out = {code: sorting(model, function, stack, seen) for code, function in bucket_methods(model)}
-        undo.enter_context(watched(turned | sorted_out, made))
+        spoken = {code: lambda _, name=name: seen.spoke.add(name) for code, name in speakers(model)}
+        undo.enter_context(watched(spoken | turned | sorted_out, made))
         try:
             given = usual_inputs(model) if inputs is None else inputs
             tokens = given["input_ids"].shape[1] if "input_ids" in given else 0
-            with Dry(looked_up, added):
+            with Dry(looked_up, added, lambda: seen.attend.add(stack[-1])):
                 model(**given)
         except Exception as error:
             seen.failure = told(error)
@@ -253,7 +279,10 @@ def usual_inputs(model: nn.Module) -> dict[str, Any]:
         # Rotary towers take any image, and a small one tells as much.
         patch = getattr(config, "patch_size", None)
         small = isinstance(patch, int) and any(item.kind == "frequencies" for item in found(model))
-        size = 4 * patch if small and patch else getattr(config, "image_size", 224) or 224
+        # As many patches as there are no heads, or one could be taken for the other.
+        heads = [getattr(config, key, None) for key in HEADS]
+        side = next(n for n in (4, 6, 8) if n * n not in heads)
+        size = side * patch if small and patch else getattr(config, "image_size", 224) or 224
         height, width = size if isinstance(size, (list, tuple)) else (size, size)
         inputs[name] = torch.zeros(1, getattr(config, "num_channels", 3), height, width)
     elif name == "input_features" and isinstance(getattr(config, "num_mel_bins", None), int):
@@ -275,6 +304,9 @@ def other_inputs(model: Any) -> Iterator[dict[str, Any]]:
     if name == "input_ids" and "pixel_values" in accepted:
         side = known.get("image_size", 224)
         yield usual_inputs(model) | {"pixel_values": torch.zeros(1, known.get("num_channels", 3), side, side)}
+    if name == "pixel_values" and isinstance(side := getattr(model.config, "image_size", None), int):
+        # Some hold the places of a whole image.
+        yield {name: torch.zeros(1, known.get("num_channels", 3), side, side)}
     if name not in ("input_features", "input_values") or name not in accepted:
         return
     text = {"decoder_input_ids": torch.full((1, 5), 7)} if "decoder_input_ids" in accepted else {}
@@ -301,6 +333,20 @@ def bucket_methods(model: nn.Module) -> Iterator[tuple[CodeType, FunctionType]]:
     for cls in {base for module in model.modules() for base in type(module).__mro__}:
         named = {name: getattr(value, "__func__", value) for name, value in vars(cls).items()}
         yield from coded(named, MAKES_BUCKETS)
+
+
+def speakers(model: nn.Module) -> Iterator[tuple[CodeType, str]]:
+    """The functions and methods in the modelling files of a model whose names speak of position."""
+    for file in {
+        type(module).__module__ for module in model.modules() if not type(module).__module__.startswith("torch.")
+    }:
+        held = {
+            name: value for name, value in vars(sys.modules[file]).items() if getattr(value, "__module__", "") == file
+        }
+        for names in (held, *(vars(value) for value in held.values() if isinstance(value, type))):
+            for code, function in coded({n: getattr(v, "__func__", v) for n, v in names.items()}, SPEAKS_OF_POSITION):
+                if carries_position(function.__name__):
+                    yield code, function.__qualname__
 
 
 def sorting(
