@@ -298,7 +298,11 @@ def test_sines_of_a_model_that_cannot_be_run_are_known_by_their_numbers() -> Non
     series = {"prediction_length": 4, "context_length": 8, "lags_sequence": [1, 2], "num_time_features": 1}
     sizes = {key: BART[key] for key in BART if key not in ("vocab_size", "max_position_embeddings")}
     model = made("TimeSeriesTransformer", **series, **sizes)
-    given = {"past_values": sound(2, 10), "past_time_features": sound(2, 10, 1), "past_observed_mask": torch.ones(2, 10)}
+    given = {
+        "past_values": sound(2, 10),
+        "past_time_features": sound(2, 10, 1),
+        "past_observed_mask": torch.ones(2, 10),
+    }
     given |= {"future_values": sound(2, 4), "future_time_features": sound(2, 4, 1)}
     bare = states(model, **given)
     spec = "sinusoidal(layout='concatenated')"
