@@ -221,9 +221,9 @@ TABLES = {
         {"": "learned_grid(grid=(4, 3), prefix=1)"},
     ),
     "VitDet, resampled behind a row that is not read": (
-        ("VitDet", VIT | {"image_size": 32, "patch_size": 8, "pretrain_image_size": 32}),
+        ("VitDet", VIT | {"image_size": 32, "patch_size": 8, "pretrain_image_size": 48}),
         {"pixel_values": sound(2, 3, 32, 32)},
-        {"": "learned_grid(grid=(4, 4), prefix=1)"},
+        {"": "learned_grid(grid=(6, 6), prefix=1)"},
     ),
     "PegasusX, computed by a module": (
         ("PegasusX", BART | {"pad_token_id": 0, "block_size": 4, "num_global_tokens": 4}),

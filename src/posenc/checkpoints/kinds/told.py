@@ -15,7 +15,7 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
 def reason(stack: Stack, item: Found) -> str | None:
     """Why what was found in a stack is no entry of the catalogue, as what follows its name; None where unknown."""
     shape, size = stack.shape, () if item.values is None else tuple(item.values.shape)
-    if (reach := reach_of(item.owner)) is not None:
+    if item.kind == "module" and (reach := reach_of(item.owner)) is not None:
         return f"tells places apart by a convolution over {reach}, which no spec here speaks of; it stays as it is"
     rows, wide = size if len(size) == 2 else (0, 0)
     back = stack.node.seen.centres.get(item.path)
