@@ -541,7 +541,7 @@ def test_a_dtype_that_would_be_wrong_is_refused(made, tmp_path: Path) -> None:
 def test_targets_that_exist_or_lie_in_the_source_are_refused_before_anything_is_read(
     made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "open_tensors", lambda path: pytest.fail("the source was read"))
+    monkeypatch.setattr(module, "open_source", lambda *given: pytest.fail("the source was read"))
     source = made("llama")
     with pytest.raises(ValueError, match="exists; nothing was written"):
         convert(source, tmp_path, Request(layout="interleaved"))

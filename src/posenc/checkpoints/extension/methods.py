@@ -1,7 +1,8 @@
 """Ways to stretch a rotary model's context, by the names that people use: as specs, and as a change of its config."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -306,3 +307,27 @@ def read_factors(path: Path) -> dict[str, list[float]]:
     found = found.get("rope_parameters") or found.get("rope_scaling") or found
     matches(found, {"short_factor": [float], "long_factor": [float], "*": Any}, file=path)
     return {key: found[key] for key in ("short_factor", "long_factor")}
+
+
+def lengths_of(plan: Plan, more: Sequence[int] = ()) -> tuple[int, ...]:
+    """The lengths to measure at: the trained one, 1.5, 2, 3, 4, 6, ... times it, and the target."""
+    found, step = {plan.trained, plan.target, *more}, 1
+    while plan.trained * step < plan.target:
+        found |= {length for length in (plan.trained * step, plan.trained * step * 3 // 2) if length < plan.target}
+        step *= 2
+    return tuple(sorted(found))
+
+
+@contextmanager
+def attached(model: Any, method: Method, length: int) -> Generator[None]:
+    """The model with a method in it; as it is, it runs by its own code, unless that goes wrong behind a cache."""
+    if method.name == "none" and not method.by_length:
+        yield
+        return
+    from posenc.checkpoints.live.attach import attach, detach
+
+    attach(model, method.specs, horizon=length if method.by_length else None)
+    try:
+        yield
+    finally:
+        detach(model)

@@ -63,7 +63,7 @@ def tables_of(reading: Reading, shapes: Mapping[str, Sequence[int]]) -> list[Tab
             continue
         for told, size in part.tables.items():
             fitting = [name for name, shape in shapes.items() if tuple(shape) == tuple(size)]
-            first = size[-2] - math.prod(cells)
+            first = math.prod(size[:-1]) - math.prod(cells)
             found += [Table(name, part.name, cells, first) for name in called(told, fitting)]
     return list(dict.fromkeys(found))
 

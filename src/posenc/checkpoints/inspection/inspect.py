@@ -135,10 +135,11 @@ def tables(reading: Reading, tensors: Tensors) -> Iterator[str]:
     """Learned tables whose sizes the config does not give."""
     learned = [part for part in reading.parts if part.embed.startswith("learned")]
     biased = [(part, one) for part in reading.parts for one in distinct(part) if hasattr(one, "buckets")]
+    told = {name for part in reading.parts for table in part.tables for name in called(table, tensors)}
     sizes: dict[str, list[tuple[int, ...]]] = {}
     for part in learned:
-        for told, size in part.tables.items():
-            for name in called(told, tensors):
+        for table, size in part.tables.items():
+            for name in called(table, tensors):
                 sizes.setdefault(name, []).append(tuple(size[-2:]))
         if not part.tables and part.trained_length is not None:
             for name in filter(POSITION_TABLE.search, tensors):
@@ -148,7 +149,7 @@ def tables(reading: Reading, tensors: Tensors) -> Iterator[str]:
         if name in sizes and tuple(shape[-2:]) not in sizes[name]:
             wanted = " or ".join(str(list(size)) for size in dict.fromkeys(sizes[name]))
             yield f"{name} is {list(shape)}, and the config says {wanted}; followed: the config"
-        unasked = reading.parts and not learned and accounted_for(reading)
+        unasked = reading.parts and not learned and name not in told and accounted_for(reading)
         if unasked and POSITION_TABLE.search(name) and len(shape) in (2, 3):
             yield f"{name} is a table of positions {list(shape)}, and the config speaks of none"
         if RELATIVE_TABLE.search(name):
@@ -260,6 +261,7 @@ def in_json(reading: Reading) -> dict[str, Any]:
                 "layers": [{"layers": [first, last], **vars(part.layers[first])} for first, last in runs(part)],
                 "tables": {name: list(shape) for name, shape in part.tables.items()},
                 "besides": list(part.besides),
+                "known": part.known,
             }
         )
     return told

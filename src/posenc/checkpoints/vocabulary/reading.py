@@ -50,6 +50,7 @@ class Part:
     embed           the spec of what is added to the embeddings, or "none": door 1 belongs to the part, not to a layer
     tables          the shapes of learned position tables, by the name of the tensor, where they are known
     besides         what the part does about position that no spec says, in sentences
+    known           whether specs say all that was seen of its position code; else "none" means that it is not known
     """
 
     name: str
@@ -60,6 +61,7 @@ class Part:
     embed: str = "none"
     tables: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     besides: tuple[str, ...] = ()
+    known: bool = True
 
     def __post_init__(self) -> None:
         names_no_code(self.embed)
