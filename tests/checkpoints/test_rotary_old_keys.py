@@ -218,7 +218,7 @@ def test_what_only_transformers_5_knows_is_written_so_that_it_serves_it(name: st
     assert written["rope_theta"] == 1e4 and unlike_planned(written, reading) == []
 
 
-SAID = {"rope_parameters", "rope_theta", "partial_rotary_factor", "rope_scaling", "head_dim", "max_position_embeddings"}
+SAID = {"rope_parameters", "head_dim", "max_position_embeddings", "original_max_position_embeddings"}
 
 
 @pytest.mark.parametrize("name", WRITTEN)
