@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from posenc.checkpoints.conversion.tables import resample, resampling
-from posenc.checkpoints.extension.extend import CHECKPOINT, KEEPS, Say
+from posenc.checkpoints.extension.checkpoint import CHECKPOINT
+from posenc.checkpoints.extension.choice import KEEPS
+from posenc.checkpoints.extension.clock import Say
 from posenc.checkpoints.extension.learned_measures import WHOLE, Causal, Images, Masked, Measure, Sentences
 from posenc.checkpoints.extension.runs import Kept, check_folder, claimed, hash_of
 from posenc.checkpoints.formats import huggingface, load

@@ -21,7 +21,6 @@ from posenc.checkpoints.formats.load import quietly
 from posenc.checkpoints.kinds.all_kinds import KINDS
 from posenc.checkpoints.kinds.kind import Kind, Stack
 from posenc.checkpoints.kinds.learned_table import feeds_turns
-from posenc.checkpoints.kinds.rotary_keys import rope_parameters as rope_parameters
 from posenc.checkpoints.kinds.rotary_measured import rotary_layers
 from posenc.checkpoints.kinds.told import reason, unnamed
 from posenc.checkpoints.models.nodes import Node, every_layer, look_into, nodes_of, of_role, stages_of

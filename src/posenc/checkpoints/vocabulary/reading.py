@@ -1,7 +1,7 @@
 """What a checkpoint says of positions: a Reading of parts, and of each part the layers, as specs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from posenc.catalogue import build
@@ -93,6 +93,11 @@ class Reading:
     unknown: Mapping[str, Any] = field(default_factory=dict)
     contradictions: tuple[str, ...] = ()
     not_covered: tuple[str, ...] = ()
+
+
+def with_part(reading: Reading, old: Part, new: Part) -> Reading:
+    """The reading with one of its parts replaced."""
+    return replace(reading, parts=tuple(new if part is old else part for part in reading.parts))
 
 
 def names_no_code(spec: str) -> None:
