@@ -56,7 +56,12 @@ class LearnedTable(Kind):
         for item in stack.pieces("table", "fixed"):
             seen, values = stack.node.seen, item.values
             row = seen.rows.get(item.path, seen.added.get(item.path))
-            if row is None or values is None or feeds_turns(stack.node, item) or not is_table(values):
+            if values is None or feeds_turns(stack.node, item) or not is_table(values):
+                continue
+            if row is None and seen.failure:
+                # Where a model could not be run its sines are known by their numbers, behind what rows there may be.
+                row = next((n for n in range(3) if as_sines(values.flatten(0, -2), n)[0] != "learned"), None)
+            if row is None:
                 continue
             if not seen.rows.get(item.path) and values.shape[-1] == stack.shape.dim and grid_of(stack, values):
                 # Patches of an image.
@@ -67,6 +72,9 @@ class LearnedTable(Kind):
                 continue
             path, _, name = item.path.rpartition(".")
             spec, origin = as_sines(values.flatten(0, -2), row)
+            if spec == "learned" and item.kind == "fixed":
+                # Computed numbers, by a rule that the catalogue does not have.
+                continue
             yield cls(stack, path, spec, row, origin, name, tuple(values.shape))
 
     def specs(self) -> list[str]:
