@@ -230,6 +230,16 @@ def test_what_only_the_defaults_say_is_marked():
     assert understood["rope_parameters.rope_theta"].endswith("(not in the file: default, or from another key)")
 
 
+def test_keys_that_only_seem_to_speak_of_position_are_no_unknown_keys():
+    assert read({**LLAMA, "image_seq_length": 9, "num_hash_buckets": 9, "dropout_positions": 0.1}).unknown == {}
+
+
+def test_numbers_that_json_cannot_write_are_read_as_transformers_marks_them():
+    limits = [0.0, {"__float__": "Infinity"}]
+    found = read({"model_type": "mamba2", "num_hidden_layers": 1, "vocab_size": 9, "time_step_limit": limits})
+    assert all(layer.spec == "none" for part in found.parts for layer in part.layers)
+
+
 def test_an_architecture_that_nobody_knows_is_read_by_its_keys_and_the_layout_is_left_open():
     reading = read({**LLAMA, "model_type": "newllama", "rope_theta": 5e5})
     assert reading.parts[0].layers[0].spec == "rotary(base=500000)"

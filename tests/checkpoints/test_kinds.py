@@ -345,3 +345,14 @@ def test_what_is_not_known_is_not_called_none() -> None:
     assert "layer 0: not known" in words(reading)
     known = huggingface.read(transformers.ViTConfig(**VIT, image_size=32, patch_size=8))
     assert known.parts[0].known and "layer 0: none" in words(known)
+
+
+def test_a_rotary_module_that_joins_the_positions_of_several_axes_is_left() -> None:
+    small = {"vocab_size": 97, "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "pad_token_id": 1}
+    kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
+    model = made("NeoMME", **small, **heads, **kinds)
+    with pytest.raises(
+        ValueError, match=r"rotary_emb takes a position on each of several axes, and rotary.* reads one"
+    ):
+        attach(model)

@@ -41,7 +41,9 @@ OLD_NAMES = {
 PLAIN = {
     *("output_attentions", "max_window_layers", "use_sliding_window", "position_ids", "chunk_size_feed_forward"),
     *("attention_chunk_size", "sliding_window_pattern", "_sliding_window_pattern", "learned_pos_emb"),
-    *("frequency_stride", "dropout_positions", "tpu_short_seq_length", "position_biased_input"),
+    *("frequency_stride", "dropout_positions", "tpu_short_seq_length", "position_biased_input", "image_seq_length"),
+    *("num_hash_buckets", "segment_means_seq_len", "cross_attention_frequency"),
+    *("frequency_embedding_size", "min_positive_scores_rate", "positive_label_weight", "mamba_chunk_size"),
 }
 """Keys that speak of position, or seem to, whose effect is told by others: they are entered as understood."""
 
@@ -119,11 +121,20 @@ def filled(given: Mapping[str, Any]) -> Any:
     remedy = f"compare its keys with those of a released {model_type}"
     # Its classes are code of many hands, which says in any way what it does not like.
     with reading_with("transformers", field=f"this {model_type} configuration", remedy=remedy):
-        config = CONFIG_MAPPING[model_type].from_dict(harmless(given))
+        config = CONFIG_MAPPING[model_type].from_dict(infinite(harmless(given)))
         settle(config)
         # What cannot be written down again is no configuration.
         json.dumps(config.to_dict(), default=str)
         return config
+
+
+def infinite(value: Any) -> Any:
+    """A value of a config.json, in which transformers marks the numbers that JSON has no way to write."""
+    if isinstance(value, dict) and set(value) == {"__float__"}:
+        return float(value["__float__"])
+    if isinstance(value, dict):
+        return {key: infinite(one) for key, one in value.items()}
+    return [infinite(one) for one in value] if isinstance(value, list) else value
 
 
 def of_object(

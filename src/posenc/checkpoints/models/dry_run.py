@@ -280,7 +280,7 @@ def usual_inputs(model: nn.Module) -> dict[str, Any]:
         patch = getattr(config, "patch_size", None)
         small = isinstance(patch, int) and any(item.kind == "frequencies" for item in found(model))
         # As many patches as there are no heads, or one could be taken for the other.
-        heads = {getattr(config, key, None) for key in HEADS}
+        heads = [getattr(config, key, None) for key in HEADS]
         side = next(n for n in (4, 6, 8) if n * n not in heads)
         size = side * patch if small and patch else getattr(config, "image_size", 224) or 224
         height, width = size if isinstance(size, (list, tuple)) else (size, size)
