@@ -196,7 +196,7 @@ def test_position_code_that_no_spec_describes_is_named():
         hidden_size=32, num_attention_heads=2, num_hidden_layers=1, intermediate_size=32
     )
     (sentence,) = read(config).not_covered
-    assert "encoder.pos_conv_embed (Wav2Vec2PositionalConvEmbedding) carries position" in sentence
+    assert "encoder.pos_conv_embed (Wav2Vec2PositionalConvEmbedding) tells places apart by a convolution" in sentence
 
 
 def test_keys_that_nobody_reads_are_named_and_not_ignored():
