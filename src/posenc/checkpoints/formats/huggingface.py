@@ -8,8 +8,6 @@ whether the frequencies are those that the keys say. What the modules have and n
 import copy
 import functools
 import json
-import math
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,6 +15,7 @@ from typing import Any
 import torch
 
 from posenc.checkpoints.files.named_code import harmless
+from posenc.checkpoints.formats.attention import attending, scale_of
 from posenc.checkpoints.formats.load import quietly
 from posenc.checkpoints.kinds.all_kinds import KINDS
 from posenc.checkpoints.kinds.grid_table import GridTable
@@ -41,8 +40,7 @@ OLD_NAMES = {
 """Keys that transformers itself moves into `rope_parameters`."""
 
 PLAIN = {
-    *("output_attentions", "max_window_layers", "use_sliding_window", "position_ids", "chunk_size_feed_forward"),
-    *("attention_chunk_size", "sliding_window_pattern", "_sliding_window_pattern", "learned_pos_emb"),
+    *("output_attentions", "position_ids", "chunk_size_feed_forward", "learned_pos_emb", "attention_chunk_size"),
 }
 """Keys that speak of position, or seem to, whose effect is told by others: they are entered as understood."""
 
@@ -228,7 +226,7 @@ def parts_of(node: Node) -> Iterator[Part]:
 def sizes_of(node: Node, role: str) -> tuple[int, int, int, int, int] | None:
     """Width, heads, key and value heads, channels of a head, and layers of a stack; None where it is no such stack."""
     heads = node.first((f"{role}_attention_heads", f"num_{role}_attention_heads", *HEADS))
-    layers = node.first((f"{role}_layers", f"num_{role}_layers", *LAYERS))
+    layers = node.first((f"{role}_layers", f"num_{role}_layers", *LAYERS), getattr(node.config, LAYERS[0], None))
     width = node.first(WIDTHS)
     if not all(isinstance(n, int) and n > 0 for n in (heads, layers, width)):
         return None
@@ -256,26 +254,31 @@ def part_of(node: Node, role: str) -> Part | None:
     if keys.has("qk_rope_head_dim"):
         head_dim = turned + keys.whole("qk_nope_head_dim", "{} channels of a head do not turn", 0)
         keys.say("qk_head_dim", "channels of a head, in latent attention")
-    length = trained_length(node, role)
-    shape = Shape(width, heads, head_dim, length or 1, is_causal(node, role))
+    length, attention = trained_length(node, role), attending(node, role, count)
+    shape = Shape(width, heads, head_dim, length or 1, attention.causal)
     stack = Stack(node, role, shape, turned, count, besides)
     stack.turning = rotary_layers(stack)
     pieces = [piece for kind in KINDS for piece in kind.find(stack)]
     embed, tables, rows = added(stack, pieces)
     shape = stack.shape = replace(shape, max_len=rows or length or 1)
     biases = list(dict.fromkeys(spec for piece in pieces if piece.door == "bias" for spec in piece.specs()))
-    if stack.turning is None and not biases and embed == "none":
+    nothing = stack.turning is None and not biases and embed == "none"
+    # Order can enter through a causal mask alone, where all else is known.
+    if nothing and not (attention.ran and shape.causal and not node.seen.failure and not any(unclaimed(node))):
         return None
     specs = stack.turning or [("none", turned)] * count
     for bias in biases:
         specs = [(bias if spec == "none" else f"{spec} + {bias}", wide) for spec, wide in specs]
     node.pieces += pieces
     out = tuple(
-        Layer(spec, wide, window, None if scale is None or math.isclose(scale, wide**-0.5, rel_tol=1e-6) else scale)
-        for (spec, wide), window, scale in zip(
-            specs, windows_of(node, count), scales_of(node, role, count), strict=True
+        Layer(spec if attends else "none", wide, reach.window, scale_of(scale, head_dim), reach.chunk, attends)
+        for (spec, wide), reach, scale, attends in zip(
+            specs, attention.reaches, attention.scales, attention.attends, strict=True
         )
     )
+    besides += attention.besides
+    for sentence in attention.left:
+        node.leave(sentence)
     return Part(stack.name, shape, out, kv, length or rows, embed, tables, tuple(besides))
 
 
@@ -314,65 +317,6 @@ def trained_length(node: Node, role: str) -> int | None:
                     node.keys.say(other, f"trained length {value} tokens")
             return value
     return None
-
-
-def is_causal(node: Node, role: str) -> bool:
-    """Whether tokens see only the past: by the role, else as the modules make masks, else by the keys."""
-    if role:
-        return role == "decoder"
-    masks = [name for m in node.modules.values() for name in masks_of(m)]
-    if masks:
-        both = [any(("bidirectional" in name) == sides for name in masks) for sides in (True, False)]
-        # A class that makes masks of one kind alone does not ask the key.
-        return node.keys.peek("is_decoder") is not False if all(both) else both[1]
-    said = [m.is_causal for m in node.modules.values() if isinstance(getattr(m, "is_causal", None), bool)]
-    if said:
-        return any(said)
-    if node.keys.has("is_decoder") or node.keys.has("image_size") or node.keys.has("patch_size"):
-        return bool(node.keys.peek("is_decoder"))
-    return bool(node.keys.peek("use_cache", True))
-
-
-def masks_of(module: Any) -> list[str]:
-    """The functions that a module's own code makes attention masks with."""
-    names = type(module).forward.__code__.co_names if hasattr(type(module).forward, "__code__") else ()
-    inner = getattr(type(module).forward, "__wrapped__", None)
-    while inner is not None:
-        names, inner = inner.__code__.co_names, getattr(inner, "__wrapped__", None)
-    return [name for name in names if re.fullmatch(r"create_\w*mask\w*", name)]
-
-
-def attention_modules(node: Node, role: str) -> dict[int, Any]:
-    """The first module of each layer that scales logits or has a window."""
-    out: dict[int, Any] = {}
-    for path, module in node.modules.items():
-        match = re.search(r"(?:^|\.)(\d+)(?:\.|$)", path)
-        if match and of_role(path, role) and isinstance(getattr(module, "scaling", None), (int, float)):
-            out.setdefault(int(match.group(1)), module)
-    return out
-
-
-def scales_of(node: Node, role: str, count: int) -> list[float | None]:
-    """What each layer multiplies its logits by, as its module says."""
-    for key in ("query_pre_attn_scalar", "attention_multiplier", "scale_attn_weights", "qk_scale_factor"):
-        node.keys.say(key, "the scale of attention")
-    own = attention_modules(node, role)
-    return [float(own[i].scaling) if i in own else None for i in range(count)]
-
-
-def windows_of(node: Node, count: int) -> list[int | None]:
-    """How many tokens each layer sees back, or None for all."""
-    keys = node.keys
-    size, types = keys.peek("sliding_window"), keys.peek("layer_types")
-    keys.say("sliding_window", f"windows of {size} tokens")
-    keys.say("layer_types", "which kind each layer is of")
-    if keys.has("rope_parameters"):
-        keys.say("original_max_position_embeddings", "trained length before stretching, where a schedule stretches")
-    if not isinstance(size, int) or keys.peek("use_sliding_window") is False:
-        return [None] * count
-    if isinstance(types, list) and len(types) == count:
-        return [size if kind == "sliding_attention" else None for kind in types]
-    return [size] * count
 
 
 def turns_with(node: Node, item: Found) -> bool:
