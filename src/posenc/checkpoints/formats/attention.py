@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
-from posenc.checkpoints.models.attended import Attended, Reach, reach
+from posenc.checkpoints.models.attended import Attended, Reach
 from posenc.checkpoints.models.nodes import Node, of_role
 from posenc.checkpoints.vocabulary.ledger import in_words
 
@@ -72,7 +72,7 @@ def attending(node: Node, role: str, count: int) -> Attending:
     if unseen:
         why = f" ({node.seen.failure})" if node.seen.failure else ""
         left.append(f"layers {in_words(unseen)} did not run{why}; who sees whom in them is as the keys say")
-    reaches = [(reach(ran[i]) if i in ran else None) or (Reach() if i in still else told[i]) for i in range(count)]
+    reaches = [(ran[i].reach if i in ran else None) or (Reach() if i in still else told[i]) for i in range(count)]
     sights = [one.causal for one in ran.values() if one.causal is not None]
     causal = all(sights) if sights else causal_by_keys(node, role)
     besides = kinds_of_sight(ran) + without_attention(node, prefix, still, ran)

@@ -30,13 +30,25 @@ FEW = 8
 
 
 @dataclass(frozen=True)
+class Reach:
+    """How far attention reaches.
+
+    window  it sees keys fewer than so many tokens away, itself among them, or None for all
+    chunk   it sees the keys of its own chunk of so many tokens, or None
+    """
+
+    window: int | None = None
+    chunk: int | None = None
+
+
+@dataclass(frozen=True)
 class Attended:
     """One attention, as it ran.
 
     path      the module that computed it
     layer     the module of the layer that it ran in, such as "layers.3"
     sees      which query (row) sees which key, among the tokens of the run; None where they attend in blocks
-    rule      the function of indices that the mask was made by: batch, head, query, key -> whether it sees; or None
+    reach     how far they see: to the end where a function of indices made the mask, else within the run; or None
     channels  of a head
     scale     what the logits are times the product of queries and keys as projections and norms gave them, without
               what the turns of rotary multiply; None where it could not be measured
@@ -45,7 +57,7 @@ class Attended:
     path: str
     layer: str
     sees: Tensor | None
-    rule: Callable[..., Any] | None
+    reach: Reach | None
     channels: int
     scale: float | None
 
@@ -100,7 +112,7 @@ class Attention:
         self.rules: list[tuple[Tensor, Callable[..., Any]]] = []
         self.given: list[Callable[..., Any] | None] = [None]
         self.making: Callable[..., Any] | None = None
-        self.told: dict[tuple[int, int], Tensor] = {}
+        self.told: dict[tuple[int, int], tuple[Tensor, Reach | None]] = {}
         self.weights = torch.zeros(1)
         self.warm: dict[int, float] = {}
 
@@ -204,14 +216,16 @@ class Attention:
         self.add(sees, q.shape[-1], None if factor is None else factor * scale)
 
     def add(self, sees: Tensor | None, channels: int, scale: float | None) -> None:
+        tokens = 0 if sees is None else len(sees) - self.padding
+        sees = None if sees is None else sees[:tokens, :tokens]
         rule = self.given[-1]
-        if sees is not None:
-            tokens = len(sees) - self.padding
-            sees = sees[:tokens, :tokens]
-            if rule is not None and (id(rule), tokens) not in self.told:
-                self.told[id(rule), tokens] = told_by(rule, tokens)
-            rule = rule if rule is not None and self.told[id(rule), tokens].equal(sees) else None
-        self.seen.append(Attended(self.stack[-1], self.layer, sees, rule, channels, scale))
+        if rule is not None and (id(rule), tokens) not in self.told:
+            self.told[id(rule), tokens] = told_by(rule, tokens), reach_by(rule)
+        told, reach = (None, None) if rule is None else self.told[id(rule), tokens]
+        if sees is not None and (told is None or not told.equal(sees) or reach is None):
+            seen = sees.tolist()
+            reach = reach_of(lambda query, key: seen[query][key], tokens - 1)
+        self.seen.append(Attended(self.stack[-1], self.layer, sees, reach if tokens else None, channels, scale))
 
     def small(self, function: Callable[..., Any], large: int) -> Callable[[dict[str, Any]], None]:
         """What tries a function of attention on a few tokens, where it was called with more than can be computed."""
@@ -247,29 +261,9 @@ def asked(rule: Callable[..., Any], query: Tensor, key: Tensor) -> Tensor:
         return rule(torch.tensor(0), torch.tensor(0), query, key)
 
 
-@dataclass(frozen=True)
-class Reach:
-    """How far attention reaches.
-
-    window  it sees keys fewer than so many tokens away, itself among them, or None for all
-    chunk   it sees the keys of its own chunk of so many tokens, or None
-    """
-
-    window: int | None = None
-    chunk: int | None = None
-
-
-def reach(one: Attended) -> Reach | None:
-    """How far an attention reaches, found by asking about single pairs of tokens; None where it cannot be asked."""
-    sees, found = one.sees, None if one.rule is None else reach_by(one.rule)
-    if sees is None or found:
-        return found
-    return reach_of(lambda query, key: bool(sees[query, key]), len(sees) - 1)
-
-
 @torch.no_grad()
 def reach_by(rule: Callable[..., Any]) -> Reach | None:
-    """The same of a function of indices; None where it looks its tokens up in those of a run."""
+    """How far a function of indices sees; None where it looks its tokens up in those of a run."""
     try:
         return reach_of(lambda query, key: bool(asked(rule, torch.tensor(query), torch.tensor(key))), FAR)
     except (IndexError, RuntimeError):

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posenc.checkpoints.models.attended import Attended, reach
+from posenc.checkpoints.models.attended import Attended
 from posenc.checkpoints.models.dry_run import Measured, measure, usual_inputs
 from posenc.checkpoints.models.found import Found, found, with_configs
 from posenc.checkpoints.models.skeleton import skeleton
@@ -167,8 +167,8 @@ def looked_at_longer(model: nn.Module, seen: Measured) -> list[Attended]:
         mask[:, -1] = 0
         again = measure(model, inputs | {"attention_mask": mask}, attention_alone=True).attended
         if len(again) == len(attended):
-            attended = [replace(one, rule=other.rule) for one, other in zip(attended, again, strict=True)]
-    shown = {found.window for one in attended if (found := reach(one))}
+            attended = [replace(one, reach=other.reach) for one, other in zip(attended, again, strict=True)]
+    shown = {one.reach.window for one in attended if one.reach}
     config: Any = model.config
     for key, size in config.to_dict().items():
         # What a key calls a window and no mask shows.
@@ -177,7 +177,7 @@ def looked_at_longer(model: nn.Module, seen: Measured) -> list[Attended]:
             again = measure(model, inputs | longer, attention_alone=True).attended
             if len(again) == len(attended):
                 attended = [
-                    replace(one, sees=other.sees, rule=other.rule) for one, other in zip(attended, again, strict=True)
+                    replace(one, sees=other.sees, reach=other.reach) for one, other in zip(attended, again, strict=True)
                 ]
     return attended
 
