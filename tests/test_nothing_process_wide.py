@@ -44,8 +44,6 @@ ALLOWED = {
     "foreign/code.py": {r"sys\.modules": "a file of the user's becomes a module, as an import makes one"},
     "checkpoints/models/turns.py": {r"sys\.setprofile": THREAD},
     "checkpoints/formats/load.py": {r"logging\.disable_progress_bar": OWN_PROCESS},
-    "checkpoints/extension/extend.py": {r"setattr": OWN_OBJECTS},
-    "checkpoints/extension/learned_extension.py": {r"setattr": OWN_OBJECTS},
     "checkpoints/live/unturned.py": {r"setattr|delattr": OWN_OBJECTS},
     "checkpoints/kinds/kind.py": {r"setattr": OWN_OBJECTS},
     "checkpoints/live/cached_positions.py": {r"setattr": OWN_OBJECTS},

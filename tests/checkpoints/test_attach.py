@@ -573,11 +573,35 @@ def test_what_was_replaced_before_a_mistake_comes_back(monkeypatch: pytest.Monke
 
     def failing(self: Buckets, *args: Any, **kwargs: Any) -> Any:
         if self.path.startswith("decoder"):
+            raise RuntimeError("out of order")
+        return fill(self, *args, **kwargs)
+
+    monkeypatch.setattr(Buckets, "fill", failing)
+    with pytest.raises(RuntimeError, match="out of order"):
+        attach(model)
+    assert state_of(model) == before
+
+
+def test_a_piece_that_differs_is_left_with_the_reason_and_the_others_are_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = make("t5")
+    before = state_of(model)
+    fill = Buckets.fill
+
+    def failing(self: Buckets, *args: Any, **kwargs: Any) -> Any:
+        if self.path.startswith(where):
             raise Differs("as if it were another")
         return fill(self, *args, **kwargs)
 
     monkeypatch.setattr(Buckets, "fill", failing)
-    with pytest.raises(Differs, match="as if it were another"):
+    where = "decoder"
+    attachment = attach(model)
+    assert [path.partition(".")[0] for path in attachment.replaced] == ["encoder"]
+    assert list(attachment.left.values()) == ["as if it were another"]
+    detach(model)
+    where = ""
+    with pytest.raises(ValueError, match="could be replaced: as if it were another; as if it were another"):
         attach(model)
     assert state_of(model) == before
 

@@ -7,6 +7,9 @@ import pytest
 pytest.importorskip("transformers")
 
 from posenc.checkpoints.formats.huggingface import read
+from posenc.checkpoints.inspection.portrait import words
+from posenc.checkpoints.models.attended import Reach, reach_of
+from posenc.checkpoints.vocabulary.reading import CannotRead
 
 
 def published(model_type: str, width: int, heads: int, layers: int, **keys):
@@ -195,3 +198,51 @@ def test_a_released_model_is_read_as_it_runs(name):
     assert found == (None if scale is None else pytest.approx(scale, rel=1e-5))
     assert not any("measured" in sentence for sentence in reading.not_covered)
     assert not reading.contradictions
+
+
+TINY = published("llama", 64, 4, 2, intermediate_size=64, num_key_value_heads=4, vocab_size=64)
+
+
+def test_layers_that_do_not_attend_are_named_with_what_they_have_instead():
+    config = QWEN_3_NEXT | {"num_hidden_layers": 4}
+    reading = read(config)
+    assert "layers [0, 1, 2] do not attend: linear_attn (Qwen3NextGatedDeltaNet)" in reading.parts[0].besides
+    assert reading.understood["full_attention_interval"] == "which layers attend: 1 of 4, measured"
+    assert "[does not attend]" in words(reading)
+
+
+def test_windows_to_both_sides_and_chunks_are_told_in_words():
+    small = {"num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 64}
+    assert "window of 65 tokens: 64 to either side" in words(read(MODERNBERT | small))
+    chunked = SCOUT | small | {"head_dim": 16, "num_key_value_heads": 4, "intermediate_size_mlp": 64}
+    assert "chunks of 8,192 tokens" in words(read(chunked))
+
+
+def test_a_window_that_no_layer_has_is_a_contradiction():
+    (sentence,) = read(TINY | {"sliding_window": 16}).contradictions
+    assert sentence == "sliding_window is 16, and no layer has a window; followed: the modules"
+
+
+def test_an_encoder_and_a_decoder_see_as_they_run_and_their_logits_are_not_scaled():
+    encoder, decoder = read(T5).parts
+    assert (encoder.shape.causal, decoder.shape.causal) == (False, True)
+    assert {layer.scale for layer in (*encoder.layers, *decoder.layers)} == {1.0}
+
+
+def test_a_run_that_ends_early_is_said_to_rest_on_the_keys():
+    reading = read(TINY | {"num_key_value_heads": 3, "sliding_window": 16})
+    assert any("who sees whom could not be measured" in sentence for sentence in reading.not_covered)
+
+
+def test_a_base_below_zero_is_refused():
+    with pytest.raises(CannotRead, match="the base of rotary must be positive, got -10000 from rope_theta"):
+        read(TINY | {"rope_theta": -10000.0})
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 64, 4096])
+@pytest.mark.parametrize("far", [1 << 13, 10_007])
+def test_edges_are_found_to_the_token(size: int, far: int):
+    assert reach_of(lambda query, key: query - size < key <= query, far) == Reach(window=size)
+    if size > 1:
+        assert reach_of(lambda query, key: key <= query and key // size == query // size, far) == Reach(chunk=size)
+    assert reach_of(lambda query, key: key <= query, far) == Reach()

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import shlex
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ pytest.importorskip("transformers")
 import tiny_llama
 
 from posenc import cli
+from posenc.checkpoints.extension import checkpoint, choice, clock, extension_report, methods, perplexity
 from posenc.checkpoints.extension import extend as module
-from posenc.checkpoints.extension import extension_report, perplexity
 from posenc.checkpoints.extension.extend import Settings, extend
 from posenc.checkpoints.extension.runs import Kept, hash_of
+from posenc.checkpoints.files import folder_writer
 from posenc.checkpoints.formats.load import load
 from posenc.checkpoints.vocabulary.reading import CannotRead
 
@@ -130,9 +132,9 @@ def test_several_windows_lie_behind_one_another(model: Path, text: str, tmp_path
 
 
 def test_lengths_in_between_and_those_asked_for() -> None:
-    plan = module.Plan(None, 8192, 32768, ())  # type: ignore[arg-type]
-    assert module.lengths_of(plan, (1000,)) == (1000, 8192, 12288, 16384, 24576, 32768)
-    assert module.lengths_of(module.Plan(None, 100, 120, ())) == (100, 120)  # type: ignore[arg-type]
+    plan = methods.Plan(None, 8192, 32768, ())  # type: ignore[arg-type]
+    assert methods.lengths_of(plan, (1000,)) == (1000, 8192, 12288, 16384, 24576, 32768)
+    assert methods.lengths_of(methods.Plan(None, 100, 120, ())) == (100, 120)  # type: ignore[arg-type]
 
 
 # Who wins
@@ -145,7 +147,7 @@ def measured(name: str, mean: float, last: float, **more: Any) -> dict[str, Any]
 
 def chosen(*methods: dict[str, Any], asked: tuple[str, ...] = ("all",)) -> tuple[str, str]:
     record = {"methods": [*methods], "trained": 100, "target": 200}
-    best, words = module.choose(Settings("it", 2.0, asked), record)
+    best, words = choice.choose(asked, record)
     return best["name"], words
 
 
@@ -204,7 +206,7 @@ def test_the_checkpoint_says_what_was_measured_and_transformers_loads_it(
 
 def test_the_winner_of_several_is_written(model: Path, text: str, tmp_path: Path, monkeypatch) -> None:
     # Random weights have no winner of their own.
-    monkeypatch.setattr(module, "ranked", lambda found, *_: sorted(found, key=lambda one: one["name"] != "llama3"))
+    monkeypatch.setattr(choice, "ranked", lambda found, *_: sorted(found, key=lambda one: one["name"] != "llama3"))
     record = extend(settings(model, text, "linear", "llama3"), tmp_path / "run")
     assert record["winner"] == record["written"]["method"] == "llama3"
     expected = perplexity_in_transformers(tmp_path / "run" / "checkpoint", text, TARGET)
@@ -226,24 +228,69 @@ def test_a_method_without_a_config_is_measured_and_not_written(model: Path, text
 def test_a_checkpoint_that_does_not_do_what_was_measured_is_taken_away(
     model: Path, text: str, tmp_path: Path, monkeypatch
 ) -> None:
-    of = module.methods.config_of
+    write = folder_writer.write_folder
 
-    def wrong(*given: Any) -> Any:
-        changed, why = of(*given)
-        changed["rope_parameters"]["factor"] = 7.0
-        return changed, why
+    def with_other_weights(where: Path, config: dict[str, Any], named: Any, **given: Any) -> Path:
+        return write(where, config, ((name, tensor * 1.5) for name, tensor in named), **given)
 
-    monkeypatch.setattr(module.methods, "config_of", wrong)
-    with pytest.raises(RuntimeError, match=r"written checkpoint has a mean loss of .* may differ by 0.001 nats"):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "write_folder", with_other_weights)
+        with pytest.raises(RuntimeError, match=r"written checkpoint has a mean loss of .* may differ by 0.001 nats"):
+            extend(settings(model, text, "linear"), tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoint").exists()
+
+    def with_other_rotary(where: Path, config: dict[str, Any], named: Any, **given: Any) -> Path:
+        return write(where, config | {"rope_scaling": {"rope_type": "linear", "factor": 2.01}}, named, **given)
+
+    monkeypatch.setattr(checkpoint, "write_folder", with_other_rotary)
+    with pytest.raises(
+        RuntimeError, match=r"says something else than planned: .*pair 0: 0.5 radians .* and 0.497512 s"
+    ):
         extend(settings(model, text, "linear"), tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoint").exists()
 
 
-def test_nested_configs_are_changed_where_they_lie() -> None:
-    config = {"a": 1, "rope_theta": 5.0, "text_config": {"b": 2, "rope_parameters": {"x": 1, "y": 2}}}
-    changed = {"rope_theta": None, "text_config": {"rope_parameters": {"x": 3}}}
-    assert module.merged(config, changed) == {"a": 1, "text_config": {"b": 2, "rope_parameters": {"x": 3}}}
-    assert config["rope_theta"] == 5.0
+def test_a_config_that_says_it_by_older_keys_says_by_all_keys_what_was_measured(
+    model: Path, text: str, tmp_path: Path
+) -> None:
+    """transformers 5 follows an old `rope_scaling` before `rope_parameters`, and 4 knows nothing else."""
+    folder = tmp_path / "old"
+    shutil.copytree(model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    del config["rope_parameters"]
+    half = tiny_llama.TRAINED // 2
+    config |= {"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 2.0}, "max_position_embeddings": half}
+    (folder / "config.json").write_text(json.dumps(config))
+    record = extend(settings(folder, text, "linear", factor=2.0), tmp_path / "run")
+    written = json.loads((tmp_path / "run" / "checkpoint" / "config.json").read_text())
+    assert written["rope_parameters"] == {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}
+    assert written["rope_scaling"] == {"type": "linear", "rope_type": "linear", "factor": 4.0}
+    assert written["rope_theta"] == 500.0
+    assert written["max_position_embeddings"] == tiny_llama.TRAINED
+    changed = {"rope_parameters", "rope_scaling", "max_position_embeddings"}
+    assert (
+        {key for key in written if written[key] != config.get(key)} == set(entry(record, "linear")["config"]) == changed
+    )
+    expected = perplexity_in_transformers(tmp_path / "run" / "checkpoint", text, tiny_llama.TRAINED)
+    assert entry(record, "linear")["lengths"][-1]["mean"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_nothing_is_measured_where_transformers_would_serve_something_else(
+    model: Path, text: str, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(perplexity, "losses", lambda *_, **__: pytest.fail("a pass was made"))
+    monkeypatch.setattr(methods, "with_positions", lambda config, part: config)
+    with pytest.raises(
+        ValueError, match=r"linear cannot be written .* layer 0: pair 0: 0.5 radians per position are pl"
+    ):
+        extend(settings(model, text, "linear"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_changed_of_a_config_is_told_where_it_lies() -> None:
+    before = {"a": 1, "text_config": {"b": 2, "rope_parameters": {"x": 1, "y": 2}}}
+    after = {"a": 1, "c": None, "text_config": {"b": 2, "rope_parameters": {"x": 3}}}
+    assert module.differing(before, after) == {"c": None, "text_config": {"rope_parameters": {"x": 3}}}
 
 
 # Runs that are cut
@@ -309,16 +356,16 @@ def test_a_result_is_kept_by_everything_that_it_depends_on(tmp_path: Path) -> No
 
 def test_time_left_is_said_every_few_seconds(monkeypatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(clock.time, "monotonic", lambda: now[0])
     said: list[str] = []
-    clock = module.Clock(said.append)
-    clock.expect(400.0)
-    with clock.during("yarn, 8,192 tokens", 100.0) as tell:
+    made = clock.Clock(said.append)
+    made.expect(400.0)
+    with made.during("yarn, 8,192 tokens", 100.0) as tell:
         for seconds, share in ((5.0, 0.25), (20.0, 0.5), (25.0, 0.75)):
             now[0] = seconds
             tell(share)
     now[0] = 40.0
-    with clock.during("ntk", 300.0) as tell:
+    with made.during("ntk", 300.0) as tell:
         tell(1 / 3)
     assert said == ["yarn, 8,192 tokens: 50%; about 140 s left in all", "ntk: 33%; about 40 s left in all"] or said == [
         "yarn, 8,192 tokens: 50%; about 2 min left in all",

@@ -11,8 +11,12 @@ transformers = pytest.importorskip("transformers")
 from transformers import LlamaConfig  # noqa: E402
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # noqa: E402
 
-from posenc.checkpoints.formats.huggingface import read, rope_parameters  # noqa: E402
+from posenc.catalogue import build  # noqa: E402
+from posenc.checkpoints.formats.huggingface import read  # noqa: E402
+from posenc.checkpoints.kinds.rotary_keys import rope_parameters  # noqa: E402
 from posenc.checkpoints.vocabulary.reading import CannotRead  # noqa: E402
+from posenc.checkpoints.vocabulary.specs import CannotExpress  # noqa: E402
+from posenc.encoding import Shape  # noqa: E402
 
 LLAMA = {
     "model_type": "llama",
@@ -65,8 +69,8 @@ def test_every_schedule_has_the_frequencies_of_transformers_own_module(rope):
 
 @pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)
 def test_what_is_written_is_read_back_as_the_same_spec(rope):
-    spec = layer({**LLAMA, "rope_parameters": {**rope, "rope_theta": 5000.0}})[0].spec
-    assert layer({**LLAMA, "rope_parameters": rope_parameters(spec, 256)})[0].spec == spec
+    told, encoding = layer({**LLAMA, "rope_parameters": {**rope, "rope_theta": 5000.0}})
+    assert layer({**LLAMA, "rope_parameters": rope_parameters(encoding)})[0].spec == told.spec
 
 
 @pytest.mark.parametrize(
@@ -82,14 +86,27 @@ def test_what_is_written_is_read_back_as_the_same_spec(rope):
             "multimodal_rotary(sections=(8, 12, 12))",
             {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [8, 12, 12]},
         ),
-        ("rotary(schedule=ntk(factor=4))", None),
-        ("rotary(schedule=yarn(factor=4, ramp=turns))", None),
-        ("alibi", None),
-        ("none", None),
     ],
 )
 def test_rope_parameters_are_written_where_transformers_has_words_for_them(spec, written):
-    assert rope_parameters(spec) == written
+    assert rope_parameters(build(spec, Shape(64, 1, 64, 256))) == written
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "rotary(schedule=ntk(factor=4))",
+        "rotary(schedule=ntk_fixed(factor=4))",
+        "rotary(schedule=yarn(factor=4, trained_length=64, ramp=turns))",
+        "proportional_rotary(schedule=yarn(factor=4, trained_length=64))",
+        "multimodal_rotary(order=time_last)",
+        "alibi",
+        "none",
+    ],
+)
+def test_what_transformers_has_no_words_for_is_not_written(spec):
+    with pytest.raises(CannotExpress, match=rf"transformers has no rope_parameters for {spec.partition('(')[0]}"):
+        rope_parameters(build(spec, Shape(64, 1, 64, 256)))
 
 
 def test_old_keys_are_read():
@@ -212,6 +229,16 @@ def test_what_only_the_defaults_say_is_marked():
     understood = read(LLAMA).understood
     assert understood["max_position_embeddings"] == "trained length 256 tokens"
     assert understood["rope_parameters.rope_theta"].endswith("(not in the file: default, or from another key)")
+
+
+def test_keys_that_only_seem_to_speak_of_position_are_no_unknown_keys():
+    assert read({**LLAMA, "image_seq_length": 9, "num_hash_buckets": 9, "dropout_positions": 0.1}).unknown == {}
+
+
+def test_numbers_that_json_cannot_write_are_read_as_transformers_marks_them():
+    limits = [0.0, {"__float__": "Infinity"}]
+    found = read({"model_type": "mamba2", "num_hidden_layers": 1, "vocab_size": 9, "time_step_limit": limits})
+    assert all(layer.spec == "none" for part in found.parts for layer in part.layers)
 
 
 def test_an_architecture_that_nobody_knows_is_read_by_its_keys_and_the_layout_is_left_open():

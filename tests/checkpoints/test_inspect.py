@@ -98,6 +98,19 @@ def test_a_learned_table_is_held_against_the_trained_length(here: Path) -> None:
     assert differs.contradictions == ("wpe.weight is [32, 8], and the config says [16, 8]; followed: the config",)
 
 
+def test_a_table_is_known_by_where_the_model_looks_whatever_it_is_called_and_in_each_stack(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    gpt = {"model_type": "openai-gpt", "vocab_size": 8, "n_embd": 8, "n_head": 2, "n_layer": 1, "n_positions": 16}
+    held = {"positions_embed.weight": torch.zeros(12, 8), "h.0.x": torch.zeros(1)}
+    told = "positions_embed.weight is [12, 8], and the config says [16, 8]; followed: the config"
+    assert inspect(folder(tmp_path / "gpt", gpt, held)).contradictions == (told,)
+    sizes = {f"{end}_{what}": 1 for end in ("encoder", "decoder") for what in ("layers", "attention_heads", "ffn_dim")}
+    bart = {"model_type": "bart", "vocab_size": 8, "d_model": 8, "max_position_embeddings": 16, **sizes}
+    held = {"encoder.embed_positions.weight": torch.zeros(18, 8), "decoder.embed_positions.weight": torch.zeros(17, 8)}
+    told = "decoder.embed_positions.weight is [17, 8], and the config says [18, 8]; followed: the config"
+    assert inspect(folder(tmp_path / "bart", bart, held)).contradictions == (told,)
+
+
 def test_a_table_of_distances_is_held_against_its_buckets(here: Path) -> None:
     part = Part("", Shape(8, 2, 4, 1), (Layer("t5_bias(buckets=8, max_distance=16)", 4),), 2)
     reading = Reading("transformers", "t5", (part,))

@@ -11,9 +11,14 @@ from torch import Tensor
 
 transformers = pytest.importorskip("transformers")
 
+from posenc.catalogue import build  # noqa: E402
 from posenc.checkpoints import attach, detach, inspect  # noqa: E402
 from posenc.checkpoints.formats import huggingface  # noqa: E402
 from posenc.checkpoints.inspection import configs  # noqa: E402
+from posenc.checkpoints.inspection.inspect import in_json  # noqa: E402
+from posenc.checkpoints.inspection.portrait import words  # noqa: E402
+from posenc.checkpoints.kinds.kind import Differs  # noqa: E402
+from posenc.encoding import Shape  # noqa: E402
 
 BERT = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_hidden_layers": 1}
 BERT |= {"max_position_embeddings": 64, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
@@ -152,3 +157,202 @@ def test_a_live_model_is_not_touched_by_being_read() -> None:
     assert reading.parts[0].embed == "learned" and pieces[0].path == "embeddings.position_embeddings"
     assert not seen and model.training and model.dtype == torch.bfloat16
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+VIT = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_hidden_layers": 1}
+WHISPER = {"vocab_size": 97, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "num_mel_bins": 8}
+WHISPER |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
+WHISPER |= {"max_source_positions": 20, "max_target_positions": 30, "pad_token_id": 1, "bos_token_id": 0}
+WHISPER |= {"eos_token_id": 2, "decoder_start_token_id": 3}
+SPEECH = {"input_feat_per_channel": 8, "num_conv_layers": 1, "conv_kernel_sizes": [3], "conv_channels": 16}
+CTRL = {"vocab_size": 97, "n_positions": 64, "n_embd": 32, "dff": 48, "n_layer": 1, "n_head": 4}
+DETR = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
+DETR |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "num_queries": 5}
+BACKBONE = {"embedding_size": 8, "hidden_sizes": [8, 8, 8, 16], "depths": [1] * 4, "layer_type": "basic"}
+
+
+def sound(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+TABLES = {
+    "ASTModel, added whole": (
+        ("AST", VIT | {"max_length": 32, "num_mel_bins": 24}),
+        {"input_values": sound(2, 32, 24)},
+        {"": "learned"},
+    ),
+    "Whisper, in slices, sines beside it": (
+        ("Whisper", WHISPER),
+        {"input_features": sound(2, 8, 40), "decoder_input_ids": IDS},
+        {"encoder": "sinusoidal(layout='concatenated', endpoint=True)", "decoder": "learned"},
+    ),
+    "Speech2Text, sines in buffers": (
+        ("Speech2Text", {key: BART[key] for key in BART if "max" not in key} | SPEECH | {"pad_token_id": 1}),
+        {"input_features": sound(2, 20, 8), "decoder_input_ids": IDS},
+        {one: "sinusoidal(layout='concatenated', endpoint=True)" for one in ("encoder", "decoder")},
+    ),
+    "CTRL, put back by its own forward": (
+        ("CTRL", CTRL),
+        {"input_ids": IDS},
+        {"": "sinusoidal(layout='concatenated')"},
+    ),
+    "TrOCR, a decoder alone": (
+        ("TrOCR", {key: value for key, value in BART.items() if "encoder" not in key} | {"pad_token_id": 1}),
+        {"input_ids": IDS},
+        {"": "learned"},
+    ),
+    "FNet, no heads": (("FNet", BERT), {"input_ids": IDS}, {"": "learned"}),
+    "SAM, an axis for rows and one for columns": (
+        ("SamVision", VIT | {"image_size": 32, "patch_size": 8, "output_channels": 8, "mlp_dim": 48, "window_size": 2}),
+        {"pixel_values": sound(2, 3, 32, 32)},
+        {"": "learned_grid(grid=(4, 4))"},
+    ),
+    "InternVL, sizes in lists": (
+        (
+            "InternVLVision",
+            VIT | {"image_size": [32, 32], "patch_size": [8, 8], "use_absolute_position_embeddings": True},
+        ),
+        {"pixel_values": sound(2, 3, 32, 32)},
+        {"": "learned_grid(grid=(4, 4), prefix=1)"},
+    ),
+    "VitPose, behind a row that is added to all": (
+        ("VitPoseBackbone", VIT | {"image_size": [32, 24], "patch_size": [8, 8], "num_channels": 3}),
+        {"pixel_values": sound(2, 3, 32, 24)},
+        {"": "learned_grid(grid=(4, 3), prefix=1)"},
+    ),
+    "PegasusX, computed by a module": (
+        ("PegasusX", BART | {"pad_token_id": 0, "block_size": 4, "num_global_tokens": 4}),
+        {"input_ids": IDS, "decoder_input_ids": IDS.flip(0)},
+        {one: "sinusoidal(layout='concatenated', endpoint=True)" for one in ("encoder", "decoder")},
+    ),
+    "RoFormer, sines that feed turns": (
+        ("RoFormer", BERT | {"embedding_size": 32}),
+        {"input_ids": IDS},
+        {"": "rotary(layout='interleaved')"},
+    ),
+}
+
+
+def of(name: str, options: dict[str, Any]) -> Any:
+    if name == "TrOCR":
+        torch.manual_seed(0)
+        return transformers.TrOCRForCausalLM(transformers.TrOCRConfig(**options)).eval()
+    if name in ("InternVLVision", "VitPoseBackbone"):
+        torch.manual_seed(0)
+        config = getattr(transformers, f"{name}Config")(**options)
+        model = getattr(transformers, f"{name}Model" if name == "InternVLVision" else name)(config).eval()
+        torch.nn.init.normal_(model.embeddings.position_embeddings)
+        return model
+    return made(name, **options)
+
+
+@pytest.mark.parametrize("case", TABLES)
+def test_a_table_is_told_and_computed_however_it_is_read(case: str, tmp_path: Any) -> None:
+    (name, options), given, specs = TABLES[case]
+    model = of(name, options)
+
+    @torch.no_grad()
+    def run() -> Tensor:
+        out = model(**given)
+        return out.logits if "logits" in out else out[0] if isinstance(out[0], Tensor) else out[0][0]
+
+    bare = run()
+    model.save_pretrained(tmp_path)
+    # A backbone cannot be built from its config alone.
+    reading = huggingface.read_live(model)[0] if "Backbone" in name else inspect(tmp_path)
+    said = {part.name: part.embed if part.embed != "none" else part.layers[0].spec for part in reading.parts}
+    assert said == specs and not reading.contradictions
+    assert name == "SamVision" or (not reading.not_covered and not reading.unknown)
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    assert len(attach(model).replaced) == len(specs)
+    torch.testing.assert_close(run(), bare, rtol=1e-4, atol=1e-4)
+    detach(model)
+    assert torch.equal(run(), bare)
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["Detr", "DeformableDetr", "TableTransformer"])
+def test_sines_on_two_axes_follow_the_padding_of_an_image(name: str) -> None:
+    backbone = transformers.ResNetConfig(**BACKBONE, out_features=["stage3", "stage4"][name != "DeformableDetr" :])
+    model = made(name, use_timm_backbone=False, backbone=None, backbone_config=backbone, **DETR)
+    module = next(m for m in model.modules() if "SinePosition" in type(m).__name__)
+    part = huggingface.read(model.config).parts[0]
+    first = "one half" if name == "DeformableDetr" else "1"
+    assert part.embed == "sinusoidal(axes=2)" and not part.known
+    assert f"rows and columns are counted from {first}, and the last is brought to 2 pi" in part.besides[0]
+    mask = torch.ones(2, 64, 96, dtype=torch.long)
+    mask[1, 40:], mask[1, :, 70:] = 0, 0
+    given = {"pixel_values": sound(2, 3, 64, 96), "pixel_mask": mask}
+    seen: list[Tensor] = []
+    with torch.no_grad():
+        bare = model(**given).last_hidden_state
+        handle = module.register_forward_hook(lambda _, args, kwargs, out: seen.append(out), with_kwargs=True)
+        (path,) = attach(model).replaced
+        assert torch.equal(mask, given["pixel_mask"]) and type(model.get_submodule(path)) is not type(module)
+        torch.testing.assert_close(model(**given).last_hidden_state, bare, rtol=1e-4, atol=1e-4)
+        assert not seen
+        detach(model)
+        assert model.get_submodule(path) is module and torch.equal(model(**given).last_hidden_state, bare)
+    handle.remove()
+
+
+def test_sines_that_a_module_does_not_compute_are_refused() -> None:
+    model = made("PegasusX", **BART, pad_token_id=0, block_size=4, num_global_tokens=4)
+    piece = huggingface.read_live(model)[1][0]
+    with pytest.raises(Differs, match=r"encoder.embed_positions and sinusoidal differ by up to \d"):
+        piece.fill(model, [build("sinusoidal", Shape(32, 4, 8, 64))], None, same=True)
+
+
+@pytest.mark.parametrize(("name", "path"), [("AST", "embeddings.position_embeddings"), ("CTRL", "pos_encoding")])
+def test_another_encoding_than_the_tables_own_is_what_is_added(name: str, path: str) -> None:
+    case = next(case for case in TABLES if case.startswith(name))
+    (_, options), given, _ = TABLES[case]
+    model, spec = made(name, **options), "sinusoidal(base=100)"
+    table = model.get_parameter(path) if name == "AST" else model.get_buffer(path)
+    count, wide = table.shape[-2:]
+    bare = states(model, **given)
+    attach(model, spec)
+    asked = states(model, **given)
+    detach(model)
+    with torch.no_grad():
+        table.copy_(build(spec, Shape(wide, 4, wide // 4, count)).table(count).view_as(table))
+    torch.testing.assert_close(asked, states(model, **given), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(asked, bare, atol=1e-3)
+
+
+def test_a_table_in_a_buffer_follows_a_cast_of_the_model() -> None:
+    model = made("CTRL", **CTRL)
+    attach(model)
+    model.double()
+    assert states(model, input_ids=IDS).dtype == torch.float64
+    detach(model)
+    assert model.pos_encoding.dtype == torch.float64 and states(model, input_ids=IDS).dtype == torch.float64
+
+
+def test_a_table_of_sines_that_is_multiplied_says_by_how_much() -> None:
+    options = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    options |= {"num_attention_heads": 4, "max_position_embeddings": 64}
+    config = transformers.models.canary.configuration_canary.CanaryDecoderConfig(**options)
+    (part,) = huggingface.read(config).parts
+    assert part.embed == "sinusoidal(layout='concatenated')"
+    assert part.besides == ("pos_emb multiplies its rows by 0.176777",)
+
+
+def test_what_is_not_known_is_not_called_none() -> None:
+    options = {"image_size": 32, "patch_size": 8, "output_channels": 8, "mlp_dim": 48, "window_size": 2}
+    reading = configs.read(transformers.SamVisionConfig(**VIT, **options).to_dict())
+    assert not reading.parts[0].known and in_json(reading)["parts"][0]["known"] is False
+    assert "layer 0: not known" in words(reading)
+    known = huggingface.read(transformers.ViTConfig(**VIT, image_size=32, patch_size=8))
+    assert known.parts[0].known and "layer 0: none" in words(known)
+
+
+def test_a_rotary_module_that_joins_the_positions_of_several_axes_is_left() -> None:
+    small = {"vocab_size": 97, "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "pad_token_id": 1}
+    kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
+    model = made("NeoMME", **small, **heads, **kinds)
+    with pytest.raises(
+        ValueError, match=r"rotary_emb takes a position on each of several axes, and rotary.* reads one"
+    ):
+        attach(model)

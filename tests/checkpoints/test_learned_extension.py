@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -82,24 +81,14 @@ def text(tmp_path: Path) -> str:
                        "image_size": 24, "patch_size": 4}, "embeddings.position_embeddings", (6, 6), 2),
     ],
 )  # fmt: skip
-def test_the_table_is_found_by_what_grows(kind: str, options: Any, name: str, cells: Any, first: int) -> None:
-    made = getattr(transformers, kind)
-    (found,) = tables(made, made.config_class(**options))
+def test_the_table_is_found_by_what_is_looked_up(kind: str, options: Any, name: str, cells: Any, first: int) -> None:
+    (found,) = tables(model_of(kind, **options))
     assert (found.name, found.cells, found.first) == (name, cells, first)
 
 
 def test_rotary_models_have_none() -> None:
     small = {"vocab_size": 24, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    assert tables(transformers.LlamaForCausalLM, transformers.LlamaConfig(**small, intermediate_size=16)) == []
-
-
-def test_a_table_that_grows_in_another_way_is_none_of_absolute_positions() -> None:
-    class Relative(torch.nn.Module):
-        def __init__(self, config: Any) -> None:
-            super().__init__()
-            self.distances = torch.nn.Parameter(torch.empty(2 * config.max_position_embeddings - 1, 4))
-
-    assert tables(Relative, SimpleNamespace(max_position_embeddings=8)) == []
+    assert tables(model_of("LlamaForCausalLM", **small, intermediate_size=16)) == []
 
 
 # Making longer
@@ -129,7 +118,7 @@ def test_a_grid_is_resized_as_dinov2_does_it_itself() -> None:
     )
     torch.nn.init.normal_(model.embeddings.position_embeddings)
     pixels = torch.randn(1, 3, 36, 36)
-    longer = stretched(Loaded(model, None, model.config, Path()), tables(type(model), model.config), 9, "cubic")
+    longer = stretched(Loaded(model, None, model.config, Path()), tables(model), 9, "cubic")
     assert longer.embeddings.position_embeddings.shape == (1, 82, 16) and longer.config.image_size == 36
     with torch.no_grad():
         assert torch.allclose(longer(pixels).last_hidden_state, model(pixels).last_hidden_state, atol=1e-5)
@@ -139,7 +128,7 @@ def test_a_grid_is_resized_as_dinov2_does_it_itself() -> None:
 def test_clamped_models_say_the_same_of_what_they_could_read(kind: str) -> None:
     model = model_of(kind, **TEXT | {"pad_token_id": 1})
     loaded = Loaded(model, None, model.config, Path())
-    longer = stretched(loaded, tables(type(model), model.config), 60, "clamp")
+    longer = stretched(loaded, tables(model), 60, "clamp")
     ids = torch.randint(5, 24, (1, 36))
     with torch.no_grad():
         assert torch.allclose(longer(ids).last_hidden_state, model(ids).last_hidden_state, atol=1e-6)

@@ -16,6 +16,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from posenc.catalogue import build, parse
 from posenc.checkpoints.extension import methods
+from posenc.checkpoints.formats import huggingface
+from posenc.checkpoints.formats.config_json import with_positions
 from posenc.checkpoints.vocabulary.reading import CannotRead, Layer, Part, Reading
 from posenc.encoding import Shape
 
@@ -36,8 +38,9 @@ def config(**changes: Any) -> dict[str, Any]:
 
 
 def method(name: str, factor: float = 2.0, of: Reading | None = None, **options: Any) -> methods.Method:
-    made = methods.plan(of or reading(PLAIN, PLAIN), options.pop("config", config()), factor, [name], **options)
-    return made.methods[-1]
+    of = of or reading(PLAIN, PLAIN)
+    given = options.pop("config", None) or config(num_hidden_layers=len(of.parts[0].layers))
+    return methods.plan(of, given, factor, [name], **options).methods[-1]
 
 
 def in_transformers(changed: dict[str, Any], length: int | None = None) -> tuple[torch.Tensor, float]:
@@ -79,7 +82,9 @@ def test_longrope_takes_searched_factors() -> None:
 def test_ntk_is_a_larger_base() -> None:
     node = dict(parse(method("ntk").spec).options)
     assert node == {"base": pytest.approx(100_000 * 2 ** (64 / 62))}
-    partial = method("ntk", of=reading("rotary(base=100000.0, partial=0.5)"), config=config(partial_rotary_factor=0.5))
+    of = reading("rotary(base=100000.0, partial=0.5)", shape=replace(SHAPE, causal=True))
+    given = config(num_hidden_layers=1) | {"model_type": "stablelm", "partial_rotary_factor": 0.5}
+    partial = method("ntk", of=of, config=given)
     assert dict(parse(partial.spec).options)["base"] == pytest.approx(100_000 * 2 ** (32 / 30))
 
 
@@ -100,20 +105,20 @@ def test_rerope_and_dual_chunk_stay_within_the_trained_length() -> None:
 
 
 def test_all_leaves_out_what_does_not_apply_and_says_why() -> None:
-    made = methods.plan(reading(PLAIN), config(), 2.0, ["all"])
+    made = methods.plan(reading(PLAIN, PLAIN), config(), 2.0, ["all"])
     assert [m.name for m in made.methods] == [name for name in methods.ALL if name != "longrope"]
     assert list(made.left_out) == ["longrope"] and "searched for this very model" in made.left_out["longrope"]
     assert (made.trained, made.target) == (8192, 16384)
-    assert made.methods[0].name == "none" and made.methods[0].specs == (PLAIN,)
+    assert made.methods[0].name == "none" and made.methods[0].specs == (PLAIN, PLAIN)
 
 
 def test_the_model_as_it_is_comes_first_and_once() -> None:
-    made = methods.plan(reading(PLAIN), config(), 2.0, ["yarn", "none", "yarn", "ntk"])
+    made = methods.plan(reading(PLAIN, PLAIN), config(), 2.0, ["yarn", "none", "yarn", "ntk"])
     assert [m.name for m in made.methods] == ["none", "yarn", "ntk"]
 
 
 def test_only_what_depends_on_the_length_takes_passes_of_its_own() -> None:
-    made = methods.plan(reading(PLAIN), config(), 2.0, ["all", "dynamic-yarn"])
+    made = methods.plan(reading(PLAIN, PLAIN), config(), 2.0, ["all", "dynamic-yarn"])
     assert [m.name for m in made.methods if m.by_length] == ["dynamic", "dynamic-yarn"]
 
 
@@ -166,21 +171,21 @@ def test_layers_that_see_less_than_the_trained_length_and_those_without_position
 
 
 def test_kinds_of_layers_have_places_of_their_own_in_a_config() -> None:
-    old = {
-        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
-        "full_attention": {"rope_type": "default", "rope_theta": 100_000.0},
-    }
-    given = config() | {"layer_types": ["sliding_attention", "full_attention"], "rope_parameters": old}
+    given = {key: value for key, value in config().items() if key != "rope_parameters"} | {"model_type": "gemma3_text"}
+    given |= {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 512}
+    given |= {"rope_theta": 100_000.0, "rope_local_base_freq": 10_000.0, "query_pre_attn_scalar": 64}
     made = method("yarn", of=reading("rotary(base=10000.0)", PLAIN, windows=(512, None)), config=given)
     new = made.config["rope_parameters"]
     assert new["sliding_attention"]["rope_type"] == "default"
     assert new["sliding_attention"]["rope_theta"] == 10_000.0
     assert new["full_attention"]["rope_type"] == "yarn" and new["full_attention"]["factor"] == 2.0
+    assert (made.config["rope_theta"], made.config["rope_local_base_freq"]) == (100_000, 10_000)
+    assert made.config["rope_scaling"]["factor"] == 2.0
 
 
 def test_layers_that_differ_without_such_places_have_no_config() -> None:
     made = method("yarn", of=reading("rotary(base=10000.0)", PLAIN, windows=(512, None)))
-    assert made.config is None and "one place for all of them" in made.why_not
+    assert made.config is None and "llama has no place of its own for layer 1, rotary(base=1" in made.why_not
 
 
 def test_what_stands_beside_rotary_stays_beside_it() -> None:
@@ -188,15 +193,64 @@ def test_what_stands_beside_rotary_stays_beside_it() -> None:
     assert made.spec == f"rerope({PLAIN}, window=2048) + log_temperature(trained_length=8192)"
 
 
-def test_older_names_of_the_same_are_taken_away_and_inner_configs_changed() -> None:
-    inner = config() | {"rope_theta": 100_000.0, "rope_scaling": None}
-    of = reading(PLAIN)
-    of = replace(of, parts=(replace(of.parts[0], name="text_config"),))
-    made = method("ntk", of=of, config={"text_config": inner, "model_type": "x"})
-    assert set(made.config) == {"text_config"}
+def test_older_names_follow_and_inner_configs_are_changed_where_they_lie() -> None:
+    text = {key: value for key, value in config().items() if key != "rope_parameters"}
+    text |= {"rope_theta": 100_000.0, "rope_scaling": None}
+    given = {"model_type": "llava", "text_config": text, "rope_theta": 100_000.0, "tie_word_embeddings": True}
+    given |= {"max_position_embeddings": 8192, "rope_scaling": {"type": "linear", "factor": 3.0}}
+    given["vision_config"] = {"model_type": "clip_vision_model", "hidden_size": 16, "num_hidden_layers": 3}
+    given["vision_config"] |= {"num_attention_heads": 2, "intermediate_size": 16, "image_size": 8, "patch_size": 4}
+    made = method("yarn", of=huggingface.read(given), config=given)
     changed = made.config["text_config"]
-    assert changed["rope_theta"] is None and changed["rope_scaling"] is None
-    assert changed["rope_parameters"]["rope_theta"] == pytest.approx(100_000 * 2 ** (64 / 62))
+    assert changed["rope_parameters"]["factor"] == changed["rope_scaling"]["factor"] == 2.0
+    # Around it some files say it again, which would be another thing now.
+    assert "rope_scaling" not in made.config and "rope_theta" not in made.config
+    assert made.config["max_position_embeddings"] == changed["max_position_embeddings"] == 16384
+    assert made.config["model_type"] == "llava" and given["text_config"]["rope_scaling"] is None
+
+
+def test_a_schedule_said_by_an_older_key_is_not_left_beside_the_new_one() -> None:
+    """transformers follows `rope_scaling` before `rope_parameters`."""
+    old = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+    for kind in ("rope_type", "type"):
+        scaling = {key: value for key, value in old.items() if key != "rope_type"} | {kind: "yarn"}
+        given = config() | {"rope_parameters": None, "rope_theta": 100_000.0, "rope_scaling": scaling}
+        made = method("yarn", of=huggingface.read(given), config=given)
+        assert made.spec == "rotary(base=100000, schedule=yarn(factor=8.0, trained_length=2048))"
+        theirs, scaling = in_transformers(dict(made.config))
+        ours, temperature = build(made.spec, SHAPE).spectrum()
+        torch.testing.assert_close(ours, theirs.double(), rtol=2e-6, atol=0)
+        assert temperature == pytest.approx(scaling, rel=1e-6)
+
+
+def test_a_config_of_which_another_model_would_be_made_is_an_error_before_anything_is_measured(monkeypatch) -> None:
+    def stale(given: dict[str, Any], part: Part) -> dict[str, Any]:
+        return with_positions(given, part) | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
+
+    monkeypatch.setattr(methods, "with_positions", stale)
+    with pytest.raises(
+        ValueError, match=r"yarn cannot be written so that transformers serves what is planned: planned"
+    ):
+        method("yarn")
+    made = methods.plan(reading(PLAIN, PLAIN), config(), 2.0, ["all"])
+    assert "yarn cannot be written" in made.left_out["yarn"] and "yarn" not in [one.name for one in made.methods]
+
+
+def test_deepseeks_yarn_changes_the_scale_of_the_logits_too_which_is_told() -> None:
+    yarn = {"rope_type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "mscale": 1.0}
+    latent = {"q_lora_rank": 12, "kv_lora_rank": 16, "qk_rope_head_dim": 32, "v_head_dim": 8, "qk_nope_head_dim": 8}
+    latent |= {"num_key_value_heads": 9, "n_routed_experts": 2, "num_experts_per_tok": 1, "n_group": 1, "topk_group": 1}
+    given = config() | latent | {"model_type": "deepseek_v3", "moe_intermediate_size": 8, "first_k_dense_replace": 2}
+    given |= {"rope_parameters": None, "rope_scaling": yarn | {"mscale_all_dim": 1.0}, "rope_theta": 10_000.0}
+    given |= {"max_position_embeddings": 163_840, "head_dim": 32}
+    with pytest.raises(ValueError, match=r"planned and served: layer 0 scale 0\.29\d* and 0\.32"):
+        method("yarn", of=huggingface.read(given), config=given)
+
+
+def test_an_architecture_without_keys_of_rotary_has_no_config() -> None:
+    given = {"model_type": "gptj", "n_embd": 64, "n_layer": 2, "n_head": 2, "rotary_dim": 16, "n_positions": 2048}
+    made = method("linear", of=huggingface.read(given), config=given)
+    assert made.config is None and "gptj has no keys for the base or a schedule of rotary; attach it" in made.why_not
 
 
 # What cannot be done

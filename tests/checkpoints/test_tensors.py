@@ -17,7 +17,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from posenc.checkpoints.files.tensors import DTYPES, open_tensors, write_folder
+from posenc.checkpoints.files.folder_writer import write_folder
+from posenc.checkpoints.files.safetensors_header import DTYPES
+from posenc.checkpoints.files.tensors import open_tensors
 from posenc.checkpoints.vocabulary.reading import CannotRead
 from posenc.foreign.gguf import TYPES
 from posenc.lab import store
@@ -468,7 +470,7 @@ def test_a_folder_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None
 def test_killed_in_the_middle_no_folder_has_the_targets_name(tmp_path: Path) -> None:
     script = (
         "import sys, torch\n"
-        "from posenc.checkpoints.files.tensors import write_folder\n"
+        "from posenc.checkpoints.files.folder_writer import write_folder\n"
         "def stream():\n"
         "    for number in range(1000):\n"
         "        yield f't{number}', torch.ones(100)\n"

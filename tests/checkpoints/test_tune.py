@@ -10,7 +10,8 @@ pytest.importorskip("transformers")
 import tiny_llama
 
 from posenc.checkpoints.extension import tune
-from posenc.checkpoints.extension.extend import Clock, Settings
+from posenc.checkpoints.extension.clock import Clock
+from posenc.checkpoints.extension.extend import Settings
 from posenc.checkpoints.live.attach import attach, detach
 from posenc.coordinate_maps import SkippedChunks
 from posenc.positions import Positions

@@ -19,7 +19,7 @@ import torch
 from fake_records import record as fake_record
 from forked import Forked
 
-from posenc.checkpoints.files.tensors import write_folder
+from posenc.checkpoints.files.folder_writer import write_folder
 from posenc.lab import record, report, store, sweep
 from posenc.lab import train as training
 from posenc.lab.compare import train_one

@@ -65,12 +65,16 @@ class LogGridBias(Encoding):
         self.hidden.reset_parameters()
         self.out.reset_parameters()
 
+    def scaled(self, delta: Tensor) -> Tensor:
+        """Distances (positions) on the network's logarithmic scale."""
+        x = delta * (8 / (self.window - 1))
+        return x.sign() * x.abs().log1p() / math.log(8)
+
     def by_distance(self, delta: Tensor) -> Tensor:
         delta = delta if self.axes != 1 else delta[..., None]
         dtype = torch.promote_types(self.out.weight.dtype, torch.float32)
         dtype = torch.promote_types(dtype, delta.dtype) if delta.is_floating_point() else dtype
-        x = delta.to(dtype) * (8 / (self.window - 1))
-        x = x.sign() * x.abs().log1p() / math.log(8)
+        x = self.scaled(delta.to(dtype))
         # Autocast would take distances in bfloat16.
         with without_autocast(x):
             hidden = F.linear(x, self.hidden.weight.to(dtype), self.hidden.bias.to(dtype)).relu()

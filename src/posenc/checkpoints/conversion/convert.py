@@ -1,44 +1,37 @@
 """A checkpoint to a checkpoint: other layouts, tables of another size, less rotary, other dtypes, GGUF to a folder."""
 
+import contextlib
 import copy
 import os
 import re
+import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from posenc.catalogue import build
 from posenc.channel_pairs import LAYOUTS, channels_of_pair
 from posenc.checkpoints.conversion import layouts, measure_layout, tables
 from posenc.checkpoints.conversion.layouts import Turned
-from posenc.checkpoints.files.named_code import left_out
-from posenc.checkpoints.files.tensors import GGUFTensors, Tensors, cast, check_target, open_tensors, write_folder
-from posenc.checkpoints.formats import config_json
-from posenc.checkpoints.formats.config_json import MARK
-from posenc.checkpoints.formats.load import quietly
-from posenc.checkpoints.inspection import configs
-from posenc.checkpoints.vocabulary.differences import differences
-from posenc.checkpoints.vocabulary.reading import CannotRead, Part, Reading
+from posenc.checkpoints.conversion.plan import Change, Plan
+from posenc.checkpoints.conversion.source import Source, open_source
+from posenc.checkpoints.conversion.table_changes import plan_grid, plan_max_distance, plan_positions
+from posenc.checkpoints.files.folder_writer import check_target, write_folder
+from posenc.checkpoints.files.tensors import GGUFTensors, cast
+from posenc.checkpoints.formats.config_json import MARK, with_positions
+from posenc.checkpoints.inspection.served import check_written, unlike_planned
+from posenc.checkpoints.kinds.rotary_old_keys import unsaid
+from posenc.checkpoints.vocabulary.reading import CannotRead, Part, Reading, with_part
+from posenc.checkpoints.vocabulary.specs import CannotExpress
 from posenc.encoding import Compose, Encoding, parts_of
-from posenc.encodings.learned import Learned
-from posenc.encodings.learned_grid import LearnedGrid
 from posenc.encodings.rotary import Rotary
-from posenc.foreign import files_of, matches, naming, quoted, read_json
 
-WEIGHTS = re.compile(r"\.(safetensors|bin|pt|pth|ckpt|gguf|h5|msgpack|onnx|ot)$|\.index\.json$")
-TABLE = re.compile(
-    r"(?:^|[._])(?:wpe|position_embeddings?|embed_positions|pos_embed\w*|position_encoding)(?:\.weight)?$"
-)
 DTYPES = ("float32", "bfloat16", "float16")
-LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_source_positions", "max_target_positions")
-
-Change = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -82,47 +75,6 @@ class Request:
         return self != Request()
 
 
-@dataclass
-class Source:
-    """A checkpoint that is read: its config, its tensors, what is known of its positions, and what goes along with it.
-
-    described   shapes and dtypes of the tensors, on "meta"
-    stream      reads the tensors, one after another
-    files       files to copy as they are
-    adapter     whether it is a LoRA adapter, whose config is not that of the model
-    notes       what a person has to know, in sentences: which code does not go along, what a file leaves open
-    """
-
-    config: dict[str, Any]
-    reading: Reading
-    described: Mapping[str, Tensor]
-    stream: Callable[[], Iterable[tuple[str, Tensor]]]
-    tensors: Tensors
-    files: tuple[Path, ...] = ()
-    adapter: bool = False
-    notes: tuple[str, ...] = ()
-
-
-@dataclass
-class Plan:
-    """What will be changed: of tensors, of the config and of other JSON files; and what is to be said about it."""
-
-    config: dict[str, Any]
-    reading: Reading
-    changes: dict[str, list[tuple[str, Change]]] = field(default_factory=dict)
-    edited: dict[str, dict[str, Any]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-
-    def change(self, name: str, words: str, change: Change) -> None:
-        self.changes.setdefault(name, []).append((words, change))
-
-    def apply(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in tensors:
-            for _, change in self.changes.get(name, ()):
-                tensor = change(tensor)
-            yield name, tensor
-
-
 @dataclass(frozen=True)
 class Converted:
     """What was written: where, what was done to how many tensors, and what the user has to know."""
@@ -149,7 +101,8 @@ def convert(
     show     is told each tensor's name before it is read
 
     Raises ValueError if the target exists or lies in the source, where nothing is asked for, and where a request does
-    not fit the checkpoint; CannotRead for what cannot be read. Nothing is left behind then.
+    not fit the checkpoint; CannotRead for what cannot be read; RuntimeError where the folder, read again, says other
+    positions than planned. Nothing is left behind then.
     """
     out, path = Path(out), Path(path)
     check_target(out)
@@ -178,6 +131,12 @@ def convert(
             edited=plan.edited,
             **({"stem": "adapter_model", "config_name": "adapter_config.json"} if source.adapter else {}),
         )
+        if not source.adapter:
+            try:
+                check_written(out, plan.reading)
+            except Exception:
+                shutil.rmtree(out)
+                raise
     return Converted(out, tuple(told(source, plan)), tuple(plan.notes))
 
 
@@ -196,64 +155,6 @@ def told(source: Source, plan: Plan) -> Iterator[str]:
         yield f"copied as they are: {len(source.described) - len(plan.changes)} of {len(source.described)} tensors"
 
 
-# Reading
-
-
-def open_source(path: Path, base: str | Path | None, made: Path) -> Source:
-    tensors = open_tensors(path)
-    if isinstance(tensors, GGUFTensors):
-        return open_gguf(tensors, made)
-    folder = path if path.is_dir() else path.parent
-    names = {file.name: file for file in files_of(folder) if not WEIGHTS.search(file.name) and file.name[0] != "."}
-    adapter = "adapter_config.json" in names and any("lora_" in name for name in tensors)
-    config_name = "adapter_config.json" if adapter else "config.json"
-    if config_name not in names:
-        raise CannotRead(f"{folder} has no {config_name}, so nothing says which heads its tensors have")
-    config = read_json(names[config_name])
-    reading = configs.read(base_config(config, base, folder) if adapter else config, "transformers")
-    return Source(
-        config,
-        reading,
-        tensors.described(),
-        lambda: ((name, tensors[name]) for name in tensors),
-        tensors,
-        tuple(file for name, file in names.items() if name != config_name),
-        adapter,
-        tuple(left_out(names.values())),
-    )
-
-
-def open_gguf(file: GGUFTensors, made: Path) -> Source:
-    """A GGUF file under transformers' names; its tokenizer goes along where it is one that can be made."""
-    from posenc.checkpoints.files import gguf_tokenizer
-    from posenc.checkpoints.formats import gguf_model
-
-    with quietly(), naming(file.path):
-        model = gguf_model.open_model(file)
-        tokenizer, notes = gguf_tokenizer.tokenizer_or_why(file.said, file.path)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(made)
-    described = {name: torch.empty(shape, device="meta") for name, shape in model.shapes.items()}
-    beside = tuple(files_of(made))
-    return Source(model.said(), model.reading, described, model.tensors, file, beside, notes=(*model.notes, *notes))
-
-
-def base_config(config: Mapping[str, Any], base: str | Path | None, folder: Path) -> dict[str, Any]:
-    """The config of the model that an adapter belongs to."""
-    if config.get("peft_type") != "LORA":
-        kind = quoted(config.get("peft_type"))
-        raise CannotRead(f"{folder} is an adapter of the kind {kind}; posenc converts LORA")
-    matches(config.get("base_model_name_or_path"), (None, str), file=folder, field="base_model_name_or_path")
-    place = Path(base or config.get("base_model_name_or_path") or "")
-    file = place if os.path.isfile(place) else place / "config.json"
-    if not os.path.isfile(file):
-        raise CannotRead(
-            f"{folder} is an adapter, and its model is not at hand ('{place}'); give the model's folder or config.json "
-            f"as base"
-        )
-    return read_json(file)
-
-
 def besides(reading: Reading) -> str:
     """What a reading leaves out, to go with an error that may come of it."""
     return "".join(f"; {sentence}" for sentence in reading.not_covered[:2])
@@ -267,16 +168,11 @@ def rotating_part(reading: Reading) -> Part:
     return found[0]
 
 
-def with_part(reading: Reading, old: Part, new: Part) -> Reading:
-    return replace(reading, parts=tuple(new if part is old else part for part in reading.parts))
-
-
-# Planning
-
-
 def plan_for(source: Source, request: Request) -> Plan:
     """Everything that has to be done; all that can be refused is refused here, before anything is written."""
     plan = Plan(copy.deepcopy(source.config), source.reading, notes=list(source.notes))
+    if not source.adapter and MARK not in source.config:
+        say_in_both_spellings(plan)
     if source.adapter and request != Request(layout=request.layout, stored=request.stored):
         raise ValueError("of an adapter only the layout can be converted; change the model that it belongs to")
     if request.layout is not None:
@@ -291,6 +187,7 @@ def plan_for(source: Source, request: Request) -> Plan:
         plan_max_distance(plan, request.max_distance)
     if request.dtype is not None:
         plan_dtype(plan, source, request.dtype)
+    plan.notes += unsaid(plan.config)
     return plan
 
 
@@ -320,6 +217,21 @@ def plan_layout(plan: Plan, source: Source, to: str, stored: str | None) -> None
     say_in_config(plan, source)
 
 
+def say_in_both_spellings(plan: Plan) -> None:
+    """Say what is followed of rotary in the spelling of transformers 4 and of 5, whichever the config has."""
+    for part in filter(layouts.rotates, plan.reading.parts):
+        # Where no keys say it, the modules of the architecture do, whatever the config says.
+        with contextlib.suppress(CannotExpress):
+            candidate = with_positions(plan.config, part)
+            if candidate != plan.config and (unlike := unlike_planned(candidate, plan.reading)):
+                plan.notes.append(
+                    f"The config says its rotary as it did, in one spelling: in both, transformers would serve "
+                    f"something else ({'; '.join(unlike)})."
+                )
+            else:
+                plan.config = candidate
+
+
 def rearranging(where: Turned, to: str) -> Change:
     return lambda tensor: layouts.rearranged(tensor, where, to)
 
@@ -334,8 +246,8 @@ def say_in_config(plan: Plan, source: Source) -> None:
         plan.notes.append(f"The adapter now goes with a model whose encoding is {named}.")
         return
     config = {key: value for key, value in plan.config.items() if key != MARK}
-    for candidate in ways_to_say(config, plan.reading):
-        if not differences(plan.reading, configs.read(candidate, "transformers")):
+    for candidate in ways_to_say(config, changed):
+        if not unlike_planned(candidate, plan.reading):
             plan.config = candidate
             return
     plan.config = config | {MARK: named}
@@ -347,27 +259,15 @@ def say_in_config(plan: Plan, source: Source) -> None:
     )
 
 
-def ways_to_say(config: dict[str, Any], reading: Reading) -> Iterator[dict[str, Any]]:
+def ways_to_say(config: dict[str, Any], part: Part) -> Iterator[dict[str, Any]]:
     """Configs that may say it; whoever takes one has read it back."""
-    yield config
-    rotaries = [layouts.rotary_of(part.encoding(0)) for part in reading.parts if part.layers]
-    share = next((rotary.partial for rotary in rotaries if hasattr(rotary, "partial")), None)
-    for place, wrap in (
-        (config, dict),
-        (config.get("rope_parameters") or {}, lambda inner: {"rope_parameters": inner}),
-    ):
-        for key, value in place.items():
-            if "interleave" in key and isinstance(value, bool):
-                yield config | wrap({**place, key: not value})
-            if key in ("partial_rotary_factor", "rotary_pct"):
-                yield config | wrap({**place, key: share})
-    if isinstance(config.get("no_rope_layers"), list):
-        layers = next((part.layers for part in reading.parts if len(part.layers) == len(config["no_rope_layers"])), ())
-        yield config | {"no_rope_layers": [int(layer.spec != "none") for layer in layers]}
-    try:
-        yield config_json.write(reading, onto=config)
-    except ValueError:
-        return
+    places = (config, dict), (config.get("rope_parameters") or {}, lambda inner: {"rope_parameters": inner})
+    for place, wrap in places:
+        for key in (None, *(key for key, value in place.items() if "interleave" in key and isinstance(value, bool))):
+            candidate = config if key is None else config | wrap({**place, key: not place[key]})
+            with contextlib.suppress(CannotExpress):
+                yield with_positions(candidate, part)
+            yield candidate
 
 
 def plan_rotary(plan: Plan, source: Source, wanted: str) -> None:
@@ -454,94 +354,6 @@ def moving(where: Turned, order: Tensor | None) -> Change:
     return lambda tensor: layouts.moved(tensor, where, order)
 
 
-def plan_positions(plan: Plan, source: Source, length: int, how: str) -> None:
-    """Tables of positions in a row, resized; the keys of the config and the tokenizer that name their length follow."""
-    found = False
-    for part in plan.reading.parts:
-        learned = table_of(part, Learned)
-        if learned is None:
-            continue
-        grow = length - learned.max_len
-        if not grow:
-            raise ValueError(f"the table has {length} positions already; nothing was written")
-        # An encoder and a decoder may share tables and keys, so what one has changed the other leaves alone.
-        here = position_tables(source.described, learned)
-        for name, offset in here:
-            found = True
-            words = f"resized from {learned.max_len} to {length} positions ({how})"
-            if name not in plan.changes:
-                plan.change(
-                    name, words, lambda t, offset=offset: tables.resize_positions(t, length, how, offset=offset)
-                )
-        rows = {learned.max_len, *(learned.max_len + offset for _, offset in here)}
-        before, within = place_in(source.config, part.name), place_in(plan.config, part.name)
-        for key in LENGTHS:
-            if before.get(key) in rows:
-                within[key] = before[key] + grow
-        for name, tensor in source.described.items():
-            counts = name.endswith("position_ids") and tensor.shape[-1] in rows and not tensor.is_floating_point()
-            if counts and name not in plan.changes:
-                plan.change(name, "counted further", lambda t, grow=grow: counted(t, grow))
-        for file in source.files:
-            if file.name == "tokenizer_config.json":
-                said = plan.edited.get(file.name) or read_json(file)
-                if said.get("model_max_length") == learned.max_len:
-                    plan.edited[file.name] = said | {"model_max_length": length}
-    if not found:
-        raise ValueError(
-            "this checkpoint has no learned table of positions in a row to resize; a rotary model is extended with "
-            "`posenc extend`, a learned grid with grid"
-        )
-    check_read_back(plan, lambda part: (one := table_of(part, Learned)) is None or one.max_len == length)
-    plan.notes.append("Fine-tune the model, or measure it: positions now lie closer together than in training.")
-
-
-def plan_grid(plan: Plan, source: Source, grid: tuple[int, ...], how: str) -> None:
-    """Tables of a grid, resized; image_size follows."""
-    found = False
-    for part in plan.reading.parts:
-        learned = table_of(part, LearnedGrid)
-        if learned is None:
-            continue
-        if len(grid) != len(learned.cells):
-            raise ValueError(f"the grid of this checkpoint has {len(learned.cells)} axes, got {grid}")
-        if grid == learned.cells:
-            raise ValueError(f"the grid has {' x '.join(map(str, grid))} cells already; nothing was written")
-        for name, tensor in source.described.items():
-            if TABLE.search(name) and tensor.shape[-2:-1] == learned.table.shape[:1]:
-                found = True
-                words = f"resized from {' x '.join(map(str, learned.cells))} to {' x '.join(map(str, grid))} ({how})"
-                plan.change(name, words, resizing_grid(learned, grid, how))
-        within = place_in(plan.config, part.name)
-        sides = within.get("patch_size")
-        if not found or "image_size" not in within or sides is None:
-            raise ValueError(f"the grid of {part.name or 'this checkpoint'} was not found by its table and image_size")
-        sides = sides if isinstance(sides, (list, tuple)) else [sides] * len(grid)
-        image = [cells * side for cells, side in zip(grid, sides, strict=True)]
-        within["image_size"] = image[0] if len(set(image)) == 1 else image
-    if not found:
-        raise ValueError("this checkpoint has no learned grid to resize")
-    check_read_back(plan, lambda part: (one := table_of(part, LearnedGrid)) is None or one.cells == grid)
-    check_builds(plan.config)
-    if len(set(grid)) > 1:
-        plan.notes.append(
-            "Some models of transformers, DINOv2 among them, take every table for one of a square grid; try yours."
-        )
-
-
-def resizing_grid(learned: LearnedGrid, grid: Sequence[int], how: str) -> Change:
-    return lambda tensor: tables.resize_grid(tensor, learned.cells, grid, how, prefix=learned.prefix)
-
-
-def plan_max_distance(plan: Plan, distance: int) -> None:
-    key = "relative_attention_max_distance"
-    if key not in plan.config and "relative_attention_num_buckets" not in plan.config:
-        raise ValueError("max_distance is of T5's buckets, and this checkpoint has none")
-    plan.config[key] = distance
-    configs.read(plan.config, "transformers")
-    plan.notes.append("The table stays as it is: its buckets now stand for longer distances.")
-
-
 def plan_dtype(plan: Plan, source: Source, name: str) -> None:
     """Floating numbers of another dtype, after all else was done to them; the config says so, and those within it."""
     if source.config.get("quantization_config") is not None:
@@ -563,54 +375,3 @@ def in_dtype(config: dict[str, Any], name: str) -> dict[str, Any]:
         key: in_dtype(value, name) if isinstance(value, dict) else name if key in ("dtype", "torch_dtype") else value
         for key, value in config.items()
     }
-
-
-def table_of(part: Part, kind: type) -> Any:
-    """The learned table that a part adds to its embeddings, if it is of a kind."""
-    if part.embed == "none":
-        return None
-    with torch.device("meta"):
-        return next((one for one in parts_of(build(part.embed, part.shape)) if type(one) is kind), None)
-
-
-def position_tables(described: Mapping[str, Tensor], learned: Learned) -> list[tuple[str, int]]:
-    """The tables of positions by name, with the rows that stand before the first position (none to two)."""
-    return [
-        (name, offset)
-        for name, tensor in described.items()
-        if TABLE.search(name)
-        and tensor.dim() == 2
-        and tensor.is_floating_point()
-        and 0 <= (offset := tensor.shape[0] - learned.max_len) <= 2
-    ]
-
-
-def counted(ids: Tensor, grow: int) -> Tensor:
-    return torch.arange(ids.shape[-1] + grow, dtype=ids.dtype).expand(*ids.shape[:-1], -1).contiguous()
-
-
-def place_in(config: dict[str, Any], name: str) -> dict[str, Any]:
-    """The dictionary that speaks of a part: the one of its name, or the whole."""
-    for step in filter(None, name.split(".")):
-        config = config[step] if isinstance(config.get(step), dict) else config
-    return config
-
-
-def check_read_back(plan: Plan, holds: Callable[[Part], bool]) -> None:
-    """Raise unless the new config is read as what was asked for."""
-    if not all(holds(part) for part in configs.read(plan.config, "transformers").parts):
-        raise ValueError("no key of this config was found that says how long its table is; nothing was written")
-
-
-def check_builds(config: dict[str, Any]) -> None:
-    """Raise if transformers cannot build a model of this config."""
-    import transformers
-
-    try:
-        with torch.device("meta"):
-            transformers.AutoModel.from_config(transformers.AutoConfig.for_model(**config))
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(
-            f"transformers cannot build a {config.get('model_type')} for this grid: {error}; nothing was "
-            f"written. A square grid may do"
-        ) from error

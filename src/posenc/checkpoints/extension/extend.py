@@ -5,45 +5,28 @@ import os
 import platform
 import shlex
 import shutil
-import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import posenc
 from posenc.checkpoints.extension import methods, passkey, perplexity
-from posenc.checkpoints.extension.methods import Method, Plan
+from posenc.checkpoints.extension.checkpoint import CHECKPOINT, write, written
+from posenc.checkpoints.extension.choice import choose
+from posenc.checkpoints.extension.clock import Clock, Say
+from posenc.checkpoints.extension.methods import Method, Plan, attached, lengths_of
 from posenc.checkpoints.extension.perplexity import Meter, Tokens, Work
 from posenc.checkpoints.extension.runs import Kept, check_folder, claimed, hash_of
 from posenc.checkpoints.vocabulary.reading import CannotRead
-from posenc.foreign import code, files_of, read_json
+from posenc.foreign import code, read_json
 from posenc.lab import store
 from posenc.lab.report import finite
-from posenc.lab.summary import duration
 from posenc.specs import files_in
 
 SCHEMA = 1
-
-CHECKPOINT = "checkpoint"
-"""The folder, in the folder of a run, that holds the extended checkpoint."""
-
-KEEPS = 1.05
-"""A method may win if its mean perplexity at the trained length is at most this many times that of the model as it
-is: who pays with the short texts for the long ones has not extended anything."""
-
-TIE = 1.01
-"""Perplexities of the last tokens within this ratio are no difference on one text."""
-
-VERIFIED = 1024
-"""On how many tokens the written checkpoint is compared with what was measured."""
-
-NEAR = {"float32": 1e-3, "float64": 1e-6}
-"""How far (nats) the mean loss of the written checkpoint may lie from the measured one; in half precision 0.02."""
 
 
 @dataclass(frozen=True)
@@ -106,9 +89,6 @@ class Settings:
         return shlex.join([*said, "--out", str(out)])
 
 
-Say = Callable[[str], None]
-
-
 def extend(settings: Settings, out: Path, *, say: Say | None = None) -> dict[str, Any]:
     """Measure a model and its extensions, name the winner, write it to out/checkpoint, and return the record.
 
@@ -128,43 +108,16 @@ def extend(settings: Settings, out: Path, *, say: Say | None = None) -> dict[str
     run = Run.prepare(settings, out, say)
     with claimed(settings, out, say) as run.kept:
         record = run.measured()
-        chosen, said = choose(settings, record)
+        chosen, said = choose(settings.methods, record)
         record |= {"winner": chosen["name"], "in_words": said}
         record["passkey"] = run.find_keys(record["methods"], chosen["name"])
         if settings.tune:
             record["tuned"] = run.tuned(chosen["name"])
-        record["written"] = run.written(record, chosen["name"])
+        record["written"] = written(run, record, chosen["name"])
         record["made"] = made(settings, out, run)
         store.write(out / "record.json", (json.dumps(finite(record), indent=1, allow_nan=False) + "\n").encode())
         extension_report.write(record, out)
     return record
-
-
-class Clock:
-    """Says how far the work is and how long the rest will take, at most every few seconds."""
-
-    def __init__(self, say: Say, every: float = 10.0) -> None:
-        self.say, self.every = say, every
-        self.began = self.last = time.monotonic()
-        self.total = self.done = 0.0
-
-    def expect(self, work: float) -> None:
-        self.total += work
-
-    @contextmanager
-    def during(self, words: str, work: float) -> Generator[Callable[[float], None]]:
-        """What a pass of so much work tells the share of it that is done."""
-
-        def tell(share: float) -> None:
-            now = time.monotonic()
-            if now - self.last < self.every:
-                return
-            self.last, done = now, self.done + share * work
-            left = (now - self.began) * max(self.total - done, 0.0) / done if done else 0.0
-            self.say(f"{words}: {share:.0%}; about {duration(left)} left in all")
-
-        yield tell
-        self.done += work
 
 
 @dataclass
@@ -174,6 +127,10 @@ class Run:
     settings: Settings
     out: Path
     loaded: Any
+    config: Mapping[str, Any]
+    """The config.json that is extended."""
+    as_it_lies: bool
+    """Whether the weights are copied from the folder of the model."""
     plan: Plan
     text: Tokens
     start: int
@@ -204,7 +161,11 @@ class Run:
         if loaded.tokenizer is None:
             raise CannotRead(f"{loaded.path} has no tokenizer, and without one no text can be read")
         reading = huggingface.read(loaded.config)
-        plan = methods.plan(reading, loaded.config.to_dict(), settings.factor, settings.methods, longrope=factors)
+        # The weights of a folder go along as they lie, and so does what else its config says.
+        source = loaded.path / "config.json"
+        as_it_lies = source.is_file() and not settings.tune
+        config = read_json(source, within=loaded.path) if as_it_lies else loaded.said()
+        plan = methods.plan(reading, config, settings.factor, settings.methods, longrope=factors)
         too_long = [length for length in settings.lengths if length > plan.target]
         if too_long:
             raise ValueError(f"lengths go up to the target of {plan.target:,} tokens, got {too_long[0]:,}")
@@ -217,7 +178,8 @@ class Run:
         if settings.tune:
             tune.check_text(settings, text, start)
         lengths = lengths_of(plan, settings.lengths)
-        return cls(settings, out, loaded, plan, text, start, lengths, hash_of(loaded.path), Clock(say))
+        of = hash_of(loaded.path)
+        return cls(settings, out, loaded, config, as_it_lies, plan, text, start, lengths, of, Clock(say))
 
     def measured(self) -> dict[str, Any]:
         """The record of all methods."""
@@ -282,7 +244,7 @@ class Run:
             "words": methods.WORDS[method.name],
             "spec": method.spec,
             "by_length": method.by_length,
-            "config": None if method.config is None else dict(method.config),
+            "config": None if method.config is None else differing(self.config, method.config),
             "why_not": method.why_not,
             "lengths": [one.to_dict() for one in at],
             "bands": [list(band) for band in perplexity.bands(losses[longest], self.lengths)],
@@ -382,7 +344,7 @@ class Run:
             with attached(self.loaded.model, method, self.plan.target), Meter() as meter:
                 before = self.text.ids[: self.start]
                 losses = tune.tune(self.loaded.model, before, self.plan.target, self.settings, self.clock)
-            self.write(method)
+            write(self, method)
             return {"name": name, "losses": losses, **costs(meter)}
 
         if facts in self.kept and not where.exists():
@@ -396,188 +358,16 @@ class Run:
         self.weights = facts
         return self.measure(method, f"{name}, tuned") | {"loss": entry["losses"], "tuning_seconds": entry["seconds"]}
 
-    def written(self, record: Mapping[str, Any], name: str) -> dict[str, Any]:
-        """Write the checkpoint of a method and compare it, loaded by transformers alone, with what was measured."""
-        method = next(method for method in self.plan.methods if method.name == name)
-        if name == "none":
-            return {"path": None, "words": "Nothing was written: no method is better than the model as it is."}
-        if method.config is None:
-            other = [
-                m["name"]
-                for m in ranked(record["methods"], record["trained"], record["target"])
-                if m["config"] is not None and m["name"] != "none"
-            ]
-            hint = (
-                f" Of those that can be written, {other[0]} comes first: --method {other[0]} writes it."
-                if other
-                else ""
-            )
-            return {"path": None, "words": f"Nothing was written for {name}: {method.why_not}.{hint}"}
-        where = self.out / CHECKPOINT
-        if not where.exists():
-            self.write(method)
-        kept = self.one_pass(method, self.passes(method)[0], name)["losses"][0]
-        ids = self.text.window(self.start, min(VERIFIED, self.plan.trained, len(kept) + 1))
-        # Two copies of a large model do not fit.
-        self.loaded = None
-        expected = torch.tensor(kept)[: len(ids) - 1]
-        try:
-            difference = verify(where, ids, expected, self.settings.dtype)
-        except Exception:
-            shutil.rmtree(where)
-            raise
-        words = (
-            f"transformers loads it, and its mean loss over the first {len(ids):,} tokens is that of the table to "
-            f"{difference:.1g} nats."
-        )
-        return {"path": str(where), "method": name, "tokens": len(ids), "difference": difference, "words": words}
 
-    def write(self, method: Method) -> None:
-        """The extended checkpoint: the config changed; the weights as they lie, unless they were tuned or quantised."""
-        from posenc.checkpoints.files.tensors import open_tensors, write_folder
-
-        assert method.config is not None
-        where, source = self.out / CHECKPOINT, self.loaded.path
-        if source.is_dir() and (source / "config.json").is_file() and not self.settings.tune:
-            tensors = open_tensors(source)
-            config = merged(read_json(source / "config.json", within=source), method.config)
-            others = [file for file in files_of(source) if is_beside(file)]
-            write_folder(where, config, tensors.items(), copy=others)
-            return
-        change_config(self.loaded.config, method.config)
-        self.loaded.save_huggingface(where)
-
-
-def is_beside(file: Path) -> bool:
-    """Whether a file belongs to a tokenizer or to generation, and so goes along with a checkpoint."""
-    kinds = (".json", ".txt", ".model", ".jinja")
-    own = file.name in ("config.json", "fetched.json") or file.name.endswith(".safetensors.index.json")
-    return file.suffix in kinds and not own
-
-
-def merged(config: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
-    """A config with keys changed, nested ones too; None takes a key away."""
-    out = dict(config)
-    for key, value in changed.items():
-        if value is None:
-            out.pop(key, None)
-        elif key != "rope_parameters" and isinstance(value, Mapping) and isinstance(out.get(key), Mapping):
-            out[key] = merged(out[key], value)
-        else:
-            out[key] = value
-    return out
-
-
-def change_config(config: Any, changed: Mapping[str, Any]) -> None:
-    """The same for a config of transformers."""
-    for key, value in changed.items():
-        inner = getattr(config, key, None)
-        if key != "rope_parameters" and isinstance(value, Mapping) and hasattr(inner, "to_dict"):
-            change_config(inner, value)
-        elif value is not None:
-            setattr(config, key, dict(value) if isinstance(value, Mapping) else value)
-
-
-@contextmanager
-def attached(model: Any, method: Method, length: int) -> Generator[None]:
-    """The model with a method in it; as it is, it runs by its own code, unless that goes wrong behind a cache."""
-    if method.name == "none" and not method.by_length:
-        yield
-        return
-    from posenc.checkpoints.live.attach import attach, detach
-
-    attach(model, method.specs, horizon=length if method.by_length else None)
-    try:
-        yield
-    finally:
-        detach(model)
+def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a config that say something else than before, nested ones too."""
+    new = {key: value for key, value in after.items() if key not in before or before[key] != value}
+    within = {key for key in new if key.endswith("_config") and isinstance(before.get(key), Mapping)}
+    return {key: differing(before[key], value) if key in within else value for key, value in new.items()}
 
 
 def costs(meter: Meter) -> dict[str, Any]:
     return {"seconds": meter.wall, "cpu_seconds": meter.cpu, "peak_mib": meter.peak_mib}
-
-
-def lengths_of(plan: Plan, more: Sequence[int] = ()) -> tuple[int, ...]:
-    """The lengths to measure at: the trained one, 1.5, 2, 3, 4, 6, ... times it, and the target."""
-    found, step = {plan.trained, plan.target, *more}, 1
-    while plan.trained * step < plan.target:
-        found |= {length for length in (plan.trained * step, plan.trained * step * 3 // 2) if length < plan.target}
-        step *= 2
-    return tuple(sorted(found))
-
-
-def at(entry: Mapping[str, Any], length: int) -> Mapping[str, Any]:
-    """The measures of a method at a length."""
-    return next(one for one in entry["lengths"] if one["length"] == length)
-
-
-def choose(settings: Settings, record: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
-    """The method that is written, the one asked for or the one that wins, and in words why.
-
-    The lowest perplexity of the last tokens at the target wins, among methods whose mean perplexity at the trained
-    length is at most 1.05 times that of the model as it is; methods within 1 % of the lowest are equal on one text.
-    """
-    found = record["methods"]
-    trained, target = record["trained"], record["target"]
-    before = found[0]
-    order = ranked(found, trained, target)
-    best = order[0]
-    low = at(best, target)["last"]
-    equal = [one["name"] for one in order[1:] if keeps(one, before, trained) and at(one, target)["last"] <= TIE * low]
-    last = f"the last {min(perplexity.LAST, target - 1)} tokens at {target:,}"
-    words = (
-        f"{best['name']} wins on this text: the perplexity of {last} is {low:.3g}, where the model as it is has "
-        f"{at(before, target)['last']:.4g}"
-    )
-    if equal:
-        words += f"; {', '.join(equal)} {'is' if len(equal) == 1 else 'are'} within 1 % of it, which is no difference"
-    price = at(best, trained)["mean"] / at(before, trained)["mean"] - 1
-    words += f". At the trained length of {trained:,} its mean perplexity is {at(best, trained)['mean']:.3g}"
-    words += f", {abs(price):.1%} {'above' if price >= 0 else 'below'} the {at(before, trained)['mean']:.3g} of before."
-    if best is before:
-        words = f"No method is better than the model as it is: the perplexity of {last} is {low:.3g}."
-    elif not keeps(best, before, trained):
-        words += " No method keeps the trained length within 5 %: this is the lowest, at that price."
-    single = [name for name in methods.names_of(settings.methods) if name != "none"]
-    if len(single) == 1 and "all" not in settings.methods:
-        asked = next(one for one in found if one["name"] == single[0])
-        if asked is not best:
-            words += f" {asked['name']} is written because it was asked for."
-        return asked, words
-    return best, words
-
-
-def keeps(entry: Mapping[str, Any], before: Mapping[str, Any], trained: int) -> bool:
-    """Whether a method keeps what the model could do at its trained length."""
-    return at(entry, trained)["mean"] <= KEEPS * at(before, trained)["mean"]
-
-
-def ranked(found: Sequence[Mapping[str, Any]], trained: int, target: int) -> list[Mapping[str, Any]]:
-    """Methods by the perplexity of their last tokens at the target, those first that keep the trained length."""
-    return sorted(found, key=lambda one: (not keeps(one, found[0], trained), at(one, target)["last"]))
-
-
-def verify(folder: Path, ids: Tensor, expected: Tensor, dtype: str) -> float:
-    """How far (nats) the mean loss of a written checkpoint, run by transformers alone, lies from the expected one.
-
-    Raises RuntimeError where it is not near.
-    """
-    from transformers import AutoModelForCausalLM
-
-    from posenc.checkpoints.formats.load import dtype_of, quietly
-
-    with quietly():
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype_of(dtype), local_files_only=True).eval()
-    # In one piece: behind a cache, transformers' own dynamic scaling goes wrong.
-    found = perplexity.losses(model, ids, chunk=len(ids))
-    difference = abs(float(found.double().mean() - expected.double().mean()))
-    limit = NEAR.get(dtype, 0.02)
-    if not difference <= limit:
-        raise RuntimeError(
-            f"the written checkpoint has a mean loss of {float(found.mean()):.4f} over {len(ids)} tokens, and the "
-            f"table says {float(expected.mean()):.4f}; they may differ by {limit:g} nats, so it is not kept"
-        )
-    return difference
 
 
 def made(settings: Settings, out: Path, run: Run) -> dict[str, str]:

@@ -15,10 +15,13 @@ import torch
 from torch import Tensor
 
 from posenc.checkpoints.conversion.tables import resample, resampling
-from posenc.checkpoints.extension.extend import CHECKPOINT, KEEPS, Say
+from posenc.checkpoints.extension.checkpoint import CHECKPOINT
+from posenc.checkpoints.extension.choice import KEEPS
+from posenc.checkpoints.extension.clock import Say
 from posenc.checkpoints.extension.learned_measures import WHOLE, Causal, Images, Masked, Measure, Sentences
 from posenc.checkpoints.extension.runs import Kept, check_folder, claimed, hash_of
-from posenc.checkpoints.formats import load
+from posenc.checkpoints.formats import huggingface, load
+from posenc.checkpoints.formats.learned_tables import Table, asking_for, cells_of, tables_of
 from posenc.checkpoints.formats.load import Loaded
 from posenc.checkpoints.vocabulary.reading import CannotRead
 from posenc.foreign import quoted
@@ -36,24 +39,6 @@ WORDS = {
     "cubic": "the table stretched over the target by cubic convolution",
 }
 """The methods: how a table of the trained length becomes one of the target's."""
-
-
-@dataclass(frozen=True)
-class Table:
-    """Where a model keeps its learned positions.
-
-    name     of the tensor, in the model's state
-    axis     of the tensor along which the positions lie
-    cells    positions on each axis of the input: (512,), or (37, 37) for images
-    first    rows before position 0: those of padding, or of a class token
-    key      what the config calls the number that they follow from
-    """
-
-    name: str
-    axis: int
-    cells: tuple[int, ...]
-    first: int
-    key: str
 
 
 @dataclass(frozen=True)
@@ -115,53 +100,8 @@ def has_learned_table(path: str | Path) -> bool:
     load.require_transformers()
     with load.quietly():
         config = load.config_of(where)
-    return bool(tables(load.class_of(where, config), config))
-
-
-def tables(kind: Any, config: Any) -> list[Table]:
-    """The learned position tables of a model: what grows, row for row, when its config asks for more positions.
-
-    Empty for a model that has none, and for one whose tables follow from that number in another way, as those of
-    relative distances do.
-    """
-    key = "image_size" if getattr(config, "image_size", None) else "max_position_embeddings"
-    number = getattr(config, key, None)
-    if not isinstance(number, int) or (
-        key == "image_size" and not isinstance(getattr(config, "patch_size", None), int)
-    ):
-        return []
-    side = number // config.patch_size if key == "image_size" else 0
-    added = 3 * side**2 if key == "image_size" else number
-    with torch.device("meta"):
-        old, new = made(kind, config), made(kind, with_number(config, key, 2 * number))
-    grown = {name: parameter.shape for name, parameter in new.named_parameters()}
-    found = []
-    for name, parameter in old.named_parameters():
-        axes = [axis for axis, (a, b) in enumerate(zip(parameter.shape, grown[name], strict=True)) if a != b]
-        if not axes:
-            continue
-        rows = parameter.shape[axes[0]]
-        if len(axes) > 1 or grown[name][axes[0]] - rows != added:
-            return []
-        if key == "image_size":
-            found.append(Table(name, axes[0], (side, side), rows - side**2, key))
-            continue
-        # The row of padding stands before the others; some tables have more rows than the config says.
-        padding = getattr(old.get_submodule(name.rpartition(".")[0]), "padding_idx", None)
-        first = rows - number if padding is None else padding + 1
-        found.append(Table(name, axes[0], (rows - first,), first, key))
-    return found
-
-
-def made(kind: Any, config: Any) -> Any:
-    """A model of a config; the automatic classes make one in another way than the others."""
-    return kind.from_config(config) if hasattr(kind, "from_config") else kind(config)
-
-
-def with_number(config: Any, key: str, value: int) -> Any:
-    twin = copy.deepcopy(config)
-    setattr(twin, key, value)
-    return twin
+    parts = huggingface.read(config).parts
+    return bool(parts) and all(cells_of(part) and not any(one.spec != "none" for one in part.layers) for part in parts)
 
 
 def resized(rows: Tensor, cells: tuple[int, ...], target: tuple[int, ...], method: str) -> Tensor:
@@ -190,27 +130,29 @@ def stretched(loaded: Loaded, found: Sequence[Table], target: int, method: str) 
     """The model with tables for the target (tokens, or patches a side), in memory."""
     # Parameters alone: buffers that count positions are made anew, as long as they have to be.
     state = {name: parameter.detach() for name, parameter in loaded.model.named_parameters()}
+    cells = (target,) * len(found[0].cells)
     for table in found:
-        rows = state[table.name].movedim(table.axis, 0)
-        flat = rows.flatten(1)
-        new = resized(flat[table.first :], table.cells, (target,) * len(table.cells), method)
-        whole = torch.cat((flat[: table.first], new)).unflatten(1, rows.shape[1:])
-        state[table.name] = whole.movedim(0, table.axis).contiguous()
-    number = {
-        "image_size": target * getattr(loaded.config, "patch_size", 0),
-        "max_position_embeddings": target + getattr(loaded.config, "max_position_embeddings", 0) - found[0].cells[0],
-    }[found[0].key]
-    config = with_number(loaded.config, found[0].key, number)
+        whole = state[table.name]
+        rows = whole.reshape(-1, whole.shape[-1])
+        new = torch.cat((rows[: table.first], resized(rows[table.first :], table.cells, cells, method)))
+        state[table.name] = new.view(*whole.shape[:-2], *new.shape)
     with load.quietly():
+        config = type(loaded.config).from_dict(asking_for(loaded.config.to_dict(), found, cells))
         kind = type(loaded.model)
         model = kind.from_pretrained(None, config=config, state_dict=state, dtype=loaded.model.dtype)
     return model.eval()
 
 
+def tables(model: Any) -> list[Table]:
+    """The learned tables of positions of a live model, as it is read."""
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    return tables_of(huggingface.read(model.config), shapes)
+
+
 def kind_of(loaded: Loaded, found: Sequence[Table]) -> Any:
     """How a model is measured, by what it does."""
     name = type(loaded.model).__name__
-    if found[0].key == "image_size":
+    if len(found[0].cells) > 1:
         return Images
     if loaded.tokenizer is None:
         raise CannotRead(f"{loaded.path} has no tokenizer, and without one no text can be read")
@@ -232,7 +174,7 @@ def prepare(loaded: Loaded, settings: Settings) -> tuple[list[Table], tuple[int,
     Raises ValueError for a text that is too short and for lengths beyond the target, CannotRead for a model without a
     learned table or without a measure.
     """
-    found = tables(type(loaded.model), loaded.config)
+    found = tables(loaded.model)
     if not found:
         raise CannotRead(
             f"{loaded.path} has no learned table of positions; posenc extends such models by their encoding"
@@ -240,7 +182,7 @@ def prepare(loaded: Loaded, settings: Settings) -> tuple[list[Table], tuple[int,
     trained = found[0].cells[0]
     lengths = lengths_of(settings, trained)
     target = lengths[-1]
-    files = settings.images if found[0].key == "image_size" else settings.text
+    files = settings.images if len(found[0].cells) > 1 else settings.text
     measure = kind_of(loaded, found)(loaded, files, settings.samples, trained, target)
     return found, lengths, measure
 

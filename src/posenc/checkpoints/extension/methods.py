@@ -1,14 +1,17 @@
 """Ways to stretch a rotary model's context, by the names that people use: as specs, and as a change of its config."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from posenc import schedules
 from posenc.catalogue import find, options_of
-from posenc.checkpoints.vocabulary.reading import CannotRead, Part, Reading
+from posenc.checkpoints.formats.config_json import with_positions
+from posenc.checkpoints.inspection.served import unlike_planned
+from posenc.checkpoints.vocabulary.reading import CannotRead, Part, Reading, with_part
 from posenc.encoding import Compose, Encoding, parts_of
 from posenc.foreign import matches, quoted, read_json
 from posenc.schedules import Schedule
@@ -42,14 +45,16 @@ class Method:
     name       as the user knows it
     specs      the encoding of each layer
     by_length  whether it depends on how long a sequence is, so that each length takes a pass of its own
-    config     the keys of the config that change, or None where no config says it
+    config     the config.json of the stretched model, or None where no config says it
+    planned    how that config has to be read
     why_not    why no config says it
     """
 
     name: str
     specs: tuple[str, ...]
     by_length: bool = False
-    config: Mapping[str, Any] | None = None
+    config: dict[str, Any] | None = None
+    planned: Reading | None = None
     why_not: str = ""
 
     @property
@@ -87,7 +92,7 @@ def plan(
     """The methods of these names for a model, with those left out that it cannot have.
 
     reading   what the model says of its positions
-    config    its config as transformers has it, whose keys change
+    config    its config.json, onto which that of the stretched model is written
     factor    target length / trained length (unitless, above 1)
     names     from WORDS, or "all"
     longrope  short_factor and long_factor, one divisor for each pair, for longrope
@@ -96,8 +101,9 @@ def plan(
     already is stretched further by its own kind alone (linear, yarn and llama3: the factors multiply, and the length
     before any scaling stays), or by a change of distances.
 
-    Raises ValueError for a factor that is not above 1, an unknown name, and a method that does not apply; CannotRead
-    for a model without a causal stack, or without a trained length.
+    Raises ValueError for a factor that is not above 1, an unknown name, a method that does not apply, and one of whose
+    config transformers would make another model than planned; CannotRead for a model without a causal stack, or without
+    a trained length.
     """
     if not (math.isfinite(factor) and factor > 1):
         raise ValueError(f"the factor is target length / trained length and must be above 1, got {factor:g}")
@@ -112,7 +118,7 @@ def plan(
     made, left_out = [], {}
     for name in dict.fromkeys(("none", *wanted)):
         try:
-            made.append(method(name, part, config, factor, trained, longrope))
+            made.append(method(name, reading, part, config, factor, trained, longrope))
         except ValueError as error:
             if name in names:
                 raise
@@ -150,6 +156,7 @@ def causal_part(reading: Reading) -> Part:
 
 def method(
     name: str,
+    reading: Reading,
     part: Part,
     config: Mapping[str, Any],
     factor: float,
@@ -162,11 +169,15 @@ def method(
         by_length = any(encoding.turns_when_attending for encoding in encodings)
         return Method(name, tuple(repr(encoding) for encoding in encodings), by_length)
     change = changer(name, factor, trained, longrope)
-    stretched = [
-        # A layer that sees less than the trained length never meets a longer distance.
-        encoding if (of.window or math.inf) <= trained else with_change(encoding, change)
-        for of, encoding in zip(part.layers, encodings, strict=True)
-    ]
+
+    def stretched_beyond(window: float) -> list[Encoding]:
+        return [
+            encoding if (of.window or math.inf) <= window else with_change(encoding, change)
+            for of, encoding in zip(part.layers, encodings, strict=True)
+        ]
+
+    # A layer that sees less than the trained length never meets a longer distance.
+    stretched = stretched_beyond(trained)
     if all(new is old for new, old in zip(stretched, encodings, strict=True)):
         raise ValueError(
             f"{name} stretches rotary encodings, and no layer that sees beyond the trained length has one "
@@ -176,9 +187,29 @@ def method(
     by_length = any(encoding.turns_when_attending for encoding in stretched)
     if name in WRAPPERS:
         why_not = "transformers has no config key for a change of distances; attach it when the model is loaded"
-        return Method(name, specs, by_length, None, why_not)
-    changed, why_not = config_of(name, part, config, specs, factor, trained)
-    return Method(name, specs, by_length, changed, why_not)
+        return Method(name, specs, by_length, why_not=why_not)
+    # transformers takes the trained length of dynamic scaling from max_position_embeddings.
+    longest = trained if name == "dynamic" else round(trained * factor)
+    why_not: list[str] = []
+    # Where a config has one place for all layers, those that see less are stretched with the others, as they were when
+    # released models were stretched.
+    for window in (trained, 0):
+        try:
+            new = tuple(repr(encoding) for encoding in stretched_beyond(window))
+            layers = tuple(replace(layer, spec=spec) for layer, spec in zip(part.layers, new, strict=True))
+            shape = replace(part.shape, max_len=longest)
+            stretched_part = replace(part, shape=shape, layers=layers, trained_length=longest)
+            written = with_positions(config, stretched_part)
+        except ValueError as error:
+            why_not.append(f"{error}; attach it when the model is loaded")
+            continue
+        planned = with_part(reading, part, stretched_part)
+        if unlike := unlike_planned(written, planned):
+            raise ValueError(
+                f"{name} cannot be written so that transformers serves what is planned: {'; '.join(unlike)}"
+            )
+        return Method(name, new, by_length, written, planned)
+    return Method(name, specs, by_length, why_not=why_not[0])
 
 
 def with_change(encoding: Encoding, change: Callable[[Encoding], Encoding]) -> Encoding:
@@ -267,42 +298,6 @@ def with_options(encoding: Encoding, **options: Any) -> Encoding:
     return type(encoding)(**kept | options)
 
 
-def config_of(
-    name: str, part: Part, config: Mapping[str, Any], specs: Sequence[str], factor: float, trained: int
-) -> tuple[Mapping[str, Any] | None, str]:
-    """The keys of the config that change, nested where the part is, and else why no config says it."""
-    from posenc.checkpoints.formats import huggingface
-
-    own: Any = config
-    for key in filter(None, part.name.split(".")):
-        own = own[key]
-    old = own.get("rope_parameters") or {}
-    types = own.get("layer_types") or []
-    nested = [kind for kind in dict.fromkeys(types) if isinstance(old.get(kind), Mapping)]
-    new: dict[str, Any] = {}
-    for kind in nested or [None]:
-        spec = specs[types.index(kind)] if kind else next(s for s in specs if s != "none")
-        written = huggingface.rope_parameters(spec)
-        if written is None:
-            return None, f"transformers has no config keys for {spec}; attach it when the model is loaded"
-        kept = {key: value for key, value in ((old[kind] if kind else old) or {}).items() if key in KEPT}
-        (new.setdefault(kind, {}) if kind else new).update(kept | written)
-    if not nested and len({spec for spec in specs if spec != "none"}) > 1:
-        return None, "its layers differ, and its config has one place for all of them"
-    # transformers takes the trained length of dynamic scaling from max_position_embeddings.
-    longest = trained if name == "dynamic" else round(trained * factor)
-    changed: dict[str, Any] = {"rope_parameters": new, "max_position_embeddings": longest}
-    # What older files call the same would contradict it.
-    changed |= {key: None for key in ("rope_scaling", "rope_theta") if key in own}
-    for key in reversed(part.name.split(".") if part.name else []):
-        changed = {key: changed}
-    return changed, ""
-
-
-KEPT = ("partial_rotary_factor", "mrope_section", "mrope_interleaved")
-"""Keys of rope_parameters that a change of frequencies leaves alone."""
-
-
 def read_factors(path: Path) -> dict[str, list[float]]:
     """The searched factors of longrope from a JSON file with the lists short_factor and long_factor.
 
@@ -312,3 +307,27 @@ def read_factors(path: Path) -> dict[str, list[float]]:
     found = found.get("rope_parameters") or found.get("rope_scaling") or found
     matches(found, {"short_factor": [float], "long_factor": [float], "*": Any}, file=path)
     return {key: found[key] for key in ("short_factor", "long_factor")}
+
+
+def lengths_of(plan: Plan, more: Sequence[int] = ()) -> tuple[int, ...]:
+    """The lengths to measure at: the trained one, 1.5, 2, 3, 4, 6, ... times it, and the target."""
+    found, step = {plan.trained, plan.target, *more}, 1
+    while plan.trained * step < plan.target:
+        found |= {length for length in (plan.trained * step, plan.trained * step * 3 // 2) if length < plan.target}
+        step *= 2
+    return tuple(sorted(found))
+
+
+@contextmanager
+def attached(model: Any, method: Method, length: int) -> Generator[None]:
+    """The model with a method in it; as it is, it runs by its own code, unless that goes wrong behind a cache."""
+    if method.name == "none" and not method.by_length:
+        yield
+        return
+    from posenc.checkpoints.live.attach import attach, detach
+
+    attach(model, method.specs, horizon=length if method.by_length else None)
+    try:
+        yield
+    finally:
+        detach(model)

@@ -15,7 +15,8 @@ from posenc.foreign import quoted
 from posenc.positions import Positions
 
 if TYPE_CHECKING:
-    from posenc.checkpoints.extension.extend import Clock, Settings
+    from posenc.checkpoints.extension.clock import Clock
+    from posenc.checkpoints.extension.extend import Settings
     from posenc.checkpoints.extension.perplexity import Tokens
 
 MAPS = ("plain", "pose", "randomised")

@@ -52,17 +52,18 @@ def attending(node: Node, role: str, count: int) -> Attending:
     """What attention does in a stack of so many layers."""
     keys, prefix, ran = node.keys, *as_run(node, role, count)
     told = reaches_by_keys(node, count)
-    left = []
+    left, besides = list[str](), list[str]()
     if not ran:
         unread = [key for key in WHICH_ATTEND if keys.has(key)]
         if unread:
             left.append(f"{', '.join(unread)} may say which layers attend, and no run has shown it; all are taken to")
-        if node.modules:
-            why = node.seen.failure or "no attention was seen to run"
-            left.append(f"who sees whom could not be measured ({why}); it is as the keys say")
+        if node.modules and node.seen.failure:
+            left.append(f"who sees whom could not be measured ({node.seen.failure}); it is as the keys say")
+        elif node.modules:
+            besides.append("no softmax of attention was seen to run; who sees whom is as the keys say")
         for key in (*WHICH_ATTEND, *WHICH_SEE_ALL, *SCALES):
             keys.say(key, "as the keys say, not measured")
-        return Attending(causal_by_keys(node, role), told, [None] * count, [True] * count, [], False, left)
+        return Attending(causal_by_keys(node, role), told, [None] * count, [True] * count, besides, False, left)
     entered = {i for i in range(count) if f"{prefix}{i}" in node.seen.entered}
     still = sorted(entered - ran.keys())
     if node.seen.failure and still and still[-1] == max(entered):
@@ -96,8 +97,8 @@ def as_run(node: Node, role: str, count: int) -> tuple[str, dict[int, Attended]]
         return "", {}
     prefix = max(stacks, key=lambda name: len({index for index, _ in stacks[name]}))
     found = stacks[prefix]
-    if len({index for index, _ in found}) == 1 and len(found) >= count > 1:
-        # One layer that runs again and again.
+    if len({index for index, _ in found}) == 1 and len(found) >= count:
+        # One layer that runs again and again, or one stage.
         return prefix, dict(enumerate(one for _, one in found[:count]))
     return prefix, {index: one for index, one in reversed(found) if index < count}
 

@@ -1,17 +1,19 @@
-"""transformers' config.json: which dictionaries are one, and a reading written as one. huggingface.py reads it."""
+"""transformers' config.json: what it contradicts itself in, and the positions of a part written into one."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from posenc.catalogue import build
+from posenc.checkpoints.kinds.rotary_keys import WRITTEN, rope_parameters
+from posenc.checkpoints.kinds.rotary_old_keys import BEFORE, LONGEST, OLD, kind_of, with_old_keys
+from posenc.checkpoints.vocabulary.bounds import LENGTHS
 from posenc.checkpoints.vocabulary.ledger import in_words
-from posenc.checkpoints.vocabulary.reading import CannotRead, Layer, Part, Reading
-from posenc.checkpoints.vocabulary.specs import CannotExpress, encodings_of, possible, shape_of, short, whole
+from posenc.checkpoints.vocabulary.reading import CannotRead, Part, Reading
+from posenc.checkpoints.vocabulary.specs import CannotExpress, encodings_of, possible, shape_of, short
 from posenc.checks import is_number
-from posenc.encodings.proportional_rotary import ProportionalRotary
 from posenc.foreign import count
 
 SIGNS = {
@@ -20,22 +22,15 @@ SIGNS = {
 }
 """Keys of which a config.json has at least one."""
 
-ROTARY = (
-    *("rope_parameters", "rope_scaling", "rope_theta", "rope_local_base_freq", "rotary_emb_base", "rotary_pct"),
-    *("rotary_dim", "partial_rotary_factor", "original_max_position_embeddings", "no_rope_layers"),
-    *("no_rope_layer_interval", "global_rope_theta", "local_rope_theta", "rope_pct"),
-)
-"""Keys, old and new, for which `rope_parameters` stands when a reading is written."""
+ROTARY = {"rope_parameters", BEFORE, *OLD}
+"""Keys of rotary that some files have twice: in the config of a stack and around it."""
 
-BARE = {
-    "gpt2": ("n_embd", "n_layer", "n_head", "n_positions"),
-    "bloom": ("hidden_size", "n_layer", "n_head", "seq_length"),
-    "t5": ("d_model", "num_layers", "num_heads", "n_positions"),
+REPLACED = {
+    *("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings"),
+    *("max_position_embeddings", "attention_factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"),
+    *("truncate", "mscale", "mscale_all_dim", "short_factor", "long_factor", "short_mscale", "long_mscale", "alpha"),
 }
-"""What architectures call their width, layers, heads and trained length, where it is not the usual."""
-
-USUAL = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
-
+"""Keys in a dictionary of rotary for which a new one stands; others stay."""
 
 MARK = "posenc_encoding"
 """The key that a conversion writes where transformers has none: a spec, or a list with one for each layer."""
@@ -95,6 +90,7 @@ def contradictory(given: Mapping[str, Any], path: str = "") -> Iterator[str]:
         for key in ("rope_theta", "original_max_position_embeddings", "partial_rotary_factor"):
             yield from unequal(f"{path}{key}", given.get(key), f"{place}.{key}", rope.get(key))
         yield from stretched(given, rope, path, place)
+        yield from unlike(given.get("rope_scaling"), given.get("rope_parameters"), path)
     for one, other in (("rotary_pct", "partial_rotary_factor"), ("rotary_emb_base", "rope_theta")):
         yield from unequal(f"{path}{one}", given.get(one), f"{path}{other}", given.get(other))
     share, head_dim = given.get("partial_rotary_factor", given.get("rotary_pct")), head_dim_of(given)
@@ -114,6 +110,20 @@ def contradictory(given: Mapping[str, Any], path: str = "") -> Iterator[str]:
 def unequal(one: str, value: Any, other: str, second: Any) -> Iterator[str]:
     if is_number(value) and is_number(second) and value != second:
         yield f"{one} is {in_words(value)} and {other} is {in_words(second)}; followed: what transformers follows"
+
+
+def unlike(old: Any, new: Any, path: str) -> Iterator[str]:
+    """What the older of two dictionaries of rotary says otherwise than the newer one."""
+    if not isinstance(old, Mapping) or not isinstance(new, Mapping):
+        return
+    old, new = (one.get("full_attention", one) for one in (old, new))
+    for key, value in old.items():
+        other = kind_of(new) if key in ("type", "rope_type") else new.get(key)
+        if value != other:
+            yield (
+                f"{path}rope_scaling.{key} is {in_words(value)} and {path}rope_parameters says {in_words(other)}; "
+                f"followed: what transformers follows"
+            )
 
 
 def stretched(given: Mapping[str, Any], rope: Mapping[str, Any], path: str, place: str) -> Iterator[str]:
@@ -139,147 +149,108 @@ def head_dim_of(given: Mapping[str, Any]) -> int | None:
     return int(dim) // int(heads) if is_number(dim) and is_number(heads) and heads else None
 
 
-def write(reading: Reading, onto: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The config.json of a reading, with the new key `rope_parameters` in place of all older ones.
+def inner(config: Any, path: str) -> Any:
+    """The config at a path within one of transformers, as far as there are any: older files are flat."""
+    for step in path.split("."):
+        within = getattr(config, step, None)
+        config = within if hasattr(within, "to_dict") else config
+    return config
 
-    onto    a config of the architecture that is wanted. Without it the architecture is one that computes the same:
-            llama, qwen2, smollm3, gemma3_text, stablelm, deepseek_v3, gpt2, bert, bloom or t5
 
-    Raises CannotExpress for a schedule that transformers does not have, and for several parts.
+def changed(
+    config: Mapping[str, Any], path: str, change: Callable[[Mapping[str, Any]], dict[str, Any]]
+) -> dict[str, Any]:
+    """A config with the one at a path within it changed, or the whole where there is none, as in older, flat files.
+
+    Where some files say its rotary once more around it, that goes; lengths around it follow.
     """
-    if [part.name for part in reading.parts] == ["encoder", "decoder"]:
-        return relative_written(reading, onto or {})
-    part, place = part_to_write(reading, onto or {})
-    within: dict[str, Any] = dict(place)
-    model_type = within.get("model_type") or architecture_for(part)
-    within = {"model_type": model_type} | {key: value for key, value in within.items() if key not in ROTARY}
-    dim, layers, heads, length = BARE.get(model_type, USUAL)
-    within |= {dim: part.shape.dim, layers: len(part.layers), heads: part.shape.heads}
-    if part.trained_length:
-        within[length] = part.trained_length
-    if model_type in BARE or part.embed.startswith("learned"):
-        return placed(within, onto, place)
-    within["num_key_value_heads"] = part.kv_heads
-    if any(layer.head_dim != part.shape.head_dim for layer in part.layers):
-        within["qk_rope_head_dim"] = part.layers[0].head_dim
-        within.setdefault("qk_nope_head_dim", part.shape.head_dim - part.layers[0].head_dim)
-    elif part.shape.head_dim * part.shape.heads != part.shape.dim or "head_dim" in within:
-        within["head_dim"] = part.shape.head_dim
-    within |= rotary_written(part, within)
-    return placed(within, onto, place)
+    step, _, rest = path.partition(".")
+    old = config.get(step)
+    if not isinstance(old, Mapping):
+        return change(config)
+    new = changed(old, rest, change)
+    around = {key: value for key, value in config.items() if key not in ROTARY}
+    lengths = {key: new[key] for key in LENGTHS if key in around and around[key] == old.get(key)}
+    return around | lengths | {step: new}
 
 
-def part_to_write(reading: Reading, onto: Mapping[str, Any]) -> tuple[Part, Mapping[str, Any]]:
-    """The part that is written, and the config, or the config within it, that it is written onto."""
-    for part in reading.parts:
-        place: Any = onto
-        for step in filter(None, part.name.split(".")):
-            place = place.get(step) if isinstance(place, Mapping) else None
-        if isinstance(place, Mapping) and part.shape.causal:
-            return part, place
-    if len(reading.parts) == 1:
-        return reading.parts[0], onto
-    names = ", ".join(part.name or "the whole" for part in reading.parts) or "none"
-    raise CannotExpress(f"a config is written for one stack of layers, and the reading has these parts: {names}")
+def with_positions(config: Mapping[str, Any], part: Part) -> dict[str, Any]:
+    """A config whose keys say the rotary and the trained length of a part, in both spellings; all else stays.
+
+    No older key goes on saying what it said before, whatever its name. What they have no words for they do not say;
+    `rotary_old_keys.unsaid` tells it.
+
+    Raises CannotExpress for a rotary that transformers, or this architecture, has no keys for.
+    """
+    from posenc.checkpoints.formats import huggingface
+
+    theirs = inner(huggingface.filled(config), part.name)
+    return changed(config, part.name, lambda place: with_old_keys({**place, **positions(place, part, theirs)}))
 
 
-def placed(within: dict[str, Any], onto: Mapping[str, Any] | None, place: Mapping[str, Any]) -> dict[str, Any]:
-    """The whole config, with the changed one in the place that it was taken from."""
-    if onto is None or place is onto:
-        return within
-    return {key: placed(within, value, place) if contains(value, place) else value for key, value in onto.items()}
-
-
-def contains(value: Any, place: Mapping[str, Any]) -> bool:
-    return isinstance(value, Mapping) and (value is place or any(contains(one, place) for one in value.values()))
-
-
-def architecture_for(part: Part) -> str:
-    """An architecture of transformers that computes what a part says."""
-    named = encodings_of(part)
-    names = {name for layer in named for name in layer}
-    if part.embed.startswith("learned") and not names:
-        return "gpt2" if part.shape.causal else "bert"
-    if names == {"alibi"}:
-        return "bloom"
-    if any(layer.head_dim != part.shape.head_dim for layer in part.layers):
-        return "deepseek_v3"
-    if not names <= {"rotary"} or not names:
-        raise CannotExpress(
-            f"no architecture is chosen for {', '.join(sorted(names)) or 'none'}; give a config to write it onto"
-        )
-    if len({str(layer["rotary"].options()) for layer in named if layer}) > 1:
-        return "gemma3_text"
-    if any(not layer for layer in named):
-        return "smollm3"
-    if any(layer.window for layer in part.layers):
-        return "qwen2"
-    partial = next(layer["rotary"].options()["partial"] for layer in named if layer)
-    return "llama" if partial == 1 else "stablelm"
-
-
-def rotary_written(part: Part, within: Mapping[str, Any]) -> dict[str, Any]:
-    """`rope_parameters`, one for each type of layer where they differ, and which layers have none."""
-    turning = [layer for layer in part.layers if layer.spec.startswith(("rotary", "multimodal", "proportional"))]
-    if not turning:
-        return {}
+def positions(place: Mapping[str, Any], part: Part, theirs: Any) -> dict[str, Any]:
+    """The keys of a part's rotary and trained length, for a config and what transformers makes of it now, or None."""
     out: dict[str, Any] = {}
-    old = within.get("layer_types")
-    types = old if isinstance(old, list) and len(old) == len(part.layers) else [type_of(one) for one in part.layers]
-    by_type: dict[str, str] = {}
-    first: dict[str, int] = {}
-    for index, (kind, layer) in enumerate(zip(types, part.layers, strict=True)):
-        if layer.spec == "none" or layer.spec.startswith("step_temperature"):
-            continue
-        first.setdefault(kind, index)
-        if by_type.setdefault(kind, layer.spec) != layer.spec:
-            raise CannotExpress(f"layers of the type {kind} have different encodings: {by_type[kind]} and {layer.spec}")
-    specs = set(by_type.values())
-    parameters = {kind: parameters_of(part, index) for kind, index in first.items()}
-    out["rope_parameters"] = parameters if len(specs) > 1 else parameters[next(iter(parameters))]
-    if any(layer.window for layer in part.layers):
-        out["sliding_window"] = next(layer.window for layer in part.layers if layer.window)
-        out["layer_types"] = types
-        if within.get("model_type") == "qwen2":
-            out["use_sliding_window"] = True
-    if any(layer.spec == "none" for layer in part.layers):
-        out["no_rope_layers"] = [int(layer.spec != "none") for layer in part.layers]
+    if part.trained_length:
+        said = [key for key in LENGTHS if is_number(place.get(key))]
+        usual = getattr(theirs, "attribute_map", {}).get(LONGEST, LONGEST)
+        out |= dict.fromkeys([key for key in said if place[key] == place[said[0]]] or [usual], part.trained_length)
+    rotaries: dict[int, Any] = {
+        index: one for index, layer in enumerate(encodings_of(part)) for name, one in layer.items() if name in WRITTEN
+    }
+    has_keys = hasattr(theirs, "rope_parameters") if theirs is not None else bool(rotaries)
+    if rotaries and "rotary_dim" in place:
+        out["rotary_dim"] = next(iter(rotaries.values())).width
+    if rotaries and has_keys:
+        out["rope_parameters"] = by_kind(place, part, theirs, rotaries)
+        if hasattr(theirs, BEFORE) and BEFORE in out["rope_parameters"]:
+            # It goes before the one inside.
+            out[BEFORE] = out["rope_parameters"][BEFORE]
+        unsaid = place.get("head_dim") is None and any(one.schedule for one in rotaries.values())
+        if unsaid and vars(theirs or object).get("head_dim", 0) in (None, part.shape.head_dim):
+            # Where it is missing, some of transformers' configs have a None, which some of its schedules multiply.
+            out["head_dim"] = part.shape.head_dim
+    elif any(one.base != 10_000 or one.schedule for one in rotaries.values()):
+        raise CannotExpress(f"transformers' {place.get('model_type')} has no keys for the base or a schedule of rotary")
+    if has_keys and isinstance(getattr(theirs, "layer_rope_theta", None), list):
+        out["layer_rope_theta"] = [float(rotaries[i].base) if i in rotaries else 0.0 for i in range(len(part.layers))]
+    turning = [int(index in rotaries) for index in range(len(part.layers))]
+    if has_keys and getattr(theirs, "no_rope_layers", [1] * len(turning) if theirs is None else turning) != turning:
+        out["no_rope_layers"] = turning
     return out
 
 
-def type_of(layer: Layer) -> str:
-    return "sliding_attention" if layer.window else "full_attention"
+def by_kind(place: Mapping[str, Any], part: Part, theirs: Any, rotaries: Mapping[int, Any]) -> dict[str, Any]:
+    """`rope_parameters` of all layers, or one for each kind of layers where the architecture has one for each."""
+    old = (place.get("rope_parameters") if theirs is None else theirs.rope_parameters) or {}
+    types = types_of(place if theirs is None else vars(theirs), part)
+    said = {index: rope_parameters(rotary) for index, rotary in rotaries.items()}
+    if hasattr(theirs, "layer_rope_theta"):
+        # Their bases stand in a list of their own.
+        said = {index: one | {"rope_theta": float(next(iter(rotaries.values())).base)} for index, one in said.items()}
+    kinds = {kind: rope for kind, rope in old.items() if isinstance(rope, Mapping) or kind in types}
+    if theirs is None and any(one != said[min(said)] for one in said.values()):
+        kinds = {types[index]: {} for index in said}
+    out: dict[str, Any] = {}
+    for index, new in said.items():
+        kind = types[index] if kinds else ""
+        before = (kinds.get(kind) if kinds else old) or {}
+        # Where the architecture turns a share by itself, the whole has to be said, too; in latent attention the share
+        # is that of the channels that turn.
+        latent = part.layers[index].head_dim != part.shape.head_dim
+        share = {key: value if latent else 1.0 for key, value in before.items() if key == "partial_rotary_factor"}
+        new = {key: value for key, value in before.items() if key not in REPLACED} | share | new
+        if out.setdefault(kind, new) != new or (kinds and kind not in kinds):
+            raise CannotExpress(
+                f"its layers differ, and {place.get('model_type')} has no place of its own for layer {index}, "
+                f"{short(part.layers[index].spec)}"
+            )
+    return kinds | out if kinds else out[""]
 
 
-def parameters_of(part: Part, index: int) -> dict[str, Any]:
-    """`rope_parameters` of the rotary of one layer."""
-    from posenc.checkpoints.kinds import rotary_keys
-
-    rotary: Any = next(one for one in encodings_of(part)[index].values() if hasattr(one, "base"))
-    options = rotary.options()
-    out = rotary_keys.written_schedule(rotary.schedule)
-    if out is None or options.get("order") == "time_last":
-        raise CannotExpress(f"transformers has no rope_parameters for {short(rotary)}")
-    out["rope_theta"] = rotary.base
-    if isinstance(rotary, ProportionalRotary):
-        out |= {"rope_type": "proportional", "partial_rotary_factor": rotary.partial}
-    elif options["partial"] != 1:
-        out["partial_rotary_factor"] = rotary.partial
-    if "sections" in options:
-        out["mrope_section"] = list(rotary.sections_in_use)
-        out |= {"mrope_interleaved": True} if options["order"] == "interleaved" else {}
-    return {key: whole(value) if is_number(value) else value for key, value in out.items()}
-
-
-def relative_written(reading: Reading, onto: Mapping[str, Any]) -> dict[str, Any]:
-    """T5's config, from an encoder and a decoder."""
-    encoder, decoder = reading.parts
-    bias = encodings_of(encoder)[0].get("t5_bias")
-    if bias is None:
-        raise CannotExpress("a config for an encoder and a decoder is written for T5 alone, and these have no t5_bias")
-    options = bias.options()
-    out = {"model_type": "t5", **onto, "d_model": encoder.shape.dim, "d_kv": encoder.shape.head_dim}
-    out |= {"num_layers": len(encoder.layers), "num_decoder_layers": len(decoder.layers)}
-    out |= {"num_heads": encoder.shape.heads, "relative_attention_num_buckets": options["buckets"]}
-    out["relative_attention_max_distance"] = options["max_distance"]
-    return out | ({"n_positions": encoder.trained_length} if encoder.trained_length else {})
+def types_of(place: Mapping[str, Any], part: Part) -> list[str]:
+    """The kind of each layer, as a config says or by its window."""
+    said = place.get("layer_types")
+    if isinstance(said, list) and len(said) == len(part.layers):
+        return said
+    return ["sliding_attention" if layer.window else "full_attention" for layer in part.layers]

@@ -22,6 +22,7 @@ from posenc.checkpoints.vocabulary.bounds import within_bounds
 from posenc.checkpoints.vocabulary.differences import differences
 from posenc.checkpoints.vocabulary.ledger import Ledger
 from posenc.checkpoints.vocabulary.reading import CannotRead, Part, Reading
+from posenc.checkpoints.vocabulary.specs import CannotExpress
 from posenc.foreign import count, matches, parse_json, quoted, reading_with
 
 if TYPE_CHECKING:
@@ -234,9 +235,11 @@ def positions(part: Part, file: GGUFTensors) -> dict[str, Any]:
     """The keys of a config that say of positions what the layers of a part have."""
     kinds = ["sliding_attention" if layer.window else "full_attention" for layer in part.layers]
     windows = {layer.window for layer in part.layers if layer.window}
-    turning = {(kind, layer.spec) for kind, layer in zip(kinds, part.layers, strict=True) if "rotary" in layer.spec}
-    told = [(kind, rope_parameters(spec, part.trained_length)) for kind, spec in sorted(turning)]
-    rope = {kind: keys for kind, keys in told if keys is not None}
+    turning = {(kinds[index], one.spec): index for index, one in enumerate(part.layers) if "rotary" in one.spec}
+    try:
+        rope = {kind: rope_parameters(part.encoding(index)) for (kind, _), index in sorted(turning.items())}
+    except CannotExpress as error:
+        raise CannotRead(str(error), file=file.path) from error
     if len(windows) > 1 or len(rope) < len(turning):
         specs = ", ".join(sorted({spec for _, spec in turning}))
         raise CannotRead(f"no keys of transformers say {quoted(specs)}", file=file.path)

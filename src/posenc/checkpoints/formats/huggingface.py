@@ -8,6 +8,8 @@ whether the frequencies are those that the keys say. What the modules have and n
 import copy
 import functools
 import json
+import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -18,13 +20,11 @@ from posenc.checkpoints.files.named_code import harmless
 from posenc.checkpoints.formats.attention import attending, scale_of
 from posenc.checkpoints.formats.load import quietly
 from posenc.checkpoints.kinds.all_kinds import KINDS
-from posenc.checkpoints.kinds.grid_table import GridTable
 from posenc.checkpoints.kinds.kind import Kind, Stack
-from posenc.checkpoints.kinds.learned_table import LearnedTable, feeds_turns
-from posenc.checkpoints.kinds.rotary_keys import rope_parameters as rope_parameters
+from posenc.checkpoints.kinds.learned_table import feeds_turns
 from posenc.checkpoints.kinds.rotary_measured import rotary_layers
-from posenc.checkpoints.models.found import Found
-from posenc.checkpoints.models.nodes import Node, every_layer, look_into, nodes_of, of_role
+from posenc.checkpoints.kinds.told import reason, unnamed
+from posenc.checkpoints.models.nodes import Node, every_layer, look_into, nodes_of, of_role, stages_of
 from posenc.checkpoints.models.skeleton import hollow
 from posenc.checkpoints.vocabulary.bounds import HEAD_DIMS, HEADS, KV_HEADS, LAYERS, LENGTHS, WIDTHS, within_bounds
 from posenc.checkpoints.vocabulary.ledger import SPEAKS_OF_POSITION, Ledger
@@ -41,6 +41,9 @@ OLD_NAMES = {
 
 PLAIN = {
     *("output_attentions", "position_ids", "chunk_size_feed_forward", "learned_pos_emb", "attention_chunk_size"),
+    *("frequency_stride", "dropout_positions", "tpu_short_seq_length", "position_biased_input", "image_seq_length"),
+    *("num_hash_buckets", "segment_means_seq_len", "cross_attention_frequency"),
+    *("frequency_embedding_size", "min_positive_scores_rate", "positive_label_weight", "mamba_chunk_size"),
 }
 """Keys that speak of position, or seem to, whose effect is told by others: they are entered as understood."""
 
@@ -118,11 +121,20 @@ def filled(given: Mapping[str, Any]) -> Any:
     remedy = f"compare its keys with those of a released {model_type}"
     # Its classes are code of many hands, which says in any way what it does not like.
     with reading_with("transformers", field=f"this {model_type} configuration", remedy=remedy):
-        config = CONFIG_MAPPING[model_type].from_dict(harmless(given))
+        config = CONFIG_MAPPING[model_type].from_dict(infinite(harmless(given)))
         settle(config)
         # What cannot be written down again is no configuration.
         json.dumps(config.to_dict(), default=str)
         return config
+
+
+def infinite(value: Any) -> Any:
+    """A value of a config.json, in which transformers marks the numbers that JSON has no way to write."""
+    if isinstance(value, dict) and set(value) == {"__float__"}:
+        return float(value["__float__"])
+    if isinstance(value, dict):
+        return {key: infinite(one) for key, one in value.items()}
+    return [infinite(one) for one in value] if isinstance(value, list) else value
 
 
 def of_object(
@@ -146,11 +158,20 @@ def of_object(
             f"which channels pair; half is assumed"
         )
     with possible(f"the positions of {values.get('model_type') or 'this configuration'}"):
-        parts = tuple(part for node in nodes for part in parts_of(node))
+        found = [(node, role, part) for node in nodes for role, part in parts_of(node)]
     for node in nodes:
         plain_keys(node)
-        for sentence in unclaimed(node):
+        left = dict(unclaimed(node))
+        for sentence in (*left.values(), *unnamed(node)):
             node.leave(sentence)
+        adds = any(piece.door == "embed" for piece in node.pieces)
+        for key, value in node.keys.given.items():
+            told = (adds and re.match(r"use_(abs|learned_pos)", key)) or (
+                not left and re.match(r"use_.*(pos|rot)", key)
+            )
+            if value is True and node.pieces and told:
+                node.keys.say(key, "on, as the modules have it")
+    parts = tuple(replace(part, known=all_known(node, role)) for node, role, part in found)
     if config is None and not parts:
         keys.leave(
             "the keys name no encoding, and without the modules of the architecture there is nothing else to go by"
@@ -210,24 +231,46 @@ def flat(given: Mapping[str, Any], path: str = "") -> Iterator[str]:
             yield from flat(value, f"{path}{key}.")
 
 
-def parts_of(node: Node) -> Iterator[Part]:
-    """The stacks of layers of one configuration: none where it has no heads, two for an encoder and a decoder."""
+def parts_of(node: Node) -> Iterator[tuple[str, Part]]:
+    """The stacks of layers of one configuration, by role: none where it has no heads, two of encoder and decoder."""
     keys = node.keys
-    roles = [""]
+    roles = stages_of(node) or [""]
     if (keys.has("decoder_layers") or keys.has("num_decoder_layers")) and not keys.has("text_config"):
-        has_encoder = any(keys.has(key) for key in ("encoder_layers", "num_layers", "num_hidden_layers"))
-        roles = ["encoder", "decoder"] if has_encoder else ["decoder"]
+        if any(keys.has(key) for key in ("encoder_layers", "num_encoder_layers", *LAYERS)):
+            roles = ["encoder", "decoder"]
     for role in roles:
         part = part_of(node, role)
         if part is not None:
-            yield part
+            yield role, part
 
 
-def sizes_of(node: Node, role: str) -> tuple[int, int, int, int, int] | None:
+def all_known(node: Node, role: str) -> bool:
+    """Whether nothing was left of a stack; what was left of code and not of a tensor is of all stacks of its node."""
+    left = dict(unclaimed(node))
+    of_code = any(sentence not in left.values() for sentence in node.left)
+    return not of_code and not any(of_role(path, role) for path in left)
+
+
+def sizes_of(node: Node, role: str) -> tuple[int, int, int | None, int, int] | None:
     """Width, heads, key and value heads, channels of a head, and layers of a stack; None where it is no such stack."""
-    heads = node.first((f"{role}_attention_heads", f"num_{role}_attention_heads", *HEADS))
-    layers = node.first((f"{role}_layers", f"num_{role}_layers", *LAYERS), getattr(node.config, LAYERS[0], None))
-    width = node.first(WIDTHS)
+    # What is an encoder or a decoder alone names its sizes as if there were the other.
+    own = (role,) if role else ("decoder", "encoder")
+    heads = (*(f"{one}_attention_heads" for one in own), *(f"num_{one}_attention_heads" for one in own))
+    layers = (*(f"{one}_layers" for one in own), *(f"num_{one}_layers" for one in own))
+    heads: Any = node.first((*heads, *HEADS) if role else (*HEADS, *heads))
+    layers: Any = node.first(
+        (*layers, *LAYERS) if role else (*LAYERS, *layers, "layers"), getattr(node.config, LAYERS[0], None)
+    )
+    width: Any = node.first(WIDTHS)
+    if role in (stages := stages_of(node)):
+        # Heads are of one size, and there are more of them from stage to stage.
+        stage, first = stages.index(role), heads[0]
+        heads, layers = heads[stage], node.first(("depths", "depth", *LAYERS))[stage]
+        width = node.first(("embed_dim", *WIDTHS))
+        width = width * heads // first if isinstance(width, int) and first else 0
+    headless = heads is None and bool(node.seen.rows)
+    if headless:
+        heads = 1
     if not all(isinstance(n, int) and n > 0 for n in (heads, layers, width)):
         return None
     turned = next((turn.matrices.shape[-1] for turn in node.seen.turns if of_role(turn.path, role)), None)
@@ -240,7 +283,7 @@ def sizes_of(node: Node, role: str) -> tuple[int, int, int, int, int] | None:
         kv = 1
     head_dim = head_dim if isinstance(head_dim, int) else max(width // heads, 1)
     count(head_dim, f"{node.path or 'the model'}: channels of a head", most=1 << 16)
-    return width, heads, kv if isinstance(kv, int) else heads, head_dim, layers
+    return width, heads, kv if isinstance(kv, int) else None if headless else heads, head_dim, layers
 
 
 def part_of(node: Node, role: str) -> Part | None:
@@ -259,6 +302,7 @@ def part_of(node: Node, role: str) -> Part | None:
     stack = Stack(node, role, shape, turned, count, besides)
     stack.turning = rotary_layers(stack)
     pieces = [piece for kind in KINDS for piece in kind.find(stack)]
+    node.reasons |= {item.path: why for item in node.found if stack.has(item.path) and (why := reason(stack, item))}
     embed, tables, rows = added(stack, pieces)
     shape = stack.shape = replace(shape, max_len=rows or length or 1)
     biases = list(dict.fromkeys(spec for piece in pieces if piece.door == "bias" for spec in piece.specs()))
@@ -288,21 +332,25 @@ def added(stack: Stack, pieces: list[Kind]) -> tuple[str, dict[str, tuple[int, .
     kind = node.keys.peek("position_embedding_type")
     if isinstance(kind, str):
         node.keys.say("position_embedding_type", f"positions are {kind}")
+    embed, positions, tables = "none", None, dict[str, tuple[int, ...]]()
     for piece in pieces:
-        if not isinstance(piece, (GridTable, LearnedTable)):
+        size = piece.sizes
+        if len(size) > 1 and embed == "none":
+            tables[piece.where] = size
+        if piece.door != "embed":
             continue
-        name, first = f"{piece.path}.{piece.tensor}", piece.row if isinstance(piece, LearnedTable) else 0
-        if first:
-            counted = "" if getattr(piece, "origin", first) == first else f"; the first token stands at {first}"
-            stack.besides.append(f"the first {first} rows of {name} are no positions{counted}")
-        rows, wide = piece.size[-2:]
+        node.claimed.add(piece.where)
+        rows, wide, spec = math.prod(size[:-1]), size[-1], piece.specs()[0]
+        stack.besides += [piece.besides] if piece.besides else []
         if wide != stack.shape.dim:
-            stack.besides.append(f"{name} has {wide} channels, which a projection brings to {stack.shape.dim}")
-        node.claimed.add(name)
-        return piece.specs()[0], {name: piece.size}, rows - first
-    if kind == "absolute" and not node.modules:
+            stack.besides.append(f"{piece.where} has {wide} channels, which a projection brings to {stack.shape.dim}")
+        if embed == "none":
+            embed, positions = spec, rows - getattr(piece, "row", 0) if len(size) > 1 else None
+        else:
+            stack.besides.append(f"{piece.where} is added too: {spec}")
+    if embed == "none" and kind == "absolute" and not node.modules:
         return "learned", {}, stack.shape.max_len
-    return "none", {}, None
+    return embed, tables, positions
 
 
 def trained_length(node: Node, role: str) -> int | None:
@@ -319,12 +367,10 @@ def trained_length(node: Node, role: str) -> int | None:
     return None
 
 
-def turns_with(node: Node, item: Found) -> bool:
-    return feeds_turns(Stack(node, "", Shape(1, 1, 1, 1), 1, 1), item)
-
-
-def unclaimed(node: Node) -> Iterator[str]:
-    """What the modules have and no spec accounts for, one sentence for each kind of tensor or module."""
+def unclaimed(node: Node) -> Iterator[tuple[str, str]]:
+    """What the modules have and no spec accounts for, by path, a sentence for each kind of tensor or module."""
     for item in node.found:
-        if item.path not in node.claimed and not turns_with(node, item):
-            yield f"{every_layer(item.path)} ({type(item.owner).__name__}) carries position, and no spec here says how"
+        if item.path not in node.claimed and not feeds_turns(node, item):
+            path, of = every_layer(item.path), type(item.owner).__name__
+            why = node.reasons.get(item.path, "carries position, and no spec here says how")
+            yield item.path, f"{path} ({of}) {why}"

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from posenc.checkpoints.files import packages
+from posenc.checkpoints.files.folder_writer import write_folder
 from posenc.checkpoints.files.named_code import harmless
-from posenc.checkpoints.files.tensors import GGUFTensors, Tensors, cast, open_tensors, write_folder
+from posenc.checkpoints.files.tensors import GGUFTensors, Tensors, cast, open_tensors
+from posenc.checkpoints.kinds.rotary_old_keys import in_both_spellings
 from posenc.checkpoints.vocabulary.bounds import within_bounds
 from posenc.checkpoints.vocabulary.reading import CannotRead
 from posenc.foreign import files_of, matches, naming, quoted, read_json, reading_with
@@ -51,8 +53,15 @@ class Loaded:
     unused: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def save_huggingface(self, target: str | Path) -> Path:
+    def said(self) -> dict[str, Any]:
+        """The config as it is written, with rotary in both spellings of transformers, 4 and 5."""
+        config = json.loads(self.config.to_json_string()) | {"architectures": [type(self.model).__name__]}
+        return in_both_spellings(config)
+
+    def save_huggingface(self, target: str | Path, config: dict[str, Any] | None = None) -> Path:
         """Write the model to a new folder in Hugging Face's form, which appears when it is whole.
+
+        config  another one than the model's own, as in config.json
 
         The weights are written in the dtype that they were loaded in; config, tokenizer and the settings for images
         go with them.
@@ -61,12 +70,11 @@ class Loaded:
         """
         tied = {name for names in tied_weights(self.model) for name in names[1:]}
         tensors = ((name, tensor) for name, tensor in self.model.state_dict().items() if name not in tied)
-        config = json.loads(self.config.to_json_string()) | {"architectures": [type(self.model).__name__]}
         with tempfile.TemporaryDirectory() as held:
             if self.tokenizer is not None:
                 self.tokenizer.save_pretrained(held)
             beside = [file for file in files_of(self.path) if file.name in BESIDE] if self.path.is_dir() else []
-            return write_folder(target, config, tensors, copy=[*sorted(Path(held).iterdir()), *beside])
+            return write_folder(target, config or self.said(), tensors, copy=[*sorted(Path(held).iterdir()), *beside])
 
 
 def tied_weights(model: "PreTrainedModel") -> list[list[str]]:

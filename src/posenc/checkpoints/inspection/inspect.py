@@ -11,6 +11,7 @@ import torch
 from posenc.checkpoints.files.tensors import PICKLE_STARTS, PICKLES, GGUFTensors, Tensors, open_tensors, refused
 from posenc.checkpoints.formats import load
 from posenc.checkpoints.formats.gguf_file import metadata, one_for_each_pair
+from posenc.checkpoints.formats.learned_tables import called
 from posenc.checkpoints.inspection import configs
 from posenc.checkpoints.vocabulary.reading import CannotRead, Part, Reading
 from posenc.encoding import Encoding, parts_of
@@ -115,32 +116,48 @@ def checked(reading: Reading, tensors: Tensors) -> Reading:
     """The reading with the tables that the weights hold, and what in them cannot be right beside the config."""
     found = [*tables(reading, tensors), *projections(reading, tensors), *layers(reading, tensors)]
     found += frequencies(reading, tensors)
-    seen = {name: tensors.shape(name) for name in tensors if POSITION_TABLE.search(name) or RELATIVE_TABLE.search(name)}
-    parts = reading.parts
-    if len(parts) == 1 and seen:
-        parts = (replace(parts[0], tables=seen),)
-    return replace(reading, parts=parts, contradictions=(*reading.contradictions, *found))
+    return replace(reading, parts=tuple(named(reading, tensors)), contradictions=(*reading.contradictions, *found))
+
+
+def named(reading: Reading, tensors: Tensors) -> Iterator[Part]:
+    """The parts, with the names that their tables have among the tensors, and the sizes that they have there."""
+    known = any(part.tables for part in reading.parts)
+    for part in reading.parts:
+        tables = [one for told in part.tables for one in called(told, tensors)]
+        if len(reading.parts) == 1:
+            tables += [
+                one for one in tensors if RELATIVE_TABLE.search(one) or (not known and POSITION_TABLE.search(one))
+            ]
+        yield replace(part, tables={one: tensors.shape(one) for one in tables} or part.tables)
 
 
 def tables(reading: Reading, tensors: Tensors) -> Iterator[str]:
     """Learned tables whose sizes the config does not give."""
     learned = [part for part in reading.parts if part.embed.startswith("learned")]
     biased = [(part, one) for part in reading.parts for one in distinct(part) if hasattr(one, "buckets")]
+    told = {name for part in reading.parts for table in part.tables for name in called(table, tensors)}
+    sizes: dict[str, list[tuple[int, ...]]] = {}
+    for part in learned:
+        for table, size in part.tables.items():
+            for name in called(table, tensors):
+                sizes.setdefault(name, []).append(tuple(size[-2:]))
+        if not part.tables and part.trained_length is not None:
+            for name in filter(POSITION_TABLE.search, tensors):
+                sizes.setdefault(name, []).append((part.trained_length, part.shape.dim))
     for name in tensors:
         shape = tensors.shape(name)
-        if POSITION_TABLE.search(name) and len(shape) in (2, 3):
-            sizes = [expected for part in learned for expected in sizes_of(part)]
-            if not learned and reading.parts and accounted_for(reading):
-                yield f"{name} is a table of positions {list(shape)}, and the config speaks of none"
-            elif sizes and tuple(shape[-2:]) not in sizes:
-                wanted = " or ".join(str(list(size)) for size in sizes)
-                yield f"{name} is {list(shape)}, and the config says {wanted}; followed: the config"
+        if name in sizes and tuple(shape[-2:]) not in sizes[name]:
+            wanted = " or ".join(str(list(size)) for size in dict.fromkeys(sizes[name]))
+            yield f"{name} is {list(shape)}, and the config says {wanted}; followed: the config"
+        unasked = reading.parts and not learned and name not in told and accounted_for(reading)
+        if unasked and POSITION_TABLE.search(name) and len(shape) in (2, 3):
+            yield f"{name} is a table of positions {list(shape)}, and the config speaks of none"
         if RELATIVE_TABLE.search(name):
-            sizes = [(one.buckets, part.shape.heads) for part, one in biased]
-            if not sizes and accounted_for(reading):
+            known = [(one.buckets, part.shape.heads) for part, one in biased]
+            if not known and accounted_for(reading):
                 yield f"{name} is a table of distances {list(shape)}, and the config speaks of none"
-            elif sizes and tuple(shape) not in sizes and tuple(reversed(shape)) not in sizes:
-                yield f"{name} is {list(shape)}, and the config says {list(sizes[0])} (buckets, heads)"
+            elif known and tuple(shape) not in known and tuple(reversed(shape)) not in known:
+                yield f"{name} is {list(shape)}, and the config says {list(known[0])} (buckets, heads)"
 
 
 def accounted_for(reading: Reading) -> bool:
@@ -153,13 +170,6 @@ def one_stack(reading: Reading, tensors: Tensors, pattern: re.Pattern[str]) -> b
     found = [list(pattern.finditer(name)) for name in tensors]
     stacks = {name[: matches[0].start()] for name, matches in zip(tensors, found, strict=True) if matches}
     return len(reading.parts) == 1 and len(stacks) == 1 and all(len(matches) <= 1 for matches in found)
-
-
-def sizes_of(part: Part) -> list[tuple[int, ...]]:
-    """The sizes that a part's learned table may have: those that are told, else the trained length."""
-    if part.tables:
-        return [tuple(shape[-2:]) for shape in part.tables.values()]
-    return [] if part.trained_length is None else [(part.trained_length, part.shape.dim)]
 
 
 def projections(reading: Reading, tensors: Tensors) -> Iterator[str]:
@@ -251,6 +261,7 @@ def in_json(reading: Reading) -> dict[str, Any]:
                 "layers": [{"layers": [first, last], **vars(part.layers[first])} for first, last in runs(part)],
                 "tables": {name: list(shape) for name, shape in part.tables.items()},
                 "besides": list(part.besides),
+                "known": part.known,
             }
         )
     return told

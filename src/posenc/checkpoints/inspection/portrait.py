@@ -83,8 +83,9 @@ def of_part(part: Part) -> Iterator[str]:
     for first, last in told:
         layer = part.layers[first]
         which = f"layer {first}" if first == last else f"layers {first} to {last}"
-        yield f"  {which}: {short(layer.spec)}{about(part, first)}"
-        if layer.spec not in explained:
+        said = short(layer.spec) if part.known or layer.spec != "none" else "not known"
+        yield f"  {which}: {said}{about(part, first)}"
+        if layer.spec not in explained and said != "not known":
             explained.add(layer.spec)
             for one in parts_of(part.encoding(first)):
                 yield from (f"      {line}" for line in of_encoding(one, part))

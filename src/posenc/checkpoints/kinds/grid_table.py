@@ -1,6 +1,5 @@
 """Learned tables for the patches of an image: a row for each cell of a grid, behind rows of prefix tokens."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from posenc.checkpoints.kinds.calls import Call, parameters
 from posenc.checkpoints.kinds.kind import Change, Differs, Kind, NotSaid, Stack, hook, shadow, swap
-from posenc.checkpoints.kinds.learned_table import EmbeddedRows, Rows, grid_of
+from posenc.checkpoints.kinds.learned_table import EmbeddedRows, ReadRows, Rows, grid_of, is_table
 from posenc.checkpoints.kinds.rotary_module import rounding
 from posenc.checkpoints.vocabulary.specs import spec_of
 from posenc.encoding import Encoding
@@ -41,12 +40,13 @@ class GridTable(Kind):
     @classmethod
     def find(cls, stack: Stack) -> Iterator["GridTable"]:
         for item in stack.pieces("table", "fixed"):
-            size = () if item.values is None else tuple(item.values.shape)
-            count, wide = size[-2:] if len(size) > 1 else (0, 0)
-            grid = grid_of(stack, count) if wide == stack.shape.dim and math.prod(size) == count * wide else None
-            if grid is not None and not stack.node.seen.rows.get(item.path):
+            values, seen = item.values, stack.node.seen
+            if values is None or values.dim() < 2 or values.shape[-1] != stack.shape.dim:
+                continue
+            grid = grid_of(stack, values)
+            if grid is not None and not seen.rows.get(item.path) and (is_table(values) or item.path in seen.added):
                 path, _, name = item.path.rpartition(".")
-                yield cls(stack, path, *grid, name, size)
+                yield cls(stack, path, *grid, name, tuple(values.shape))
 
     def specs(self) -> list[str]:
         return [spec_of("learned_grid", grid=self.grid, prefix=self.prefix or None)]
@@ -56,9 +56,11 @@ class GridTable(Kind):
         encoding = self.one(encodings)
         if type(module) is nn.Embedding:
             return [swap(model, self.path, EmbeddedRows(Rows(module.weight, 0, 0, encoding, horizon), module))]
-        if not hasattr(module, "interpolate_pos_encoding"):
-            raise NotSaid(f"{self.path} adds its table as it is, whatever the image's size; it stays as it is")
         table, config = getattr(module, self.tensor), self.config_of(module)
+        if not hasattr(module, "interpolate_pos_encoding"):
+            # It adds its table as it is, whatever the image's size, or resamples what it reads.
+            rows = Rows(table.flatten(0, -2), 0, 0, encoding, horizon)
+            return [shadow(module, self.tensor, ReadRows(rows, module, self.tensor))]
         side, patch = (n if isinstance(n, Sequence) else (n, n) for n in (config.image_size, config.patch_size))
         if self.grid[0] != self.grid[1] or table.dim() != 3:
             raise NotSaid(

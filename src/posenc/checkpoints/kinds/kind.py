@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from posenc.checkpoints.models.found import Found
 from posenc.checkpoints.models.nodes import Node, of_role
@@ -85,9 +85,14 @@ class Shadowed:
 
     owner: nn.Module
     name: str
+    buffer: Tensor | None = None
 
     def undo(self) -> None:
         del self.owner.__dict__[self.name]
+        # Some models put a buffer into its own place in their forward; what they read was ours.
+        current = self.owner._buffers.get(self.name)
+        if self.buffer is not None and current is not None and current is not self.buffer:
+            self.owner._buffers[self.name] = self.buffer.to(current)
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,22 @@ class Hooked:
         self.handle.remove()
 
 
-Change = Swapped | Shadowed | Hooked
+@dataclass(frozen=True)
+class Refilled:
+    """A buffer of a module that gave way to another, which moves with the model as it did."""
+
+    owner: nn.Module
+    name: str
+    original: Tensor
+
+    def undo(self) -> None:
+        current = self.owner._buffers[self.name]
+        assert current is not None
+        same = (current.device, current.dtype) == (self.original.device, self.original.dtype)
+        self.owner._buffers[self.name] = self.original if same else self.original.to(current)
+
+
+Change = Swapped | Shadowed | Hooked | Refilled
 
 
 def swap(model: nn.Module, path: str, new: nn.Module) -> Swapped:
@@ -115,7 +135,14 @@ def swap(model: nn.Module, path: str, new: nn.Module) -> Swapped:
 def shadow(owner: nn.Module, name: str, new: Any) -> Shadowed:
     """Hide what a module has under a name."""
     owner.__dict__[name] = new
-    return Shadowed(owner, name)
+    return Shadowed(owner, name, owner._buffers.get(name))
+
+
+def refill(owner: Any, name: str, new: Tensor) -> Refilled:
+    """Put a tensor in the place of a buffer, in its shape, dtype and device."""
+    original = owner._buffers[name]
+    owner._buffers[name] = new.reshape(original.shape).to(original)
+    return Refilled(owner, name, original)
 
 
 def hook(module: nn.Module, new: Any) -> Hooked:
@@ -160,6 +187,21 @@ class Kind:
         with the reason, where it cannot be filled.
         """
         raise NotImplementedError
+
+    @property
+    def where(self) -> str:
+        """What holds it in the model: a tensor, or a module."""
+        return f"{self.path}.{getattr(self, 'tensor', '')}".strip(".")
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The shape of its table, or the width of what a module adds; empty where nothing is added."""
+        return getattr(self, "size", ())
+
+    @property
+    def besides(self) -> str:
+        """What the spec does not say, in a sentence."""
+        return ""
 
     @property
     def causal(self) -> bool:

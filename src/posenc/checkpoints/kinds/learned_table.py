@@ -1,5 +1,6 @@
 """Tables with a row for each position, added to the embeddings of tokens: learned, or sines that are kept in one."""
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -8,23 +9,29 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from posenc.catalogue import build
 from posenc.checkpoints.kinds.kind import Change, Differs, Kind, Stack, shadow, swap
 from posenc.checkpoints.kinds.rotary_module import at_coordinates, rounding
 from posenc.checkpoints.models.found import Found
+from posenc.checkpoints.models.nodes import Node
+from posenc.checkpoints.vocabulary.ledger import is_list
 from posenc.checkpoints.vocabulary.specs import spec_of
 from posenc.encoding import Encoding, Shape
 from posenc.encodings.learned import Learned
 from posenc.encodings.learned_grid import LearnedGrid
 from posenc.encodings.sinusoidal import Sinusoidal
 
+FACTS = {"shape", "dtype", "device", "size", "dim", "ndim", "numel", "requires_grad", "is_cuda", "layout"}
+"""What code asks of a table that it does not read."""
+
 SINUSOIDS = tuple((layout, endpoint) for layout in ("interleaved", "concatenated") for endpoint in (False, True))
 
 
 @dataclass
 class LearnedTable(Kind):
-    """A table that was seen to be looked up by position.
+    """A table that was seen to be looked up by position, or to be added as it stands.
 
     spec    "learned", or the sines that its rows are
     row     the row of the first token: those before it are for padding
@@ -47,34 +54,59 @@ class LearnedTable(Kind):
     @classmethod
     def find(cls, stack: Stack) -> Iterator["LearnedTable"]:
         for item in stack.pieces("table", "fixed"):
-            row = stack.node.seen.rows.get(item.path)
-            if row is None or item.values is None or item.values.dim() != 2 or feeds_turns(stack, item):
+            seen, values = stack.node.seen, item.values
+            row = seen.rows.get(item.path, seen.added.get(item.path))
+            if values is None or feeds_turns(stack.node, item) or not is_table(values):
                 continue
-            rows, wide = item.values.shape
-            if not row and wide == stack.shape.dim and grid_of(stack, rows):
-                # Patches of an image, whose rows a buffer counts.
+            if row is None and seen.failure:
+                # Where a model could not be run its sines are known by their numbers, behind what rows there may be.
+                row = next((n for n in range(3) if as_sines(values.flatten(0, -2), n)[0] != "learned"), None)
+            if row is None:
+                continue
+            if not seen.rows.get(item.path) and values.shape[-1] == stack.shape.dim and grid_of(stack, values):
+                # Patches of an image.
+                continue
+            of_heads = item.path not in seen.rows and tuple(values.shape) == (stack.shape.heads, stack.shape.head_dim)
+            if item.path in stack.node.claimed or of_heads:
+                # Compared with distances, or a vector that each head adds to its queries.
                 continue
             path, _, name = item.path.rpartition(".")
-            spec, origin = as_sines(item.values, row)
-            yield cls(stack, path, spec, row, origin, name, (rows, wide))
+            spec, origin = as_sines(values.flatten(0, -2), row)
+            if spec == "learned" and item.kind == "fixed":
+                # Computed numbers, by a rule that the catalogue does not have.
+                continue
+            yield cls(stack, path, spec, row, origin, name, tuple(values.shape))
 
     def specs(self) -> list[str]:
         return [self.spec]
 
     @property
-    def first(self) -> int:
-        """The id of position 0, as the module is given it: in RoBERTa and its kin it comes after that of padding."""
-        return self.stack.node.seen.ids.get(self.path, 0)
+    def besides(self) -> str:
+        """What the spec does not say."""
+        counted = "" if self.origin == self.row else f"; the first token stands at {self.row}"
+        before = f"the first {self.row} rows of {self.where} are no positions{counted}" if self.row else ""
+        times = self.stack.node.seen.scaled.get(self.path, 1.0)
+        scaled = "" if math.isclose(times, 1.0, rel_tol=1e-4) else f"{self.path} multiplies its rows by {times:.6g}"
+        return "; ".join(sentence for sentence in (before, scaled) if sentence)
+
+    @property
+    def first(self) -> int | None:
+        """The id of position 0, as the module is given it: in RoBERTa and its kin it comes after that of padding.
+
+        None where the module is given no ids, and counts behind rows of padding in its own way.
+        """
+        return self.stack.node.seen.ids.get(self.path, None if self.row else 0)
 
     def fill(self, model: nn.Module, encodings: Sequence[Encoding], horizon: int | None, *, same: bool) -> list[Change]:
         module, encoding = model.get_submodule(self.path), self.one(encodings)
-        rows = Rows(getattr(module, self.tensor), self.row, self.origin, encoding, horizon)
+        table = getattr(module, self.tensor)
+        rows = Rows(table.flatten(0, -2), self.row, self.origin, encoding, horizon)
         if same:
             self.compare(rows, encoding)
         if type(module) is nn.Embedding:
             return [swap(model, self.path, EmbeddedRows(rows, module))]
         # It counts positions in its own way, and reads its rows as tensors are read.
-        return [shadow(module, self.tensor, ReadRows(rows))]
+        return [shadow(module, self.tensor, ReadRows(rows, module, self.tensor))]
 
     @torch.no_grad()
     def compare(self, rows: "Rows", encoding: Encoding) -> None:
@@ -91,33 +123,38 @@ class LearnedTable(Kind):
                 f"{self.path} and {encoding} differ: the row of position {place} is off by {float(off[place]):.3g}"
             )
 
-    def resized(self, positions: int) -> tuple[int, int]:
-        """The size of the whole table with so many positions; the rows before them stay."""
-        return self.row + positions, self.size[-1]
+
+def is_table(values: Tensor) -> bool:
+    """Whether there is one row for each position, on whatever axis."""
+    return values.dim() > 1 and math.prod(values.shape) == values.shape[-1] * max(values.shape[:-1])
 
 
-def feeds_turns(stack: Stack, item: Found) -> bool:
+def feeds_turns(node: Node, item: Found) -> bool:
     """Whether a table holds the sines of rotary code, as those of GPT-J and RoFormer, and nothing is added."""
-    turns = stack.node.seen.turns
+    turns = node.seen.turns
     return bool(turns) and item.values is not None and item.values.shape[-1] == turns[0].matrices.shape[-1]
 
 
-def grid_of(stack: Stack, count: int) -> tuple[tuple[int, int], int] | None:
-    """The grid of patches that fits a table of so many rows, and the rows before it."""
-    keys = stack.node.keys
+def grid_of(stack: Stack, table: Tensor) -> tuple[tuple[int, int], int] | None:
+    """The grid of patches that fits a table, and the rows before it."""
+    keys, count = stack.node.keys, math.prod(table.shape[:-1])
+    if not is_table(table):
+        cells = tuple(n for n in table.shape[:-1] if n > 1)
+        return (cells, 0) if len(cells) == 2 else None
     for key in ("num_position_embeddings", "num_patches"):
         if keys.peek(key) == count and math.isqrt(count) ** 2 == count:
             keys.say(key, "the grid of patches, resampled to each image")
             return (math.isqrt(count), math.isqrt(count)), 0
-    image, patch = keys.peek("image_size"), keys.peek("patch_size")
-    if not isinstance(image, int) or not isinstance(patch, int) or not patch:
+    sizes = [keys.peek(key) for key in ("image_size", "patch_size")]
+    image, patch = ((n, n) if isinstance(n, int) else n for n in sizes)
+    if not all(is_list(n) and len(n) == 2 and all(type(one) is int and one > 0 for one in n) for n in (image, patch)):
         return None
-    side = image // patch
-    if not 0 <= count - side * side < 16:
+    grid = image[0] // patch[0], image[1] // patch[1]
+    if not 0 <= count - grid[0] * grid[1] < 16:
         return None
     for key in ("image_size", "patch_size"):
         keys.say(key, "the grid of patches")
-    return (side, side), count - side * side
+    return grid, count - grid[0] * grid[1]
 
 
 def as_sines(values: Tensor, first: int) -> tuple[str, int]:
@@ -149,7 +186,7 @@ class Borrowed(Learned):
 class Rows:
     """The rows of a model's table of positions, as an encoding makes them.
 
-    weight    the model's own table, whose rows before the first position are read as they are
+    weight    the model's own table [rows, dim], whose rows before the first position are read as they are
     first     the row of the first token
     origin    the row of position 0
     encoding  learned, which reads the model's rows and says what happens past them; or what computes rows
@@ -202,28 +239,55 @@ class EmbeddedRows(nn.Module):
 
 
 class ReadRows:
-    """In the place of a table that a module's own code reads by ids: rows are computed when they are read."""
+    """In the place of a table that a module's own code reads by ids, in slices or whole: its rows are then computed.
 
-    def __init__(self, rows: Rows) -> None:
-        self.rows = rows
+    rows    how, from a table [rows, dim]
+    module  holds the parameter or buffer `name`, the same numbers in any shape [..., dim]
+    """
+
+    def __init__(self, rows: Rows, module: nn.Module, name: str) -> None:
+        self.rows, self.name = rows, name
+        self.held: dict[str, Any] = module._parameters if name in module._parameters else module._buffers
+
+    @property
+    def table(self) -> Tensor:
+        """The model's own."""
+        return self.held[self.name]
+
+    @property
+    def whole(self) -> Tensor:
+        """All rows, in the shape of the model's table."""
+        table = self.table
+        return self.of(torch.arange(table.numel() // table.shape[-1], device=table.device)).view_as(table)
+
+    def of(self, ids: Tensor) -> Tensor:
+        """The rows [..., dim] of ids [...]."""
+        # A cast of the model makes another tensor.
+        return replace(self.rows, weight=self.table.flatten(0, -2)).read(ids)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["rows"].weight, name)
+        if name.startswith("__") or name in ("rows", "name", "held"):
+            raise AttributeError(name)
+        return getattr(self.table if name in FACTS else self.whole, name)
 
-    def __getitem__(self, ids: Any) -> Tensor:
+    def __getitem__(self, at: Any) -> Tensor:
+        ids, rest = (at[0], at[1:]) if isinstance(at, tuple) and at else (at, ())
+        if self.table.dim() > 2 or any(one != slice(None) for one in rest):
+            return self.whole[at]
         if isinstance(ids, slice):
-            ids = torch.arange(len(self.rows.weight), device=self.rows.weight.device)[ids]
-        return self.rows.read(ids)
+            ids = torch.arange(len(self.table), device=self.table.device)[ids]
+        return self.of(ids)
 
     def __len__(self) -> int:
-        return len(self.rows.weight)
+        return len(self.table)
 
     def index_select(self, dim: int, ids: Tensor) -> Tensor:
         """The rows of ids."""
-        return self.rows.read(ids)
+        return self.of(ids)
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         if function is F.embedding and len(args) > 1 and isinstance(args[1], cls):
-            return args[1].rows.read(args[0])
-        return function(*(a.rows.weight if isinstance(a, cls) else a for a in args), **(kwargs or {}))
+            return args[1].of(args[0])
+        whole = functools.partial(tree_map, lambda x: x.whole if isinstance(x, cls) else x)
+        return function(*whole(tuple(args)), **whole(kwargs or {}))

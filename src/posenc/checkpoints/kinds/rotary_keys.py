@@ -1,15 +1,17 @@
-"""Rotary as the keys of transformers say it: every schedule with its parameters, and the keys of a spec."""
+"""Rotary as the keys of transformers say it: every schedule with its parameters, read and written."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from posenc.catalogue import options_of, parse
+from posenc.checkpoints.kinds.rotary_old_keys import BASES, LOCAL_BASES, SHARES
 from posenc.checkpoints.models.nodes import Node
 from posenc.checkpoints.vocabulary.bounds import LENGTHS
 from posenc.checkpoints.vocabulary.ledger import Ledger, in_words
 from posenc.checkpoints.vocabulary.reading import CannotRead
-from posenc.checkpoints.vocabulary.specs import possible, rotary_spec, spec_of
+from posenc.checkpoints.vocabulary.specs import CannotExpress, possible, rotary_spec, short, spec_of
+from posenc.encoding import Encoding
+from posenc.encodings.multimodal_rotary import MultimodalRotary
 from posenc.schedules import Schedule
 from posenc.schedules.dynamic_ntk import DynamicNTK
 from posenc.schedules.linear import Linear
@@ -18,11 +20,10 @@ from posenc.schedules.longrope import LongRoPE
 from posenc.schedules.ntk import NTK
 from posenc.schedules.yarn import YaRN
 
-PARTIAL = ("partial_rotary_factor", "rotary_pct", "rope_pct", "rotary_percent")
-
 DICTIONARIES = ("rope_parameters", "rope_scaling")
 
-BASES = ("rope_theta", "rotary_emb_base", "rotary_embedding_base", "global_rope_theta")
+WRITTEN = ("rotary", "multimodal_rotary", "proportional_rotary")
+"""The encodings that transformers has keys for."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,12 @@ def rope_keys(node: Node) -> dict[str, Ledger]:
             continue
         nested = [key for key, inner in value.items() if isinstance(inner, dict)]
         whole = keys.open(name, everything=True)
+        if name != "rope_scaling":
+            keys.say("rope_scaling", f"told by {name}")
         if nested:
             return {key: whole.open(key, everything=True) for key in nested}
         return {"": whole}
-    if any(keys.has(name) for name in (*BASES, "rotary_dim", *PARTIAL)):
+    if any(keys.has(name) for name in (*BASES, "rotary_dim", *SHARES)):
         return {"": Ledger({}, keys.name, inside=keys)}
     return {}
 
@@ -86,14 +89,16 @@ def trained_before(node: Node, kind: str, rope: Ledger) -> int | None:
 def rope_options(node: Node, rope: Ledger, turned: int) -> Options:
     """One dictionary of rotary parameters."""
     keys = node.keys
-    for name in (*BASES, *PARTIAL):
-        if keys.has(name) and rope.has(name):
-            keys.say(name, f"the same as {rope.path(name)}")
+    for name in (*BASES, *LOCAL_BASES, *SHARES):
+        if rope.has(key := "partial_rotary_factor" if name in SHARES else "rope_theta"):
+            keys.say(name, f"the same as {rope.path(key)}")
     base = rope.number("rope_theta", "base {}") or keys.first(BASES, "base {}") or 10_000.0
+    if base < 0:
+        raise CannotRead(f"the base of rotary must be positive, got {in_words(base)} from rope_theta or its like")
     kind = rope.first(("rope_type", "type"), "schedule {}", "default", "word")
     partial = rope.number("partial_rotary_factor", "{} of each head turns")
     if partial is None:
-        partial = keys.first(PARTIAL, "{} of each head turns", 1.0)
+        partial = keys.first(SHARES, "{} of each head turns", 1.0)
     if not 0 <= partial <= 1:
         raise CannotRead(f"{rope.path('partial_rotary_factor')} is a share of a head, from 0 to 1, got {partial:g}")
     width = int(turned * partial + 1e-9)
@@ -201,83 +206,61 @@ def by_keys(node: Node, count: int, options: Mapping[str, Options]) -> list[Opti
     return layers
 
 
-def rope_parameters(spec: str, max_len: int | None = None) -> dict[str, Any] | None:
-    """`rope_parameters` for a spec of rotary, or None where transformers has no keys for it.
-
-    spec     "rotary", "proportional_rotary" or "multimodal_rotary", with their options
-    max_len  the trained length (tokens), for a schedule that is given none
+def rope_parameters(rotary: Encoding) -> dict[str, Any]:
+    """`rope_parameters`, as transformers 5 has them, for a rotary, a proportional_rotary or a multimodal_rotary.
 
     The layout is not among them: it belongs to the architecture and the weights. dynamic_ntk takes its trained length
     from `max_position_embeddings`, wherever these parameters are put.
 
-    >>> rope_parameters("rotary(base=500_000, schedule=linear(factor=2))")
-    {'rope_type': 'linear', 'rope_theta': 500000, 'factor': 2}
+    Raises CannotExpress where transformers has no keys for it.
+
+    >>> from posenc import build, Shape
+    >>> rope_parameters(build("rotary(base=500_000, schedule=linear(factor=2))", Shape(64, 1, 64, 1)))
+    {'rope_type': 'linear', 'rope_theta': 500000.0, 'factor': 2.0}
     """
-    node = parse(spec)
-    if node.name not in ("rotary", "proportional_rotary", "multimodal_rotary"):
-        return None
-    options = {name: p.default for name, p in options_of(node.name).items()} | dict(node.options)
-    schedule = options["schedule"]
-    out = written_schedule(schedule if schedule is None or not max_len else schedule.with_trained_length(max_len))
-    if out is None:
-        return None
-    kind = out.pop("rope_type")
-    written = {"rope_type": kind, "rope_theta": options["base"]}
-    if node.name == "proportional_rotary":
-        if kind not in ("default", "linear"):
-            return None
-        return written | {"rope_type": "proportional", "partial_rotary_factor": options["partial"]} | out
-    if options["partial"] != 1:
-        written["partial_rotary_factor"] = options["partial"]
-    if node.name == "multimodal_rotary":
-        if options["sections"] is None or options["order"] not in ("chunked", "interleaved"):
-            return None
-        written["mrope_section"] = list(options["sections"])
-        if options["order"] == "interleaved":
-            written["mrope_interleaved"] = True
-    return written | out
+    name = rotary.spec_name
+    options: dict[str, Any] = rotary.options() if name in WRITTEN else {}
+    schedule = options.get("schedule")
+    said = schedule_keys(schedule) if options else None
+    whole_head = name == "proportional_rotary"
+    if (
+        said is None
+        or (whole_head and not isinstance(schedule, Linear | None))
+        or options.get("order") not in (None, "chunked", "interleaved")
+    ):
+        raise CannotExpress(f"transformers has no rope_parameters for {short(rotary)}")
+    kind = said.pop("rope_type")
+    out = {"rope_type": "proportional" if whole_head else kind, "rope_theta": float(options["base"])}
+    if whole_head or options["partial"] != 1:
+        out["partial_rotary_factor"] = float(options["partial"])
+    if isinstance(rotary, MultimodalRotary):
+        out["mrope_section"] = list(rotary.sections_in_use)
+        out |= {"mrope_interleaved": True} if rotary.order == "interleaved" else {}
+    return out | said
 
 
-def written_schedule(schedule: Schedule | None) -> dict[str, Any] | None:
-    """The keys of a schedule; None where transformers has none for it."""
+def schedule_keys(schedule: Schedule | None) -> dict[str, Any] | None:
+    """The keys of a schedule; None where transformers has none for it. Factors are floats, as version 4 may insist."""
     if schedule is None:
         return {"rope_type": "default"}
+    factor, before = {"factor": float(getattr(schedule, "factor", 1))}, "original_max_position_embeddings"
     if isinstance(schedule, Linear):
-        return {"rope_type": "linear", "factor": schedule.factor}
+        return {"rope_type": "linear"} | factor
     if isinstance(schedule, DynamicNTK):
-        return {"rope_type": "dynamic", "factor": schedule.factor}
-    if isinstance(schedule, NTK):
-        return None
+        return {"rope_type": "dynamic"} | factor
     if isinstance(schedule, Llama3):
-        return {
-            "rope_type": "llama3",
-            "factor": schedule.factor,
-            "low_freq_factor": schedule.low,
-            "high_freq_factor": schedule.high,
-            "original_max_position_embeddings": schedule.known_length,
-        }
+        ramp = {"low_freq_factor": float(schedule.low), "high_freq_factor": float(schedule.high)}
+        return {"rope_type": "llama3"} | factor | ramp | {before: schedule.known_length}
     if isinstance(schedule, LongRoPE) and not (schedule.short_mscale or schedule.long_mscale):
-        out = {
-            "rope_type": "longrope",
-            "factor": schedule.factor,
-            "short_factor": list(schedule.short_factor),
-            "long_factor": list(schedule.long_factor),
-            "original_max_position_embeddings": schedule.known_length,
-        }
+        lists = {name: list(getattr(schedule, name)) for name in ("short_factor", "long_factor")}
+        out = {"rope_type": "longrope"} | factor | lists | {before: schedule.known_length}
         return out | ({"attention_factor": schedule.attention_factor} if schedule.attention_factor else {})
     if isinstance(schedule, YaRN) and schedule.ramp == "pairs":
-        out = {
-            "rope_type": "yarn",
-            "factor": schedule.factor,
-            "original_max_position_embeddings": schedule.known_length,
-            "beta_fast": schedule.beta_fast,
-            "beta_slow": schedule.beta_slow,
-        }
+        out = {"rope_type": "yarn"} | factor | {before: schedule.known_length}
+        out |= {"beta_fast": float(schedule.beta_fast), "beta_slow": float(schedule.beta_slow)}
         out |= {} if schedule.truncate else {"truncate": False}
         if schedule.mscale_rule == "apart":
             return out | {"attention_factor": schedule.temperature}
-        for name in ("attention_factor", "mscale", "mscale_all_dim"):
-            if getattr(schedule, name) is not None:
-                out[name] = getattr(schedule, name)
-        return out
+        numbers = {name: getattr(schedule, name) for name in ("attention_factor", "mscale", "mscale_all_dim")}
+        return out | {name: float(value) for name, value in numbers.items() if value is not None}
     return None

@@ -1,6 +1,7 @@
 """Rotary as the modules of transformers do it: which spec turns unit vectors as each layer did."""
 
 import contextlib
+import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from posenc.catalogue import build
 from posenc.checkpoints.kinds.kind import Stack
+from posenc.checkpoints.kinds.relative_sines import makes_sines
 from posenc.checkpoints.kinds.rotary_keys import Options, by_keys, rope_keys, rope_options
 from posenc.checkpoints.models.found import Found
 from posenc.checkpoints.models.nodes import Node, every_layer, of_role
@@ -20,6 +22,7 @@ from posenc.checkpoints.vocabulary.ledger import in_words
 from posenc.checkpoints.vocabulary.reading import CannotRead
 from posenc.checkpoints.vocabulary.specs import rotary_spec, spec_of
 from posenc.encoding import Shape
+from posenc.encodings.image_rotary import ImageRotary, normalised_grid
 from posenc.positions import Positions
 
 NEAR = 2e-5
@@ -31,7 +34,8 @@ def rotary_layers(stack: Stack) -> list[tuple[str, int]] | None:
     node, role, shape, turned = stack.node, stack.role, stack.shape, stack.turned
     count, besides = stack.layers, stack.besides
     turns = by_layer([turn for turn in node.seen.turns if of_role(turn.path, role)])
-    frequencies = list(stack.pieces("frequencies"))
+    # Sines of distances are projected, and turn nothing.
+    frequencies = [item for item in stack.pieces("frequencies") if not makes_sines(stack, item.path)]
     idle = [item for item in frequencies if never_applied(node, item.path)]
     for item in idle:
         frequencies.remove(item)
@@ -239,54 +243,89 @@ def axial_layers(
     if not (node.keys.has("image_size") or node.keys.has("patch_size")) or not first.moved.any():
         return None
     for base in [option.base for option in options] or [10_000.0]:
-        found = axial_spec(first, base)
-        if found is None:
+        of = {id(turn.matrices): image_spec(turn, base) or axial_spec(turn, base) for turn in turns.values()}
+        found = [one for one in of.values() if one is not None]
+        if not found:
             continue
-        if any(turn.matrices is not first.matrices and axial_spec(turn, base) != found for turn in turns.values()):
+        spec, column_first, _ = found[0]
+        if len(found) < len(of) or any(one[:2] != (spec, column_first) for one in found):
             return None
-        spec, column_first = found
         if column_first:
             besides.append("the column of a patch is the first coordinate, and the row the second")
+        steps = {f"{step:.3g}" for _, _, step in found} - {"0", "1"}
+        if steps:
+            besides.append(f"patches stand {' or '.join(sorted(steps))} apart, not 1, in some layers")
         wide = first.matrices.shape[-1]
+        if node.seen.failure and max(turns) < count - 1:
+            last = f"layers from {max(turns) + 1} on were not measured ({node.seen.failure})"
+            node.leave(f"{last}; they are taken to turn as those before")
+            return [(spec, wide)] * count
         return [(spec, wide) if i in turns and turns[i].moved.any() else ("none", wide) for i in range(count)]
     return None
 
 
-def axial_spec(turn: Turn, base: float) -> tuple[str, bool] | None:
-    """The axial rotary that turns unit vectors as a layer did, and whether columns come before rows; None where none.
+def axial_spec(turn: Turn, base: float) -> tuple[str, bool, float] | None:
+    """The axial rotary that turns unit vectors as a layer did; None where none does.
 
-    Where a token stands is read off the fastest pair of each axis, and all other pairs have to agree.
+    With it go whether columns come before rows, and how far the second patch is from the first. Where a token stands is
+    read off one pair of each axis, and all other pairs have to agree.
     """
-    channels, tokens = turn.matrices.shape[-1], min(turn.matrices.shape[0], 6)
-    relative = turn.relative[:tokens]
-    for layout in ("half", "interleaved", "half_by_axis"):
-        for frequencies in ("language", "dealt"):
-            spec = spec_of(
-                "axial_rotary",
-                base=None if base == 100 else base,
-                layout=None if layout == "half" else layout,
-                frequencies=None if frequencies == "language" else frequencies,
-            )
-            try:
-                encoding: Any = build(spec, Shape(channels, 1, channels, 1, False))
-            except ValueError:
-                continue
-            unit = torch.eye(channels, dtype=torch.float64)[:, None, None]
-            coords = []
-            for axis in range(2):
-                step = torch.zeros(1, 1, 2)
-                step[..., axis] = 1
-                image = encoding.query(unit, Positions.of(step))[:, 0, 0]
-                fastest = int(image.diagonal().argmin())
-                other = int((image[fastest].abs() - torch.eye(channels)[fastest]).argmax())
-                speed = math.atan2(image[fastest, other], image[fastest, fastest])
-                angle = torch.atan2(relative[:, fastest, other], relative[:, fastest, fastest])
-                coords.append((angle / speed).round())
-            at = Positions.of(torch.stack(coords, -1)[None])
-            images = encoding.query(unit.expand(-1, 1, tokens, -1), at)[:, 0].movedim(0, 1)
-            places = torch.stack(coords, -1).tolist()
-            if (images - relative).abs().max() < NEAR and len({tuple(place) for place in places}) > 1:
-                return spec, places[1] == [1.0, 0.0]
+    channels, count = turn.matrices.shape[-1], turn.matrices.shape[0]
+    # Tokens of a row, and far ones.
+    tokens = sorted({*range(min(count, 6)), count // 2, count - 1})
+    relative = turn.relative[tokens]
+    unit = torch.eye(channels, dtype=torch.float64)[:, None, None]
+    for axes, layout, frequencies in itertools.product(
+        (2, 3), ("half", "interleaved", "half_by_axis"), ("language", "dealt")
+    ):
+        spec = spec_of(
+            "axial_rotary",
+            axes=None if axes == 2 else axes,
+            base=None if base == 100 else base,
+            layout=None if layout == "half" else layout,
+            frequencies=None if frequencies == "language" else frequencies,
+        )
+        try:
+            encoding: Any = build(spec, Shape(channels, 1, channels, 1, False))
+        except ValueError:
+            continue
+        coords = []
+        for step in torch.eye(axes):
+            image = encoding.query(unit, Positions.of(step[None, None]))[:, 0, 0]
+            beside = (image - image.diagonal().diag()).abs()
+            moved = [int(i) for i in beside.amax(1).argsort() if beside[i].any()]
+            place = torch.zeros(len(tokens), dtype=torch.float64)
+            for row in (moved[0], int(image.diagonal().argmin())):
+                other = int(beside[row].argmax())
+                speed = math.atan2(image[row, other], image[row, row])
+                angle = torch.atan2(relative[:, row, other], relative[:, row, row])
+                # The slowest pair says how often the fastest has gone round, which says more exactly where.
+                place = (angle + 2 * math.pi * ((place * speed - angle) / (2 * math.pi)).round()) / speed
+            coords.append(place)
+        at = Positions.of(torch.stack(coords, -1)[None])
+        images = encoding.query(unit.expand(-1, 1, len(tokens), -1), at)[:, 0].movedim(0, 1)
+        if (images - relative).abs().max() < NEAR and at.coords.any():
+            step = at.coords[0, 1].abs()
+            return spec, axes == 2 and bool(step[0] > 100 * step[1]), float(step.max())
+    return None
+
+
+def image_spec(turn: Turn, base: float) -> tuple[str, bool, float] | None:
+    """The image rotary that turns unit vectors as a layer did: a square of patches behind tokens without a place."""
+    channels, tokens = turn.matrices.shape[-1], turn.matrices.shape[0]
+    unit = torch.eye(channels, dtype=torch.float64)[:, None, None]
+    for side in range(2, math.isqrt(tokens) + 1):
+        at, first = normalised_grid(side, side), tokens - side * side
+        if (turn.matrices[:first] - torch.eye(channels)).abs().max() > NEAR if first else False:
+            continue
+        for layout in ("half", "interleaved"):
+            options = {"base": None if base == 100 else base, "layout": None if layout == "half" else layout}
+            spec = spec_of("image_rotary", **options)
+            with contextlib.suppress(ValueError):
+                encoding = build(spec, Shape(channels, 1, channels, 1, False))
+                images = encoding.query(unit.expand(-1, 1, side * side, -1), at)[:, 0].movedim(0, 1)
+                if (images - turn.matrices[first:]).abs().max() < NEAR:
+                    return spec, False, 1.0
     return None
 
 
@@ -296,7 +335,7 @@ def claim_frequencies(node: Node, items: list[Found], layers: list[tuple[str, in
         if spec == "none":
             continue
         encoding: Any = build(spec, replace(shape, head_dim=head_dim))
-        spectra = [encoding.spectrum()] if not hasattr(encoding, "split") else axial_spectra(encoding)
+        spectra = axial_spectra(encoding) if encoding.axes > 1 else [encoding.spectrum()]
         for item in items:
             for frequencies, temperature in spectra:
                 assert item.values is not None
@@ -309,6 +348,9 @@ def claim_frequencies(node: Node, items: list[Found], layers: list[tuple[str, in
 
 def axial_spectra(encoding: Any) -> list[tuple[Tensor, float]]:
     """The frequencies of one axis, and those of all: modules hold the one or the other."""
+    if isinstance(encoding, ImageRotary):
+        # Modules hold the frequencies without the 2 pi.
+        return [(encoding.periods.reciprocal(), 1.0)]
     spectra = [encoding.spectrum(axis) for axis in range(encoding.axes)]
     return [(spectra[0], 1.0), (torch.cat(spectra), 1.0)]
 

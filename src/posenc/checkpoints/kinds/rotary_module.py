@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.checkpoints.kinds.calls import parameters
-from posenc.checkpoints.kinds.kind import Change, Differs, Kind, Stack, swap
+from posenc.checkpoints.kinds.kind import Change, Differs, Kind, NotSaid, Stack, swap
 from posenc.encoding import Encoding
 from posenc.positions import Positions
 from posenc.rotations import Rotations
@@ -54,6 +54,8 @@ class RotaryModule(Kind):
         ids = sample_ids(encoding, theirs, of, device)
         named = {} if of is None else {"layer_type": of}
         given = theirs(torch.zeros(1, 1, 1, device=device), ids, **named)
+        if encoding.axes == 1 and joins_axes(theirs, ids, named):
+            raise NotSaid(f"{self.path} takes a position on each of several axes, and {encoding} reads one")
         halved = theirs(torch.zeros(1, 1, 1, device=device, dtype=torch.bfloat16), ids, **named)
         coords = coordinates(ids, encoding.axes)
         if isinstance(given, Tensor):
@@ -167,6 +169,16 @@ def sample_ids(encoding: Rotations, module: nn.Module, of: str | None, device: t
     if not axes:
         return ids[None]
     return torch.stack([ids.roll(axis) for axis in range(axes)])[:, None]
+
+
+def joins_axes(module: nn.Module, ids: Tensor, named: Mapping[str, Any]) -> bool:
+    """Whether a rotary module makes one table of the positions [2, 1, T] that tokens have on two axes."""
+    try:
+        given = module(torch.zeros(1, 1, 1, device=ids.device), torch.stack((ids, ids)), **named)
+    except Exception:
+        # It is code of many hands, which says in any way that it takes no axes.
+        return False
+    return not isinstance(given, Tensor) and given[0].shape[:-1] == ids.shape
 
 
 def pairing(cos: Tensor, sin: Tensor) -> str:

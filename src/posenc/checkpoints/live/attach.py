@@ -76,13 +76,13 @@ def attach(model: nn.Module, encoding: LayerSpec | None = None, *, horizon: int 
     `save_pretrained` and `state_dict` give what they gave before, and beside it the parameters of an encoding that has
     some. The model can be copied and pickled, unless it attends through the interface: then that raises.
 
-    Limits: pieces that are not recognised, or of which the config's reading says nothing, stay as they are
-    (`Attachment.left`); where a model mixes positions with other things in its own code (temperatures by position,
-    masks), that code still runs.
+    Limits: pieces that are not recognised, of which the config's reading says nothing, or that compute other numbers
+    than it says stay as they are (`Attachment.left`, with the reason); where a model mixes positions with other things
+    in its own code (temperatures by position, masks), that code still runs.
 
-    Raises ValueError for a model without a piece that is recognised, one that is attached already, a piece and the
-    config's reading that compute different numbers (with the place and the numbers), and an encoding that cannot take
-    the place of what is there; TypeError for what is not a transformers model.
+    Raises ValueError for a model in which nothing could be replaced (with the reasons: where pieces and the config's
+    reading compute different numbers, the place and the numbers), one that is attached already, and an encoding that
+    cannot take the place of what is there; TypeError for what is not a transformers model.
     """
     from posenc.checkpoints.formats.huggingface import read_live
 
@@ -154,11 +154,11 @@ def as_read(attachment: Attachment, places: Sequence[Kind], reading: Reading, ho
                 continue
             # A declared horizon is what the model's own modules do not know: there is nothing to compare with.
             attachment.changes += place.fill(attachment.model, encodings, horizon, same=not by_horizon)
-        except NotSaid as reason:
-            attachment.left[place.path] = str(reason)
+        except ValueError as reason:
+            attachment.left[place.path or place.words] = str(reason)
             continue
         filled.append(place)
-        attachment.replaced[place.path] = described(encodings, place)
+        attachment.replaced[place.path or place.words] = described(encodings, place)
     if not attachment.replaced:
         reasons = "; ".join((*attachment.left.values(), *reading.not_covered))
         raise ValueError(f"nothing in {type(attachment.model).__name__} could be replaced: {reasons}")
@@ -189,7 +189,7 @@ def as_asked(
             continue
         attachment.changes += place.fill(model, wanted, horizon, same=False)
         filled.append(place)
-        attachment.replaced[place.path] = described(wanted, place)
+        attachment.replaced[place.path or place.words] = described(wanted, place)
     attachment.changes += counting(attachment.model, filled)
 
 
@@ -200,7 +200,7 @@ def attend(attachment: Attachment, place: Kind, encodings: Sequence[Encoding], h
     # It is one attention for the whole decoder, however many rotary modules that has.
     if not attachment.undo:
         attachment.undo.append(attach_unturned(attachment.model, encodings, horizon=horizon))
-    attachment.replaced[place.path] = f"{described(encodings, place)}, on unturned keys"
+    attachment.replaced[place.path or place.words] = f"{described(encodings, place)}, on unturned keys"
 
 
 def in_tables(place: Kind, wanted: Sequence[Encoding], part: Part, horizon: int | None) -> bool:
@@ -245,7 +245,9 @@ def counting(model: nn.Module, places: Sequence[Kind]) -> list[Change]:
         stack = token_door(model, place.path)
         of_tokens = isinstance(place, LearnedTable) or (place.door == "turn" and not place.stack.node.of_images)
         if stack is not None and of_tokens:
-            first[stack] = place.first if isinstance(place, LearnedTable) else 0
+            start = place.first if isinstance(place, LearnedTable) else 0
+            if start is not None:
+                first[stack] = start
     return [hook(stack, CountedFromMask(start, stack)) for stack, start in first.items()]
 
 
@@ -263,7 +265,10 @@ def part_of(place: Kind, reading: Reading) -> Part | None:
 
 def encodings_of(part: Part, place: Kind) -> list[Encoding]:
     """What a part says of a place, for each layer: of a sum, the one that this kind of place computes."""
-    whole = [*parts_of(build(part.embed, part.shape))] if place.door == "embed" else build_part(part)
+    if place.door == "embed":
+        # A stack may have several tables, and a projection may follow one.
+        return [build(spec, replace(part.shape, dim=place.sizes[-1])) for spec in place.specs()]
+    whole = build_part(part)
     return [next((e for e in parts_of(encoding) if isinstance(e, place.takes)), encoding) for encoding in whole]
 
 

@@ -23,9 +23,10 @@ from posenc.checkpoints.models.attended import (
     planted,
     projects,
 )
-from posenc.checkpoints.models.found import found
+from posenc.checkpoints.models.found import SPEAKS_OF_POSITION, carries_position, found
 from posenc.checkpoints.models.skeleton import LARGE, as_meta, is_shape
 from posenc.checkpoints.models.turns import Turn, coded, functions, rotary_functions, turning, watched
+from posenc.checkpoints.vocabulary.bounds import HEADS
 from posenc.foreign.text import told
 
 MAKES_SLOPES = re.compile(r"alibi")
@@ -33,6 +34,9 @@ MAKES_BUCKETS = re.compile(r"relative_position_bucket$")
 
 FURTHEST = 2048
 """How far distances are put into buckets (positions), before a token and behind it."""
+
+LOUDEST = 4096
+"""The most frames of a sound, bands of a frame, and pixels of a side, that are tried."""
 
 IDLE = re.compile(r"\.(mlp|feed_forward|ffn) \w*(MLP|FeedForward|FFN)$|\.experts \w*Experts$|\.(mamba|linear_attn) ")
 """Paths and classes of layers without attention, which take a token's channels and give as many back."""
@@ -66,11 +70,17 @@ class Measured:
 
     turns    the turns of each call of rotary code, in the order of the calls
     rows     path of a table that was looked up by position, one row further for each token -> the row of position 0
+    added    path of a table whose rows were added as they stand, all of them or some in a row -> the first of them
     ids      path of a module that was given consecutive ids, one for each token -> the first of them
+    scaled   path of a module that gives the rows of its table multiplied -> by how much
     slopes   the biases that code of ALiBi made, as it returned them
     buckets  the buckets into which methods of modules put distances
     attended each attention that ran, in order
     skipped  whether it was too short for some mask with an edge to be made at all
+    made     path of a module that speaks of position -> the tensors that it gave out first
+    attend   the paths of the modules that took a softmax
+    centres  path of a table that was looked up by distance, a row for each pair of tokens -> the row of distance 0
+    spoke    the names of functions that speak of position and ran
     entered  the paths of the modules that ran
     turners  how many functions of rotary code the model has, whether they were called or not
     failure  why the run ended early, or ""
@@ -78,11 +88,17 @@ class Measured:
 
     turns: list[Turn] = field(default_factory=list)
     rows: dict[str, int] = field(default_factory=dict)
+    added: dict[str, int] = field(default_factory=dict)
     ids: dict[str, int] = field(default_factory=dict)
+    scaled: dict[str, float] = field(default_factory=dict)
     slopes: list[Tensor] = field(default_factory=list)
     buckets: list["Bucketed"] = field(default_factory=list)
     attended: list[Attended] = field(default_factory=list)
     skipped: bool = False
+    made: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
+    attend: set[str] = field(default_factory=set)
+    centres: dict[str, int] = field(default_factory=dict)
+    spoke: set[str] = field(default_factory=set)
     entered: set[str] = field(default_factory=set)
     turners: int = 0
     failure: str = ""
@@ -90,6 +106,8 @@ class Measured:
 
 MUCH_OF_LITTLE = {*PRODUCTS, torch.add, Tensor.add, Tensor.__add__}
 """Functions of torch whose result may be far larger than what they are given: products, and sums over other axes."""
+
+ADDS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__}
 
 
 class Dry(TorchFunctionMode):
@@ -99,9 +117,15 @@ class Dry(TorchFunctionMode):
     would come out large of little becomes a shape: attention among the patches of one image may take gigabytes.
     """
 
-    def __init__(self, looked_up: Callable[[Tensor, Tensor], None], attention: Attention) -> None:
+    def __init__(
+        self,
+        looked_up: Callable[[Tensor, Tensor], None],
+        added: Callable[[Tensor], None],
+        attends: Callable[[], None],
+        attention: Attention,
+    ) -> None:
         super().__init__()
-        self.looked_up, self.attention = looked_up, attention
+        self.looked_up, self.added, self.attends, self.attention = looked_up, added, attends, attention
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -109,6 +133,15 @@ class Dry(TorchFunctionMode):
             self.looked_up(args[0], args[1])
         if func is Tensor.index_select and args[1] == 0:
             self.looked_up(args[2], args[0])
+        if func in SOFTMAX or func is nn.functional.scaled_dot_product_attention:
+            self.attends()
+        if func is Tensor.__getitem__:
+            first = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
+            if isinstance(first, Tensor):
+                self.looked_up(first, args[0])
+        for term in args[:2] if func in ADDS else ():
+            if isinstance(term, Tensor) and not is_shape(term):
+                self.added(term)
         if func is nn.functional.linear:
             return planted(*args[0].shape[:-1], args[1].shape[0], dtype=args[0].dtype)
         if projects(func, args):
@@ -145,8 +178,22 @@ def asks_gradients(x: object) -> bool:
     return isinstance(x, Tensor) and x.requires_grad
 
 
-@torch.no_grad()
 def measure(model: nn.Module, inputs: Mapping[str, Tensor] | None = None, *, attention_alone: bool = False) -> Measured:
+    """What a dry run of a model sees; `inputs` is what its `forward` is given, by default a few tokens or an image.
+
+    What hears sound says neither how long it is nor which axis comes first, and some want an image beside a text: then
+    a few are tried.
+    """
+    seen = dry_run(model, inputs, attention_alone)
+    for other in other_inputs(model) if seen.failure and inputs is None else ():
+        again = dry_run(model, other)
+        if not again.failure:
+            return again
+    return seen
+
+
+@torch.no_grad()
+def dry_run(model: nn.Module, inputs: Mapping[str, Tensor] | None, attention_alone: bool = False) -> Measured:
     """Run a model, or a skeleton of one, and turn unit vectors by its own rotary code wherever that is called.
 
     inputs           what its `forward` is given; the default is what `usual_inputs` finds for it, a few tokens
@@ -161,6 +208,11 @@ def measure(model: nn.Module, inputs: Mapping[str, Tensor] | None = None, *, att
     attention = Attention(stack, seen.turns, padding)
     seen.attended = attention.seen
     tables = {id(p): path for path, p in (*model.named_parameters(), *model.named_buffers())}
+    held = {
+        p.untyped_storage().data_ptr(): (path, p.shape[-1])
+        for path, p in (*model.named_parameters(), *model.named_buffers())
+        if p.dim() > 1 and p.is_floating_point() and not is_shape(p)
+    }
     tokens = 0
 
     def consecutive(ids: Tensor) -> int | None:
@@ -172,10 +224,22 @@ def measure(model: nn.Module, inputs: Mapping[str, Tensor] | None = None, *, att
 
     def looked_up(indices: Tensor, weight: Tensor) -> None:
         path = tables.get(id(weight))
-        if path and not is_shape(indices):
+        # What is looked up in a row for each token is a position; other rows may be whatever they are called.
+        named = path and (carries_position(path) or indices.numel() == tokens)
+        if path and named and not is_shape(indices):
             start = consecutive(indices)
             if start is not None:
                 seen.rows.setdefault(path, start)
+        if path and indices.dim() > 1 and indices.shape[-1] == indices.shape[-2] > 1 and not is_shape(indices):
+            pairs = indices.reshape(-1, *indices.shape[-2:])[0]
+            if pairs[1:, 1:].equal(pairs[:-1, :-1]):
+                seen.centres.setdefault(path, int(pairs[0, 0]))
+
+    def added(rows: Tensor) -> None:
+        # A view of a table has its memory; what was computed of it has not.
+        path, wide = held.get(rows.untyped_storage().data_ptr(), ("", 0))
+        if path and rows.dim() > 1 and rows.shape[-1] == wide:
+            seen.added[path] = min(seen.added.get(path, LARGE), rows.storage_offset() // wide)
 
     def enter(path: str) -> Callable[..., None]:
         def entered(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -189,14 +253,26 @@ def measure(model: nn.Module, inputs: Mapping[str, Tensor] | None = None, *, att
 
         return entered
 
-    def left(*_: Any) -> None:
-        stack.pop()
+    def leave(module: nn.Module, args: tuple, out: Any) -> None:
+        path = stack.pop()
         attention.leave()
+        made = [x for x in (out if isinstance(out, tuple) else (out,)) if isinstance(x, Tensor)]
+        if carries_position(type(module).__name__) and not any(is_shape(x) for x in made):
+            seen.made.setdefault(path, tuple(made))
+        for name, table in (*module._parameters.items(), *module._buffers.items()):
+            row = seen.rows.get(f"{path}.{name}".lstrip("."))
+            if row is None or table is None or not isinstance(out, Tensor) or is_shape(out) or table.dim() < 2:
+                continue
+            given = out.reshape(-1, out.shape[-1])[: tokens or None]
+            rows = table.flatten(0, -2)[row : row + len(given)]
+            times = float(given.norm() / rows.norm().clamp(min=1e-12))
+            if rows.any() and rows.shape == given.shape and torch.allclose(given, times * rows, atol=1e-6):
+                seen.scaled[path] = times
 
     with ExitStack() as undo:
         for path, module in model.named_modules():
             undo.callback(module.register_forward_pre_hook(enter(path), with_kwargs=True).remove)
-            undo.callback(module.register_forward_hook(left).remove)
+            undo.callback(module.register_forward_hook(leave).remove)
         for path, module in model.named_modules():
             chooses = any(name in ("experts", "router", "gate") for name, _ in module.named_children())
             passes = NORM.search(type(module).__name__) or IDLE.search(f"{path} {type(module).__name__}")
@@ -207,16 +283,17 @@ def measure(model: nn.Module, inputs: Mapping[str, Tensor] | None = None, *, att
         seen.turners = len(turned)
         made = {code: keeping(seen) for code, _ in functions(model, MAKES_SLOPES)}
         sorted_out = {code: sorting(model, function, stack, seen) for code, function in bucket_methods(model)}
+        spoken = {code: lambda _, name=name: seen.spoke.add(name) for code, name in speakers(model)}
         attends = {code: attention.small(f, LARGE) for code, f in functions(model, APPLIES_ATTENTION)}
         masks = sys.modules.get("transformers.masking_utils")
         if masks is not None:
             attends[masks.eager_mask.__code__] = attention.makes_mask
             made[masks.eager_mask.__code__] = attention.made_mask
-        undo.enter_context(watched(attends if attention_alone else turned | sorted_out | attends, made))
+        undo.enter_context(watched(attends if attention_alone else spoken | turned | sorted_out | attends, made))
         try:
             given = usual_inputs(model) if inputs is None else inputs
             tokens = given["input_ids"].shape[1] if "input_ids" in given else 0
-            with Dry(looked_up, attention):
+            with Dry(looked_up, added, lambda: seen.attend.add(stack[-1]), attention):
                 model(**given)
         except Exception as error:
             seen.failure = told(error)
@@ -233,10 +310,12 @@ def usual_inputs(model: nn.Module) -> dict[str, Any]:
     """Something to give to a model's `forward`: a few tokens, or an image of its own size; batch 1."""
     config: Any = model.config
     # As many tokens as nothing else in the model, or its heads could be taken for them.
-    taken = set(whole_numbers(config.to_dict()))
+    taken = {number for _, number in whole_numbers(config.to_dict())}
     tokens = next(n for n in range(4, len(taken) + 5) if n not in taken)
     accepted = inspect.signature(model.forward).parameters
     name = getattr(model, "main_input_name", "input_ids")
+    if name not in accepted and "pixel_values" in accepted:
+        name = "pixel_values"
     if "grid_thw" in accepted:
         rows, columns = 4, 8
         patch = getattr(config, "patch_size", 14)
@@ -249,7 +328,10 @@ def usual_inputs(model: nn.Module) -> dict[str, Any]:
         # Rotary towers take any image, and a small one tells as much.
         patch = getattr(config, "patch_size", None)
         small = isinstance(patch, int) and any(item.kind == "frequencies" for item in found(model))
-        size = 4 * patch if small and patch else getattr(config, "image_size", 224) or 224
+        # As many patches as there are no heads, or one could be taken for the other.
+        heads = [getattr(config, key, None) for key in HEADS]
+        side = next(n for n in (4, 6, 8) if n * n not in heads)
+        size = side * patch if small and patch else getattr(config, "image_size", 224) or 224
         height, width = size if isinstance(size, (list, tuple)) else (size, size)
         inputs[name] = torch.zeros(1, getattr(config, "num_channels", 3), height, width)
     elif name == "input_features" and isinstance(getattr(config, "num_mel_bins", None), int):
@@ -264,13 +346,35 @@ def usual_inputs(model: nn.Module) -> dict[str, Any]:
     return inputs
 
 
-def whole_numbers(values: Mapping[str, Any]) -> Iterator[int]:
-    """Every whole number in a configuration, and in those within it."""
-    for value in values.values():
+def other_inputs(model: Any) -> Iterator[dict[str, Any]]:
+    """What a model may want else: an image beside a text; samples of sound, or frames of bands, either axis first."""
+    name, accepted = getattr(model, "main_input_name", ""), inspect.signature(model.forward).parameters
+    known = {key: n for key, n in whole_numbers(model.config.to_dict()) if 0 < n <= LOUDEST}
+    if name == "input_ids" and "pixel_values" in accepted:
+        side = known.get("image_size", 224)
+        yield usual_inputs(model) | {"pixel_values": torch.zeros(1, known.get("num_channels", 3), side, side)}
+    if name == "pixel_values" and isinstance(side := getattr(model.config, "image_size", None), int):
+        # Some hold the places of a whole image.
+        yield {name: torch.zeros(1, known.get("num_channels", 3), side, side)}
+    if name not in ("input_features", "input_values") or name not in accepted:
+        return
+    text = {"decoder_input_ids": torch.full((1, 5), 7)} if "decoder_input_ids" in accepted else {}
+    frames = known.get("max_length", 40)
+    for key in ("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim"):
+        if key in known:
+            masks = {key: torch.ones(1, frames) for key in ("input_features_mask",) if key in accepted}
+            yield {name: torch.zeros(1, frames, known[key])} | text | masks
+            yield {name: torch.zeros(1, known[key], frames)} | text | masks
+    yield {name: torch.zeros(1, 8000)} | text
+
+
+def whole_numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Every whole number in a configuration, and in those within it, with its key."""
+    for key, value in values.items():
         if isinstance(value, Mapping):
             yield from whole_numbers(value)
         elif isinstance(value, int):
-            yield value
+            yield key, value
 
 
 def bucket_methods(model: nn.Module) -> Iterator[tuple[CodeType, FunctionType]]:
@@ -278,6 +382,20 @@ def bucket_methods(model: nn.Module) -> Iterator[tuple[CodeType, FunctionType]]:
     for cls in {base for module in model.modules() for base in type(module).__mro__}:
         named = {name: getattr(value, "__func__", value) for name, value in vars(cls).items()}
         yield from coded(named, MAKES_BUCKETS)
+
+
+def speakers(model: nn.Module) -> Iterator[tuple[CodeType, str]]:
+    """The functions and methods in the modelling files of a model whose names speak of position."""
+    for file in {
+        type(module).__module__ for module in model.modules() if not type(module).__module__.startswith("torch.")
+    }:
+        held = {
+            name: value for name, value in vars(sys.modules[file]).items() if getattr(value, "__module__", "") == file
+        }
+        for names in (held, *(vars(value) for value in held.values() if isinstance(value, type))):
+            for code, function in coded({n: getattr(v, "__func__", v) for n, v in names.items()}, SPEAKS_OF_POSITION):
+                if carries_position(function.__name__):
+                    yield code, function.__qualname__
 
 
 def sorting(

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 SPEAKS_OF_POSITION = re.compile(
-    r"rotary|rope|alibi|posit|relative|sinus|distance_emb|timescale|inv_freq|bias_table"
+    r"rotary|rope|alibi|posit|relative|sinus|distance_emb|attention_biases|timescale|inv_freq|bias_table"
     r"|(?<![a-z])(rel_)?pos(?![a-z])|(?<![a-z])pos_?(emb|enc|bias|conv)|(?<![a-z])ape(?![a-z])|omega|(?<![a-z])wpe(?![a-z])"
 )
 """Names, in small letters with underscores, of modules and tensors that carry position."""

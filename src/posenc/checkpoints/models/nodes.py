@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,7 +16,7 @@ from posenc.checkpoints.models.dry_run import Measured, measure, usual_inputs
 from posenc.checkpoints.models.found import Found, found, with_configs
 from posenc.checkpoints.models.skeleton import skeleton
 from posenc.checkpoints.models.turns import Turn
-from posenc.checkpoints.vocabulary.bounds import HEADS, WIDTHS
+from posenc.checkpoints.vocabulary.bounds import HEADS, LAYERS, WIDTHS
 from posenc.checkpoints.vocabulary.ledger import Ledger
 from posenc.checkpoints.vocabulary.reading import CannotRead
 
@@ -43,6 +44,8 @@ class Node:
     on_axes  the turns of a dry run in which the tokens stand apart on time, height and width
     rounding   by how much frequencies have been rounded by a cast of the model (relative)
     pieces     the position code that was found, by kind
+    reasons    path of what was found -> why no spec speaks of it
+    left       what it does about position that no spec says, in sentences
     explained  matrices and what the keys say of them -> the spec that makes them, so that layers share the search
     """
 
@@ -56,6 +59,8 @@ class Node:
     on_axes: list[Turn] = field(default_factory=list)
     rounding: float = 0.0
     pieces: list[Any] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)
+    left: list[str] = field(default_factory=list)
     explained: dict[Any, tuple[str, int] | None] = field(default_factory=dict)
 
     def first(self, names: tuple[str, ...], default: Any = None) -> Any:
@@ -69,6 +74,7 @@ class Node:
 
     def leave(self, sentence: str) -> None:
         """What this part of the model does about position that no spec says."""
+        self.left.append(sentence)
         self.keys.leave(f"{self.path or 'the model'}: {sentence}")
 
 
@@ -135,6 +141,10 @@ def survey(model: nn.Module, nodes: list[Node], prefix: str = "") -> None:
         node.seen.failure, node.seen.slopes = seen.failure, seen.slopes
         node.seen.turners = seen.turners
         node.seen.entered = {whole(path) for path in seen.entered}
+        node.seen.attend = {whole(path) for path in seen.attend if owners[path] is node}
+        node.seen.spoke = seen.spoke
+        node.seen.centres = {whole(path): row for path, row in seen.centres.items()}
+        node.seen.made = {whole(path): out for path, out in seen.made.items() if owners[path] is node}
         node.seen.buckets = [replace(one, path=whole(one.path)) for one in seen.buckets if owners[one.path] is node]
     pieces = [replace(item, path=whole(item.path)) for item in found(model, seen.rows)]
     for node in nodes:
@@ -146,8 +156,12 @@ def survey(model: nn.Module, nodes: list[Node], prefix: str = "") -> None:
         owners.get(one.path, nodes[0]).seen.attended.append(at)
     for path, start in seen.ids.items():
         owners.get(path, nodes[0]).seen.ids[whole(path)] = start
+    for path, times in seen.scaled.items():
+        owners.get(path, nodes[0]).seen.scaled[whole(path)] = times
     for path, row in seen.rows.items():
         owners.get(path.rpartition(".")[0], nodes[0]).seen.rows[whole(path)] = row
+    for path, row in seen.added.items():
+        owners.get(path.rpartition(".")[0], nodes[0]).seen.added[whole(path)] = row
     if any("mrope" in name for item in pieces for name in vars(item.owner)):
         inputs = usual_inputs(model)
         ids = F.pad(APART, (0, inputs["input_ids"].shape[1] - 4)) if "input_ids" in inputs else APART
@@ -196,8 +210,25 @@ def node_at(path: str, nodes: list[Node]) -> Node:
 
 
 def of_role(path: str, role: str) -> bool:
-    """Whether a module belongs to the encoder or to the decoder, where there are both."""
-    return not role or role in path.split(".")
+    """Whether a module belongs to the encoder or to the decoder, where there are both, or to a stage: "layers.0".
+
+    What stands before both is the encoder's.
+    """
+    if "." in role:
+        return f".{role}." in f".{path}."
+    named = re.findall(r"(?:^|[._])(encoder|decoder)(?=\.|$)", path)
+    return not role or role == (named[-1] if named else "encoder")
+
+
+def stages_of(node: Node) -> list[str]:
+    """The stages of a tower that has heads and layers for each of them, as paths of its modules begin or go on."""
+    heads, depths = node.first(HEADS), node.first(("depths", "depth", *LAYERS))
+    if not isinstance(heads, list) or not isinstance(depths, list) or len(heads) != len(depths):
+        return []
+    numbered = Counter(match.group(1) for path in node.modules if (match := re.fullmatch(r"(.*)\.\d+", path)))
+    fitting = [path for path, count in numbered.items() if count == len(heads)]
+    stem = min(fitting, key=len, default="").rpartition(".")[2]
+    return [f"{stem}.{i}" for i in range(len(heads))] if stem else []
 
 
 def every_layer(path: str) -> str:

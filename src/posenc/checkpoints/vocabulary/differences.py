@@ -42,7 +42,7 @@ def same(one: str, shape: Shape, other: str, other_shape: Shape) -> bool:
     if [type(a) for a in first] != [type(b) for b in second]:
         return False
     for a, b in zip(first, second, strict=True):
-        spectral = hasattr(a, "spectrum")
+        spectral = hasattr(a, "schedule")
         left_out = ("base", "schedule") if spectral else ()
         options = [{key: value for key, value in x.options().items() if key not in left_out} for x in (a, b)]
         if options[0] != options[1]:

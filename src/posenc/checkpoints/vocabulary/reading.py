@@ -1,7 +1,7 @@
 """What a checkpoint says of positions: a Reading of parts, and of each part the layers, as specs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from posenc.catalogue import build
@@ -54,6 +54,7 @@ class Part:
     embed           the spec of what is added to the embeddings, or "none": door 1 belongs to the part, not to a layer
     tables          the shapes of learned position tables, by the name of the tensor, where they are known
     besides         what the part does about position that no spec says, in sentences
+    known           whether specs say all that was seen of its position code; else "none" means that it is not known
     """
 
     name: str
@@ -64,6 +65,7 @@ class Part:
     embed: str = "none"
     tables: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     besides: tuple[str, ...] = ()
+    known: bool = True
 
     def __post_init__(self) -> None:
         names_no_code(self.embed)
@@ -95,6 +97,11 @@ class Reading:
     unknown: Mapping[str, Any] = field(default_factory=dict)
     contradictions: tuple[str, ...] = ()
     not_covered: tuple[str, ...] = ()
+
+
+def with_part(reading: Reading, old: Part, new: Part) -> Reading:
+    """The reading with one of its parts replaced."""
+    return replace(reading, parts=tuple(new if part is old else part for part in reading.parts))
 
 
 def names_no_code(spec: str) -> None:

@@ -1,0 +1,96 @@
+"""A checkpoint that is converted, as it is opened: config, tensors, what is known of its positions, what goes along."""
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.checkpoints.files.named_code import left_out
+from posenc.checkpoints.files.tensors import GGUFTensors, Tensors, open_tensors
+from posenc.checkpoints.formats.load import quietly
+from posenc.checkpoints.inspection import configs
+from posenc.checkpoints.vocabulary.reading import CannotRead, Reading
+from posenc.foreign import files_of, matches, naming, quoted, read_json
+
+WEIGHTS = re.compile(r"\.(safetensors|bin|pt|pth|ckpt|gguf|h5|msgpack|onnx|ot)$|\.index\.json$")
+
+
+@dataclass
+class Source:
+    """A checkpoint that is read: its config, its tensors, what is known of its positions, and what goes along with it.
+
+    described   shapes and dtypes of the tensors, on "meta"
+    stream      reads the tensors, one after another
+    files       files to copy as they are
+    adapter     whether it is a LoRA adapter, whose config is not that of the model
+    notes       what a person has to know, in sentences: which code does not go along, what a file leaves open
+    """
+
+    config: dict[str, Any]
+    reading: Reading
+    described: Mapping[str, Tensor]
+    stream: Callable[[], Iterable[tuple[str, Tensor]]]
+    tensors: Tensors
+    files: tuple[Path, ...] = ()
+    adapter: bool = False
+    notes: tuple[str, ...] = ()
+
+
+def open_source(path: Path, base: str | Path | None, made: Path) -> Source:
+    tensors = open_tensors(path)
+    if isinstance(tensors, GGUFTensors):
+        return open_gguf(tensors, made)
+    folder = path if path.is_dir() else path.parent
+    names = {file.name: file for file in files_of(folder) if not WEIGHTS.search(file.name) and file.name[0] != "."}
+    adapter = "adapter_config.json" in names and any("lora_" in name for name in tensors)
+    config_name = "adapter_config.json" if adapter else "config.json"
+    if config_name not in names:
+        raise CannotRead(f"{folder} has no {config_name}, so nothing says which heads its tensors have")
+    config = read_json(names[config_name])
+    reading = configs.read(base_config(config, base, folder) if adapter else config, "transformers")
+    return Source(
+        config,
+        reading,
+        tensors.described(),
+        lambda: ((name, tensors[name]) for name in tensors),
+        tensors,
+        tuple(file for name, file in names.items() if name != config_name),
+        adapter,
+        tuple(left_out(names.values())),
+    )
+
+
+def open_gguf(file: GGUFTensors, made: Path) -> Source:
+    """A GGUF file under transformers' names; its tokenizer goes along where it is one that can be made."""
+    from posenc.checkpoints.files import gguf_tokenizer
+    from posenc.checkpoints.formats import gguf_model
+
+    with quietly(), naming(file.path):
+        model = gguf_model.open_model(file)
+        tokenizer, notes = gguf_tokenizer.tokenizer_or_why(file.said, file.path)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(made)
+    described = {name: torch.empty(shape, device="meta") for name, shape in model.shapes.items()}
+    beside = tuple(files_of(made))
+    return Source(model.said(), model.reading, described, model.tensors, file, beside, notes=(*model.notes, *notes))
+
+
+def base_config(config: Mapping[str, Any], base: str | Path | None, folder: Path) -> dict[str, Any]:
+    """The config of the model that an adapter belongs to."""
+    if config.get("peft_type") != "LORA":
+        kind = quoted(config.get("peft_type"))
+        raise CannotRead(f"{folder} is an adapter of the kind {kind}; posenc converts LORA")
+    matches(config.get("base_model_name_or_path"), (None, str), file=folder, field="base_model_name_or_path")
+    place = Path(base or config.get("base_model_name_or_path") or "")
+    file = place if os.path.isfile(place) else place / "config.json"
+    if not os.path.isfile(file):
+        raise CannotRead(
+            f"{folder} is an adapter, and its model is not at hand ('{place}'); give the model's folder or config.json "
+            f"as base"
+        )
+    return read_json(file)

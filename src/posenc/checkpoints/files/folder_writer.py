@@ -1,0 +1,142 @@
+"""A checkpoint written to a new folder, which appears whole or not at all."""
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from posenc.checkpoints.files.named_code import harmless, is_code, is_config
+from posenc.checkpoints.files.safetensors_header import DTYPES
+from posenc.foreign import opened, read_json
+from posenc.lab import store
+
+
+def check_target(target: Path) -> None:
+    """Raise ValueError if a folder cannot become new there: something of that name exists."""
+    if os.path.lexists(target):
+        raise ValueError(f"{target} exists; nothing was written. Give a folder that does not exist yet")
+
+
+def write_folder(
+    target: str | Path,
+    config: dict[str, Any] | None,
+    tensors: Iterable[tuple[str, Tensor]],
+    *,
+    shard_bytes: int = 2_000_000_000,
+    copy: Iterable[Path] = (),
+    stem: str = "model",
+    config_name: str = "config.json",
+    edited: Mapping[str, dict[str, Any]] | None = None,
+) -> Path:
+    """Write a checkpoint in Hugging Face's form to a new folder, which appears when it is whole and not before.
+
+    target       the new folder
+    config       becomes config.json; None writes no config
+    tensors      names and tensors, taken one after another; no more than a shard and the next tensor are in memory
+    shard_bytes  how large a file of tensors may grow (bytes); a single tensor beyond that has a file of its own
+    copy         files to take along, under their own names, such as those of a tokenizer; code among them stays behind
+    stem         the files are called STEM.safetensors, or STEM-00001-of-00002.safetensors with an index
+    config_name  what the config is called: adapter_config.json for an adapter
+    edited       further JSON files, name -> what they say
+
+    No key of a config that names code goes along, see `named_code`.
+
+    Everything is written to a hidden folder beside the target, brought to disk, and renamed at the end. Whatever
+    happens before, no folder has the target's name: after an error the hidden one is removed, after a kill by the
+    next one that is written there.
+
+    Raises ValueError if the target exists, before anything is read, for a tensor that comes twice and for two files
+    of one name; CannotWrite where the disk refuses.
+    """
+    target = Path(target).absolute()
+    check_target(target)
+    if shard_bytes < 1:
+        raise ValueError(f"shard_bytes must be 1 or more, got {shard_bytes}")
+    with store.appearing(target) as hidden:
+        for name, said in (({} if config is None else {config_name: config}) | dict(edited or {})).items():
+            write_json(hidden / name, harmless(said))
+        write_into(hidden, tensors, shard_bytes, [file for file in copy if not is_code(file)], stem)
+    return target
+
+
+def write_into(
+    folder: Path, tensors: Iterable[tuple[str, Tensor]], shard_bytes: int, copy: Iterable[Path], stem: str
+) -> None:
+    for file in copy:
+        if (folder / file.name).exists() or file.name.endswith((".safetensors", ".safetensors.index.json")):
+            raise ValueError(f"{file} cannot be copied: the new folder has a {file.name} of its own")
+        if is_config(file) and harmless(said := read_json(file)) != said:
+            write_json(folder / file.name, harmless(said))
+        else:
+            store.put(folder / file.name, pieces_of(file))
+    shards: list[list[str]] = []
+    seen: set[str] = set()
+    total = held = 0
+    shard: dict[str, Tensor] = {}
+
+    def flush() -> None:
+        nonlocal held
+        shards.append(list(shard))
+        write_shard(folder / f"{len(shards)}.safetensors", shard)
+        shard.clear()
+        held = 0
+
+    for name, tensor in tensors:
+        if name in seen:
+            raise ValueError(f"the tensor {name} comes twice; nothing was written")
+        if shard and held + tensor.nbytes > shard_bytes:
+            flush()
+        seen.add(name)
+        shard[name] = tensor.cpu().contiguous()
+        held += tensor.nbytes
+        total += tensor.nbytes
+    if shard or not shards:
+        flush()
+    files = [f"{stem}-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)]
+    if len(shards) == 1:
+        files = [f"{stem}.safetensors"]
+    for number, file in enumerate(files, 1):
+        (folder / f"{number}.safetensors").rename(folder / file)
+    if len(shards) > 1:
+        held_by = {name: file for file, names in zip(files, shards, strict=True) for name in names}
+        index = {"metadata": {"total_size": total}, "weight_map": held_by}
+        write_json(folder / f"{stem}.safetensors.index.json", index, sort_keys=True)
+
+
+def write_json(file: Path, said: Mapping[str, Any], sort_keys: bool = False) -> None:
+    store.put(file, [(json.dumps(said, indent=2, sort_keys=sort_keys) + "\n").encode()])
+
+
+def write_shard(file: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write one safetensors file, of tensors whose numbers lie in a row."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    apart: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPES.values():
+            raise ValueError(f"{name} is of {tensor.dtype}, which safetensors does not hold; convert it first")
+        # The library refuses tensors that share memory.
+        storage = tensor.untyped_storage().data_ptr()
+        apart[name] = tensor.clone() if storage in storages else tensor
+        storages.add(storage)
+    with store.told(file):
+        try:
+            save_file(apart, file, {"format": "pt"})
+        except SafetensorError as error:
+            # What the system said stands in its words alone.
+            number = re.search(r"os error (\d+)", str(error))
+            raise OSError(int(number[1]) if number else 0, str(error)) from None
+        # It makes the file for its owner alone; the folder has the rights that are given to what is new.
+        file.chmod(file.parent.stat().st_mode & 0o666)
+
+
+def pieces_of(file: Path) -> Iterator[bytes]:
+    with opened(file) as data:
+        while piece := data.read(1 << 20):
+            yield piece

@@ -1,0 +1,268 @@
+"""Position code that speaks of distances: found as it runs, told as an encoding of the catalogue, replaced where exact.
+
+The oracle is transformers' own code on the same weights.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+transformers = pytest.importorskip("transformers")
+
+from posenc.catalogue import build  # noqa: E402
+from posenc.checkpoints import attach, detach  # noqa: E402
+from posenc.checkpoints.formats import huggingface  # noqa: E402
+
+IMAGE = {"image_size": 32, "patch_size": 4, "num_channels": 3}
+SWIN = IMAGE | {"embed_dim": 16, "depths": [2, 1], "num_heads": [2, 4], "window_size": 4}
+
+
+def made(name: str, kind: str = "Model", part: str = "", **options: Any) -> Any:
+    """A tiny model with random weights by which positions matter."""
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{name}{kind}")(getattr(transformers, f"{name}{part}Config")(**options)).eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1 and parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+@torch.no_grad()
+def states(model: Any, **given: Any) -> Tensor:
+    out = model(**given)
+    return out.last_hidden_state if hasattr(out, "last_hidden_state") else out[0]
+
+
+def specs_of(model: Any) -> set[str]:
+    return {layer.spec for part in huggingface.read(model.config).parts for layer in part.layers}
+
+
+def same_attached(model: Any, spec: str, **given: Any) -> Any:
+    """Attach, hold the outputs to the bare model's, and detach: the outputs are the very same again."""
+    bare = states(model, **given)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    attached = attach(model)
+    assert any(spec in one for one in attached.replaced.values()), attached
+    assert not attached.left
+    torch.testing.assert_close(states(model, **given), bare, rtol=1e-4, atol=1e-4)
+    detach(model)
+    assert torch.equal(states(model, **given), bare)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    return attached
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "spec"),
+    [
+        ("Swin", {}, "grid_bias(window=(4, 4))"),
+        ("DonutSwin", {}, "grid_bias(window=(4, 4))"),
+        ("MaskFormerSwin", {}, "grid_bias(window=(4, 4))"),
+        ("Swinv2", {}, "log_grid_bias(window=4)"),
+        ("Swinv2", {"pretrained_window_sizes": [8, 6]}, "log_grid_bias"),
+    ],
+    ids=["Swin", "DonutSwin", "MaskFormerSwin", "Swinv2", "Swinv2 trained in other windows"],
+)
+def test_a_window_of_patches_is_told_of_each_stage(name: str, options: Any, spec: str) -> None:
+    if name == "MaskFormerSwin":
+        from transformers.models.maskformer import modeling_maskformer_swin
+
+        config = transformers.MaskFormerSwinConfig(**SWIN)
+        torch.manual_seed(0)
+        model = modeling_maskformer_swin.MaskFormerSwinModel(config).eval()
+    else:
+        model = made(name, **SWIN | options)
+    reading = huggingface.read(model.config)
+    assert [(part.name, part.shape.heads, part.shape.dim, len(part.layers)) for part in reading.parts] == [
+        ("layers.0", 2, 16, 2),
+        ("layers.1", 4, 32, 1),
+    ]
+    assert reading.parts[0].layers[0].spec == spec
+    assert reading.parts[0].besides == ("attention is within windows of 4 x 4 patches",)
+    assert not reading.not_covered and not reading.unknown
+    same_attached(model, spec, pixel_values=torch.randn(2, 3, 32, 32))
+
+
+@pytest.mark.parametrize(("name", "buffer"), [("Swin", "relative_position_index"), ("Swinv2", "relative_coords_table")])
+def test_a_window_that_reads_other_rows_is_left(name: str, buffer: str) -> None:
+    model = made(name, **SWIN)
+    path, owner = next((path, module) for path, module in model.named_modules() if buffer in module._buffers)
+    owner._buffers[buffer] = owner._buffers[buffer].flip(-1)
+    given = {"pixel_values": torch.randn(2, 3, 32, 32)}
+    bare = states(model, **given)
+    attached = attach(model)
+    assert path not in attached.replaced and len(attached.replaced) == 2
+    torch.testing.assert_close(states(model, **given), bare, rtol=1e-4, atol=1e-4)
+    reading, _ = huggingface.read_live(detach(model) or model)
+    assert any(path.replace(".0", ".*") in one and "carries position" in one for one in reading.not_covered)
+
+
+def test_a_window_takes_the_encodings_of_its_kind() -> None:
+    model = made("Swin", **SWIN)
+    with pytest.raises(ValueError, match="is learned, not what a network makes its table; log_grid_bias"):
+        attach(model, "log_grid_bias(window=4)")
+    with pytest.raises(ValueError, match=r"has a window of \(4, 4\) patches, and grid_bias\(.*\) one of another size"):
+        attach(model, "grid_bias(window=(5, 5))")
+    with pytest.raises(ValueError, match="a network of distances makes its table; grid_bias"):
+        attach(made("Swinv2", **SWIN), "grid_bias(window=(4, 4))")
+
+
+def test_a_buffer_comes_back_where_the_model_is_by_then() -> None:
+    model = made("Swinv2", **SWIN)
+    owner = next(module for module in model.modules() if "relative_coords_table" in module._buffers)
+    before = owner.relative_coords_table
+    attach(model)
+    assert owner.relative_coords_table is not before
+    detach(model)
+    assert owner.relative_coords_table is before
+    attach(model)
+    model.double()
+    detach(model)
+    assert owner.relative_coords_table.dtype == torch.float64
+
+
+SPEECH = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+SPEECH |= {"num_mel_bins": 16, "subsampling_conv_channels": 8, "max_position_embeddings": 64}
+SOUND = {"input_features": torch.randn(2, 80, 16, generator=torch.Generator().manual_seed(0))}
+IDS = torch.randint(4, 97, (2, 12), generator=torch.Generator().manual_seed(0))
+BERT = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_hidden_layers": 1}
+BERT |= {"max_position_embeddings": 64, "relative_attention": True}
+
+
+def test_sines_of_distances_are_compared_by_a_conformer() -> None:
+    model = made("Parakeet", "Encoder", "Encoder", **SPEECH)
+    reading = huggingface.read(model.config)
+    assert specs_of(model) == {"transformer_xl(layout='interleaved')"}
+    assert not reading.not_covered and not reading.parts[0].besides
+    same_attached(model, "transformer_xl(layout='interleaved'", **SOUND)
+    with pytest.raises(ValueError, match="differ: sines of distances below 1,024 by up to"):
+        filled_with(model, "transformer_xl")
+
+
+def test_a_conformer_computes_what_is_told_of_it() -> None:
+    """The weights of a layer are those that the encoding gives with the layer's projections."""
+    model = made("Parakeet", "Encoder", "Encoder", **SPEECH)
+    model.set_attn_implementation("eager")
+    layer = model.layers[0].self_attn
+    torch.nn.init.normal_(layer.bias_u), torch.nn.init.normal_(layer.bias_v)
+    encoding: Any = huggingface.read(model.config).parts[0].encoding(0)
+    with torch.no_grad():
+        encoding.content_bias.copy_(layer.bias_u), encoding.distance_bias.copy_(layer.bias_v)
+        encoding.weight.copy_(layer.relative_k_proj.weight)
+        x = torch.randn(1, 7, 32)
+        _, weights = layer(x, position_embeddings=model.encode_positions(x))
+        q, k = (one(x).view(1, 7, 4, 8).transpose(1, 2) for one in (layer.q_proj, layer.k_proj))
+        logits = q @ k.mT * 8**-0.5 + encoding.bias(7, q=q, k=k)
+    torch.testing.assert_close(weights, logits.softmax(-1), rtol=1e-4, atol=1e-5)
+
+
+def filled_with(model: Any, spec: str) -> None:
+    """Fill the first piece with another encoding that has to be the same."""
+    reading, pieces = huggingface.read_live(model)
+    pieces[0].fill(model, [build(spec, reading.parts[0].shape)], None, same=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "spec"),
+    [
+        ("Deberta", {"pos_att_type": ["c2p", "p2c"]}, "deberta(buckets=64, max_distance=None, mirror=False)"),
+        ("DebertaV2", {"pos_att_type": "p2c|c2p", "position_buckets": 16}, "deberta(buckets=16, max_distance=64"),
+        (
+            "DebertaV2",
+            {"pos_att_type": ["c2p"], "position_buckets": 32, "max_relative_positions": 512, "share_att_key": True},
+            "deberta(buckets=32, terms='content_to_position', mirror=False)",
+        ),
+        (
+            "DebertaV2",
+            {"pos_att_type": ["p2c"], "norm_rel_ebd": "layer_norm", "position_biased_input": False},
+            "deberta(buckets=64, max_distance=None, terms='position_to_content', mirror=False)",
+        ),
+    ],
+    ids=["version 1", "version 2", "shared projections", "distances ask alone"],
+)
+def test_deberta_is_told_and_replaced(name: str, options: Any, spec: str) -> None:
+    model = made(name, **BERT | options)
+    reading = huggingface.read(model.config)
+    assert all(spec in one for one in specs_of(model)) and not reading.not_covered and not reading.unknown
+    given = {"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}
+    given["attention_mask"][0, 8:] = 0
+    same_attached(model, spec[: spec.index(",")], **given)
+    # Padding has rows of its own in the weights, which nobody reads.
+    encoding: Any = reading.parts[0].encoding(0)
+    layer = model.encoder.layer[0].attention.self
+    seen: list[Any] = []
+    layer.register_forward_pre_hook(lambda _, args, kwargs: seen.append((args, kwargs)), with_kwargs=True)
+    with torch.no_grad():
+        weights = model(input_ids=IDS, output_attentions=True).attentions[0]
+        x, q, k = seen[0][0][0], *queries_and_keys(layer, seen[0][0][0])
+        table = model.encoder.get_rel_embedding()
+        encoding.table.copy_(table)
+        load_projections(encoding, layer)
+        terms = 3 if encoding.terms == "both" else 2
+        logits = q @ k.mT * (8 * terms) ** -0.5 + encoding.bias(x.shape[1], q=q, k=k)
+    torch.testing.assert_close(weights, logits.softmax(-1), rtol=1e-4, atol=1e-5)
+
+
+def queries_and_keys(layer: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    if not hasattr(layer, "in_proj"):
+        q, k = layer.query_proj(x), layer.key_proj(x)
+        return tuple(one.view(*one.shape[:2], 4, 8).transpose(1, 2) for one in (q, k))
+    q, k, _ = layer.transpose_for_scores(layer.in_proj(x)).chunk(3, dim=-1)
+    return q + layer.transpose_for_scores(layer.q_bias[None, None]), k
+
+
+def load_projections(encoding: Any, layer: Any) -> None:
+    shared = getattr(layer, "share_att_key", False)
+    names = ("key_proj", "query_proj") if shared else ("pos_key_proj", "pos_query_proj")
+    names = ("pos_proj", "pos_q_proj") if hasattr(layer, "in_proj") else names
+    for ours, theirs in zip((encoding.to_key, encoding.to_query), names, strict=True):
+        if ours is not None:
+            ours.weight.copy_(getattr(layer, theirs).weight)
+            if ours.bias is not None:
+                ours.bias.copy_(getattr(layer, theirs).bias)
+
+
+DINO = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48, "patch_size": 4}
+
+
+@pytest.mark.parametrize("heads", [2, 16])
+def test_patches_with_coordinates_from_minus_one_to_one_are_told_and_replaced(heads: int) -> None:
+    # As many heads as a small image has patches must not be taken for them.
+    model = made("DINOv3ViT", **DINO | {"image_size": 32, "hidden_size": 16 * heads, "num_attention_heads": heads})
+    reading = huggingface.read(model.config)
+    assert specs_of(model) == {"image_rotary"} and not reading.not_covered and not reading.unknown
+    same_attached(model, "image_rotary", pixel_values=torch.randn(2, 3, 24, 40))
+    attach(model)
+    model.rope_embeddings.train()
+    torch.manual_seed(0)
+    drawn = model.rope_embeddings(torch.zeros(1, 3, 24, 24))
+    detach(model)
+    torch.manual_seed(0)
+    assert all(torch.equal(a, b) for a, b in zip(drawn, model.rope_embeddings(torch.zeros(1, 3, 24, 24)), strict=True))
+
+
+def test_another_period_is_measured_and_refused() -> None:
+    model = made("DINOv3ViT", **DINO | {"image_size": 32, "rope_theta": 50.0})
+    assert specs_of(model) == {"image_rotary(base=50)"}
+    with pytest.raises(ValueError, match="and image_rotary differ: at position"):
+        filled_with(model, "image_rotary")
+
+
+@pytest.mark.parametrize("axes", [2, 3])
+def test_axes_are_read_off_rows_that_go_round_a_pair(axes: int) -> None:
+    """The fastest pair has turned more than once at the end of a long row."""
+    if axes == 2:
+        sizes = {"image_size": 96, "patch_size": 4, "window_size": 8, "global_attn_indexes": [1]}
+        model = made("Sam3ViT", **DINO | sizes, pretrain_image_size=32)
+    else:
+        model = made("MiniMaxM3VLVision", **DINO | {"image_size": 32, "num_attention_heads": 1})
+    axes_said = "" if axes == 2 else "axes=3, "
+    layout = ", layout='interleaved'" if axes == 2 else ""
+    assert specs_of(model) == {f"axial_rotary({axes_said}base=10000{layout})"}
+    if axes == 2:
+        assert "patches stand 0.333 apart, not 1, in some layers" in huggingface.read(model.config).parts[0].besides
+        given = {"pixel_values": torch.randn(1, 3, 96, 96)}
+        bare = states(model, **given)
+        assert set(attach(model).replaced) == {"layers.0.rotary_emb", "layers.1.rotary_emb"}
+        torch.testing.assert_close(states(model, **given), bare, rtol=1e-4, atol=1e-4)

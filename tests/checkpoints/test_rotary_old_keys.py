@@ -1,0 +1,266 @@
+"""Configs as they were published, converted and extended: what transformers 5 makes of them, and what 4 does.
+
+The second is asked where the environment variable POSENC_TRANSFORMERS_4 names a Python that has it.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from posenc.checkpoints.extension import methods
+from posenc.checkpoints.formats.config_json import contradictory, with_positions
+from posenc.checkpoints.inspection import configs
+from posenc.checkpoints.inspection.served import unlike_planned
+from posenc.checkpoints.kinds.rotary_old_keys import OLD, unsaid, with_old_keys
+from posenc.checkpoints.vocabulary.reading import Part
+from posenc.checkpoints.vocabulary.specs import encodings_of
+
+
+def small(model_type: str, wide: int, longest: int, layers: int = 2, **said: Any) -> dict[str, Any]:
+    """Two heads of their true width, few layers, and what is published of positions."""
+    sizes = {"model_type": model_type, "hidden_size": 2 * wide, "num_attention_heads": 2, "vocab_size": 32}
+    sizes |= {"num_key_value_heads": 2, "num_hidden_layers": layers, "intermediate_size": 16, "pad_token_id": 0}
+    return sizes | {"max_position_embeddings": longest} | said
+
+
+LLAMA3 = {"high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192}
+YARN = {"original_max_position_embeddings": 4096, "beta_fast": 32.0, "beta_slow": 1.0}
+EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
+LISTS = {"short_factor": [1 + k / 48 for k in range(48)], "long_factor": [1 + k * 1.3 for k in range(48)]}
+LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
+ROUTED = {"n_routed_experts": 2, "num_experts_per_tok": 1, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 8}
+VISION = {"depth": 1, "hidden_size": 16, "num_heads": 2, "patch_size": 4, "intermediate_size": 16}
+VISION |= {"num_position_embeddings": 16, "deepstack_visual_indexes": []}
+
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "Llama 3.1": small(
+        "llama", 128, 131072, rope_theta=5e5, rope_scaling={"factor": 8.0, "rope_type": "llama3", **LLAMA3}
+    ),
+    "Llama 3.2": small(
+        "llama", 64, 131072, head_dim=64, rope_theta=5e5, rope_scaling={"factor": 32.0, "rope_type": "llama3", **LLAMA3}
+    ),
+    "Qwen2.5 with YaRN": small(
+        *("qwen2", 64, 131072),
+        rope_theta=1e6,
+        rope_scaling={"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"},
+    ),
+    "gpt-oss": small(
+        *("gpt_oss", 64, 131072),
+        **{"head_dim": 64, "rope_theta": 150000, "sliding_window": 128, "initial_context_length": 4096, **EXPERTS},
+        rope_scaling={"factor": 32.0, "rope_type": "yarn", "truncate": False, **YARN},
+        layer_types=["sliding_attention", "full_attention"],
+    ),
+    "Phi-3": small(
+        *("phi3", 96, 131072),
+        **{"original_max_position_embeddings": 4096, "rope_theta": 1e4, "rope_scaling": {"type": "longrope", **LISTS}},
+    ),
+    "DeepSeek-V3": small(
+        *("deepseek_v3", 64, 163840),
+        **{"first_k_dense_replace": 1, "rope_theta": 10000, **LATENT, **ROUTED},
+        rope_scaling={"type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0, **YARN},
+    ),
+    "Gemma 3": small(
+        *("gemma3_text", 256, 131072, 6),
+        **{"head_dim": 256, "sliding_window": 1024, "sliding_window_pattern": 6, "query_pre_attn_scalar": 256},
+        **{"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}},
+    ),
+    "SmolLM3": small("smollm3", 128, 65536, 4, rope_theta=5e6, no_rope_layers=[1, 1, 1, 0], no_rope_layer_interval=4),
+    "Mistral 0.1": small("mistral", 128, 32768, rope_theta=1e4, sliding_window=4096),
+    "Mistral 0.3": small("mistral", 128, 32768, rope_theta=1e6, sliding_window=None, head_dim=None),
+    "Qwen2-VL": small(
+        *("qwen2_vl", 128, 32768),
+        **{"rope_theta": 1e6, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}},
+        vision_config=VISION | {"embed_dim": 16, "mlp_ratio": 1},
+    ),
+    "Qwen3-VL": {
+        "model_type": "qwen3_vl",
+        "text_config": small(
+            *("qwen3_vl_text", 128, 262144),
+            **{"head_dim": 128, "rope_theta": 5e6},
+            rope_scaling={"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
+        ),
+        "vision_config": VISION | {"model_type": "qwen3_vl", "out_hidden_size": 256},
+        "tie_word_embeddings": True,
+    },
+    "Pythia": small("gpt_neox", 64, 2048, rotary_pct=0.25, rotary_emb_base=10000),
+    "Falcon": small("falcon", 64, 2048, rope_theta=500042.0, alibi=False, new_decoder_architecture=True),
+    "Phi-2": small("phi", 80, 2048, rope_theta=1e4, partial_rotary_factor=0.4),
+    "ModernBERT decoder": small(
+        *("modernbert-decoder", 64, 8192, 3),
+        **{"global_rope_theta": 160000.0, "local_rope_theta": 160000.0, "local_attention": 128},
+    ),
+}
+"""The keys as their authors have them, but for the sizes."""
+
+EXTENDED = {
+    **{"Llama 3.1": "llama3", "Llama 3.2": "llama3", "Qwen2.5 with YaRN": "yarn", "gpt-oss": "yarn"},
+    **{"Gemma 3": "linear", "SmolLM3": "yarn", "Mistral 0.3": "dynamic", "Qwen2-VL": "yarn", "Qwen3-VL": "yarn"},
+    **{"Pythia": "yarn", "Falcon": "linear", "Phi-2": "ntk"},
+}
+"""What each is stretched by; the others are converted alone."""
+
+
+def converted(name: str) -> tuple[dict[str, Any], Part]:
+    reading = configs.read(PUBLISHED[name])
+    part = next(part for part in reading.parts if any("rotary" in layer.spec for layer in part.layers[:1]))
+    return with_positions(PUBLISHED[name], part), part
+
+
+def extended(name: str) -> tuple[dict[str, Any], Part]:
+    reading = configs.read(PUBLISHED[name])
+    method = methods.plan(reading, PUBLISHED[name], 2.0, [EXTENDED[name]]).methods[-1]
+    assert method.config is not None and method.planned is not None, method.why_not
+    return method.config, methods.causal_part(method.planned)
+
+
+WRITTEN = {name: (converted, name) for name in PUBLISHED} | {
+    f"{name}, {method}": (extended, name) for name, method in EXTENDED.items()
+}
+
+
+@pytest.fixture(scope="module")
+def written() -> dict[str, tuple[dict[str, Any], Part]]:
+    return {words: make(name) for words, (make, name) in WRITTEN.items()}
+
+
+@pytest.fixture(scope="module", params=("installed", "POSENC_TRANSFORMERS_4"))
+def served(request, written, tmp_path_factory) -> dict[str, dict[str, Any]]:
+    """What a transformers makes of every config, in a process of its own."""
+    python = sys.executable if request.param == "installed" else os.environ.get(request.param)
+    if not python:
+        pytest.skip(f"{request.param} names no Python with transformers 4")
+    lengths = []
+    folder = tmp_path_factory.mktemp("written")
+    for number, (config, part) in enumerate(written.values()):
+        (folder / str(number)).mkdir()
+        (folder / str(number) / "config.json").write_text(json.dumps(config))
+        lengths.append(lengths_of(part))
+    asked = {"folders": [str(folder / str(number)) for number in range(len(written))], "lengths": lengths}
+    done = subprocess.run(
+        [python, Path(__file__).with_name("rotary_in_transformers.py")],
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        env={key: value for key, value in os.environ.items() if key != "PYTHONPATH"},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return dict(zip(written, json.loads(done.stdout), strict=True))
+
+
+def lengths_of(part: Part) -> list[int]:
+    longest = part.shape.max_len
+    return [1, longest, 2 * longest]
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_both_transformers_serve_what_is_written(name: str, written, served) -> None:
+    part = written[name][1]
+    assert "error" not in served[name], served[name]
+    for index, encodings in enumerate(encodings_of(part)):
+        rotary: Any = next((one for one in encodings.values() if hasattr(one, "schedule")), None)
+        if rotary is None:
+            continue
+        for length in lengths_of(part):
+            at = served[name][str(length)][index]
+            ours, warm = rotary.spectrum(torch.tensor([length])) if rotary.turns_when_attending else rotary.spectrum()
+            frequencies = torch.tensor(at["frequencies"], dtype=torch.float64).sort(descending=True).values
+            torch.testing.assert_close(ours.flatten().sort(descending=True).values, frequencies, rtol=1e-5, atol=0)
+            assert float(torch.as_tensor(warm).flatten()[0]) == pytest.approx(at["temperature"], rel=1e-5)
+
+
+ONLY_IN_5 = {
+    # The share counts the channels of a head that turn, in latent attention.
+    "Mistral 4": small(
+        *("mistral4", 64, 1048576),
+        **{"head_dim": 128, "rope_interleave": True, "n_shared_experts": 1, "first_k_dense_replace": 2},
+        **LATENT | {"qk_nope_head_dim": 64},
+        **ROUTED,
+        rope_parameters={"type": "yarn", "factor": 128.0, "original_max_position_embeddings": 8192}
+        | {"mscale": 1.0, "mscale_all_dim": 1.0, "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+        | {"beta_fast": 32.0, "beta_slow": 1.0, "llama_4_scaling_beta": 0.1},
+    ),
+    # Some layers have no rotary, and a place that says so.
+    "Beam": small(
+        *("beam", 64, 8192),
+        **{"head_dim": 64, "sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"]},
+        rope_parameters={"full_attention": None, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ONLY_IN_5)
+def test_what_only_transformers_5_knows_is_written_so_that_it_serves_it(name: str) -> None:
+    reading = configs.read(ONLY_IN_5[name])
+    written = with_positions(ONLY_IN_5[name], reading.parts[0])
+    assert written["rope_theta"] == 1e4 and unlike_planned(written, reading) == []
+
+
+SAID = {"rope_parameters", "rope_theta", "partial_rotary_factor", "rope_scaling", "head_dim", "max_position_embeddings"}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_no_key_contradicts_another_and_all_else_stays(name: str, written) -> None:
+    config, source = written[name][0], PUBLISHED[WRITTEN[name][1]]
+    assert list(contradictory(config)) == [] == list(unsaid(config))
+    within, before = (one.get("text_config", one) for one in (config, source))
+    kinds = [one for one in within["rope_parameters"].values() if isinstance(one, dict)]
+    bases = {one["rope_theta"] for one in kinds or [within["rope_parameters"]]}
+    assert {within[key] for key in OLD if "theta" in key or "base" in key if key in within} == bases
+    left = SAID | set(OLD)
+    assert {key: value for key, value in within.items() if key not in left} == {
+        key: value for key, value in before.items() if key not in left
+    }
+    assert list(before) == [key for key in within if key in before]
+
+
+def test_layers_that_share_one_place_in_the_config_are_stretched_together(written) -> None:
+    config, part = written["gpt-oss, yarn"]
+    assert [layer.window for layer in part.layers] == [128, None] and len({layer.spec for layer in part.layers}) == 1
+    assert config["rope_scaling"]["factor"] == config["rope_parameters"]["factor"] == 64
+    # Gemma 3 has a place for those with a window, and they stay.
+    assert written["Gemma 3, linear"][0]["rope_scaling"]["factor"] == 16
+    assert written["Gemma 3, linear"][0]["rope_parameters"]["sliding_attention"]["rope_type"] == "default"
+
+
+LINEAR, PLAIN = {"rope_type": "linear", "rope_theta": 5e5, "factor": 2.0}, {"rope_type": "default", "rope_theta": 1e4}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "rope", "old", "left"),
+    [
+        ("llama", LINEAR, {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, ""),
+        ("olmo2", LINEAR, {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}}, ""),
+        (
+            "nemotron",
+            LINEAR,
+            {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+            "passes over",
+        ),
+        ("olmo2", LINEAR | {"rope_type": "yarn"}, {"rope_theta": 5e5}, "refuses or passes over"),
+        ("phi3", LINEAR, {"rope_theta": 5e5}, "refuses or passes over"),
+        ("llama4_text", LINEAR, {"rope_theta": 5e5}, "refuses or passes over"),
+        ("gemma4_text", LINEAR | {"rope_type": "proportional"}, {"rope_theta": 5e5}, "refuses or passes over"),
+        ("llama", {"full_attention": LINEAR, "sliding_attention": PLAIN}, {}, "they were left out"),
+        ("gemma3_text", {"full_attention": PLAIN, "sliding_attention": LINEAR}, {}, "they were left out"),
+        ("olmo3", {"full_attention": LINEAR, "sliding_attention": PLAIN}, {}, "they were left out"),
+        ("llama", {"full_attention": PLAIN, "sliding_attention": PLAIN}, {"rope_theta": 1e4}, ""),
+        ("llama", {"rope_type": "linear", "factor": 2.0}, {"rope_theta": 3.0, "rope_scaling": None}, ""),
+    ],
+)
+def test_what_older_keys_have_no_words_for_is_told(model_type: str, rope: Any, old: dict[str, Any], left: str) -> None:
+    given = {"model_type": model_type, "rope_theta": 3.0, "rope_scaling": None, "rope_parameters": rope, "other": 1}
+    out = with_old_keys(given)
+    assert {key: value for key, value in out.items() if key in OLD}.items() >= old.items()
+    assert out["other"] == 1 and (old or not {*out} & {*OLD})
+    sentences = list(unsaid({"text_config": out}))
+    assert [left in sentence for sentence in sentences] == ([True] if left else [])
+    if left:
+        assert sentences[0].startswith("Only programs that know text_config.rope_parameters read this rightly: the old")

@@ -1,0 +1,89 @@
+"""What transformers serves for a config, held to a plan: where it differs, it is said of which layer and in what."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from posenc.checkpoints.inspection import configs, served
+from posenc.checkpoints.vocabulary.reading import CannotRead, Layer, Reading
+
+CONFIG = {
+    "model_type": "mistral",
+    **{"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 2, "head_dim": 64},
+    **{"intermediate_size": 16, "vocab_size": 32, "max_position_embeddings": 8192, "rope_theta": 1e4},
+    **{"sliding_window": None},
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+
+
+def planned(*layers: Layer) -> Reading:
+    reading = configs.read(CONFIG)
+    return replace(reading, parts=(replace(reading.parts[0], layers=layers),))
+
+
+@pytest.mark.parametrize(
+    ("config", "layers", "sentence"),
+    [
+        (
+            CONFIG | {"rope_theta": 1e5},
+            ["rotary"] * 2,
+            "layer 0: pair 1: 0.749894 radians per position are planned",
+        ),
+        (CONFIG, ["rotary(partial=0.5)"] * 2, "layer 0: 16 pairs are planned, and 32 served"),
+        (
+            CONFIG | {"rope_scaling": YARN | {"attention_factor": 1.0}},
+            ["rotary(schedule=yarn(factor=4, trained_length=2048))"] * 2,
+            "layer 0: a temperature of 1.13863 is planned, and 1 served",
+        ),
+        (
+            CONFIG,
+            ["rotary", "rotary(base=20000)"],
+            "layer 1: pair 1: 0.733826 radians per position are planned",
+        ),
+        (
+            CONFIG | {"rope_scaling": {"rope_type": "dynamic", "factor": 3.0}},
+            ["rotary(schedule=dynamic_ntk(factor=2, trained_length=8192))"] * 2,
+            "layer 0 for 16,384 tokens: pair 1:",
+        ),
+        (CONFIG | {"sliding_window": 16}, ["rotary"] * 2, "layer 0 window None and 16"),
+        (CONFIG | {"rope_scaling": {"rope_type": "magic"}}, ["rotary"] * 2, "transformers does not take it: "),
+    ],
+)
+def test_what_is_served_and_not_planned_is_told(config: dict[str, Any], layers: list[str], sentence: str) -> None:
+    told = served.unlike_planned(config, planned(*(Layer(spec, 64) for spec in layers)))
+    assert any(sentence in one for one in told), told
+
+
+def test_a_model_that_cannot_be_built_is_held_by_its_keys(monkeypatch) -> None:
+    def unbuildable(config: Any) -> Any:
+        raise CannotRead("transformers cannot build it")
+
+    plan = planned(*[Layer("rotary", 64)] * 2)
+    monkeypatch.setattr(served, "skeleton", unbuildable)
+    assert served.unlike_planned(CONFIG, plan) == ["transformers does not take it: transformers cannot build it"]
+    before = replace(plan, not_covered=("the model: transformers cannot build it; the keys alone",))
+    assert served.unlike_planned(CONFIG, before) == []
+    told = served.unlike_planned(CONFIG | {"rope_theta": 5.0}, before)
+    assert told[0] == "planned and served: layer 0 rotary and rotary(base=5)"
+
+
+def test_a_tower_whose_module_holds_the_frequencies_of_one_axis_is_held_by_what_it_is_read_as() -> None:
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 16}
+    tower = {"model_type": "video_llama_3_vision", "patch_size": 14, **sizes}
+    plan = configs.read(tower)
+    assert plan.parts[0].layers[0].spec != "none" and served.unlike_planned(tower, plan) == []
+
+
+def test_a_plan_that_is_served_has_nothing_told_and_a_folder_is_held_to_it(tmp_path: Path) -> None:
+    plan = planned(*[Layer("rotary", 64)] * 2)
+    assert served.unlike_planned(CONFIG, plan) == []
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    served.check_written(tmp_path, plan)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"rope_scaling": YARN}))
+    with pytest.raises(RuntimeError, match=r"was written and says something else than planned: .*pair 9: 0.0749894"):
+        served.check_written(tmp_path, plan)
