@@ -235,6 +235,11 @@ def test_keys_that_only_seem_to_speak_of_position_are_no_unknown_keys():
     assert read({**LLAMA, "image_seq_length": 9, "num_hash_buckets": 9, "dropout_positions": 0.1}).unknown == {}
 
 
+def test_latent_attention_in_which_no_channel_turns_is_read():
+    sizes = {"head_dim": 0, "qk_rope_head_dim": 0, "qk_nope_head_dim": 16, "rope_theta": 1e4}
+    assert read({**LLAMA, "model_type": "newllama", **sizes}).parts[0].shape.head_dim == 16
+
+
 def test_numbers_that_json_cannot_write_are_read_as_transformers_marks_them():
     limits = [0.0, {"__float__": "Infinity"}]
     found = read({"model_type": "mamba2", "num_hidden_layers": 1, "vocab_size": 9, "time_step_limit": limits})

@@ -281,7 +281,9 @@ def sizes_of(node: Node, role: str) -> tuple[int, int, int | None, int, int] | N
     kv = node.first(KV_HEADS)
     if node.keys.peek("multi_query") is True and not node.keys.peek("new_decoder_architecture"):
         kv = 1
-    head_dim = head_dim if isinstance(head_dim, int) else max(width // heads, 1)
+    if not isinstance(head_dim, int) or (head_dim == 0 and node.keys.peek("qk_rope_head_dim") == 0):
+        # In latent attention it may be the channels that turn, and none do.
+        head_dim = max(width // heads, 1)
     count(head_dim, f"{node.path or 'the model'}: channels of a head", most=1 << 16)
     return width, heads, kv if isinstance(kv, int) else None if headless else heads, head_dim, layers
 
@@ -293,10 +295,11 @@ def part_of(node: Node, role: str) -> Part | None:
         return None
     width, heads, kv, head_dim, count = sizes
     keys, besides = node.keys, list[str]()
-    turned = keys.whole("qk_rope_head_dim", "{} channels of a head turn, in latent attention") or head_dim
+    turned = keys.whole("qk_rope_head_dim", "{} channels of a head turn, in latent attention") or 0
     if keys.has("qk_rope_head_dim"):
         head_dim = turned + keys.whole("qk_nope_head_dim", "{} channels of a head do not turn", 0)
         keys.say("qk_head_dim", "channels of a head, in latent attention")
+    turned = turned or head_dim
     length, attention = trained_length(node, role), attending(node, role, count)
     shape = Shape(width, heads, head_dim, length or 1, attention.causal)
     stack = Stack(node, role, shape, turned, count, besides)
