@@ -409,3 +409,10 @@ def test_a_rotary_module_that_joins_the_positions_of_several_axes_is_left() -> N
         ValueError, match=r"rotary_emb takes a position on each of several axes, and rotary.* reads one"
     ):
         attach(model)
+
+
+def test_sines_among_the_attributes_of_a_module_are_told() -> None:
+    config = transformers.VideoMAEConfig(**VIT, image_size=32, patch_size=16, num_frames=2)
+    assert "embeddings.position_embeddings (VideoMAEEmbeddings) carries" in " ".join(
+        huggingface.read(config).not_covered
+    )

@@ -74,6 +74,12 @@ def found(model: nn.Module, by_position: Collection[str] = ()) -> list[Found]:
                 kind = "table" if tensor_name in module._parameters else "fixed"
                 out.append(Found(kind, full, module, values, config))
                 tensors += 1
+        for attribute, values in vars(module).items():
+            # VideoMAE's sines are no buffer.
+            shown = isinstance(values, Tensor) and values.is_floating_point() and not attribute.endswith("inv_freq")
+            if shown and carries_position(attribute):
+                out.append(Found("module", f"{path}.{attribute}".lstrip("."), module, None, config))
+                tensors += 1
         if speaks and not tensors and not any(path.startswith(f"{empty}.") for empty in without):
             without[path] = Found("module", path, module, None, config)
     held = [item.path for item in out]
