@@ -674,3 +674,53 @@ def test_a_signal_to_end_is_one_sentence_and_leaves_nothing(made, tmp_path: Path
     code, out, err = run(capsys, made("llama"), "--out", tmp_path / "new", "--layout", "interleaved")
     assert code == 143 and out == "" and err.startswith("posenc: ended by SIGTERM; ") and err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+# The config of what is written
+
+
+def test_the_config_says_rotary_in_both_spellings_whichever_the_source_had(made, tmp_path: Path) -> None:
+    source = shutil.copytree(made("llama"), tmp_path / "source")
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4}
+    said = config(source) | {"rope_theta": 500.0, "rope_scaling": scaling, "own": [1]}
+    del said["rope_parameters"]
+    (source / "config.json").write_text(json.dumps(said))
+    done = convert(source, tmp_path / "new", Request(dtype="float16"))
+    now, ramp = config(done.folder), {"beta_fast": 32.0, "beta_slow": 1.0}
+    assert now["rope_parameters"] == scaling | ramp | {"rope_theta": 500.0}
+    assert now["rope_scaling"] == scaling | ramp and now["rope_theta"] == 500.0
+    assert {key for key in now if now[key] != said.get(key)} == {"dtype", "rope_parameters", "rope_scaling"}
+    assert not done.notes
+
+
+def test_what_older_keys_have_no_words_for_is_a_note(made, tmp_path: Path) -> None:
+    source = shutil.copytree(made("olmo2"), tmp_path / "source")
+    said = config(source)
+    said["rope_parameters"] |= {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4}
+    (source / "config.json").write_text(json.dumps(said))
+    (note,) = convert(source, tmp_path / "new", Request(dtype="float16")).notes
+    assert note.startswith("Only programs that know rope_parameters read this rightly: ") and "refuses" in note
+
+
+def test_a_folder_that_says_something_else_is_taken_away(made, tmp_path: Path, monkeypatch) -> None:
+    write = module.write_folder
+
+    def otherwise(out: Path, config: dict[str, Any], *given: Any, **named: Any) -> Path:
+        return write(out, config | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, *given, **named)
+
+    monkeypatch.setattr(module, "write_folder", otherwise)
+    with pytest.raises(RuntimeError, match=r"new was written and says something else than planned: .*layer 0 rotary"):
+        convert(made("llama"), tmp_path / "new", Request(dtype="float16"))
+    assert not (tmp_path / "new").exists()
+
+
+def test_where_both_spellings_would_be_served_otherwise_the_config_stays_and_that_is_told(
+    made, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(module, "with_positions", lambda config, part: config | {"rope_scaling": {"type": "magic"}})
+    source = made("llama")
+    done = convert(source, tmp_path / "new", Request(dtype="float16"))
+    assert config(done.folder) == config(source) | {"dtype": "float16"}
+    assert done.notes[0].startswith(
+        "The config says its rotary as it did, in one spelling: in both, transformers would"
+    )

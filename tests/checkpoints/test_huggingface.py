@@ -132,6 +132,7 @@ def test_layers_of_two_kinds_have_two_bases_and_a_window():
     }
     types = ["sliding_attention", "full_attention"]
     config = {**LLAMA, "model_type": "gemma3_text", "rope_parameters": rope, "layer_types": types, "head_dim": 32}
+    config["num_key_value_heads"] = 2
     first, second = read({**config, "sliding_window": 16, "query_pre_attn_scalar": 64}).parts[0].layers
     assert (first.spec, first.window, first.scale) == ("rotary", 16, 0.125)
     assert (second.spec, second.window) == ("rotary(base=1000000, schedule=linear(factor=8.0))", None)
@@ -141,7 +142,7 @@ def test_the_scale_of_latent_attention_has_yarns_square():
     yarn = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 64, "rope_theta": 1e4}
     config = transformers.DeepseekV3Config(
         **BARE, q_lora_rank=8, kv_lora_rank=8, qk_rope_head_dim=8, qk_nope_head_dim=4, v_head_dim=8,
-        first_k_dense_replace=2, rope_parameters={**yarn, "mscale": 1.0, "mscale_all_dim": 1.0},
+        first_k_dense_replace=2, rope_parameters={**yarn, "mscale": 1.0, "mscale_all_dim": 1.0}, num_key_value_heads=2,
     )  # fmt: skip
     found, encoding = layer(config)
     assert (found.head_dim, encoding.layout) == (8, "interleaved")
@@ -196,7 +197,7 @@ def test_position_code_that_no_spec_describes_is_named():
         hidden_size=32, num_attention_heads=2, num_hidden_layers=1, intermediate_size=32
     )
     (sentence,) = read(config).not_covered
-    assert "encoder.pos_conv_embed (Wav2Vec2PositionalConvEmbedding) carries position" in sentence
+    assert "encoder.pos_conv_embed (Wav2Vec2PositionalConvEmbedding) tells places apart by a convolution" in sentence
 
 
 def test_keys_that_nobody_reads_are_named_and_not_ignored():

@@ -296,6 +296,8 @@ def test_the_command_gives_json(here: Path, capsys) -> None:
             "head_dim": 16,
             "window": None,
             "scale": None,
+            "chunk": None,
+            "attends": True,
         }
     ]
 

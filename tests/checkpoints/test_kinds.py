@@ -220,6 +220,11 @@ TABLES = {
         {"pixel_values": sound(2, 3, 32, 24)},
         {"": "learned_grid(grid=(4, 3), prefix=1)"},
     ),
+    "VitDet, resampled behind a row that is not read": (
+        ("VitDet", VIT | {"image_size": 32, "patch_size": 8, "pretrain_image_size": 48}),
+        {"pixel_values": sound(2, 3, 32, 32)},
+        {"": "learned_grid(grid=(6, 6), prefix=1)"},
+    ),
     "PegasusX, computed by a module": (
         ("PegasusX", BART | {"pad_token_id": 0, "block_size": 4, "num_global_tokens": 4}),
         {"input_ids": IDS, "decoder_input_ids": IDS.flip(0)},
@@ -262,13 +267,55 @@ def test_a_table_is_told_and_computed_however_it_is_read(case: str, tmp_path: An
     reading = huggingface.read_live(model)[0] if "Backbone" in name else inspect(tmp_path)
     said = {part.name: part.embed if part.embed != "none" else part.layers[0].spec for part in reading.parts}
     assert said == specs and not reading.contradictions
-    assert name == "SamVision" or (not reading.not_covered and not reading.unknown)
+    assert name in ("SamVision", "VitDet") or (not reading.not_covered and not reading.unknown)
     state = {key: value.clone() for key, value in model.state_dict().items()}
     assert len(attach(model).replaced) == len(specs)
     torch.testing.assert_close(run(), bare, rtol=1e-4, atol=1e-4)
     detach(model)
     assert torch.equal(run(), bare)
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+
+
+TEXT = {"vocab_size": 97, "embed_dim": 32, "layers": 1, "ffn_dim": 48, "attention_heads": 4, "pad_token_id": 1}
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_table_that_counts_from_tokens_of_padding_keeps_doing_so(side: str) -> None:
+    from transformers.models.kosmos2.modeling_kosmos2 import Kosmos2TextModel
+
+    torch.manual_seed(0)
+    model = Kosmos2TextModel(transformers.models.kosmos2.Kosmos2Config(text_config=TEXT).text_config).eval()
+    ids, mask = IDS.clone(), torch.ones_like(IDS)
+    padding = slice(8, 12) if side == "right" else slice(0, 4)
+    ids[0, padding], mask[0, padding] = 1, 0
+    bare = states(model, input_ids=ids, attention_mask=mask)
+    attach(model)
+    after = states(model, input_ids=ids, attention_mask=mask)
+    torch.testing.assert_close(after[mask.bool()], bare[mask.bool()], rtol=1e-4, atol=1e-4)
+
+
+def test_sines_of_a_model_that_cannot_be_run_are_known_by_their_numbers() -> None:
+    series = {"prediction_length": 4, "context_length": 8, "lags_sequence": [1, 2], "num_time_features": 1}
+    sizes = {key: BART[key] for key in BART if key not in ("vocab_size", "max_position_embeddings")}
+    model = made("TimeSeriesTransformer", **series, **sizes)
+    given = {
+        "past_values": sound(2, 10),
+        "past_time_features": sound(2, 10, 1),
+        "past_observed_mask": torch.ones(2, 10),
+    }
+    given |= {"future_values": sound(2, 4), "future_time_features": sound(2, 4, 1)}
+    bare = states(model, **given)
+    spec = "sinusoidal(layout='concatenated')"
+    assert list(attach(model).replaced.values()) == [spec, spec]
+    torch.testing.assert_close(states(model, **given), bare, rtol=1e-4, atol=1e-4)
+
+
+def test_computed_numbers_by_no_rule_that_is_known_are_not_called_learned() -> None:
+    # Its cosines stand before its sines.
+    options = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "ffn_dim": 48, "vocab_size": 64}
+    config = transformers.MusicgenDecoderConfig(**options, num_codebooks=1, pad_token_id=63, bos_token_id=63)
+    reading = huggingface.read(config)
+    assert not reading.parts and "embed_positions.weights (Musicgen" in reading.not_covered[0]
 
 
 @pytest.mark.parametrize("name", ["Detr", "DeformableDetr", "TableTransformer"])
@@ -324,9 +371,15 @@ def test_a_table_in_a_buffer_follows_a_cast_of_the_model() -> None:
     model = made("CTRL", **CTRL)
     attach(model)
     model.double()
-    assert states(model, input_ids=IDS).dtype == torch.float64
+    assert model.pos_encoding[IDS].dtype == torch.float64 and states(model, input_ids=IDS).dtype == torch.float64
     detach(model)
     assert model.pos_encoding.dtype == torch.float64 and states(model, input_ids=IDS).dtype == torch.float64
+
+
+def test_sines_that_a_cast_has_rounded_are_sines() -> None:
+    (_, options), _, specs = TABLES["Speech2Text, sines in buffers"]
+    replaced = attach(made("Speech2Text", **options).bfloat16()).replaced
+    assert list(replaced.values()) == list(specs.values())
 
 
 def test_a_table_of_sines_that_is_multiplied_says_by_how_much() -> None:

@@ -11,9 +11,12 @@ from torch import Tensor
 
 transformers = pytest.importorskip("transformers")
 
+from posenc import catalogue  # noqa: E402
 from posenc.catalogue import build  # noqa: E402
 from posenc.checkpoints import attach, detach  # noqa: E402
 from posenc.checkpoints.formats import huggingface  # noqa: E402
+from posenc.checkpoints.kinds.all_kinds import KINDS  # noqa: E402
+from posenc.encoding import Shape  # noqa: E402
 
 IMAGE = {"image_size": 32, "patch_size": 4, "num_channels": 3}
 SWIN = IMAGE | {"embed_dim": 16, "depths": [2, 1], "num_heads": [2, 4], "window_size": 4}
@@ -84,8 +87,18 @@ def test_a_window_of_patches_is_told_of_each_stage(name: str, options: Any, spec
     same_attached(model, spec, pixel_values=torch.randn(2, 3, 32, 32))
 
 
-@pytest.mark.parametrize(("name", "buffer"), [("Swin", "relative_position_index"), ("Swinv2", "relative_coords_table")])
-def test_a_window_that_reads_other_rows_is_left(name: str, buffer: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "buffer", "said"),
+    [
+        (
+            "Swin",
+            "relative_position_index",
+            "for each head and kind of pair, which a buffer tells; grid_bias has others",
+        ),
+        ("Swinv2", "relative_coords_table", "carries position, and no spec here says how"),
+    ],
+)
+def test_a_window_that_reads_other_rows_is_left(name: str, buffer: str, said: str) -> None:
     model = made(name, **SWIN)
     path, owner = next((path, module) for path, module in model.named_modules() if buffer in module._buffers)
     owner._buffers[buffer] = owner._buffers[buffer].flip(-1)
@@ -95,7 +108,7 @@ def test_a_window_that_reads_other_rows_is_left(name: str, buffer: str) -> None:
     assert path not in attached.replaced and len(attached.replaced) == 2
     torch.testing.assert_close(states(model, **given), bare, rtol=1e-4, atol=1e-4)
     reading, _ = huggingface.read_live(detach(model) or model)
-    assert any(path.replace(".0", ".*") in one and "carries position" in one for one in reading.not_covered)
+    assert any(path.replace(".0", ".*") in one and said in one for one in reading.not_covered)
 
 
 def test_a_window_takes_the_encodings_of_its_kind() -> None:
@@ -266,3 +279,79 @@ def test_axes_are_read_off_rows_that_go_round_a_pair(axes: int) -> None:
         bare = states(model, **given)
         assert set(attach(model).replaced) == {"layers.0.rotary_emb", "layers.1.rotary_emb"}
         torch.testing.assert_close(states(model, **given), bare, rtol=1e-4, atol=1e-4)
+
+
+WITHOUT_KIND = {
+    "none": "nothing computes it",
+    "continuous_time": "no released model that transformers has adds it",
+    "fourier_features": "Perceiver and SAM make them in classes of their own, which are told as left",
+    "learned_factorised": "Reformer's two tables are told as left",
+    "rotary_values": "the keys of DeepSeek-V4 say it, and no module of it can be told from rotary",
+    "step_temperature": "a factor of queries inside attention, which the keys say and the model's own code computes",
+    "log_temperature": "no released model that transformers has sharpens by it",
+    "scalable_softmax": "no released model that transformers has sharpens by it",
+    "inkling": "its profiles are chosen by tokens inside attention, which are told as left",
+    "shaw": "released tables clip both sides differently, or by code of their own layers, and are told as left",
+    "dual_chunk": "a way to run rotary, which a caller asks for",
+    "rerope": "a way to run rotary, which a caller asks for",
+    "self_extend": "a way to run rotary, which a caller asks for",
+    **dict.fromkeys(
+        (
+            "fire",
+            "kerple",
+            "sandwich",
+            "mlp_bias",
+            "tupe",
+            "dape",
+            "forgetting",
+            "contextual",
+            "stick_breaking",
+            "path",
+        ),
+        "transformers has no model that was released with it",
+    ),
+    **dict.fromkeys(
+        ("polar", "selective_rotary", "fourier_rotary", "learned_rotary", "mixed_rotary", "xpos"),
+        "transformers has no model that was released with it",
+    ),
+}
+"""Encodings that no kind of piece is filled with, and why."""
+
+
+@pytest.mark.parametrize("name", catalogue.names())
+def test_every_encoding_is_found_in_models_or_says_why_not(name: str) -> None:
+    taken = any(issubclass(catalogue.find(name), kind.takes) for kind in KINDS)
+    assert taken != (name in WITHOUT_KIND), f"{name}: name its Kind in takes, or the reason in WITHOUT_KIND"
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_the_usual_encoding_of_a_kind_is_one_that_it_takes(kind: Any) -> None:
+    assert isinstance(build(kind.usual, Shape(32, 4, 8, 16)), kind.takes)
+
+
+def test_two_sided_clips_are_told_with_their_numbers() -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
+    sizes |= {"feature_projection_input_dim": 16, "left_max_position_embeddings": 5, "right_max_position_embeddings": 2}
+    reading = huggingface.read(transformers.Wav2Vec2BertConfig(**sizes))
+    assert any("a vector for each distance from -5 to 2; shaw clips both sides alike" in s for s in reading.not_covered)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("Wav2Vec2", {"num_hidden_layers": 1}, "tells places apart by a convolution over 128 tokens"),
+        ("Segformer", {}, "convolutions over 3 x 3 tokens tell attention of places"),
+        ("Beit", IMAGE | BERT | {"use_relative_position_bias": True}, "has rows for a window of patches, and 3 for a"),
+        (
+            "Funnel",
+            {"block_sizes": [1], "d_model": 32, "n_head": 4, "d_head": 8},
+            "which speak of position, and no spec",
+        ),
+        ("Swin", {"depths": [1], "num_heads": [2], "embed_dim": 16, "use_absolute_embeddings": False}, ""),
+    ],
+    ids=["convolution", "depthwise", "class token", "methods", "nothing left"],
+)
+def test_what_the_catalogue_has_no_entry_for_is_told_with_the_reason(name: str, options: Any, sentence: str) -> None:
+    reading = huggingface.read(getattr(transformers, f"{name}Config")(**options))
+    assert any(sentence in one for one in reading.not_covered) == bool(sentence), reading.not_covered
+    assert all("carries position" not in one for one in reading.not_covered if "conv" in one)

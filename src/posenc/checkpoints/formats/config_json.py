@@ -203,9 +203,6 @@ def positions(place: Mapping[str, Any], part: Part, theirs: Any) -> dict[str, An
         out["rotary_dim"] = next(iter(rotaries.values())).width
     if rotaries and has_keys:
         out["rope_parameters"] = by_kind(place, part, theirs, rotaries)
-        if hasattr(theirs, BEFORE) and BEFORE in out["rope_parameters"]:
-            # It goes before the one inside.
-            out[BEFORE] = out["rope_parameters"][BEFORE]
         unsaid = place.get("head_dim") is None and any(one.schedule for one in rotaries.values())
         if unsaid and vars(theirs or object).get("head_dim", 0) in (None, part.shape.head_dim):
             # Where it is missing, some of transformers' configs have a None, which some of its schedules multiply.

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from posenc.checkpoints.files.named_code import harmless
+from posenc.checkpoints.formats.attention import attending, scale_of
 from posenc.checkpoints.formats.load import quietly
 from posenc.checkpoints.kinds.all_kinds import KINDS
 from posenc.checkpoints.kinds.kind import Kind, Stack
@@ -39,8 +40,7 @@ OLD_NAMES = {
 """Keys that transformers itself moves into `rope_parameters`."""
 
 PLAIN = {
-    *("output_attentions", "max_window_layers", "use_sliding_window", "position_ids", "chunk_size_feed_forward"),
-    *("attention_chunk_size", "sliding_window_pattern", "_sliding_window_pattern", "learned_pos_emb"),
+    *("output_attentions", "position_ids", "chunk_size_feed_forward", "learned_pos_emb", "attention_chunk_size"),
     *("frequency_stride", "dropout_positions", "tpu_short_seq_length", "position_biased_input", "image_seq_length"),
     *("num_hash_buckets", "segment_means_seq_len", "cross_attention_frequency"),
     *("frequency_embedding_size", "min_positive_scores_rate", "positive_label_weight", "mamba_chunk_size"),
@@ -258,7 +258,9 @@ def sizes_of(node: Node, role: str) -> tuple[int, int, int | None, int, int] | N
     heads = (*(f"{one}_attention_heads" for one in own), *(f"num_{one}_attention_heads" for one in own))
     layers = (*(f"{one}_layers" for one in own), *(f"num_{one}_layers" for one in own))
     heads: Any = node.first((*heads, *HEADS) if role else (*HEADS, *heads))
-    layers = node.first((*layers, *LAYERS) if role else (*LAYERS, *layers, "layers"))
+    layers: Any = node.first(
+        (*layers, *LAYERS) if role else (*LAYERS, *layers, "layers"), getattr(node.config, LAYERS[0], None)
+    )
     width: Any = node.first(WIDTHS)
     if role in (stages := stages_of(node)):
         # Heads are of one size, and there are more of them from stage to stage.
@@ -298,8 +300,8 @@ def part_of(node: Node, role: str) -> Part | None:
         head_dim = turned + keys.whole("qk_nope_head_dim", "{} channels of a head do not turn", 0)
         keys.say("qk_head_dim", "channels of a head, in latent attention")
     turned = turned or head_dim
-    length = trained_length(node, role)
-    shape = Shape(width, heads, head_dim, length or 1, is_causal(node, role))
+    length, attention = trained_length(node, role), attending(node, role, count)
+    shape = Shape(width, heads, head_dim, length or 1, attention.causal)
     stack = Stack(node, role, shape, turned, count, besides)
     stack.turning = rotary_layers(stack)
     pieces = [piece for kind in KINDS for piece in kind.find(stack)]
@@ -307,18 +309,23 @@ def part_of(node: Node, role: str) -> Part | None:
     embed, tables, rows = added(stack, pieces)
     shape = stack.shape = replace(shape, max_len=rows or length or 1)
     biases = list(dict.fromkeys(spec for piece in pieces if piece.door == "bias" for spec in piece.specs()))
-    if stack.turning is None and not biases and embed == "none":
+    nothing = stack.turning is None and not biases and embed == "none"
+    # Order can enter through a causal mask alone, where all else is known.
+    if nothing and not (attention.ran and shape.causal and not node.seen.failure and not any(unclaimed(node))):
         return None
     specs = stack.turning or [("none", turned)] * count
     for bias in biases:
         specs = [(bias if spec == "none" else f"{spec} + {bias}", wide) for spec, wide in specs]
     node.pieces += pieces
     out = tuple(
-        Layer(spec, wide, window, None if scale is None or math.isclose(scale, wide**-0.5, rel_tol=1e-6) else scale)
-        for (spec, wide), window, scale in zip(
-            specs, windows_of(node, count), scales_of(node, role, count), strict=True
+        Layer(spec if attends else "none", wide, reach.window, scale_of(scale, head_dim), reach.chunk, attends)
+        for (spec, wide), reach, scale, attends in zip(
+            specs, attention.reaches, attention.scales, attention.attends, strict=True
         )
     )
+    besides += attention.besides
+    for sentence in attention.left:
+        node.leave(sentence)
     return Part(stack.name, shape, out, kv, length or rows, embed, tables, tuple(besides))
 
 
@@ -361,65 +368,6 @@ def trained_length(node: Node, role: str) -> int | None:
                     node.keys.say(other, f"trained length {value} tokens")
             return value
     return None
-
-
-def is_causal(node: Node, role: str) -> bool:
-    """Whether tokens see only the past: by the role, else as the modules make masks, else by the keys."""
-    if role:
-        return role == "decoder"
-    masks = [name for m in node.modules.values() for name in masks_of(m)]
-    if masks:
-        both = [any(("bidirectional" in name) == sides for name in masks) for sides in (True, False)]
-        # A class that makes masks of one kind alone does not ask the key.
-        return node.keys.peek("is_decoder") is not False if all(both) else both[1]
-    said = [m.is_causal for m in node.modules.values() if isinstance(getattr(m, "is_causal", None), bool)]
-    if said:
-        return any(said)
-    if node.keys.has("is_decoder") or node.keys.has("image_size") or node.keys.has("patch_size"):
-        return bool(node.keys.peek("is_decoder"))
-    return bool(node.keys.peek("use_cache", True))
-
-
-def masks_of(module: Any) -> list[str]:
-    """The functions that a module's own code makes attention masks with."""
-    names = type(module).forward.__code__.co_names if hasattr(type(module).forward, "__code__") else ()
-    inner = getattr(type(module).forward, "__wrapped__", None)
-    while inner is not None:
-        names, inner = inner.__code__.co_names, getattr(inner, "__wrapped__", None)
-    return [name for name in names if re.fullmatch(r"create_\w*mask\w*", name)]
-
-
-def attention_modules(node: Node, role: str) -> dict[int, Any]:
-    """The first module of each layer that scales logits or has a window."""
-    out: dict[int, Any] = {}
-    for path, module in node.modules.items():
-        match = re.search(r"(?:^|\.)(\d+)(?:\.|$)", path)
-        if match and of_role(path, role) and isinstance(getattr(module, "scaling", None), (int, float)):
-            out.setdefault(int(match.group(1)), module)
-    return out
-
-
-def scales_of(node: Node, role: str, count: int) -> list[float | None]:
-    """What each layer multiplies its logits by, as its module says."""
-    for key in ("query_pre_attn_scalar", "attention_multiplier", "scale_attn_weights", "qk_scale_factor"):
-        node.keys.say(key, "the scale of attention")
-    own = attention_modules(node, role)
-    return [float(own[i].scaling) if i in own else None for i in range(count)]
-
-
-def windows_of(node: Node, count: int) -> list[int | None]:
-    """How many tokens each layer sees back, or None for all."""
-    keys = node.keys
-    size, types = keys.peek("sliding_window"), keys.peek("layer_types")
-    keys.say("sliding_window", f"windows of {size} tokens")
-    keys.say("layer_types", "which kind each layer is of")
-    if keys.has("rope_parameters"):
-        keys.say("original_max_position_embeddings", "trained length before stretching, where a schedule stretches")
-    if not isinstance(size, int) or keys.peek("use_sliding_window") is False:
-        return [None] * count
-    if isinstance(types, list) and len(types) == count:
-        return [size if kind == "sliding_attention" else None for kind in types]
-    return [size] * count
 
 
 def unclaimed(node: Node) -> Iterator[tuple[str, str]]:

@@ -94,8 +94,13 @@ def of_part(part: Part) -> Iterator[str]:
 def about(part: Part, index: int) -> str:
     """What a layer has besides its spec."""
     layer, said = part.layers[index], []
+    if not layer.attends:
+        return "   [does not attend]"
     if layer.window:
-        said.append(f"window of {layer.window:,} tokens")
+        sides = "" if part.shape.causal else f": {layer.window - 1:,} to either side"
+        said.append(f"window of {layer.window:,} tokens{sides}")
+    if layer.chunk:
+        said.append(f"chunks of {layer.chunk:,} tokens")
     if layer.head_dim != part.shape.head_dim:
         said.append(f"on {layer.head_dim} of {part.shape.head_dim} channels of a head")
     if layer.scale is not None:

@@ -34,6 +34,8 @@ class RelativeBuckets(Kind):
     @classmethod
     def find(cls, stack: Stack) -> Iterator["RelativeBuckets"]:
         for path, module in stack.modules():
+            if getattr(module, "relative_attention", None) is False:
+                stack.node.keys.say("max_relative_positions", "not read: logits read no distances")
             if buckets_of(module, 2) is None:
                 continue
             spec = explained(stack, module)

@@ -93,6 +93,8 @@ def rope_options(node: Node, rope: Ledger, turned: int) -> Options:
         if rope.has(key := "partial_rotary_factor" if name in SHARES else "rope_theta"):
             keys.say(name, f"the same as {rope.path(key)}")
     base = rope.number("rope_theta", "base {}") or keys.first(BASES, "base {}") or 10_000.0
+    if base < 0:
+        raise CannotRead(f"the base of rotary must be positive, got {in_words(base)} from rope_theta or its like")
     kind = rope.first(("rope_type", "type"), "schedule {}", "default", "word")
     partial = rope.number("partial_rotary_factor", "{} of each head turns")
     if partial is None:

@@ -304,9 +304,13 @@ def axial_spec(turn: Turn, base: float) -> tuple[str, bool, float] | None:
             coords.append(place)
         at = Positions.of(torch.stack(coords, -1)[None])
         images = encoding.query(unit.expand(-1, 1, len(tokens), -1), at)[:, 0].movedim(0, 1)
-        if (images - relative).abs().max() < NEAR and at.coords.any():
-            step = at.coords[0, 1].abs()
-            return spec, axes == 2 and bool(step[0] > 100 * step[1]), float(step.max())
+        far = at.coords.abs()
+        if (images - relative).abs().max() < NEAR and far.max() > 0.01:
+            # All axes count in the same steps: otherwise it is the frequencies that differ between them.
+            steps = at.coords / far[far > 0.01].min()
+            if (steps - steps.round()).abs().max() < 1e-3:
+                second = far[0, 1]
+                return spec, axes == 2 and bool(second[0] > 100 * second[1]), float(second.max())
     return None
 
 

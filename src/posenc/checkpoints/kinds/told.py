@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from torch import nn
 
@@ -15,7 +16,7 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
 def reason(stack: Stack, item: Found) -> str | None:
     """Why what was found in a stack is no entry of the catalogue, as what follows its name; None where unknown."""
     shape, size = stack.shape, () if item.values is None else tuple(item.values.shape)
-    if (reach := reach_of(item.owner)) is not None:
+    if item.kind == "module" and (reach := reach_of(item.owner)) is not None:
         return f"tells places apart by a convolution over {reach}, which no spec here speaks of; it stays as it is"
     rows, wide = size if len(size) == 2 else (0, 0)
     back = stack.node.seen.centres.get(item.path)
@@ -45,6 +46,12 @@ def reach_of(owner: nn.Module) -> str | None:
     return f"{' x '.join(map(str, layers[0].kernel_size))} tokens"
 
 
+def is_centred(layer: Any) -> bool:
+    """Whether a convolution reads as many tokens on either side."""
+    sizes = zip(layer.kernel_size, layer.padding, strict=True) if isinstance(layer.padding, tuple) else ()
+    return any(size > 1 and 2 * padding == size - 1 for size, padding in sizes)
+
+
 def is_window(rows: int) -> bool:
     """Whether so many distances are those of a square window of patches."""
     side = math.isqrt(max(rows, 0))
@@ -57,7 +64,8 @@ def unnamed(node: Node) -> Iterator[str]:
     if not seen.attend or node.found or node.pieces:
         return
     layers = [module for module in node.modules.values() if isinstance(module, CONVOLUTIONS)]
-    beside = [layer for layer in layers if layer.groups == layer.in_channels > 1 and max(layer.kernel_size) > 1]
+    # As far to one side as to the other: those that look back alone belong to other layers than attention.
+    beside = [one for one in layers if one.groups == one.in_channels > 1 and is_centred(one)]
     if beside:
         size = " x ".join(map(str, beside[0].kernel_size))
         yield f"convolutions over {size} tokens tell attention of places, which no spec here speaks of; they stay"

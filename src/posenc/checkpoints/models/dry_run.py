@@ -14,6 +14,15 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_any, tree_map
 
+from posenc.checkpoints.models.attended import (
+    APPLIES_ATTENTION,
+    PRODUCTS,
+    SOFTMAX,
+    Attended,
+    Attention,
+    planted,
+    projects,
+)
 from posenc.checkpoints.models.found import SPEAKS_OF_POSITION, carries_position, found
 from posenc.checkpoints.models.skeleton import LARGE, as_meta, is_shape
 from posenc.checkpoints.models.turns import Turn, coded, functions, rotary_functions, turning, watched
@@ -31,6 +40,12 @@ LOUDEST = 4096
 
 IDLE = re.compile(r"\.(mlp|feed_forward|ffn) \w*(MLP|FeedForward|FFN)$|\.experts \w*Experts$|\.(mamba|linear_attn) ")
 """Paths and classes of layers without attention, which take a token's channels and give as many back."""
+
+
+NORM = re.compile(r"(?<!Ada)(Layer|RMS|L2)Norm$")
+"""Classes of norms: in a dry run they leave what comes in, which is of length 1 already."""
+
+NORMS = {nn.functional.layer_norm, nn.functional.rms_norm, nn.functional.normalize}
 
 
 @dataclass(frozen=True)
@@ -60,6 +75,8 @@ class Measured:
     scaled   path of a module that gives the rows of its table multiplied -> by how much
     slopes   the biases that code of ALiBi made, as it returned them
     buckets  the buckets into which methods of modules put distances
+    attended each attention that ran, in order
+    skipped  whether it was too short for some mask with an edge to be made at all
     made     path of a module that speaks of position -> the tensors that it gave out first
     attend   the paths of the modules that took a softmax
     centres  path of a table that was looked up by distance, a row for each pair of tokens -> the row of distance 0
@@ -76,6 +93,8 @@ class Measured:
     scaled: dict[str, float] = field(default_factory=dict)
     slopes: list[Tensor] = field(default_factory=list)
     buckets: list["Bucketed"] = field(default_factory=list)
+    attended: list[Attended] = field(default_factory=list)
+    skipped: bool = False
     made: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
     attend: set[str] = field(default_factory=set)
     centres: dict[str, int] = field(default_factory=dict)
@@ -85,20 +104,17 @@ class Measured:
     failure: str = ""
 
 
-MUCH_OF_LITTLE = {
-    *(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, torch.baddbmm, torch.einsum),
-    *(torch.add, Tensor.add, Tensor.__add__),
-}
+MUCH_OF_LITTLE = {*PRODUCTS, torch.add, Tensor.add, Tensor.__add__}
 """Functions of torch whose result may be far larger than what they are given: products, and sums over other axes."""
 
-SOFTMAX = {nn.functional.softmax, torch.softmax, Tensor.softmax, nn.functional.scaled_dot_product_attention}
 ADDS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__}
 
 
 class Dry(TorchFunctionMode):
-    """Whatever meets a shape becomes zeros of the shape that comes out, and so do projections; the rest is computed.
+    """Whatever meets a shape becomes zeros of the shape that comes out; the rest is computed.
 
-    What would come out large of little becomes a shape: attention among the patches of one image may take gigabytes.
+    Projections give what is planted, norms leave it, and attention is followed from its product to its softmax. What
+    would come out large of little becomes a shape: attention among the patches of one image may take gigabytes.
     """
 
     def __init__(
@@ -106,9 +122,10 @@ class Dry(TorchFunctionMode):
         looked_up: Callable[[Tensor, Tensor], None],
         added: Callable[[Tensor], None],
         attends: Callable[[], None],
+        attention: Attention,
     ) -> None:
         super().__init__()
-        self.looked_up, self.added, self.attends = looked_up, added, attends
+        self.looked_up, self.added, self.attends, self.attention = looked_up, added, attends, attention
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -116,7 +133,7 @@ class Dry(TorchFunctionMode):
             self.looked_up(args[0], args[1])
         if func is Tensor.index_select and args[1] == 0:
             self.looked_up(args[2], args[0])
-        if func in SOFTMAX:
+        if func in SOFTMAX or func is nn.functional.scaled_dot_product_attention:
             self.attends()
         if func is Tensor.__getitem__:
             first = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
@@ -126,13 +143,28 @@ class Dry(TorchFunctionMode):
             if isinstance(term, Tensor) and not is_shape(term):
                 self.added(term)
         if func is nn.functional.linear:
-            return torch.zeros(*args[0].shape[:-1], args[1].shape[0], dtype=args[0].dtype)
+            return planted(*args[0].shape[:-1], args[1].shape[0], dtype=args[0].dtype)
+        if projects(func, args):
+            out = func(*tree_map(as_meta, args), **tree_map(as_meta, kwargs))
+            return planted(*out.shape, dtype=out.dtype)
+        if func in NORMS:
+            return args[0].clone()
         if not tree_any(is_shape, (args, kwargs)):
             if func in MUCH_OF_LITTLE:
                 out = func(*tree_map(as_meta, args), **tree_map(as_meta, kwargs))
                 if out.numel() > LARGE:
                     return out
-            return func(*args, **kwargs)
+            product = self.attention.product(func, args, kwargs) if func in PRODUCTS else None
+            if product is not None:
+                return product
+            if func is nn.functional.scaled_dot_product_attention:
+                self.attention.fused(*args, **kwargs)
+            follows = self.attention.open and tree_any(asks_gradients, (args, kwargs))
+            with torch.set_grad_enabled(bool(follows)):
+                out = func(*args, **kwargs)
+            if follows and func in SOFTMAX:
+                self.attention.softmax(args[0], out := out.detach())
+            return out
         if getattr(func, "__name__", "") == "__get__":
             out = func(*args, **kwargs)
             return torch.device("cpu") if isinstance(out, torch.device) else out
@@ -142,13 +174,17 @@ class Dry(TorchFunctionMode):
         return tree_map(lambda x: torch.zeros(x.shape, dtype=x.dtype) if is_shape(x) and x.numel() <= LARGE else x, out)
 
 
-def measure(model: nn.Module, inputs: Mapping[str, Tensor] | None = None) -> Measured:
+def asks_gradients(x: object) -> bool:
+    return isinstance(x, Tensor) and x.requires_grad
+
+
+def measure(model: nn.Module, inputs: Mapping[str, Tensor] | None = None, *, attention_alone: bool = False) -> Measured:
     """What a dry run of a model sees; `inputs` is what its `forward` is given, by default a few tokens or an image.
 
     What hears sound says neither how long it is nor which axis comes first, and some want an image beside a text: then
     a few are tried.
     """
-    seen = dry_run(model, inputs)
+    seen = dry_run(model, inputs, attention_alone)
     for other in other_inputs(model) if seen.failure and inputs is None else ():
         again = dry_run(model, other)
         if not again.failure:
@@ -157,16 +193,20 @@ def measure(model: nn.Module, inputs: Mapping[str, Tensor] | None = None) -> Mea
 
 
 @torch.no_grad()
-def dry_run(model: nn.Module, inputs: Mapping[str, Tensor] | None) -> Measured:
+def dry_run(model: nn.Module, inputs: Mapping[str, Tensor] | None, attention_alone: bool = False) -> Measured:
     """Run a model, or a skeleton of one, and turn unit vectors by its own rotary code wherever that is called.
 
-    inputs  what its `forward` is given; the default is what `usual_inputs` finds for it, a few tokens
+    inputs           what its `forward` is given; the default is what `usual_inputs` finds for it, a few tokens
+    attention_alone  whether only `attended` is asked for
 
     The first token has to stand at position 0. Its rotary code is every function of its modelling file whose name says
     that it applies rotary embeddings, called with the cosines and sines that the model made. Results do not depend on
     weights. A model that cannot be run is no error: `failure` says why, and what was seen before that is kept.
     """
     seen, stack = Measured(), [""]
+    padding = 0 if inputs is None or "attention_mask" not in inputs else int((inputs["attention_mask"] == 0).sum())
+    attention = Attention(stack, seen.turns, padding)
+    seen.attended = attention.seen
     tables = {id(p): path for path, p in (*model.named_parameters(), *model.named_buffers())}
     held = {
         p.untyped_storage().data_ptr(): (path, p.shape[-1])
@@ -202,9 +242,10 @@ def dry_run(model: nn.Module, inputs: Mapping[str, Tensor] | None) -> Measured:
             seen.added[path] = min(seen.added.get(path, LARGE), rows.storage_offset() // wide)
 
     def enter(path: str) -> Callable[..., None]:
-        def entered(module: nn.Module, args: tuple) -> None:
+        def entered(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
             seen.entered.add(path)
             stack.append(path)
+            attention.enter(args, kwargs)
             first = args[0] if args and isinstance(args[0], Tensor) and not is_shape(args[0]) else torch.zeros(0)
             start = consecutive(first)
             if start is not None:
@@ -214,6 +255,7 @@ def dry_run(model: nn.Module, inputs: Mapping[str, Tensor] | None) -> Measured:
 
     def leave(module: nn.Module, args: tuple, out: Any) -> None:
         path = stack.pop()
+        attention.leave()
         made = [x for x in (out if isinstance(out, tuple) else (out,)) if isinstance(x, Tensor)]
         if carries_position(type(module).__name__) and not any(is_shape(x) for x in made):
             seen.made.setdefault(path, tuple(made))
@@ -229,11 +271,12 @@ def dry_run(model: nn.Module, inputs: Mapping[str, Tensor] | None) -> Measured:
 
     with ExitStack() as undo:
         for path, module in model.named_modules():
-            undo.callback(module.register_forward_pre_hook(enter(path)).remove)
+            undo.callback(module.register_forward_pre_hook(enter(path), with_kwargs=True).remove)
             undo.callback(module.register_forward_hook(leave).remove)
         for path, module in model.named_modules():
             chooses = any(name in ("experts", "router", "gate") for name, _ in module.named_children())
-            if IDLE.search(f"{path} {type(module).__name__}") and not chooses and "forward" not in vars(module):
+            passes = NORM.search(type(module).__name__) or IDLE.search(f"{path} {type(module).__name__}")
+            if passes and not chooses and "forward" not in vars(module):
                 module.forward = idle
                 undo.callback(delattr, module, "forward")
         turned = {code: turning(function, stack, seen.turns) for code, function in rotary_functions(model)}
@@ -241,20 +284,26 @@ def dry_run(model: nn.Module, inputs: Mapping[str, Tensor] | None) -> Measured:
         made = {code: keeping(seen) for code, _ in functions(model, MAKES_SLOPES)}
         sorted_out = {code: sorting(model, function, stack, seen) for code, function in bucket_methods(model)}
         spoken = {code: lambda _, name=name: seen.spoke.add(name) for code, name in speakers(model)}
-        undo.enter_context(watched(spoken | turned | sorted_out, made))
+        attends = {code: attention.small(f, LARGE) for code, f in functions(model, APPLIES_ATTENTION)}
+        masks = sys.modules.get("transformers.masking_utils")
+        if masks is not None:
+            attends[masks.eager_mask.__code__] = attention.makes_mask
+            made[masks.eager_mask.__code__] = attention.made_mask
+        undo.enter_context(watched(attends if attention_alone else spoken | turned | sorted_out | attends, made))
         try:
             given = usual_inputs(model) if inputs is None else inputs
             tokens = given["input_ids"].shape[1] if "input_ids" in given else 0
-            with Dry(looked_up, added, lambda: seen.attend.add(stack[-1])):
+            with Dry(looked_up, added, lambda: seen.attend.add(stack[-1]), attention):
                 model(**given)
         except Exception as error:
             seen.failure = told(error)
+    seen.skipped = attention.skipped
     return seen
 
 
 def idle(*args: Any, **kwargs: Any) -> Tensor:
-    """What stands in for layers without attention, which would take the longest: what comes in goes out."""
-    return next(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
+    """What stands in for norms, and for layers without attention, which take the longest: what comes in goes out."""
+    return next(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)).clone()
 
 
 def usual_inputs(model: nn.Module) -> dict[str, Any]:

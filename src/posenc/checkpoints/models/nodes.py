@@ -1,5 +1,6 @@
 """Configurations within a configuration of transformers, and what the modules built from each of them show."""
 
+import inspect
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -8,8 +9,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
+from posenc.checkpoints.models.attended import Attended
 from posenc.checkpoints.models.dry_run import Measured, measure, usual_inputs
 from posenc.checkpoints.models.found import Found, found, with_configs
 from posenc.checkpoints.models.skeleton import skeleton
@@ -17,6 +19,9 @@ from posenc.checkpoints.models.turns import Turn
 from posenc.checkpoints.vocabulary.bounds import HEADS, LAYERS, WIDTHS
 from posenc.checkpoints.vocabulary.ledger import Ledger
 from posenc.checkpoints.vocabulary.reading import CannotRead
+
+LONGEST_LOOK = 512
+"""The longest window (tokens) that is looked for in a run longer than it, where no mask says where it ends."""
 
 FAR = 1024
 APART = FAR * torch.tensor([[[0, 1, 0, 0]], [[0, 0, 1, 0]], [[0, 0, 0, 1]]])
@@ -128,6 +133,7 @@ def survey(model: nn.Module, nodes: list[Node], prefix: str = "") -> None:
         return f"{prefix}.{path}".strip(".")
 
     seen = measure(model)
+    attended = looked_at_longer(model, seen)
     owners = {path: node_of(own, nodes) for path, _, own in with_configs(model)}
     for node in nodes:
         own = {whole(path): module for path, module in model.named_modules() if owners[path] is node}
@@ -145,6 +151,9 @@ def survey(model: nn.Module, nodes: list[Node], prefix: str = "") -> None:
         node.found = [item for item in pieces if node_of(item.config, nodes) is node]
     for turn in seen.turns:
         owners.get(turn.path, nodes[0]).seen.turns.append(replace(turn, path=whole(turn.path)))
+    for one in attended:
+        at = replace(one, path=whole(one.path), layer=whole(one.layer))
+        owners.get(one.path, nodes[0]).seen.attended.append(at)
     for path, start in seen.ids.items():
         owners.get(path, nodes[0]).seen.ids[whole(path)] = start
     for path, times in seen.scaled.items():
@@ -158,6 +167,33 @@ def survey(model: nn.Module, nodes: list[Node], prefix: str = "") -> None:
         ids = F.pad(APART, (0, inputs["input_ids"].shape[1] - 4)) if "input_ids" in inputs else APART
         for turn in measure(model, inputs | {"position_ids": ids}).turns:
             owners.get(turn.path, nodes[0]).on_axes.append(replace(turn, path=whole(turn.path)))
+
+
+def looked_at_longer(model: nn.Module, seen: Measured) -> list[Attended]:
+    """Each attention of a run, with the edges that so short a run does not show."""
+    attended, inputs = seen.attended, usual_inputs(model)
+    if not attended or "input_ids" not in inputs:
+        return attended
+    ids = inputs["input_ids"]
+    if seen.skipped and "attention_mask" in inspect.signature(model.forward).parameters:
+        # A token of padding, and every mask is made.
+        mask = torch.ones_like(ids)
+        mask[:, -1] = 0
+        again = measure(model, inputs | {"attention_mask": mask}, attention_alone=True).attended
+        if len(again) == len(attended):
+            attended = [replace(one, reach=other.reach) for one, other in zip(attended, again, strict=True)]
+    shown = {one.reach.window for one in attended if one.reach}
+    config: Any = model.config
+    for key, size in config.to_dict().items():
+        # What a key calls a window and no mask shows.
+        if "window" in key and isinstance(size, int) and 1 < size <= LONGEST_LOOK and size not in shown:
+            longer = {n: torch.full((1, size + 2), 7) for n, x in inputs.items() if isinstance(x, Tensor)}
+            again = measure(model, inputs | longer, attention_alone=True).attended
+            if len(again) == len(attended):
+                attended = [
+                    replace(one, sees=other.sees, reach=other.reach) for one, other in zip(attended, again, strict=True)
+                ]
+    return attended
 
 
 def node_of(config: Any, nodes: list[Node]) -> Node:

@@ -57,8 +57,11 @@ EMPTY = {torch.empty, torch.zeros, torch.ones, torch.randn, torch.rand, torch.fu
 MOST_TENSORS = 100_000
 """The most tensors that a model is made of: with each expert by itself the largest have some 50,000."""
 
-FILLED = 1 << 26
-"""How many zeros, ones and the like a skeleton holds in all; they take memory, and weights that are left empty none."""
+FILLED = 1 << 28
+"""How many bytes of zeros, ones and the like a skeleton holds in all; weights that are left empty take no memory."""
+
+SMALL = 1 << 12
+"""Up to so many numbers a tensor that is left empty holds zeros."""
 
 COUNTED = 1 << 17
 """How far a skeleton counts: tables of sines for longer texts are shapes only."""
@@ -95,10 +98,15 @@ class Hollow(TorchFunctionMode):
             self.made += 1
             if self.made > MOST_TENSORS:
                 raise CannotRead(f"it has more than {MOST_TENSORS:,} tensors")
-            self.filled += numbers if numbers <= LARGE and func is not torch.empty else 0
+            width = 1 if kwargs.get("dtype") in (bool, torch.bool) else 4
+            self.filled += width * numbers if numbers <= LARGE and func is not torch.empty else 0
             if numbers > LARGE or self.filled > FILLED:
                 kwargs = {**kwargs, "device": "meta"}
-            func = {torch.randn: torch.zeros, torch.rand: torch.zeros}.get(func, func)
+            # Sinks and biases that are left empty would hold whatever lay there.
+            instead: dict[Any, Any] = {torch.randn: torch.zeros, torch.rand: torch.zeros}
+            if numbers <= SMALL:
+                instead[torch.empty] = torch.zeros
+            func = instead.get(func, func)
         if func is torch.arange and max((abs(n) for n in args if isinstance(n, (int, float))), default=0) > COUNTED:
             kwargs = {**kwargs, "device": "meta"}
         return func(*args, **kwargs)

@@ -25,14 +25,18 @@ class Layer:
 
     spec        the encoding, as a spec; "none" where the layer has none
     head_dim    the channels of a head that the encoding is given: the rotary part alone in latent attention (MLA)
-    window      how many tokens it sees back, or None for all
+    window      it sees keys fewer than so many tokens away, itself among them, or None for all
     scale       factor of the logits where it is not 1/sqrt(channels of a head)
+    chunk       it sees the keys of its own chunk of so many tokens alone, or None
+    attends     whether it attends at all: others mix tokens by a state, a convolution, or not
     """
 
     spec: str
     head_dim: int
     window: int | None = None
     scale: float | None = None
+    chunk: int | None = None
+    attends: bool = True
 
     def __post_init__(self) -> None:
         names_no_code(self.spec)

@@ -1,0 +1,188 @@
+"""Who sees whom in a stack of layers, and what multiplies their logits: as its modules ran, else as its keys say."""
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+from posenc.checkpoints.models.attended import Attended, Reach
+from posenc.checkpoints.models.nodes import Node, of_role
+from posenc.checkpoints.vocabulary.ledger import in_words
+
+WHICH_ATTEND = (
+    *("attn_type_list", "layers_block_type", "block_types", "hybrid_override_pattern", "hybrid_layer_pattern"),
+    *("full_attention_interval", "attn_layer_period", "attn_layer_offset", "attn_layer_indices", "full_attn_idxs"),
+    *("linear_attn_config", "layers_types"),
+)
+"""Keys that say which layers attend."""
+
+WHICH_SEE_ALL = (
+    *("layer_types", "attention_types", "attention_layers", "global_attn_every_n_layers", "no_rope_layers"),
+    *("sliding_window_pattern", "_sliding_window_pattern", "max_window_layers", "use_sliding_window"),
+)
+"""Keys that say which layers see how far."""
+
+SCALES = ("query_pre_attn_scalar", "attention_multiplier", "scale_attn_weights", "qk_scale_factor", "scale_attn")
+
+WINDOWS = ("sliding_window", "local_attention", "window_size", "attention_window_size")
+
+
+@dataclass
+class Attending:
+    """What attention does in each layer of a stack.
+
+    causal   whether tokens see only the past
+    reaches  how far each layer sees
+    scales   the factor of its logits, or None where it was not measured
+    attends  whether it attends at all
+    besides  what is to be said of it, in sentences
+    ran      whether all that is as it ran, and not as keys say
+    left     what was not measured, in sentences
+    """
+
+    causal: bool
+    reaches: list[Reach]
+    scales: list[float | None]
+    attends: list[bool]
+    besides: list[str]
+    ran: bool
+    left: list[str]
+
+
+def attending(node: Node, role: str, count: int) -> Attending:
+    """What attention does in a stack of so many layers."""
+    keys, prefix, ran = node.keys, *as_run(node, role, count)
+    told = reaches_by_keys(node, count)
+    left, besides = list[str](), list[str]()
+    if not ran:
+        unread = [key for key in WHICH_ATTEND if keys.has(key)]
+        if unread:
+            left.append(f"{', '.join(unread)} may say which layers attend, and no run has shown it; all are taken to")
+        if node.modules and node.seen.failure:
+            left.append(f"who sees whom could not be measured ({node.seen.failure}); it is as the keys say")
+        elif node.modules:
+            besides.append("no softmax of attention was seen to run; who sees whom is as the keys say")
+        for key in (*WHICH_ATTEND, *WHICH_SEE_ALL, *SCALES):
+            keys.say(key, "as the keys say, not measured")
+        return Attending(causal_by_keys(node, role), told, [None] * count, [True] * count, besides, False, left)
+    entered = {i for i in range(count) if f"{prefix}{i}" in node.seen.entered}
+    still = sorted(entered - ran.keys())
+    if node.seen.failure and still and still[-1] == max(entered):
+        # There the run ended.
+        still.pop()
+    unseen = [i for i in range(count) if i not in ran and i not in still]
+    if unseen:
+        why = f" ({node.seen.failure})" if node.seen.failure else ""
+        left.append(f"layers {in_words(unseen)} did not run{why}; who sees whom in them is as the keys say")
+    reaches = [(ran[i].reach if i in ran else None) or (Reach() if i in still else told[i]) for i in range(count)]
+    sights = [one.causal for one in ran.values() if one.causal is not None]
+    causal = all(sights) if sights else causal_by_keys(node, role)
+    besides = kinds_of_sight(ran) + without_attention(node, prefix, still, ran)
+    scales = [ran[i].scale if i in ran else None for i in range(count)]
+    unscaled = [i for i in sorted(ran) if scales[i] is None]
+    if unscaled:
+        left.append(f"what multiplies the logits of layers {in_words(unscaled)} could not be measured")
+    enter_keys(node, told, reaches, causal, still)
+    return Attending(causal, reaches, scales, [i not in still for i in range(count)], besides, True, left)
+
+
+def as_run(node: Node, role: str, count: int) -> tuple[str, dict[int, Attended]]:
+    """The path of a stack up to the number of its layers, and the first attention of each layer that ran one."""
+    stacks: dict[str, list[tuple[int, Attended]]] = {}
+    for one in node.seen.attended:
+        if of_role(one.path, role):
+            prefix = one.layer.rstrip("0123456789")
+            index = one.layer.removeprefix(prefix)
+            stacks.setdefault(prefix, []).append((int(index), one))
+    if not stacks:
+        return "", {}
+    prefix = max(stacks, key=lambda name: len({index for index, _ in stacks[name]}))
+    found = stacks[prefix]
+    if len({index for index, _ in found}) == 1 and len(found) >= count:
+        # One layer that runs again and again, or one stage.
+        return prefix, dict(enumerate(one for _, one in found[:count]))
+    return prefix, {index: one for index, one in reversed(found) if index < count}
+
+
+def without_attention(node: Node, prefix: str, still: list[int], ran: dict[int, Attended]) -> list[str]:
+    """Which layers do not attend, and what they have instead."""
+
+    def children(index: int) -> set[tuple[str, str]]:
+        layer = node.modules.get(f"{prefix}{index}")
+        return set() if layer is None else {(name, type(child).__name__) for name, child in layer.named_children()}
+
+    usual = set().union(*(children(i) for i in ran))
+    instead: dict[str, list[int]] = {}
+    for i in still:
+        own = sorted(f"{name} ({kind})" for name, kind in children(i) - usual)
+        instead.setdefault(", ".join(own) or "nothing in its place", []).append(i)
+    return [f"layers {in_words(layers)} do not attend: {what}" for what, layers in instead.items()]
+
+
+def kinds_of_sight(ran: dict[int, Attended]) -> list[str]:
+    """What a window and a word for the whole stack do not say of who sees whom."""
+    causal, both, blocks = (sorted(i for i, one in ran.items() if one.causal is what) for what in (True, False, None))
+    said = (
+        [f"layers {in_words(causal)} are causal, and layers {in_words(both)} see both sides"] if causal and both else []
+    )
+    return said + [f"layers {in_words(blocks)} attend in blocks, whose reach is not measured"] * bool(blocks)
+
+
+def enter_keys(node: Node, told: list[Reach], reaches: list[Reach], causal: bool, still: list[int]) -> None:
+    """Say what the keys of attention were found to do, and where they say something else."""
+    keys = node.keys
+    windows = Counter(one.window for one in reaches if one.window)
+    chunks = Counter(one.chunk for one in reaches if one.chunk)
+    count = len(reaches)
+    for key in WINDOWS:
+        # A window to both sides may be named by what it holds.
+        size = keys.peek(key)
+        shown = [f"windows of {window} tokens in {n} of {count} layers, measured" for window, n in windows.items()]
+        keys.say(key, "; ".join(shown) or "no layer has a window, measured")
+        followed = isinstance(size, int) and any(window - 1 in (size - 1, size, size // 2) for window in windows)
+        wanted = any(one.window == size for one in told)
+        if isinstance(size, int) and keys.path(key) in keys.file and wanted and not followed:
+            found = shown[0] if shown else "no layer has a window"
+            keys.contradict(f"{keys.path(key)} is {size}, and {found}; followed: the modules")
+    if still:
+        for key in ("chunk_size", "mamba_chunk_size"):
+            keys.say(key, "how layers without attention are computed")
+    for chunk, n in chunks.items():
+        keys.say("attention_chunk_size", f"chunks of {chunk} tokens in {n} of {count} layers, measured")
+    for key in WHICH_ATTEND:
+        keys.say(key, f"which layers attend: {count - len(still)} of {count}, measured")
+    for key in WHICH_SEE_ALL:
+        keys.say(key, "how far each layer sees, which is measured")
+    if keys.has("rope_parameters"):
+        keys.say("original_max_position_embeddings", "trained length before stretching, where a schedule stretches")
+    if keys.peek("is_decoder") is True and not causal:
+        keys.contradict(f"{keys.path('is_decoder')} is true, and tokens see both sides; followed: the modules")
+    for key in SCALES:
+        keys.say(key, "the scale of attention, which is measured")
+
+
+def causal_by_keys(node: Node, role: str) -> bool:
+    """Whether tokens see only the past, where nothing has run."""
+    if role:
+        return role == "decoder"
+    if node.keys.has("is_decoder") or node.of_images:
+        return bool(node.keys.peek("is_decoder"))
+    return bool(node.keys.peek("use_cache", True))
+
+
+def reaches_by_keys(node: Node, count: int) -> list[Reach]:
+    """How far each layer sees by `sliding_window`, `attention_chunk_size` and `layer_types`."""
+    keys = node.keys
+    size, chunk, types = (keys.peek(key) for key in ("sliding_window", "attention_chunk_size", "layer_types"))
+    keys.say("sliding_window", f"windows of {size} tokens")
+    off = not isinstance(size, int) or keys.peek("use_sliding_window") is False
+    window = Reach() if off else Reach(window=size)
+    if isinstance(types, list) and len(types) == count:
+        of = {"sliding_attention": window, "chunked_attention": Reach(chunk=chunk if isinstance(chunk, int) else None)}
+        return [of.get(kind, Reach()) for kind in types]
+    return [window] * count
+
+
+def scale_of(measured: float | None, channels: int) -> float | None:
+    """The factor of logits where it is not the usual one."""
+    usual = measured is None or math.isclose(measured, channels**-0.5, rel_tol=1e-4)
+    return None if usual else float(f"{measured:.7g}")
