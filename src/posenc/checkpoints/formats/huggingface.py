@@ -23,6 +23,7 @@ from posenc.checkpoints.kinds.all_kinds import KINDS
 from posenc.checkpoints.kinds.kind import Kind, Stack
 from posenc.checkpoints.kinds.learned_table import feeds_turns
 from posenc.checkpoints.kinds.rotary_measured import rotary_layers
+from posenc.checkpoints.kinds.rotary_old_keys import OLD
 from posenc.checkpoints.kinds.told import reason, unnamed
 from posenc.checkpoints.models.nodes import Node, every_layer, look_into, nodes_of, of_role, stages_of
 from posenc.checkpoints.models.skeleton import hollow
@@ -205,6 +206,9 @@ def plain_keys(node: Node) -> None:
     for key, value in keys.given.items():
         if value is False and node.modules and SPEAKS_OF_POSITION.search(key.lower()):
             keys.say(key, "off")
+    if node.modules and not node.seen.failure and not node.seen.turns:
+        for key in OLD:
+            keys.say(key, "nothing turns")
     if keys.peek("rotary_value"):
         keys.say("rotary_value", "values are turned too")
         node.leave("rotary_value turns the values too, by their own positions alone")

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +26,9 @@ from posenc.encodings.sinusoidal import Sinusoidal
 
 FACTS = {"shape", "dtype", "device", "size", "dim", "ndim", "numel", "requires_grad", "is_cuda", "layout"}
 """What code asks of a table that it does not read."""
+
+OF_A_LAYER = re.compile(r"\.\d+\.(?:.*\.)?\w*att(?:n|ention)\w*\.")
+"""Paths within the attention of a layer, where nothing is added to the embeddings."""
 
 SINUSOIDS = tuple((layout, endpoint) for layout in ("interleaved", "concatenated") for endpoint in (False, True))
 
@@ -56,7 +60,7 @@ class LearnedTable(Kind):
         for item in stack.pieces("table", "fixed"):
             seen, values = stack.node.seen, item.values
             row = seen.rows.get(item.path, seen.added.get(item.path))
-            if values is None or feeds_turns(stack.node, item) or not is_table(values):
+            if values is None or feeds_turns(stack.node, item) or not is_table(values) or OF_A_LAYER.search(item.path):
                 continue
             if row is None and seen.failure:
                 # Where a model could not be run its sines are known by their numbers, behind what rows there may be.
