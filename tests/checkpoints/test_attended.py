@@ -207,7 +207,7 @@ def test_layers_that_do_not_attend_are_named_with_what_they_have_instead():
     config = QWEN_3_NEXT | {"num_hidden_layers": 4}
     reading = read(config)
     assert "layers [0, 1, 2] do not attend: linear_attn (Qwen3NextGatedDeltaNet)" in reading.parts[0].besides
-    assert reading.understood["full_attention_interval"] == "which layers attend: 1 of 4, measured"
+    assert reading.understood["layer_types"].startswith("how far each layer sees, which is measured")
     assert "[does not attend]" in words(reading)
 
 
