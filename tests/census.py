@@ -545,7 +545,7 @@ def inputs_of(model: Any) -> Iterator[dict[str, Any]]:
                 given = {key: values[min(place, len(values) - 1)] for key, values in made.items()}
                 yield given | {k: v for k, v in text.items() if k == "decoder_input_ids"}
                 yield given | text
-    from posenc.checkpoints.models.dry_run import usual_inputs
+    from posenc.checkpoints.models.inputs import usual_inputs
 
     yield {key: value for key, value in usual_inputs(model).items() if key != "use_cache"}
 

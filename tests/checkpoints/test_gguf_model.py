@@ -462,7 +462,11 @@ def test_a_factor_without_a_type_is_linear_as_in_llama_cpp(key: str, tmp_path: P
             "rms_epsilon: expected 1e-05, as another key says",
         ),
         ("falcon", {"tensor_data_layout": "new"}, "falcon.tensor_data_layout: expected jploski, got 'new'"),
-        ("mpt", {"attention__max_alibi_bias": 4.0}, "MptForCausalLM would not compute what it says: 1 parts and 0"),
+        (
+            "mpt",
+            {"attention__max_alibi_bias": 4.0},
+            r"MptForCausalLM would not compute what it says: layer 0 alibi\(bias_max=4\) and none",
+        ),
         ("llama", {"vocab_size": 0}, "llama.vocab_size: expected a whole number from 1 to 16,777,216, got 0"),
     ],
 )

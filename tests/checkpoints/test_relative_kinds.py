@@ -277,7 +277,7 @@ def test_axes_are_read_off_rows_that_go_round_a_pair(axes: int) -> None:
         assert "patches stand 0.333 apart, not 1, in some layers" in huggingface.read(model.config).parts[0].besides
         given = {"pixel_values": torch.randn(1, 3, 96, 96)}
         bare = states(model, **given)
-        assert set(attach(model).replaced) == {"layers.0.rotary_emb", "layers.1.rotary_emb"}
+        assert set(attach(model).replaced) == {"embeddings", "layers.0.rotary_emb", "layers.1.rotary_emb"}
         torch.testing.assert_close(states(model, **given), bare, rtol=1e-4, atol=1e-4)
 
 

@@ -1,6 +1,5 @@
 """A dry run of a model: which tables it looks up by position, what its rotary code does, which slopes it makes."""
 
-import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -23,10 +22,10 @@ from posenc.checkpoints.models.attended import (
     planted,
     projects,
 )
-from posenc.checkpoints.models.found import SPEAKS_OF_POSITION, carries_position, found
+from posenc.checkpoints.models.found import SPEAKS_OF_POSITION, carries_position
+from posenc.checkpoints.models.inputs import other_inputs, usual_inputs
 from posenc.checkpoints.models.skeleton import LARGE, as_meta, is_shape
 from posenc.checkpoints.models.turns import Turn, coded, functions, rotary_functions, turning, watched
-from posenc.checkpoints.vocabulary.bounds import HEADS
 from posenc.foreign.text import told
 
 MAKES_SLOPES = re.compile(r"alibi")
@@ -35,8 +34,6 @@ MAKES_BUCKETS = re.compile(r"relative_position_bucket$")
 FURTHEST = 2048
 """How far distances are put into buckets (positions), before a token and behind it."""
 
-LOUDEST = 4096
-"""The most frames of a sound, bands of a frame, and pixels of a side, that are tried."""
 
 IDLE = re.compile(r"\.(mlp|feed_forward|ffn) \w*(MLP|FeedForward|FFN)$|\.experts \w*Experts$|\.(mamba|linear_attn) ")
 """Paths and classes of layers without attention, which take a token's channels and give as many back."""
@@ -107,6 +104,8 @@ class Measured:
 MUCH_OF_LITTLE = {*PRODUCTS, torch.add, Tensor.add, Tensor.__add__}
 """Functions of torch whose result may be far larger than what they are given: products, and sums over other axes."""
 
+CLAMPS = {torch.clamp, Tensor.clamp, Tensor.clamp_}
+
 ADDS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__}
 
 
@@ -147,7 +146,8 @@ class Dry(TorchFunctionMode):
         if projects(func, args):
             out = func(*tree_map(as_meta, args), **tree_map(as_meta, kwargs))
             return planted(*out.shape, dtype=out.dtype)
-        if func in NORMS:
+        if func in NORMS or (func in CLAMPS and args[0].is_floating_point() and self.attention.layer):
+            # Nothing is cut off what is planted; clips of queries and keys (OLMo, MPT) bound outliers alone.
             return args[0].clone()
         if not tree_any(is_shape, (args, kwargs)):
             if func in MUCH_OF_LITTLE:
@@ -304,77 +304,6 @@ def dry_run(model: nn.Module, inputs: Mapping[str, Tensor] | None, attention_alo
 def idle(*args: Any, **kwargs: Any) -> Tensor:
     """What stands in for norms, and for layers without attention, which take the longest: what comes in goes out."""
     return next(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)).clone()
-
-
-def usual_inputs(model: nn.Module) -> dict[str, Any]:
-    """Something to give to a model's `forward`: a few tokens, or an image of its own size; batch 1."""
-    config: Any = model.config
-    # As many tokens as nothing else in the model, or its heads could be taken for them.
-    taken = {number for _, number in whole_numbers(config.to_dict())}
-    tokens = next(n for n in range(4, len(taken) + 5) if n not in taken)
-    accepted = inspect.signature(model.forward).parameters
-    name = getattr(model, "main_input_name", "input_ids")
-    if name not in accepted and "pixel_values" in accepted:
-        name = "pixel_values"
-    if "grid_thw" in accepted:
-        rows, columns = 4, 8
-        patch = getattr(config, "patch_size", 14)
-        width = getattr(config, "in_channels", None) or getattr(config, "num_channels", 3)
-        width *= getattr(config, "temporal_patch_size", 1) * patch**2
-        first = next(iter(accepted))
-        return {first: torch.zeros(rows * columns, width), "grid_thw": torch.tensor([[1, rows, columns]])}
-    inputs: dict[str, Any] = {}
-    if name == "pixel_values":
-        # Rotary towers take any image, and a small one tells as much.
-        patch = getattr(config, "patch_size", None)
-        small = isinstance(patch, int) and any(item.kind == "frequencies" for item in found(model))
-        # As many patches as there are no heads, or one could be taken for the other.
-        heads = [getattr(config, key, None) for key in HEADS]
-        side = next(n for n in (4, 6, 8) if n * n not in heads)
-        size = side * patch if small and patch else getattr(config, "image_size", 224) or 224
-        height, width = size if isinstance(size, (list, tuple)) else (size, size)
-        inputs[name] = torch.zeros(1, getattr(config, "num_channels", 3), height, width)
-    elif name == "input_features" and isinstance(getattr(config, "num_mel_bins", None), int):
-        frames = 2 * (getattr(config, "max_source_positions", None) or 50)
-        inputs[name] = torch.zeros(1, config.num_mel_bins, frames)
-    else:
-        inputs["input_ids"] = torch.full((1, tokens), 7)
-    if "decoder_input_ids" in accepted:
-        inputs["decoder_input_ids"] = torch.full((1, tokens), 7)
-    if "use_cache" in accepted:
-        inputs["use_cache"] = False
-    return inputs
-
-
-def other_inputs(model: Any) -> Iterator[dict[str, Any]]:
-    """What a model may want else: an image beside a text; samples of sound, or frames of bands, either axis first."""
-    name, accepted = getattr(model, "main_input_name", ""), inspect.signature(model.forward).parameters
-    known = {key: n for key, n in whole_numbers(model.config.to_dict()) if 0 < n <= LOUDEST}
-    if name == "input_ids" and "pixel_values" in accepted:
-        side = known.get("image_size", 224)
-        yield usual_inputs(model) | {"pixel_values": torch.zeros(1, known.get("num_channels", 3), side, side)}
-    if name == "pixel_values" and isinstance(side := getattr(model.config, "image_size", None), int):
-        # Some hold the places of a whole image.
-        yield {name: torch.zeros(1, known.get("num_channels", 3), side, side)}
-    if name not in ("input_features", "input_values") or name not in accepted:
-        return
-    text = {"decoder_input_ids": torch.full((1, 5), 7)} if "decoder_input_ids" in accepted else {}
-    frames = known.get("max_length", 40)
-    for key in ("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim"):
-        if key in known:
-            masks = {key: torch.ones(1, frames) for key in ("input_features_mask",) if key in accepted}
-            yield {name: torch.zeros(1, frames, known[key])} | text | masks
-            yield {name: torch.zeros(1, known[key], frames)} | text | masks
-    yield {name: torch.zeros(1, 8000)} | text
-
-
-def whole_numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """Every whole number in a configuration, and in those within it, with its key."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from whole_numbers(value)
-        elif isinstance(value, int):
-            yield key, value
 
 
 def bucket_methods(model: nn.Module) -> Iterator[tuple[CodeType, FunctionType]]:

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posenc.checkpoints.models.attended import Attended
-from posenc.checkpoints.models.dry_run import Measured, measure, usual_inputs
+from posenc.checkpoints.models.dry_run import Measured, measure
 from posenc.checkpoints.models.found import Found, found, with_configs
+from posenc.checkpoints.models.inputs import usual_inputs
 from posenc.checkpoints.models.skeleton import skeleton
 from posenc.checkpoints.models.turns import Turn
 from posenc.checkpoints.vocabulary.bounds import HEADS, LAYERS, WIDTHS
