@@ -246,3 +246,10 @@ def test_edges_are_found_to_the_token(size: int, far: int):
     if size > 1:
         assert reach_of(lambda query, key: key <= query and key // size == query // size, far) == Reach(chunk=size)
     assert reach_of(lambda query, key: key <= query, far) == Reach()
+
+
+def test_attention_that_pools_an_image_belongs_to_no_layer():
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 32}
+    config = {"model_type": "aimv2_vision_model", "image_size": 16, "patch_size": 4, "use_head": True, **sizes}
+    (part,) = read(config).parts
+    assert len(part.layers) == 2 and not part.shape.causal and all(layer.attends for layer in part.layers)

@@ -416,3 +416,21 @@ def test_sines_among_the_attributes_of_a_module_are_told() -> None:
     assert "embeddings.position_embeddings (VideoMAEEmbeddings) carries" in " ".join(
         huggingface.read(config).not_covered
     )
+
+
+def test_a_table_within_the_attention_of_a_layer_is_not_added_to_embeddings() -> None:
+    small = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2}
+    config = transformers.DeepseekV4Config(**small, moe_intermediate_size=16, n_routed_experts=4, num_experts_per_tok=2)
+    reading = huggingface.read(config)
+    assert reading.parts[0].embed == "none" and not reading.parts[0].tables
+    assert any("compressor.position_bias (DeepseekV4CSACompressor) carries" in one for one in reading.not_covered)
+
+
+def test_keys_of_rotary_where_nothing_turns_are_understood() -> None:
+    config = transformers.EsmConfig(
+        **{key: BERT[key] for key in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")},
+        **{"intermediate_size": 32, "pad_token_id": 1, "mask_token_id": 3, "position_embedding_type": "absolute"},
+    )
+    reading = huggingface.read(config.to_dict() | {"rope_theta": 10_000.0})
+    assert reading.parts[0].embed == "learned" and not reading.unknown
+    assert reading.understood["rope_theta"] == "nothing turns"

@@ -89,7 +89,7 @@ def as_run(node: Node, role: str, count: int) -> tuple[str, dict[int, Attended]]
     """The path of a stack up to the number of its layers, and the first attention of each layer that ran one."""
     stacks: dict[str, list[tuple[int, Attended]]] = {}
     for one in node.seen.attended:
-        if of_role(one.path, role):
+        if one.layer and of_role(one.path, role):
             prefix = one.layer.rstrip("0123456789")
             index = one.layer.removeprefix(prefix)
             stacks.setdefault(prefix, []).append((int(index), one))
