@@ -253,3 +253,18 @@ def test_attention_that_pools_an_image_belongs_to_no_layer():
     config = {"model_type": "aimv2_vision_model", "image_size": 16, "patch_size": 4, "use_head": True, **sizes}
     (part,) = read(config).parts
     assert len(part.layers) == 2 and not part.shape.causal and all(layer.attends for layer in part.layers)
+
+
+def test_a_mask_that_looks_up_the_images_of_a_run_says_how_far_text_sees():
+    text = {
+        "hidden_size": 32,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 2,
+        "intermediate_size": 32,
+        "head_dim": 16,
+    }
+    text |= {"global_head_dim": 16, "num_key_value_heads": 1, "vocab_size": 64, "sliding_window": 1024}
+    text |= {"layer_types": ["sliding_attention", "full_attention"], "use_bidirectional_attention": "vision"}
+    reading = read({"model_type": "gemma4_unified", "text_config": text})
+    (part,) = reading.parts
+    assert [layer.window for layer in part.layers] == [1024, None] and not reading.contradictions

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from posenc.checkpoints.models.turns import Turn
 
@@ -257,8 +258,26 @@ def told_by(rule: Callable[..., Any], tokens: int) -> Tensor:
 
 def asked(rule: Callable[..., Any], query: Tensor, key: Tensor) -> Tensor:
     """Which queries see which keys, of the first row and head of a batch."""
-    with torch._C.DisableTorchFunction():
+    with Beyond():
         return rule(torch.tensor(0), torch.tensor(0), query, key)
+
+
+class Beyond(TorchFunctionMode):
+    """What a rule looks up of the tokens of a run is, for those beyond its end, what it is for the first of them.
+
+    So a mask that lets the tokens of an image see one another says of a longer text how far it sees.
+    """
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunction():
+            if (
+                func is Tensor.__getitem__
+                and isinstance(args[1], tuple)
+                and all(isinstance(i, Tensor) for i in args[1])
+            ):
+                places = (i.where(i < size, 0) for i, size in zip(args[1], args[0].shape, strict=False))
+                return args[0][tuple(places)]
+            return func(*args, **(kwargs or {}))
 
 
 @torch.no_grad()
