@@ -268,7 +268,7 @@ class Beyond(TorchFunctionMode):
     So a mask that lets the tokens of an image see one another says of a longer text how far it sees.
     """
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunction():
             if (
                 func is Tensor.__getitem__
