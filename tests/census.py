@@ -520,7 +520,9 @@ def vocabulary(model: Any) -> int:
 def inputs_of(model: Any) -> Iterator[dict[str, Any]]:
     """What a model may want to be given: tokens, an image, sound, or several of them; batch 2."""
     accepted = signatures.signature(model.forward).parameters
-    name = getattr(model, "main_input_name", "input_ids")
+    from posenc.checkpoints.models.inputs import main_input, usual_inputs
+
+    name = main_input(model)
     words = tokens_of(model)
     text = {key: words if key == "input_ids" else words.flip(1) for key in TOKENS if key in accepted}
     if "input_ids" in text:
@@ -545,8 +547,6 @@ def inputs_of(model: Any) -> Iterator[dict[str, Any]]:
                 given = {key: values[min(place, len(values) - 1)] for key, values in made.items()}
                 yield given | {k: v for k, v in text.items() if k == "decoder_input_ids"}
                 yield given | text
-    from posenc.checkpoints.models.inputs import usual_inputs
-
     yield {key: value for key, value in usual_inputs(model).items() if key != "use_cache"}
 
 

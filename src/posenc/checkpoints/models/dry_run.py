@@ -39,8 +39,9 @@ IDLE = re.compile(r"\.(mlp|feed_forward|ffn) \w*(MLP|FeedForward|FFN)$|\.experts
 """Paths and classes of layers without attention, which take a token's channels and give as many back."""
 
 
-NORM = re.compile(r"(?<!Ada)(Layer|RMS|L2)Norm$")
-"""Classes of norms: in a dry run they leave what comes in, which is of length 1 already."""
+NORM = re.compile(r"(?<!Ada)(?<!Unweighted)(Layer|RMS|L2)Norm$")
+"""Classes of norms: in a dry run they leave what comes in, which is of length 1 already. Some without weights give the
+factor alone, and none of those needs to be passed by."""
 
 NORMS = {nn.functional.layer_norm, nn.functional.rms_norm, nn.functional.normalize}
 

@@ -21,7 +21,7 @@ def usual_inputs(model: nn.Module) -> dict[str, Any]:
     taken = {number for _, number in whole_numbers(config.to_dict())}
     tokens = next(n for n in range(4, len(taken) + 5) if n not in taken)
     accepted = inspect.signature(model.forward).parameters
-    name = getattr(model, "main_input_name", "input_ids")
+    name = main_input(model)
     if name not in accepted and "pixel_values" in accepted:
         name = "pixel_values"
     if "grid_thw" in accepted:
@@ -56,7 +56,7 @@ def usual_inputs(model: nn.Module) -> dict[str, Any]:
 
 def other_inputs(model: Any) -> Iterator[dict[str, Any]]:
     """What a model may want else: an image beside a text; samples of sound, or frames of bands, either axis first."""
-    name, accepted = getattr(model, "main_input_name", ""), inspect.signature(model.forward).parameters
+    name, accepted = main_input(model), inspect.signature(model.forward).parameters
     known = {key: n for key, n in whole_numbers(model.config.to_dict()) if 0 < n <= LOUDEST}
     if name == "input_ids" and "pixel_values" in accepted:
         side = known.get("image_size", 224)
@@ -74,6 +74,12 @@ def other_inputs(model: Any) -> Iterator[dict[str, Any]]:
             yield {name: torch.zeros(1, frames, known[key])} | text | masks
             yield {name: torch.zeros(1, known[key], frames)} | text | masks
     yield {name: torch.zeros(1, 8000)} | text
+
+
+def main_input(model: Any) -> str:
+    """What a model reads first; some name several."""
+    name = getattr(model, "main_input_name", "input_ids")
+    return name if isinstance(name, str) else name[0]
 
 
 def whole_numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
