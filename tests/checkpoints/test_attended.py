@@ -268,3 +268,10 @@ def test_a_mask_that_looks_up_the_images_of_a_run_says_how_far_text_sees():
     reading = read({"model_type": "gemma4_unified", "text_config": text})
     (part,) = reading.parts
     assert [layer.window for layer in part.layers] == [1024, None] and not reading.contradictions
+
+
+def test_a_norm_that_gives_its_factor_alone_is_run():
+    small = {"model_type": "hy_v4", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16}
+    small |= {"num_key_value_heads": 1, "intermediate_size": 32, "moe_intermediate_size": 16, "num_experts": 4}
+    reading = read(small | {"num_experts_per_tok": 2})
+    assert not reading.not_covered and {layer.spec for layer in reading.parts[0].layers} == {"rotary"}
