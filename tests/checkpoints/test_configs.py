@@ -282,7 +282,8 @@ def test_schedules_go_through_transformers() -> None:
     @given(BASES, st.none() | LINEAR | LLAMA3 | YARN | OWN | LONGROPE)
     def comes_back(base: int, schedule: str | None) -> None:
         before = reading(f"rotary(base={base}{f', schedule={schedule}' if schedule else ''})")
-        assert differences(before, config_json.read(config_json.with_positions(L31, before.parts[0]))) == []
+        config = L31 | {"num_hidden_layers": len(before.parts[0].layers)}
+        assert differences(before, config_json.read(config_json.with_positions(config, before.parts[0]))) == []
 
     comes_back()
 
@@ -380,4 +381,6 @@ def test_released_models_are_written_and_read_again(name: str) -> None:
     config = PUBLISHED[name]
     before = configs.read(config)
     assert before.parts and before.unknown == {}
-    assert differences(before, config_json.read(config_json.write(before, config))) == []
+    for part in before.parts:
+        config = config_json.with_positions(config, part)
+    assert differences(before, config_json.read(config)) == []
