@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_models import made, states
 from torch import Tensor
 
 transformers = pytest.importorskip("transformers")
@@ -26,24 +27,6 @@ T5 = {"vocab_size": 97, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "
 BART = {"vocab_size": 97, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 64}
 BART |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
 IDS = torch.randint(4, 97, (2, 12), generator=torch.Generator().manual_seed(0))
-
-
-def made(name: str, **options: Any) -> Any:
-    """A tiny model with random weights by which positions matter."""
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{name}Config")(**options)
-    model = getattr(transformers, f"{name}Model")(config).eval()
-    for parameter in model.parameters():
-        # Tables of sines are no weights.
-        if parameter.dim() > 1 and parameter.requires_grad:
-            torch.nn.init.normal_(parameter, std=0.2)
-    return model
-
-
-@torch.no_grad()
-def states(model: Any, **given: Any) -> Tensor:
-    out = model(**given)
-    return out.last_hidden_state if hasattr(out, "last_hidden_state") else out.logits
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_models import made, states
 from torch import Tensor
 
 transformers = pytest.importorskip("transformers")
@@ -20,22 +21,6 @@ from posenc.encoding import Shape  # noqa: E402
 
 IMAGE = {"image_size": 32, "patch_size": 4, "num_channels": 3}
 SWIN = IMAGE | {"embed_dim": 16, "depths": [2, 1], "num_heads": [2, 4], "window_size": 4}
-
-
-def made(name: str, kind: str = "Model", part: str = "", **options: Any) -> Any:
-    """A tiny model with random weights by which positions matter."""
-    torch.manual_seed(0)
-    model = getattr(transformers, f"{name}{kind}")(getattr(transformers, f"{name}{part}Config")(**options)).eval()
-    for parameter in model.parameters():
-        if parameter.dim() > 1 and parameter.requires_grad:
-            torch.nn.init.normal_(parameter, std=0.2)
-    return model
-
-
-@torch.no_grad()
-def states(model: Any, **given: Any) -> Tensor:
-    out = model(**given)
-    return out.last_hidden_state if hasattr(out, "last_hidden_state") else out[0]
 
 
 def specs_of(model: Any) -> set[str]:

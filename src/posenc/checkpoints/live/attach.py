@@ -8,6 +8,7 @@ from torch import nn
 
 from posenc.catalogue import LayerSpec, build, build_layers
 from posenc.checkpoints.formats.config_json import MARK as MARKED
+from posenc.checkpoints.formats.config_json import inner
 from posenc.checkpoints.kinds.all_kinds import KINDS
 from posenc.checkpoints.kinds.calls import CountedFromMask, token_door
 from posenc.checkpoints.kinds.kind import Change, Kind, NotSaid, hook
@@ -171,7 +172,7 @@ def as_asked(
     """Fill the places of the decoder, or of the only stack, with an encoding that somebody asked for."""
     model: Any = attachment.model
     text = model.config.get_text_config()
-    paths = {part.name for part in reading.parts if config_at(model.config, part.name) is text}
+    paths = {part.name for part in reading.parts if inner(model.config, part.name) is text}
     own = [place for place in places if place.stack.node.path in paths] or [p for p in places if not p.stack.node.path]
     filled: list[Kind] = []
     for place in own or places:
@@ -249,13 +250,6 @@ def counting(model: nn.Module, places: Sequence[Kind]) -> list[Change]:
             if start is not None:
                 first[stack] = start
     return [hook(stack, CountedFromMask(start, stack)) for stack, start in first.items()]
-
-
-def config_at(config: Any, name: str) -> Any:
-    """The config of a part: `name` is a path such as "text_config", "" for the whole."""
-    for step in name.split(".") if name else ():
-        config = getattr(config, step, None)
-    return config
 
 
 def part_of(place: Kind, reading: Reading) -> Part | None:

@@ -205,11 +205,6 @@ def node_of(config: Any, nodes: list[Node]) -> Node:
     return nodes[0]
 
 
-def node_at(path: str, nodes: list[Node]) -> Node:
-    """The configuration that the module at a path was built from."""
-    return next((node for node in nodes if path in node.modules), nodes[0])
-
-
 def of_role(path: str, role: str) -> bool:
     """Whether a module belongs to the encoder or to the decoder, where there are both, or to a stage: "layers.0".
 

@@ -1,0 +1,25 @@
+"""Tiny models of transformers with random weights by which positions matter, and what they say of inputs."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def made(name: str, kind: str = "Model", part: str = "", **options: Any) -> Any:
+    """made("Bert"): a BertModel of a BertConfig; `part` is for configs of towers, as SwinVision's."""
+    import transformers
+
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{name}{kind}")(getattr(transformers, f"{name}{part}Config")(**options)).eval()
+    for parameter in model.parameters():
+        # Tables of sines are no weights.
+        if parameter.dim() > 1 and parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+@torch.no_grad()
+def states(model: Any, **given: Any) -> Tensor:
+    out = model(**given)
+    return out.last_hidden_state if hasattr(out, "last_hidden_state") else out[0]
