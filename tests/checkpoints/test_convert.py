@@ -709,9 +709,20 @@ def test_a_folder_that_says_something_else_is_taken_away(made, tmp_path: Path, m
         return write(out, config | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, *given, **named)
 
     monkeypatch.setattr(module, "write_folder", otherwise)
-    with pytest.raises(RuntimeError, match=r"new was written and says something else than planned: .*layer 0 rotary"):
+    with pytest.raises(RuntimeError, match=r"what was written says something else than planned: .*layer 0 rotary"):
         convert(made("llama"), tmp_path / "new", Request(dtype="float16"))
     assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_has_its_name_only_when_it_was_checked(made, tmp_path: Path, monkeypatch) -> None:
+    def interrupted(folder: Path, planned: Any) -> None:
+        assert (folder / "model.safetensors").exists() and folder.name != "new"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "check_written", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        convert(made("llama"), tmp_path / "new", Request(dtype="float16"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_where_both_spellings_would_be_served_otherwise_the_config_stays_and_that_is_told(

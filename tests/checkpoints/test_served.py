@@ -85,5 +85,5 @@ def test_a_plan_that_is_served_has_nothing_told_and_a_folder_is_held_to_it(tmp_p
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     served.check_written(tmp_path, plan)
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"rope_scaling": YARN}))
-    with pytest.raises(RuntimeError, match=r"was written and says something else than planned: .*pair 9: 0.0749894"):
+    with pytest.raises(RuntimeError, match=r"what was written says something else than planned: .*pair 9: 0.0749894"):
         served.check_written(tmp_path, plan)

@@ -4,7 +4,6 @@ import contextlib
 import copy
 import os
 import re
-import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -129,14 +128,9 @@ def convert(
             shard_bytes=shard_bytes,
             copy=[file for file in source.files if file.name not in plan.edited],
             edited=plan.edited,
+            check=None if source.adapter else lambda folder: check_written(folder, plan.reading),
             **({"stem": "adapter_model", "config_name": "adapter_config.json"} if source.adapter else {}),
         )
-        if not source.adapter:
-            try:
-                check_written(out, plan.reading)
-            except Exception:
-                shutil.rmtree(out)
-                raise
     return Converted(out, tuple(told(source, plan)), tuple(plan.notes))
 
 

@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ def write_folder(
     stem: str = "model",
     config_name: str = "config.json",
     edited: Mapping[str, dict[str, Any]] | None = None,
+    check: Callable[[Path], None] | None = None,
 ) -> Path:
     """Write a checkpoint in Hugging Face's form to a new folder, which appears when it is whole and not before.
 
@@ -42,6 +43,7 @@ def write_folder(
     stem         the files are called STEM.safetensors, or STEM-00001-of-00002.safetensors with an index
     config_name  what the config is called: adapter_config.json for an adapter
     edited       further JSON files, name -> what they say
+    check        is called with the folder when it is whole, before it has its name; if it raises, it never has
 
     No key of a config that names code goes along, see `named_code`.
 
@@ -60,6 +62,8 @@ def write_folder(
         for name, said in (({} if config is None else {config_name: config}) | dict(edited or {})).items():
             write_json(hidden / name, harmless(said))
         write_into(hidden, tensors, shard_bytes, [file for file in copy if not is_code(file)], stem)
+        if check is not None:
+            check(hidden)
     return target
 
 

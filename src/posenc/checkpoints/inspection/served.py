@@ -42,7 +42,7 @@ def check_written(folder: Path, planned: Reading) -> None:
         unlike += unlike_planned(theirs, planned)
     if unlike:
         sentences = "; ".join(dict.fromkeys(unlike))
-        raise RuntimeError(f"{folder} was written and says something else than planned: {sentences}")
+        raise RuntimeError(f"what was written says something else than planned: {sentences}")
 
 
 @torch.no_grad()
