@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from posenc.checkpoints.files.tensors import GGUFTensors, package
-from posenc.checkpoints.formats import config_json, gguf_metadata
+from posenc.checkpoints.formats import config_json, gguf_metadata, huggingface
 from posenc.checkpoints.formats.gguf_architectures import ARCHITECTURES, NOT_LOADED, TABLES, Architecture
 from posenc.checkpoints.formats.gguf_file import metadata
-from posenc.checkpoints.kinds.rotary_keys import rope_parameters
 from posenc.checkpoints.vocabulary.bounds import within_bounds
 from posenc.checkpoints.vocabulary.differences import differences
 from posenc.checkpoints.vocabulary.ledger import Ledger
@@ -165,7 +164,7 @@ def understood(reading: Reading, file: GGUFTensors) -> Part:
 
 
 def sizes_of(arch: str, part: Part, keys: Ledger, file: GGUFTensors) -> dict[str, Any]:
-    """Sizes, positions and tokens, under the names that most configs of transformers have for them."""
+    """Sizes, windows and tokens, under the names that most configs of transformers have for them."""
     rows = file.shape("token_embd.weight")[:1] if "token_embd.weight" in file else ()
     tokens = keys.take(f"{arch}.vocab_size", "{} tokens", *rows)
     value_dim = keys.take(f"{arch}.attention.value_length", "{} channels a head of the values", part.shape.head_dim)
@@ -184,12 +183,14 @@ def sizes_of(arch: str, part: Part, keys: Ledger, file: GGUFTensors) -> dict[str
         "max_position_embeddings": part.trained_length,
         "vocab_size": count(tokens, f"{arch}.vocab_size", file=file.path, most=MOST_TOKENS),
         "tie_word_embeddings": "output.weight" not in file,
+        "sliding_window": next((layer.window for layer in part.layers if layer.window), None),
+        "layer_types": config_json.types_of({}, part),
     }
     for kind in ("bos", "eos", "padding"):
         token = file.said.get(key := f"tokenizer.ggml.{kind}_token_id")
         matches(token, (None, int), file=file.path, field=key)
         found[f"{'pad' if kind == 'padding' else kind}_token_id"] = token
-    return found | positions(part, file)
+    return found
 
 
 def own_keys(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUFTensors) -> dict[str, Any]:
@@ -231,26 +232,6 @@ def own_keys(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUFT
     return found
 
 
-def positions(part: Part, file: GGUFTensors) -> dict[str, Any]:
-    """The keys of a config that say of positions what the layers of a part have."""
-    kinds = ["sliding_attention" if layer.window else "full_attention" for layer in part.layers]
-    windows = {layer.window for layer in part.layers if layer.window}
-    turning = {(kinds[index], one.spec): index for index, one in enumerate(part.layers) if "rotary" in one.spec}
-    try:
-        rope = {kind: rope_parameters(part.encoding(index)) for (kind, _), index in sorted(turning.items())}
-    except CannotExpress as error:
-        raise CannotRead(str(error), file=file.path) from error
-    if len(windows) > 1 or len(rope) < len(turning):
-        specs = ", ".join(sorted({spec for _, spec in turning}))
-        raise CannotRead(f"no keys of transformers say {quoted(specs)}", file=file.path)
-    found: dict[str, Any] = {"sliding_window": next(iter(windows), None), "layer_types": kinds}
-    if rope:
-        one, *others = rope.values()
-        found["rope_parameters"] = rope if any(other != one for other in others) else one
-        found["original_max_position_embeddings"] = one.get("original_max_position_embeddings", part.trained_length)
-    return found
-
-
 def built(
     row: Architecture, part: Part, sizes: dict[str, Any], own: dict[str, Any], file: GGUFTensors
 ) -> tuple["PreTrainedConfig", Any, Any]:
@@ -268,7 +249,10 @@ def built(
         apart = sizes["head_dim"] != part.shape.dim // part.shape.heads
         given = {key: value for key, value in sizes.items() if key in known or (key == "head_dim" and apart)} | own
         within_bounds(given)
-        config = maker(**given)
+        try:
+            config = huggingface.filled(config_json.with_positions({"model_type": row.model, **given}, part))
+        except CannotExpress as error:
+            raise CannotRead(str(error), file=file.path) from error
         kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
         config.architectures = [kind.__name__]
         with torch.device("meta"):
