@@ -179,6 +179,14 @@ def test_a_table_counts_from_the_row_that_position_0_has():
     assert part.besides == ("the first 2 rows of decoder.embed_positions.weight are no positions",)
 
 
+@pytest.mark.parametrize("name", ["roberta", "mpnet", "esm", "longformer"])
+def test_a_length_that_counts_rows_of_padding_is_not_the_trained_one(name):
+    config = {"model_type": name, "max_position_embeddings": 66, "num_hidden_layers": 1, "pad_token_id": 1}
+    more = {"esm": {"vocab_size": 33, "mask_token_id": 32, "position_embedding_type": "absolute"}}
+    (part,) = read(config | more.get(name, {})).parts
+    assert (part.trained_length, part.shape.max_len) == (64, 64)
+
+
 def test_sections_of_time_height_and_width_are_measured():
     rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 6, 6]}
     config = {**LLAMA, "model_type": "qwen2_vl_text", "rope_parameters": rope, "num_key_value_heads": 2}

@@ -330,6 +330,9 @@ def part_of(node: Node, role: str) -> Part | None:
     besides += attention.besides
     for sentence in attention.left:
         node.leave(sentence)
+    if embed == "learned" and rows and length and rows < length:
+        # Some configs count the rows that are no positions, too.
+        length = rows
     return Part(stack.name, shape, out, kv, length or rows, embed, tables, tuple(besides))
 
 
