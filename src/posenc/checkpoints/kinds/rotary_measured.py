@@ -196,13 +196,13 @@ def fitted(turn: Turn, turned: int) -> Options:
 
 def sections_of(node: Node, path: str) -> tuple[tuple[int, ...], str] | None:
     """How many pairs read time, height and width, and in which order, where a layer tells the three apart."""
-    turn = next((turn for turn in node.on_axes if turn.path == path and turn.matrices.shape[0] >= 4), None)
+    turn = next((turn for turn in node.on_axes if turn.path == path), None)
     if turn is None:
         return None
     pairs = sorted({min(first, second): (first, second) for first, second, _ in pairs_of_any(turn)}.values())
     moved = (turn.relative - torch.eye(turn.matrices.shape[-1])).abs().amax(2)  # [T, D]
-    axes = [int(moved[1:4, first].argmax()) for first, _ in pairs]
-    sections = tuple(axes.count(axis) for axis in range(3))
+    axes = [int(moved[1:, first].argmax()) for first, _ in pairs]
+    sections = tuple(axes.count(axis) for axis in range(max(axes) + 1))
     if sections[0] == len(pairs):
         return None
     for order in ("chunked", "interleaved", "time_last"):
@@ -227,10 +227,10 @@ def with_sections(node: Node, option: Options, sections: tuple[int, ...], order:
     if order not in ("chunked", "interleaved", "time_last"):
         node.leave(f"its pairs share out time, height and width {sections} {order}")
         return option
-    if option.sections is not None and (option.sections, option.order) != (sections, order):
+    if option.sections is not None and (option.sections, option.order or order) != (sections, order):
         node.keys.contradict(
-            f"mrope_section says {option.sections} ({option.order}), and the modules turn {sections} ({order}); "
-            f"followed: the modules"
+            f"mrope_section says {option.sections} ({option.order or order}), and the modules turn {sections} "
+            f"({order}); followed: the modules"
         )
     return replace(option, sections=sections, order=order)
 
