@@ -13,7 +13,7 @@ from posenc.catalogue import build
 from posenc.checkpoints.kinds.calls import parameters
 from posenc.checkpoints.kinds.kind import Change, Differs, Kind, NotSaid, Stack, swap
 from posenc.checkpoints.models.turns import axes_of
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, parts_of
 from posenc.encodings.image_rotary import normalised_grid
 from posenc.foreign.text import told
 from posenc.positions import Positions
@@ -39,7 +39,9 @@ class RotaryModule(Kind):
                 stack.node.keys.say(f"pos_embed_{key}", "in training alone: by how much places are drawn")
             by_ids = parameters(type(module))[:2] == ("x", "position_ids") and layer_types(module)
             if path and (pixels or by_ids):
-                yield cls(stack, path)
+                piece = cls(stack, path)
+                piece.claim(module)
+                yield piece
 
     def specs(self) -> list[str]:
         return [spec for spec, _ in self.stack.turning or ()]
@@ -49,11 +51,38 @@ class RotaryModule(Kind):
         """The types of layers that it makes a difference between."""
         return layer_types(self.stack.node.modules[self.path])
 
+    def claim(self, module: nn.Module) -> None:
+        """Hold the module to what its layers are read to turn by; what differs stays unclaimed, with the reason."""
+        node, shape = self.stack.node, self.stack.shape
+        layers = [build(spec, replace(shape, head_dim=wide)) for spec, wide in self.stack.turning or ()]
+        held = {item.label: item.path for item in self.stack.pieces("frequencies") if item.owner is module}
+        farthest = SAMPLE[-1] + 1 if any(e.turns_when_attending for e in layers) else None
+        for of in self.types:
+            try:
+                self.choose(module, layers, of, farthest, same=True)
+                node.claimed.add(held.get(of or "", ""))
+            except ValueError as reason:
+                node.reasons[held.get(of or "", "")] = f"hands out other numbers: {reason}"
+
     def fill(self, model: nn.Module, encodings: Sequence[Encoding], horizon: int | None, *, same: bool) -> list[Change]:
         module: Any = model.get_submodule(self.path)
-        chosen = {of: self.one(of_type(encodings, self.stack.node.config, of)) for of in self.types}
-        forms = {of: self.form(module, encoding, of, horizon, same) for of, encoding in chosen.items()}
-        return [swap(model, self.path, RotaryTable(chosen, forms, horizon, module))]
+        chosen = {of: self.choose(module, encodings, of, horizon, same) for of in self.types}
+        return [swap(model, self.path, RotaryTable(chosen, horizon, module))]
+
+    def choose(
+        self, module: nn.Module, encodings: Sequence[Encoding], of: str | None, horizon: int | None, same: bool
+    ) -> tuple[Rotations, "Form"]:
+        """The encoding of the layers of one type, and how the module has it: of several the one that it hands out."""
+        layers = of_type(encodings, self.stack.node.config, of)
+        rotary = {repr(e): e for layer in layers for e in parts_of(layer) if isinstance(e, Rotations)}
+        failure: ValueError | None = None
+        for encoding in rotary.values() if rotary and same else [self.one(layers)]:
+            try:
+                return encoding, self.form(module, encoding, of, horizon, same)
+            except ValueError as error:
+                failure = failure or error
+        assert failure is not None
+        raise failure
 
     def form(self, module: nn.Module, encoding: Rotations, of: str | None, horizon: int | None, same: bool) -> "Form":
         """How the module takes positions and hands out its table, compared with the encoding's where it has to be the
@@ -74,7 +103,7 @@ class RotaryModule(Kind):
                 form = Form(encoding.axes, patch, flipped).measured(theirs, sample, named)
                 cos, sin = form.pairs_of(handed(theirs, sample, named))
                 for one, exactly in held:
-                    coords, rounded = form.coordinates(sample), (rounding(buffer), 0.0)
+                    coords, rounded = form.coordinates(sample), (max(rounding(buffer), self.stack.node.rounding), 0.0)
                     compare_tables(self.path, one, (cos, sin), coords, horizon, same=exactly, rounded=rounded)
                 return form
             except ValueError as error:
@@ -180,22 +209,21 @@ class Form:
 class RotaryTable(nn.Module):
     """In the place of a rotary module: (states, position_ids[, layer_type]), or (image), -> cosines and sines.
 
-    encodings  by layer type; under None where the module makes no difference between layers
-    forms      how the module that it replaces takes positions and hands out tables, for each of these
-    horizon    the declared horizon of every sequence (tokens), for schedules that depend on one
-    original   what it replaces: some models look things up there, and given an image it draws places in training
+    chosen    by layer type, or under None where the module makes no difference between layers: the encoding, and how
+              the module that it replaces takes positions and hands out tables
+    horizon   the declared horizon of every sequence (tokens), for schedules that depend on one
+    original  what it replaces: some models look things up there, and given an image it draws places in training
     """
 
     def __init__(
         self,
-        encodings: Mapping[str | None, Rotations],
-        forms: Mapping[str | None, Form],
+        chosen: Mapping[str | None, tuple[Rotations, Form]],
         horizon: int | None,
         original: nn.Module,
     ) -> None:
         super().__init__()
         # Encodings that rotate hold nothing that is trained or moved, and need no place among the model's children.
-        self.encodings, self.forms, self.horizon = dict(encodings), dict(forms), horizon
+        self.chosen, self.horizon = dict(chosen), horizon
         self.original = original if reads_pixels(original) else None
         self.__dict__ |= {name: value for name, value in facts_of(original).items() if name not in self.__dict__}
 
@@ -205,8 +233,7 @@ class RotaryTable(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         if self.original is not None and self.training:
             return self.original(x)
-        of = layer_type if layer_type in self.encodings else None
-        encoding, form = self.encodings[of], self.forms[of]
+        encoding, form = self.chosen[layer_type if layer_type in self.chosen else None]
         given = x if position_ids is None else position_ids
         at = at_coordinates(form.coordinates(given), self.horizon)
         dtype = x.dtype if form.follows and form.pairs != "complex" else torch.float32
@@ -216,7 +243,7 @@ class RotaryTable(nn.Module):
         return torch.complex(cos, sin) if form.pairs == "complex" else (form.laid_out(cos), form.laid_out(sin))
 
     def extra_repr(self) -> str:
-        return ", ".join(repr(e) if of is None else f"{of}: {e!r}" for of, e in self.encodings.items())
+        return ", ".join(repr(e) if of is None else f"{of}: {e!r}" for of, (e, _) in self.chosen.items())
 
 
 def facts_of(module: nn.Module) -> dict[str, Any]:
