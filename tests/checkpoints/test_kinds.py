@@ -19,6 +19,7 @@ from posenc.checkpoints.inspection import configs  # noqa: E402
 from posenc.checkpoints.inspection.inspect import in_json  # noqa: E402
 from posenc.checkpoints.inspection.portrait import words  # noqa: E402
 from posenc.checkpoints.kinds.kind import Differs  # noqa: E402
+from posenc.checkpoints.kinds.rotary_module import Form, RotaryTable  # noqa: E402
 from posenc.encoding import Shape  # noqa: E402
 
 BERT = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_hidden_layers": 1}
@@ -383,15 +384,81 @@ def test_what_is_not_known_is_not_called_none() -> None:
     assert known.parts[0].known and "layer 0: none" in words(known)
 
 
-def test_a_rotary_module_that_joins_the_positions_of_several_axes_is_left() -> None:
-    small = {"vocab_size": 97, "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "pad_token_id": 1}
+SMALL = {"vocab_size": 97, "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2, "pad_token_id": 1}
+SMALL |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+
+
+@torch.no_grad()
+def test_a_rotary_module_that_joins_two_axes_is_told_and_replaced_on_both() -> None:
     kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
-    model = made("NeoMME", **small, **heads, **kinds)
-    with pytest.raises(
-        ValueError, match=r"rotary_emb takes a position on each of several axes, and rotary.* reads one"
-    ):
-        attach(model)
+    model = made("NeoMME", **SMALL, **kinds)
+    given = {"input_ids": IDS, "position_ids": torch.randint(0, 50, (2, 2, 12))}
+    bare = states(model, **given)
+    attached = attach(model)
+    assert "multimodal_rotary(sections=(8, 8), order='interleaved')" in attached.replaced["rotary_emb"]
+    torch.testing.assert_close(states(model, **given), bare, rtol=1e-5, atol=1e-5)
+
+
+def test_channels_of_a_pair_that_read_other_axes_are_no_rotary() -> None:
+    # HunYuan-VL shares out channels and not pairs: on a grid the two of a pair turn by different angles.
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 4, 4, 4]}
+    reading = huggingface.read(transformers.HunYuanVLTextConfig(**SMALL, rope_parameters=rope))
+    assert not reading.parts[0].known
+    assert any("turns its channels as no spec here says" in one for one in reading.not_covered)
+
+
+def test_axes_that_take_turns_contradict_no_key_that_is_not_there() -> None:
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [6, 5, 5]}
+    said = huggingface.read(transformers.Cosmos3EdgeTextConfig(**SMALL, rope_parameters=rope))
+    assert said.parts[0].layers[0].spec == "multimodal_rotary(sections=(6, 5, 5), order='interleaved')"
+    assert not said.contradictions
+    denied = transformers.Cosmos3EdgeTextConfig(**SMALL, rope_parameters=rope | {"mrope_interleaved": False})
+    assert any("and the modules turn (6, 5, 5) (interleaved)" in one for one in huggingface.read(denied).contradictions)
+
+
+def test_frequencies_in_steps_of_an_odd_width_are_those_of_another_base() -> None:
+    options = SMALL | {"head_dim": 42, "num_experts_per_tok": 1, "n_routed_experts": 4, "moe_intermediate_size": 16}
+    options |= {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
+    model = made("Glm4Moe", **options)
+    reading = huggingface.read(model.config)
+    encoding: Any = reading.parts[0].encoding(0)
+    assert not reading.contradictions
+    theirs = 1e4 ** (-torch.arange(0, 21, 2, dtype=torch.float64) / 21)
+    torch.testing.assert_close(encoding.spectrum()[0], theirs, rtol=1e-12, atol=0)
+    assert attach(model).replaced
+
+
+@torch.no_grad()
+def test_ids_that_name_the_row_first_fill_frequencies_that_have_the_column_first() -> None:
+    options = {"image_size": 56, "patch_size": 14, "hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1}
+    model = made("Step3p7Vision", **options)
+    images = torch.randn(2, 3, 28, 56)
+    bare = states(model, pixel_values=images)
+    attached = attach(model)
+    assert not attached.left and "axial_rotary" in attached.replaced["rotary_emb"]
+    torch.testing.assert_close(states(model, pixel_values=images), bare, rtol=1e-5, atol=1e-5)
+    ids = torch.tensor([[1, 5], [2, 0]])
+    theirs = detach(model) or model.rotary_emb(torch.zeros(1), ids)[0]
+    # Where other numbers are asked for, the order of the axes stays.
+    other = build("axial_rotary", Shape(64, 2, 32, 1))
+    rotary = next(one for one in huggingface.read_live(model)[1] if one.path == "rotary_emb")
+    rotary.fill(model, [other], None, same=False)
+    ours = model.rotary_emb(torch.zeros(1), ids)[0]
+    assert torch.allclose(ours[:, [0, 8]], theirs[:, [0, 8]]) and not torch.allclose(ours, theirs)
+
+
+@torch.no_grad()
+def test_cosines_that_stand_twice_for_each_axis_are_handed_out_so() -> None:
+    config = {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1, "head_dim": 32, "patch_size": 4}
+    module = transformers.models.gemma4.modeling_gemma4.Gemma4VisionRotaryEmbedding(
+        transformers.Gemma4VisionConfig(**config)
+    )
+    encoding: Any = build("axial_rotary(layout='half_by_axis')", Shape(64, 2, 32, 1))
+    sample = torch.randint(0, 90, (2, 7, 2))
+    form = Form(2).measured(module, sample, {})
+    ours = RotaryTable({None: (encoding, form)}, None, module)
+    for one, other in zip(ours(torch.zeros(1), sample), module(torch.zeros(1), sample), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
 def test_sines_among_the_attributes_of_a_module_are_told() -> None:

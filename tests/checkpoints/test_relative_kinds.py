@@ -276,7 +276,6 @@ WITHOUT_KIND = {
     "log_temperature": "no released model that transformers has sharpens by it",
     "scalable_softmax": "no released model that transformers has sharpens by it",
     "inkling": "its profiles are chosen by tokens inside attention, which are told as left",
-    "shaw": "released tables clip both sides differently, or by code of their own layers, and are told as left",
     "dual_chunk": "a way to run rotary, which a caller asks for",
     "rerope": "a way to run rotary, which a caller asks for",
     "self_extend": "a way to run rotary, which a caller asks for",
@@ -312,6 +311,23 @@ def test_every_encoding_is_found_in_models_or_says_why_not(name: str) -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_the_usual_encoding_of_a_kind_is_one_that_it_takes(kind: Any) -> None:
     assert isinstance(build(kind.usual, Shape(32, 4, 8, 16)), kind.takes)
+
+
+BLOCKS = {"vocab_size": 97, "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "num_mel_bins": 5}
+BLOCKS |= {"intermediate_size": 48, "context_size": 8, "max_position_embeddings": 16}
+
+
+def test_an_index_of_distances_is_told_as_shaw_and_replaced() -> None:
+    model = made("GraniteSpeech5Encoder", kind="", part="", **BLOCKS)
+    assert specs_of(model) == {"shaw(max_distance=16, values=False)"}
+    assert not huggingface.read(model.config).not_covered
+    same_attached(model, "shaw", input_features=torch.randn(2, 40, 20))
+    index = model.attention_dists.clone()
+    model.attention_dists[2, 3] += 1
+    assert not huggingface.read_live(model)[1]
+    model.attention_dists.copy_(index)
+    with pytest.raises(ValueError, match=r"has 33 vectors, and shaw.* 11"):
+        attach(model, "shaw(max_distance=5, values=False)")
 
 
 def test_two_sided_clips_are_told_with_their_numbers() -> None:

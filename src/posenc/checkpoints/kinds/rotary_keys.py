@@ -113,6 +113,9 @@ def rope_options(node: Node, rope: Ledger, turned: int) -> Options:
             factor = rope.number("factor", "factor {}", 1.0)
             return Options(turned, turned, base, Linear(float(factor)) if factor != 1 else None, proportion=partial)
         schedule = schedule_of(node, kind, rope)
+    if width % 2 and schedule is None:
+        # transformers counts its frequencies in steps of the odd width, and turns a pair more than fit into it.
+        base, width = float(base) ** ((width + 1) / width), width + 1
     if isinstance(schedule, LongRoPE):
         for name in ("short_factor", "long_factor"):
             if len(getattr(schedule, name)) != width // 2:
@@ -123,9 +126,9 @@ def rope_options(node: Node, rope: Ledger, turned: int) -> Options:
     sections = rope.numbers("mrope_section", "pairs of time, height and width {}")
     order = None
     if sections:
-        interleaved = rope.flag("mrope_interleaved", "axes take turns: {}")
-        order = "interleaved" if interleaved else "chunked"
         sections = tuple(int(n) for n in sections)
+        if rope.has("mrope_interleaved"):
+            order = "interleaved" if rope.flag("mrope_interleaved", "axes take turns: {}") else "chunked"
     rope.say("max_position_embeddings", "told by the key of the same name outside")
     rope.say(
         "original_max_position_embeddings",

@@ -70,7 +70,10 @@ class Attended:
 
 @dataclass(frozen=True)
 class Product:
-    """Queries times keys: a tensor of zeros in their place, whose gradients tell what becomes of them."""
+    """Queries times keys: a tensor of zeros in their place, whose gradients tell what becomes of them.
+
+    factor  by what queries and keys were multiplied; 0 where there is nothing to multiply, None where it is not known
+    """
 
     zeros: Tensor
     channels: int
@@ -177,6 +180,8 @@ class Attention:
         if turn is not None and id(turn.matrices) not in self.warm:
             self.warm[id(turn.matrices)] = float(turn.matrices[0].square().sum() - turn.matrices.shape[-1])
         low, high = float(products.min()), float(products.max())
+        if not high:
+            return 0.0
         return (
             high / (channels + (0 if turn is None else self.warm[id(turn.matrices)]))
             if 0 < low and high - low <= 1e-4 * high < torch.inf
@@ -197,7 +202,8 @@ class Attention:
         self.open.clear()
         if not used or not column:
             return
-        product, part = used[0]
+        # Vectors of distances are zeros in a dry run, and what is compared with them is no key.
+        product, part = next((one for one in used if one[0].factor != 0), used[0])
         scale = None if product.factor is None else product.factor * float(part.clamp(min=0).sum())
         # Sinks stand behind the keys, and may take all that float32 has.
         sees = row[:, : len(row)].double().softmax(-1) != 0 if row.shape[1] < 2 * len(row) else None

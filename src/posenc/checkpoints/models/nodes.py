@@ -16,7 +16,7 @@ from posenc.checkpoints.models.dry_run import Measured, measure
 from posenc.checkpoints.models.found import Found, found, with_configs
 from posenc.checkpoints.models.inputs import usual_inputs
 from posenc.checkpoints.models.skeleton import skeleton
-from posenc.checkpoints.models.turns import Turn
+from posenc.checkpoints.models.turns import Turn, axes_of
 from posenc.checkpoints.vocabulary.bounds import HEADS, LAYERS, WIDTHS
 from posenc.checkpoints.vocabulary.ledger import Ledger
 from posenc.checkpoints.vocabulary.reading import CannotRead
@@ -25,10 +25,7 @@ LONGEST_LOOK = 512
 """The longest window (tokens) that is looked for in a run longer than it, where no mask says where it ends."""
 
 FAR = 1024
-APART = FAR * torch.tensor([[[0, 1, 0, 0]], [[0, 0, 1, 0]], [[0, 0, 0, 1]]])
-"""Positions [3, 1, 4] of tokens that stand apart on time, height or width alone; those behind them are at 0.
-
-So far apart that the slowest pairs of the largest bases turn enough to be seen."""
+"""How far tokens are put apart on one axis alone: the slowest pairs of the largest bases turn enough to be seen."""
 
 
 @dataclass
@@ -163,9 +160,14 @@ def survey(model: nn.Module, nodes: list[Node], prefix: str = "") -> None:
         owners.get(path.rpartition(".")[0], nodes[0]).seen.rows[whole(path)] = row
     for path, row in seen.added.items():
         owners.get(path.rpartition(".")[0], nodes[0]).seen.added[whole(path)] = row
-    if any("mrope" in name for item in pieces for name in vars(item.owner)):
-        inputs = usual_inputs(model)
-        ids = F.pad(APART, (0, inputs["input_ids"].shape[1] - 4)) if "input_ids" in inputs else APART
+    inputs = usual_inputs(model)
+    axes = max((axes_of(item.owner, item.label) for item in pieces if item.kind == "frequencies"), default=1)
+    if axes > 1 and "input_ids" in inputs:
+        # The first token at 0, one on each axis at FAR, those behind them at 0.
+        ids = F.pad(FAR * torch.eye(axes, dtype=torch.long), (1, max(0, inputs["input_ids"].shape[1] - 1 - axes)))[
+            :, None
+        ]
+        inputs["input_ids"] = F.pad(inputs["input_ids"], (0, ids.shape[-1] - inputs["input_ids"].shape[1]), value=7)
         for turn in measure(model, inputs | {"position_ids": ids}).turns:
             owners.get(turn.path, nodes[0]).on_axes.append(replace(turn, path=whole(turn.path)))
 

@@ -201,3 +201,18 @@ def token_axis(like: Tensor, given: Mapping[str, Any]) -> int:
     sizes = {n for x in tables for n in x.shape[:-1]} or set(like.shape[:-1])
     axes = [axis for axis in range(like.dim() - 1) if like.shape[axis] in sizes and like.shape[axis] > 1]
     return axes[-1] if axes else like.dim() - 2
+
+
+def axes_of(module: nn.Module, layer_type: str | None = None) -> int:
+    """On how many axes a rotary module takes the position of a token, to make one table of them."""
+    device = next((buffer.device for buffer in module.buffers()), None)
+    for axes in (2, 3, 4):
+        try:
+            ids, named = torch.zeros(axes, 1, 5, dtype=torch.long, device=device), {"layer_type": layer_type}
+            given = module(torch.zeros(1, 1, 1, device=device), ids, **(named if layer_type else {}))
+        except Exception:
+            # It is code of many hands, which says in any way that it takes no such.
+            continue
+        if isinstance(given, tuple) and given[0].shape[:-1] == ids.shape[1:]:
+            return axes
+    return 1

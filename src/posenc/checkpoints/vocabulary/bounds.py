@@ -20,7 +20,7 @@ KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth")
 
-HEAD_DIMS = ("head_dim", "attention_head_dim", "d_kv", "kv_channels")
+HEAD_DIMS = ("head_dim", "attention_head_dim", "d_kv", "kv_channels", "dim_head")
 
 LENGTHS = (
     *("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx"),
