@@ -123,8 +123,8 @@ def rope_options(node: Node, rope: Ledger, turned: int) -> Options:
     sections = rope.numbers("mrope_section", "pairs of time, height and width {}")
     order = None
     if sections:
-        interleaved = rope.flag("mrope_interleaved", "axes take turns: {}")
-        order = "interleaved" if interleaved else "chunked"
+        # Where nothing says it, the architecture does.
+        order = {True: "interleaved", False: "chunked"}.get(rope.flag("mrope_interleaved", "axes take turns: {}"))
         sections = tuple(int(n) for n in sections)
     rope.say("max_position_embeddings", "told by the key of the same name outside")
     rope.say(

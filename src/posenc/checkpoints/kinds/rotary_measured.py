@@ -112,7 +112,7 @@ def compare(node: Node, told: list[Options | None], layers: list[tuple[str, int]
         besides.append(f"layers {in_words(still)} do not turn, which is measured and no key here says")
     if turning:
         besides.append(f"layers {in_words(turning)} turn, which is measured and no key here says")
-    for key in ("no_rope_layers", "no_rope_layer_interval"):
+    for key in filter(re.compile(r"rope\w*_layer").search, node.keys.given):
         node.keys.say(key, "which layers turn; what the modules do is followed")
 
 
@@ -227,9 +227,10 @@ def with_sections(node: Node, option: Options, sections: tuple[int, ...], order:
     if order not in ("chunked", "interleaved", "time_last"):
         node.leave(f"its pairs share out time, height and width {sections} {order}")
         return option
-    if option.sections is not None and (option.sections, option.order) != (sections, order):
+    said = option.sections, option.order or order
+    if option.sections is not None and said != (sections, order):
         node.keys.contradict(
-            f"mrope_section says {option.sections} ({option.order}), and the modules turn {sections} ({order}); "
+            f"mrope_section says {said[0]} ({said[1]}), and the modules turn {sections} ({order}); "
             f"followed: the modules"
         )
     return replace(option, sections=sections, order=order)
