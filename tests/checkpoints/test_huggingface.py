@@ -236,7 +236,7 @@ def test_keys_that_only_seem_to_speak_of_position_are_no_unknown_keys():
 
 
 def test_a_list_of_nothing_says_nothing():
-    assert read({**LLAMA, "window_block_indices": []}).understood["window_block_indices"] == "of none"
+    assert not read({**LLAMA, "window_block_indices": []}).unknown
     assert read({**LLAMA, "window_block_indices": [1]}).unknown == {"window_block_indices": [1]}
 
 

@@ -22,7 +22,6 @@ from posenc.checkpoints.formats.load import quietly
 from posenc.checkpoints.kinds.all_kinds import KINDS
 from posenc.checkpoints.kinds.kind import Kind, Stack
 from posenc.checkpoints.kinds.learned_table import feeds_turns
-from posenc.checkpoints.kinds.rotary_keys import rope_keys
 from posenc.checkpoints.kinds.rotary_measured import rotary_layers
 from posenc.checkpoints.kinds.rotary_old_keys import OLD
 from posenc.checkpoints.kinds.told import reason, unnamed
@@ -210,14 +209,13 @@ def plain_keys(node: Node) -> None:
     for key in COUNTS:
         keys.say(key, "where tokens stand, which the model's own code counts")
     for key, value in keys.given.items():
-        if (value is False or value == []) and node.modules and SPEAKS_OF_POSITION.search(key.lower()):
-            keys.say(key, "off" if value is False else "of none")
-    if node.modules and not node.seen.failure and not node.seen.turns and not any(unclaimed(node)):
-        for key in OLD:
-            keys.say(key, "nothing turns")
-        for rope in rope_keys(node).values():
-            for key in rope.given:
-                rope.say(key, "nothing turns")
+        if value is False and node.modules and SPEAKS_OF_POSITION.search(key.lower()):
+            keys.say(key, "off")
+    if node.modules and not node.seen.failure and not node.seen.turns:
+        rope = keys.open("rope_parameters")
+        for ledger, names in ((keys, OLD), (rope, rope.given)):
+            for key in names:
+                ledger.say(key, "nothing turns")
     if keys.peek("rotary_value"):
         keys.say("rotary_value", "values are turned too")
         node.leave("rotary_value turns the values too, by their own positions alone")

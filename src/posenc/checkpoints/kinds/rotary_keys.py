@@ -123,9 +123,9 @@ def rope_options(node: Node, rope: Ledger, turned: int) -> Options:
     sections = rope.numbers("mrope_section", "pairs of time, height and width {}")
     order = None
     if sections:
-        # Where nothing says it, the architecture does.
-        order = {True: "interleaved", False: "chunked"}.get(rope.flag("mrope_interleaved", "axes take turns: {}"))
         sections = tuple(int(n) for n in sections)
+        if rope.has("mrope_interleaved"):
+            order = "interleaved" if rope.flag("mrope_interleaved", "axes take turns: {}") else "chunked"
     rope.say("max_position_embeddings", "told by the key of the same name outside")
     rope.say(
         "original_max_position_embeddings",

@@ -227,11 +227,10 @@ def with_sections(node: Node, option: Options, sections: tuple[int, ...], order:
     if order not in ("chunked", "interleaved", "time_last"):
         node.leave(f"its pairs share out time, height and width {sections} {order}")
         return option
-    said = option.sections, option.order or order
-    if option.sections is not None and said != (sections, order):
+    if option.sections is not None and (option.sections, option.order or order) != (sections, order):
         node.keys.contradict(
-            f"mrope_section says {said[0]} ({said[1]}), and the modules turn {sections} ({order}); "
-            f"followed: the modules"
+            f"mrope_section says {option.sections} ({option.order or order}), and the modules turn {sections} "
+            f"({order}); followed: the modules"
         )
     return replace(option, sections=sections, order=order)
 
