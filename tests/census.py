@@ -178,6 +178,7 @@ OF_LAYERS = ("layer_types", "mlp_layer_types", "layers_block_type", "block_types
 UNSAID = {"sliding_window": 8, "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1}
 """Numbers that a configuration may leave out, and no model can do without."""
 BY_HAND: dict[str, dict[str, Any]] = {
+    "glm4_moe": {"head_dim": 128},
     "glm4v_moe.*": {"head_dim": 128, "rope_parameters": {"mrope_section": [16, 8, 8]}},
     "hunyuan_vl.*": {"head_dim": 128, "rope_parameters": {"mrope_section": [16, 16, 16, 16]}},
     "glm4v.*|glm46v.*|glm_image(_text)?|glmga.*": {"rope_parameters": {"mrope_section": [32, 16, 16]}},
@@ -196,7 +197,7 @@ BY_HAND: dict[str, dict[str, Any]] = {
     "moonshine_streaming": {"num_key_value_heads": 8},
     "aya_vision": {"text_config": {}, "vision_config": {"num_attention_heads": 16}},
     "chameleon|emu3": {"text_config": {}, "vocabulary_map": {"<image>": 4}, "pad_token_id": 1},
-    "cohere_compass.*": {
+    "cohere_compass(_text)?": {
         "rope_parameters": {
             kind: {"rope_type": "default", "rope_theta": 1e4} for kind in ("sliding_attention", "full_attention")
         }
@@ -835,8 +836,11 @@ def of(name: str) -> Row:
     try:
         attachment = attach(model)
     except ValueError as error:
-        if not reading.parts and not left:
-            return Row(name, "none", specs)
+        without = all(
+            part.embed == "none" and {layer.spec for layer in part.layers} == {"none"} for part in reading.parts
+        )
+        if without and not (left or reading.unknown or reading.contradictions):
+            return Row(name, "none")
         return Row(name, "not covered", specs, shortest([*left, str(error)]))
     except Exception as error:
         return Row(name, "wrong", specs, f"attach: {short(error)}")

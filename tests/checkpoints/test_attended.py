@@ -223,6 +223,43 @@ def test_a_window_that_no_layer_has_is_a_contradiction():
     assert sentence == "sliding_window is 16, and no layer has a window; followed: the modules"
 
 
+def test_a_window_of_the_trained_length_leaves_nothing_out():
+    reading = read(TINY | {"sliding_window": 2048, "max_position_embeddings": 2048})
+    assert not reading.contradictions and not reading.unknown
+    assert read(TINY | {"sliding_window": 2047, "max_position_embeddings": 2048}).contradictions
+
+
+def test_a_window_may_be_named_by_what_it_holds_on_both_sides():
+    sizes = {"num_key_value_heads": 4, "head_dim": 16, "intermediate_size": 64, "dropout_rate": 0.0}
+    reading = read(published("t5gemma2_text", 64, 4, 2, sliding_window=32, **sizes) | {"layer_types": SLIDING})
+    assert [layer.window for layer in reading.parts[0].layers] == [16, None] and not reading.contradictions
+
+
+SLIDING = ["sliding_attention", "full_attention"]
+
+
+def test_a_pattern_of_windows_is_told_by_how_far_each_layer_sees():
+    sizes = {"num_key_value_heads": 4, "head_dim": 16, "intermediate_size": 64, "sliding_window": 8, "num_experts": 2}
+    types = {"layer_types": SLIDING, "mlp_layer_types": ["dense", "sparse"], "num_experts_per_tok": 1}
+    reading = read(published("cohere2_moe", 64, 4, 2, prefix_dense_sliding_window_pattern=1, **sizes, **types))
+    assert [layer.window for layer in reading.parts[0].layers] == [8, None] and not reading.unknown
+
+
+def test_a_decoder_that_is_asked_to_see_both_sides_is_said_to():
+    small = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1, "intermediate_size": 64}
+    reading = read({"model_type": "blip", "text_config": small | {"is_decoder": True}, "vision_config": small})
+    text = next(part for part in reading.parts if part.name == "text_config")
+    assert not text.shape.causal and not reading.contradictions
+    assert "is_decoder is true, and tokens see both sides as it ran" in text.besides
+
+
+def test_an_architecture_without_a_cache_is_not_taken_for_a_decoder_where_no_run_shows_it():
+    config = published("longformer", 64, 4, 1, intermediate_size=64, vocab_size=64, attention_window=4)
+    (part,) = read(config).parts
+    assert "no softmax of attention was seen to run; who sees whom is as the keys say" in part.besides
+    assert not part.shape.causal
+
+
 def test_an_encoder_and_a_decoder_see_as_they_run_and_their_logits_are_not_scaled():
     encoder, decoder = read(T5).parts
     assert (encoder.shape.causal, decoder.shape.causal) == (False, True)

@@ -243,6 +243,41 @@ def test_keys_that_only_seem_to_speak_of_position_are_no_unknown_keys():
     assert read({**LLAMA, "image_seq_length": 9, "num_hash_buckets": 9, "dropout_positions": 0.1}).unknown == {}
 
 
+def test_a_list_of_nothing_says_nothing():
+    assert not read({**LLAMA, "window_block_indices": []}).unknown
+    assert read({**LLAMA, "window_block_indices": [1]}).unknown == {"window_block_indices": [1]}
+
+
+def test_where_tokens_stand_is_the_models_own_business():
+    reading = read({**LLAMA, "reset_position_index_per_cell": True, "position_id_per_seconds": 25})
+    assert not reading.unknown and "own code counts" in reading.understood["position_id_per_seconds"]
+
+
+def test_keys_of_a_rotary_that_turns_nothing_are_understood():
+    config = transformers.BambaConfig(
+        hidden_size=64, num_attention_heads=2, num_key_value_heads=2, num_hidden_layers=1, intermediate_size=64,
+        mamba_n_heads=4, mamba_d_head=32, mamba_n_groups=1, vocab_size=64,
+    )  # fmt: skip
+    reading = read(config.to_dict())
+    assert "rotary_emb.inv_freq is built and turns nothing" in reading.parts[0].besides
+    assert not reading.unknown and reading.understood["rope_parameters.rope_theta"] == "nothing turns"
+
+
+def test_the_order_of_sections_is_contradicted_only_where_a_key_says_another():
+    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 2, 2]}
+    config = {**LLAMA, "model_type": "qwen3_vl_text", "head_dim": 16, "num_key_value_heads": 2}
+    unsaid = read({**config, "rope_parameters": rope})
+    assert "order='interleaved'" in unsaid.parts[0].layers[0].spec and not unsaid.contradictions
+    (told,) = read({**config, "rope_parameters": rope | {"mrope_interleaved": False}}).contradictions
+    assert told.startswith("mrope_section says (4, 2, 2) (chunked), and the modules turn (4, 2, 2) (interleaved)")
+
+
+def test_which_layers_are_scaled_is_told_by_what_each_turns():
+    sizes = {"num_key_value_heads": 2, "head_dim": 16, "num_hidden_layers": 2}
+    config = {**LLAMA, "model_type": "molmo2_text", **sizes, "rope_scaling_layers": [0, 1]}
+    assert not read(config).unknown
+
+
 def test_latent_attention_in_which_no_channel_turns_is_read():
     sizes = {"head_dim": 0, "qk_rope_head_dim": 0, "qk_nope_head_dim": 16, "rope_theta": 1e4}
     assert read({**LLAMA, "model_type": "newllama", **sizes}).parts[0].shape.head_dim == 16

@@ -170,6 +170,13 @@ def test_layers_that_see_less_than_the_trained_length_and_those_without_position
     assert made.specs == ("rotary(base=20000.0)", f"rerope({PLAIN}, window=2048)", "none")
 
 
+def test_layers_whose_chunks_are_within_the_trained_length_stay() -> None:
+    of = reading(PLAIN, PLAIN, PLAIN)
+    chunked = tuple(replace(of.parts[0].layers[0], chunk=chunk) for chunk in (8192, 8193, None))
+    made = method("rerope", of=replace(of, parts=(replace(of.parts[0], layers=chunked),)))
+    assert made.specs == (PLAIN, *2 * [f"rerope({PLAIN}, window=2048)"])
+
+
 def test_kinds_of_layers_have_places_of_their_own_in_a_config() -> None:
     given = {key: value for key, value in config().items() if key != "rope_parameters"} | {"model_type": "gemma3_text"}
     given |= {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 512}

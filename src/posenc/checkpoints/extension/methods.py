@@ -170,9 +170,9 @@ def method(
         return Method(name, tuple(repr(encoding) for encoding in encodings), by_length)
     change = changer(name, factor, trained, longrope)
 
-    def stretched_beyond(window: float) -> list[Encoding]:
+    def stretched_beyond(length: float) -> list[Encoding]:
         return [
-            encoding if (of.window or math.inf) <= window else with_change(encoding, change)
+            encoding if of.reach <= length else with_change(encoding, change)
             for of, encoding in zip(part.layers, encodings, strict=True)
         ]
 
@@ -193,9 +193,9 @@ def method(
     why_not: list[str] = []
     # Where a config has one place for all layers, those that see less are stretched with the others, as they were when
     # released models were stretched.
-    for window in (trained, 0):
+    for length in (trained, 0):
         try:
-            new = tuple(repr(encoding) for encoding in stretched_beyond(window))
+            new = tuple(repr(encoding) for encoding in stretched_beyond(length))
             layers = tuple(replace(layer, spec=spec) for layer, spec in zip(part.layers, new, strict=True))
             shape = replace(part.shape, max_len=longest)
             stretched_part = replace(part, shape=shape, layers=layers, trained_length=longest)

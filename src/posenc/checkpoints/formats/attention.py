@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from posenc.checkpoints.models.attended import Attended, Reach
 from posenc.checkpoints.models.nodes import Node, of_role
+from posenc.checkpoints.vocabulary.bounds import LENGTHS
 from posenc.checkpoints.vocabulary.ledger import in_words
 
 WHICH_ATTEND = (
@@ -17,7 +18,8 @@ WHICH_ATTEND = (
 
 WHICH_SEE_ALL = (
     *("layer_types", "attention_types", "attention_layers", "global_attn_every_n_layers", "no_rope_layers"),
-    *("sliding_window_pattern", "_sliding_window_pattern", "max_window_layers", "use_sliding_window"),
+    *("sliding_window_pattern", "_sliding_window_pattern", "prefix_dense_sliding_window_pattern"),
+    *("max_window_layers", "use_sliding_window"),
 )
 """Keys that say which layers see how far."""
 
@@ -77,6 +79,9 @@ def attending(node: Node, role: str, count: int) -> Attending:
     sights = [one.causal for one in ran.values() if one.causal is not None]
     causal = all(sights) if sights else causal_by_keys(node, role)
     besides = kinds_of_sight(ran) + without_attention(node, prefix, still, ran)
+    if keys.peek("is_decoder") is True and not causal:
+        # Some classes are told anew with each call.
+        besides.append("is_decoder is true, and tokens see both sides as it ran")
     scales = [ran[i].scale if i in ran else None for i in range(count)]
     unscaled = [i for i in sorted(ran) if scales[i] is None]
     if unscaled:
@@ -132,15 +137,16 @@ def enter_keys(node: Node, told: list[Reach], reaches: list[Reach], causal: bool
     keys = node.keys
     windows = Counter(one.window for one in reaches if one.window)
     chunks = Counter(one.chunk for one in reaches if one.chunk)
-    count = len(reaches)
+    count, longest = len(reaches), node.first(LENGTHS)
+    shown = [f"windows of {window} tokens in {n} of {count} layers, measured" for window, n in windows.items()]
     for key in WINDOWS:
-        # A window to both sides may be named by what it holds.
         size = keys.peek(key)
-        shown = [f"windows of {window} tokens in {n} of {count} layers, measured" for window, n in windows.items()]
         keys.say(key, "; ".join(shown) or "no layer has a window, measured")
-        followed = isinstance(size, int) and any(window - 1 in (size - 1, size, size // 2) for window in windows)
-        wanted = any(one.window == size for one in told)
-        if isinstance(size, int) and keys.path(key) in keys.file and wanted and not followed:
+        if not isinstance(size, int) or keys.path(key) not in keys.file or all(one.window != size for one in told):
+            continue
+        # A window to both sides may be named by what it holds, and one of the trained length leaves nothing out.
+        followed = any(window in (size, size + 1, size // 2, size // 2 + 1) for window in windows)
+        if not followed and (shown or not isinstance(longest, int) or size < longest):
             found = shown[0] if shown else "no layer has a window"
             keys.contradict(f"{keys.path(key)} is {size}, and {found}; followed: the modules")
     if still:
@@ -154,8 +160,6 @@ def enter_keys(node: Node, told: list[Reach], reaches: list[Reach], causal: bool
         keys.say(key, "how far each layer sees, which is measured")
     if keys.has("rope_parameters"):
         keys.say("original_max_position_embeddings", "trained length before stretching, where a schedule stretches")
-    if keys.peek("is_decoder") is True and not causal:
-        keys.contradict(f"{keys.path('is_decoder')} is true, and tokens see both sides; followed: the modules")
     for key in SCALES:
         keys.say(key, "the scale of attention, which is measured")
 
@@ -166,7 +170,8 @@ def causal_by_keys(node: Node, role: str) -> bool:
         return role == "decoder"
     if node.keys.has("is_decoder") or node.of_images:
         return bool(node.keys.peek("is_decoder"))
-    return bool(node.keys.peek("use_cache", True))
+    # A known architecture without a cache predicts no next token.
+    return bool(node.keys.peek("use_cache", node.config is None))
 
 
 def reaches_by_keys(node: Node, count: int) -> list[Reach]:

@@ -43,10 +43,13 @@ OLD_NAMES = {
 PLAIN = {
     *("output_attentions", "position_ids", "chunk_size_feed_forward", "learned_pos_emb", "attention_chunk_size"),
     *("frequency_stride", "dropout_positions", "tpu_short_seq_length", "position_biased_input", "image_seq_length"),
-    *("num_hash_buckets", "segment_means_seq_len", "cross_attention_frequency"),
+    *("num_hash_buckets", "segment_means_seq_len", "cross_attention_frequency", "video_seq_length", "audio_chunk_size"),
     *("frequency_embedding_size", "min_positive_scores_rate", "positive_label_weight", "mamba_chunk_size"),
 }
 """Keys that speak of position, or seem to, whose effect is told by others: they are entered as understood."""
+
+COUNTS = ("position_id_per_seconds", "reset_position_index_per_cell")
+"""Keys that say where tokens stand: the model's own code counts positions, whatever reads them."""
 
 
 def read(config: Any) -> Reading:
@@ -203,12 +206,16 @@ def plain_keys(node: Node) -> None:
     keys = node.keys
     for key in PLAIN:
         keys.say(key, "told by other keys")
+    for key in COUNTS:
+        keys.say(key, "where tokens stand, which the model's own code counts")
     for key, value in keys.given.items():
         if value is False and node.modules and SPEAKS_OF_POSITION.search(key.lower()):
             keys.say(key, "off")
     if node.modules and not node.seen.failure and not node.seen.turns:
-        for key in OLD:
-            keys.say(key, "nothing turns")
+        rope = keys.open("rope_parameters")
+        for ledger, names in ((keys, OLD), (rope, rope.given)):
+            for key in names:
+                ledger.say(key, "nothing turns")
     if keys.peek("rotary_value"):
         keys.say("rotary_value", "values are turned too")
         node.leave("rotary_value turns the values too, by their own positions alone")

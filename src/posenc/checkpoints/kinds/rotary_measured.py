@@ -115,7 +115,7 @@ def compare(node: Node, told: list[Options | None], layers: list[tuple[str, int]
         besides.append(f"layers {in_words(still)} do not turn, which is measured and no key here says")
     if turning:
         besides.append(f"layers {in_words(turning)} turn, which is measured and no key here says")
-    for key in ("no_rope_layers", "no_rope_layer_interval"):
+    for key in filter(re.compile(r"rope\w*_layer").search, node.keys.given):
         node.keys.say(key, "which layers turn; what the modules do is followed")
 
 

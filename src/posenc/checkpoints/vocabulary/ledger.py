@@ -165,7 +165,8 @@ class Ledger:
 def unread(given: Mapping[str, Any], name: str, taken: set[str], everything: bool) -> Iterator[tuple[str, Any]]:
     for key, value in given.items():
         path = f"{name}.{key}" if name else str(key)
-        if key in taken or value is None:
+        # A list of nothing says nothing.
+        if key in taken or value in (None, []):
             continue
         if isinstance(value, Mapping) and value:
             yield from unread(value, path, set(), everything or bool(SPEAKS_OF_POSITION.search(str(key).lower())))

@@ -1,5 +1,6 @@
 """What a checkpoint says of positions: a Reading of parts, and of each part the layers, as specs."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -37,6 +38,11 @@ class Layer:
     scale: float | None = None
     chunk: int | None = None
     attends: bool = True
+
+    @property
+    def reach(self) -> float:
+        """All distances that it meets are below so many tokens: by its window, by its chunk, or inf."""
+        return min(self.window or math.inf, self.chunk or math.inf)
 
     def __post_init__(self) -> None:
         names_no_code(self.spec)
