@@ -215,6 +215,11 @@ TABLES = {
         {"pixel_values": sound(2, 3, 32, 32)},
         {"": "learned_grid(grid=(4, 4), prefix=1)"},
     ),
+    "DINOv2 with registers, resampled in a way of its own": (
+        ("Dinov2WithRegisters", VIT | {"image_size": 32, "patch_size": 8, "num_register_tokens": 2}),
+        {"pixel_values": sound(2, 3, 48, 24)},
+        {"": "learned_grid(grid=(4, 4), prefix=1)"},
+    ),
     "VitPose, behind a row that is added to all": (
         ("VitPoseBackbone", VIT | {"image_size": [32, 24], "patch_size": [8, 8], "num_channels": 3}),
         {"pixel_values": sound(2, 3, 32, 24)},

@@ -24,7 +24,7 @@ from posenc.encodings.learned import Learned
 from posenc.encodings.learned_grid import LearnedGrid
 from posenc.encodings.sinusoidal import Sinusoidal
 
-FACTS = {"shape", "dtype", "device", "size", "dim", "ndim", "numel", "requires_grad", "is_cuda", "layout"}
+FACTS = {"shape", "dtype", "device", "size", "dim", "ndim", "numel", "requires_grad", "grad", "is_cuda", "layout"}
 """What code asks of a table that it does not read."""
 
 OF_A_LAYER = re.compile(r"\.\d+\.(?:.*\.)?\w*att(?:n|ention)\w*\.")
@@ -254,7 +254,8 @@ class ReadRows:
     """
 
     def __init__(self, rows: Rows, module: nn.Module, name: str) -> None:
-        self.rows, self.name = rows, name
+        # A view of a parameter cannot be copied.
+        self.rows, self.name = replace(rows, weight=None), name
         self.held: dict[str, Any] = module._parameters if name in module._parameters else module._buffers
 
     @property
