@@ -230,6 +230,23 @@ TABLES = {
         {"pixel_values": sound(2, 3, 32, 32)},
         {"": "learned_grid(grid=(6, 6), prefix=1)"},
     ),
+    "RADIO, of images of any size, brought to a grid to be resampled": (
+        (
+            "Radio",
+            {key: VIT[key] for key in VIT if key != "intermediate_size"} | {"patch_size": 8, "max_img_size": 64},
+        ),
+        {"pixel_values": sound(2, 3, 48, 24)},
+        {"": "learned_grid(grid=(8, 8))"},
+    ),
+    "Hiera, as many rows as a convolution makes patches, before its stages": (
+        (
+            "Hiera",
+            {"embed_dim": 8, "image_size": [64, 64], "num_heads": [1, 2], "depths": [1, 1], "query_stride": [2, 2]}
+            | {"num_query_pool": 1},
+        ),
+        {"pixel_values": sound(2, 3, 64, 64)},
+        {"stages.0": "learned_grid(grid=(16, 16))"},
+    ),
     "PegasusX, computed by a module": (
         ("PegasusX", BART | {"pad_token_id": 0, "block_size": 4, "num_global_tokens": 4}),
         {"input_ids": IDS, "decoder_input_ids": IDS.flip(0)},
@@ -279,6 +296,20 @@ def test_a_table_is_told_and_computed_however_it_is_read(case: str, tmp_path: An
     detach(model)
     assert torch.equal(run(), bare)
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+
+
+def test_a_grid_is_known_by_its_height_and_width() -> None:
+    sizes = VIT | {"patch_size": 8, "pos_emb_height": 6, "pos_emb_width": 6, "layer_types": ["full_attention"]}
+    reading = huggingface.read({"model_type": "muse_glimmer_vision"} | sizes)
+    assert reading.parts[0].embed == "learned_grid(grid=(6, 6))" and not reading.unknown and not reading.not_covered
+
+
+def test_a_large_table_and_keys_of_rotary_where_nothing_turns_are_understood() -> None:
+    sizes = {"patch_size": 8, "max_image_size": 8 * 400, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+    reading = huggingface.read({"model_type": "hunyuan_vl_vision"} | VIT | sizes)
+    # 400 x 400 rows of 32 numbers are more than are filled in.
+    assert reading.parts[0].embed == "learned_grid(grid=(400, 400), prefix=1)"
+    assert not reading.unknown and not reading.not_covered
 
 
 TEXT = {"vocab_size": 97, "embed_dim": 32, "layers": 1, "ffn_dim": 48, "attention_heads": 4, "pad_token_id": 1}

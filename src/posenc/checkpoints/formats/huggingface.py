@@ -207,8 +207,10 @@ def plain_keys(node: Node) -> None:
         if value is False and node.modules and SPEAKS_OF_POSITION.search(key.lower()):
             keys.say(key, "off")
     if node.modules and not node.seen.failure and not node.seen.turns:
-        for key in OLD:
-            keys.say(key, "nothing turns")
+        rope = keys.open("rope_parameters")
+        for ledger, names in ((keys, OLD), (rope, rope.given)):
+            for key in names:
+                ledger.say(key, "nothing turns")
     if keys.peek("rotary_value"):
         keys.say("rotary_value", "values are turned too")
         node.leave("rotary_value turns the values too, by their own positions alone")
@@ -348,6 +350,10 @@ def added(stack: Stack, pieces: list[Kind]) -> tuple[str, dict[str, tuple[int, .
             continue
         node.claimed.add(piece.where)
         rows, wide, spec = math.prod(size[:-1]), size[-1], piece.specs()[0]
+        counts = {rows, rows - getattr(piece, "row", 0), rows - getattr(piece, "prefix", 0), *size[:-1]} - {1}
+        for key, value in node.keys.given.items():
+            if type(value) is int and value in counts and re.search(r"pos|seq_len", key):
+                node.keys.say(key, f"the rows of {piece.where}")
         stack.besides += [piece.besides] if piece.besides else []
         if wide != stack.shape.dim:
             stack.besides.append(f"{piece.where} has {wide} channels, which a projection brings to {stack.shape.dim}")

@@ -23,7 +23,7 @@ class GridTable(Kind):
     size    the shape of the whole table
     """
 
-    grid: tuple[int, int]
+    grid: tuple[int, ...]
     prefix: int
     tensor: str
     size: tuple[int, ...]
@@ -39,8 +39,8 @@ class GridTable(Kind):
             values, seen = item.values, stack.node.seen
             if values is None or values.dim() < 2 or values.shape[-1] != stack.shape.dim:
                 continue
-            grid = grid_of(stack, values)
-            if grid is not None and not seen.rows.get(item.path) and (is_table(values) or item.path in seen.added):
+            grid = grid_of(stack, item)
+            if grid is not None and not seen.rows.get(item.path) and (is_table(values) or item.path in seen.patches):
                 path, _, name = item.path.rpartition(".")
                 yield cls(stack, path, *grid, name, tuple(values.shape))
 

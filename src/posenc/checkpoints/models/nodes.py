@@ -163,6 +163,8 @@ def survey(model: nn.Module, nodes: list[Node], prefix: str = "") -> None:
         owners.get(path.rpartition(".")[0], nodes[0]).seen.rows[whole(path)] = row
     for path, row in seen.added.items():
         owners.get(path.rpartition(".")[0], nodes[0]).seen.added[whole(path)] = row
+    for path, cells in seen.patches.items():
+        owners.get(path.rpartition(".")[0], nodes[0]).seen.patches[whole(path)] = cells
     if any("mrope" in name for item in pieces for name in vars(item.owner)):
         inputs = usual_inputs(model)
         ids = F.pad(APART, (0, inputs["input_ids"].shape[1] - 4)) if "input_ids" in inputs else APART
@@ -213,10 +215,12 @@ def node_at(path: str, nodes: list[Node]) -> Node:
 def of_role(path: str, role: str) -> bool:
     """Whether a module belongs to the encoder or to the decoder, where there are both, or to a stage: "layers.0".
 
-    What stands before both is the encoder's.
+    What stands before both is the encoder's, and what stands outside of all stages is the first one's.
     """
     if "." in role:
-        return f".{role}." in f".{path}."
+        stem, _, stage = role.rpartition(".")
+        outside = stage == "0" and not re.search(rf"(?:^|\.){stem}\.\d+(?=\.|$)", path)
+        return outside or f".{role}." in f".{path}."
     named = re.findall(r"(?:^|[._])(encoder|decoder)(?=\.|$)", path)
     return not role or role == (named[-1] if named else "encoder")
 
