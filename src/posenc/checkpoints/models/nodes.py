@@ -145,6 +145,7 @@ def survey(model: nn.Module, nodes: list[Node], prefix: str = "") -> None:
         node.seen.attend = {whole(path) for path in seen.attend if owners[path] is node}
         node.seen.spoke = seen.spoke
         node.seen.centres = {whole(path): row for path, row in seen.centres.items()}
+        node.seen.patches = {whole(path): cells for path, cells in seen.patches.items()}
         node.seen.made = {whole(path): out for path, out in seen.made.items() if owners[path] is node}
         node.seen.buckets = [replace(one, path=whole(one.path)) for one in seen.buckets if owners[one.path] is node]
     pieces = [replace(item, path=whole(item.path)) for item in found(model, seen.rows)]
@@ -163,8 +164,6 @@ def survey(model: nn.Module, nodes: list[Node], prefix: str = "") -> None:
         owners.get(path.rpartition(".")[0], nodes[0]).seen.rows[whole(path)] = row
     for path, row in seen.added.items():
         owners.get(path.rpartition(".")[0], nodes[0]).seen.added[whole(path)] = row
-    for path, cells in seen.patches.items():
-        owners.get(path.rpartition(".")[0], nodes[0]).seen.patches[whole(path)] = cells
     if any("mrope" in name for item in pieces for name in vars(item.owner)):
         inputs = usual_inputs(model)
         ids = F.pad(APART, (0, inputs["input_ids"].shape[1] - 4)) if "input_ids" in inputs else APART
