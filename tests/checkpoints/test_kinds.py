@@ -312,6 +312,26 @@ def test_a_large_table_and_keys_of_rotary_where_nothing_turns_are_understood() -
     assert not reading.unknown and not reading.not_covered
 
 
+@pytest.mark.parametrize("name", ["LayoutLM", "Lilt"])
+def test_the_sides_of_boxes_have_tables_beside_that_of_positions(name: str) -> None:
+    model = made(name, **BERT | {"hidden_size": 48}, max_2d_position_embeddings=40, channel_shrink_ratio=1)
+    reading = huggingface.read_live(model)[0]
+    assert not reading.unknown and not reading.not_covered
+    corners, sides = torch.arange(24).view(2, 12), torch.arange(24).flip(0).view(2, 12) % 7
+    mask, first = torch.ones_like(IDS).index_fill(1, torch.arange(4), 0), 2 if name == "Lilt" else 0
+    given = {
+        "input_ids": torch.where(mask.bool(), IDS, 1),
+        "attention_mask": mask,
+        "bbox": torch.stack((corners, corners.flip(1), corners + sides, corners.flip(1) + sides), -1),
+        "position_ids": torch.where(mask.bool(), mask.cumsum(1) - 1 + first, max(first - 1, 0)),
+    }
+    bare = states(model, **given)
+    del given["position_ids"]
+    replaced = attach(model).replaced
+    assert {path.rpartition(".")[2] for path in replaced} >= {f"{axis}_position_embeddings" for axis in "xyhw"}
+    torch.testing.assert_close(states(model, **given)[mask.bool()], bare[mask.bool()], rtol=1e-4, atol=1e-4)
+
+
 TEXT = {"vocab_size": 97, "embed_dim": 32, "layers": 1, "ffn_dim": 48, "attention_heads": 4, "pad_token_id": 1}
 
 
