@@ -480,13 +480,6 @@ def test_a_table_that_was_loaded_meanwhile_stays() -> None:
     assert outputs(model, input_ids=IDS).equal(outputs(other, input_ids=IDS))
 
 
-def test_an_image_of_another_size_has_to_be_meant() -> None:
-    model = make("vit")
-    attach(model)
-    with pytest.raises(ValueError, match=r"images of 32 x 32 pixels, got 32 x 48; .*interpolate_pos_encoding=True"):
-        outputs(model, pixel_values=torch.randn(1, 3, 32, 48))
-
-
 # Copies, files, compilation.
 
 

@@ -199,6 +199,11 @@ TABLES = {
         {"pixel_values": sound(2, 3, 32, 32)},
         {"": "learned_grid(grid=(4, 4), prefix=1)"},
     ),
+    "DINOv2 with registers, resampled in a way of its own": (
+        ("Dinov2WithRegisters", VIT | {"image_size": 32, "patch_size": 8, "num_register_tokens": 2}),
+        {"pixel_values": sound(2, 3, 48, 24)},
+        {"": "learned_grid(grid=(4, 4), prefix=1)"},
+    ),
     "VitPose, behind a row that is added to all": (
         ("VitPoseBackbone", VIT | {"image_size": [32, 24], "patch_size": [8, 8], "num_channels": 3}),
         {"pixel_values": sound(2, 3, 32, 24)},
@@ -208,6 +213,23 @@ TABLES = {
         ("VitDet", VIT | {"image_size": 32, "patch_size": 8, "pretrain_image_size": 48}),
         {"pixel_values": sound(2, 3, 32, 32)},
         {"": "learned_grid(grid=(6, 6), prefix=1)"},
+    ),
+    "RADIO, of images of any size, brought to a grid to be resampled": (
+        (
+            "Radio",
+            {key: VIT[key] for key in VIT if key != "intermediate_size"} | {"patch_size": 8, "max_img_size": 64},
+        ),
+        {"pixel_values": sound(2, 3, 48, 24)},
+        {"": "learned_grid(grid=(8, 8))"},
+    ),
+    "Hiera, as many rows as a convolution makes patches, before its stages": (
+        (
+            "Hiera",
+            {"embed_dim": 8, "image_size": [64, 64], "num_heads": [1, 2], "depths": [1, 1], "query_stride": [2, 2]}
+            | {"num_query_pool": 1},
+        ),
+        {"pixel_values": sound(2, 3, 64, 64)},
+        {"stages.0": "learned_grid(grid=(16, 16))"},
     ),
     "PegasusX, computed by a module": (
         ("PegasusX", BART | {"pad_token_id": 0, "block_size": 4, "num_global_tokens": 4}),
@@ -258,6 +280,40 @@ def test_a_table_is_told_and_computed_however_it_is_read(case: str, tmp_path: An
     detach(model)
     assert torch.equal(run(), bare)
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+
+
+def test_a_grid_is_known_by_its_height_and_width() -> None:
+    sizes = VIT | {"patch_size": 8, "pos_emb_height": 6, "pos_emb_width": 6, "layer_types": ["full_attention"]}
+    reading = huggingface.read({"model_type": "muse_glimmer_vision"} | sizes)
+    assert reading.parts[0].embed == "learned_grid(grid=(6, 6))" and not reading.unknown and not reading.not_covered
+
+
+def test_a_large_table_and_keys_of_rotary_where_nothing_turns_are_understood() -> None:
+    sizes = {"patch_size": 8, "max_image_size": 8 * 400, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+    reading = huggingface.read({"model_type": "hunyuan_vl_vision"} | VIT | sizes)
+    # 400 x 400 rows of 32 numbers are more than are filled in.
+    assert reading.parts[0].embed == "learned_grid(grid=(400, 400), prefix=1)"
+    assert not reading.unknown and not reading.not_covered
+
+
+@pytest.mark.parametrize("name", ["LayoutLM", "Lilt"])
+def test_the_sides_of_boxes_have_tables_beside_that_of_positions(name: str) -> None:
+    model = made(name, **BERT | {"hidden_size": 48}, max_2d_position_embeddings=40, channel_shrink_ratio=1)
+    reading = huggingface.read_live(model)[0]
+    assert not reading.unknown and not reading.not_covered
+    corners, sides = torch.arange(24).view(2, 12), torch.arange(24).flip(0).view(2, 12) % 7
+    mask, first = torch.ones_like(IDS).index_fill(1, torch.arange(4), 0), 2 if name == "Lilt" else 0
+    given = {
+        "input_ids": torch.where(mask.bool(), IDS, 1),
+        "attention_mask": mask,
+        "bbox": torch.stack((corners, corners.flip(1), corners + sides, corners.flip(1) + sides), -1),
+        "position_ids": torch.where(mask.bool(), mask.cumsum(1) - 1 + first, max(first - 1, 0)),
+    }
+    bare = states(model, **given)
+    del given["position_ids"]
+    replaced = attach(model).replaced
+    assert {path.rpartition(".")[2] for path in replaced} >= {f"{axis}_position_embeddings" for axis in "xyhw"}
+    torch.testing.assert_close(states(model, **given)[mask.bool()], bare[mask.bool()], rtol=1e-4, atol=1e-4)
 
 
 TEXT = {"vocab_size": 97, "embed_dim": 32, "layers": 1, "ffn_dim": 48, "attention_heads": 4, "pad_token_id": 1}

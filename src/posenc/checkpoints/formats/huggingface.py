@@ -269,8 +269,9 @@ def sizes_of(node: Node, role: str) -> tuple[int, int, int | None, int, int] | N
     heads = (*(f"{one}_attention_heads" for one in own), *(f"num_{one}_attention_heads" for one in own))
     layers = (*(f"{one}_layers" for one in own), *(f"num_{one}_layers" for one in own))
     heads: Any = node.first((*heads, *HEADS) if role else (*HEADS, *heads))
+    ran = len({one.layer for one in node.seen.attended}) or None
     layers: Any = node.first(
-        (*layers, *LAYERS) if role else (*LAYERS, *layers, "layers"), getattr(node.config, LAYERS[0], None)
+        (*layers, *LAYERS) if role else (*LAYERS, *layers, "layers"), getattr(node.config, LAYERS[0], ran)
     )
     width: Any = node.first(WIDTHS)
     if role in (stages := stages_of(node)):
@@ -358,6 +359,10 @@ def added(stack: Stack, pieces: list[Kind]) -> tuple[str, dict[str, tuple[int, .
             continue
         node.claimed.add(piece.where)
         rows, wide, spec = math.prod(size[:-1]), size[-1], piece.specs()[0]
+        counts = {rows, rows - getattr(piece, "row", 0), rows - getattr(piece, "prefix", 0), *size[:-1]} - {1}
+        for key, value in node.keys.given.items():
+            if type(value) is int and value in counts and re.search(r"pos|seq_len", key):
+                node.keys.say(key, f"the rows of {piece.where}")
         stack.besides += [piece.besides] if piece.besides else []
         if wide != stack.shape.dim:
             stack.besides.append(f"{piece.where} has {wide} channels, which a projection brings to {stack.shape.dim}")

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map
 from posenc.catalogue import build
 from posenc.checkpoints.kinds.kind import Change, Differs, Kind, Stack, shadow, swap
 from posenc.checkpoints.kinds.rotary_module import at_coordinates, rounding
+from posenc.checkpoints.models.added import BESIDES
 from posenc.checkpoints.models.found import Found
 from posenc.checkpoints.models.nodes import Node
 from posenc.checkpoints.vocabulary.ledger import is_list
@@ -24,7 +25,7 @@ from posenc.encodings.learned import Learned
 from posenc.encodings.learned_grid import LearnedGrid
 from posenc.encodings.sinusoidal import Sinusoidal
 
-FACTS = {"shape", "dtype", "device", "size", "dim", "ndim", "numel", "requires_grad", "is_cuda", "layout"}
+FACTS = {"shape", "dtype", "device", "size", "dim", "ndim", "numel", "requires_grad", "grad", "is_cuda", "layout"}
 """What code asks of a table that it does not read."""
 
 OF_A_LAYER = re.compile(r"\.\d+\.(?:.*\.)?\w*att(?:n|ention)\w*\.")
@@ -67,7 +68,7 @@ class LearnedTable(Kind):
                 row = next((n for n in range(3) if as_sines(values.flatten(0, -2), n)[0] != "learned"), None)
             if row is None:
                 continue
-            if not seen.rows.get(item.path) and values.shape[-1] == stack.shape.dim and grid_of(stack, values):
+            if not seen.rows.get(item.path) and values.shape[-1] == stack.shape.dim and grid_of(stack, item):
                 # Patches of an image.
                 continue
             of_heads = item.path not in seen.rows and tuple(values.shape) == (stack.shape.heads, stack.shape.head_dim)
@@ -139,9 +140,11 @@ def feeds_turns(node: Node, item: Found) -> bool:
     return bool(turns) and item.values is not None and item.values.shape[-1] == turns[0].matrices.shape[-1]
 
 
-def grid_of(stack: Stack, table: Tensor) -> tuple[tuple[int, int], int] | None:
-    """The grid of patches that fits a table, and the rows before it."""
-    keys, count = stack.node.keys, math.prod(table.shape[:-1])
+def grid_of(stack: Stack, item: Found) -> tuple[tuple[int, ...], int] | None:
+    """The grid of patches that fits a table, and the rows before it: by its shape, by keys, or as it was added."""
+    table, keys = item.values, stack.node.keys
+    assert table is not None
+    count = math.prod(table.shape[:-1])
     if not is_table(table):
         cells = tuple(n for n in table.shape[:-1] if n > 1)
         return (cells, 0) if len(cells) == 2 else None
@@ -149,18 +152,24 @@ def grid_of(stack: Stack, table: Tensor) -> tuple[tuple[int, int], int] | None:
         if keys.peek(key) == count and math.isqrt(count) ** 2 == count:
             keys.say(key, "the grid of patches, resampled to each image")
             return (math.isqrt(count), math.isqrt(count)), 0
+    for key in (key for key in keys.given if key.endswith("_height")):
+        other = f"{key.removesuffix('height')}width"
+        height, width = keys.peek(key), keys.peek(other)
+        if type(height) is int and type(width) is int and height * width == count:
+            keys.say(key, "the grid of patches, resampled to each image"), keys.say(other, "the grid of patches")
+            return (height, width), 0
     # The table is of the images that were seen first, where others came later.
     of = "pretrain_image_size" if keys.has("pretrain_image_size") else "image_size"
     sizes = [keys.peek(key) for key in (of, "patch_size")]
     image, patch = ((n, n) if isinstance(n, int) else n for n in sizes)
-    if not all(is_list(n) and len(n) == 2 and all(type(one) is int and one > 0 for one in n) for n in (image, patch)):
-        return None
-    grid = image[0] // patch[0], image[1] // patch[1]
-    if not 0 <= count - grid[0] * grid[1] < 16:
-        return None
-    for key in (of, "image_size", "patch_size"):
-        keys.say(key, "the grid of patches")
-    return grid, count - grid[0] * grid[1]
+    if all(is_list(n) and len(n) == 2 and all(type(one) is int and one > 0 for one in n) for n in (image, patch)):
+        grid = image[0] // patch[0], image[1] // patch[1]
+        if 0 <= count - grid[0] * grid[1] < BESIDES:
+            for key in (of, "image_size", "patch_size"):
+                keys.say(key, "the grid of patches")
+            return grid, count - grid[0] * grid[1]
+    cells = stack.node.seen.patches.get(item.path)
+    return (cells, count - math.prod(cells)) if cells else None
 
 
 def as_sines(values: Tensor, first: int) -> tuple[str, int]:
@@ -254,7 +263,8 @@ class ReadRows:
     """
 
     def __init__(self, rows: Rows, module: nn.Module, name: str) -> None:
-        self.rows, self.name = rows, name
+        # A view of a parameter cannot be copied.
+        self.rows, self.name = replace(rows, weight=None), name
         self.held: dict[str, Any] = module._parameters if name in module._parameters else module._buffers
 
     @property

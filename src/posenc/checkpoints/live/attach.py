@@ -248,7 +248,8 @@ def counting(model: nn.Module, places: Sequence[Kind]) -> list[Change]:
         if stack is not None and of_tokens:
             start = place.first if isinstance(place, LearnedTable) else 0
             if start is not None:
-                first[stack] = start
+                # Tables of what tokens have besides, such as boxes, come behind that of their positions.
+                first.setdefault(stack, start)
     return [hook(stack, CountedFromMask(start, stack)) for stack, start in first.items()]
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_any, tree_map
 
+from posenc.checkpoints.models.added import Added
 from posenc.checkpoints.models.attended import (
     APPLIES_ATTENTION,
     PRODUCTS,
@@ -69,6 +70,7 @@ class Measured:
     turns    the turns of each call of rotary code, in the order of the calls
     rows     path of a table that was looked up by position, one row further for each token -> the row of position 0
     added    path of a table whose rows were added as they stand, all of them or some in a row -> the first of them
+    patches  path of a table that was added, resampled or not -> its cells on each axis, () where no grid was seen
     ids      path of a module that was given consecutive ids, one for each token -> the first of them
     scaled   path of a module that gives the rows of its table multiplied -> by how much
     slopes   the biases that code of ALiBi made, as it returned them
@@ -87,6 +89,7 @@ class Measured:
     turns: list[Turn] = field(default_factory=list)
     rows: dict[str, int] = field(default_factory=dict)
     added: dict[str, int] = field(default_factory=dict)
+    patches: dict[str, tuple[int, ...]] = field(default_factory=dict)
     ids: dict[str, int] = field(default_factory=dict)
     scaled: dict[str, float] = field(default_factory=dict)
     slopes: list[Tensor] = field(default_factory=list)
@@ -107,8 +110,6 @@ MUCH_OF_LITTLE = {*PRODUCTS, torch.add, Tensor.add, Tensor.__add__}
 
 CLAMPS = {torch.clamp, Tensor.clamp, Tensor.clamp_}
 
-ADDS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__}
-
 
 class Dry(TorchFunctionMode):
     """Whatever meets a shape becomes zeros of the shape that comes out; the rest is computed.
@@ -120,15 +121,19 @@ class Dry(TorchFunctionMode):
     def __init__(
         self,
         looked_up: Callable[[Tensor, Tensor], None],
-        added: Callable[[Tensor], None],
+        called: Callable[[Any, tuple, Any], None],
         attends: Callable[[], None],
         attention: Attention,
     ) -> None:
         super().__init__()
-        self.looked_up, self.added, self.attends, self.attention = looked_up, added, attends, attention
+        self.looked_up, self.called, self.attends, self.attention = looked_up, called, attends, attention
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        out = self.computed(func, args, kwargs or {})
+        self.called(func, args, out)
+        return out
+
+    def computed(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func is nn.functional.embedding:
             self.looked_up(args[0], args[1])
         if func is Tensor.index_select and args[1] == 0:
@@ -139,9 +144,6 @@ class Dry(TorchFunctionMode):
             first = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
             if isinstance(first, Tensor):
                 self.looked_up(first, args[0])
-        for term in args[:2] if func in ADDS else ():
-            if isinstance(term, Tensor) and not is_shape(term):
-                self.added(term)
         if func is nn.functional.linear:
             return planted(*args[0].shape[:-1], args[1].shape[0], dtype=args[0].dtype)
         if projects(func, args):
@@ -208,12 +210,9 @@ def dry_run(model: nn.Module, inputs: Mapping[str, Tensor] | None, attention_alo
     padding = 0 if inputs is None or "attention_mask" not in inputs else int((inputs["attention_mask"] == 0).sum())
     attention = Attention(stack, seen.turns, padding)
     seen.attended = attention.seen
-    tables = {id(p): path for path, p in (*model.named_parameters(), *model.named_buffers())}
-    held = {
-        p.untyped_storage().data_ptr(): (path, p.shape[-1])
-        for path, p in (*model.named_parameters(), *model.named_buffers())
-        if p.dim() > 1 and p.is_floating_point() and not is_shape(p)
-    }
+    tensors = dict((*model.named_parameters(), *model.named_buffers()))
+    tables, added = {id(x): path for path, x in tensors.items()}, Added(tensors)
+    seen.added, seen.patches = added.rows, added.cells
     tokens = 0
 
     def consecutive(ids: Tensor) -> int | None:
@@ -235,12 +234,6 @@ def dry_run(model: nn.Module, inputs: Mapping[str, Tensor] | None, attention_alo
             pairs = indices.reshape(-1, *indices.shape[-2:])[0]
             if pairs[1:, 1:].equal(pairs[:-1, :-1]):
                 seen.centres.setdefault(path, int(pairs[0, 0]))
-
-    def added(rows: Tensor) -> None:
-        # A view of a table has its memory; what was computed of it has not.
-        path, wide = held.get(rows.untyped_storage().data_ptr(), ("", 0))
-        if path and rows.dim() > 1 and rows.shape[-1] == wide:
-            seen.added[path] = min(seen.added.get(path, LARGE), rows.storage_offset() // wide)
 
     def enter(path: str) -> Callable[..., None]:
         def entered(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:

@@ -142,6 +142,7 @@ def survey(model: nn.Module, nodes: list[Node], prefix: str = "") -> None:
         node.seen.attend = {whole(path) for path in seen.attend if owners[path] is node}
         node.seen.spoke = seen.spoke
         node.seen.centres = {whole(path): row for path, row in seen.centres.items()}
+        node.seen.patches = {whole(path): cells for path, cells in seen.patches.items()}
         node.seen.made = {whole(path): out for path, out in seen.made.items() if owners[path] is node}
         node.seen.buckets = [replace(one, path=whole(one.path)) for one in seen.buckets if owners[one.path] is node]
     pieces = [replace(item, path=whole(item.path)) for item in found(model, seen.rows)]
@@ -210,10 +211,12 @@ def node_of(config: Any, nodes: list[Node]) -> Node:
 def of_role(path: str, role: str) -> bool:
     """Whether a module belongs to the encoder or to the decoder, where there are both, or to a stage: "layers.0".
 
-    What stands before both is the encoder's.
+    What stands before both is the encoder's, and what stands outside of all stages is the first one's.
     """
     if "." in role:
-        return f".{role}." in f".{path}."
+        stem, _, stage = role.rpartition(".")
+        outside = stage == "0" and not re.search(rf"(?:^|\.){stem}\.\d+(?=\.|$)", path)
+        return outside or f".{role}." in f".{path}."
     named = re.findall(r"(?:^|[._])(encoder|decoder)(?=\.|$)", path)
     return not role or role == (named[-1] if named else "encoder")
 

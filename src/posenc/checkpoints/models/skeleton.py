@@ -178,4 +178,5 @@ def is_shape(x: object) -> bool:
 
 
 def as_meta(x: object) -> object:
-    return x.to("meta") if isinstance(x, Tensor) else x
+    # A tensor without axes is a number, such as a size.
+    return x.to("meta") if isinstance(x, Tensor) and x.dim() else x
