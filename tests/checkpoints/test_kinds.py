@@ -482,7 +482,7 @@ def test_cosines_that_stand_twice_for_each_axis_are_handed_out_so() -> None:
     )
     encoding: Any = build("axial_rotary(layout='half_by_axis')", Shape(64, 2, 32, 1))
     sample = torch.randint(0, 90, (2, 7, 2))
-    form = Form(2).measured(module, sample, {})
+    form = Form(2).measured(module, sample, None)
     ours = RotaryTable({None: (encoding, form)}, None, module)
     for one, other in zip(ours(torch.zeros(1), sample), module(torch.zeros(1), sample), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
