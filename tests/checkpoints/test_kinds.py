@@ -503,6 +503,16 @@ def test_ids_that_name_the_row_first_fill_frequencies_that_have_the_column_first
     assert torch.allclose(ours[:, [0, 8]], theirs[:, [0, 8]]) and not torch.allclose(ours, theirs)
 
 
+def test_sizes_that_are_named_after_the_encoder_and_the_decoder_are_those_of_their_stacks() -> None:
+    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "encoder_num_attention_heads": 2}
+    sizes |= {"decoder_num_attention_heads": 4, "decoder_num_key_value_heads": 2}
+    config = transformers.MoonshineConfig(**sizes, encoder_num_hidden_layers=1, decoder_num_hidden_layers=2)
+    encoder, decoder = huggingface.read(config).parts
+    assert encoder.layers[0].spec == "rotary(layout='interleaved', partial=0.875)"
+    assert (encoder.shape.heads, encoder.kv_heads, len(encoder.layers)) == (2, 2, 1)
+    assert (decoder.shape.heads, decoder.kv_heads, len(decoder.layers)) == (4, 2, 2)
+
+
 @torch.no_grad()
 def test_cosines_that_stand_twice_for_each_axis_are_handed_out_so() -> None:
     config = {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1, "head_dim": 32, "patch_size": 4}
@@ -511,7 +521,7 @@ def test_cosines_that_stand_twice_for_each_axis_are_handed_out_so() -> None:
     )
     encoding: Any = build("axial_rotary(layout='half_by_axis')", Shape(64, 2, 32, 1))
     sample = torch.randint(0, 90, (2, 7, 2))
-    form = Form(2).measured(module, sample, {})
+    form = Form(2).measured(module, sample, None)
     ours = RotaryTable({None: (encoding, form)}, None, module)
     for one, other in zip(ours(torch.zeros(1), sample), module(torch.zeros(1), sample), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)

@@ -138,6 +138,29 @@ def test_sines_of_distances_are_compared_by_a_conformer() -> None:
         filled_with(model, "transformer_xl")
 
 
+def test_sines_beside_what_else_a_module_gives_out_are_replaced() -> None:
+    sizes = {"hidden_size": 16, "vocab_size": 97, "encoder_layers": 1, "decoder_layers": 1, "num_mel_bins": 8}
+    sizes |= {"encoder_linear_units": 8, "decoder_linear_units": 8, "speech_decoder_postnet_units": 8}
+    model = made("FastSpeech2Conformer", **sizes)
+    reading = huggingface.read(model.config)
+    assert {part.name for part in reading.parts} == {"encoder", "decoder"} and not reading.unknown
+    attached = same_attached(model, "transformer_xl(layout='interleaved'", input_ids=IDS)
+    assert set(attached.replaced) == {"encoder.pos_enc", "decoder.pos_enc"}
+    attach(model)
+    model.encoder.pos_enc.train()
+    states = torch.randn(1, 300, 16)
+    # In training the model drops some of the sines.
+    assert (model.encoder.pos_enc(states)[1] == 0).float().mean() > 0.1
+    model.encoder.pos_enc.eval()
+    assert (model.encoder.pos_enc(states)[1] == 0).float().mean() < 0.1
+
+
+def test_the_scale_is_that_of_keys_where_distances_are_compared_first() -> None:
+    config = transformers.NemotronAsrStreamingEncoderConfig(**SPEECH)
+    reading = huggingface.read(config)
+    assert not reading.not_covered and reading.parts[0].layers[0].scale is None
+
+
 def test_a_conformer_computes_what_is_told_of_it() -> None:
     """The weights of a layer are those that the encoding gives with the layer's projections."""
     model = made("Parakeet", "Encoder", "Encoder", **SPEECH)

@@ -7,6 +7,7 @@ whether the frequencies are those that the keys say. What the modules have and n
 
 import copy
 import functools
+import itertools
 import json
 import math
 import re
@@ -40,11 +41,20 @@ OLD_NAMES = {
 }
 """Keys that transformers itself moves into `rope_parameters`."""
 
+OF_ROLE = {
+    "heads": ("{}_attention_heads", "num_{}_attention_heads", "{}_num_attention_heads"),
+    "key_value_heads": ("{}_num_key_value_heads",),
+    "layers": ("{}_layers", "num_{}_layers", "{}_num_hidden_layers"),
+}
+"""What an encoder and a decoder call their sizes."""
+
 PLAIN = {
     *("output_attentions", "position_ids", "chunk_size_feed_forward", "learned_pos_emb", "attention_chunk_size"),
     *("frequency_stride", "dropout_positions", "tpu_short_seq_length", "position_biased_input", "image_seq_length"),
     *("num_hash_buckets", "segment_means_seq_len", "cross_attention_frequency", "video_seq_length", "audio_chunk_size"),
     *("frequency_embedding_size", "min_positive_scores_rate", "positive_label_weight", "mamba_chunk_size"),
+    *("positional_dropout_rate", "encoder_positional_dropout_rate", "decoder_positional_dropout_rate"),
+    "positionwise_conv_kernel_size",
 }
 """Keys that speak of position, or seem to, whose effect is told by others: they are entered as understood."""
 
@@ -204,8 +214,9 @@ def settle(config: Any) -> None:
 def plain_keys(node: Node) -> None:
     """Enter the keys whose effect others tell, and those that only say that something is off."""
     keys = node.keys
-    for key in PLAIN:
-        keys.say(key, "told by other keys")
+    within = [key for key, value in keys.given.items() if isinstance(value, dict) and key.endswith("_config")]
+    for ledger, key in itertools.product((keys, *map(keys.open, within)), PLAIN):
+        ledger.say(key, "told by other keys")
     for key in COUNTS:
         keys.say(key, "where tokens stand, which the model's own code counts")
     for key, value in keys.given.items():
@@ -246,8 +257,8 @@ def parts_of(node: Node) -> Iterator[tuple[str, Part]]:
     """The stacks of layers of one configuration, by role: none where it has no heads, two of encoder and decoder."""
     keys = node.keys
     roles = stages_of(node) or [""]
-    if (keys.has("decoder_layers") or keys.has("num_decoder_layers")) and not keys.has("text_config"):
-        if any(keys.has(key) for key in ("encoder_layers", "num_encoder_layers", *LAYERS)):
+    if any(keys.has(name.format("decoder")) for name in OF_ROLE["layers"]) and not keys.has("text_config"):
+        if any(keys.has(key) for key in (*(name.format("encoder") for name in OF_ROLE["layers"]), *LAYERS)):
             roles = ["encoder", "decoder"]
     for role in roles:
         part = part_of(node, role)
@@ -266,12 +277,12 @@ def sizes_of(node: Node, role: str) -> tuple[int, int, int | None, int, int] | N
     """Width, heads, key and value heads, channels of a head, and layers of a stack; None where it is no such stack."""
     # What is an encoder or a decoder alone names its sizes as if there were the other.
     own = (role,) if role else ("decoder", "encoder")
-    heads = (*(f"{one}_attention_heads" for one in own), *(f"num_{one}_attention_heads" for one in own))
-    layers = (*(f"{one}_layers" for one in own), *(f"num_{one}_layers" for one in own))
-    heads: Any = node.first((*heads, *HEADS) if role else (*HEADS, *heads))
+    named = {what: [name.format(one) for name in names for one in own] for what, names in OF_ROLE.items()}
+    heads: Any = node.first((*named["heads"], *HEADS) if role else (*HEADS, *named["heads"]))
     ran = len({one.layer for one in node.seen.attended}) or None
     layers: Any = node.first(
-        (*layers, *LAYERS) if role else (*LAYERS, *layers, "layers"), getattr(node.config, LAYERS[0], ran)
+        (*named["layers"], *LAYERS) if role else (*LAYERS, *named["layers"], "layers"),
+        getattr(node.config, LAYERS[0], ran),
     )
     width: Any = node.first(WIDTHS)
     if role in (stages := stages_of(node)):
@@ -290,7 +301,7 @@ def sizes_of(node: Node, role: str) -> tuple[int, int, int | None, int, int] | N
     if turned and not head_dim:
         # A tower that gives out another width than it works in names both.
         width = next((node.keys.peek(name) for name in WIDTHS if node.keys.peek(name) == turned * heads), width)
-    kv = node.first(KV_HEADS)
+    kv = node.first((*named["key_value_heads"], *KV_HEADS))
     if node.keys.peek("multi_query") is True and not node.keys.peek("new_decoder_architecture"):
         kv = 1
     if not isinstance(head_dim, int) or (head_dim == 0 and node.keys.peek("qk_rope_head_dim") == 0):

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.catalogue import build
-from posenc.checkpoints.kinds.calls import parameters
-from posenc.checkpoints.kinds.kind import Change, Differs, Kind, NotSaid, Stack, swap
+from posenc.checkpoints.kinds.kind import Change, Differs, Kind, Stack, swap
 from posenc.checkpoints.kinds.rotary_module import rounding
 from posenc.checkpoints.vocabulary.specs import spec_of
 from posenc.encoding import Encoding
@@ -23,11 +22,11 @@ class RelativeSines(Kind):
     """A module that gives T tokens the sines of the distances T - 1, ..., 1 - T; what projects them stays the model's.
 
     spec   the catalogue's entry with these sines
-    alone  whether they are all that the module gives out
+    place  which of the tensors that the module gives out they are
     """
 
     spec: str
-    alone: bool
+    place: int
 
     words = "a module of sines of distances"
     takes = (TransformerXL,)
@@ -37,47 +36,60 @@ class RelativeSines(Kind):
     @classmethod
     def find(cls, stack: Stack) -> Iterator["RelativeSines"]:
         for path, given in stack.node.seen.made.items():
-            specs = [spec for sines in given if (spec := spec_of_sines(sines, stack))] if stack.has(path) else []
-            if specs:
-                stack.node.claimed |= {one.path for one in stack.pieces("frequencies", "fixed") if of(path, one.path)}
-                stack.node.claimed |= {one.path for one in stack.pieces("table") if projects(one.values, stack)}
-                yield cls(stack, path, specs[0], len(given) == 1)
+            told = [spec_of_sines(sines, stack) for sines in given] if stack.has(path) else []
+            for place, spec in enumerate(told):
+                if spec is not None:
+                    held = [one.path for one in stack.pieces("frequencies", "fixed") if of(path, one.path)]
+                    projected = [one.path for one in stack.pieces("table") if projects(one.values, stack)]
+                    stack.node.claimed |= {*held, *projected}
+                    yield cls(stack, path, spec, place)
 
     def specs(self) -> list[str]:
         return [self.spec] * self.stack.layers
 
     def fill(self, model: nn.Module, encodings: Sequence[Encoding], horizon: int | None, *, same: bool) -> list[Change]:
         module, encoding = model.get_submodule(self.path), self.one(encodings)
-        if not self.alone or parameters(type(module)) != ("hidden_states",):
-            raise NotSaid(f"{self.path} gives more than the sines of distances, and stays as it is")
         if encoding.dim != self.stack.shape.dim:
             raise ValueError(f"{self.path} has {self.stack.shape.dim} sines and cosines, and {encoding} {encoding.dim}")
         held = next((buffer for buffer in module.buffers() if buffer.is_floating_point()), torch.zeros(0))
         # A copy, because some keep the sines of the longest sound.
-        theirs = copy.deepcopy(module)(torch.zeros(2, 1024, encoding.dim, device=held.device)).detach()
+        given = copy.deepcopy(module).eval()(torch.zeros(2, 1024, encoding.dim, device=held.device))
+        theirs = tensors_of(given)[self.place].detach()
         ours = sines_of(encoding, 1024, torch.float64, held.device)
         far = float((theirs - ours).abs().max()) if theirs.shape[-2:] == ours.shape else math.inf
         # Angles in float32 are off by parts of the distance.
         if same and not far <= 1e-3 + 4 * rounding(held):
             raise Differs(f"{self.path} and {encoding} differ: sines of distances below 1,024 by up to {far:.3g}")
-        return [swap(model, self.path, SinesOf(encoding, len(theirs) > 1))]
+        return [swap(model, self.path, SinesOf(encoding, self.place, module))]
 
 
 class SinesOf(nn.Module):
-    """In the place of a module of sines of distances: states [B, T, dim] -> [B or 1, 2 T - 1, dim]."""
+    """In the place of a module of sines of distances, among whatever else that gives out.
 
-    def __init__(self, encoding: TransformerXL, each: bool) -> None:
+    place     which of its tensors are the sines, [B or 1, 2 T - 1, dim]
+    original  what it replaces; in training it may drop some
+    """
+
+    def __init__(self, encoding: TransformerXL, place: int, original: nn.Module) -> None:
         super().__init__()
         # What an encoding trains is in the model already: its layers project the sines.
-        self.__dict__["encoding"], self.each = encoding, each
+        self.__dict__["encoding"], self.place, self.original = encoding, place, original
 
-    @torch.no_grad()
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        sines = sines_of(self.encoding, hidden_states.shape[1], hidden_states.dtype, hidden_states.device)
-        return sines.expand(len(hidden_states) if self.each else 1, -1, -1)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        given = self.original(*args, **kwargs)
+        made = tensors_of(given)
+        theirs = made[self.place]
+        sines = sines_of(self.encoding, theirs.shape[-2] // 2 + 1, theirs.dtype, theirs.device).expand_as(theirs)
+        made[self.place] = theirs if self.training and any(self.original.children()) else sines
+        return tuple(made) if isinstance(given, tuple) else made[0]
 
     def extra_repr(self) -> str:
         return repr(self.encoding)
+
+
+def tensors_of(given: Any) -> list[Tensor]:
+    """What a module gives out, one by one."""
+    return list(given) if isinstance(given, tuple) else [given]
 
 
 def sines_of(encoding: Any, tokens: int, dtype: torch.dtype, device: torch.device) -> Tensor:

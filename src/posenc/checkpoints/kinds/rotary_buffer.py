@@ -1,15 +1,14 @@
 """Rotary by a buffer of sines and cosines in every layer, as GPT-J and CodeGen have it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posenc.checkpoints.kinds.kind import Change, Kind, Stack, shadow
-from posenc.checkpoints.kinds.learned_table import feeds_turns
+from posenc.checkpoints.kinds.learned_table import ReadRows, Rows, feeds_turns
 from posenc.checkpoints.kinds.rotary_module import at_coordinates, compare_tables, rounding
 from posenc.encoding import Encoding
 from posenc.rotations import Rotations
@@ -48,44 +47,29 @@ class RotaryBuffer(Kind):
         ids = torch.arange(len(table), device=table.device)[None]
         rounded = (0.0, rounding(table))
         compare_tables(self.path, encoding, (cos[None], sin[None]), ids[..., None], horizon, same=same, rounded=rounded)
-        held = module._buffers if self.tensor in module._buffers else module._parameters
-        return [shadow(module, self.tensor, RotaryRows(encoding, self.tensor, held, horizon))]
+        rows = RotaryRows(table, 0, 0, encoding, horizon)
+        return [shadow(module, self.tensor, GatheredRows(rows, module, self.tensor))]
 
 
-class RotaryRows:
-    """In the place of a buffer [rows, 2 P] of sines and cosines: rows are computed when they are read, at any position.
+class RotaryRows(Rows):
+    """Rows of sines and cosines [rows, 2 P], as an encoding that rotates makes them, at any position."""
 
-    It is what attention does with that buffer: index it with position ids, or repeat and gather from it.
-    """
+    def read(self, ids: Tensor) -> Tensor:
+        encoding: Any = self.encoding
+        table = encoding.table(at_coordinates(ids.reshape(1, -1, 1), self.horizon), self.weight.dtype, ids.device)
+        cos, sin = table[:, 0, 0].unbind(0)
+        return torch.cat((sin, cos), -1).view(*ids.shape, -1)
 
-    def __init__(self, encoding: Rotations, buffer: str, buffers: Mapping[str, Any], horizon: int | None) -> None:
-        self.encoding, self.buffer, self.buffers, self.horizon = encoding, buffer, buffers, horizon
 
-    @property
-    def device(self) -> torch.device:
-        """Where the model has put the buffer."""
-        return self.buffers[self.buffer].device
+class GatheredRows(ReadRows):
+    """The same where attention repeats the table for each sequence of a batch and gathers from that."""
 
-    @property
-    def shape(self) -> torch.Size:
-        return self.buffers[self.buffer].shape
-
-    def repeat(self, *times: int) -> "RotaryRows":
-        """The same rows for each sequence of a batch."""
+    def repeat(self, *times: int) -> "GatheredRows":
+        """The same rows for each sequence."""
         return self
 
-    def __getitem__(self, position_ids: Tensor) -> Tensor:
-        at = at_coordinates(position_ids[..., None], self.horizon)
-        cos, sin = self.encoding.table(at, self.buffers[self.buffer].dtype, position_ids.device)[:, :, 0].unbind(0)
-        return torch.cat((sin, cos), -1)
-
     @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Tensor:
+    def __torch_function__(cls, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         if function is torch.gather and len(args) == 3 and args[1] == 1:
-            return args[0][args[2][..., 0]]
-        if function is F.embedding:
-            return args[1][args[0].view(1, -1)].view(*args[0].shape, -1)
-        raise TypeError(
-            f"rotary rows are read by position ids or gathered from, and this model calls {function.__name__} on them; "
-            f"detach it"
-        )
+            return args[0].of(args[2][..., 0])
+        return super().__torch_function__(function, types, args, kwargs)

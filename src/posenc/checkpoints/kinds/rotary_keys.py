@@ -113,7 +113,7 @@ def rope_options(node: Node, rope: Ledger, turned: int) -> Options:
             factor = rope.number("factor", "factor {}", 1.0)
             return Options(turned, turned, base, Linear(float(factor)) if factor != 1 else None, proportion=partial)
         schedule = schedule_of(node, kind, rope)
-    if width % 2 and schedule is None:
+    if width % 2 and width < turned and schedule is None:
         # transformers counts its frequencies in steps of the odd width, and turns a pair more than fit into it.
         base, width = float(base) ** ((width + 1) / width), width + 1
     if isinstance(schedule, LongRoPE):

@@ -3,7 +3,7 @@
 import copy
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -23,8 +23,14 @@ SAMPLE = (0, 1, 2, 3, 5, 9, 17, 33, 65, 129, 513, 2049, 8193, 32769)
 """Positions at which a rotary module and what replaces it are compared."""
 
 
+@dataclass
 class RotaryModule(Kind):
-    """A module that gives cosines and sines: of position ids (states, ids[, layer_type]), or of an image's patches."""
+    """A module that gives cosines and sines: of position ids (states, ids[, layer_type]), or of an image's patches.
+
+    forms  by layer type, how it hands out what the layers are read to turn by; without those where it does not
+    """
+
+    forms: dict[str | None, "Form"] = field(default_factory=dict)
 
     words = "a rotary module"
     takes = (Rotations,)
@@ -59,7 +65,7 @@ class RotaryModule(Kind):
         farthest = SAMPLE[-1] + 1 if any(e.turns_when_attending for e in layers) else None
         for of in self.types:
             try:
-                self.choose(module, layers, of, farthest, same=True)
+                self.forms[of] = self.choose(module, layers, of, farthest, same=True)[1]
                 node.claimed.add(held.get(of or "", ""))
             except ValueError as reason:
                 node.reasons[held.get(of or "", "")] = f"hands out other numbers: {reason}"
@@ -72,43 +78,30 @@ class RotaryModule(Kind):
     def choose(
         self, module: nn.Module, encodings: Sequence[Encoding], of: str | None, horizon: int | None, same: bool
     ) -> tuple[Rotations, "Form"]:
-        """The encoding of the layers of one type, and how the module has it: of several the one that it hands out."""
-        layers = of_type(encodings, self.stack.node.config, of)
+        """The encoding of the layers of one type, compared with what the module hands out where it has to be the same,
+        and how it hands that out; of several encodings the one that is."""
+        # A copy, because some modules change when they are called, and some draw at random in training.
+        theirs, node = copy.deepcopy(module).eval(), self.stack.node
+        buffer, layers = next(theirs.buffers()), of_type(encodings, node.config, of)
+        patch: Any = getattr(module, "config", node.config).patch_size if reads_pixels(module) else ()
+        patch = (patch, patch) if isinstance(patch, int) else tuple(patch)
+        rounded = max(rounding(buffer), node.rounding), 0.0
         rotary = {repr(e): e for layer in layers for e in parts_of(layer) if isinstance(e, Rotations)}
-        failure: ValueError | None = None
+        # Which axis comes first only what the model itself turns by can tell.
+        known, failure = self.forms.get(of), None
+        flips = (False, True) if known is None else (known.flipped,)
         for encoding in rotary.values() if rotary and same else [self.one(layers)]:
-            try:
-                return encoding, self.form(module, encoding, of, horizon, same)
-            except ValueError as error:
-                failure = failure or error
+            exactly = same or (known is None and encoding.axes > 1)
+            for flipped, sample in itertools.product(flips, samples(encoding, patch, buffer.device)):
+                try:
+                    form = Form(encoding.axes, patch, flipped).measured(theirs, sample, of)
+                    pairs, coords = form.pairs_of(handed(theirs, sample, of)), form.coordinates(sample)
+                    compare_tables(self.path, encoding, pairs, coords, horizon, same=exactly, rounded=rounded)
+                    return encoding, form
+                except ValueError as error:
+                    failure = failure or error
         assert failure is not None
         raise failure
-
-    def form(self, module: nn.Module, encoding: Rotations, of: str | None, horizon: int | None, same: bool) -> "Form":
-        """How the module takes positions and hands out its table, compared with the encoding's where it has to be the
-        same."""
-        # A copy, because some modules change when they are called, and some draw at random in training.
-        theirs = copy.deepcopy(module).eval()
-        buffer, named = next(theirs.buffers()), {} if of is None else {"layer_type": of}
-        patch: Any = getattr(module, "config", self.stack.node.config).patch_size if reads_pixels(module) else ()
-        patch = (patch, patch) if isinstance(patch, int) else tuple(patch)
-        # Which axis comes first only the model's own encoding can tell.
-        own: Any = [build(s, replace(self.stack.shape, head_dim=n)) for s, n in self.stack.turning or () if s != "none"]
-        held = [(own[0], True), (encoding, same)] if encoding.axes > 1 else [(encoding, same)]
-        if encoding.axes == 1 and axes_of(theirs, of) > 1:
-            raise NotSaid(f"{self.path} takes a position on each of several axes, and {encoding} reads one")
-        failure: ValueError | None = None
-        for flipped, sample in itertools.product((False, True), samples(encoding, patch, buffer.device)):
-            try:
-                form = Form(encoding.axes, patch, flipped).measured(theirs, sample, named)
-                cos, sin = form.pairs_of(handed(theirs, sample, named))
-                for one, exactly in held:
-                    coords, rounded = form.coordinates(sample), (max(rounding(buffer), self.stack.node.rounding), 0.0)
-                    compare_tables(self.path, one, (cos, sin), coords, horizon, same=exactly, rounded=rounded)
-                return form
-            except ValueError as error:
-                failure = failure or error
-        raise failure or NotSaid(f"{self.path} was not asked for any positions")
 
 
 def reads_pixels(module: nn.Module) -> bool:
@@ -116,12 +109,12 @@ def reads_pixels(module: nn.Module) -> bool:
     return parameters(type(module)) == ("pixel_values",)
 
 
-def handed(module: nn.Module, sample: Tensor, named: Mapping[str, Any], dtype: torch.dtype = torch.float32) -> Any:
-    """What a rotary module hands out for ids, or for an image, and states of a dtype.
+def handed(module: nn.Module, sample: Tensor, of: str | None, dtype: torch.dtype = torch.float32) -> Any:
+    """What a rotary module hands out for ids, or for an image, to states of a dtype in layers of a type.
 
     Raises NotSaid for what it does not take.
     """
-    states = torch.zeros(1, 1, 1, device=sample.device, dtype=dtype)
+    states, named = torch.zeros(1, 1, 1, device=sample.device, dtype=dtype), {} if of is None else {"layer_type": of}
     try:
         return module(sample.to(dtype)) if reads_pixels(module) else module(states, sample, **named)
     except Exception as error:
@@ -163,12 +156,14 @@ class Form:
     blocks: int = 1
     follows: bool = False
 
-    def measured(self, module: nn.Module, sample: Tensor, named: Mapping[str, Any]) -> "Form":
-        """The same with what a module hands out; raises NotSaid where it is no such table."""
-        given = handed(module, sample, named)
+    def measured(self, module: nn.Module, sample: Tensor, of: str | None) -> "Form":
+        """The same with what a module hands out to layers of a type; raises NotSaid where it is no such table."""
+        if self.axes == 1 and axes_of(module, of) > 1:
+            raise NotSaid(f"{type(module).__name__} reads a position on each of several axes, and the encoding on one")
+        given = handed(module, sample, of)
         if isinstance(given, Tensor):
             return self
-        follows = handed(module, sample, named, torch.bfloat16)[0].dtype == torch.bfloat16
+        follows = handed(module, sample, of, torch.bfloat16)[0].dtype == torch.bfloat16
         for blocks in (1, max(self.axes, 1)):
             parts = [
                 table.unflatten(-1, (blocks, -1)).chunk(2, -1) for table in given if table.shape[-1] % (2 * blocks) == 0

@@ -202,8 +202,9 @@ class Attention:
         self.open.clear()
         if not used or not column:
             return
-        # Vectors of distances are zeros in a dry run, and what is compared with them is no key.
-        product, part = next((one for one in used if one[0].factor != 0), used[0])
+        # Queries are compared with distances too: with a table, of zeros here, or with other numbers of them than keys.
+        wide = logits.shape[-1]
+        product, part = min(used, key=lambda one: (one[0].factor == 0, one[0].zeros.shape[-1] != wide))
         scale = None if product.factor is None else product.factor * float(part.clamp(min=0).sum())
         # Sinks stand behind the keys, and may take all that float32 has.
         sees = row[:, : len(row)].double().softmax(-1) != 0 if row.shape[1] < 2 * len(row) else None

@@ -165,10 +165,9 @@ def survey(model: nn.Module, nodes: list[Node], prefix: str = "") -> None:
     axes = max((axes_of(item.owner, item.label) for item in pieces if item.kind == "frequencies"), default=1)
     if axes > 1 and "input_ids" in inputs:
         # The first token at 0, one on each axis at FAR, those behind them at 0.
-        ids = F.pad(FAR * torch.eye(axes, dtype=torch.long), (1, max(0, inputs["input_ids"].shape[1] - 1 - axes)))[
-            :, None
-        ]
-        inputs["input_ids"] = F.pad(inputs["input_ids"], (0, ids.shape[-1] - inputs["input_ids"].shape[1]), value=7)
+        tokens = max(inputs["input_ids"].shape[1], axes + 1)
+        inputs["input_ids"] = torch.full((1, tokens), 7)
+        ids = F.pad(FAR * torch.eye(axes, dtype=torch.long), (1, tokens - axes - 1))[:, None]
         for turn in measure(model, inputs | {"position_ids": ids}).turns:
             owners.get(turn.path, nodes[0]).on_axes.append(replace(turn, path=whole(turn.path)))
 
