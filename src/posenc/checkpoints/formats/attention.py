@@ -25,7 +25,7 @@ WHICH_SEE_ALL = (
 
 SCALES = ("query_pre_attn_scalar", "attention_multiplier", "scale_attn_weights", "qk_scale_factor", "scale_attn")
 
-WINDOWS = ("sliding_window", "local_attention", "window_size", "attention_window_size")
+WINDOWS = ("sliding_window", "local_attention", "window_size", "attention_window_size", "attention_window")
 
 
 @dataclass
@@ -141,7 +141,9 @@ def enter_keys(node: Node, told: list[Reach], reaches: list[Reach], causal: bool
     shown = [f"windows of {window} tokens in {n} of {count} layers, measured" for window, n in windows.items()]
     for key in WINDOWS:
         size = keys.peek(key)
-        keys.say(key, "; ".join(shown) or "no layer has a window, measured")
+        if shown or "measured" not in keys.understood.get(keys.path(key), ""):
+            # What was found in an encoder goes before a decoder without windows.
+            keys.say(key, "; ".join(shown) or "no layer has a window, measured")
         if not isinstance(size, int) or keys.path(key) not in keys.file or all(one.window != size for one in told):
             continue
         # A window to both sides may be named by what it holds, and one of the trained length leaves nothing out.
@@ -149,6 +151,10 @@ def enter_keys(node: Node, told: list[Reach], reaches: list[Reach], causal: bool
         if not followed and (shown or not isinstance(longest, int) or size < longest):
             found = shown[0] if shown else "no layer has a window"
             keys.contradict(f"{keys.path(key)} is {size}, and {found}; followed: the modules")
+    for index, reach in enumerate(reaches if keys.has("per_layer_config") else ()):
+        own = f"a window of {reach.window} tokens, measured" if reach.window else "no window, measured"
+        for key in WINDOWS:
+            keys.open("per_layer_config").open(str(index)).say(key, own)
     if still:
         for key in ("chunk_size", "mamba_chunk_size"):
             keys.say(key, "how layers without attention are computed")

@@ -43,13 +43,19 @@ OLD_NAMES = {
 PLAIN = {
     *("output_attentions", "position_ids", "chunk_size_feed_forward", "learned_pos_emb", "attention_chunk_size"),
     *("frequency_stride", "dropout_positions", "tpu_short_seq_length", "position_biased_input", "image_seq_length"),
-    *("num_hash_buckets", "segment_means_seq_len", "cross_attention_frequency", "video_seq_length", "audio_chunk_size"),
+    *("num_hash_buckets", "segment_means_seq_len", "cross_attention_frequency"),
     *("frequency_embedding_size", "min_positive_scores_rate", "positive_label_weight", "mamba_chunk_size"),
 }
 """Keys that speak of position, or seem to, whose effect is told by others: they are entered as understood."""
 
-COUNTS = ("position_id_per_seconds", "reset_position_index_per_cell")
-"""Keys that say where tokens stand: the model's own code counts positions, whatever reads them."""
+ELSEWHERE = {
+    **dict.fromkeys(
+        ("video_seq_length", "audio_chunk_size", "window_kernel_size"), "how much becomes one token, or all"
+    ),
+    "position_id_per_seconds": "where tokens stand in time, which the model's own code counts",
+    "reset_position_index_per_cell": "whether positions start anew in each cell, which the model's own code counts",
+}
+"""Keys of how an input is cut into tokens and where these stand, whatever reads their positions, and what they say."""
 
 
 def read(config: Any) -> Reading:
@@ -206,8 +212,8 @@ def plain_keys(node: Node) -> None:
     keys = node.keys
     for key in PLAIN:
         keys.say(key, "told by other keys")
-    for key in COUNTS:
-        keys.say(key, "where tokens stand, which the model's own code counts")
+    for key, words in ELSEWHERE.items():
+        keys.say(key, words)
     for key, value in keys.given.items():
         if value is False and node.modules and SPEAKS_OF_POSITION.search(key.lower()):
             keys.say(key, "off")
