@@ -212,8 +212,6 @@ def plain_keys(node: Node) -> None:
     keys = node.keys
     for key in PLAIN:
         keys.say(key, "told by other keys")
-    for key, words in ELSEWHERE.items():
-        keys.say(key, words)
     for key, value in keys.given.items():
         if value is False and node.modules and SPEAKS_OF_POSITION.search(key.lower()):
             keys.say(key, "off")
@@ -225,6 +223,8 @@ def plain_keys(node: Node) -> None:
     if keys.peek("rotary_value"):
         keys.say("rotary_value", "values are turned too")
         node.leave("rotary_value turns the values too, by their own positions alone")
+    for key, words in ELSEWHERE.items():
+        keys.say(key, words)
 
 
 def mark_defaults(understood: dict[str, str], unknown: dict[str, Any], given: Mapping[str, Any]) -> None:
