@@ -335,9 +335,9 @@ def part_of(node: Node, role: str) -> Part | None:
         specs = [(bias if spec == "none" else f"{spec} + {bias}", wide) for spec, wide in specs]
     node.pieces += pieces
     out = tuple(
-        Layer(spec if attends else "none", wide, reach.window, scale_of(scale, head_dim), reach.chunk, attends)
-        for (spec, wide), reach, scale, attends in zip(
-            specs, attention.reaches, attention.scales, attention.attends, strict=True
+        Layer(spec if attends else "none", wide, reach.window, scale_of(scale, head_dim), reach.chunk, attends, rows)
+        for (spec, wide), reach, scale, attends, rows in zip(
+            specs, attention.reaches, attention.scales, attention.attends, attention.rows, strict=True
         )
     )
     besides += attention.besides
