@@ -183,6 +183,7 @@ BY_HAND: dict[str, dict[str, Any]] = {
     "hunyuan_vl.*": {"head_dim": 128, "rope_parameters": {"mrope_section": [16, 16, 16, 16]}},
     "glm4v.*|glm46v.*|glm_image(_text)?|glmga.*": {"rope_parameters": {"mrope_section": [32, 16, 16]}},
     "qwen3_omni_moe_(text|thinker)": {"num_attention_heads": 32},
+    "minimax_m3_vl(_text)?": {"rope_parameters": {"partial_rotary_factor": 0.5}},
     "lfm2_moe": {"layer_types": ["full_attention", "conv"]},
     "deepseek_ocr2(_text)?": {"mlp_layer_types": ["dense", "sparse"]},
     "t5gemma2_.*": {"dropout_rate": 0.0},
@@ -305,7 +306,7 @@ class Shrink:
             return min(value, {"n_group": 1, "topk_group": 1}.get(key, 2 if "per_tok" in key or "top" in key else 8))
         if LAYERS.search(key):
             return value if self.layers is None else min(value, self.layers)
-        if key in ("head_dim", "kv_channels", "d_kv", "attention_head_dim") or (
+        if key in ("head_dim", "kv_channels", "d_kv", "attention_head_dim", "rotary_dim") or (
             key.endswith(("head_dim", "d_head")) and value % channels == 0
         ):
             return value // channels

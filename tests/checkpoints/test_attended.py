@@ -245,6 +245,15 @@ def test_a_pattern_of_windows_is_told_by_how_far_each_layer_sees():
     assert [layer.window for layer in reading.parts[0].layers] == [8, None] and not reading.unknown
 
 
+def test_windows_of_single_layers_are_told_by_how_far_they_see():
+    sizes = {"num_key_value_heads": 4, "head_dim": 16, "intermediate_size": 64, "sliding_window": 8}
+    own = {"1": {"sliding_window": 12}, "2": {"sliding_window": None}}
+    types = {"layer_types": [SLIDING[0], *SLIDING]}
+    reading = read(published("neomme", 64, 4, 3, per_layer_config=own, **sizes, **types))
+    assert [layer.window for layer in reading.parts[0].layers] == [9, 13, None] and not reading.unknown
+    assert reading.understood["per_layer_config.1.sliding_window"] == "a window of 13 tokens, measured"
+
+
 def test_a_decoder_that_is_asked_to_see_both_sides_is_said_to():
     small = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1, "intermediate_size": 64}
     reading = read({"model_type": "blip", "text_config": small | {"is_decoder": True}, "vision_config": small})
@@ -253,11 +262,23 @@ def test_a_decoder_that_is_asked_to_see_both_sides_is_said_to():
     assert "is_decoder is true, and tokens see both sides as it ran" in text.besides
 
 
+LONGFORMER = published("longformer", 64, 4, 2, intermediate_size=64, vocab_size=64)
+
+
+@pytest.mark.parametrize("size", [6, 512])
+def test_a_band_of_keys_around_each_query_is_measured(size: int):
+    """Longformer's paper: a window of w tokens, w / 2 on each side."""
+    reading = read(LONGFORMER | {"attention_window": size})
+    (part,) = reading.parts
+    assert {(layer.window, layer.scale) for layer in part.layers} == {(size // 2 + 1, None)}
+    assert not part.shape.causal and not reading.unknown and not reading.not_covered
+    assert reading.understood["attention_window"].startswith(f"windows of {size // 2 + 1} tokens in 2 of 2 layers")
+
+
 def test_an_architecture_without_a_cache_is_not_taken_for_a_decoder_where_no_run_shows_it():
-    config = published("longformer", 64, 4, 1, intermediate_size=64, vocab_size=64, attention_window=4)
-    (part,) = read(config).parts
-    assert "no softmax of attention was seen to run; who sees whom is as the keys say" in part.besides
-    assert not part.shape.causal
+    reading = read(LONGFORMER | {"attention_window": 6, "max_position_embeddings": 4})
+    assert any("who sees whom could not be measured" in sentence for sentence in reading.not_covered)
+    assert not reading.parts[0].shape.causal
 
 
 def test_an_encoder_and_a_decoder_see_as_they_run_and_their_logits_are_not_scaled():

@@ -52,6 +52,24 @@ def test_weights_that_fit_say_nothing(tmp_path: Path) -> None:
     assert (reading.contradictions, reading.not_covered, reading.unknown) == ((), (), {})
 
 
+def test_layers_with_heads_of_their_own_are_held_to_their_own(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16, "vocab_size": 64}
+    own = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_attention_heads_per_layer": [4, 6]}
+    config = transformers.LagunaConfig(
+        **sizes, **own, num_experts=2, moe_intermediate_size=8, num_experts_per_tok=1, shared_expert_intermediate_size=8
+    )
+    model = transformers.LagunaForCausalLM(config)
+    model.save_pretrained(tmp_path / "fits")
+    assert not inspect(tmp_path / "fits").contradictions
+    with torch.no_grad():
+        model.model.layers[1].self_attn.q_proj.weight = torch.nn.Parameter(torch.zeros(64, 64))
+    model.save_pretrained(tmp_path / "differs")
+    assert inspect(tmp_path / "differs").contradictions == (
+        "model.layers.1.self_attn.q_proj.weight has 64 rows, and the config says 96 rows",
+    )
+
+
 def test_weights_that_contradict_the_config_are_named(tmp_path: Path) -> None:
     wide = weights(**{"layers.1.attention.wk.weight": torch.zeros(64, 64)})
     assert inspect(folder(tmp_path / "a", PARAMS, wide)).contradictions == (
@@ -298,6 +316,7 @@ def test_the_command_gives_json(here: Path, capsys) -> None:
             "scale": None,
             "chunk": None,
             "attends": True,
+            "rows": [],
         }
     ]
 

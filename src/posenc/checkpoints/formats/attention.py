@@ -4,6 +4,8 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
+from torch import nn
+
 from posenc.checkpoints.models.attended import Attended, Reach
 from posenc.checkpoints.models.nodes import Node, of_role
 from posenc.checkpoints.vocabulary.bounds import LENGTHS
@@ -25,7 +27,7 @@ WHICH_SEE_ALL = (
 
 SCALES = ("query_pre_attn_scalar", "attention_multiplier", "scale_attn_weights", "qk_scale_factor", "scale_attn")
 
-WINDOWS = ("sliding_window", "local_attention", "window_size", "attention_window_size")
+WINDOWS = ("sliding_window", "local_attention", "window_size", "attention_window_size", "attention_window")
 
 
 @dataclass
@@ -36,6 +38,7 @@ class Attending:
     reaches  how far each layer sees
     scales   the factor of its logits, or None where it was not measured
     attends  whether it attends at all
+    rows     of the weights that make its queries and its keys, where its modules have their own
     besides  what is to be said of it, in sentences
     ran      whether all that is as it ran, and not as keys say
     left     what was not measured, in sentences
@@ -45,6 +48,7 @@ class Attending:
     reaches: list[Reach]
     scales: list[float | None]
     attends: list[bool]
+    rows: list[tuple[int, ...]]
     besides: list[str]
     ran: bool
     left: list[str]
@@ -65,7 +69,8 @@ def attending(node: Node, role: str, count: int) -> Attending:
             besides.append("no softmax of attention was seen to run; who sees whom is as the keys say")
         for key in (*WHICH_ATTEND, *WHICH_SEE_ALL, *SCALES):
             keys.say(key, "as the keys say, not measured")
-        return Attending(causal_by_keys(node, role), told, [None] * count, [True] * count, besides, False, left)
+        causal = causal_by_keys(node, role)
+        return Attending(causal, told, [None] * count, [True] * count, [()] * count, besides, False, left)
     entered = {i for i in range(count) if f"{prefix}{i}" in node.seen.entered}
     still = sorted(entered - ran.keys())
     if node.seen.failure and still and still[-1] == max(entered):
@@ -87,7 +92,8 @@ def attending(node: Node, role: str, count: int) -> Attending:
     if unscaled:
         left.append(f"what multiplies the logits of layers {in_words(unscaled)} could not be measured")
     enter_keys(node, told, reaches, causal, still)
-    return Attending(causal, reaches, scales, [i not in still for i in range(count)], besides, True, left)
+    rows = [rows_of(node, f"{prefix}{i}") for i in range(count)]
+    return Attending(causal, reaches, scales, [i not in still for i in range(count)], rows, besides, True, left)
 
 
 def as_run(node: Node, role: str, count: int) -> tuple[str, dict[int, Attended]]:
@@ -123,6 +129,13 @@ def without_attention(node: Node, prefix: str, still: list[int], ran: dict[int, 
     return [f"layers {in_words(layers)} do not attend: {what}" for what, layers in instead.items()]
 
 
+def rows_of(node: Node, layer: str) -> tuple[int, ...]:
+    """The rows of the weights that make a layer's queries and its keys; empty where no two modules do."""
+    both = (node.modules.get(f"{layer}.self_attn.{name}") for name in ("q_proj", "k_proj"))
+    found = tuple(one.out_features for one in both if isinstance(one, nn.Linear))
+    return found if len(found) == 2 else ()
+
+
 def kinds_of_sight(ran: dict[int, Attended]) -> list[str]:
     """What a window and a word for the whole stack do not say of who sees whom."""
     causal, both, blocks = (sorted(i for i, one in ran.items() if one.causal is what) for what in (True, False, None))
@@ -141,7 +154,9 @@ def enter_keys(node: Node, told: list[Reach], reaches: list[Reach], causal: bool
     shown = [f"windows of {window} tokens in {n} of {count} layers, measured" for window, n in windows.items()]
     for key in WINDOWS:
         size = keys.peek(key)
-        keys.say(key, "; ".join(shown) or "no layer has a window, measured")
+        if shown or "measured" not in keys.understood.get(keys.path(key), ""):
+            # What was found in an encoder goes before a decoder without windows.
+            keys.say(key, "; ".join(shown) or "no layer has a window, measured")
         if not isinstance(size, int) or keys.path(key) not in keys.file or all(one.window != size for one in told):
             continue
         # A window to both sides may be named by what it holds, and one of the trained length leaves nothing out.
@@ -149,6 +164,10 @@ def enter_keys(node: Node, told: list[Reach], reaches: list[Reach], causal: bool
         if not followed and (shown or not isinstance(longest, int) or size < longest):
             found = shown[0] if shown else "no layer has a window"
             keys.contradict(f"{keys.path(key)} is {size}, and {found}; followed: the modules")
+    for index, reach in enumerate(reaches if keys.has("per_layer_config") else ()):
+        own = f"a window of {reach.window} tokens, measured" if reach.window else "no window, measured"
+        for key in WINDOWS:
+            keys.open("per_layer_config").open(str(index)).say(key, own)
     if still:
         for key in ("chunk_size", "mamba_chunk_size"):
             keys.say(key, "how layers without attention are computed")

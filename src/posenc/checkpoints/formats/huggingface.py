@@ -51,15 +51,21 @@ OF_ROLE = {
 PLAIN = {
     *("output_attentions", "position_ids", "chunk_size_feed_forward", "learned_pos_emb", "attention_chunk_size"),
     *("frequency_stride", "dropout_positions", "tpu_short_seq_length", "position_biased_input", "image_seq_length"),
-    *("num_hash_buckets", "segment_means_seq_len", "cross_attention_frequency", "video_seq_length", "audio_chunk_size"),
+    *("num_hash_buckets", "segment_means_seq_len", "cross_attention_frequency"),
     *("frequency_embedding_size", "min_positive_scores_rate", "positive_label_weight", "mamba_chunk_size"),
     *("positional_dropout_rate", "encoder_positional_dropout_rate", "decoder_positional_dropout_rate"),
     "positionwise_conv_kernel_size",
 }
 """Keys that speak of position, or seem to, whose effect is told by others: they are entered as understood."""
 
-COUNTS = ("position_id_per_seconds", "reset_position_index_per_cell")
-"""Keys that say where tokens stand: the model's own code counts positions, whatever reads them."""
+ELSEWHERE = {
+    **dict.fromkeys(
+        ("video_seq_length", "audio_chunk_size", "window_kernel_size"), "how much becomes one token, or all"
+    ),
+    "position_id_per_seconds": "where tokens stand in time, which the model's own code counts",
+    "reset_position_index_per_cell": "whether positions start anew in each cell, which the model's own code counts",
+}
+"""Keys of how an input is cut into tokens and where these stand, whatever reads their positions, and what they say."""
 
 
 def read(config: Any) -> Reading:
@@ -217,8 +223,6 @@ def plain_keys(node: Node) -> None:
     within = [key for key, value in keys.given.items() if isinstance(value, dict) and key.endswith("_config")]
     for ledger, key in itertools.product((keys, *map(keys.open, within)), PLAIN):
         ledger.say(key, "told by other keys")
-    for key in COUNTS:
-        keys.say(key, "where tokens stand, which the model's own code counts")
     for key, value in keys.given.items():
         if value is False and node.modules and SPEAKS_OF_POSITION.search(key.lower()):
             keys.say(key, "off")
@@ -230,6 +234,8 @@ def plain_keys(node: Node) -> None:
     if keys.peek("rotary_value"):
         keys.say("rotary_value", "values are turned too")
         node.leave("rotary_value turns the values too, by their own positions alone")
+    for key, words in ELSEWHERE.items():
+        keys.say(key, words)
 
 
 def mark_defaults(understood: dict[str, str], unknown: dict[str, Any], given: Mapping[str, Any]) -> None:
@@ -341,9 +347,9 @@ def part_of(node: Node, role: str) -> Part | None:
         specs = [(bias if spec == "none" else f"{spec} + {bias}", wide) for spec, wide in specs]
     node.pieces += pieces
     out = tuple(
-        Layer(spec if attends else "none", wide, reach.window, scale_of(scale, head_dim), reach.chunk, attends)
-        for (spec, wide), reach, scale, attends in zip(
-            specs, attention.reaches, attention.scales, attention.attends, strict=True
+        Layer(spec if attends else "none", wide, reach.window, scale_of(scale, head_dim), reach.chunk, attends, rows)
+        for (spec, wide), reach, scale, attends, rows in zip(
+            specs, attention.reaches, attention.scales, attention.attends, attention.rows, strict=True
         )
     )
     besides += attention.besides

@@ -185,18 +185,16 @@ def projections(reading: Reading, tensors: Tensors) -> Iterator[str]:
         heads = part.shape.heads if asks else part.kv_heads
         if part.kv_heads is None or heads is None:
             return
-        rows = heads * layer.head_dim
-        # Some query projections make a gate besides.
-        fits = (rows, 2 * rows) if asks else (rows,)
-        latent = layer.head_dim != part.shape.head_dim
+        rows = layer.rows[not asks] if layer.rows else heads * layer.head_dim
+        # Where no module says it: some query projections make a gate besides, and some keys turn in part.
+        fits = (rows, 2 * rows) if asks and not layer.rows else (rows,)
+        unsaid = layer.head_dim != part.shape.head_dim and not layer.rows
         # The number of rows: a tensor without axes has none.
         found = tensors.shape(name)[:1]
-        if found not in [(fit,) for fit in fits] and not latent and match[2] not in told:
+        if found not in [(fit,) for fit in fits] and not unsaid and match[2] not in told:
             told.add(match[2])
-            yield (
-                f"{name} has {found[0] if found else 'no'} rows, and the config says {heads} heads of "
-                f"{layer.head_dim} channels, {rows} rows"
-            )
+            by = f"{heads} heads of {layer.head_dim} channels, " if rows == heads * layer.head_dim else ""
+            yield f"{name} has {found[0] if found else 'no'} rows, and the config says {by}{rows} rows"
 
 
 def layers(reading: Reading, tensors: Tensors) -> Iterator[str]:

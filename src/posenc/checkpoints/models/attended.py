@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from posenc.checkpoints.models.turns import Turn
 
@@ -78,6 +79,8 @@ class Product:
     zeros: Tensor
     channels: int
     factor: float | None
+    # Whether queries and keys are cut into blocks in the same way, if at all.
+    alike: bool
 
 
 def projects(func: Any, args: tuple) -> bool:
@@ -155,7 +158,7 @@ class Attention:
         if getattr(func, "__name__", "") == "baddbmm":
             args = (*args, *(kwargs[name] for name in ("batch1", "batch2") if name in kwargs))
             added, func, args = args[0], torch.bmm, args[1:]
-        factors = [x for x in args if isinstance(x, Tensor)]
+        factors = [x for x in tree_leaves(args) if isinstance(x, Tensor)]
         if len(factors) != 2 or not self.layer or factors[0].dim() < 3:
             return None
         if factors[0].untyped_storage().data_ptr() == self.weights.untyped_storage().data_ptr():
@@ -164,7 +167,10 @@ class Attention:
         if honest.dim() < 3 or factors[0].shape[-1] < 2:
             return None
         zeros = torch.zeros_like(honest).requires_grad_()
-        self.open.append(Product(zeros, factors[0].shape[-1], self.factor(honest, factors[0].shape[-1])))
+        alike = any(
+            k.shape == factors[0].shape and k.stride() == factors[0].stride() for k in (factors[1], factors[1].mT)
+        )
+        self.open.append(Product(zeros, factors[0].shape[-1], self.factor(honest, factors[0].shape[-1]), alike))
         with torch.enable_grad():
             # What is asked for gradients may not be overwritten itself.
             out = zeros.clone()
@@ -192,12 +198,16 @@ class Attention:
         """Logits became weights."""
         self.weights = weights
         column = min(logits.shape[-2:]) - 1
+        rows = {one.zeros.shape[-2] for one in self.open}
+        blocks = logits.shape[-2] not in rows or logits.shape[-1] >= 2 * logits.shape[-2]
         products = [one.zeros for one in self.open]
         # Of two logits of one query: a number that is taken from all of them is none of the scale.
         with torch.enable_grad():
             row = logits.reshape(-1, *logits.shape[-2:])[0]
-            difference = row[-1, column] - row[-1, 0]
-        parts = torch.autograd.grad(difference, products, allow_unused=True)
+            # Of a band of keys around each query, those in the middle are there.
+            line = logits.reshape(-1, len(row.T))[logits[..., 0].numel() // 2] if blocks else row[-1]
+            difference = line[len(line) // 2] - line[len(line) // 2 - 1] if blocks else line[column] - line[0]
+        parts = torch.autograd.grad(difference, products, allow_unused=True, retain_graph=blocks)
         used = [(product, part) for product, part in zip(self.open, parts, strict=True) if part is not None]
         self.open.clear()
         if not used or not column:
@@ -207,7 +217,7 @@ class Attention:
         product, part = min(used, key=lambda one: (one[0].factor == 0, one[0].zeros.shape[-1] != wide))
         scale = None if product.factor is None else product.factor * float(part.clamp(min=0).sum())
         # Sinks stand behind the keys, and may take all that float32 has.
-        sees = row[:, : len(row)].double().softmax(-1) != 0 if row.shape[1] < 2 * len(row) else None
+        sees = band(line, product) if blocks else row[:, : len(row)].double().softmax(-1) != 0
         self.add(sees, product.channels, scale or None)
 
     def fused(
@@ -250,6 +260,19 @@ class Attention:
             function(**given | few)
 
         return called
+
+
+@torch.enable_grad()
+def band(line: Tensor, product: Product) -> Tensor | None:
+    """Who sees whom by a row of logits for the keys around one query; None where blocks hide which keys these are."""
+    (part,) = torch.autograd.grad(line.sum(), product.zeros)
+    queries, keys = part.abs().flatten(0, -3).sum(0).nonzero().T
+    if not product.alike or len(queries.unique()) != 1:
+        return None
+    ahead = keys - queries
+    at = torch.arange(2 * int(ahead.abs().max()) + 3)
+    distance = at - at[:, None]
+    return (ahead.min() <= distance) & (distance <= ahead.max())
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posenc.checkpoints.models.attended import Attended
+from posenc.checkpoints.models.attended import Attended, Reach
 from posenc.checkpoints.models.dry_run import Measured, measure
 from posenc.checkpoints.models.found import Found, found, with_configs
 from posenc.checkpoints.models.inputs import usual_inputs
@@ -193,8 +193,10 @@ def looked_at_longer(model: nn.Module, seen: Measured) -> list[Attended]:
             longer = {n: torch.full((1, size + 2), 7) for n, x in inputs.items() if isinstance(x, Tensor)}
             again = measure(model, inputs | longer, attention_alone=True).attended
             if len(again) == len(attended):
+                # Windows that are longer yet have no edge in such a run.
                 attended = [
-                    replace(one, sees=other.sees, reach=other.reach) for one, other in zip(attended, again, strict=True)
+                    replace(one, sees=other.sees, reach=one.reach if other.reach == Reach() else other.reach)
+                    for one, other in zip(attended, again, strict=True)
                 ]
     return attended
 

@@ -30,6 +30,7 @@ class Layer:
     scale       factor of the logits where it is not 1/sqrt(channels of a head)
     chunk       it sees the keys of its own chunk of so many tokens alone, or None
     attends     whether it attends at all: others mix tokens by a state, a convolution, or not
+    rows        of the weights that make queries and keys, where the modules of a layer say so; else empty
     """
 
     spec: str
@@ -38,6 +39,7 @@ class Layer:
     scale: float | None = None
     chunk: int | None = None
     attends: bool = True
+    rows: tuple[int, ...] = ()
 
     @property
     def reach(self) -> float:
