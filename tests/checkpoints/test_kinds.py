@@ -18,6 +18,7 @@ from posenc.checkpoints.inspection import configs  # noqa: E402
 from posenc.checkpoints.inspection.inspect import in_json  # noqa: E402
 from posenc.checkpoints.inspection.portrait import words  # noqa: E402
 from posenc.checkpoints.kinds.kind import Differs  # noqa: E402
+from posenc.checkpoints.models.dry_run import measure  # noqa: E402
 from posenc.encoding import Shape  # noqa: E402
 
 BERT = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_hidden_layers": 1}
@@ -298,6 +299,24 @@ def test_a_table_is_told_and_computed_however_it_is_read(case: str, tmp_path: An
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
 
 
+def test_layers_that_no_key_counts_are_those_that_ran() -> None:
+    model = made("Bert", **BERT | {"num_hidden_layers": 3})
+    vars(model.config)["num_hidden_layers"] = None
+    part = huggingface.read_live(model)[0].parts[0]
+    assert part.embed == "learned" and len(part.layers) == 3
+
+
+def test_the_frames_of_a_video_share_a_grid() -> None:
+    from transformers.models.videoprism.modeling_videoprism import VideoPrismVisionModel
+
+    layers = {"num_spatial_layers": 1, "num_temporal_layers": 1, "num_frames": 4, "tubelet_size": [1, 8, 8]}
+    sizes = {key: VIT[key] for key in VIT if "layers" not in key} | layers | {"image_size": 24}
+    model = VideoPrismVisionModel(transformers.VideoPrismVisionConfig(**sizes)).eval()
+    seen = measure(model, {"pixel_values_videos": torch.zeros(1, 4, 3, 24, 24)})
+    assert seen.patches["spatial_embeddings.position_embeddings"] == (3, 3)
+    assert seen.added["temporal_embeddings.position_embeddings"] == 0
+
+
 def test_a_grid_is_known_by_its_height_and_width() -> None:
     sizes = VIT | {"patch_size": 8, "pos_emb_height": 6, "pos_emb_width": 6, "layer_types": ["full_attention"]}
     reading = huggingface.read({"model_type": "muse_glimmer_vision"} | sizes)
@@ -366,11 +385,25 @@ def test_sines_of_a_model_that_cannot_be_run_are_known_by_their_numbers() -> Non
     torch.testing.assert_close(states(model, **given), bare, rtol=1e-4, atol=1e-4)
 
 
+def musicgen() -> Any:
+    from transformers.models.musicgen.modeling_musicgen import MusicgenDecoder
+
+    sizes = {"hidden_size": 32, "ffn_dim": 48, "num_attention_heads": 4, "num_hidden_layers": 1, "num_codebooks": 1}
+    config = transformers.MusicgenDecoderConfig(vocab_size=97, **sizes, pad_token_id=96, bos_token_id=96)
+    return MusicgenDecoder(config).eval()
+
+
+def test_sines_behind_their_cosines_are_sines() -> None:
+    model = musicgen()
+    bare = states(model, input_ids=IDS)
+    assert list(attach(model).replaced.values()) == ["sinusoidal(layout='cosines_first', endpoint=True)"]
+    torch.testing.assert_close(states(model, input_ids=IDS), bare, rtol=1e-4, atol=1e-4)
+
+
 def test_computed_numbers_by_no_rule_that_is_known_are_not_called_learned() -> None:
-    # Its cosines stand before its sines.
-    options = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "ffn_dim": 48, "vocab_size": 64}
-    config = transformers.MusicgenDecoderConfig(**options, num_codebooks=1, pad_token_id=63, bos_token_id=63)
-    reading = huggingface.read(config)
+    model = musicgen()
+    model.embed_positions.weights.square_()
+    reading = huggingface.read_live(model)[0]
     assert not reading.parts and "embed_positions.weights (Musicgen" in reading.not_covered[0]
 
 

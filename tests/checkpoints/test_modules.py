@@ -143,6 +143,8 @@ def test_a_configuration_without_a_model_is_refused():
         ("post_attention_layernorm", False),
         ("position_ids", False),
         ("relative_position_index", False),
+        ("ZoeDepthRelativeDepthEstimationHead", False),
+        ("RelativeHeadAttention", True),
     ],
 )
 def test_names_that_speak_of_position(name, carries):

@@ -264,8 +264,9 @@ def sizes_of(node: Node, role: str) -> tuple[int, int, int | None, int, int] | N
     heads = (*(f"{one}_attention_heads" for one in own), *(f"num_{one}_attention_heads" for one in own))
     layers = (*(f"{one}_layers" for one in own), *(f"num_{one}_layers" for one in own))
     heads: Any = node.first((*heads, *HEADS) if role else (*HEADS, *heads))
+    ran = len({one.layer for one in node.seen.attended})
     layers: Any = node.first(
-        (*layers, *LAYERS) if role else (*LAYERS, *layers, "layers"), getattr(node.config, LAYERS[0], None)
+        (*layers, *LAYERS) if role else (*LAYERS, *layers, "layers"), getattr(node.config, LAYERS[0], None) or ran
     )
     width: Any = node.first(WIDTHS)
     if role in (stages := stages_of(node)):

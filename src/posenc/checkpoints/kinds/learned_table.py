@@ -1,6 +1,7 @@
 """Tables with a row for each position, added to the embeddings of tokens: learned, or sines that are kept in one."""
 
 import functools
+import itertools
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -31,7 +32,7 @@ FACTS = {"shape", "dtype", "device", "size", "dim", "ndim", "numel", "requires_g
 OF_A_LAYER = re.compile(r"\.\d+\.(?:.*\.)?\w*att(?:n|ention)\w*\.")
 """Paths within the attention of a layer, where nothing is added to the embeddings."""
 
-SINUSOIDS = tuple((layout, endpoint) for layout in ("interleaved", "concatenated") for endpoint in (False, True))
+SINUSOIDS = tuple(itertools.product(("interleaved", "concatenated", "cosines_first"), (False, True)))
 
 
 @dataclass

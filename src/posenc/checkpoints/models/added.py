@@ -54,7 +54,9 @@ class Added:
     def add(self, path: str, term: Tensor) -> None:
         table = self.tables[path]
         wide = table.shape[-1]
-        self.cells.setdefault(path, self.brought.get(path) or self.grid(path, (*self.patches, wide)))
+        # Of a video, all its patches or those of each frame.
+        made = self.grid(path, (*self.patches, wide)) or self.grid(path, (*self.patches[-2:], wide))
+        self.cells.setdefault(path, self.brought.get(path) or made)
         # A view of a table has its memory; what was resampled of it has not.
         if not term.is_meta and term.untyped_storage().data_ptr() == table.untyped_storage().data_ptr():
             first = term.storage_offset() // wide

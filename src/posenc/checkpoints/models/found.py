@@ -13,8 +13,10 @@ SPEAKS_OF_POSITION = re.compile(
 )
 """Names, in small letters with underscores, of modules and tensors that carry position."""
 
-NOT_POSITION = re.compile(r"positionwise|position_wise|post_|position_ids|_index$|composition|temporal_pos_bias_none")
-"""Names that speak of position and carry none: layers for each token alone, and plain counts."""
+NOT_POSITION = re.compile(
+    r"positionwise|position_wise|post_|position_ids|_index$|composition|temporal_pos_bias_none|relative_(\w+_)?head$"
+)
+"""Names that speak of position and carry none: layers for each token alone, plain counts, and heads of relative depth."""
 
 
 @dataclass(frozen=True)
