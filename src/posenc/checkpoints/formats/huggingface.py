@@ -264,9 +264,8 @@ def sizes_of(node: Node, role: str) -> tuple[int, int, int | None, int, int] | N
     heads = (*(f"{one}_attention_heads" for one in own), *(f"num_{one}_attention_heads" for one in own))
     layers = (*(f"{one}_layers" for one in own), *(f"num_{one}_layers" for one in own))
     heads: Any = node.first((*heads, *HEADS) if role else (*HEADS, *heads))
-    ran = len({one.layer for one in node.seen.attended})
     layers: Any = node.first(
-        (*layers, *LAYERS) if role else (*LAYERS, *layers, "layers"), getattr(node.config, LAYERS[0], None) or ran
+        (*layers, *LAYERS) if role else (*LAYERS, *layers, "layers"), getattr(node.config, LAYERS[0], None)
     )
     width: Any = node.first(WIDTHS)
     if role in (stages := stages_of(node)):
@@ -275,6 +274,7 @@ def sizes_of(node: Node, role: str) -> tuple[int, int, int | None, int, int] | N
         heads, layers = heads[stage], node.first(("depths", "depth", *LAYERS))[stage]
         width = node.first(("embed_dim", *WIDTHS))
         width = width * heads // first if isinstance(width, int) and first else 0
+    layers = layers or len({one.layer for one in node.seen.attended})
     headless = heads is None and bool(node.seen.rows)
     if headless:
         heads = 1
