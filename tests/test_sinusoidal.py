@@ -187,7 +187,10 @@ def test_a_table_is_given_for_positions_or_a_number_of_tokens() -> None:
         ({"dim": 0}, "dim must be 1 or more, got 0"),
         ({"dim": 4, "base": 1.0}, "base must be above 1, got 1.0"),
         ({"dim": 4, "base": math.nan}, "base must be above 1, got nan"),
-        ({"dim": 4, "layout": "half"}, "layout must be one of interleaved, concatenated, sines_first, cosines_first, got 'half'"),
+        (
+            {"dim": 4, "layout": "half"},
+            "layout must be one of interleaved, concatenated, sines_first, cosines_first, got 'half'",
+        ),
     ],
 )
 def test_impossible_options_are_refused(options: dict, words: str) -> None:

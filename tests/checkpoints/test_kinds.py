@@ -19,6 +19,7 @@ from posenc.checkpoints.inspection.inspect import in_json  # noqa: E402
 from posenc.checkpoints.inspection.portrait import words  # noqa: E402
 from posenc.checkpoints.kinds.kind import Differs  # noqa: E402
 from posenc.checkpoints.models.dry_run import measure  # noqa: E402
+from posenc.checkpoints.models.skeleton import model_class  # noqa: E402
 from posenc.encoding import Shape  # noqa: E402
 
 BERT = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_hidden_layers": 1}
@@ -33,7 +34,7 @@ def made(name: str, **options: Any) -> Any:
     """A tiny model with random weights by which positions matter."""
     torch.manual_seed(0)
     config = getattr(transformers, f"{name}Config")(**options)
-    model = getattr(transformers, f"{name}Model")(config).eval()
+    model = (getattr(transformers, f"{name}Model", None) or model_class(config))(config).eval()
     for parameter in model.parameters():
         # Tables of sines are no weights.
         if parameter.dim() > 1 and parameter.requires_grad:
@@ -202,6 +203,35 @@ TABLES = {
         {"input_ids": IDS},
         {"": "learned"},
     ),
+    "PP-FormulaNet's decoder, which has the sizes of an encoder too, and takes no image itself": (
+        (
+            "PPFormulaNetText",
+            {key: BART[key] for key in BART if key != "d_model"}
+            | {"hidden_size": 32, "d_model": 32, "pad_token_id": 1},
+        ),
+        {"input_ids": IDS},
+        {"": "learned"},
+    ),
+    "Audio Flamingo 3, an embedding whose weight is added": (
+        (
+            "AudioFlamingo3Encoder",
+            {
+                "num_mel_bins": 8,
+                "hidden_size": 32,
+                "num_attention_heads": 4,
+                "num_hidden_layers": 1,
+                "intermediate_size": 48,
+                "max_source_positions": 20,
+            },
+        ),
+        {"input_features": sound(2, 8, 40), "input_features_mask": torch.ones(2, 40)},
+        {"": "learned"},
+    ),
+    "BridgeTower, an image by another name": (
+        ("BridgeTowerVision", VIT | {"hidden_size": 64, "image_size": 32, "patch_size": 8}),
+        {"image": sound(2, 3, 32, 32)},
+        {"": "learned_grid(grid=(4, 4), prefix=1)"},
+    ),
     "FNet, no heads": (("FNet", BERT), {"input_ids": IDS}, {"": "learned"}),
     "SAM, an axis for rows and one for columns": (
         ("SamVision", VIT | {"image_size": 32, "patch_size": 8, "output_channels": 8, "mlp_dim": 48, "window_size": 2}),
@@ -282,6 +312,8 @@ def test_a_table_is_told_and_computed_however_it_is_read(case: str, tmp_path: An
     @torch.no_grad()
     def run() -> Tensor:
         out = model(**given)
+        if isinstance(out, Tensor):
+            return out
         return out.logits if "logits" in out else out[0] if isinstance(out[0], Tensor) else out[0][0]
 
     bare = run()
@@ -439,12 +471,18 @@ def test_sines_that_a_module_does_not_compute_are_refused() -> None:
         piece.fill(model, [build("sinusoidal", Shape(32, 4, 8, 64))], None, same=True)
 
 
-@pytest.mark.parametrize(("name", "path"), [("AST", "embeddings.position_embeddings"), ("CTRL", "pos_encoding")])
-def test_another_encoding_than_the_tables_own_is_what_is_added(name: str, path: str) -> None:
-    case = next(case for case in TABLES if case.startswith(name))
-    (_, options), given, _ = TABLES[case]
+@pytest.mark.parametrize(
+    ("case", "path"),
+    [
+        ("ASTModel, added whole", "embeddings.position_embeddings"),
+        ("CTRL, put back by its own forward", "pos_encoding"),
+        ("Audio Flamingo 3, an embedding whose weight is added", "embed_positions.weight"),
+    ],
+)
+def test_another_encoding_than_the_tables_own_is_what_is_added(case: str, path: str) -> None:
+    (name, options), given, _ = TABLES[case]
     model, spec = made(name, **options), "sinusoidal(base=100)"
-    table = model.get_parameter(path) if name == "AST" else model.get_buffer(path)
+    table = model.get_buffer(path) if name == "CTRL" else model.get_parameter(path)
     count, wide = table.shape[-2:]
     bare = states(model, **given)
     attach(model, spec)

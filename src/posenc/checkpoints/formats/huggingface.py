@@ -242,7 +242,9 @@ def parts_of(node: Node) -> Iterator[tuple[str, Part]]:
     keys = node.keys
     roles = stages_of(node) or [""]
     if (keys.has("decoder_layers") or keys.has("num_decoder_layers")) and not keys.has("text_config"):
-        if any(keys.has(key) for key in ("encoder_layers", "num_encoder_layers", *LAYERS)):
+        # A decoder by itself may name the sizes of both, and no module of its own says which it is.
+        both = not node.modules or any(of_role(path, "decoder") for path in node.modules)
+        if both and any(keys.has(key) for key in ("encoder_layers", "num_encoder_layers", *LAYERS)):
             roles = ["encoder", "decoder"]
     for role in roles:
         part = part_of(node, role)

@@ -104,15 +104,11 @@ class LearnedTable(Kind):
         return self.stack.node.seen.ids.get(self.path, None if self.row else 0)
 
     def fill(self, model: nn.Module, encodings: Sequence[Encoding], horizon: int | None, *, same: bool) -> list[Change]:
-        module, encoding = model.get_submodule(self.path), self.one(encodings)
-        table = getattr(module, self.tensor)
+        table, encoding = getattr(model.get_submodule(self.path), self.tensor), self.one(encodings)
         rows = Rows(table.flatten(0, -2), self.row, self.origin, encoding, horizon)
         if same:
             self.compare(rows, encoding)
-        if type(module) is nn.Embedding:
-            return [swap(model, self.path, EmbeddedRows(rows, module))]
-        # It counts positions in its own way, and reads its rows as tensors are read.
-        return [shadow(module, self.tensor, ReadRows(rows, module, self.tensor))]
+        return [put(self, model, rows)]
 
     @torch.no_grad()
     def compare(self, rows: "Rows", encoding: Encoding) -> None:
@@ -189,6 +185,15 @@ def as_sines(values: Tensor, first: int) -> tuple[str, int]:
             if torch.allclose(values[first:].float(), expected, atol=1e-2 if rounded else 1e-3):
                 return spec, origin
     return "learned", first
+
+
+def put(table: Any, model: nn.Module, rows: "Rows") -> Change:
+    """Let rows take the place of a table."""
+    module = model.get_submodule(table.path)
+    if type(module) is nn.Embedding and table.path in table.stack.node.seen.entered:
+        return swap(model, table.path, EmbeddedRows(rows, module))
+    # It counts positions in its own way, or resamples its rows, and reads them as tensors are read.
+    return shadow(module, table.tensor, ReadRows(rows, module, table.tensor))
 
 
 class Borrowed(Learned):
