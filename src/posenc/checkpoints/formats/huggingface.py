@@ -242,10 +242,11 @@ def parts_of(node: Node) -> Iterator[tuple[str, Part]]:
     keys = node.keys
     roles = stages_of(node) or [""]
     if (keys.has("decoder_layers") or keys.has("num_decoder_layers")) and not keys.has("text_config"):
-        # A decoder by itself may name the sizes of both, and no module of its own says which it is.
-        both = not node.modules or any(of_role(path, "decoder") for path in node.modules)
-        if both and any(keys.has(key) for key in ("encoder_layers", "num_encoder_layers", *LAYERS)):
+        if any(keys.has(key) for key in ("encoder_layers", "num_encoder_layers", *LAYERS)):
             roles = ["encoder", "decoder"]
+    if roles[-1] == "decoder" and node.modules and not any(of_role(path, "decoder") for path in node.modules):
+        # A decoder by itself may name the sizes of both.
+        roles = [""]
     for role in roles:
         part = part_of(node, role)
         if part is not None:
