@@ -349,6 +349,12 @@ def test_the_frames_of_a_video_share_a_grid() -> None:
     assert seen.added["temporal_embeddings.position_embeddings"] == 0
 
 
+def test_a_table_for_each_layer_is_no_grid() -> None:
+    sizes = VIT | {"num_hidden_layers": 4, "image_size": [32, 32], "patch_size": 8, "num_detection_tokens": 20}
+    reading = huggingface.read({"model_type": "yolos"} | sizes)
+    assert not reading.parts and any("mid_position_embeddings" in sentence for sentence in reading.not_covered)
+
+
 def test_a_grid_is_known_by_its_height_and_width() -> None:
     sizes = VIT | {"patch_size": 8, "pos_emb_height": 6, "pos_emb_width": 6, "layer_types": ["full_attention"]}
     reading = huggingface.read({"model_type": "muse_glimmer_vision"} | sizes)
