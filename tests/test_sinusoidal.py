@@ -26,14 +26,14 @@ def published(p: float, dim: int, base: float, layout: str, endpoint: bool) -> l
         if layout == "interleaved":
             row = list(itertools.chain(*zip(sines, cosines, strict=True)))[:dim]
         else:
-            row = sines + cosines + [0] * (dim % 2)
+            row = (cosines + sines if layout == "cosines_first" else sines + cosines) + [0] * (dim % 2)
         return [float(value) for value in row]
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3, 7, 24])
 @pytest.mark.parametrize("endpoint", [False, True])
-@pytest.mark.parametrize("layout", ["interleaved", "concatenated"])
-def test_every_position_is_right_in_both_layouts_and_with_both_exponents(layout: str, endpoint: bool, dim: int) -> None:
+@pytest.mark.parametrize("layout", ["interleaved", "concatenated", "cosines_first"])
+def test_every_position_is_right_in_all_layouts_and_with_both_exponents(layout: str, endpoint: bool, dim: int) -> None:
     encoding = Sinusoidal(dim, layout=layout, endpoint=endpoint)
     x = torch.zeros(2, len(PLACES), dim)
     expected = torch.tensor([published(p, dim, 10_000, layout, endpoint) for p in PLACES])
@@ -44,7 +44,7 @@ def test_every_position_is_right_in_both_layouts_and_with_both_exponents(layout:
 @given(
     dim=st.integers(1, 33),
     base=st.floats(1.5, 1e6),
-    layout=st.sampled_from(["interleaved", "concatenated"]),
+    layout=st.sampled_from(["interleaved", "concatenated", "cosines_first"]),
     endpoint=st.booleans(),
     p=st.integers(-10_000, 1_000_000),
 )
@@ -98,7 +98,8 @@ def test_the_dot_product_of_two_positions_is_even_in_the_distance_and_not_monoto
 
 
 @pytest.mark.parametrize(
-    ("dim", "layout"), [(8, "interleaved"), (8, "concatenated"), (7, "concatenated"), (2, "interleaved")]
+    ("dim", "layout"),
+    [(8, "interleaved"), (8, "concatenated"), (7, "concatenated"), (2, "interleaved"), (7, "cosines_first")],
 )
 @pytest.mark.parametrize("endpoint", [False, True])
 @pytest.mark.parametrize("k", [0, 1, -4.5, 1000])
@@ -186,7 +187,10 @@ def test_a_table_is_given_for_positions_or_a_number_of_tokens() -> None:
         ({"dim": 0}, "dim must be 1 or more, got 0"),
         ({"dim": 4, "base": 1.0}, "base must be above 1, got 1.0"),
         ({"dim": 4, "base": math.nan}, "base must be above 1, got nan"),
-        ({"dim": 4, "layout": "half"}, "layout must be one of interleaved, concatenated, sines_first, got 'half'"),
+        (
+            {"dim": 4, "layout": "half"},
+            "layout must be one of interleaved, concatenated, sines_first, cosines_first, got 'half'",
+        ),
     ],
 )
 def test_impossible_options_are_refused(options: dict, words: str) -> None:
@@ -280,6 +284,8 @@ def published_on_axes(place: tuple[float, ...], dim: int, base: float, layout: s
         rows = [published(p, c, base, "interleaved", endpoint) for p in place]
     if layout == "sines_first":
         rows = [row[: c // 2] for row in rows] + [row[c // 2 :] for row in rows]
+    if layout == "cosines_first":
+        rows = [row[c // 2 :] for row in rows] + [row[: c // 2] for row in rows]
     return list(itertools.chain(*rows))[:dim]
 
 
@@ -288,7 +294,7 @@ def published_on_axes(place: tuple[float, ...], dim: int, base: float, layout: s
     dim=st.integers(1, 25),
     axes=st.integers(2, 4),
     base=st.floats(1.5, 1e6),
-    layout=st.sampled_from(["interleaved", "concatenated", "sines_first"]),
+    layout=st.sampled_from(["interleaved", "concatenated", "sines_first", "cosines_first"]),
     endpoint=st.booleans(),
 )
 @settings(max_examples=30, deadline=None)

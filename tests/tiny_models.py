@@ -10,8 +10,12 @@ def made(name: str, kind: str = "Model", part: str = "", **options: Any) -> Any:
     """made("Bert"): a BertModel of a BertConfig; `part` is for configs of towers, as SwinVision's."""
     import transformers
 
+    from posenc.checkpoints.models.skeleton import model_class
+
     torch.manual_seed(0)
-    model = getattr(transformers, f"{name}{kind}")(getattr(transformers, f"{name}{part}Config")(**options)).eval()
+    config = getattr(transformers, f"{name}{part}Config")(**options)
+    # Some classes of models are not among the package's own names.
+    model = (getattr(transformers, f"{name}{kind}", None) or model_class(config))(config).eval()
     for parameter in model.parameters():
         # Tables of sines are no weights.
         if parameter.dim() > 1 and parameter.requires_grad:

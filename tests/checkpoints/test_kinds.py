@@ -20,6 +20,7 @@ from posenc.checkpoints.inspection.inspect import in_json  # noqa: E402
 from posenc.checkpoints.inspection.portrait import words  # noqa: E402
 from posenc.checkpoints.kinds.kind import Differs  # noqa: E402
 from posenc.checkpoints.kinds.rotary_module import Form, RotaryTable  # noqa: E402
+from posenc.checkpoints.models.dry_run import measure  # noqa: E402
 from posenc.encoding import Shape  # noqa: E402
 
 BERT = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_hidden_layers": 1}
@@ -185,6 +186,35 @@ TABLES = {
         {"input_ids": IDS},
         {"": "learned"},
     ),
+    "PP-FormulaNet's decoder, which has the sizes of an encoder too, and takes no image itself": (
+        (
+            "PPFormulaNetText",
+            {key: BART[key] for key in BART if key != "d_model"}
+            | {"hidden_size": 32, "d_model": 32, "pad_token_id": 1},
+        ),
+        {"input_ids": IDS},
+        {"": "learned"},
+    ),
+    "Audio Flamingo 3, an embedding whose weight is added": (
+        (
+            "AudioFlamingo3Encoder",
+            {
+                "num_mel_bins": 8,
+                "hidden_size": 32,
+                "num_attention_heads": 4,
+                "num_hidden_layers": 1,
+                "intermediate_size": 48,
+                "max_source_positions": 20,
+            },
+        ),
+        {"input_features": sound(2, 8, 40), "input_features_mask": torch.ones(2, 40)},
+        {"": "learned"},
+    ),
+    "BridgeTower, an image by another name": (
+        ("BridgeTowerVision", VIT | {"hidden_size": 64, "image_size": 32, "patch_size": 8}),
+        {"image": sound(2, 3, 32, 32)},
+        {"": "learned_grid(grid=(4, 4), prefix=1)"},
+    ),
     "FNet, no heads": (("FNet", BERT), {"input_ids": IDS}, {"": "learned"}),
     "SAM, an axis for rows and one for columns": (
         ("SamVision", VIT | {"image_size": 32, "patch_size": 8, "output_channels": 8, "mlp_dim": 48, "window_size": 2}),
@@ -265,6 +295,8 @@ def test_a_table_is_told_and_computed_however_it_is_read(case: str, tmp_path: An
     @torch.no_grad()
     def run() -> Tensor:
         out = model(**given)
+        if isinstance(out, Tensor):
+            return out
         return out.logits if "logits" in out else out[0] if isinstance(out[0], Tensor) else out[0][0]
 
     bare = run()
@@ -280,6 +312,30 @@ def test_a_table_is_told_and_computed_however_it_is_read(case: str, tmp_path: An
     detach(model)
     assert torch.equal(run(), bare)
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+
+
+def test_layers_that_no_key_counts_are_those_that_ran() -> None:
+    model = made("Bert", **BERT | {"num_hidden_layers": 3})
+    vars(model.config)["num_hidden_layers"] = None
+    part = huggingface.read_live(model)[0].parts[0]
+    assert part.embed == "learned" and len(part.layers) == 3
+
+
+def test_the_frames_of_a_video_share_a_grid() -> None:
+    from transformers.models.videoprism.modeling_videoprism import VideoPrismVisionModel
+
+    layers = {"num_spatial_layers": 1, "num_temporal_layers": 1, "num_frames": 4, "tubelet_size": [1, 8, 8]}
+    sizes = {key: VIT[key] for key in VIT if "layers" not in key} | layers | {"image_size": 24}
+    model = VideoPrismVisionModel(transformers.VideoPrismVisionConfig(**sizes)).eval()
+    seen = measure(model, {"pixel_values_videos": torch.zeros(1, 4, 3, 24, 24)})
+    assert seen.patches["spatial_embeddings.position_embeddings"] == (3, 3)
+    assert seen.added["temporal_embeddings.position_embeddings"] == 0
+
+
+def test_a_table_for_each_layer_is_no_grid() -> None:
+    sizes = VIT | {"num_hidden_layers": 4, "image_size": [32, 32], "patch_size": 8, "num_detection_tokens": 20}
+    reading = huggingface.read({"model_type": "yolos"} | sizes)
+    assert not reading.parts and any("mid_position_embeddings" in sentence for sentence in reading.not_covered)
 
 
 def test_a_grid_is_known_by_its_height_and_width() -> None:
@@ -350,11 +406,25 @@ def test_sines_of_a_model_that_cannot_be_run_are_known_by_their_numbers() -> Non
     torch.testing.assert_close(states(model, **given), bare, rtol=1e-4, atol=1e-4)
 
 
+def musicgen() -> Any:
+    from transformers.models.musicgen.modeling_musicgen import MusicgenDecoder
+
+    sizes = {"hidden_size": 32, "ffn_dim": 48, "num_attention_heads": 4, "num_hidden_layers": 1, "num_codebooks": 1}
+    config = transformers.MusicgenDecoderConfig(vocab_size=97, **sizes, pad_token_id=96, bos_token_id=96)
+    return MusicgenDecoder(config).eval()
+
+
+def test_sines_behind_their_cosines_are_sines() -> None:
+    model = musicgen()
+    bare = states(model, input_ids=IDS)
+    assert list(attach(model).replaced.values()) == ["sinusoidal(layout='cosines_first', endpoint=True)"]
+    torch.testing.assert_close(states(model, input_ids=IDS), bare, rtol=1e-4, atol=1e-4)
+
+
 def test_computed_numbers_by_no_rule_that_is_known_are_not_called_learned() -> None:
-    # Its cosines stand before its sines.
-    options = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "ffn_dim": 48, "vocab_size": 64}
-    config = transformers.MusicgenDecoderConfig(**options, num_codebooks=1, pad_token_id=63, bos_token_id=63)
-    reading = huggingface.read(config)
+    model = musicgen()
+    model.embed_positions.weights.square_()
+    reading = huggingface.read_live(model)[0]
     assert not reading.parts and "embed_positions.weights (Musicgen" in reading.not_covered[0]
 
 
@@ -390,12 +460,18 @@ def test_sines_that_a_module_does_not_compute_are_refused() -> None:
         piece.fill(model, [build("sinusoidal", Shape(32, 4, 8, 64))], None, same=True)
 
 
-@pytest.mark.parametrize(("name", "path"), [("AST", "embeddings.position_embeddings"), ("CTRL", "pos_encoding")])
-def test_another_encoding_than_the_tables_own_is_what_is_added(name: str, path: str) -> None:
-    case = next(case for case in TABLES if case.startswith(name))
-    (_, options), given, _ = TABLES[case]
+@pytest.mark.parametrize(
+    ("case", "path"),
+    [
+        ("ASTModel, added whole", "embeddings.position_embeddings"),
+        ("CTRL, put back by its own forward", "pos_encoding"),
+        ("Audio Flamingo 3, an embedding whose weight is added", "embed_positions.weight"),
+    ],
+)
+def test_another_encoding_than_the_tables_own_is_what_is_added(case: str, path: str) -> None:
+    (name, options), given, _ = TABLES[case]
     model, spec = made(name, **options), "sinusoidal(base=100)"
-    table = model.get_parameter(path) if name == "AST" else model.get_buffer(path)
+    table = model.get_buffer(path) if name == "CTRL" else model.get_parameter(path)
     count, wide = table.shape[-2:]
     bare = states(model, **given)
     attach(model, spec)

@@ -14,7 +14,7 @@ from posenc.encoding import Encoding
 from posenc.positions import Positions, placed
 from posenc.precision import exact, has_float64
 
-LAYOUTS = ("interleaved", "concatenated", "sines_first")
+LAYOUTS = ("interleaved", "concatenated", "sines_first", "cosines_first")
 
 PAIRS_AT_ONCE = 1 << 16
 """How many channel pairs of tokens in a row are turned together: they stay in the nearest memory."""
@@ -41,7 +41,7 @@ class Sinusoidal(Encoding):
     base      ratio that sets the longest wavelength (unitless, above 1)
     layout    "interleaved" as in the paper, "concatenated" as in tensor2tensor and fairseq, and on two axes as in MAE;
               "sines_first" has the sines of all axes, then all cosines (timm's sincos table), which on one axis is the
-              same as concatenated
+              same as concatenated; "cosines_first" has all cosines, then all sines (MusicGen)
     endpoint  False: the exponent runs over dim/2, as in the paper, and the longest wavelength falls short of 2 pi base
               (54,410 rather than 62,832 positions at dim 128). True: over dim/2 - 1, as in tensor2tensor and
               fairseq, and the longest wavelength is exactly 2 pi base
@@ -145,6 +145,7 @@ class Sinusoidal(Encoding):
         elif self.layout == "concatenated":
             rows = torch.cat(waves, -1).flatten(2)
         else:
+            waves = waves if self.layout == "sines_first" else waves[::-1]
             rows = torch.cat([wave.flatten(2) for wave in waves], -1)
         # Pads the odd channel of one axis with a zero, or cuts what several axes have too many.
         return torch.nn.functional.pad(rows, (0, self.dim - rows.shape[-1]))
@@ -245,6 +246,8 @@ class Sinusoidal(Encoding):
         pairs = angle.numel()
         first = torch.arange(pairs, device="cpu") * (2 if self.layout == "interleaved" else 1)
         second = first + (1 if self.layout == "interleaved" else pairs)
+        if self.layout == "cosines_first":
+            first, second = second, first
         matrix = torch.zeros(self.dim, self.dim, dtype=torch.float64, device="cpu")
         matrix[first, first], matrix[first, second] = angle.cos(), angle.sin()
         matrix[second, first], matrix[second, second] = -angle.sin(), angle.cos()
@@ -264,7 +267,7 @@ class Sinusoidal(Encoding):
         if self.layout == "interleaved":
             k, wave = channel // 2, (math.sin, math.cos)[channel % 2]
         elif channel < 2 * pairs:
-            k, wave = channel % pairs, (math.sin, math.cos)[channel // pairs]
+            k, wave = channel % pairs, (math.sin, math.cos)[channel // pairs ^ (self.layout == "cosines_first")]
         else:
             return 0.0
         exponent = k / (pairs - 1 or 1) if self.endpoint else k / (self.dim / 2)
@@ -273,8 +276,9 @@ class Sinusoidal(Encoding):
     def formula_on_axes(self, position: tuple[float, ...], channel: int) -> float:
         axes = len(position)
         pairs = math.ceil(self.dim / (2 * axes))
-        if self.layout == "sines_first":
+        if self.layout.endswith("s_first"):
             wave, (axis, k) = channel // (pairs * axes), divmod(channel % (pairs * axes), pairs)
+            wave ^= self.layout == "cosines_first"
         else:
             axis, inside = divmod(channel, 2 * pairs)
             wave, k = (inside % 2, inside // 2) if self.layout == "interleaved" else divmod(inside, pairs)

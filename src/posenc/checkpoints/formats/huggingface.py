@@ -266,6 +266,9 @@ def parts_of(node: Node) -> Iterator[tuple[str, Part]]:
     if any(keys.has(name.format("decoder")) for name in OF_ROLE["layers"]) and not keys.has("text_config"):
         if any(keys.has(key) for key in (*(name.format("encoder") for name in OF_ROLE["layers"]), *LAYERS)):
             roles = ["encoder", "decoder"]
+    if roles[-1] == "decoder" and node.modules and not any(of_role(path, "decoder") for path in node.modules):
+        # A decoder by itself may name the sizes of both.
+        roles = [""]
     for role in roles:
         part = part_of(node, role)
         if part is not None:
@@ -297,6 +300,7 @@ def sizes_of(node: Node, role: str) -> tuple[int, int, int | None, int, int] | N
         heads, layers = heads[stage], node.first(("depths", "depth", *LAYERS))[stage]
         width = node.first(("embed_dim", *WIDTHS))
         width = width * heads // first if isinstance(width, int) and first else 0
+    layers = layers or len({one.layer for one in node.seen.attended})
     headless = heads is None and bool(node.seen.rows)
     if headless:
         heads = 1

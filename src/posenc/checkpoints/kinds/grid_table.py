@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from posenc.checkpoints.kinds.kind import Change, Kind, Stack, shadow, swap
-from posenc.checkpoints.kinds.learned_table import EmbeddedRows, ReadRows, Rows, grid_of, is_table
+from posenc.checkpoints.kinds.kind import Change, Kind, Stack
+from posenc.checkpoints.kinds.learned_table import Rows, grid_of, is_table, put
 from posenc.checkpoints.vocabulary.specs import spec_of
 from posenc.encoding import Encoding
 from posenc.encodings.learned import Learned
@@ -48,9 +48,5 @@ class GridTable(Kind):
         return [spec_of("learned_grid", grid=self.grid, prefix=self.prefix or None)]
 
     def fill(self, model: nn.Module, encodings: Sequence[Encoding], horizon: int | None, *, same: bool) -> list[Change]:
-        module, encoding = model.get_submodule(self.path), self.one(encodings)
-        rows = Rows(getattr(module, self.tensor).flatten(0, -2), 0, 0, encoding, horizon)
-        if type(module) is nn.Embedding and self.path in self.stack.node.seen.entered:
-            return [swap(model, self.path, EmbeddedRows(rows, module))]
-        # For images of another size its own code resamples what it reads, each in its way.
-        return [shadow(module, self.tensor, ReadRows(rows, module, self.tensor))]
+        table, encoding = getattr(model.get_submodule(self.path), self.tensor), self.one(encodings)
+        return [put(self, model, Rows(table.flatten(0, -2), 0, 0, encoding, horizon))]

@@ -1,6 +1,7 @@
 """Tables with a row for each position, added to the embeddings of tokens: learned, or sines that are kept in one."""
 
 import functools
+import itertools
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -31,7 +32,7 @@ FACTS = {"shape", "dtype", "device", "size", "dim", "ndim", "numel", "requires_g
 OF_A_LAYER = re.compile(r"\.\d+\.(?:.*\.)?\w*att(?:n|ention)\w*\.")
 """Paths within the attention of a layer, where nothing is added to the embeddings."""
 
-SINUSOIDS = tuple((layout, endpoint) for layout in ("interleaved", "concatenated") for endpoint in (False, True))
+SINUSOIDS = tuple(itertools.product(("interleaved", "concatenated", "cosines_first"), (False, True)))
 
 
 @dataclass
@@ -103,15 +104,11 @@ class LearnedTable(Kind):
         return self.stack.node.seen.ids.get(self.path, None if self.row else 0)
 
     def fill(self, model: nn.Module, encodings: Sequence[Encoding], horizon: int | None, *, same: bool) -> list[Change]:
-        module, encoding = model.get_submodule(self.path), self.one(encodings)
-        table = getattr(module, self.tensor)
+        table, encoding = getattr(model.get_submodule(self.path), self.tensor), self.one(encodings)
         rows = Rows(table.flatten(0, -2), self.row, self.origin, encoding, horizon)
         if same:
             self.compare(rows, encoding)
-        if type(module) is nn.Embedding:
-            return [swap(model, self.path, EmbeddedRows(rows, module))]
-        # It counts positions in its own way, and reads its rows as tensors are read.
-        return [shadow(module, self.tensor, ReadRows(rows, module, self.tensor))]
+        return [put(self, model, rows)]
 
     @torch.no_grad()
     def compare(self, rows: "Rows", encoding: Encoding) -> None:
@@ -188,6 +185,15 @@ def as_sines(values: Tensor, first: int) -> tuple[str, int]:
             if torch.allclose(values[first:].float(), expected, atol=1e-2 if rounded else 1e-3):
                 return spec, origin
     return "learned", first
+
+
+def put(table: Any, model: nn.Module, rows: "Rows") -> Change:
+    """Let rows take the place of a table."""
+    module = model.get_submodule(table.path)
+    if type(module) is nn.Embedding and table.path in table.stack.node.seen.entered:
+        return swap(model, table.path, EmbeddedRows(rows, module))
+    # It counts positions in its own way, or resamples its rows, and reads them as tensors are read.
+    return shadow(module, table.tensor, ReadRows(rows, module, table.tensor))
 
 
 class Borrowed(Learned):

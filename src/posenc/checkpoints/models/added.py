@@ -44,6 +44,9 @@ class Added:
         if func in CONVOLUTIONS:
             self.patches = tuple(out.shape[2:])
         elif len(set(paths)) == 1 and paths[0] and isinstance(out, Tensor):
+            if func is Tensor.__getitem__ and out.dim() < terms[0].dim() and out.numel() < terms[0].numel():
+                # One of several tables that stand in one, such as that of a layer, is not the whole.
+                return
             self.origin[out] = paths[0]
             self.brought[paths[0]] = self.brought.get(paths[0]) or self.grid(paths[0], out.shape)
         elif func in ADDS:

@@ -21,9 +21,8 @@ def usual_inputs(model: nn.Module) -> dict[str, Any]:
     taken = {number for _, number in whole_numbers(config.to_dict())}
     tokens = next(n for n in range(4, len(taken) + 5) if n not in taken)
     accepted = inspect.signature(model.forward).parameters
-    name = main_input(model)
-    if name not in accepted and "pixel_values" in accepted:
-        name = "pixel_values"
+    named = (main_input(model), "pixel_values", "image", "input_ids")
+    name = next((one for one in named if one in accepted), named[0])
     if "grid_thw" in accepted:
         rows, columns = 4, 8
         patch = getattr(config, "patch_size", 14)
@@ -32,7 +31,7 @@ def usual_inputs(model: nn.Module) -> dict[str, Any]:
         first = next(iter(accepted))
         return {first: torch.zeros(rows * columns, width), "grid_thw": torch.tensor([[1, rows, columns]])}
     inputs: dict[str, Any] = {}
-    if name == "pixel_values":
+    if name in ("pixel_values", "image"):
         # Rotary towers take any image, and a small one tells as much.
         patch = getattr(config, "patch_size", None)
         small = isinstance(patch, int) and any(item.kind == "frequencies" for item in found(model))
@@ -45,6 +44,8 @@ def usual_inputs(model: nn.Module) -> dict[str, Any]:
     elif name == "input_features" and isinstance(getattr(config, "num_mel_bins", None), int):
         frames = 2 * (getattr(config, "max_source_positions", None) or 50)
         inputs[name] = torch.zeros(1, config.num_mel_bins, frames)
+        if "input_features_mask" in accepted:
+            inputs["input_features_mask"] = torch.ones(1, frames)
     else:
         inputs["input_ids"] = torch.full((1, tokens), 7)
     if "decoder_input_ids" in accepted:
