@@ -81,6 +81,7 @@ class Measured:
     spoke    the names of functions that speak of position and ran
     entered  the paths of the modules that ran
     turners  how many functions of rotary code the model has, whether they were called or not
+    inputs   what the model was given
     failure  why the run ended early, or ""
     """
 
@@ -99,6 +100,7 @@ class Measured:
     spoke: set[str] = field(default_factory=set)
     entered: set[str] = field(default_factory=set)
     turners: int = 0
+    inputs: dict[str, Any] = field(default_factory=dict)
     failure: str = ""
 
 
@@ -179,11 +181,10 @@ def asks_gradients(x: object) -> bool:
     return isinstance(x, Tensor) and x.requires_grad
 
 
-def measure(model: nn.Module, inputs: Mapping[str, Tensor] | None = None, *, attention_alone: bool = False) -> Measured:
+def measure(model: nn.Module, inputs: Mapping[str, Any] | None = None, *, attention_alone: bool = False) -> Measured:
     """What a dry run of a model sees; `inputs` is what its `forward` is given, by default a few tokens or an image.
 
-    What hears sound says neither how long it is nor which axis comes first, and some want an image beside a text: then
-    a few are tried.
+    No model says of all that it reads in which form it comes: where the usual one fails, others are tried.
     """
     seen = dry_run(model, inputs, attention_alone)
     for other in other_inputs(model) if seen.failure and inputs is None else ():
@@ -194,7 +195,7 @@ def measure(model: nn.Module, inputs: Mapping[str, Tensor] | None = None, *, att
 
 
 @torch.no_grad()
-def dry_run(model: nn.Module, inputs: Mapping[str, Tensor] | None, attention_alone: bool = False) -> Measured:
+def dry_run(model: nn.Module, inputs: Mapping[str, Any] | None, attention_alone: bool = False) -> Measured:
     """Run a model, or a skeleton of one, and turn unit vectors by its own rotary code wherever that is called.
 
     inputs           what its `forward` is given; the default is what `usual_inputs` finds for it, a few tokens
@@ -292,7 +293,7 @@ def dry_run(model: nn.Module, inputs: Mapping[str, Tensor] | None, attention_alo
             made[masks.eager_mask.__code__] = attention.made_mask
         undo.enter_context(watched(attends if attention_alone else spoken | turned | sorted_out | attends, made))
         try:
-            given = usual_inputs(model) if inputs is None else inputs
+            seen.inputs = given = usual_inputs(model) if inputs is None else dict(inputs)
             tokens = given["input_ids"].shape[1] if "input_ids" in given else 0
             with Dry(looked_up, added, lambda: seen.attend.add(stack[-1]), attention):
                 model(**given)

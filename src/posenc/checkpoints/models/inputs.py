@@ -1,6 +1,8 @@
 """What a model is given in a dry run: a few tokens, an image, or sound, as little as tells all."""
 
 import inspect
+import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,6 +14,12 @@ from posenc.checkpoints.vocabulary.bounds import HEADS
 
 LOUDEST = 4096
 """The most frames of a sound, bands of a frame, and pixels of a side, that are tried."""
+
+MOST = 1 << 26
+"""The most numbers that are tried."""
+
+ROWS, COLUMNS = 4, 8
+"""Patches of an image that is given by them."""
 
 
 def usual_inputs(model: nn.Module) -> dict[str, Any]:
@@ -25,12 +33,11 @@ def usual_inputs(model: nn.Module) -> dict[str, Any]:
     if name not in accepted and "pixel_values" in accepted:
         name = "pixel_values"
     if "grid_thw" in accepted:
-        rows, columns = 4, 8
         patch = getattr(config, "patch_size", 14)
         width = getattr(config, "in_channels", None) or getattr(config, "num_channels", 3)
         width *= getattr(config, "temporal_patch_size", 1) * patch**2
         first = next(iter(accepted))
-        return {first: torch.zeros(rows * columns, width), "grid_thw": torch.tensor([[1, rows, columns]])}
+        return {first: torch.zeros(ROWS * COLUMNS, width), "grid_thw": torch.tensor([[1, ROWS, COLUMNS]])}
     inputs: dict[str, Any] = {}
     if name == "pixel_values":
         # Rotary towers take any image, and a small one tells as much.
@@ -55,25 +62,66 @@ def usual_inputs(model: nn.Module) -> dict[str, Any]:
 
 
 def other_inputs(model: Any) -> Iterator[dict[str, Any]]:
-    """What a model may want else: an image beside a text; samples of sound, or frames of bands, either axis first."""
-    name, accepted = main_input(model), inspect.signature(model.forward).parameters
+    """What a model may want else: what its `forward` asks for besides, and images and sound in other forms."""
+    accepted = inspect.signature(model.forward).parameters
     known = {key: n for key, n in whole_numbers(model.config.to_dict()) if 0 < n <= LOUDEST}
+    required = [key for key, one in accepted.items() if one.default is one.empty and one.kind is not one.VAR_KEYWORD]
+    name = main_input(model) if main_input(model) in accepted else next(iter(required), "")
+    text = {key: ids for key, ids in usual_inputs(model).items() if key.endswith("input_ids") and key in accepted}
+    for main in [text] if name in text else ({name: form} for form in forms(model, name, known)):
+        beside = {key: value for key in accepted if (value := besides(key, main[name].shape[1], known)) is not None}
+        needed = {key: value for key, value in beside.items() if key in required}
+        if {*main, *needed} >= {*required}:
+            yield from (more | text | main for more in (needed, beside))
     if name == "input_ids" and "pixel_values" in accepted:
-        side = known.get("image_size", 224)
-        yield usual_inputs(model) | {"pixel_values": torch.zeros(1, known.get("num_channels", 3), side, side)}
-    if name == "pixel_values" and isinstance(side := getattr(model.config, "image_size", None), int):
-        # Some hold the places of a whole image.
-        yield {name: torch.zeros(1, known.get("num_channels", 3), side, side)}
-    if name not in ("input_features", "input_values") or name not in accepted:
-        return
-    text = {"decoder_input_ids": torch.full((1, 5), 7)} if "decoder_input_ids" in accepted else {}
+        for image in forms(model, "pixel_values", known):
+            yield usual_inputs(model) | {"pixel_values": image}
+
+
+def forms(model: Any, name: str, known: Mapping[str, int]) -> Iterator[torch.Tensor]:
+    """The numbers that a model may be given under a name."""
+    for shape in image_shapes(known) if name.startswith("pixel") else sound_shapes(model, known):
+        if math.prod(shape) <= MOST:
+            yield torch.zeros(1, *shape)
+
+
+def image_shapes(known: Mapping[str, int]) -> Iterator[tuple[int, ...]]:
+    """An image, a video, and patches in rows."""
+    channels, side, patch = known.get("num_channels", 3), known.get("image_size", 224), known.get("patch_size", 16)
+    yield channels, side, side
+    yield known.get("num_frames", 4), channels, side, side
+    yield ROWS * COLUMNS, channels * patch**2
+    yield ROWS * COLUMNS, channels, patch, patch
+
+
+def sound_shapes(model: nn.Module, known: Mapping[str, int]) -> Iterator[tuple[int, ...]]:
+    """Frames of as many bands as the configuration or the first layer has, either axis first, and samples."""
     frames = known.get("max_length", 40)
-    for key in ("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim"):
-        if key in known:
-            masks = {key: torch.ones(1, frames) for key in ("input_features_mask",) if key in accepted}
-            yield {name: torch.zeros(1, frames, known[key])} | text | masks
-            yield {name: torch.zeros(1, known[key], frames)} | text | masks
-    yield {name: torch.zeros(1, 8000)} | text
+    weights = (getattr(module, "weight", None) for module in model.modules() if not isinstance(module, nn.Embedding))
+    first = next((weight.shape for weight in weights if isinstance(weight, torch.Tensor)), (1,))
+    bands = [known[key] for key in ("num_mel_bins", "input_feat_per_channel") if key in known]
+    for wide in dict.fromkeys([*bands, first[1] if len(first) > 1 else first[0]]):
+        # A single band is samples.
+        yield from ((frames, wide), (wide, frames), (1, frames, wide)) if wide > 1 else ()
+    yield (8000,)
+    yield 1, 8000
+
+
+def besides(name: str, tokens: int, known: Mapping[str, int]) -> Any:
+    """What a model may want under a name beside so many tokens, bands or patches; None where nothing is known of it."""
+    for pattern, made in (
+        (r"(encoder_)?hidden_states", lambda: torch.zeros(1, tokens, known.get("hidden_size", 1))),
+        (r"bbox", lambda: torch.zeros(1, tokens, 4, dtype=torch.long)),
+        # Of samples it would be one for each pair of them.
+        (r"\w*mask", lambda: torch.ones(1, tokens) if tokens <= LOUDEST else None),
+        (r"spatial_shapes", lambda: torch.tensor([[ROWS, COLUMNS]])),
+        (r"(\w+_)?grid_thw", lambda: torch.tensor([[1, ROWS, COLUMNS]])),
+        (r"num_patches", lambda: tokens),
+        (r"is_longer", lambda: torch.zeros(1, 1, dtype=torch.bool)),
+    ):
+        if re.fullmatch(pattern, name):
+            return made()
+    return None
 
 
 def main_input(model: Any) -> str:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from posenc.checkpoints.models.attended import Attended
 from posenc.checkpoints.models.dry_run import Measured, measure
 from posenc.checkpoints.models.found import Found, found, with_configs
-from posenc.checkpoints.models.inputs import usual_inputs
 from posenc.checkpoints.models.skeleton import skeleton
 from posenc.checkpoints.models.turns import Turn
 from posenc.checkpoints.vocabulary.bounds import HEADS, LAYERS, WIDTHS
@@ -164,7 +163,7 @@ def survey(model: nn.Module, nodes: list[Node], prefix: str = "") -> None:
     for path, row in seen.added.items():
         owners.get(path.rpartition(".")[0], nodes[0]).seen.added[whole(path)] = row
     if any("mrope" in name for item in pieces for name in vars(item.owner)):
-        inputs = usual_inputs(model)
+        inputs = seen.inputs
         ids = F.pad(APART, (0, inputs["input_ids"].shape[1] - 4)) if "input_ids" in inputs else APART
         for turn in measure(model, inputs | {"position_ids": ids}).turns:
             owners.get(turn.path, nodes[0]).on_axes.append(replace(turn, path=whole(turn.path)))
@@ -172,7 +171,7 @@ def survey(model: nn.Module, nodes: list[Node], prefix: str = "") -> None:
 
 def looked_at_longer(model: nn.Module, seen: Measured) -> list[Attended]:
     """Each attention of a run, with the edges that so short a run does not show."""
-    attended, inputs = seen.attended, usual_inputs(model)
+    attended, inputs = seen.attended, seen.inputs
     if not attended or "input_ids" not in inputs:
         return attended
     ids = inputs["input_ids"]
@@ -188,7 +187,8 @@ def looked_at_longer(model: nn.Module, seen: Measured) -> list[Attended]:
     for key, size in config.to_dict().items():
         # What a key calls a window and no mask shows.
         if "window" in key and isinstance(size, int) and 1 < size <= LONGEST_LOOK and size not in shown:
-            longer = {n: torch.full((1, size + 2), 7) for n, x in inputs.items() if isinstance(x, Tensor)}
+            each = {n: x for n, x in inputs.items() if isinstance(x, Tensor) and x.shape[1] == ids.shape[1]}
+            longer = {n: x[:, :1].expand(-1, size + 2, *x.shape[2:]) for n, x in each.items()}
             again = measure(model, inputs | longer, attention_alone=True).attended
             if len(again) == len(attended):
                 attended = [
