@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from census_by_hand import FED, TINY
 from torch import Tensor, nn
 
 VERDICTS = {
@@ -333,6 +334,8 @@ def candidates(name: str) -> Iterator[Any]:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     config_class = CONFIG_MAPPING[name]
+    if name in TINY:
+        yield config_class.from_dict(copy.deepcopy(TINY[name]))
     usual = config_class()
     values = joined(usual.to_dict(), next((said for names, said in BY_HAND.items() if re.fullmatch(names, name)), {}))
     sizes = [(4, 32), (2, 128), (2, 16), (4, 8), (99, 32), (99, 8), (99, 999)]
@@ -522,6 +525,11 @@ def inputs_of(model: Any) -> Iterator[dict[str, Any]]:
     accepted = signatures.signature(model.forward).parameters
     from posenc.checkpoints.models.inputs import main_input, usual_inputs
 
+    if fed := FED.get(model.config.model_type):
+        generator = torch.Generator().manual_seed(1)
+        drawn = {key: torch.randn(shape, generator=generator) for key, shape in fed.items() if isinstance(shape, tuple)}
+        words = {key: tokens_of(model, tuple(shape)) for key, shape in fed.items() if isinstance(shape, list)}
+        yield fed | drawn | words
     name = main_input(model)
     words = tokens_of(model)
     text = {key: words if key == "input_ids" else words.flip(1) for key in TOKENS if key in accepted}

@@ -12,6 +12,7 @@ from transformers.models.llama import modeling_llama  # noqa: E402
 
 from posenc.checkpoints.models.dry_run import measure  # noqa: E402
 from posenc.checkpoints.models.found import carries_position, found  # noqa: E402
+from posenc.checkpoints.models.inputs import usual_inputs  # noqa: E402
 from posenc.checkpoints.models.nodes import looked_at_longer  # noqa: E402
 from posenc.checkpoints.models.skeleton import skeleton  # noqa: E402
 from posenc.checkpoints.models.turns import Turn  # noqa: E402
@@ -119,6 +120,7 @@ FED = {
     ),
     "mimi": ({"num_filters": 2, "upsample_groups": 32, "num_key_value_heads": 2}, [9, 9, 10, 10]),
     "bros": ({"hidden_size": 128}, [5, 5]),
+    "dia_decoder": ({"num_key_value_heads": 2, "cross_hidden_size": 32, "num_channels": 3}, [4, 4, 4, 4]),
     "blt_global_transformer": ({}, [40, 40]),
 }
 """Sizes of models that want more or other forms than most -> how many tokens each of their attentions is given."""
@@ -134,6 +136,16 @@ def test_what_a_model_asks_for_is_made(name):
     seen = measure(skeleton(config))
     assert seen.failure == ""
     assert [len(one.sees) for one in seen.attended] == tokens
+
+
+def test_buckets_that_no_running_module_makes_are_left():
+    try:
+        config = transformers.AutoConfig.for_model("udop", vocab_size=32, d_model=32, num_layers=1, num_heads=2)
+    except ValueError:
+        pytest.skip(f"transformers {transformers.__version__} does not know it")
+    model = skeleton(config)
+    given = usual_inputs(model)
+    assert measure(model, given | {"bbox": torch.rand(*given["input_ids"].shape, 4)}).failure == ""
 
 
 def test_a_longer_look_lengthens_all_that_is_given_for_each_token():

@@ -337,9 +337,10 @@ def sorting(
     def called(given: dict[str, Any]) -> None:
         owner = given.get("self")
         path = stack[-1] if owner is None else next(p for p, module in model.named_modules() if module is owner)
-        while not hasattr(model.get_submodule(path), function.__name__):
+        while path and not hasattr(model.get_submodule(path), function.__name__):
             path = path.rpartition(".")[0]
-        if all(one.path != path for one in seen.buckets):
+        # Some belong to a class of which no module that is running is one.
+        if hasattr(model.get_submodule(path), function.__name__) and all(one.path != path for one in seen.buckets):
             numbers = [v for v in given.values() if type(v) is int]
             numbers += [v for v in vars(model.get_submodule(path)).values() if type(v) is int]
             buckets = bucketed(function, given)

@@ -68,7 +68,10 @@ def other_inputs(model: Any) -> Iterator[dict[str, Any]]:
     required = [key for key, one in accepted.items() if one.default is one.empty and one.kind is not one.VAR_KEYWORD]
     name = main_input(model) if main_input(model) in accepted else next(iter(required), "")
     text = {key: ids for key, ids in usual_inputs(model).items() if key.endswith("input_ids") and key in accepted}
-    for main in [text] if name in text else ({name: form} for form in forms(model, name, known)):
+    # Sound that became tokens has one for each codebook; a text may stand beside them.
+    books = {known[key] + more for key in ("num_codebooks", "num_channels") if key in known for more in (0, 1)}
+    spread = ({key: ids[..., None].expand(-1, -1, n) for key, ids in text.items()} for n in sorted(books))
+    for main in [text, *spread] if name in text else ({name: form} for form in forms(model, name, known)):
         beside = {key: value for key in accepted if (value := besides(key, main[name].shape[1], known)) is not None}
         needed = {key: value for key, value in beside.items() if key in required}
         if {*main, *needed} >= {*required}:

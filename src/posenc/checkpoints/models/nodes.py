@@ -152,7 +152,7 @@ def survey(model: nn.Module, nodes: list[Node], prefix: str = "") -> None:
     for turn in seen.turns:
         owners.get(turn.path, nodes[0]).seen.turns.append(replace(turn, path=whole(turn.path)))
     for one in attended:
-        at = replace(one, path=whole(one.path), layer=whole(one.layer))
+        at = replace(one, path=whole(one.path), layer=one.layer and whole(one.layer))
         owners.get(one.path, nodes[0]).seen.attended.append(at)
     for path, start in seen.ids.items():
         owners.get(path, nodes[0]).seen.ids[whole(path)] = start

@@ -1,0 +1,211 @@
+"""Tiny models that no rule makes: their configurations, and what they are given."""
+
+from typing import Any
+
+import torch
+
+TEXT = {
+    **{"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
+    **{"num_key_value_heads": 2, "head_dim": 32, "vocab_size": 131},
+}
+VISION = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "patch_size": 4}
+QWEN4_EXP = {
+    **TEXT,
+    **{"linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4},
+    **{"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2},
+    **{"layer_types": ["linear_attention", "indexed_attention"], "hc_lowrank": 8, "eos_token_id": 2},
+    **{"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 32},
+    **{"indexer_budget": 16, "indexer_compress_ratio": 4},
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e7,
+        "mrope_section": [2, 1, 1],
+        "partial_rotary_factor": 0.25,
+    },
+}
+DIA = {
+    **TEXT,
+    **{"cross_num_attention_heads": 4, "cross_head_dim": 32, "cross_num_key_value_heads": 4, "cross_hidden_size": 64},
+    **{"num_channels": 3, "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3},
+}
+TOKENIZER = {"num_filters": 4, "downsampling_ratios": [2, 4], "depths": [1, 1, 1], "hidden_size": 8}
+
+FORECASTERS = ("autoformer", "informer", "time_series_transformer")
+FORECASTER = {
+    **{"prediction_length": 8, "context_length": 16, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2},
+    **{"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32},
+    **{"lags_sequence": [1, 2], "num_time_features": 2},
+}
+
+TINY: dict[str, dict[str, Any]] = {
+    "mobilebert": {
+        **{"hidden_size": 64, "embedding_size": 32, "intra_bottleneck_size": 64, "true_hidden_size": 64},
+        **{"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 131},
+    },
+    "bailing_hybrid": {
+        **{"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4},
+        **{"intermediate_size": 64, "moe_intermediate_size": 32, "num_experts_per_tok": 2},
+        **{
+            "num_local_experts": 4,
+            "n_group": 1,
+            "topk_group": 1,
+            "layer_group_size": 2,
+            "vocab_size": 131,
+            "head_dim": 32,
+        },
+        **{"pad_token_id": 1, "eos_token_id": 2},
+        **{"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16},
+    },
+    "dbrx": {
+        **{"d_model": 64, "hidden_size": 64, "n_heads": 4, "n_layers": 2, "vocab_size": 131},
+        **{"attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0}},
+        "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 64},
+    },
+    "zamba2": {
+        **{
+            "hidden_size": 64,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "vocab_size": 131,
+            "use_mem_rope": True,
+        },
+        **{"layers_block_type": ["linear_attention", "hybrid", "hybrid"], "n_mamba_heads": 8, "mamba_d_state": 16},
+        **{"adapter_rank": 8, "intermediate_size": 64},
+    },
+    "dots3_note_text": {
+        **{"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 32, "num_hidden_layers": 2},
+        **{"num_attention_heads": 4, "num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2},
+        **{"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 16, "v_head_dim": 16, "qk_nope_head_dim": 16},
+        **{"index_topk": 8, "index_head_dim": 32, "index_n_heads": 2, "vocab_size": 131, "pad_token_id": 1},
+        **{"head_dim": 32, "shared_experts_intermediate_size": 32, "bos_token_id": 1, "eos_token_id": 2},
+    },
+    "qwen4_exp_text": QWEN4_EXP,
+    "qwen4_exp": {
+        "text_config": QWEN4_EXP,
+        "vision_config": {
+            **{"depth": 2, "hidden_size": 64, "intermediate_size": 64, "num_heads": 4, "out_hidden_size": 64},
+            **{"num_position_embeddings": 16, "patch_size": 4},
+        },
+        **{"image_token_id": 3, "video_token_id": 4},
+    },
+    "emu3": {
+        "text_config": {**TEXT, "pad_token_id": 1, "bos_token_id": 1, "eos_token_id": 2},
+        "vq_config": {"base_channels": 32, "channel_multiplier": [1, 1], "hidden_size": 32, "codebook_size": 16},
+        "vocabulary_map": {"<image>": 4},
+    },
+    "dia_decoder": DIA,
+    "dia": {"encoder_config": TEXT, "decoder_config": DIA, "delay_pattern": [0, 1, 2]},
+    "udop": {
+        **{"d_model": 64, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 131, "image_size": 32},
+        **{"dropout_rate": 0.0, "max_2d_position_embeddings": 64, "patch_size": 8},
+    },
+    "muse_spark": {
+        "text_config": {**TEXT, "moe_intermediate_size": 32, "num_local_experts": 4, "moe_hidden_size": 32},
+        "vision_config": {**VISION, "pos_emb_height": 4, "pos_emb_width": 4, "max_position_embeddings": 16},
+        "audio_config": {
+            "hidden_sizes": [8, 16],
+            "patch_sizes": [16, 6],
+            "depths": [1, 1],
+            "out_hidden_size": 64,
+            "num_hidden_layers": 2,
+        },
+        **{"image_token_id": 3, "video_token_id": 4, "audio_token_id": 5, "out_hidden_size": 64},
+        "projector_hidden_size": 32,
+    },
+    "inkling2": {
+        "text_config": {
+            **TEXT,
+            **{"swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 32, "d_rel": 4},
+            **{"sliding_window_size": 8, "rel_extent": 16, "n_routed_experts": 4, "num_experts_per_tok": 2},
+            **{"moe_intermediate_size": 32, "unpadded_vocab_size": 120, "n_layers_per_attn_res_block": 1},
+        },
+        "vision_config": {**VISION, "posemb_grid_size": 4, "projection_hidden_dim": 32, "text_hidden_size": 64},
+        "image_token_id": 3,
+    },
+    "vibevoice": {
+        **{"audio_config": TOKENIZER, "semantic_model_config": TOKENIZER, "text_config": TEXT},
+        "diffusion_head_config": {"hidden_size": 64, "latent_size": 8, "num_hidden_layers": 1, "intermediate_size": 32},
+        **{"pad_token_id": 1, "eos_token_id": 1, "audio_bos_token_id": 2, "audio_eos_token_id": 3, "audio_token_id": 4},
+    },
+    "vibevoice_asr": {
+        **{"acoustic_tokenizer_encoder_config": TOKENIZER, "semantic_tokenizer_encoder_config": TOKENIZER},
+        **{"text_config": TEXT, "audio_token_id": 4, "audio_bos_token_id": 2, "audio_eos_token_id": 3},
+    },
+    **{f"vibevoice_acoustic_tokenizer{part}": TOKENIZER for part in ("", "_encoder", "_decoder")},
+    "layoutlmv3": {
+        **{"hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64},
+        **{
+            "coordinate_size": 16,
+            "shape_size": 16,
+            "vocab_size": 131,
+            "input_size": 64,
+            "max_2d_position_embeddings": 64,
+        },
+    },
+    "decision_transformer": {
+        **{
+            "state_dim": 17,
+            "act_dim": 4,
+            "hidden_size": 32,
+            "n_layer": 2,
+            "n_head": 2,
+            "max_ep_len": 64,
+            "vocab_size": 1,
+        },
+    },
+    "timesfm": {
+        **{
+            "hidden_size": 64,
+            "intermediate_size": 64,
+            "head_dim": 32,
+            "num_attention_heads": 2,
+            "num_hidden_layers": 2,
+        },
+        **{"context_length": 64, "horizon_length": 16, "patch_length": 8},
+    },
+    "timesfm2_5": {
+        **{
+            "hidden_size": 64,
+            "intermediate_size": 64,
+            "head_dim": 32,
+            "num_attention_heads": 2,
+            "num_hidden_layers": 2,
+        },
+        **{"num_key_value_heads": 2, "context_length": 64, "horizon_length": 16, "patch_length": 8},
+    },
+    **dict.fromkeys(FORECASTERS, FORECASTER),
+}
+"""Configurations, by the names of architectures."""
+
+SERIES = {
+    **{"past_values": (2, 18), "past_time_features": (2, 18, 2), "past_observed_mask": torch.ones(2, 18)},
+    **{"future_values": (2, 8), "future_time_features": (2, 8, 2)},
+}
+
+FED: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(FORECASTERS, SERIES),
+    "patchtst": {"past_values": (2, 32, 1)},
+    "patchtsmixer": {"past_values": (2, 32, 1)},
+    "timesfm": {
+        "past_values": (2, 64),
+        "past_values_padding": torch.zeros(2, 64),
+        "freq": torch.zeros(2, 1, dtype=torch.long),
+    },
+    "timesfm2_5": {"past_values": (2, 64)},
+    "dia": {"input_ids": [2, 13], "decoder_input_ids": [2, 13, 3]},
+    "dia_decoder": {"input_ids": [2, 13, 3], "encoder_hidden_states": (2, 13, 64)},
+    "udop": {"input_ids": [2, 13], "decoder_input_ids": [2, 13], "bbox": torch.rand(2, 13, 4)},
+    "vibevoice_acoustic_tokenizer": {"input_values": (2, 1, 800)},
+    "vibevoice_acoustic_tokenizer_encoder": {"input_values": (2, 1, 800)},
+    "vibevoice_acoustic_tokenizer_decoder": {"latents": (2, 8, 13)},
+    "decision_transformer": {
+        **{"states": (2, 5, 17), "actions": (2, 5, 4), "rewards": (2, 5, 1), "returns_to_go": (2, 5, 1)},
+        **{"timesteps": torch.arange(5).expand(2, 5), "attention_mask": torch.ones(2, 5)},
+    },
+    "layoutlmv3": {
+        "input_ids": [2, 13],
+        "bbox": torch.tensor([3, 5, 20, 30]).expand(2, 13, 4),
+        "pixel_values": (2, 3, 64, 64),
+    },
+}
+"""What they are given: a shape of numbers that are drawn, [a shape] of tokens, or the tensor itself."""
