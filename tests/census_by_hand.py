@@ -74,7 +74,13 @@ TINY: dict[str, dict[str, Any]] = {
     },
     "dots3_note_text": {
         **{"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 32, "num_hidden_layers": 2},
-        **{"num_attention_heads": 4, "num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2},
+        **{
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "head_dim": 16,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+        },
         **{"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 16, "v_head_dim": 16, "qk_nope_head_dim": 16},
         **{"index_topk": 8, "index_head_dim": 32, "index_n_heads": 2, "vocab_size": 131, "pad_token_id": 1},
         **{"head_dim": 32, "shared_experts_intermediate_size": 32, "bos_token_id": 1, "eos_token_id": 2},
@@ -100,7 +106,7 @@ TINY: dict[str, dict[str, Any]] = {
         **{"dropout_rate": 0.0, "max_2d_position_embeddings": 64, "patch_size": 8},
     },
     "muse_spark": {
-        "text_config": {**TEXT, "moe_intermediate_size": 32, "num_local_experts": 4, "moe_hidden_size": 32},
+        "text_config": {**TEXT, "moe_intermediate_size": 32, "num_local_experts": 8, "moe_hidden_size": 32},
         "vision_config": {**VISION, "pos_emb_height": 4, "pos_emb_width": 4, "max_position_embeddings": 16},
         "audio_config": {
             "hidden_sizes": [8, 16],
@@ -132,6 +138,48 @@ TINY: dict[str, dict[str, Any]] = {
         **{"text_config": TEXT, "audio_token_id": 4, "audio_bos_token_id": 2, "audio_eos_token_id": 3},
     },
     **{f"vibevoice_acoustic_tokenizer{part}": TOKENIZER for part in ("", "_encoder", "_decoder")},
+    "vision-text-dual-encoder": {
+        "vision_config": {"model_type": "vit", **VISION, "image_size": 16},
+        "text_config": {"model_type": "bert", **TEXT},
+        "projection_dim": 32,
+    },
+    "qwen3_omni_moe_talker_code_predictor": {**TEXT, "num_code_groups": 3},
+    "moshi_depth": {
+        **{"hidden_size": 64, "input_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 64},
+        **{"audio_vocab_size": 120, "vocab_size": 131, "head_dim": 16},
+    },
+    "blip_2_qformer": {**TEXT, "encoder_hidden_size": 64},
+    "blt": {
+        **{"vocab_size": 131, "encoder_hash_byte_group_vocab": 50, "encoder_hash_byte_group_size": [3, 4]},
+        "patcher_config": {**TEXT, "num_key_value_heads": 4, "head_dim": 16, "sliding_window": 8},
+        "encoder_config": {**TEXT, "num_key_value_heads": 4, "head_dim": 16, "hidden_size_global": 128},
+        "decoder_config": {**TEXT, "num_key_value_heads": 4, "head_dim": 16, "hidden_size_global": 128},
+        "global_config": {**TEXT, "num_key_value_heads": 4, "head_dim": 32, "hidden_size": 128},
+        "local_attention_window_len": 8,
+    },
+    **{
+        f"blt_local_{part}": {**TEXT, "num_key_value_heads": 4, "head_dim": 16, "hidden_size_global": 128}
+        for part in ("encoder", "decoder")
+    },
+    "dots3_note_audio_encoder": {
+        **{"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
+        **{"feature_size": 32, "downsample_hidden_size": 8, "adapter_input_size": 64, "adapter_out_dim": 64},
+    },
+    "phi4_multimodal_audio": {
+        **{"hidden_size": 64, "intermediate_size": 64, "num_blocks": 2, "num_attention_heads": 4, "feature_layer": -1},
+        **{"ext_pw_out_channel": 64, "depthwise_separable_out_channel": 64, "nemo_conv_channels": 64},
+    },
+    "inkling_audio": {"n_mel_bins": 8, "mel_vocab_size": 120, "text_hidden_size": 32},
+    "inkling2_vision": {**VISION, "posemb_grid_size": 4, "projection_hidden_dim": 32, "text_hidden_size": 64},
+    "muse_spark_audio": {
+        **{"hidden_sizes": [8, 16], "patch_sizes": [16, 6], "depths": [1, 1], "out_hidden_size": 64},
+        "num_hidden_layers": 2,
+    },
+    "shieldgemma2": {
+        "text_config": TEXT,
+        "vision_config": {**VISION, "image_size": 16},
+        **{"mm_tokens_per_image": 4, "yes_token_index": 5, "no_token_index": 6, "image_token_index": 7},
+    },
     "layoutlmv3": {
         **{"hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64},
         **{
@@ -195,6 +243,38 @@ FED: dict[str, dict[str, Any]] = {
     "dia": {"input_ids": [2, 13], "decoder_input_ids": [2, 13, 3]},
     "dia_decoder": {"input_ids": [2, 13, 3], "encoder_hidden_states": (2, 13, 64)},
     "udop": {"input_ids": [2, 13], "decoder_input_ids": [2, 13], "bbox": torch.rand(2, 13, 4)},
+    "voxtral_realtime": {"input_ids": [2, 13], "input_features": (2, 128, 104)},
+    "qwen3_omni_moe_talker_code_predictor": {"inputs_embeds": (2, 13, 64)},
+    "phi4_multimodal_audio": {"hidden_states": (2, 40, 80), "mask": torch.ones(2, 40, dtype=torch.bool)},
+    "gemma3n_audio": {"audio_mel": (2, 40, 128), "audio_mel_mask": torch.zeros(2, 40, dtype=torch.bool)},
+    "gemma4_audio": {"input_features": (2, 40, 128)},
+    "vision-text-dual-encoder": {"input_ids": [2, 13], "pixel_values": (2, 3, 16, 16)},
+    "rag": {
+        **{"input_ids": [2, 13], "decoder_input_ids": [2, 13], "context_input_ids": [10, 13], "doc_scores": (2, 5)},
+        "context_attention_mask": torch.ones(10, 13),
+    },
+    "blt": {"input_ids": [2, 13], "use_cache": False},
+    "moshi_depth": {"input_ids": [2, 8], "last_hidden_state": (2, 1, 32)},
+    "blip_2_qformer": {"query_embeds": (2, 13, 64), "encoder_hidden_states": (2, 16, 64)},
+    "blt_local_encoder": {
+        **{"input_ids": [2, 13], "patch_embeds": (2, 4, 64), "num_patches": 4},
+        "patch_ids": torch.arange(13).div(4, rounding_mode="floor").expand(2, 13),
+    },
+    "blt_local_decoder": {"input_ids": [2, 13], "inputs_embeds": (2, 13, 64), "patch_embeds": (2, 4, 128)},
+    "fun_asr_nano_encoder": {"input_features": (2, 40, 560), "input_features_mask": torch.ones(2, 40)},
+    "dots3_note_audio_encoder": {
+        "input_features": (2, 32, 64),
+        "chunk_sample_lengths": torch.tensor([64 * 160] * 2),
+    },
+    "inkling_audio": {"audio_input_ids": [2, 13, 8]},
+    "inkling2_vision": {"pixel_values": (8, 8, 8, 3), "image_grid_thw": torch.tensor([[1, 2, 2]] * 2)},
+    "muse_spark_audio": {"input_values": (2, 960)},
+    "mimi_decoder": {"latents": (2, 512, 13)},
+    "pocket_tts_audio_tokenizer_decoder": {"latents": (2, 32, 13)},
+    "jev": {
+        **{"input_ids": [1, 13], "marks": torch.tensor([[3, 7]]), "num_options": torch.tensor([[2, 2]])},
+        "question_type_ids": torch.tensor([[0, 1]]),
+    },
     "vibevoice_acoustic_tokenizer": {"input_values": (2, 1, 800)},
     "vibevoice_acoustic_tokenizer_encoder": {"input_values": (2, 1, 800)},
     "vibevoice_acoustic_tokenizer_decoder": {"latents": (2, 8, 13)},

@@ -122,6 +122,10 @@ FED = {
     "bros": ({"hidden_size": 128}, [5, 5]),
     "dia_decoder": ({"num_key_value_heads": 2, "cross_hidden_size": 32, "num_channels": 3}, [4, 4, 4, 4]),
     "blt_global_transformer": ({}, [40, 40]),
+    "time_series_transformer": (
+        {"prediction_length": 6, "context_length": 12, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1},
+        [12, 12, 6, None],
+    ),
 }
 """Sizes of models that want more or other forms than most -> how many tokens each of their attentions is given."""
 
@@ -135,7 +139,7 @@ def test_what_a_model_asks_for_is_made(name):
         pytest.skip(f"transformers {transformers.__version__} does not know it")
     seen = measure(skeleton(config))
     assert seen.failure == ""
-    assert [len(one.sees) for one in seen.attended] == tokens
+    assert [one.sees if one.sees is None else len(one.sees) for one in seen.attended] == tokens
 
 
 def test_buckets_that_no_running_module_makes_are_left():

@@ -3,7 +3,7 @@
 import inspect
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,6 +14,9 @@ from posenc.checkpoints.vocabulary.bounds import HEADS
 
 LOUDEST = 4096
 """The most frames of a sound, bands of a frame, and pixels of a side, that are tried."""
+
+FRAMES = 40
+"""Frames of a sound, and steps of a series, where the configuration says no number."""
 
 MOST = 1 << 26
 """The most numbers that are tried."""
@@ -65,17 +68,25 @@ def other_inputs(model: Any) -> Iterator[dict[str, Any]]:
     """What a model may want else: what its `forward` asks for besides, and images and sound in other forms."""
     accepted = inspect.signature(model.forward).parameters
     known = {key: n for key, n in whole_numbers(model.config.to_dict()) if 0 < n <= LOUDEST}
-    required = [key for key, one in accepted.items() if one.default is one.empty and one.kind is not one.VAR_KEYWORD]
-    name = main_input(model) if main_input(model) in accepted else next(iter(required), "")
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    required = {key for key, one in accepted.items() if one.default is one.empty and one.kind not in several}
+    name = (
+        main_input(model) if main_input(model) in accepted else next((key for key in accepted if key in required), "")
+    )
     text = {key: ids for key, ids in usual_inputs(model).items() if key.endswith("input_ids") and key in accepted}
     # Sound that became tokens has one for each codebook; a text may stand beside them.
     books = {known[key] + more for key in ("num_codebooks", "num_channels") if key in known for more in (0, 1)}
-    spread = ({key: ids[..., None].expand(-1, -1, n) for key, ids in text.items()} for n in sorted(books))
-    for main in [text, *spread] if name in text else ({name: form} for form in forms(model, name, known)):
-        beside = {key: value for key in accepted if (value := besides(key, main[name].shape[1], known)) is not None}
-        needed = {key: value for key, value in beside.items() if key in required}
-        if {*main, *needed} >= {*required}:
-            yield from (more | text | main for more in (needed, beside))
+    spread = [{key: ids[..., None].expand(-1, -1, n) for key, ids in text.items()} for n in sorted(books)]
+    mains = [text, *spread] if name in text else [{name: form} | text for form in forms(model, name, known)]
+    if name in text and "inputs_embeds" in accepted:
+        mains.append({"inputs_embeds": torch.zeros(1, FRAMES, known.get("hidden_size", 1))})
+    for main in mains:
+        tokens = next(iter(main.values())).shape[1]
+        beside = {key: value for key in accepted if (value := besides(key, tokens, known)) is not None}
+        # Without a future the decoder of a series reads nothing.
+        needed = {key: value for key, value in beside.items() if key in required or key.startswith("future_")}
+        if {*main, *needed} >= required:
+            yield from (more | main for more in (needed, beside))
     if name == "input_ids" and "pixel_values" in accepted:
         for image in forms(model, "pixel_values", known):
             yield usual_inputs(model) | {"pixel_values": image}
@@ -83,7 +94,12 @@ def other_inputs(model: Any) -> Iterator[dict[str, Any]]:
 
 def forms(model: Any, name: str, known: Mapping[str, int]) -> Iterator[torch.Tensor]:
     """The numbers that a model may be given under a name."""
-    for shape in image_shapes(known) if name.startswith("pixel") else sound_shapes(model, known):
+    if name == "past_values":
+        lags = getattr(model.config, "lags_sequence", None) or [0]
+        shapes: Iterable[tuple[int, ...]] = [(known.get("context_length", FRAMES) + max(lags),)]
+    else:
+        shapes = image_shapes(known) if name.startswith("pixel") else sound_shapes(model, known)
+    for shape in shapes:
         if math.prod(shape) <= MOST:
             yield torch.zeros(1, *shape)
 
@@ -98,12 +114,12 @@ def image_shapes(known: Mapping[str, int]) -> Iterator[tuple[int, ...]]:
 
 
 def sound_shapes(model: nn.Module, known: Mapping[str, int]) -> Iterator[tuple[int, ...]]:
-    """Frames of as many bands as the configuration or the first layer has, either axis first, and samples."""
-    frames = known.get("max_length", 40)
+    """Frames of as many bands as the configuration or a layer has, either axis first, and samples."""
+    frames = known.get("max_length", FRAMES)
     weights = (getattr(module, "weight", None) for module in model.modules() if not isinstance(module, nn.Embedding))
     first = next((weight.shape for weight in weights if isinstance(weight, torch.Tensor)), (1,))
     bands = [known[key] for key in ("num_mel_bins", "input_feat_per_channel") if key in known]
-    for wide in dict.fromkeys([*bands, first[1] if len(first) > 1 else first[0]]):
+    for wide in dict.fromkeys([*bands, first[1] if len(first) > 1 else first[0], known.get("hidden_size", 1)]):
         # A single band is samples.
         yield from ((frames, wide), (wide, frames), (1, frames, wide)) if wide > 1 else ()
     yield (8000,)
@@ -114,6 +130,12 @@ def besides(name: str, tokens: int, known: Mapping[str, int]) -> Any:
     """What a model may want under a name beside so many tokens, bands or patches; None where nothing is known of it."""
     for pattern, made in (
         (r"(encoder_)?hidden_states", lambda: torch.zeros(1, tokens, known.get("hidden_size", 1))),
+        (r"past_time_features", lambda: torch.zeros(1, tokens, known.get("num_time_features", 1))),
+        (r"future_values", lambda: torch.zeros(1, known.get("prediction_length", 1))),
+        (
+            r"future_time_features",
+            lambda: torch.zeros(1, known.get("prediction_length", 1), known.get("num_time_features", 1)),
+        ),
         (r"bbox", lambda: torch.zeros(1, tokens, 4, dtype=torch.long)),
         # Of samples it would be one for each pair of them.
         (r"\w*mask", lambda: torch.ones(1, tokens) if tokens <= LOUDEST else None),
