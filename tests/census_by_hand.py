@@ -9,6 +9,17 @@ TEXT = {
     **{"num_key_value_heads": 2, "head_dim": 32, "vocab_size": 131},
 }
 VISION = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "patch_size": 4}
+IMAGE = {**VISION, "image_size": 16}
+QFORMER = {**TEXT, "encoder_hidden_size": 64}
+OPT = {"model_type": "opt", **TEXT, "ffn_dim": 64, "word_embed_proj_dim": 64}
+SUPERPOINT = {
+    **{"model_type": "superpoint", "encoder_hidden_sizes": [8, 8, 8, 8], "decoder_hidden_size": 16},
+    **{"descriptor_decoder_dim": 64, "max_keypoints": 16},
+}
+SWIN = {
+    **{"model_type": "swin", "image_size": 64, "patch_size": 4, "embed_dim": 16, "depths": [1, 1, 1, 1]},
+    **{"num_heads": [1, 2, 2, 2], "window_size": 2, "out_features": ["stage1", "stage2", "stage3", "stage4"]},
+}
 QWEN4_EXP = {
     **TEXT,
     **{"linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4},
@@ -180,6 +191,115 @@ TINY: dict[str, dict[str, Any]] = {
         "vision_config": {**VISION, "image_size": 16},
         **{"mm_tokens_per_image": 4, "yes_token_index": 5, "no_token_index": 6, "image_token_index": 7},
     },
+    "blip-2": {
+        **{"vision_config": IMAGE, "qformer_config": QFORMER, "text_config": OPT},
+        **{"num_query_tokens": 4, "image_token_index": 7},
+    },
+    "instructblip": {
+        **{"vision_config": IMAGE, "qformer_config": QFORMER, "text_config": OPT},
+        **{"num_query_tokens": 4, "image_token_index": 7},
+    },
+    "instructblipvideo": {
+        **{"vision_config": IMAGE, "qformer_config": QFORMER, "text_config": OPT},
+        **{"num_query_tokens": 1, "video_token_index": 7},
+    },
+    "kosmos-2": {
+        "text_config": {"embed_dim": 64, "layers": 2, "ffn_dim": 64, "attention_heads": 4, "vocab_size": 131},
+        **{"vision_config": IMAGE, "latent_query_num": 4},
+    },
+    "idefics": {
+        **TEXT,
+        **{
+            "num_key_value_heads": 4,
+            "vision_config": {**IMAGE, "embed_dim": 64},
+            "cross_layer_interval": 1,
+            "head_dim": 16,
+        },
+    },
+    "llama4_vision_model": {
+        **IMAGE,
+        **{"intermediate_size": 256, "projector_input_dim": 64, "projector_output_dim": 64, "vision_output_dim": 64},
+    },
+    "mllama_vision_model": {
+        **IMAGE,
+        **{"attention_heads": 4, "num_global_layers": 1, "max_num_tiles": 2, "intermediate_layers_indices": [0]},
+        **{"vision_output_dim": 128, "supported_aspect_ratios": [[1, 1], [1, 2], [2, 1]]},
+    },
+    "molmo2_vision": {
+        **IMAGE,
+        **{"num_key_value_heads": 4, "head_dim": 16, "image_size": [16, 16], "num_position_embeddings": 16},
+    },
+    **{
+        f"{prompt}depth_anything": {
+            "backbone_config": {"model_type": "dinov2", **IMAGE, "out_indices": [1, 2], "reshape_hidden_states": False},
+            **{"reassemble_hidden_size": 64, "reassemble_factors": [1, 0.5], "neck_hidden_sizes": [8, 8]},
+            **{"fusion_hidden_size": 8, "head_hidden_size": 8, "patch_size": 4},
+        }
+        for prompt in ("", "prompt_")
+    },
+    "xclip_vision_model": {
+        **IMAGE,
+        **{"mit_hidden_size": 64, "mit_intermediate_size": 64, "mit_num_attention_heads": 4, "num_frames": 8},
+    },
+    "tvp": {
+        **TEXT,
+        "backbone_config": {
+            **{"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 64], "depths": [1, 1]},
+            "out_features": ["stage2"],
+        },
+        **{"max_img_size": 128, "visual_prompt_size": 8, "num_frames": 2},
+    },
+    "seggpt": {
+        **VISION,
+        **{"image_size": [32, 16], "pretrain_image_size": 16, "decoder_hidden_size": 8, "merge_index": 0},
+        "intermediate_hidden_state_indices": [0, 1],
+    },
+    **{
+        name: {
+            "vision_config": {
+                **VISION,
+                **{"image_size": 64, "output_channels": 32, "global_attn_indexes": [1], "window_size": 4},
+                **{"num_pos_feats": 16, "mlp_dim": 64},
+            },
+            "prompt_encoder_config": {"hidden_size": 32, "image_size": 64, "patch_size": 4, "mask_input_channels": 4},
+            "mask_decoder_config": {
+                **{"hidden_size": 32, "mlp_dim": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
+                **{"iou_head_hidden_dim": 16, "vit_dim": 64},
+            },
+        }
+        for name in ("sam", "sam_hq")
+    },
+    "perceiver": {
+        **{"num_latents": 8, "d_latents": 32, "d_model": 32, "num_self_attends_per_block": 1},
+        **{"num_self_attention_heads": 4, "num_cross_attention_heads": 4},
+    },
+    "lightglue": {
+        **{"keypoint_detector_config": SUPERPOINT, "descriptor_dim": 64, "num_hidden_layers": 2},
+        "num_attention_heads": 4,
+    },
+    "superglue": {
+        **{"keypoint_detector_config": SUPERPOINT, "hidden_size": 64, "keypoint_encoder_sizes": [8, 16]},
+        **{"gnn_layers_types": ["self", "cross"], "num_attention_heads": 4},
+    },
+    "mask2former": {
+        **{"backbone_config": SWIN, "feature_size": 32, "mask_feature_size": 32, "hidden_dim": 32},
+        **{"encoder_feedforward_dim": 32, "encoder_layers": 1, "decoder_layers": 2, "num_attention_heads": 4},
+        **{"dim_feedforward": 32, "num_queries": 8},
+    },
+    "maskformer": {
+        **{"backbone_config": SWIN, "fpn_feature_size": 32, "mask_feature_size": 32},
+        "decoder_config": {
+            **{"model_type": "detr", "d_model": 32, "decoder_layers": 1, "encoder_layers": 1, "num_queries": 8},
+            **{"decoder_ffn_dim": 32, "encoder_ffn_dim": 32},
+        },
+    },
+    "oneformer": {
+        **{"backbone_config": SWIN, "conv_dim": 32, "mask_dim": 32, "hidden_dim": 32, "encoder_feedforward_dim": 32},
+        **{"encoder_layers": 1, "decoder_layers": 2, "num_attention_heads": 4, "dim_feedforward": 32},
+        **{"num_queries": 8, "query_dec_layers": 1, "task_seq_len": 13, "text_encoder_width": 32},
+        **{"text_encoder_context_length": 13, "text_encoder_num_layers": 1, "text_encoder_vocab_size": 131},
+        "dropout": 0.0,
+    },
     "layoutlmv3": {
         **{"hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64},
         **{
@@ -225,6 +345,10 @@ TINY: dict[str, dict[str, Any]] = {
 }
 """Configurations, by the names of architectures."""
 
+WITH_IMAGE = torch.tensor([[7] * 4 + list(range(10, 19))] * 2)
+PIXELS = {"pixel_values": (2, 3, 64, 64)}
+PAIRS = {"pixel_values": (2, 2, 3, 64, 64)}
+POINTS = {**PIXELS, "input_points": (2, 1, 2, 2)}
 SERIES = {
     **{"past_values": (2, 18), "past_time_features": (2, 18, 2), "past_observed_mask": torch.ones(2, 18)},
     **{"future_values": (2, 8), "future_time_features": (2, 8, 2)},
@@ -271,6 +395,36 @@ FED: dict[str, dict[str, Any]] = {
     "muse_spark_audio": {"input_values": (2, 960)},
     "mimi_decoder": {"latents": (2, 512, 13)},
     "pocket_tts_audio_tokenizer_decoder": {"latents": (2, 32, 13)},
+    "blip-2": {"input_ids": WITH_IMAGE, "pixel_values": (2, 3, 16, 16)},
+    "instructblip": {"input_ids": WITH_IMAGE, "qformer_input_ids": [2, 13], "pixel_values": (2, 3, 16, 16)},
+    "instructblipvideo": {"input_ids": WITH_IMAGE, "qformer_input_ids": [2, 13], "pixel_values": (2, 4, 3, 16, 16)},
+    "kosmos-2": {
+        **{"input_ids": [2, 13], "pixel_values": (2, 3, 16, 16)},
+        "image_embeds_position_mask": (WITH_IMAGE == 7).long(),
+    },
+    "idefics": {
+        **{"input_ids": [2, 13], "pixel_values": (2, 1, 3, 16, 16)},
+        "image_attention_mask": torch.ones(2, 13, 1),
+    },
+    "llama4_vision_model": {"pixel_values": (2, 3, 16, 16)},
+    "mllama_vision_model": {
+        **{"pixel_values": (2, 1, 2, 3, 16, 16), "aspect_ratio_ids": torch.ones(2, 1, dtype=torch.long)},
+        "aspect_ratio_mask": torch.ones(2, 1, 2, dtype=torch.long),
+    },
+    "molmo2_vision": {"pixel_values": (2, 16, 48)},
+    "depth_anything": {"pixel_values": (2, 3, 16, 16)},
+    "prompt_depth_anything": {"pixel_values": (2, 3, 16, 16), "prompt_depth": (2, 1, 8, 8)},
+    "xclip_vision_model": {"pixel_values": (16, 3, 16, 16)},
+    "tvp": {"input_ids": [2, 13], "pixel_values": (2, 2, 3, 128, 128), "attention_mask": torch.ones(2, 13)},
+    "seggpt": {
+        **{"pixel_values": (2, 3, 16, 16), "prompt_pixel_values": (2, 3, 16, 16), "prompt_masks": (2, 3, 16, 16)}
+    },
+    "sam": POINTS,
+    "sam_hq": POINTS,
+    "perceiver": {"inputs": (2, 13, 32)},
+    **dict.fromkeys(("lightglue", "superglue", "efficientloftr"), PAIRS),
+    **dict.fromkeys(("mask2former", "maskformer"), PIXELS),
+    "oneformer": {"pixel_values": (2, 3, 64, 64), "task_inputs": (2, 13)},
     "jev": {
         **{"input_ids": [1, 13], "marks": torch.tensor([[3, 7]]), "num_options": torch.tensor([[2, 2]])},
         "question_type_ids": torch.tensor([[0, 1]]),

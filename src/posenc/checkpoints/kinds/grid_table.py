@@ -1,5 +1,6 @@
 """Learned tables for the patches of an image: a row for each cell of a grid, behind rows of prefix tokens."""
 
+import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,8 +58,10 @@ class GridTable(Kind):
         if type(module) is nn.Embedding:
             return [swap(model, self.path, EmbeddedRows(Rows(module.weight, 0, 0, encoding, horizon), module))]
         table, config = getattr(module, self.tensor), self.config_of(module)
-        if not hasattr(module, "interpolate_pos_encoding"):
-            # It adds its table as it is, whatever the image's size, or resamples what it reads.
+        resamples = getattr(module, "interpolate_pos_encoding", None)
+        if resamples is None or len(inspect.signature(resamples).parameters) != 3:
+            # Not for embeddings, height and width: it adds its table as it is, whatever the image's size, or resamples
+            # what it reads.
             rows = Rows(table.flatten(0, -2), 0, 0, encoding, horizon)
             return [shadow(module, self.tensor, ReadRows(rows, module, self.tensor))]
         side, patch = (n if isinstance(n, Sequence) else (n, n) for n in (config.image_size, config.patch_size))
