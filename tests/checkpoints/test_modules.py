@@ -119,8 +119,8 @@ FED = {
         [64, 64],
     ),
     "mimi": ({"num_filters": 2, "upsample_groups": 32, "num_key_value_heads": 2}, [9, 9, 10, 10]),
-    "bros": ({"hidden_size": 128}, [5, 5]),
-    "dia_decoder": ({"num_key_value_heads": 2, "cross_hidden_size": 32, "num_channels": 3}, [4, 4, 4, 4]),
+    "bros": ({"hidden_size": 128}, [9, 9]),
+    "dia_decoder": ({"num_key_value_heads": 2, "cross_hidden_size": 32, "num_channels": 3}, [8, 8, 8, 8]),
     "blt_global_transformer": ({}, [40, 40]),
     "time_series_transformer": (
         {"prediction_length": 6, "context_length": 12, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1},

@@ -28,9 +28,10 @@ ROWS, COLUMNS = 4, 8
 def usual_inputs(model: nn.Module) -> dict[str, Any]:
     """Something to give to a model's `forward`: a few tokens, or an image of its own size; batch 1."""
     config: Any = model.config
-    # As many tokens as nothing else in the model, or its heads could be taken for them.
+    # As many tokens as nothing else in the model, or its heads could be taken for them; where four are pooled into one,
+    # two are left.
     taken = {number for _, number in whole_numbers(config.to_dict())}
-    tokens = next(n for n in range(4, len(taken) + 5) if n not in taken)
+    tokens = next(n for n in range(8, len(taken) + 9) if n not in taken)
     accepted = inspect.signature(model.forward).parameters
     name = main_input(model)
     if name not in accepted and "pixel_values" in accepted:
