@@ -336,6 +336,7 @@ def candidates(name: str) -> Iterator[Any]:
     config_class = CONFIG_MAPPING[name]
     if name in TINY:
         yield config_class.from_dict(copy.deepcopy(TINY[name]))
+        return
     usual = config_class()
     values = joined(usual.to_dict(), next((said for names, said in BY_HAND.items() if re.fullmatch(names, name)), {}))
     sizes = [(4, 32), (2, 128), (2, 16), (4, 8), (99, 32), (99, 8), (99, 999)]
@@ -526,10 +527,7 @@ def inputs_of(model: Any) -> Iterator[dict[str, Any]]:
     from posenc.checkpoints.models.inputs import main_input, usual_inputs
 
     if fed := FED.get(model.config.model_type):
-        generator = torch.Generator().manual_seed(1)
-        drawn = {key: torch.randn(shape, generator=generator) for key, shape in fed.items() if isinstance(shape, tuple)}
-        words = {key: tokens_of(model, tuple(shape)) for key, shape in fed.items() if isinstance(shape, list)}
-        yield fed | drawn | words
+        yield {key: tokens_of(model, tuple(one)) if of_tokens(one) else one for key, one in fed.items()}
     name = main_input(model)
     words = tokens_of(model)
     text = {key: words if key == "input_ids" else words.flip(1) for key in TOKENS if key in accepted}
@@ -556,6 +554,11 @@ def inputs_of(model: Any) -> Iterator[dict[str, Any]]:
                 yield given | {k: v for k, v in text.items() if k == "decoder_input_ids"}
                 yield given | text
     yield {key: value for key, value in usual_inputs(model).items() if key != "use_cache"}
+
+
+def of_tokens(given: Any) -> bool:
+    """Whether what is given is the shape of tokens."""
+    return isinstance(given, list) and isinstance(given[0], int)
 
 
 TOKENS = ("input_ids", "decoder_input_ids")

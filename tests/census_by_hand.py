@@ -4,6 +4,14 @@ from typing import Any
 
 import torch
 
+GENERATOR = torch.Generator().manual_seed(1)
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    """Numbers of a normal distribution."""
+    return torch.randn(shape, generator=GENERATOR)
+
+
 TEXT = {
     **{"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
     **{"num_key_value_heads": 2, "head_dim": 32, "vocab_size": 131},
@@ -11,6 +19,11 @@ TEXT = {
 VISION = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "patch_size": 4}
 IMAGE = {**VISION, "image_size": 16}
 QFORMER = {**TEXT, "encoder_hidden_size": 64}
+SIGLIP = {"model_type": "siglip_vision_model", **IMAGE}
+SAM = {
+    **{**VISION, "image_size": 64, "output_channels": 32, "global_attn_indexes": [1], "window_size": 4},
+    **{"num_pos_feats": 16, "mlp_dim": 64, "downsample_channels": [48, 64]},
+}
 OPT = {"model_type": "opt", **TEXT, "ffn_dim": 64, "word_embed_proj_dim": 64}
 SUPERPOINT = {
     **{"model_type": "superpoint", "encoder_hidden_sizes": [8, 8, 8, 8], "decoder_hidden_size": 16},
@@ -41,6 +54,29 @@ DIA = {
 }
 TOKENIZER = {"num_filters": 4, "downsampling_ratios": [2, 4], "depths": [1, 1, 1], "hidden_size": 8}
 
+DOTS3_NOTE = {
+    **TEXT,
+    **{"num_key_value_heads": 4, "moe_intermediate_size": 32, "shared_experts_intermediate_size": 32},
+    **{"n_routed_experts": 4, "num_experts_per_tok": 2, "pad_token_id": 1, "bos_token_id": 1, "eos_token_id": 2},
+    **{"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 16, "v_head_dim": 16, "qk_nope_head_dim": 16},
+    **{"index_topk": 8, "index_head_dim": 32, "index_n_heads": 2},
+}
+DOTS3_NOTE_AUDIO = {
+    **{"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
+    **{"feature_size": 32, "downsample_hidden_size": 8, "adapter_input_size": 64, "adapter_out_dim": 64},
+}
+GROUNDING_DINO = {
+    "backbone_config": {**SWIN, "out_features": ["stage2", "stage3", "stage4"]},
+    "text_config": {"model_type": "bert", **TEXT},
+    **{"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "num_queries": 5},
+    **{
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 32,
+        "decoder_ffn_dim": 32,
+    },
+    "max_text_len": 13,
+}
 FORECASTERS = ("autoformer", "informer", "time_series_transformer")
 FORECASTER = {
     **{"prediction_length": 8, "context_length": 16, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2},
@@ -83,18 +119,55 @@ TINY: dict[str, dict[str, Any]] = {
         **{"layers_block_type": ["linear_attention", "hybrid", "hybrid"], "n_mamba_heads": 8, "mamba_d_state": 16},
         **{"adapter_rank": 8, "intermediate_size": 64},
     },
-    "dots3_note_text": {
-        **{"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 32, "num_hidden_layers": 2},
-        **{
-            "num_attention_heads": 4,
-            "num_key_value_heads": 4,
-            "head_dim": 16,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
+    "dots3_note_text": DOTS3_NOTE,
+    "dots3_note": {
+        "text_config": DOTS3_NOTE,
+        "vision_config": {
+            **{**VISION, "mlp_layer_types": ["dense", "dense"]},
+            **{"adapter_in_dim": 64, "adapter_out_dim": 64},
         },
-        **{"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 16, "v_head_dim": 16, "qk_nope_head_dim": 16},
-        **{"index_topk": 8, "index_head_dim": 32, "index_n_heads": 2, "vocab_size": 131, "pad_token_id": 1},
-        **{"head_dim": 32, "shared_experts_intermediate_size": 32, "bos_token_id": 1, "eos_token_id": 2},
+        "audio_config": DOTS3_NOTE_AUDIO,
+        **{"image_token_id": 3, "video_token_id": 4, "audio_token_id": 5},
+    },
+    "pi0": {
+        "vlm_config": {
+            **{"model_type": "paligemma", "text_config": {"model_type": "gemma", **TEXT}},
+            **{"vision_config": SIGLIP, "image_token_index": 7, "projection_dim": 64},
+        },
+        **{"dit_config": {"model_type": "gemma", **TEXT}, "chunk_size": 5},
+    },
+    "granite4_vision": {
+        **{"vision_config": SIGLIP, "text_config": TEXT, "qformer_config": {"model_type": "blip_2_qformer", **QFORMER}},
+        **{"deepstack_layer_map": [[-1, 0]], "spatial_target_layers": [], "downsample_rate": "1/2"},
+        **{"image_token_index": 7, "image_grid_pinpoints": [[16, 16]]},
+    },
+    "unlimited_ocr_vision_encoder": IMAGE,
+    "unlimited_ocr_vision": {"sam_config": SAM, "encoder_config": IMAGE},
+    "deepseek_ocr2_vision": {"sam_config": SAM, "encoder_config": TEXT},
+    "grounding-dino": GROUNDING_DINO,
+    "mm-grounding-dino": GROUNDING_DINO,
+    **{
+        f"sam3_{lite}{part}": {
+            **{"hidden_size": 64, "num_layers": 1, "num_attention_heads": 4, "intermediate_size": 64},
+            "num_queries": 5,
+        }
+        for lite in ("", "lite_text_")
+        for part in ("detr_encoder", "detr_decoder", "mask_decoder")
+    },
+    "rf_detr": {
+        "backbone_config": {
+            **{"model_type": "rf_detr_dinov2", **IMAGE, "image_size": 32, "num_windows": 2, "out_indices": [1, 2]},
+        },
+        **{"d_model": 32, "decoder_layers": 1, "num_queries": 5, "group_detr": 1, "decoder_ffn_dim": 32},
+        **{"decoder_self_attention_heads": 4, "decoder_cross_attention_heads": 4},
+    },
+    "efficientnet": {"image_size": 32, "width_coefficient": 0.25, "depth_coefficient": 0.25, "hidden_dim": 320},
+    "speech-encoder-decoder": {
+        "encoder": {
+            **{"model_type": "wav2vec2", **TEXT, "conv_dim": [16, 16], "conv_stride": [5, 4], "conv_kernel": [10, 4]},
+            **{"num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2},
+        },
+        "decoder": {"model_type": "bert", **TEXT, "is_decoder": True, "add_cross_attention": True},
     },
     "qwen4_exp_text": QWEN4_EXP,
     "qwen4_exp": {
@@ -172,10 +245,7 @@ TINY: dict[str, dict[str, Any]] = {
         f"blt_local_{part}": {**TEXT, "num_key_value_heads": 4, "head_dim": 16, "hidden_size_global": 128}
         for part in ("encoder", "decoder")
     },
-    "dots3_note_audio_encoder": {
-        **{"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
-        **{"feature_size": 32, "downsample_hidden_size": 8, "adapter_input_size": 64, "adapter_out_dim": 64},
-    },
+    "dots3_note_audio_encoder": DOTS3_NOTE_AUDIO,
     "phi4_multimodal_audio": {
         **{"hidden_size": 64, "intermediate_size": 64, "num_blocks": 2, "num_attention_heads": 4, "feature_layer": -1},
         **{"ext_pw_out_channel": 64, "depthwise_separable_out_channel": 64, "nemo_conv_channels": 64},
@@ -346,100 +416,149 @@ TINY: dict[str, dict[str, Any]] = {
 """Configurations, by the names of architectures."""
 
 WITH_IMAGE = torch.tensor([[7] * 4 + list(range(10, 19))] * 2)
-PIXELS = {"pixel_values": (2, 3, 64, 64)}
-PAIRS = {"pixel_values": (2, 2, 3, 64, 64)}
-POINTS = {**PIXELS, "input_points": (2, 1, 2, 2)}
+PIXELS = {"pixel_values": drawn(2, 3, 64, 64)}
+PAIRS = {"pixel_values": drawn(2, 2, 3, 64, 64)}
+POINTS = {**PIXELS, "input_points": drawn(2, 1, 2, 2)}
 SERIES = {
-    **{"past_values": (2, 18), "past_time_features": (2, 18, 2), "past_observed_mask": torch.ones(2, 18)},
-    **{"future_values": (2, 8), "future_time_features": (2, 8, 2)},
+    **{"past_values": drawn(2, 18), "past_time_features": drawn(2, 18, 2), "past_observed_mask": torch.ones(2, 18)},
+    **{"future_values": drawn(2, 8), "future_time_features": drawn(2, 8, 2)},
 }
 
 FED: dict[str, dict[str, Any]] = {
     **dict.fromkeys(FORECASTERS, SERIES),
-    "patchtst": {"past_values": (2, 32, 1)},
-    "patchtsmixer": {"past_values": (2, 32, 1)},
+    "patchtst": {"past_values": drawn(2, 32, 1)},
+    "patchtsmixer": {"past_values": drawn(2, 32, 1)},
     "timesfm": {
-        "past_values": (2, 64),
+        "past_values": drawn(2, 64),
         "past_values_padding": torch.zeros(2, 64),
         "freq": torch.zeros(2, 1, dtype=torch.long),
     },
-    "timesfm2_5": {"past_values": (2, 64)},
+    "timesfm2_5": {"past_values": drawn(2, 64)},
     "dia": {"input_ids": [2, 13], "decoder_input_ids": [2, 13, 3]},
-    "dia_decoder": {"input_ids": [2, 13, 3], "encoder_hidden_states": (2, 13, 64)},
-    "udop": {"input_ids": [2, 13], "decoder_input_ids": [2, 13], "bbox": torch.rand(2, 13, 4)},
-    "voxtral_realtime": {"input_ids": [2, 13], "input_features": (2, 128, 104)},
-    "qwen3_omni_moe_talker_code_predictor": {"inputs_embeds": (2, 13, 64)},
-    "phi4_multimodal_audio": {"hidden_states": (2, 40, 80), "mask": torch.ones(2, 40, dtype=torch.bool)},
-    "gemma3n_audio": {"audio_mel": (2, 40, 128), "audio_mel_mask": torch.zeros(2, 40, dtype=torch.bool)},
-    "gemma4_audio": {"input_features": (2, 40, 128)},
-    "vision-text-dual-encoder": {"input_ids": [2, 13], "pixel_values": (2, 3, 16, 16)},
+    "dia_decoder": {"input_ids": [2, 13, 3], "encoder_hidden_states": drawn(2, 13, 64)},
+    "udop": {"input_ids": [2, 13], "decoder_input_ids": [2, 13], "bbox": torch.rand(2, 13, 4, generator=GENERATOR)},
+    "voxtral_realtime": {"input_ids": [2, 13], "input_features": drawn(2, 128, 104)},
+    "qwen3_omni_moe_talker_code_predictor": {"inputs_embeds": drawn(2, 13, 64)},
+    "phi4_multimodal_audio": {"hidden_states": drawn(2, 40, 80), "mask": torch.ones(2, 40, dtype=torch.bool)},
+    "gemma3n_audio": {"audio_mel": drawn(2, 40, 128), "audio_mel_mask": torch.zeros(2, 40, dtype=torch.bool)},
+    "gemma4_audio": {"input_features": drawn(2, 40, 128)},
+    "vision-text-dual-encoder": {"input_ids": [2, 13], "pixel_values": drawn(2, 3, 16, 16)},
     "rag": {
-        **{"input_ids": [2, 13], "decoder_input_ids": [2, 13], "context_input_ids": [10, 13], "doc_scores": (2, 5)},
+        **{
+            "input_ids": [2, 13],
+            "decoder_input_ids": [2, 13],
+            "context_input_ids": [10, 13],
+            "doc_scores": drawn(2, 5),
+        },
         "context_attention_mask": torch.ones(10, 13),
     },
     "blt": {"input_ids": [2, 13], "use_cache": False},
-    "moshi_depth": {"input_ids": [2, 8], "last_hidden_state": (2, 1, 32)},
-    "blip_2_qformer": {"query_embeds": (2, 13, 64), "encoder_hidden_states": (2, 16, 64)},
+    "moshi_depth": {"input_ids": [2, 8], "last_hidden_state": drawn(2, 1, 32)},
+    "blip_2_qformer": {"query_embeds": drawn(2, 13, 64), "encoder_hidden_states": drawn(2, 16, 64)},
     "blt_local_encoder": {
-        **{"input_ids": [2, 13], "patch_embeds": (2, 4, 64), "num_patches": 4},
+        **{"input_ids": [2, 13], "patch_embeds": drawn(2, 4, 64), "num_patches": 4},
         "patch_ids": torch.arange(13).div(4, rounding_mode="floor").expand(2, 13),
     },
-    "blt_local_decoder": {"input_ids": [2, 13], "inputs_embeds": (2, 13, 64), "patch_embeds": (2, 4, 128)},
-    "fun_asr_nano_encoder": {"input_features": (2, 40, 560), "input_features_mask": torch.ones(2, 40)},
+    "blt_local_decoder": {"input_ids": [2, 13], "inputs_embeds": drawn(2, 13, 64), "patch_embeds": drawn(2, 4, 128)},
+    "fun_asr_nano_encoder": {"input_features": drawn(2, 40, 560), "input_features_mask": torch.ones(2, 40)},
     "dots3_note_audio_encoder": {
-        "input_features": (2, 32, 64),
+        "input_features": drawn(2, 32, 64),
         "chunk_sample_lengths": torch.tensor([64 * 160] * 2),
     },
     "inkling_audio": {"audio_input_ids": [2, 13, 8]},
-    "inkling2_vision": {"pixel_values": (8, 8, 8, 3), "image_grid_thw": torch.tensor([[1, 2, 2]] * 2)},
-    "muse_spark_audio": {"input_values": (2, 960)},
-    "mimi_decoder": {"latents": (2, 512, 13)},
-    "pocket_tts_audio_tokenizer_decoder": {"latents": (2, 32, 13)},
-    "blip-2": {"input_ids": WITH_IMAGE, "pixel_values": (2, 3, 16, 16)},
-    "instructblip": {"input_ids": WITH_IMAGE, "qformer_input_ids": [2, 13], "pixel_values": (2, 3, 16, 16)},
-    "instructblipvideo": {"input_ids": WITH_IMAGE, "qformer_input_ids": [2, 13], "pixel_values": (2, 4, 3, 16, 16)},
+    "inkling2_vision": {"pixel_values": drawn(8, 8, 8, 3), "image_grid_thw": torch.tensor([[1, 2, 2]] * 2)},
+    "muse_spark_audio": {"input_values": drawn(2, 960)},
+    "mimi_decoder": {"latents": drawn(2, 512, 13)},
+    "pocket_tts_audio_tokenizer_decoder": {"latents": drawn(2, 32, 13)},
+    "blip-2": {"input_ids": WITH_IMAGE, "pixel_values": drawn(2, 3, 16, 16)},
+    "instructblip": {"input_ids": WITH_IMAGE, "qformer_input_ids": [2, 13], "pixel_values": drawn(2, 3, 16, 16)},
+    "instructblipvideo": {
+        "input_ids": WITH_IMAGE,
+        "qformer_input_ids": [2, 13],
+        "pixel_values": drawn(2, 4, 3, 16, 16),
+    },
     "kosmos-2": {
-        **{"input_ids": [2, 13], "pixel_values": (2, 3, 16, 16)},
+        **{"input_ids": [2, 13], "pixel_values": drawn(2, 3, 16, 16)},
         "image_embeds_position_mask": (WITH_IMAGE == 7).long(),
     },
     "idefics": {
-        **{"input_ids": [2, 13], "pixel_values": (2, 1, 3, 16, 16)},
+        **{"input_ids": [2, 13], "pixel_values": drawn(2, 1, 3, 16, 16)},
         "image_attention_mask": torch.ones(2, 13, 1),
     },
-    "llama4_vision_model": {"pixel_values": (2, 3, 16, 16)},
+    "llama4_vision_model": {"pixel_values": drawn(2, 3, 16, 16)},
     "mllama_vision_model": {
-        **{"pixel_values": (2, 1, 2, 3, 16, 16), "aspect_ratio_ids": torch.ones(2, 1, dtype=torch.long)},
+        **{"pixel_values": drawn(2, 1, 2, 3, 16, 16), "aspect_ratio_ids": torch.ones(2, 1, dtype=torch.long)},
         "aspect_ratio_mask": torch.ones(2, 1, 2, dtype=torch.long),
     },
-    "molmo2_vision": {"pixel_values": (2, 16, 48)},
-    "depth_anything": {"pixel_values": (2, 3, 16, 16)},
-    "prompt_depth_anything": {"pixel_values": (2, 3, 16, 16), "prompt_depth": (2, 1, 8, 8)},
-    "xclip_vision_model": {"pixel_values": (16, 3, 16, 16)},
-    "tvp": {"input_ids": [2, 13], "pixel_values": (2, 2, 3, 128, 128), "attention_mask": torch.ones(2, 13)},
+    "molmo2_vision": {"pixel_values": drawn(2, 16, 48)},
+    "depth_anything": {"pixel_values": drawn(2, 3, 16, 16)},
+    "prompt_depth_anything": {"pixel_values": drawn(2, 3, 16, 16), "prompt_depth": drawn(2, 1, 8, 8)},
+    "xclip_vision_model": {"pixel_values": drawn(16, 3, 16, 16)},
+    "tvp": {"input_ids": [1, 13], "pixel_values": drawn(1, 2, 3, 128, 128), "attention_mask": torch.ones(1, 13)},
     "seggpt": {
-        **{"pixel_values": (2, 3, 16, 16), "prompt_pixel_values": (2, 3, 16, 16), "prompt_masks": (2, 3, 16, 16)}
+        **{
+            "pixel_values": drawn(2, 3, 16, 16),
+            "prompt_pixel_values": drawn(2, 3, 16, 16),
+            "prompt_masks": drawn(2, 3, 16, 16),
+        }
     },
     "sam": POINTS,
     "sam_hq": POINTS,
-    "perceiver": {"inputs": (2, 13, 32)},
+    "pi0": {
+        "action_embeds": drawn(2, 6, 64),
+        **{"input_ids": torch.tensor([[7] * 16 + list(range(10, 19))] * 2), "pixel_values": drawn(2, 1, 3, 16, 16)},
+        "pixel_attention_mask": torch.ones(2, 1, dtype=torch.bool),
+    },
+    "unlimited_ocr_vision_encoder": {"patch_embeds": drawn(2, 64, 4, 4)},
+    "unlimited_ocr_vision": PIXELS,
+    "deepseek_ocr2_vision": PIXELS,
+    "grounding-dino": {**PIXELS, "input_ids": [2, 13]},
+    "mm-grounding-dino": {**PIXELS, "input_ids": [2, 13]},
+    **{
+        f"sam3_{lite}{part}": given
+        for lite in ("", "lite_text_")
+        for part, given in {
+            "detr_encoder": {
+                **{"vision_features": [drawn(2, 64, 4, 4)], "vision_pos_embeds": [drawn(2, 64, 4, 4)]},
+                "text_features": drawn(2, 13, 64),
+            },
+            "detr_decoder": {
+                **{"vision_features": drawn(2, 16, 64), "vision_pos_encoding": drawn(2, 16, 64)},
+                **{"text_features": drawn(2, 13, 64), "spatial_shapes": torch.tensor([[4, 4]])},
+            },
+            "mask_decoder": {
+                **{"decoder_queries": drawn(2, 5, 64), "encoder_hidden_states": drawn(2, 16, 64)},
+                "backbone_features": [drawn(2, 64, 16, 16), drawn(2, 64, 8, 8), drawn(2, 64, 4, 4)],
+            },
+        }.items()
+    },
+    "rf_detr": {"pixel_values": drawn(2, 3, 32, 32)},
+    "efficientnet": {"pixel_values": drawn(2, 3, 32, 32)},
+    "speech-encoder-decoder": {"input_values": drawn(2, 8000), "decoder_input_ids": [2, 13]},
+    "perceiver": {"inputs": drawn(2, 13, 32)},
     **dict.fromkeys(("lightglue", "superglue", "efficientloftr"), PAIRS),
     **dict.fromkeys(("mask2former", "maskformer"), PIXELS),
-    "oneformer": {"pixel_values": (2, 3, 64, 64), "task_inputs": (2, 13)},
+    "oneformer": {"pixel_values": drawn(2, 3, 64, 64), "task_inputs": drawn(2, 13)},
     "jev": {
         **{"input_ids": [1, 13], "marks": torch.tensor([[3, 7]]), "num_options": torch.tensor([[2, 2]])},
         "question_type_ids": torch.tensor([[0, 1]]),
     },
-    "vibevoice_acoustic_tokenizer": {"input_values": (2, 1, 800)},
-    "vibevoice_acoustic_tokenizer_encoder": {"input_values": (2, 1, 800)},
-    "vibevoice_acoustic_tokenizer_decoder": {"latents": (2, 8, 13)},
+    "vibevoice_acoustic_tokenizer": {"input_values": drawn(2, 1, 800)},
+    "vibevoice_acoustic_tokenizer_encoder": {"input_values": drawn(2, 1, 800)},
+    "vibevoice_acoustic_tokenizer_decoder": {"latents": drawn(2, 8, 13)},
     "decision_transformer": {
-        **{"states": (2, 5, 17), "actions": (2, 5, 4), "rewards": (2, 5, 1), "returns_to_go": (2, 5, 1)},
+        **{
+            "states": drawn(2, 5, 17),
+            "actions": drawn(2, 5, 4),
+            "rewards": drawn(2, 5, 1),
+            "returns_to_go": drawn(2, 5, 1),
+        },
         **{"timesteps": torch.arange(5).expand(2, 5), "attention_mask": torch.ones(2, 5)},
     },
     "layoutlmv3": {
         "input_ids": [2, 13],
         "bbox": torch.tensor([3, 5, 20, 30]).expand(2, 13, 4),
-        "pixel_values": (2, 3, 64, 64),
+        "pixel_values": drawn(2, 3, 64, 64),
     },
 }
-"""What they are given: a shape of numbers that are drawn, [a shape] of tokens, or the tensor itself."""
+"""What they are given: the tensor itself, or [a shape] of tokens."""
