@@ -23,7 +23,7 @@ from posenc.checkpoints.models.attended import (
     projects,
 )
 from posenc.checkpoints.models.found import SPEAKS_OF_POSITION, carries_position
-from posenc.checkpoints.models.inputs import other_inputs, usual_inputs
+from posenc.checkpoints.models.inputs import inputs_for
 from posenc.checkpoints.models.skeleton import LARGE, as_meta, is_shape
 from posenc.checkpoints.models.turns import Turn, coded, functions, rotary_functions, turning, watched
 from posenc.foreign.text import told
@@ -182,33 +182,36 @@ def asks_gradients(x: object) -> bool:
 
 
 def measure(model: nn.Module, inputs: Mapping[str, Any] | None = None, *, attention_alone: bool = False) -> Measured:
-    """What a dry run of a model sees; `inputs` is what its `forward` is given, by default a few tokens or an image.
+    """What a dry run of a model sees; `inputs` is what its `forward` is given, by default what it may want.
 
-    No model says of all that it reads in which form it comes: where the usual one fails, others are tried. Where all
-    do, it is the one in which most attention ran.
+    Of several that fail it is the one in which most attention ran.
     """
-    seen = dry_run(model, inputs, attention_alone)
-    for other in other_inputs(model) if seen.failure and inputs is None else ():
-        again = dry_run(model, other)
-        if not again.failure:
-            return again
-        seen = max(seen, again, key=lambda run: len(run.attended))
+    seen = Measured()
+    try:
+        for given in inputs_for(model) if inputs is None else (inputs,):
+            again = dry_run(model, given, attention_alone)
+            if not again.failure:
+                return again
+            seen = max(seen, again, key=lambda run: len(run.attended)) if seen.failure else again
+    except Exception as error:
+        # Keys may say sizes that no input can have.
+        seen.failure = seen.failure or told(error)
     return seen
 
 
 @torch.no_grad()
-def dry_run(model: nn.Module, inputs: Mapping[str, Any] | None, attention_alone: bool = False) -> Measured:
+def dry_run(model: nn.Module, inputs: Mapping[str, Any], attention_alone: bool = False) -> Measured:
     """Run a model, or a skeleton of one, and turn unit vectors by its own rotary code wherever that is called.
 
-    inputs           what its `forward` is given; the default is what `usual_inputs` finds for it, a few tokens
+    inputs           what its `forward` is given
     attention_alone  whether only `attended` is asked for
 
     The first token has to stand at position 0. Its rotary code is every function of its modelling file whose name says
     that it applies rotary embeddings, called with the cosines and sines that the model made. Results do not depend on
     weights. A model that cannot be run is no error: `failure` says why, and what was seen before that is kept.
     """
-    seen, stack = Measured(), [""]
-    padding = 0 if inputs is None or "attention_mask" not in inputs else int((inputs["attention_mask"] == 0).sum())
+    seen, stack = Measured(inputs=dict(inputs)), [""]
+    padding = int((inputs["attention_mask"] == 0).sum()) if "attention_mask" in inputs else 0
     attention = Attention(stack, seen.turns, padding)
     seen.attended = attention.seen
     tables = {id(p): path for path, p in (*model.named_parameters(), *model.named_buffers())}
@@ -295,10 +298,9 @@ def dry_run(model: nn.Module, inputs: Mapping[str, Any] | None, attention_alone:
             made[masks.eager_mask.__code__] = attention.made_mask
         undo.enter_context(watched(attends if attention_alone else spoken | turned | sorted_out | attends, made))
         try:
-            seen.inputs = given = usual_inputs(model) if inputs is None else dict(inputs)
-            tokens = given["input_ids"].shape[1] if "input_ids" in given else 0
+            tokens = inputs["input_ids"].shape[1] if "input_ids" in inputs else 0
             with Dry(looked_up, added, lambda: seen.attend.add(stack[-1]), attention):
-                model(**given)
+                model(**inputs)
         except Exception as error:
             seen.failure = told(error)
     seen.skipped = attention.skipped

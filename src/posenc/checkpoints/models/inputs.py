@@ -2,8 +2,7 @@
 
 import inspect
 import math
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -65,32 +64,33 @@ def usual_inputs(model: nn.Module) -> dict[str, Any]:
     return inputs
 
 
-def other_inputs(model: Any) -> Iterator[dict[str, Any]]:
-    """What a model may want else: what its `forward` asks for besides, and images and sound in other forms."""
+def inputs_for(model: Any) -> Iterator[dict[str, Any]]:
+    """What may be given to a model's `forward`, the likeliest first; batch 1.
+
+    No model says of all that it reads in which form it comes, nor what it wants beside.
+    """
+    yield (usual := usual_inputs(model))
     accepted = inspect.signature(model.forward).parameters
     known = {key: n for key, n in whole_numbers(model.config.to_dict()) if 0 < n <= LOUDEST}
     several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    required = {key for key, one in accepted.items() if one.default is one.empty and one.kind not in several}
-    name = (
-        main_input(model) if main_input(model) in accepted else next((key for key in accepted if key in required), "")
-    )
-    text = {key: ids for key, ids in usual_inputs(model).items() if key.endswith("input_ids") and key in accepted}
-    # Sound that became tokens has one for each codebook; a text may stand beside them.
-    books = {known[key] + more for key in ("num_codebooks", "num_channels") if key in known for more in (0, 1)}
-    spread = [{key: ids[..., None].expand(-1, -1, n) for key, ids in text.items()} for n in sorted(books)]
-    mains = [text, *spread] if name in text else [{name: form} | text for form in forms(model, name, known)]
-    if name in text and "inputs_embeds" in accepted:
-        mains.append({"inputs_embeds": torch.zeros(1, FRAMES, known.get("hidden_size", 1))})
+    required = [key for key, one in accepted.items() if one.default is one.empty and one.kind not in several]
+    name = next(key for key in (main_input(model), *required, "") if key in accepted or not key)
+    text = {key: ids for key, ids in usual.items() if key.endswith("input_ids") and key in accepted}
+    mains: Iterable[dict[str, Any]] = ({name: form} | text for form in forms(model, name, known))
+    if name in text:
+        # Sound that became tokens has one for each codebook; a text may stand beside them.
+        books = {known[key] + more for key in ("num_codebooks", "num_channels") if key in known for more in (0, 1)}
+        mains = [text, *({key: ids[..., None].expand(-1, -1, n) for key, ids in text.items()} for n in sorted(books))]
+        if "inputs_embeds" in accepted:
+            mains.append({"inputs_embeds": torch.zeros(1, FRAMES, known.get("hidden_size", 1))})
     for main in mains:
-        tokens = next(iter(main.values())).shape[1]
-        beside = {key: value for key in accepted if (value := besides(key, tokens, known)) is not None}
+        beside = besides(accepted, next(iter(main.values())).shape[1], known)
         # Without a future the decoder of a series reads nothing.
         needed = {key: value for key, value in beside.items() if key in required or key.startswith("future_")}
-        if {*main, *needed} >= required:
+        if {*main, *needed}.issuperset(required):
             yield from (more | main for more in (needed, beside))
     if name == "input_ids" and "pixel_values" in accepted:
-        for image in forms(model, "pixel_values", known):
-            yield usual_inputs(model) | {"pixel_values": image}
+        yield from (usual | {"pixel_values": image} for image in forms(model, "pixel_values", known))
 
 
 def forms(model: Any, name: str, known: Mapping[str, int]) -> Iterator[torch.Tensor]:
@@ -100,9 +100,7 @@ def forms(model: Any, name: str, known: Mapping[str, int]) -> Iterator[torch.Ten
         shapes: Iterable[tuple[int, ...]] = [(known.get("context_length", FRAMES) + max(lags),)]
     else:
         shapes = image_shapes(known) if name.startswith("pixel") else sound_shapes(model, known)
-    for shape in shapes:
-        if math.prod(shape) <= MOST:
-            yield torch.zeros(1, *shape)
+    yield from (torch.zeros(1, *shape) for shape in shapes if math.prod(shape) <= MOST)
 
 
 def image_shapes(known: Mapping[str, int]) -> Iterator[tuple[int, ...]]:
@@ -127,27 +125,20 @@ def sound_shapes(model: nn.Module, known: Mapping[str, int]) -> Iterator[tuple[i
     yield 1, 8000
 
 
-def besides(name: str, tokens: int, known: Mapping[str, int]) -> Any:
-    """What a model may want under a name beside so many tokens, bands or patches; None where nothing is known of it."""
-    for pattern, made in (
-        (r"(encoder_)?hidden_states", lambda: torch.zeros(1, tokens, known.get("hidden_size", 1))),
-        (r"past_time_features", lambda: torch.zeros(1, tokens, known.get("num_time_features", 1))),
-        (r"future_values", lambda: torch.zeros(1, known.get("prediction_length", 1))),
-        (
-            r"future_time_features",
-            lambda: torch.zeros(1, known.get("prediction_length", 1), known.get("num_time_features", 1)),
-        ),
-        (r"bbox", lambda: torch.zeros(1, tokens, 4, dtype=torch.long)),
-        # Of samples it would be one for each pair of them.
-        (r"\w*mask", lambda: torch.ones(1, tokens) if tokens <= LOUDEST else None),
-        (r"spatial_shapes", lambda: torch.tensor([[ROWS, COLUMNS]])),
-        (r"(\w+_)?grid_thw", lambda: torch.tensor([[1, ROWS, COLUMNS]])),
-        (r"num_patches", lambda: tokens),
-        (r"is_longer", lambda: torch.zeros(1, 1, dtype=torch.bool)),
-    ):
-        if re.fullmatch(pattern, name):
-            return made()
-    return None
+def besides(accepted: Collection[str], tokens: int, known: Mapping[str, int]) -> dict[str, Any]:
+    """What a model accepts beside so many tokens, bands or patches."""
+    future, features = known.get("prediction_length", 1), known.get("num_time_features", 1)
+    hidden, grid = torch.zeros(1, tokens, known.get("hidden_size", 1)), torch.tensor([[1, ROWS, COLUMNS]])
+    made: dict[str, Any] = {
+        **{"hidden_states": hidden, "encoder_hidden_states": hidden, "num_patches": tokens},
+        **{"past_time_features": torch.zeros(1, tokens, features), "future_values": torch.zeros(1, future)},
+        **{"future_time_features": torch.zeros(1, future, features), "bbox": torch.zeros(1, tokens, 4).long()},
+        **{"spatial_shapes": grid[:, 1:], "grid_thw": grid, "image_grid_thw": grid},
+        **{"is_longer": torch.zeros(1, 1).bool()},
+    }
+    # Of samples a mask would be one for each pair of them.
+    masks = {key: torch.ones(1, tokens) for key in accepted if key.endswith("mask") and tokens <= LOUDEST}
+    return {key: value for key, value in {**made, **masks}.items() if key in accepted}
 
 
 def main_input(model: Any) -> str:
