@@ -68,7 +68,7 @@ DOTS3_NOTE_AUDIO = {
 GROUNDING_DINO = {
     "backbone_config": {**SWIN, "out_features": ["stage2", "stage3", "stage4"]},
     "text_config": {"model_type": "bert", **TEXT},
-    **{"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "num_queries": 5},
+    **{"d_model": 64, "encoder_layers": 1, "decoder_layers": 1, "num_queries": 5},
     **{
         "encoder_attention_heads": 4,
         "decoder_attention_heads": 4,

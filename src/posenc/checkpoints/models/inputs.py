@@ -27,10 +27,6 @@ ROWS, COLUMNS = 4, 8
 def usual_inputs(model: nn.Module) -> dict[str, Any]:
     """Something to give to a model's `forward`: a few tokens, or an image of its own size; batch 1."""
     config: Any = model.config
-    # As many tokens as nothing else in the model, or its heads could be taken for them; where four are pooled into one,
-    # two are left.
-    taken = {number for _, number in whole_numbers(config.to_dict())}
-    tokens = next(n for n in range(8, len(taken) + 9) if n not in taken)
     accepted = inspect.signature(model.forward).parameters
     name = main_input(model)
     if name not in accepted and "pixel_values" in accepted:
@@ -56,12 +52,21 @@ def usual_inputs(model: nn.Module) -> dict[str, Any]:
         frames = 2 * (getattr(config, "max_source_positions", None) or 50)
         inputs[name] = torch.zeros(1, config.num_mel_bins, frames)
     else:
-        inputs["input_ids"] = torch.full((1, tokens), 7)
+        inputs["input_ids"] = few_tokens(config)
     if "decoder_input_ids" in accepted:
-        inputs["decoder_input_ids"] = torch.full((1, tokens), 7)
+        inputs["decoder_input_ids"] = few_tokens(config)
     if "use_cache" in accepted:
         inputs["use_cache"] = False
     return inputs
+
+
+def few_tokens(config: Any) -> torch.Tensor:
+    """As many tokens as nothing else in the model, or its heads could be taken for them.
+
+    Where four are pooled into one, two are left.
+    """
+    taken = {number for _, number in whole_numbers(config.to_dict())}
+    return torch.full((1, next(n for n in range(8, len(taken) + 9) if n not in taken)), 7)
 
 
 def inputs_for(model: Any) -> Iterator[dict[str, Any]]:
@@ -75,7 +80,7 @@ def inputs_for(model: Any) -> Iterator[dict[str, Any]]:
     several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     required = [key for key, one in accepted.items() if one.default is one.empty and one.kind not in several]
     name = next(key for key in (main_input(model), *required, "") if key in accepted or not key)
-    text = {key: ids for key, ids in usual.items() if key.endswith("input_ids") and key in accepted}
+    text = {key: few_tokens(model.config) for key in ("input_ids", "decoder_input_ids") if key in accepted}
     mains: Iterable[dict[str, Any]] = ({name: form} | text for form in forms(model, name, known))
     if name in text:
         # Sound that became tokens has one for each codebook; a text may stand beside them.
@@ -134,7 +139,7 @@ def besides(accepted: Collection[str], tokens: int, known: Mapping[str, int]) ->
         **{"past_time_features": torch.zeros(1, tokens, features), "future_values": torch.zeros(1, future)},
         **{"future_time_features": torch.zeros(1, future, features), "bbox": torch.zeros(1, tokens, 4).long()},
         **{"spatial_shapes": grid[:, 1:], "grid_thw": grid, "image_grid_thw": grid},
-        **{"is_longer": torch.zeros(1, 1).bool()},
+        **{"is_longer": torch.zeros(1, 1).bool(), "task_inputs": torch.zeros(1, known.get("task_seq_len", 77))},
     }
     # Of samples a mask would be one for each pair of them.
     masks = {key: torch.ones(1, tokens) for key in accepted if key.endswith("mask") and tokens <= LOUDEST}
