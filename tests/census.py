@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from census_by_hand import FED, TINY
 from torch import Tensor, nn
 
 VERDICTS = {
@@ -335,6 +336,9 @@ def candidates(name: str) -> Iterator[Any]:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     config_class = CONFIG_MAPPING[name]
+    if name in TINY:
+        yield config_class.from_dict(copy.deepcopy(TINY[name]))
+        return
     usual = config_class()
     values = joined(usual.to_dict(), next((said for names, said in BY_HAND.items() if re.fullmatch(names, name)), {}))
     sizes = [(4, 32), (2, 128), (2, 16), (4, 8), (99, 32), (99, 8), (99, 999)]
@@ -524,6 +528,8 @@ def inputs_of(model: Any) -> Iterator[dict[str, Any]]:
     accepted = signatures.signature(model.forward).parameters
     from posenc.checkpoints.models.inputs import main_input, usual_inputs
 
+    if fed := FED.get(model.config.model_type):
+        yield {key: tokens_of(model, tuple(one)) if of_tokens(one) else one for key, one in fed.items()}
     name = main_input(model)
     words = tokens_of(model)
     text = {key: words if key == "input_ids" else words.flip(1) for key in TOKENS if key in accepted}
@@ -550,6 +556,11 @@ def inputs_of(model: Any) -> Iterator[dict[str, Any]]:
                 yield given | {k: v for k, v in text.items() if k == "decoder_input_ids"}
                 yield given | text
     yield {key: value for key, value in usual_inputs(model).items() if key != "use_cache"}
+
+
+def of_tokens(given: Any) -> bool:
+    """Whether what is given is the shape of tokens."""
+    return isinstance(given, list) and isinstance(given[0], int)
 
 
 TOKENS = ("input_ids", "decoder_input_ids")

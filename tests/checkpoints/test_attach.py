@@ -21,6 +21,7 @@ from posenc.checkpoints.kinds.buckets import Buckets  # noqa: E402
 from posenc.checkpoints.kinds.kind import Differs  # noqa: E402
 from posenc.checkpoints.kinds.learned_table import LearnedTable  # noqa: E402
 from posenc.checkpoints.kinds.rotary_module import RotaryTable, compare_tables  # noqa: E402
+from posenc.checkpoints.models.skeleton import model_class  # noqa: E402
 from posenc.encoding import Shape  # noqa: E402
 
 TOKENS = {"vocab_size": 97, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -478,6 +479,38 @@ def test_a_table_that_was_loaded_meanwhile_stays() -> None:
     assert outputs(model, input_ids=IDS).equal(outputs(other, input_ids=IDS))
     detach(model)
     assert outputs(model, input_ids=IDS).equal(outputs(other, input_ids=IDS))
+
+
+@pytest.mark.parametrize("name", ["molmo2_vision", "seggpt"])
+def test_tables_that_are_read_whole_or_resampled_by_code_of_their_own_stay_the_same(name: str) -> None:
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "patch_size": 4,
+    }
+    own: dict[str, Any] = {
+        "molmo2_vision": {"num_key_value_heads": 2, "head_dim": 8, "image_size": [8, 8], "num_position_embeddings": 4},
+        "seggpt": {
+            **{"image_size": [16, 8], "pretrain_image_size": 16, "decoder_hidden_size": 8, "merge_index": 0},
+            "intermediate_hidden_state_indices": [0, 1],
+        },
+    }[name]
+    torch.manual_seed(0)
+    try:
+        config = transformers.AutoConfig.for_model(name, **sizes | own)
+    except ValueError:
+        pytest.skip(f"transformers {transformers.__version__} does not know it")
+    model = model_class(config)(config).eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter)
+    image = torch.randn(1, 3, 8, 8)
+    given = {"pixel_values": torch.randn(1, 4, 48)}
+    given = {"pixel_values": image, "prompt_pixel_values": image, "prompt_masks": image} if name == "seggpt" else given
+    theirs = model(**given).last_hidden_state
+    assert attach(model).replaced
+    torch.testing.assert_close(model(**given).last_hidden_state, theirs, rtol=1e-4, atol=1e-4)
 
 
 # Copies, files, compilation.

@@ -12,6 +12,8 @@ from transformers.models.llama import modeling_llama  # noqa: E402
 
 from posenc.checkpoints.models.dry_run import measure  # noqa: E402
 from posenc.checkpoints.models.found import carries_position, found  # noqa: E402
+from posenc.checkpoints.models.inputs import usual_inputs  # noqa: E402
+from posenc.checkpoints.models.nodes import looked_at_longer  # noqa: E402
 from posenc.checkpoints.models.skeleton import skeleton  # noqa: E402
 from posenc.checkpoints.models.turns import Turn  # noqa: E402
 from posenc.checkpoints.vocabulary.reading import CannotRead  # noqa: E402
@@ -107,6 +109,56 @@ def test_a_model_that_cannot_be_run_says_why_and_keeps_what_was_seen():
     seen = measure(model)
     assert seen.failure == "RuntimeError: the second layer is broken"
     assert [turn.path for turn in seen.turns] == ["layers.0.self_attn"]
+
+
+FED = {
+    "timesformer": ({"image_size": 64, "num_frames": 6}, [6, 17, 6, 17]),
+    "siglip2_vision_model": ({}, [32, 32]),
+    "clap_audio_model": (
+        {"spec_size": 64, "patch_stride": [4, 4], "depths": [2], "num_attention_heads": [2]},
+        [64, 64],
+    ),
+    "mimi": ({"num_filters": 2, "upsample_groups": 32, "num_key_value_heads": 2}, [9, 9, 10, 10]),
+    "bros": ({"hidden_size": 128}, [9, 9]),
+    "dia_decoder": ({"num_key_value_heads": 2, "cross_hidden_size": 32, "num_channels": 3}, [8, 8, 8, 8]),
+    "blt_global_transformer": ({}, [40, 40]),
+    "time_series_transformer": (
+        {"prediction_length": 6, "context_length": 12, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1},
+        [12, 12, 6, None],
+    ),
+}
+"""Sizes of models that want more or other forms than most -> how many tokens each of their attentions is given."""
+
+
+@pytest.mark.parametrize("name", FED)
+def test_what_a_model_asks_for_is_made(name):
+    sizes, tokens = FED[name]
+    try:
+        config = transformers.AutoConfig.for_model(name, **SMALL | sizes)
+    except ValueError:
+        pytest.skip(f"transformers {transformers.__version__} does not know it")
+    seen = measure(skeleton(config))
+    assert seen.failure == ""
+    assert [one.sees if one.sees is None else len(one.sees) for one in seen.attended] == tokens
+
+
+def test_buckets_that_no_running_module_makes_are_left():
+    try:
+        config = transformers.AutoConfig.for_model("udop", vocab_size=32, d_model=32, num_layers=1, num_heads=2)
+    except ValueError:
+        pytest.skip(f"transformers {transformers.__version__} does not know it")
+    model = skeleton(config)
+    given = usual_inputs(model)
+    assert measure(model, given | {"bbox": torch.rand(*given["input_ids"].shape, 4)}).failure == ""
+
+
+def test_a_longer_look_lengthens_all_that_is_given_for_each_token():
+    try:
+        config = transformers.AutoConfig.for_model("bros", **SMALL | {"hidden_size": 128}, attention_window=9)
+    except ValueError:
+        pytest.skip(f"transformers {transformers.__version__} does not know it")
+    model = skeleton(config)
+    assert looked_at_longer(model, measure(model))[0].sees.shape == (11, 11)
 
 
 def test_attention_among_the_patches_of_an_image_takes_no_gigabytes():

@@ -296,7 +296,8 @@ class ReadRows:
 
     def __getitem__(self, at: Any) -> Tensor:
         ids, rest = (at[0], at[1:]) if isinstance(at, tuple) and at else (at, ())
-        if self.table.dim() > 2 or any(one != slice(None) for one in rest):
+        by_row = self.table.dim() == 2 and isinstance(ids, (slice, Tensor))
+        if not by_row or any(one != slice(None) for one in rest):
             return self.whole[at]
         if isinstance(ids, slice):
             ids = torch.arange(len(self.table), device=self.table.device)[ids]

@@ -24,7 +24,7 @@ from posenc.checkpoints.models.attended import (
     projects,
 )
 from posenc.checkpoints.models.found import SPEAKS_OF_POSITION, carries_position
-from posenc.checkpoints.models.inputs import other_inputs, usual_inputs
+from posenc.checkpoints.models.inputs import inputs_for
 from posenc.checkpoints.models.skeleton import LARGE, as_meta, is_shape
 from posenc.checkpoints.models.turns import Turn, coded, functions, rotary_functions, turning, watched
 from posenc.foreign.text import told
@@ -83,6 +83,7 @@ class Measured:
     spoke    the names of functions that speak of position and ran
     entered  the paths of the modules that ran
     turners  how many functions of rotary code the model has, whether they were called or not
+    inputs   what the model was given
     failure  why the run ended early, or ""
     """
 
@@ -102,6 +103,7 @@ class Measured:
     spoke: set[str] = field(default_factory=set)
     entered: set[str] = field(default_factory=set)
     turners: int = 0
+    inputs: dict[str, Any] = field(default_factory=dict)
     failure: str = ""
 
 
@@ -181,33 +183,37 @@ def asks_gradients(x: object) -> bool:
     return isinstance(x, Tensor) and x.requires_grad
 
 
-def measure(model: nn.Module, inputs: Mapping[str, Tensor] | None = None, *, attention_alone: bool = False) -> Measured:
-    """What a dry run of a model sees; `inputs` is what its `forward` is given, by default a few tokens or an image.
+def measure(model: nn.Module, inputs: Mapping[str, Any] | None = None, *, attention_alone: bool = False) -> Measured:
+    """What a dry run of a model sees; `inputs` is what its `forward` is given, by default what it may want.
 
-    What hears sound says neither how long it is nor which axis comes first, and some want an image beside a text: then
-    a few are tried.
+    Of several that fail it is the one in which most attention ran.
     """
-    seen = dry_run(model, inputs, attention_alone)
-    for other in other_inputs(model) if seen.failure and inputs is None else ():
-        again = dry_run(model, other)
-        if not again.failure:
-            return again
+    seen = Measured()
+    try:
+        for given in inputs_for(model) if inputs is None else (inputs,):
+            again = dry_run(model, given, attention_alone)
+            if not again.failure:
+                return again
+            seen = max(seen, again, key=lambda run: len(run.attended)) if seen.failure else again
+    except Exception as error:
+        # Keys may say sizes that no input can have.
+        seen.failure = seen.failure or told(error)
     return seen
 
 
 @torch.no_grad()
-def dry_run(model: nn.Module, inputs: Mapping[str, Tensor] | None, attention_alone: bool = False) -> Measured:
+def dry_run(model: nn.Module, inputs: Mapping[str, Any], attention_alone: bool = False) -> Measured:
     """Run a model, or a skeleton of one, and turn unit vectors by its own rotary code wherever that is called.
 
-    inputs           what its `forward` is given; the default is what `usual_inputs` finds for it, a few tokens
+    inputs           what its `forward` is given
     attention_alone  whether only `attended` is asked for
 
     The first token has to stand at position 0. Its rotary code is every function of its modelling file whose name says
     that it applies rotary embeddings, called with the cosines and sines that the model made. Results do not depend on
     weights. A model that cannot be run is no error: `failure` says why, and what was seen before that is kept.
     """
-    seen, stack = Measured(), [""]
-    padding = 0 if inputs is None or "attention_mask" not in inputs else int((inputs["attention_mask"] == 0).sum())
+    seen, stack = Measured(inputs=dict(inputs)), [""]
+    padding = int((inputs["attention_mask"] == 0).sum()) if "attention_mask" in inputs else 0
     attention = Attention(stack, seen.turns, padding)
     seen.attended = attention.seen
     tensors = dict((*model.named_parameters(), *model.named_buffers()))
@@ -285,10 +291,9 @@ def dry_run(model: nn.Module, inputs: Mapping[str, Tensor] | None, attention_alo
             made[masks.eager_mask.__code__] = attention.made_mask
         undo.enter_context(watched(attends if attention_alone else spoken | turned | sorted_out | attends, made))
         try:
-            given = usual_inputs(model) if inputs is None else inputs
-            tokens = given["input_ids"].shape[1] if "input_ids" in given else 0
+            tokens = inputs["input_ids"].shape[1] if "input_ids" in inputs else 0
             with Dry(looked_up, added, lambda: seen.attend.add(stack[-1]), attention):
-                model(**given)
+                model(**inputs)
         except Exception as error:
             seen.failure = told(error)
     seen.skipped = attention.skipped
@@ -329,9 +334,10 @@ def sorting(
     def called(given: dict[str, Any]) -> None:
         owner = given.get("self")
         path = stack[-1] if owner is None else next(p for p, module in model.named_modules() if module is owner)
-        while not hasattr(model.get_submodule(path), function.__name__):
+        while path and not hasattr(model.get_submodule(path), function.__name__):
             path = path.rpartition(".")[0]
-        if all(one.path != path for one in seen.buckets):
+        # Some belong to a class of which no module that is running is one.
+        if hasattr(model.get_submodule(path), function.__name__) and all(one.path != path for one in seen.buckets):
             numbers = [v for v in given.values() if type(v) is int]
             numbers += [v for v in vars(model.get_submodule(path)).values() if type(v) is int]
             buckets = bucketed(function, given)

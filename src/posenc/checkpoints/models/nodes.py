@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from posenc.checkpoints.models.attended import Attended, Reach
 from posenc.checkpoints.models.dry_run import Measured, measure
 from posenc.checkpoints.models.found import Found, found, with_configs
-from posenc.checkpoints.models.inputs import usual_inputs
 from posenc.checkpoints.models.skeleton import skeleton
 from posenc.checkpoints.models.turns import Turn, axes_of
 from posenc.checkpoints.vocabulary.bounds import HEADS, LAYERS, WIDTHS
@@ -151,7 +150,7 @@ def survey(model: nn.Module, nodes: list[Node], prefix: str = "") -> None:
     for turn in seen.turns:
         owners.get(turn.path, nodes[0]).seen.turns.append(replace(turn, path=whole(turn.path)))
     for one in attended:
-        at = replace(one, path=whole(one.path), layer=whole(one.layer))
+        at = replace(one, path=whole(one.path), layer=one.layer and whole(one.layer))
         owners.get(one.path, nodes[0]).seen.attended.append(at)
     for path, start in seen.ids.items():
         owners.get(path, nodes[0]).seen.ids[whole(path)] = start
@@ -161,7 +160,7 @@ def survey(model: nn.Module, nodes: list[Node], prefix: str = "") -> None:
         owners.get(path.rpartition(".")[0], nodes[0]).seen.rows[whole(path)] = row
     for path, row in seen.added.items():
         owners.get(path.rpartition(".")[0], nodes[0]).seen.added[whole(path)] = row
-    inputs = usual_inputs(model)
+    inputs = dict(seen.inputs)
     axes = max((axes_of(item.owner, item.label) for item in pieces if item.kind == "frequencies"), default=1)
     if axes > 1 and "input_ids" in inputs:
         # The first token at 0, one on each axis at FAR, those behind them at 0.
@@ -174,7 +173,7 @@ def survey(model: nn.Module, nodes: list[Node], prefix: str = "") -> None:
 
 def looked_at_longer(model: nn.Module, seen: Measured) -> list[Attended]:
     """Each attention of a run, with the edges that so short a run does not show."""
-    attended, inputs = seen.attended, usual_inputs(model)
+    attended, inputs = seen.attended, seen.inputs
     if not attended or "input_ids" not in inputs:
         return attended
     ids = inputs["input_ids"]
@@ -190,7 +189,8 @@ def looked_at_longer(model: nn.Module, seen: Measured) -> list[Attended]:
     for key, size in config.to_dict().items():
         # What a key calls a window and no mask shows.
         if "window" in key and isinstance(size, int) and 1 < size <= LONGEST_LOOK and size not in shown:
-            longer = {n: torch.full((1, size + 2), 7) for n, x in inputs.items() if isinstance(x, Tensor)}
+            each = {n: x for n, x in inputs.items() if isinstance(x, Tensor) and x.shape[1] == ids.shape[1]}
+            longer = {n: x[:, :1].expand(-1, size + 2, *x.shape[2:]) for n, x in each.items()}
             again = measure(model, inputs | longer, attention_alone=True).attended
             if len(again) == len(attended):
                 # Windows that are longer yet have no edge in such a run.

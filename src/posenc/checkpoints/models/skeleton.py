@@ -43,12 +43,16 @@ def model_class(config: Any) -> type[nn.Module]:
     own = [
         c
         for c in classes
-        if inspect.isclass(c) and issubclass(c, PreTrainedModel) and c.__module__ == name and "forward" in vars(c)
+        if inspect.isclass(c)
+        and issubclass(c, PreTrainedModel)
+        and "forward" in vars(c)
+        and c.__module__.rpartition(".")[0] == name.rpartition(".")[0]
     ]
     fitting = [c for c in own if getattr(c, "config_class", None) is type(config)]
     if not fitting:
         raise CannotRead(f"transformers has no model that is built from {type(config).__name__} alone")
-    return fitting[0]
+    # Some files bring in parts of the model from others.
+    return min(fitting, key=lambda c: c.__module__ != name)
 
 
 EMPTY = {torch.empty, torch.zeros, torch.ones, torch.randn, torch.rand, torch.full}
