@@ -281,6 +281,16 @@ def test_an_architecture_without_a_cache_is_not_taken_for_a_decoder_where_no_run
     assert not reading.parts[0].shape.causal
 
 
+def test_projections_may_be_convolutions_over_one_token():
+    """SqueezeBERT's are, in groups; and what it calls a LayerNorm holds a convolution as well."""
+    groups = {f"{name}_groups": 2 for name in ("q", "k", "v", "post_attention", "intermediate", "output")}
+    reading = read(
+        published("squeezebert", 64, 4, 2, embedding_size=64, intermediate_size=128, vocab_size=64, **groups)
+    )
+    assert {layer.scale for layer in reading.parts[0].layers} == {None}
+    assert not reading.not_covered and not reading.parts[0].shape.causal
+
+
 def test_an_encoder_and_a_decoder_see_as_they_run_and_their_logits_are_not_scaled():
     encoder, decoder = read(T5).parts
     assert (encoder.shape.causal, decoder.shape.causal) == (False, True)

@@ -248,6 +248,12 @@ def test_a_list_of_nothing_says_nothing():
     assert read({**LLAMA, "window_block_indices": [1]}).unknown == {"window_block_indices": [1]}
 
 
+def test_chunks_are_of_layers_without_attention_only_where_there_may_be_some():
+    chunks = {**LLAMA, "model_type": "newhybrid", "chunk_size": 128}
+    assert read(chunks).unknown == {"chunk_size": 128}
+    assert not read(chunks | {"layers_block_type": ["mamba", "attention"]}).unknown
+
+
 def test_where_tokens_stand_is_the_models_own_business():
     reading = read({**LLAMA, "reset_position_index_per_cell": True, "position_id_per_seconds": 25})
     assert not reading.unknown and "own code counts" in reading.understood["position_id_per_seconds"]

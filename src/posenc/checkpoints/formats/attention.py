@@ -25,6 +25,9 @@ WHICH_SEE_ALL = (
 )
 """Keys that say which layers see how far."""
 
+OF_STATES = ("chunk_size", "mamba_chunk_size")
+"""Keys of how layers without attention are computed."""
+
 SCALES = ("query_pre_attn_scalar", "attention_multiplier", "scale_attn_weights", "qk_scale_factor", "scale_attn")
 
 WINDOWS = ("sliding_window", "local_attention", "window_size", "attention_window_size", "attention_window")
@@ -67,7 +70,7 @@ def attending(node: Node, role: str, count: int) -> Attending:
             left.append(f"who sees whom could not be measured ({node.seen.failure}); it is as the keys say")
         elif node.modules:
             besides.append("no softmax of attention was seen to run; who sees whom is as the keys say")
-        for key in (*WHICH_ATTEND, *WHICH_SEE_ALL, *SCALES):
+        for key in (*WHICH_ATTEND, *WHICH_SEE_ALL, *SCALES, *(OF_STATES if unread else ())):
             keys.say(key, "as the keys say, not measured")
         causal = causal_by_keys(node, role)
         return Attending(causal, told, [None] * count, [True] * count, [()] * count, besides, False, left)
@@ -169,7 +172,7 @@ def enter_keys(node: Node, told: list[Reach], reaches: list[Reach], causal: bool
         for key in WINDOWS:
             keys.open("per_layer_config").open(str(index)).say(key, own)
     if still:
-        for key in ("chunk_size", "mamba_chunk_size"):
+        for key in OF_STATES:
             keys.say(key, "how layers without attention are computed")
     for chunk, n in chunks.items():
         keys.say("attention_chunk_size", f"chunks of {chunk} tokens in {n} of {count} layers, measured")

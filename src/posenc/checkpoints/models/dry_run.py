@@ -275,7 +275,8 @@ def dry_run(model: nn.Module, inputs: Mapping[str, Any], attention_alone: bool =
             undo.callback(module.register_forward_hook(leave).remove)
         for path, module in model.named_modules():
             chooses = any(name in ("experts", "router", "gate") for name, _ in module.named_children())
-            passes = NORM.search(type(module).__name__) or IDLE.search(f"{path} {type(module).__name__}")
+            norm = NORM.search(type(module).__name__) and not any(module.children())
+            passes = norm or IDLE.search(f"{path} {type(module).__name__}")
             if passes and not chooses and "forward" not in vars(module):
                 module.forward = idle
                 undo.callback(delattr, module, "forward")
