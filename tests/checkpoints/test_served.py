@@ -9,7 +9,9 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from posenc.checkpoints.formats import huggingface
 from posenc.checkpoints.inspection import configs, served
+from posenc.checkpoints.models import nodes
 from posenc.checkpoints.vocabulary.reading import CannotRead, Layer, Reading
 
 CONFIG = {
@@ -32,23 +34,23 @@ def planned(*layers: Layer) -> Reading:
         (
             CONFIG | {"rope_theta": 1e5},
             ["rotary"] * 2,
-            "layer 0: pair 1: 0.749894 radians per position are planned",
+            "layer 0 rotary and rotary(base=100000)",
         ),
-        (CONFIG, ["rotary(partial=0.5)"] * 2, "layer 0: 16 pairs are planned, and 32 served"),
+        (CONFIG, ["rotary(partial=0.5)"] * 2, "layer 0 rotary(partial=0.5) and rotary"),
         (
             CONFIG | {"rope_scaling": YARN | {"attention_factor": 1.0}},
             ["rotary(schedule=yarn(factor=4, trained_length=2048))"] * 2,
-            "layer 0: a temperature of 1.13863 is planned, and 1 served",
+            "trained_length=2048, attention_factor=1",
         ),
         (
             CONFIG,
             ["rotary", "rotary(base=20000)"],
-            "layer 1: pair 1: 0.733826 radians per position are planned",
+            "layer 1 rotary(base=20000) and rotary",
         ),
         (
             CONFIG | {"rope_scaling": {"rope_type": "dynamic", "factor": 3.0}},
             ["rotary(schedule=dynamic_ntk(factor=2, trained_length=8192))"] * 2,
-            "layer 0 for 16,384 tokens: pair 1:",
+            "and rotary(schedule=dynamic_ntk(factor=3",
         ),
         (CONFIG | {"sliding_window": 16}, ["rotary"] * 2, "layer 0 window None and 16"),
         (CONFIG | {"rope_scaling": {"rope_type": "magic"}}, ["rotary"] * 2, "transformers does not take it: "),
@@ -64,12 +66,30 @@ def test_a_model_that_cannot_be_built_is_held_by_its_keys(monkeypatch) -> None:
         raise CannotRead("transformers cannot build it")
 
     plan = planned(*[Layer("rotary", 64)] * 2)
-    monkeypatch.setattr(served, "skeleton", unbuildable)
-    assert served.unlike_planned(CONFIG, plan) == ["transformers does not take it: transformers cannot build it"]
-    before = replace(plan, not_covered=("the model: transformers cannot build it; the keys alone",))
+    huggingface.cached.cache_clear()
+    monkeypatch.setattr(nodes, "skeleton", unbuildable)
+    told = served.unlike_planned(CONFIG, plan)
+    assert any("transformers cannot build it; what is said of it rests on the keys alone" in one for one in told)
+    before = replace(plan, not_covered=huggingface.read(CONFIG).not_covered)
     assert served.unlike_planned(CONFIG, before) == []
     told = served.unlike_planned(CONFIG | {"rope_theta": 5.0}, before)
     assert told[0] == "planned and served: layer 0 rotary and rotary(base=5)"
+    huggingface.cached.cache_clear()
+
+
+def test_modules_that_hand_out_other_numbers_than_the_keys_are_not_what_was_planned(monkeypatch) -> None:
+    from transformers.models.mistral.modeling_mistral import MistralRotaryEmbedding
+
+    def far(self: Any, x: Any, position_ids: Any) -> Any:
+        return given(self, x, position_ids + (position_ids > 100))
+
+    given, plan = MistralRotaryEmbedding.forward, planned(*[Layer("rotary", 64)] * 2)
+    huggingface.cached.cache_clear()
+    monkeypatch.setattr(MistralRotaryEmbedding, "forward", far)
+    told = served.unlike_planned(CONFIG, plan)
+    huggingface.cached.cache_clear()
+    assert len(told) == 1 and "rotary_emb.inv_freq (MistralRotaryEmbedding) hands out other numbers" in told[0]
+    assert "at position 129" in told[0]
 
 
 def test_a_tower_whose_module_holds_the_frequencies_of_one_axis_is_held_by_what_it_is_read_as() -> None:
@@ -85,5 +105,5 @@ def test_a_plan_that_is_served_has_nothing_told_and_a_folder_is_held_to_it(tmp_p
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     served.check_written(tmp_path, plan)
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"rope_scaling": YARN}))
-    with pytest.raises(RuntimeError, match=r"what was written says something else than planned: .*pair 9: 0.0749894"):
+    with pytest.raises(RuntimeError, match=r"says something else than planned: .*layer 0 rotary and rotary.*yarn"):
         served.check_written(tmp_path, plan)

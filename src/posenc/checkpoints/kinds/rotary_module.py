@@ -62,10 +62,11 @@ class RotaryModule(Kind):
         node, shape = self.stack.node, self.stack.shape
         layers = [build(spec, replace(shape, head_dim=wide)) for spec, wide in self.stack.turning or ()]
         held = {item.label: item.path for item in self.stack.pieces("frequencies") if item.owner is module}
-        farthest = SAMPLE[-1] + 1 if any(e.turns_when_attending for e in layers) else None
+        lengths = (1, shape.max_len, 2 * shape.max_len) if any(e.turns_when_attending for e in layers) else (None,)
         for of in self.types:
             try:
-                self.forms[of] = self.choose(module, layers, of, farthest, same=True)[1]
+                for length in lengths:
+                    self.forms[of] = self.choose(module, layers, of, length, same=True)[1]
                 node.claimed.add(held.get(of or "", ""))
             except ValueError as reason:
                 node.reasons[held.get(of or "", "")] = f"hands out other numbers: {reason}"
@@ -92,7 +93,7 @@ class RotaryModule(Kind):
         flips = (False, True) if known is None else (known.flipped,)
         for encoding in rotary.values() if rotary and same else [self.one(layers)]:
             exactly = same or (known is None and encoding.axes > 1)
-            for flipped, sample in itertools.product(flips, samples(encoding, patch, buffer.device)):
+            for flipped, sample in itertools.product(flips, samples(encoding, patch, horizon, buffer.device)):
                 try:
                     form = Form(encoding.axes, patch, flipped).measured(theirs, sample, of)
                     pairs, coords = form.pairs_of(handed(theirs, sample, of)), form.coordinates(sample)
@@ -123,9 +124,10 @@ def handed(module: nn.Module, sample: Tensor, of: str | None, dtype: torch.dtype
         raise NotSaid(f"{type(module).__name__} takes no positions {shape}: {told(error)}") from error
 
 
-def samples(encoding: Any, patch: tuple[int, ...], device: torch.device) -> Iterator[Tensor]:
+def samples(encoding: Any, patch: tuple[int, ...], horizon: int | None, device: torch.device) -> Iterator[Tensor]:
     """Ids in the shapes in which rotary modules take them: [1, T], [A, 1, T], [T, A] or [1, T, A]; or an image."""
-    ids = torch.tensor(SAMPLE, device=device)
+    within = horizon if horizon and encoding.turns_when_attending else SAMPLE[-1] + 1
+    ids = torch.tensor([*(n for n in SAMPLE if n < within - 1), within - 1], device=device)
     if patch:
         yield torch.zeros(1, 1, 3 * patch[0], 5 * patch[1], device=device)
     elif encoding.axes > 1:

@@ -23,14 +23,13 @@ NOT_POSITION = re.compile(
 class Found:
     """A tensor or module of a model that carries position.
 
-    kind         "frequencies" (radians per position), "table" (trained), "fixed" (computed numbers), "module" (no
-                 tensors of its own)
-    path         its name in the model
-    owner        the module that holds it
-    values       the tensor; None for a module
-    config       the configuration of the nearest module around it that has one
-    label        for frequencies: which of several the module holds, such as "sliding_attention"
-    temperature  for frequencies: what its cosines and sines are multiplied by
+    kind    "frequencies" (radians per position), "table" (trained), "fixed" (computed numbers), "module" (no tensors of
+            its own)
+    path    its name in the model
+    owner   the module that holds it
+    values  the tensor; None for a module
+    config  the configuration of the nearest module around it that has one
+    label   for frequencies: which of several the module holds, such as "sliding_attention"
     """
 
     kind: str
@@ -39,7 +38,6 @@ class Found:
     values: Tensor | None
     config: Any
     label: str = ""
-    temperature: float = 1.0
 
 
 def underscored(name: str) -> str:
@@ -70,7 +68,7 @@ def found(model: nn.Module, by_position: Collection[str] = ()) -> list[Found]:
             full = f"{path}.{tensor_name}".lstrip(".")
             if tensor_name.endswith("inv_freq") and values.dim() == 1 and path:
                 label = tensor_name.removesuffix("inv_freq").rstrip("_")
-                out.append(Found("frequencies", full, module, values, config, label, temperature_of(module, label)))
+                out.append(Found("frequencies", full, module, values, config, label))
                 tensors += 1
             elif full in by_position or speaks or carries_position(tensor_name) or carries_position(name):
                 kind = "table" if tensor_name in module._parameters else "fixed"
@@ -95,8 +93,3 @@ def with_configs(model: nn.Module) -> Iterator[tuple[str, nn.Module, Any]]:
         own = getattr(module, "config", None)
         configs[path] = own if own is not None and hasattr(own, "to_dict") else configs.get(path.rpartition(".")[0])
         yield path, module, configs[path]
-
-
-def temperature_of(module: nn.Module, label: str) -> float:
-    named = getattr(module, f"{label}_attention_scaling", None)
-    return float(named if named is not None else getattr(module, "attention_scaling", 1.0))

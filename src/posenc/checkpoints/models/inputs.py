@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from posenc.checkpoints.models.found import found
-from posenc.checkpoints.vocabulary.bounds import HEADS
+from posenc.checkpoints.vocabulary.bounds import HEADS, LENGTHS
 
 LOUDEST = 4096
 """The most frames of a sound, bands of a frame, and pixels of a side, that are tried."""
@@ -19,6 +19,11 @@ FRAMES = 40
 
 MOST = 1 << 26
 """The most numbers that are tried."""
+
+MOST_FEW = 1 << 10
+"""How many tokens are few."""
+
+BEFORE = "original_max_position_embeddings"
 
 ROWS, COLUMNS = 4, 8
 """Patches of an image that is given by them."""
@@ -68,10 +73,13 @@ def usual_inputs(model: nn.Module) -> dict[str, Any]:
 def few_tokens(config: Any) -> torch.Tensor:
     """As many tokens as nothing else in the model, or its heads could be taken for them.
 
-    Where four are pooled into one, two are left.
+    Eight or more where no dynamic schedule would stretch for them: where four are pooled into one, two are left.
     """
-    taken = {number for _, number in whole_numbers(config.to_dict())}
-    return torch.full((1, next(n for n in range(8, len(taken) + 9) if n not in taken)), 7)
+    numbers = list(whole_numbers(config.to_dict()))
+    taken = {number for _, number in numbers}
+    trained = min((number for key, number in numbers if key in (*LENGTHS, BEFORE)), default=MOST_FEW)
+    counts = (*range(8, min(trained, MOST_FEW) + 1), *range(4, len(taken) + 9))
+    return torch.full((1, next(n for n in counts if n not in taken)), 7)
 
 
 def inputs_for(model: Any) -> Iterator[dict[str, Any]]:
