@@ -198,8 +198,9 @@ class Attention:
         """Logits became weights."""
         self.weights = weights
         column = min(logits.shape[-2:]) - 1
-        rows = {one.zeros.shape[-2] for one in self.open}
-        blocks = logits.shape[-2] not in rows or logits.shape[-1] >= 2 * logits.shape[-2]
+        # Some models put a sink behind the keys.
+        shapes = {(one.zeros.shape[-2], one.zeros.shape[-1] + sink) for one in self.open for sink in (0, 1)}
+        blocks = tuple(logits.shape[-2:]) not in shapes or logits.shape[-1] >= 2 * logits.shape[-2]
         products = [one.zeros for one in self.open]
         # Of two logits of one query: a number that is taken from all of them is none of the scale.
         with torch.enable_grad():
@@ -267,7 +268,8 @@ def band(line: Tensor, product: Product) -> Tensor | None:
     """Who sees whom by a row of logits for the keys around one query; None where blocks hide which keys these are."""
     (part,) = torch.autograd.grad(line.sum(), product.zeros)
     queries, keys = part.abs().flatten(0, -3).sum(0).nonzero().T
-    if not product.alike or len(queries.unique()) != 1:
+    # Blocks of queries and of keys begin alike, and where they overlap, a query stands in two of them.
+    if not product.alike:
         return None
     ahead = keys - queries
     at = torch.arange(2 * int(ahead.abs().max()) + 3)
