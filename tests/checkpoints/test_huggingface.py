@@ -254,6 +254,14 @@ def test_chunks_are_of_layers_without_attention_only_where_there_may_be_some():
     assert not read(chunks | {"layers_block_type": ["mamba", "attention"]}).unknown
 
 
+def test_a_model_that_could_not_be_run_is_not_said_to_be_without_positions():
+    config = transformers.RwkvConfig(hidden_size=32, num_hidden_layers=1, vocab_size=64, context_length=16)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transformers.RwkvModel, "forward", lambda *args, **kwargs: 1 / 0)
+        (sentence,) = read(config).not_covered
+    assert sentence.startswith("the model: it could not be run (ZeroDivisionError")
+
+
 def test_where_tokens_stand_is_the_models_own_business():
     reading = read({**LLAMA, "reset_position_index_per_cell": True, "position_id_per_seconds": 25})
     assert not reading.unknown and "own code counts" in reading.understood["position_id_per_seconds"]

@@ -196,6 +196,8 @@ def of_object(
         keys.leave(
             "the keys name no encoding, and without the modules of the architecture there is nothing else to go by"
         )
+    if not parts and not keys.not_covered and (failure := nodes[0].seen.failure):
+        nodes[0].leave(f"it could not be run ({failure}), so that nothing is known of its positions")
     understood, unknown = dict(keys.understood), keys.unknown()
     if given is not None:
         mark_defaults(understood, unknown, given)
