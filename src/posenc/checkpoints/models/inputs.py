@@ -50,12 +50,12 @@ def usual_inputs(model: nn.Module) -> dict[str, Any]:
         inputs["input_ids"] = torch.full((1, tokens), 7)
     if "decoder_input_ids" in accepted:
         inputs["decoder_input_ids"] = torch.full((1, tokens), 7)
-    if "bbox" in accepted:
-        # Left, top, right and bottom of each token's box all count up, and so do their widths and heights.
-        one = torch.arange(tokens)
-        inputs["bbox"] = torch.stack((one, one, 2 * one, 2 * one), -1)[None]
     if "use_cache" in accepted:
         inputs["use_cache"] = False
+    if "bbox" in accepted and "input_ids" in inputs:
+        # Left, top, right and bottom of each token's box all count up, and so do their widths and heights.
+        one = torch.arange(inputs["input_ids"].shape[1])
+        inputs["bbox"] = torch.stack((one, one, 2 * one, 2 * one), -1)[None]
     return inputs
 
 
