@@ -215,6 +215,11 @@ TABLES = {
         {"image": sound(2, 3, 32, 32)},
         {"": "learned_grid(grid=(4, 4), prefix=1)"},
     ),
+    "SAM 3 Lite's text, resampled to its length": (
+        ("Sam3LiteTextText", VIT | {"vocab_size": 97, "max_position_embeddings": 20}),
+        {"input_ids": IDS},
+        {"": "learned"},
+    ),
     "FNet, no heads": (("FNet", BERT), {"input_ids": IDS}, {"": "learned"}),
     "SAM, an axis for rows and one for columns": (
         ("SamVision", VIT | {"image_size": 32, "patch_size": 8, "output_channels": 8, "mlp_dim": 48, "window_size": 2}),
@@ -330,6 +335,12 @@ def test_the_frames_of_a_video_share_a_grid() -> None:
     seen = measure(model, {"pixel_values_videos": torch.zeros(1, 4, 3, 24, 24)})
     assert seen.patches["spatial_embeddings.position_embeddings"] == (3, 3)
     assert seen.added["temporal_embeddings.position_embeddings"] == 0
+
+
+def test_a_table_of_one_axis_that_is_resampled_says_so() -> None:
+    options = {"vocab_size": 97, "max_position_embeddings": 20}
+    part = huggingface.read({"model_type": "sam3_lite_text_text_model"} | VIT | options).parts[0]
+    assert part.besides[0].endswith("is resampled by the model's own code before it is added")
 
 
 def test_a_table_for_each_layer_is_no_grid() -> None:

@@ -61,7 +61,7 @@ class LearnedTable(Kind):
     def find(cls, stack: Stack) -> Iterator["LearnedTable"]:
         for item in stack.pieces("table", "fixed"):
             seen, values = stack.node.seen, item.values
-            row = seen.rows.get(item.path, seen.added.get(item.path))
+            row = seen.rows.get(item.path, seen.added.get(item.path, 0 if item.path in seen.patches else None))
             if values is None or feeds_turns(stack.node, item) or not is_table(values) or OF_A_LAYER.search(item.path):
                 continue
             if row is None and seen.failure:
@@ -93,7 +93,10 @@ class LearnedTable(Kind):
         before = f"the first {self.row} rows of {self.where} are no positions{counted}" if self.row else ""
         times = self.stack.node.seen.scaled.get(self.path, 1.0)
         scaled = "" if math.isclose(times, 1.0, rel_tol=1e-4) else f"{self.path} multiplies its rows by {times:.6g}"
-        return "; ".join(sentence for sentence in (before, scaled) if sentence)
+        seen, path = self.stack.node.seen, self.where
+        whole = path in seen.patches and path not in {**seen.added, **seen.rows}
+        resampled = f"{path} is resampled by the model's own code before it is added" if whole else ""
+        return "; ".join(sentence for sentence in (before, scaled, resampled) if sentence)
 
     @property
     def first(self) -> int | None:

@@ -153,7 +153,7 @@ class Dry(TorchFunctionMode):
             return planted(*out.shape, dtype=out.dtype)
         if func in NORMS or (func in CLAMPS and args[0].is_floating_point() and self.attention.layer):
             # Nothing is cut off what is planted; clips of queries and keys (OLMo, MPT) bound outliers alone.
-            return args[0].clone()
+            return args[0].clone(memory_format=torch.contiguous_format)
         if not tree_any(is_shape, (args, kwargs)):
             if func in MUCH_OF_LITTLE:
                 out = func(*tree_map(as_meta, args), **tree_map(as_meta, kwargs))
@@ -303,7 +303,8 @@ def dry_run(model: nn.Module, inputs: Mapping[str, Any], attention_alone: bool =
 
 def idle(*args: Any, **kwargs: Any) -> Tensor:
     """What stands in for norms, and for layers without attention, which take the longest: what comes in goes out."""
-    return next(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)).clone()
+    held = next(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
+    return held.clone(memory_format=torch.contiguous_format)
 
 
 def bucket_methods(model: nn.Module) -> Iterator[tuple[CodeType, FunctionType]]:

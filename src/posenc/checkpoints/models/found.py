@@ -16,7 +16,7 @@ SPEAKS_OF_POSITION = re.compile(
 NOT_POSITION = re.compile(
     r"positionwise|position_wise|post_|position_ids|_index$|composition|temporal_pos_bias_none|relative_(\w+_)?head$"
 )
-"""Names that speak of position and carry none: layers for each token alone, plain counts, heads of relative depth."""
+"""Names that speak of position and carry none: layers for each token alone, counts, and heads of relative depth."""
 
 
 @dataclass(frozen=True)

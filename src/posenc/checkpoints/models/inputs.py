@@ -61,12 +61,12 @@ def usual_inputs(model: nn.Module) -> dict[str, Any]:
         inputs["input_ids"] = few_tokens(config)
     if "decoder_input_ids" in accepted:
         inputs["decoder_input_ids"] = few_tokens(config)
-    if "bbox" in accepted:
-        # Left, top, right and bottom of each token's box all count up, and so do their widths and heights.
-        one = torch.arange(few_tokens(config).shape[1])
-        inputs["bbox"] = torch.stack((one, one, 2 * one, 2 * one), -1)[None]
     if "use_cache" in accepted:
         inputs["use_cache"] = False
+    if "bbox" in accepted and "input_ids" in inputs:
+        # Left, top, right and bottom of each token's box all count up, and so do their widths and heights.
+        one = torch.arange(inputs["input_ids"].shape[1])
+        inputs["bbox"] = torch.stack((one, one, 2 * one, 2 * one), -1)[None]
     return inputs
 
 
@@ -152,6 +152,10 @@ def besides(accepted: Collection[str], tokens: int, known: Mapping[str, int]) ->
         **{"past_time_features": torch.zeros(1, tokens, features), "future_values": torch.zeros(1, future)},
         **{"future_time_features": torch.zeros(1, future, features)},
         **{"spatial_shapes": grid[:, 1:], "grid_thw": grid, "image_grid_thw": grid},
+        **{
+            "merge_sizes": torch.ones(1).long(),
+            "pixel_position_ids": torch.cartesian_prod(*map(torch.arange, grid[0, 1:]))[None],
+        },
         **{"is_longer": torch.zeros(1, 1).bool(), "task_inputs": torch.zeros(1, known.get("task_seq_len", 77))},
     }
     # Of samples a mask would be one for each pair of them.
