@@ -842,6 +842,7 @@ def of(name: str) -> Row:
             return Row(name, verdict, reason=f"inspect: {short(error)}")
     specs = "; ".join(dict.fromkeys(said_of(part) for part in reading.parts))
     left = list(reading.not_covered)
+    open_questions = [*(f"unknown key {key}" for key in reading.unknown), *reading.contradictions]
     bare = runs_of(model, given)
     truths = truths_of(model, given, bare)
     state = {key: value.clone() for key, value in model.state_dict().items()}
@@ -851,8 +852,8 @@ def of(name: str) -> Row:
         without = all(
             part.embed == "none" and {layer.spec for layer in part.layers} == {"none"} for part in reading.parts
         )
-        if without and not (left or reading.unknown or reading.contradictions):
-            return Row(name, "none")
+        if without and not left:
+            return Row(name, "not covered" if open_questions else "none", reason=shortest(open_questions))
         return Row(name, "not covered", specs, shortest([*left, str(error)]))
     except Exception as error:
         return Row(name, "wrong", specs, f"attach: {short(error)}")
@@ -871,9 +872,8 @@ def of(name: str) -> Row:
         return Row(name, "wrong", specs, "detached, outputs differ from before")
     if any(not torch.equal(value, state[key]) for key, value in model.state_dict().items()):
         return Row(name, "wrong", specs, "detached, weights differ from before")
-    if left or reading.unknown or reading.contradictions:
-        told = [*left, *(f"unknown key {key}" for key in reading.unknown), *reading.contradictions]
-        return Row(name, "in part" if replaced else "not covered", specs, shortest(told))
+    if left or open_questions:
+        return Row(name, "in part" if replaced else "not covered", specs, shortest([*left, *open_questions]))
     if not replaced:
         return Row(name, "wrong", specs, "attached, nothing was replaced, and nothing says why")
     return Row(name, "equal", specs)
