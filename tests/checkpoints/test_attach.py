@@ -17,10 +17,10 @@ transformers = pytest.importorskip("transformers")
 from posenc.catalogue import build  # noqa: E402
 from posenc.checkpoints import attach, detach  # noqa: E402
 from posenc.checkpoints.formats.huggingface import read_live  # noqa: E402
-from posenc.checkpoints.kinds.buckets import Buckets  # noqa: E402
+from posenc.checkpoints.kinds.added.learned_table import LearnedTable  # noqa: E402
+from posenc.checkpoints.kinds.distances.buckets import Buckets  # noqa: E402
 from posenc.checkpoints.kinds.kind import Differs  # noqa: E402
-from posenc.checkpoints.kinds.learned_table import LearnedTable  # noqa: E402
-from posenc.checkpoints.kinds.rotary_module import RotaryTable, compare_tables  # noqa: E402
+from posenc.checkpoints.kinds.rotary.module import RotaryTable, compare_tables  # noqa: E402
 from posenc.checkpoints.models.skeleton import model_class  # noqa: E402
 from posenc.encoding import Shape  # noqa: E402
 

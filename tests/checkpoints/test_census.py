@@ -9,9 +9,9 @@ import census
 import pytest
 
 from posenc.catalogue import build
-from posenc.checkpoints.kinds.buckets import Buckets
-from posenc.checkpoints.kinds.learned_table import EmbeddedRows
-from posenc.checkpoints.kinds.rotary_module import RotaryModule
+from posenc.checkpoints.kinds.added.learned_table import EmbeddedRows
+from posenc.checkpoints.kinds.distances.buckets import Buckets
+from posenc.checkpoints.kinds.rotary.module import RotaryModule
 
 MADE_WITH, ROWS = census.table()
 PARTS = 20

@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # noq
 
 from posenc.catalogue import build  # noqa: E402
 from posenc.checkpoints.formats.huggingface import read  # noqa: E402
-from posenc.checkpoints.kinds.rotary_keys import rope_parameters  # noqa: E402
+from posenc.checkpoints.kinds.rotary.keys import rope_parameters  # noqa: E402
 from posenc.checkpoints.vocabulary.reading import CannotRead  # noqa: E402
 from posenc.checkpoints.vocabulary.specs import CannotExpress  # noqa: E402
 from posenc.encoding import Shape  # noqa: E402

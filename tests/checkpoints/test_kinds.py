@@ -19,7 +19,7 @@ from posenc.checkpoints.inspection import configs  # noqa: E402
 from posenc.checkpoints.inspection.inspect import in_json  # noqa: E402
 from posenc.checkpoints.inspection.portrait import words  # noqa: E402
 from posenc.checkpoints.kinds.kind import Differs  # noqa: E402
-from posenc.checkpoints.kinds.rotary_module import Form, RotaryTable  # noqa: E402
+from posenc.checkpoints.kinds.rotary.module import Form, RotaryTable  # noqa: E402
 from posenc.checkpoints.models.dry_run import measure  # noqa: E402
 from posenc.encoding import Shape  # noqa: E402
 

@@ -19,7 +19,7 @@ from posenc.checkpoints.extension import methods
 from posenc.checkpoints.formats.config_json import contradictory, with_positions
 from posenc.checkpoints.inspection import configs
 from posenc.checkpoints.inspection.served import unlike_planned
-from posenc.checkpoints.kinds.rotary_old_keys import OLD, unsaid, with_old_keys
+from posenc.checkpoints.kinds.rotary.old_keys import OLD, unsaid, with_old_keys
 from posenc.checkpoints.vocabulary.reading import Part
 from posenc.checkpoints.vocabulary.specs import encodings_of
 

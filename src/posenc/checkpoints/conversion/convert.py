@@ -24,7 +24,7 @@ from posenc.checkpoints.files.folder_writer import check_target, write_folder
 from posenc.checkpoints.files.tensors import GGUFTensors, cast
 from posenc.checkpoints.formats.config_json import MARK, with_positions
 from posenc.checkpoints.inspection.served import check_written, unlike_planned
-from posenc.checkpoints.kinds.rotary_old_keys import unsaid
+from posenc.checkpoints.kinds.rotary.old_keys import unsaid
 from posenc.checkpoints.vocabulary.reading import CannotRead, Part, Reading, with_part
 from posenc.checkpoints.vocabulary.specs import CannotExpress
 from posenc.encoding import Compose, Encoding, parts_of

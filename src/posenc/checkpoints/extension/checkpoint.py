@@ -14,7 +14,7 @@ from posenc.checkpoints.extension.methods import Method
 from posenc.checkpoints.files.folder_writer import write_folder
 from posenc.checkpoints.files.tensors import open_tensors
 from posenc.checkpoints.inspection.served import check_written
-from posenc.checkpoints.kinds.rotary_old_keys import unsaid
+from posenc.checkpoints.kinds.rotary.old_keys import unsaid
 from posenc.foreign import files_of
 
 if TYPE_CHECKING:

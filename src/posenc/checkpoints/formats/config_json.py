@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from posenc.catalogue import build
-from posenc.checkpoints.kinds.rotary_keys import WRITTEN, rope_parameters
-from posenc.checkpoints.kinds.rotary_old_keys import BEFORE, LONGEST, OLD, kind_of, with_old_keys
+from posenc.checkpoints.kinds.rotary.keys import WRITTEN, rope_parameters
+from posenc.checkpoints.kinds.rotary.old_keys import BEFORE, LONGEST, OLD, kind_of, with_old_keys
 from posenc.checkpoints.vocabulary.bounds import LENGTHS
 from posenc.checkpoints.vocabulary.ledger import in_words
 from posenc.checkpoints.vocabulary.reading import CannotRead, Part, Reading
@@ -178,7 +178,7 @@ def with_positions(config: Mapping[str, Any], part: Part) -> dict[str, Any]:
     """A config whose keys say the rotary and the trained length of a part, in both spellings; all else stays.
 
     No older key goes on saying what it said before, whatever its name. What they have no words for they do not say;
-    `rotary_old_keys.unsaid` tells it.
+    `old_keys.unsaid` tells it.
 
     Raises CannotExpress for a rotary that transformers, or this architecture, has no keys for.
     """

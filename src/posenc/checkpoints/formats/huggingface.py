@@ -20,10 +20,10 @@ from posenc.checkpoints.files.named_code import harmless
 from posenc.checkpoints.formats.attention import attending, scale_of
 from posenc.checkpoints.formats.load import quietly
 from posenc.checkpoints.formats.plain_keys import flat, mark_defaults, plain_keys
+from posenc.checkpoints.kinds.added.learned_table import feeds_turns
 from posenc.checkpoints.kinds.all_kinds import KINDS
 from posenc.checkpoints.kinds.kind import Kind, Stack
-from posenc.checkpoints.kinds.learned_table import feeds_turns
-from posenc.checkpoints.kinds.rotary_measured import rotary_layers
+from posenc.checkpoints.kinds.rotary.measured import rotary_layers
 from posenc.checkpoints.kinds.told import reason, unnamed
 from posenc.checkpoints.models.nodes import Node, every_layer, look_into, nodes_of, of_role, stages_of
 from posenc.checkpoints.models.skeleton import hollow

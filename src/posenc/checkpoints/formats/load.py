@@ -19,7 +19,7 @@ from posenc.checkpoints.files import packages
 from posenc.checkpoints.files.folder_writer import write_folder
 from posenc.checkpoints.files.named_code import harmless
 from posenc.checkpoints.files.tensors import GGUFTensors, Tensors, cast, open_tensors
-from posenc.checkpoints.kinds.rotary_old_keys import in_both_spellings
+from posenc.checkpoints.kinds.rotary.old_keys import in_both_spellings
 from posenc.checkpoints.vocabulary.bounds import within_bounds
 from posenc.checkpoints.vocabulary.reading import CannotRead
 from posenc.foreign import files_of, matches, naming, quoted, read_json, reading_with

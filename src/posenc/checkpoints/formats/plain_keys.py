@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from posenc.checkpoints.kinds.rotary_old_keys import OLD
+from posenc.checkpoints.kinds.rotary.old_keys import OLD
 from posenc.checkpoints.models.nodes import Node
 from posenc.checkpoints.vocabulary.ledger import SPEAKS_OF_POSITION
 

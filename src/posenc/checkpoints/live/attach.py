@@ -9,11 +9,11 @@ from torch import nn
 from posenc.catalogue import LayerSpec, build, build_layers
 from posenc.checkpoints.formats.config_json import MARK as MARKED
 from posenc.checkpoints.formats.config_json import inner
+from posenc.checkpoints.kinds.added.learned_table import LearnedTable
 from posenc.checkpoints.kinds.all_kinds import KINDS
 from posenc.checkpoints.kinds.calls import CountedFromMask, token_door
 from posenc.checkpoints.kinds.kind import Change, Kind, NotSaid, hook
-from posenc.checkpoints.kinds.learned_table import LearnedTable
-from posenc.checkpoints.kinds.rotary_module import RotaryModule, of_type
+from posenc.checkpoints.kinds.rotary.module import RotaryModule, of_type
 from posenc.checkpoints.vocabulary.reading import Part, Reading, names_no_code
 from posenc.encoding import Compose, Encoding, parts_of
 from posenc.rotations import Rotations

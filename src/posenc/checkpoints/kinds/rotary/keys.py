@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from posenc.checkpoints.kinds.rotary_old_keys import BASES, LOCAL_BASES, SHARES
+from posenc.checkpoints.kinds.rotary.old_keys import BASES, LOCAL_BASES, SHARES
 from posenc.checkpoints.models.nodes import Node
 from posenc.checkpoints.vocabulary.bounds import LENGTHS
 from posenc.checkpoints.vocabulary.ledger import Ledger, in_words

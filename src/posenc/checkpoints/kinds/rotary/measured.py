@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posenc.catalogue import build
+from posenc.checkpoints.kinds.distances.relative_sines import makes_sines
 from posenc.checkpoints.kinds.kind import Stack
-from posenc.checkpoints.kinds.relative_sines import makes_sines
-from posenc.checkpoints.kinds.rotary_keys import Options, by_keys, rope_keys, rope_options
+from posenc.checkpoints.kinds.rotary.keys import Options, by_keys, rope_keys, rope_options
 from posenc.checkpoints.models.nodes import Node, every_layer, of_role
 from posenc.checkpoints.models.turns import Turn
 from posenc.checkpoints.vocabulary.ledger import in_words

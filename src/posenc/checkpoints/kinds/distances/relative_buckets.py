@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from posenc.catalogue import build
+from posenc.checkpoints.kinds.distances.relative_sines import projects
 from posenc.checkpoints.kinds.kind import Change, Differs, Kind, Stack, shadow
-from posenc.checkpoints.kinds.relative_sines import projects
 from posenc.checkpoints.vocabulary.specs import spec_of
 from posenc.encoding import Encoding
 from posenc.encodings.deberta import DeBERTa

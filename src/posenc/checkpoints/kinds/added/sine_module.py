@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from posenc.catalogue import build
 from posenc.checkpoints.kinds.calls import Call, parameters
 from posenc.checkpoints.kinds.kind import Change, Differs, Kind, Stack, swap
-from posenc.checkpoints.kinds.rotary_module import at_coordinates
+from posenc.checkpoints.kinds.rotary.module import at_coordinates
 from posenc.checkpoints.vocabulary.specs import spec_of
 from posenc.encoding import Encoding, Shape
 from posenc.encodings.sinusoidal import LAYOUTS, Sinusoidal

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from posenc.checkpoints.kinds.added.learned_table import Rows, grid_of, is_table, put
 from posenc.checkpoints.kinds.kind import Change, Kind, Stack
-from posenc.checkpoints.kinds.learned_table import Rows, grid_of, is_table, put
 from posenc.checkpoints.vocabulary.specs import spec_of
 from posenc.encoding import Encoding
 from posenc.encodings.learned import Learned

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from posenc.catalogue import build
 from posenc.checkpoints.kinds.kind import Change, Differs, Kind, Stack, swap
-from posenc.checkpoints.kinds.rotary_module import rounding
+from posenc.checkpoints.kinds.rotary.module import rounding
 from posenc.checkpoints.vocabulary.specs import spec_of
 from posenc.encoding import Encoding
 from posenc.encodings.transformer_xl import LAYOUTS, TransformerXL

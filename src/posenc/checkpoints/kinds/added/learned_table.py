@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 
 from posenc.catalogue import build
 from posenc.checkpoints.kinds.kind import Change, Differs, Kind, Stack, shadow, swap
-from posenc.checkpoints.kinds.rotary_module import at_coordinates, rounding
+from posenc.checkpoints.kinds.rotary.module import at_coordinates, rounding
 from posenc.checkpoints.models.added import BESIDES
 from posenc.checkpoints.models.found import Found
 from posenc.checkpoints.models.nodes import Node

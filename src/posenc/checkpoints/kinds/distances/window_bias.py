@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from posenc.catalogue import build
 from posenc.checkpoints.kinds.kind import Change, Differs, Kind, Stack, refill
-from posenc.checkpoints.kinds.rotary_module import rounding
+from posenc.checkpoints.kinds.rotary.module import rounding
 from posenc.checkpoints.models.found import SPEAKS_OF_POSITION, Found
 from posenc.checkpoints.vocabulary.specs import spec_of
 from posenc.encoding import Encoding, Shape
