@@ -114,16 +114,17 @@ def with_weights(reading: Reading, folder: Path) -> Reading:
 
 def checked(reading: Reading, tensors: Tensors) -> Reading:
     """The reading with the tables that the weights hold, and what in them cannot be right beside the config."""
-    found = [*tables(reading, tensors), *projections(reading, tensors), *layers(reading, tensors)]
+    stored = {told: called(told, tensors) for part in reading.parts for told in part.tables}
+    found = [*tables(reading, tensors, stored), *projections(reading, tensors), *layers(reading, tensors)]
     found += frequencies(reading, tensors)
-    return replace(reading, parts=tuple(named(reading, tensors)), contradictions=(*reading.contradictions, *found))
+    return replace(reading, parts=tuple(named(reading, tensors, stored)), contradictions=(*reading.contradictions, *found))
 
 
-def named(reading: Reading, tensors: Tensors) -> Iterator[Part]:
-    """The parts, with the names that their tables have among the tensors, and the sizes that they have there."""
+def named(reading: Reading, tensors: Tensors, stored: Mapping[str, list[str]]) -> Iterator[Part]:
+    """The parts, with the names under which their tables are stored, and the sizes that they have there."""
     known = any(part.tables for part in reading.parts)
     for part in reading.parts:
-        tables = [one for told in part.tables for one in called(told, tensors)]
+        tables = [one for told in part.tables for one in stored[told]]
         if len(reading.parts) == 1:
             tables += [
                 one for one in tensors if RELATIVE_TABLE.search(one) or (not known and POSITION_TABLE.search(one))
@@ -131,15 +132,15 @@ def named(reading: Reading, tensors: Tensors) -> Iterator[Part]:
         yield replace(part, tables={one: tensors.shape(one) for one in tables} or part.tables)
 
 
-def tables(reading: Reading, tensors: Tensors) -> Iterator[str]:
+def tables(reading: Reading, tensors: Tensors, stored: Mapping[str, list[str]]) -> Iterator[str]:
     """Learned tables whose sizes the config does not give."""
     learned = [part for part in reading.parts if part.embed.startswith("learned")]
     biased = [(part, one) for part in reading.parts for one in distinct(part) if hasattr(one, "buckets")]
-    told = {name for part in reading.parts for table in part.tables for name in called(table, tensors)}
+    told = {name for names in stored.values() for name in names}
     sizes: dict[str, list[tuple[int, ...]]] = {}
     for part in learned:
         for table, size in part.tables.items():
-            for name in called(table, tensors):
+            for name in stored[table]:
                 sizes.setdefault(name, []).append(tuple(size[-2:]))
         if not part.tables and part.trained_length is not None:
             for name in filter(POSITION_TABLE.search, tensors):
