@@ -115,9 +115,9 @@ def with_weights(reading: Reading, folder: Path) -> Reading:
 def checked(reading: Reading, tensors: Tensors) -> Reading:
     """The reading with the tables that the weights hold, and what in them cannot be right beside the config."""
     stored = {told: called(told, tensors) for part in reading.parts for told in part.tables}
-    found = [*tables(reading, tensors, stored), *projections(reading, tensors), *layers(reading, tensors)]
-    found += frequencies(reading, tensors)
-    return replace(reading, parts=tuple(named(reading, tensors, stored)), contradictions=(*reading.contradictions, *found))
+    found = [*reading.contradictions, *tables(reading, tensors, stored), *projections(reading, tensors)]
+    found += [*layers(reading, tensors), *frequencies(reading, tensors)]
+    return replace(reading, parts=tuple(named(reading, tensors, stored)), contradictions=tuple(found))
 
 
 def named(reading: Reading, tensors: Tensors, stored: Mapping[str, list[str]]) -> Iterator[Part]:
