@@ -79,7 +79,7 @@ class Product:
 
 def projects(func: Any, args: tuple) -> bool:
     """Whether a function of torch multiplies by weights of the model."""
-    if func in (F.linear, torch.addmm):
+    if func in (F.linear, torch.addmm) or (func is F.conv1d and len(args) > 1 and args[1].shape[-1] == 1):
         return True
     factors = [x for x in args if isinstance(x, Tensor)] if func in PRODUCTS else []
     return len(factors) == 2 and (factors[1].dim() == 2 < factors[0].dim() or isinstance(factors[1], nn.Parameter))
