@@ -63,10 +63,13 @@ def usual_inputs(model: nn.Module) -> dict[str, Any]:
 def few_tokens(config: Any) -> torch.Tensor:
     """As many tokens as nothing else in the model, or its heads could be taken for them.
 
-    Where four are pooled into one, two are left.
+    Where four are pooled into one, two are left; and no more than a model was trained for, past which its frequencies
+    may change.
     """
-    taken = {number for _, number in whole_numbers(config.to_dict())}
-    return torch.full((1, next(n for n in range(8, len(taken) + 9) if n not in taken)), 7)
+    numbers = list(whole_numbers(config.to_dict()))
+    taken, trained = {n for _, n in numbers}, [n for key, n in numbers if key == "max_position_embeddings"]
+    fewest = 8 if min(trained, default=LOUDEST) > 16 else 4
+    return torch.full((1, next(n for n in range(fewest, len(taken) + 9) if n not in taken)), 7)
 
 
 def inputs_for(model: Any) -> Iterator[dict[str, Any]]:
