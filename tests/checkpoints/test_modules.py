@@ -142,6 +142,12 @@ def test_what_a_model_asks_for_is_made(name):
     assert [one.sees if one.sees is None else len(one.sees) for one in seen.attended] == tokens
 
 
+def test_queries_and_keys_that_convolutions_over_one_token_make_are_measured():
+    config = transformers.SqueezeBertConfig(**SMALL | {"embedding_size": 32, "intermediate_size": 128})
+    seen = measure(skeleton(config))
+    assert seen.failure == "" and [one.scale for one in seen.attended] == pytest.approx([0.25, 0.25])
+
+
 def test_buckets_that_no_running_module_makes_are_left():
     try:
         config = transformers.AutoConfig.for_model("udop", vocab_size=32, d_model=32, num_layers=1, num_heads=2)

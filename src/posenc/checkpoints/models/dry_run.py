@@ -40,9 +40,9 @@ IDLE = re.compile(r"\.(mlp|feed_forward|ffn) \w*(MLP|FeedForward|FFN)$|\.experts
 """Paths and classes of layers without attention, which take a token's channels and give as many back."""
 
 
-NORM = re.compile(r"(?<!Ada)(?<!Unweighted)(Layer|RMS|L2)Norm$")
+NORM = re.compile(r"(?<!Ada)(?<!Unweighted)(?<!Dropout)(Layer|RMS|L2)Norm$")
 """Classes of norms: in a dry run they leave what comes in, which is of length 1 already. Some without weights give the
-factor alone, and none of those needs to be passed by."""
+factor alone, and none of those needs to be passed by; nor do those that project before."""
 
 NORMS = {nn.functional.layer_norm, nn.functional.rms_norm, nn.functional.normalize}
 
@@ -150,7 +150,9 @@ class Dry(TorchFunctionMode):
             return planted(*args[0].shape[:-1], args[1].shape[0], dtype=args[0].dtype)
         if projects(func, args):
             out = func(*tree_map(as_meta, args), **tree_map(as_meta, kwargs))
-            return planted(*out.shape, dtype=out.dtype)
+            # Channels come before tokens where a convolution projects.
+            axis = -2 if func is nn.functional.conv1d else -1
+            return planted(*out.transpose(axis, -1).shape, dtype=out.dtype).transpose(axis, -1)
         if func in NORMS or (func in CLAMPS and args[0].is_floating_point() and self.attention.layer):
             # Nothing is cut off what is planted; clips of queries and keys (OLMo, MPT) bound outliers alone.
             return args[0].clone(memory_format=torch.contiguous_format)

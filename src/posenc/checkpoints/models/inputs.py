@@ -122,12 +122,13 @@ def forms(model: Any, name: str, known: Mapping[str, int]) -> Iterator[torch.Ten
 
 
 def image_shapes(known: Mapping[str, int]) -> Iterator[tuple[int, ...]]:
-    """An image, a video, and patches in rows."""
+    """An image, a video, patches in rows, and all of them in one."""
     channels, side, patch = known.get("num_channels", 3), known.get("image_size", 224), known.get("patch_size", 16)
     yield channels, side, side
     yield known.get("num_frames", 4), channels, side, side
     yield ROWS * COLUMNS, channels * patch**2
     yield ROWS * COLUMNS, channels, patch, patch
+    yield channels, patch, ROWS * COLUMNS * patch
 
 
 def sound_shapes(model: nn.Module, known: Mapping[str, int]) -> Iterator[tuple[int, ...]]:
@@ -150,12 +151,9 @@ def besides(accepted: Collection[str], tokens: int, known: Mapping[str, int]) ->
     made: dict[str, Any] = {
         **{"hidden_states": hidden, "encoder_hidden_states": hidden, "num_patches": tokens},
         **{"past_time_features": torch.zeros(1, tokens, features), "future_values": torch.zeros(1, future)},
-        **{"future_time_features": torch.zeros(1, future, features)},
-        **{"spatial_shapes": grid[:, 1:], "grid_thw": grid, "image_grid_thw": grid},
-        **{
-            "merge_sizes": torch.ones(1).long(),
-            "pixel_position_ids": torch.cartesian_prod(*map(torch.arange, grid[0, 1:]))[None],
-        },
+        **{"future_time_features": torch.zeros(1, future, features), "merge_sizes": torch.ones(1).long()},
+        **{"spatial_shapes": grid[:, 1:], "target_sizes": grid[:, 1:], "grid_thw": grid, "image_grid_thw": grid},
+        "pixel_position_ids": torch.cartesian_prod(*map(torch.arange, grid[0, 1:]))[None],
         **{"is_longer": torch.zeros(1, 1).bool(), "task_inputs": torch.zeros(1, known.get("task_seq_len", 77))},
     }
     # Of samples a mask would be one for each pair of them.
