@@ -179,6 +179,13 @@ def test_a_table_counts_from_the_row_that_position_0_has():
     assert part.besides == ("the first 2 rows of decoder.embed_positions.weight are no positions",)
 
 
+def test_chunks_and_windows_of_what_never_attends_are_understood():
+    for name, key in (("mamba2", "chunk_size"), ("focalnet", "focal_windows")):
+        reading = read({"model_type": name, "num_hidden_layers": 1})
+        assert not reading.unknown and not reading.not_covered
+        assert reading.understood[key].startswith("nothing attends")
+
+
 @pytest.mark.parametrize("name", ["roberta", "mpnet", "esm", "longformer"])
 def test_a_length_that_counts_rows_of_padding_is_not_the_trained_one(name):
     config = {"model_type": name, "max_position_embeddings": 66, "num_hidden_layers": 1, "pad_token_id": 1}

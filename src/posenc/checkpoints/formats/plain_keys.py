@@ -1,6 +1,7 @@
 """Keys that seem to speak of position and say nothing of it themselves, and keys that a file does not have."""
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -48,6 +49,9 @@ def plain_keys(node: Node) -> None:
         for ledger, names in ((keys, OLD), (rope, rope.given)):
             for key in names:
                 ledger.say(key, "nothing turns")
+    if node.modules and not node.seen.failure and not node.seen.attended:
+        for key in filter(re.compile("window|chunk").search, keys.given):
+            keys.say(key, "nothing attends")
     if keys.peek("rotary_value"):
         keys.say("rotary_value", "values are turned too")
         node.leave("rotary_value turns the values too, by their own positions alone")
