@@ -304,11 +304,24 @@ AVX512_INLINE void interleaved_float16_avx512(const uint16_t *x, uint16_t *out, 
 // exchanged.
 
 #define NO_CHUNKS(...)
-#define CHUNKS(STEP, VECTOR, LOAD, TURN)                \
-  for (; i + STEP <= pairs; i += STEP) {                \
-    const VECTOR c = LOAD(cos + i), s = LOAD(sin + i);  \
-    for (int64_t h = 0; h < heads; h++) TURN;           \
+
+// Four heads are four instructions and no loop: processors see ahead what one instruction reads from row to row, and
+// would lose that where it goes from head to head.
+#define CHUNKS(STEP, VECTOR, LOAD, TURN, OF_HEAD)      \
+  for (; i + STEP <= pairs; i += STEP) {               \
+    const VECTOR c = LOAD(cos + i), s = LOAD(sin + i); \
+    int64_t h = 0;                                     \
+    for (; h + 4 <= heads; h += 4) {                   \
+      TURN(OF_HEAD(h));                                \
+      TURN(OF_HEAD(h + 1));                            \
+      TURN(OF_HEAD(h + 2));                            \
+      TURN(OF_HEAD(h + 3));                            \
+    }                                                  \
+    for (; h < heads; h++) TURN(OF_HEAD(h));           \
   }
+#define HALVES(h) \
+  first + (h) * X + i, second + (h) * X + i, first_out + (h) * O + i, second_out + (h) * O + i, c, s
+#define NEIGHBOURS(h) x + (h) * X + 2 * i, out + (h) * O + 2 * i, c, s, inverse
 
 #define ROWS(NAME, TARGET, CHANNEL, NUMBER, ...)                                                                     \
   TARGET static void NAME(const stretch *r, const void *from, void *to, const void *cosines, const void *sines) {    \
@@ -326,46 +339,43 @@ AVX512_INLINE void interleaved_float16_avx512(const uint16_t *x, uint16_t *out, 
     }                                                                                                                \
   }
 
-#define HALF_ROWS(NAME, TARGET, CHANNEL, NUMBER, READ, WRITE, IN_CHUNKS, STEP, VECTOR, LOAD, TURN, INVERSE)    \
-  ROWS(NAME, TARGET, CHANNEL, NUMBER, {                                                                        \
-    const CHANNEL *first = x + INVERSE * pairs, *second = x + (1 - INVERSE) * pairs;                           \
-    CHANNEL *first_out = out + INVERSE * pairs, *second_out = out + (1 - INVERSE) * pairs;                     \
-    IN_CHUNKS(STEP, VECTOR, LOAD,                                                                              \
-              TURN(first + h * X + i, second + h * X + i, first_out + h * O + i, second_out + h * O + i, c, s)) \
-    for (int64_t h = 0; h < heads; h++) {                                                                      \
-      INDEPENDENT for (int64_t j = i; j < pairs; j++) {                                                        \
-        NUMBER a = READ(first[h * X + j]), b = READ(second[h * X + j]);                                        \
-        first_out[h * O + j] = WRITE(a * cos[j] - b * sin[j]);                                                 \
-        second_out[h * O + j] = WRITE(b * cos[j] + a * sin[j]);                                                \
-      }                                                                                                        \
-    }                                                                                                          \
+#define HALF_ROWS(NAME, TARGET, CHANNEL, NUMBER, READ, WRITE, IN_CHUNKS, STEP, VECTOR, LOAD, TURN, INVERSE) \
+  ROWS(NAME, TARGET, CHANNEL, NUMBER, {                                                                     \
+    const CHANNEL *first = x + INVERSE * pairs, *second = x + (1 - INVERSE) * pairs;                        \
+    CHANNEL *first_out = out + INVERSE * pairs, *second_out = out + (1 - INVERSE) * pairs;                  \
+    IN_CHUNKS(STEP, VECTOR, LOAD, TURN, HALVES)                                                             \
+    for (int64_t h = 0; h < heads; h++) {                                                                   \
+      INDEPENDENT for (int64_t j = i; j < pairs; j++) {                                                     \
+        NUMBER a = READ(first[h * X + j]), b = READ(second[h * X + j]);                                     \
+        first_out[h * O + j] = WRITE(a * cos[j] - b * sin[j]);                                              \
+        second_out[h * O + j] = WRITE(b * cos[j] + a * sin[j]);                                             \
+      }                                                                                                     \
+    }                                                                                                       \
   })
 
 #define INTERLEAVED_ROWS(NAME, TARGET, CHANNEL, NUMBER, READ, WRITE, IN_CHUNKS, STEP, VECTOR, LOAD, TURN, INVERSE) \
   ROWS(NAME, TARGET, CHANNEL, NUMBER, {                                                                            \
-    IN_CHUNKS(STEP, VECTOR, LOAD, TURN(x + h * X + 2 * i, out + h * O + 2 * i, c, s, INVERSE))                     \
+    enum { inverse = INVERSE };                                                                                    \
+    IN_CHUNKS(STEP, VECTOR, LOAD, TURN, NEIGHBOURS)                                                                \
     for (int64_t h = 0; h < heads; h++) {                                                                          \
-      const CHANNEL *own = x + h * X;                                                                              \
-      CHANNEL *own_out = out + h * O;                                                                              \
       INDEPENDENT for (int64_t j = i; j < pairs; j++) {                                                            \
-        NUMBER a = READ(own[2 * j]), b = READ(own[2 * j + 1]);                                                     \
-        NUMBER sine = INVERSE ? -sin[j] : sin[j];                                                                  \
-        own_out[2 * j] = WRITE(a * cos[j] - b * sine);                                                             \
-        own_out[2 * j + 1] = WRITE(b * cos[j] + a * sine);                                                         \
+        NUMBER a = READ(x[h * X + 2 * j]), b = READ(x[h * X + 2 * j + 1]), sine = inverse ? -sin[j] : sin[j];      \
+        out[h * O + 2 * j] = WRITE(a * cos[j] - b * sine);                                                         \
+        out[h * O + 2 * j + 1] = WRITE(b * cos[j] + a * sine);                                                     \
       }                                                                                                            \
     }                                                                                                              \
   })
 
 // HALF and INTERLEAVED are (how chunks are walked, pairs of a chunk, its vector, how that is loaded, how it is turned).
-#define EXPANDED(MACRO, ...) MACRO(__VA_ARGS__)
-#define LISTED_CHUNKS(...) __VA_ARGS__
-#define ROWS_OF(SET, TARGET, TYPE, CHANNEL, NUMBER, READ, WRITE, HALVES, NEIGHBOURS)                                  \
-  EXPANDED(HALF_ROWS, half_##TYPE##_rows_##SET, TARGET, CHANNEL, NUMBER, READ, WRITE, LISTED_CHUNKS HALVES, 0)        \
-  EXPANDED(HALF_ROWS, half_##TYPE##_back_##SET, TARGET, CHANNEL, NUMBER, READ, WRITE, LISTED_CHUNKS HALVES, 1)        \
-  EXPANDED(INTERLEAVED_ROWS, interleaved_##TYPE##_rows_##SET, TARGET, CHANNEL, NUMBER, READ, WRITE,                   \
-           LISTED_CHUNKS NEIGHBOURS, 0)                                                                               \
-  EXPANDED(INTERLEAVED_ROWS, interleaved_##TYPE##_back_##SET, TARGET, CHANNEL, NUMBER, READ, WRITE,                   \
-           LISTED_CHUNKS NEIGHBOURS, 1)
+#define CALL(MACRO, ...) MACRO(__VA_ARGS__)
+#define WITHOUT_PARENTHESES(...) __VA_ARGS__
+#define ROWS_OF(SET, TARGET, TYPE, CHANNEL, NUMBER, READ, WRITE, HALF, INTERLEAVED)                                \
+  CALL(HALF_ROWS, half_##TYPE##_rows_##SET, TARGET, CHANNEL, NUMBER, READ, WRITE, WITHOUT_PARENTHESES HALF, 0)     \
+  CALL(HALF_ROWS, half_##TYPE##_back_##SET, TARGET, CHANNEL, NUMBER, READ, WRITE, WITHOUT_PARENTHESES HALF, 1)     \
+  CALL(INTERLEAVED_ROWS, interleaved_##TYPE##_rows_##SET, TARGET, CHANNEL, NUMBER, READ, WRITE,                    \
+       WITHOUT_PARENTHESES INTERLEAVED, 0)                                                                         \
+  CALL(INTERLEAVED_ROWS, interleaved_##TYPE##_back_##SET, TARGET, CHANNEL, NUMBER, READ, WRITE,                    \
+       WITHOUT_PARENTHESES INTERLEAVED, 1)
 
 #define LISTED(SET, TYPE)                                       \
   {                                                             \
@@ -429,32 +439,39 @@ static int best_set(void) {
 }
 
 // ---- the walk
-#include <stdlib.h>
-static int64_t env(const char*n,int64_t d){const char*e=getenv(n); return e?atoi(e):d;}
-enum { ENOUGH_FOR_THREADS = 32768 };
+//
+// Tokens of a few heads at a time, from the first to the last: whoever reads memory in order is fed in time. Where the
+// heads of a token lie together, they are the rows; where each head has a table of its own, one is walked alone.
+enum { SIDE_BY_SIDE = 4, LEAST_TOKENS = 64, STRETCHES_A_THREAD = 4, ENOUGH_FOR_THREADS = 32768 };
+
+static int64_t divided(int64_t number, int64_t by) { return (number + by - 1) / by; }
 
 static void walk(const rotation *r, const void *x, void *out, const void *cos, const void *sin, int64_t threads) {
-  static int64_t BLOCK=0,GROUP=0; if(!BLOCK){BLOCK=env("BLK",128);GROUP=env("GRP",1);}
   turn_rows *turn = turns[r->set][r->type][r->layout][r->inverse];
   const int64_t channel = r->type == FLOAT64 ? 8 : r->type == FLOAT32 ? 4 : 2, number = r->type <= FLOAT64 ? 8 : 4;
   const int by_token = r->x[1] < r->x[2] || r->tokens == 1, axis = by_token ? 1 : 2;
-  const int64_t group = by_token || r->table[1] ? 1 : GROUP;
-  const int64_t blocks = by_token ? r->tokens : (r->tokens + BLOCK - 1) / BLOCK;
-  const int64_t parts = by_token ? 1 : (r->heads + group - 1) / group;
-  const int64_t stretches = r->batch * blocks * parts;
-#define TURN_A_STRETCH(item)                                                                                     \
-  {                                                                                                              \
-    const int64_t h = item % parts * group, block = item / parts % blocks, b = item / parts / blocks;            \
-    const int64_t t = by_token ? block : block * BLOCK, left = r->tokens - t, others = r->heads - h;             \
-    const int64_t place = (b * r->table[0] + h * r->table[1] + t * r->table[2]) * number;                        \
-    const stretch s = {by_token ? r->heads : left < BLOCK ? left : BLOCK, r->x[axis], r->out[axis],              \
-                       r->table[axis], by_token ? 1 : others < group ? others : group, r->x[1], r->out[1],       \
-                       r->pairs, r->width};                                                                      \
-    turn(&s, (const char *)x + (b * r->x[0] + h * r->x[1] + t * r->x[2]) * channel,                              \
-         (char *)out + (b * r->out[0] + h * r->out[1] + t * r->out[2]) * channel, (const char *)cos + place,     \
-         (const char *)sin + place);                                                                             \
+  const int in_threads = threads > 1 && r->batch * r->heads * r->tokens * r->width >= ENOUGH_FOR_THREADS;
+  const int64_t group = by_token ? r->heads : r->table[1] ? 1 : SIDE_BY_SIDE, groups = divided(r->heads, group);
+  int64_t block = by_token ? 1 : r->tokens;
+  if (in_threads && !by_token) {
+    // Few heads are cut, so that there is work for all.
+    block = divided(r->tokens, divided(STRETCHES_A_THREAD * threads, r->batch * groups));
+    block = block > LEAST_TOKENS ? block : LEAST_TOKENS;
   }
-  if (threads > 1 && stretches > 1 && r->batch * r->heads * r->tokens * r->width >= ENOUGH_FOR_THREADS) {
+  const int64_t blocks = divided(r->tokens, block), stretches = r->batch * groups * blocks;
+#define TURN_A_STRETCH(item)                                                                                   \
+  {                                                                                                            \
+    const int64_t t = item % blocks * block, h = item / blocks % groups * group, b = item / blocks / groups;   \
+    const int64_t tokens = r->tokens - t < block ? r->tokens - t : block;                                      \
+    const int64_t heads = r->heads - h < group ? r->heads - h : group;                                         \
+    const int64_t place = (b * r->table[0] + h * r->table[1] + t * r->table[2]) * number;                      \
+    const stretch s = {by_token ? heads : tokens, r->x[axis], r->out[axis], r->table[axis],                    \
+                       by_token ? 1 : heads, r->x[1], r->out[1], r->pairs, r->width};                          \
+    turn(&s, (const char *)x + (b * r->x[0] + h * r->x[1] + t * r->x[2]) * channel,                            \
+         (char *)out + (b * r->out[0] + h * r->out[1] + t * r->out[2]) * channel, (const char *)cos + place,   \
+         (const char *)sin + place);                                                                           \
+  }
+  if (in_threads && stretches > 1) {
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t item = 0; item < stretches; item++) TURN_A_STRETCH(item)
   } else {
@@ -475,7 +492,7 @@ EXPORT int64_t posenc_has_threads(void) {
 #endif
 }
 
-EXPORT int64_t posenc_best_set(void) { return env("SET",best_set()); }
+EXPORT int64_t posenc_best_set(void) { return best_set(); }
 
 EXPORT void posenc_rotate(const rotation *r, const void *x, void *out, const void *cos, const void *sin,
                           int64_t threads) {
