@@ -306,18 +306,24 @@ AVX512_INLINE void interleaved_float16_avx512(const uint16_t *x, uint16_t *out, 
 #define NO_CHUNKS(...)
 
 // Four heads are four instructions and no loop: processors see ahead what one instruction reads from row to row, and
-// would lose that where it goes from head to head.
-#define CHUNKS(STEP, VECTOR, LOAD, TURN, OF_HEAD)      \
-  for (; i + STEP <= pairs; i += STEP) {               \
-    const VECTOR c = LOAD(cos + i), s = LOAD(sin + i); \
-    int64_t h = 0;                                     \
-    for (; h + 4 <= heads; h += 4) {                   \
-      TURN(OF_HEAD(h));                                \
-      TURN(OF_HEAD(h + 1));                            \
-      TURN(OF_HEAD(h + 2));                            \
-      TURN(OF_HEAD(h + 3));                            \
-    }                                                  \
-    for (; h < heads; h++) TURN(OF_HEAD(h));           \
+// would lose that where it goes from head to head. One head alone needs no count of them.
+#define CHUNKS(STEP, VECTOR, LOAD, TURN, OF_HEAD)        \
+  if (heads == 1) {                                      \
+    for (; i + STEP <= pairs; i += STEP) {               \
+      const VECTOR c = LOAD(cos + i), s = LOAD(sin + i); \
+      TURN(OF_HEAD(0));                                  \
+    }                                                    \
+  }                                                      \
+  for (; i + STEP <= pairs; i += STEP) {                 \
+    const VECTOR c = LOAD(cos + i), s = LOAD(sin + i);   \
+    int64_t h = 0;                                       \
+    for (; h + 4 <= heads; h += 4) {                     \
+      TURN(OF_HEAD(h));                                  \
+      TURN(OF_HEAD(h + 1));                              \
+      TURN(OF_HEAD(h + 2));                              \
+      TURN(OF_HEAD(h + 3));                              \
+    }                                                    \
+    for (; h < heads; h++) TURN(OF_HEAD(h));             \
   }
 #define HALVES(h) \
   first + (h) * X + i, second + (h) * X + i, first_out + (h) * O + i, second_out + (h) * O + i, c, s
