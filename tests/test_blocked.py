@@ -206,11 +206,36 @@ def test_no_weight_of_the_backward_pass_is_too_small_for_a_normal_number(monkeyp
     assert 0 < least[least > 0].min() < 1e-20 and least[least > 0].min() > 1e-25 and bool((least == 0).any())
 
 
-@pytest.mark.parametrize("extent", [(4, 5), (20, 1)], ids=str)
-def test_a_grid_has_a_bias_of_both_axes(extent: tuple[int, int]) -> None:
-    encoding = learned(LogGridBias(HEADS, window=5))
-    at = Positions.grid(*extent)
-    same(both_kernels(encoding, at, at, masks.bidirectional()))
+def cells(*places: tuple[int, ...]) -> Positions:
+    return Positions.of(torch.tensor(places)[None])
+
+
+CELLS = {
+    "grid": Positions.grid(4, 5),
+    "one column": Positions.grid(20, 1),
+    "three axes": Positions.grid(2, 3, 4),
+    "with gaps": cells((0, 0), (0, 1), (0, 3), (2, 1), (2, 2), (5, 5)),
+    "rows of their own": Positions(
+        torch.stack((Positions.grid(3, 4).coords[0], Positions.grid(4, 3).coords[0])), torch.arange(12).expand(2, 12)
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", ["both ways", "causal", "window both ways"])
+@pytest.mark.parametrize("size", ["small", "whole"])
+@pytest.mark.parametrize("place", CELLS)
+def test_a_grid_has_a_bias_of_all_axes(place: str, size: str, rule: str, sizes) -> None:
+    sizes(size)
+    at = CELLS[place]
+    encoding = learned(LogGridBias(HEADS, window=5, axes=at.axes))
+    q = heads(2, HEADS, at.tokens, WIDTH)
+    expected = ("blocked", "distances looked up")
+    assert kernels.served_by(encoding, q, at, Keys(q, q, at), RULES[rule]) == expected
+    same(both_kernels(encoding, at, at, RULES[rule]))
+
+
+def test_queries_of_one_grid_meet_keys_of_another() -> None:
+    same(both_kernels(learned(LogGridBias(HEADS)), Positions.grid(3, 2), Positions.grid(4, 6), masks.bidirectional()))
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])

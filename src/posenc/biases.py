@@ -103,8 +103,8 @@ class ByDistance(Bias):
         return self.spread(values, 0)
 
     def along(self, delta: Tensor) -> Tensor:
-        """The bias [H, n] at distances [n] on one axis."""
-        return self.values(delta if self.axes == 1 else delta[:, None])
+        """The bias [H, n] at distances [n] on one axis, or [n, A] on several."""
+        return self.values(delta if self.axes == 1 or delta.dim() > 1 else delta[:, None])
 
     def closure(self) -> ScoreMod:
         m, n = (where.coordinates(self.axes, self.encoding) for where in (self.at, self.keys_at))

@@ -15,6 +15,9 @@ from posenc.masks import Mask, bidirectional, causal
 from posenc.positions import Positions
 from posenc.precision import without_autocast
 
+BLOCK = 64
+"""How many tokens of a path are gone through at once."""
+
 
 class PaTH(Encoding):
     """Let every token turn what lies before it: a key reaches the query through the reflections of all tokens between.
@@ -31,8 +34,8 @@ class PaTH(Encoding):
     rank      width between W_1 and W_2 (channels)
 
     Read from the query backwards, H_i first: q_i loses a share of w_i, the rest a share of w_{i-1}, and so on. How much
-    of each w is lost solves a triangular system, which gives all pairs at once, in time T S (S + head_dim) and memory
-    S (T + S) for each head. The path goes by `order` within a document; a key after the query has an empty path, a
+    of each w is lost solves a triangular system, block by block of the path: time T S head_dim, memory T S for each
+    head. The path goes by `order` within a document; a key after the query has an empty path, a
     plain q . k. Doors 1 to 3 of other encodings apply too: biases are added, paths lead from turned queries to turned
     keys.
 
@@ -97,29 +100,48 @@ class PaTH(Encoding):
         checks.heads(self, q)
         checks.head_dim(self, q)
         with without_autocast(q):
-            lost = self.lost(q, at, keys)
-        return kernel(self, q, at, keys, mask, biases=[Dense(-kernel.scale * lost)])
+            lost = self.lost(q, at, keys, -kernel.scale)
+        return kernel(self, q, at, keys, mask, biases=[Dense(lost)])
 
-    def lost(self, q: Tensor, at: Positions, keys: Keys) -> Tensor:
-        """What each pair loses of q . k on its path, [B, H, T, S]: k_j^T (I - H_{j+1} ... H_i) q_i."""
+    def lost(self, q: Tensor, at: Positions, keys: Keys, factor: float = 1.0) -> Tensor:
+        """What each pair loses of q . k on its path, times a factor, [B, H, T, S]: k_j^T (I - H_{j+1} ... H_i) q_i."""
         dtype = torch.promote_types(q.dtype, torch.float32)
         w, beta = keys.memo["path_direction"].to(dtype), keys.memo["path_strength"].to(dtype)
-        q, k = q.to(dtype), keys.k.to(dtype).repeat_interleave(q.shape[1] // keys.k.shape[1], 1)
-        passed = causal().allowed(at, keys.at)  # [B or 1, 1, T, S]
-        together = bidirectional().allowed(keys.at, keys.at)  # [B or 1, 1, S, S]
-        earlier = keys.at.order[:, None, :, None] > keys.at.order[:, None, None, :]  # [B or 1, 1, S, S]
-        # q_i loses sum_l c_il w_l, where c_il = beta_l w_l . (q_i - sum over l' after l of c_il' w_l'), l' up to i.
-        overlap = beta[..., None] * (w @ w.transpose(-1, -2)).masked_fill(~together, 0.0)
-        first = (beta[:, :, None] * (q @ w.transpose(-1, -2))).masked_fill(~passed, 0.0)  # [B, H, T, S]
+        q, k = q.to(dtype), (factor * keys.k.to(dtype)).repeat_interleave(q.shape[1] // keys.k.shape[1], 1)
         if keys.at.contiguous:
-            shares = solve(overlap, first)
-        else:
-            sequence = keys.at.order.argsort(-1)[:, None]  # [B or 1, 1, S]
-            rows, columns = sequence[..., None].expand_as(overlap), sequence[:, :, None].expand_as(overlap)
-            ordered = sequence[:, :, None].expand_as(first)
-            solved = solve(overlap.gather(-2, rows).gather(-1, columns), first.gather(-1, ordered))
-            shares = torch.zeros_like(first).scatter(-1, ordered, solved)
-        return shares @ (w @ k.transpose(-1, -2)).masked_fill(~earlier, 0.0)
+            return self.lost_in_order(q, at, k, w, beta, keys.at)
+        sequence = keys.at.order.argsort(-1)  # [B or 1, S]
+        rows = sequence.expand(len(k), -1)
+        k, w = (x.take_along_dim(rows[:, None, :, None], 2) for x in (k, w))
+        document = keys.at.document
+        places = Positions(
+            keys.at.coords.take_along_dim(sequence[..., None], 1),
+            keys.at.order.take_along_dim(sequence, 1),
+            None if document is None else document.expand_as(sequence).take_along_dim(sequence, 1),
+        )
+        lost = self.lost_in_order(q, at, k, w, beta.take_along_dim(rows[:, None], 2), places)
+        return lost.take_along_dim(rows.argsort(-1)[:, None, None], 3)
+
+    def lost_in_order(self, q: Tensor, at: Positions, k: Tensor, w: Tensor, beta: Tensor, places: Positions) -> Tensor:
+        """The same for keys, directions and strengths [B, H, S, ...] in the order of their tokens.
+
+        From the last block of tokens to the first: what of q is gone when its path has come to a block, and what it
+        loses there, which solves a triangular system of the block's own size.
+        """
+        if torch.compiler.is_compiling():
+            # The number of blocks would tie a graph to one length.
+            return lost_in_block(q, torch.zeros_like(q), at, k, w, beta, places)[0]
+        known = at.start is not None and places.start is not None
+        gone, columns = q[:, :, :0], []
+        for start in reversed(range(0, places.tokens, BLOCK)):
+            block = slice(start, min(start + BLOCK, places.tokens))
+            # Queries before a block have no path through it.
+            first = max(0, min(places.start + start - at.start, at.tokens)) if known else 0
+            gone = F.pad(gone, (0, 0, at.tokens - first - gone.shape[2], 0))
+            asking, here = at.rows(slice(first, at.tokens)), (x[:, :, block] for x in (k, w, beta))
+            lost, gone = lost_in_block(q[:, :, first:], gone, asking, *here, places.rows(block))
+            columns.append(F.pad(lost, (0, 0, first, 0)))
+        return torch.cat(columns[::-1], -1)
 
     def formula_query(self, q, position, head=0) -> list[float]:
         # The path belongs to the pair: biases beside this one read the query as it is.
@@ -138,8 +160,33 @@ class PaTH(Encoding):
         return logits
 
 
+def lost_in_block(
+    q: Tensor, gone: Tensor, at: Positions, k: Tensor, w: Tensor, beta: Tensor, places: Positions
+) -> tuple[Tensor, Tensor]:
+    """What each pair of queries and keys of a block loses, and what of the queries is gone on the block's far side.
+
+    gone  [B, H, T, D], what of them is gone when their paths come to the block from behind
+    """
+    # q_i loses sum_l c_il w_l, where c_il = beta_l w_l . (q_i - sum over l' after l of c_il' w_l'), l' up to i.
+    passed = causal().allowed(at, places)  # [B or 1, 1, T, S]
+    together = bidirectional().allowed(places, places)  # [B or 1, 1, S, S]
+    earlier = places.order[:, None, :, None] > places.order[:, None, None, :]
+    weighed = w * beta[..., None]
+    overlap = (weighed @ w.mT).masked_fill(~together, 0.0)
+    share = solve(overlap, ((q - gone) @ weighed.mT).masked_fill(~passed, 0.0))
+    lost = added(gone @ k.mT, share, (w @ k.mT).masked_fill(~earlier, 0.0))
+    return lost, added(gone, share, w)
+
+
+def added(total: Tensor, one: Tensor, other: Tensor) -> Tensor:
+    """total + one @ other, [B, H, ...] each."""
+    found = torch.baddbmm(*(x.flatten(0, 1) for x in (total, one, other)))
+    return found.unflatten(0, total.shape[:2])
+
+
 def solve(overlap: Tensor, first: Tensor) -> Tensor:
     """c [..., T, S] with c_l + sum over l' after l of overlap_ll' c_l' = first_l, for every query."""
-    return torch.linalg.solve_triangular(overlap, first.transpose(-1, -2), upper=True, unitriangular=True).transpose(
-        -1, -2
-    )
+    one = torch.eye(overlap.shape[-1], dtype=overlap.dtype, device=overlap.device)
+    # Of many queries a product with the inverse is faster than solving for each.
+    inverse = torch.linalg.solve_triangular(overlap, one.expand_as(overlap), upper=True, unitriangular=True)
+    return first @ inverse.mT

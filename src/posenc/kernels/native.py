@@ -16,7 +16,7 @@ LIBRARY = Path(__file__).with_name("libposenc.so")
 INTERFACE = 1
 """The interface that this code calls; a library that was compiled for another is not used."""
 
-INSTRUCTION_SETS = ("plain C", "AVX2")
+INSTRUCTION_SETS = ("plain C", "AVX2", "AVX-512")
 """The sets of routines in the library, in its own order."""
 
 TURNED_OFF = os.environ.get("POSENC_NATIVE", "1") == "0"

@@ -12,11 +12,14 @@ import torch
 from torch import Tensor
 
 from posenc.biases import ByDistance
-from posenc.kernels.bias_in_blocks import Block, Part, WholeBlocks
+from posenc.kernels.bias_in_blocks import Block, Part, Room, WholeBlocks, length
 from posenc.kernels.plan import Plan
 
 SPREAD = 16
 """Distances are tabulated when they are at most so many for each token."""
+
+LONGEST_RUN = 64
+"""How many keys in a row are looked up at once: the table is held so many times."""
 
 
 class DistancesInRow:
@@ -107,44 +110,55 @@ class DistanceGradient:
         return tuple(sums.to(values.dtype) for sums, values in zip(self.sums, self.bias.inputs, strict=True))
 
 
-def to_look_up(biases: Sequence[ByDistance], plan: Plan) -> range | None:
-    """The distances, far keys first, for tokens that stand anywhere; None unless they are whole, and few enough."""
+def to_look_up(biases: Sequence[ByDistance], plan: Plan) -> tuple[range, ...] | None:
+    """The distances on each axis, far keys first, for tokens anywhere; None unless they are whole, and few together."""
     coords, keys = plan.at.coords, plan.keys_at.coords
-    if any(bias.axes > 1 for bias in biases) or coords.shape[-1] != 1 or keys.shape[-1] != 1:
+    axes = coords.shape[-1]
+    if keys.shape[-1] != axes or any(bias.axes not in (0, axes) for bias in biases):
         return None
     if coords.is_floating_point() or keys.is_floating_point():
         return None
-    distances = distances_between(plan)
-    return distances if len(distances) <= SPREAD * (plan.at.tokens + plan.keys_at.tokens) else None
-
-
-def distances_between(plan: Plan) -> range:
-    """The whole distances that tokens anywhere may be apart, far keys first."""
-    coords, keys = plan.at.coords, plan.keys_at.coords
-    highest, lowest = int(coords.max()) - int(keys.min()), int(coords.min()) - int(keys.max())
-    return range(highest, lowest - 1, -1)
+    ends = (coords.flatten(0, 1).aminmax(dim=0), keys.flatten(0, 1).aminmax(dim=0))
+    (lowest, highest), (first, last) = ((low.tolist(), high.tolist()) for low, high in ends)
+    distances = tuple(range(highest[a] - first[a], lowest[a] - last[a] - 1, -1) for a in range(axes))
+    return distances if math.prod(map(len, distances)) <= SPREAD * (plan.at.tokens + plan.keys_at.tokens) else None
 
 
 class DistancesLookedUp(WholeBlocks):
-    """Biases of whole distances for tokens that stand anywhere: each pair of a block looks its distance up."""
+    """Biases of whole distances for tokens that stand anywhere, on any axes: each pair of a block looks its own up."""
 
     name = "distances looked up"
     owns = False
 
-    def __init__(self, biases: Sequence[ByDistance], distances: range, q: Tensor, plan: Plan) -> None:
-        self.distances, self.plan = distances, plan
-        values = at_distances(biases, whole(self.distances, q.device))
+    def __init__(self, biases: Sequence[ByDistance], distances: tuple[range, ...], q: Tensor, plan: Plan) -> None:
+        self.plan = plan
+        delta = [whole(one, q.device) for one in distances]
+        values = at_distances(biases, delta[0] if len(delta) == 1 else torch.cartesian_prod(*delta))
         self.inputs: tuple[Tensor, ...] = (values,)
         self.table = values.detach().to(torch.promote_types(q.dtype, torch.float32))
+        # Where a pair's number stands is the sum of a number of its query and one of its key.
+        steps = [math.prod(map(len, distances[axis + 1 :])) for axis in range(len(distances))]
+        step = torch.tensor(steps, device=q.device)
+        far = sum(one.start * size for one, size in zip(distances, steps, strict=True))
+        self.of_queries = far - (plan.at.coords * step).sum(-1)
+        self.of_keys = (plan.keys_at.coords * step).sum(-1)
+        self.room, self.run = Room(q, self.table.dtype), run_of(self.of_keys)
+        self.runs = self.table.unfold(1, self.run, 1).contiguous()  # [H, entries, run]
 
-    def index(self, block: Block) -> Tensor:
-        """Which entry of the table each pair reads, last query first: [1 or b, n, m]."""
-        at, keys_at = (of.coords[..., 0] for of in block.positions(self.plan.at, self.plan.keys_at))
-        return self.distances.start - at.flip(1)[:, :, None] + keys_at[:, None, :]
+    def index(self, block: Block) -> tuple[Tensor, slice]:
+        """The first entry that each query reads for each run of keys, last query first [1 or b, n, runs]; and where the
+        keys of the block stand among those of the runs."""
+        first, last = block.keys.start // self.run, -(-block.keys.stop // self.run)
+        queries, keys = (x if len(x) == 1 else x[block.batch] for x in (self.of_queries, self.of_keys[:, :: self.run]))
+        start = block.keys.start - first * self.run
+        index = queries[:, block.rows].flip(1)[:, :, None] + keys[:, None, first:last]
+        return index, slice(start, start + length(block.keys))
 
     def block(self, block: Block) -> Tensor:
-        index = self.index(block)
-        return self.table.index_select(1, index.flatten()).unflatten(1, index.shape).movedim(0, 1)
+        index, keys = self.index(block)
+        out = self.room.of(len(self.runs), index.numel(), self.run)
+        torch.index_select(self.runs, 1, index.flatten(), out=out)
+        return out.view(-1, *index.shape[:2], index.shape[2] * self.run)[..., keys].movedim(0, 1)
 
     def gradient(self) -> "LookedUpGradient":
         return LookedUpGradient(self)
@@ -155,18 +169,34 @@ class LookedUpGradient:
 
     def __init__(self, bias: DistancesLookedUp) -> None:
         self.bias = bias
-        self.sums = torch.zeros_like(bias.table, dtype=torch.float64)
+        self.sums = torch.zeros_like(bias.runs, dtype=torch.float64)
 
     def add(self, block: Block, upstream: Tensor) -> None:
-        index = self.bias.index(block).expand(len(upstream), -1, -1).flatten()
-        self.sums.index_add_(1, index, upstream.movedim(1, 0).flatten(1).double())
+        index, keys = self.bias.index(block)
+        B, H, n, _ = upstream.shape
+        wide = upstream.new_zeros(H, B, n, index.shape[2] * self.bias.run, dtype=torch.float64)
+        wide[..., keys] = upstream.movedim(1, 0)
+        self.sums.index_add_(1, index.expand(B, -1, -1).flatten(), wide.view(H, -1, self.bias.run))
 
     def total(self) -> tuple[Tensor | None, ...]:
-        return (self.sums.to(self.bias.inputs[0].dtype),)
+        (values,), sums = self.bias.inputs, self.sums
+        total = sums.new_zeros(values.shape)
+        for place, entries in enumerate(sums.unbind(2)):
+            total[:, place : place + entries.shape[1]] += entries
+        return (total.to(values.dtype),)
+
+
+def run_of(numbers: Tensor) -> int:
+    """The size, LONGEST_RUN at most, of equal runs of keys in which their numbers [1 or B, S] count up by one."""
+    S = numbers.shape[1]
+    breaks = (numbers.diff(dim=1) != 1).any(0).nonzero()
+    # Runs begin at every multiple of this, and of what divides it.
+    step = math.gcd(S, *(breaks[:, 0] + 1).tolist())
+    return max(size for size in range(1, min(step, LONGEST_RUN) + 1) if step % size == 0)
 
 
 def at_distances(biases: Sequence[ByDistance], delta: Tensor) -> Tensor:
-    """The sum [H, n] of biases at distances [n]."""
+    """The sum [H, n] of biases at distances [n], or [n, A]."""
     first, *others = (bias.along(delta) for bias in biases)
     return sum(others, first)
 
