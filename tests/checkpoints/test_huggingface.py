@@ -179,6 +179,15 @@ def test_a_table_counts_from_the_row_that_position_0_has():
     assert part.besides == ("the first 2 rows of decoder.embed_positions.weight are no positions",)
 
 
+def test_what_no_encoding_can_be_is_refused():
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    cannot = r"what the model says of positions cannot be: rotary: "
+    with pytest.raises(CannotRead, match=cannot + "base must be above 1, got 1"):
+        read({"model_type": "nonesuch", **sizes, "rope_theta": 1})
+    with pytest.raises(CannotRead, match=cannot + "the rotary width must be an even number of channels"):
+        read({"model_type": "qwen2", **sizes, "num_attention_heads": 2048})
+
+
 def test_chunks_and_windows_of_what_never_attends_are_understood():
     for name, key in (("mamba2", "chunk_size"), ("focalnet", "focal_windows")):
         reading = read({"model_type": name, "num_hidden_layers": 1})

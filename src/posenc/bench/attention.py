@@ -60,6 +60,7 @@ WANTED: dict[str, Wanted] = {
     "alibi + shaw(max_distance=64, values=False)": Wanted(1.92, None, 1.92),
     "rerope(rotary)": Wanted(1.6, None, 1.6),
     "self_extend(rotary)": Wanted(1.6, None, 1.6),
+    "path": Wanted(4.0, None, 4.0),
 }
 """The encodings that are measured -> what each is to cost."""
 

@@ -296,7 +296,12 @@ def part_of(node: Node, role: str) -> Part | None:
     if embed == "learned" and rows and length and rows < length:
         # Some configs count the rows that are no positions, too.
         length = rows
-    return Part(stack.name, shape, out, kv, length or rows, embed, tables, tuple(besides))
+    part = Part(stack.name, shape, out, kv, length or rows, embed, tables, tuple(besides))
+    for layer in dict.fromkeys(out):
+        # Shapes alone are made of it; a file may say what cannot be.
+        with possible(f"what {stack.name or 'the model'} says of positions"), torch.device("meta"):
+            part.encoding(out.index(layer))
+    return part
 
 
 def added(stack: Stack, pieces: list[Kind]) -> tuple[str, dict[str, tuple[int, ...]], int | None]:
