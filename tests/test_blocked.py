@@ -11,7 +11,7 @@ from posenc import ALiBi, Attention, Kerple, LogGridBias, NoPE, Sandwich, Shaw, 
 from posenc.encoding import Encoding
 from posenc.kernels import blocked, plan
 from posenc.kernels.bias_in_blocks import Block
-from posenc.kernels.biases.distances import anti_diagonals
+from posenc.kernels.biases.distances import anti_diagonals, run_of
 from posenc.kernels.block_sizes import SIZES
 from posenc.keys import Keys
 from posenc.masks import Mask
@@ -232,6 +232,15 @@ def test_a_grid_has_a_bias_of_all_axes(place: str, size: str, rule: str, sizes) 
     expected = ("blocked", "distances looked up")
     assert kernels.served_by(encoding, q, at, Keys(q, q, at), RULES[rule]) == expected
     same(both_kernels(encoding, at, at, RULES[rule]))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "run"),
+    [(range(5), 5), (range(128), 64), (range(67), 1), ([0, 1, 5, 6, 9, 10], 2), ([0, 1, 2, 9], 1), ([3, 3], 1)],
+    ids=str,
+)
+def test_runs_of_keys_are_as_long_as_divides_all(numbers, run: int) -> None:
+    assert run_of(torch.tensor([list(numbers)])) == run
 
 
 def test_queries_of_one_grid_meet_keys_of_another() -> None:

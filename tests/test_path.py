@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc import Attention, Decoder, Keys, Positions, masks
+from posenc.encodings import path
 from posenc.encodings.path import PaTH
 from posenc.kernels import bind
 from posenc.masks import Mask
@@ -66,12 +67,27 @@ def multiplied(q: Tensor, k: Tensor, memo: dict[str, Tensor], at: Positions, key
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kv_heads", [3, 1])
 @pytest.mark.parametrize("mask", [masks.causal(), masks.bidirectional()])
-def test_a_key_reaches_the_query_through_the_reflections_between(place: str, kv_heads: int, mask: Mask) -> None:
+@pytest.mark.parametrize("block", [1, 3, 64])
+def test_a_key_reaches_the_query_through_the_reflections_between(
+    place: str, kv_heads: int, mask: Mask, block: int, monkeypatch
+) -> None:
+    monkeypatch.setattr(path, "BLOCK", block)
     at, keys_at = PLACES[place]
     q, k, memo = random(kv_heads=kv_heads, queries=at.tokens)
     allowed = mask.allowed(at, keys_at)
     expected = (0.6 * multiplied(q, k, memo, at, keys_at)).masked_fill(~allowed, -torch.inf).softmax(-1).nan_to_num()
     torch.testing.assert_close(weights_of(q, k, memo, at, keys_at, mask), expected, rtol=0, atol=1e-12)
+
+
+def test_gradients_go_through_blocks_as_through_one(monkeypatch) -> None:
+    q, k, memo = random()
+    leaves = [x.requires_grad_() for x in (q, k, *memo.values())]
+    found = []
+    for block in (2, 64):
+        monkeypatch.setattr(path, "BLOCK", block)
+        weights = weights_of(q, k, memo, COUNTED, COUNTED, masks.causal())
+        found.append(torch.autograd.grad(weights.square().sum(), leaves))
+    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-12)
 
 
 def test_keys_turned_in_place_token_by_token_give_the_same() -> None:
