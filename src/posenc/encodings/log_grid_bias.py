@@ -27,8 +27,8 @@ class LogGridBias(Encoding):
 
     Swin-V2 uses it with cosine attention (logit scale at most 100), which is not a part of it.
 
-    Where it goes wrong: biases lie between 0 and 16, so they cannot shut a key out, only prefer others by e^16. The
-    hidden layer of every pair of tokens is in memory: it is made for windows, not for pictures of many thousand
+    Where it goes wrong: biases lie between 0 and 16, so they cannot shut a key out, only prefer others by e^16. Where
+    places are whole, the network is asked once for each distance that differs; where they are not, for every pair of
     tokens.
 
     Raises ValueError for a window below 2 and for fewer than one head, axis or neuron.

@@ -34,10 +34,10 @@ class PaTH(Encoding):
     rank      width between W_1 and W_2 (channels)
 
     Read from the query backwards, H_i first: q_i loses a share of w_i, the rest a share of w_{i-1}, and so on. How much
-    of each w is lost solves a triangular system, block by block of the path: time T S head_dim, memory T S for each
-    head. The path goes by `order` within a document; a key after the query has an empty path, a
-    plain q . k. Doors 1 to 3 of other encodings apply too: biases are added, paths lead from turned queries to turned
-    keys.
+    of each w is lost solves a triangular system, block by block of the path: in time T S head_dim and memory T S for
+    each head. (In a compiled graph the path is one block, and the time T S (S + head_dim).) The path goes by `order`
+    within a document; a key after the query has an empty path, a plain q . k. Doors 1 to 3 of other encodings apply
+    too: biases are added, paths lead from turned queries to turned keys.
 
     Differs from the authors' layer: no convolution of three tokens over w (it leaks position by itself), and w and beta
     for each query head, where theirs belong to key heads. Its forget gate is an encoding of its own: forgetting.
