@@ -222,10 +222,9 @@ def sizes_of(node: Node, role: str) -> tuple[int, int, int | None, int, int] | N
     own = (role,) if role else ("decoder", "encoder")
     named = {what: [name.format(one) for name in names for one in own] for what, names in OF_ROLE.items()}
     heads: Any = node.first((*named["heads"], *HEADS) if role else (*HEADS, *named["heads"]))
-    ran = len({one.layer for one in node.seen.attended}) or None
     layers: Any = node.first(
         (*named["layers"], *LAYERS) if role else (*LAYERS, *named["layers"], "layers"),
-        getattr(node.config, LAYERS[0], ran),
+        getattr(node.config, LAYERS[0], None),
     )
     width: Any = node.first(WIDTHS)
     if role in (stages := stages_of(node)):
@@ -234,6 +233,7 @@ def sizes_of(node: Node, role: str) -> tuple[int, int, int | None, int, int] | N
         heads, layers = heads[stage], node.first(("depths", "depth", *LAYERS))[stage]
         width = node.first(("embed_dim", *WIDTHS))
         width = width * heads // first if isinstance(width, int) and first else 0
+    # Where no key counts layers, those that ran are they.
     layers = layers or len({one.layer for one in node.seen.attended})
     headless = heads is None and bool(node.seen.rows)
     if headless:

@@ -266,11 +266,11 @@ class Attention:
 @torch.enable_grad()
 def band(line: Tensor, product: Product) -> Tensor | None:
     """Who sees whom by a row of logits for the keys around one query; None where blocks hide which keys these are."""
-    (part,) = torch.autograd.grad(line.sum(), product.zeros)
-    queries, keys = part.abs().flatten(0, -3).sum(0).nonzero().T
-    # Blocks of queries and of keys begin alike, and where they overlap, a query stands in two of them.
     if not product.alike:
         return None
+    (part,) = torch.autograd.grad(line.sum(), product.zeros)
+    # Blocks of queries and of keys begin alike, and where they overlap, a query stands in two of them.
+    queries, keys = part.abs().flatten(0, -3).sum(0).nonzero().T
     ahead = keys - queries
     at = torch.arange(2 * int(ahead.abs().max()) + 3)
     distance = at - at[:, None]

@@ -23,8 +23,6 @@ MOST = 1 << 26
 MOST_FEW = 1 << 10
 """How many tokens are few."""
 
-BEFORE = "original_max_position_embeddings"
-
 ROWS, COLUMNS = 4, 8
 """Patches of an image that is given by them."""
 
@@ -77,7 +75,8 @@ def few_tokens(config: Any) -> torch.Tensor:
     """
     numbers = list(whole_numbers(config.to_dict()))
     taken = {number for _, number in numbers}
-    trained = min((number for key, number in numbers if key in (*LENGTHS, BEFORE)), default=MOST_FEW)
+    lengths = (*LENGTHS, "original_max_position_embeddings")
+    trained = min((number for key, number in numbers if key in lengths), default=MOST_FEW)
     counts = (*range(8, min(trained, MOST_FEW) + 1), *range(4, len(taken) + 9))
     return torch.full((1, next(n for n in counts if n not in taken)), 7)
 

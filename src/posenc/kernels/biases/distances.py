@@ -135,15 +135,15 @@ class DistancesLookedUp(WholeBlocks):
         delta = [whole(one, q.device) for one in distances]
         values = at_distances(biases, delta[0] if len(delta) == 1 else torch.cartesian_prod(*delta))
         self.inputs: tuple[Tensor, ...] = (values,)
-        self.table = values.detach().to(torch.promote_types(q.dtype, torch.float32))
+        table = values.detach().to(torch.promote_types(q.dtype, torch.float32))
         # Where a pair's number stands is the sum of a number of its query and one of its key.
         steps = [math.prod(map(len, distances[axis + 1 :])) for axis in range(len(distances))]
         step = torch.tensor(steps, device=q.device)
         far = sum(one.start * size for one, size in zip(distances, steps, strict=True))
         self.of_queries = far - (plan.at.coords * step).sum(-1)
         self.of_keys = (plan.keys_at.coords * step).sum(-1)
-        self.room, self.run = Room(q, self.table.dtype), run_of(self.of_keys)
-        self.runs = self.table.unfold(1, self.run, 1).contiguous()  # [H, entries, run]
+        self.room, self.run = Room(q, table.dtype), run_of(self.of_keys)
+        self.runs = table.unfold(1, self.run, 1).contiguous()  # [H, entries, run]
 
     def index(self, block: Block) -> tuple[Tensor, slice]:
         """The first entry that each query reads for each run of keys, last query first [1 or b, n, runs]; and where the

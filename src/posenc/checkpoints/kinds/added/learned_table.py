@@ -91,9 +91,9 @@ class LearnedTable(Kind):
         """What the spec does not say."""
         counted = "" if self.origin == self.row else f"; the first token stands at {self.row}"
         before = f"the first {self.row} rows of {self.where} are no positions{counted}" if self.row else ""
-        times = self.stack.node.seen.scaled.get(self.path, 1.0)
-        scaled = "" if math.isclose(times, 1.0, rel_tol=1e-4) else f"{self.path} multiplies its rows by {times:.6g}"
         seen, path = self.stack.node.seen, self.where
+        times = seen.scaled.get(self.path, 1.0)
+        scaled = "" if math.isclose(times, 1.0, rel_tol=1e-4) else f"{self.path} multiplies its rows by {times:.6g}"
         whole = path in seen.patches and path not in {**seen.added, **seen.rows}
         resampled = f"{path} is resampled by the model's own code before it is added" if whole else ""
         return "; ".join(sentence for sentence in (before, scaled, resampled) if sentence)
@@ -156,7 +156,8 @@ def grid_of(stack: Stack, item: Found) -> tuple[tuple[int, ...], int] | None:
         other = f"{key.removesuffix('height')}width"
         height, width = keys.peek(key), keys.peek(other)
         if type(height) is int and type(width) is int and height * width == count:
-            keys.say(key, "the grid of patches, resampled to each image"), keys.say(other, "the grid of patches")
+            keys.say(key, "the grid of patches, resampled to each image")
+            keys.say(other, "the grid of patches")
             return (height, width), 0
     # The table is of the images that were seen first, where others came later.
     of = "pretrain_image_size" if keys.has("pretrain_image_size") else "image_size"

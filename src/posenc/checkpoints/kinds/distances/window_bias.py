@@ -120,10 +120,9 @@ class DistanceIndex(Kind):
                     for key, value in stack.node.keys.given.items():
                         if value == rows // 2 and SPEAKS_OF_POSITION.search(key):
                             stack.node.keys.say(key, f"a vector for each distance up to {value}")
-                    told = (
+                    stack.besides.append(
                         "the first vector is of the farthest key behind; layers say what the vectors are compared with"
                     )
-                    stack.besides.append(told)
                     yield cls(stack, path, rows, name)
 
     def specs(self) -> list[str]:
