@@ -36,8 +36,8 @@ ROOMS = [
     {"attention", "embedding", "generation"},
     {"model", "presets"},
     {"testing", "lab"},
-    {"bench", "checkpoints"},
-    {"terminal"},
+    {"checkpoints"},
+    {"terminal", "checkout"},
     {"cli", "web"},
 ]
 # The package itself hands out names from every room, and `python -m posenc` stands over all of them.
@@ -199,7 +199,7 @@ def test_importing_is_light_and_loads_no_encoding(loaded: list[set[str]]) -> Non
     assert not {
         one for modules in loaded for one in modules if re.match(r"posenc\.(schedules|coordinate_maps)\.[a-z]", one)
     }
-    late = re.compile(r"posenc\.(lab|bench|cli|web|terminal|testing|checkpoints)\b")
+    late = re.compile(r"posenc\.(lab|checkout|cli|web|terminal|testing|checkpoints)\b")
     assert not {module for module in loaded[0] if late.match(module)}
 
 
@@ -207,7 +207,7 @@ def test_an_encoding_loads_itself_and_no_other(loaded: list[set[str]]) -> None:
     assert encodings_in(loaded[1]) == {"rotary"}
 
 
-FOR_PEOPLE = ("lab", "bench", "web", "checkpoints", "cli", "terminal")
+FOR_PEOPLE = ("lab", "checkout", "web", "checkpoints", "cli", "terminal")
 
 
 @pytest.mark.parametrize("module", [m for m in FILES if room_of(m) not in (*FOR_PEOPLE, *ABOVE_ALL)])

@@ -12,25 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from posenc.bench import (
-    adding,
-    apart,
-    attention,
-    decoding,
-    measure,
-    memory,
-    peers,
-    plot,
-    report,
-    rotation,
-    run,
-    startup,
-    weights,
-)
-from posenc.bench.measure import FEWEST, WARM_UP, Goal, Group, Row, Verdict, faster
+from posenc import checkout, cli
 from posenc.foreign import CannotRead
 from posenc.lab import plots
 from posenc.positions import Positions
+from posenc_bench import apart, compared, goals, measure, peers, plot, report, run
+from posenc_bench.cases import adding, attention, decoding, memory, models, rotation, startup, weights
+from posenc_bench.goals import Goal
+from posenc_bench.measure import FEWEST, WARM_UP, Group, Row
 
 HOME = Path(__file__).resolve().parent.parent
 
@@ -121,34 +110,20 @@ def test_a_ratio_out_of_too_few_rounds_is_refused(own: int, limit: int) -> None:
         measure.ratio([1.0] * own, [1.0] * limit)
 
 
-def test_a_goal_is_judged_to_the_figures_that_are_shown() -> None:
-    assert [measure.judged(Goal(1.1), value).met for value in (1.1, 1.104, 1.106, None)] == [True, True, False, None]
-
-
-def group_of(clock: Clock, *, error: float = 0.0, kind: str = "posenc", goals=()) -> Group:
+def group_of(clock: Clock, *, error: float = 0.0, kind: str = "posenc") -> Group:
     group = Group("rotation", "a case", "limit", facts={"tokens": 3}, absent={"theirs": "theirs is not installed"})
     group.add("limit", "limit", clock.work("limit", 0.4))
-    group.add("mine", kind, clock.work("mine", 0.6), error=lambda: error, tolerance=1e-3, goals=goals)
+    group.add("mine", kind, clock.work("mine", 0.6), error=lambda: error, tolerance=1e-3)
     return group
 
 
 def test_a_row_says_all_that_was_found(clock: Clock) -> None:
-    goals = [Goal(1.6, "limit"), faster(0.5, "limit"), faster(2, "limit"), Goal(1e-6, of="error"), Goal(1, "theirs")]
-    limit, mine, theirs = measure.measure(group_of(clock, error=5e-7, goals=goals), most=5)
+    limit, mine, theirs = measure.measure(group_of(clock, error=5e-7), most=5)
     assert (limit.value, limit.unit, limit.kind) == (1.0, "x limit", "limit")
     assert mine.value == pytest.approx(1.5) and mine.seconds == pytest.approx(0.6)
     assert (mine.rounds, mine.error, mine.facts, mine.threads) == (5, 5e-7, {"tokens": 3}, 1)
-    assert [verdict.met for verdict in mine.verdicts] == [True, True, False, True, None]
-    assert [verdict.measured for verdict in mine.verdicts[:3]] == pytest.approx([1.5] * 3)
-    assert [str(goal) for goal in goals] == [
-        "at most 1.6 x limit",
-        "at most 2 x limit",
-        "at least 2 x as fast as limit",
-        "error at most 1e-06",
-        "at most 1 x theirs",
-    ]
     assert (theirs.value, theirs.note) == (None, "theirs is not installed")
-    assert json.loads(json.dumps(mine.to_dict()))["verdicts"][0]["met"] is True
+    assert json.loads(json.dumps(mine.to_dict()))["seconds"] == pytest.approx(0.6)
 
 
 @pytest.mark.parametrize("error", [0.5, math.nan])
@@ -280,7 +255,7 @@ def test_every_way_to_a_bias_gives_the_same_result(monkeypatch: pytest.MonkeyPat
     for candidate in group.candidates:
         if candidate.kind == "naive":
             assert measure.difference(found[candidate.name], found[candidate.subject]) < 1e-4, candidate.name
-    assert set(attention.WANTED) <= found.keys()
+    assert set(attention.SPECS) <= found.keys()
     assert max(errors(group).values()) < 1e-4
 
 
@@ -336,7 +311,48 @@ def test_a_step_behind_a_cache_is_the_last_row_of_the_whole(monkeypatch: pytest.
     assert measure.difference(found["none"], found[decoding.BY_HAND]) < 1e-5
 
 
+SMALL = models.Size(32, 4, 2, 12, 2, 9)
+
+
+def test_a_model_by_hand_is_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = models.training(SMALL, with_peers=False, compiled=False)
+    assert max(errors(group).values()) < 1e-5
+    for candidate in group.candidates:
+        candidate.call()
+    group = models.generation(SMALL, with_peers=False)
+    with torch.no_grad():
+        found = values(group)
+    assert errors(group) == {"rotary": 0.0} and found["rotary"].equal(found[models.BY_HAND])
+    assert all(ids.shape == (1, models.PROMPT + 9) for ids in found.values())
+    by_hand, ids = models.ByHand(models.made(SMALL, "rotary"), 13), torch.arange(13)[None]
+    by_hand.cos = by_hand.cos.roll(1, 0)
+    assert models.held(by_hand, ids, models.made(SMALL, "rotary")(ids).detach())() > 1e-3
+
+
 # Apart
+
+
+def test_a_command_is_timed_whole_and_has_to_end_as_it_should(tmp_path: Path) -> None:
+    assert 0 < apart.seconds(str(tmp_path), code="sum(range(100_000))") < 5
+    with pytest.raises(RuntimeError, match="ended with 3"):
+        apart.seconds(str(tmp_path), code="raise SystemExit(3)")
+    apart.seconds(str(tmp_path), code="raise SystemExit(3)", fails=True)
+    with pytest.raises(RuntimeError, match="ended with 0"):
+        apart.seconds(str(tmp_path), code="pass", fails=True)
+
+
+def test_commands_are_told_with_or_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def pretend(folder: str, *words: str, code: str = "", fails: bool = False) -> float:
+        asked.append((words or code, fails))
+        return 1.0 if code else 1.5
+
+    monkeypatch.setattr(apart, "seconds", pretend)
+    monkeypatch.setattr(startup, "imports", lambda *given: iter(()))
+    rows = {row.candidate: row.value for row in startup.rows("quick", with_peers=False)}
+    assert rows["posenc list"] == 1.5 and rows["posenc show rotary"] == 0.5 and rows["import torch"] == 1.0
+    assert asked[0] == (startup.MADE, False) and (("show", "rotari"), True) in asked
 
 
 def test_a_process_of_its_own_answers_in_json(tmp_path, monkeypatch) -> None:
@@ -371,12 +387,12 @@ def test_memory_is_measured_for_what_was_asked(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(apart, "can_see_peaks", lambda: True)
     rows = {(row.candidate, row.case): row for row in memory.rows("quick", with_peers=False)}
     assert asked == [attention.PLAIN, *memory.QUICK, memory.BY_HAND[0]]
-    assert rows["alibi", "T 4096: forward"].verdicts == (Verdict("at most 64 MiB", 65.0, False),)
-    assert rows[memory.QUICK[2], "T 2048: forward and backward"].verdicts[0].met
+    assert rows["alibi", "T 4096: forward"].value == 65.0
+    assert rows[memory.QUICK[2], "T 2048: forward and backward"].value == 10.0
     assert rows["t5_bias", "all"].note.endswith("out of memory") and rows["t5_bias", "all"].value is None
     asked.clear()
     assert len(list(memory.rows("full", with_peers=True))) > len(list(memory.rows("full", with_peers=False)))
-    assert set(attention.WANTED) | set(memory.BY_HAND) <= set(asked)
+    assert set(attention.SPECS) | set(memory.BY_HAND) <= set(asked)
     monkeypatch.setattr(apart, "can_see_peaks", lambda: False)
     (row,) = memory.rows("quick", with_peers=False)
     assert row.note == apart.WHY_NOT
@@ -400,9 +416,9 @@ def test_an_import_is_what_it_takes_beyond_torch(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(apart, "run", pretend)
     monkeypatch.setattr(peers, "versions", lambda: {})
-    rows = {row.candidate: row for row in startup.rows("quick", with_peers=True)}
+    rows = {row.candidate: row for row in startup.imports("quick", with_peers=True, threads=1)}
     assert rows[startup.TORCH].value == 1.0
-    assert rows["import posenc"].value == 0.04 and rows["import posenc"].verdicts[0].met
+    assert rows["import posenc"].value == 0.04
     assert rows["import posenc, make a Rotary"].value == 0.2
     assert rows["x-transformers"].note == "x-transformers is not installed"
 
@@ -437,11 +453,21 @@ def row(candidate: str, value: float | None, kind: str = "peer", **about) -> dic
     ).to_dict()
 
 
-def test_what_we_lose_at_is_read_from_the_rows() -> None:
-    missed, met, unknown = (Verdict(f"at most {n} x limit", 2.0, m) for n, m in ((1, False), (3, True), (4, None)))
+@pytest.fixture
+def wanted(monkeypatch: pytest.MonkeyPatch):
+    """Sets what is wanted of rows, in place of goals.json."""
+
+    def of(*sentences: str, case: str = "a case", candidate: str = "ours") -> None:
+        monkeypatch.setattr(goals, "kept", lambda: {"rotation": {case: {candidate: list(sentences)}}})
+
+    return of
+
+
+def test_what_we_lose_at_is_read_from_the_rows(wanted) -> None:
+    wanted("at most 1 x limit", "at most 3 x limit", "at most 4 x what is not here")
     rows = [
         row("limit", 1.0, "limit"),
-        row("ours", 2.0, "posenc", verdicts=(missed, met, unknown), subject="s"),
+        row("ours", 2.0, "posenc", subject="s"),
         row("faster", 1.5, subject="s"),
         row("slower", 2.5, subject="s"),
         row("another thing", 0.1, subject="t"),
@@ -457,18 +483,137 @@ def test_what_we_lose_at_is_read_from_the_rows() -> None:
     assert report.losses(rows[3:]) == []
 
 
-def test_goals_are_told_as_they_are_said() -> None:
-    quick = measure.judged(faster(20, "theirs"), 1 / 25)
-    exact = measure.judged(Goal(2e-6, of="error"), 3e-6)
-    none = measure.judged(faster(3, "theirs"), None)
-    headers, lines = report.goals([row("ours", 1.0, "posenc", verdicts=(quick, exact, none), threads=2)])
+def test_goals_are_told_as_they_are_said(wanted) -> None:
+    wanted("at least 20 x as fast as theirs", "error at most 2e-06", "at least 3 x as fast as another", case="a *")
+    rows = [row("ours", 1.0, "posenc", error=3e-6, threads=2), row("theirs", 25.0, threads=2), row("theirs", 3.0)]
+    headers, lines = report.goals(rows)
     assert len(headers) == 5
     assert [line[2:] for line in lines] == [
         ["at least 20 x as fast as theirs", "25.0", "met"],
         ["error at most 2e-06", "3.0e-06", "missed"],
-        ["at least 3 x as fast as theirs", "", "not measured"],
+        ["at least 3 x as fast as another", "", "not measured"],
     ]
     assert lines[0][0] == "rotation: a case (2 threads)"
+
+
+def test_a_goal_is_judged_to_the_figures_that_are_shown(wanted) -> None:
+    wanted("at most 1.1 x limit")
+    judged = []
+    for value in (1.1, 1.104, 1.106):
+        case = [row("ours", value, "posenc"), row("limit", 1.0, "limit")]
+        judged += [verdict.met for verdict in goals.verdicts(case[0], case)]
+    assert judged == [True, True, False]
+    assert not goals.verdicts(row("ours", None, "posenc"), [])
+
+
+@pytest.mark.parametrize(
+    ("sentence", "goal"),
+    [
+        ("at most 1.1 x plain causal SDPA", Goal(1.1, "plain causal SDPA")),
+        ("at least 20 x as fast as transformers", Goal(1 / 20, "transformers")),
+        ("at most 64 MiB", Goal(64.0, of="MiB")),
+        ("at most 0.05 s of CPU", Goal(0.05, of="s of CPU")),
+        ("error at most 2e-06", Goal(2e-6, of="error")),
+    ],
+)
+def test_a_goal_is_read_from_its_sentence_and_said_as_it_was(sentence: str, goal: Goal) -> None:
+    assert Goal.parse(sentence) == goal and str(goal) == sentence
+
+
+def test_a_sentence_that_says_no_goal_is_named() -> None:
+    with pytest.raises(ValueError, match=r"no goal is said by 'as fast as can be'; write 'at most 1.1 x NAME'"):
+        Goal.parse("as fast as can be")
+
+
+def test_every_goal_that_is_kept_is_of_something_that_is_measured() -> None:
+    """A candidate that is renamed would leave its goal behind, never met and never missed."""
+    known = {
+        "attention": {*attention.SPECS, *attention.ON_A_GRID},
+        "models": {*models.TRAINED, *models.GENERATED, "rotary, compiled"},
+        "memory": set(attention.SPECS),
+        "weights": set(weights.SPECS["full"]),
+        "decoding": {"rotary", "alibi", "t5_bias", "learned", "sinusoidal"},
+        "startup": {*startup.OURS, *startup.COMMANDS, *startup.WITH_TORCH},
+        "adding": {"sinusoidal", "learned"},
+        "rotation": of_rotation(),
+    }
+    said = {what: {name for case in cases.values() for name in case} for what, cases in goals.kept().items()}
+    assert said.keys() <= set(run.WHAT) and all(names <= known[what] for what, names in said.items())
+    for cases in goals.kept().values():
+        for candidates in cases.values():
+            assert all(str(Goal.parse(line)) == line for lines in candidates.values() for line in lines)
+
+
+def of_rotation() -> set[str]:
+    small = rotation.Case("training", 1, 1, 1, 3, 4, torch.float32)
+    made = (
+        rotation.forward(small, False, False),
+        rotation.with_backward(small, False, True),
+        rotation.decoding(small, False, False),
+        rotation.tables(small),
+        rotation.in_a_layer(False, False, False),
+    )
+    return {candidate.name for group in made for candidate in group.candidates}
+
+
+def test_a_case_of_a_pattern_has_its_goals() -> None:
+    quick = row("alibi", 1.0, "posenc", what="attention", case="T 2048: forward")
+    assert [str(goal) for goal in goals.of(quick)] == ["at most 1.1 x plain causal SDPA", "error at most 2e-06"]
+    assert [str(goal) for goal in goals.of(quick | {"case": "T 2048: forward and backward"})] == [
+        "at most 1.1 x plain causal SDPA"
+    ]
+    assert not list(goals.of(quick | {"candidate": "alibi by hand"}))
+
+
+# Two results
+
+
+def test_two_results_are_told_apart_beyond_their_spread(tmp_path: Path, wanted) -> None:
+    wanted("at most 1.5 x limit", candidate="better")
+    names = {"better": (2.0, 1.0), "worse": (1.0, 2.0), "the same": (1.0, 1.05), "hardly": (1.0, 0.95)}
+    before, after = (
+        result_of([row("limit", 1.0, "limit")] + [spread_out(name, values[i]) for name, values in names.items()])
+        for i in (0, 1)
+    )
+    after["rows"].append(row("new", 1.0, "posenc"))
+    found = compared.pairs(before, after)
+    assert [(pair.after["candidate"], pair.word) for pair in found] == [
+        ("better", "better"),
+        ("worse", "worse"),
+        ("the same", ""),
+        ("hardly", ""),
+    ]
+    page, picture = compared.save(before, after | {"commit": "abc, changed"}, tmp_path)
+    text = page.read_text()
+    assert "Of 4 rows that both have, 1 became cheaper and 1 dearer" in text
+    assert "0.500 | better | at most 1.5 x limit: met |" in text and "After: Commit abc, changed." in text
+    assert picture.stat().st_size > 1000
+    assert compared.save(result_of([]), result_of([]), tmp_path) == [page]
+
+
+def spread_out(name: str, value: float) -> dict:
+    return row(name, value, "posenc") | {"low": 0.9 * value, "high": 1.1 * value}
+
+
+def test_only_rows_that_changed_most_are_drawn() -> None:
+    rows = [spread_out(f"row {i}", 1.0) for i in range(compared.MOST + 9)]
+    before = result_of(rows)
+    after = result_of([one | {"value": 1 + i / 100} for i, one in enumerate(rows)])
+    fig = compared.drawn(before, after)
+    assert fig is not None and len(fig.axes[0].get_yticks()) == compared.MOST
+
+
+@pytest.mark.parametrize("given", [["--compare", "one.json"], ["rotation", "--compare", "one.json", "two.json"]])
+def test_comparing_takes_two_results_and_measures_nothing(given: list[str], capsys) -> None:
+    assert cli.main(["bench", *given]) == 2
+    assert "--compare takes two results, before and after, and measures nothing; got" in capsys.readouterr().err
+
+
+def test_without_a_checkout_there_is_no_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "posenc_bench")
+    monkeypatch.setattr(checkout.posenc, "__file__", str(tmp_path / "lib" / "posenc" / "__init__.py"))
+    with pytest.raises(ValueError, match="the benchmark belongs to the repository, and this posenc was installed"):
+        checkout.benchmark("run")
 
 
 def result_of(rows: list[dict]) -> dict:
@@ -596,7 +741,7 @@ def test_a_file_without_results_is_named(text: str, words: str, tmp_path: Path) 
 
 
 def test_every_word_that_help_names_is_measured() -> None:
-    assert run.WHAT == ("rotation", "attention", "adding", "decoding", "startup", "memory", "weights")
+    assert run.WHAT == ("rotation", "attention", "adding", "decoding", "models", "startup", "memory", "weights")
 
 
 # Counts

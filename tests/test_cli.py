@@ -52,7 +52,7 @@ SURFACE = {
     "train": "task seed train-length steps batch rate matrix-rate layers dim heads text map out threads json",
     "generate": "prompt tokens temperature top-k seed trust",
     "check": "promise json",
-    "bench": "shapes threads peers out json",
+    "bench": "shapes threads peers compare out json",
     "fetch": "json",
     "inspect": "out json",
     "extend": "factor method text images samples lengths start windows chunk dtype passkey longrope-factors tune "

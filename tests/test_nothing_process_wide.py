@@ -33,7 +33,6 @@ OWN_PROCESS = "a command, a run or a worker, which has its process to itself"
 OWN_OBJECTS = "sets attributes of objects that it has made, or that it was given to change"
 THREAD = "of this thread alone"
 ALLOWED = {
-    "bench/*": {r".*": OWN_PROCESS},
     "lab/*": {
         r"signal\.signal|torch\.manual_seed|torch\.set_num_threads|setattr": OWN_PROCESS,
         r"warnings\.\w+": "letters that a font lacks: matplotlib takes no such wish but by a filter of warnings",
@@ -41,6 +40,7 @@ ALLOWED = {
     "cli.py": {r"signal\.signal": OWN_PROCESS},
     "seeding.py": {r"torch\.random\.fork_rng": "the state is put back as it was"},
     "testing/states.py": {r"setattr": OWN_OBJECTS},
+    "checkout.py": {r"sys\.modules": "what is imported is known by its name, as an import makes it"},
     "foreign/code.py": {r"sys\.modules": "a file of the user's becomes a module, as an import makes one"},
     "checkpoints/models/turns.py": {r"sys\.setprofile": THREAD},
     "checkpoints/formats/load.py": {r"logging\.disable_progress_bar": OWN_PROCESS},

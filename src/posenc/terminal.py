@@ -6,7 +6,7 @@ Everything goes through `shown`, which leaves nothing that a terminal would obey
 import shlex
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,6 @@ from rich.text import Text
 from posenc.foreign import visible
 
 if TYPE_CHECKING:
-    from posenc.bench.measure import Row
     from posenc.lab.sweep import Progress, Sweep
     from posenc.testing import Verdict
 
@@ -74,12 +73,10 @@ def verdict(found: "Verdict") -> None:
     say(f"    again: posenc check {shlex.quote(found.subject)} --promise {found.promise}")
 
 
-def measured(rows: Sequence["Row"]) -> None:
-    """Print what was measured on stdout, case by case."""
-    from posenc.bench import report
-
-    for key, found in report.cases([row.to_dict() for row in rows]).items():
-        table(*report.table(found), report.heading(*key))
+def tables(found: Iterable[tuple[Sequence[str], Sequence[Sequence[str]], str]]) -> None:
+    """Print tables on stdout, each with its headers, its lines and its title."""
+    for headers, lines, title in found:
+        table(headers, lines, title)
         say()
 
 

@@ -289,7 +289,7 @@ def tiers(root: Path, file: str, wide: bool = False) -> list[Tests]:
 
 def under_contract(file: str) -> bool:
     """The contract holds encodings and what carries them; the laboratory and the readers of checkpoints are apart."""
-    return not re.search(r"posenc/(lab|bench|checkpoints|web|cli|terminal|testing)", file)
+    return not re.search(r"posenc/(lab|checkpoints|web|cli|terminal|testing)", file)
 
 
 def concerned(encoding: str) -> Callable[[Any], bool]:

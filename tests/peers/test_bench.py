@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from posenc.bench import adding, attention, measure, peers, rotation
+from posenc_bench import measure, peers
+from posenc_bench.cases import adding, attention, rotation
 
 
 @pytest.fixture

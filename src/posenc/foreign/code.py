@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 OWN = re.compile(r"\.py:[^\W\d]")
 MODULES = "posenc_user_"
+OURS = ("posenc", "posenc_bench")
+"""The packages of this repository."""
 
 
 def is_own(name: str) -> bool:
@@ -118,7 +120,7 @@ def is_meant(error: BaseException) -> bool:
         last = last.tb_next
     if last is None:
         return False
-    ours = of_own(last.tb_frame) or str(last.tb_frame.f_globals.get("__name__")).partition(".")[0] == "posenc"
+    ours = of_own(last.tb_frame) or str(last.tb_frame.f_globals.get("__name__")).partition(".")[0] in OURS
     return ours and last.tb_frame.f_code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
 
 

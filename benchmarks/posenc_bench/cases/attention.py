@@ -12,62 +12,63 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posenc import kernels, masks
-from posenc.bench import peers
-from posenc.bench.measure import Goal, Group, difference
 from posenc.catalogue import build
 from posenc.encoding import Encoding, Shape
 from posenc.keys import Keys, Projections
 from posenc.positions import Positions
+from posenc_bench import peers
+from posenc_bench.measure import Group, difference
 
 HEADS, HEAD_DIM = 8, 64
 PLAIN = "plain causal SDPA"
-EXACT = 2e-6
+PLAIN_GRID = "plain SDPA"
 RIGHT, ROUGH = 1e-4, 1e-2
 """The largest errors of ours, and of what is inexact by its nature."""
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What an encoding is to cost at most, in times of plain attention; None where nothing was asked.
+AT_EVERY_LENGTH = (
+    "alibi",
+    "t5_bias",
+    "kerple",
+    "sandwich",
+    "forgetting",
+    "shaw(max_distance=64, values=False)",
+    "alibi + forgetting",
+    "alibi + shaw(max_distance=64, values=False)",
+    "rerope(rotary)",
+    "self_extend(rotary)",
+    "path",
+)
+OTHERS = (
+    "none",
+    "rotary",
+    "xpos",
+    "selective_rotary",
+    "polar",
+    "rotary_values",
+    "mlp_bias",
+    "fire",
+    "shaw(max_distance=64)",
+    "transformer_xl",
+    "deberta",
+    "tupe",
+    "inkling",
+    "on(alibi, heads=(0, 1, 2, 3))",
+    "dual_chunk(rotary)",
+    "contextual",
+    "stick_breaking",
+    "dape(kerple)",
+)
+SPECS = (*AT_EVERY_LENGTH, *OTHERS)
+"""The encodings that are measured. A quick run takes the others at one length."""
+ONE_LENGTH = 1024
 
-    near, far  forward, up to 4096 tokens and beyond
-    backward   forward and backward
-    """
-
-    near: float | None = None
-    far: float | None = None
-    backward: float | None = None
-
-    def at(self, tokens: int, backward: bool) -> float | None:
-        return self.backward if backward else self.near if tokens <= 4096 else self.far
-
-
-WANTED: dict[str, Wanted] = {
-    "alibi": Wanted(1.1, 1.2, 1.1),
-    "t5_bias": Wanted(1.1, 1.2, 1.3),
-    "kerple": Wanted(1.1, 1.2, 1.1),
-    "sandwich": Wanted(1.1, 1.2, 1.1),
-    "forgetting": Wanted(1.25, 1.25, 1.25),
-    "shaw(max_distance=64, values=False)": Wanted(1.6, None, 1.6),
-    "shaw(max_distance=64)": Wanted(),
-    "fire": Wanted(),
-    "mlp_bias": Wanted(),
-    "transformer_xl": Wanted(),
-    "deberta": Wanted(),
-    "inkling": Wanted(),
-    # A sum is to cost a fifth more than its slower part, and a distance map 1.6 times what it maps.
-    "alibi + forgetting": Wanted(1.5, None, 1.5),
-    "alibi + shaw(max_distance=64, values=False)": Wanted(1.92, None, 1.92),
-    "rerope(rotary)": Wanted(1.6, None, 1.6),
-    "self_extend(rotary)": Wanted(1.6, None, 1.6),
-    "path": Wanted(4.0, None, 4.0),
-}
-"""The encodings that are measured -> what each is to cost."""
+ON_A_GRID = ("grid_bias(window=(32, 32))", "log_grid_bias(window=32)", "axial_rotary", "mixed_rotary")
+GRIDS = {"quick": ((32, 32),), "full": ((14, 14), (20, 48), (32, 32), (48, 48))}
 
 FORWARD = {"quick": (512, 1024, 2048, 4096), "full": (512, 1024, 2048, 4096, 8192, 16384)}
 BACKWARD = {"quick": (512, 1024, 2048), "full": (512, 1024, 2048, 4096)}
-LONGEST_OF_ALL = {"quick": 0, "full": 2048}
-"""Beyond it only encodings with a goal are measured."""
+LONGEST_OF_OTHERS = 2048
 QUICK = ("alibi by hand, matrix made in each call", "t5_bias by hand, matrix made in each call")
 """The slow ways that a quick run takes."""
 LONGEST_BY_HAND = 4096
@@ -77,18 +78,32 @@ LONGEST_COMPILED = 2048
 
 
 def groups(shapes: str, with_peers: bool) -> Iterator[Group]:
-    """Every length, forward and with backward, made when its turn comes."""
+    """Every length and every grid, forward and with backward, made when its turn comes."""
     for backward, lengths in ((False, FORWARD[shapes]), (True, BACKWARD[shapes])):
         for tokens in lengths:
             yield causal(tokens, backward, with_peers, shapes=shapes)
+        for grid in GRIDS[shapes]:
+            yield on_a_grid(grid, backward)
 
 
 @dataclass(frozen=True)
 class Case:
-    """q, k, v [1, HEADS, tokens, HEAD_DIM], and the embeddings x [1, tokens, dim] that some encodings read."""
+    """q, k, v [1, HEADS, tokens, HEAD_DIM], and the embeddings x [1, tokens, dim] that some encodings read.
+
+    grid  the cells of an image, all of which see one another; () for tokens in a row, which see those before
+    """
 
     tokens: int
     backward: bool
+    grid: tuple[int, ...] = ()
+
+    @property
+    def mask(self) -> masks.Mask:
+        return masks.bidirectional() if self.grid else masks.causal()
+
+    def positions(self) -> Positions:
+        """New in each pass, as in a model."""
+        return Positions.grid(*self.grid) if self.grid else Positions.count(self.tokens)
 
     def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
         generator = torch.Generator().manual_seed(0)
@@ -116,11 +131,27 @@ class Subject:
         self.memo = {name: fact.requires_grad_(case.backward) for name, fact in memo.items()}
 
     def call(self, kernel: str = "auto") -> Tensor:
-        """One forward pass: positions are new in each, as in a model."""
-        at = Positions.count(self.case.tokens)
-        keys = Keys(self.k, self.v, at, self.memo, self.memo)
-        bound = kernels.bind(kernel, self.encoding, scale=HEAD_DIM**-0.5)
-        return self.encoding.attend(self.q, at, keys, masks.causal(), bound)[0]
+        """One forward pass, as in a layer between its projections: queries and keys turned, and attention."""
+        at, everything = self.case.positions(), slice(None)
+        return self.attended(self.encoding, kernel, (self.q, self.k, self.v), self.memo, at, everything)
+
+    def attended(
+        self,
+        encoding: Encoding,
+        kernel: str,
+        given: tuple[Tensor, Tensor, Tensor],
+        memo: dict[str, Tensor],
+        at: Positions,
+        rows: slice,
+    ) -> Tensor:
+        """What these rows of queries get."""
+        q, k, v = given
+        if not encoding.turns_when_attending:
+            q, k = encoding.turn_both(q, k, at, at)
+        facts = {name: fact[:, :, rows] for name, fact in memo.items()}
+        keys = Keys(k, v, at, memo, facts)
+        bound = kernels.bind(kernel, encoding, scale=HEAD_DIM**-0.5)
+        return encoding.attend(q[:, :, rows], at.rows(rows), keys, self.case.mask, bound)[0]
 
     def wanting_gradients(self) -> list[Tensor]:
         return [self.q, self.k, self.v, *self.encoding.parameters(), *self.memo.values()]
@@ -130,15 +161,11 @@ class Subject:
         """The largest difference from the readable kernel in float64, over some rows of queries."""
         out, tokens = call(), self.case.tokens
         encoding = copy.deepcopy(self.encoding).double()
-        at = Positions.count(tokens)
         memo = remembered(encoding, self.case, torch.float64)
+        given = (self.q.double(), self.k.double(), self.v.double())
         errors = []
         for rows in (slice(0, 32), slice(tokens // 2, tokens // 2 + 32), slice(tokens - 32, tokens)):
-            query_memo = {name: fact[:, :, rows] for name, fact in memo.items()}
-            keys = Keys(self.k.double(), self.v.double(), at, memo, query_memo)
-            bound = kernels.bind("reference", encoding, scale=HEAD_DIM**-0.5)
-            some = self.q[:, :, rows].double()
-            right, _ = encoding.attend(some, at.rows(rows), keys, masks.causal(), bound)
+            right = self.attended(encoding, "reference", given, memo, self.case.positions(), rows)
             errors.append(difference(out[:, :, rows], right))
         return difference(torch.tensor(errors), torch.zeros(len(errors)))
 
@@ -153,52 +180,71 @@ def remembered(encoding: Encoding, case: Case, dtype: torch.dtype = torch.float3
         return x.unflatten(-1, (HEADS, HEAD_DIM)).transpose(1, 2)
 
     x = case.embeddings().to(dtype)
-    return encoding.remember(x, Positions.count(case.tokens), Projections(heads, heads, heads))
+    return encoding.remember(x, case.positions(), Projections(heads, heads, heads))
 
 
 def causal(tokens: int, backward: bool, with_peers: bool, *, shapes: str = "full", only: str = "") -> Group:
     """Every encoding, or `only` the candidate of a name, on the same queries, keys and values of one length."""
-    passes = "forward and backward" if backward else "forward"
-    facts = {"tokens": tokens, "heads": HEADS, "head_dim": HEAD_DIM, "dtype": "float32", "pass": passes}
-    group = Group("attention", f"T {tokens}: {passes}", PLAIN, facts=facts, grad=backward)
     case = Case(tokens, backward)
-    given = case.inputs()
-
-    def plain() -> Tensor:
-        return F.scaled_dot_product_attention(*given, is_causal=True)
-
-    upstream = torch.randn(given[0].shape, generator=torch.Generator().manual_seed(3))
-
-    def both_ways(call: Callable[[], Tensor], wanting: Iterable[Tensor]) -> Callable[[], Any]:
-        wanting = tuple(wanting)
-        return (lambda: torch.autograd.grad(call(), wanting, upstream, allow_unused=True)) if backward else call
-
-    group.add(PLAIN, "limit", both_ways(plain, given))
-    for spec, wanted in WANTED.items():
-        bound = wanted.at(tokens, backward)
-        if (tokens > LONGEST_OF_ALL[shapes] and bound is None) or (only and not only_of(spec, only)):
+    group, given = begun(f"T {tokens}", PLAIN, case)
+    for spec in SPECS if only else measured_at(tokens, shapes):
+        if only and not only_of(spec, only):
             continue
         subject = Subject(spec, case, given)
-        ways: list[ByHand] = [(spec, "posenc", lambda subject=subject: subject.call)]
-        ways += by_hand(subject, with_peers, compiled=shapes == "full" and not (backward or only))
-        for name, kind, make in ways:
+        if only in ("", spec):
+            add(group, subject, spec, "posenc", subject.call, spec, RIGHT)
+        for name, kind, make in by_hand(subject, with_peers, compiled=shapes == "full" and not (backward or only)):
             if only not in ("", name) or (shapes == "quick" and kind == "naive" and name not in QUICK):
                 continue
             try:
-                call = make()
+                add(group, subject, name, kind, make(), spec, ROUGH)
             except peers.Absent as reason:
                 group.absent[name] = str(reason)
-                continue
-            goals = []
-            if name == spec and bound is not None:
-                goals.append(Goal(bound, PLAIN))
-            if name == spec and wanted.near is not None and tokens <= 8192:
-                goals.append(Goal(EXACT, of="error"))
-            error = functools.partial(subject.error, call)
-            timed = both_ways(call, subject.wanting_gradients())
-            tolerance = ROUGH if kind != "posenc" or name != spec else RIGHT
-            group.add(name, kind, timed, error=error, tolerance=tolerance, goals=goals, subject=spec)
     return group
+
+
+def on_a_grid(grid: tuple[int, ...], backward: bool) -> Group:
+    """The encodings of images, on the cells of one, all of which see one another."""
+    case = Case(math.prod(grid), backward, grid)
+    group, given = begun(" x ".join(map(str, grid)), PLAIN_GRID, case)
+    for spec in ON_A_GRID:
+        subject = Subject(spec, case, given)
+        add(group, subject, spec, "posenc", subject.call, spec, RIGHT)
+    return group
+
+
+def begun(size: str, limit: str, case: Case) -> tuple[Group, tuple[Tensor, Tensor, Tensor]]:
+    """A group with plain attention alone, and the queries, keys and values that all of its candidates get."""
+    passes = "forward and backward" if case.backward else "forward"
+    facts = {"tokens": case.tokens, "heads": HEADS, "head_dim": HEAD_DIM, "dtype": "float32", "pass": passes}
+    group = Group("attention", f"{size}: {passes}", limit, facts=facts, grad=case.backward)
+    given = case.inputs()
+    plain = functools.partial(F.scaled_dot_product_attention, *given, is_causal=not case.grid)
+    group.add(limit, "limit", both_ways(plain, given, case))
+    return group, given
+
+
+def add(
+    group: Group, subject: Subject, name: str, kind: str, call: Callable[[], Tensor], spec: str, tolerance: float
+) -> None:
+    error = functools.partial(subject.error, call)
+    timed = both_ways(call, subject.wanting_gradients(), subject.case)
+    group.add(name, kind, timed, error=error, tolerance=tolerance, subject=spec)
+
+
+def both_ways(call: Callable[[], Tensor], wanting: Iterable[Tensor], case: Case) -> Callable[[], Any]:
+    """The call, with the gradients of what wants them where the case has a backward pass."""
+    if not case.backward:
+        return call
+    wanting = tuple(wanting)
+    upstream = torch.randn(1, HEADS, case.tokens, HEAD_DIM, generator=torch.Generator().manual_seed(3))
+    return lambda: torch.autograd.grad(call(), wanting, upstream, allow_unused=True)
+
+
+def measured_at(tokens: int, shapes: str) -> tuple[str, ...]:
+    """The encodings that a run measures at one length."""
+    others = tokens <= LONGEST_OF_OTHERS if shapes == "full" else tokens == ONE_LENGTH
+    return SPECS if others else AT_EVERY_LENGTH
 
 
 def only_of(spec: str, name: str) -> bool:

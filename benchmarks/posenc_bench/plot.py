@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
-from posenc.bench.report import Found
 from posenc.lab import plots
+from posenc_bench.goals import Found
 
 PASSES = ("forward", "forward and backward")
 

@@ -10,7 +10,7 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -31,34 +31,6 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 @dataclass(frozen=True)
-class Goal:
-    """What a row is to reach: its measure, divided by that of `than` where there is one, at most `bound`.
-
-    bound  the largest value that meets the goal
-    than   the candidate whose time this one's is divided by; "" for a measure that stands alone
-    of     what is measured: "time", "error", or the row's own unit ("MiB", "s", "graphs")
-
-    "At least 20 times faster than another" is a time of at most 1/20 of the other's: see `faster`.
-    """
-
-    bound: float
-    than: str = ""
-    of: str = "time"
-
-    def __str__(self) -> str:
-        if not self.than:
-            return f"{self.of} at most {self.bound:g}" if self.of == "error" else f"at most {self.bound:g} {self.of}"
-        if self.bound < 1:
-            return f"at least {1 / self.bound:g} x as fast as {self.than}"
-        return f"at most {self.bound:g} x {self.than}"
-
-
-def faster(times: float, than: str) -> Goal:
-    """At least so many times as fast as another candidate."""
-    return Goal(1 / times, than)
-
-
-@dataclass(frozen=True)
 class Candidate:
     """One way of doing what a group of candidates does.
 
@@ -67,7 +39,6 @@ class Candidate:
     call       does it once
     error      the largest absolute difference from float64; None where there is nothing to compare
     tolerance  the largest error that is still a result
-    goals      what it is to reach
     subject    what it computes, where candidates of a group differ in that
     """
 
@@ -76,7 +47,6 @@ class Candidate:
     call: Callable[[], Any]
     error: Callable[[], float] | None = None
     tolerance: float = math.inf
-    goals: tuple[Goal, ...] = ()
     subject: str = ""
 
 
@@ -112,19 +82,9 @@ class Group:
         *,
         error: Callable[[], float] | None = None,
         tolerance: float = math.inf,
-        goals: Iterable[Goal] = (),
         subject: str = "",
     ) -> None:
-        self.candidates.append(Candidate(name, kind, call, error, tolerance, tuple(goals), subject))
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A goal beside what was measured; neither met nor missed where what it compares with could not be tried."""
-
-    goal: str
-    measured: float | None
-    met: bool | None
+        self.candidates.append(Candidate(name, kind, call, error, tolerance, subject))
 
 
 @dataclass(frozen=True)
@@ -152,7 +112,6 @@ class Row:
     seconds: float | None = None
     rounds: int = 0
     error: float | None = None
-    verdicts: tuple[Verdict, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     subject: str = ""
     note: str = ""
@@ -195,23 +154,11 @@ def measure(group: Group, *, threads: int = 1, seconds: float = 10.0, most: int 
             continue
         own = taken[candidate.name]
         value, low, high = ratio(own, taken[group.limit], wall=threads > 1)
-        verdicts = []
-        for goal in candidate.goals:
-            if goal.of == "error":
-                verdicts.append(judged(goal, error))
-            else:
-                other = taken.get(goal.than)
-                verdicts.append(judged(goal, None if other is None else ratio(own, other, wall=threads > 1)[0]))
-        found = (value, low, high, statistics.median(own), len(own), error, tuple(verdicts))
+        found = (value, low, high, statistics.median(own), len(own), error)
         rows.append(Row(*about, *found, group.facts, candidate.subject))
     for name, reason in group.absent.items():
         rows.append(Row(group.what, group.case, name, "peer", "", threads, facts=group.facts, note=reason))
     return rows
-
-
-def judged(goal: Goal, measured: float | None) -> Verdict:
-    """Whether a goal is met, to the three figures that are shown."""
-    return Verdict(str(goal), measured, None if measured is None else float(f"{measured:.3g}") <= goal.bound)
 
 
 def take_turns(

@@ -4,6 +4,7 @@ import datetime
 import gc
 import os
 import platform
+import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ import torch
 
 import posenc
 from posenc import kernels
-from posenc.bench import adding, attention, decoding, memory, peers, rotation, startup, weights
-from posenc.bench.measure import Group, Row, measure
-from posenc.bench.report import SCHEMA
 from posenc.foreign import quoted
+from posenc_bench import peers, report
+from posenc_bench.cases import adding, attention, decoding, memory, models, rotation, startup, weights
+from posenc_bench.measure import Group, Row, measure
 
 SHAPES = ("quick", "full")
 
@@ -24,6 +25,7 @@ IN_TURNS: dict[str, Callable[[str, bool], Iterator[Group]]] = {
     "attention": attention.groups,
     "adding": adding.groups,
     "decoding": decoding.groups,
+    "models": models.groups,
 }
 """What is timed in this process: candidates that take turns."""
 
@@ -47,16 +49,16 @@ def bench(
     shapes: str = "quick",
     threads: Sequence[int] = (1,),
     with_peers: bool = True,
-    show: Callable[[Sequence[Row]], None] | None = None,
+    show: Callable[[list[Any]], None] | None = None,
     doing: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Measure, and give everything that was found as plain values.
 
     what        "rotation", "attention", ...: see WHAT; nothing stands for all
-    shapes      "quick" (the decisive shapes, three minutes) or "full" (all of them)
+    shapes      "quick" (the decisive shapes, minutes) or "full" (all of them)
     threads     the numbers of threads to time with; what is measured apart is measured with one
     with_peers  whether other libraries, where they are installed, are measured too
-    show        called with the rows of a case as soon as they are there
+    show        called with the tables of a case as soon as they are there
     doing       called with what is measured next
 
     Raises ValueError for something that is not measured here, and RuntimeError when one of our results is wrong.
@@ -69,6 +71,7 @@ def bench(
     wanted = tuple(what) or WHAT
     facts: dict[str, Any] = {
         "began": now(),
+        "commit": commit(),
         "hardware": hardware(),
         "versions": versions(),
         "kernels": kernels.status(),
@@ -79,7 +82,7 @@ def bench(
     def found(new: list[Row]) -> None:
         rows.extend(new)
         if show is not None:
-            show(new)
+            show(report.tables([row.to_dict() for row in new]))
 
     def say(words: str) -> None:
         if doing is not None:
@@ -99,7 +102,22 @@ def bench(
     settings = {"what": wanted, "shapes": shapes, "threads": tuple(threads), "peers": with_peers}
     busy.append(load())
     facts |= {"ended": now(), "load": busy}
-    return {"schema": SCHEMA, "settings": settings, **facts, "rows": [row.to_dict() for row in rows]}
+    return {"schema": report.SCHEMA, "settings": settings, **facts, "rows": [row.to_dict() for row in rows]}
+
+
+def commit() -> str:
+    """The commit that was measured, with "changed" where files of posenc differ from it; "" where git cannot say."""
+    home = Path(posenc.__file__).resolve().parent
+
+    def git(*words: str) -> str:
+        try:
+            done = subprocess.run(["git", *words], cwd=home, capture_output=True, text=True, check=False)
+        except OSError:
+            return ""
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    head = git("rev-parse", "--short=12", "HEAD")
+    return f"{head}, changed" if head and git("status", "--porcelain", "--", ".") else head
 
 
 def now() -> str:

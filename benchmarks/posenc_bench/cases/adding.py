@@ -8,16 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posenc.bench import peers
-from posenc.bench.measure import Goal, Group, difference
 from posenc.catalogue import build
 from posenc.encoding import Shape
+from posenc_bench import peers
+from posenc_bench.measure import Group, difference
 
 SLICE = "adding a slice of a kept table"
 LOOK_UP = "adding F.embedding"
 ROWS = 5000
-NO_SLOWER = 1.05
-"""Equal costs differ by so much from run to run."""
 
 
 @dataclass(frozen=True)
@@ -64,17 +62,17 @@ def sinusoidal(case: Case, with_peers: bool) -> Group:
     group = Group("adding", f"sinusoidal, {case}", SLICE, facts={"x": [case.batch, case.tokens, case.dim]})
     x, right = case.inputs(), case.right()
 
-    def add(name: str, kind: str, call: Callable[[], Tensor], *goals: Goal, rows: Tensor = right) -> None:
+    def add(name: str, kind: str, call: Callable[[], Tensor], rows: Tensor = right) -> None:
         tolerance = 1e-6 if kind == "posenc" else 1e-2
         wanted = x.double() + rows
-        group.add(name, kind, call, error=lambda: difference(call(), wanted), tolerance=tolerance, goals=goals)
+        group.add(name, kind, call, error=lambda: difference(call(), wanted), tolerance=tolerance)
 
     last = case.start + case.tokens
     table = torch.zeros(max(ROWS, last), case.dim)
     table[case.start : last] = right
     add(SLICE, "limit", lambda: x + table[case.start : last])
     encoding = build("sinusoidal", Shape.of(case.dim, 1, ROWS))
-    add("sinusoidal", "posenc", lambda: encoding(x, offset=case.start), Goal(NO_SLOWER, SLICE))
+    add("sinusoidal", "posenc", lambda: encoding(x, offset=case.start))
     add("by hand, sinusoids made in each call", "naive", lambda: x + by_hand(case))
     for name, make in THEIRS.items() if with_peers and not case.start else ():
         try:
@@ -115,16 +113,16 @@ def learned(case: Case, backward: bool) -> Group:
     ids = torch.arange(case.start, last)
     upstream = case.inputs()
 
-    def add(name: str, kind: str, call: Callable[[], Tensor], *goals: Goal) -> None:
+    def add(name: str, kind: str, call: Callable[[], Tensor]) -> None:
         def both_ways() -> Any:
             return torch.autograd.grad(call(), table, upstream)
 
         def error() -> float:
             return difference(call().detach(), x.double() + table[case.start : last].detach())
 
-        group.add(name, kind, both_ways if backward else call, error=error, tolerance=1e-6, goals=goals)
+        group.add(name, kind, both_ways if backward else call, error=error, tolerance=1e-6)
 
     add(LOOK_UP, "limit", lambda: x + F.embedding(ids, table))
-    add("learned", "posenc", lambda: encoding(x, offset=case.start), Goal(NO_SLOWER, LOOK_UP))
+    add("learned", "posenc", lambda: encoding(x, offset=case.start))
     add("by hand, nn.Embedding of arange", "naive", lambda: x + F.embedding(torch.arange(case.start, last), table))
     return group

@@ -173,3 +173,18 @@ def sinusoidal_of_x_transformers(dim: int) -> Callable[[Tensor], Tensor]:
     with torch.no_grad():
         module.scale.fill_(1.0)
     return module
+
+
+def llama(vocab: int, dim: int, heads: int, layers: int) -> Any:
+    """A Llama of transformers with as many parameters as our decoder: three matrices of 8/3 dim instead of two of 4."""
+    config = library("transformers", "transformers").LlamaConfig(
+        vocab_size=vocab,
+        hidden_size=dim,
+        intermediate_size=8 * dim // 3,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        max_position_embeddings=2048,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    return library("transformers.models.llama.modeling_llama", "transformers").LlamaForCausalLM(config)

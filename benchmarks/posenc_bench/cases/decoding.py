@@ -10,11 +10,11 @@ from torch import Tensor
 
 from posenc import masks
 from posenc.attention import Attention
-from posenc.bench import apart
-from posenc.bench.measure import Goal, Group, Row, difference, judged
 from posenc.cache import SlotCache
 from posenc.model import Decoder
 from posenc.positions import Positions
+from posenc_bench import apart
+from posenc_bench.measure import Group, Row, difference
 
 BY_HAND = "by hand, without position"
 DIM, HEADS = 1024, 16
@@ -88,11 +88,10 @@ def rows(shapes: str, with_peers: bool, threads: int = 1) -> Iterator[Row]:
         except RuntimeError as error:
             yield Row("decoding", case, spec, "posenc", "graphs", threads, note=str(error))
             continue
-        verdicts = (judged(Goal(1, of="graphs"), graphs),)
-        yield Row("decoding", case, spec, "posenc", "graphs", threads, graphs, graphs, graphs, verdicts=verdicts)
+        yield Row("decoding", case, spec, "posenc", "graphs", threads, graphs, graphs, graphs)
 
 
-CODE = "from posenc.bench import decoding; decoding.in_a_process_of_its_own()"
+CODE = "from posenc_bench.cases import decoding; decoding.in_a_process_of_its_own()"
 
 
 @torch.inference_mode()

@@ -10,17 +10,16 @@ from torch import Tensor
 
 from posenc import masks
 from posenc.attention import Attention
-from posenc.bench import peers
-from posenc.bench.measure import Goal, Group, difference, faster
 from posenc.catalogue import build
 from posenc.encoding import Encoding, Shape
 from posenc.kernels import native
 from posenc.positions import Positions
+from posenc_bench import peers
+from posenc_bench.measure import Group, difference
 
 BASE = 10_000.0
 COPY, CLONE = "copy_ of q and k", "clone of q and k"
 TWO_COPIES = "two copies of q and k"
-HF = "transformers"
 
 TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 0.2}
 """What is still the result that was asked for (float32 angles, products in bfloat16), and what is another one."""
@@ -110,7 +109,6 @@ def uncompiled(turn: Callable[..., Any]) -> Callable[..., Any]:
 
 def forward(case: Case, with_peers: bool, full: bool) -> Group:
     """q and k turned, without gradients: in place as Attention does it, and into new tensors as a stranger has it."""
-    in_place, functional, pure = FORWARD[case.name, case.dtype]
     group = Group("rotation", f"{case}: forward", COPY, facts=case.facts | {"pass": "forward"}, heap=heap_of(case))
     at = Positions.count(case.tokens, case.start)
     q, k = case.inputs()
@@ -120,14 +118,13 @@ def forward(case: Case, with_peers: bool, full: bool) -> Group:
     for layout in ("half", "interleaved"):
         rope = rotary(case.head_dim, layout)
         turn = partial(rope.turn_both, at=at, keys_at=at, in_place=True)
-        wanted = in_place if layout == "half" else in_place[:1]
-        add_rotation(group, f"rotary, {layout}, in place", "posenc", case, turn, layout, goals=wanted, own=True)
+        add_rotation(group, f"rotary, {layout}, in place", "posenc", case, turn, layout, own=True)
     rope = rotary(case.head_dim)
     turn = partial(rope, positions=at)
-    add_rotation(group, "rotary, into new tensors", "posenc", case, turn, "half", goals=functional, given=(q, k))
+    add_rotation(group, "rotary, into new tensors", "posenc", case, turn, "half", given=(q, k))
     add_rotation(group, "rotary without C, into new tensors", "posenc", case, uncompiled(turn), "half", given=(q, k))
     turn = uncompiled(partial(rope.turn_both, at=at, keys_at=at, in_place=True))
-    add_rotation(group, "rotary without C, in place", "posenc", case, turn, "half", goals=pure, own=True)
+    add_rotation(group, "rotary without C, in place", "posenc", case, turn, "half", own=True)
     if full:
         turn = torch.compile(partial(rotary(case.head_dim), positions=at))
         add_rotation(group, "rotary, compiled", "posenc", case, turn, "half", given=(q, k))
@@ -135,18 +132,8 @@ def forward(case: Case, with_peers: bool, full: bool) -> Group:
     return group
 
 
-FORWARD: dict[tuple[str, torch.dtype], tuple[tuple[Goal, ...], ...]] = {
-    ("prefill", torch.float32): ((Goal(1.0, COPY), faster(20, HF)), (Goal(1.4, CLONE),), (faster(10, HF),)),
-    ("prefill", torch.bfloat16): ((Goal(1.1, COPY), faster(20, HF)), (Goal(1.4, CLONE),), ()),
-    ("training", torch.float32): ((Goal(1.1, COPY), faster(6, HF)), (Goal(1.3, COPY),), ()),
-    ("training", torch.bfloat16): ((Goal(1.4, COPY), faster(4, HF)), (Goal(1.6, COPY),), ()),
-}
-"""What is to be reached in place, into new tensors, and in place without the C kernel."""
-
-
 def with_backward(case: Case, with_peers: bool, full: bool) -> Group:
     """Forward and backward, into new tensors, beside two copies."""
-    eager, traced = BACKWARD[case.name, case.dtype]
     facts = case.facts | {"pass": "forward and backward"}
     group = Group("rotation", f"{case}: forward and backward", TWO_COPIES, facts=facts, grad=True, heap=heap_of(case))
     q, k = (x.requires_grad_() for x in case.inputs())
@@ -170,29 +157,20 @@ def with_backward(case: Case, with_peers: bool, full: bool) -> Group:
             [turned(some_heads(x), case, layout, -1) for x in upstream],
         )
 
-    def add(name: str, kind: str, turn: Callable[..., Any], layout: str, goals: tuple[Goal, ...] = ()) -> None:
+    def add(name: str, kind: str, turn: Callable[..., Any], layout: str) -> None:
         tolerance = TOLERANCE[case.dtype]
-        group.add(name, kind, both_ways(turn), error=error_of(turn, layout), tolerance=tolerance, goals=goals)
+        group.add(name, kind, both_ways(turn), error=error_of(turn, layout), tolerance=tolerance)
 
     at = Positions.count(case.tokens, case.start)
     group.add(TWO_COPIES, "limit", two_copies)
-    add("rotary", "posenc", partial(rotary(case.head_dim), positions=at), "half", eager)
+    add("rotary", "posenc", partial(rotary(case.head_dim), positions=at), "half")
     add("rotary, interleaved", "posenc", partial(rotary(case.head_dim, "interleaved"), positions=at), "interleaved")
     add("rotary without C", "posenc", uncompiled(partial(rotary(case.head_dim), positions=at)), "half")
     if full:
-        add("rotary, compiled", "posenc", torch.compile(partial(rotary(case.head_dim), positions=at)), "half", traced)
+        add("rotary, compiled", "posenc", torch.compile(partial(rotary(case.head_dim), positions=at)), "half")
     for name, kind, made in others(group, case, with_peers, full):
         add(name, kind, made.rotate, made.layout)
     return group
-
-
-BACKWARD: dict[tuple[str, torch.dtype], tuple[tuple[Goal, ...], tuple[Goal, ...]]] = {
-    ("training", torch.float32): ((Goal(1.35, TWO_COPIES),), (Goal(1.1, TWO_COPIES),)),
-    ("training", torch.bfloat16): ((Goal(1.8, TWO_COPIES),), ()),
-    ("prefill", torch.float32): ((), ()),
-    ("prefill", torch.bfloat16): ((Goal(1.3, TWO_COPIES),), ()),
-}
-"""What is to be reached, and what compiled."""
 
 
 def decoding(case: Case, with_peers: bool, full: bool) -> Group:
@@ -203,12 +181,12 @@ def decoding(case: Case, with_peers: bool, full: bool) -> Group:
     group.add(COPY, "limit", lambda: (kept_q.copy_(q), kept_k.copy_(k)))
     rope = rotary(case.head_dim)
     turn = partial(rope, offset=case.start)
-    add_rotation(group, "rotary", "posenc", case, turn, "half", goals=(faster(3, HF),), given=(q, k))
+    add_rotation(group, "rotary", "posenc", case, turn, "half", given=(q, k))
     at = Positions.count(case.tokens, case.start)
     turn = partial(rope.turn_both, at=at, keys_at=at, in_place=True)
     # As in a layer of a model, whose pass has made its positions; so are the tables that a peer is given.
     name = "rotary, in place, positions given"
-    add_rotation(group, name, "posenc", case, turn, "half", goals=(faster(3, HF),), own=True)
+    add_rotation(group, name, "posenc", case, turn, "half", own=True)
     turn = uncompiled(partial(rope, offset=case.start))
     add_rotation(group, "rotary without C", "posenc", case, turn, "half", given=(q, k))
     add_others(group, case, (q, k), with_peers, full)
@@ -234,7 +212,7 @@ def tables(case: Case) -> Group:
 
     group.add(kept, "limit", lambda: rope.turn_both(q, k, at, at, in_place=True))
     group.add("rotary in place, positions new in each call", "posenc", each_forward)
-    group.add("rotary in place, tables from nothing", "posenc", from_nothing, goals=(Goal(2.0, kept),))
+    group.add("rotary in place, tables from nothing", "posenc", from_nothing)
     return group
 
 
@@ -259,7 +237,7 @@ def in_a_layer(backward: bool, with_peers: bool, full: bool) -> Group:
         return once
 
     group.add(without, "limit", call(Encoding()))
-    group.add("rotary", "posenc", call(rotary(head_dim)), goals=(Goal(1.02, without),))
+    group.add("rotary", "posenc", call(rotary(head_dim)))
     for name, kind, made in others(group, case, with_peers, full):
         group.add(name, kind, call(Theirs(made.rotate)))
     return group
@@ -308,7 +286,6 @@ def add_rotation(
     rotate: Callable[[Tensor, Tensor], Any],
     layout: str,
     *,
-    goals: tuple[Goal, ...] = (),
     given: tuple[Tensor, Tensor] | None = None,
     own: bool = False,
 ) -> None:
@@ -322,7 +299,7 @@ def add_rotation(
         right = [turned(some_heads(x), case, layout) for x in fresh]
         return difference([some_heads(x) for x in rotate(*fresh)], right)
 
-    group.add(name, kind, lambda: rotate(q, k), error=error, tolerance=TOLERANCE[case.dtype], goals=goals)
+    group.add(name, kind, lambda: rotate(q, k), error=error, tolerance=TOLERANCE[case.dtype])
 
 
 def heap_of(case: Case) -> int:

@@ -6,19 +6,10 @@ from collections.abc import Iterator
 
 import torch
 
-from posenc.bench import apart, attention, peers
-from posenc.bench.attention import PLAIN
-from posenc.bench.measure import Goal, Row, judged
-
-WANTED: dict[str, tuple[float, float]] = {
-    "alibi": (64, 64),
-    "t5_bias": (64, 128),
-    "kerple": (64, 128),
-    "sandwich": (64, 64),
-    "forgetting": (64, 128),
-    "shaw(max_distance=64, values=False)": (128, 192),
-}
-"""Encoding -> MiB forward at 4096 tokens, and MiB with backward at 2048."""
+from posenc_bench import apart, peers
+from posenc_bench.cases import attention
+from posenc_bench.cases.attention import PLAIN
+from posenc_bench.measure import Row
 
 QUICK = ("alibi", "t5_bias", "shaw(max_distance=64, values=False)")
 OF_A_PEER = "x-transformers: alibi"
@@ -33,7 +24,7 @@ def rows(shapes: str, with_peers: bool, threads: int = 1) -> Iterator[Row]:
     if not apart.can_see_peaks():
         yield Row("memory", "all", "all", "posenc", "MiB", threads, note=apart.WHY_NOT)
         return
-    specs = QUICK if shapes == "quick" else tuple(attention.WANTED)
+    specs = QUICK if shapes == "quick" else attention.SPECS
     usual = BY_HAND[:1] if shapes == "quick" else [name for name in BY_HAND if with_peers or name != OF_A_PEER]
     for name in (PLAIN, *specs, *usual):
         try:
@@ -45,15 +36,12 @@ def rows(shapes: str, with_peers: bool, threads: int = 1) -> Iterator[Row]:
         subject = "alibi" if name in BY_HAND else name
         for (tokens, backward), peak in zip(cases, peaks, strict=True):
             passes = "forward and backward" if backward else "forward"
-            wanted = WANTED.get(name, (None, None))[backward]
-            asked = wanted is not None and tokens == (2048 if backward else 4096)
-            verdicts = (judged(Goal(wanted, of="MiB"), peak),) if asked else ()
             facts = {"tokens": tokens, "pass": passes}
             about = ("memory", f"T {tokens}: {passes}", name, kind, "MiB beyond the inputs", threads)
-            yield Row(*about, peak, peak, peak, rounds=1, verdicts=verdicts, facts=facts, subject=subject)
+            yield Row(*about, peak, peak, peak, rounds=1, facts=facts, subject=subject)
 
 
-CODE = "from posenc.bench import memory; memory.in_a_process_of_its_own()"
+CODE = "from posenc_bench.cases import memory; memory.in_a_process_of_its_own()"
 
 
 def in_a_process_of_its_own() -> None:

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from posenc import foreign
+from posenc_bench.goals import Found, verdicts
 
 SCHEMA = 1
-
-Found = Mapping[str, Any]
-"""A row as plain values: Row.to_dict(), or what was read back from JSON."""
 
 HEADERS = ("candidate", "", "quartiles", "error", "goal")
 GOALS = ("", "", "goal", "measured", "met")
@@ -37,10 +35,15 @@ def table(rows: Sequence[Found]) -> tuple[list[str], list[list[str]]]:
         if row["value"] is None:
             lines.append([row["candidate"], row["note"], "", small(row["error"]), ""])
             continue
-        goals = "; ".join(f"{goal['goal']}: {MET[goal['met']]}" for goal in row["verdicts"])
+        goals = "; ".join(f"{verdict.goal}: {MET[verdict.met]}" for verdict in verdicts(row, rows))
         spread = "" if row["low"] == row["high"] else f"{number(row['low'])} to {number(row['high'])}"
         lines.append([row["candidate"], number(row["value"]), spread, small(row["error"]), goals])
     return ["candidate", unit, *HEADERS[2:]], lines
+
+
+def tables(rows: Sequence[Found]) -> list[tuple[list[str], list[list[str]], str]]:
+    """Headers, lines and title of every case."""
+    return [(*table(found), heading(*key)) for key, found in cases(rows).items()]
 
 
 MET = {True: "met", False: "missed", None: "not measured"}
@@ -49,18 +52,17 @@ MET = {True: "met", False: "missed", None: "not measured"}
 def goals(rows: Sequence[Found]) -> tuple[list[str], list[list[str]]]:
     """Every goal beside what was measured."""
     lines = []
-    for row in rows:
-        for goal in row["verdicts"]:
-            measured = goal["measured"]
-            if measured is None:
-                words = ""
-            elif goal["goal"].startswith("error"):
-                words = small(measured)
-            else:
-                # "At least 20 x as fast" is read the other way round than "at most 1.4 x".
-                words = number(1 / measured if goal["goal"].startswith("at least") else measured)
-            case = heading(row["what"], row["case"], row["threads"])
-            lines.append([case, row["candidate"], goal["goal"], words, MET[goal["met"]]])
+    for key, case in cases(rows).items():
+        for row in case:
+            for goal, measured, met in ((v.goal, v.measured, v.met) for v in verdicts(row, case)):
+                if measured is None:
+                    words = ""
+                elif goal.of == "error":
+                    words = small(measured)
+                else:
+                    # "At least 20 x as fast" is read the other way round than "at most 1.4 x".
+                    words = number(1 / measured if goal.bound < 1 and goal.than else measured)
+                lines.append([heading(*key), row["candidate"], str(goal), words, MET[met]])
     return list(GOALS), lines
 
 
@@ -117,8 +119,8 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 def save(result: Mapping[str, Any], folder: Path) -> list[Path]:
     """Write the results, the tables, and the plot where there is something to plot; the paths."""
-    from posenc.bench import plot
     from posenc.lab import plots, store
+    from posenc_bench import plot
 
     whole, tables = folder / "bench.json", folder / "bench.md"
     store.write(whole, (json.dumps(result, indent=1) + "\n").encode())
@@ -141,9 +143,10 @@ def facts(result: Mapping[str, Any]) -> str:
     machine, versions = result["hardware"], ", ".join(f"{name} {v}" for name, v in result["versions"].items())
     cores, memory = machine["cores"], machine["memory, GiB"]
     settings, busy = result["settings"], " to ".join(f"{load}" for load in result["load"])
+    measured = f"Commit {result['commit']}. " if result.get("commit") else ""
     return (
-        f"{machine['processor']}, {cores} cores, {machine['instruction set']}, {memory} GiB, {machine['system']}; "
-        f"load {busy}; {result['began']}. {versions}.\n"
+        f"{measured}{machine['processor']}, {cores} cores, {machine['instruction set']}, {memory} GiB, "
+        f"{machine['system']}; load {busy}; {result['began']}. {versions}.\n"
         f"Shapes: {settings['shapes']}. Medians of rounds in which all candidates took turns, over the limit of the "
         f"same round; one thread by its own CPU time."
     )

@@ -1,0 +1,107 @@
+"""What a process costs before it does anything: imports beyond that of torch, and whole commands."""
+
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+
+from posenc_bench import apart, peers
+from posenc_bench.measure import FEWEST, Row
+
+OURS = {"import posenc": "import posenc", "import posenc, make a Rotary": "import posenc; posenc.Rotary(64)"}
+THEIRS = {
+    "rotary-embedding-torch": "import rotary_embedding_torch",
+    "positional-encodings": "import positional_encodings.torch_encodings",
+    "x-transformers": "import x_transformers",
+    "transformers": "import transformers.models.llama.modeling_llama",
+}
+TORCH = "torch itself"
+
+MISSPELT = "a name that is misspelt"
+COMMANDS = {
+    "posenc --help": ("--help",),
+    "posenc compare --help": ("compare", "--help"),
+    "posenc list": ("list",),
+    "posenc list --json": ("list", "--json"),
+    MISSPELT: ("show", "rotari"),
+}
+"""What needs no torch."""
+WITH_TORCH = {
+    "posenc show rotary": ("show", "rotary"),
+    "posenc generate, one token": ("generate", "run", "--tokens", "1"),
+}
+MADE = ("train", "rotary", "--task", "copy", "--steps", "2", "--out", "run")
+"""The run that generates."""
+
+
+def rows(shapes: str, with_peers: bool, threads: int = 1) -> Iterator[Row]:
+    """A row for each import and each command, of the shortest rounds: what disturbs one only ever makes it longer."""
+    yield from imports(shapes, with_peers, threads)
+    with tempfile.TemporaryDirectory() as folder:
+        apart.seconds(folder, *MADE)
+        yield from commands("commands that need no torch", COMMANDS, folder, threads, beyond=False)
+        yield from commands("commands, beyond import torch", WITH_TORCH, folder, threads, beyond=True)
+
+
+def imports(shapes: str, with_peers: bool, threads: int) -> Iterator[Row]:
+    asked, absent = dict(OURS), {}
+    if with_peers:
+        installed = peers.versions()
+        absent = {name: f"{name} is not installed" for name in THEIRS if name not in installed}
+        asked |= {name: code for name, code in THEIRS.items() if name in installed and shapes == "full"}
+    torch: list[float] = []
+
+    def once(code: str) -> float:
+        of_torch, beyond = apart.run(CODE.format(code))
+        torch.append(of_torch)
+        return beyond
+
+    taken = in_turns({name: lambda code=code: once(code) for name, code in asked.items()})
+    # The first round is dropped of torch too.
+    for name, own in {TORCH: torch[len(asked) :], **taken}.items():
+        kind = "limit" if name == TORCH else "posenc" if name in OURS else "peer"
+        yield row("import", name, kind, own, threads)
+    for name, reason in absent.items():
+        yield Row("startup", "import", name, "peer", "", threads, note=reason)
+
+
+def commands(
+    case: str, asked: Mapping[str, tuple[str, ...]], folder: str, threads: int, *, beyond: bool
+) -> Iterator[Row]:
+    """CPU seconds of whole processes, or what comes `beyond` the import of torch in the same round."""
+    torch = "import torch"
+    calls = {
+        name: lambda name=name, words=words: apart.seconds(folder, *words, fails=name == MISSPELT)
+        for name, words in asked.items()
+    }
+    taken = in_turns({torch: lambda: apart.seconds(folder, code="import torch"), **calls})
+    for name, own in taken.items():
+        seconds = [a - b for a, b in zip(own, taken[torch], strict=True)] if beyond and name != torch else own
+        yield row(case, name, "limit" if name == torch else "posenc", seconds, threads)
+
+
+def in_turns(calls: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
+    """What each call answers, round by round; the first fills the disk's cache and writes compiled files."""
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(1 + FEWEST):
+        for name, call in calls.items():
+            value = call()
+            if turn:
+                taken[name].append(value)
+    return taken
+
+
+def row(case: str, name: str, kind: str, taken: list[float], threads: int) -> Row:
+    low, _, high = statistics.quantiles(taken, n=4, method="inclusive")
+    about = ("startup", case, name, kind, "s of CPU", threads)
+    return Row(*about, min(taken), low, high, statistics.median(taken), len(taken))
+
+
+CODE = """
+import time
+start = time.process_time()
+import torch
+before = time.process_time()
+{}
+print([before - start, time.process_time() - before])
+"""
+"""Prints what torch took, and what came beyond it."""

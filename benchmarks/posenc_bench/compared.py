@@ -1,0 +1,121 @@
+"""Two results side by side: what became cheaper, what dearer, and what stayed within its spread."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from posenc.lab import plots, store
+from posenc_bench import report
+from posenc_bench.goals import Found, verdicts
+
+MOST = 60
+"""So many rows are drawn; the table has all."""
+
+HEADERS = ("case", "candidate", "unit", "before", "after", "after / before", "", "goals, after")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A row of ours that two results have.
+
+    goals  its goals, as they were met or missed afterwards
+    """
+
+    before: Found
+    after: Found
+    goals: tuple[str, ...]
+
+    @property
+    def change(self) -> float:
+        return self.after["value"] / self.before["value"] if self.before["value"] else float("nan")
+
+    @property
+    def word(self) -> str:
+        """Whether the quartiles stand apart: within them nothing is known to have changed."""
+        if self.after["high"] < self.before["low"]:
+            return "better"
+        return "worse" if self.after["low"] > self.before["high"] else ""
+
+
+def pairs(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Pair]:
+    """Every row of posenc's that both have, in the order of the second."""
+
+    def key(row: Found) -> tuple[Any, ...]:
+        return row["what"], row["case"], row["candidate"], row["threads"], row["unit"]
+
+    known = {key(row): row for row in before["rows"] if row["value"] is not None}
+    found = []
+    for case in report.cases(after["rows"]).values():
+        for row in case:
+            if row["kind"] == "posenc" and row["value"] is not None and key(row) in known:
+                goals = (f"{verdict.goal}: {report.MET[verdict.met]}" for verdict in verdicts(row, case))
+                found.append(Pair(known[key(row)], row, tuple(goals)))
+    return found
+
+
+def lines(found: Sequence[Pair]) -> Iterator[list[str]]:
+    for pair in found:
+        row = pair.after
+        place = [report.heading(row["what"], row["case"], row["threads"]), row["candidate"], row["unit"]]
+        numbers = [report.number(value) for value in (pair.before["value"], row["value"], pair.change)]
+        yield [*place, *numbers, pair.word, "; ".join(pair.goals)]
+
+
+def markdown(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """Both runs as a page."""
+    found = pairs(before, after)
+    counts = {word: sum(pair.word == word for pair in found) for word in ("better", "worse")}
+    missed = [row for row in report.goals(after["rows"])[1] if row[-1] == report.MET[False]]
+    parts = [
+        "# Two results of the benchmark",
+        f"Of {len(found)} rows that both have, {counts['better']} became cheaper and {counts['worse']} dearer, beyond "
+        f"the quartiles of both; the others cannot be told apart. {len(missed)} goals are missed afterwards. A ratio "
+        f"to a limit of the same run bears a change of machine, seconds and MiB do not.",
+        f"Before: {report.facts(before)}",
+        f"After: {report.facts(after)}",
+        report.as_markdown(HEADERS, lines(found)),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+@plots.styled
+def drawn(before: Mapping[str, Any], after: Mapping[str, Any]) -> Figure | None:
+    """A line from before to after for each row that changed most; None where no row is divided by a limit in both."""
+    found = [pair for pair in pairs(before, after) if pair.after["unit"].startswith("x ")]
+    found = sorted(found, key=lambda pair: pair.change)
+    if len(found) > MOST:
+        # The middle is what hardly changed.
+        found = found[: MOST // 2] + found[-(MOST - MOST // 2) :]
+    if not found:
+        return None
+    fig = plots.figure(9.0, 1.4 + 0.19 * len(found), "Cost of a call over its limit, before (ring) and after (dot)")
+    ax = fig.subplots()
+    draw(ax, found)
+    return fig
+
+
+def draw(ax: Axes, found: Sequence[Pair]) -> None:
+    for height, pair in enumerate(reversed(found)):
+        then, now = pair.before["value"], pair.after["value"]
+        colour = plots.INK if pair.word else plots.SOFT
+        ax.plot([then, now], [height, height], color=colour, linewidth=1.2)
+        ax.plot([then], [height], "o", color=colour, markerfacecolor=plots.PAPER, markersize=4)
+        ax.plot([now], [height], "o", color=colour, markersize=4)
+    names = [f"{plots.short(pair.after['candidate'], 34)}, {plots.short(pair.after['case'], 46)}" for pair in found]
+    ax.set_yticks(range(len(found)), reversed(names), fontsize=6)
+    ax.set_xscale("log")
+    plots.plain_log(ax.xaxis)
+    ax.set_xlabel("times the limit of the same round")
+    ax.set_ylim(-1, len(found))
+
+
+def save(before: Mapping[str, Any], after: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write the page and the picture; the paths."""
+    page = folder / "compared.md"
+    store.write(page, markdown(before, after).encode())
+    fig = drawn(before, after)
+    return [page] if fig is None else [page, plots.save(fig, folder / "compared.png")]

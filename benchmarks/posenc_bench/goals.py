@@ -1,0 +1,108 @@
+"""What each row is to reach: goals are data, in goals.json, so that any result can be held to them.
+
+The file says what is wanted for each word of the command line, for cases (a pattern, * for anything) and candidates:
+
+    at most 1.1 x plain causal SDPA            what it costs, divided by what another candidate of the case costs
+    at least 20 x as fast as transformers      the same, said the other way round
+    at most 64 MiB                             its own measure
+    error at most 2e-06                        its largest difference from float64
+"""
+
+import fnmatch
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+Found = Mapping[str, Any]
+"""A row as plain values: Row.to_dict(), or what was read back from JSON."""
+
+FILE = Path(__file__).with_name("goals.json")
+
+SENTENCE = re.compile(
+    r"error at most (?P<error>\S+)"
+    r"|at least (?P<faster>\S+) x as fast as (?P<than_faster>.+)"
+    r"|at most (?P<bound>\S+) (?:x (?P<than>.+)|(?P<unit>.+))"
+)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a row is to reach: its measure, divided by that of `than` where there is one, at most `bound`.
+
+    bound  the largest value that meets the goal
+    than   the candidate of the same case whose cost this one's is divided by; "" for a measure that stands alone
+    of     what is measured: "cost", "error", or the row's own unit ("MiB", "s of CPU", "graphs")
+    """
+
+    bound: float
+    than: str = ""
+    of: str = "cost"
+
+    @classmethod
+    def parse(cls, sentence: str) -> "Goal":
+        """The goal that a sentence says. Raises ValueError for one that says none."""
+        said = SENTENCE.fullmatch(sentence)
+        if said is None:
+            raise ValueError(
+                f"no goal is said by {sentence!r}; write 'at most 1.1 x NAME', 'at least 20 x as fast as NAME', "
+                f"'at most 64 MiB' or 'error at most 2e-06'"
+            )
+        if said["error"]:
+            return cls(float(said["error"]), of="error")
+        if said["faster"]:
+            return cls(1 / float(said["faster"]), said["than_faster"])
+        return cls(float(said["bound"]), said["than"] or "", "cost" if said["than"] else said["unit"])
+
+    def __str__(self) -> str:
+        if self.of == "error":
+            return f"error at most {self.bound:g}"
+        if not self.than:
+            return f"at most {self.bound:g} {self.of}"
+        if self.bound < 1:
+            return f"at least {1 / self.bound:g} x as fast as {self.than}"
+        return f"at most {self.bound:g} x {self.than}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A goal beside what was measured; neither met nor missed where what it compares with could not be tried."""
+
+    goal: Goal
+    measured: float | None
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the goal is met, to the three figures that are shown."""
+        return None if self.measured is None else float(f"{self.measured:.3g}") <= self.goal.bound
+
+
+@cache
+def kept() -> dict[str, dict[str, dict[str, list[str]]]]:
+    """goals.json: what -> case -> candidate -> goals."""
+    return json.loads(FILE.read_text(encoding="utf-8"))
+
+
+def of(row: Found) -> Iterator[Goal]:
+    """The goals of one row."""
+    for case, candidates in kept().get(row["what"], {}).items():
+        if fnmatch.fnmatchcase(row["case"], case):
+            yield from map(Goal.parse, candidates.get(row["candidate"], ()))
+
+
+def verdicts(row: Found, case: Sequence[Found]) -> list[Verdict]:
+    """Every goal of a row, held to what was measured of it and of the other rows of its case."""
+    return [Verdict(goal, measured(goal, row, case)) for goal in of(row)] if row["value"] is not None else []
+
+
+def measured(goal: Goal, row: Found, case: Sequence[Found]) -> float | None:
+    """What a goal is about, as it was found; None where that was not measured."""
+    if goal.of == "error":
+        return row["error"]
+    if not goal.than:
+        return row["value"]
+    others = [other["value"] for other in case if other["candidate"] == goal.than and other["value"]]
+    return row["value"] / others[0] if others else None

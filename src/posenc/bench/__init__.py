@@ -1,1 +1,0 @@
-"""The benchmark: what things cost beside the limit of the machine, and beside everybody else."""
