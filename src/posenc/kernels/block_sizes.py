@@ -27,6 +27,9 @@ class BlockSizes(threading.local):
     far = 300
     """How many keys far away are worth a part of their own, which has to be merged with the rest."""
 
+    pairs_of_a_call = 40_000
+    """How many pairs of one head take as long as it takes to call PyTorch's kernel once more."""
+
     pairs_of_content = 1 << 20
     """How many pairs of all heads a closure is evaluated on at once: its temporaries then stay near the caches."""
 

@@ -21,11 +21,13 @@ from posenc.kernels.biases import SumInBlocks, in_blocks
 from posenc.kernels.biases.distances import DistancesInRow, at_distances
 from posenc.kernels.block_sizes import SIZES
 from posenc.kernels.plan import Plan, plan_for
+from posenc.kernels.reach import together, windows
 from posenc.kernels.reference import check_heads
 from posenc.kernels.request import Request
 from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
+from posenc.precision import without_autocast
 from posenc.shared_tables import check_versions, versions
 from posenc.watched import is_written_down
 
@@ -93,6 +95,12 @@ def attend(
         out = attend_in_a_row(q, k, v, values, offset, mask.causal, mask.window, scale)[0]
     else:
         branched = next((bias for bias in biases if isinstance(bias, Branched)), None)
+        reach = windows(biases, heads, keys.k, at, keys.at, mask, scale)
+        if reach is not None and all(isinstance(bias, ByDistance) for bias in biases):
+            out = attend_within(reach, biases, q, k, v, at, keys.at, mask, scale)
+            return out[..., : keys.v.shape[-1]], None
+        # Levels are those of all heads.
+        mask = mask if reach is None else mask.within(max(reach))
         bias, plan = how(biases, heads, at, keys, mask)
         given = [q, k]
         for branch in () if branched is None else branched.branches:
@@ -100,6 +108,38 @@ def attend(
         call = InBlocks(plan, bias, scale, branched)
         out = Differentiable.apply(call, v, len(given), *given, *bias.inputs)
     return out[..., : keys.v.shape[-1]], None
+
+
+def attend_within(
+    reach: Sequence[int],
+    biases: Sequence[Bias],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    at: Positions,
+    keys_at: Positions,
+    mask: Mask,
+    scale: float,
+) -> Tensor:
+    """Attention with biases of the distance, each key head within its own number of keys."""
+    offset, (B, H, T, _), (KV, S) = offset_in_a_row(biases, at, keys_at, mask), q.shape, k.shape[1:3]
+    assert offset is not None, "heads look back by different numbers of keys where tokens stand in a row"
+    with without_autocast(q):
+        values = values_in_a_row(biases, q, S, offset)
+    within = torch.tensor(reach, device=q.device).repeat_interleave(H // KV)[:, None]
+    distances = torch.arange(T - 1 + offset, offset - S, -1, device=q.device)
+    values = values.masked_fill(distances >= within, -math.inf)
+    groups = together(reach, B, T, S, H // KV)
+    of_keys = [len(group.windows) for group in groups]
+    of_queries = [H // KV * heads for heads in of_keys]
+    given = (q.split(of_queries, 1), k.split(of_keys, 1), v.split(of_keys, 1), values.split(of_queries))
+    taken = []
+    for group, asking, key, value, bias in zip(groups, *given, strict=True):
+        seen = mask.within(max(group.windows))
+        call = call_in_a_row(asking, key, bias, offset, seen.causal, seen.window, scale)
+        taken.append(Differentiable.apply(call, value, 2, asking, key, *call.bias.inputs))
+    # Laid out as the projection behind it reads it.
+    return torch.cat([x.transpose(1, 2) for x in taken], 2).transpose(1, 2)
 
 
 def how(biases: Sequence[Bias], q: Tensor, at: Positions, keys: Keys, mask: Mask) -> tuple[SumInBlocks, Plan]:
