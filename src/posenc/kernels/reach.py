@@ -84,7 +84,7 @@ def windows(
             values = at_distances(of_distance, torch.arange(S, device=q.device))
             falls = (values - values[:, :1]).double()
         if of_levels:
-            levels = sum(bias.levels()[1].double() for bias in of_levels)
+            levels = torch.stack([bias.levels()[1].double() for bias in of_levels]).sum(0)
             # Levels that rise somewhere could bring back what distances let fall.
             if not bool((levels.diff() <= 0).all()):
                 return None
