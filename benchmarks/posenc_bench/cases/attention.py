@@ -132,8 +132,8 @@ class Subject:
 
     def call(self, kernel: str = "auto") -> Tensor:
         """One forward pass, as in a layer between its projections: queries and keys turned, and attention."""
-        at, everything = self.case.positions(), slice(None)
-        return self.attended(self.encoding, kernel, (self.q, self.k, self.v), self.memo, at, everything)
+        given = (self.q, self.k, self.v)
+        return self.attended(self.encoding, kernel, given, self.memo, self.case.positions(), None)
 
     def attended(
         self,
@@ -142,16 +142,19 @@ class Subject:
         given: tuple[Tensor, Tensor, Tensor],
         memo: dict[str, Tensor],
         at: Positions,
-        rows: slice,
+        rows: slice | None,
     ) -> Tensor:
-        """What these rows of queries get."""
+        """What these rows of queries get, or all."""
         q, k, v = given
         if not encoding.turns_when_attending:
             q, k = encoding.turn_both(q, k, at, at)
-        facts = {name: fact[:, :, rows] for name, fact in memo.items()}
+        asking, facts = at, memo
+        if rows is not None:
+            q, asking = q[:, :, rows], at.rows(rows)
+            facts = {name: fact[:, :, rows] for name, fact in memo.items()}
         keys = Keys(k, v, at, memo, facts)
         bound = kernels.bind(kernel, encoding, scale=HEAD_DIM**-0.5)
-        return encoding.attend(q[:, :, rows], at.rows(rows), keys, self.case.mask, bound)[0]
+        return encoding.attend(q, asking, keys, self.case.mask, bound)[0]
 
     def wanting_gradients(self) -> list[Tensor]:
         return [self.q, self.k, self.v, *self.encoding.parameters(), *self.memo.values()]
