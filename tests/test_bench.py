@@ -17,7 +17,7 @@ from posenc.foreign import CannotRead
 from posenc.lab import plots
 from posenc.positions import Positions
 from posenc_bench import apart, compared, goals, measure, peers, plot, report, run
-from posenc_bench.cases import adding, attention, decoding, memory, models, rotation, startup, weights
+from posenc_bench.cases import adding, attention, decoding, gpu, memory, models, rotation, startup, weights
 from posenc_bench.goals import Goal
 from posenc_bench.measure import FEWEST, WARM_UP, Group, Row
 
@@ -86,7 +86,9 @@ def test_no_round_begins_after_the_time_is_over_but_there_are_always_enough(cloc
 
 def test_one_thread_is_timed_by_its_cpu_and_several_by_the_wall(clock: Clock) -> None:
     assert measure.take_turns({"a": clock.work("a", 0.5)}, most=5)["a"] == pytest.approx([0.5] * 5)
-    assert measure.take_turns({"a": clock.work("a", 0.5)}, wall=True, most=5)["a"] == pytest.approx([1.5] * 5)
+    assert measure.take_turns({"a": clock.work("a", 0.5)}, clock=measure.clock_of("cpu", 2), most=5)[
+        "a"
+    ] == pytest.approx([1.5] * 5)
 
 
 # Ratios
@@ -309,6 +311,42 @@ def test_a_step_behind_a_cache_is_the_last_row_of_the_whole(monkeypatch: pytest.
     with torch.no_grad():
         found = values(group)
     assert measure.difference(found["none"], found[decoding.BY_HAND]) < 1e-5
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_the_gpu_s_cases_are_right_where_there_is_none(backward: bool, small: rotation.Case) -> None:
+    """The same lines on a CPU, but for what a compiler makes of them."""
+    groups = [gpu.rotation(replace(small, start=0), backward, False, "cpu")]
+    if not backward:
+        # FlexAttention has no backward pass there.
+        groups.append(gpu.attention(70, backward, "cpu"))
+    for group in groups:
+        with torch.set_grad_enabled(group.grad):
+            for candidate in group.candidates:
+                if "compiled" not in candidate.name:
+                    candidate.call()
+                    assert candidate.error is None or candidate.error() < 0.05, candidate.name
+    assert [candidate.name for candidate in groups[0].candidates] == [
+        *(rotation.CLONE, "rotary", "rotary, compiled", "by hand, compiled"),
+    ]
+
+
+def test_without_a_gpu_a_row_says_so() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    assert not list(gpu.groups("quick", with_peers=False))
+    (row,) = gpu.rows("quick", with_peers=False)
+    assert row.note == "there is no CUDA device"
+
+
+def test_work_on_a_gpu_is_timed_until_it_is_done(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(clock.wall))
+    group = group_of(clock)
+    group.device = "cuda"
+    _, mine, _ = measure.measure(group, most=5)
+    # Each turn begins and ends with nothing left to do; the wall goes three times as fast as the CPU here.
+    assert len(waited) % 2 == 0 and waited and mine.seconds == pytest.approx(1.8)
 
 
 SMALL = models.Size(32, 4, 2, 12, 2, 9)
@@ -741,7 +779,9 @@ def test_a_file_without_results_is_named(text: str, words: str, tmp_path: Path) 
 
 
 def test_every_word_that_help_names_is_measured() -> None:
-    assert run.WHAT == ("rotation", "attention", "adding", "decoding", "models", "startup", "memory", "weights")
+    assert run.WHAT == (
+        *("rotation", "attention", "adding", "decoding", "models", "gpu", "startup", "memory", "weights"),
+    )
 
 
 # Counts

@@ -44,6 +44,20 @@ def test_every_encoding_gives_what_the_readable_kernel_gives(spec: str) -> None:
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
 
 
+@torch.no_grad()
+def test_biases_are_not_rounded_to_the_dtype_of_the_queries() -> None:
+    """As PyTorch writes the closure down; sandwich's numbers near 128 differ by less than bfloat16 tells apart."""
+    encoding, at = build("sandwich", Shape(256, 16, 16, 70)), Positions.count(70)
+    q, k, v = (torch.randn(1, 16, 70, 16, generator=torch.Generator().manual_seed(i)).bfloat16() for i in range(3))
+
+    def attended(kernel: str, dtype: torch.dtype) -> Tensor:
+        bound = kernels.bind(kernel, encoding, scale=0.25)
+        return encoding.attend(q.to(dtype), at, Keys(k.to(dtype), v.to(dtype), at), masks.causal(), bound)[0]
+
+    right = attended("reference", torch.float64)
+    torch.testing.assert_close(attended("flex", torch.bfloat16).double(), right, rtol=0, atol=0.03)
+
+
 @pytest.mark.usefixtures("untraced")
 @torch.no_grad()
 def test_every_mask_and_shape() -> None:

@@ -60,6 +60,7 @@ class Group:
     facts       the case in numbers, for those who draw: {"tokens": 4096, ...}
     absent      candidates that could not be tried -> why
     grad        whether gradients are recorded
+    device      where tensors lie: "cuda" is timed by the wall, from when it has nothing left to do until it has again
     heap        how much freed memory the heap keeps for the next call (bytes): a gigabyte, so that tensors below
                 32 MiB come out of memory that is there, as in a loop that runs for long; 64 MiB where tensors are
                 larger, which are always new
@@ -73,6 +74,7 @@ class Group:
     absent: dict[str, str] = field(default_factory=dict)
     grad: bool = False
     heap: int = 1 << 30
+    device: str = "cpu"
 
     def add(
         self,
@@ -144,7 +146,8 @@ def measure(group: Group, *, threads: int = 1, seconds: float = 10.0, most: int 
                 )
         calls = {name: candidate.call for name, candidate in right.items()}
         as_in_a_fresh_process(group.heap)
-        taken = take_turns(calls, wall=threads > 1, seconds=seconds, most=most)
+        wall = threads > 1 or group.device == "cuda"
+        taken = take_turns(calls, clock=clock_of(group.device, threads), seconds=seconds, most=most)
     for candidate in group.candidates:
         about = (group.what, group.case, candidate.name, candidate.kind, f"x {group.limit}", threads)
         error = errors[candidate.name]
@@ -153,7 +156,7 @@ def measure(group: Group, *, threads: int = 1, seconds: float = 10.0, most: int 
             rows.append(Row(*about, error=error, facts=group.facts, subject=candidate.subject, note=note))
             continue
         own = taken[candidate.name]
-        value, low, high = ratio(own, taken[group.limit], wall=threads > 1)
+        value, low, high = ratio(own, taken[group.limit], wall=wall)
         found = (value, low, high, statistics.median(own), len(own), error)
         rows.append(Row(*about, *found, group.facts, candidate.subject))
     for name, reason in group.absent.items():
@@ -162,10 +165,14 @@ def measure(group: Group, *, threads: int = 1, seconds: float = 10.0, most: int 
 
 
 def take_turns(
-    calls: Mapping[str, Callable[[], Any]], *, wall: bool = False, seconds: float = 10.0, most: int = 15
+    calls: Mapping[str, Callable[[], Any]],
+    *,
+    clock: Callable[[], float] | None = None,
+    seconds: float = 10.0,
+    most: int = 15,
 ) -> dict[str, list[float]]:
     """Seconds of one call of each, round by round; the order moves on by one each round."""
-    clock = time.perf_counter if wall else time.thread_time
+    clock = time.thread_time if clock is None else clock
     names = list(calls)
     taken: dict[str, list[float]] = {name: [] for name in names}
     repeats, once_took = dict.fromkeys(names, 1), dict.fromkeys(names, 0.0)
@@ -192,6 +199,18 @@ def take_turns(
                 else:
                     taken[name].append(once)
     return taken
+
+
+def clock_of(device: str, threads: int) -> Callable[[], float]:
+    """What tells the seconds of a call: the thread's own where it works alone, else the wall."""
+    if device != "cuda":
+        return time.perf_counter if threads > 1 else time.thread_time
+
+    def clock() -> float:
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
+    return clock
 
 
 def ratio(own: Sequence[float], limit: Sequence[float], *, wall: bool = False) -> tuple[float, float, float]:

@@ -12,7 +12,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-LIBRARIES = ("transformers", "x-transformers", "rotary-embedding-torch", "torchtune", "positional-encodings")
+LIBRARIES = (
+    "transformers",
+    "x-transformers",
+    "rotary-embedding-torch",
+    "torchtune",
+    "positional-encodings",
+    "liger-kernel",
+)
 
 Rotate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -154,6 +161,14 @@ def by_hand(heads: int, head_dim: int, ids: Tensor, dtype: torch.dtype, base: fl
         return turn(q), turn(k)
 
     return Rotation(rotate, "half")
+
+
+def liger(heads: int, head_dim: int, ids: Tensor, dtype: torch.dtype, base: float) -> Rotation:
+    """Liger's Triton rotation, which turns q and k in place, with tables that a model pass makes once."""
+    apply = library("liger_kernel.transformers.rope", "liger-kernel").liger_rotary_pos_emb
+    _, tables = transformers_tables(heads, head_dim, ids, dtype, base)
+    cos, sin = tables()
+    return Rotation(lambda q, k: apply(q, k, cos, sin), "half")
 
 
 def alibi_of_x_transformers(heads: int) -> Callable[[int], Tensor]:

@@ -15,7 +15,7 @@ import posenc
 from posenc import kernels
 from posenc.foreign import quoted
 from posenc_bench import peers, report
-from posenc_bench.cases import adding, attention, decoding, memory, models, rotation, startup, weights
+from posenc_bench.cases import adding, attention, decoding, gpu, memory, models, rotation, startup, weights
 from posenc_bench.measure import Group, Row, measure
 
 SHAPES = ("quick", "full")
@@ -26,6 +26,7 @@ IN_TURNS: dict[str, Callable[[str, bool], Iterator[Group]]] = {
     "adding": adding.groups,
     "decoding": decoding.groups,
     "models": models.groups,
+    "gpu": gpu.groups,
 }
 """What is timed in this process: candidates that take turns."""
 
@@ -34,6 +35,7 @@ APART: dict[str, Callable[[str, bool], Iterator[Row]]] = {
     "startup": startup.rows,
     "memory": memory.rows,
     "weights": weights.rows,
+    "gpu": gpu.rows,
 }
 """What is measured in processes of its own."""
 

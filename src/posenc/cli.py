@@ -373,7 +373,7 @@ class Bench:
     """
 
     what: Positional[tuple[str, ...]] = ()
-    """rotation, attention, adding, decoding, models, startup, memory, weights. Default: all."""
+    """rotation, attention, adding, decoding, models, gpu, startup, memory, weights. Default: all."""
     shapes: str = "quick"
     """quick: the decisive shapes, in minutes. full: all of them."""
     threads: tuple[int, ...] = (1,)

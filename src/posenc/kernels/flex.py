@@ -71,7 +71,7 @@ def attend(
         q,
         k,
         v,
-        score_mod=in_turn([fused(bias, q) for bias in biases]),
+        score_mod=in_float32(in_turn([fused(bias, q) for bias in biases])),
         block_mask=block_mask(mask, at, keys.at),
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
@@ -93,6 +93,20 @@ def compiled():
     from torch.nn.attention import flex_attention as module
 
     return torch.compile(module.flex_attention)
+
+
+def in_float32(modify: ScoreMod | None) -> ScoreMod | None:
+    """The closure on scores in float32 at least, as they are when it runs.
+
+    PyTorch writes it down with a score in the dtype of the queries: to that a bias would be rounded.
+    """
+    if modify is None:
+        return None
+
+    def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return modify(score.to(torch.promote_types(score.dtype, torch.float32)), b, h, i, j)
+
+    return score_mod
 
 
 def fused(bias: Bias, q: Tensor) -> ScoreMod:

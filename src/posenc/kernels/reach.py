@@ -68,15 +68,17 @@ def windows(
     Only for tokens that are known to stand in a row, each of which sees its own key and none behind it.
     """
     KV, S = k.shape[1:3]
+    # Of fewer keys hardly any are left out.
+    if S <= 2 * SIZES.rows or not biases:
+        return None
     row = Row.of(at, keys_at, mask)
     if row is None or not mask.causal or mask.given is not None or not 0 <= row.offset == S - q.shape[2]:
         return None
     of_distance = [bias for bias in biases if isinstance(bias, ByDistance) and bias.axes <= 1]
     of_levels = [bias for bias in biases if isinstance(bias, Levels)]
-    if not biases or len(of_distance) + len(of_levels) < len(biases):
+    if len(of_distance) + len(of_levels) < len(biases):
         return None
-    # Of fewer keys hardly any are left out.
-    if S <= 2 * SIZES.rows or not may_be_read(q, k):
+    if not may_be_read(q, k):
         return None
     with torch.no_grad(), without_autocast(q):
         falls = levels = None
