@@ -121,12 +121,12 @@ class Shaw(Encoding):
 
         return score_mod
 
-    def products(self, q: Tensor, distances: range) -> DotProducts:
+    def products(self, q: Tensor, distances: range) -> list[DotProducts]:
         """The bias of queries at whole distances as dot products."""
         dtype = torch.promote_types(torch.promote_types(q.dtype, self.key_table.dtype), torch.float32)
         delta = torch.arange(distances.start, distances.stop, distances.step, device=q.device)
         vectors = self.key_table.to(dtype)[(-delta).clamp(-self.max_distance, self.max_distance) + self.max_distance]
-        return DotProducts(q.to(dtype) * self.head_dim**-0.5, vectors[None])
+        return [DotProducts(q.to(dtype) * self.head_dim**-0.5, vectors[None])]
 
     def compared(self, x: Tensor) -> Tensor:
         """Queries or keys [B, H, T, D] with every vector of the key table, scaled: [B, H, T, 2 max_distance + 1]."""

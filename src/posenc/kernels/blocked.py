@@ -207,7 +207,7 @@ class InBlocks:
         B, H, T, D = q.shape
         out = q.new_zeros(B, T, H, D).transpose(1, 2)  # as the projection behind it reads it
         sums = q.new_zeros(B, H, T, dtype=exact_dtype(q))
-        for block in self.plan.blocks():
+        for block in self.plan.blocks(self.bias.rows):
             queries, parts = (block.batch, slice(None), block.rows), []
             cuts = self.cuts(block)
             for met in cuts:
