@@ -30,7 +30,7 @@ SERVED = {
     "rerope": ("blocked", "branches"),
     "sandwich": ("blocked", DISTANCES),
     "self_extend": ("blocked", "branches"),
-    "shaw": ("reference",),
+    "shaw": ("blocked", PRODUCTS),
     "stick_breaking": ("reference",),
     "t5_bias": ("blocked", DISTANCES),
     "transformer_xl": ("blocked", PRODUCTS),

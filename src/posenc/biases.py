@@ -360,6 +360,18 @@ class Branched(Bias):
         return found
 
 
+@dataclass(frozen=True)
+class ValueVectors:
+    """No bias: what a rule adds to values by their distance, z_i = sum_j A_ij (v_j + vector(m_i - n_j)).
+
+    vectors      the whole distances that tokens in a row meet -> their vectors [1 or H, R, E], in their order
+    same_beyond  the distance (positions) from which on, either way, the vector is the same
+    """
+
+    vectors: Callable[[range], Tensor]
+    same_beyond: int
+
+
 def among_heads(values: Tensor, axis: int, heads: Sequence[int], of: int) -> Tensor:
     """Values of some heads, along an axis, as values of all `of` heads: 0 for the others."""
     shape = [of if i == axis else size for i, size in enumerate(values.shape)]

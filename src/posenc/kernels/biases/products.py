@@ -50,6 +50,9 @@ class ProductsInRow:
         raise NotImplementedError
 
     def near(self, block: Block) -> slice | None:
+        return self.between_edges(block)
+
+    def between_edges(self, block: Block) -> slice:
         """The keys whose vector is not the same for all: before and behind, edges of the table."""
         start, stop = block.keys.start, block.keys.stop
         if self.row.highest == math.inf:
