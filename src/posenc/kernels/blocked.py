@@ -29,7 +29,7 @@ from posenc.kernels.value_vectors import VectorsInRow
 from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
-from posenc.precision import without_autocast
+from posenc.precision import without_autocast, without_tiny_numbers
 from posenc.shared_tables import check_versions, versions
 from posenc.watched import is_written_down
 
@@ -221,6 +221,7 @@ class InBlocks:
     branched: Branched | None = None
     vectors: VectorsInRow | None = None
 
+    @without_tiny_numbers()
     @torch.autocast("cpu", enabled=False)
     def forwards(self, ways: Sequence[Way], v: Tensor) -> tuple[Tensor, Tensor]:
         """The output [B, H, T, D], and the logarithm of each query's sum of exponentials [B, H, T]."""
