@@ -2,6 +2,8 @@
 
 import copy
 import math
+import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -493,6 +495,35 @@ def test_what_it_cannot_do_it_says(asked: dict, words: str) -> None:
     with pytest.raises(ValueError, match=r"kernel 'blocked' cannot do this: .*attention in blocks"):
         kernels.choose("blocked", NoPE(), **asked)
     assert kernels.choose("auto", NoPE(), **asked) != "blocked"
+
+
+@pytest.mark.parametrize("set_before", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+def test_numbers_below_the_normal_ones_are_0_within_a_call_and_as_they_were_behind_it(
+    monkeypatch, set_before: bool, fails: bool
+) -> None:
+    if not torch.set_flush_denormal(set_before):
+        pytest.skip("this processor always has them")
+
+    def are_0() -> bool:
+        return sys.float_info.min / 2 == 0.0
+
+    within, fused = [], blocked.fused
+
+    def watched(*given, **options):
+        within.append(are_0())
+        if fails:
+            raise RuntimeError("no memory")
+        return fused(*given, **options)
+
+    monkeypatch.setattr(blocked, "fused", watched)
+    attention = Attention(12, 4, encoding="alibi", kernel="blocked")
+    try:
+        with pytest.raises(RuntimeError, match="no memory") if fails else nullcontext():
+            attention(torch.randn(1, 5, 12), mask=masks.causal())
+        assert are_0() == set_before and within == [True]
+    finally:
+        torch.set_flush_denormal(False)
 
 
 def test_a_rule_that_reads_weights_is_served_by_another_kernel() -> None:

@@ -24,18 +24,19 @@ NEARBY = masks.window(4, causal=False)
 NOWHERE = Projections(*3 * (lambda x: x,))
 
 PRODUCTS, LEVELS, PAIRS, DISTANCES = "products in a row", "levels in a row", "pairs", "distances in a row"
+FACTORED = "factored"
 WAYS = {
     "shaw(values=False, max_distance=3)": (PRODUCTS,),
     "shaw(values=False, max_distance=40)": (PRODUCTS,),
     "shaw(values=False, max_distance=3, mutual=True)": (PAIRS,),
     "inkling(max_distance=5, rank=3)": (PRODUCTS,),
     "inkling(max_distance=40, rank=3)": (PRODUCTS,),
-    "transformer_xl": (PRODUCTS,),
-    "transformer_xl(max_distance=4.5, layout=interleaved)": (PRODUCTS,),
+    "transformer_xl": (PRODUCTS, PRODUCTS),
+    "transformer_xl(max_distance=4.5, layout=interleaved)": (PRODUCTS, PRODUCTS),
     "deberta(buckets=6, max_distance=9, terms=content_to_position)": (PRODUCTS,),
-    "deberta(buckets=6, max_distance=9)": (PAIRS,),
-    "deberta(buckets=6, max_distance=9, terms=position_to_content)": (PAIRS,),
-    "tupe": (PAIRS,),
+    "deberta(buckets=6, max_distance=9)": (PRODUCTS, PRODUCTS),
+    "deberta(buckets=6, max_distance=9, terms=position_to_content)": (PRODUCTS,),
+    "tupe": (FACTORED,),
     "forgetting": (LEVELS,),
     "fire": (PAIRS,),
     "contextual(positions=4)": (PAIRS,),
@@ -43,14 +44,14 @@ WAYS = {
     "forgetting + rotary": (LEVELS,),
     "forgetting + alibi": (LEVELS, DISTANCES),
     "forgetting + shaw(values=False, max_distance=3)": (LEVELS, PRODUCTS),
-    "fire + tupe": (PAIRS, PAIRS),
+    "fire + tupe": (PAIRS, FACTORED),
     "shaw(values=False, max_distance=3) + inkling(max_distance=5) + t5_bias": (PRODUCTS, PRODUCTS, DISTANCES),
-    "transformer_xl + alibi + t5_bias": (PRODUCTS, DISTANCES),
-    "transformer_xl(max_distance=2) + forgetting + alibi": (PRODUCTS, LEVELS, DISTANCES),
-    "transformer_xl(max_distance=2) + alibi": (PRODUCTS, DISTANCES),
+    "transformer_xl + alibi + t5_bias": (PRODUCTS, PRODUCTS, DISTANCES),
+    "transformer_xl(max_distance=2) + forgetting + alibi": (PRODUCTS, PRODUCTS, LEVELS, DISTANCES),
+    "transformer_xl(max_distance=2) + alibi": (PRODUCTS, PRODUCTS, DISTANCES),
     "on(shaw(values=False), heads=(0, 2))": (PRODUCTS,),
-    "on(deberta(buckets=6, max_distance=9), heads=(0, 2)) + on(alibi, heads=(2, 1))": (PAIRS, DISTANCES),
-    "on(transformer_xl, heads=(1,)) + forgetting": (PRODUCTS, LEVELS),
+    "on(deberta(buckets=6, max_distance=9), heads=(0, 2)) + on(alibi, heads=(2, 1))": (PRODUCTS, PRODUCTS, DISTANCES),
+    "on(transformer_xl, heads=(1,)) + forgetting": (PRODUCTS, PRODUCTS, LEVELS),
 }
 """How each is evaluated where tokens stand in a row."""
 
@@ -232,7 +233,7 @@ def test_padding_packing_and_odd_positions_are_evaluated_on_each_block(spec):
     for _, at, keys_at in anywhere():
         case = Case(spec, at, keys_at)
         bias, plan = case.in_blocks(CAUSAL)
-        assert set(bias.names) <= {PAIRS, DISTANCES, "distances looked up"}
+        assert set(bias.names) <= {PAIRS, FACTORED, DISTANCES, "distances looked up"}
         with torch.no_grad():
             same_values(values_of(bias, plan, case, 4, True, by_row=True), case, CAUSAL, False)
         same_gradients(case, CAUSAL, rows=4, by_row=True)

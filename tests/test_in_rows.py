@@ -116,8 +116,9 @@ def test_no_more_pairs_are_in_hand_than_were_asked_for(monkeypatch, spec):
     assert seen == [(3, 11)] * 3 + [(2, 11)], "weights are as wide as the keys"
 
 
-def test_an_encoding_that_reads_no_pairs_is_asked_once(monkeypatch):
-    case = Case("alibi", Positions.count(11))
+@pytest.mark.parametrize("spec", ["alibi", "shaw", "alibi + shaw"])
+def test_an_encoding_that_reads_no_pairs_and_needs_no_weights_is_asked_once(monkeypatch, spec):
+    case = Case(spec, Positions.count(11))
     assert not case.encoding.reads_pairs
     asked = []
     attend = type(case.encoding).attend

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from posenc import Keys, Positions, catalogue, kernels, masks
+from posenc import Attention, Keys, Positions, catalogue, kernels, masks
 from posenc.encoding import Encoding
 from posenc.encodings.deberta import DeBERTa
 from posenc.kernels.block_sizes import SIZES
@@ -17,7 +17,7 @@ SERVED = {
     "alibi": ("blocked", DISTANCES),
     "contextual": ("blocked", "pairs"),
     "dape": ("blocked", "dense", DISTANCES),
-    "deberta": ("blocked", "pairs"),
+    "deberta": ("blocked", PRODUCTS),
     "dual_chunk": ("blocked", "branches"),
     "fire": ("blocked", "pairs"),
     "forgetting": ("blocked", LEVELS),
@@ -30,11 +30,11 @@ SERVED = {
     "rerope": ("blocked", "branches"),
     "sandwich": ("blocked", DISTANCES),
     "self_extend": ("blocked", "branches"),
-    "shaw": ("reference",),
+    "shaw": ("blocked", PRODUCTS),
     "stick_breaking": ("reference",),
     "t5_bias": ("blocked", DISTANCES),
     "transformer_xl": ("blocked", PRODUCTS),
-    "tupe": ("blocked", "pairs"),
+    "tupe": ("blocked", "factored"),
 }
 """What serves tokens in a row that see the past; attention without a bias is one call of PyTorch's own."""
 
@@ -46,7 +46,7 @@ JOINED = {
     "alibi + forgetting": ("blocked", DISTANCES, LEVELS),
     "alibi + shaw(values=False)": ("blocked", DISTANCES, PRODUCTS),
     "on(shaw(values=False), heads=(0, 2))": ("blocked", PRODUCTS),
-    "on(deberta, heads=(0, 2)) + forgetting": ("blocked", LEVELS, "pairs"),
+    "on(deberta, heads=(0, 2)) + forgetting": ("blocked", LEVELS, PRODUCTS),
     "rerope(rotary + alibi)": ("blocked", "branches", "pairs"),
     "rerope(rotary) + alibi": ("blocked", "branches", DISTANCES),
     "stick_breaking + alibi": ("reference",),
@@ -79,9 +79,11 @@ def test_anywhere_else_distances_are_looked_up_and_closures_asked() -> None:
 def test_what_is_computed_for_every_token_is_computed_once_for_a_call(spec: str, monkeypatch) -> None:
     calls, compared = [], DeBERTa.compared
     monkeypatch.setattr(DeBERTa, "compared", lambda self, *given: calls.append(1) or compared(self, *given))
-    encoding = catalogue.build(spec, SHAPE)
+    layer = Attention(SHAPE.dim, SHAPE.heads, head_dim=SHAPE.head_dim, encoding=catalogue.build(spec, SHAPE))
     with SIZES.set_to(rows=2, pairs=20, pairs_of_content=20):
-        served(encoding.double(), SHAPE, count(9))
+        layer(torch.zeros(1, 9, SHAPE.dim), positions=Positions.count(9))
+        assert not calls, "tokens in a row are multiplied with the vectors that they meet"
+        layer(torch.zeros(1, 9, SHAPE.dim), positions=Positions.of(torch.randperm(9)))
     assert len(calls) == 2  # queries and keys
 
 

@@ -5,8 +5,11 @@ import torch
 from torch import Tensor
 
 from posenc import Attention, Decoder, Keys, Positions, masks
+from posenc.catalogue import build
+from posenc.encoding import Shape
 from posenc.encodings.shaw import Shaw
 from posenc.kernels import bind
+from posenc.kernels.block_sizes import SIZES
 from posenc.masks import Mask
 
 
@@ -169,6 +172,77 @@ def test_with_values_the_fused_kernel_is_refused_with_the_reason() -> None:
         attention(torch.randn(1, 3, 12))
 
 
+IN_BLOCKS = {
+    "causal": (Positions.count(23), Positions.count(23), masks.causal()),
+    "both ways": (Positions.count(23), Positions.count(23), masks.bidirectional()),
+    "a window": (Positions.count(23), Positions.count(23), masks.window(9)),
+    "behind a cache": (Positions.count(6, 17), Positions.count(23), masks.causal()),
+    "keys of a later start": (Positions.count(12, 4), Positions.count(12, 9), masks.causal()),
+    "far from all keys": (
+        Positions.count(6, 90),
+        Positions.count(23),
+        Mask(causal=True, given=torch.arange(6)[:, None] % 3 != 1),
+    ),
+    "hidden keys": (Positions.count(23), Positions.count(23), Mask(given=torch.arange(23) % 5 != torch.zeros(23, 1))),
+    "nothing seen": (Positions.count(5), Positions.count(23), Mask(given=torch.arange(5)[:, None] % 2 == 0)),
+}
+
+
+@pytest.mark.parametrize("case", IN_BLOCKS)
+@pytest.mark.parametrize("spec", ["shaw(max_distance=3, std=1.0)", "shaw(max_distance=40, std=1.0)", "alibi + shaw"])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_vectors_are_added_to_values_in_blocks_as_from_all_weights(case: str, spec: str, kv_heads: int) -> None:
+    at, keys_at, mask = IN_BLOCKS[case]
+    encoding = build(spec, Shape(20, 4, 5, 23)).double()
+    q = torch.randn(2, 4, at.tokens, 5, dtype=torch.float64, requires_grad=True)
+    k, v = (torch.randn(2, kv_heads, keys_at.tokens, 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    upstream, leaves = torch.randn_like(q), [q, k, v, *encoding.parameters()]
+
+    def ask(kernel: str) -> list[Tensor]:
+        bound = bind(kernel, encoding, scale=0.4, seen=(seen := set()))
+        out, weights = encoding.attend(q, at, Keys(k, v, keys_at), mask, bound)
+        assert weights is None and kernel in seen
+        return [out, *torch.autograd.grad(out, leaves, upstream)]
+
+    with SIZES.set_to(rows=4, rows_of_values=4, rows_backwards=3, narrowest=5, pairs_backwards=1, far=1):
+        torch.testing.assert_close(ask("blocked"), ask("reference"), rtol=0, atol=1e-12)
+
+
+def test_vectors_are_added_in_half_precision_as_well() -> None:
+    encoding, at = Shaw(8, max_distance=3, std=1.0), Positions.count(300)
+    q, k, v = (torch.randn(1, 2, 300, 8) for _ in range(3))
+    exact, _ = encoding.attend(q, at, Keys(k, v, at), masks.causal(), bind("reference", encoding, scale=0.5))
+    half = encoding.bfloat16()
+    keys = Keys(k.bfloat16(), v.bfloat16(), at)
+    with SIZES.set_to(far=20, rows_of_values=64):
+        out, _ = half.attend(q.bfloat16(), at, keys, masks.causal(), bind("blocked", half, scale=0.5))
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), exact, rtol=0, atol=0.06)
+
+
+def test_where_vectors_cannot_be_added_in_blocks_the_weights_are_read() -> None:
+    encoding, q = Shaw(4, max_distance=3), torch.randn(1, 2, 9, 4)
+    row, shuffled = Positions.count(9), Positions.of(torch.randperm(9))
+    kernel = bind("auto", encoding, scale=0.5)
+    for at, mask, adds in (
+        (row, masks.causal(), True),
+        (shuffled, masks.causal(), False),
+        (row, Mask(causal=True, prefix=3), False),
+    ):
+        assert kernel.adds_vectors(q, at, Keys(q, q, at), mask) == adds
+    for few in (q[:, :, :1], q[:0]):
+        assert not kernel.adds_vectors(few, row, Keys(q, q, row), masks.causal())
+    for other in (
+        bind("reference", encoding, scale=0.5),
+        bind("auto", encoding, scale=0.5, dropout=0.1),
+        bind("auto", encoding, scale=0.5, weights=True),
+    ):
+        assert not other.adds_vectors(q, row, Keys(q, q, row), masks.causal())
+    with pytest.raises(ValueError, match="reads the attention weights, which attention in blocks does not return"):
+        bound = bind("blocked", encoding, scale=0.5)
+        encoding.attend(q, shuffled, Keys(q, q, shuffled), masks.causal(), bound)
+
+
 def test_a_row_that_sees_nothing_gives_zeros() -> None:
     encoding = Shaw(4, max_distance=2, std=1.0)
     q = torch.randn(1, 2, 3, 4, requires_grad=True)
@@ -217,6 +291,14 @@ def test_tables_have_the_size_of_max_distance_and_the_given_deviation() -> None:
 def test_impossible_options_are_refused(options: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Shaw(**options)
+
+
+def test_values_of_another_width_are_refused() -> None:
+    q, at = torch.randn(1, 2, 5, 4), Positions.count(5)
+    encoding = Shaw(4)
+    with pytest.raises(ValueError, match="is built for heads of 4 channels, got 3"):
+        bound = bind("auto", encoding, scale=0.5)
+        encoding.attend(q, at, Keys(q, q[..., :3], at), masks.causal(), bound)
 
 
 def test_heads_of_another_width_are_refused() -> None:

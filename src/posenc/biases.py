@@ -1,12 +1,13 @@
 """Biases as values: what door 3 of an encoding gives, and what kernels dispatch on.
 
-A bias is a number for each query, key and head, added to the scaled logit. It comes in six forms, and each says all
+A bias is a number for each query, key and head, added to the scaled logit. It comes in seven forms, and each says all
 that any kernel may ask: what it is made of, how it is had on a whole grid, and how it is put on chosen heads.
 
 ByDistance   a function of the signed distance alone (ALiBi, T5)
 Pairs        a closure for each pair of tokens (CoPE, FIRE)
-Products     such a closure that for whole distances is a dot product with a vector of the distance (Shaw)
+Products     such a closure that for whole distances is a sum of dot products with vectors of the distance (Shaw)
 Levels       such a closure that is a difference of two levels (forgetting)
+Factored     a dot product of a vector of the query and one of the key (TUPE)
 Dense        numbers for all pairs (a floating mask, what a rule of door 4 has computed)
 Branched     other queries and keys for some of the pairs (distance maps of rotary)
 """
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from posenc import checks
 from posenc.keys import Keys
 from posenc.positions import Positions, distance
-from posenc.score_mods import ScoreMod, index_grids, looked_up, of_heads, placed_on
+from posenc.score_mods import ScoreMod, dot_products, index_grids, looked_up, of_heads, placed_on
 
 Own = TypeVar("Own", bound="Bias")
 
@@ -155,6 +156,7 @@ class Pairs(Bias):
     q              queries [B, H, T, D]
     at             where they are
     keys           keys, with facts of tokens that cost more than a pair should: `memo` of keys, `query_memo` of queries
+    facts          adds such facts to keys, when pairs are to be evaluated; None where there are none to add
     reads_between  whether the closure reads, for a query and a key, the keys between the two as well, and so is given
                    them. Say False where each pair stands alone: it then costs less in blocks
     fuses          whether the closure is made of sums and entries of tables alone, which a fused GPU kernel can take in
@@ -164,6 +166,7 @@ class Pairs(Bias):
     q: Tensor
     at: Positions
     keys: Keys
+    facts: Callable[[Keys], Keys] | None = field(default=None, kw_only=True)
     reads_between: bool = True
     fuses: bool = True
 
@@ -171,13 +174,17 @@ class Pairs(Bias):
     def module(self) -> nn.Module:
         return module_of(self.score_mod)
 
+    def known(self) -> Keys:
+        """The keys with all facts that the closure reads."""
+        return self.keys if self.facts is None else self.facts(self.keys)
+
     def closure(self) -> ScoreMod:
-        modify = self.score_mod(self.q, self.at, self.keys)
+        modify = self.score_mod(self.q, self.at, self.known())
         return modify if self.chosen is None else placed_on(self.chosen, self.of, modify, self.q.device)
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         nothing = self.q.new_zeros((*self.q.shape[:3], self.keys.at.tokens), dtype=dtype)
-        return self.spread(self.score_mod(self.q, self.at, self.keys)(nothing, *index_grids(nothing)), 1)
+        return self.spread(self.score_mod(self.q, self.at, self.known())(nothing, *index_grids(nothing)), 1)
 
     def backwards(self, module: nn.Module, q: Tensor, at: Positions, keys: Keys, dtype: torch.dtype) -> Tensor:
         """The bias [B, H, n, m] of some tokens, last query first, by a module that stands in for its own."""
@@ -187,37 +194,44 @@ class Pairs(Bias):
 
 
 class DotProducts(NamedTuple):
-    """A bias as dot products: bias(i, j) = asked_i . vectors[m_i - n_j] + of_keys_j, in float32 at least.
+    """Dot products with a vector of the distance, in float32 at least: bias(i, j) = asked_i . vectors[m_i - n_j].
 
-    asked    [B, H, T, C]        what each query is multiplied with
-    vectors  [1 or H, R, C]      the vector of each distance that was asked for
-    of_keys  [B, H, S]           what is added for each key, wherever the query is; None where that is nothing
+    asked    [B, H, T, C]    what each query is multiplied with
+    vectors  [1 or H, R, C]  that of each distance that was asked for, in their order
+    rows     [n], whole      where distances share vectors: which of the R is that of each of the n distances
+    of_keys  whether it is keys that are multiplied, asked [B, H, S, C]: bias(i, j) = asked_j . vectors[m_i - n_j]
     """
 
     asked: Tensor
     vectors: Tensor
-    of_keys: Tensor | None = None
+    rows: Tensor | None = None
+    of_keys: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class Products(Pairs):
-    """A closure that for whole distances is a dot product with a vector of the distance.
+    """A closure that for whole distances is a sum of dot products with vectors of the distance.
 
-    products     the whole distances that tokens in a row meet -> DotProducts
-    same_beyond  the distance (positions) from which on, either way, the vector is the same; None where it never is
+    products     the whole distances that tokens in a row meet -> DotProducts, one or more
+    same_beyond  the distance (positions) from which on, either way, the vectors are the same; None where they never are
     """
 
-    products: Callable[[range], DotProducts] = field(kw_only=True)
+    products: Callable[[range], Sequence[DotProducts]] = field(kw_only=True)
     same_beyond: int | None = field(default=None, kw_only=True)
     reads_between: bool = False
 
-    def dot_products(self, distances: range) -> DotProducts:
+    def dot_products(self, distances: range) -> list[DotProducts]:
         """What there is to multiply for these distances, for the heads of the model."""
-        asked, vectors, of_keys = self.products(distances)
+        found = list(self.products(distances))
         if self.chosen is None:
-            return DotProducts(asked, vectors, of_keys)
-        vectors = vectors if vectors.shape[0] == 1 else self.spread(vectors, 0)
-        return DotProducts(self.spread(asked, 1), vectors, None if of_keys is None else self.spread(of_keys, 1))
+            return found
+        return [
+            term._replace(
+                asked=self.spread(term.asked, 1),
+                vectors=term.vectors if term.vectors.shape[0] == 1 else self.spread(term.vectors, 0),
+            )
+            for term in found
+        ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,6 +251,33 @@ class Levels(Pairs):
     def levels(self) -> tuple[Tensor, Tensor]:
         """The levels of queries and of keys, for the heads of the model."""
         return self.spread(self.of_queries, 1), self.spread(self.of_keys, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Factored(Bias):
+    """Dot products of a vector of each query token and one of each key token, in float32 at least.
+
+    of_queries  [1 or B, H, T, C]
+    of_keys     [1 or B, H, S, C]
+    """
+
+    of_queries: Tensor
+    of_keys: Tensor
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """The vectors of queries and of keys, for the heads of the model."""
+        return self.spread(self.of_queries, 1), self.spread(self.of_keys, 1)
+
+    def closure(self) -> ScoreMod:
+        of_queries, of_keys = self.factors()
+
+        def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return score + dot_products(of_queries, of_keys, b, h, i, j).to(score.dtype)
+
+        return score_mod
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        return self.spread(self.of_queries @ self.of_keys.transpose(-1, -2), 1).to(dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -317,6 +358,18 @@ class Branched(Bias):
             left = ~here if left is None else left & ~here
             found.append(here)
         return found
+
+
+@dataclass(frozen=True)
+class ValueVectors:
+    """No bias: what a rule adds to values by their distance, z_i = sum_j A_ij (v_j + vector(m_i - n_j)).
+
+    vectors      the whole distances that tokens in a row meet -> their vectors [1 or H, R, E], in their order
+    same_beyond  the distance (positions) from which on, either way, the vector is the same
+    """
+
+    vectors: Callable[[range], Tensor]
+    same_beyond: int
 
 
 def among_heads(values: Tensor, axis: int, heads: Sequence[int], of: int) -> Tensor:

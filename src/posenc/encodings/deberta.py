@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posenc import checks
-from posenc.biases import Bias, DotProducts, Pairs, Products, facts_of
+from posenc.biases import Bias, DotProducts, Products, facts_of
 from posenc.encoding import Encoding
 from posenc.keys import Keys
 from posenc.positions import Positions, distance
@@ -135,17 +135,26 @@ class DeBERTa(Encoding):
         assert q is not None
         checks.heads(self, q)
         checks.head_dim(self, q)
+        return [
+            Products(
+                self.score_mod,
+                q,
+                at,
+                keys,
+                facts=partial(self.facts, q),
+                products=partial(self.products, q, keys.k),
+                same_beyond=self.max_distance or self.buckets,
+            )
+        ]
+
+    def facts(self, q: Tensor, keys: Keys) -> Keys:
+        """What queries, and what keys, have of every row of the table."""
         memo, query_memo = {}, {}
         if self.to_key is not None:
             query_memo["deberta"] = self.compared(q, self.to_key)
         if self.to_query is not None:
-            k = keys.k.repeat_interleave(self.heads // keys.k.shape[1], 1)
-            memo["deberta"] = self.compared(k, self.to_query)
-        keys = facts_of(keys, memo=memo, query_memo=query_memo)
-        if self.to_query is not None:
-            return [Pairs(self.score_mod, q, at, keys, reads_between=False)]
-        products, beyond = partial(self.products, q), self.max_distance or self.buckets
-        return [Products(self.score_mod, q, at, keys, products=products, same_beyond=beyond)]
+            memo["deberta"] = self.compared(self.for_each_head(keys.k), self.to_query)
+        return facts_of(keys, memo=memo, query_memo=query_memo)
 
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
         bucket = self.bucket(distance(at, keys.at, self))
@@ -162,23 +171,37 @@ class DeBERTa(Encoding):
 
         return score_mod
 
-    def products(self, q: Tensor, distances: range) -> DotProducts:
-        """What queries are compared with at whole distances."""
-        assert self.to_key is not None
-        delta = torch.arange(distances.start, distances.stop, distances.step, device=q.device)
-        vectors = self.projected(q, self.to_key).index_select(1, self.row(self.bucket(delta)))
-        return DotProducts(q.to(vectors.dtype) * self.scale, vectors)
+    def products(self, q: Tensor, k: Tensor, distances: range) -> list[DotProducts]:
+        """What queries are compared with at whole distances, and what keys are."""
+        bucket = self.bucket(torch.arange(distances.start, distances.stop, distances.step, device=q.device))
+        terms = []
+        if self.to_key is not None:
+            terms.append(self.term(q, self.to_key, self.row(bucket)))
+        if self.to_query is not None:
+            row = self.row(-bucket if self.mirror else bucket)
+            terms.append(self.term(self.for_each_head(k), self.to_query, row)._replace(of_keys=True))
+        return terms
+
+    def term(self, x: Tensor, projection: nn.Linear, row: Tensor) -> DotProducts:
+        """Queries or keys [B, H, T, D] with those rows of the projected table that distances have."""
+        first, last = sorted((int(row[0]), int(row[-1])))  # rows follow the distance
+        table = self.projected(x, projection, slice(first, last + 1))
+        return DotProducts(x.to(table.dtype), table * self.scale, row - first)
+
+    def for_each_head(self, k: Tensor) -> Tensor:
+        """Keys [B, KV, S, D] as those of each query head."""
+        return k if k.shape[1] == self.heads else k.repeat_interleave(self.heads // k.shape[1], 1)
 
     def compared(self, x: Tensor, projection: nn.Linear) -> Tensor:
         """Queries or keys [B, H, T, D] with every row of the projected table, scaled: [B, H, T, 2 buckets]."""
         table = self.projected(x, projection)
         return x.to(table.dtype) @ table.transpose(-1, -2) * self.scale
 
-    def projected(self, x: Tensor, projection: nn.Linear) -> Tensor:
-        """The rows of the table, projected for each head: [H, 2 buckets, head_dim], in x's dtype or a wider one."""
+    def projected(self, x: Tensor, projection: nn.Linear, rows: slice = slice(None)) -> Tensor:
+        """Rows of the table, projected for each head: [H, 2 buckets, head_dim], in x's dtype or a wider one."""
         dtype = torch.promote_types(torch.promote_types(x.dtype, self.table.dtype), torch.float32)
         bias = None if projection.bias is None else projection.bias.to(dtype)
-        table = F.linear(self.table.to(dtype), projection.weight.to(dtype), bias)
+        table = F.linear(self.table[rows].to(dtype), projection.weight.to(dtype), bias)
         return table.unflatten(-1, (self.heads, -1)).transpose(0, 1)
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:

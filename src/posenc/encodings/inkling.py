@@ -120,13 +120,13 @@ class Inkling(Encoding):
 
         return score_mod
 
-    def products(self, mixture: Tensor, distances: range) -> DotProducts:
+    def products(self, mixture: Tensor, distances: range) -> list[DotProducts]:
         """The bias at whole distances as dot products."""
         dtype = torch.promote_types(mixture.dtype, self.profiles.dtype)
         delta = torch.arange(distances.start, distances.stop, distances.step, device=mixture.device)
         biased = (delta >= 0) & (delta < self.max_distance)
         columns = self.profiles.to(dtype).index_select(1, delta.clamp(0, self.max_distance - 1))
-        return DotProducts(mixture.to(dtype), (columns * biased).T[None])
+        return [DotProducts(mixture.to(dtype), (columns * biased).T[None])]
 
     def mixture(self, q: Tensor, keys: Keys) -> Tensor:
         """What each asking token mixes the profiles by, [B, H, T, rank], in float32 at least."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc import checks
-from posenc.biases import Bias, DotProducts, Pairs, Products
+from posenc.biases import Bias, DotProducts, Pairs, Products, ValueVectors
 from posenc.encoding import Encoding
 from posenc.interpolation import interpolated, neighbours
 from posenc.kernels.bound import BoundKernel
@@ -34,9 +34,10 @@ class Shaw(Encoding):
                   "relative_key_query" (its "relative_key" is `values=False`); not in the paper
     std           standard deviation of the initial tables (in units of keys and values; default head_dim^-1/2)
 
-    A fractional distance mixes the two neighbouring vectors linearly. Values need the attention weights, so
-    the sdpa kernel serves `values=False` only. The tables have 2 max_distance + 1 rows whatever the length, and no
-    tensor of vectors for all pairs is made: neither parameters nor memory grow by a vector for each pair.
+    A fractional distance mixes the two neighbouring vectors linearly. Values need the attention weights, so the sdpa
+    kernel serves `values=False` only; in blocks, tokens in a row need those of near keys alone. The tables have
+    2 max_distance + 1 rows whatever the length, and no tensor of vectors for all pairs is made: neither parameters nor
+    memory grow by a vector for each pair.
 
     Where it goes wrong: distances past max_distance are all alike, so order is lost there; with it inside the trained
     length it is fast to learn and fairly robust beyond. It is not T5's bias: that is one number for a head and bucket.
@@ -78,7 +79,7 @@ class Shaw(Encoding):
             mutual,
             std,
         )
-        self.reads_keys, self.needs_weights = mutual, values
+        self.reads_keys, self.needs_weights, self.adds_vectors = mutual, values, values
         if not values:
             self.doors = self.doors - {"attend"}
         self.key_table = nn.Parameter(torch.empty(2 * max_distance + 1, head_dim, device=device, dtype=dtype))
@@ -121,12 +122,15 @@ class Shaw(Encoding):
 
         return score_mod
 
-    def products(self, q: Tensor, distances: range) -> DotProducts:
+    def products(self, q: Tensor, distances: range) -> list[DotProducts]:
         """The bias of queries at whole distances as dot products."""
         dtype = torch.promote_types(torch.promote_types(q.dtype, self.key_table.dtype), torch.float32)
-        delta = torch.arange(distances.start, distances.stop, distances.step, device=q.device)
-        vectors = self.key_table.to(dtype)[(-delta).clamp(-self.max_distance, self.max_distance) + self.max_distance]
-        return DotProducts(q.to(dtype) * self.head_dim**-0.5, vectors[None])
+        return [DotProducts(q.to(dtype) * self.head_dim**-0.5, self.vectors(self.key_table.to(dtype), distances))]
+
+    def vectors(self, table: Tensor, distances: range) -> Tensor:
+        """The vectors [1, R, head_dim] of whole distances."""
+        delta = torch.arange(distances.start, distances.stop, distances.step, device=table.device)
+        return table[(-delta).clamp(-self.max_distance, self.max_distance) + self.max_distance][None]
 
     def compared(self, x: Tensor) -> Tensor:
         """Queries or keys [B, H, T, D] with every vector of the key table, scaled: [B, H, T, 2 max_distance + 1]."""
@@ -138,6 +142,10 @@ class Shaw(Encoding):
     ) -> tuple[Tensor, Tensor | None]:
         if self.value_table is None:
             return kernel(self, q, at, keys, mask)
+        checks.head_dim(self, keys.v)
+        if kernel.adds_vectors(q, at, keys, mask):
+            vectors = ValueVectors(partial(self.vectors, self.value_table), int(self.max_distance))
+            return kernel(self, q, at, keys, mask, vectors=vectors)
         out, weights = kernel(self, q, at, keys, mask, weights=True)
         assert weights is not None
         # Gather the weights of each row of the table first: [B, H, T, S] -> [B, H, T, 2 max_distance + 1].

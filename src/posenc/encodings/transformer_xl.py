@@ -119,26 +119,29 @@ class TransformerXL(Encoding):
         assert q is not None
         checks.heads(self, q)
         checks.head_dim(self, q)
-        dtype = self.precision(q)
-        of_queries, of_keys = (
-            torch.cat(self.waves(where.axis(self)[:, None], dtype, q.device), -1) for where in (at, keys.at)
-        )
-        # [B or 1, 1, S or T, 2 pairs]
-        known = facts_of(keys, memo={"transformer_xl": of_keys}, query_memo={"transformer_xl": of_queries})
         return [
             Products(
                 self.score_mod,
                 q,
                 at,
-                known,
+                keys,
+                facts=partial(self.facts, at),
                 fuses=False,  # each pair takes an inner product
                 products=partial(self.products, q, at, keys.k),
                 same_beyond=None if self.max_distance is None else math.ceil(self.max_distance),
             )
         ]
 
+    def facts(self, at: Positions, keys: Keys) -> Keys:
+        """The waves of queries and of keys, [B or 1, 1, T or S, 2 pairs]."""
+        dtype, device = self.precision(keys.k), keys.k.device
+        of_queries, of_keys = (
+            torch.cat(self.waves(where.axis(self)[:, None], dtype, device), -1) for where in (at, keys.at)
+        )
+        return facts_of(keys, memo={"transformer_xl": of_keys}, query_memo={"transformer_xl": of_queries})
+
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
-        dtype, asked = self.precision(q), self.asked(q)
+        dtype, asked = self.precision(q), self.asked(q) * self.head_dim**-0.5
         of_sine, of_cosine = self.split(asked @ self.weight.to(dtype).unflatten(0, (self.heads, -1)))
         sin, cos = keys.query_memo["transformer_xl"].to(dtype).chunk(2, -1)
         # sin(m - n) = sin m cos n - cos m sin n, and cos(m - n) = cos m cos n + sin m sin n.
@@ -159,13 +162,18 @@ class TransformerXL(Encoding):
 
         return score_mod
 
-    def products(self, q: Tensor, at: Positions, k: Tensor, distances: range) -> DotProducts:
-        """The bias at whole distances as dot products."""
+    def products(self, q: Tensor, at: Positions, k: Tensor, distances: range) -> list[DotProducts]:
+        """The bias at whole distances: what queries have of the distance, and what keys have wherever the query is."""
         dtype = self.precision(q)
         # Layers share them: 4,096 tokens have a million sines.
         table = self.once(self.sinusoids, at, distances, dtype, q.device)
-        vectors = table @ self.weight.to(dtype).unflatten(0, (self.heads, -1)).transpose(-1, -2)  # [H, R, head_dim]
-        return DotProducts(self.asked(q), vectors, self.compared(k))
+        vectors = F.linear(table, self.weight.to(dtype) * self.head_dim**-0.5)
+        content = self.compared(k)[..., None]
+        everywhere = torch.zeros(len(distances), dtype=torch.long, device=q.device)
+        return [
+            DotProducts(self.asked(q), vectors.unflatten(-1, (self.heads, -1)).transpose(0, 1)),
+            DotProducts(content, content.new_ones(1, 1, 1), rows=everywhere, of_keys=True),
+        ]
 
     def sinusoids(self, at: Positions, distances: range, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The sinusoids [R, dim] of whole distances, wherever the tokens are."""
@@ -181,9 +189,9 @@ class TransformerXL(Encoding):
         return torch.promote_types(torch.promote_types(x.dtype, self.weight.dtype), torch.float32)
 
     def asked(self, q: Tensor) -> Tensor:
-        """What each query compares with its distances, scaled: [B, H, T, head_dim]."""
+        """What each query compares with its distances: [B, H, T, head_dim]."""
         dtype = self.precision(q)
-        return (q.to(dtype) + self.distance_bias.to(dtype)[:, None]) * self.head_dim**-0.5
+        return q.to(dtype) + self.distance_bias.to(dtype)[:, None]
 
     def compared(self, k: Tensor) -> Tensor:
         """Each key with the content's vector of each head, scaled: [B, H, S]."""

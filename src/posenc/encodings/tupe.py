@@ -7,12 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posenc import checks
-from posenc.biases import Bias, Pairs, facts_of
+from posenc.biases import Bias, Factored
 from posenc.encoding import Encoding
 from posenc.interpolation import interpolated
 from posenc.keys import Keys
 from posenc.positions import Positions
-from posenc.score_mods import ScoreMod, dot_products
 from posenc.watched import may_be_read
 
 
@@ -92,32 +91,26 @@ class TUPE(Encoding):
         assert q is not None
         checks.heads(self, q)
         checks.head_dim(self, q)
-        asking = self.projected(at, self.to_query) * (2 * self.head_dim) ** -0.5
-        keys = facts_of(keys, memo={"tupe": self.projected(keys.at, self.to_key)}, query_memo={"tupe": asking})
-        return [Pairs(self.score_mod, q, at, keys, reads_between=False)]
+        asking = self.projected(at, self.to_query, (2 * self.head_dim) ** -0.5)
+        asked = self.projected(keys.at, self.to_key)
+        if self.first_key is not None:
+            # In a channel of its own a key at 0 has 1, and queries what it gets.
+            first_key = self.first_key.to(asking.dtype)[:, None, None].expand(*asking.shape[:3], 1)
+            asking = torch.cat((asking, first_key), -1).masked_fill(self.first(at), 0.0)
+            first = self.first(keys.at)
+            asked = torch.cat((asked.masked_fill(first, 0.0), first.to(asked.dtype).expand(*asked.shape[:3], 1)), -1)
+        return [Factored(asking, asked)]
 
-    def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
-        asking, asked = keys.query_memo["tupe"], keys.memo["tupe"]
-        # Rows of a batch that stand at the same places share one bias.
-        shared = asking.shape[0] == asked.shape[0] == 1
-        m, n = (where.axis(self).expand(1 if shared else q.shape[0], -1) for where in (at, keys.at))
+    def first(self, at: Positions) -> Tensor:
+        """Which tokens are at position 0, [B or 1, 1, T, 1]."""
+        return (at.axis(self) == 0)[:, None, :, None]
 
-        def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            values = dot_products(asking, asked, b, h, i, j)
-            if self.first_key is not None:
-                query, key = (m[0][i], n[0][j]) if shared else (m[b, i], n[b, j])
-                values = torch.where(key == 0, self.first_key.to(values.dtype)[h], values)
-                values = values.masked_fill(query == 0, 0.0)
-            return score + values.to(score.dtype)
-
-        return score_mod
-
-    def projected(self, at: Positions, projection: nn.Linear) -> Tensor:
+    def projected(self, at: Positions, projection: nn.Linear, scale: float = 1.0) -> Tensor:
         """The position of each token as a query or key [B or 1, H, T, D], in float32 at least."""
         dtype = torch.promote_types(self.table.dtype, torch.float32)
         coords = self.checked(at)
         vectors = interpolated(lambda row: F.embedding(row, self.table).to(dtype), coords, self.max_len - 1)
-        return F.linear(vectors, projection.weight.to(dtype)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return F.linear(vectors, projection.weight.to(dtype) * scale).unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
     def checked(self, at: Positions) -> Tensor:
         """The coordinates [B or 1, T]; raises ValueError if one is out of the table, where data can be looked at."""

@@ -66,6 +66,8 @@ def choose(
 
 def serving(name: str, request: Request) -> str:
     """The kernel that serves a request, as `choose` says it."""
+    if request.vectors:
+        return "blocked"  # the only one that `adds_vectors` speaks for
     if name == "auto":
         if sdpa.needs_no_matrix(request) and sdpa.why_not(request) is None:
             return "sdpa"
@@ -94,7 +96,8 @@ def bind(
     """
 
     def attend(biases: Sequence[Bias], q: Tensor, at: Positions, keys: Keys, mask: Mask, **asked):
-        request = Request(encoding, asked["weights"], asked["dropout"], q, Inputs(biases, at, keys.at, mask))
+        inputs = Inputs(biases, at, keys.at, mask)
+        request = Request(encoding, asked["weights"], asked["dropout"], q, inputs, vectors="vectors" in asked)
         kernel = serving(name, request)
         if seen is not None:
             seen.update((kernel, *(blocked.ways(biases, q, at, keys, mask) if kernel == "blocked" else ())))
@@ -106,7 +109,11 @@ def bind(
             seen.add("reference")
         return logits_on_grid(biases, q, at, keys, scale=scale)
 
-    return BoundKernel(attend, logits, take_values, scale=scale, dropout=dropout, weights=weights)
+    def adds_vectors(q: Tensor, at: Positions, keys: Keys, mask: Mask) -> bool:
+        request = Request(encoding, weights, dropout, q, Inputs((), at, keys.at, mask), vectors=True)
+        return name in ("auto", "blocked") and blocked.adds_vectors(request)
+
+    return BoundKernel(attend, logits, take_values, adds_vectors, scale=scale, dropout=dropout, weights=weights)
 
 
 def served_by(

@@ -12,6 +12,9 @@ class BlockSizes(threading.local):
     """How many queries a block has at most: fewer, and PyTorch's kernel loses speed; more, and blocks on the diagonal
     hold more pairs that do not see each other."""
 
+    rows_of_values = 128
+    """How many queries it has where the bias writes a number for every pair: fewer for the caches to keep."""
+
     pairs = 1 << 22
     """How many pairs of all heads a block has at most, unless it is a single row of the batch."""
 

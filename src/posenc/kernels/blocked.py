@@ -15,19 +15,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posenc.biases import Bias, Branched, ByDistance
-from posenc.kernels.bias_in_blocks import BiasGradient, Block
+from posenc.biases import Bias, Branched, ByDistance, ValueVectors
+from posenc.kernels.bias_in_blocks import BiasGradient, Block, length
 from posenc.kernels.biases import SumInBlocks, in_blocks
 from posenc.kernels.biases.distances import DistancesInRow, at_distances
+from posenc.kernels.biases.products import Curves, ProductsGradient
 from posenc.kernels.block_sizes import SIZES
-from posenc.kernels.plan import Plan, plan_for
+from posenc.kernels.plan import Plan, Row, plan_for
 from posenc.kernels.reach import together, windows
 from posenc.kernels.reference import check_heads
 from posenc.kernels.request import Request
+from posenc.kernels.value_vectors import VectorsInRow
 from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
-from posenc.precision import without_autocast
+from posenc.precision import without_autocast, without_tiny_numbers
 from posenc.shared_tables import check_versions, versions
 from posenc.watched import is_written_down
 
@@ -66,6 +68,17 @@ def why_not(request: Request) -> str | None:
     return None
 
 
+def adds_vectors(request: Request) -> bool:
+    """Whether attention in blocks serves a call and adds vectors to its values by their distance.
+
+    It does where tokens are known to stand in a row; one query has no more weights than keys, and is not worth a block.
+    """
+    q, inputs = request.q, request.inputs
+    if torch.compiler.is_compiling() or q is None or inputs is None or q.shape[0] == 0 or q.shape[2] == 1:
+        return False
+    return why_not(request) is None and Row.of(inputs.at, inputs.keys_at, inputs.mask) is not None
+
+
 def attend(
     biases: Sequence[Bias],
     q: Tensor,
@@ -76,6 +89,7 @@ def attend(
     scale: float,
     dropout: float,
     weights: bool,
+    vectors: ValueVectors | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention with biases, block by block. A row that may see nothing gives zeros.
 
@@ -95,7 +109,7 @@ def attend(
         out = attend_in_a_row(q, k, v, values, offset, mask.causal, mask.window, scale)[0]
     else:
         branched = next((bias for bias in biases if isinstance(bias, Branched)), None)
-        reach = windows(biases, heads, keys.k, at, keys.at, mask, scale)
+        reach = None if vectors is not None else windows(biases, heads, keys.k, at, keys.at, mask, scale)
         if reach is not None and all(isinstance(bias, ByDistance) for bias in biases):
             out = attend_within(reach, biases, q, k, v, at, keys.at, mask, scale)
             return out[..., : keys.v.shape[-1]], None
@@ -105,8 +119,13 @@ def attend(
         given = [q, k]
         for branch in () if branched is None else branched.branches:
             given += as_fused_attention_takes(branch.q, branch.k, keys.v)[:2]
-        call = InBlocks(plan, bias, scale, branched)
-        out = Differentiable.apply(call, v, len(given), *given, *bias.inputs)
+        added = None
+        if vectors is not None:
+            assert plan.row is not None, "adds_vectors forbids this"
+            added = VectorsInRow(vectors, plan.row, q.shape[2], k.shape[2], exact_dtype(q))
+        call = InBlocks(plan, bias, scale, branched, added)
+        inputs = bias.inputs if added is None else (*bias.inputs, added.vectors)
+        out = Differentiable.apply(call, v, len(given), *given, *inputs)
     return out[..., : keys.v.shape[-1]], None
 
 
@@ -193,13 +212,16 @@ class InBlocks:
     """One call: which blocks there are, what is added to their logits, and the factor of q . k.
 
     branched  what says which pairs meet with other queries and keys than the kernel's own; None where none do
+    vectors   what is added to values by their distance; None where nothing is
     """
 
     plan: Plan
     bias: SumInBlocks
     scale: float
     branched: Branched | None = None
+    vectors: VectorsInRow | None = None
 
+    @without_tiny_numbers()
     @torch.autocast("cpu", enabled=False)
     def forwards(self, ways: Sequence[Way], v: Tensor) -> tuple[Tensor, Tensor]:
         """The output [B, H, T, D], and the logarithm of each query's sum of exponentials [B, H, T]."""
@@ -207,7 +229,8 @@ class InBlocks:
         B, H, T, D = q.shape
         out = q.new_zeros(B, T, H, D).transpose(1, 2)  # as the projection behind it reads it
         sums = q.new_zeros(B, H, T, dtype=exact_dtype(q))
-        for block in self.plan.blocks():
+        curves = None if self.vectors is None else self.vectors.asked_by(q)
+        for block in self.plan.blocks(self.bias.rows if curves is None else SIZES.rows_of_values):
             queries, parts = (block.batch, slice(None), block.rows), []
             cuts = self.cuts(block)
             for met in cuts:
@@ -217,7 +240,16 @@ class InBlocks:
                     here = met.narrowed(part.keys)
                     seen = block.batch, slice(None), part.keys
                     logits, alone = self.added(here, part.bias, q), len(cuts) == 1 and here.block == block
-                    taken, total = fused(asked, k[seen], v[seen], logits, self.scale, alone=alone)
+                    if curves is None:
+                        taken, total = fused(asked, k[seen], v[seen], logits, self.scale, alone=alone)
+                    elif alone or length(curves.between_edges(here.block)):
+                        taken, total = weighed(asked, k[seen], v[seen], logits, self.scale, here.block, curves)
+                        total = total.masked_fill(total == -math.inf, 0.0) if alone else total
+                    else:
+                        # All of these keys have the same vector.
+                        taken, total = fused(asked, k[seen], v[seen], logits, self.scale, alone=False)
+                        known, _ = curves.distances_of(here.block)
+                        taken = taken + curves.vectors[:, known]
                     parts.append((taken, total if part.shift is None else total + part.shift))
             taken, total = parts[0] if len(parts) == 1 else merged(parts)
             out[queries], sums[queries] = last_first(taken), last_first(total)
@@ -232,8 +264,9 @@ class InBlocks:
         sums: Tensor,
         grad: Tensor,
         of_bias: BiasGradient | None,
-    ) -> tuple[list[Tensor], Tensor]:
-        """The gradients in the queries and keys of each way, and in v; that of the bias is added to its collector.
+    ) -> tuple[list[Tensor], Tensor, Tensor | None]:
+        """The gradients in the queries and keys of each way, in v, and in the vectors that are added to values; that of
+        the bias is added to its collector.
 
         With weights p, their gradient dp = grad . v^T and d = sum_j p_j dp_j = grad . out, the logits have p (dp - d).
         An output in half precision is rounded too far for d: what the logits of a row have would no longer add up to 0,
@@ -245,6 +278,8 @@ class InBlocks:
         dqs = [torch.zeros_like(q) for q, _ in ways]
         *dks, dv = (torch.zeros(B * KV, S, D, dtype=exact, device=k.device) for _ in range(len(ways) + 1))
         room = [torch.empty(0, dtype=exact, device=q.device) for _ in range(2)]
+        curves = None if self.vectors is None else self.vectors.asked_by(grad)
+        of_vectors = None if curves is None else ProductsGradient(curves)
         for block, pieces in self.pieces(H):
             b, n, _ = block.size
             queries = block.batch, slice(None), block.rows
@@ -255,7 +290,7 @@ class InBlocks:
 
             upstream, taken, total = stacked(grad), stacked(out), stacked(sums[..., None])
             asked = {way: stacked(ways[way][0]) * self.scale for way in {piece.way for piece in pieces}}
-            slopes = functools.partial(self.slopes, ways, v, asked, upstream, total, room, of_bias is not None)
+            slopes = functools.partial(self.slopes, ways, v, asked, upstream, total, room, curves, of_bias is not None)
             mean = (upstream * taken).sum(-1, keepdim=True) if q.dtype == exact else None
             if mean is None and len(pieces) > 1:
                 mean = torch.zeros_like(total)
@@ -269,6 +304,9 @@ class InBlocks:
                 keys, weights, logits = slopes(piece)
                 mean = (weights * logits).sum(-1, keepdim=True) if mean is None else mean
                 dv[at].baddbmm_(weights.transpose(1, 2), upstream)
+                if curves is not None and of_vectors is not None:
+                    known, by_vector = curves.by_distance(piece.block, weights.view(b, H, n, m))
+                    of_vectors.add_to_vectors(known, by_vector, curves.last_first(piece.block))
                 logits.sub_(mean).mul_(weights)
                 found[piece.way].baddbmm_(logits, keys)
                 dks[piece.way][at].baddbmm_(logits.transpose(1, 2), asked[piece.way])
@@ -277,7 +315,7 @@ class InBlocks:
             for way, slope in found.items():
                 dqs[way][queries] = last_first(slope.mul_(self.scale).view(b, H, n, D)).to(q.dtype)
         of_ways = [x for dq, dk in zip(dqs, dks, strict=True) for x in (dq, dk.view(k.shape).to(k.dtype))]
-        return of_ways, dv.view(v.shape).to(v.dtype)
+        return of_ways, dv.view(v.shape).to(v.dtype), None if of_vectors is None else of_vectors.vectors
 
     def slopes(
         self,
@@ -287,6 +325,7 @@ class InBlocks:
         upstream: Tensor,
         total: Tensor,
         room: list[Tensor],
+        curves: Curves | None,
         behind: bool,
         piece: Cut,
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -307,7 +346,10 @@ class InBlocks:
         # A bias may sum along diagonals, which zeros behind each row make columns without a copy.
         rows = fitting(room, 1, (*weights.shape[:2], m + n if behind else m))
         rows[..., m:] = 0.0
-        return keys, weights, torch.bmm(upstream, values.transpose(1, 2), out=rows[..., :m])
+        slopes = torch.bmm(upstream, values.transpose(1, 2), out=rows[..., :m])
+        if curves is not None:
+            slopes.view(b, H, n, m).add_(curves.block(piece.block))
+        return keys, weights, slopes
 
     def pieces(self, heads: int) -> Iterator[tuple[Block, list[Cut]]]:
         """The blocks again, of fewer rows of the batch, and each with its keys in pieces."""
@@ -375,9 +417,9 @@ class Differentiable(torch.autograd.Function):
         check_versions(ctx.versions, ctx.call.plan.at, ctx.call.plan.keys_at)
         v, out, sums, *inputs = ctx.saved_tensors
         of_bias = ctx.call.bias.gradient() if any(ctx.needs_input_grad[3 + ctx.ways :]) else None
-        of_ways, dv = ctx.call.backwards(pairs(inputs[: ctx.ways]), v, out, sums, *grads, of_bias)
-        totals = (None,) * (len(inputs) - ctx.ways) if of_bias is None else of_bias.total()
-        return None, dv, None, *of_ways, *totals
+        of_ways, dv, of_vectors = ctx.call.backwards(pairs(inputs[: ctx.ways]), v, out, sums, *grads, of_bias)
+        totals = (None,) * len(ctx.call.bias.inputs) if of_bias is None else of_bias.total()
+        return None, dv, None, *of_ways, *totals, *(() if of_vectors is None else (of_vectors,))
 
 
 def pairs(tensors: Sequence[Tensor]) -> list[Way]:
@@ -397,6 +439,26 @@ def fused(
         return out, sums
     rows = logits[:, :, :1] if logits.stride(2) == 0 else logits  # values that all queries share are read once
     return out, sums.masked_fill(rows.amax(-1) == -math.inf, -math.inf)
+
+
+def weighed(
+    q: Tensor, k: Tensor, v: Tensor, logits: Tensor | None, scale: float, block: Block, curves: Curves
+) -> tuple[Tensor, Tensor]:
+    """The same with vectors added to values, which takes the weights; the logarithm of no keys is -inf."""
+    (b, H, n, D), (KV, m), exact = q.shape, k.shape[1:3], exact_dtype(q)
+    asked, keys, values = (x.to(exact).reshape(b * KV, -1, D) for x in (q, k, v))
+    weights = torch.bmm(asked * scale, keys.transpose(1, 2))
+    by_pair = weights.view(b, H, n, m)
+    if logits is not None:
+        by_pair.add_(logits)
+    top = weights.amax(-1, keepdim=True)
+    top = top.masked_fill(top == -math.inf, 0.0)
+    torch.threshold_(weights.sub_(top).mul_(LOG2_E), LEAST, -math.inf).exp2_()
+    total = weights.sum(-1, keepdim=True)
+    known, by_vector = curves.by_distance(block, by_pair)
+    taken = torch.bmm(weights, values).view(b, H, n, D) + by_vector @ curves.vectors[:, known]
+    taken /= total.masked_fill(total == 0, 1.0).view(b, H, n, 1)
+    return taken.to(q.dtype), (top + total.log()).view(b, H, n)
 
 
 def merged(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -494,7 +556,7 @@ def attend_in_a_row_backwards(
     """The gradients of `attend_in_a_row` in q, k, v, and in the values where there are any."""
     call = call_in_a_row(q, k, values, offset, causal, window, scale)
     of_bias = None if values is None else call.bias.gradient()
-    (dq, dk), dv = call.backwards([(q, k)], v, out, sums, grad, of_bias)
+    (dq, dk), dv, _ = call.backwards([(q, k)], v, out, sums, grad, of_bias)
     return [dq, dk, dv, *(() if of_bias is None else (total for total in of_bias.total() if total is not None))]
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from posenc.biases import Bias, Dense
+from posenc.biases import Bias, Dense, ValueVectors
 from posenc.encoding import BIASES, Encoding
 from posenc.keys import Keys
 from posenc.masks import Mask, check_mask
@@ -20,6 +20,7 @@ class BoundKernel:
     kernel          (biases, q, at, keys, mask, *, scale, dropout, weights) -> (output, weights or None)
     logits_on_grid  (biases, q, at, keys, *, scale) -> [B, H, T, S], for other rules than the softmax
     take_values     (weights [B, H, T, S], v, dropout) -> (output, the weights as applied)
+    adds_vectors    (q, at, keys, mask) -> whether the kernel adds vectors to values by their distance in such a call
     scale           factor of the logits
     dropout         share of the weights dropped
     weights         whether the weights are wanted
@@ -29,6 +30,7 @@ class BoundKernel:
     kernel: Callable[..., tuple[Tensor, Tensor | None]]
     logits_on_grid: Callable[..., Tensor]
     take_values: Callable[..., tuple[Tensor, Tensor]]
+    adds_vectors: Callable[[Tensor, Positions, Keys, Mask], bool]
     scale: float
     dropout: float
     weights: bool
@@ -44,11 +46,16 @@ class BoundKernel:
         *,
         biases: Sequence[Bias] | None = None,
         weights: bool | None = None,
+        vectors: ValueVectors | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Plain attention with the encoding's biases, or with those that it gives, and of what stands beside it."""
+        """Plain attention with the encoding's biases, or with those that it gives, and of what stands beside it.
+
+        `vectors` are added to values; only where `adds_vectors` says so.
+        """
         mask, added = self.added(encoding, q, at, keys, mask, biases)
         wanted = self.weights if weights is None else weights
-        return self.kernel(added, q, at, keys, mask, scale=self.scale, dropout=self.dropout, weights=wanted)
+        asked = {"scale": self.scale, "dropout": self.dropout, "weights": wanted}
+        return self.kernel(added, q, at, keys, mask, **asked, **({} if vectors is None else {"vectors": vectors}))
 
     def logits(self, encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask) -> Tensor:
         """The scaled logits [B, H, T, S] in float32 at least, with all biases and what the mask adds.

@@ -28,7 +28,8 @@ def attend_in_rows(
     """
     tokens, pairs = q.shape[2], q.shape[0] * q.shape[1] * keys.k.shape[2]
     step = max(1, SIZES.pairs_of_rules // max(pairs, 1))
-    at_once = tokens <= step or not (encoding.reads_pairs or encoding.needs_weights)
+    needs_weights = encoding.needs_weights and not (encoding.adds_vectors and kernel.adds_vectors(q, at, keys, mask))
+    at_once = tokens <= step or not (encoding.reads_pairs or needs_weights)
     if at_once or torch.compiler.is_compiling() or is_transformed() or is_written_down():
         return encoding.attend(q, at, keys, mask, kernel)
     # The same encoding with the same parameters, whatever stands in for them when a block is computed again.

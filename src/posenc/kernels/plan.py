@@ -123,7 +123,8 @@ class Plan:
             yield from self.blocks_of(run.batch, run.rows, rows, partial(self.reached, run))
 
     def blocks_of(self, batch: slice, queries: slice, rows: int, keys_of: Callable[[slice], slice]) -> Iterator[Block]:
-        for start in range(queries.start, queries.stop, rows):
+        # Late queries see the most keys, and come first: memory that is used again then never has to grow.
+        for start in reversed(range(queries.start, queries.stop, rows)):
             few = slice(start, min(start + rows, queries.stop))
             keys = keys_of(few)
             if keys.start >= keys.stop:

@@ -34,6 +34,7 @@ class Request(NamedTuple):
     dropout   share of the weights dropped
     q         the queries [B, H, T, D]; None where nobody knows them yet
     inputs    what else the call is given; None where nobody knows it yet
+    vectors   whether the kernel adds vectors to values by their distance, for a rule that reads weights for that alone
     """
 
     encoding: Encoding
@@ -41,11 +42,12 @@ class Request(NamedTuple):
     dropout: float = 0.0
     q: Tensor | None = None
     inputs: Inputs | None = None
+    vectors: bool = False
 
     def against(self, kernel: str) -> str | None:
         """Why a kernel of fused operators cannot serve: it gives no weights, and torch.func cannot transform it."""
         remedy = "use kernel='reference' or 'auto'"
-        if self.encoding.needs_weights:
+        if self.encoding.needs_weights and not self.vectors:
             return f"{self.encoding} reads the attention weights, which {kernel} does not return; {remedy}"
         if self.weights:
             return f"{kernel} returns no attention weights; {remedy}"

@@ -2,8 +2,8 @@
 
 Where tokens stand in a row, a bias of the distance is a view of a vector (`distances`), dot products with vectors of
 the distance are a view of curves (`products`), and a difference of levels is a row and a column (`levels`). Where they
-do not, distances are looked up, or the closure is asked for the block (`pairs`). Which of these serves is decided here,
-once for a call, by the forms alone.
+do not, distances are looked up, or the closure is asked for the block (`pairs`). Vectors of two tokens are multiplied
+wherever these are (`factored`). Which of these serves is decided here, once for a call, by the forms alone.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,13 +11,14 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from posenc.biases import Bias, ByDistance, Dense, Levels, Pairs, Products
+from posenc.biases import Bias, ByDistance, Dense, Factored, Levels, Pairs, Products
 from posenc.kernels.bias_in_blocks import BiasGradient, Block, InBlocks, Part, Room, length
 from posenc.kernels.biases.dense import DenseInBlocks
 from posenc.kernels.biases.distances import DistancesInRow, DistancesLookedUp, at_distances, to_look_up, whole
+from posenc.kernels.biases.factored import FactoredInBlocks
 from posenc.kernels.biases.levels import LevelsInRow
 from posenc.kernels.biases.pairs import PairsInBlocks
-from posenc.kernels.biases.products import ProductsInRow
+from posenc.kernels.biases.products import products_in_row
 from posenc.kernels.block_sizes import SIZES
 from posenc.kernels.plan import Plan
 from posenc.keys import Keys
@@ -32,8 +33,10 @@ def in_blocks(biases: Sequence[Bias], q: Tensor, keys: Keys, plan: Plan) -> "Sum
         for bias in biases:
             if isinstance(bias, Dense):
                 forms.append(DenseInBlocks(bias, q))
+            elif isinstance(bias, Factored):
+                forms.append(FactoredInBlocks(bias))
             elif isinstance(bias, Products) and plan.row is not None:
-                forms.append(ProductsInRow(bias, plan.row, plan.at.tokens, plan.keys_at.tokens))
+                forms += products_in_row(bias, plan.row, plan.at.tokens, plan.keys_at.tokens)
             elif isinstance(bias, Levels) and plan.row is not None:
                 forms.append(LevelsInRow(bias, PairsInBlocks(bias, plan.row), plan.row))
             elif isinstance(bias, Pairs):
@@ -66,6 +69,11 @@ class SumInBlocks:
         self.masked = in_row is not None and in_row.masked
         self.room = Room(q, torch.promote_types(q.dtype, torch.float32))
         self.inputs: tuple[Tensor, ...] = sum((form.inputs for form in self.forms), ())
+
+    @property
+    def rows(self) -> int:
+        """How many queries a block has at most."""
+        return SIZES.rows_of_values if any(form.owns for form in self.forms) else SIZES.rows
 
     @property
     def names(self) -> tuple[str, ...]:

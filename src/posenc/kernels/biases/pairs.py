@@ -22,8 +22,8 @@ class PairsInBlocks(WholeBlocks):
     name = "pairs"
 
     def __init__(self, bias: Pairs, row: Row | None) -> None:
-        self.bias, self.at, self.keys_at, self.row = bias, bias.at, bias.keys.at, row
-        q, keys = bias.q, bias.keys
+        q, keys = bias.q, bias.known()
+        self.bias, self.at, self.keys_at, self.row = bias, bias.at, keys.at, row
         read = {
             "queries": {"q": q},
             "keys": {"k": keys.k},

@@ -1,7 +1,7 @@
-"""Dot products with a vector of the distance in blocks, for tokens in a row: what each query asks, as curves.
+"""Dot products with a vector of the distance in blocks, for tokens in a row: fewer products than there are pairs.
 
-A block is a product of its queries with the few vectors that it meets, read through a skewed view; far keys share one
-number a query.
+Where each distance has a vector of its own, the products of a block's queries are curves, and the block is a skewed
+view of them. Where distances share vectors, a token is multiplied with each once, and each pair looks its product up.
 """
 
 import math
@@ -9,80 +9,51 @@ import math
 import torch
 from torch import Tensor
 
-from posenc.biases import Products
+from posenc.biases import DotProducts, Products
 from posenc.kernels.bias_in_blocks import Block, Part, Room, length
 from posenc.kernels.plan import Row
 
+KEYS_AT_ONCE = 128
+"""How many keys look their products up at once: the caches keep them until they are columns."""
+
+
+def products_in_row(bias: Products, row: Row, queries: int, keys: int) -> "list[ProductsInRow]":
+    """The terms of a bias, for so many queries and keys in a row."""
+    table = row.met(queries, keys, bias.same_beyond)
+    forms: list[ProductsInRow] = []
+    for term in bias.dot_products(table):
+        if term.of_keys:
+            forms.append(KeysLookUp(term, row, table, queries, keys))
+        elif term.rows is not None:
+            forms.append(QueriesLookUp(term, row, table, queries, keys))
+        else:
+            forms.append(Curves(term, row, table))
+    return forms
+
 
 class ProductsInRow:
-    """A bias that is a dot product with a vector of the distance, for tokens in a row.
-
-    asked [B, H, T, C] times the vectors [1 or H, R, C] of the distances in `table` (descending) are curves: for each
-    query its bias by distance. From one query to the next a key moves by one distance, so a block of the bias is a view
-    of the block's curves, each row a step further on.
-    """
+    """Tokens times the vectors of the distances in `table` (descending)."""
 
     name = "products in a row"
     owns = True
 
-    def __init__(self, bias: Products, row: Row, queries: int, keys: int) -> None:
-        self.row, self.table = row, row.met(queries, keys, bias.same_beyond)
-        self.asked, self.vectors, self.of_keys = given = bias.dot_products(self.table)
-        self.inputs: tuple[Tensor, ...] = tuple(tensor for tensor in given if tensor is not None)
+    def __init__(self, term: DotProducts, row: Row, table: range) -> None:
+        self.row, self.table = row, table
+        self.asked, self.vectors = term.asked, term.vectors
+        self.inputs: tuple[Tensor, ...] = (self.asked, self.vectors)
         self.room = Room(self.asked, self.asked.dtype)
 
     def columns(self, block: Block) -> slice:
         return block.keys
 
     def block(self, block: Block) -> Tensor:
-        _, n, m = block.size
-        asked = self.asked_of(block)
-        near = self.near(block)
-        if block.keys.stop <= near.start or near.stop <= block.keys.start:
-            part, values = self.far(block), self.room.of(*asked.shape[:3], m)
-            assert part.shift is not None
-            values.copy_(part.shift[..., None])
-            return values if part.bias is None else values.add_(part.bias)
-        met, known, where = self.distances_of(block)
-        curves = self.room.of(*asked.shape[:3], len(met))
-        products = self.product(asked, known)
-        curves[..., where] = products
-        # Beyond the table its edges go on.
-        curves[..., : where.start] = products[..., :1]
-        curves[..., where.stop :] = products[..., -1:]
-        values = skewed(curves, n, m)
-        return values if self.of_keys is None else values.add_(self.of_keys_in(block))
+        raise NotImplementedError
 
-    def asked_of(self, block: Block) -> Tensor:
-        return self.asked[block.batch, :, block.rows].flip(2)
+    def near(self, block: Block) -> slice | None:
+        return self.between_edges(block)
 
-    def distances_of(self, block: Block) -> tuple[range, slice, slice]:
-        """The distances that a block meets, far keys first; those of the table among them; and where they stand."""
-        top = block.rows.stop - 1 - block.keys.start + self.row.offset
-        bottom = block.rows.start - (block.keys.stop - 1) + self.row.offset
-        # A block wholly beyond the table meets its edge alone.
-        first, last = (min(max(end, self.table[-1]), self.table[0]) for end in (top, bottom))
-        start, stop = max(0, top - first), max(0, top - last) + 1
-        known = slice(self.table[0] - first, self.table[0] - last + 1)
-        width = top - bottom + 1
-        near = slice(min(start, width - 1), min(stop, width))
-        return range(top, bottom - 1, -1), known, near
-
-    def product(self, asked: Tensor, known: slice) -> Tensor:
-        vectors = self.vectors[:, known]
-        return asked @ (vectors[0] if vectors.shape[0] == 1 else vectors).transpose(-1, -2)
-
-    def of_keys_in(self, block: Block) -> Tensor:
-        assert self.of_keys is not None
-        return self.of_keys[block.batch, :, None, block.keys]
-
-    def far(self, block: Block) -> Part:
-        edge = slice(0, 1) if block.keys.stop <= self.near(block).start else slice(-1, None)
-        shift = self.product(self.asked_of(block), edge)[..., 0]
-        return Part(block.keys, None if self.of_keys is None else self.of_keys_in(block), shift)
-
-    def near(self, block: Block) -> slice:
-        """The keys whose bias is not the same for all: before and behind, edges of the table."""
+    def between_edges(self, block: Block) -> slice:
+        """The keys whose vector is not the same for all: before and behind, edges of the table."""
         start, stop = block.keys.start, block.keys.stop
         if self.row.highest == math.inf:
             start = min(max(start, block.rows.start + self.row.offset - self.table[0] + 1), stop)
@@ -90,43 +61,206 @@ class ProductsInRow:
             stop = max(min(stop, block.rows.stop - 1 + self.row.offset - self.table[-1]), start)
         return slice(start, stop)
 
+    def far(self, block: Block) -> Part:
+        raise NotImplementedError
+
+    def top(self, block: Block) -> int:
+        """The distance from the last query of a block to its first key."""
+        return block.rows.stop - 1 - block.keys.start + self.row.offset
+
+    def last_first(self, block: Block) -> Tensor:
+        """What the queries of a block ask, last query first."""
+        return self.asked[block.batch, :, block.rows].flip(2)
+
+    def multiplied(self, asked: Tensor, vectors: slice, out: Tensor | None = None) -> Tensor:
+        """Tokens [b, H, n, C] times some of the vectors: [b, H, n, R]."""
+        return torch.matmul(asked, self.vectors[:, vectors].transpose(-1, -2), out=out)
+
     def gradient(self) -> "ProductsGradient":
         return ProductsGradient(self)
 
+    def take_slopes(self, block: Block, upstream: Tensor, of: "ProductsGradient") -> None:
+        """Add the gradient of a block to that of what is asked, and of the vectors."""
+        raise NotImplementedError
+
 
 class ProductsGradient:
-    """Takes the gradient of a block back along the skew: into what is asked, the vectors, and the numbers of keys."""
+    """Collects the gradient in what is asked and in the vectors."""
 
     def __init__(self, bias: ProductsInRow) -> None:
         self.bias = bias
         self.asked, self.vectors = torch.zeros_like(bias.asked), torch.zeros_like(bias.vectors)
-        self.of_keys = None if bias.of_keys is None else torch.zeros_like(bias.of_keys)
 
     def add(self, block: Block, upstream: Tensor) -> None:
-        bias, n, m = self.bias, length(block.rows), length(block.keys)
-        met, known, near = bias.distances_of(block)
-        asked, vectors = bias.asked_of(block), bias.vectors[:, known]
-        if len(bias.table[known]) == 1:
-            # The same vector for all keys, whatever the distance.
-            curves = upstream.sum(-1, keepdim=True)
-        else:
-            by_distance = upstream.new_zeros((*upstream.shape[:3], len(met)))
-            skewed(by_distance, n, m).copy_(upstream)
-            curves = by_distance[..., near]
-            curves[..., 0] += by_distance[..., : near.start].sum(-1)
-            curves[..., -1] += by_distance[..., near.stop :].sum(-1)
-        curves = curves.to(vectors.dtype)
-        self.asked[block.batch, :, block.rows] += (curves @ vectors).flip(2)
-        of_heads = (curves.transpose(-1, -2) @ asked).sum(0)
-        self.vectors[:, known] += of_heads.sum(0, keepdim=True) if vectors.shape[0] == 1 else of_heads
-        if self.of_keys is not None:
-            self.of_keys[block.batch, :, block.keys] += upstream.sum(-2)
+        self.bias.take_slopes(block, upstream, self)
+
+    def add_to_vectors(self, vectors: slice, products: Tensor, asked: Tensor) -> None:
+        """From the gradient [b, H, n, R] of the products of tokens [b, H, n, C] with some of the vectors."""
+        slopes = (products.transpose(-1, -2) @ asked).sum(0)
+        self.vectors[:, vectors] += slopes.sum(0, keepdim=True) if self.vectors.shape[0] == 1 else slopes
 
     def total(self) -> tuple[Tensor | None, ...]:
-        return (self.asked, self.vectors) if self.of_keys is None else (self.asked, self.vectors, self.of_keys)
+        return self.asked, self.vectors
 
 
-def skewed(curves: Tensor, n: int, m: int) -> Tensor:
+class Curves(ProductsInRow):
+    """A vector for each distance: the products of a query are its bias by distance, a curve.
+
+    From one query to the next a key moves by one distance, so a block of the bias is a view of the block's curves, each
+    row a step further on.
+    """
+
+    def block(self, block: Block) -> Tensor:
+        b, n, m = block.size
+        known, where = self.distances_of(block)
+        curves = self.room.of(b, self.asked.shape[1], n, n + m - 1)
+        self.multiplied(self.last_first(block), known, out=curves[..., where])
+        # Beyond the table its edges go on.
+        curves[..., : where.start] = curves[..., where.start, None]
+        curves[..., where.stop :] = curves[..., where.stop - 1, None]
+        return skewed(curves, m)
+
+    def distances_of(self, block: Block) -> tuple[slice, slice]:
+        """Which distances of the table a block meets, and where these stand among all that it meets, far keys first."""
+        _, n, m = block.size
+        top, width = self.top(block), n + m - 1
+        # A block wholly beyond the table meets its edge alone.
+        first, last = (min(max(end, self.table[-1]), self.table[0]) for end in (top, top - width + 1))
+        known = slice(self.table[0] - first, self.table[0] - last + 1)
+        return known, slice(min(max(0, top - first), width - 1), min(max(0, top - last) + 1, width))
+
+    def far(self, block: Block) -> Part:
+        known, _ = self.distances_of(block)
+        return Part(block.keys, None, self.multiplied(self.last_first(block), known)[..., 0])
+
+    def by_distance(self, block: Block, values: Tensor) -> tuple[slice, Tensor]:
+        """The sums of each query's values [b, H, n, m] by the vector of their distance: which vectors, [b, H, n, R]."""
+        known, where = self.distances_of(block)
+        if length(known) == 1:
+            # The same vector for all keys, whatever the distance.
+            return known, values.sum(-1, keepdim=True).to(self.asked.dtype)
+        b, heads, n, m = values.shape
+        curves = self.room.of(b, heads, n, n + m - 1).zero_()
+        skewed(curves, m).copy_(values)
+        sums = curves[..., where]
+        sums[..., 0] += curves[..., : where.start].sum(-1)
+        sums[..., -1] += curves[..., where.stop :].sum(-1)
+        return known, sums
+
+    def take_slopes(self, block: Block, upstream: Tensor, of: ProductsGradient) -> None:
+        known, sums = self.by_distance(block, upstream)
+        of.asked[block.batch, :, block.rows] += (sums @ self.vectors[:, known]).flip(2)
+        of.add_to_vectors(known, sums, self.last_first(block))
+
+
+class LooksUp(ProductsInRow):
+    """Distances that share vectors: a pair's distance tells which of its token's products is the pair's."""
+
+    def __init__(self, term: DotProducts, row: Row, table: range, queries: int, keys: int) -> None:
+        super().__init__(term, row, table)
+        self.products = Room(self.asked, self.asked.dtype)
+        # For every distance that there is, far keys first: beyond the table its edges go on.
+        self.farthest = row.offset + queries - 1
+        place = torch.arange(queries + keys - 1, device=self.asked.device) + (table[0] - self.farthest)
+        place = place.clamp(0, len(table) - 1)
+        self.rows = place if term.rows is None else term.rows[place]
+        self.numbers: list[int] = self.rows.tolist()
+
+    def near(self, block: Block) -> slice | None:
+        return None if self.vectors.shape[1] == 1 else super().near(block)
+
+    def met(self, block: Block) -> tuple[slice, Tensor]:
+        """Which vectors a block meets, and which of these each distance has, far keys first."""
+        _, n, m = block.size
+        first = self.farthest - self.top(block)
+        last = first + n + m - 1
+        lowest, highest = min(self.numbers[first:last]), max(self.numbers[first:last])
+        return slice(lowest, highest + 1), self.rows[first:last] - lowest
+
+    def looked_up(self, block: Block, asked: Tensor, out: Tensor) -> Tensor:
+        """The products of a block's tokens [b, H, t, C] with the vector of each of their pairs: [b, H, t, u]."""
+        known, rows = self.met(block)
+        products = self.multiplied(asked, known, self.products.of(*asked.shape[:3], length(known)))
+        if length(known) == 1:
+            return out.copy_(products)
+        return torch.gather(products, -1, by_pair(rows, out), out=out)
+
+    def by_vector(self, block: Block, values: Tensor) -> tuple[slice, Tensor]:
+        """The sums of values [b, H, t, u] of a block's pairs by their vector: which vectors, and [b, H, t, R]."""
+        known, rows = self.met(block)
+        values = values.to(self.asked.dtype)
+        if length(known) == 1:
+            return known, values.sum(-1, keepdim=True)
+        sums = self.products.of(*values.shape[:3], length(known)).zero_()
+        return known, sums.scatter_add_(-1, by_pair(rows, values), values)
+
+
+class QueriesLookUp(LooksUp):
+    """Queries times vectors that distances share."""
+
+    def block(self, block: Block) -> Tensor:
+        b, n, m = block.size
+        return self.looked_up(block, self.last_first(block), self.room.of(b, self.asked.shape[1], n, m))
+
+    def far(self, block: Block) -> Part:
+        known, _ = self.met(block)
+        return Part(block.keys, None, self.multiplied(self.last_first(block), known)[..., 0])
+
+    def take_slopes(self, block: Block, upstream: Tensor, of: ProductsGradient) -> None:
+        known, sums = self.by_vector(block, upstream)
+        of.asked[block.batch, :, block.rows] += (sums @ self.vectors[:, known]).flip(2)
+        of.add_to_vectors(known, sums, self.last_first(block))
+
+
+class KeysLookUp(LooksUp):
+    """Keys times vectors that distances share: what a key looks up is a column of the block."""
+
+    def __init__(self, term: DotProducts, row: Row, table: range, queries: int, keys: int) -> None:
+        super().__init__(term, row, table, queries, keys)
+        self.turned = Room(self.asked, self.asked.dtype)
+
+    def of_keys(self, block: Block) -> Tensor:
+        return self.asked[block.batch, :, block.keys]
+
+    def block(self, block: Block) -> Tensor:
+        b, n, m = block.size
+        if self.vectors.shape[1] == 1:
+            return self.row_of(block)
+        out = self.room.of(b, self.asked.shape[1], n, m)
+        for few, columns in few_keys(block):
+            turned = self.turned.of(b, self.asked.shape[1], length(few.keys), n)
+            out[..., columns] = self.looked_up(few, self.of_keys(few), turned).transpose(-1, -2)
+        return out
+
+    def row_of(self, block: Block) -> Tensor:
+        """What all queries share, [b, H, 1, m], of keys that have the same vector for each."""
+        known, _ = self.met(block)
+        return self.multiplied(self.of_keys(block), known).transpose(-1, -2)
+
+    def far(self, block: Block) -> Part:
+        return Part(block.keys, self.row_of(block))
+
+    def take_slopes(self, block: Block, upstream: Tensor, of: ProductsGradient) -> None:
+        for few, columns in few_keys(block):
+            known, sums = self.by_vector(few, upstream[..., columns].transpose(-1, -2))
+            of.asked[few.batch, :, few.keys] += sums @ self.vectors[:, known]
+            of.add_to_vectors(known, sums, self.of_keys(few))
+
+
+def few_keys(block: Block) -> list[tuple[Block, slice]]:
+    """The block in blocks of fewer keys, and where their columns stand in it."""
+    start, stop = block.keys.start, block.keys.stop
+    cut = [slice(first, min(first + KEYS_AT_ONCE, stop)) for first in range(start, stop, KEYS_AT_ONCE)]
+    return [(block._replace(keys=keys), slice(keys.start - start, keys.stop - start)) for keys in cut]
+
+
+def skewed(curves: Tensor, m: int) -> Tensor:
     """Curves [b, H, n, n + m - 1] by distance, far keys first, as a view [b, H, n, m]: each row one step further on."""
     batch, head, row, step = curves.stride()
-    return curves.as_strided((*curves.shape[:2], n, m), (batch, head, row + step, step), curves.storage_offset())
+    return curves.as_strided((*curves.shape[:3], m), (batch, head, row + step, step), curves.storage_offset())
+
+
+def by_pair(rows: Tensor, like: Tensor) -> Tensor:
+    """Rows by distance [t + u - 1], far keys first, as those of pairs [b, H, t, u]: token r and s stand at r + s."""
+    _, _, t, u = like.shape
+    return rows.as_strided((t, u), (1, 1)).expand(like.shape)
