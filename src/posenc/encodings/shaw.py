@@ -78,7 +78,7 @@ class Shaw(Encoding):
             mutual,
             std,
         )
-        self.reads_keys, self.needs_weights = mutual, values
+        self.reads_keys, self.needs_weights, self.reads_pairs = mutual, values, values
         if not values:
             self.doors = self.doors - {"attend"}
         self.key_table = nn.Parameter(torch.empty(2 * max_distance + 1, head_dim, device=device, dtype=dtype))
