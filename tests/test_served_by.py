@@ -12,6 +12,7 @@ from posenc.testing.promises.values import served
 
 PLAIN = ("sdpa",)
 DISTANCES, PRODUCTS, LEVELS = "distances in a row", "products in a row", "levels in a row"
+NEAREST = "nearest first"
 
 SERVED = {
     "alibi": ("blocked", DISTANCES),
@@ -31,7 +32,7 @@ SERVED = {
     "sandwich": ("blocked", DISTANCES),
     "self_extend": ("blocked", "branches"),
     "shaw": ("blocked", PRODUCTS),
-    "stick_breaking": ("reference",),
+    "stick_breaking": ("blocked", NEAREST),
     "t5_bias": ("blocked", DISTANCES),
     "transformer_xl": ("blocked", PRODUCTS),
     "tupe": ("blocked", "factored"),
@@ -49,7 +50,7 @@ JOINED = {
     "on(deberta, heads=(0, 2)) + forgetting": ("blocked", LEVELS, PRODUCTS),
     "rerope(rotary + alibi)": ("blocked", "branches", "pairs"),
     "rerope(rotary) + alibi": ("blocked", "branches", DISTANCES),
-    "stick_breaking + alibi": ("reference",),
+    "stick_breaking + alibi": ("blocked", DISTANCES, NEAREST),
 }
 
 

@@ -79,7 +79,11 @@ class Shaw(Encoding):
             mutual,
             std,
         )
+<<<<<<< HEAD
         self.reads_keys, self.needs_weights, self.adds_vectors = mutual, values, values
+=======
+        self.reads_keys, self.needs_weights, self.reads_pairs = mutual, values, values
+>>>>>>> rules
         if not values:
             self.doors = self.doors - {"attend"}
         self.key_table = nn.Parameter(torch.empty(2 * max_distance + 1, head_dim, device=device, dtype=dtype))

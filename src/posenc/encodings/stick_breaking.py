@@ -7,6 +7,7 @@ from torch import Tensor
 
 from posenc.encoding import Encoding
 from posenc.kernels.bound import BoundKernel
+from posenc.kernels.in_rows import in_rows
 from posenc.kernels.sums_in_order import sums_after
 from posenc.keys import Keys
 from posenc.masks import Mask
@@ -27,7 +28,9 @@ class StickBreaking(Encoding):
 
     The logits are those of the whole composition, biases and turned queries included, with Attention's scale. Whatever
     the mask, a query takes only from tokens before it in `order`, and a key that it may not see breaks nothing off.
-    Shares are multiplied as sums of logarithms, in float32 at least, each starting at the nearest key.
+    Shares are multiplied as sums of logarithms, in float32 at least, each starting at the nearest key. Tokens in
+    rows are gone through in blocks, in linear memory, and keys for which nothing is left are not read; others,
+    attention weights and dropout take the logits of all pairs.
 
     Where it goes wrong: it needs the logits, so the fused sdpa kernel cannot serve it. Bidirectional attention sees the
     past only. Beside a positional bias, nearness counts twice.
@@ -52,6 +55,15 @@ class StickBreaking(Encoding):
     def attend(
         self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
     ) -> tuple[Tensor, Tensor | None]:
+        out = kernel.nearest_first(self, q, at, keys, mask, itself=self.itself)
+        if out is not None:
+            return out, None
+        return in_rows(StickBreaking.by_pairs, self, q, at, keys, mask, kernel)
+
+    def by_pairs(
+        self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
+    ) -> tuple[Tensor, Tensor | None]:
+        """Door 4 from the logits of all pairs."""
         logits = kernel.logits(self, q, at, keys, mask)
         i, j = at.order[:, None, :, None], keys.at.order[:, None, None, :]
         seen = mask.allowed(at, keys.at) & ((j <= i) if self.itself else (j < i))

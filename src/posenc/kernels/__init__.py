@@ -11,7 +11,7 @@ from torch import Tensor
 from posenc.biases import Bias
 from posenc.encoding import Encoding
 from posenc.foreign import near
-from posenc.kernels import blocked, flex, native, reference, rotate_pairs_triton, sdpa
+from posenc.kernels import blocked, flex, native, nearest_first, reference, rotate_pairs_triton, sdpa
 from posenc.kernels.bound import BoundKernel
 from posenc.kernels.reference import logits_on_grid, take_values
 from posenc.kernels.request import Inputs, Request
@@ -109,11 +109,25 @@ def bind(
             seen.add("reference")
         return logits_on_grid(biases, q, at, keys, scale=scale)
 
+<<<<<<< HEAD
     def adds_vectors(q: Tensor, at: Positions, keys: Keys, mask: Mask) -> bool:
         request = Request(encoding, weights, dropout, q, Inputs((), at, keys.at, mask), vectors=True)
         return name in ("auto", "blocked") and blocked.adds_vectors(request)
 
     return BoundKernel(attend, logits, take_values, adds_vectors, scale=scale, dropout=dropout, weights=weights)
+=======
+    def broken(
+        biases: Sequence[Bias], q: Tensor, at: Positions, keys: Keys, mask: Mask, *, scale: float, itself: bool
+    ) -> Tensor | None:
+        if name != "auto":
+            return None
+        found = nearest_first.attend(biases, q, at, keys, mask, scale=scale, itself=itself)
+        if found is not None and seen is not None:
+            seen.update(("blocked", "nearest first", *found[1]))
+        return None if found is None else found[0]
+
+    return BoundKernel(attend, logits, take_values, broken, scale=scale, dropout=dropout, weights=weights)
+>>>>>>> rules
 
 
 def served_by(

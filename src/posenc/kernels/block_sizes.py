@@ -27,6 +27,9 @@ class BlockSizes(threading.local):
     narrowest = 128
     """How many keys it takes at least, so that matrix products keep their speed."""
 
+    pairs_nearest = 1 << 17
+    """How many pairs of all heads sums along the keys are taken of at once: the cache of a core holds them."""
+
     far = 300
     """How many keys far away are worth a part of their own, which has to be merged with the rest."""
 

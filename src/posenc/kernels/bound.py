@@ -20,7 +20,11 @@ class BoundKernel:
     kernel          (biases, q, at, keys, mask, *, scale, dropout, weights) -> (output, weights or None)
     logits_on_grid  (biases, q, at, keys, *, scale) -> [B, H, T, S], for other rules than the softmax
     take_values     (weights [B, H, T, S], v, dropout) -> (output, the weights as applied)
+<<<<<<< HEAD
     adds_vectors    (q, at, keys, mask) -> whether the kernel adds vectors to values by their distance in such a call
+=======
+    broken          (biases, q, at, keys, mask, *, scale, itself) -> output of a broken stick in blocks, or None
+>>>>>>> rules
     scale           factor of the logits
     dropout         share of the weights dropped
     weights         whether the weights are wanted
@@ -30,7 +34,11 @@ class BoundKernel:
     kernel: Callable[..., tuple[Tensor, Tensor | None]]
     logits_on_grid: Callable[..., Tensor]
     take_values: Callable[..., tuple[Tensor, Tensor]]
+<<<<<<< HEAD
     adds_vectors: Callable[[Tensor, Positions, Keys, Mask], bool]
+=======
+    broken: Callable[..., Tensor | None]
+>>>>>>> rules
     scale: float
     dropout: float
     weights: bool
@@ -64,6 +72,18 @@ class BoundKernel:
         """
         mask, added = self.added(encoding, q, at, keys, mask)
         return self.logits_on_grid(added, q, at, keys, scale=self.scale)
+
+    def nearest_first(
+        self, encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, *, itself: bool
+    ) -> Tensor | None:
+        """What queries take where each key takes sigmoid(logit) of what nearer ones left; see kernels/nearest_first.py.
+
+        None where that cannot be had in blocks, or where the weights are wanted: then the logits are to be asked for.
+        """
+        if self.weights or self.dropout:
+            return None
+        mask, added = self.added(encoding, q, at, keys, mask)
+        return self.broken(added, q, at, keys, mask, scale=self.scale, itself=itself)
 
     def finish(self, weights: Tensor, keys: Keys) -> tuple[Tensor, Tensor | None]:
         """The output [B, H, T, E] of an attention rule's own weights [B, H, T, S], with dropout, and the weights."""

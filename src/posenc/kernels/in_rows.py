@@ -1,7 +1,9 @@
 """Door 4 in blocks of queries: a rule that computes something for every pair of tokens, in bounded memory."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,11 +18,23 @@ from posenc.positions import Positions
 from posenc.shared_tables import check_versions, versions
 from posenc.watched import is_transformed, is_written_down
 
+Rule: TypeAlias = Callable[[Any, Tensor, Positions, Keys, Mask, BoundKernel], tuple[Tensor, Tensor | None]]
+"""A method of an encoding with the arguments of door 4."""
+
 
 def attend_in_rows(
     encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
 ) -> tuple[Tensor, Tensor | None]:
-    """Door 4 of an encoding, some queries at a time where it reads pairs: the same numbers, [B, H, T, E] and weights.
+    """Door 4 of an encoding, some queries at a time where it reads pairs: the output [B, H, T, E] and weights."""
+    if not encoding.reads_pairs:
+        return encoding.attend(q, at, keys, mask, kernel)
+    return in_rows(lambda held, *given: held.attend(*given), encoding, q, at, keys, mask, kernel)
+
+
+def in_rows(
+    rule: Rule, encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
+) -> tuple[Tensor, Tensor | None]:
+    """A rule of an encoding, asked for some queries at a time where there are many pairs.
 
     No query reads another one, and none needs keys that it may not see: so nothing is left out. In training a block
     keeps only its queries and computes the rest again in the backward pass. A graph takes all queries at once, since
@@ -28,18 +42,27 @@ def attend_in_rows(
     """
     tokens, pairs = q.shape[2], q.shape[0] * q.shape[1] * keys.k.shape[2]
     step = max(1, SIZES.pairs_of_rules // max(pairs, 1))
+<<<<<<< HEAD
     needs_weights = encoding.needs_weights and not (encoding.adds_vectors and kernel.adds_vectors(q, at, keys, mask))
     at_once = tokens <= step or not (encoding.reads_pairs or needs_weights)
     if at_once or torch.compiler.is_compiling() or is_transformed() or is_written_down():
         return encoding.attend(q, at, keys, mask, kernel)
     # The same encoding with the same parameters, whatever stands in for them when a block is computed again.
     held = copy.deepcopy(encoding, {id(parameter): parameter for parameter in encoding.parameters()})
+=======
+    if tokens <= step or torch.compiler.is_compiling() or is_transformed() or is_written_down():
+        return rule(encoding, q, at, keys, mask, kernel)
+    # The same encodings with the same parameters, whatever stands in for them when a block is computed again.
+    known = {id(parameter): parameter for part in (encoding, *kernel.beside) for parameter in part.parameters()}
+    held, beside = copy.deepcopy((encoding, kernel.beside), known)
+    kernel = replace(kernel, beside=beside)
+>>>>>>> rules
 
     before = versions(at, keys.at)
 
     def attend(rows: slice) -> tuple[Tensor, Tensor | None]:
         check_versions(before, at, keys.at)
-        return held.attend(*few(rows, q, at, keys, mask, drop_future=not kernel.weights), kernel)
+        return rule(held, *few(rows, q, at, keys, mask, drop_future=not kernel.weights), kernel)
 
     outs, weights = [], []
     for start in range(0, tokens, step):

@@ -59,14 +59,16 @@ def in_blocks(biases: Sequence[Bias], q: Tensor, keys: Keys, plan: Plan) -> "Sum
 class SumInBlocks:
     """Several biases as one, and what causality and window forbid where that is told by the distance.
 
-    masked  whether the values are -inf wherever causality and window forbid; else the kernel sees to it. What else a
-            mask says (given tensors, a prefix, padding, documents) is up to the kernel
+    masked     whether the values are -inf wherever causality and window forbid; else the kernel sees to it. What else a
+               mask says (given tensors, a prefix, padding, documents) is up to the kernel
+    taken_off  what all values of a head lack, [1 or H, 1], which the softmax does not see; None where they lack nothing
     """
 
     def __init__(self, forms: list[InBlocks], q: Tensor, in_row: DistancesInRow | None) -> None:
         # The view of distances comes last, to be added into memory that the others own.
         self.forms = forms if in_row is None or in_row.says_nothing else [*forms, in_row]
         self.masked = in_row is not None and in_row.masked
+        self.taken_off = None if in_row is None else in_row.taken_off
         self.room = Room(q, torch.promote_types(q.dtype, torch.float32))
         self.inputs: tuple[Tensor, ...] = sum((form.inputs for form in self.forms), ())
 

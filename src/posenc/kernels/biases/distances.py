@@ -27,6 +27,8 @@ class DistancesInRow:
 
     values     the bias [H, n] at the distances, or None where there is none
     distances  which these are: falling by one, and all that the plan's blocks meet
+
+    It gives values without `taken_off`, [1 or H, 1], the largest of each head.
     """
 
     name = "distances in a row"
@@ -43,7 +45,7 @@ class DistancesInRow:
         # The softmax does not see what all keys share. Without it the keys that weigh most have the smallest numbers,
         # which are rounded least.
         highest = vector.amax(1, keepdim=True).clamp(min=torch.finfo(vector.dtype).min)
-        self.vector = (vector - highest).to(dtype).contiguous()
+        self.vector, self.taken_off = (vector - highest).to(dtype).contiguous(), highest.to(dtype)
 
     @property
     def says_nothing(self) -> bool:
