@@ -109,9 +109,6 @@ class Encoding(KeepsTables, Published):
     needs_weights: bool = False
     """Whether `attend` reads the logits or the weights, so that only kernels that give them will do."""
 
-    adds_vectors: bool = False
-    """Whether it needs weights only to add vectors to values by their distance, as a kernel may do (`ValueVectors`)."""
-
     reads_pairs: bool = False
     """Whether `attend` computes something else for every pair: then few queries at a time take less memory."""
 
@@ -389,7 +386,6 @@ class Compose(Encoding):
         self.per_layer = any(part.per_layer for part in flat)
         self.reads_keys = any(part.reads_keys for part in flat)
         self.needs_weights = any(part.needs_weights for part in flat)
-        self.adds_vectors = any(part.adds_vectors for part in flat)
         self.reads_pairs = any(part.reads_pairs for part in flat)
         ways = {part.turns for part in flat if "turn" in part.doors}
         self.turns = ways.pop() if len(ways) == 1 else "each"

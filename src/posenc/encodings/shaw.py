@@ -10,6 +10,7 @@ from posenc.biases import Bias, DotProducts, Pairs, Products, ValueVectors
 from posenc.encoding import Encoding
 from posenc.interpolation import interpolated, neighbours
 from posenc.kernels.bound import BoundKernel
+from posenc.kernels.in_rows import in_rows
 from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions, distance
@@ -79,11 +80,7 @@ class Shaw(Encoding):
             mutual,
             std,
         )
-<<<<<<< HEAD
-        self.reads_keys, self.needs_weights, self.adds_vectors = mutual, values, values
-=======
-        self.reads_keys, self.needs_weights, self.reads_pairs = mutual, values, values
->>>>>>> rules
+        self.reads_keys, self.needs_weights = mutual, values
         if not values:
             self.doors = self.doors - {"attend"}
         self.key_table = nn.Parameter(torch.empty(2 * max_distance + 1, head_dim, device=device, dtype=dtype))
@@ -150,6 +147,13 @@ class Shaw(Encoding):
         if kernel.adds_vectors(q, at, keys, mask):
             vectors = ValueVectors(partial(self.vectors, self.value_table), int(self.max_distance))
             return kernel(self, q, at, keys, mask, vectors=vectors)
+        return in_rows(Shaw.by_pairs, self, q, at, keys, mask, kernel)
+
+    def by_pairs(
+        self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
+    ) -> tuple[Tensor, Tensor | None]:
+        """The same from the weights of every pair."""
+        assert self.value_table is not None
         out, weights = kernel(self, q, at, keys, mask, weights=True)
         assert weights is not None
         # Gather the weights of each row of the table first: [B, H, T, S] -> [B, H, T, 2 max_distance + 1].

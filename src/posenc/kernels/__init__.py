@@ -109,13 +109,10 @@ def bind(
             seen.add("reference")
         return logits_on_grid(biases, q, at, keys, scale=scale)
 
-<<<<<<< HEAD
     def adds_vectors(q: Tensor, at: Positions, keys: Keys, mask: Mask) -> bool:
         request = Request(encoding, weights, dropout, q, Inputs((), at, keys.at, mask), vectors=True)
         return name in ("auto", "blocked") and blocked.adds_vectors(request)
 
-    return BoundKernel(attend, logits, take_values, adds_vectors, scale=scale, dropout=dropout, weights=weights)
-=======
     def broken(
         biases: Sequence[Bias], q: Tensor, at: Positions, keys: Keys, mask: Mask, *, scale: float, itself: bool
     ) -> Tensor | None:
@@ -126,8 +123,8 @@ def bind(
             seen.update(("blocked", "nearest first", *found[1]))
         return None if found is None else found[0]
 
-    return BoundKernel(attend, logits, take_values, broken, scale=scale, dropout=dropout, weights=weights)
->>>>>>> rules
+    ways = (attend, logits, take_values, adds_vectors, broken)
+    return BoundKernel(*ways, scale=scale, dropout=dropout, weights=weights)
 
 
 def served_by(

@@ -20,11 +20,8 @@ class BoundKernel:
     kernel          (biases, q, at, keys, mask, *, scale, dropout, weights) -> (output, weights or None)
     logits_on_grid  (biases, q, at, keys, *, scale) -> [B, H, T, S], for other rules than the softmax
     take_values     (weights [B, H, T, S], v, dropout) -> (output, the weights as applied)
-<<<<<<< HEAD
     adds_vectors    (q, at, keys, mask) -> whether the kernel adds vectors to values by their distance in such a call
-=======
     broken          (biases, q, at, keys, mask, *, scale, itself) -> output of a broken stick in blocks, or None
->>>>>>> rules
     scale           factor of the logits
     dropout         share of the weights dropped
     weights         whether the weights are wanted
@@ -34,11 +31,8 @@ class BoundKernel:
     kernel: Callable[..., tuple[Tensor, Tensor | None]]
     logits_on_grid: Callable[..., Tensor]
     take_values: Callable[..., tuple[Tensor, Tensor]]
-<<<<<<< HEAD
     adds_vectors: Callable[[Tensor, Positions, Keys, Mask], bool]
-=======
     broken: Callable[..., Tensor | None]
->>>>>>> rules
     scale: float
     dropout: float
     weights: bool

@@ -42,21 +42,12 @@ def in_rows(
     """
     tokens, pairs = q.shape[2], q.shape[0] * q.shape[1] * keys.k.shape[2]
     step = max(1, SIZES.pairs_of_rules // max(pairs, 1))
-<<<<<<< HEAD
-    needs_weights = encoding.needs_weights and not (encoding.adds_vectors and kernel.adds_vectors(q, at, keys, mask))
-    at_once = tokens <= step or not (encoding.reads_pairs or needs_weights)
-    if at_once or torch.compiler.is_compiling() or is_transformed() or is_written_down():
-        return encoding.attend(q, at, keys, mask, kernel)
-    # The same encoding with the same parameters, whatever stands in for them when a block is computed again.
-    held = copy.deepcopy(encoding, {id(parameter): parameter for parameter in encoding.parameters()})
-=======
     if tokens <= step or torch.compiler.is_compiling() or is_transformed() or is_written_down():
         return rule(encoding, q, at, keys, mask, kernel)
     # The same encodings with the same parameters, whatever stands in for them when a block is computed again.
     known = {id(parameter): parameter for part in (encoding, *kernel.beside) for parameter in part.parameters()}
     held, beside = copy.deepcopy((encoding, kernel.beside), known)
     kernel = replace(kernel, beside=beside)
->>>>>>> rules
 
     before = versions(at, keys.at)
 
