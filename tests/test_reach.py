@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from posenc import ALiBi, Encoding, Kerple, Shaw, T5Bias, build, kernels, masks
+from posenc import Encoding, Kerple, Shaw, T5Bias, build, kernels, masks
 from posenc.chosen_heads import OnHeads
 from posenc.encoding import Shape
 from posenc.kernels import blocked, reach
@@ -36,7 +36,10 @@ class Steep(Encoding):
 
 
 @pytest.fixture(autouse=True)
-def small():
+def small(monkeypatch: pytest.MonkeyPatch):
+    """Blocks so small that few tokens make many, every key left out that can be, and each query asked alone."""
+    monkeypatch.setattr(reach, "WORTH", 0.0)
+    monkeypatch.setattr(reach, "TOGETHER", 1)
     with SIZES.set_to(rows=7, rows_backwards=5, pairs_backwards=200, narrowest=3, pairs_of_a_call=10):
         yield
 
@@ -72,8 +75,13 @@ def asked(encoding, memo=None, *, offset=0, kv_heads=HEADS, mask=None, q=None, k
     k = drawn(2, kv_heads, tokens, WIDTH) if k is None else k
     memo = memo or {}
     keys = Keys(k, k, keys_at, memo, {name: fact[:, :, offset:] for name, fact in memo.items()})
-    biases = encoding.biases(q, at, keys)
-    return reach.windows(biases, q, k, at, keys_at, masks.causal() if mask is None else mask, SCALE)
+    return found_by(encoding, q, at, keys, mask)
+
+
+def found_by(encoding, q, at, keys, mask=None):
+    mask = masks.causal() if mask is None else mask
+    bias, plan = blocked.how(encoding.biases(q, at, keys), q, at, keys, mask)
+    return reach.windows(bias, q, keys.k, plan, SCALE)
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -201,7 +209,7 @@ def test_where_that_cannot_be_known_every_key_is_looked_at(given: dict) -> None:
 def test_other_biases_beside_it_could_bring_back_what_has_fallen() -> None:
     at, q = Positions.count(TOKENS), drawn(2, HEADS, TOKENS, WIDTH)
     encoding = Steep().double() + Shaw(WIDTH, values=False).double()
-    assert reach.windows(encoding.biases(q, at, Keys(q, q, at)), q, q, at, at, masks.causal(), SCALE) is None
+    assert found_by(encoding, q, at, Keys(q, q, at)) is None
     _, memo = forgetting(-6.0)
     rising = {"forgetting": memo["forgetting"].detach().clone()}
     rising["forgetting"][1, 2, 50] = 0.5
@@ -211,11 +219,37 @@ def test_other_biases_beside_it_could_bring_back_what_has_fallen() -> None:
 def test_positions_elsewhere_are_not_a_row() -> None:
     at = Positions.padded(torch.ones(2, TOKENS).masked_fill(torch.arange(TOKENS) < 3, 0))
     q = drawn(2, HEADS, TOKENS, WIDTH)
-    biases = ALiBi(HEADS).biases(q, at, Keys(q, q, at))
-    assert reach.windows(biases, q, q, at, at, masks.causal(), SCALE) is None
-    later = Positions.count(TOKENS, 5)
-    biases = ALiBi(HEADS).biases(q, later, Keys(q, q, at))
-    assert reach.windows(biases, q, q, later, at, masks.causal(), SCALE) is None
+    assert found_by(Steep().double(), q, at, Keys(q, q, at)) is None
+    at, later = Positions.count(TOKENS), Positions.count(TOKENS, 5)
+    assert found_by(Steep().double(), q, at, Keys(q, q, at)) is not None
+    assert found_by(Steep().double(), q, later, Keys(q, q, at)) is None
+
+
+def test_where_few_keys_would_be_left_out_none_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    every = HEADS * reach.pairs(TOKENS, 0, TOKENS)
+    windows = asked(Steep().double())
+    left_out = 1 - sum(reach.pairs(TOKENS, 0, window) for window in windows) / every
+    monkeypatch.setattr(reach, "WORTH", left_out - 0.01)
+    assert asked(Steep().double()) == windows
+    monkeypatch.setattr(reach, "WORTH", left_out + 0.01)
+    assert asked(Steep().double()) is None
+
+
+def test_all_tokens_say_how_large_logits_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few of them are asked first, and a large one may come behind."""
+    monkeypatch.setattr(reach, "SAMPLE", 5)
+    q = drawn(2, HEADS, TOKENS, WIDTH)
+    few = asked(Steep().double(), q=q)
+    q[0, 0, -1] *= 30
+    assert asked(Steep().double(), q=q)[0] > few[0]
+
+
+def test_queries_that_are_asked_together_look_back_far_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoding, memo = forgetting(-3.0)
+    alone = asked(encoding, memo)
+    monkeypatch.setattr(reach, "TOGETHER", 8)
+    together = asked(encoding, memo)
+    assert all(one <= many < one + 8 for one, many in zip(alone, together, strict=True))
 
 
 def test_fewer_pairs_are_gone_through(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,17 +268,20 @@ def test_fewer_pairs_are_gone_through(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_head_among_others_is_given_no_bias_beyond_its_own_reach(monkeypatch: pytest.MonkeyPatch) -> None:
-    given, call_in_a_row = [], blocked.call_in_a_row
+    given = []
 
-    def see(q, k, values, *more):
-        given.append(values)
-        return call_in_a_row(q, k, values, *more)
+    class See:
+        @staticmethod
+        def apply(call, v, ways, *inputs):
+            given.append((inputs[-1], call.bias.forms[-1].distances))
+            return differentiable.apply(call, v, ways, *inputs)
 
-    monkeypatch.setattr(blocked, "call_in_a_row", see)
+    differentiable = blocked.Differentiable
+    monkeypatch.setattr(blocked, "Differentiable", See)
     with SIZES.set_to(pairs_of_a_call=10**6):
         at_work(Steep().double())
-    (values,), windows = given, asked(Steep().double())
-    distances = torch.arange(TOKENS - 1, -TOKENS, -1)
+    ((values, distances),), windows = given, asked(Steep().double())
+    distances = torch.tensor([*distances])
     assert values.isinf().equal(distances >= torch.tensor(windows)[:, None])
 
 

@@ -8,7 +8,7 @@ tokens, not with its square. What is added to the logits comes from a bias in bl
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from posenc.biases import Bias, Branched, ByDistance, ValueVectors
 from posenc.kernels.bias_in_blocks import BiasGradient, Block, length
 from posenc.kernels.biases import SumInBlocks, in_blocks
-from posenc.kernels.biases.distances import DistancesInRow, at_distances
+from posenc.kernels.biases.distances import DistancesInRow, at_distances, whole
 from posenc.kernels.biases.products import Curves, ProductsGradient
 from posenc.kernels.block_sizes import SIZES
 from posenc.kernels.plan import Plan, Row, plan_for
@@ -29,7 +29,7 @@ from posenc.kernels.value_vectors import VectorsInRow
 from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
-from posenc.precision import without_autocast, without_tiny_numbers
+from posenc.precision import without_tiny_numbers
 from posenc.shared_tables import check_versions, versions
 from posenc.watched import is_written_down
 
@@ -109,13 +109,13 @@ def attend(
         out = attend_in_a_row(q, k, v, values, offset, mask.causal, mask.window, scale)[0]
     else:
         branched = next((bias for bias in biases if isinstance(bias, Branched)), None)
-        reach = None if vectors is not None else windows(biases, heads, keys.k, at, keys.at, mask, scale)
-        if reach is not None and all(isinstance(bias, ByDistance) for bias in biases):
-            out = attend_within(reach, biases, q, k, v, at, keys.at, mask, scale)
-            return out[..., : keys.v.shape[-1]], None
-        # Levels are those of all heads.
-        mask = mask if reach is None else mask.within(max(reach))
         bias, plan = how(biases, heads, at, keys, mask)
+        reach = None if branched is not None or vectors is not None else windows(bias, q, k, plan, scale)
+        if reach is not None and all(isinstance(form, DistancesInRow) for form in bias.forms):
+            return attend_within(reach, bias, q, k, v, plan, scale)[..., : keys.v.shape[-1]], None
+        if reach is not None:
+            # Levels are those of all heads.
+            bias, plan = how(biases, heads, at, keys, mask.within(max(reach)))
         given = [q, k]
         for branch in () if branched is None else branched.branches:
             given += as_fused_attention_takes(branch.q, branch.k, keys.v)[:2]
@@ -130,33 +130,23 @@ def attend(
 
 
 def attend_within(
-    reach: Sequence[int],
-    biases: Sequence[Bias],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    at: Positions,
-    keys_at: Positions,
-    mask: Mask,
-    scale: float,
+    reach: Sequence[int], bias: SumInBlocks, q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float
 ) -> Tensor:
     """Attention with biases of the distance, each key head within its own number of keys."""
-    offset, (B, H, T, _), (KV, S) = offset_in_a_row(biases, at, keys_at, mask), q.shape, k.shape[1:3]
-    assert offset is not None, "heads look back by different numbers of keys where tokens stand in a row"
-    with without_autocast(q):
-        values = values_in_a_row(biases, q, S, offset)
+    (B, H, T, _), (KV, S), (values,) = q.shape, k.shape[1:3], bias.inputs
+    (in_row,) = (form for form in bias.forms if isinstance(form, DistancesInRow))
     within = torch.tensor(reach, device=q.device).repeat_interleave(H // KV)[:, None]
-    distances = torch.arange(T - 1 + offset, offset - S, -1, device=q.device)
-    values = values.masked_fill(distances >= within, -math.inf)
+    values = values.masked_fill(whole(in_row.distances, q.device) >= within, -math.inf)
     groups = together(reach, B, T, S, H // KV)
     of_keys = [len(group.windows) for group in groups]
     of_queries = [H // KV * heads for heads in of_keys]
     given = (q.split(of_queries, 1), k.split(of_keys, 1), v.split(of_keys, 1), values.split(of_queries))
     taken = []
-    for group, asking, key, value, bias in zip(groups, *given, strict=True):
-        seen = mask.within(max(group.windows))
-        call = call_in_a_row(asking, key, bias, offset, seen.causal, seen.window, scale)
-        taken.append(Differentiable.apply(call, value, 2, asking, key, *call.bias.inputs))
+    for group, asking, key, value, of_group in zip(groups, *given, strict=True):
+        part = replace(plan, heads=asking.shape[1], mask=plan.mask.within(max(group.windows)))
+        added = SumInBlocks([], asking, DistancesInRow(of_group, in_row.distances, asking, part))
+        call = InBlocks(part, added, scale)
+        taken.append(Differentiable.apply(call, value, 2, asking, key, *added.inputs))
     # Laid out as the projection behind it reads it.
     return torch.cat([x.transpose(1, 2) for x in taken], 2).transpose(1, 2)
 

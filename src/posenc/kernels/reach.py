@@ -7,6 +7,7 @@ that forget, look no further back than some hundred tokens, however long the seq
 numbers, which slow a processor down, hardly come about.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,14 +15,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from posenc.biases import Bias, ByDistance, Levels
-from posenc.kernels.biases.distances import at_distances
+from posenc.kernels.biases import SumInBlocks
+from posenc.kernels.biases.distances import DistancesInRow
+from posenc.kernels.biases.levels import LevelsInRow
 from posenc.kernels.block_sizes import SIZES
-from posenc.kernels.plan import Row
-from posenc.masks import Mask
-from posenc.positions import Positions
-from posenc.precision import without_autocast
+from posenc.kernels.plan import Plan
 from posenc.watched import may_be_read
+
+TOGETHER = 32
+"""So many queries are asked for together how far back they look."""
+
+SAMPLE = 64
+"""How many tokens are asked first."""
+
+WORTH = 0.15
+"""The share of all pairs that has to be left out: of fewer, finding out costs as much."""
 
 
 class Group(NamedTuple):
@@ -60,57 +68,67 @@ def pairs(queries: int, offset: int, window: int) -> int:
     return total
 
 
-def windows(
-    biases: Sequence[Bias], q: Tensor, k: Tensor, at: Positions, keys_at: Positions, mask: Mask, scale: float
-) -> list[int] | None:
+def windows(bias: SumInBlocks, q: Tensor, k: Tensor, plan: Plan, scale: float) -> list[int] | None:
     """For each key head how many keys its queries look at, their own and those before it; None where all may count.
 
-    Only for tokens that are known to stand in a row, each of which sees its own key and none behind it.
+    Only for tokens that are known to stand in a row, each of which sees its own key and none behind it, and for biases
+    of the distance and differences of levels alone: what else is added could lift what has fallen.
     """
-    KV, S = k.shape[1:3]
+    T, (KV, S), row = q.shape[2], k.shape[1:3], plan.row
     # Of fewer keys hardly any are left out.
-    if S <= 2 * SIZES.rows or not biases:
+    if S <= 2 * SIZES.rows or row is None or not 0 <= row.offset == S - T:
         return None
-    row = Row.of(at, keys_at, mask)
-    if row is None or not mask.causal or mask.given is not None or not 0 <= row.offset == S - q.shape[2]:
+    if not plan.mask.causal or plan.mask.given is not None or not may_be_read(q, k):
         return None
-    of_distance = [bias for bias in biases if isinstance(bias, ByDistance) and bias.axes <= 1]
-    of_levels = [bias for bias in biases if isinstance(bias, Levels)]
-    if len(of_distance) + len(of_levels) < len(biases):
+    in_row = [form for form in bias.forms if isinstance(form, DistancesInRow) and form.inputs]
+    of_levels = [form for form in bias.forms if isinstance(form, LevelsInRow)]
+    others = [form for form in bias.forms if not isinstance(form, (DistancesInRow, LevelsInRow))]
+    if others or not (in_row or of_levels):
         return None
-    if not may_be_read(q, k):
-        return None
-    with torch.no_grad(), without_autocast(q):
-        falls = levels = None
-        if of_distance:
-            values = at_distances(of_distance, torch.arange(S, device=q.device))
-            falls = (values - values[:, :1]).double()
-        if of_levels:
-            levels = torch.stack([bias.levels()[1].double() for bias in of_levels]).sum(0)
-            # Levels that rise somewhere could bring back what distances let fall.
-            if not bool((levels.diff() <= 0).all()):
-                return None
-        # How far a bias falls to such a weight where all logits are alike.
-        enough = -2 * math.log(torch.finfo(torch.promote_types(q.dtype, torch.float32)).eps)
-        if not (fallen(falls) > enough or (levels is not None and fallen(levels - levels[..., :1]) > enough)):
+    # How far a bias falls to such a weight where all logits are alike.
+    enough = -2 * math.log(torch.finfo(torch.promote_types(q.dtype, torch.float32)).eps)
+    falls = falls_of(in_row[0]) if in_row else None
+    levels = None
+    if of_levels:
+        levels = functools.reduce(torch.add, [form.of_keys.detach() for form in of_levels])
+        # Levels that rise somewhere could bring back what distances let fall.
+        if not bool((levels[..., 1:] <= levels[..., :-1]).all()):
             return None
-        least = enough + 2 * abs(scale) * longest(q).view(KV, -1).amax(1) * longest(k)
+    # To its first key a bias falls most, or hardly any keys are beyond its reach: most biases are known by that.
+    fallen = [] if falls is None else [-float(falls[:, -1].amin())]
+    fallen += [] if levels is None else [float((levels[..., 0] - levels[..., -1]).amax())]
+    if max(fallen) <= enough:
+        return None
+    every, found = KV * pairs(T, row.offset, S), None
+    # A few tokens tell at little cost where too few keys would be left out; how large logits are all have to tell.
+    for some in (slice(0, SAMPLE), slice(None)):
+        largest = abs(scale) * longest(q[:, :, some]).view(KV, -1).amax(1) * longest(k[:, :, some])
+        least = enough + 2 * largest
         if not bool(least.isfinite().all()):
             return None
-        reach = torch.full((KV,), S, device=q.device)
-        if falls is not None:
-            falls = of_key_heads(falls, KV).amax(1)
-            reach = torch.minimum(reach, reach_of_falls(falls, least))
-            # Where levels fall distances may raise.
-            least = least + falls.amax(1)
-        if levels is not None:
-            reach = torch.minimum(reach, reach_of_levels(levels, least, row.offset))
-        return reach.tolist()
+        found = reach_of(falls, levels, least, row.offset, S)
+        if sum(pairs(T, row.offset, window) for window in found) > (1 - WORTH) * every:
+            return None
+    return found
 
 
-def fallen(x: Tensor | None) -> float:
-    """How far a bias falls below 0."""
-    return 0.0 if x is None else float(-x.amin())
+def falls_of(in_row: DistancesInRow) -> Tensor:
+    """How far biases lie above that of a query's own key, at the distances from 0 on: [H, n]."""
+    values = in_row.inputs[0].detach()[:, : in_row.distances.index(0) + 1].flip(1)
+    return values - values[:, :1]
+
+
+def reach_of(falls: Tensor | None, levels: Tensor | None, least: Tensor, offset: int, keys: int) -> list[int]:
+    """For each key head how many keys there are before all have fallen by `least` [KV]."""
+    found = torch.full_like(least, keys).long()
+    if falls is not None:
+        near = of_key_heads(falls, len(least)).amax(1)
+        found = torch.minimum(found, reach_of_falls(near, least))
+        # Where levels fall distances may raise.
+        least = least + near.amax(1).double()
+    if levels is not None:
+        found = torch.minimum(found, reach_of_levels(levels, least, offset))
+    return found.tolist()
 
 
 def longest(x: Tensor) -> Tensor:
@@ -136,10 +154,12 @@ def reach_of_falls(falls: Tensor, least: Tensor) -> Tensor:
 def reach_of_levels(levels: Tensor, least: Tensor, offset: int) -> Tensor:
     """How many keys back from its own, which it includes, a query may have to look until the level is `least` higher.
 
-    levels [1 or B, 1 or H, S] never rise; query i stands at key i + offset. least [KV] -> [KV].
+    levels [1 or B, 1 or H, S] never rise; query i stands at key i + offset. least [KV] -> [KV]. Some queries in a row
+    are asked for together: none of them looks further back than the first.
     """
     rising = -of_key_heads(levels, len(least)).contiguous()
-    own = rising[..., offset:]
+    own = rising[..., offset::TOGETHER]
     first = torch.searchsorted(rising, (own - least[:, None, None]).contiguous(), right=True)
-    here = torch.arange(offset, levels.shape[-1], device=levels.device)
-    return (here - first + 1).amax((0, 2, 3))
+    last = torch.arange(offset, levels.shape[-1], TOGETHER, device=levels.device) + TOGETHER - 1
+    reach = last.clamp(max=levels.shape[-1] - 1) - first + 1
+    return reach.amax((0, 2, 3))
