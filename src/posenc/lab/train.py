@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,11 @@ class Run:
     """What the checkpoint that it goes on from was made with, where it says so."""
     text: str | None = None
     """The SHA-256 of the text that it was trained on, likewise."""
+
+    @cached_property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """Those of the model: walking through its modules at every step takes a tenth of it."""
+        return list(self.model.parameters())
 
     @property
     def cooling_from(self) -> int | None:
@@ -165,10 +171,11 @@ def one_step(run: Run) -> Tensor:
     length = draw_length(run)
     batch = run.task.batch(length, experiment.batch, run.generator)
     place = in_training(experiment, run.step)
-    model.zero_grad(set_to_none=True)
+    for optimizer in run.optimizers:
+        optimizer.zero_grad(set_to_none=True)
     loss = answer_loss(model, batch, place)
     loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    torch.nn.utils.clip_grad_norm_(run.parameters, 1.0)
     for optimizer in run.optimizers:
         optimizer.step()
     return loss.detach()
