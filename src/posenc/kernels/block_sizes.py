@@ -36,6 +36,9 @@ class BlockSizes(threading.local):
     pairs_of_a_call = 40_000
     """How many pairs of one head take as long as it takes to call PyTorch's kernel once more."""
 
+    columns = 128
+    """How many keys look their products up at once: the caches keep what they found until it stands in columns."""
+
     pairs_of_content = 1 << 20
     """How many pairs of all heads a closure is evaluated on at once: its temporaries then stay near the caches."""
 
