@@ -36,7 +36,9 @@ WAYS = {
     "deberta(buckets=6, max_distance=9, terms=content_to_position)": (PRODUCTS,),
     "deberta(buckets=6, max_distance=9)": (PRODUCTS, PRODUCTS),
     "deberta(buckets=6, max_distance=9, terms=position_to_content)": (PRODUCTS,),
+    "deberta(buckets=6, max_distance=9, mirror=False)": (PRODUCTS, PRODUCTS),
     "tupe": (FACTORED,),
+    "on(tupe, heads=(0, 2))": (FACTORED,),
     "forgetting": (LEVELS,),
     "fire": (PAIRS,),
     "contextual(positions=4)": (PAIRS,),
@@ -59,7 +61,7 @@ WAYS = {
 @pytest.fixture(autouse=True)
 def few_keys_are_far():
     """Far keys, and few queries at a time, at sizes that a test can afford."""
-    with SIZES.set_to(far=1, pairs_of_content=250):
+    with SIZES.set_to(far=1, pairs_of_content=250, columns=3):
         yield
 
 
@@ -138,6 +140,7 @@ def anywhere():
     yield "packing", packed, packed
     yield "fractional", Positions.of(torch.rand(2, 8) * 9), Positions.of(torch.rand(2, 11) * 9)
     shuffled = Positions.of(torch.randperm(9))
+    yield "one place for all rows of queries", Positions.of(torch.rand(8) * 9), Positions.of(torch.rand(2, 11) * 9)
     yield "shuffled", shuffled, shuffled
 
 
@@ -236,7 +239,8 @@ def test_padding_packing_and_odd_positions_are_evaluated_on_each_block(spec):
         assert set(bias.names) <= {PAIRS, FACTORED, DISTANCES, "distances looked up"}
         with torch.no_grad():
             same_values(values_of(bias, plan, case, 4, True, by_row=True), case, CAUSAL, False)
-        same_gradients(case, CAUSAL, rows=4, by_row=True)
+        for by_row in (True, False):
+            same_gradients(case, CAUSAL, rows=4, by_row=by_row)
 
 
 @pytest.mark.parametrize("spec", [spec for spec in WAYS if "+" not in spec and "on(" not in spec])

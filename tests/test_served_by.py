@@ -31,7 +31,7 @@ SERVED = {
     "rerope": ("blocked", "branches"),
     "sandwich": ("blocked", DISTANCES),
     "self_extend": ("blocked", "branches"),
-    "shaw": ("blocked", PRODUCTS),
+    "shaw": ("reference",),
     "stick_breaking": ("blocked", NEAREST),
     "t5_bias": ("blocked", DISTANCES),
     "transformer_xl": ("blocked", PRODUCTS),
@@ -72,6 +72,11 @@ def test_anywhere_else_distances_are_looked_up_and_closures_asked() -> None:
     ):
         encoding = catalogue.build(spec, SHAPE)
         assert kernels.served_by(encoding, q, at, Keys(q, q, at), masks.causal()) == expected
+
+
+def test_many_keys_get_their_vectors_in_blocks() -> None:
+    (encoding,) = Subject("shaw").net().used
+    assert served(encoding, SHAPE, count(SIZES.keys_for_vectors)) == ("blocked", PRODUCTS)
 
 
 @pytest.mark.parametrize(

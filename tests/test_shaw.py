@@ -204,7 +204,7 @@ def test_vectors_are_added_to_values_in_blocks_as_from_all_weights(case: str, sp
         assert weights is None and kernel in seen
         return [out, *torch.autograd.grad(out, leaves, upstream)]
 
-    with SIZES.set_to(rows=4, rows_of_values=4, rows_backwards=3, narrowest=5, pairs_backwards=1, far=1):
+    with SIZES.set_to(rows_of_values=4, rows_backwards=3, narrowest=5, pairs_backwards=1, far=1, keys_for_vectors=1):
         torch.testing.assert_close(ask("blocked"), ask("reference"), rtol=0, atol=1e-12)
 
 
@@ -224,20 +224,22 @@ def test_where_vectors_cannot_be_added_in_blocks_the_weights_are_read() -> None:
     encoding, q = Shaw(4, max_distance=3), torch.randn(1, 2, 9, 4)
     row, shuffled = Positions.count(9), Positions.of(torch.randperm(9))
     kernel = bind("auto", encoding, scale=0.5)
-    for at, mask, adds in (
-        (row, masks.causal(), True),
-        (shuffled, masks.causal(), False),
-        (row, Mask(causal=True, prefix=3), False),
-    ):
-        assert kernel.adds_vectors(q, at, Keys(q, q, at), mask) == adds
-    for few in (q[:, :, :1], q[:0]):
-        assert not kernel.adds_vectors(few, row, Keys(q, q, row), masks.causal())
-    for other in (
-        bind("reference", encoding, scale=0.5),
-        bind("auto", encoding, scale=0.5, dropout=0.1),
-        bind("auto", encoding, scale=0.5, weights=True),
-    ):
-        assert not other.adds_vectors(q, row, Keys(q, q, row), masks.causal())
+    with SIZES.set_to(keys_for_vectors=9):
+        for at, mask, adds in (
+            (row, masks.causal(), True),
+            (shuffled, masks.causal(), False),
+            (row, Mask(causal=True, prefix=3), False),
+            (row.rows(slice(0, 8)), masks.causal(), False),
+        ):
+            assert kernel.adds_vectors(q, at, Keys(q, q, at), mask) == adds
+        for few in (q[:, :, :1], q[:0]):
+            assert not kernel.adds_vectors(few, row, Keys(q, q, row), masks.causal())
+        for other in (
+            bind("reference", encoding, scale=0.5),
+            bind("auto", encoding, scale=0.5, dropout=0.1),
+            bind("auto", encoding, scale=0.5, weights=True),
+        ):
+            assert not other.adds_vectors(q, row, Keys(q, q, row), masks.causal())
     with pytest.raises(ValueError, match="reads the attention weights, which attention in blocks does not return"):
         bound = bind("blocked", encoding, scale=0.5)
         encoding.attend(q, shuffled, Keys(q, q, shuffled), masks.causal(), bound)

@@ -71,12 +71,14 @@ def why_not(request: Request) -> str | None:
 def adds_vectors(request: Request) -> bool:
     """Whether attention in blocks serves a call and adds vectors to its values by their distance.
 
-    It does where tokens are known to stand in a row; one query has no more weights than keys, and is not worth a block.
+    It does where tokens are known to stand in a row; one query and few keys have too few weights to be worth a block.
     """
     q, inputs = request.q, request.inputs
     if torch.compiler.is_compiling() or q is None or inputs is None or q.shape[0] == 0 or q.shape[2] == 1:
         return False
-    return why_not(request) is None and Row.of(inputs.at, inputs.keys_at, inputs.mask) is not None
+    if inputs.keys_at.tokens < SIZES.keys_for_vectors or why_not(request) is not None:
+        return False
+    return Row.of(inputs.at, inputs.keys_at, inputs.mask) is not None
 
 
 def attend(

@@ -40,7 +40,7 @@ class FactoredGradient:
 
     def add(self, block: Block, upstream: Tensor) -> None:
         upstream = upstream.to(self.of_queries.dtype)
-        if len(self.of_queries) == len(self.of_keys) == 1:
+        if len(upstream) > 1 == len(self.of_queries) == len(self.of_keys):
             upstream = upstream.sum(0, keepdim=True)  # rows of the batch share the product
         asking, asked = self.bias.read(block)
         for slope, values in (

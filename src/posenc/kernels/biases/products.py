@@ -11,10 +11,8 @@ from torch import Tensor
 
 from posenc.biases import DotProducts, Products
 from posenc.kernels.bias_in_blocks import Block, Part, Room, length
+from posenc.kernels.block_sizes import SIZES
 from posenc.kernels.plan import Row
-
-KEYS_AT_ONCE = 128
-"""How many keys look their products up at once: the caches keep them until they are columns."""
 
 
 def products_in_row(bias: Products, row: Row, queries: int, keys: int) -> "list[ProductsInRow]":
@@ -249,8 +247,8 @@ class KeysLookUp(LooksUp):
 
 def few_keys(block: Block) -> list[tuple[Block, slice]]:
     """The block in blocks of fewer keys, and where their columns stand in it."""
-    start, stop = block.keys.start, block.keys.stop
-    cut = [slice(first, min(first + KEYS_AT_ONCE, stop)) for first in range(start, stop, KEYS_AT_ONCE)]
+    start, stop, step = block.keys.start, block.keys.stop, SIZES.columns
+    cut = [slice(first, min(first + step, stop)) for first in range(start, stop, step)]
     return [(block._replace(keys=keys), slice(keys.start - start, keys.stop - start)) for keys in cut]
 
 
