@@ -62,6 +62,19 @@ def test_all_others_are_served_from_all_pairs() -> None:
         assert asked(Positions.count(11)) == ("reference",)
 
 
+class Largest(TorchDispatchMode):
+    """The largest tensor that was made (bytes)."""
+
+    size = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(tensor, torch.Tensor):
+                self.size = max(self.size, tensor.untyped_storage().nbytes())
+        return out
+
+
 def called(T: int, logit: float, itself: bool = False, heads: int = 2, **options):
     """A call in which every key has this logit, and how many pieces it went through."""
     torch.manual_seed(4)
@@ -142,16 +155,6 @@ def test_autocast_decides_the_dtype() -> None:
 
 
 def test_no_tensor_grows_with_the_square_of_the_tokens() -> None:
-    class Largest(TorchDispatchMode):
-        size = 0
-
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            out = function(*args, **(kwargs or {}))
-            for tensor in out if isinstance(out, (tuple, list)) else (out,):
-                if isinstance(tensor, torch.Tensor):
-                    self.size = max(self.size, tensor.untyped_storage().nbytes())
-            return out
-
     largest = []
     with SIZES.set_to(**SMALL):
         for T in (150, 300):

@@ -16,7 +16,7 @@ NEAREST = "nearest first"
 
 SERVED = {
     "alibi": ("blocked", DISTANCES),
-    "contextual": ("blocked", "pairs"),
+    "contextual": ("blocked", "counts in a row"),
     "dape": ("blocked", "dense", DISTANCES),
     "deberta": ("blocked", PRODUCTS),
     "dual_chunk": ("blocked", "branches"),

@@ -7,6 +7,7 @@ ByDistance   a function of the signed distance alone (ALiBi, T5)
 Pairs        a closure for each pair of tokens (CoPE, FIRE)
 Products     such a closure that for whole distances is a sum of dot products with vectors of the distance (Shaw)
 Levels       such a closure that is a difference of two levels (forgetting)
+Counts       such a closure that looks up a sum of gates between the two tokens (CoPE)
 Factored     a dot product of a vector of the query and one of the key (TUPE)
 Dense        numbers for all pairs (a floating mask, what a rule of door 4 has computed)
 Branched     other queries and keys for some of the pairs (distance maps of rotary)
@@ -232,6 +233,21 @@ class Products(Pairs):
             )
             for term in found
         ]
+
+
+@dataclass(frozen=True, eq=False)
+class Counts(Pairs):
+    """A closure that reads, in a table of each query, how many of the tokens from a key to the query are counted.
+
+    bias(i, j) = table_i[min(sum of sigmoid(rate * q_i . k_l) over order_j <= order_l <= order_i, last entry)], read by
+    linear interpolation between entries.
+
+    rate   factor of q . k in the gates
+    table  the queries [B, H, T, D] -> their tables [B, H, T, entries], in float32 at least
+    """
+
+    rate: float = field(kw_only=True)
+    table: Callable[[Tensor], Tensor] = field(kw_only=True)
 
 
 @dataclass(frozen=True, eq=False)

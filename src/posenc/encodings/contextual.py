@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc import checks
-from posenc.biases import Bias, Pairs
+from posenc.biases import Bias, Counts
 from posenc.encoding import Encoding
 from posenc.interpolation import interpolated
 from posenc.kernels.sums_in_order import sums_after
@@ -37,8 +37,9 @@ class Contextual(Encoding):
     are left out.
 
     Where it goes wrong: the gate belongs to the pair, not to the token; a linear layer that gives each token one gate
-    is another encoding. Gates differ for every pair, so the time is that of the whole [H, T, S] matrix. Counts past
-    the last position are all alike. The name CoPE was given again in 2026, to a clipped rotary encoding.
+    is another encoding. Gates differ for every pair, so the time is that of all pairs up to the last position of each
+    query. Counts past the last position are all alike. The name CoPE was given again in 2026, to a clipped rotary
+    encoding.
 
     Raises ValueError for a width below 1 or fewer than two positions, and heads of another width.
     Source: Golovneva et al. 2024, arXiv:2405.18719, sections 4 and 5; code in facebookresearch/RAM, projects/cope.
@@ -85,13 +86,16 @@ class Contextual(Encoding):
         assert q is not None
         checks.head_dim(self, q)
         # It counts the keys between a key and its query.
-        return [Pairs(self.score_mod, q, at, keys)]
+        return [Counts(self.score_mod, q, at, keys, rate=self.head_dim**-0.5, table=self.added)]
+
+    def added(self, q: Tensor) -> Tensor:
+        """What each query adds to a logit at each position, [B, H, T, positions]."""
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        added = q.to(dtype) @ self.table.to(dtype).T
+        return added * self.head_dim**-0.5 if self.divided else added
 
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
-        position = self.position(q, at, keys)
-        table = q.to(position.dtype) @ self.table.to(position.dtype).T  # [B, H, T, positions]
-        if self.divided:
-            table = table * self.head_dim**-0.5
+        position, table = self.position(q, at, keys), self.added(q)
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             p = look_up(position, b, h, i, j)

@@ -30,6 +30,9 @@ class BlockSizes(threading.local):
     pairs_nearest = 1 << 17
     """How many pairs of all heads sums along the keys are taken of at once: the cache of a core holds them."""
 
+    rows_counted = 64
+    """How many queries are counted at once: the fewer, the fewer keys lie between where the first and the last end."""
+
     far = 300
     """How many keys far away are worth a part of their own, which has to be merged with the rest."""
 

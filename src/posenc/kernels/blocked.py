@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posenc.biases import Bias, Branched, ByDistance, ValueVectors
-from posenc.kernels.bias_in_blocks import BiasGradient, Block, length
+from posenc.kernels.bias_in_blocks import BiasGradient, Block, cut, length
 from posenc.kernels.biases import SumInBlocks, in_blocks
 from posenc.kernels.biases.distances import DistancesInRow, at_distances, whole
 from posenc.kernels.biases.products import Curves, ProductsGradient
@@ -460,11 +460,6 @@ def merged(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     shares = (sums - total.masked_fill(total == -math.inf, 0.0)).exp()
     out = sum(share[..., None] * taken for share, (taken, _) in zip(shares, parts, strict=True))
     return out, total.masked_fill(total == -math.inf, 0.0)
-
-
-def cut(whole: slice, step: int) -> list[slice]:
-    """A slice in slices of at most so many."""
-    return [slice(start, min(start + step, whole.stop)) for start in range(whole.start, whole.stop, step)]
 
 
 def fitting(room: list[Tensor], which: int, shape: tuple[int, ...]) -> Tensor:

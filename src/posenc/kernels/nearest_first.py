@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from posenc.biases import Bias, Branched
-from posenc.kernels.bias_in_blocks import BiasGradient, Block
+from posenc.kernels.bias_in_blocks import BiasGradient, Block, cut
 from posenc.kernels.biases import SumInBlocks
 from posenc.kernels.block_sizes import SIZES
-from posenc.kernels.blocked import LEAST, LOG2_E, as_fused_attention_takes, cut, exact_dtype, how, last_first
+from posenc.kernels.blocked import LEAST, LOG2_E, as_fused_attention_takes, exact_dtype, how, last_first
 from posenc.kernels.plan import Plan
 from posenc.keys import Keys
 from posenc.masks import Mask

@@ -1,9 +1,10 @@
 """Biases block by block, in bounded memory: how each form of a bias is had for a block of queries and keys, and sums.
 
 Where tokens stand in a row, a bias of the distance is a view of a vector (`distances`), dot products with vectors of
-the distance are a view of curves (`products`), and a difference of levels is a row and a column (`levels`). Where they
-do not, distances are looked up, or the closure is asked for the block (`pairs`). Vectors of two tokens are multiplied
-wherever these are (`factored`). Which of these serves is decided here, once for a call, by the forms alone.
+the distance are a view of curves (`products`), a difference of levels is a row and a column (`levels`), and gates are
+counted up to the end of a table (`counts`). Where they do not, distances are looked up, or the closure is asked for the
+block (`pairs`). Vectors of two tokens are multiplied wherever these are (`factored`). Which of these serves is decided
+here, once for a call, by the forms alone.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,8 +12,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from posenc.biases import Bias, ByDistance, Dense, Factored, Levels, Pairs, Products
+from posenc.biases import Bias, ByDistance, Counts, Dense, Factored, Levels, Pairs, Products
 from posenc.kernels.bias_in_blocks import BiasGradient, Block, InBlocks, Part, Room, length
+from posenc.kernels.biases.counts import CountsInRow
 from posenc.kernels.biases.dense import DenseInBlocks
 from posenc.kernels.biases.distances import DistancesInRow, DistancesLookedUp, at_distances, to_look_up, whole
 from posenc.kernels.biases.factored import FactoredInBlocks
@@ -39,6 +41,8 @@ def in_blocks(biases: Sequence[Bias], q: Tensor, keys: Keys, plan: Plan) -> "Sum
                 forms += products_in_row(bias, plan.row, plan.at.tokens, plan.keys_at.tokens)
             elif isinstance(bias, Levels) and plan.row is not None:
                 forms.append(LevelsInRow(bias, PairsInBlocks(bias, plan.row), plan.row))
+            elif isinstance(bias, Counts) and plan.row is not None:
+                forms.append(CountsInRow(bias, plan.row))
             elif isinstance(bias, Pairs):
                 forms.append(PairsInBlocks(bias, plan.row))
     if plan.runs is None:
