@@ -24,7 +24,7 @@ NEARBY = masks.window(4, causal=False)
 NOWHERE = Projections(*3 * (lambda x: x,))
 
 PRODUCTS, LEVELS, PAIRS, DISTANCES = "products in a row", "levels in a row", "pairs", "distances in a row"
-FACTORED = "factored"
+FACTORED, COUNTS = "factored", "counts in a row"
 WAYS = {
     "shaw(values=False, max_distance=3)": (PRODUCTS,),
     "shaw(values=False, max_distance=40)": (PRODUCTS,),
@@ -41,7 +41,7 @@ WAYS = {
     "on(tupe, heads=(0, 2))": (FACTORED,),
     "forgetting": (LEVELS,),
     "fire": (PAIRS,),
-    "contextual(positions=4)": (PAIRS,),
+    "contextual(positions=4)": (COUNTS,),
     "shaw(values=False, max_distance=3) + rotary": (PRODUCTS,),
     "forgetting + rotary": (LEVELS,),
     "forgetting + alibi": (LEVELS, DISTANCES),
