@@ -550,6 +550,24 @@ def loss_of(attention: Attention):
     return lambda x: attention(x, mask=masks.causal()).square().sum()
 
 
+@pytest.mark.parametrize("width", [4, 9])
+@pytest.mark.parametrize("mask", [masks.causal(), masks.bidirectional(), masks.window(6)])
+def test_keys_and_values_of_different_widths_need_no_matrix_either(width: int, mask: Mask) -> None:
+    at = Positions.count(41)
+    same(both_kernels(NoPE(), at, at, mask, width=width, kernel="auto"))
+    q, k, v = heads(1, 2, 41, WIDTH), heads(1, 2, 41, WIDTH), heads(1, 2, 41, width)
+    seen = []
+
+    class See(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func.__name__)
+            return func(*args, **(kwargs or {}))
+
+    with torch.no_grad(), See():
+        kernels.bind("sdpa", NoPE(), scale=0.4)(NoPE(), q, at, Keys(k, v, at), mask)
+    assert any("flash" in name for name in seen) and not any("softmax" in name for name in seen)
+
+
 @pytest.mark.parametrize(
     ("encoding", "at", "mask"),
     [

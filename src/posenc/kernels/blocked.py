@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from posenc.biases import Bias, Branched, ByDistance, ValueVectors
@@ -23,7 +22,7 @@ from posenc.kernels.biases.products import Curves, ProductsGradient
 from posenc.kernels.block_sizes import SIZES
 from posenc.kernels.plan import Plan, Row, plan_for
 from posenc.kernels.reach import together, windows
-from posenc.kernels.reference import check_heads
+from posenc.kernels.reference import check_heads, one_width
 from posenc.kernels.request import Request
 from posenc.kernels.value_vectors import VectorsInRow
 from posenc.keys import Keys
@@ -169,15 +168,14 @@ def ways(biases: Sequence[Bias], q: Tensor, at: Positions, keys: Keys, mask: Mas
 
 def as_fused_attention_takes(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q, k, v in the dtype that autocast wants, of one width, and the channels of each head side by side in memory."""
-    width = max(q.shape[-1], v.shape[-1])
 
     def fit(x: Tensor) -> Tensor:
         if torch.is_autocast_enabled("cpu") and x.dtype != torch.float64:
             x = x.to(torch.get_autocast_dtype("cpu"))
-        x = F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x
         return x if x.stride(-1) == 1 else x.contiguous()
 
-    return fit(q), fit(k), fit(v)
+    q, k, v = one_width(fit(q), fit(k), fit(v))
+    return q, k, v
 
 
 class Cut(NamedTuple):

@@ -109,6 +109,13 @@ def fit_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
 
 
+def one_width(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v of one width, zeros behind what is narrower: PyTorch's fused attention on the CPU takes no other."""
+    width = max(q.shape[-1], v.shape[-1])
+    q, k, v = (F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x for x in (q, k, v))
+    return q, k, v
+
+
 def check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raises ValueError unless queries [B, H, T, D], keys [B, KV, S, D] and values [B, KV, S, E] go together."""
     if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posenc.biases import Bias, total
-from posenc.kernels.reference import fit_heads
+from posenc.kernels.reference import fit_heads, one_width
 from posenc.kernels.request import Request
 from posenc.keys import Keys
 from posenc.masks import Mask
@@ -45,20 +45,41 @@ def attend(
     """Attention with the bias as SDPA's mask, a boolean mask where there is no bias, and none where none is needed."""
     assert not weights, "why_not('sdpa') forbids this"
     k, v = fit_heads(q, keys.k, keys.v)
+    width = v.shape[-1]
+    # On the CPU other widths of keys and values are attended to by way of a matrix of all pairs.
+    if q.shape[-1] == width or q.device.type != "cpu":
+        return attended(biases, q, k, v, at, keys.at, mask, scale=scale, dropout=dropout), None
+    out = attended(biases, *one_width(q, k, v), at, keys.at, mask, scale=scale, dropout=dropout)
+    return out[..., :width], None
+
+
+def attended(
+    biases: Sequence[Bias],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    at: Positions,
+    keys_at: Positions,
+    mask: Mask,
+    *,
+    scale: float,
+    dropout: float,
+) -> Tensor:
+    """One call of PyTorch's function, for as many heads of keys as of queries."""
     # A bias of a thousand positions has too many values for bfloat16; SDPA takes a float32 one beside half-precision q.
     dtype = torch.promote_types(q.dtype, torch.float32)
     bias = total(biases, dtype) if biases else None
-    if bias is None and mask.is_plain_causal(at, keys.at):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, dropout_p=dropout), None
-    if mask.sees_everything(at, keys.at):
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale, dropout_p=dropout), None
-    allowed = mask.allowed(at, keys.at)
+    if bias is None and mask.is_plain_causal(at, keys_at):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, dropout_p=dropout)
+    if mask.sees_everything(at, keys_at):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale, dropout_p=dropout)
+    allowed = mask.allowed(at, keys_at)
     whole = allowed if bias is None else bias.masked_fill(~allowed, -math.inf)
-    if mask.given is None and at is keys.at and at.contiguous:
+    if mask.given is None and at is keys_at and at.contiguous:
         # Every token sees itself, so there is no empty row to look for.
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=whole, scale=scale, dropout_p=dropout), None
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=whole, scale=scale, dropout_p=dropout)
     # SDPA gives NaN for a row that sees nothing: such a row looks at everything, and its output is dropped.
     empty = ~allowed.any(-1, keepdim=True)
     whole = whole | empty if bias is None else whole.masked_fill(empty, 0.0)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=whole, scale=scale, dropout_p=dropout)
-    return out.masked_fill(empty, 0.0), None
+    return out.masked_fill(empty, 0.0)
