@@ -677,9 +677,20 @@ def test_a_damaged_checkpoint_is_one_line(name: str, posenc, here: Path) -> None
     posenc(*TRAIN)
     file = here / "kept" / "step-000004" / name
     file.write_bytes(file.read_bytes()[:20])
-    for command in (["generate", "kept"], TRAIN):
+    # Generation reads the model alone.
+    reads = [TRAIN] if name == "optimizer.safetensors" else [["generate", "kept"], TRAIN]
+    for command in reads:
         answer = posenc(*command)
         assert answer.code == 2 and f"posenc: kept/step-000004/{name}: it " in answer.line
+
+
+def test_generation_needs_neither_the_optimisers_nor_the_compiler(posenc, here: Path) -> None:
+    posenc(*TRAIN)
+    (here / "kept" / "step-000004" / "optimizer.safetensors").unlink()
+    asked = ["generate", "kept", "--prompt", "ab|", "--tokens", "3"]
+    code = f"import sys; from posenc.cli import main; print(main({asked}), 'torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1] == "0 False", done.stderr
 
 
 def test_a_disk_that_is_full_when_a_checkpoint_is_written_is_one_line(posenc, monkeypatch: pytest.MonkeyPatch) -> None:

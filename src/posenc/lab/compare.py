@@ -254,7 +254,7 @@ def continue_prompt(
     recipes.check_seed(seed)
     for file in own:
         regular(code.file_of(file))
-    run = train.load(folder, own)
+    run = train.load(folder, own, to_train=False)
     for changed in run.experiment.changed_files():
         say(changed)
     if at_evaluation(run.experiment) is not counted:

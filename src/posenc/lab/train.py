@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
+from torch.overrides import TorchFunctionMode
 
 from posenc import foreign
 from posenc.foreign import CannotRead
@@ -86,11 +87,14 @@ def task_of(experiment: Experiment) -> Any:
     return cls(experiment.text) if experiment.task == "text" else cls()
 
 
-def start(experiment: Experiment) -> Run:
-    """A fresh run: the same seed gives every encoding the same data and the same weights outside the encoding."""
+def start(experiment: Experiment, *, to_train: bool = True) -> Run:
+    """A fresh run: the same seed gives every encoding the same data and the same weights outside the encoding.
+
+    to_train  whether to make the optimisers, which take longer than the model; without them the run cannot train
+    """
     task = task_of(experiment)
     model = model_of(experiment, task)
-    optimizers = optimizers_of(experiment, model)
+    optimizers = optimizers_of(experiment, model) if to_train else ()
     return Run(experiment, task, model, optimizers, Generator().manual_seed(experiment.seed + 1))
 
 
@@ -283,10 +287,11 @@ def is_there(folder: Path) -> bool:
     return bool(store.generations(folder)) or (folder / FACTS).exists()
 
 
-def load(folder: Path, own: Collection[str | Path] = ()) -> Run:
+def load(folder: Path, own: Collection[str | Path] = (), *, to_train: bool = True) -> Run:
     """The run of a checkpoint, as it was: the latest step of a folder, or one step's own folder.
 
-    own  the files of one's own that a person has named besides, and whose code the checkpoint may ask for
+    own       the files of one's own that a person has named besides, and whose code the checkpoint may ask for
+    to_train  whether to go on training; else the optimisers' file is not read, and the run has the model alone
 
     Checkpoints of older versions, with all files in the folder itself and without checksums, are read too.
 
@@ -297,11 +302,11 @@ def load(folder: Path, own: Collection[str | Path] = ()) -> Run:
         raise ValueError(f"no checkpoint in '{folder}': {FACTS} is missing; train one with posenc train --out {folder}")
     *earlier, last = store.generations(folder) or [""]
     try:
-        return load_step(folder / last, own)
+        return load_step(folder / last, own, to_train)
     except CannotRead as error:
         if store.generations(folder)[-1:] not in ([], [last]):
             # A training that goes on there has put a later step in its place meanwhile.
-            return load(folder, own)
+            return load(folder, own, to_train=to_train)
         if error.remedy:
             raise
         if not earlier:
@@ -309,7 +314,7 @@ def load(folder: Path, own: Collection[str | Path] = ()) -> Run:
         raise CannotRead(f"{error}; the step before is kept: go on from it with --out {folder / earlier[-1]}") from None
 
 
-def load_step(folder: Path, own: Collection[str | Path]) -> Run:
+def load_step(folder: Path, own: Collection[str | Path], to_train: bool) -> Run:
     """The run of one step's folder. Raises CannotRead."""
     from safetensors import SafetensorError
     from safetensors.torch import load as from_bytes
@@ -328,7 +333,7 @@ def load_step(folder: Path, own: Collection[str | Path]) -> Run:
     except ValueError as error:
         raise CannotRead(str(error), file=folder / FACTS, field="experiment") from None
     tensors = {}
-    for name in (MODEL, OPTIMIZER):
+    for name in (MODEL, OPTIMIZER) if to_train else (MODEL,):
         file = foreign.regular(folder / name, within=folder)
         data = foreign.read(file, most=file.stat().st_size)
         if sealed:
@@ -345,22 +350,33 @@ def load_step(folder: Path, own: Collection[str | Path]) -> Run:
     try:
         if not experiment.own_files:
             # What run.json claims takes memory only where the weights are as large.
-            with torch.device("meta"):
+            with torch.device("meta"), Undrawn():
                 claimed = model_of(experiment, task_of(experiment))
             claimed.load_state_dict(tensors[MODEL], assign=True)
-        run = start(experiment)
+        run = start(experiment, to_train=to_train)
         run.model.load_state_dict(tensors[MODEL])
     except RuntimeError as error:
         # torch lists every tensor that does not fit; the first is enough.
         first = str(error).splitlines()[1].strip()
         raise CannotRead(f"it does not fit its run.json: {shortened(first)}", file=folder / MODEL) from None
     try:
-        set_state(run, tensors[OPTIMIZER])
+        if to_train:
+            set_state(run, tensors[OPTIMIZER])
     except (RuntimeError, ValueError, KeyError) as error:
         raise CannotRead(f"it does not fit its run.json: {error}", file=folder / OPTIMIZER) from None
     run.step, run.cpu_s, run.curve = facts["step"], facts["cpu_s"], facts["curve"]
     run.versions, run.text = facts.get("versions"), facts.get("text")
     return run
+
+
+class Undrawn(TorchFunctionMode):
+    """Leaves normal numbers undrawn: where there is no memory for them, PyTorch would import its compiler to draw."""
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        given = kwargs or {}
+        if getattr(func, "__name__", "") == "normal_":
+            return args[0] if args else given["tensor"]
+        return func(*args, **given)
 
 
 def saved_at(data: bytes) -> str | None:
