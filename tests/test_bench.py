@@ -693,7 +693,7 @@ def attention_rows() -> list[dict]:
         for tokens in (512, 1024):
             facts = {"tokens": tokens, "pass": passes}
             for name, kind in ((attention.PLAIN, "limit"), ("alibi", "posenc"), ("alibi by hand", "naive")):
-                rows.append(row(name, tokens / 512, kind, what="attention", case=f"{tokens} {passes}", facts=facts))
+                rows.append(row(name, tokens / 512, kind, what="attention", case=f"T {tokens}: {passes}", facts=facts))
     return rows
 
 
@@ -706,6 +706,27 @@ def test_the_plot_has_a_line_with_its_name_for_every_candidate(tmp_path: Path) -
         assert [text.get_text() for text in ax.texts] == [attention.PLAIN, "alibi", "alibi by hand"]
         assert [list(line.get_ydata()) for line in ax.lines] == [[1000.0, 2000.0]] * 3
     assert plots.save(fig, tmp_path / "cost.png").stat().st_size > 1000
+
+
+def test_what_was_measured_at_one_length_or_on_a_grid_has_no_line() -> None:
+    facts = {"tokens": 1024, "pass": "forward"}
+    alone = [
+        row("fire", 1.0, "posenc", what="attention", case="T 1024: forward", facts=facts),
+        *(
+            row(
+                "grid_bias",
+                1.0,
+                "posenc",
+                what="attention",
+                case=f"{n} x {n}: forward",
+                facts=facts | {"tokens": n * n},
+            )
+            for n in (8, 16)
+        ),
+    ]
+    fig = plot.cost(result_of([*attention_rows(), *alone]))
+    assert fig is not None
+    assert [text.get_text() for text in fig.axes[0].texts] == [attention.PLAIN, "alibi", "alibi by hand"]
 
 
 def test_nothing_is_drawn_of_a_run_without_lengths() -> None:

@@ -21,6 +21,7 @@ def cost(result: Mapping[str, Any]) -> Figure | None:
     None where no run of attention with two lengths is among the rows.
     """
     rows = [row for row in result["rows"] if row["what"] == "attention" and row["threads"] == 1 and row["seconds"]]
+    rows = with_a_line(rows)
     measured = [name for name in PASSES if len({row["facts"]["tokens"] for row in rows if of(row, name)}) > 1]
     if not measured:
         return None
@@ -34,6 +35,15 @@ def cost(result: Mapping[str, Any]) -> Figure | None:
         draw(ax, [row for row in rows if of(row, name)], looks)
         ax.set_title(name)
     return fig
+
+
+def with_a_line(rows: Sequence[Found]) -> list[Found]:
+    """Those of candidates that were measured at several lengths: tokens in a row have lengths, images have sizes."""
+    in_rows = [row for row in rows if row["case"].startswith("T ")]
+    lengths = {(row["candidate"], row["facts"]["pass"]): set() for row in in_rows}
+    for row in in_rows:
+        lengths[row["candidate"], row["facts"]["pass"]].add(row["facts"]["tokens"])
+    return [row for row in in_rows if len(lengths[row["candidate"], row["facts"]["pass"]]) > 1]
 
 
 def of(row: Found, passes: str) -> bool:
