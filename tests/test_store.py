@@ -121,7 +121,7 @@ def test_a_failure_of_any_single_call_loses_nothing(
     given, failures = (run,) if what == "checkpoint" else (), 0
     built = training.start(run.experiment)
     # Building the model is what takes time.
-    monkeypatch.setattr(training, "start", lambda experiment: built)
+    monkeypatch.setattr(training, "start", lambda experiment, **asked: built)
     write(tmp_path / "before", *given, 2)
     while True:
         folder = shutil.copytree(tmp_path / "before", tmp_path / f"{failures}")
@@ -266,7 +266,7 @@ def test_every_byte_of_a_checkpoint_is_noticed_or_does_not_matter(
     expected = state(training.load(tmp_path))
     # Building the model is what takes time, and no damage changes what is built.
     built = training.start(run.experiment)
-    monkeypatch.setattr(training, "start", lambda experiment: built)
+    monkeypatch.setattr(training, "start", lambda experiment, **asked: built)
     files = sorted(path for path in tmp_path.rglob("*") if path.is_file())
     assert [path.name for path in files] == ["latest.json", "model.safetensors", "optimizer.safetensors", "run.json"]
     for path in files:
