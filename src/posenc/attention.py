@@ -1,5 +1,6 @@
 """Multi-head attention: the one place where positions, encodings, keys, kernels and masks meet."""
 
+from collections.abc import Hashable
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc import checks, kernels
+from posenc.biases import Bias
 from posenc.cache import LayerCache, held_by
 from posenc.catalogue import Spec, build
 from posenc.encoding import Encoding
@@ -25,6 +27,7 @@ class Call(NamedTuple):
 
     at, keys_at   where the queries and the keys are; the same in self-attention
     mask, encoding, cache, weights   as in Attention.forward
+    shared        biases that the layers of one pass without gradients share; None: no layer shares any
 
     It is an argument, and not another method beside `forward`, since hooks and sharding see modules that are called.
     """
@@ -35,6 +38,7 @@ class Call(NamedTuple):
     encoding: Encoding
     cache: LayerCache | None = None
     weights: bool | Chosen = False
+    shared: dict[Hashable, list[Bias]] | None = None
 
 
 class Attention(nn.Module):
@@ -112,7 +116,7 @@ class Attention(nn.Module):
         to_itself = key is None
         if call is None:
             call = self.call_for(query, key, value, positions, key_positions, mask, cache, weights, encoding)
-        at, keys_at, mask, encoding, cache, weights = call
+        at, keys_at, mask, encoding, cache, weights, shared = call
         key = query if key is None else key
         q, new = self.queries_and_keys(query, key, value, at, keys_at, encoding)
         keys = new if cache is None else cache.extend(new)
@@ -129,6 +133,7 @@ class Attention(nn.Module):
             scale=self.scale,
             dropout=self.dropout if self.training else 0.0,
             weights=bool(weights) and not isinstance(weights, Chosen),
+            shared=shared,
         )
         out, applied = attend_in_rows(encoding, q, at, keys, mask, kernel)
         if isinstance(weights, Chosen):

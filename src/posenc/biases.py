@@ -15,6 +15,7 @@ Branched     other queries and keys for some of the pairs (distance maps of rota
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import MethodType
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -25,6 +26,7 @@ from posenc import checks
 from posenc.keys import Keys
 from posenc.positions import Positions, distance
 from posenc.score_mods import ScoreMod, dot_products, index_grids, looked_up, of_heads, placed_on
+from posenc.watched import is_watched
 
 Own = TypeVar("Own", bound="Bias")
 
@@ -121,8 +123,24 @@ class ByDistance(Bias):
 
         return score_mod
 
+    @cached_property
+    def grids(self) -> dict[torch.dtype, Tensor]:
+        """What was computed on the whole grid, for layers that share the bias; a copy starts with none."""
+        return {}
+
     def dense(self, dtype: torch.dtype) -> Tensor:
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or is_watched():
+            return self.on_grid(dtype)
+        if dtype not in self.grids:
+            self.grids[dtype] = self.on_grid(dtype)
+        return self.grids[dtype]
+
+    def on_grid(self, dtype: torch.dtype) -> Tensor:
         at, keys_at = self.at, self.keys_at
+        met = met_by_one_query(at, keys_at) if self.axes <= 1 else None
+        if met is not None:
+            delta = torch.arange(met.start, met.stop, -1, device=at.device)
+            return self.along(delta).to(dtype)[None, :, None]
         if at is keys_at and at.contiguous and at.unit_step and self.axes <= 1:
             # T tokens in a row are only 2 T - 1 distances apart; a gather spreads them into the matrix. (Unfold would
             # too, but it compiles anew for every length, and its gradient is slower.)
@@ -221,6 +239,26 @@ class Products(Pairs):
     same_beyond: int | None = field(default=None, kw_only=True)
     reads_between: bool = False
 
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        met = met_by_one_query(self.at, self.keys.at)
+        return super().dense(dtype) if met is None else self.of_one_query(met).to(dtype)
+
+    def of_one_query(self, met: range) -> Tensor:
+        """The bias [B, H, 1, S] of one query, from the vectors of near keys: those of the first stand for farther."""
+        far, near = beyond(met, self.same_beyond)
+        added = None
+        for asked, vectors, rows, of_keys in self.dot_products(near):
+            vectors = vectors if rows is None else vectors[:, rows]
+            if of_keys:
+                first = (asked[:, :, :far] * vectors[:, :1]).sum(-1)
+                values = torch.cat((first, (asked[:, :, far:] * vectors).sum(-1)), -1)[:, :, None]
+            else:
+                values = asked @ vectors.transpose(-1, -2)
+                values = torch.cat((values[..., :1].expand(-1, -1, -1, far), values), -1) if far else values
+            added = values if added is None else added + values
+        assert added is not None
+        return added
+
     def dot_products(self, distances: range) -> list[DotProducts]:
         """What there is to multiply for these distances, for the heads of the model."""
         found = list(self.products(distances))
@@ -263,6 +301,13 @@ class Levels(Pairs):
     of_queries: Tensor = field(kw_only=True)
     of_keys: Tensor = field(kw_only=True)
     reads_between: bool = False
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        met = met_by_one_query(self.at, self.keys.at)
+        if met is None or met[-1] < 0:
+            return super().dense(dtype)
+        of_query, of_keys = self.levels()
+        return (of_query[..., None] - of_keys[:, :, None]).to(dtype)
 
     def levels(self) -> tuple[Tensor, Tensor]:
         """The levels of queries and of keys, for the heads of the model."""
@@ -386,6 +431,23 @@ class ValueVectors:
 
     vectors: Callable[[range], Tensor]
     same_beyond: int
+
+
+def met_by_one_query(at: Positions, keys_at: Positions) -> range | None:
+    """The distances of one query to keys in a row, first key first; None for more queries, or where it is not known.
+
+    In a graph that is being compiled they would be numbers of one token alone.
+    """
+    if at.tokens != 1 or at.start is None or keys_at.start is None or torch.compiler.is_compiling():
+        return None
+    first = at.start - keys_at.start
+    return range(first, first - keys_at.tokens, -1)
+
+
+def beyond(met: range, same_beyond: int | None) -> tuple[int, range]:
+    """How many first keys have what the next one has, and the distances of the others; there is always one."""
+    far = 0 if same_beyond is None else min(max(met.start - same_beyond, 0), len(met) - 1)
+    return far, met[far:]
 
 
 def among_heads(values: Tensor, axis: int, heads: Sequence[int], of: int) -> Tensor:

@@ -12,7 +12,8 @@ from torch import Tensor
 from posenc import checks
 from posenc.keys import Keys
 from posenc.masks import Mask
-from posenc.positions import Positions, of_token
+from posenc.positions import Counted, Positions, of_token, positions_for
+from posenc.shared_tables import once, version
 from posenc.watched import is_watched, may_be_read
 
 WHOLE = (torch.int64, torch.int32)
@@ -71,7 +72,7 @@ class GrowingCache:
             for name, (held, more) in {"k": (old.k, new.k), "v": (old.v, new.v), **memo}.items()
         }
         facts = {name: grown[f"memo {name}"] for name in new.memo}
-        self.keys = Keys(grown["k"], grown["v"], join(old.at, new.at, new.k.shape[0]), facts)
+        self.keys = Keys(grown["k"], grown["v"], joined(old.at, new.at, new.k.shape[0]), facts)
         return self.keys
 
     def crop(self, tokens: int | Tensor) -> None:
@@ -100,25 +101,21 @@ class Room:
 
     def __init__(self) -> None:
         self.memory: Tensor | None = None
-        self.used = 0
+        self.given: Tensor | None = None
 
     def append(self, held: Tensor, new: Tensor) -> Tensor:
         """The tokens held and behind them the new ones [B, H, T, ...], moved only when there is no room left."""
         if held.dtype != new.dtype:
             return torch.cat((held, new), 2)
-        tokens, total = held.shape[2], held.shape[2] + new.shape[2]
-        if self.memory is None or not self.ends_with(held) or total > self.memory.shape[2]:
+        tokens, more = held.shape[2], new.shape[2]
+        total = tokens + more
+        # Keys that somebody put back, or chose from, do not end where the memory does.
+        if self.memory is None or held is not self.given or total > self.memory.shape[2]:
             self.memory = memory(held, (*held.shape[:2], 2 * total, *held.shape[3:]), held.dtype)
-            self.memory[:, :, :tokens] = held
-        self.memory[:, :, tokens:total] = new
-        self.used = total
-        return self.memory[:, :, :total]
-
-    def ends_with(self, held: Tensor) -> bool:
-        """Whether these are all the tokens in memory: keys that somebody put back, or chose from, are not."""
-        assert self.memory is not None
-        mine = self.memory[:, :, : self.used]
-        return mine.shape == held.shape and mine.stride() == held.stride() and mine.data_ptr() == held.data_ptr()
+            self.memory.narrow(2, 0, tokens).copy_(held)
+        self.memory.narrow(2, tokens, more).copy_(new)
+        self.given = self.memory.narrow(2, 0, total)
+        return self.given
 
 
 class SlotCache:
@@ -308,6 +305,7 @@ class Cache:
         self.layers: list[GrowingCache | SlotCache] = [
             GrowingCache() if slots is None else SlotCache(slots, rolling=rolling) for _ in range(layers)
         ]
+        self.grows = slots is None
         self.at: Positions | None = None
         self.extent: int | None = None
 
@@ -336,6 +334,7 @@ class Cache:
             order=last.order,
             document=None if self.at.document is None else last.document,
             contiguous=held.contiguous,
+            extent=None,
         )
         self.extent = held.extent if held.contiguous else self.extent
 
@@ -353,6 +352,9 @@ class Cache:
 
     def took(self, at: Positions) -> None:
         """Note where the tokens stood that went into the layers: those to come go on from the last one of each row."""
+        if self.grows and type(at) is Counted:
+            self.at, self.extent = at, at.extent
+            return
         last, before = last_of(at), self.at
         self.at = last if at.contiguous or before is None else latest(before, last)
         if torch.compiler.is_compiling():
@@ -365,10 +367,10 @@ class Cache:
     def next(self, tokens: int, device: torch.device | None = None) -> Positions:
         """The positions of the next `tokens` tokens: each row goes on after its own last one."""
         if self.at is None:
-            return Positions.count(tokens, device=device)
+            return positions_for(tokens, None, device=device)
         at = self.at.next(tokens)
         # A number that changes with every token would compile a graph anew: there, positions are tensors alone.
-        if torch.compiler.is_compiling() or self.extent is None:
+        if torch.compiler.is_compiling() or self.extent is None or at.extent is not None:
             return at
         return at.changed(extent=self.extent + tokens)
 
@@ -447,8 +449,15 @@ def rows_of(keys: Keys, rows: Tensor) -> Keys:
     return Keys(keys.k[rows], keys.v[rows], keys.at.batch_rows(rows), memo)
 
 
+def joined(old: Positions, new: Positions, batch: int) -> Positions:
+    """The positions of both, the new tokens behind the old ones: made once for all layers that hold the same."""
+    return once(new, (joined, old, version(old), batch), lambda: join(old, new, batch))
+
+
 def join(old: Positions, new: Positions, batch: int) -> Positions:
-    """The positions of both, the new tokens behind the old ones."""
+    counted = old.with_next(new) if isinstance(old, Counted) else None
+    if counted is not None:
+        return counted
 
     def cat(a: Tensor, b: Tensor) -> Tensor:
         shared = a.shape[0] == b.shape[0]

@@ -241,6 +241,9 @@ class Stack(nn.Module):
         mask = mask_for(mask)
         mask_of = [mask if window is None else mask.within(window) for window in self.window_of]
         self.check(at, mask_of, cache, weights, only)
+        # All tokens are no choice: what knows them to be all goes the plain way.
+        if isinstance(only, slice) and only.indices(at.tokens) == (0, at.tokens, 1):
+            only = None
         asked, in_layer = range(len(self.blocks)), weights
         if isinstance(weights, Chosen):
             asked, in_layer = numbers(weights.layers, len(self.blocks), "layer"), replace(weights, layers=None)
@@ -249,10 +252,12 @@ class Stack(nn.Module):
             first = cast(Block, self.blocks[0])
             across = first.cross_call(x, at, memory, memory_at, False, self.cross_encoding_of[0])
         seen, left = {}, only
+        decodes = cache is not None and not (torch.is_grad_enabled() or torch.compiler.is_compiling())
+        shared: dict | None = {} if decodes else None
         for layer, block in enumerate(self.blocks):
             wanted = in_layer if layer in asked else False
             of_layer = None if cache is None else cache.layers[layer]
-            own = Call(at, at, mask_of[layer], self.encoding_of[layer], of_layer, wanted)
+            own = Call(at, at, mask_of[layer], self.encoding_of[layer], of_layer, wanted, shared)
             if across is not None:
                 across = across._replace(encoding=self.cross_encoding_of[layer], weights=wanted)
             if wanted:

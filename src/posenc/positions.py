@@ -7,7 +7,7 @@ the tokens. Encodings read `coords`, causality reads `order`, packing reads `doc
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -214,6 +214,11 @@ class Positions:
         return self.coords.shape[2]
 
     @property
+    def device(self) -> torch.device | None:
+        """Where its tensors lie; None for where new ones would."""
+        return self.order.device
+
+    @property
     def start(self) -> int | None:
         """Where tokens that count up by one begin, shared by every row and known without looking at data; else None."""
         if not (self.contiguous and self.unit_step and self.extent is not None):
@@ -326,25 +331,41 @@ class Counted(Positions):
     """
 
     counted: int
-    device: torch.device | None
+    placed: torch.device | None
 
     def __init__(self, tokens: int, start: int, device: torch.device | None) -> None:
         if type(start) is not int or tokens < 1 or start < 0:
             check_counts(tokens, start)
         # The other facts are the defaults of their fields.
-        vars(self).update(counted=tokens, device=device, contiguous=True, unit_step=True, extent=start + tokens)
+        vars(self).update(counted=tokens, placed=device, contiguous=True, unit_step=True, extent=start + tokens)
 
     def __getattr__(self, name: str) -> Any:
         # Not two cached properties: before Python 3.12 these take a lock, which no compiled graph can.
         if name not in ("coords", "order"):
             raise AttributeError(name)
-        made = Positions.count(self.tokens, self.start or 0, device=self.device)
+        made = Positions.count(self.tokens, self.start or 0, device=self.placed)
         vars(self).update(coords=made.coords, order=made.order)
         return getattr(made, name)
 
     @property
     def tokens(self) -> int:
         return self.counted
+
+    @property
+    def device(self) -> torch.device | None:
+        return self.placed
+
+    def next(self, tokens: int = 1) -> Positions:
+        # A number that changes with every token would compile a graph anew: there, positions are tensors alone.
+        if torch.compiler.is_compiling():
+            return super().next(tokens)
+        return Counted(tokens, cast(int, self.extent), self.device)
+
+    def with_next(self, at: Positions) -> Positions | None:
+        """These tokens and those at `at` behind them, where all count up from one start; None where that is not so."""
+        if type(at) is not Counted or at.start != self.extent or at.device != self.device:
+            return None
+        return Counted(self.counted + at.counted, cast(int, self.start), self.device)
 
 
 def of_token(fact: Tensor, token: Tensor) -> Tensor:

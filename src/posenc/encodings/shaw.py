@@ -130,6 +130,9 @@ class Shaw(Encoding):
 
     def vectors(self, table: Tensor, distances: range) -> Tensor:
         """The vectors [1, R, head_dim] of whole distances."""
+        first = self.max_distance - distances[0]
+        if distances.step == -1 and 0 <= first and first + len(distances) <= len(table):
+            return table[None, first : first + len(distances)]
         delta = torch.arange(distances.start, distances.stop, distances.step, device=table.device)
         return table[(-delta).clamp(-self.max_distance, self.max_distance) + self.max_distance][None]
 

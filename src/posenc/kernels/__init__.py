@@ -3,7 +3,7 @@
 A kernel is a function `(biases, q, at, keys, mask, *, scale, dropout, weights) -> (output, weights or None)`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -87,10 +87,12 @@ def bind(
     dropout: float = 0.0,
     weights: bool = False,
     seen: set[str] | None = None,
+    shared: dict[Hashable, list[Bias]] | None = None,
 ) -> BoundKernel:
     """A kernel with one layer's scale, dropout and wish for weights; what serves is chosen once the call is known.
 
-    seen  where to note what served, as `served_by` says it
+    seen    where to note what served, as `served_by` says it
+    shared  biases that the layers of one pass share, as BoundKernel says it
 
     Raises ValueError, when it is called, where the named kernel cannot serve.
     """
@@ -124,7 +126,7 @@ def bind(
         return None if found is None else found[0]
 
     ways = (attend, logits, take_values, adds_vectors, broken)
-    return BoundKernel(*ways, scale=scale, dropout=dropout, weights=weights)
+    return BoundKernel(*ways, scale=scale, dropout=dropout, weights=weights, shared=shared)
 
 
 def served_by(

@@ -24,7 +24,7 @@ from posenc.kernels.plan import Plan, Row, plan_for
 from posenc.kernels.reach import together, windows
 from posenc.kernels.reference import check_heads, one_width
 from posenc.kernels.request import Request
-from posenc.kernels.value_vectors import VectorsInRow
+from posenc.kernels.value_vectors import VectorsInRow, attend_with_vectors
 from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
@@ -70,11 +70,15 @@ def why_not(request: Request) -> str | None:
 def adds_vectors(request: Request) -> bool:
     """Whether attention in blocks serves a call and adds vectors to its values by their distance.
 
-    It does where tokens are known to stand in a row; one query and few keys have too few weights to be worth a block.
+    It does where tokens are known to stand in a row, for the last one alone without a block; several queries of few keys
+    have too few weights to be worth one.
     """
     q, inputs = request.q, request.inputs
-    if torch.compiler.is_compiling() or q is None or inputs is None or q.shape[0] == 0 or q.shape[2] == 1:
+    if torch.compiler.is_compiling() or q is None or inputs is None or q.shape[0] == 0:
         return False
+    if q.shape[2] == 1:
+        seen = inputs.mask.sees_everything(inputs.at, inputs.keys_at) and inputs.at.start is not None
+        return seen and not torch.is_autocast_enabled("cpu") and why_not(request) is None
     if inputs.keys_at.tokens < SIZES.keys_for_vectors or why_not(request) is not None:
         return False
     return Row.of(inputs.at, inputs.keys_at, inputs.mask) is not None
@@ -102,6 +106,8 @@ def attend(
     """
     assert not (weights or dropout), "why_not('blocked') forbids this"
     check_heads(q, keys.k, keys.v)
+    if vectors is not None and q.shape[2] == 1:
+        return attend_with_vectors(biases, q, at, keys, vectors, scale=scale), None
     heads, (q, k, v) = q, as_fused_attention_takes(q, keys.k, keys.v)
     if torch.compiler.is_compiling():
         offset = offset_in_a_row(biases, at, keys.at, mask)

@@ -1,6 +1,6 @@
 """A kernel with what one attention layer asks of it, as door 4 of an encoding gets it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -26,6 +26,8 @@ class BoundKernel:
     dropout         share of the weights dropped
     weights         whether the weights are wanted
     beside          the other parts of a sum that the calling encoding is a part of: their biases are added too
+    shared          biases that the layers of one pass without gradients share, by what they are made of; None: no layer
+                    shares any
     """
 
     kernel: Callable[..., tuple[Tensor, Tensor | None]]
@@ -37,6 +39,7 @@ class BoundKernel:
     dropout: float
     weights: bool
     beside: tuple[Encoding, ...] = ()
+    shared: dict[Hashable, list[Bias]] | None = None
 
     def __call__(
         self,
@@ -102,6 +105,16 @@ class BoundKernel:
         asked = self.beside if biases is not None else (encoding, *self.beside)
         for part in asked:
             if not part.doors.isdisjoint(BIASES):
-                with without_autocast(q):
-                    added += part.biases(q, at, keys)
+                added += self.biases(part, q, at, keys)
         return mask, added if given is None else [*added, Dense(given)]
+
+    def biases(self, part: Encoding, q: Tensor, at: Positions, keys: Keys) -> list[Bias]:
+        """The biases of a part; those of distances alone are the same in every layer where the tokens are the same."""
+        key = part, at, keys.at, q.shape[:2]
+        if self.shared is not None and key in self.shared:
+            return self.shared[key]
+        with without_autocast(q):
+            biases = part.biases(q, at, keys)
+        if self.shared is not None and "biases" not in part.doors:
+            self.shared[key] = biases
+        return biases

@@ -1,11 +1,16 @@
-"""Vectors of the distance that are added to values in blocks, for tokens in a row: from the weights of a block."""
+"""Vectors of the distance that are added to values, for tokens in a row: from the weights of a block, or of a token."""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from posenc.biases import DotProducts, ValueVectors
+from posenc.biases import Bias, DotProducts, ValueVectors, beyond, met_by_one_query, product, total
 from posenc.kernels.biases.products import Curves
 from posenc.kernels.plan import Row
+from posenc.kernels.reference import fit_heads
+from posenc.keys import Keys
+from posenc.positions import Positions
 
 
 class VectorsInRow:
@@ -22,3 +27,18 @@ class VectorsInRow:
     def asked_by(self, tokens: Tensor) -> Curves:
         """The vectors as a bias of queries that ask for them, [B, H, T, E]."""
         return Curves(DotProducts(tokens.to(self.vectors.dtype), self.vectors), self.row, self.table)
+
+
+def attend_with_vectors(
+    biases: Sequence[Bias], q: Tensor, at: Positions, keys: Keys, vectors: ValueVectors, *, scale: float
+) -> Tensor:
+    """What one query takes of all keys [B, H, 1, E], where its weights on far keys take the vector of the first near."""
+    met = met_by_one_query(at, keys.at)
+    assert met is not None, "adds_vectors forbids this"
+    logits = product(q, keys.k) * scale
+    bias = total(biases, logits.dtype)
+    weights = (logits if bias is None else logits + bias).softmax(-1)
+    far, near = beyond(met, vectors.same_beyond)
+    by_vector = torch.cat((weights[..., : far + 1].sum(-1, keepdim=True), weights[..., far + 1 :]), -1)
+    values = fit_heads(q, keys.k, keys.v)[1].to(weights.dtype)
+    return (weights @ values + by_vector @ vectors.vectors(near).to(weights.dtype)).to(q.dtype)
