@@ -66,14 +66,18 @@ class GrowingCache:
         old = self.keys
         check_rows(old, new)
         roomy = not (torch.is_grad_enabled() or torch.compiler.is_compiling() or is_watched())
-        memo = {f"memo {name}": (old.memo[name], fact) for name, fact in new.memo.items()}
-        grown = {
-            name: self.rooms.setdefault(name, Room()).append(held, more) if roomy else torch.cat((held, more), 2)
-            for name, (held, more) in {"k": (old.k, new.k), "v": (old.v, new.v), **memo}.items()
-        }
-        facts = {name: grown[f"memo {name}"] for name in new.memo}
-        self.keys = Keys(grown["k"], grown["v"], joined(old.at, new.at, new.k.shape[0]), facts)
+        grown = self.in_room if roomy else in_new_memory
+        memo = {name: grown(f"memo {name}", old.memo[name], fact) for name, fact in new.memo.items()}
+        at = joined(old.at, new.at, new.k.shape[0])
+        self.keys = Keys(grown("k", old.k, new.k), grown("v", old.v, new.v), at, memo)
         return self.keys
+
+    def in_room(self, fact: str, held: Tensor, new: Tensor) -> Tensor:
+        """A fact of the tokens held and of the new ones behind them."""
+        room = self.rooms.get(fact)
+        if room is None:
+            room = self.rooms[fact] = Room()
+        return room.append(held, new)
 
     def crop(self, tokens: int | Tensor) -> None:
         """Forget the tokens whose order is `tokens` or later (a number, or [B]: one for each row)."""
@@ -94,6 +98,10 @@ class GrowingCache:
         """Go on with these rows of the batch, [any number]: a row may come several times, or not at all."""
         if self.keys is not None:
             self.keys = rows_of(self.keys, rows)
+
+
+def in_new_memory(fact: str, held: Tensor, new: Tensor) -> Tensor:
+    return torch.cat((held, new), 2)
 
 
 class Room:

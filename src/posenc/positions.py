@@ -334,7 +334,7 @@ class Counted(Positions):
     placed: torch.device | None
 
     def __init__(self, tokens: int, start: int, device: torch.device | None) -> None:
-        if type(start) is not int or tokens < 1 or start < 0:
+        if type(start) is not int or type(tokens) is not int or tokens < 1 or start < 0:
             check_counts(tokens, start)
         # The other facts are the defaults of their fields.
         vars(self).update(counted=tokens, placed=device, contiguous=True, unit_step=True, extent=start + tokens)
