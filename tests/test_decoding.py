@@ -1,4 +1,5 @@
-"""Decoding with a static cache is one compiled graph, however many tokens; and a step costs its own tokens only."""
+"""Decoding with a static cache is one compiled graph, however many tokens; a step costs its own tokens only, and what
+serves one token alone is what serves any."""
 
 import copy
 
@@ -6,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc import Attention, Decoder, Keys, Positions, masks
+from posenc import Attention, Decoder, EncoderDecoder, Keys, Positions, masks
 from posenc.cache import Cache, GrowingCache, SlotCache
 
 CASES = [
@@ -200,3 +201,126 @@ def test_a_model_remembers_where_the_last_tokens_stood_and_nothing_else() -> Non
     cache.took(Positions.packed([2, 3]))
     assert cache.at.document is not None and cache.at.document.tolist() == [[1]]
     assert cache.next(1).coords.tolist() == [[[3]]] and cache.next(1).order.tolist() == [[5]]
+
+
+# One query and keys in a row
+
+
+ONE_QUERY = (
+    "alibi",
+    "t5_bias(std=1)",
+    "kerple",
+    "sandwich",
+    "shaw(max_distance=3)",
+    "shaw(max_distance=3, values=False)",
+    "transformer_xl",
+    "transformer_xl(max_distance=3)",
+    "deberta(buckets=4, max_distance=6)",
+    "inkling(max_distance=3)",
+    "tupe",
+    "forgetting",
+    "on(shaw(max_distance=3, values=False), heads=(0, 3))",
+    "alibi + shaw(max_distance=3)",
+)
+
+
+def told_less(at: Positions) -> Positions:
+    """The same places, of which nobody knows beforehand that they are in a row."""
+    return at.changed(contiguous=False, extent=None)
+
+
+@pytest.mark.parametrize("spec", ONE_QUERY)
+@pytest.mark.parametrize(
+    ("where", "keys", "mask"),
+    [(11, 12, masks.causal()), (1, 2, masks.causal()), (5, 12, masks.causal()), (5, 12, masks.bidirectional())],
+    ids=["last", "second", "between", "both ways"],
+)
+def test_one_query_and_keys_in_a_row_are_as_any_others(spec: str, where: int, keys: int, mask) -> None:
+    torch.manual_seed(0)
+    layer = Attention(32, heads=4, kv_heads=2, encoding=spec).double().eval()
+    query, among = torch.randn(3, 1, 32).double(), torch.randn(3, keys, 32).double()
+    at, keys_at = Positions.count(1, where + 7), Positions.count(keys, 7)
+    with torch.no_grad():
+        got = layer(query, among, positions=at, key_positions=keys_at, mask=mask)
+        expected = layer(query, among, positions=told_less(at), key_positions=told_less(keys_at), mask=mask)
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("spec", ["alibi", "t5_bias(std=1)"])
+def test_layers_that_share_an_encoding_share_its_bias_of_one_token_and_of_one_pass(spec: str, monkeypatch) -> None:
+    torch.manual_seed(0)
+    model, ids = Decoder(vocab=13, dim=16, heads=4, layers=3, encoding=spec).eval(), torch.randint(13, (2, 9))
+    (encoding,) = model.stack.encodings
+    asked, by_distance, cache = [], type(encoding).by_distance, model.cache()
+    with torch.no_grad():
+        model(ids[:, :7], cache=cache)
+        monkeypatch.setattr(
+            type(encoding), "by_distance", lambda self, delta: asked.append(delta) or by_distance(self, delta)
+        )
+        model(ids[:, 7:8], cache=cache)
+        assert len(asked) == 1
+        # The next token is another pass, whatever nobody was told of.
+        for parameter in encoding.parameters():
+            parameter.data.mul_(3)
+        got = model(ids[:, 8:], cache=cache)
+        monkeypatch.undo()
+        again = model.cache()
+        for old, new in zip(cache.layers, again.layers, strict=True):
+            new.keys = Keys(old.keys.k[:, :, :8], old.keys.v[:, :, :8], told_less(Positions.count(8)))
+        expected = model(ids[:, 8:], positions=told_less(Positions.count(1, 8)), cache=again)
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)
+
+
+def test_tokens_that_leave_a_gap_are_not_in_a_row() -> None:
+    torch.manual_seed(0)
+    model, ids = model_of("alibi"), torch.randint(13, (2, 6))
+    cache = model.cache()
+    with torch.no_grad():
+        model(ids[:, :5], cache=cache)
+        got = model(ids[:, 5:], positions=9, cache=cache)
+        expected = model(ids, positions=torch.tensor([0, 1, 2, 3, 4, 9]))[:, 5:]
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)
+
+
+# Streams, and the graph that generation may take
+
+
+def test_a_stream_gives_each_id_as_it_comes_and_generate_all_of_them() -> None:
+    model, ids = model_of("rotary"), torch.randint(13, (2, 5))
+    whole = model.generate(ids, 6, temperature=1.0, seed=3)
+    coming = model.stream(ids, 6, temperature=1.0, seed=3)
+    assert next(coming).equal(whole[:, 5]) and torch.stack(list(coming), 1).equal(whole[:, 6:])
+    two = EncoderDecoder(vocab=13, dim=16, heads=4, layers=1).eval()
+    assert torch.stack(list(two.stream(ids, ids[:, :1], 4)), 1).equal(two.generate(ids, ids[:, :1], 4)[:, 1:])
+
+
+def test_a_stream_that_is_closed_leaves_the_model_as_it_was() -> None:
+    model, ids = model_of("rotary").train(), torch.randint(13, (2, 5))
+    coming = model.stream(ids, 6)
+    assert model.training
+    assert not next(coming).requires_grad and not model.training and torch.is_grad_enabled()
+    coming.close()
+    assert model.training and model.stack.blocks[0].dropout.training
+
+
+def test_a_stream_refuses_when_it_is_made() -> None:
+    with pytest.raises(ValueError, match="tokens to generate must be 1 or more, got 0"):
+        model_of("rotary").stream(torch.zeros(1, 2, dtype=torch.long), 0)
+    with pytest.raises(ValueError, match="compiled must be"):
+        model_of("rotary").stream(torch.zeros(1, 2, dtype=torch.long), 3, compiled=1)
+
+
+def test_generation_keeps_a_compiled_graph_for_calls_of_its_shape(monkeypatch) -> None:
+    torch.compiler.reset()
+    graphs, compile = Graphs(), torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model, **options: compile(model, backend=graphs, **options))
+    model, ids = model_of("alibi"), torch.randint(13, (2, 5))
+    padding = torch.tensor([[0, 0, 1, 1, 1], [1] * 5])
+    expected = [model.generate(ids, 9), model.generate(ids, 9, padding=padding), model.generate(ids, 30)]
+    assert graphs.count == 0
+    assert model.generate(ids, 9, compiled=True).equal(expected[0]) and graphs.count == 1
+    assert model.generate(ids, 30).equal(expected[2]) and graphs.count == 1
+    assert model.generate(ids, 9, compiled=False).equal(expected[0])
+    assert model.generate(ids, 9, padding=padding).equal(expected[1]) and graphs.count == 1
+    twin = copy.deepcopy(model)
+    assert twin.graphs == {} and twin.generate(ids, 9).equal(expected[0]) and graphs.count == 1

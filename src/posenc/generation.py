@@ -10,7 +10,6 @@ from posenc import checks
 from posenc.cache import Cache
 from posenc.inputs import check_ids, check_padding
 
-
 SLOTS = 256
 """A static cache for a compiled graph has a multiple of so many slots: texts of about one length share a graph."""
 
@@ -32,7 +31,7 @@ def stream(
 ) -> Iterator[Tensor]:
     """Up to `tokens` more ids for each row of ids [B, T], each [B] as it is chosen.
 
-    model        is without dropout from the first id that is asked for until the last one, or until the iterator is closed
+    model        is without dropout from the first id that is asked for to the last, or until the iterator is closed
     logits_of    (ids, padding=..., cache=..., only=...) -> logits [B, T, vocab], as of a Decoder
     step         the same for one token behind others: (ids, cache=...) -> logits [B, 1, vocab]; default `logits_of`
     temperature  0 takes the likeliest token; above, tokens are drawn from the softmax of logits / temperature

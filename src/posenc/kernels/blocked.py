@@ -70,8 +70,8 @@ def why_not(request: Request) -> str | None:
 def adds_vectors(request: Request) -> bool:
     """Whether attention in blocks serves a call and adds vectors to its values by their distance.
 
-    It does where tokens are known to stand in a row, for the last one alone without a block; several queries of few keys
-    have too few weights to be worth one.
+    It does where tokens are known to stand in a row: for the last one alone without a block, and for several queries of
+    many keys, since few have too few weights to be worth one.
     """
     q, inputs = request.q, request.inputs
     if torch.compiler.is_compiling() or q is None or inputs is None or q.shape[0] == 0:

@@ -36,7 +36,11 @@ def sums_to(values: Tensor, at: Positions, keys_at: Positions) -> tuple[Tensor, 
     if at is keys_at and at.contiguous:
         running = values.cumsum(-1)
         return running, running
-    if at.start is not None and keys_at.start is not None and 0 <= at.start - keys_at.start <= keys_at.tokens - at.tokens:
+    if (
+        at.start is not None
+        and keys_at.start is not None
+        and 0 <= at.start - keys_at.start <= keys_at.tokens - at.tokens
+    ):
         running = values.cumsum(-1)
         return running.narrow(-1, at.start - keys_at.start, at.tokens), running
     B, H = values.shape[:2]

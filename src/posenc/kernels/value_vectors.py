@@ -32,7 +32,7 @@ class VectorsInRow:
 def attend_with_vectors(
     biases: Sequence[Bias], q: Tensor, at: Positions, keys: Keys, vectors: ValueVectors, *, scale: float
 ) -> Tensor:
-    """What one query takes of all keys [B, H, 1, E], where its weights on far keys take the vector of the first near."""
+    """What one query takes of all keys, [B, H, 1, E]; keys farther than the first near one share its vector."""
     met = met_by_one_query(at, keys.at)
     assert met is not None, "adds_vectors forbids this"
     logits = product(q, keys.k) * scale
