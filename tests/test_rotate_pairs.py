@@ -33,6 +33,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     if request.param != "slabs":
         found = native.Native(COMPILED.library, native.INSTRUCTION_SETS.index(request.param))
     monkeypatch.setattr(native, "load", lambda: found)
+    monkeypatch.setattr(native, "ENOUGH_FOR_AVX512", 0)
     # A small slab, so that several are cut.
     monkeypatch.setattr(operator, "SLAB", 256)
     yield request.param
@@ -139,8 +140,28 @@ def test_queries_and_keys_turned_at_once_have_the_gradients_of_each(way: str, wa
 def test_compiled_code_has_a_plan_for_heads_as_attention_makes_them(dtype: torch.dtype) -> None:
     q, k = heads(2, 6, 5, 10, "bthd", dtype), heads(2, 2, 5, 10, "bthd", dtype)
     table = torch.stack(tables(q, 5)).to(rotation_dtype(q))
-    facts = (fact for x in (q, k, table) for fact in (x.dtype, x.shape, x.stride()))
-    assert operator.plan_for_both(*facts, "half", False) is not None
+    of_q, of_k, of_table = ((x.dtype, x.shape, x.stride()) for x in (q, k, table))
+    for width, served in ((10, True), (12, False)):
+        plan = operator.plan_for_both(*of_q, *of_k, width, *of_table, "half", True)
+        assert (plan is not None and plan.in_place) == served
+
+
+@pytest.mark.parametrize("best", native.INSTRUCTION_SETS)
+def test_few_channels_are_turned_without_avx512(monkeypatch: pytest.MonkeyPatch, best: str) -> None:
+    found = native.Native(COMPILED.library, native.INSTRUCTION_SETS.index(best))
+    monkeypatch.setattr(native, "load", lambda: found)
+    few = "AVX2" if best == "AVX-512" else best
+    for tokens, expected in ((1, few), (7, few), (8, best), (4096, best)):
+        forget_plans()
+        q, k = torch.empty(1, 32, tokens, 128), torch.empty(1, 8, tokens, 128)
+        table = torch.empty(2, 1, 1, tokens, 64, dtype=torch.float64)
+        facts = ((x.dtype, x.shape, x.stride()) for x in (q, k))
+        plan = operator.plan_for_both(
+            *itertools.chain(*facts), 128, table.dtype, table.shape, table.stride(), "half", True
+        )
+        assert plan is not None and native.INSTRUCTION_SETS[plan.rotation.q.set] == expected
+        assert tokens > 7 or native.INSTRUCTION_SETS[plan.rotation.k.set] == few
+    forget_plans()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -392,7 +413,7 @@ def test_the_status_says_what_serves(fresh: pytest.MonkeyPatch) -> None:
         ({"TURNED_OFF": True}, "POSENC_NATIVE=0 turns it off"),
         ({"LIBRARY": native.LIBRARY.with_name("nowhere.so")}, "no C compiler was found when posenc was installed"),
         ({"LIBRARY": native.LIBRARY.with_name("__init__.py")}, "it cannot be loaded (.*); install posenc again"),
-        ({"INTERFACE": -1}, "it has interface 1, and -1 is needed; install posenc again"),
+        ({"INTERFACE": -1}, "it has interface 2, and -1 is needed; install posenc again"),
     ],
 )
 def test_without_the_library_it_works_and_says_why(

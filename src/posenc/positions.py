@@ -331,20 +331,27 @@ class Counted(Positions):
     def __init__(self, tokens: int, start: int, device: torch.device | None) -> None:
         if type(start) is not int or tokens < 1 or start < 0:
             check_counts(tokens, start)
+        facts = vars(self)
+        facts["counted"], facts["device"], facts["extent"] = tokens, device, start + tokens
         # The other facts are the defaults of their fields.
-        vars(self).update(counted=tokens, device=device, contiguous=True, unit_step=True, extent=start + tokens)
+        facts["contiguous"] = facts["unit_step"] = True
 
     def __getattr__(self, name: str) -> Any:
         # Not two cached properties: before Python 3.12 these take a lock, which no compiled graph can.
         if name not in ("coords", "order"):
             raise AttributeError(name)
-        made = Positions.count(self.tokens, self.start or 0, device=self.device)
+        made = Positions.count(self.tokens, self.start, device=self.device)
         vars(self).update(coords=made.coords, order=made.order)
         return getattr(made, name)
 
     @property
     def tokens(self) -> int:
         return self.counted
+
+    @property
+    def start(self) -> int:
+        assert self.extent is not None
+        return self.extent - self.counted
 
 
 def of_token(fact: Tensor, token: Tensor) -> Tensor:
