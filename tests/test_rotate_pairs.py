@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from posenc import Attention, kernels
+from posenc import Attention, Rotary, kernels
 from posenc.kernels import native, rotate_pairs_triton
 from posenc.kernels import rotate_pairs as operator
 from posenc.kernels.rotate_pairs import rotate_both, rotate_pairs, rotation_dtype, turned
@@ -280,6 +280,41 @@ def test_memory_that_overlaps_itself_is_never_overwritten(way: str) -> None:
         out = rotate_pairs(x, cos, sin, "half", in_place=True)
         assert torch.equal(x, before)
         torch.testing.assert_close(out, turned(x, cos, sin, "half"))
+
+
+def test_queries_and_keys_are_overwritten_at_once_where_each_may_be(way: str) -> None:
+    own, leaf = torch.randn(2, 3, 5, 8), torch.nn.Parameter(torch.randn(2, 3, 5, 8))
+    shared = torch.randn(2, 1, 5, 8).expand(2, 3, 5, 8)
+    table = torch.stack(tables(own, 4))
+    for other in (leaf, leaf[:], shared):
+        for q, k in ((own, other), (other, own)):
+            before = own.clone(), other.detach().clone()
+            with torch.no_grad():
+                q_out, k_out = rotate_both(q, k, table, "half", in_place=True)
+            torch.testing.assert_close(q_out, turned(before[q is other], *table, "half"))
+            torch.testing.assert_close(k_out, turned(before[k is other], *table, "half"))
+            assert torch.equal(other, before[1])
+            own.copy_(before[0])
+
+
+def test_whoever_kept_what_was_overwritten_at_once_hears_of_it(way: str) -> None:
+    scale = torch.ones((), requires_grad=True)
+    table = torch.stack(tables(torch.zeros(2, 3, 5, 8), 4))
+    for number in range(2):
+        given = torch.randn(2, 3, 5, 8), torch.randn(2, 3, 5, 8)
+        product = (given[number] * scale).sum()
+        with torch.no_grad():
+            rotate_both(*given, table, "half", in_place=True)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.backward()
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_heads_of_another_width_are_refused_however_they_are_turned(way: str, grad: bool) -> None:
+    q, k = torch.randn(1, 2, 5, 12, requires_grad=grad), torch.randn(1, 2, 5, 8, requires_grad=grad)
+    for given in ((q, q), (q, k), (k, q)):
+        with pytest.raises(ValueError, match="is built for heads of 8 channels, got 12"):
+            Rotary(8)(*given)
 
 
 def test_learned_tables_keep_what_their_gradient_needs(way: str) -> None:

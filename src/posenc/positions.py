@@ -245,6 +245,8 @@ class Positions:
         if self.start is not None and isinstance(rows, slice):
             first, stop, step = rows.indices(self.tokens)
             contiguous = step == 1 and stop > first
+            if contiguous and not self.loose and stop - first == self.tokens:
+                return self
             extent = self.start + stop if contiguous else extent
         return self.changed(
             coords=self.coords[:, rows],
