@@ -77,7 +77,14 @@ RULES = {
 }
 SMALL = {
     "whole": {},
-    "small": {"rows": 7, "rows_backwards": 5, "pairs": 400, "pairs_backwards": 150, "narrowest": 3},
+    "small": {
+        "rows": 7,
+        "rows_backwards": 5,
+        "pairs": 400,
+        "pairs_backwards": 150,
+        "narrowest": 3,
+        "pairs_of_a_mask": 0,
+    },
 }
 
 
@@ -574,14 +581,15 @@ def test_keys_and_values_of_different_widths_need_no_matrix_either(width: int, m
         (NoPE(), Positions.count(9), masks.causal()),
         (NoPE(), Positions.count(9), masks.bidirectional()),
         (ALiBi(HEADS), Positions.count(1, 8), masks.causal()),
+        (NoPE(), Positions.count(9).rows(slice(5, None)), masks.causal()),
     ],
-    ids=["plain causal", "everything seen", "one query"],
+    ids=["plain causal", "everything seen", "one query", "the last few"],
 )
 def test_one_fused_call_is_chosen_where_it_needs_no_matrix_and_no_named_kernel_is_replaced(
     encoding, at: Positions, mask: Mask, monkeypatch
 ) -> None:
     q = heads(1, HEADS, at.tokens, WIDTH)
-    keys_at = at if at.tokens > 1 else Positions.count(9)
+    keys_at = at if at.tokens == 9 else Positions.count(9)
     k = heads(1, HEADS, keys_at.tokens, WIDTH)
     keys = Keys(k, k, keys_at)
     assert kernels.served_by(encoding, q, at, keys, mask) == ("sdpa",)
@@ -591,6 +599,16 @@ def test_one_fused_call_is_chosen_where_it_needs_no_matrix_and_no_named_kernel_i
     assert len(same_outs) == 3
     monkeypatch.setattr(kernels.sdpa, "attend", None)
     kernels.bind("blocked", encoding, scale=1.0)(encoding, q, at, keys, mask)
+
+
+def test_the_last_of_many_tokens_are_attended_to_in_blocks(sizes) -> None:
+    at, asking = Positions.count(9), Positions.count(9).rows(slice(5, None))
+    for causal, served in ((masks.causal(), "sdpa"), (masks.window(8), "blocked")):
+        q, k = heads(1, HEADS, 4, WIDTH), heads(1, HEADS, 9, WIDTH)
+        assert kernels.served_by(NoPE(), q, asking, Keys(k, k, at), causal)[0] == served
+    sizes("small")
+    assert kernels.served_by(NoPE(), q, asking, Keys(k, k, at), masks.causal())[0] == "blocked"
+    same(both_kernels(NoPE(), asking, at, masks.causal(), kernel="sdpa"))
 
 
 def test_blocked_by_name_says_what_it_cannot_do_in_a_graph(monkeypatch) -> None:

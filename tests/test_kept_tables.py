@@ -221,7 +221,7 @@ def test_heads_of_several_devices_may_share_positions(kept: KeptTables) -> None:
 
 @pytest.mark.parametrize("spec", ["rotary", "sinusoidal", "log_temperature"])
 def test_a_key_without_the_device_is_found(monkeypatch: pytest.MonkeyPatch, spec: str) -> None:
-    def once(encoding: Encoding, make: Any, at: Positions, *given: Any, keep: bool = False) -> Tensor:
+    def once(encoding: Encoding, make: Any, at: Positions, *given: Any, **how: bool) -> Tensor:
         key = encoding, make.__func__, *(one for one in given if not isinstance(one, torch.device))
         return shared_tables.once(at, key, lambda: make(at, *given))
 

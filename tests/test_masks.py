@@ -190,6 +190,9 @@ ALL_POSITIONS = [
     Positions.of(torch.arange(4)),
     Positions.count(3).next(1),
     Positions.grid(2, 2),
+    Positions.count(4).rows(slice(2, None)),
+    Positions.count(6, start=1),
+    Positions.packed([4]).changed(contiguous=True, unit_step=True),
 ]
 
 
@@ -202,6 +205,28 @@ def test_what_is_known_without_looking_is_true(mask: Mask, at: Positions, keys_a
         assert allowed.all()
     if mask.is_plain_causal(at, keys_at):
         assert torch.equal(allowed[0, 0], torch.ones(at.tokens, keys_at.tokens, dtype=torch.bool).tril())
+    before = mask.keys_before(at, keys_at)
+    if before is not None:
+        assert allowed[0, 0].sum(-1).tolist() == [min(keys_at.tokens, i + before + 1) for i in range(at.tokens)]
+        assert torch.equal(allowed[0, 0], torch.ones(at.tokens, keys_at.tokens, dtype=torch.bool).tril(before))
+
+
+def test_how_many_keys_come_before_the_last_tokens_is_known() -> None:
+    all_tokens, last = Positions.count(6, start=1), Positions.count(6, start=1).rows(slice(4, None))
+    assert masks.causal().keys_before(last, all_tokens) == 4
+    assert masks.causal().keys_before(all_tokens, all_tokens) == 0
+    # The first query sees nothing; nobody knows where padded tokens begin; another document is not seen.
+    assert masks.causal().keys_before(all_tokens, last) is None
+    assert masks.causal().keys_before(last, Positions.padded(torch.ones(1, 6))) is None
+    packed = Positions.packed([6]).changed(contiguous=True, unit_step=True)
+    assert masks.causal().keys_before(packed, packed) is None
+    for rule in (
+        masks.bidirectional(),
+        masks.window(2),
+        masks.prefix(1),
+        both("causal", torch.ones(6, dtype=torch.bool)),
+    ):
+        assert rule.keys_before(last, all_tokens) is None
 
 
 def test_a_token_decoded_behind_a_whole_cache_is_known_to_see_everything() -> None:

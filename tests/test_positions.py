@@ -171,6 +171,16 @@ def test_a_slice_of_rows_keeps_everything_about_its_tokens() -> None:
     assert chosen.order.tolist() == [[3, 1]] and not chosen.contiguous
 
 
+def test_all_rows_are_the_same_tokens() -> None:
+    at = Positions.count(4, 2)
+    assert at.rows(slice(None)) is at and at.rows(slice(0, 9)) is at and at.rows(slice(-4, None)) is at
+    for other in (slice(1, None), slice(None, -1), slice(None, None, 2), torch.arange(4)):
+        assert at.rows(other) is not at
+    # A chunk has its place among others.
+    loose = Positions.grid(4)
+    assert loose.loose and not loose.rows(slice(None)).loose
+
+
 def test_other_coordinates_leave_order_and_document_alone_and_drop_what_no_longer_holds() -> None:
     at = Positions.packed([2, 1])
     moved = at.with_coords(at.coords[..., 0] * 0.5)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from posenc import Attention, kernels
+from posenc import Attention, Rotary, kernels
 from posenc.kernels import native, rotate_pairs_triton
 from posenc.kernels import rotate_pairs as operator
 from posenc.kernels.rotate_pairs import rotate_both, rotate_pairs, rotation_dtype, turned
@@ -33,6 +33,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     if request.param != "slabs":
         found = native.Native(COMPILED.library, native.INSTRUCTION_SETS.index(request.param))
     monkeypatch.setattr(native, "load", lambda: found)
+    monkeypatch.setattr(native, "ENOUGH_FOR_AVX512", 0)
     # A small slab, so that several are cut.
     monkeypatch.setattr(operator, "SLAB", 256)
     yield request.param
@@ -139,8 +140,28 @@ def test_queries_and_keys_turned_at_once_have_the_gradients_of_each(way: str, wa
 def test_compiled_code_has_a_plan_for_heads_as_attention_makes_them(dtype: torch.dtype) -> None:
     q, k = heads(2, 6, 5, 10, "bthd", dtype), heads(2, 2, 5, 10, "bthd", dtype)
     table = torch.stack(tables(q, 5)).to(rotation_dtype(q))
-    facts = (fact for x in (q, k, table) for fact in (x.dtype, x.shape, x.stride()))
-    assert operator.plan_for_both(*facts, "half", False) is not None
+    of_q, of_k, of_table = ((x.dtype, x.shape, x.stride()) for x in (q, k, table))
+    for width, served in ((10, True), (12, False)):
+        plan = operator.plan_for_both(*of_q, *of_k, width, *of_table, "half", True)
+        assert (plan is not None and plan.in_place) == served
+
+
+@pytest.mark.parametrize("best", native.INSTRUCTION_SETS)
+def test_few_channels_are_turned_without_avx512(monkeypatch: pytest.MonkeyPatch, best: str) -> None:
+    found = native.Native(COMPILED.library, native.INSTRUCTION_SETS.index(best))
+    monkeypatch.setattr(native, "load", lambda: found)
+    few = "AVX2" if best == "AVX-512" else best
+    for tokens, expected in ((1, few), (7, few), (8, best), (4096, best)):
+        forget_plans()
+        q, k = torch.empty(1, 32, tokens, 128), torch.empty(1, 8, tokens, 128)
+        table = torch.empty(2, 1, 1, tokens, 64, dtype=torch.float64)
+        facts = ((x.dtype, x.shape, x.stride()) for x in (q, k))
+        plan = operator.plan_for_both(
+            *itertools.chain(*facts), 128, table.dtype, table.shape, table.stride(), "half", True
+        )
+        assert plan is not None and native.INSTRUCTION_SETS[plan.rotation.q.set] == expected
+        assert tokens > 7 or native.INSTRUCTION_SETS[plan.rotation.k.set] == few
+    forget_plans()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -259,6 +280,41 @@ def test_memory_that_overlaps_itself_is_never_overwritten(way: str) -> None:
         out = rotate_pairs(x, cos, sin, "half", in_place=True)
         assert torch.equal(x, before)
         torch.testing.assert_close(out, turned(x, cos, sin, "half"))
+
+
+def test_queries_and_keys_are_overwritten_at_once_where_each_may_be(way: str) -> None:
+    own, leaf = torch.randn(2, 3, 5, 8), torch.nn.Parameter(torch.randn(2, 3, 5, 8))
+    shared = torch.randn(2, 1, 5, 8).expand(2, 3, 5, 8)
+    table = torch.stack(tables(own, 4))
+    for other in (leaf, leaf[:], shared):
+        for q, k in ((own, other), (other, own)):
+            before = own.clone(), other.detach().clone()
+            with torch.no_grad():
+                q_out, k_out = rotate_both(q, k, table, "half", in_place=True)
+            torch.testing.assert_close(q_out, turned(before[q is other], *table, "half"))
+            torch.testing.assert_close(k_out, turned(before[k is other], *table, "half"))
+            assert torch.equal(other, before[1])
+            own.copy_(before[0])
+
+
+def test_whoever_kept_what_was_overwritten_at_once_hears_of_it(way: str) -> None:
+    scale = torch.ones((), requires_grad=True)
+    table = torch.stack(tables(torch.zeros(2, 3, 5, 8), 4))
+    for number in range(2):
+        given = torch.randn(2, 3, 5, 8), torch.randn(2, 3, 5, 8)
+        product = (given[number] * scale).sum()
+        with torch.no_grad():
+            rotate_both(*given, table, "half", in_place=True)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.backward()
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_heads_of_another_width_are_refused_however_they_are_turned(way: str, grad: bool) -> None:
+    q, k = torch.randn(1, 2, 5, 12, requires_grad=grad), torch.randn(1, 2, 5, 8, requires_grad=grad)
+    for given in ((q, q), (q, k), (k, q)):
+        with pytest.raises(ValueError, match="is built for heads of 8 channels, got 12"):
+            Rotary(8)(*given)
 
 
 def test_learned_tables_keep_what_their_gradient_needs(way: str) -> None:
@@ -392,7 +448,7 @@ def test_the_status_says_what_serves(fresh: pytest.MonkeyPatch) -> None:
         ({"TURNED_OFF": True}, "POSENC_NATIVE=0 turns it off"),
         ({"LIBRARY": native.LIBRARY.with_name("nowhere.so")}, "no C compiler was found when posenc was installed"),
         ({"LIBRARY": native.LIBRARY.with_name("__init__.py")}, "it cannot be loaded (.*); install posenc again"),
-        ({"INTERFACE": -1}, "it has interface 1, and -1 is needed; install posenc again"),
+        ({"INTERFACE": -1}, "it has interface 2, and -1 is needed; install posenc again"),
     ],
 )
 def test_without_the_library_it_works_and_says_why(

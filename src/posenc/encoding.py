@@ -212,7 +212,6 @@ class Encoding(KeepsTables, Published):
         if k is None and "embed" in self.doors:
             if checks.floating("x", x).ndim != 3:
                 raise ValueError(f"x must have shape [batch, tokens, dim], got {list(x.shape)}")
-            checks.one_device(x=x)
             return self.embed(x, positions_for(x.shape[1], positions, offset, batch=x.shape[0], device=x.device))
         if not turns:
             does = "adds nothing to embeddings" if k is None else "does not turn queries and keys"
@@ -227,14 +226,15 @@ class Encoding(KeepsTables, Published):
         queries, keys = as_heads("x", x, positions), as_heads("k", k, positions)
         if k.dim() != x.dim():
             raise ValueError(f"k must have as many axes as x, got {list(k.shape)} beside {list(x.shape)}")
-        checks.one_device(x=queries, k=keys)
-        tokens = queries.shape[2]
+        if x.device != k.device:
+            checks.one_device(x=x, k=k)
+        batch, _, tokens, _ = queries.shape
         if tokens != keys.shape[2]:
             raise ValueError(
                 f"one call turns queries and keys of the same tokens, got {tokens} and {keys.shape[2]} of them; "
                 f"for cross-attention call query(q, positions) and key(k, key_positions)"
             )
-        at = positions_for(tokens, positions, offset, batch=queries.shape[0], device=queries.device)
+        at = positions_for(tokens, positions, offset, batch=batch, device=x.device)
         queries, keys = self.turn_both(queries, keys, at, at)
         return shaped_like(x, queries), shaped_like(k, keys)
 

@@ -170,7 +170,9 @@ class KeepsTables(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("bare", "kept_tables")}
 
-    def once(self, make: MethodType, at: Positions, *given: Hashable, keep: bool = False) -> Tensor:
+    def once(
+        self, make: MethodType, at: Positions, *given: Hashable, keep: bool = False, unwatched: bool = False
+    ) -> Tensor:
         """The table `make(at, *given)`, computed once for all layers that ask with these positions.
 
         `make` is a method of this module, and what is given besides positions is plain: dtypes, devices, numbers. The
@@ -178,12 +180,13 @@ class KeepsTables(nn.Module):
         copy that holds nothing else, so that no option can be forgotten. What reads a parameter, a module, or an object
         that could change unseen is computed at every call.
 
-        keep  whether rows are kept beyond this forward pass where tokens count up from a known start, so that a decoded
-              token finds its own. `make` then gives [..., T, columns] and computes each row by itself. On the CPU only:
-              elsewhere a table may belong to one stream, or to a graph that is being captured
+        keep       whether rows are kept beyond this forward pass where tokens count up from a known start, so that a
+                   decoded token finds its own. `make` then gives [..., T, columns] and computes each row by itself. On
+                   the CPU only: elsewhere a table may belong to one stream, or to a graph that is being captured
+        unwatched  said by a caller who knows that nothing is compiled and nobody watches
         """
         # A constant that is a tensor may be without numbers under somebody's mode, and only this encoding's own is so.
-        if torch.compiler.is_compiling() or is_watched():
+        if not unwatched and (torch.compiler.is_compiling() or is_watched()):
             return make(at, *given)
         if getattr(make, "__self__", None) is not self:
             raise ValueError(f"{self} asked for a table by {make}; give a method of the encoding that asks")

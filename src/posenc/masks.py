@@ -88,14 +88,24 @@ class Mask:
 
     def is_plain_causal(self, at: Positions, keys_at: Positions) -> bool:
         """Whether it is certain, without looking at data, that token i sees exactly the tokens 0..i."""
-        return (
-            self.causal
-            and self.given is None
-            and self.window is None
-            and self.prefix == 0
-            and at is keys_at
-            and at.contiguous
-        )
+        return self.only_causal and at is keys_at and at.contiguous
+
+    def keys_before(self, at: Positions, keys_at: Positions) -> int | None:
+        """The n of which it is certain, without looking at data, that query i sees exactly the keys 0..i + n.
+
+        None where there is none, and where the first query sees no key.
+        """
+        if not (at.contiguous and keys_at.contiguous and self.only_causal):
+            return None
+        start, keys_start = at.start, keys_at.start
+        if start is None or keys_start is None or start < keys_start:
+            return None
+        # Where only one side names documents, all are of one.
+        return None if at.document is not None and keys_at.document is not None else start - keys_start
+
+    @property
+    def only_causal(self) -> bool:
+        return self.causal and self.given is None and self.window is None and self.prefix == 0
 
 
 def part_of(given: Tensor, batch: slice, rows: slice, keys: slice) -> tuple[slice, ...]:

@@ -250,6 +250,8 @@ class Positions:
         if self.start is not None and isinstance(rows, slice):
             first, stop, step = rows.indices(self.tokens)
             contiguous = step == 1 and stop > first
+            if contiguous and not self.loose and stop - first == self.tokens:
+                return self
             extent = self.start + stop if contiguous else extent
         return self.changed(
             coords=self.coords[:, rows],
@@ -336,20 +338,27 @@ class Counted(Positions):
     def __init__(self, tokens: int, start: int, device: torch.device | None) -> None:
         if type(start) is not int or type(tokens) is not int or tokens < 1 or start < 0:
             check_counts(tokens, start)
+        facts = vars(self)
+        facts["counted"], facts["placed"], facts["extent"] = tokens, device, start + tokens
         # The other facts are the defaults of their fields.
-        vars(self).update(counted=tokens, placed=device, contiguous=True, unit_step=True, extent=start + tokens)
+        facts["contiguous"] = facts["unit_step"] = True
 
     def __getattr__(self, name: str) -> Any:
         # Not two cached properties: before Python 3.12 these take a lock, which no compiled graph can.
         if name not in ("coords", "order"):
             raise AttributeError(name)
-        made = Positions.count(self.tokens, self.start or 0, device=self.placed)
+        made = Positions.count(self.tokens, self.start, device=self.placed)
         vars(self).update(coords=made.coords, order=made.order)
         return getattr(made, name)
 
     @property
     def tokens(self) -> int:
         return self.counted
+
+    @property
+    def start(self) -> int:
+        assert self.extent is not None
+        return self.extent - self.counted
 
     @property
     def device(self) -> torch.device | None:
@@ -365,7 +374,7 @@ class Counted(Positions):
         """These tokens and those at `at` behind them, where all count up from one start; None where that is not so."""
         if type(at) is not Counted or at.start != self.extent or at.device != self.device:
             return None
-        return Counted(self.counted + at.counted, cast(int, self.start), self.device)
+        return Counted(self.counted + at.counted, self.start, self.device)
 
 
 def of_token(fact: Tensor, token: Tensor) -> Tensor:

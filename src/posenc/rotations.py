@@ -6,7 +6,7 @@ from torch import Tensor
 from posenc import checks
 from posenc.channel_pairs import PairsTurned
 from posenc.encoding import Encoding, Side
-from posenc.kernels.rotate_pairs import rotate_both, rotate_pairs, rotation_dtype
+from posenc.kernels.rotate_pairs import is_plain, rotate_at_once, rotate_both, rotate_pairs, rotation_dtype
 from posenc.positions import Positions
 
 
@@ -41,11 +41,11 @@ class Rotations(Turning):
         """Cosines and sines [2, B or 1, 1, T, P] at some positions, each row computed by itself."""
         raise NotImplementedError
 
-    def rows(self, x: Tensor, at: Positions) -> Tensor:
-        """The table for heads like x [B, H, T, head_dim] at their positions."""
+    def rows(self, x: Tensor, at: Positions, *, unwatched: bool = False) -> Tensor:
+        """The table for heads like x [B, H, T, head_dim] at their positions; `unwatched` as `once` has it."""
         # A declared horizon is not among what tokens that count up from a known start tell of themselves.
         keep = x.is_cpu and not self.turns_when_attending
-        return self.once(self.table, at, rotation_dtype(x), x.device, keep=keep)
+        return self.once(self.table, at, rotation_dtype(x), x.device, keep=keep, unwatched=unwatched)
 
     def rotated(self, x: Tensor, at: Positions, *, in_place: bool = False) -> Tensor:
         checks.head_dim(self, x)
@@ -55,11 +55,18 @@ class Rotations(Turning):
     def turn_both(
         self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions, *, in_place: bool = False
     ) -> tuple[Tensor, Tensor]:
-        if at is not keys_at or q.dtype != k.dtype:
+        if at is not keys_at:
             return super().turn_both(q, k, at, keys_at, in_place=in_place)
-        if not q.shape[-1] == k.shape[-1] == self.head_dim:
-            checks.head_dim(self, q), checks.head_dim(self, k)
-        return rotate_both(q, k, self.rows(q, at), self.layout, in_place=in_place)
+        plain = is_plain(q, k)
+        table = self.rows(q, at, unwatched=plain)
+        if plain:
+            at_once = rotate_at_once(q, k, table, self.layout, self.head_dim, in_place=in_place)
+            if at_once is not None:
+                return at_once
+        if q.dtype != k.dtype:
+            return super().turn_both(q, k, at, keys_at, in_place=in_place)
+        checks.head_dim(self, q), checks.head_dim(self, k)
+        return rotate_both(q, k, table, self.layout, in_place=in_place)
 
 
 def plain_frequencies(base: float, width: int) -> Tensor:

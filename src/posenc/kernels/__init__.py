@@ -40,7 +40,7 @@ KERNELS = {
 """The kernels: those of "auto", fastest first, and those that serve by name only."""
 
 AUTO = ("blocked", "sdpa", "reference")
-"""Those that "auto" chooses from, fastest first; sdpa comes first where it needs no matrix of all pairs."""
+"""Those that "auto" chooses from, fastest first; sdpa comes first where its mask is none, or of few pairs."""
 
 
 def why_not(
@@ -69,7 +69,7 @@ def serving(name: str, request: Request) -> str:
     if request.vectors:
         return "blocked"  # the only one that `adds_vectors` speaks for
     if name == "auto":
-        if sdpa.needs_no_matrix(request) and sdpa.why_not(request) is None:
+        if sdpa.is_fastest(request) and sdpa.why_not(request) is None:
             return "sdpa"
         return next(kernel for kernel in AUTO if KERNELS[kernel].why_not(request) is None)
     check_name(name)

@@ -39,6 +39,9 @@ class BlockSizes(threading.local):
     pairs_of_a_call = 40_000
     """How many pairs of one head take as long as it takes to call PyTorch's kernel once more."""
 
+    pairs_of_a_mask = 1 << 19
+    """Up to how many pairs one mask of them all, the same for all heads, is faster than blocks that leave pairs out."""
+
     keys_for_vectors = 256
     """From how many keys on vectors are added to values in blocks: of fewer all weights are had as fast or faster."""
 

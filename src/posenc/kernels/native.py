@@ -7,17 +7,23 @@ POSENC_NATIVE=0 leaves it aside.
 import ctypes
 import functools
 import os
+import struct
 from pathlib import Path
 from typing import NamedTuple
 
 LIBRARY = Path(__file__).with_name("libposenc.so")
 """What hatch_build.py compiles where there is a C compiler."""
 
-INTERFACE = 1
+INTERFACE = 2
 """The interface that this code calls; a library that was compiled for another is not used."""
 
 INSTRUCTION_SETS = ("plain C", "AVX2", "AVX-512")
 """The sets of routines in the library, in its own order."""
+
+AVX2 = INSTRUCTION_SETS.index("AVX2")
+
+ENOUGH_FOR_AVX512 = 1 << 15
+"""From how many channels on AVX-512 pays: some processors lower their clock for it, for all that comes soon after."""
 
 TURNED_OFF = os.environ.get("POSENC_NATIVE", "1") == "0"
 """Whether POSENC_NATIVE=0 asked for PyTorch's own operators."""
@@ -48,12 +54,29 @@ class Pointer(ctypes.c_void_p):
     rotation: Rotation
 
 
+class RotationOfBoth(ctypes.Structure):
+    """What the library reads of the rotation of queries and keys by one table."""
+
+    _fields_ = (("q", Rotation), ("k", Rotation), ("to_sin", ctypes.c_int64))
+
+
+BOTH = struct.Struct("@5Pq").pack
+"""The addresses of q, of what it becomes, of k, of what that becomes and of the table, and a number of threads.
+
+As bytes, since ctypes takes as long for each argument of a call as for one token's rotation of four heads.
+"""
+
+
 class Native(NamedTuple):
     """The library and the set of routines that suits this processor, or why it is not used."""
 
     library: ctypes.CDLL | None
     instruction_set: int = 0
     why_not: str | None = None
+
+    def set_for(self, channels: int) -> int:
+        """The set of routines for a rotation of so many channels."""
+        return self.instruction_set if channels >= ENOUGH_FOR_AVX512 else min(self.instruction_set, AVX2)
 
 
 @functools.cache
@@ -73,7 +96,7 @@ def load() -> Native:
         return Native(None, why_not=f"it has interface {found}, and {INTERFACE} is needed; install posenc again")
     # Addresses as whole numbers: each typed pointer would cost a check in every call.
     library.posenc_rotate.argtypes = [ctypes.c_void_p] * 5 + [ctypes.c_int64]
-    library.posenc_rotate_both.argtypes = [ctypes.c_void_p] * 8 + [ctypes.c_int64]
+    library.posenc_rotate_both.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
     library.posenc_rotate.restype = library.posenc_rotate_both.restype = None
     library.posenc_best_set.restype = library.posenc_has_threads.restype = ctypes.c_int64
     return Native(library, library.posenc_best_set())

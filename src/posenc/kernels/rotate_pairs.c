@@ -25,7 +25,7 @@
 #define EXPORT __attribute__((visibility("default")))
 
 // Raised whenever the interface below changes, so that an old library is never called by new code.
-enum { INTERFACE = 1 };
+enum { INTERFACE = 2 };
 
 enum { FLOAT32, FLOAT64, BFLOAT16, FLOAT16, TYPES };
 
@@ -37,6 +37,21 @@ typedef struct {
   int64_t x[3], out[3], table[3];  // strides of batch, heads, tokens (elements)
   int64_t type, layout, inverse, set;
 } rotation;
+
+// Queries and keys by one table, whose sines lie `to_sin` bytes behind its cosines; the addresses of one call.
+typedef struct {
+  rotation q, k;
+  int64_t to_sin;
+} rotation_of_both;
+
+typedef struct {
+  const void *q;
+  void *q_out;
+  const void *k;
+  void *k_out;
+  const char *cos;
+  int64_t threads;
+} both;
 
 // So many rows, `x`, `out` and `table` elements apart, of so many heads, `x_head` and `out_head` elements apart.
 typedef struct {
@@ -505,9 +520,9 @@ EXPORT void posenc_rotate(const rotation *r, const void *x, void *out, const voi
   walk(r, x, out, cos, sin, threads);
 }
 
-// Queries and keys by one table: for a token decoded alone, a call costs more than its rotation.
-EXPORT void posenc_rotate_both(const rotation *r, const void *x, void *out, const rotation *other, const void *y,
-                               void *other_out, const void *cos, const void *sin, int64_t threads) {
-  walk(r, x, out, cos, sin, threads);
-  walk(other, y, other_out, cos, sin, threads);
+// Queries and keys: for a token decoded alone, a call and each of its arguments cost more than its rotation.
+EXPORT void posenc_rotate_both(const rotation_of_both *r, const both *of) {
+  const char *sin = of->cos + r->to_sin;
+  walk(&r->q, of->q, of->q_out, of->cos, sin, of->threads);
+  walk(&r->k, of->k, of->k_out, of->cos, sin, of->threads);
 }

@@ -6,8 +6,9 @@ on the CPU (rotate_pairs.c), Triton on a GPU (rotate_pairs_triton.py), and PyTor
 
 import ctypes
 import functools
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,13 +21,15 @@ from posenc.watched import is_watched
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 """The dtypes that the compiled code turns, in its own order."""
 
+HALF_PRECISION = TYPES[2:]
+
 SLAB = 1 << 17
 """How many channels are turned at a time where nothing is compiled: their temporaries stay in the cache."""
 
 
 def rotation_dtype(x: Tensor) -> torch.dtype:
     """The dtype to rotate x in: more exact than its own, so that the result is off by its one rounding."""
-    return torch.float32 if x.dtype in (torch.bfloat16, torch.float16) or x.is_mps else torch.float64
+    return torch.float32 if x.dtype in HALF_PRECISION or x.is_mps else torch.float64
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor, layout: str, *, inverse: bool = False) -> Tensor:
@@ -87,34 +90,47 @@ def rotate_pairs(
 def rotate_both(q: Tensor, k: Tensor, table: Tensor, layout: str, *, in_place: bool = False) -> tuple[Tensor, Tensor]:
     """Rotate q [B, H, T, D] and k [B, KV, T, D] by one table [2, B or 1, H or 1, T, P]: cosines, then sines.
 
-    The same as two calls of `rotate_pairs`, at the price of one where it counts: a token decoded without gradients, and
-    training.
+    The same as two calls of `rotate_pairs`, at the price of one where `rotate_at_once` serves.
     """
-    plain = not torch.compiler.is_compiling() and is_plain(q, k)
-    if plain and torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or table.requires_grad):
-        if q.requires_grad and k.requires_grad and q.dim() == k.dim() == 4:
-            in_place = in_place and not table.requires_grad and may_be_overwritten(q, k)
-            return RotatePairs.apply(*table.unbind(0), layout, in_place, False, q, k)
-    elif plain and q.is_cpu and table.is_cpu and (library := native.load().library) is not None:
-        in_place = in_place and may_be_overwritten(q, k)
-        plans = plan_for_both(
-            *(q.dtype, q.shape, q.stride(), k.dtype, k.shape, k.stride()),
-            *(table.dtype, table.shape, table.stride(), layout, in_place),
-        )
-        if plans is not None:
-            q_plan, k_plan, to_sin = plans
-            q_out, k_out = (q, k) if in_place else (torch.empty_like(q), torch.empty_like(k))
-            cos = table.data_ptr()
-            library.posenc_rotate_both(
-                *(q_plan, q.data_ptr(), q_out.data_ptr(), k_plan, k.data_ptr(), k_out.data_ptr()),
-                *(cos, cos + to_sin, torch.get_num_threads()),
-            )
-            if in_place:
-                tell_of_change(q, k)
-            return q_out, k_out
+    if is_plain(q, k):
+        at_once = rotate_at_once(q, k, table, layout, q.shape[-1], in_place=in_place)
+        if at_once is not None:
+            return at_once
     cos, sin = table.unbind(0)
     q = rotate_pairs(q, cos, sin, layout, in_place=in_place)
     return q, rotate_pairs(k, cos, sin, layout, in_place=in_place)
+
+
+def rotate_at_once(
+    q: Tensor, k: Tensor, table: Tensor, layout: str, width: int, *, in_place: bool = False
+) -> tuple[Tensor, Tensor] | None:
+    """`rotate_both` of heads that are plain, for training, and for a token decoded without gradients.
+
+    None where neither is, where nothing was compiled, and for heads of another width than D.
+    """
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or table.requires_grad):
+        if q.requires_grad and k.requires_grad and q.dim() == k.dim() == 4 and q.shape[3] == k.shape[3] == width:
+            in_place = in_place and not table.requires_grad and may_be_overwritten(q, k)
+            return RotatePairs.apply(*table.unbind(0), layout, in_place, False, q, k)
+        return None
+    if not (q.is_cpu and table.is_cpu) or (library := native.load().library) is None:
+        return None
+    plan = plan_for_both(
+        *(q.dtype, q.shape, q.stride(), k.dtype, k.shape, k.stride(), width),
+        *(table.dtype, table.shape, table.stride(), layout, in_place and not holds_a_leaf(q, k)),
+    )
+    if plan is None:
+        return None
+    q_from, k_from = q_to, k_to = q.data_ptr(), k.data_ptr()
+    if plan.in_place:
+        tell_of_change(q, k)
+        out = q, k
+    else:
+        out = torch.empty_like(q), torch.empty_like(k)
+        q_to, k_to = out[0].data_ptr(), out[1].data_ptr()
+    addresses = native.BOTH(q_from, q_to, k_from, k_to, table.data_ptr(), torch.get_num_threads())
+    library.posenc_rotate_both(plan.address, addresses)
+    return out
 
 
 class RotatePairs(torch.autograd.Function):
@@ -164,7 +180,12 @@ def gradients(ctx: Any, grads: Sequence[Tensor]) -> tuple[Tensor | None, Tensor 
 
 
 def is_plain(*tensors: Tensor) -> bool:
-    """Whether these are numbers in the memory of one device that nobody but autograd watches, to be read directly."""
+    """Whether these are numbers in the memory of one device that nobody but autograd watches, to be read directly.
+
+    They are not while a graph is compiled.
+    """
+    if torch.compiler.is_compiling():
+        return False
     for x in tensors:
         if type(x) not in PLAIN or not (x.is_cpu or x.is_cuda) or x.is_neg():
             return False
@@ -175,13 +196,17 @@ PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def may_be_overwritten(*tensors: Tensor) -> bool:
-    """Whether nothing is lost by overwriting these: none is a leaf that requires a gradient, or part of one."""
+    """Whether nothing is lost by overwriting these: none is a leaf that requires a gradient, or overlaps itself."""
+    return not (holds_a_leaf(*tensors) or any([overlaps(x.shape, x.stride()) for x in tensors]))
+
+
+def holds_a_leaf(*tensors: Tensor) -> bool:
+    """Whether one of these is a leaf that requires a gradient, or part of one."""
     for x in tensors:
         base = x._base
-        leaf = (x.is_leaf and x.requires_grad) or (base is not None and base.is_leaf and base.requires_grad)
-        if leaf or overlaps(x.shape, x.stride()):
-            return False
-    return True
+        if (x.requires_grad and x.is_leaf) or (base is not None and base.requires_grad and base.is_leaf):
+            return True
+    return False
 
 
 def tell_of_change(*tensors: Tensor) -> None:
@@ -246,7 +271,7 @@ def plan(
     """What the compiled code has to know of tensors with these shapes and strides, or None where it cannot serve."""
     fits = (
         dtype in TYPES
-        and table_dtype == (torch.float32 if dtype in (torch.bfloat16, torch.float16) else torch.float64)
+        and table_dtype == (torch.float32 if dtype in HALF_PRECISION else torch.float64)
         and len(shape) == len(table) == 4
         and all(size in (1, full) for size, full in zip(table[:3], shape[:3], strict=True))
         and 0 < 2 * table[3] <= shape[3]
@@ -260,8 +285,16 @@ def plan(
     rotation.x[:], rotation.out[:] = x[:3], out[:3]
     rotation.table[:] = [0 if size == 1 else step for size, step in zip(table[:3], cos[:3], strict=True)]
     rotation.type, rotation.layout, rotation.inverse = TYPES.index(dtype), LAYOUTS.index(layout), inverse
-    rotation.set = native.load().instruction_set
+    rotation.set = native.load().set_for(math.prod(shape))
     return rotation.pointer()
+
+
+class PlanForBoth(NamedTuple):
+    """The address of what the compiled code has to know, which is kept alive; and whether it may work in place."""
+
+    address: int
+    in_place: bool
+    rotation: native.RotationOfBoth
 
 
 @functools.lru_cache(maxsize=1024)
@@ -272,24 +305,27 @@ def plan_for_both(
     k_dtype: torch.dtype,
     k_shape: torch.Size,
     k: tuple[int, ...],
+    width: int,
     table_dtype: torch.dtype,
     table_shape: torch.Size,
     table: tuple[int, ...],
     layout: str,
     in_place: bool,
-) -> tuple[ctypes.c_void_p, ctypes.c_void_p, int] | None:
-    """The plans for queries and keys by one table, and how far its sines lie behind its cosines (bytes)."""
-    if len(table_shape) != 5 or table_shape[0] != 2:
+) -> PlanForBoth | None:
+    """The plans for queries and keys by one table, or None where the compiled code cannot serve."""
+    if len(table_shape) != 5 or table_shape[0] != 2 or not q_shape[-1] == k_shape[-1] == width:
         return None
-    addresses = []
+    in_place = in_place and not (overlaps(q_shape, q) or overlaps(k_shape, k))
+    plans = []
     for dtype, shape, strides in ((q_dtype, q_shape, q), (k_dtype, k_shape, k)):
         like = torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
         out = strides if in_place else torch.empty_like(like).stride()
         found = plan(dtype, shape, strides, out, table_dtype, table_shape[1:], table[1:], table[1:], layout, False)
         if found is None:
             return None
-        addresses.append(found)
-    return addresses[0], addresses[1], table[0] * table_dtype.itemsize
+        plans.append(found.rotation)
+    rotation = native.RotationOfBoth(*plans, table[0] * table_dtype.itemsize)
+    return PlanForBoth(ctypes.addressof(rotation), in_place, rotation)
 
 
 def rotate_in_slabs(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: str, inverse: bool) -> None:

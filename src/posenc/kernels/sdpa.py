@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posenc.biases import Bias, total
+from posenc.kernels.block_sizes import SIZES
 from posenc.kernels.reference import fit_heads, one_width
 from posenc.kernels.request import Request
 from posenc.keys import Keys
@@ -20,15 +21,19 @@ def why_not(request: Request) -> str | None:
     return request.against("sdpa")
 
 
-def needs_no_matrix(request: Request) -> bool:
-    """Whether a call is one of PyTorch's own without any matrix of all pairs, so that nothing could be faster."""
+def is_fastest(request: Request) -> bool:
+    """Whether a call is one of PyTorch's own without any matrix of all pairs, or with one mask of few for all heads."""
     q, inputs = request.q, request.inputs
     if q is None or inputs is None:
         return False
     if q.shape[2] == 1 or q.shape[0] == 0:
         return True
     at, keys_at, mask = inputs.at, inputs.keys_at, inputs.mask
-    return not inputs.biases and (mask.is_plain_causal(at, keys_at) or mask.sees_everything(at, keys_at))
+    if inputs.biases:
+        return False
+    if mask.is_plain_causal(at, keys_at) or mask.sees_everything(at, keys_at):
+        return True
+    return mask.keys_before(at, keys_at) is not None and at.tokens * keys_at.tokens <= SIZES.pairs_of_a_mask
 
 
 def attend(
@@ -73,6 +78,10 @@ def attended(
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, dropout_p=dropout)
     if mask.sees_everything(at, keys_at):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale, dropout_p=dropout)
+    before = mask.keys_before(at, keys_at)
+    if bias is None and before is not None:
+        seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril(before)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale, dropout_p=dropout)
     allowed = mask.allowed(at, keys_at)
     whole = allowed if bias is None else bias.masked_fill(~allowed, -math.inf)
     if mask.given is None and at is keys_at and at.contiguous:
