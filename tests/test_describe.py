@@ -17,13 +17,12 @@ from posenc.lab.describe import (
     MEASURED,
     Shown,
     card,
-    card_in_words,
     idea,
-    in_words,
     overview,
     reading_of_order,
     show,
 )
+from posenc.lab.listing import card_in_words, in_words
 from posenc.lab.order import order_tests
 from posenc.schedules import SCHEDULES
 

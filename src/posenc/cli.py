@@ -18,6 +18,7 @@ from typing import Annotated, Any, Union, get_origin
 import tyro
 from tyro.conf import Positional, arg, subcommand
 
+from posenc import spelling
 from posenc.foreign import near, one_line, quoted, visible
 from posenc.foreign.code import is_meant, own_errors
 from posenc.foreign.text import shortened
@@ -144,27 +145,27 @@ class List:
 
     def run(self) -> int:
         from posenc import terminal
-        from posenc.lab import describe
+        from posenc.lab import listing
 
         if self.spec:
-            card = describe.card(self.spec)
+            card = listing.card(self.spec)
             if self.json:
                 print(json.dumps(card))
             else:
-                terminal.table(["encoding", card["name"]], describe.card_in_words(card))
+                terminal.table(["encoding", card["name"]], listing.card_in_words(card))
             return 0
-        found = describe.overview()
+        found = listing.overview()
         if self.json:
             print(json.dumps(found))
             return 0
-        for group in dict.fromkeys([*describe.GROUPS, *(entry["group"] for entry in found["encodings"])]):
+        for group in dict.fromkeys([*found["groups"], *(entry["group"] for entry in found["encodings"])]):
             entries = [entry for entry in found["encodings"] if entry["group"] == group]
             if entries:
-                terminal.cards(group, [(entry["name"], describe.in_words(entry)) for entry in entries])
+                terminal.cards(group, [(entry["name"], listing.in_words(entry)) for entry in entries])
                 terminal.say()
         terminal.say(f"Counted for {found['counted_for']}.")
         terminal.say(f"Measured here by {found['measured_by']}.")
-        for kind in describe.others():
+        for kind in [kind for kind in found if isinstance(found[kind], list) and kind not in ("encodings", "groups")]:
             terminal.say()
             terminal.table([kind.replace("_", " "), ""], [[item["name"], item["idea"]] for item in found[kind]])
         return 0
@@ -676,6 +677,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         try:
             verb = parse(given)
+            check_names(verb)
             with own_errors(given), ended_like_ctrl_c():
                 return verb.run()
         finally:
@@ -729,6 +731,14 @@ def parse(arguments: list[str]) -> Any:
     if (short := [shortened(visible(argument)) for argument in once]) != once:
         understood(short)
     return understood(once)
+
+
+def check_names(verb: Any) -> None:
+    """Raises ValueError for an encoding that there is not, before anything is imported to find out."""
+    given = [getattr(verb, "spec", ""), *getattr(verb, "specs", ()), *getattr(verb, "encodings", ())]
+    for spec in given:
+        if spec and not (spec == "all" and isinstance(verb, Compare)):
+            spelling.check(spec)
 
 
 def understood(arguments: list[str]) -> Any:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, ClassVar, TypeVar
 
-from posenc import foreign, specs
+from posenc import foreign, specs, spelling
 from posenc.foreign import code, quoted, written
 
 T = TypeVar("T")
@@ -113,13 +113,13 @@ class Registry(Mapping[str, type[T]]):
         return self.folder.__path__[0]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(files_of(self.home))
+        return iter(spelling.names_in(self.home))
 
     def __len__(self) -> int:
-        return len(files_of(self.home))
+        return len(spelling.names_in(self.home))
 
     def __contains__(self, name: object) -> bool:
-        return name in files_of(self.home)
+        return name in spelling.names_in(self.home)
 
     def __getitem__(self, name: str) -> type[T]:
         if name not in self:
@@ -148,13 +148,8 @@ class Registry(Mapping[str, type[T]]):
             cls.spec_name = specs.written(name)
             return cls
         if name not in self:
-            raise ValueError(f"no {self.word} named {quoted(name)}; there are: {', '.join(self)}{self.near(name)}")
+            raise ValueError(spelling.unknown(name, self.word, self.home))
         return self[name]
-
-    def near(self, word: str) -> str:
-        """A hint at the name, or other name, that is nearest."""
-        called = {other: name for name, cls in self.items() for other in (*getattr(cls, "also_called", ()), name)}
-        return foreign.near(word, called)
 
     @property
     def class_names(self) -> Mapping[str, str]:
@@ -219,15 +214,10 @@ class Registry(Mapping[str, type[T]]):
 
 
 @functools.cache
-def files_of(home: str) -> tuple[str, ...]:
-    return tuple(sorted(path.stem for path in Path(home).glob("*.py") if not path.stem.startswith("_")))
-
-
-@functools.cache
 def classes_in(home: str, base: str) -> Mapping[str, str]:
     """Class name -> file, of the classes that the files of a folder are there for."""
     found = {}
-    for name in files_of(home):
+    for name in spelling.names_in(home):
         for node in ast.parse(Path(home, f"{name}.py").read_text(encoding="utf-8")).body:
             # The class of a file says so, or, where it is made from another one, names its source.
             if isinstance(node, ast.ClassDef) and (

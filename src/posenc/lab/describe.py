@@ -16,14 +16,13 @@ from posenc.encoding import BIASES, DECIDED, WIDTHS, Encoding, Shape, parts_of
 from posenc.foreign import code
 from posenc.keys import Keys, Projections
 from posenc.lab import tasks
+from posenc.lab.listing import CELLS, DIM, HEADS, MEASURED_BY, TRAINED_LENGTH
 from posenc.lab.worked import worked_example
 from posenc.masks import causal
 from posenc.positions import Positions
 
-STANDARD = Shape(dim=512, heads=8, head_dim=64, max_len=2048)
+STANDARD = Shape.of(DIM, HEADS, TRAINED_LENGTH)
 """The model that encodings are counted for; those of several axes have CELLS cells on each instead of max_len."""
-
-CELLS = 32
 
 GROUPS: dict[str, Callable[[Encoding], Any]] = {
     "Wrap another encoding": lambda encoding: encoding.wraps,
@@ -49,13 +48,12 @@ MEASURED: dict[str, tuple[tuple[float, float, float], tuple[float, float, float]
 """Text: perplexity at 2, 4 and 8 times the window over that at the window. Copy: per cent exact at 1.2, 1.5 and 2 times
 the trained length, None where it was not learned. Medians of three seeds, from docs/log.md."""
 
-MEASURED_BY = "posenc compare --preset full, 2026-11-21: 2 layers of width 64, 3 seeds (docs/log.md)"
-
 
 def overview() -> dict[str, Any]:
     """Every encoding, schedule, coordinate map, task and kernel: what it is, and of encodings what they cost."""
     return {
         "encodings": [entry(name) for name in names()],
+        "groups": list(GROUPS),
         "counted_for": f"dim {STANDARD.dim}, {STANDARD.heads} heads of {STANDARD.head_dim}, trained length "
         f"{STANDARD.max_len}; with several axes {CELLS} cells on each",
         "measured_by": MEASURED_BY,
@@ -181,46 +179,6 @@ def cache_cost(encoding: Encoding, shape: Shape) -> dict[str, Any]:
     words = [f"{numbers:,} number{'s' * (numbers != 1)} per token and layer beside k and v"] if numbers else []
     words += [f"all {' and '.join(sorted(again))} are turned anew at each step"] if again else []
     return {"numbers": numbers, "turned_anew": sorted(again), "words": "; ".join(words) or "nothing more"}
-
-
-def in_words(entry: dict[str, Any]) -> list[str]:
-    """What `posenc list` says of an encoding, a line for each thing."""
-    if entry["problem"]:
-        return [entry["problem"]]
-    lines = [
-        entry["idea"],
-        f"{entry['parameters']:,} parameters per {entry['per']}; cache: {entry['cache']['words']}; "
-        f"kernels: {', '.join(entry['kernels'])}; axes: {entry['axes']}",
-    ]
-    named = {
-        "options": ", ".join(entry["options"]),
-        "beyond training": entry["extrapolates"],
-        "measured": entry["measured"],
-        "used by": entry["used_by"],
-    }
-    return lines + [f"{name}: {words}" for name, words in named.items() if words]
-
-
-def card_in_words(card: dict[str, Any]) -> list[list[str]]:
-    """Everything that is known of an encoding, as rows of what and words."""
-    counted = f"{card['parameters']:,} per {card['per']}"
-    rows = {
-        "class": card["class"],
-        "also called": ", ".join(card["also_called"]),
-        "idea": card["idea"],
-        "does": f"{card['group'].lower()}; opens {', '.join(card['doors']) or 'no door'}",
-        "options": ", ".join(f"{name}={default}" for name, default in card["options"].items()),
-        "parameters": f"{counted}, at dim {STANDARD.dim}, {STANDARD.heads} heads, trained length {STANDARD.max_len}"
-        + (f" ({CELLS} cells on each axis)" if isinstance(card["axes"], int) and card["axes"] > 1 else ""),
-        "KV cache": card["cache"]["words"],
-        "kernels": ", ".join(card["kernels"]),
-        "axes": str(card["axes"]),
-        "beyond the trained length": card["extrapolates"],
-        "measured here": f"{card['measured']} ({MEASURED_BY})" if card["measured"] else "not yet",
-        "used by": card["used_by"] or "no released model that we know of",
-        "source": card["source"],
-    }
-    return [[name, words] for name, words in rows.items() if words]
 
 
 def idea(thing: Any) -> str:

@@ -1,0 +1,62 @@
+"""The names that specs may use, read from the files that hold them: a misspelt one is told before any is imported."""
+
+import ast
+import functools
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
+
+from posenc import specs
+from posenc.foreign import CannotRead, code, near, quoted
+
+ENCODINGS = str(Path(__file__).with_name("encodings"))
+
+
+def check(spec: str) -> None:
+    """Raises ValueError for a spec that names an encoding which there is not, as the catalogue does.
+
+    What else may be wrong with a spec is for the catalogue to say.
+    """
+    with suppress(CannotRead):
+        for name in (name for part in specs.split(spec) for name in asked(specs.tree_of(part))):
+            if not code.is_own(name) and name not in names_in(ENCODINGS):
+                raise ValueError(unknown(name, "encoding", ENCODINGS))
+
+
+def asked(tree: ast.expr) -> Iterator[str]:
+    """The names that stand where a spec has encodings."""
+    if isinstance(tree, ast.BinOp):
+        yield from asked(tree.left)
+        yield from asked(tree.right)
+    elif isinstance(tree, ast.Call) and specs.name_of(tree.func) == "on":
+        for inside in tree.args[:1]:
+            yield from asked(inside)
+    elif name := specs.name_of(tree.func if isinstance(tree, ast.Call) else tree):
+        yield name
+
+
+def unknown(name: str, word: str, home: str) -> str:
+    """What is said of a name that no file of a folder has: which there are, and which one is near."""
+    return f"no {word} named {quoted(name)}; there are: {', '.join(names_in(home))}{near(name, called_in(home))}"
+
+
+@functools.cache
+def names_in(home: str) -> tuple[str, ...]:
+    """The names of the files of a folder; one that begins with _ is what the others share."""
+    return tuple(sorted(path.stem for path in Path(home).glob("*.py") if not path.stem.startswith("_")))
+
+
+@functools.cache
+def called_in(home: str) -> Mapping[str, str]:
+    """Every name, and every other name that a class says it is `also_called` by -> the name of the file."""
+    found = {}
+    for name in names_in(home):
+        for node in ast.walk(ast.parse(Path(home, f"{name}.py").read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "also_called":
+                found.update(dict.fromkeys(ast.literal_eval(node.value), name))
+        found[name] = name
+    return MappingProxyType(found)
+
+
+__all__ = ["check", "unknown"]
