@@ -65,7 +65,15 @@ def test_other_names_are_those_that_classes_have(registry) -> None:
 
 @pytest.mark.parametrize(
     "spec",
-    ["rotari", "rotary + alibbi", "on(rotray, heads=(0,))", "none, rotray", "ROPE2(base=3)", "fox_", "shaw + linear_bais"],
+    [
+        "rotari",
+        "rotary + alibbi",
+        "on(rotray, heads=(0,))",
+        "none, rotray",
+        "ROPE2(base=3)",
+        "fox_",
+        "shaw + linear_bais",
+    ],
 )
 def test_a_misspelt_name_is_told_as_the_catalogue_tells_it(spec: str) -> None:
     with pytest.raises(ValueError, match="no encoding named") as told:
