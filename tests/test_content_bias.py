@@ -40,13 +40,14 @@ WAYS = {
     "tupe": (FACTORED,),
     "on(tupe, heads=(0, 2))": (FACTORED,),
     "forgetting": (LEVELS,),
-    "fire": (PAIRS,),
+    "fire(length=5)": (PAIRS,),
     "contextual(positions=4)": (COUNTS,),
     "shaw(values=False, max_distance=3) + rotary": (PRODUCTS,),
     "forgetting + rotary": (LEVELS,),
     "forgetting + alibi": (LEVELS, DISTANCES),
     "forgetting + shaw(values=False, max_distance=3)": (LEVELS, PRODUCTS),
-    "fire + tupe": (PAIRS, FACTORED),
+    "fire(length=5) + tupe": (PAIRS, FACTORED),
+    "fire + tupe": (FACTORED, DISTANCES),
     "shaw(values=False, max_distance=3) + inkling(max_distance=5) + t5_bias": (PRODUCTS, PRODUCTS, DISTANCES),
     "transformer_xl + alibi + t5_bias": (PRODUCTS, PRODUCTS, DISTANCES),
     "transformer_xl(max_distance=2) + forgetting + alibi": (PRODUCTS, PRODUCTS, LEVELS, DISTANCES),
@@ -252,7 +253,7 @@ def test_rows_of_a_batch_and_shared_key_heads_may_go_one_by_one(spec):
     same_gradients(case, CAUSAL, rows=4, by_row=True)
 
 
-@pytest.mark.parametrize("spec", ["forgetting", "fire", "shaw(values=False, max_distance=3, mutual=True)"])
+@pytest.mark.parametrize("spec", ["forgetting", "fire(length=5)", "shaw(values=False, max_distance=3, mutual=True)"])
 def test_gradients_go_to_the_parameters_that_were_used_whatever_stands_there_now(spec):
     case = Case(spec, Positions.count(7), Positions.count(7))
     used = {name: p.detach().clone().requires_grad_() for name, p in case.encoding.named_parameters()}

@@ -72,9 +72,9 @@ def test_another_bias_beside_it_is_added_and_not_seen_by_the_network() -> None:
     encoding.corrections = lambda pairs: seen.append(pairs) or corrections(pairs)  # type: ignore[method-assign]
     x = torch.randn(1, 5, 12, dtype=torch.float64)
     _, weights = attention(x, mask=masks.causal(), weights=True)
-    pairs = seen[0].movedim(-1, 1)
+    (pairs,) = seen
     torch.testing.assert_close(pairs[:, 3:], ALiBi(3).bias(5, dtype=torch.float64), rtol=0, atol=0)
-    total = pairs[:, :3] + 2 * pairs[:, 3:] + corrections(seen[0]).movedim(-1, 1)
+    total = pairs[:, :3] + 2 * pairs[:, 3:] + corrections(pairs)
     total = total.masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), -torch.inf)
     torch.testing.assert_close(weights, total.softmax(-1), rtol=0, atol=1e-7)
 
@@ -89,7 +89,7 @@ def test_biases_that_read_queries_or_gates_can_be_adapted(wrapped) -> None:
 
 def test_far_biases_reach_the_network_unrounded_in_bfloat16() -> None:
     encoding = DAPE(ALiBi(2), heads=2, width=4).bfloat16()
-    pairs = torch.tensor([0.0, 0.0, -1000.5, -62.53125])
+    pairs = torch.tensor([0.0, 0.0, -1000.5, -62.53125])[None, :, None, None]
     exact = encoding.corrections(pairs.double())
     torch.testing.assert_close(encoding.corrections(pairs).double(), exact, rtol=1e-5, atol=1e-4)
 

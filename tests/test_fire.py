@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from posenc import Keys, Positions, Shape, masks
+from posenc.biases import ByDistance, Pairs
 from posenc.catalogue import build_layers
 from posenc.encodings.fire import Fire
 from posenc.kernels import bind
@@ -103,6 +104,51 @@ def test_it_is_not_a_function_of_the_distance_alone() -> None:
     assert share[0] == share[1] > share[2]
 
 
+@pytest.mark.parametrize("multiplier", [1.0, -1.5, 0.5])
+def test_before_the_length_it_is_a_function_of_the_distance_and_the_same(multiplier: float) -> None:
+    encoding = Fire(3, width=9, rate=0.7, length=16.0).double()
+    with torch.no_grad():
+        encoding.multiplier.fill_(multiplier)
+        encoding.hidden.weight.add_(torch.randn_like(encoding.hidden.weight))
+    length = int(16 * abs(multiplier))
+    for tokens, start, way in [
+        (length, 0, ByDistance),
+        (1, length - 1, ByDistance),
+        (length + 1, 0, Pairs),
+        (1, length, Pairs),
+    ]:
+        at, keys_at = Positions.count(tokens, start), Positions.count(30)
+        q, k = torch.zeros(2, 3, tokens, 4).double(), torch.zeros(2, 3, 30, 4).double()
+        (bias,) = encoding.biases(q, at, Keys(k, k, keys_at))
+        assert type(bias) is way
+        exact = published(encoding, at.coords[0, :, 0], keys_at.coords[0, :, 0])
+        upstream = torch.randn(2, 3, tokens, 30).double()
+        theirs = torch.autograd.grad((exact * upstream).sum(), list(encoding.parameters()))
+        forms = [bias] if way is Pairs else [bias, bias.pairs(q, Keys(k, k, keys_at))]
+        for form in forms:
+            got = form.dense(torch.float64).expand(2, -1, -1, -1)
+            torch.testing.assert_close(got, exact.expand(2, -1, -1, -1), rtol=1e-11, atol=1e-11)
+            ours = torch.autograd.grad((got * upstream).sum(), list(encoding.parameters()))
+            for mine, other in zip(ours, theirs, strict=True):
+                torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-9)
+
+
+def test_where_queries_stand_is_known_of_padding_and_documents_too() -> None:
+    encoding = Fire(2, length=6.0)
+    q = torch.zeros(2, 2, 6, 4)
+    for at, way in [
+        (Positions.padded(torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])), ByDistance),
+        (Positions.packed([2, 4]), ByDistance),
+        (Positions.of(torch.tensor([0.0, 1.5, 2.0, 3.0, 4.0, 5.0])), Pairs),
+    ]:
+        (bias,) = encoding.biases(q, at, Keys(q, q, at))
+        assert type(bias) is way
+        for row in range(at.coords.shape[0]):
+            coords = at.coords[row, :, 0]
+            got = bias.dense(torch.float64).expand(2, -1, -1, -1)[row]
+            torch.testing.assert_close(got, published(encoding, coords, coords), rtol=1e-5, atol=1e-6)
+
+
 def test_keys_after_the_query_count_by_their_distance() -> None:
     share = bias(by_hand(), torch.tensor([10]), torch.tensor([7, 13]))[0, 0]
     assert share[0] == share[1] > 0
@@ -132,7 +178,7 @@ def test_queries_of_any_dtype_get_the_same_bias(dtype: torch.dtype) -> None:
 
 def test_memory_does_not_grow_with_the_width() -> None:
     saved = []
-    encoding, q = Fire(2, width=64), torch.zeros(1, 2, 150, 2)
+    encoding, q = Fire(2, width=64, length=100.0), torch.zeros(1, 2, 150, 2)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
         encoding.bias(150, q=q)
     assert max(saved) == 2 * 150 * 150

@@ -6,6 +6,7 @@ import torch
 from posenc import masks
 from posenc.catalogue import build
 from posenc.encoding import Encoding, Shape
+from posenc.encodings.path import PaTH
 from posenc.encodings.stick_breaking import StickBreaking
 from posenc.kernels import bind
 from posenc.kernels.block_sizes import SIZES
@@ -43,6 +44,7 @@ CASES = {
 @pytest.fixture(autouse=True)
 def few_pairs(monkeypatch):
     monkeypatch.setattr(SIZES, "pairs_of_rules", 250)
+    monkeypatch.setattr(PaTH, "queries_together", 1)
 
 
 class Case:
@@ -115,6 +117,22 @@ def test_no_more_pairs_are_in_hand_than_were_asked_for(monkeypatch, spec):
     seen.clear()
     case.ask(attend_in_rows, masks.causal(), weights=True)
     assert seen == [(3, 11)] * 3 + [(2, 11)], "weights are as wide as the keys"
+
+
+@pytest.mark.parametrize(("spec", "asked"), [("path", [5, 5, 1]), ("path + forgetting", [5, 5, 1])])
+def test_queries_for_which_all_keys_are_gone_through_come_together(monkeypatch, spec, asked):
+    monkeypatch.setattr(PaTH, "queries_together", 5)
+    seen, lost = [], PaTH.lost
+
+    def watched(self, q, *rest):
+        seen.append(q.shape[2])
+        return lost(self, q, *rest)
+
+    monkeypatch.setattr(PaTH, "lost", watched)
+    case = Case(spec, Positions.count(11))
+    with torch.no_grad():
+        case.ask(attend_in_rows, masks.causal())
+    assert seen == asked
 
 
 @pytest.mark.parametrize("spec", ["alibi", "shaw", "alibi + shaw"])

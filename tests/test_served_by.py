@@ -20,7 +20,7 @@ SERVED = {
     "dape": ("blocked", "dense", DISTANCES),
     "deberta": ("blocked", PRODUCTS),
     "dual_chunk": ("blocked", "branches"),
-    "fire": ("blocked", "pairs"),
+    "fire": ("blocked", DISTANCES),
     "forgetting": ("blocked", LEVELS),
     "grid_bias": ("blocked", "distances looked up"),
     "inkling": ("blocked", PRODUCTS),

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from posenc import Attention, Decoder, Encoder, EncoderDecoder, Positions, masks
 from posenc.cache import GrowingCache, SlotCache
+from posenc.encodings.path import PaTH
 from posenc.kernels.block_sizes import SIZES
 from posenc.watched import is_held, is_watched
 
@@ -292,7 +293,8 @@ def test_positions_that_somebody_changes_in_place_are_read_anew(mode: Callable, 
 
 
 @pytest.mark.parametrize("spec", ["alibi", "forgetting", "path"])
-def test_positions_that_are_changed_before_the_backward_pass_are_refused(spec: str) -> None:
+def test_positions_that_are_changed_before_the_backward_pass_are_refused(spec: str, monkeypatch) -> None:
+    monkeypatch.setattr(PaTH, "queries_together", 1)
     layer, places = Attention(16, 2, encoding=spec), torch.tensor([0, 1, 5, 6, 9])
     with SIZES.set_to(pairs_of_rules=1):
         out = layer(torch.randn(2, 5, 16), positions=Positions.of(places), mask=masks.causal())

@@ -15,7 +15,7 @@ Branched     other queries and keys for some of the pairs (distance maps of rota
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from types import MethodType
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -77,10 +77,11 @@ class Bias:
 class ByDistance(Bias):
     """A function of the signed distance alone: bias(h, i, j) = f_h(m_i - n_j).
 
-    encoding      what has the function: `by_distance` of distances [...], or [..., A] where its `axes` are not 1
+    encoding      what has the function, of distances [...], or [..., A] where its `axes` are not 1
     at, keys_at   where queries and keys are
     heads         how many heads there are to be; None where nobody knows
     batch         how many rows the batch has
+    function      the name of its method
     """
 
     encoding: Any
@@ -88,6 +89,7 @@ class ByDistance(Bias):
     keys_at: Positions
     heads: int | None
     batch: int = 1
+    function: str = field(default="by_distance", kw_only=True)
 
     @property
     def module(self) -> nn.Module:
@@ -102,7 +104,7 @@ class ByDistance(Bias):
 
         Raises ValueError unless there is a row for each query head: one row would broadcast unseen.
         """
-        values = self.encoding.by_distance(delta)
+        values = getattr(self.encoding, self.function)(delta)
         check_heads(self.encoding, values, delta.dim() - (self.axes != 1), self.heads)
         return self.spread(values, 0)
 
@@ -141,15 +143,15 @@ class ByDistance(Bias):
         if met is not None:
             delta = torch.arange(met.start, met.stop, -1, device=at.device)
             return self.along(delta).to(dtype)[None, :, None]
-        if at is keys_at and at.contiguous and at.unit_step and self.axes <= 1:
-            # T tokens in a row are only 2 T - 1 distances apart; a gather spreads them into the matrix. (Unfold would
-            # too, but it compiles anew for every length, and its gradient is slower.)
-            T, device = at.tokens, at.order.device
-            token = torch.arange(T, device=device)
-            delta = torch.arange(T - 1, -T, -1, device=device)
-            vector = self.values(delta if self.axes == 1 else delta[:, None])  # [H, 2T-1]
-            index = (T - 1 - token[:, None] + token).expand(vector.shape[0], T, T)
-            return vector.to(dtype)[:, None].expand(-1, T, -1).gather(-1, index)[None]  # [1, H, T, T]
+        offset = steps_between(at, keys_at) if self.axes <= 1 else None
+        if offset is not None:
+            # T queries and S keys in a row are only T + S - 1 distances apart; a gather spreads them into the matrix.
+            # (Unfold would too, but it compiles anew for every length, and its gradient is slower.)
+            T, S, device = at.tokens, keys_at.tokens, at.order.device
+            query, key = torch.arange(T, device=device), torch.arange(S, device=device)
+            vector = self.along(torch.arange(offset + T - 1, offset - S, -1, device=device))  # [H, T + S - 1]
+            index = (T - 1 - query[:, None] + key).expand(vector.shape[0], T, S)
+            return vector.to(dtype)[:, None].expand(-1, T, -1).gather(-1, index)[None]  # [1, H, T, S]
         values = self.values(distance(at, keys_at, self.encoding, self.axes))  # [H, B or 1, T, S]
         return values.movedim(0, 1).to(dtype)
 
@@ -157,13 +159,14 @@ class ByDistance(Bias):
         """The same bias pair by pair, for what cannot be tabulated."""
         keys = Keys(keys.k, keys.k, self.keys_at)
         q = q if self.chosen is None else q[:, list(self.chosen)]
-        bias = Pairs(MethodType(closure_by_distance, self.encoding), q, self.at, keys, reads_between=False)
+        closure = partial(closure_by_distance, function=self.function)
+        bias = Pairs(MethodType(closure, self.encoding), q, self.at, keys, reads_between=False)
         return replace(bias, chosen=self.chosen, of=self.of)
 
 
-def closure_by_distance(encoding: Any, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
+def closure_by_distance(encoding: Any, q: Tensor, at: Positions, keys: Keys, *, function: str) -> ScoreMod:
     """What `ByDistance.pairs` is made of."""
-    return ByDistance(encoding, at, keys.at, heads=q.shape[1], batch=q.shape[0]).closure()
+    return ByDistance(encoding, at, keys.at, heads=q.shape[1], batch=q.shape[0], function=function).closure()
 
 
 @dataclass(frozen=True, eq=False)
@@ -431,6 +434,16 @@ class ValueVectors:
 
     vectors: Callable[[range], Tensor]
     same_beyond: int
+
+
+def steps_between(at: Positions, keys_at: Positions) -> int | None:
+    """How far the first query stands behind the first key, where both count up by one; None where it is not known."""
+    if at is keys_at:
+        return 0 if at.contiguous and at.unit_step else None
+    # In a graph that is being compiled it would be a number of one call alone.
+    if at.start is None or keys_at.start is None or torch.compiler.is_compiling():
+        return None
+    return at.start - keys_at.start
 
 
 def met_by_one_query(at: Positions, keys_at: Positions) -> range | None:

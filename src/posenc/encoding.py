@@ -112,6 +112,9 @@ class Encoding(KeepsTables, Published):
     reads_pairs: bool = False
     """Whether `attend` computes something else for every pair: then few queries at a time take less memory."""
 
+    queries_together: int = 1
+    """Of how many queries at a time at least, where going through all keys for each few of them is what costs."""
+
     turns_when_attending: bool = False
     """Whether keys are cached unturned, and turned with the query's declared horizon when they are attended to."""
 
@@ -387,6 +390,7 @@ class Compose(Encoding):
         self.reads_keys = any(part.reads_keys for part in flat)
         self.needs_weights = any(part.needs_weights for part in flat)
         self.reads_pairs = any(part.reads_pairs for part in flat)
+        self.queries_together = max(part.queries_together for part in flat)
         ways = {part.turns for part in flat if "turn" in part.doors}
         self.turns = ways.pop() if len(ways) == 1 else "each"
         self.turns_when_attending = any(part.turns_when_attending for part in flat)

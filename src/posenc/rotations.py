@@ -76,7 +76,10 @@ def plain_frequencies(base: float, width: int) -> Tensor:
 
 def cos_sin(angle: Tensor, temperature: float | Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Cosines and sines [2, ...] of angles (radians, float64) times the temperature, rounded once to dtype."""
-    return (torch.stack((angle.cos(), angle.sin())) * temperature).to(dtype).to(device)
+    table = torch.stack((angle.cos(), angle.sin()))
+    if isinstance(temperature, Tensor) or temperature != 1:
+        table = table * temperature
+    return table.to(dtype).to(device)
 
 
 def rotary_width(head_dim: int, partial: float) -> int:

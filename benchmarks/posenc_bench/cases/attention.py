@@ -14,6 +14,7 @@ from torch import Tensor
 from posenc import kernels, masks
 from posenc.catalogue import build
 from posenc.encoding import Encoding, Shape
+from posenc.kernels.in_rows import attend_in_rows
 from posenc.keys import Keys, Projections
 from posenc.positions import Positions
 from posenc_bench import peers
@@ -48,6 +49,7 @@ OTHERS = (
     "rotary_values",
     "mlp_bias",
     "fire",
+    "fire(length=4096)",
     "shaw(max_distance=64)",
     "transformer_xl",
     "deberta",
@@ -154,7 +156,7 @@ class Subject:
             facts = {name: fact[:, :, rows] for name, fact in memo.items()}
         keys = Keys(k, v, at, memo, facts)
         bound = kernels.bind(kernel, encoding, scale=HEAD_DIM**-0.5)
-        return encoding.attend(q, asking, keys, self.case.mask, bound)[0]
+        return attend_in_rows(encoding, q, asking, keys, self.case.mask, bound)[0]
 
     def wanting_gradients(self) -> list[Tensor]:
         return [self.q, self.k, self.v, *self.encoding.parameters(), *self.memo.values()]

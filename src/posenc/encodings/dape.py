@@ -94,15 +94,19 @@ class DAPE(Encoding):
             biases = self.biases(q, at, keys)
             bias = total(biases, dtype)
             assert bias is not None
-            corrected = self.corrections(torch.cat((logits, bias.expand_as(logits)), 1).movedim(1, -1))
-        return kernel(self, q, at, keys, mask, biases=[*biases, Dense(corrected.movedim(-1, 1))])
+            corrected = self.corrections(torch.cat((logits, bias.expand_as(logits)), 1))
+        return kernel(self, q, at, keys, mask, biases=[*biases, Dense(corrected)])
 
     def corrections(self, pairs: Tensor) -> Tensor:
-        """f of the logits and biases [..., 2 H] of pairs: what is added for each head, [..., H]."""
-        W1, b1, W2, b2 = (
-            p.to(pairs.dtype) for p in (self.first.weight, self.first.bias, self.second.weight, self.second.bias)
-        )
-        return F.linear(F.leaky_relu(F.linear(pairs, W1, b1)), W2, b2)
+        """f of the logits and biases [B, 2 H, T, S] of pairs: what is added for each head, [B, H, T, S]."""
+        hidden = F.leaky_relu(through(self.first, pairs.flatten(2)), inplace=True)
+        return through(self.second, hidden).unflatten(2, pairs.shape[2:])
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:
         raise NotImplementedError(f"{self} mixes the logits of all heads, and a formula of one head lacks the others")
+
+
+def through(linear: nn.Linear, x: Tensor) -> Tensor:
+    """Channels x [B, C, N] through a linear map, where they stand: to move them last and back takes longer."""
+    weight, bias = linear.weight.to(x.dtype), linear.bias.to(x.dtype)
+    return torch.baddbmm(bias[:, None], weight.expand(len(x), -1, -1), x)

@@ -1,16 +1,18 @@
 """FIRE."""
 
+import functools
 import math
 
 import torch
 from torch import Tensor, nn
 
 from posenc import checks
-from posenc.biases import Bias, Pairs
+from posenc.biases import Bias, ByDistance, Pairs
 from posenc.encoding import Encoding
 from posenc.keys import Keys
 from posenc.positions import Positions
 from posenc.score_mods import ScoreMod, look_up
+from posenc.watched import may_be_read
 
 
 class Fire(Encoding):
@@ -30,7 +32,8 @@ class Fire(Encoding):
 
     A network of one input is piecewise linear: its `width` bends cut the line into width + 1 pieces, each with a slope
     and an offset for each head. Those are looked up, so that memory does not grow with the width; the result is the
-    network's. The paper is causal and says nothing of keys after the query: they count by |m - n|.
+    network's. The paper is causal and says nothing of keys after the query: they count by |m - n|. Where all queries
+    stand before L, the bias is one of the distance alone, and as fast.
 
     Where it goes wrong: an L far above the trained length makes the quotient a plain logarithm of the distance, and the
     interpolation never sets in. The bias added for one pair changes as the query moves on.
@@ -90,27 +93,52 @@ class Fire(Encoding):
     def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
         assert q is not None
         checks.heads(self, q)
+        if self.all_within_length(at):
+            return [ByDistance(self, at, keys.at, q.shape[1], q.shape[0], function="within_length")]
         # Its pieces are found by bisection, which does not fuse.
         return [Pairs(self.score_mod, q, at, keys, reads_between=False, fuses=False)]
 
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
         m, n = at.axis(self), keys.at.axis(self)
-        dtype = torch.promote_types(self.c.dtype, torch.float32)
-        for coords in (m, n):
-            dtype = torch.promote_types(dtype, coords.dtype) if coords.is_floating_point() else dtype
+        dtype = self.dtype_for(m, n)
         bends, slope, offset = self.pieces(dtype)
-        c = self.c.to(dtype).abs()
-        horizon = torch.maximum((self.multiplier.to(dtype) * self.length).abs(), m.to(dtype))
-        seen = torch.log1p(c * horizon) + self.eps  # [B or 1, T]
+        seen = self.logarithm(torch.maximum(self.threshold(dtype), m.to(dtype))) + self.eps  # [B or 1, T]
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            distance = (of(m, b, i) - of(n, b, j)).abs().to(dtype)
-            share = torch.log1p(c[0] * distance) / of(seen, b, i)
+            share = self.logarithm((of(m, b, i) - of(n, b, j)).to(dtype)) / of(seen, b, i)
             piece = torch.bucketize(share.detach(), bends)
             bias = look_up(slope, h, piece) * share + look_up(offset, h, piece)
             return score + bias.to(score.dtype)
 
         return score_mod
+
+    def all_within_length(self, at: Positions) -> bool:
+        """Whether it is known that all queries stand before L; on another device it would have to be waited for."""
+        if at.extent is None or not self.multiplier.is_cpu or not may_be_read(self.multiplier):
+            return False
+        return at.extent <= self.threshold(torch.float64).item()
+
+    def within_length(self, delta: Tensor) -> Tensor:
+        """The bias [H, ...] at distances [...] of queries before L: the quotient's denominator is the same for all."""
+        dtype = self.dtype_for(delta)
+        bends, slope, offset = self.pieces(dtype)
+        share = self.logarithm(delta.to(dtype)) / (self.logarithm(self.threshold(dtype)) + self.eps)
+        piece = torch.bucketize(share.detach(), bends).flatten()
+        bias = slope.index_select(1, piece) * share.flatten() + offset.index_select(1, piece)
+        return bias.view(self.heads, *delta.shape)
+
+    def threshold(self, dtype: torch.dtype) -> Tensor:
+        """L [1]."""
+        return (self.multiplier.to(dtype) * self.length).abs()
+
+    def logarithm(self, x: Tensor) -> Tensor:
+        """psi(|x|) = ln(|c x| + 1)."""
+        return torch.log1p((self.c[0].to(x.dtype) * x).abs())
+
+    def dtype_for(self, *coords: Tensor) -> torch.dtype:
+        """What is computed in: float32 at least, and what coordinates are in where they are fractions."""
+        fractions = (x.dtype for x in coords if x.is_floating_point())
+        return functools.reduce(torch.promote_types, fractions, torch.promote_types(self.c.dtype, torch.float32))
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:
         c, L = abs(self.c.item()), abs(self.multiplier.item()) * self.length

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from posenc import checks
 from posenc.channel_pairs import LAYOUTS
-from posenc.kernels.rotate_pairs import rotate_pairs, rotation_dtype
+from posenc.kernels.rotate_pairs import rotate_both, rotate_pairs, rotation_dtype
 from posenc.positions import Positions
 from posenc.precision import exact
 from posenc.rotations import Turning, cos_sin
@@ -99,6 +99,19 @@ class MixedRotary(Turning):
             self.frequencies.copy_(magnitude[:, None] * directions.mT[:, pair // each])
 
     def rotated(self, x: Tensor, at: Positions, *, in_place: bool = False) -> Tensor:
+        cos, sin = self.table(x, at).unbind(0)
+        return rotate_pairs(x, cos, sin, self.layout, in_place=in_place)
+
+    def turn_both(
+        self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions, *, in_place: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        if at is not keys_at or q.shape[1] != k.shape[1] or q.dtype != k.dtype:
+            return super().turn_both(q, k, at, keys_at, in_place=in_place)
+        checks.head_dim(self, k)
+        return rotate_both(q, k, self.table(q, at), self.layout, in_place=in_place)
+
+    def table(self, x: Tensor, at: Positions) -> Tensor:
+        """Cosines and sines [2, B or 1, H, T, P] for heads like x [B, H, T, head_dim] at their positions."""
         checks.head_dim(self, x)
         sets = self.frequencies.shape[0]
         if x.shape[1] % sets or x.shape[1] > self.heads:
@@ -106,13 +119,11 @@ class MixedRotary(Turning):
                 f"{self} has frequencies for {sets} sets of heads among {self.heads}, got {x.shape[1]} heads; "
                 f"where fewer key heads serve the queries, build it with groups={x.shape[1]}"
             )
-        dtype = rotation_dtype(x)
-        coords = exact(at.coordinates(self.axes, self).view_as(at.coords))
-        frequencies = exact(self.frequencies)
-        # A product and a sum: autocast would take a matrix product in half precision.
-        angle = (coords[:, None, :, None] * frequencies[:, None]).sum(-1)  # [B or 1, sets, T, P]
-        cos, sin = cos_sin(angle.repeat_interleave(x.shape[1] // sets, 1), 1.0, dtype, x.device)
-        return rotate_pairs(x, cos, sin, self.layout, in_place=in_place)
+        coords, frequencies = exact(at.coordinates(self.axes, self).view_as(at.coords)), exact(self.frequencies)
+        # Products and a sum of a few axes: autocast would take a matrix product in half precision.
+        along = [coords[:, None, :, axis, None] * frequencies[:, None, :, axis] for axis in range(self.axes)]
+        table = cos_sin(sum(along[1:], along[0]), 1.0, rotation_dtype(x), x.device)
+        return table if sets in (1, x.shape[1]) else table.repeat_interleave(x.shape[1] // sets, 2)
 
     def formula_angles(self, position, head=0, horizon=None) -> list[float]:
         places = (position,) if self.axes == 1 else position

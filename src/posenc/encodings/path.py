@@ -57,6 +57,8 @@ class PaTH(Encoding):
     extrapolates = "Good to a few times the trained length, and worse at extreme ones; best together with forgetting."
     used_by = ""
     reads_pairs = True
+    # Each call solves the blocks of the whole path, as much work as some 130 queries are.
+    queries_together = 4 * BLOCK
     per_layer = True
 
     def __init__(

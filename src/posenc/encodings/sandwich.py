@@ -8,6 +8,7 @@ from torch import Tensor
 from posenc import checks
 from posenc.encoding import Encoding
 from posenc.precision import exact, has_float64
+from posenc.rotations import plain_frequencies
 
 
 class Sandwich(Encoding):
@@ -48,16 +49,14 @@ class Sandwich(Encoding):
     @property
     def wavelengths(self) -> Tensor:
         """The wavelength of each cosine (positions, float64, shortest first)."""
-        return (
-            2 * math.pi * self.base ** (torch.arange(0, self.width, 2, dtype=torch.float64, device="cpu") / self.width)
-        )
+        return 2 * math.pi / plain_frequencies(self.base, self.width)
 
     def by_distance(self, delta: Tensor) -> Tensor:
         distance = exact(delta)
         total = torch.zeros_like(distance)
-        # One cosine at a time: a table of all of them would be width/2 times the bias.
-        for p in range(self.width // 2):
-            total = total + (distance * self.base ** (-2 * p / self.width)).cos()
+        # As many cosines at a time as there are heads: a table of all of them would be larger than the bias.
+        for frequencies in plain_frequencies(self.base, self.width).to(distance.device).split(self.heads):
+            total = total + (distance * frequencies.view(-1, *(1,) * distance.dim())).cos().sum(0)
         share = [self.heads / (8 * h) for h in range(1, self.heads + 1)]
         bias = torch.tensor(share, dtype=torch.float64, device=total.device).view(-1, *(1,) * delta.dim()) * total
         return bias if has_float64(delta.device) else bias.float().to(delta.device)

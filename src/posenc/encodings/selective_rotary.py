@@ -13,7 +13,7 @@ from posenc.channel_pairs import LAYOUTS, PairsTurned
 from posenc.encoding import Encoding
 from posenc.kernels.bound import BoundKernel
 from posenc.kernels.reference import fit_heads
-from posenc.kernels.rotate_pairs import rotate_pairs, rotation_dtype
+from posenc.kernels.rotate_pairs import rotate_both, rotate_pairs, rotation_dtype
 from posenc.kernels.sums_in_order import sums_to
 from posenc.keys import Keys, Projections
 from posenc.masks import Mask
@@ -150,18 +150,24 @@ class SelectiveRotary(PairsTurned, Encoding):
         checks.head_dim(self, q)
         angle = keys.memo["selective_rotary"]
         exact = most_exact(angle).transpose(2, 3).flatten(1, 2)
-        turns = sums_to(exact, at, keys.at)  # [B, heads * pairs, T] and [..., S]
-        to_query, to_key = (turn.unflatten(1, (self.heads, -1)).transpose(2, 3) for turn in turns)
+        to_query, to_key = sums_to(exact, at, keys.at)  # [B, heads * pairs, T] and [..., S]
         k, v = fit_heads(q, keys.k, keys.v)
         # Only a product of both is free of where the sums began: biases beside it read queries and keys as they are.
         biases = [bias for part in kernel.beside for bias in part.biases(q, at, keys)]
-        keys = replace(keys, k=self.rotated(k, to_key), v=v)
-        return replace(kernel, beside=())(self, self.rotated(q, to_query), at, keys, mask, biases=biases)
+        if to_query is to_key and q.dtype == k.dtype:
+            turned, k = rotate_both(q, k, self.table(q, to_key), self.layout)
+        else:
+            turned, k = self.rotated(q, to_query), self.rotated(k, to_key)
+        return replace(kernel, beside=())(self, turned, at, replace(keys, k=k, v=v), mask, biases=biases)
 
-    def rotated(self, x: Tensor, angle: Tensor) -> Tensor:
-        """x [B, heads, T, head_dim] turned by its angles [B, heads, T, pairs]."""
-        cos, sin = cos_sin(angle, 1.0, rotation_dtype(x), x.device)
-        return rotate_pairs(x, cos, sin, self.layout)
+    def rotated(self, x: Tensor, turns: Tensor) -> Tensor:
+        return rotate_pairs(x, *self.table(x, turns).unbind(0), self.layout)
+
+    def table(self, x: Tensor, turns: Tensor) -> Tensor:
+        """Cosines and sines [2, B, heads, T, pairs] of turns [B, heads * pairs, T], for x [B, heads, T, head_dim]."""
+        # Copied as a table is laid out, before there are two of them to copy.
+        angle = turns.unflatten(1, (self.heads, -1)).transpose(2, 3).contiguous()
+        return cos_sin(angle, 1.0, rotation_dtype(x), x.device)
 
     def formula_turned(self, x, position, head, side):
         # The turn belongs to the pair: biases beside this one read the query and the key as they are.

@@ -41,7 +41,7 @@ def in_rows(
     the number of blocks would tie it to one length; so do the transforms of torch.func, which cannot compute again.
     """
     tokens, pairs = q.shape[2], q.shape[0] * q.shape[1] * keys.k.shape[2]
-    step = max(1, SIZES.pairs_of_rules // max(pairs, 1))
+    step = max(encoding.queries_together, SIZES.pairs_of_rules // max(pairs, 1))
     if tokens <= step or torch.compiler.is_compiling() or is_transformed() or is_written_down():
         return rule(encoding, q, at, keys, mask, kernel)
     # The same encodings with the same parameters, whatever stands in for them when a block is computed again.
