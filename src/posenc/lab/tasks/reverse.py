@@ -1,20 +1,27 @@
 """Say the prompt backwards: cab| -> bac."""
 
-from torch import Generator
+from dataclasses import dataclass
+from types import MappingProxyType
 
-from posenc.lab.tasks import Batch, Symbols
-from posenc.lab.tasks._prompt import prompt_and_answer, random_symbols
+from torch import Tensor
+
+from posenc.lab.tasks._symbols import Said
 
 
-class Reverse(Symbols):
+@dataclass(frozen=True, kw_only=True)
+class Reverse(Said):
     """Say the prompt backwards: cab| -> bac.
 
     Source and answer are at a different distance for every symbol; at small sizes nothing carries beyond the trained
     length.
+
+    symbols  how many different symbols there are
+
+    Source: Kazemnejad et al. 2023, arXiv:2305.19466, section 4.
     """
 
-    name = "reverse"
+    source = "Kazemnejad et al. 2023, arXiv:2305.19466, section 4"
+    recipe = MappingProxyType({"steps": 2500, "batch": 32, "curriculum": 0.16, "cool_down": 200})
 
-    def batch(self, length: int, rows: int, generator: Generator) -> Batch:
-        prompt = random_symbols(length, rows, self.symbols, generator)
-        return prompt_and_answer(prompt, prompt.flip(1))
+    def said(self, prompt: Tensor) -> Tensor:
+        return prompt.flip(1)

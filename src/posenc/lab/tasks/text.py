@@ -1,36 +1,45 @@
 """A byte-level language model on real text."""
 
 import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Generator
 
 from posenc.lab import data
-from posenc.lab.data import Joined, Text
-from posenc.lab.tasks import Batch
+from posenc.lab.data import Joined
+from posenc.lab.tasks._task import Batch, Task
 
 
-class ByteText:
+@dataclass(frozen=True, kw_only=True)
+class Text(Task):
     """A byte-level language model on real text: predict every byte from those before it.
 
     The length is the number of tokens in a window: BOS and the bytes behind it. Ids are the bytes, and 256 for BOS.
+
+    path  a text file or a folder of them; None: the Python standard library's own
+
+    Source: the text; windows as in Press et al. 2021, arXiv:2108.12409, section 2.
     """
 
-    name = "text"
+    path: str | None = None
+
+    source = "the text; windows as in Press et al. 2021, arXiv:2108.12409, section 2"
+    recipe = MappingProxyType({"train_length": 32, "steps": 800})
+    beyond = (2, 4, 8)
+    in_bits = True
     vocab = 257
     bos = 256
 
-    def __init__(self, path: str | None) -> None:
-        """Of the text of a file or folder; without a path, of the standard library's."""
-        self.path = path
-
     @functools.cached_property
-    def text(self) -> Text:
+    def text(self) -> data.Text:
         """Read when it is first asked for: what only continues a prompt needs none, and a run's file may name any."""
         return data.load(self.path)
 
-    def tokens(self, length: int) -> int:
-        return length
+    def lengths(self, longest: int) -> Sequence[int]:
+        return [longest]
 
     def batch(self, length: int, rows: int, generator: Generator) -> Batch:
         places = len(self.text.train) - length
@@ -46,7 +55,7 @@ class ByteText:
         """Windows of BOS and `length` bytes from the given starts; all predictions count."""
         ids = source.windows(start, length).long()
         bos = torch.full((len(start), 1), self.bos)
-        return Batch(torch.cat((bos, ids), 1), torch.ones(length, dtype=torch.bool))
+        return Batch.of_next(torch.cat((bos, ids), 1), torch.ones(length, dtype=torch.bool))
 
     def encode(self, text: str) -> list[int]:
         # What the command line could not decode stands for the bytes that were typed.

@@ -1,0 +1,84 @@
+"""What the tasks on symbols share: letters, and sequences of a prompt, a separator and an answer."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from posenc import checks
+from posenc.lab.tasks._task import Batch, Task
+
+BOS, SEPARATOR, END = 0, 1, 2
+"""Ids that the tasks on symbols share; symbols begin at 3. Every sequence starts with BOS: without an anchor a model
+without position cannot count (its output on a constant sequence is constant)."""
+
+LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Symbols(Task):
+    """Base of the tasks on letters: `symbols` of them behind BOS, SEPARATOR and END.
+
+    A prompt of n symbols, a separator, and an answer of n symbols that ends with END, unless a task says otherwise.
+    """
+
+    symbols: int = 26
+
+    def __post_init__(self) -> None:
+        self.hold(checks.whole, symbols=1)
+        if self.symbols > len(LETTERS):
+            raise ValueError(f"{self.spec_name}: symbols must be at most {len(LETTERS)}, got {self.symbols}")
+
+    @property
+    def vocab(self) -> int:
+        return 3 + self.symbols
+
+    def tokens(self, length: int) -> int:
+        return 2 * length + 2  # BOS, the prompt, SEPARATOR, and the answer without its END
+
+    def chance(self, length: int) -> float:
+        return float(self.symbols) ** -length
+
+    def encode(self, text: str) -> list[int]:
+        known = LETTERS[: self.symbols] + "|"
+        wrong = sorted({letter for letter in text if letter not in known})
+        if wrong:
+            raise ValueError(
+                f"a prompt for this task is written in {LETTERS[: self.symbols]} and |, "
+                f"got {', '.join(map(repr, wrong))}"
+            )
+        return [BOS, *(SEPARATOR if letter == "|" else 3 + LETTERS.index(letter) for letter in text)]
+
+    def decode(self, ids: list[int]) -> str:
+        words = {BOS: "^", SEPARATOR: "|", END: "."}
+        return "".join(words.get(i) or LETTERS[i - 3] for i in ids)
+
+
+def column(rows: int, token: int) -> Tensor:
+    """One token for each row, [rows, 1]."""
+    return torch.full((rows, 1), token)
+
+
+def prompt_and_answer(prompt: Tensor, answer: Tensor) -> Batch:
+    """BOS prompt SEPARATOR answer END, for prompts [B, n] and answers [B, m]; the answer and its END count."""
+    rows, n = prompt.shape
+    sequence = torch.cat((column(rows, BOS), prompt, column(rows, SEPARATOR), answer, column(rows, END)), 1)
+    return Batch.of_next(sequence, torch.arange(sequence.shape[1] - 1) > n)
+
+
+def random_symbols(length: int, rows: int, symbols: int, generator: Generator) -> Tensor:
+    """Symbols [rows, length], drawn independently."""
+    return torch.randint(3, 3 + symbols, (rows, length), generator=generator)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said(Symbols):
+    """Base of the tasks that say a random prompt again in another way: `said` makes the answer of a prompt."""
+
+    def said(self, prompt: Tensor) -> Tensor:
+        """The answers [B, m] of prompts [B, n]."""
+        raise NotImplementedError(f"{self} does not say what the answer of a prompt is: it has no said(prompt)")
+
+    def batch(self, length: int, rows: int, generator: Generator) -> Batch:
+        prompt = random_symbols(length, rows, self.symbols, generator)
+        return prompt_and_answer(prompt, self.said(prompt))
