@@ -31,6 +31,9 @@ MOST_SEED = 1_000_000_000_000
 
 MOST_SEEDS = 10_000
 
+SEARCHED = range(100)
+"""The seeds that recipes are searched on. Evidence for others begins behind them."""
+
 MOST_LENGTHS = 100
 """The lengths that one run is tested at: a table has a column for each."""
 
