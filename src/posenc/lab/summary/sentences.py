@@ -339,9 +339,7 @@ def scope(records: Sequence[Record]) -> str:
     parts.append("one seed" if seeds == 1 else f"up to {seeds} seeds")
     said = [f"This rests on {listed(parts)}; larger models and other data may answer differently."]
     if seeds >= statistics.FEWEST:
-        said.append(
-            "An order is said only where runs of the same seeds differ at the 5 % level, corrected for all pairs (Holm)."
-        )
+        said.append("An order is said only where paired seeds differ at the 5 % level, corrected for all pairs (Holm).")
     return sentences([*said, searched(records)])
 
 
