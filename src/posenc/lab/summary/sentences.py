@@ -177,7 +177,8 @@ def how_far(learned: Sequence[Result], tested: list[tuple[float, float]]) -> lis
         if best := best_at_longest(learned):
             some = only(best, some)
         if some:
-            said.append(f"{where} {f'the best {ask('are', best)} ' if best else ''}{each_with(some, percent, ' %')}.")
+            crown = f"the best {ask('are', best)} " if best else ""
+            said.append(f"{where} {crown}{each_with(some, percent, ' %')}.")
         else:
             said.append(f"{where} nobody gets {percent(FALLS_APART)} %.")
     broken: dict[float, list[Result]] = {}
