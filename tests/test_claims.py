@@ -142,6 +142,8 @@ def test_a_seed_that_did_not_learn_takes_no_lead_away_and_counts_as_one_that_doe
     )
     compared = claims.compare(summary.results(records), claims.REACH)
     assert [d.seeds for d in compared.differences] == [3]
+    third = summary.results([*records, *repeat({"shaw": (1, 0, 0, 0)}, seeds=5)])
+    assert "With 3 seeds, the fewest of a pair, these" in claims.unseen(third, [claims.CPU_SECONDS])
     # With one more there are too few for a claim, and fewer than half carry.
     records[0] = with_scores(records[0], 0.5, 1, 1, 1)
     text = paragraph(records)

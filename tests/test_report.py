@@ -46,7 +46,16 @@ def test_the_page_has_all_its_parts(written):
     assert len(page) < 4_000_000
     for part in ("answer", "table", "curves", "order", "pictures", "attention", "made"):
         assert f'<section id="{part}">' in page
-    for words in ("sha256 9f9f", "posenc compare", "torch", "Linux-x86_64", "trained to 10", "What was not measured"):
+    for words in (
+        "corrected by Holm",
+        "at most 5 of 100 cases",
+        "sha256 9f9f",
+        "posenc compare",
+        "torch",
+        "Linux-x86_64",
+        "trained to 10",
+        "What was not measured",
+    ):
         assert words in page
     assert all(run["key"] in page for run in written[1])
 
