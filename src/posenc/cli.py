@@ -85,7 +85,7 @@ class OfExperiment:
     dtype: Word = None
     """float32 or bfloat16: what matrix products are computed in. Weights stay float32."""
     compile: bool = False
-    """Put a training step through torch.compile."""
+    """Put training steps through torch.compile: a graph for each trained length, of some ten seconds each."""
 
     def changes(self) -> dict[str, Any]:
         """What was given, by the names of Experiment."""
