@@ -10,7 +10,7 @@ import time
 import pytest
 from fake_records import comparison, record, with_scores
 
-from posenc.lab import plots, report, summary
+from posenc.lab import figures, report, summary
 from posenc.lab.train import LEARNED_BITS
 
 SOME = ("none", "learned", "rotary", "alibi")
@@ -162,9 +162,9 @@ def test_a_third_party_spec_is_like_any_other(tmp_path):
     ],
 )
 def test_a_missing_part_is_left_out(tmp_path, monkeypatch, part):
-    # Drawing without the part is what is asked of plots; a file of each figure is not needed for it.
-    monkeypatch.setattr(plots, "save", lambda *_: None)
-    monkeypatch.setattr(plots, "svg", lambda _: "<svg></svg>")
+    # Drawing without the part is what is asked of figures; a file of each figure is not needed for it.
+    monkeypatch.setattr(figures, "save", lambda *_: None)
+    monkeypatch.setattr(figures, "svg", lambda _: "<svg></svg>")
     records = [record("sinusoidal"), record("alibi", "text")]
     for run in records:
         del run[part]
@@ -712,7 +712,7 @@ def test_what_was_not_measured_is_listed():
     assert said[0].startswith("Text: no language model was trained") and "rest on one seed" in said[1]
     assert "Lengths beyond the trained one: `rotary` on repeat." in said and "Attention maps." in said
     assert [line for line in said if line.startswith("Ablation ")] == [
-        f"Ablation '{plots.ABLATIONS['swapped']}': not done for `rotary`."
+        f"Ablation '{figures.ABLATIONS['swapped']}': not done for `rotary`."
     ]
     assert not [line for line in said if "NaN" in line]
     wild = [record(wall_s=math.inf), record("alibi", curve=[{"loss": math.nan}]), record("none")]

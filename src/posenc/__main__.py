@@ -4,7 +4,8 @@ import os
 import sys
 
 EXTRAS = {
-    "lab": ("numpy", "tyro", "rich", "matplotlib", "safetensors", "jinja2"),
+    "lab": ("numpy", "tyro", "rich", "matplotlib", "safetensors", "jinja2", "pandas"),
+    "frames": ("polars", "pyarrow"),
     "hf": ("transformers", "tokenizers", "gguf", "safetensors"),
 }
 """What the extras of the package bring, which PyTorch alone does not."""
