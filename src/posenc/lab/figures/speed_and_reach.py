@@ -90,7 +90,7 @@ def headline(
     for one, (name, found) in zip(on.axes, shown.items(), strict=True):
         factors = sorted({1.0, *(factor for r in found for _, factor in r.lengths() if factor and factor > 1)})
         draw_standings(one, standings(found, speed), factors, appearance)
-        one.set_title(name)
+        one.set_title(short(name, letters(width_of(one), "medium")))
     for place, one in enumerate(on.axes):
         if place % columns == 0 or not on.own:
             one.set_ylabel("reach, trained lengths")

@@ -25,7 +25,7 @@ HOUSE = matplotlib.rc_params_from_file(STYLE, use_default_template=False)
 # The house's own colours; the page gives each a light and a dark value.
 LIGHT: tuple[str, ...] = tuple(HOUSE["axes.prop_cycle"].by_key()["color"])
 DARK = ("#4aa3df", "#ff8a3d", "#2fc79a", "#e58fc0", "#f2b134", "#8fd0ff", "#a89bf0", "#b5b5b5")
-INK, SOFT, GRID, PAPER = HOUSE["text.color"], HOUSE["axes.edgecolor"], HOUSE["grid.color"], "#ffffff"
+INK, SOFT, GRID, PAPER = (HOUSE[name] for name in ("text.color", "axes.edgecolor", "grid.color", "figure.facecolor"))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 GLYPHS = ("●", "■", "▲", "◆", "▼", "✚", "✖", "★")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.2, 1.6)), (0, (6, 2, 1.2, 2)))
