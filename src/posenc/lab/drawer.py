@@ -74,8 +74,11 @@ class Drawer:
             if self.files.as_in_the_page:
                 self.save(drawn, name)
         if not self.files.as_in_the_page:
-            with figures.using(*self.files.styles):
-                self.save(draw(**self.files.size), name)
+            try:
+                with figures.using(*self.files.styles):
+                    self.save(draw(**self.files.size), name)
+            except ValueError as error:
+                raise ValueError(f"the figure '{name}' cannot be drawn so: {error}") from None
         written = [f"figures/{name}.{kind}" for kind in self.files.formats]
         return {"name": name, "files": written, "svg": in_page, "says": says}
 
