@@ -45,7 +45,7 @@ SMALL = [
 
 SURFACE = {
     "compare": "encodings tasks preset seeds train-length test-lengths steps layers dim heads text maps out json",
-    "report": "json",
+    "report": "table figures style width height titles svg-text json",
     "list": "json",
     "show": "tokens dim heads words shift out json",
     "order": "json",

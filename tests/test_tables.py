@@ -49,7 +49,7 @@ def test_latex_is_set_with_booktabs_and_intervals(tmp_path):
         assert text.count(rule) >= 2
     assert r"\texttt{t5\_bias}" in text and r"exact match, \%" in text and "not learned" in text
     runs = [with_scores(record("alibi", seed=seed), 1, score, 0, 0) for seed, score in enumerate((0.5, 0.7, 0.9))]
-    assert r"70 {\scriptsize (50..90)}" in written(tmp_path, ".tex", runs).read_text()
+    assert r"70 {\scriptsize (50--90)}" in written(tmp_path, ".tex", runs).read_text()
 
 
 def test_every_row_of_a_latex_table_has_all_its_columns(tmp_path):

@@ -102,8 +102,8 @@ def of_run(label: str, run: Record) -> Row:
         "key": get(run, "key"),
         "spec": summary.spec_of(run),
         "built": get(run, "encoding"),
-        "trained_length": summary.trained_length(run),
-        "trained_tokens": summary.trained_tokens(run),
+        "trained_length": whole(summary.trained_length(run)),
+        "trained_tokens": whole(summary.trained_tokens(run)),
         "parameters": get(run, "parameters", "model"),
         "encoding_parameters": get(run, "parameters", "encoding"),
     }
@@ -137,6 +137,10 @@ def measured(run: Record, what: str) -> list[Row]:
         for entry in (entries if isinstance(entries, list) else [])
         if isinstance(entry, dict)
     ]
+
+
+def whole(count: float | None) -> float | None:
+    return int(count) if count is not None and float(count).is_integer() else count
 
 
 def plain(value: Any) -> Any:
@@ -188,21 +192,22 @@ def records_of(data: Frame | Sequence[Record], what: str) -> list[Record]:
     """
     if isinstance(data, (list, tuple)):
         return list(data)
-    if not (hasattr(data, "columns") and (hasattr(data, "to_dicts") or hasattr(data, "to_dict"))):
+    table: Any = data
+    if not (hasattr(table, "columns") and (hasattr(table, "to_dicts") or hasattr(table, "to_dict"))):
         raise ValueError(
             f"expected a table of posenc.lab.load, or a list of records, got {type(data).__name__}; "
             f"a folder is read by posenc.lab.load(folder, what={what!r})"
         )
     if what == "records":
         raise ValueError("a table holds no pictures; give the records: posenc.lab.load(folder, what='records')")
-    lacking = [name for name in (*OF_A_RUN, *OWN[what]) if name not in data.columns]
+    lacking = [name for name in (*OF_A_RUN, *OWN[what]) if name not in table.columns]
     if lacking:
         raise ValueError(
             f"the table has no column {', '.join(lacking)}; posenc.lab.load(folder, what={what!r}) gives "
             f"{KINDS[what]}, with all that this needs"
         )
-    found = data.to_dicts() if hasattr(data, "to_dicts") else data.to_dict("records")
-    runs: dict[str, Record] = {}
+    found: list[Row] = table.to_dicts() if hasattr(table, "to_dicts") else table.to_dict("records")
+    runs: dict[Any, Record] = {}
     for row in found:
         # NaN says in pandas what None says in a record.
         row = {name: None if isinstance(x, float) and math.isnan(x) else x for name, x in row.items()}

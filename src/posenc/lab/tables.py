@@ -111,8 +111,12 @@ def latex_row(row: Sequence[Cell]) -> str:
 
 def latex_cell(cell: Cell) -> str:
     """The number, and its interval or note in smaller letters."""
-    return latex(cell.text) + (rf" {{\scriptsize ({latex(cell.detail)})}}" if cell.detail else "")
+    return latex(cell.text) + (
+        rf" {{\scriptsize ({latex(cell.detail.replace('..', EN_DASH))})}}" if cell.detail else ""
+    )
 
+
+EN_DASH = "\N{EN DASH}"
 
 LATEX = {
     "\\": r"\textbackslash{}",
@@ -123,7 +127,7 @@ LATEX = {
     "|": r"\textbar{}",
     "…": r"\ldots{}",
     "∞": r"$\infty$",
-    "\N{EN DASH}": "--",
+    EN_DASH: "--",
     # A quote in typewriter letters would become another one.
     "'": r"\textquotesingle{}",
     **{letter: rf"\{letter}" for letter in "&%$#_{}"},

@@ -6,7 +6,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from posenc.checkpoints.extension.extension_report import as_markdown, how
+from posenc.checkpoints.extension.extension_report import how, in_markdown
 from posenc.foreign.text import markdown as shown
 from posenc.foreign.text import markdown_code
 from posenc.lab import figures, store
@@ -51,7 +51,7 @@ def markdown(record: Record) -> str:
     for measure in record["measures"]:
         more = "more" if measure["more_is_better"] else "less"
         parts.append(f"{measure['words'][0].upper()}{measure['words'][1:]}, by {unit} ({more} is better):")
-        parts += as_markdown(table(record, measure["name"]))
+        parts.append(in_markdown(*table(record, measure["name"])))
     parts.append("![The measures by length, a line for each method](figures/by-length.png)")
     parts.append("\n".join(f"- {shown(name)}: {shown(words)}" for name, words in record["methods"].items()))
     parts += ["## How it was made", how(record)]

@@ -78,8 +78,9 @@ def resize(fig: Figure, width: float | None, height: float | None) -> None:
     Raises ValueError where the figure has been saved before, and so been laid out for the size that it has.
     """
     check_size(width=width, height=height)
-    size = [now if asked is None else asked for now, asked in zip(fig.get_size_inches(), (width, height), strict=True)]
-    if tuple(size) == tuple(fig.get_size_inches()):
+    before = fig.get_size_inches()
+    size = (float(before[0] if width is None else width), float(before[1] if height is None else height))
+    if size == tuple(before):
         return
     if fig.get_layout_engine() is None:
         raise ValueError("this figure has been laid out for the size that it was saved in; draw it again")

@@ -231,14 +231,8 @@ def note(
     **look: Any,
 ) -> None:
     """A few small words at a place of the axes, so many points away from it."""
-    ax.annotate(
-        words,
-        where,
-        xycoords=of,
-        xytext=away,
-        textcoords="offset points",
-        **{"ha": ha, "va": "top" if top else "bottom", "fontsize": "small", **look},
-    )
+    look = {"ha": ha, "va": "top" if top else "bottom", "fontsize": "small", **look}
+    ax.annotate(words, where, xycoords=of, xytext=away, textcoords="offset points", **look)
 
 
 def nothing(ax: Axes, words: str) -> None:

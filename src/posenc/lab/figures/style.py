@@ -20,7 +20,7 @@ from matplotlib.font_manager import FontProperties
 from posenc.foreign import near, quoted, regular
 
 STYLE = Path(__file__).with_name("posenc.mplstyle")
-HOUSE = matplotlib.rc_params_from_file(STYLE, use_default_template=False)
+HOUSE: dict[Any, Any] = dict(matplotlib.rc_params_from_file(STYLE, use_default_template=False))
 
 # The house's own colours; the page gives each a light and a dark value.
 LIGHT: tuple[str, ...] = tuple(HOUSE["axes.prop_cycle"].by_key()["color"])
@@ -36,7 +36,7 @@ DIVERGING, SEQUENTIAL = "RdBu_r", "viridis"
 
 NARROW = 5.0
 """A figure of less than so many inches stands in a column of a paper: its letters and lines are smaller."""
-IN_A_COLUMN = {
+IN_A_COLUMN: dict[Any, Any] = {
     "font.size": 7.0,
     "lines.linewidth": 1.2,
     "lines.markersize": 4.0,
@@ -83,15 +83,15 @@ def using(*styles: str | Path | Mapping[str, Any]) -> Generator[None]:
             _given.reset(token)
 
 
-def settings_of(style: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
+def settings_of(style: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(style, Mapping):
-        return style
+        return dict(style)
     if Path(style).exists():
         regular(Path(style))
-        return matplotlib.rc_params_from_file(Path(style), use_default_template=False)
+        return dict(matplotlib.rc_params_from_file(Path(style), use_default_template=False))
     known = matplotlib.style.library
     if str(style) in known:
-        return known[str(style)]
+        return dict(known[str(style)])
     raise ValueError(
         f"no matplotlib style {quoted(str(style))}: it is no file, and none of matplotlib's own names"
         f"{near(str(style), tuple(known)) or f', such as {sorted(known)[-1]}'}"
@@ -117,8 +117,8 @@ def styled(draw: Callable[P, R]) -> Callable[P, R]:
         width = options.get("width")
         look = HOUSE | IN_A_COLUMN if isinstance(width, (int, float)) and width < NARROW else HOUSE
         default, now = matplotlib.rcParamsDefault, matplotlib.rcParams
-        open_ = {name: look[name] for name in look if name not in _given.get() and now[name] == default[name]}
-        with matplotlib.rc_context(open_), np.errstate(all="ignore"):
+        left_open = {name: look[name] for name in look if name not in _given.get() and now[name] == default[name]}
+        with matplotlib.rc_context(left_open), np.errstate(all="ignore"):
             return draw(*args, **options)
 
     return inner
