@@ -143,9 +143,9 @@ def draw_standings(ax: Axes, found: Sequence[Standing], factors: Sequence[float]
     ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: summary.times(y)))
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_minor_locator(NullLocator())
-    ax.axhline(factors[-1] * 2 ** (0.06 * top), color=soft(), linestyle=BROKEN, linewidth=0.9)
-    where = (0.01, factors[-1] * 2 ** (0.06 * top))
-    note(ax, "longest tested", where, ("axes fraction", "data"), (0, 1), fontsize="x-small", color=soft())
+    ax.axhline(factors[-1], color=soft(), linestyle=BROKEN, linewidth=0.9)
+    where = (0.01, factors[-1])
+    note(ax, "longest tested", where, ("axes fraction", "data"), (0, 3), fontsize="x-small", color=soft())
     draw_never(ax, never, high, right, appearance)
 
 
