@@ -162,7 +162,10 @@ def test_how_many_seeds_carry_is_counted_over_all_of_them_and_without_gaps():
     ]  # fmt: skip
     wilson = stats.binomtest(3, 5).proportion_ci(0.95, method="wilson")
     assert (claims.carried(found)[1].low, claims.carried(found)[1].high) == pytest.approx((wilson.low, wilson.high))
-    assert claims.reach(found).length == 15
+    assert claims.reach(found).length == 15 and claims.reaches(found) == summary.Spread(1.5, 0.0, 2.0, 5)
+    # Two of four are not more than half.
+    four = result(records[:4], "alibi")
+    assert claims.reach(four).length == 12 and claims.reaches(four) == summary.Spread(1.2, 0.0, 2.0, 4)
     headings, (row,) = summary.table(records)
     assert (
         row[headings.index("carries to")] == "15 (3 of 5 seeds)"
