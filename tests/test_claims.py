@@ -195,6 +195,12 @@ def test_held_out_sequences_of_the_record_are_the_error_within_a_run():
     assert result(records, "alibi").in_range().low == statistics.share_interval(1.0, 2048)[0]
     records[1]["lengths"][3]["sequences"] = 128
     assert result(records, "alibi").at(20, "exact_match").low == statistics.share_interval(1.0, 128)[0]
+    # Two that are apart by less than that are not told apart, and with more sequences they are.
+    near = repeat({"alibi": (1, 1, 1, 0.99), "rotary": (1, 1, 1, 0.985)}, seeds=5)
+    assert claims.ahead(summary.results(near), claims.exact_match_at(2.0)) == []
+    for run in near:
+        run["lengths"][3]["sequences"] = 512_000
+    assert [r.label for r in claims.ahead(summary.results(near), claims.exact_match_at(2.0))] == ["alibi"]
     # A share that none is has no such error, and other measures have none either.
     records[0]["lengths"][3]["exact_match"] = 7.0
     assert result(records, "alibi").at(20, "exact_match").low == 1.0
