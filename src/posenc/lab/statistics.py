@@ -43,7 +43,7 @@ class Spread:
 
 @lru_cache
 def by_ranks(count: int) -> tuple[int, float]:
-    """Of the 95 % interval of the median of `count` values: how many values lie outside at either end, and its coverage.
+    """Of the 95 % interval of a median of `count` values: how many lie outside at either end, and its coverage.
 
     k, the largest with P(Binomial(count, 1/2) <= k) <= 2.5 %, or 0; and 1 - 2 P(Binomial(count, 1/2) <= k)
 
