@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from posenc.foreign import near, quoted
 from posenc.lab import summary
 from posenc.lab.summary import Record, get
-from posenc.lab.summary.runs import entries
+from posenc.lab.summary.runs import entries as entries_of
 
 Row: TypeAlias = dict[str, Any]
 Frame: TypeAlias = Any
@@ -127,7 +127,7 @@ def measured(run: Record, what: str) -> list[Row]:
     if what == "runs":
         return [{}]
     if what == "lengths":
-        return [{name: plain(value) for name, value in entry.items()} for entry in entries(run)]
+        return [{name: plain(value) for name, value in entry.items()} for entry in entries_of(run)]
     if what == "ablation":
         measure = TEXT if summary.is_text(run) else EXACT
         found = get(run, "ablation") or {}

@@ -330,10 +330,10 @@ def order_reading(rows: dict[str, dict[tuple[str, int, bool], float]]) -> str:
 def headline_of(records: Sequence[Record], draw: Drawer) -> dict[str, Any] | None:
     """The figure beside the answer: learning speed against reach."""
     says = (
-        "Quick encodings stand to the left, those that carry far at the top. Symbols: medians; bars: their "
-        "intervals, of time over the seeds that learned, of reach over all. The reach is the multiple of the trained length up to which at least "
-        f"{summary.percent(summary.CARRIES)} % of answers are right, of those that were tested. Equal reaches stand a "
-        "little apart, so that all can be seen."
+        "Quick encodings stand to the left, those that carry far at the top. Symbols: medians; bars: their intervals, "
+        "of time over the seeds that learned, of reach over all. The reach is the multiple of the trained length up to "
+        f"which at least {summary.percent(summary.CARRIES)} % of answers are right, of those that were tested. Equal "
+        "reaches stand a little apart, so that all can be seen."
     )
     if any(not result.learned for result in summary.results(records)):
         says += " At the right edge: encodings of which no seed learned the task."

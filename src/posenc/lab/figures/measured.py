@@ -29,7 +29,7 @@ from posenc.lab.figures.layout import (
 )
 from posenc.lab.figures.style import BROKEN, NARROW, Look, ink, look, paper, soft, styled
 from posenc.lab.frames import Frame, records_of
-from posenc.lab.summary import Record, Result, Spread
+from posenc.lab.summary import Record, Result
 
 MOST_POINTS = 80
 """Points of a curve at most: more cannot be seen, and make the page slow to open."""
