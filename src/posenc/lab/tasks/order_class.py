@@ -14,9 +14,8 @@ from posenc.lab.tasks._task import Batch
 class OrderClass(Symbols):
     """Say which of two marks comes first: ca-db+a -> -.
 
-    The answer depends on order alone: a model that sees all tokens and no position can only guess, and an encoding that
-    takes left for right, as one of distances without their sign, is no better. The answer is to be said at the first
-    token, by a model that sees all.
+    The answer depends on order alone: a model that sees all tokens and no position can only guess. It is to be said at
+    the first token, which is an anchor: seen from there, even distances without their sign tell the marks apart.
 
     The length is the number of tokens behind the first one: symbols that say nothing, and the marks + and -.
 
