@@ -204,9 +204,7 @@ def the_answer_does_not_stand_there(task: Task) -> None:
     rows = [(ids, targets, counts) for ids, targets, counts, _ in rows_of(made(task, length, ROWS, 1))]
     copied = sum(all(a == b for a, b, one in zip(*row, strict=True) if one) for row in rows)
     if copied >= 0.99 * len(rows) and not (not task.in_bits and task.chance(length) >= 0.99):
-        raise AssertionError(
-            f"in {copied} of {len(rows)} sequences of length {length}, ids are what is to be said there"
-        )
+        raise AssertionError(f"in {copied} of {len(rows)} sequences of length {length}, each id is what is to be said")
     if task.reads != "encoder" or task.in_bits:
         # A decoder may say of a token what it says by itself, as that one follows another in an answer.
         return
@@ -233,9 +231,7 @@ def chance_is_what_a_guess_answers(task: Task) -> None:
     lengths = task.lengths(trained_length(task))
     for length in sorted({*lengths[:3], lengths[-1]}):
         said, (right, tried) = task.chance(length), best_guess(made(task, length, ROWS, length))
-        found = (
-            f"chance({length}) is {said:.3g}, and the best guess without a prompt answers {right} of {tried} sequences"
-        )
+        found = f"chance({length}) is {said:.3g}, and the best guess without a prompt answers {right} of {tried}"
         if at_least(right, tried, said) < UNLIKELY or at_least(tried - right, tried, 1 - said) < UNLIKELY:
             raise AssertionError(found)
     if said >= 0.9:
@@ -331,6 +327,9 @@ def the_recipe_can_be_followed(task: Task) -> None:
 
 def the_spec_round_trips(task: Task) -> None:
     """Its repr is the spec that makes it again."""
+    name = type(task).spec_name
+    if name not in TASKS and not code.is_own(name.strip("'")):
+        raise NoMeaning("its class was not named by a spec; hold path/to/file.py:Class to this")
     again = task_of(repr(task))
     if again != task:
         raise AssertionError(f"{task!r} read as a spec gives {again!r}, which is another task")
@@ -340,9 +339,7 @@ def has_a_source(task: Task) -> None:
     """It says where it comes from, and in one sentence what it is."""
     text = inspect.getdoc(type(task)) or ""
     if not task.source or "Source:" not in text:
-        raise AssertionError(
-            f"{type(task).__name__} says no source: in `source`, and in its docstring behind 'Source:'"
-        )
+        raise AssertionError(f"{type(task).__name__} has no `source`, or no 'Source:' in its docstring")
     if len(text.splitlines()[0]) < 20:
         raise AssertionError(f"the docstring of {type(task).__name__} does not begin with a sentence about the idea")
 

@@ -36,8 +36,8 @@ class Addition(Lettered):
     letters = "0123456789+"
 
     def __post_init__(self) -> None:
-        checks.one_of(f"{self.spec_name}: reversed", self.reversed, REVERSED)
-        checks.one_of(f"{self.spec_name}: padded", self.padded, (True, False))
+        self.hold(checks.one_of, reversed=REVERSED)
+        self.hold(checks.kind, padded=bool)
 
     def tokens(self, length: int) -> int:
         return 3 * length + 4  # BOS, number, +, number, =, and an answer of one digit more without its END

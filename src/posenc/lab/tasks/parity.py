@@ -28,7 +28,7 @@ class Parity(Lettered):
     letters = "01"
 
     def __post_init__(self) -> None:
-        checks.one_of(f"{self.spec_name}: running", self.running, (True, False))
+        self.hold(checks.kind, running=bool)
 
     def tokens(self, length: int) -> int:
         return length + 1 if self.running else length + 2  # BOS, the bits, and SEPARATOR

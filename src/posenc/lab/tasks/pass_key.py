@@ -36,8 +36,8 @@ class PassKey(Symbols):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.hold(checks.whole, key=1)
-        if self.depth is not None and not 0 <= checks.number("pass_key: depth", self.depth) <= 1:
-            raise ValueError(f"pass_key: depth must be a share from 0 to 1, got {self.depth}")
+        if self.depth is not None and not 0 <= checks.number(f"{self.spec_name}: depth", self.depth) <= 1:
+            raise ValueError(f"{self.spec_name}: depth must be a share from 0 to 1, got {self.depth}")
 
     @property
     def letters(self) -> str:

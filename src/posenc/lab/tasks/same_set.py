@@ -37,7 +37,7 @@ class SameSet(Lettered):
 
     def __post_init__(self) -> None:
         self.hold(checks.whole, symbols=2)
-        checks.one_of(f"{self.spec_name}: ordered", self.ordered, (True, False))
+        self.hold(checks.kind, ordered=bool)
         if self.symbols > len(LETTERS) // 2:
             raise ValueError(f"same_set: symbols must be at most {len(LETTERS) // 2}, got {self.symbols}")
 

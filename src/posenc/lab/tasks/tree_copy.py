@@ -34,7 +34,7 @@ class TreeCopy(Symbols):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.one_of(f"{self.spec_name}: mirrored", self.mirrored, (True, False))
+        self.hold(checks.kind, mirrored=bool)
 
     @property
     def letters(self) -> str:
