@@ -229,6 +229,10 @@ class WithASpellingMistake(Good):
     recipe = MappingProxyType({"train_length": 4, "step": 100})
 
 
+class WithoutASingleStep(Good):
+    recipe = MappingProxyType({"train_length": 4, "steps": 0})
+
+
 class Unequal(Good):
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -330,6 +334,7 @@ BROKEN = {
     ],
     "the_recipe_can_be_followed": [
         (WithASpellingMistake, "the recipe names step; an Experiment has: spec, task"),
+        (WithoutASingleStep, "ValueError: steps must be 1 or more, got 0"),
     ],
     "the_spec_round_trips": [
         (Unequal, r"read as a spec gives .*Unequal'?\(\), which is another task"),

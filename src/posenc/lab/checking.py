@@ -19,7 +19,8 @@ from torch import Generator, Tensor
 
 from posenc import specs
 from posenc.foreign import code
-from posenc.lab.recipes import Experiment
+from posenc.lab.experiment import Experiment
+from posenc.lab.recipes import recipe
 from posenc.lab.tasks import READERS, TASKS, Batch, Task, task_of
 from posenc.seeding import seeded
 from posenc.verdicts import Held, NoMeaning, Verdict, name_of, sentence_of
@@ -323,16 +324,22 @@ def the_recipe_can_be_followed(task: Task) -> None:
     unknown = [name for name in task.recipe if name not in known]
     if unknown:
         raise AssertionError(f"the recipe names {', '.join(unknown)}; an Experiment has: {', '.join(known)}")
+    recipe(spec_of(task), "none")
 
 
 def the_spec_round_trips(task: Task) -> None:
     """Its repr is the spec that makes it again."""
+    again = task_of(spec_of(task))
+    if again != task:
+        raise AssertionError(f"{task!r} read as a spec gives {again!r}, which is another task")
+
+
+def spec_of(task: Task) -> str:
+    """How a spec names a task."""
     name = type(task).spec_name
     if name not in TASKS and not code.is_own(name.strip("'")):
         raise NoMeaning("its class was not named by a spec; hold path/to/file.py:Class to this")
-    again = task_of(repr(task))
-    if again != task:
-        raise AssertionError(f"{task!r} read as a spec gives {again!r}, which is another task")
+    return repr(task)
 
 
 def has_a_source(task: Task) -> None:
