@@ -253,6 +253,25 @@ class Terse(Good):
     """
 
 
+class Translated(Good):
+    """The prompt is a source of its own, and what is said begins again with BOS.
+
+    Source: this test.
+    """
+
+    reads = "encoder_decoder"
+
+    def batch(self, length: int, rows: int, generator: Generator) -> Batch:
+        batch = super().batch(length, rows, generator)
+        bos, prompt = batch.ids[:, :1], batch.ids[:, 1 : length + 1]
+        ids = torch.cat((bos, prompt), 1)
+        targets = torch.cat((prompt, batch.targets[:, -1:]), 1)
+        return Batch(ids, targets, torch.ones(length + 1, dtype=torch.bool), source=ids)
+
+    def tokens(self, length: int) -> int:
+        return length + 1
+
+
 class Rare(Good):
     """Prompts so long that no two are alike."""
 
@@ -362,8 +381,10 @@ def test_a_broken_promise_is_told(cls: type[Task], promise: str, message: str) -
     assert checking.ADVICE[promise] in verdict.advice
 
 
-def test_the_task_that_the_broken_ones_are_made_from_keeps_all() -> None:
-    assert [verdict.message for verdict in checking.check(f"{__file__}:Good") if verdict.word != "kept"] == []
+@pytest.mark.parametrize("cls", [Good, Translated])
+def test_a_task_of_ones_own_keeps_all(cls: type[Task]) -> None:
+    verdicts = checking.check(f"{__file__}:{cls.__name__}")
+    assert [verdict.message for verdict in verdicts if verdict.word != "kept"] == []
 
 
 def test_the_one_verdict_of_a_task_without_a_batch_is_that() -> None:
