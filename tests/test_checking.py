@@ -18,7 +18,7 @@ from posenc.verdicts import name_of
 OPTIONS = [
     "addition(padded=False)",
     "addition(reversed=none,padded=False)",
-    "addition(reversed=all)",
+    "addition(reversed=answer)",
     "copy(symbols=3,times=2)",
     "flip_flop(ignore=0)",
     "masked_symbols(symbols=5,offset=2)",

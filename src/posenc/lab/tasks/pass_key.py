@@ -1,6 +1,7 @@
 """Say the key that stands behind a mark, somewhere in symbols that say nothing: dab*cafe| -> ca."""
 
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Generator
@@ -31,6 +32,9 @@ class PassKey(Symbols):
     depth: float | None = None
 
     source = "Mohtashami and Jaggi 2023, arXiv:2305.16300, section 4.2"
+    recipe = MappingProxyType(
+        {"train_length": 16, "steps": 1500, "batch": 64, "rate": 3e-3, "curriculum": 0.24, "cool_down": 100}
+    )
     mark = "*"
 
     def __post_init__(self) -> None:
