@@ -100,7 +100,9 @@ def of_lines(file: Path, field: str) -> Iterator[tuple[str, Any]]:
             # Not through `parse_json`, which makes strings fit to be shown: a model is to read what is there.
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            wrong = f"it is no whole JSON ({shortened(one_line(str(error)))})"
+            # What a decoder says of the place counts its lines from this one.
+            said = str(getattr(error, "msg", error))
+            wrong = f"it is no whole JSON ({shortened(one_line(said))})"
             raise CannotRead(wrong, file=file, field=f"line {number}") from None
         if not isinstance(record, dict) or field not in record:
             names = f"the fields {quoted(list(record))}" if isinstance(record, dict) else quoted(record, 40)
@@ -119,7 +121,7 @@ def of_columns(file: Path, field: str) -> Iterator[tuple[str, Any]]:
         from pyarrow import parquet
     except ImportError:
         raise CannotRead(
-            "reading Parquet needs pyarrow", file=file, remedy="install it with `pip install 'posenc[parquet]'`"
+            "reading Parquet needs pyarrow", file=file, remedy="install it with `pip install pyarrow`"
         ) from None
     with reading_with("pyarrow", file=file), parquet.ParquetFile(file, buffer_size=BLOCK) as opened:
         names = opened.schema_arrow.names

@@ -7,6 +7,7 @@ process ends, however that ends. The price is that each process makes its own.
 import os
 import tempfile
 import threading
+import weakref
 from collections.abc import Iterator
 
 BLOCK = 1 << 18
@@ -19,6 +20,8 @@ class Nameless:
     def __init__(self) -> None:
         self.size = 0
         self.file = tempfile.TemporaryFile(buffering=0)
+        # It is closed with its last reader, of which there may be several.
+        weakref.finalize(self, self.file.close)
         self.seeking = threading.Lock()
 
     def write(self, data: bytes) -> None:

@@ -30,7 +30,17 @@ class Translation(Symbols):
 
     source = "Vaswani et al. 2017, arXiv:1706.03762, section 5; Dryer 2013, WALS 81A and 87A"
     reads = "encoder_decoder"
-    recipe = MappingProxyType({"train_length": 8, "steps": 1600, "batch": 64, "warmup": 400, "schedule": "original"})
+    recipe = MappingProxyType(
+        {
+            "train_length": 6,
+            "steps": 2000,
+            "batch": 64,
+            "schedule": "original",
+            "rate": 1.0,
+            "warmup": 400,
+            "cool_down": 200,
+        }
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
