@@ -34,8 +34,70 @@ LONGEST = 1_000
 # Help must come at once, so everything that imports torch is imported inside the verbs.
 
 
-@dataclass
-class Compare:
+@dataclass(kw_only=True)
+class OfExperiment:
+    """The settings of a run, as in posenc.lab.experiment.Experiment; what is left out is the recipe's."""
+
+    train_length: Whole = None
+    """The longest trained length (items of the task; text: tokens of a window)."""
+    test_lengths: tuple[int, ...] = ()
+    """The longer lengths to test."""
+    steps: Whole = None
+    """Training steps."""
+    tokens: Whole = None
+    """Train until so many tokens were read, in place of steps."""
+    seconds: Number = None
+    """Train for so many CPU seconds, in place of steps."""
+    batch: Whole = None
+    """Sequences a step."""
+    rate: Number = None
+    """The highest learning rate."""
+    matrix_rate: Number = None
+    """The highest rate of Muon on the matrices of the blocks, such as 0.02; without it AdamW has them too."""
+    schedule: Word = None
+    """How the rate goes: cosine, or original (as in the original transformer, times the rate)."""
+    layers: Whole = None
+    """Layers of the model."""
+    dim: Whole = None
+    """Width of the model (channels)."""
+    heads: Whole = None
+    """Heads of the model."""
+    kv_heads: Whole = None
+    """Heads of keys and values."""
+    head_dim: Whole = None
+    """Width of a head (channels)."""
+    hidden: Whole = None
+    """Width of the feed-forward layers (channels)."""
+    norm: Word = None
+    """pre or post: where the layer norms are."""
+    window: tuple[int, ...] = ()
+    """How many tokens a layer sees back; several are cycled over the layers, 0 sees all."""
+    dropout: Number = None
+    """The share of channels and weights that is dropped in training."""
+    model: Word = None
+    """path/to/mine.py:Mine, a torch module of your own in place of ours: Mine(vocab, encoding, ...)(ids, positions)."""
+    text: Word = None
+    """A text file or a folder of them for tasks on text. Default: the Python standard library's own text."""
+    test_map: Word = None
+    """A coordinate map of held-out positions. Default: what the map of training takes there."""
+    device: Word = None
+    """Where to compute: cpu, cuda, cuda:1, mps."""
+    dtype: Word = None
+    """float32 or bfloat16: what matrix products are computed in. Weights stay float32."""
+    compile: bool = False
+    """Put a training step through torch.compile."""
+
+    def changes(self) -> dict[str, Any]:
+        """What was given, by the names of Experiment."""
+        given = {one.name: getattr(self, one.name) for one in fields(OfExperiment)}
+        given["window"] = tuple(size or None for size in self.window) or None
+        given["compile"] = self.compile or None
+        given["test_lengths"] = self.test_lengths or None
+        return {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(kw_only=True)
+class Compare(OfExperiment):
     """Train the same small decoder with each encoding, and answer in one table and one report.
 
     Example: posenc compare --encodings none rotary "rotary + alibi" mine.py:Mine --tasks repeat copy --seeds 3
@@ -46,27 +108,19 @@ class Compare:
     encodings: tuple[str, ...] = ENCODINGS
     """Specs to compare; "all" stands for every encoding that reads a sequence, path/to/mine.py:Mine for your own."""
     tasks: tuple[str, ...] = ()
-    """Tasks: repeat, copy, reverse, sort, recall, text. Default: what the preset says (repeat and text)."""
+    """Tasks, such as copy "recall(symbols=16)" path/to/mine.py:Mine; posenc list has all. Default: what the preset says."""
     preset: str = "default"
-    """default: repeat with three seeds, and text with one. full: all tasks, three seeds."""
+    """default: repeat with three seeds, and text with one. full: six tasks, three seeds."""
     seeds: Whole = None
     """How many seeds. Default: what the preset says."""
-    train_length: Whole = None
-    """The longest trained length (items of the task; text: tokens of a window)."""
-    test_lengths: tuple[int, ...] = ()
-    """The longer lengths to test."""
-    steps: Whole = None
-    """Training steps of every run."""
-    layers: Whole = None
-    """Layers of the decoder."""
-    dim: Whole = None
-    """Width of the decoder (channels)."""
-    heads: Whole = None
-    """Heads of the decoder."""
-    text: Word = None
-    """A text file or a folder of them for the text task. Default: the Python standard library's own text."""
+    seed_from: Whole = None
+    """The first seed. Default: 100; recipes were searched on those below."""
+    rates: tuple[float, ...] = ()
+    """Learning rates to choose from, for each encoding on each task, by its loss on seeds of its own."""
     maps: tuple[str, ...] = ()
     """Coordinate maps of the positions in training, such as none "randomised(longest=64)"; every encoding with each."""
+    stretch: tuple[str, ...] = ()
+    """Frequency schedules beyond the trained length, such as none "yarn(factor=2)"; rotary with each."""
     out: Path = Path("runs/compare")
     """The folder for records, figures and report."""
     json: bool = False
@@ -74,23 +128,22 @@ class Compare:
 
     def run(self) -> int:
         from posenc import terminal
-        from posenc.lab.compare import Settings, compare, not_for_sequences
+        from posenc.lab.compare import Settings, compare, not_for
 
-        if "all" in self.encodings and (grids := not_for_sequences()):
-            terminal.note(f"left out of all, because they need a grid and the tasks are sequences: {', '.join(grids)}")
+        if "all" in self.encodings and (grids := not_for(1)):
+            terminal.note(
+                f"left out of all where the tokens are a sequence, because they need a grid: {', '.join(grids)}"
+            )
         settings = Settings(
-            self.encodings,
-            self.tasks or None,
-            self.preset,
-            self.seeds,
-            self.train_length,
-            self.test_lengths or None,
-            self.steps,
-            self.layers,
-            self.dim,
-            self.heads,
-            self.text,
-            self.maps or None,
+            encodings=self.encodings,
+            task_names=self.tasks or None,
+            preset=self.preset,
+            seeds=self.seeds,
+            seed_from=self.seed_from,
+            maps=self.maps or None,
+            stretches=self.stretch or None,
+            rates=self.rates or None,
+            changes=self.changes(),
         )
         with terminal.live() as show:
             records, page, sweep = compare(settings, self.out, show=show)
@@ -239,8 +292,8 @@ class Order:
         return 0
 
 
-@dataclass
-class Train:
+@dataclass(kw_only=True)
+class Train(OfExperiment):
     """Train one encoding on one task, and keep a checkpoint (safetensors). The same command resumes.
 
     Example: posenc train rotary --task text --steps 2000 --out runs/mine
@@ -249,29 +302,13 @@ class Train:
     spec: Positional[str] = "rotary"
     """The encoding; several with commas between are cycled over the layers: "rotary,none"."""
     task: str = "text"
-    """repeat, copy, reverse, sort, recall or text."""
-    seed: int = 0
+    """A task, such as copy or path/to/mine.py:Mine; posenc list has all."""
+    seed: int = 100
     """Seed of weights and data."""
-    train_length: Whole = None
-    """The longest trained length."""
-    steps: Whole = None
-    """Training steps."""
-    batch: Whole = None
-    """Sequences a step."""
-    rate: Number = None
-    """The highest learning rate."""
-    matrix_rate: Number = None
-    """The highest rate of Muon on the matrices of the blocks, such as 0.02; without it AdamW has them too."""
-    layers: Whole = None
-    """Layers of the decoder."""
-    dim: Whole = None
-    """Width of the decoder (channels)."""
-    heads: Whole = None
-    """Heads of the decoder."""
-    text: Word = None
-    """A text file or folder for the text task."""
     map: Word = None
     """A coordinate map of the positions in training, such as "randomised(longest=64)"."""
+    stretch: Word = None
+    """A frequency schedule beyond the trained length, such as "yarn(factor=2)"."""
     out: Path = Path("runs/train")
     """The folder of the checkpoint."""
     threads: Whole = None
@@ -283,8 +320,8 @@ class Train:
         from posenc import terminal
         from posenc.lab.compare import train_one
 
-        names = ("train_length", "steps", "batch", "rate", "matrix_rate", "layers", "dim", "heads", "text", "map")
-        changes = {name: value for name in names if (value := getattr(self, name)) is not None}
+        own = {"map": self.map, "stretch": self.stretch}
+        changes = self.changes() | {name: value for name, value in own.items() if value is not None}
         run = train_one(self.spec, self.task, self.seed, self.out, self.threads, terminal.note, **changes)
         if self.json:
             print(json.dumps(run.curve))

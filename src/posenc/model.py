@@ -496,6 +496,7 @@ class EncoderDecoder(nn.Module):
         cross_encoding: LayerSpec = "none",
         scale_tokens: bool = True,
         tie_output: bool = True,
+        hints: dict | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -507,8 +508,9 @@ class EncoderDecoder(nn.Module):
                 )
         made: dict[str, Any] = {"device": device, "dtype": dtype}
         self.vocab, self.sizes = vocab, sizes
-        self.encoder = Stack(sizes, encoding=encoding, causal=False, **made)
-        self.decoder = Stack(sizes, encoding=encoding, causal=True, cross=True, cross_encoding=cross_encoding, **made)
+        self.encoder = Stack(sizes, encoding=encoding, causal=False, hints=hints, **made)
+        across: dict[str, Any] = {"cross": True, "cross_encoding": cross_encoding}
+        self.decoder = Stack(sizes, encoding=encoding, causal=True, hints=hints, **across, **made)
         self.embedding = TokenPositionEmbedding(vocab, sizes.dim, scale=scale_tokens, dropout=sizes.dropout, **made)
         self.output = None if tie_output else nn.Linear(sizes.dim, vocab, **made)
 

@@ -137,7 +137,7 @@ def standing(sweep: "Sweep") -> str:
 def words(run: "Progress") -> str:
     """One run in words."""
     loss = "" if run.loss is None else f" loss {run.loss:.3f}"
-    return f"{run.task} {run.spec} seed {run.seed}: step {run.step}/{run.steps}{loss}{score(run)}"
+    return f"{run.task} {run.spec} seed {run.seed}: step {run.how_far}{loss}{score(run)}"
 
 
 def score(run: "Progress") -> str:
@@ -156,7 +156,7 @@ def drawing(sweep: "Sweep") -> Group:
     rows += [run for run in runs if run.state in ("done", "failed")][-12:]
     for run in rows:
         loss = "" if run.loss is None else f"{run.loss:.3f}"
-        cells = (run.task, run.spec, run.seed, f"{run.step}/{run.steps}", loss, score(run).strip(), run.state)
+        cells = (run.task, run.spec, run.seed, run.how_far, loss, score(run).strip(), run.state)
         drawn.add_row(
             *map(shown, cells),
             style="" if run.state in ("running", "measuring") else "dim",

@@ -1,105 +1,151 @@
 """The comparison: every encoding on every task, then one table and one report."""
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from posenc import catalogue, specs
-from posenc.encoding import Shape
+from posenc.catalogue import parse
+from posenc.encoding import Encoding, Shape
 from posenc.foreign import CannotRead, code, form_of, matches, near, quoted, regular
-from posenc.lab import ENCODINGS, recipes, store, tasks
-from posenc.lab.recipes import Experiment
+from posenc.lab import ENCODINGS, recipes, store
+from posenc.lab.experiment import Experiment, check_seed, takes_schedule
 from posenc.lab.sweep import Sweep, run_all
+from posenc.lab.tasks import END, Symbols, task_of
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "default": {"task_names": ("repeat", "text"), "seeds": 3, "text_seeds": 1},
-    "full": {"task_names": ("repeat", "copy", "reverse", "sort", "recall", "text"), "seeds": 3, "text_seeds": 3},
+PRESETS: dict[str, dict[str, int]] = {
+    "default": {"repeat": 3, "text": 1},
+    "full": {"repeat": 3, "copy": 3, "reverse": 3, "sort": 3, "recall": 3, "text": 3},
 }
-"""What a preset asks for. Exact matches beyond the trained length move by up to 56 points between seeds (docs/log.md);
-a run on text moves less and costs twice as much."""
+"""What a preset asks for: its tasks, and the seeds of each. Exact matches beyond the trained length move by up to 56
+points between seeds (docs/log.md); a run on text moves less and costs twice as much."""
 
 MOST_THREADS = 1_024
 """The threads to compute with: far more than processors have cores, and few enough that the system can start them."""
+
+NO_OPTION = "none"
+"""What stands among maps and stretches for none of them."""
+
+MOST_RATES = 100
 
 
 @dataclass(frozen=True)
 class Settings:
     """What to compare. None leaves a choice to the preset, or to the recipe of each task.
 
-    encodings     specs; "all" stands for every encoding that reads a sequence
-    task_names    tasks
-    preset        "default" (three seeds, one for text) or "full" (all tasks, three seeds)
+    encodings     specs; "all" stands for every encoding that reads what the task has
+    task_names    tasks, as specs
+    preset        "default" (three seeds, one for text) or "full" (six tasks, three seeds)
+    seeds         how many, from `seed_from` on
     maps          coordinate maps of the positions in training; "none" leaves tokens where they stand
+    stretches     frequency schedules that rotary has beyond the trained length; "none" leaves it as it was trained
+    rates         learning rates to choose from, for each encoding on each task by its loss on seeds of its own
+    changes       settings of Experiment, in place of the recipe's
     """
 
     encodings: tuple[str, ...] = ENCODINGS
     task_names: tuple[str, ...] | None = None
     preset: str = "default"
     seeds: int | None = None
-    train_length: int | None = None
-    test_lengths: tuple[int, ...] | None = None
-    steps: int | None = None
-    layers: int | None = None
-    dim: int | None = None
-    heads: int | None = None
-    text: str | None = None
+    seed_from: int | None = None
     maps: tuple[str, ...] | None = None
+    stretches: tuple[str, ...] | None = None
+    rates: tuple[float, ...] | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
-    def experiments(self) -> list[Experiment]:
-        """All runs. Raises ValueError for anything that cannot be built, before a single step is trained."""
+    @property
+    def tasks(self) -> list[str]:
+        """The tasks that are asked for, each once. Raises ValueError for a preset that there is not."""
         if self.preset not in PRESETS:
             raise ValueError(
                 f"no preset named {quoted(self.preset)}; there are: {', '.join(PRESETS)}"
                 f"{near(self.preset, PRESETS.keys())}"
             )
-        preset = PRESETS[self.preset]
-        task_names = self.task_names or preset["task_names"]
-        for name in task_names:
-            tasks.find(name)
-        encodings = all_named(self.encodings)
-        named = ("train_length", "test_lengths", "steps", "layers", "dim", "heads")
-        changes = {name: value for name in named if (value := getattr(self, name)) is not None}
-        maps = [None if one == "none" else one for one in self.maps or ("none",)]
-        runs: list[Experiment] = []
-        for task in dict.fromkeys(task_names):
-            given = changes | ({"text": self.text} if task == "text" and self.text else {})
-            seeds = preset["text_seeds" if task == "text" else "seeds"] if self.seeds is None else self.seeds
-            runs += recipes.comparison(encodings, [task], seeds, maps, **given)
-        if self.text is not None and "text" not in task_names:
-            raise ValueError("--text is for the text task; add it to the tasks, or leave --text out")
+        return list(dict.fromkeys(self.task_names or PRESETS[self.preset]))
+
+    @property
+    def first_seed(self) -> int:
+        return recipes.FIRST_SEED if self.seed_from is None else self.seed_from
+
+    def experiments(self) -> list[Experiment]:
+        """All runs. Raises ValueError for anything that cannot be built, before a single step is trained."""
+        runs = [run for task in self.tasks for run in self.on(task)]
+        if "text" in self.changes and not any(run.text for run in runs):
+            raise ValueError("--text is for a task on text; add text to the tasks, or leave --text out")
+        if self.stretches and not any(run.stretch for run in runs if run.stretch):
+            self.refuse_stretch()
         check_buildable(runs)
         # The longest runs first, so that no core waits at the end.
-        return sorted(runs, key=lambda run: -run.steps * recipes.STEP_COST.get(run.task, 1.0))
+        return sorted(runs, key=recipes.cost, reverse=True)
+
+    def on(self, task: str) -> list[Experiment]:
+        """The runs on one task."""
+        made = task_of(task)
+        changes = {name: value for name, value in self.changes.items() if name != "text" or hasattr(made, "path")}
+        known = PRESETS[self.preset]
+        seeds = (
+            known.get(task, 1 if made.in_bits and self.preset == "default" else 3) if self.seeds is None else self.seeds
+        )
+        maps = [None if one == NO_OPTION else one for one in self.maps or (NO_OPTION,)]
+        runs = []
+        for stretch in self.stretches or (NO_OPTION,):
+            specs = all_named(self.encodings, made.axes)
+            given = changes
+            if stretch != NO_OPTION:
+                specs = [spec for spec in specs if takes_schedule(parse(spec))]
+                given = changes | {"stretch": stretch}
+            if specs or not self.stretches:
+                runs += recipes.comparison(specs, [task], seeds, maps, self.first_seed, **given)
+        return runs
+
+    def refuse_stretch(self) -> None:
+        if all(one == NO_OPTION for one in self.stretches or ()):
+            return
+        raise ValueError(
+            f"--stretch is for encodings with frequencies whose spec leaves their schedule open, such as rotary; none of "
+            f"{', '.join(self.encodings)} is one"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def check_buildable(runs: Sequence[Experiment]) -> None:
-    """Raises ValueError for the first run whose text, lengths or encoding cannot be had."""
+    """Raises ValueError for the first run whose text, lengths, model or encoding cannot be had."""
     from torch import Generator
 
     from posenc.lab.evaluate import check_held_out
+    from posenc.lab.models import logits_of, model_of
     from posenc.lab.places import at_evaluation, in_training
-    from posenc.lab.train import model_of, task_of
 
     seen = set()
     for run in runs:
-        kind = (run.spec, run.task, run.map)
+        kind = replace(run, seed=0)
         if kind not in seen:
             seen.add(kind)
-            task = task_of(run)
+            task = run.made_task()
             model = model_of(run, task)
             for length in (run.train_length, *run.test_lengths):
-                ids = task.batch(length, 1, Generator()).ids[:, :-1]
-                if run.map is None:
+                batch = task.batch(length, 1, Generator()).to(run.device)
+                if run.map is None and run.test_map is None and run.model is None and task.axes == 1:
                     continue
-                # Whether the map has room for so many tokens, and a table rows for where it puts them.
+                # Whether the map has room for so many tokens, and a table rows for where it puts them; whether a model
+                # of one's own takes what it is given.
                 for place in (at_evaluation(run), *([in_training(run, 0)] if length == run.train_length else [])):
-                    model(ids, positions=place(ids), only=slice(-1, None))
-            if run.task == "text":
+                    said = logits_of(model, batch, place, first=batch.ids.shape[1] - 1)
+                    check_said(run, said.shape, (len(batch.ids), 1, task.vocab))
+            if task.in_bits:
                 check_held_out(task, max(run.train_length, *run.test_lengths, 0))
+
+
+def check_said(run: Experiment, got: Sequence[int], expected: Sequence[int]) -> None:
+    """Raises ValueError unless a model of one's own says something of every id at every token."""
+    if tuple(got) != tuple(expected):
+        raise ValueError(
+            f"{run.model} must give logits [batch, tokens, vocab={expected[2]}] for ids [batch, tokens]; its last token "
+            f"has {list(got)} where {list(expected)} was expected"
+        )
 
 
 def compare(
@@ -128,7 +174,7 @@ def in_reading_order(records: Sequence[dict[str, Any]], settings: dict[str, Any]
     """Task by task and encoding by encoding, as the settings ask for them; what they do not name comes last."""
     if settings is None:
         return list(records)
-    task_names = settings.get("task_names") or PRESETS[settings.get("preset", "default")]["task_names"]
+    task_names = settings.get("task_names") or list(PRESETS[settings.get("preset", "default")])
     asked = all_named(settings.get("encodings") or ())
 
     def place(of: Sequence[str], name: Any) -> int:
@@ -141,17 +187,35 @@ def in_reading_order(records: Sequence[dict[str, Any]], settings: dict[str, Any]
     return sorted(records, key=key)
 
 
-def all_named(encodings: Sequence[str]) -> list[str]:
-    """The specs asked for, with every encoding that reads a sequence in place of "all"."""
-    grids = not_for_sequences() if "all" in encodings else []
-    ships = [name for name in catalogue.names() if name not in grids]
+def all_named(encodings: Sequence[str], axes: int = 1) -> list[str]:
+    """The specs asked for, with every encoding that reads so many axes in place of "all"."""
+    others = not_for(axes) if "all" in encodings else []
+    ships = [name for name in catalogue.names() if name not in others]
     return [name for spec in encodings for name in (ships if spec == "all" else [spec])]
 
 
-def not_for_sequences() -> list[str]:
-    """The encodings that need a grid: they read several axes, and every task is a sequence."""
-    shape, given = Shape.of(dim=64, heads=4, max_len=64), recipes.hints(64, 64)
-    return [name for name in catalogue.names() if catalogue.build(name, shape, hints=given).axes > 1]
+def not_for(axes: int = 1) -> list[str]:
+    """The encodings that read another number of axes: those that need a grid, where the tokens are a sequence."""
+    shape, given = Shape.of(dim=64, heads=4, max_len=64), recipes.hints(64, 64, axes)
+    return [name for name in catalogue.names() if not reads(catalogue.build(name, shape, hints=given), axes)]
+
+
+def reads(encoding: Encoding, axes: int) -> bool:
+    """Whether an encoding can be asked about tokens with so many coordinates; one that reads none takes any."""
+    if axes == 1:
+        return encoding.axes <= 1
+    return encoding.axes == axes or not encoding.doors
+
+
+FORM = form_of(Settings) | {"changes?": {"*": Any}}
+
+
+def as_now(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings as they are written now: older ones had those of an experiment among their own."""
+    older = ("train_length", "test_lengths", "steps", "layers", "dim", "heads", "text")
+    changes = {name: settings[name] for name in older if settings.get(name) is not None}
+    kept = {name: value for name, value in settings.items() if name not in older}
+    return kept | {"changes": settings.get("changes", {}) | changes}
 
 
 def write_settings(settings: Settings, folder: Path) -> None:
@@ -165,7 +229,8 @@ def read_settings(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         settings, _ = store.read_json(path)
-        matches(settings, form_of(Settings), file=path)
+        settings = as_now(settings)
+        matches(settings, FORM, file=path)
         if settings.get("preset", "default") not in PRESETS:
             raise CannotRead(
                 f"expected {' or '.join(PRESETS)}, got {quoted(settings['preset'])}", file=path, field="preset"
@@ -222,12 +287,10 @@ def train_in(folder: Path, experiment: Experiment, own: Collection[str], say: Ca
     def progress(run: Any) -> None:
         train.save(run, folder)
         point = run.curve[-1]
-        what = "bits per byte" if experiment.task == "text" else "exact match"
-        left = run.cpu_s / run.step * (experiment.steps - run.step)
-        say(
-            f"step {run.step}/{experiment.steps}  loss {point['loss']:.3f}  {what} {point['score']:.3f}  "
-            f"about {left:.0f} CPU s left"
-        )
+        what = "bits per byte" if run.task.in_bits else "exact match"
+        left = run.cpu_s / run.progress * (1 - min(run.progress, 1))
+        far = f"{run.step}/{experiment.steps}" if experiment.steps < recipes.UNBOUNDED else f"{run.step}"
+        say(f"step {far}  loss {point['loss']:.3f}  {what} {point['score']:.3f}  about {left:.0f} CPU s left")
 
     return train.train(run, progress)
 
@@ -250,8 +313,9 @@ def continue_prompt(
 
     from posenc.lab import train
     from posenc.lab.places import at_evaluation, counted
+    from posenc.model import Decoder
 
-    recipes.check_seed(seed)
+    check_seed(seed)
     for file in own:
         regular(code.file_of(file))
     run = train.load(folder, own, to_train=False)
@@ -263,7 +327,9 @@ def continue_prompt(
             f"{run.experiment.map} gives to whole sequences; ask it yourself: "
             f"posenc.lab.train.load(folder).model(ids, positions=...)"
         )
+    if not isinstance(run.model, Decoder):
+        raise ValueError(f"'{folder}' holds no decoder: {run.task} is answered at once, and nothing is generated")
     ids = torch.tensor([run.task.encode(prompt)])
-    stop = tasks.END if run.experiment.task != "text" else None
+    stop = END if isinstance(run.task, Symbols) else None
     out = run.model.generate(ids, tokens, temperature=temperature, top_k=top_k, stop=stop, seed=seed)
     return run.task.decode(out[0, 1:].tolist())

@@ -15,8 +15,8 @@ from posenc.chosen_heads import OnHeads
 from posenc.encoding import BIASES, DECIDED, WIDTHS, Encoding, Shape, parts_of
 from posenc.foreign import code
 from posenc.keys import Keys, Projections
-from posenc.lab import tasks
 from posenc.lab.listing import CELLS, DIM, HEADS, MEASURED_BY, TRAINED_LENGTH
+from posenc.lab.tasks import TASKS
 from posenc.lab.worked import worked_example
 from posenc.masks import causal
 from posenc.positions import Positions
@@ -66,7 +66,7 @@ def others() -> dict[str, list[dict[str, str]]]:
     kinds: dict[str, Mapping[str, Any]] = {
         "schedules": schedules.SCHEDULES,
         "coordinate_maps": coordinate_maps.COORDINATE_MAPS,
-        "tasks": {name: tasks.find(name) for name in tasks.names()},
+        "tasks": TASKS,
         "kernels": {name: inspect.getmodule(kernel.attend) for name, kernel in kernels.KERNELS.items()},
     }
     return {

@@ -1,15 +1,17 @@
 """Evaluation: exact match by one pass, bits per byte in windows and under a sliding window."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
+from posenc.lab.models import logits_of, stretched
 from posenc.lab.places import Places, at_evaluation, counted
-from posenc.model import Decoder
+from posenc.lab.tasks import Batch, Task
 
 SEED = 1_000_003
 """Held-out sequences are drawn from here, apart from every training seed, and are the same for all encodings."""
@@ -23,10 +25,11 @@ SLIDING_BYTES = 4_096
 
 @dataclass(frozen=True)
 class Match:
-    """Shares of sequences answered without a mistake, and of answer tokens predicted right."""
+    """Shares of sequences answered without a mistake, and of answer tokens predicted right; and of how many sequences."""
 
     exact_match: float
     token_accuracy: float
+    sequences: int
 
     def to_dict(self) -> dict[str, float]:
         return asdict(self)
@@ -34,7 +37,7 @@ class Match:
 
 @torch.inference_mode()
 def exact_match(
-    model: Decoder, task: Any, longest: int, *, rows: int = 256, shortest: int | None = None, place: Places = counted
+    model: nn.Module, task: Task, longest: int, *, rows: int = 256, shortest: int | None = None, place: Places = counted
 ) -> Match:
     """Held-out exact match at lengths from `shortest` (default: spread from 1) to `longest`.
 
@@ -42,23 +45,33 @@ def exact_match(
     mistake. `place` says where the tokens stand.
     """
     model.eval()
-    generator = Generator().manual_seed(SEED + longest)
-    lengths = [longest] if shortest == longest else sorted({max(1, round(longest * i / 4)) for i in range(1, 5)})
+    generator, device = Generator().manual_seed(SEED + longest), device_of(model)
+    lengths = [longest] if shortest == longest else spread_over(task.lengths(longest))
     sequences = tokens = right_sequences = right_tokens = 0
     for length in lengths:
-        batch = task.batch(length, rows // len(lengths), generator)
-        ids, answer = batch.ids[:, :-1], batch.answer
-        first = int(answer.int().argmax())
-        logits = model(ids, positions=place(ids), only=slice(first, None))
-        right = (logits.argmax(-1) == batch.ids[:, 1 + first :])[:, answer[first:]]
-        sequences, tokens = sequences + right.shape[0], tokens + right.numel()
-        right_sequences, right_tokens = right_sequences + int(right.all(1).sum()), right_tokens + int(right.sum())
-    return Match(right_sequences / sequences, right_tokens / tokens)
+        batch = task.batch(length, rows // len(lengths), generator).to(device)
+        first = batch.first
+        counts = batch.answer[..., first:].expand(batch.targets[:, first:].shape)
+        right = (logits_of(model, batch, place, first=first).argmax(-1) == batch.targets[:, first:]) | ~counts
+        sequences, tokens = sequences + right.shape[0], tokens + int(counts.sum())
+        right_sequences += int(right.all(1).sum())
+        right_tokens += int((right & counts).sum())
+    return Match(right_sequences / sequences, right_tokens / tokens, sequences)
+
+
+def spread_over(lengths: Sequence[int]) -> list[int]:
+    """A quarter, a half, three quarters and all of the way through the lengths."""
+    return sorted({lengths[max(round(len(lengths) * i / 4), 1) - 1] for i in range(1, 5)})
+
+
+def device_of(model: nn.Module) -> str:
+    """Where the model's weights are."""
+    return str(next((p.device for p in model.parameters()), torch.device("cpu")))
 
 
 @torch.inference_mode()
 def held_out_bits(
-    model: Decoder, task: Any, length: int, *, total: int, longest: int | None = None, place: Places = counted
+    model: nn.Module, task: Any, length: int, *, total: int, longest: int | None = None, place: Places = counted
 ) -> float:
     """Bits per byte over windows of `length` tokens that together predict about `total` held-out bytes, each once.
 
@@ -77,13 +90,13 @@ def held_out_bits(
     loss, rows_at_once = 0.0, max(1, 4096 // length)
     for rows, counts in zip(start.split(rows_at_once), counted.split(rows_at_once), strict=True):
         batch = task.windows(source, rows, length)
-        loss += float((loss_of(model, batch.ids, place).double() * counts).sum())
+        loss += float((loss_of(model, batch, place).double() * counts).sum())
     return loss / (len(block) * longest * math.log(2))
 
 
 @torch.inference_mode()
 def sliding_bits(
-    model: Decoder, task: Any, length: int, *, stride: int, longest: int, place: Places = counted
+    model: nn.Module, task: Any, length: int, *, stride: int, longest: int, place: Places = counted
 ) -> float:
     """Bits per byte of the last `stride` bytes of windows of `length` tokens.
 
@@ -97,11 +110,11 @@ def sliding_bits(
     total = 0.0
     for rows in ends.split(max(1, 4096 // length)):
         batch = task.windows(source, rows - length, length)
-        total += float(loss_of(model, batch.ids, place, only=slice(length - stride, None)).double().sum())
+        total += float(loss_of(model, batch, place, first=length - stride).double().sum())
     return total / (count * stride * math.log(2))
 
 
-def context_gain(model: Decoder, task: Any, length: int, place: Places = counted) -> float:
+def context_gain(model: nn.Module, task: Any, length: int, place: Places = counted) -> float:
     """How many bits per byte a window of `length` tokens saves beside the last byte alone, on the same bytes.
 
     0 for whatever looks at the last byte only, and for whatever looks at nothing.
@@ -130,17 +143,18 @@ def check_held_out(task: Any, longest: int) -> None:
         )
 
 
-def loss_of(model: Decoder, ids: Tensor, place: Places, only: slice | None = None) -> Tensor:
-    """The loss (nats) of each prediction [B, T]."""
+def loss_of(model: nn.Module, batch: Batch, place: Places, first: int = 0) -> Tensor:
+    """The loss (nats) of each prediction from `first` on, [B, T - first]."""
     model.eval()
-    logits = model(ids[:, :-1], positions=place(ids[:, :-1]), only=only)
-    targets = ids[:, 1:] if only is None else ids[:, 1:][:, only]
-    return F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+    batch = batch.to(device_of(model))
+    logits = logits_of(model, batch, place, first=first).float()
+    return F.cross_entropy(logits.transpose(1, 2), batch.targets[:, first:], reduction="none").cpu()
 
 
 def by_length(run: Any) -> list[dict[str, Any]]:
-    """The scores at the trained length and at every test length."""
+    """The scores at the trained length and at every test length; beyond the trained one with the run's stretch."""
     experiment, place = run.experiment, at_evaluation(run.experiment)
+    beyond = run.model if experiment.stretch is None else stretched(run.model, experiment, run.task)
     rows = []
     for length in (experiment.train_length, *experiment.test_lengths):
         row: dict[str, Any] = {
@@ -148,18 +162,20 @@ def by_length(run: Any) -> list[dict[str, Any]]:
             "factor": length / experiment.train_length,
             "exact_match": None,
             "token_accuracy": None,
+            "sequences": None,
             "bits_per_byte": None,
             "sliding_bits_per_byte": None,
             "perplexity_ratio": None,
         }
-        if experiment.task == "text":
+        model = beyond if rows else run.model
+        if run.task.in_bits:
             longest = max((experiment.train_length, *experiment.test_lengths))
             stride = max(experiment.train_length // 2, 1)
             given: dict[str, Any] = {"longest": longest, "place": place}
-            row["bits_per_byte"] = held_out_bits(run.model, run.task, length, total=TEXT_BYTES, **given)
-            row["sliding_bits_per_byte"] = sliding_bits(run.model, run.task, length, stride=stride, **given)
+            row["bits_per_byte"] = held_out_bits(model, run.task, length, total=TEXT_BYTES, **given)
+            row["sliding_bits_per_byte"] = sliding_bits(model, run.task, length, stride=stride, **given)
             row["perplexity_ratio"] = 2 ** (row["bits_per_byte"] - (rows[0] if rows else row)["bits_per_byte"])
         else:
-            row |= exact_match(run.model, run.task, length, rows=512, shortest=length, place=place).to_dict()
+            row |= exact_match(model, run.task, length, rows=512, shortest=length, place=place).to_dict()
         rows.append(row)
     return rows

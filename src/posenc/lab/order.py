@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from posenc.lab.recipes import on_one_axis
+from posenc.lab.recipes import on_axes
 from posenc.masks import bidirectional, causal
 from posenc.model import Stack
 from posenc.positions import Positions
@@ -27,7 +27,7 @@ def order_test(spec: str | tuple[str, ...], *, layers: int, is_causal: bool, see
     """
     torch.manual_seed(seed)
     sizes = Sizes(DIM, HEADS, layers, max_len=TOKENS)
-    stack = Stack(sizes, encoding=spec, causal=is_causal, hints=on_one_axis())
+    stack = Stack(sizes, encoding=spec, causal=is_causal, hints=on_axes())
     stack = stack.double().eval()
     for parameter in stack.encodings.parameters():
         parameter.normal_()

@@ -6,16 +6,16 @@ from typing import TypeAlias
 from torch import Generator, Tensor
 
 from posenc.coordinate_maps import CoordinateMap, map_of
-from posenc.lab.recipes import Experiment
+from posenc.lab.experiment import Experiment
 from posenc.positions import Positions
 
-Places: TypeAlias = Callable[[Tensor], Positions]
-"""From the ids [B, T] that a model reads to where they stand."""
+Places: TypeAlias = Callable[[Tensor, Positions | None], Positions]
+"""From the ids [B, T] that a model reads, and where their task puts them, to where they stand."""
 
 
-def counted(ids: Tensor) -> Positions:
-    """0, 1, 2, ..."""
-    return Positions.count(ids.shape[1])
+def counted(ids: Tensor, at: Positions | None = None) -> Positions:
+    """Where their task puts them, or 0, 1, 2, ..."""
+    return Positions.count(ids.shape[1], device=ids.device) if at is None else at
 
 
 def in_training(experiment: Experiment, step: int) -> Places:
@@ -29,7 +29,12 @@ def in_training(experiment: Experiment, step: int) -> Places:
 
 
 def at_evaluation(experiment: Experiment) -> Places:
-    """The places of held-out sequences: what the map takes there. What is random is the same at every call."""
+    """The places of held-out sequences: those of a map for them, or what the trained map takes there.
+
+    What is random is the same at every call.
+    """
+    if experiment.test_map is not None:
+        return mapped(map_of(experiment.test_map))
     if experiment.map is None:
         return counted
     evaluated = map_of(experiment.map).evaluated()
@@ -37,4 +42,4 @@ def at_evaluation(experiment: Experiment) -> Places:
 
 
 def mapped(by: CoordinateMap, generator: Generator | None = None) -> Places:
-    return lambda ids: by(counted(ids), ids, generator=generator)
+    return lambda ids, at=None: by(counted(ids, at), ids, generator=generator)

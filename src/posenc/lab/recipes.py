@@ -1,223 +1,69 @@
-"""Experiments: what to train, how, and on what; and which options of an encoding suit a task."""
+"""What to try: the runs of a comparison, the recipe of each task, and which options of an encoding suit it."""
 
-import shlex
-from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from posenc import catalogue
-from posenc.catalogue import options_of, parse
-from posenc.coordinate_maps import map_of
-from posenc.encoding import divisors_in_words
-from posenc.foreign import CannotRead, code, form_of, matches, near, quoted
-from posenc.lab import ENCODINGS, tasks
-from posenc.specs import files_in
-
-MOST = {
-    "train_length": 1_000_000,
-    "layers": 1_000,
-    "dim": 65_536,
-    "heads": 65_536,
-    "steps": 1_000_000_000,
-    "batch": 1_000_000,
-    "evaluate_every": 1_000_000_000,
-}
-"""The largest numbers of an experiment: far beyond this laboratory, and small enough that each is refused or tried."""
-
-MOST_SEED = 1_000_000_000_000
+from posenc.catalogue import options_of
+from posenc.foreign import quoted
+from posenc.lab import ENCODINGS
+from posenc.lab.experiment import Experiment
+from posenc.lab.tasks import Task, task_of
 
 MOST_SEEDS = 10_000
 
-MOST_LENGTHS = 100
-"""The lengths that one run is tested at: a table has a column for each."""
+FIRST_SEED = 100
+"""Evidence begins here: seeds below were used to search recipes on, and a result on them would judge its own choice."""
+
+A_SECOND = 200_000
+"""What a CPU second is in the unit of `cost`, roughly."""
+
+UNBOUNDED = 1_000_000
+"""The steps of a run whose end is said in tokens or seconds."""
 
 
-@dataclass(frozen=True)
-class Experiment:
-    """One training run, in plain numbers.
+def recipe(task: str, spec: str | tuple[str, ...], seed: int = FIRST_SEED, **changes: Any) -> Experiment:
+    """The settings that learn a task soonest on a small CPU, with changes.
 
-    spec           the encoding; a tuple is cycled over the layers
-    task, text     which task; for the text task a file or folder (None: the Python standard library)
-    seed           of the weights and the data
-    train_length   the longest trained length (the task's items; text: tokens of a window)
-    test_lengths   the longer lengths that are tested
-    layers, dim, heads   the shape of the decoder
-    steps, batch   how long at most, and how many sequences a step
-    rate           the highest learning rate; warm-up over `warmup` steps, then a cosine down to `final_rate` of it
-    matrix_rate    the highest rate of Muon on the matrices of the blocks (without weight decay); 0 leaves them to AdamW
-    curriculum     the share of the steps over which lengths grow from 2 to the trained length
-    cool_down      once two points of the curve in a row are learned, the rate falls over this many steps and the run
-                   ends; 0 trains to the end. Only for tasks with exact answers
-    weight_decay   of AdamW
-    evaluate_every   steps between two points of the learning curve
-    map            a coordinate map of the positions in training, as in specs; None leaves tokens where they stand.
-                   Evaluation takes what the map takes there
-    own_files      of each file of one's own that specs and map name, its path there and its SHA-256; None reads it now
+    Where the end of the training is changed to tokens or seconds, it has no other one.
     """
-
-    spec: str | tuple[str, ...]
-    task: str
-    text: str | None = None
-    seed: int = 0
-    train_length: int = 10
-    test_lengths: tuple[int, ...] = (12, 15, 20)
-    layers: int = 2
-    dim: int = 64
-    heads: int = 4
-    steps: int = 1000
-    batch: int = 16
-    rate: float = 5e-3
-    matrix_rate: float = 0.0
-    warmup: int = 50
-    final_rate: float = 0.05
-    curriculum: float = 0.0
-    cool_down: int = 0
-    weight_decay: float = 0.01
-    evaluate_every: int = 50
-    map: str | None = None
-    own_files: tuple[tuple[str, str], ...] | None = None
-
-    def __post_init__(self) -> None:
-        for spec in self.specs:
-            parse(spec)
-        if self.map is not None:
-            map_of(self.map)
-        if self.own_files is None:
-            files = files_in(*self.specs, *filter(None, [self.map]))
-            object.__setattr__(self, "own_files", tuple((path, code.sha256(path)) for path in files))
-        tasks.find(self.task)
-        for name, most in MOST.items():
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
-            if getattr(self, name) > most:
-                raise ValueError(f"{name} must be at most {most:,}, got {quoted(getattr(self, name), 40)}")
-        check_seed(self.seed)
-        if self.dim % self.heads:
-            raise ValueError(f"heads must divide dim={self.dim}, got heads={self.heads}; {divisors_in_words(self.dim)}")
-        too_short = [n for n in self.test_lengths if n <= self.train_length]
-        if too_short:
-            raise ValueError(f"test lengths must exceed the trained length {self.train_length}, got {too_short}")
-        if too_long := [n for n in self.test_lengths if n > MOST["train_length"]]:
-            raise ValueError(f"test lengths go up to {MOST['train_length']:,}, got {quoted(too_long, 40)}")
-        if len(self.test_lengths) > MOST_LENGTHS:
-            raise ValueError(f"there may be at most {MOST_LENGTHS} test lengths, got {len(self.test_lengths)}")
-        if not self.rate > 0:
-            raise ValueError(f"rate must be above 0, got {self.rate}")
-        if not self.matrix_rate >= 0:
-            raise ValueError(f"matrix_rate must be 0 or more, got {self.matrix_rate}")
-
-    @property
-    def specs(self) -> tuple[str, ...]:
-        """The specs that are cycled over the layers."""
-        return (self.spec,) if isinstance(self.spec, str) else self.spec
-
-    def changed_files(self) -> list[str]:
-        """A sentence for each file of one's own that no longer is what it was when the experiment was made."""
-        return [
-            f"{path} is not what it was for this run (SHA-256 {digest[:16]} then, {now[:16]} now)"
-            for path, digest in self.own_files or ()
-            if (now := code.sha256(path)) != digest
-        ]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON holds it; without a map, or files of one's own, nothing is said of any."""
-        data = asdict(self)
-        files = dict(data.pop("own_files"))
-        if data["map"] is None:
-            # A record goes by the settings that it was made with, of which older ones had no map.
-            del data["map"]
-        return data | ({"own_files": files} if files else {})
-
-    @classmethod
-    def from_dict(
-        cls, data: dict[str, Any], own: Collection[str | Path] = (), file: Path | None = None
-    ) -> "Experiment":
-        """The experiment that somebody's file tells of.
-
-        own   the files of one's own that a person has named, and that may be imported; no other is
-        file  where the data stood, for errors
-
-        Raises ValueError for unknown or missing names, and CannotRead for a file that is not named, with its hashes.
-        """
-        known = [f.name for f in fields(cls)]
-        for name in data:
-            if name not in known:
-                raise ValueError(f"an experiment has no {quoted(name)}; it has: {', '.join(known)}{near(name, known)}")
-        listed = {name: list(value) if isinstance(value, tuple) else value for name, value in data.items()}
-        matches(listed, EXPERIMENT)
-        plain: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in data.items()}
-        specs = (plain["spec"],) if isinstance(plain["spec"], str) else plain["spec"]
-        recorded = plain.pop("own_files", {})
-        for path in (named := files_in(*specs, *filter(None, [plain.get("map")]))):
-            if not code.is_named(path, own):
-                raise not_named(path, recorded.get(path), file)
-        return cls(**plain, own_files=tuple((path, recorded.get(path) or code.sha256(path)) for path in named))
-
-
-EXPERIMENT = form_of(Experiment) | {"own_files?": {"*": str}}
-"""The form in which a file holds an experiment."""
-
-
-def not_named(path: str, recorded: str | None, file: Path | None) -> CannotRead:
-    """What is said of a file whose code somebody's data asks for, and which no person has named."""
-    try:
-        now: str | None = code.sha256(path)
-    except CannotRead:
-        now = None
-    hashes = [f"SHA-256 {recorded[:16]} in the run" if recorded else "", f"SHA-256 {now[:16]} here" if now else "gone"]
-    folder = shlex.quote(str(file.parent)) if file else "FOLDER"
-    return CannotRead(
-        f"it asks for code from the file {quoted(path)} ({', '.join(filter(None, hashes))}), and none is run that you "
-        f"have not named yourself",
-        file=file,
-        remedy=f"read the file, and if you trust it: posenc generate {folder} --trust {shlex.quote(path)}",
-    )
-
-
-def check_seed(seed: int) -> None:
-    """Raises ValueError for a seed that torch might not take."""
-    if abs(seed) > MOST_SEED:
-        raise ValueError(f"seed must lie between -{MOST_SEED:,} and {MOST_SEED:,}, got {quoted(seed, 40)}")
-
-
-def recipe(task: str, spec: str | tuple[str, ...], seed: int = 0, **changes: Any) -> Experiment:
-    """The settings that learn a task soonest on a small CPU, with changes."""
-    chosen: dict[str, Any] = {"task": task, "spec": spec, "seed": seed}
-    if task == "text":
-        chosen |= {"train_length": 32, "test_lengths": (64, 128, 256), "steps": 800}
-    elif task == "recall":
-        chosen |= {"train_length": 8, "test_lengths": longer(task, 8), "steps": 1000, "batch": 64}
-        chosen |= {"rate": 2e-3, "curriculum": 0.24, "cool_down": 200}
-    elif task != "repeat":
-        # Repeat trains to the end, because how far it carries depends on that; the others stop when they are learned.
-        chosen |= {"steps": 2500, "batch": 32, "curriculum": 0.16, "cool_down": 200}
+    made = task_of(task)
+    chosen: dict[str, Any] = {"task": task, "spec": spec, "seed": seed, **made.recipe}
+    if {"tokens", "seconds"} & changes.keys():
+        chosen["steps"] = UNBOUNDED
     chosen |= changes
-    if "train_length" in changes and "test_lengths" not in changes:
-        chosen["test_lengths"] = longer(task, changes["train_length"])
+    if "test_lengths" not in chosen:
+        chosen["test_lengths"] = longer(made, chosen.get("train_length", Experiment.train_length))
     return Experiment(**chosen)
 
 
-STEP_COST = {"repeat": 1.0, "copy": 1.3, "reverse": 1.3, "sort": 1.3, "recall": 2.0, "text": 1.8}
-"""What a step of a recipe costs, relative to one of repeat, roughly: for the order of runs and the time left."""
+def cost(run: Experiment) -> float:
+    """What a run takes, relative to others, roughly: for the order of runs and the time left.
+
+    A step costs as much as some 700 tokens, and its tokens beside that.
+    """
+    tokens = run.batch * run.made_task().tokens(run.train_length)
+    steps = min(run.steps, run.tokens / tokens if run.tokens else run.steps)
+    whole = steps * (700 + tokens) * run.layers
+    return min(whole, run.seconds * A_SECOND) if run.seconds else whole
 
 
-def longer(task: str, train_length: int) -> tuple[int, ...]:
-    """The lengths tested beyond a trained one: 1.2, 1.5 and 2 times; for text 2, 4 and 8 times."""
-    factors = (2, 4, 8) if task == "text" else (1.2, 1.5, 2)
-    return tuple(sorted({max(round(train_length * f), train_length + 1) for f in factors}))
+def longer(task: Task, train_length: int) -> tuple[int, ...]:
+    """The lengths tested beyond a trained one: the multiples that the task says, each longer than what was trained."""
+    return tuple(sorted({max(round(train_length * factor), train_length + 1) for factor in task.beyond}))
 
 
 def comparison(
-    encodings: Sequence[str] = ENCODINGS,
+    encodings: Sequence[str | tuple[str, ...]] = ENCODINGS,
     task_names: Sequence[str] = ("repeat", "text"),
     seeds: int = 1,
     maps: Sequence[str | None] = (None,),
+    first_seed: int = FIRST_SEED,
     **changes: Any,
 ) -> list[Experiment]:
-    """Every encoding on every task, under every map, with every seed; the longest runs come first."""
+    """Every encoding on every task, under every map, with every seed."""
     if not encodings or not task_names:
         raise ValueError("a comparison needs at least one encoding and one task")
     if seeds < 1:
@@ -226,16 +72,19 @@ def comparison(
         raise ValueError(f"seeds must be at most {MOST_SEEDS:,}, got {quoted(seeds, 40)}")
     runs = [
         recipe(task, spec, seed, map=one, **changes)
-        for seed in range(seeds)
-        for task in sorted(task_names, key=lambda name: name != "text")
+        for seed in range(first_seed, first_seed + seeds)
+        for task in task_names
         for spec in encodings
         for one in maps
     ]
     return list(dict.fromkeys(runs))
 
 
-def hints(tokens: int, longest: int) -> dict[str, dict[str, Any]]:
+def hints(tokens: int, longest: int, axes: int = 1, schedule: Any = None) -> dict[str, dict[str, Any]]:
     """Options that suit a small model trained on sequences of up to `tokens` tokens and asked about up to `longest`.
+
+    axes      how many coordinates a token has
+    schedule  the frequency schedule of encodings that have one
 
     They fill in what a spec leaves open; whatever a spec says stands.
     """
@@ -251,7 +100,7 @@ def hints(tokens: int, longest: int) -> dict[str, dict[str, Any]]:
         "self_extend": {"window": max(tokens // 2, 1), "group": 4},
         "dual_chunk": {"chunk": max(3 * tokens // 4, 1), "longest": max(tokens, 2)},
     }
-    given |= on_one_axis()
+    given |= on_axes(axes)
     for name, cls in catalogue.ENCODINGS.items():
         options = options_of(name)
         # A head of 16 channels has 8 pairs; with the usual base half of them would not complete a turn in a short
@@ -264,12 +113,26 @@ def hints(tokens: int, longest: int) -> dict[str, dict[str, Any]]:
             and options["base"].default == 10_000.0
         ):
             given.setdefault(name, {})["base"] = 1000.0
+        if schedule is not None and "schedule" in options:
+            given.setdefault(name, {})["schedule"] = schedule
     return given
 
 
-def on_one_axis() -> dict[str, dict[str, Any]]:
-    """What makes encodings of any number of axes read a sequence."""
-    return {name: {"axes": 1} for name, _ in catalogue.ENCODINGS.items() if "axes" in options_of(name)}
+def on_axes(axes: int = 1) -> dict[str, dict[str, Any]]:
+    """What makes encodings of any number of axes read a sequence, or a grid of so many."""
+    return {name: {"axes": axes} for name in catalogue.names() if "axes" in options_of(name)}
+
+
+ORIGINAL_BETAS, ORIGINAL_EPS = (0.9, 0.98), 1e-9
+"""Of Adam, in the original transformer."""
+
+
+def original_rate(done: int, dim: int, warmup: int) -> float:
+    """The original transformer's learning rate after `done` steps.
+
+    rate(step) = dim^-1/2 min(step^-1/2, step warmup^-3/2), for step = done + 1
+    """
+    return dim**-0.5 * min((done + 1) ** -0.5, (done + 1) * warmup**-1.5)
 
 
 def original(
@@ -283,8 +146,5 @@ def original(
     """
     if dim < 1 or warmup < 1:
         raise ValueError(f"dim and warmup must be 1 or more, got {dim} and {warmup}")
-    optimizer = torch.optim.Adam(model.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-9)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda done: dim**-0.5 * min((done + 1) ** -0.5, (done + 1) * warmup**-1.5)
-    )
-    return optimizer, scheduler
+    optimizer = torch.optim.Adam(model.parameters(), lr=1.0, betas=ORIGINAL_BETAS, eps=ORIGINAL_EPS)
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: original_rate(done, dim, warmup))

@@ -1,5 +1,6 @@
 """Records: what a run leaves behind, one JSON line each. Reports and plots read nothing else."""
 
+import copy
 import hashlib
 import json
 import re
@@ -13,13 +14,15 @@ import torch
 from posenc.catalogue import parameters_of
 from posenc.encoding import Encoding, parts_of
 from posenc.foreign import CannotRead, matches, quoted
-from posenc.lab import data, store
-from posenc.lab.ablate import ablate, without_position
+from posenc.lab import store
+from posenc.lab.ablate import ablate
 from posenc.lab.evaluate import by_length, context_gain
+from posenc.lab.experiment import EXPERIMENT, MOST_LENGTHS, Experiment
+from posenc.lab.experiment import MOST as MOST_OF
+from posenc.lab.models import stacks_of, weights_of, without_position
 from posenc.lab.order import order_tests
 from posenc.lab.places import at_evaluation
-from posenc.lab.recipes import EXPERIMENT, MOST_LENGTHS, Experiment
-from posenc.lab.recipes import MOST as MOST_OF
+from posenc.lab.tasks import Batch
 from posenc.lab.train import LEARNED, LEARNED_BITS, Run, learned_at
 from posenc.positions import Positions
 
@@ -51,7 +54,7 @@ FORM: dict[str, Any] = {
     "lengths": [{"length": int, "factor": float, "*": NUMBERS}, MOST_LENGTHS + 1],
     "ablation": {"*": NUMBERS},
     "order": [{"attention": str, "layers": int, "position": bool, "*": NUMBERS}, MOST],
-    "attention": {"tokens": [str, MOST], "with": [[[[float]]]], "without": [[[[float]]]]},
+    "attention": ({"tokens": [str, MOST], "with": [[[[float]]]], "without": [[[[float]]]]}, None),
     "pictures": {
         "added": ([[float], MOST], None),
         "wavelengths": ([float, MOST_OF["dim"]], None),
@@ -74,13 +77,14 @@ def key_of(experiment: Experiment) -> str:
     settings = json.dumps(experiment.to_dict() | contents_of(experiment), sort_keys=True)
     digest = hashlib.sha256(settings.encode()).hexdigest()[:8]
     spec = experiment.spec if isinstance(experiment.spec, str) else "-".join(experiment.spec)
-    readable = re.sub(r"[^A-Za-z0-9]+", "-", spec).strip("-")[:40]
-    return f"{experiment.task}-{readable}-seed{experiment.seed}-{digest}"
+    task, readable = (re.sub(r"[^A-Za-z0-9_]+", "-", name).strip("-")[:40] for name in (experiment.task, spec))
+    return f"{task}-{readable}-seed{experiment.seed}-{digest}"
 
 
 def contents_of(experiment: Experiment) -> dict[str, Any]:
     """The hash of what an experiment names but does not hold: its text."""
-    return {"sha256 of the text": data.load(experiment.text).sha256} if experiment.task == "text" else {}
+    task = experiment.made_task()
+    return {"sha256 of the text": task.text.sha256} if task.in_bits else {}
 
 
 def of(run: Run, began: float) -> dict[str, Any]:
@@ -88,7 +92,7 @@ def of(run: Run, began: float) -> dict[str, Any]:
     measuring_from = time.process_time()
     experiment, model = run.experiment, run.model
     lengths = by_length(run)
-    if experiment.task == "text":
+    if run.task.in_bits:
         gain = context_gain(model, run.task, experiment.train_length, at_evaluation(experiment))
         in_distribution = {"bits_per_byte": lengths[0]["bits_per_byte"], "context_gain": gain}
         learned = uses_context(**in_distribution, bigram_bits=run.task.text.bigram_bits)
@@ -96,15 +100,16 @@ def of(run: Run, began: float) -> dict[str, Any]:
         in_distribution = {name: lengths[0][name] for name in ("exact_match", "token_accuracy")}
         learned = in_distribution["exact_match"] >= LEARNED
     reached = learned_at(run)
-    used = model.stack.encoding_of
+    used = [encoding for stack in stacks_of(model) for encoding in stack.encoding_of]
+    owned = {id(p): p for stack in stacks_of(model) for p in stack.encodings.parameters()}
     record = {
         "schema": SCHEMA,
         "key": key_of(experiment),
         "experiment": experiment.to_dict(),
-        "encoding": " / ".join(dict.fromkeys(str(encoding) for encoding in used)),
-        "parameters": {"model": parameters_of(model), "encoding": parameters_of(model.stack.encodings)},
+        "encoding": " / ".join(dict.fromkeys(str(encoding) for encoding in used)) or " / ".join(experiment.specs),
+        "parameters": {"model": parameters_of(model), "encoding": sum(p.numel() for p in owned.values())},
         "versions": store.versions(),
-        "text": run.task.text.facts() if experiment.task == "text" else None,
+        "text": run.task.text.facts() if run.task.in_bits else None,
         "trained_tokens": run.task.tokens(experiment.train_length),
         "steps": run.step,
         "train_cpu_s": run.cpu_s,
@@ -115,7 +120,7 @@ def of(run: Run, began: float) -> dict[str, Any]:
         "in_distribution": in_distribution,
         "lengths": lengths,
         "ablation": ablate(run),
-        "order": order_tests(experiment.spec if isinstance(experiment.spec, str) else tuple(experiment.spec)),
+        "order": order_tests(experiment.spec) if run.task.axes == 1 else [],
         "attention": attention(run),
         "pictures": pictures(run),
     }
@@ -132,30 +137,37 @@ def uses_context(bits_per_byte: float, context_gain: float, bigram_bits: float) 
 
 
 @torch.inference_mode()
-def attention(run: Run) -> dict[str, Any]:
-    """The attention weights of one held-out sequence of at most 32 tokens, with position and with it removed."""
-    model, task = run.model.eval(), run.task
-    if run.experiment.task == "text":
-        ids = task.windows(task.text.test, torch.tensor([0]), min(run.experiment.train_length, 32)).ids[:, :-1]
-    else:
-        length = run.experiment.train_length
-        while length > 1 and task.tokens(length) > 32:
-            length -= 1
-        ids = task.batch(length, 1, torch.Generator().manual_seed(0)).ids[:, :-1]
-    at = at_evaluation(run.experiment)(ids)
-    _, intact = model(ids, positions=at, weights=True)
-    with without_position(model.stack):
-        _, removed = model(ids, positions=at, weights=True)
-    words = ["^" if token == ids[0, 0] else task.decode([token]) for token in ids[0].tolist()]
+def attention(run: Run) -> dict[str, Any] | None:
+    """The attention weights of one held-out sequence of some 32 tokens, with position and with it removed."""
+    task, place = run.task, at_evaluation(run.experiment)
+    batch = one_of_some_32(run).to(run.experiment.device)
+    intact = weights_of(run.model.eval(), batch, place)
+    removed = weights_of(without_position(run.model, run.experiment, task), batch, place)
+    if intact is None or removed is None:
+        return None
+    words = ["^" if token == batch.ids[0, 0] else task.decode([token]) for token in batch.ids[0].tolist()]
     return {"tokens": words, "with": [rounded(w[0]) for w in intact], "without": [rounded(w[0]) for w in removed]}
+
+
+def one_of_some_32(run: Run) -> Batch:
+    """A held-out sequence of the trained length, or of the longest that has no more than 32 tokens."""
+    task, longest = run.task, run.experiment.train_length
+    if task.in_bits:
+        return task.windows(task.text.test, torch.tensor([0]), min(longest, 32))
+    lengths = task.lengths(longest)
+    length = max((n for n in lengths if task.tokens(n) <= 32), default=lengths[0])
+    return task.batch(length, 1, torch.Generator().manual_seed(0))
 
 
 @torch.inference_mode()
 def pictures(run: Run) -> dict[str, Any]:
     """The numbers behind the pictures of the encoding, after training."""
     tokens = min(run.task.tokens(run.experiment.train_length), 64)
-    first = run.model.stack.encoding_of[0]
-    return describe(first, run.experiment.dim, tokens, run.model.stack.added)
+    if run.task.axes > 1 or not (stacks := stacks_of(run.model)):
+        return dict.fromkeys(("added", "wavelengths", "bias", "rotation"))
+    # Tables of a few positions; what a picture is made of lies on the CPU.
+    stack = stacks[0] if run.experiment.device == "cpu" else copy.deepcopy(stacks[0]).cpu()
+    return describe(stack.encoding_of[0], run.experiment.dim, tokens, stack.added)
 
 
 @torch.inference_mode()

@@ -16,7 +16,8 @@ from typing import Any
 
 from posenc.foreign import CannotRead
 from posenc.lab import record, store
-from posenc.lab.recipes import STEP_COST, Experiment
+from posenc.lab.experiment import Experiment
+from posenc.lab.recipes import UNBOUNDED, cost
 from posenc.lab.store import CannotWrite
 from posenc.lab.summary import legible
 from posenc.lab.train import Run, start, train
@@ -36,10 +37,19 @@ class Progress:
     score: float | None = None
     state: str = "waiting"
     """waiting, running, measuring, done, kept (from an earlier call), or failed"""
+    share: float = 0.0
+    """How much of its training is done."""
+    cost: float = 1.0
+    """What the whole run takes, beside others."""
 
     @property
     def words(self) -> str:
         return f"{self.spec} on {self.task}, seed {self.seed}"
+
+    @property
+    def how_far(self) -> str:
+        """Its steps, and of a run that ends by something else the share that is done."""
+        return f"{self.step}/{self.steps}" if self.steps < UNBOUNDED else f"{self.step} ({self.share:.0%})"
 
 
 @dataclass
@@ -57,10 +67,9 @@ class Sweep:
     def seconds_left(self) -> float | None:
         """An estimate from the steps done so far; None while there is nothing to go by."""
         fresh = [run for run in self.runs.values() if run.state != "kept"]
-        cost = {run.key: STEP_COST.get(run.task, 1.0) for run in fresh}
-        total = sum(run.steps * cost[run.key] for run in fresh)
+        total = sum(run.cost for run in fresh)
         over = ("done", "failed", "measuring")
-        made = sum((run.steps if run.state in over else run.step) * cost[run.key] for run in fresh)
+        made = sum(run.cost * (1 if run.state in over else min(run.share, 1)) for run in fresh)
         elapsed = time.monotonic() - self.began
         return None if made == 0 else elapsed * (total - made) / made
 
@@ -87,7 +96,8 @@ def run_all(
     for experiment in experiments:
         key = record.key_of(experiment)
         spec = " / ".join(experiment.specs) + (f" with {experiment.map}" if experiment.map else "")
-        sweep.runs[key] = Progress(key, legible(spec), experiment.task, experiment.seed, experiment.steps)
+        about = legible(experiment.task), experiment.seed, experiment.steps
+        sweep.runs[key] = Progress(key, legible(spec), *about, cost=cost(experiment))
         if found := kept_record(records / f"{key}.json"):
             sweep.runs[key].state = "kept"
             others.append(record.made_elsewhere(found))
@@ -175,7 +185,7 @@ class Crew:
                 self.fail(run, f"{how}, twice")
             else:
                 self.died.add(run.key)
-                run.state, run.step = "waiting", 0
+                run.state, run.step, run.share = "waiting", 0, 0.0
                 line.append(run.key)
                 say(f"{run.words}: {how}; it is tried once more")
             return
@@ -236,7 +246,7 @@ def run_one(experiment: Experiment, key: str, records: Path, tell: Callable[...,
 
     def progress(run: Run) -> None:
         point = run.curve[-1]
-        tell(step=run.step, loss=point["loss"], score=point["score"])
+        tell(step=run.step, share=run.progress, loss=point["loss"], score=point["score"])
 
     tell(state="running")
     if changed := experiment.changed_files():

@@ -4,6 +4,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,11 +18,13 @@ from torch.overrides import TorchFunctionMode
 from posenc import foreign
 from posenc.foreign import CannotRead
 from posenc.foreign.text import shortened
-from posenc.lab import store, tasks
+from posenc.lab import store
 from posenc.lab.evaluate import exact_match, held_out_bits
+from posenc.lab.experiment import EXPERIMENT, Experiment
+from posenc.lab.models import logits_of, model_of, stacks_of
 from posenc.lab.places import Places, at_evaluation, counted, in_training
-from posenc.lab.recipes import EXPERIMENT, Experiment, hints
-from posenc.model import Decoder
+from posenc.lab.recipes import ORIGINAL_BETAS, ORIGINAL_EPS, original_rate
+from posenc.lab.tasks import Batch
 
 LEARNED = 0.99
 """The gate: a length beyond the trained one is spoken of only when the trained one is answered this well."""
@@ -40,7 +43,12 @@ OLDER_FORM = {
     "cpu_s": float,
     "curve": [{"step": int, "loss": float, "score": float, "cpu_s": float}],
 }
-FORM = OLDER_FORM | {"versions": {"*": Any}, "text?": (str, None), "files": {MODEL: str, OPTIMIZER: str}}
+FORM = OLDER_FORM | {
+    "versions": {"*": Any},
+    "text?": (str, None),
+    "tokens?": int,
+    "files": {MODEL: str, OPTIMIZER: str},
+}
 """What run.json holds, here and before schema 2."""
 
 
@@ -50,10 +58,12 @@ class Run:
 
     experiment: Experiment
     task: Any
-    model: Decoder
+    model: torch.nn.Module
     optimizers: tuple[torch.optim.Optimizer, ...]
     generator: Generator
     step: int = 0
+    tokens: int = 0
+    """How many tokens the model has read in training."""
     cpu_s: float = 0.0
     curve: list[dict[str, float]] = field(default_factory=list)
     versions: dict[str, Any] | None = None
@@ -75,16 +85,19 @@ class Run:
         return next((int(b["step"]) for a, b in pairs if min(a["score"], b["score"]) >= LEARNED), None)
 
     @property
-    def last(self) -> int:
-        """The step at which the run ends, as far as can be told now."""
-        steps, cooling = self.experiment.steps, self.cooling_from
-        return steps if cooling is None else min(steps, cooling + self.experiment.cool_down)
+    def progress(self) -> float:
+        """How much of the training is done: 1 at its end, by whichever of its ends comes first."""
+        experiment = self.experiment
+        parts = [self.step / experiment.steps]
+        parts += [self.tokens / experiment.tokens] if experiment.tokens else []
+        parts += [self.cpu_s / experiment.seconds] if experiment.seconds else []
+        return max(parts)
 
-
-def task_of(experiment: Experiment) -> Any:
-    """The task of an experiment."""
-    cls = tasks.find(experiment.task)
-    return cls(experiment.text) if experiment.task == "text" else cls()
+    @property
+    def over(self) -> bool:
+        """Whether the training is over: at its end, or cooled down."""
+        cooling = self.cooling_from
+        return self.progress >= 1 or (cooling is not None and self.step >= cooling + self.experiment.cool_down)
 
 
 def start(experiment: Experiment, *, to_train: bool = True) -> Run:
@@ -92,48 +105,34 @@ def start(experiment: Experiment, *, to_train: bool = True) -> Run:
 
     to_train  whether to make the optimisers, which take longer than the model; without them the run cannot train
     """
-    task = task_of(experiment)
+    task = experiment.made_task()
     model = model_of(experiment, task)
     optimizers = optimizers_of(experiment, model) if to_train else ()
+    if experiment.compile and to_train:
+        model.compile()
     return Run(experiment, task, model, optimizers, Generator().manual_seed(experiment.seed + 1))
 
 
-def model_of(experiment: Experiment, task: Any) -> Decoder:
-    """The untrained model of an experiment."""
-    torch.manual_seed(experiment.seed)
-    trained = task.tokens(experiment.train_length)
-    longest = max((task.tokens(n) for n in experiment.test_lengths), default=trained)
-    spec = experiment.spec if isinstance(experiment.spec, str) else tuple(experiment.spec)
-    model = Decoder(
-        task.vocab,
-        experiment.dim,
-        experiment.heads,
-        experiment.layers,
-        spec,
-        max_len=trained,
-        hints=hints(trained, max(longest, trained)),
-    )
-    # An encoding that draws its own first values would move the random numbers of everything built after it.
-    torch.manual_seed(experiment.seed)
-    plain = Decoder(task.vocab, experiment.dim, experiment.heads, experiment.layers, "none", max_len=trained)
-    model.load_state_dict(plain.state_dict(), strict=False)
-    return model
-
-
-def optimizers_of(experiment: Experiment, model: Decoder) -> tuple[torch.optim.Optimizer, ...]:
-    """AdamW; and where matrices have a rate of their own, Muon for those of the blocks.
+def optimizers_of(experiment: Experiment, model: torch.nn.Module) -> tuple[torch.optim.Optimizer, ...]:
+    """AdamW, or what the original transformer had; and where matrices have a rate of their own, Muon for those.
 
     Embeddings, norms, biases, the output and what the encodings learn stay with AdamW in any case. Raises ValueError
     where PyTorch has no Muon.
     """
     if experiment.matrix_rate and not hasattr(torch.optim, "Muon"):
         raise ValueError(f"matrix_rate needs torch 2.9 or newer, got {torch.__version__}; update torch")
-    matrices = [p for p in model.stack.blocks.parameters() if p.ndim == 2] if experiment.matrix_rate else []
+    blocks = [p for stack in stacks_of(model) for p in stack.blocks.parameters()] if experiment.matrix_rate else []
+    matrices = [p for p in blocks if p.ndim == 2]
+    if experiment.matrix_rate and not matrices:
+        raise ValueError(f"matrix_rate is for the blocks of posenc's stacks, and {experiment.model} has none")
     apart = {id(matrix) for matrix in matrices}
     others = [p for p in model.parameters() if id(p) not in apart]
     # The rate is that of each step.
-    adamw = torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=experiment.weight_decay, fused=True)
-    return (adamw, torch.optim.Muon(matrices, weight_decay=0.0)) if matrices else (adamw,)
+    if experiment.schedule == "original":
+        first = torch.optim.Adam(others, betas=ORIGINAL_BETAS, eps=ORIGINAL_EPS)
+    else:
+        first = torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=experiment.weight_decay, fused=True)
+    return (first, torch.optim.Muon(matrices, weight_decay=0.0)) if matrices else (first,)
 
 
 def train(run: Run, progress: Callable[[Run], None] | None = None, until: int | None = None) -> Run:
@@ -144,13 +143,16 @@ def train(run: Run, progress: Callable[[Run], None] | None = None, until: int | 
     experiment = run.experiment
     losses: list[Tensor] = []
     run.model.train()
-    began = time.process_time()
-    while run.step < (last := min(run.last, until or run.last)):
+    stop = experiment.steps if until is None else until
+    begun, before = time.process_time(), run.cpu_s
+    while not run.over and run.step < stop:
         losses.append(one_step(run))
         run.step += 1
-        if run.step % experiment.evaluate_every and run.step != last:
+        if experiment.seconds:
+            run.cpu_s = before + time.process_time() - begun
+        if run.step % experiment.evaluate_every and not run.over and run.step != stop:
             continue
-        run.cpu_s += time.process_time() - began
+        run.cpu_s = before + time.process_time() - begun
         loss = float(torch.stack(losses).mean())
         if not math.isfinite(loss):
             raise RuntimeError(
@@ -161,7 +163,7 @@ def train(run: Run, progress: Callable[[Run], None] | None = None, until: int | 
         if progress is not None:
             progress(run)
         run.model.train()
-        began = time.process_time()
+        begun, before = time.process_time(), run.cpu_s
     return run
 
 
@@ -173,11 +175,13 @@ def one_step(run: Run) -> Tensor:
         for group in optimizer.param_groups:
             group["lr"] = highest * share
     length = draw_length(run)
-    batch = run.task.batch(length, experiment.batch, run.generator)
+    batch = run.task.batch(length, experiment.batch, run.generator).to(experiment.device)
+    run.tokens += batch.ids.numel()
     place = in_training(experiment, run.step)
     for optimizer in run.optimizers:
         optimizer.zero_grad(set_to_none=True)
-    loss = answer_loss(model, batch, place)
+    with computing(experiment):
+        loss = answer_loss(model, batch, place)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(run.parameters, 1.0)
     for optimizer in run.optimizers:
@@ -185,16 +189,22 @@ def one_step(run: Run) -> Tensor:
     return loss.detach()
 
 
-def answer_loss(model: Decoder, batch: tasks.Batch, place: Places = counted) -> Tensor:
+def computing(experiment: Experiment) -> AbstractContextManager:
+    """What matrix products are computed in within the block."""
+    if experiment.dtype == "float32":
+        return nullcontext()
+    return torch.autocast(torch.device(experiment.device).type, getattr(torch, experiment.dtype))
+
+
+def answer_loss(model: torch.nn.Module, batch: Batch, place: Places = counted) -> Tensor:
     """Mean cross-entropy (nats) of the predictions that count."""
-    first = int(batch.answer.int().argmax())
-    ids = batch.ids[:, :-1]
-    logits = model(ids, positions=place(ids), only=slice(first, None))
-    counted = batch.answer[first:]
-    targets = batch.ids[:, 1 + first :]
-    if not bool(counted.all()):
-        logits, targets = logits[:, counted], targets[:, counted]
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    first = batch.first
+    logits, targets = logits_of(model, batch, place, first=first), batch.targets[:, first:]
+    counts = batch.answer[..., first:]
+    if not bool(counts.all()):
+        counts = counts.expand(targets.shape)
+        logits, targets = logits[counts][None], targets[counts][None]
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
 def draw_length(run: Run) -> int:
@@ -203,24 +213,27 @@ def draw_length(run: Run) -> int:
     A function of the seed and the step alone, so that a resumed run goes on as if nothing had happened.
     """
     experiment = run.experiment
-    if experiment.task == "text":
-        return experiment.train_length
-    longest = experiment.train_length
-    grown = run.step / (experiment.curriculum * experiment.steps) if experiment.curriculum else 1.0
+    lengths = run.task.lengths(experiment.train_length)
+    grown = run.progress / experiment.curriculum if experiment.curriculum else 1.0
     if grown < 1:
-        longest = min(longest, max(2, math.ceil(longest * grown)))
-    turn, place = divmod(run.step, longest)
-    order = torch.randperm(longest, generator=Generator().manual_seed(experiment.seed * 1_000_000 + turn))
-    return 1 + int(order[place])
+        most = max(2, math.ceil(experiment.train_length * grown))
+        lengths = [length for length in lengths if length <= most] or lengths[:1]
+    turn, place = divmod(run.step, len(lengths))
+    order = torch.randperm(len(lengths), generator=Generator().manual_seed(experiment.seed * 1_000_000 + turn))
+    return lengths[int(order[place])]
 
 
 def rate_at(run: Run) -> float:
     """The learning rate of the next step as a share of the highest: a linear warm-up, a cosine, and a cool-down."""
     experiment, step = run.experiment, run.step
-    if step < experiment.warmup:
+    if experiment.schedule == "original":
+        share = original_rate(step, experiment.dim, experiment.warmup)
+    elif step < experiment.warmup:
         share = (step + 1) / experiment.warmup
     else:
-        done = (step - experiment.warmup) / max(experiment.steps - experiment.warmup, 1)
+        # By steps a run is over after the last of them; by anything else, when that is used up.
+        warm = experiment.warmup / experiment.steps
+        done = (run.progress - warm) / max(1 - warm, 1e-9)
         share = experiment.final_rate + (1 - experiment.final_rate) * 0.5 * (1 + math.cos(math.pi * done))
     if run.cooling_from is not None:
         share *= max(experiment.final_rate, 1 - (step - run.cooling_from) / experiment.cool_down)
@@ -230,14 +243,14 @@ def rate_at(run: Run) -> float:
 def score(run: Run) -> float:
     """How well the run does now: held-out exact match at the trained length; for text bits per byte."""
     length, place = run.experiment.train_length, at_evaluation(run.experiment)
-    if run.experiment.task == "text":
+    if run.task.in_bits:
         return held_out_bits(run.model, run.task, length, total=2048, place=place)
     return exact_match(run.model, run.task, length, rows=256, shortest=length, place=place).exact_match
 
 
 def learned_at(run: Run) -> dict[str, float] | None:
     """The first point of the curve from which 99 % exact match held to the end; None if it never did."""
-    if run.experiment.task == "text" or not run.curve:
+    if run.task.in_bits or not run.curve:
         return None
     reached = None
     for point in run.curve:
@@ -267,8 +280,9 @@ def save(run: Run, folder: Path) -> None:
         "schema": SCHEMA,
         "experiment": run.experiment.to_dict(),
         "versions": store.versions(),
-        "text": run.task.text.sha256 if run.experiment.task == "text" else None,
+        "text": run.task.text.sha256 if run.task.in_bits else None,
         "step": run.step,
+        "tokens": run.tokens,
         "cpu_s": run.cpu_s,
         "curve": run.curve,
         "files": {name: store.checksum(data) for name, data in tensors.items()},
@@ -351,7 +365,7 @@ def load_step(folder: Path, own: Collection[str | Path], to_train: bool) -> Run:
         if not experiment.own_files:
             # What run.json claims takes memory only where the weights are as large.
             with torch.device("meta"), Undrawn():
-                claimed = model_of(experiment, task_of(experiment))
+                claimed = model_of(experiment, experiment.made_task())
             claimed.load_state_dict(tensors[MODEL], assign=True)
         run = start(experiment, to_train=to_train)
         run.model.load_state_dict(tensors[MODEL])
@@ -365,6 +379,7 @@ def load_step(folder: Path, own: Collection[str | Path], to_train: bool) -> Run:
     except (RuntimeError, ValueError, KeyError) as error:
         raise CannotRead(f"it does not fit its run.json: {error}", file=folder / OPTIMIZER) from None
     run.step, run.cpu_s, run.curve = facts["step"], facts["cpu_s"], facts["curve"]
+    run.tokens = facts.get("tokens", 0)
     run.versions, run.text = facts.get("versions"), facts.get("text")
     return run
 

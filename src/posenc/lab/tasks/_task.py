@@ -38,6 +38,17 @@ class Batch:
         """For a model that predicts the next token: of sequences [B, T + 1] it reads the first T and says the last T."""
         return Batch(sequence[:, :-1], sequence[:, 1:], answer, source=source)
 
+    def to(self, device: str) -> "Batch":
+        """The same on a device."""
+        at, source = self.positions, self.source
+        return Batch(
+            self.ids.to(device),
+            self.targets.to(device),
+            self.answer.to(device),
+            None if at is None else at.to(device),
+            None if source is None else source.to(device),
+        )
+
     @property
     def first(self) -> int:
         """The first token at which something counts."""
