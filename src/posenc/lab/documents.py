@@ -123,7 +123,9 @@ def of_columns(file: Path, field: str) -> Iterator[tuple[str, Any]]:
         raise CannotRead(
             "reading Parquet needs pyarrow", file=file, remedy="install it with `pip install pyarrow`"
         ) from None
-    with reading_with("pyarrow", file=file), parquet.ParquetFile(file, buffer_size=BLOCK) as opened:
+    # What is buffered before it is asked for would be the whole file.
+    bounded = {"buffer_size": BLOCK, "pre_buffer": False}
+    with reading_with("pyarrow", file=file), parquet.ParquetFile(file, **bounded) as opened:
         names = opened.schema_arrow.names
         if field not in names:
             raise CannotRead(

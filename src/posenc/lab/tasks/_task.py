@@ -40,14 +40,8 @@ class Batch:
 
     def to(self, device: str) -> "Batch":
         """The same on a device."""
-        at, source = self.positions, self.source
-        return Batch(
-            self.ids.to(device),
-            self.targets.to(device),
-            self.answer.to(device),
-            None if at is None else at.to(device),
-            None if source is None else source.to(device),
-        )
+        held = vars(self).items()
+        return Batch(**{name: None if value is None else value.to(device) for name, value in held})
 
     @property
     def first(self) -> int:
