@@ -24,7 +24,7 @@ import posenc.__main__ as main
 from posenc import __version__, catalogue, cli
 from posenc.lab import compare, recipes, record, report, store, sweep
 from posenc.lab import train as training
-from posenc.lab.recipes import Experiment
+from posenc.lab.experiment import Experiment
 
 SMALL = [
     "--tasks",
@@ -133,9 +133,8 @@ def process(*arguments: str) -> subprocess.CompletedProcess:
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that a comparison has filled."""
     folder = tmp_path_factory.mktemp("filled")
-    settings = compare.Settings(
-        ("none", "alibi"), ("repeat",), seeds=1, steps=2, train_length=2, dim=8, heads=2, layers=1
-    )
+    small = {"steps": 2, "train_length": 2, "dim": 8, "heads": 2, "layers": 1}
+    settings = compare.Settings(("none", "alibi"), ("repeat",), seeds=1, changes=small)
     patch = pytest.MonkeyPatch()
     patch.setattr(compare, "run_all", run_in_this_process)
     patch.setattr(report.Drawer, "__call__", lambda *_: None)
@@ -508,9 +507,8 @@ def test_compare_prints_data_on_stdout_and_progress_on_stderr(posenc, here: Path
     assert answer.code == 0 and "1 of 1 runs done" in answer.err
     found = json.loads(answer.out)
     assert [one["encoding"] for one in found] == ["none"]
-    assert (here / "out" / "report.html").is_file() and json.loads((here / "out" / "settings.json").read_text())[
-        "steps"
-    ] == 2
+    settings = json.loads((here / "out" / "settings.json").read_text())
+    assert (here / "out" / "report.html").is_file() and settings["changes"]["steps"] == 2
 
 
 def test_report_writes_the_page_again_with_the_same_words(posenc, filled: Path, here: Path) -> None:
@@ -658,7 +656,7 @@ def test_train_keeps_a_checkpoint_resumes_and_generates_from_it(posenc) -> None:
     ]
     assert by_seed[0] == by_seed[1] and len(set(by_seed)) > 1
     other = posenc(*TRAIN, "--seed", "5")
-    assert other.code == 2 and "holds a run of other settings (seed 0 -> 5)" in other.line
+    assert other.code == 2 and "holds a run of other settings (seed 100 -> 5)" in other.line
     wrong = posenc("generate", "kept", "--prompt", "a b")
     assert wrong.code == 2 and "a prompt for this task is written in" in wrong.line
     none = posenc("generate", "kept", "--tokens", "0")

@@ -15,7 +15,8 @@ from posenc.catalogue import parse
 from posenc.checkpoints.inspection.inspect import inspect
 from posenc.foreign import CannotRead, code
 from posenc.lab import compare, record, report, store, sweep, train
-from posenc.lab.recipes import Experiment, recipe
+from posenc.lab.experiment import Experiment
+from posenc.lab.recipes import recipe
 from posenc.specs import files_in, split
 
 SHAPE = Shape.of(dim=16, heads=2, max_len=8)

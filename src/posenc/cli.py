@@ -108,7 +108,7 @@ class Compare(OfExperiment):
     encodings: tuple[str, ...] = ENCODINGS
     """Specs to compare; "all" stands for every encoding that reads a sequence, path/to/mine.py:Mine for your own."""
     tasks: tuple[str, ...] = ()
-    """Tasks, such as copy "recall(symbols=16)" path/to/mine.py:Mine; posenc list has all. Default: what the preset says."""
+    """Tasks, such as copy "recall(symbols=16)" path/to/mine.py:Mine; posenc list has all. Default: the preset's."""
     preset: str = "default"
     """default: repeat with three seeds, and text with one. full: six tasks, three seeds."""
     seeds: Whole = None

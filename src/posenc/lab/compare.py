@@ -21,6 +21,9 @@ PRESETS: dict[str, dict[str, int]] = {
 """What a preset asks for: its tasks, and the seeds of each. Exact matches beyond the trained length move by up to 56
 points between seeds (docs/log.md); a run on text moves less and costs twice as much."""
 
+SEEDS = 3
+"""Those of a task that no preset names."""
+
 MOST_THREADS = 1_024
 """The threads to compute with: far more than processors have cores, and few enough that the system can start them."""
 
@@ -73,8 +76,11 @@ class Settings:
         runs = [run for task in self.tasks for run in self.on(task)]
         if "text" in self.changes and not any(run.text for run in runs):
             raise ValueError("--text is for a task on text; add text to the tasks, or leave --text out")
-        if self.stretches and not any(run.stretch for run in runs if run.stretch):
-            self.refuse_stretch()
+        if any(one != NO_OPTION for one in self.stretches or ()) and not any(run.stretch for run in runs):
+            raise ValueError(
+                f"--stretch is for encodings with frequencies whose spec leaves their schedule open, such as rotary; "
+                f"none of {', '.join(self.encodings)} is one"
+            )
         check_buildable(runs)
         # The longest runs first, so that no core waits at the end.
         return sorted(runs, key=recipes.cost, reverse=True)
@@ -83,10 +89,7 @@ class Settings:
         """The runs on one task."""
         made = task_of(task)
         changes = {name: value for name, value in self.changes.items() if name != "text" or hasattr(made, "path")}
-        known = PRESETS[self.preset]
-        seeds = (
-            known.get(task, 1 if made.in_bits and self.preset == "default" else 3) if self.seeds is None else self.seeds
-        )
+        seeds = PRESETS[self.preset].get(task, SEEDS) if self.seeds is None else self.seeds
         maps = [None if one == NO_OPTION else one for one in self.maps or (NO_OPTION,)]
         runs = []
         for stretch in self.stretches or (NO_OPTION,):
@@ -98,14 +101,6 @@ class Settings:
             if specs or not self.stretches:
                 runs += recipes.comparison(specs, [task], seeds, maps, self.first_seed, **given)
         return runs
-
-    def refuse_stretch(self) -> None:
-        if all(one == NO_OPTION for one in self.stretches or ()):
-            return
-        raise ValueError(
-            f"--stretch is for encodings with frequencies whose spec leaves their schedule open, such as rotary; none of "
-            f"{', '.join(self.encodings)} is one"
-        )
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -143,8 +138,8 @@ def check_said(run: Experiment, got: Sequence[int], expected: Sequence[int]) -> 
     """Raises ValueError unless a model of one's own says something of every id at every token."""
     if tuple(got) != tuple(expected):
         raise ValueError(
-            f"{run.model} must give logits [batch, tokens, vocab={expected[2]}] for ids [batch, tokens]; its last token "
-            f"has {list(got)} where {list(expected)} was expected"
+            f"{run.model} must give logits [batch, tokens, vocab={expected[2]}] for ids [batch, tokens]; for the last "
+            f"token it gave {list(got)} where {list(expected)} was expected"
         )
 
 
@@ -210,12 +205,14 @@ def reads(encoding: Encoding, axes: int) -> bool:
 FORM = form_of(Settings) | {"changes?": {"*": Any}}
 
 
-def as_now(settings: dict[str, Any]) -> dict[str, Any]:
+def as_now(settings: Any) -> Any:
     """Settings as they are written now: older ones had those of an experiment among their own."""
+    if not isinstance(settings, dict):
+        return settings
     older = ("train_length", "test_lengths", "steps", "layers", "dim", "heads", "text")
     changes = {name: settings[name] for name in older if settings.get(name) is not None}
     kept = {name: value for name, value in settings.items() if name not in older}
-    return kept | {"changes": settings.get("changes", {}) | changes}
+    return kept | ({"changes": changes} if changes else {})
 
 
 def write_settings(settings: Settings, folder: Path) -> None:
