@@ -7,7 +7,7 @@ warms up and then falls as 1/sqrt(step), label smoothing 0.1 (section 5), and th
 at the end (section 6.1).
 
 What to look for: the rate at its peak and at the end; exact match of the last checkpoint against that of the average.
-At this size the rate is still high when training ends, so a single checkpoint is noisy, and averaging is worth a lot.
+At this size the rate is still high when training ends, so a single checkpoint is noisy, and averaging them helps.
 The picture is the last layer's attention from the target to the source: the verb, then each phrase backwards, so two
 short anti-diagonals.
 """

@@ -36,6 +36,16 @@ class OfText(Task):
     added: ClassVar[int] = 1
     """How many ids there are behind those of the text; the first of them is BOS."""
 
+    @property
+    def asked(self) -> float:
+        """The share of the tokens of a window that is asked for."""
+        return 1.0
+
+    @property
+    def unit(self) -> str:
+        """What is counted where a text is measured: its bytes, or its tokens."""
+        return "bytes" if self.tokenizer is None else "tokens"
+
     @functools.cached_property
     def loaded(self) -> Tokenizer | None:
         """The tokenizer; it is read without the text, for what only continues a prompt."""
@@ -66,9 +76,8 @@ class OfText(Task):
         """Where windows of `length` tokens begin in what is trained on: [rows]."""
         places = len(self.text.train) - length
         if places < 1:
-            what = "bytes" if self.loaded is None else "tokens"
             raise ValueError(
-                f"the text has {len(self.text.train):,} {what} to train on, too few for a window of {length}; "
+                f"the text has {len(self.text.train):,} {self.unit} to train on, too few for a window of {length}; "
                 f"add text or choose shorter lengths"
             )
         return torch.randint(0, places, (rows,), generator=generator)

@@ -23,7 +23,7 @@ class Batch:
     answer     [T] or [B, T]  which of that counts
     positions  where the tokens stand; None: 0, 1, 2, ...
     source     [B, S]  what an encoder-decoder reads first
-    bytes      [B, T]  how many bytes of text each target stands for, where the task is measured in bits of text
+    bytes      [B, T]  how many bytes of text each target stands for; None: one
     """
 
     ids: Tensor
