@@ -12,10 +12,12 @@ from posenc.coordinate_maps import COORDINATE_MAPS, Randomised, map_of
 from posenc.foreign import CannotRead
 from posenc.lab import evaluate, record, store, summary
 from posenc.lab.ablate import ablate
-from posenc.lab.compare import Settings, compare, continue_prompt, train_one
+from posenc.lab.compare import compare
 from posenc.lab.experiment import Experiment
 from posenc.lab.places import at_evaluation, counted, in_training
 from posenc.lab.recipes import recipe
+from posenc.lab.settings import Settings
+from posenc.lab.single_run import continue_prompt, train_one
 from posenc.lab.train import load, save, start, train
 
 TINY = {"train_length": 3, "dim": 16, "heads": 2, "layers": 1, "batch": 4, "warmup": 2, "steps": 4}

@@ -11,9 +11,9 @@ from posenc import catalogue
 from posenc.catalogue import build
 from posenc.encoding import Shape
 from posenc.lab import ENCODINGS, experiment
-from posenc.lab.compare import Settings, all_named, not_for
 from posenc.lab.experiment import Experiment
 from posenc.lab.recipes import comparison, hints, longer, original, recipe
+from posenc.lab.settings import Settings, all_named, not_for
 from posenc.lab.tasks import TASKS, task_of
 
 

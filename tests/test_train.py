@@ -13,9 +13,9 @@ import posenc
 from posenc.foreign import CannotRead
 from posenc.lab import ENCODINGS, store
 from posenc.lab import train as training
-from posenc.lab.compare import continue_prompt, train_one
 from posenc.lab.experiment import Experiment
 from posenc.lab.recipes import recipe
+from posenc.lab.single_run import continue_prompt, train_one
 from posenc.lab.tasks import Batch, task_of
 from posenc.lab.train import Run, draw_length, load, rate_at, save, start, train
 
@@ -66,14 +66,14 @@ def test_training_lowers_the_loss() -> None:
 
 def batches_of(spec: str, monkeypatch: pytest.MonkeyPatch) -> list[list]:
     run, seen = start(tiny(spec, curriculum=0.5)), []
-    plain = type(run.task).batch
+    plain = run.task.batch
 
-    def batch(task, length, rows, generator) -> Batch:
-        made = plain(task, length, rows, generator)
+    def batch(length, rows, generator) -> Batch:
+        made = plain(length, rows, generator)
         seen.append(made.ids.tolist())
         return made
 
-    monkeypatch.setattr(type(run.task), "batch", batch)
+    vars(run.task)["batch"] = batch
     train(run)
     return seen
 
