@@ -1,10 +1,10 @@
 """Translating with the original transformer's recipe, small: an encoder-decoder with sinusoidal positions.
 
 The languages are those of the task `translation`: subject, object, verb becomes verb, subject, object, with adjectives
-behind their nouns. So the decoder has to learn a dictionary and where to look. From the original (Vaswani et al. 2017, arXiv:1706.03762):
-post-norm blocks, one table for source, target and output, tokens scaled by sqrt(dim), Adam(0.9, 0.98), a rate that
-warms up and then falls as 1/sqrt(step), label smoothing 0.1 (section 5), and the average of the last five checkpoints
-at the end (section 6.1).
+behind their nouns. So the decoder has to learn a dictionary and where to look. From the original (Vaswani et al. 2017,
+arXiv:1706.03762): post-norm blocks, one table for source, target and output, tokens scaled by sqrt(dim),
+Adam(0.9, 0.98), a rate that warms up and then falls as 1/sqrt(step), label smoothing 0.1 (section 5), and the average
+of the last five checkpoints at the end (section 6.1).
 
 What to look for: the rate at its peak and at the end; exact match of the last checkpoint against that of the average.
 At this size the rate is still high when training ends, so a single checkpoint is noisy, and averaging them helps.

@@ -316,7 +316,7 @@ print(size, memory("VmHWM") - before)
 
 
 def memory_beyond(small: str, large: str) -> tuple[int, float]:
-    """Of a text: what it has to train on, and what it takes beyond a small one (MB): anonymous memory and files alike."""
+    """Of a text: what it has to train on, and what it takes beyond a small one (MB, pages of files among them)."""
     child = [sys.executable, "-c", MEASURED, small, large]
     path = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     ended = subprocess.run(child, capture_output=True, text=True, env=path, check=False)

@@ -102,7 +102,9 @@ def test_windows_of_records_are_those_of_their_bytes(tmp_path: Path) -> None:
     text = data.load(records(tmp_path / "book.jsonl", DOCUMENTS))
     whole = bytes_of(text.train)
     start = torch.arange(0, len(whole) - 20, 7)
-    assert bytes(text.train.windows(start, 20).flatten().tolist()) == b"".join(whole[i : i + 20] for i in start.tolist())
+    assert bytes(text.train.windows(start, 20).flatten().tolist()) == b"".join(
+        whole[i : i + 20] for i in start.tolist()
+    )
 
 
 def test_another_field_is_read_where_it_is_named(tmp_path: Path) -> None:
@@ -135,7 +137,10 @@ def test_nothing_is_left_beside_the_files_or_in_the_temporary_folder(
     [
         ("{", r"book\.jsonl: line 301: it is no whole JSON \(Expecting property name[a-z ]*\)$"),
         ("[" * 100_000, r"line 301: it is no whole JSON \(maximum recursion depth"),
-        ("[1]", r"line 301: expected a record with the field 'text', got \[1\]; name the field that holds the text, as"),
+        (
+            "[1]",
+            r"line 301: expected a record with the field 'text', got \[1\]; name the field that holds the text, as",
+        ),
         ('{"a": 1}', r"expected a record with the field 'text', got the fields \['a'\]; .* text\(field='content'\)$"),
         ('{"text": 5}', r"book\.jsonl: line 301: text: expected text, got 5$"),
         (r'{"text": "ab\ud800"}', r"line 301: text: letter 2 is half of a pair, which is no Unicode$"),
@@ -159,9 +164,13 @@ def test_one_document_alone_is_refused(tmp_path: Path) -> None:
 
 def test_a_field_without_records_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a word\n" * 5000)
-    with pytest.raises(ValueError, match=r"^field='body' is for records, and '.*a\.txt' has none; leave it out, or give a"):
+    with pytest.raises(
+        ValueError, match=r"^field='body' is for records, and '.*a\.txt' has none; leave it out, or give a"
+    ):
         data.load(str(tmp_path / "a.txt"), "body")
-    with pytest.raises(ValueError, match=r"^field='body' is for records; give the path of a \.jsonl or \.parquet file too$"):
+    with pytest.raises(
+        ValueError, match=r"^field='body' is for records; give the path of a \.jsonl or \.parquet file too$"
+    ):
         data.load(None, "body")
 
 
@@ -181,7 +190,9 @@ def test_records_that_change_while_they_are_read_are_refused(tmp_path: Path, mon
 
 def test_what_parquet_cannot_give_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = table(tmp_path / "book.parquet", DOCUMENTS)
-    with pytest.raises(CannotRead, match=r"book\.parquet: expected a column 'body', got \['id', 'text'\]; name the column"):
+    with pytest.raises(
+        CannotRead, match=r"book\.parquet: expected a column 'body', got \['id', 'text'\]; name the column"
+    ):
         data.load(file, "body")
     with pytest.raises(CannotRead, match=r"book\.parquet: row 1: id: expected text, got 0$"):
         data.load(file, "id")
@@ -209,7 +220,9 @@ def test_a_temporary_folder_without_room_is_named(monkeypatch: pytest.MonkeyPatc
 
     kept = Nameless()
     monkeypatch.setattr(kept, "file", Full())
-    with pytest.raises(OSError, match=r"temporary folder '.*': No space left on device; set TMPDIR to a folder with room"):
+    with pytest.raises(
+        OSError, match=r"temporary folder '.*': No space left on device; set TMPDIR to a folder with room"
+    ):
         kept.write(b"text")
 
 

@@ -153,14 +153,14 @@ class MLflow(types.ModuleType):
         self.calls.append(("end", run))
 
 
-def test_mlflow_keeps_files_in_the_folder_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_keeps_a_database_in_the_folder_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = MLflow()
     monkeypatch.setitem(sys.modules, "mlflow", mlflow)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     (logger,) = loggers_of(["mlflow"])
     follow_a_run(logger, tmp_path / "run")
     assert mlflow.calls == [
-        ("store", (tmp_path / "run" / "mlruns").as_uri()),
+        ("store", f"sqlite:///{tmp_path}/run/mlflow.db"),
         ("experiment", "posenc"),
         ("run", "number of posenc", "run"),
         ("param", "r1", "spec", "rotary"),
@@ -175,6 +175,7 @@ def test_mlflow_keeps_files_in_the_folder_of_the_run(tmp_path: Path, monkeypatch
         ("metric", "r1", "by_length.exact_match", 0.25, 12),
         ("end", "r1"),
     ]
+    assert (tmp_path / "run").is_dir()
 
 
 def test_mlflow_goes_where_the_environment_says_and_uses_the_experiment_that_is_there(
@@ -197,7 +198,9 @@ def test_a_library_that_is_missing_is_told_of_before_anything_begins(
     name: str, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(ValueError, match=f"^the logger {name} needs {library}; install it with `pip install {library}`$"):
+    with pytest.raises(
+        ValueError, match=f"^the logger {name} needs {library}; install it with `pip install {library}`$"
+    ):
         loggers_of([name])
 
 

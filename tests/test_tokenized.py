@@ -1,4 +1,4 @@
-"""Text in a tokenizer's tokens: nothing is lost, each token counts its bytes, and memory does not grow with the text."""
+"""Text in a tokenizer's tokens: nothing is lost, and each token counts its bytes."""
 
 import hashlib
 import json
@@ -152,7 +152,9 @@ def test_windows_are_bos_and_consecutive_tokens_and_say_how_many_bytes_each_stan
     assert batch.targets.tolist() == [ids[3:12], ids[40:49]] and batch.answer.tolist() == [True] * 9
     assert batch.bytes is not None and batch.bytes.tolist() == [sizes[3:12], sizes[40:49]]
     assert task.decode(task.encode("the cat")) == "the cat" and task.encode("the cat")[0] == 280
-    with pytest.raises(ValueError, match=r"tokens to train on, too few for a window of 90000; add text or choose shorter"):
+    with pytest.raises(
+        ValueError, match=r"tokens to train on, too few for a window of 90000; add text or choose shorter"
+    ):
         task.batch(90_000, 1, torch.Generator())
 
 
@@ -179,8 +181,9 @@ def test_a_tokenizer_that_loses_letters_is_refused_with_the_place(tmp_path: Path
     made.save(path)
     with pytest.raises(
         CannotRead,
-        match=r"tokenizer\.json: it does not give back the text that it was given: 'Sat here' comes back as 'sat here', "
-        r"and bits per byte would be those of another text; take one that loses nothing, such as a byte-level BPE$",
+        match=r"tokenizer\.json: it does not give back the text that it was given: 'Sat here' comes back as "
+        r"'sat here', and bits per byte would be those of another text; "
+        r"take one that loses nothing, such as a byte-level BPE$",
     ):
         tokenized.Tokenizer.of(path).with_bytes("the cat Sat here")
 
@@ -197,6 +200,7 @@ def test_a_tokenizer_without_the_library_says_what_to_install(tmp_path: Path, mo
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     tokenized.tokenizer_of.cache_clear()
     with pytest.raises(
-        CannotRead, match=r"tokenizer\.json: a tokenizer needs tokenizers; install it with `pip install 'posenc\[hf\]'`$"
+        CannotRead,
+        match=r"tokenizer\.json: a tokenizer needs tokenizers; install it with `pip install 'posenc\[hf\]'`$",
     ):
         tokenized.Tokenizer.of(path)

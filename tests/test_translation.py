@@ -81,7 +81,9 @@ def test_a_seed_gives_the_same_sentences_and_another_seed_others() -> None:
 def test_a_prompt_is_a_sentence_of_the_source() -> None:
     task = task_of("translation")
     batch = task.batch(6, 1, torch.Generator().manual_seed(3))
-    assert batch.source is not None and task.encode(task.decode(batch.source[0, 1:].tolist())) == batch.source[0].tolist()
+    assert (
+        batch.source is not None and task.encode(task.decode(batch.source[0, 1:].tolist())) == batch.source[0].tolist()
+    )
 
 
 def test_lengths_begin_where_there_is_a_sentence() -> None:

@@ -222,14 +222,19 @@ def read_text(path: Path) -> str:
     return b"".join(piece.blocks()).decode()
 
 
+def has_records(path: Path) -> bool:
+    return path.suffix.lower() in documents.SUFFIXES
+
+
 @functools.lru_cache(maxsize=2)
 def text_of(name: str, found: tuple[tuple[str, Piece], ...], field: str | None = None) -> Text:
     """The text of named files, each read through once; records are read twice, and kept decoded."""
-    records = [piece for _, piece in found if piece.path.suffix.lower() in documents.SUFFIXES]
-    plain = {file: piece for file, piece in found if piece not in records}
+    records = [piece for _, piece in found if has_records(piece.path)]
+    plain = {file: piece for file, piece in found if not has_records(piece.path)}
     if field is not None and not records:
         raise ValueError(
-            f"field={quoted(field)} is for records, and '{name}' has none; leave it out, or give a .jsonl or .parquet file"
+            f"field={quoted(field)} is for records, and '{name}' has none; leave it out, or give a .jsonl or .parquet "
+            f"file"
         )
     parts: list[tuple[Sequence[Piece | Nameless], Sequence[Piece | Nameless]]] = []
     for piece in plain.values():

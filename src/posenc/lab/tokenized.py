@@ -3,11 +3,10 @@
 import codecs
 import functools
 import hashlib
-import os
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any
 
 import torch
@@ -70,7 +69,8 @@ class Tokenizer:
         """
         encoded = self.made.encode(text, add_special_tokens=False)
         if (back := self.decode(encoded.ids)) != text:
-            place = len(os.path.commonprefix((text, back)))
+            same = takewhile(lambda pair: pair[0] == pair[1], zip(text, back, strict=False))
+            place = sum(1 for _ in same)
             raise CannotRead(
                 f"it does not give back the text that it was given: {quoted(text[place : place + 20])} comes back as "
                 f"{quoted(back[place : place + 20])}, and bits per byte would be those of another text",

@@ -30,7 +30,9 @@ def loggers_of(names: Sequence[str]) -> list[Logger]:
     found = [LOGGERS.read(name) for name in names]
     for place, (name, logger) in enumerate(zip(names, found, strict=True)):
         if not isinstance(logger, Logger):
-            raise ValueError(f"a logger must be one of {', '.join(LOGGERS)}, or path/to/mine.py:Mine, got {quoted(name)}")
+            raise ValueError(
+                f"a logger must be one of {', '.join(LOGGERS)}, or path/to/mine.py:Mine, got {quoted(name)}"
+            )
         if name in names[:place]:
             raise ValueError(f"the logger {quoted(name)} is named twice; name it once")
     return found

@@ -14,7 +14,7 @@ from posenc.lab.loggers._logger import Logger
 class JsonLines(Logger):
     """Add a line to log.jsonl in the folder of the run for all that happens, at once.
 
-    {"experiment": {...}},  then {"step": 50, "loss": 1.2, ...} for each point,  then {"learned": true, "lengths": [...]}
+    {"experiment": {...}}, then {"step": 50, "loss": 1.2, ...} for each point, then {"learned": true, "lengths": [...]}
 
     A run that goes on from a checkpoint adds its lines to those that are there. A number that is not finite is null.
 

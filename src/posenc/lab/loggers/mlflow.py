@@ -14,7 +14,7 @@ MOST_LETTERS = 500
 
 @dataclass(kw_only=True, eq=False)
 class MLflow(Logger):
-    """Make a run of MLflow, in files: mlruns/ in the folder of the run, or where MLFLOW_TRACKING_URI says.
+    """Make a run of MLflow, in mlflow.db in the folder of the run, or where MLFLOW_TRACKING_URI says.
 
     The points are metrics over the steps; the scores of the finished run, by_length.NAME, are metrics over the lengths.
 
@@ -33,7 +33,9 @@ class MLflow(Logger):
         self.library: Any = mlflow
 
     def begin(self, experiment: Mapping[str, Any], folder: Path) -> None:
-        store = os.environ.get("MLFLOW_TRACKING_URI") or (folder.absolute() / "mlruns").as_uri()
+        folder.mkdir(parents=True, exist_ok=True)
+        # A database: MLflow 3.13 and newer refuse to keep runs in plain files.
+        store = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(folder.absolute() / 'mlflow.db').as_posix()}"
         # A client of our own: the functions of mlflow itself keep one run for the whole process.
         self.client = self.library.MlflowClient(tracking_uri=store)
         there = self.client.get_experiment_by_name(self.experiment)

@@ -40,8 +40,8 @@ class Batch:
 
     def to(self, device: str) -> "Batch":
         """The same on a device."""
-        held = vars(self).items()
-        return Batch(**{name: None if value is None else value.to(device) for name, value in held})
+        given = {name: value.to(device) for name, value in vars(self).items() if value is not None}
+        return Batch(**given)
 
     @property
     def first(self) -> int:

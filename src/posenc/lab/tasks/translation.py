@@ -25,7 +25,8 @@ class Translation(Symbols):
 
     symbols  how many words each language has: a third of them nouns, a third verbs, the others adjectives
 
-    Source: the model and its training: Vaswani et al. 2017, arXiv:1706.03762; the two orders: Dryer 2013, WALS 81A, 87A.
+    Source: the model and its training: Vaswani et al. 2017, arXiv:1706.03762, section 5; the two orders: Dryer 2013,
+    WALS 81A and 87A.
     """
 
     source = "Vaswani et al. 2017, arXiv:1706.03762, section 5; Dryer 2013, WALS 81A and 87A"
@@ -77,7 +78,7 @@ class Translation(Symbols):
 
     def sentences(self, length: int, rows: int, generator: Generator) -> tuple[Tensor, Tensor]:
         """Sentences [rows, length], and the place of the first noun in each [rows, 1]."""
-        nouns, verbs, adjectives = self.kinds
+        nouns, verbs, _ = self.kinds
         first = torch.randint(0, length - 2, (rows, 1), generator=generator)
         words = torch.randint(3 + nouns + verbs, 3 + self.symbols, (rows, length), generator=generator)
         of_nouns = torch.randint(3, 3 + nouns, (rows, 2), generator=generator)
