@@ -14,6 +14,7 @@ import torch
 from posenc.foreign import CannotRead
 from posenc.lab import data, documents
 from posenc.lab.nameless import Nameless
+from posenc.lab.tasks import task_of
 
 DOCUMENTS = [f"document {i} \N{GREEK SMALL LETTER ALPHA}\nhas {i % 90} words: {'word ' * (i % 90)}" for i in range(300)]
 
@@ -110,6 +111,13 @@ def test_windows_of_records_are_those_of_their_bytes(tmp_path: Path) -> None:
 def test_another_field_is_read_where_it_is_named(tmp_path: Path) -> None:
     named = data.load(records(tmp_path / "a.jsonl", DOCUMENTS, "content"), "content")
     assert named.sha256 == data.load(records(tmp_path / "b.jsonl", DOCUMENTS)).sha256
+    assert task_of(f"text(path='{tmp_path / 'a.jsonl'}', field='content')").text is named
+
+
+def test_a_folder_is_searched_for_all_kinds_of_records(tmp_path: Path) -> None:
+    records(tmp_path / "a.jsonl", DOCUMENTS[:150])
+    table(tmp_path / "b.PARQUET", DOCUMENTS[150:])
+    assert data.load(str(tmp_path)).documents == 300
 
 
 def test_empty_lines_and_records_without_text_are_passed_over(tmp_path: Path) -> None:
@@ -235,3 +243,6 @@ def test_bytes_without_a_name_are_read_from_anywhere(monkeypatch: pytest.MonkeyP
     assert kept.read(262_140, 10) == content[262_140:262_150]
     monkeypatch.delattr(os, "pread", raising=False)
     assert kept.read(262_140, 10) == content[262_140:262_150] and b"".join(kept.blocks()) == content
+    assert kept.read(5, 20) == content[5:25]
+    kept.write(b"more")
+    assert kept.read(699_990, 14) == content[-10:] + b"more"

@@ -70,6 +70,17 @@ def test_a_letter_of_several_tokens_counts_for_the_first_of_them(tmp_path: Path)
     assert len(ids) == 6 and sizes == [1, 4, 0, 0, 0, 1]
 
 
+def test_blanks_count_where_a_tokenizer_leaves_them_out_of_its_places(tmp_path: Path) -> None:
+    level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    vocab = {"a": 0, "b": 1, "Ġ": 2, "ab": 3, "abĠ": 4}
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [("a", "b"), ("ab", "Ġ")]))
+    made.pre_tokenizer, made.decoder = level, tokenizers.decoders.ByteLevel()
+    made.post_processor = tokenizers.processors.ByteLevel(trim_offsets=True)
+    made.save(str(tmp_path / "tokenizer.json"))
+    ids, sizes = tokenized.Tokenizer.of(str(tmp_path / "tokenizer.json")).with_bytes("ab ab ab ")
+    assert ids == [4, 4, 4] and sum(sizes) == 9 and min(sizes) >= 2
+
+
 @pytest.mark.parametrize("block", [7, 100, 1 << 20])
 def test_the_size_of_a_block_loses_nothing(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenized, "AT_ONCE", block)
