@@ -150,7 +150,7 @@ class Worker:
 class Crew:
     """The workers of a sweep, what waits for them, and what became of it."""
 
-    def __init__(self, count: int, records: Path, sweep: Sweep, log: tuple[str, ...]) -> None:
+    def __init__(self, count: int, records: Path, sweep: Sweep, log: tuple[str, ...] = ()) -> None:
         self.count, self.records, self.sweep, self.log = count, records, sweep, log
         self.busy: list[Worker] = []
         self.idle: list[Worker] = []
