@@ -4,7 +4,7 @@ import os
 import sys
 
 EXTRAS = {
-    "lab": ("numpy", "tyro", "rich", "matplotlib", "safetensors", "jinja2"),
+    "lab": ("numpy", "scipy", "tyro", "rich", "matplotlib", "safetensors", "jinja2"),
     "hf": ("transformers", "tokenizers", "gguf", "safetensors"),
 }
 """What the extras of the package bring, which PyTorch alone does not."""

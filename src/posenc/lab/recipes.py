@@ -17,6 +17,9 @@ MOST_SEEDS = 10_000
 FIRST_SEED = 100
 """Evidence begins here: seeds below were used to search recipes on, and a result on them would judge its own choice."""
 
+SEARCHED = range(FIRST_SEED)
+"""The seeds that recipes are searched on."""
+
 A_SECOND = 200_000
 """What a CPU second is in the unit of `cost`, roughly."""
 
