@@ -87,3 +87,18 @@ def estimates(
         return step * recipes.cost(run) / A_SECOND + MEASURING_SECONDS
 
     return {key: seconds(run) for key, run in runs}
+
+
+def in_words(made: Plan) -> tuple[list[str], list[list[str]]]:
+    """The plan as a table: headings, and a line for each stage and seed."""
+    stages = {"search of the rates": list(made.search)}
+    for key, run in made.evidence.items():
+        stages.setdefault(f"seed {run.seed}", []).append(key)
+    lines = [[stage, str(len(keys)), hours(made.total(keys))] for stage, keys in stages.items()]
+    everything = made.total([*made.search, *made.evidence])
+    lines.append(["all", str(len(made.search) + len(made.evidence)), hours(everything)])
+    return ["to do", "runs", "CPU time, estimated"], lines
+
+
+def hours(seconds: float) -> str:
+    return f"{seconds / 3600:.1f} h"

@@ -72,6 +72,16 @@ def read(folder: Path) -> list[Record]:
     return [row for path in sorted((folder / FOLDER).glob("*.jsonl")) for row in read_file(path)]
 
 
+def there(folder: Path) -> list[Record]:
+    """All rows of a board. Raises ValueError where there are none, and CannotRead."""
+    if found := read(folder):
+        return found
+    raise ValueError(
+        f"there is no board in '{folder}': its rows are in the repository, in docs/board; name the folder with --rows, "
+        f"or run some with posenc board --out FOLDER"
+    )
+
+
 def read_file(path: Path) -> list[Record]:
     """The rows of one file. Raises CannotRead."""
     if not path.exists():

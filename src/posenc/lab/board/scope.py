@@ -1,6 +1,7 @@
 """What stands on the board: which encodings, on which tasks, at which lengths, and for how long each is trained."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -92,9 +93,7 @@ def experiment(task: str, spec: str, seed: int, rate_factor: float = 1.0) -> Exp
     """One run of the board: the task's recipe at the board's lengths, and within its time."""
     whole = recipe(task, layers_of(spec), seed, test_lengths=lengths(task))
     steps = min(whole.steps, int(whole.steps * TRAINING_SECONDS * A_SECOND / recipes.cost(whole)))
-    return recipe(
-        task, layers_of(spec), seed, test_lengths=lengths(task), steps=steps, rate=whole.rate * rate_factor
-    )
+    return replace(whole, steps=steps, rate=whole.rate * rate_factor)
 
 
 @lru_cache(maxsize=None)
