@@ -27,6 +27,7 @@ from posenc.lab import ENCODINGS
 Whole = Annotated[int | None, arg(metavar="INT", help_behavior_hint="(optional)")]
 Number = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="(optional)")]
 Word = Annotated[str | None, arg(metavar="STR", help_behavior_hint="(optional)")]
+Folder = Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="(optional)")]
 
 LONGEST = 1_000
 """The letters of an error's one line."""
@@ -241,13 +242,13 @@ class Advise:
     """How long your sequences are in training."""
     test_length: int
     """How long they get afterwards."""
-    causal: bool = True
-    """Whether each token sees only those before it; --no-causal for encoders."""
+    bidirectional: bool = False
+    """Whether every token sees all tokens, as in encoders. Default: only those before it."""
     axes: int = 1
     """1 for sequences, 2 for images."""
     encoding: Word = None
     """The encoding that you have, to hear whether to keep it."""
-    rows: Path | None = None
+    rows: Folder = None
     """The folder of a board. Default: the repository's own."""
     json: bool = False
     """Print the answer as JSON."""
@@ -259,7 +260,7 @@ class Advise:
         from posenc.lab.board import costs, rows, run
         from posenc.lab.board.advice import Question, advise
 
-        asked = (self.task, self.train_length, self.test_length, self.causal, self.axes, self.encoding)
+        asked = (self.task, self.train_length, self.test_length, not self.bidirectional, self.axes, self.encoding)
         folder = self.rows or run.COMMITTED
         found = advise(Question(*asked), rows.there(folder), costs.read(folder))
         if self.json:

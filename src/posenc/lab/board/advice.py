@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from posenc.foreign import quoted
 from posenc.lab.board import scope
-from posenc.lab.board.costs import Cost
+from posenc.lab.board.costs import Cost, Costs
 from posenc.lab.board.tables import Carrying, carrying, evidence
 from posenc.lab.statistics import FEWEST
-from posenc.lab.summary import Record, Result, count, listed, name, percent, results, times
+from posenc.lab.summary import Record, Result, ask, count, listed, name, percent, results, times
 from posenc.lab.summary.claims import Measure, compare, exact_match_at, growth_at
 from posenc.lab.tasks import TASKS
 
@@ -115,7 +115,7 @@ class Advice:
     sentences: tuple[str, ...]
 
 
-def advise(question: Question, rows: Sequence[Record], costs: Mapping[str, Cost]) -> Advice:
+def advise(question: Question, rows: Sequence[Record], costs: Costs) -> Advice:
     """What the rows say of a question. They are asked for nothing else, and no two that are ties are ranked.
 
     An encoding is recommended where more than half of its seeds, and at least three of them were run, carry to the asked
@@ -132,7 +132,7 @@ def advise(question: Question, rows: Sequence[Record], costs: Mapping[str, Cost]
     carry = [label for label in known if all(found[label].at.most for found in by_task.values())]
     tested = min(next(iter(found.values())).at.factor for found in by_task.values() if found) if labels else 0.0
     beyond = tested < question.factor
-    carry.sort(key=lambda label: (price(costs.get(label)), label))
+    carry.sort(key=lambda label: (price(costs.of.get(label)), label))
     said = [how, in_what_multiple(question, by_task, beyond)]
     said += [who_carries(carry, by_task, beyond), *ties(carry, by_task), what_it_costs(carry, costs)]
     less = [label for label in known if label not in carry]
@@ -233,7 +233,8 @@ def ties(carry: Sequence[str], by_task: Mapping[str, Mapping[str, Found]]) -> li
         chosen = [found[label].result for label in carry]
         comparison = compare(chosen, measure_at(found[carry[0]]))
         if first := comparison.first():
-            out.append(f"On {task}, {listed([name(label) for label in first])} stand out from the others that carry.")
+            names = listed([name(label) for label in first])
+            out.append(f"On {task}, {names} {ask('are', first)} ahead of all others that carry.")
         else:
             out.append(f"On {task} they are ties: the seeds do not put any ahead of all others; choose by cost.")
     return out
@@ -247,12 +248,12 @@ def price(cost: Cost | None) -> float:
     return cost.forward if cost else float("inf")
 
 
-def what_it_costs(carry: Sequence[str], costs: Mapping[str, Cost]) -> str:
+def what_it_costs(carry: Sequence[str], costs: Costs) -> str:
     known = [
         f"{name(label)} {times(one.forward)} the time of a layer without position, {count(one.cache_bytes)} bytes of "
         f"cache per token and layer, {count(one.parameters)} parameters"
         for label in carry
-        if (one := costs.get(label))
+        if (one := costs.of.get(label))
     ]
     return f"What it costs, the cheapest first: {'; '.join(known)}." if known else ""
 

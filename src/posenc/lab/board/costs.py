@@ -15,7 +15,7 @@ from posenc.foreign import form_of, matches
 from posenc.lab import describe, store
 from posenc.lab.board import scope
 from posenc.lab.models import logits_of, model_of, stacks_of
-from posenc.lab.recipes import hints
+from posenc.lab.recipes import A_SECOND, cost, hints
 from posenc.lab.tasks import task_of
 from posenc.lab.train import one_step, start
 
@@ -51,7 +51,19 @@ class Cost:
     step: float
 
 
-FORM = {"versions": {"*": Any}, "costs": [form_of(Cost)]}
+@dataclass(frozen=True)
+class Costs:
+    """What all encodings cost, and how fast the machine was that measured it.
+
+    of      label -> its costs
+    speed   units of `recipes.cost` that the plain model trains in a CPU second
+    """
+
+    of: Mapping[str, Cost]
+    speed: float = A_SECOND
+
+
+FORM = {"versions": {"*": Any}, "speed": float, "costs": [form_of(Cost)]}
 
 
 def measure(spec: str, task: str) -> Cost:
@@ -117,34 +129,45 @@ def in_units(work: Callable[[], object], plain: Callable[[], object]) -> float:
     return min(times[0][1:]) / min(times[1][1:])
 
 
-def read(folder: Path) -> dict[str, Cost]:
-    """The costs that are kept, by spec. Raises CannotRead where the file is damaged."""
+def speed() -> float:
+    """Units of `recipes.cost` that the plain model trains in a CPU second, here and now."""
+    task = scope.SEARCH_TASKS[0]
+    run, some = scope.experiment(task, PLAIN, scope.SEARCH_SEED), steps_of(PLAIN, task)
+    times = []
+    for _ in range(ROUNDS):
+        begun = time.process_time()
+        some()
+        times.append(time.process_time() - begun)
+    return cost(run) / run.steps * len(task_of(task).lengths(run.train_length)) / min(times)
+
+
+def read(folder: Path) -> Costs:
+    """The costs that are kept. Raises CannotRead where the file is damaged."""
     path = folder / FILE
     if not path.exists():
-        return {}
+        return Costs({})
     facts, _ = store.read_json(path)
     matches(facts, FORM, file=path)
-    return {one["spec"]: Cost(**one) for one in facts["costs"]}
+    return Costs({one["spec"]: Cost(**one) for one in facts["costs"]}, facts["speed"])
 
 
-def add(folder: Path, pairs: Sequence[tuple[str, str]], known: Mapping[str, Cost]) -> dict[str, Cost]:
-    """Measure what has no costs yet, of pairs (task, encoding), and keep it; all that is known then.
+def together(base: Costs, own: Costs) -> Costs:
+    """The costs of two boards; what both have, and the speed, are the second's where it has any."""
+    return Costs({**base.of, **own.of}, own.speed if own.of else base.speed)
 
-    Raises CannotWrite.
-    """
-    todo = {spec: task for task, spec in reversed(pairs) if scope.label(spec) not in known}
+
+def add(folder: Path, pairs: Sequence[tuple[str, str]], known: Costs) -> None:
+    """Measure what has no costs yet, of pairs (task, encoding), and keep it. Raises CannotWrite."""
+    todo = {spec: task for task, spec in reversed(pairs) if scope.label(spec) not in known.of}
     if not todo:
-        return dict(known)
+        return
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         found = {scope.label(spec): measure(spec, task) for spec, task in todo.items()}
+        now = speed()
     finally:
         torch.set_num_threads(threads)
-    write(folder, list((read(folder) | found).values()))
-    return {**known, **found}
-
-
-def write(folder: Path, found: Sequence[Cost]) -> None:
-    costs = [asdict(one) for one in sorted(found, key=lambda one: one.spec)]
-    store.write(folder / FILE, store.sealed({"versions": store.versions(), "costs": costs}, indent=1))
+    kept = {**read(folder).of, **found}
+    costs = [asdict(kept[label]) for label in sorted(kept)]
+    store.write(folder / FILE, store.sealed({"versions": store.versions(), "speed": now, "costs": costs}, indent=1))

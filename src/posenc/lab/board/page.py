@@ -5,7 +5,7 @@ from pathlib import Path
 
 from posenc.lab import plots, report, store, summary
 from posenc.lab.board import picture, scope
-from posenc.lab.board.costs import Cost
+from posenc.lab.board.costs import Costs
 from posenc.lab.board.tables import Table, evidence, intervals, standings, summary_table, task_table, unmeasured
 from posenc.lab.summary import Cell, Record
 from posenc.lab.tasks import TASKS
@@ -19,7 +19,7 @@ PAGES = ("README.md", "board.html")
 TITLE = "Which positional encoding, and how far does it carry?"
 
 
-def write(rows: Sequence[Record], costs: Mapping[str, Cost], folder: Path) -> list[Path]:
+def write(rows: Sequence[Record], costs: Costs, folder: Path) -> list[Path]:
     """Write both pages and the picture into the folder; the paths of the pages.
 
     Raises ValueError without any rows of evidence, and CannotWrite.
@@ -51,7 +51,7 @@ def in_order(rows: Sequence[Record]) -> list[Record]:
     return sorted(rows, key=place)
 
 
-def tables(rows: Sequence[Record], costs: Mapping[str, Cost]) -> list[Table]:
+def tables(rows: Sequence[Record], costs: Costs) -> list[Table]:
     """The table of all tasks, and one for each."""
     of_tasks = [task_table(rows, task, meaning(task)) for task in summary.tasks(evidence(rows))]
     return [summary_table(rows, costs), *of_tasks]
@@ -93,7 +93,7 @@ def made(rows: Sequence[Record]) -> list[tuple[str, str]]:
     ]
 
 
-def markdown(rows: Sequence[Record], costs: Mapping[str, Cost], *, pictured: bool) -> str:
+def markdown(rows: Sequence[Record], costs: Costs, *, pictured: bool) -> str:
     """README.md. Names and cells hold no signs that a table would read."""
     lines = [f"# {TITLE}", "", how_to_read(rows), ""]
     if pictured:
@@ -120,7 +120,7 @@ def in_words(cell: Cell) -> str:
     return f"{cell.text}<br><sub>{cell.detail}</sub>" if cell.detail else cell.text
 
 
-def html(rows: Sequence[Record], costs: Mapping[str, Cost], drawn: dict | None) -> str:
+def html(rows: Sequence[Record], costs: Costs, drawn: dict | None) -> str:
     return (
         report.pages(TEMPLATE.parent, report.TEMPLATE.parent)
         .get_template(TEMPLATE.name)

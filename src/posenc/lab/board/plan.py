@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from posenc.lab import recipes, record
 from posenc.lab.board import scope
-from posenc.lab.board.costs import Cost
+from posenc.lab.board.costs import Costs
 from posenc.lab.experiment import Experiment
 from posenc.lab.recipes import A_SECOND
-from posenc.lab.summary import Record, get, number, spec_of, task_of
+from posenc.lab.summary import Record, duration, get, number, spec_of, task_of
 
-MEASURING_SECONDS = 3.5
-"""What a run takes beside its training: its tests at every length."""
+MEASURED_TOKEN = 0.005
+"""CPU seconds that a token of the tested lengths takes, over all sequences of that length, as `cost` is: roughly."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Plan:
 
 
 def plan(
-    pairs: Sequence[tuple[str, str]], rows: Sequence[Record], costs: Mapping[str, Cost], seeds: Sequence[int]
+    pairs: Sequence[tuple[str, str]], rows: Sequence[Record], costs: Costs, seeds: Sequence[int]
 ) -> Plan:
     """The runs that have no row, of pairs (task, encoding): first all of them with the first seed, then with the next."""
     there = {row["key"] for row in rows}
@@ -72,7 +72,7 @@ def slowness(row: Record) -> float:
 
 
 def estimates(
-    runs: Sequence[tuple[str, Experiment]], rows: Sequence[Record], costs: Mapping[str, Cost]
+    runs: Sequence[tuple[str, Experiment]], rows: Sequence[Record], costs: Costs
 ) -> dict[str, float]:
     """CPU seconds of runs: what others of the same encoding on the same task took, else by the cost of its steps."""
     took: dict[tuple[str, str], list[float]] = {}
@@ -83,8 +83,10 @@ def estimates(
         label = scope.label(",".join(run.specs))
         if known := took.get((run.task, label)):
             return statistics.median(known)
-        step = costs[label].step if label in costs else 1.0
-        return step * recipes.cost(run) / A_SECOND + MEASURING_SECONDS
+        made = run.made_task()
+        tested = sum(made.tokens(length) for length in (run.train_length, *run.test_lengths))
+        trains = recipes.cost(run) / costs.speed + tested * MEASURED_TOKEN * A_SECOND / costs.speed
+        return trains * (costs.of[label].step if label in costs.of else 1.0)
 
     return {key: seconds(run) for key, run in runs}
 
@@ -94,11 +96,8 @@ def in_words(made: Plan) -> tuple[list[str], list[list[str]]]:
     stages = {"search of the rates": list(made.search)}
     for key, run in made.evidence.items():
         stages.setdefault(f"seed {run.seed}", []).append(key)
-    lines = [[stage, str(len(keys)), hours(made.total(keys))] for stage, keys in stages.items()]
+    lines = [[stage, str(len(keys)), duration(made.total(keys))] for stage, keys in stages.items()]
     everything = made.total([*made.search, *made.evidence])
-    lines.append(["all", str(len(made.search) + len(made.evidence)), hours(everything)])
+    lines.append(["all", str(len(made.search) + len(made.evidence)), duration(everything)])
     return ["to do", "runs", "CPU time, estimated"], lines
 
-
-def hours(seconds: float) -> str:
-    return f"{seconds / 3600:.1f} h"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from posenc.lab import record, store
 from posenc.lab.board import costs, rows, scope
-from posenc.lab.board.costs import Cost
+from posenc.lab.board.costs import Costs
 from posenc.lab.board.plan import Plan, plan
 from posenc.lab.experiment import Experiment
 from posenc.lab.summary import Record
@@ -45,8 +45,8 @@ class Board:
     def rows(self) -> list[Record]:
         return rows.together(rows.read(self.base), rows.read(self.out))
 
-    def costs(self) -> Mapping[str, Cost]:
-        return costs.read(self.base) | costs.read(self.out)
+    def costs(self) -> Costs:
+        return costs.together(costs.read(self.base), costs.read(self.out))
 
     def plan(self) -> Plan:
         return plan(self.pairs(), self.rows(), self.costs(), self.seeds)

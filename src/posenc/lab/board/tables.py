@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from posenc.lab.board.costs import Cost
+from posenc.lab.board.costs import Costs
 from posenc.lab.recipes import FIRST_SEED
 from posenc.lab.statistics import share_interval
 from posenc.lab.summary import (
@@ -190,13 +190,13 @@ def learns(result: Result) -> bool:
     return 2 * len(result.learned) > len(result.runs)
 
 
-def summary_table(rows: Sequence[Record], costs: Mapping[str, Cost]) -> Table:
+def summary_table(rows: Sequence[Record], costs: Costs) -> Table:
     """All encodings, over all tasks, with what they cost."""
     headings = ("encoding", "tasks learned", "median reach", "steps, relative", "CPU s")
     headings += ("parameters", "cache, bytes", "forward", "step")
     lines = []
     for one in standings(rows):
-        cost = costs.get(one.label)
+        cost = costs.of.get(one.label)
         priced = [NOTHING] * 4
         if cost:
             priced = [count(cost.parameters), count(cost.cache_bytes), times(cost.forward), times(cost.step)]
