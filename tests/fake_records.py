@@ -263,3 +263,12 @@ def with_scores(made, *scores):
     if not made["learned"]:
         made["steps_to_learned"] = made["cpu_s_to_learned"] = None
     return made
+
+
+def repeat(scores, seeds=1, first_seed=0, **changes):
+    """Records of one task from {encoding: exact match at 10, 12, 15, 20}."""
+    return [
+        with_scores(record(spec, "repeat", seed, **changes), *score)
+        for spec, score in scores.items()
+        for seed in range(first_seed, first_seed + seeds)
+    ]

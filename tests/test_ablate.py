@@ -10,10 +10,13 @@ from torch import Tensor
 
 from posenc import Positions
 from posenc.foreign import CannotRead
-from posenc.lab import tasks
-from posenc.lab.ablate import ablate, shifted, shuffled, swapped, without_position
-from posenc.lab.recipes import ENCODINGS, recipe
-from posenc.lab.tasks import END
+from posenc.lab import ENCODINGS
+from posenc.lab import ablate as ablation
+from posenc.lab.ablate import ablate, shifted, shuffled, swapped
+from posenc.lab.models import without_position
+from posenc.lab.recipes import recipe
+from posenc.lab.tasks import END, task_of
+from posenc.lab.tasks.text import Text
 from posenc.lab.train import start, train
 from posenc.model import Decoder
 
@@ -39,23 +42,16 @@ def logits(model: Decoder, change=None) -> Tensor:
 
 @pytest.mark.parametrize("spec", [*ABSOLUTE, *RELATIVE, "learned + shaw", ("rotary", "none")])
 def test_removed_is_a_model_with_none_and_the_same_weights(spec) -> None:
-    model, plain = model_of(spec), model_of("none")
+    run = start(recipe("copy", spec, dim=24, heads=3))
+    for parameter in run.model.stack.encodings.parameters():
+        torch.nn.init.normal_(parameter)
+    plain = Decoder(29, 24, 3, 2, "none", max_len=22).eval()
     plain.load_state_dict(
-        {name: w for name, w in model.state_dict().items() if not name.startswith("stack.encodings.")}
+        {name: w for name, w in run.model.state_dict().items() if not name.startswith("stack.encodings.")}
     )
-    with without_position(model.stack):
-        removed = logits(model)
+    removed = logits(without_position(run.model, run.experiment, run.task))
     torch.testing.assert_close(removed, logits(plain), rtol=0, atol=0)
-    assert (removed - logits(model)).abs().max() > 1e-3
-
-
-def test_a_model_is_whole_again_afterwards_also_after_an_error() -> None:
-    model = model_of("learned + shaw")
-    before, names, used = logits(model), list(model.state_dict()), model.stack.encoding_of
-    with pytest.raises(KeyError), without_position(model.stack):
-        raise KeyError
-    assert torch.equal(logits(model), before)
-    assert list(model.state_dict()) == names and model.stack.encoding_of is used
+    assert (removed - logits(run.model.eval())).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("spec", RELATIVE)
@@ -133,20 +129,28 @@ class Reading:
     The answers of copy: behind the separator the prompt, then the end.
     """
 
-    def __init__(self, sees) -> None:
-        self.sees = sees
-        self.stack = SimpleNamespace(encodings=["an encoding"], encoding_of=("an encoding",), blocks=[None])
-        self.stack.hold = lambda owned, used: vars(self.stack).update(encodings=owned, encoding_of=used)
+    def __init__(self, sees, encodings: int = 1) -> None:
+        self.sees, self.encodings = sees, encodings
 
     def eval(self) -> None:
         pass
 
-    def __call__(self, ids: Tensor, *, positions: Positions, only: slice) -> Tensor:
+    def parameters(self) -> tuple[()]:
+        return ()
+
+    def __call__(self, ids: Tensor, *, positions: Positions) -> Tensor:
         said = torch.zeros_like(ids)
-        if self.sees(positions.coords[0, :, 0].tolist(), self.stack):
+        if self.sees(positions.coords[0, :, 0].tolist(), self.encodings):
             n = ids.shape[1] // 2 - 1
             said = torch.cat((said[:, : n + 1], ids[:, 1 : n + 1], torch.full_like(ids[:, :1], END)), 1)
-        return F.one_hot(said, 29).float()[:, only]
+        return F.one_hot(said, 29).float()
+
+
+def ablated(monkeypatch: pytest.MonkeyPatch, task, model: Reading, length: int) -> dict:
+    """The ablation of a model that says what it does with an encoding and without."""
+    monkeypatch.setattr(ablation, "without_position", lambda model, *given: type(model)(model.sees, encodings=0))
+    experiment = SimpleNamespace(train_length=length, map=None, test_map=None)
+    return ablate(SimpleNamespace(experiment=experiment, task=task, model=model))
 
 
 TOKENS = 10
@@ -159,59 +163,50 @@ SWAPPED = [1, 0, 3, 2, 5, 4, 7, 6, 9, 8]
 @pytest.mark.parametrize(
     ("sees", "kept"),
     [
-        (lambda at, stack: True, ["intact", "removed", "shuffled", "shifted", "swapped"]),
-        (lambda at, stack: False, []),
+        (lambda at, encodings: True, ["intact", "removed", "shuffled", "shifted", "swapped"]),
+        (lambda at, encodings: False, []),
         # What must have its encoding, and what does best without; positions are counted for both.
-        (lambda at, stack: at == COUNTED and len(stack.encodings) == 1, ["intact"]),
-        (lambda at, stack: len(stack.encodings) == 0, ["removed"]),
+        (lambda at, encodings: at == COUNTED and encodings == 1, ["intact"]),
+        (lambda at, encodings: encodings == 0, ["removed"]),
         # What reads places, and what reads distances.
-        (lambda at, stack: at == COUNTED, ["intact", "removed"]),
-        (lambda at, stack: all(b - a == 1 for a, b in pairwise(at)), ["intact", "removed", "shifted"]),
-        (lambda at, stack: sorted(at) == COUNTED, ["intact", "removed", "shuffled", "swapped"]),
+        (lambda at, encodings: at == COUNTED, ["intact", "removed"]),
+        (lambda at, encodings: all(b - a == 1 for a, b in pairwise(at)), ["intact", "removed", "shifted"]),
+        (lambda at, encodings: sorted(at) == COUNTED, ["intact", "removed", "shuffled", "swapped"]),
         # Each change by itself.
-        (lambda at, stack: at == SWAPPED, ["swapped"]),
-        (lambda at, stack: at == [place + TOKENS // 2 for place in COUNTED], ["shifted"]),
-        (lambda at, stack: sorted(at) == COUNTED and at not in (COUNTED, SWAPPED), ["shuffled"]),
+        (lambda at, encodings: at == SWAPPED, ["swapped"]),
+        (lambda at, encodings: at == [place + TOKENS // 2 for place in COUNTED], ["shifted"]),
+        (lambda at, encodings: sorted(at) == COUNTED and at not in (COUNTED, SWAPPED), ["shuffled"]),
     ],
 )
-def test_each_ablation_changes_what_its_name_says_and_nothing_else(sees, kept: list[str]) -> None:
-    model = Reading(sees)
-    task = tasks.find("copy")()
-    found = ablate(
-        SimpleNamespace(experiment=SimpleNamespace(task="copy", train_length=4, map=None), task=task, model=model)
-    )
+def test_each_ablation_changes_what_its_name_says_and_nothing_else(sees, kept: list[str], monkeypatch) -> None:
+    found = ablated(monkeypatch, task_of("copy"), Reading(sees), 4)
     assert found == {name: float(name in kept) for name in ("intact", "removed", "shuffled", "shifted", "swapped")}
-    assert model.stack.encodings == ["an encoding"] and model.stack.encoding_of == ("an encoding",)
 
 
-def test_the_ablations_of_text_are_bits_per_byte_of_what_the_changed_model_says(tmp_path) -> None:
+def test_the_ablations_of_text_are_bits_per_byte_of_what_the_changed_model_says(tmp_path, monkeypatch) -> None:
     (tmp_path / "a.txt").write_bytes(b"a" * 30_000)
 
     class Certain(Reading):
         """Gives the letter a 2^-1 where `sees` says so, and 2^-3 elsewhere."""
 
-        def __call__(self, ids: Tensor, *, positions: Positions, only: slice | None = None) -> Tensor:
-            share = 1 / 2 if self.sees(positions.coords[0, :, 0].tolist(), self.stack) else 1 / 8
+        def __call__(self, ids: Tensor, *, positions: Positions) -> Tensor:
+            share = 1 / 2 if self.sees(positions.coords[0, :, 0].tolist(), self.encodings) else 1 / 8
             chances = torch.full((257,), (1 - share) / 256)
             chances[ord("a")] = share
             return chances.log().expand(*ids.shape, 257)
 
-    task = tasks.find("text")(str(tmp_path / "a.txt"))
-    model = Certain(lambda at, stack: all(b - a == 1 for a, b in pairwise(at)))
-    found = ablate(
-        SimpleNamespace(experiment=SimpleNamespace(task="text", train_length=8, map=None), task=task, model=model)
-    )
+    task = Text(path=str(tmp_path / "a.txt"))
+    model = Certain(lambda at, encodings: all(b - a == 1 for a, b in pairwise(at)))
+    found = ablated(monkeypatch, task, model, 8)
     expected = {"intact": 1, "removed": 1, "shuffled": 3, "shifted": 1, "swapped": 3}
     assert found == {name: pytest.approx(bits, rel=1e-5) for name, bits in expected.items()}
 
 
-def test_a_text_that_changes_meanwhile_is_no_refusal_of_the_encoding(tmp_path) -> None:
+def test_a_text_that_changes_meanwhile_is_no_refusal_of_the_encoding(tmp_path, monkeypatch) -> None:
     (tmp_path / "a.txt").write_bytes(b"a" * 30_000)
-    task = tasks.find("text")(str(tmp_path / "a.txt"))
+    task = Text(path=str(tmp_path / "a.txt"))
     assert task.text.files == 1
     (tmp_path / "a.txt").write_bytes(b"b" * 30_001)
-    run = SimpleNamespace(
-        experiment=SimpleNamespace(task="text", train_length=8, map=None), task=task, model=model_of("none")
-    )
+    model = Reading(lambda at, encodings: True)
     with pytest.raises(CannotRead, match="was changed while it was in use"):
-        ablate(run)
+        ablated(monkeypatch, task, model, 8)

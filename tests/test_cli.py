@@ -23,8 +23,9 @@ from forked import Forked
 import posenc.__main__ as main
 from posenc import __version__, catalogue, cli
 from posenc.lab import compare, recipes, record, report, store, sweep
+from posenc.lab import settings as settings_of_lab
 from posenc.lab import train as training
-from posenc.lab.recipes import Experiment
+from posenc.lab.experiment import Experiment
 
 SMALL = [
     "--tasks",
@@ -43,13 +44,18 @@ SMALL = [
     "1",
 ]
 
+OF_EXPERIMENT = (
+    "train-length test-lengths steps tokens seconds batch rate matrix-rate schedule layers dim heads kv-heads head-dim "
+    "hidden norm window dropout model text test-map device dtype compile"
+)
+
 SURFACE = {
-    "compare": "encodings tasks preset seeds train-length test-lengths steps layers dim heads text maps out json",
+    "compare": f"{OF_EXPERIMENT} encodings tasks preset seeds seed-from rates maps stretch out json",
     "report": "json",
     "list": "json",
     "show": "tokens dim heads words shift out json",
     "order": "json",
-    "train": "task seed train-length steps batch rate matrix-rate layers dim heads text map out threads json",
+    "train": f"{OF_EXPERIMENT} task seed map stretch out threads json",
     "generate": "prompt tokens temperature top-k seed trust",
     "check": "promise json",
     "bench": "shapes threads peers compare out json",
@@ -133,9 +139,8 @@ def process(*arguments: str) -> subprocess.CompletedProcess:
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that a comparison has filled."""
     folder = tmp_path_factory.mktemp("filled")
-    settings = compare.Settings(
-        ("none", "alibi"), ("repeat",), seeds=1, steps=2, train_length=2, dim=8, heads=2, layers=1
-    )
+    small = {"steps": 2, "train_length": 2, "dim": 8, "heads": 2, "layers": 1}
+    settings = settings_of_lab.Settings(("none", "alibi"), ("repeat",), seeds=1, changes=small)
     patch = pytest.MonkeyPatch()
     patch.setattr(compare, "run_all", run_in_this_process)
     patch.setattr(report.Drawer, "__call__", lambda *_: None)
@@ -221,7 +226,8 @@ def list_options() -> list[tuple[str, str, list[str]]]:
     for verb, cls in cli.VERBS.items():
         for field in dataclasses.fields(cls):
             if get_origin(field.type) is tuple:
-                found.append((verb, field.name, ["7", "9"] if get_args(field.type)[0] is int else ["x", "y"]))
+                values = {int: ["7", "9"], float: ["0.5", "0.25"]}.get(get_args(field.type)[0], ["x", "y"])
+                found.append((verb, field.name, values))
     return found
 
 
@@ -319,7 +325,7 @@ MISTAKES = [
     ),
     ("compare --tasks copy --test-lengths 99999999999999999999999", r"test lengths go up to 1,000,000, got \[9+\]"),
     ("train rotary --task copy --seed 99999999999999999999999", "seed must lie between .*, got 9+"),
-    ("compare --tasks copy --text book.txt", "--text is for the text task; .*"),
+    ("compare --tasks copy --text book.txt", "--text is for a task on text; .*"),
     (
         "compare --tasks text --text nowhere.txt",
         "no file or folder 'nowhere.txt'; give --text a text file or a folder of text files",
@@ -508,9 +514,8 @@ def test_compare_prints_data_on_stdout_and_progress_on_stderr(posenc, here: Path
     assert answer.code == 0 and "1 of 1 runs done" in answer.err
     found = json.loads(answer.out)
     assert [one["encoding"] for one in found] == ["none"]
-    assert (here / "out" / "report.html").is_file() and json.loads((here / "out" / "settings.json").read_text())[
-        "steps"
-    ] == 2
+    settings = json.loads((here / "out" / "settings.json").read_text())
+    assert (here / "out" / "report.html").is_file() and settings["changes"]["steps"] == 2
 
 
 def test_report_writes_the_page_again_with_the_same_words(posenc, filled: Path, here: Path) -> None:
@@ -581,7 +586,7 @@ def test_records_of_other_versions_are_told_apart(posenc, filled: Path, here: Pa
     other["versions"]["torch"] = "1.0"
     record.write(other, path.parent)
     answer = posenc("report", "copy")
-    words = f"posenc {__version__} and torch 1.0 made none on repeat, seed 0"
+    words = f"posenc {__version__} and torch 1.0 made none on repeat, seed 100"
     assert answer.code == 0 and words in answer.err and words in (folder / "report.html").read_text()
 
 
@@ -658,7 +663,7 @@ def test_train_keeps_a_checkpoint_resumes_and_generates_from_it(posenc) -> None:
     ]
     assert by_seed[0] == by_seed[1] and len(set(by_seed)) > 1
     other = posenc(*TRAIN, "--seed", "5")
-    assert other.code == 2 and "holds a run of other settings (seed 0 -> 5)" in other.line
+    assert other.code == 2 and "holds a run of other settings (seed 100 -> 5)" in other.line
     wrong = posenc("generate", "kept", "--prompt", "a b")
     assert wrong.code == 2 and "a prompt for this task is written in" in wrong.line
     none = posenc("generate", "kept", "--tokens", "0")

@@ -14,8 +14,10 @@ from posenc import Decoder, Encoding, Shape, build, catalogue, cli
 from posenc.catalogue import parse
 from posenc.checkpoints.inspection.inspect import inspect
 from posenc.foreign import CannotRead, code
-from posenc.lab import compare, record, report, store, sweep, train
-from posenc.lab.recipes import Experiment, recipe
+from posenc.lab import compare, record, report, single_run, store, sweep, train
+from posenc.lab import settings as settings_of_lab
+from posenc.lab.experiment import Experiment
+from posenc.lab.recipes import recipe
 from posenc.specs import files_in, split
 
 SHAPE = Shape.of(dim=16, heads=2, max_len=8)
@@ -93,7 +95,7 @@ def test_a_run_that_names_code_runs_none_and_says_what_to_type(ran: Path, tmp_pa
     checkpoint(tmp_path / "run", ran)
     digest = hashlib.sha256(Path("mine.py").read_bytes()).hexdigest()
     with pytest.raises(CannotRead) as refused:
-        compare.continue_prompt(Path("run"), "a|", 1, 0.0, None, 0)
+        single_run.continue_prompt(Path("run"), "a|", 1, 0.0, None, 0)
     said, _, command = str(refused.value).rpartition(": posenc ")
     assert said == (
         f"{facts_of(Path('run'))}: it asks for code from the file 'mine.py' (SHA-256 {digest[:16]} in the run, "
@@ -187,7 +189,7 @@ def test_a_path_of_a_run_means_the_file_that_was_named_or_none(ran: Path, tmp_pa
     (tmp_path / "elsewhere" / "mine.py").write_text("raise SystemExit('the wrong file')")
     monkeypatch.chdir(tmp_path / "elsewhere")
     with pytest.raises(CannotRead, match=r"it asks for code from the file 'mine.py'"):
-        compare.continue_prompt(tmp_path / "run", "a|", 1, 0.0, None, 0, own=["original.py"])
+        single_run.continue_prompt(tmp_path / "run", "a|", 1, 0.0, None, 0, own=["original.py"])
     assert not ran.exists()
 
 
@@ -236,11 +238,11 @@ def test_a_spec_anywhere_in_what_was_read_runs_nothing(ran: Path, tmp_path: Path
 def test_a_report_runs_nothing_that_records_and_settings_name(ran: Path, tmp_path: Path) -> None:
     run = train.train(train.start(small("rotary")))
     found = json.loads(json.dumps(record.of(run, 0.0)))
-    settings = json.loads(json.dumps(compare.Settings(("rotary",), ("copy",)).to_dict()))
+    settings = json.loads(json.dumps(settings_of_lab.Settings(("rotary",), ("copy",)).to_dict()))
     for data in (planted(found, "mine.py:Mine"), *with_one_string_planted(found, "mine.py:Mine")):
         for chosen in (planted(settings, "mine.py:Mine"), settings):
             try:
-                report.write(compare.in_reading_order([data], chosen), tmp_path / "out", chosen)
+                report.write(settings_of_lab.in_reading_order([data], chosen), tmp_path / "out", chosen)
             except (ValueError, KeyError, TypeError):
                 pass
     assert not ran.exists()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from posenc import cli, testing
-from posenc.lab import data, evaluate, recipes, train
+from posenc.lab import data, evaluate, experiment, recipes, train
 
 HOME = Path(__file__).resolve().parent.parent
 FIRST = [
@@ -143,13 +143,12 @@ def test_what_security_promises_names_tests_that_exist_and_bounds_that_hold() ->
     from posenc.checkpoints.files import safetensors_header, tensors
     from posenc.checkpoints.vocabulary import reading
     from posenc.foreign import files, gguf, values
-    from posenc.lab import recipes
 
     text = (HOME / "SECURITY.md").read_text(encoding="utf-8")
     named = set(re.findall(r"(?:tests/)?(?:checkpoints/|fuzz/)?test_\w+\.py", text))
     known = {file.name for file in (HOME / "tests").rglob("test_*.py")}
     assert len(named) > 8 and {Path(one).name for one in named} <= known
-    most = recipes.MOST
+    most = experiment.MOST
     bounds = [
         f"{files.MOST_BYTES >> 20} MiB, {values.MOST_ITEMS:,} items, {values.DEPTH} levels, "
         f"whole numbers of {values.DIGITS} digits",

@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posenc import Positions
-from posenc.lab import evaluate, tasks
+from posenc.lab import evaluate
 from posenc.lab.evaluate import by_length, context_gain, exact_match, held_out_bits, sliding_bits
 from posenc.lab.recipes import recipe
 from posenc.lab.record import uses_context
-from posenc.lab.tasks import BOS, END, Batch
-from posenc.lab.tasks.text import ByteText
+from posenc.lab.tasks import BOS, END, Batch, task_of
+from posenc.lab.tasks.text import Text
 from posenc.lab.train import Run, start, train
 from posenc.model import Decoder
 
@@ -31,10 +31,12 @@ class Answering:
     def eval(self) -> None:
         pass
 
-    def __call__(self, ids: Tensor, *, positions: Positions, only: slice | None = None) -> Tensor:
+    def parameters(self) -> tuple[()]:
+        return ()
+
+    def __call__(self, ids: Tensor, *, positions: Positions) -> Tensor:
         assert positions.tokens == ids.shape[1]
-        logits = self.logits_of(ids)
-        return logits if only is None else logits[:, only]
+        return self.logits_of(ids)
 
 
 def copying(ids: Tensor, wrong_at: int | None = None) -> Tensor:
@@ -53,6 +55,9 @@ class Remembering:
     def __init__(self, task: Any) -> None:
         self.task, self.made = task, []
 
+    def lengths(self, longest: int) -> Any:
+        return self.task.lengths(longest)
+
     def batch(self, *given) -> Batch:
         self.made.append(self.task.batch(*given))
         return self.made[-1]
@@ -63,18 +68,18 @@ def text(tmp_path: Path) -> Any:
     """The text task on 30,000 letters in no order, a tenth of them held out."""
     letters = torch.randint(97, 123, (30_000,), generator=torch.Generator().manual_seed(5))
     (tmp_path / "letters.txt").write_bytes(bytes(letters.tolist()))
-    return tasks.find("text")(str(tmp_path / "letters.txt"))
+    return Text(path=str(tmp_path / "letters.txt"))
 
 
 @pytest.mark.parametrize("length", [1, 5, 10])
 def test_a_model_that_knows_the_answer_scores_one(length: int) -> None:
-    found = exact_match(Answering(copying), tasks.find("copy")(), length, rows=40)
-    assert found.to_dict() == {"exact_match": 1.0, "token_accuracy": 1.0}
+    found = exact_match(Answering(copying), task_of("copy"), length, rows=40)
+    assert found.to_dict() == {"exact_match": 1.0, "token_accuracy": 1.0, "sequences": 40}
 
 
 def test_one_wrong_token_a_sequence_costs_the_whole_sequence_and_one_token() -> None:
     wrong = Answering(lambda ids: copying(ids, wrong_at=2))
-    found = exact_match(wrong, tasks.find("copy")(), 4, rows=40, shortest=4)
+    found = exact_match(wrong, task_of("copy"), 4, rows=40, shortest=4)
     assert found.exact_match == 0 and found.token_accuracy == pytest.approx(4 / 5)
 
 
@@ -87,17 +92,17 @@ def test_only_the_values_count_in_recall() -> None:
             said[:, place] = values[keys == ids[:, [place]]]
         return F.one_hot(said, 35).float()
 
-    assert exact_match(Answering(values_only), tasks.find("recall")(), 6, rows=30).exact_match == 1
+    assert exact_match(Answering(values_only), task_of("recall"), 6, rows=30).exact_match == 1
 
 
 def test_scores_are_spread_over_lengths_unless_one_is_asked_for() -> None:
-    task = Remembering(tasks.find("copy")())
+    task = Remembering(task_of("copy"))
     exact_match(Answering(copying), task, 10, rows=40)
-    assert [(batch.ids.shape[1] - 3) // 2 for batch in task.made] == [2, 5, 8, 10]
+    assert [(batch.ids.shape[1] - 2) // 2 for batch in task.made] == [2, 5, 8, 10]
     assert [len(batch.ids) for batch in task.made] == [10] * 4
     task.made.clear()
     exact_match(Answering(copying), task, 10, rows=40, shortest=10)
-    assert [batch.ids.shape for batch in task.made] == [(40, 23)]
+    assert [batch.ids.shape for batch in task.made] == [(40, 22)]
 
 
 def half_learned(spec: str) -> Run:
@@ -112,9 +117,9 @@ def half_learned(spec: str) -> Run:
 
 @pytest.mark.parametrize("spec", ["rotary", "learned"])
 def test_one_teacher_forced_pass_finds_exactly_the_rows_that_greedy_generation_gets_right(spec: str) -> None:
-    run, task = half_learned(spec), Remembering(tasks.find("copy")())
+    run, task = half_learned(spec), Remembering(task_of("copy"))
     found = exact_match(run.model, task, 2, rows=64, shortest=2)
-    ids = task.made[0].ids
+    ids = torch.cat((task.made[0].ids, task.made[0].targets[:, -1:]), 1)
     generated = run.model.generate(ids[:, :4], 3)
     right = int((generated == ids).all(1).sum())
     assert found.exact_match == right / 64
@@ -140,7 +145,7 @@ def test_a_model_is_measured_as_it_is_at_rest(text) -> None:
     for score in (
         lambda: held_out_bits(model, text, 32, total=2000),
         lambda: sliding_bits(model, text, 32, stride=8, longest=64),
-        lambda: exact_match(model, tasks.find("copy")(), 2, rows=256, shortest=2).token_accuracy,
+        lambda: exact_match(model, task_of("copy"), 2, rows=256, shortest=2).token_accuracy,
     ):
         model.eval()
         at_rest = score()
@@ -165,14 +170,14 @@ def bytes_predicted(text, monkeypatch: pytest.MonkeyPatch, score, length: int) -
     def windows(source: Tensor, rows: Tensor, tokens: int) -> Batch:
         # Each byte is named by its place, so that targets can be recognised.
         ids = rows[:, None] + torch.arange(tokens)
-        return Batch(torch.cat((torch.full((len(rows), 1), -1), ids), 1), torch.ones(tokens, dtype=torch.bool))
+        return Batch(ids, ids, torch.ones(tokens, dtype=torch.bool))
 
-    def loss_of(model, ids: Tensor, change, only: slice | None = None) -> Tensor:
-        targets = ids[:, 1:] if only is None else ids[:, 1:][:, only]
+    def loss_of(model, batch: Batch, place, first: int = 0) -> Tensor:
+        targets = batch.targets[:, first:]
         places.extend(targets.flatten().tolist())
         return torch.zeros_like(targets, dtype=torch.float32)
 
-    monkeypatch.setattr(text, "windows", windows)
+    monkeypatch.setattr(type(text), "windows", lambda self, *given: windows(*given))
     monkeypatch.setattr(evaluate, "loss_of", loss_of)
     score(length)
     return sorted(places)
@@ -199,13 +204,13 @@ def test_windows_that_do_not_overlap_predict_the_same_bytes_at_every_length(
     assert len(set(asked[0])) == len(asked[0])
 
 
-def test_a_byte_under_the_sliding_window_sees_at_least_the_window_less_the_stride(text) -> None:
-    class Checking(Answering):
-        def __call__(self, ids: Tensor, *, positions: Positions, only: slice | None = None) -> Tensor:
-            assert only is not None and only.start == 32 - 8 and ids.shape[1] == 32
-            return super().__call__(ids, positions=positions, only=only)
-
-    sliding_bits(Checking(lambda ids: torch.zeros(*ids.shape, 257)), text, 32, stride=8, longest=64)
+def test_a_byte_under_the_sliding_window_sees_at_least_the_window_less_the_stride(text, monkeypatch) -> None:
+    asked = []
+    monkeypatch.setattr(
+        evaluate, "logits_of", lambda model, batch, place, first: asked.append(first) or model(batch.ids)[:, first:]
+    )
+    sliding_bits(flat(), text, 32, stride=8, longest=64)
+    assert set(asked) == {32 - 8}
 
 
 def test_a_window_longer_than_the_held_out_text_is_refused_with_both_sizes(text) -> None:
@@ -243,7 +248,7 @@ def test_a_task_with_answers_is_scored_at_the_trained_length_first() -> None:
 def test_evaluation_draws_the_same_held_out_sequences_for_everybody() -> None:
     seen = []
     for spec, seed in (("none", 0), ("learned", 3)):
-        task = Remembering(tasks.find("copy")())
+        task = Remembering(task_of("copy"))
         run = start(recipe("copy", spec, seed, dim=16, heads=2, layers=1))
         exact_match(run.model, task, 6, rows=8, shortest=6)
         seen.append(task.made[0].ids)
@@ -265,16 +270,15 @@ class Long:
         return (places % 251).to(torch.uint8)
 
 
-class LongText(ByteText):
+class LongText(Text):
     """The text task on it, which keeps where it was read."""
 
     def __init__(self, size: int) -> None:
-        super().__init__(None)
-        self.text = SimpleNamespace(test=Long(size))
-        self.starts: list[int] = []
+        super().__init__()
+        vars(self).update(text=SimpleNamespace(test=Long(size)), starts=[])
 
     def windows(self, source: Any, start: Tensor, length: int) -> Batch:
-        self.starts += start.tolist()
+        self.starts.extend(start.tolist())
         return super().windows(source, start, length)
 
 
@@ -330,16 +334,16 @@ def test_one_wrong_symbol_at_any_place_of_the_answer_costs_the_sequence(place: i
         logits[row, ids.shape[1] // 2 + place] = F.one_hot(torch.tensor(BOS), 29).float()
         return logits
 
-    found = exact_match(Answering(wrong), tasks.find("copy")(), 5, rows=40, shortest=5)
+    found = exact_match(Answering(wrong), task_of("copy"), 5, rows=40, shortest=5)
     assert found.exact_match == 30 / 40 and found.token_accuracy == pytest.approx(1 - 10 / 240)
 
 
 @pytest.mark.parametrize("place", range(4))
 def test_one_wrong_value_at_any_place_of_recall_costs_the_sequence(place: int) -> None:
-    task = Remembering(tasks.find("recall")())
+    task = Remembering(task_of("recall"))
 
     def knowing(ids: Tensor) -> Tensor:
-        logits = F.one_hot(task.made[-1].ids[:, 1:], 35).float()
+        logits = F.one_hot(task.made[-1].targets, 35).float()
         # Behind BOS, four pairs and the separator every second token is a value.
         logits[0, 2 * 4 + 2 + 2 * place] = F.one_hot(torch.tensor(BOS), 35).float()
         return logits
@@ -354,7 +358,7 @@ def test_what_is_wrong_outside_the_answer_costs_nothing() -> None:
         logits[:, : ids.shape[1] // 2 - 1] = F.one_hot(torch.tensor(END), 29).float()
         return logits
 
-    assert exact_match(Answering(prompt_unknown), tasks.find("copy")(), 5, rows=40, shortest=5).exact_match == 1
+    assert exact_match(Answering(prompt_unknown), task_of("copy"), 5, rows=40, shortest=5).exact_match == 1
 
 
 # The gate of text
@@ -368,7 +372,7 @@ def sums(tmp_path: Path) -> Any:
     for i in range(2, 30_000):
         letters.append(drawn[i] if i % 6 == 0 else (letters[-1] + letters[-2]) % 26)
     (tmp_path / "sums.txt").write_bytes(bytes(97 + letter for letter in letters))
-    return tasks.find("text")(str(tmp_path / "sums.txt"))
+    return Text(path=str(tmp_path / "sums.txt"))
 
 
 def knows_two(ids: Tensor) -> Tensor:

@@ -8,11 +8,11 @@ import torch
 
 from posenc import catalogue
 from posenc.lab import order
-from posenc.lab.compare import not_for_sequences
 from posenc.lab.order import order_test, order_tests
+from posenc.lab.settings import not_for
 
 # A temperature tells the last token nothing of the others' order, and a grid is no sequence.
-GRIDS = not_for_sequences()
+GRIDS = not_for(1)
 WITH_POSITION = [
     name
     for name, cls in catalogue.ENCODINGS.items()

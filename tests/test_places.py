@@ -12,9 +12,12 @@ from posenc.coordinate_maps import COORDINATE_MAPS, Randomised, map_of
 from posenc.foreign import CannotRead
 from posenc.lab import evaluate, record, store, summary
 from posenc.lab.ablate import ablate
-from posenc.lab.compare import Settings, compare, continue_prompt, train_one
+from posenc.lab.compare import compare
+from posenc.lab.experiment import Experiment
 from posenc.lab.places import at_evaluation, counted, in_training
-from posenc.lab.recipes import Experiment, recipe
+from posenc.lab.recipes import recipe
+from posenc.lab.settings import Settings
+from posenc.lab.single_run import continue_prompt, train_one
 from posenc.lab.train import load, save, start, train
 
 TINY = {"train_length": 3, "dim": 16, "heads": 2, "layers": 1, "batch": 4, "warmup": 2, "steps": 4}
@@ -124,9 +127,8 @@ def test_ablations_change_the_places_of_the_map() -> None:
 
 def test_compare_trains_each_encoding_with_each_map_and_tells_them_apart(tmp_path: Path) -> None:
     small = {"train_length": 3, "layers": 1, "dim": 16, "heads": 2}
-    settings = Settings(
-        ("rotary", "alibi"), ("copy",), seeds=1, steps=2, maps=("none", "randomised(longest=64)"), **small
-    )
+    maps = ("none", "randomised(longest=64)")
+    settings = Settings(("rotary", "alibi"), ("copy",), seeds=1, maps=maps, changes=small | {"steps": 2})
     runs = settings.experiments()
     assert {(run.spec, run.map) for run in runs} == {
         (spec, map) for spec in ("rotary", "alibi") for map in (None, "randomised(longest=64)")
@@ -150,7 +152,8 @@ def test_compare_trains_each_encoding_with_each_map_and_tells_them_apart(tmp_pat
 def test_a_map_that_cannot_serve_is_refused_before_a_step_is_trained(
     tmp_path: Path, map: str, spec: str, words: str
 ) -> None:
-    settings = Settings((spec,), ("copy",), seeds=1, train_length=3, test_lengths=(5,), steps=1, maps=(map,))
+    changes = {"train_length": 3, "test_lengths": (5,), "steps": 1}
+    settings = Settings((spec,), ("copy",), seeds=1, maps=(map,), changes=changes)
     with pytest.raises(ValueError, match=words):
         compare(settings, tmp_path / "runs")
     assert not (tmp_path / "runs" / "records").exists()

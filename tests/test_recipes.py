@@ -10,20 +10,22 @@ import torch
 from posenc import catalogue
 from posenc.catalogue import build
 from posenc.encoding import Shape
-from posenc.lab import recipes, tasks
-from posenc.lab.compare import Settings, all_named, not_for_sequences
-from posenc.lab.recipes import ENCODINGS, Experiment, comparison, hints, longer, original, recipe
+from posenc.lab import ENCODINGS, experiment
+from posenc.lab.experiment import Experiment
+from posenc.lab.recipes import comparison, hints, longer, original, recipe
+from posenc.lab.settings import Settings, all_named, not_for
+from posenc.lab.tasks import TASKS, task_of
 
 
 def test_the_default_comparison_names_encodings_that_ship() -> None:
     assert set(ENCODINGS) <= set(catalogue.names())
 
 
-@pytest.mark.parametrize("name", tasks.names())
+@pytest.mark.parametrize("name", list(TASKS))
 def test_every_task_has_a_recipe_that_tests_longer_lengths(name: str) -> None:
     made = recipe(name, "rotary", 4)
     assert (made.task, made.spec, made.seed) == (name, "rotary", 4)
-    assert made.test_lengths == longer(name, made.train_length) and min(made.test_lengths) > made.train_length
+    assert made.test_lengths == longer(task_of(name), made.train_length) and min(made.test_lengths) > made.train_length
 
 
 def test_changes_override_the_recipe_and_the_tested_lengths_follow_the_trained_one() -> None:
@@ -35,17 +37,17 @@ def test_changes_override_the_recipe_and_the_tested_lengths_follow_the_trained_o
 
 
 def test_longer_lengths_are_longer_even_from_one() -> None:
-    assert longer("copy", 1) == (2,)
-    assert longer("copy", 2) == (3, 4)
-    assert longer("copy", 10) == (12, 15, 20)
-    assert longer("text", 1) == (2, 4, 8)
+    assert longer(task_of("copy"), 1) == (2,)
+    assert longer(task_of("copy"), 2) == (3, 4)
+    assert longer(task_of("copy"), 10) == (12, 15, 20)
+    assert longer(task_of("text"), 1) == (2, 4, 8)
 
 
-def test_a_comparison_is_every_encoding_on_every_task_with_every_seed_text_first() -> None:
+def test_a_comparison_is_every_encoding_on_every_task_with_every_seed() -> None:
     runs = comparison(["none", "rotary"], ["repeat", "text"], seeds=2)
     assert [(run.seed, run.task, run.spec) for run in runs] == [
-        (0, "text", "none"), (0, "text", "rotary"), (0, "repeat", "none"), (0, "repeat", "rotary"),
-        (1, "text", "none"), (1, "text", "rotary"), (1, "repeat", "none"), (1, "repeat", "rotary"),
+        (100, "repeat", "none"), (100, "repeat", "rotary"), (100, "text", "none"), (100, "text", "rotary"),
+        (101, "repeat", "none"), (101, "repeat", "rotary"), (101, "text", "none"), (101, "text", "rotary"),
     ]  # fmt: skip
 
 
@@ -56,7 +58,7 @@ def test_what_is_asked_for_twice_is_run_once() -> None:
 
 def test_the_longest_runs_of_a_comparison_come_first() -> None:
     costs = [
-        run.steps * (3 if run.task == "text" else 1)
+        run.steps * run.batch * (2 if run.task == "copy" else 1)
         for run in Settings(("none",), ("repeat", "text", "copy")).experiments()
     ]
     assert costs == sorted(costs, reverse=True)
@@ -67,7 +69,10 @@ def test_the_longest_runs_of_a_comparison_come_first() -> None:
     [
         (Settings(("none",)), {"repeat": 3, "text": 1}),
         (Settings(("none",), ("text",), preset="full"), {"text": 3}),
-        (Settings(("none",), preset="full"), dict.fromkeys(tasks.names(), 3)),
+        (
+            Settings(("none",), preset="full"),
+            dict.fromkeys(("repeat", "copy", "reverse", "sort", "recall", "text"), 3),
+        ),
         (Settings(("none",), ("copy", "text")), {"copy": 3, "text": 1}),
         (Settings(("none",), seeds=2), {"repeat": 2, "text": 2}),
     ],
@@ -75,12 +80,12 @@ def test_the_longest_runs_of_a_comparison_come_first() -> None:
 def test_a_preset_has_three_seeds_but_for_the_quick_one_on_text(settings: Settings, seeds: dict) -> None:
     runs = settings.experiments()
     assert {run.task: [r.seed for r in runs if r.task == run.task] for run in runs} == {
-        task: list(range(n)) for task, n in seeds.items()
+        task: list(range(100, 100 + n)) for task, n in seeds.items()
     }
 
 
 def test_all_stands_for_every_encoding_that_reads_a_sequence() -> None:
-    runs = Settings(("all",), ("repeat",), seeds=1, steps=1).experiments()
+    runs = Settings(("all",), ("repeat",), seeds=1, changes={"steps": 1}).experiments()
     assert sorted(run.spec for run in runs) == sorted(set(catalogue.names()) - {"grid_bias", "learned_grid"})
 
 
@@ -116,7 +121,7 @@ def test_a_bad_value_is_refused_with_what_was_expected_and_what_came(changes: di
 
 
 def test_the_largest_numbers_are_taken() -> None:
-    largest = recipes.MOST | {"train_length": 999_999}
+    largest = experiment.MOST | {"train_length": 999_999}
     assert Experiment("none", "copy", **largest, test_lengths=(1_000_000,)).test_lengths == (1_000_000,)
 
 
@@ -134,15 +139,15 @@ def test_the_largest_numbers_are_taken() -> None:
         ),
         (lambda: Settings(task_names=("copi",)).experiments(), "no task named 'copi'; .*; did you mean 'copy'\\?"),
         (
-            lambda: Settings(("none",), ("copy",), text="x.txt").experiments(),
-            "--text is for the text task; add it to the tasks, or leave --text out",
+            lambda: Settings(("none",), ("copy",), changes={"text": "x.txt"}).experiments(),
+            "--text is for a task on text; add text to the tasks, or leave --text out",
         ),
         (
-            lambda: Settings(("none",), ("recall",), train_length=10).experiments(),
+            lambda: Settings(("none",), ("recall",), changes={"train_length": 10}).experiments(),
             "recall has 16 different keys, and cannot make 20 pairs; choose lengths up to 16",
         ),
         (
-            lambda: Settings(("rotary",), ("copy",), dim=12, heads=4).experiments(),
+            lambda: Settings(("rotary",), ("copy",), changes={"dim": 12, "heads": 4}).experiments(),
             r"rotary: the rotary width must be an even number of channels to form pairs, got 3 \(head_dim=3, .*",
         ),
     ],
@@ -154,7 +159,9 @@ def test_a_comparison_that_cannot_be_run_is_refused_before_it_starts(ask: Callab
 
 def test_a_window_longer_than_the_held_out_text_is_refused_before_it_starts(tmp_path) -> None:
     (tmp_path / "short.txt").write_text("word " * 4100)
-    settings = Settings(("none",), ("text",), text=str(tmp_path / "short.txt"), train_length=32, test_lengths=(4096,))
+    settings = Settings(
+        ("none",), ("text",), changes={"text": str(tmp_path / "short.txt"), "train_length": 32, "test_lengths": (4096,)}
+    )
     with pytest.raises(
         ValueError, match="the held-out text has 2,050 bytes, too few for a window of 4096; add text or test shorter"
     ):
@@ -195,7 +202,7 @@ def test_hints_build_for_short_and_long_sequences(tokens: int) -> None:
 
 
 def test_the_encodings_that_need_a_grid_are_known() -> None:
-    assert not_for_sequences() == ["grid_bias", "learned_grid"]
+    assert not_for(1) == ["grid_bias", "learned_grid"]
     assert all_named(["none", "all"])[:2] == ["none", "alibi"]
 
 
@@ -265,4 +272,4 @@ def test_the_original_recipe_refuses_sizes_below_one(dim: int, warmup: int) -> N
 
 
 def test_recipes_name_no_encoding_that_does_not_exist() -> None:
-    assert set(recipes.hints(10, 20)) <= set(catalogue.names())
+    assert set(hints(10, 20)) <= set(catalogue.names())

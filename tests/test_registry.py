@@ -13,7 +13,8 @@ from posenc.checkpoints.vocabulary.reading import names_no_code
 from posenc.coordinate_maps import COORDINATE_MAPS, CoordinateMap, map_of
 from posenc.foreign import CannotRead
 from posenc.lab import train
-from posenc.lab.recipes import Experiment, recipe
+from posenc.lab.experiment import Experiment
+from posenc.lab.recipes import recipe
 from posenc.registry import Registry
 from posenc.schedules import SCHEDULES, Schedule, schedule_of
 

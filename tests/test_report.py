@@ -8,7 +8,7 @@ import re
 import time
 
 import pytest
-from fake_records import comparison, record, with_scores
+from fake_records import comparison, record, repeat
 
 from posenc.lab import plots, report, summary
 from posenc.lab.train import LEARNED_BITS
@@ -18,15 +18,6 @@ SOME = ("none", "learned", "rotary", "alibi")
 
 def paragraph(records, heading):
     return dict(summary.paragraphs(records))[heading]
-
-
-def repeat(scores, seeds=1, **changes):
-    """Records of one task from {encoding: exact match at 10, 12, 15, 20}."""
-    return [
-        with_scores(record(spec, "repeat", seed, **changes), *score)
-        for spec, score in scores.items()
-        for seed in range(seeds)
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +46,16 @@ def test_the_page_has_all_its_parts(written):
     assert len(page) < 4_000_000
     for part in ("answer", "table", "curves", "order", "pictures", "attention", "made"):
         assert f'<section id="{part}">' in page
-    for words in ("sha256 9f9f", "posenc compare", "torch", "Linux-x86_64", "trained to 10", "What was not measured"):
+    for words in (
+        "corrected by Holm",
+        "at most 5 of 100 cases",
+        "sha256 9f9f",
+        "posenc compare",
+        "torch",
+        "Linux-x86_64",
+        "trained to 10",
+        "What was not measured",
+    ):
         assert words in page
     assert all(run["key"] in page for run in written[1])
 
@@ -215,7 +215,7 @@ def test_not_learned_is_never_ranked():
     assert "`none`" not in paragraph(lucky, "Which one do I need?")
 
 
-def test_medians_and_ranges_are_over_the_seeds_that_learned():
+def test_medians_and_intervals_are_over_the_seeds_that_learned():
     records = repeat({"alibi": (1, 0, 0, 0)}, seeds=4)
     for run, (score, time_taken) in zip(records, ((0.2, 30.0), (0.9, 10.0), (0.4, 20.0), (0.99, 1.0)), strict=True):
         run["lengths"][1]["exact_match"], run["cpu_s_to_learned"] = score, time_taken
@@ -235,7 +235,7 @@ def test_the_words_follow_the_winner(winner, loser):
     for run in records:
         run["cpu_s_to_learned"] = 40.0 if run["experiment"]["spec"] == winner else 4.0
     text = paragraph(records, "repeat")
-    assert f"`{winner}` carries furthest, to 15 (1.5x the trained length), with 93 % exact match." in text
+    assert f"`{winner}` carries furthest, to 15 (1.5x the trained length), with 93 % (90 to 95 %) exact match." in text
     assert f"`{loser}` carries to 12." in text
     assert f"Falling apart (under 10 %): `{loser}` at 20." in text
     assert f"Fastest to 99 %, in CPU seconds: `{loser}` 4.0. The others take up to 40.0." in text
@@ -286,7 +286,9 @@ def test_one_seed_is_called_one_seed():
     assert any("one seed" in line for line in report.not_measured([record()]))
 
 
-CROWNS = re.compile("furthest|Fastest|Best at|the best is|the best was|the fastest|the best prediction|led everywhere")
+CROWNS = re.compile(
+    "furthest|Fastest|Best at|the best is|the best was|the fastest|the best prediction|led everywhere|` (is|are) ahead"
+)
 """Every word by which one encoding is set above another."""
 
 
@@ -298,7 +300,7 @@ def test_with_fewer_than_three_seeds_nobody_is_called_the_best_whatever_the_scor
         run["cpu_s_to_learned"] = 4.0 if run["experiment"]["spec"] == "alibi" else 40.0
     answer = report.answer(records)
     assert not CROWNS.search(answer)
-    assert "No encoding is ahead of the others by more than seeds differ" in answer
+    assert "No encoding is ahead of all others by more than seeds differ" in answer
     # The numbers are told all the same.
     assert "`alibi` carries to 20 (2x the trained length, the longest tested), with 100 % exact match" in answer
     assert "CPU seconds to 99 %: `alibi` 4.0, `rotary` 40.0 and `shaw` 40.0" in answer
@@ -307,111 +309,6 @@ def test_with_fewer_than_three_seeds_nobody_is_called_the_best_whatever_the_scor
         assert "One seed each, so nobody is called the best" in answer
     else:
         assert "Nobody with fewer than three is called the best" in answer
-
-
-def spread_out(scores, at=3, **seeds):
-    """Records of repeat with one score of its own at one length for every seed of an encoding."""
-    records = repeat(scores, seeds=3)
-    for run in records:
-        own = seeds.get(run["experiment"]["spec"])
-        if own:
-            run["lengths"][at]["exact_match"] = own[run["experiment"]["seed"]]
-    return records
-
-
-def test_a_lead_within_the_spread_of_the_seeds_is_none():
-    scores = {"alibi": (1, 1, 1, 1), "shaw": (1, 1, 1, 1), "rotary": (1, 0, 0, 0)}
-    # Two of three seeds of shaw carry to 20 as well: its median does, and the worst seed does not.
-    text = paragraph(spread_out(scores, alibi=(1, 1, 0.97), shaw=(0.95, 0.3, 0.92)), "repeat")
-    assert "`alibi` and `shaw` carry furthest, to 20" in text
-    # One of three does: the median does not, and still nobody knows which is better.
-    text = paragraph(spread_out(scores, alibi=(1, 1, 0.97), shaw=(0.95, 0.3, 0.2)), "repeat")
-    assert "furthest" not in text
-    assert "`alibi` carries to 20 (2x the trained length, the longest tested), with 100 % (97 to 100 %" in text
-    assert "`shaw` carries to 15. In how far they carry, the seeds do not tell `shaw` and `alibi` apart." in text
-    # None does.
-    text = paragraph(spread_out(scores, alibi=(1, 1, 0.97), shaw=(0.8, 0.3, 0.2)), "repeat")
-    assert "`alibi` carries furthest, to 20" in text and "do not tell" not in text
-
-
-def test_a_seed_that_did_not_learn_takes_no_lead_away():
-    records = repeat({"alibi": (1, 1, 1, 1), "rotary": (1, 0, 0, 0)}, seeds=4)
-    records[3] = with_scores(records[3], 0.5, 0, 0, 0)
-    assert "`alibi` carries furthest, to 20" in paragraph(records, "repeat")
-
-
-@pytest.mark.parametrize(
-    ("alibi", "rotary", "said"),
-    [
-        (
-            (3.0, 4.0, 5.0),
-            (5.6, 6.0, 9.0),
-            "Fastest to 99 %, in CPU seconds: `alibi` 4.0 (3.0 to 5.0 over 3 seeds). The",
-        ),
-        # The slowest seed of the one is within a tenth of the fastest of the other.
-        (
-            (3.0, 4.0, 5.0),
-            (5.4, 6.0, 9.0),
-            "CPU seconds to 99 %: `alibi` 4.0 (3.0 to 5.0 over 3 seeds) and `rotary` 6.0",
-        ),
-        (
-            (3.0, 4.0, 7.0),
-            (4.1, 6.0, 6.1),
-            "CPU seconds to 99 %: `alibi` 4.0 (3.0 to 7.0 over 3 seeds) and `rotary` 6.0",
-        ),
-    ],
-)
-def test_the_fastest_is_faster_with_every_seed(alibi, rotary, said):
-    records = repeat({"alibi": (1, 0, 0, 0), "rotary": (1, 0, 0, 0)}, seeds=3)
-    for run in records:
-        run["cpu_s_to_learned"] = {"alibi": alibi, "rotary": rotary}[run["experiment"]["spec"]][
-            run["experiment"]["seed"]
-        ]
-    assert said in paragraph(records, "repeat")
-
-
-@pytest.mark.parametrize(("highest", "crowned"), [(2.58, True), (2.60, False), (2.9, False)])
-def test_the_best_prediction_is_better_with_every_seed(highest, crowned):
-    records = comparison(("text",), seeds=3, encodings=("shaw", "alibi"))
-    for run in records:
-        alone = run["experiment"]["spec"] == "alibi"
-        run["in_distribution"]["bits_per_byte"] = (2.6, 2.7, 2.8)[run["experiment"]["seed"]] if alone else 2.5
-    records[0]["in_distribution"]["bits_per_byte"] = highest
-    text = paragraph(records, "text")
-    assert ("Best at the trained length: `shaw` 2.50" in text) is crowned
-    assert ("Bits per byte at the trained length: `shaw` 2.50" in text) is not crowned
-    assert ("the best prediction came from `shaw` on text" in paragraph(records, "Which one do I need?")) is crowned
-
-
-@pytest.mark.parametrize(
-    ("values", "found"),
-    [
-        ((3.0,), (3.0, 3.0, 3.0, 1)),
-        ((3.0, 1.0), (2.0, 1.0, 3.0, 2)),
-        ((9.0, 1.0, 2.0), (2.0, 1.0, 9.0, 3)),
-        ((9.0, 1.0, 2.0, 4.0), (3.0, 1.0, 9.0, 4)),
-        ((2.0, 2.0, 2.0), (2.0, 2.0, 2.0, 3)),
-        ((1, None, math.nan, True, "3", 5), (3.0, 1.0, 5.0, 2)),
-        ((1.0, math.inf, 2.0), (2.0, 1.0, math.inf, 3)),
-        ((None, math.nan), None),
-        ((), None),
-    ],
-)
-def test_a_spread_is_the_median_and_the_ends_of_what_is_a_number(values, found):
-    assert summary.Spread.of(values) == (None if found is None else summary.Spread(*found))
-
-
-def test_unbeaten_are_those_whose_range_no_better_one_lies_above():
-    def unbeaten(*ranges):
-        known = [(name, summary.Spread((low + high) / 2, low, high, n)) for name, low, high, n in ranges]
-        return [name for name in summary.unbeaten(known, summary.higher)]
-
-    assert unbeaten(("a", 1, 2, 3), ("b", 3, 4, 3)) == ["b"]
-    assert unbeaten(("a", 1, 3, 3), ("b", 3, 4, 3)) == ["a", "b"]
-    assert unbeaten(("a", 1, 2, 3), ("b", 3, 4, 2)) == ["a", "b"]
-    assert unbeaten(("a", 1, 2, 2), ("b", 3, 4, 3)) == ["a", "b"]
-    assert unbeaten(("a", 1, 2, 3), ("b", 3, 4, 3), ("c", 1.5, 9, 3)) == ["b", "c"]
-    assert unbeaten(("a", 2, 2, 3), ("b", 2, 2, 3)) == ["a", "b"]
 
 
 def test_the_gate_of_text_is_told_with_its_margin():
@@ -622,30 +519,6 @@ def test_who_did_not_learn_is_told_with_the_score_that_there_is():
 
     assert told(exact_match=0.13) == "13 % exact match" and told(bits_per_byte=2.5) == "2.50 bits per byte"
     assert told() == ""
-
-
-@pytest.mark.parametrize(
-    ("seeds", "said"),
-    [
-        ((2, 2), "Medians over 2 seeds. Nobody with fewer than three is called the best."),
-        ((2, 4), "Medians over 2 to 4 seeds. Nobody with fewer than three is called the best."),
-        ((3, 3), "Medians over 3 seeds."),
-    ],
-)
-def test_what_rests_on_few_seeds_says_so(seeds, said):
-    runs = [record(spec, seed=s) for spec, n in zip(("rotary", "alibi"), seeds, strict=True) for s in range(n)]
-    assert summary.about_seeds(summary.results(runs)) == said
-
-
-def test_the_size_of_the_evidence_is_told():
-    runs = [record("rotary"), record("alibi", steps=600, parameters={"model": 2_000, "encoding": 0}), record("none")]
-    assert summary.scope(runs) == (
-        "This rests on models of 2,000 to 103,452 parameters, at most 1,000 steps, one task and one seed; larger "
-        "models and other data may answer differently."
-    )
-    assert summary.scope([record(steps=None, parameters=None), record(seed=1, steps=None, parameters=None)]) == (
-        "This rests on one task and up to 2 seeds; larger models and other data may answer differently."
-    )
 
 
 def test_a_cell_lies_between_bad_and_good():

@@ -18,7 +18,8 @@ from fake_records import record as fake_record
 
 from posenc.checkpoints.extension import runs
 from posenc.foreign import CannotRead
-from posenc.lab import compare, record, report, store
+from posenc.lab import record, report, store
+from posenc.lab import settings as settings_of_lab
 from posenc.lab import train as training
 from posenc.lab.recipes import recipe
 from posenc.lab.store import CannotWrite
@@ -81,7 +82,7 @@ def checkpoint(folder: Path, run: training.Run, n: int) -> None:
 
 
 def settings(folder: Path, n: int) -> None:
-    compare.write_settings(compare.Settings(seeds=n), folder)
+    settings_of_lab.write_settings(settings_of_lab.Settings(seeds=n), folder)
 
 
 def kept(folder: Path, n: int) -> None:
@@ -94,7 +95,7 @@ STORES: dict[str, tuple[Callable[..., Any], Callable[[Path], int]]] = {
         lambda folder, n: record.write(fake_record() | {"key": "a", "steps": n}, folder),
         lambda folder: record.read(folder / "a.json")["steps"],
     ),
-    "settings": (settings, lambda folder: (compare.read_settings(folder) or {})["seeds"]),
+    "settings": (settings, lambda folder: (settings_of_lab.read_settings(folder) or {})["seeds"]),
     "kept results": (
         kept,
         lambda folder: max(found["value"] for found in runs.Kept(folder / "measurements.jsonl").found.values()),
@@ -390,12 +391,12 @@ def test_a_folder_is_held_by_one_process_and_let_go_when_that_is_killed(tmp_path
 
 
 def test_a_run_of_extend_holds_its_folder_and_keeps_its_settings(tmp_path: Path) -> None:
-    given = compare.Settings(seeds=2)
+    given = settings_of_lab.Settings(seeds=2)
     with runs.claimed(given, tmp_path / "run", print), pytest.raises(store.InUse, match="another posenc is at work"):
         with runs.claimed(given, tmp_path / "run", print):
             pass
     with pytest.raises(ValueError, match=r"holds a run with other settings \(seeds\)"):
-        with runs.claimed(compare.Settings(seeds=3), tmp_path / "run", print):
+        with runs.claimed(settings_of_lab.Settings(seeds=3), tmp_path / "run", print):
             pass
     with runs.claimed(given, tmp_path / "run", print):
         pass

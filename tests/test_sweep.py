@@ -23,7 +23,8 @@ from forked import FORKS, Forked
 
 from posenc import cli, terminal
 from posenc.lab import record, store, sweep
-from posenc.lab.recipes import Experiment, recipe
+from posenc.lab.experiment import Experiment
+from posenc.lab.recipes import recipe
 from posenc.lab.sweep import Progress, Sweep, run_all, signals_held
 
 SMALL = ["--tasks", "repeat", "--seeds", "1", "--steps", "6", "--train-length", "3", "--dim", "16", "--heads", "2"]
@@ -209,13 +210,13 @@ def test_a_damaged_record_is_set_aside_and_made_again(story) -> None:
 @on_posix
 def test_a_worker_that_is_killed_costs_its_own_run_and_that_run_is_tried_again(story) -> None:
     killed = "its process was killed by SIGKILL (out of memory?)"
-    assert f"mine.py:KilledOnce on repeat, seed 0: {killed}; it is tried once more" in story["gone on"].err
+    assert f"mine.py:KilledOnce on repeat, seed 100: {killed}; it is tried once more" in story["gone on"].err
     assert any(b":KilledOnce" in content for content, _ in story["gone on"].records.values())
 
 
 @on_posix
 def test_a_run_that_dies_twice_is_set_aside_with_its_reason(story) -> None:
-    ended, words = story["gone on"], "mine.py:Killed on repeat, seed 0: its process was killed by SIGKILL"
+    ended, words = story["gone on"], "mine.py:Killed on repeat, seed 100: its process was killed by SIGKILL"
     assert ended.code == 1 and f"{words} (out of memory?), twice" in ended.err
     assert len([name for name in ended.others if name.endswith(".failed")]) == 2
     assert f"{words} (out of memory?), twice" in ended.page
@@ -225,7 +226,7 @@ def test_a_run_that_dies_twice_is_set_aside_with_its_reason(story) -> None:
 def test_an_encoding_that_fails_is_named_and_takes_nobody_with_it(story) -> None:
     ended = story["gone on"]
     assert ended.code == 1
-    words = "mine.py:Failing on repeat, seed 0: ArithmeticError: mine cannot count"
+    words = "mine.py:Failing on repeat, seed 100: ArithmeticError: mine cannot count"
     assert any(line.startswith("failed: ") and line.endswith(words) for line in ended.err.splitlines())
     assert words in ended.page
 
@@ -340,7 +341,7 @@ def test_what_cannot_be_used_is_set_aside_and_never_overwritten(
 
 
 def standing(**steps: int) -> Sweep:
-    runs = {name: Progress(name, name, "repeat", 0, 100, step) for name, step in steps.items()}
+    runs = {name: Progress(name, name, "repeat", 0, 100, step, share=step / 100) for name, step in steps.items()}
     return Sweep(runs, began=time.monotonic() - 10)
 
 

@@ -1,132 +1,378 @@
-"""Tasks: sequences with known answers, held to oracles written here."""
+"""Tasks: sequences with known answers, held to oracles written here by hand, one sequence at a time."""
 
 import re
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
-from posenc.lab import tasks
-from posenc.lab.tasks import BOS, END, LETTERS, SEPARATOR
+from posenc.coordinate_maps import map_of
+from posenc.lab.tasks import BOS, END, LETTERS, SEPARATOR, TASKS, Batch, Said, Task, task_of
+from posenc.lab.tasks._symbols import Lettered
+from posenc.lab.tasks.addition import added
+from posenc.positions import Positions
 
-SYMBOL_TASKS = [name for name in tasks.names() if name != "text"]
-TRANSFORMS = {
-    "copy": lambda prompt: prompt,
-    "repeat": lambda prompt: prompt[0] * len(prompt),
-    "reverse": lambda prompt: prompt[::-1],
-    "sort": lambda prompt: "".join(sorted(prompt)),
-}
+SMALL, CAPITAL = "abcdefghijklmnopqrstuvwxyz", "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-def made(name: str, length: int, rows: int = 7, seed: int = 3) -> tasks.Batch:
-    return tasks.find(name)().batch(length, rows, torch.Generator().manual_seed(seed))
+def made(spec: str, length: int, rows: int = 40, seed: int = 3) -> Batch:
+    return task_of(spec).batch(length, rows, torch.Generator().manual_seed(seed))
 
 
-def words_of(row: list[int]) -> str:
-    """Ids as letters, by a table of this test's own."""
-    names = {BOS: "<", SEPARATOR: "|", END: ">"}
-    return "".join(names.get(i) or "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"[i - 3] for i in row)
+def words(letters: str, separator: str = "|") -> Callable[[list[int]], str]:
+    """Ids as letters, by a table of this test's own: BOS is <, END is >."""
+    return lambda ids: "".join(("<" + separator + ">" + letters)[i] for i in ids)
+
+
+def read(spec: str, length: int, letters: str, separator: str = "|") -> Iterator[tuple[str, str, str]]:
+    """Of each sequence: what is read, what is to be said where it counts, and what is read up to the first answer."""
+    batch, word = made(spec, length), words(letters, separator)
+    answers = batch.answer.expand(batch.ids.shape[0], -1).tolist()
+    for ids, targets, counts in zip(batch.ids.tolist(), batch.targets.tolist(), answers, strict=True):
+        said = word([target for target, one in zip(targets, counts, strict=True) if one])
+        yield word(ids), said, word(ids[: counts.index(True) + 1])
+
+
+def odds_first(prompt: str) -> str:
+    return "".join(x for i, x in enumerate(prompt, 1) if i % 2) + "".join(
+        x for i, x in enumerate(prompt, 1) if not i % 2
+    )
 
 
 @pytest.mark.parametrize("length", [1, 2, 9])
-@pytest.mark.parametrize("name", TRANSFORMS)
-def test_the_answer_is_what_the_task_says(name: str, length: int) -> None:
-    for row in made(name, length).ids.tolist():
-        parts = re.fullmatch(r"<([a-zA-Z]+)\|([a-zA-Z]+)>", words_of(row))
+@pytest.mark.parametrize(
+    "spec, oracle",
+    [
+        ("copy", lambda prompt: prompt),
+        ("copy(times=3)", lambda prompt: prompt + prompt + prompt),
+        ("repeat", lambda prompt: prompt[0] * len(prompt)),
+        ("reverse", lambda prompt: prompt[::-1]),
+        ("sort", lambda prompt: "".join(sorted(prompt))),
+        ("odds_first", odds_first),
+    ],
+)
+def test_what_is_said_of_a_prompt(spec: str, oracle: Callable[[str], str], length: int) -> None:
+    for whole, said, prompt in read(spec, length, SMALL):
+        parts = re.fullmatch(r"<([a-z]+)\|", prompt)
         assert parts is not None and len(parts[1]) == length
-        assert parts[2] == TRANSFORMS[name](parts[1])
+        assert said == oracle(parts[1]) + ">"
+        assert whole == prompt + said[:-1]
 
 
-@pytest.mark.parametrize("length", [1, 2, 9])
-@pytest.mark.parametrize("name", TRANSFORMS)
-def test_the_answer_and_its_end_count_and_nothing_else(name: str, length: int) -> None:
-    batch = made(name, length)
-    counted = [
-        word for word, counts in zip(words_of(batch.ids[0].tolist())[1:], batch.answer.tolist(), strict=True) if counts
-    ]
-    assert "".join(counted) == words_of(batch.ids[0].tolist()).partition("|")[2]
+def test_every_second_letter_is_that_of_the_docstring() -> None:
+    assert odds_first("abcde") == "acebd"
 
 
 def test_repeat_has_one_symbol_a_row_and_different_rows() -> None:
-    ids = made("repeat", 5, rows=40).ids
-    assert all(len(set(words_of(row)[1:-1]) - {"|"}) == 1 for row in ids.tolist())
-    assert len({row[1] for row in ids.tolist()}) > 10
+    prompts = [prompt[1:-1] for _, _, prompt in read("repeat", 5, SMALL)]
+    assert all(len(set(prompt)) == 1 for prompt in prompts) and len(set(prompts)) > 10
 
 
+@pytest.mark.parametrize("length", [1, 2, 7])
+@pytest.mark.parametrize("which", ["none", "answer", "all"])
+@pytest.mark.parametrize("padded", [True, False])
+def test_a_sum_is_the_sum(which: str, padded: bool, length: int) -> None:
+    lengths = set()
+    for _, said, prompt in read(f"addition(reversed={which},padded={padded})", length, "0123456789+", "="):
+        first, second = re.fullmatch(r"<(\d+)\+(\d+)=", prompt).groups()
+        assert len(first) == len(second) == length
+        if which == "all":
+            first, second = first[::-1], second[::-1]
+        total = str(int(first) + int(second)).rjust(length + 1 if padded else 1, "0")
+        assert said == (total if which == "none" else total[::-1]) + ">"
+        assert padded or length == 1 or first[0] != "0" != second[0]
+        lengths.add(len(said))
+    assert len(lengths) == (1 if padded else 2)
+
+
+def test_a_carry_goes_through_all_digits() -> None:
+    task = task_of("addition")
+    assert added(torch.tensor([[9, 9, 9], [1, 2, 3]]), torch.tensor([[1, 0, 0], [1, 1, 1]])).tolist() == [
+        [0, 0, 0, 1],
+        [2, 3, 4, 0],
+    ]
+    assert task.decode(task.encode("999+001=")) == "^999+001="
+
+
+def test_the_digits_of_a_sum_stand_where_the_maps_put_them() -> None:
+    ids = torch.tensor([*task_of("addition").encode("75+86="), 8, 5, 4])  # 57 + 68 = 125
+    at = map_of("abacus(first_digit=3)")(Positions.count(len(ids)), ids)
+    assert at.coords[0, :, 0].tolist() == [0, 1, 2, 0, 1, 2, 0, 1, 2, 3]
+    ids = torch.tensor([*task_of("addition(reversed=answer)").encode("57+68="), 8, 5, 4])
+    at = map_of("coupled(first_digit=3,equals=1,width=3)")(Positions.count(len(ids)), ids)
+    assert at.coords[0, :, 0].tolist() == [5, 3, 4, 5, 3, 4, 5, 4, 3, 2]
+
+
+@pytest.mark.parametrize("length", [1, 2, 9])
+def test_parity_is_whether_the_ones_are_odd(length: int) -> None:
+    for _, said, prompt in read("parity", length, "01"):
+        assert len(prompt) == length + 2 and said == "01"[prompt.count("1") % 2]
+    for whole, said, _ in read("parity(running=True)", length, "01"):
+        assert len(said) == length
+        assert all(one == "01"[whole[: i + 2].count("1") % 2] for i, one in enumerate(said))
+
+
+@pytest.mark.parametrize("length", [1, 2, 9])
+def test_a_symbol_is_said_as_often_as_it_came(length: int) -> None:
+    counts = set()
+    for _, said, prompt in read("counting", length, SMALL):
+        before, asked = re.fullmatch(r"<([a-h]+)\|([a-h])", prompt).groups()
+        assert len(before) == length and said == asked * before.count(asked) + ">"
+        counts.add(len(said) - 1)
+    assert counts >= {0, length}
+
+
+@pytest.mark.parametrize("length", [2, 3, 12])
+def test_what_followed_the_last_time_is_said(length: int) -> None:
+    again = 0
+    for _, said, prompt in read("induction(symbols=4)", length, SMALL):
+        before = prompt[1:-1]
+        assert len(before) == length
+        assert said == prompt[1:][before.rindex(prompt[-1]) + 1]
+        again += before.count(prompt[-1]) > 1
+    assert length < 12 or again > 20
+
+
+@pytest.mark.parametrize("questions", ["all", "one"])
 @pytest.mark.parametrize("length", [1, 3, 16])
-def test_recall_asks_for_every_key_once_and_gives_its_value(length: int) -> None:
-    batch = made("recall", length)
-    for row in batch.ids.tolist():
-        pairs, _, questions = words_of(row)[1:].partition("|")
-        known = {pairs[i]: pairs[i + 1] for i in range(0, len(pairs), 2)}
-        asked = [(questions[i], questions[i + 1]) for i in range(0, len(questions), 2)]
+def test_recall_gives_the_value_of_each_key_that_is_asked_for(length: int, questions: str) -> None:
+    for whole, said, _ in read(f"recall(questions={questions})", length, LETTERS):
+        pairs, asked = whole[1:].split("|")
+        known = dict(zip(pairs[::2], pairs[1::2], strict=True))
         assert len(known) == length == len(pairs) // 2
-        assert sorted(asked) == sorted(known.items())
-    counted = [i for i, counts in enumerate(batch.answer.tolist()) if counts]
-    # Behind BOS, the pairs and the separator every second token is a value, predicted one place before it stands.
-    assert counted == [2 * length + 1 + 2 * i + 1 for i in range(length)]
+        keys = asked[::2]
+        assert said == "".join(known[key] for key in keys)
+        assert sorted(keys) == sorted(known) if questions == "all" else len(keys) == 1
 
 
 def test_recall_asks_in_another_order_than_it_told() -> None:
-    orders = set()
-    for row in made("recall", 4, rows=60).ids.tolist():
-        told, asked = row[1:9:2], row[10::2]
-        orders.add(tuple(told.index(key) for key in asked))
-    assert len(orders) > 15
+    orders = {tuple(whole[1:9:2].index(key) for key in whole[10::2]) for whole, _, _ in read("recall", 4, LETTERS)}
+    assert len(orders) > 12
+    assert {whole[1:9:2].index(whole[-1]) for whole, _, _ in read("recall(questions=one)", 4, LETTERS)} == {0, 1, 2, 3}
 
 
-def test_recall_has_sixteen_keys_and_says_so() -> None:
-    with pytest.raises(
-        ValueError, match=r"recall has 16 different keys, and cannot make 17 pairs; choose lengths up to 16"
-    ):
-        made("recall", 17)
+@pytest.mark.parametrize(
+    "spec, places", [("pass_key", range(7)), ("pass_key(depth=0.5)", [3]), ("pass_key(depth=1)", [6])]
+)
+def test_the_key_is_what_stands_behind_the_mark(spec: str, places: range | list[int]) -> None:
+    found = set()
+    for _, said, prompt in read(spec, 6, SMALL[:16] + "*"):
+        before, key, after = re.fullmatch(r"<([a-p]*)\*([a-p]{2})([a-p]*)\|", prompt).groups()
+        assert said == key + ">" and len(before) + len(after) == 6
+        found.add(len(before))
+    assert found == set(places)
 
 
-@pytest.mark.parametrize("name", SYMBOL_TASKS)
-def test_every_sequence_starts_with_bos_and_has_the_promised_length(name: str) -> None:
-    task = tasks.find(name)()
-    for length in (1, 4):
-        ids = made(name, length).ids
-        assert ids.shape == (7, task.tokens(length) + 1)
-        assert (ids[:, 0] == BOS).all() and (ids[:, 1:] != BOS).all()
-        assert ids.max() < task.vocab
+@pytest.mark.parametrize("ignore", [0, 0.8])
+def test_a_read_is_what_was_written_last(ignore: float) -> None:
+    kinds: dict[str, int] = {"w": 0, "r": 0, "i": 0}
+    for whole, said, _ in read(f"flip_flop(ignore={ignore})", 12, "01wri"):
+        bit, asked = "", ""
+        assert whole[1] == "w" and whole[-1] == "r"
+        for instruction, data in zip(whole[1::2], whole[2::2] + said[-1], strict=True):
+            kinds[instruction] += 1
+            bit = data if instruction == "w" else bit
+            asked += bit if instruction == "r" else ""
+            assert instruction != "r" or data == bit
+        assert said == asked
+    share = kinds["i"] / 40 / 10
+    assert abs(share - ignore) < 0.08 and kinds["w"] > 40 < kinds["r"]
 
 
-@pytest.mark.parametrize("name", SYMBOL_TASKS)
-def test_a_seed_gives_the_same_sequences_and_another_seed_others(name: str) -> None:
-    assert torch.equal(made(name, 8, seed=1).ids, made(name, 8, seed=1).ids)
-    assert not torch.equal(made(name, 8, seed=1).ids, made(name, 8, seed=2).ids)
+def test_two_words_of_the_same_letters() -> None:
+    both = set()
+    for whole, said, prompt in read("same_set", 5, SMALL[:20] + CAPITAL[:20] + "+-"):
+        first, second = whole[1:].split("|")
+        assert prompt == "<" and len(set(first)) == len(set(second)) == 5 and second.isupper()
+        assert len(set(first) & set(second.lower())) == (5 if said == "+" else 4)
+        both.add(said)
+        assert first != second.lower()
+    assert both == {"+", "-"}
 
 
-@pytest.mark.parametrize("name", SYMBOL_TASKS)
+@pytest.mark.parametrize("length", [2, 5])
+def test_two_words_of_the_same_order(length: int) -> None:
+    both = set()
+    for whole, said, _ in read("same_set(ordered=True)", length, SMALL[:20] + CAPITAL[:20] + "+-"):
+        first, second = whole[1:].split("|")
+        assert sorted(first) == sorted(second.lower()) and (first == second.lower()) == (said == "+")
+        both.add(said)
+    assert both == {"+", "-"}
+
+
+def test_the_first_of_two_marks() -> None:
+    both = set()
+    for whole, said, prompt in read("order_class", 6, SMALL[:8] + "+-"):
+        assert prompt == "<" and said == next(one for one in whole if one in "+-")
+        assert whole.count("+") == whole.count("-") == 1 and len(whole) == 7
+        both.add(said)
+    assert both == {"+", "-"}
+
+
+@pytest.mark.parametrize("length", [6, 7, 16])
+def test_a_masked_symbol_follows_from_those_three_steps_away(length: int) -> None:
+    batch, word = made("masked_symbols", length), words(SMALL[:16] + "?")
+    for ids, targets, counts in zip(batch.ids.tolist(), batch.targets.tolist(), batch.answer.tolist(), strict=True):
+        seen, whole = word(ids)[1:], word(targets)[1:]
+        assert [one == "?" for one in seen] == counts[1:] and not counts[0]
+        assert sorted(i % 3 for i, one in enumerate(seen) if one == "?") == [0, 1, 2]
+        assert all(one in ("?", other) for one, other in zip(seen, whole, strict=True))
+        assert all(later == SMALL[(SMALL.index(one) + 1) % 16] for one, later in zip(whole, whole[3:], strict=False))
+
+
+@pytest.mark.parametrize("side", [2, 3, 6])
+def test_every_cell_says_where_the_mark_lies(side: int) -> None:
+    batch, places = made("grid_mark", side), set()
+    assert batch.positions is not None
+    assert batch.positions.coords[0].tolist() == [[row, column] for row in range(side) for column in range(side)]
+    for ids, targets in zip(batch.ids.tolist(), batch.targets.tolist(), strict=True):
+        assert sorted(ids) == [0] * (side * side - 1) + [1]
+        down, right = divmod(ids.index(1), side)
+        for cell, said in enumerate(targets):
+            row, column = divmod(cell, side)
+            upright = "up" if down < row else "down" if down > row else ""
+            sideways = "left" if right < column else "right" if right > column else ""
+            arrows = {"up left": "↖", "up": "↑", "up right": "↗", "left": "←", "": "x", "right": "→"}
+            arrows |= {"down left": "↙", "down": "↓", "down right": "↘"}
+            assert task_of("grid_mark").decode([said]) == arrows[f"{upright} {sideways}".strip()]
+        places.add(ids.index(1))
+    assert len(places) > min(3, side)
+
+
+def leaves(tree: str) -> int:
+    """How many leaves a tree in brackets has; each other node has two branches."""
+
+    def node(at: int) -> tuple[int, int]:
+        if tree[at] != "(":
+            return 1, at + 1
+        left, at = node(at + 1)
+        right, at = node(at)
+        assert tree[at] == ")"
+        return left + right, at + 1
+
+    count, end = node(0)
+    assert end == len(tree)
+    return count
+
+
+def mirrored(tree: str) -> str:
+    if tree[0] != "(":
+        return tree
+    depth = 0
+    for i, one in enumerate(tree[1:-1], 1):
+        depth += {"(": 1, ")": -1}.get(one, 0)
+        if depth == 0:
+            return f"({mirrored(tree[i + 1 : -1])}{mirrored(tree[1 : i + 1])})"
+    raise AssertionError(tree)
+
+
+@pytest.mark.parametrize("length", [1, 2, 6])
+def test_a_tree_is_said_again_or_mirrored(length: int) -> None:
+    shapes = set()
+    for _, said, prompt in read("tree_copy", length, "abcdefgh()"):
+        assert leaves(prompt[1:-1]) == length and said == prompt[1:-1] + ">"
+        shapes.add(re.sub("[a-h]", ".", said))
+    assert len(shapes) == 1 if length < 3 else len(shapes) > 10
+    for _, said, prompt in read("tree_copy(mirrored=True)", length, "abcdefgh()"):
+        assert said == mirrored(prompt[1:-1]) + ">"
+
+
+@pytest.mark.parametrize(
+    "spec, length, share",
+    [
+        ("copy", 2, 1 / 676),
+        ("copy(times=2)", 2, 1 / 676),
+        ("repeat", 9, 1 / 26),
+        ("sort", 2, 2 / 100),
+        ("sort(symbols=2)", 4, 6 / 16),
+        ("sort(symbols=2)", 3, 3 / 8),
+        ("addition", 3, 1 / 1000),
+        ("addition(padded=False)", 3, 1 / 900),
+        ("addition(padded=False)", 1, 1 / 10),
+        ("parity", 9, 1 / 2),
+        ("parity(running=True)", 3, 1 / 8),
+        ("counting", 4, 1 / 5),
+        ("induction", 9, 1 / 16),
+        ("recall", 2, 1 / 256),
+        ("recall(questions=one)", 2, 1 / 16),
+        ("recall(symbols=9)", 1, 1 / 4),
+        ("pass_key", 9, 1 / 256),
+        ("flip_flop", 2, 1 / 2),
+        # One instruction between: it reads a 0, writes one or another bit, or ignores.
+        ("flip_flop(ignore=0.6)", 3, 0.6 / 2 + 0.2 / 2 + 0.2 / 2),
+        # Two: both are writes, a write and a read in either order, or two reads.
+        ("flip_flop(ignore=0)", 4, 0.25 / 2 + 0.25 / 2 + 0.25 / 4 + 0.25 / 2),
+        ("same_set", 5, 1 / 2),
+        ("order_class", 5, 1 / 2),
+        ("grid_mark", 3, 1 / 9),
+        ("masked_symbols", 9, 1 / 4096),
+        # Three of the four-leaf trees' shapes are drawn with 1/6, the even one with 1/3.
+        ("tree_copy(symbols=1)", 4, 1 / 3),
+        ("tree_copy", 2, 1 / 64),
+    ],
+)
+def test_chance_is_the_share_of_the_best_guess(spec: str, length: int, share: float) -> None:
+    assert task_of(spec).chance(length) == pytest.approx(share)
+
+
+SEQUENCES = [name for name in TASKS if name not in ("text", "grid_mark") and hasattr(TASKS[name], "letters")]
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_every_sequence_begins_with_bos_and_no_other_token_is_one(name: str) -> None:
+    ids = made(name, 6).ids
+    assert (ids[:, 0] == BOS).all() and (ids[:, 1:] != BOS).all()
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_every_letter_is_drawn(name: str) -> None:
+    batch = made(name, 8, rows=2000)
+    drawn = torch.cat((batch.ids.flatten(), batch.targets.flatten())).unique().tolist()
+    assert set(drawn) >= set(range(3, task_of(name).vocab))
+
+
+@pytest.mark.parametrize("name", ["copy", "repeat", "reverse", "sort", "odds_first", "induction", "tree_copy"])
 def test_every_symbol_is_drawn_about_equally_often(name: str) -> None:
-    task = tasks.find(name)()
+    task = task_of(name)
     ids = made(name, 8, rows=4000).ids
-    share = torch.bincount(ids[ids > END], minlength=task.vocab)[3:].double() * task.symbols / (ids > END).sum()
+    drawn = ids[(ids > END) & (ids < 3 + task.symbols)]
+    share = torch.bincount(drawn, minlength=3 + task.symbols)[3:].double() * task.symbols / drawn.numel()
     assert len(share) == task.symbols and (share - 1).abs().max() < 0.25
 
 
-@pytest.mark.parametrize("name", SYMBOL_TASKS)
+@pytest.mark.parametrize("name", SEQUENCES)
 def test_a_prompt_goes_to_ids_and_back(name: str) -> None:
-    task = tasks.find(name)()
-    prompt = LETTERS[: task.symbols][::-1] + "|"
+    task = task_of(name)
+    prompt = task.letters[::-1] + task.separator
     ids = task.encode(prompt)
-    assert ids[0] == BOS and ids[-1] == SEPARATOR and len(ids) == len(prompt) + 1
+    assert ids == [BOS, *range(task.vocab - 1, 2, -1), SEPARATOR]
     assert task.decode(ids[1:]) == prompt
     assert task.decode([BOS, END]) == "^."
 
 
-def test_a_written_prompt_is_a_prompt_of_the_batches() -> None:
-    row = made("copy", 6).ids[0].tolist()
-    assert tasks.find("copy")().encode(words_of(row)[1:8]) == row[:8]
+def test_a_square_goes_to_ids_and_back() -> None:
+    task = task_of("grid_mark")
+    assert task.encode(".x/..") == [0, 1, 0, 0] and task.decode([0, 1, 0, 0]) == ".x/.."
+    assert task.decode([0, 1, 0]) == ".x."
+
+
+@pytest.mark.parametrize("text", [".x/.", "..x", ".o/..", ""])
+def test_what_is_no_square_is_refused(text: str) -> None:
+    with pytest.raises(
+        ValueError, match=f"^a prompt for grid_mark is a square of .x with / between its rows, got '{text}'$"
+    ):
+        task_of("grid_mark").encode(text)
 
 
 def test_letters_that_a_task_does_not_know_are_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"a prompt for this task is written in abcdefghij and \|, got ' ', 'k'$"):
-        tasks.find("sort")().encode("ab k|")
+    with pytest.raises(ValueError, match=r"^a prompt for this task is written in abcdefghij and \|, got ' ', 'k'$"):
+        task_of("sort").encode("ab k|")
+    with pytest.raises(ValueError, match=r"^a prompt for this task is written in 0123456789\+ and =, got '-'$"):
+        task_of("addition").encode("7-3=")
 
 
 def test_the_text_task_goes_from_words_to_bytes_and_back() -> None:
-    text = tasks.find("text")(None)
+    text = task_of("text")
     assert text.encode("é!") == [256, 0xC3, 0xA9, ord("!")]
     # A byte that is no text, as the command line hands it on.
     assert text.encode("a\udcff") == [256, ord("a"), 0xFF]
@@ -134,26 +380,96 @@ def test_the_text_task_goes_from_words_to_bytes_and_back() -> None:
     assert text.decode([0xC3]) == "\N{REPLACEMENT CHARACTER}"
 
 
+@pytest.mark.parametrize(
+    "spec, length, message",
+    [
+        ("recall", 17, "recall has 16 different keys, and cannot make 17 pairs; choose lengths up to 16"),
+        ("induction", 1, "induction needs a symbol that another one followed: lengths of 2 or more, got 1"),
+        ("flip_flop", 1, "flip_flop needs a write and a read: lengths of 2 or more, got 1"),
+        ("same_set", 20, r"same_set\(\) has words of 1 to 19 letters, got 20"),
+        ("same_set(ordered=True)", 1, r"same_set\(ordered=True\) has words of 2 to 20 letters, got 1"),
+        ("order_class", 1, "order_class needs room for two marks: lengths of 2 or more, got 1"),
+        ("masked_symbols", 5, r"masked_symbols\(\) needs two symbols of each sequence: lengths of 6 or more, got 5"),
+        ("grid_mark", 1, "grid_mark needs a cell beside the mark: sides of 2 or more, got 1"),
+    ],
+)
+def test_a_length_that_cannot_be_made_is_refused(spec: str, length: int, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        made(spec, length)
+
+
+@pytest.mark.parametrize(
+    "spec, message",
+    [
+        ("copy(symbols=0)", "copy: symbols must be a whole number of 1 or more, got 0"),
+        ("copy(symbols=53)", "copy: symbols must be at most 52, got 53"),
+        ("copy(times=0)", "copy: times must be a whole number of 1 or more, got 0"),
+        ("addition(reversed=both)", "addition: reversed must be one of none, answer, all, got 'both'"),
+        ("addition(padded=2)", "addition: padded must be True or False, got 2"),
+        ("parity(running=yes)", "parity: running must be True or False, got 'yes'"),
+        ("counting(symbols=1)", "counting: symbols must be a whole number of 2 or more, got 1"),
+        ("recall(symbols=1)", "recall: symbols must be a whole number of 2 or more, got 1"),
+        ("recall(questions=two)", "recall: questions must be one of all, one, got 'two'"),
+        ("pass_key(key=0)", "pass_key: key must be a whole number of 1 or more, got 0"),
+        ("pass_key(depth=2)", "pass_key: depth must be a share from 0 to 1, got 2"),
+        ("pass_key(depth=deep)", "pass_key: depth must be a finite number, got 'deep'"),
+        ("flip_flop(ignore=1)", "flip_flop: ignore must be at least 0 and below 1, got 1"),
+        ("same_set(symbols=27)", "same_set: symbols must be at most 26, got 27"),
+        ("same_set(symbols=1)", "same_set: symbols must be a whole number of 2 or more, got 1"),
+        ("same_set(ordered=no)", "same_set: ordered must be True or False, got 'no'"),
+        ("masked_symbols(offset=0)", "masked_symbols: offset must be a whole number of 1 or more, got 0"),
+        ("tree_copy(mirrored=1.5)", "tree_copy: mirrored must be True or False, got 1.5"),
+    ],
+)
+def test_an_option_that_makes_no_task_is_refused(spec: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        task_of(spec)
+
+
+def test_what_a_task_of_ones_own_leaves_out_is_told() -> None:
+    with pytest.raises(NotImplementedError, match=r"^_symbols\(\) does not say its letters: how its ids from 3 on are"):
+        _ = Lettered().vocab
+    with pytest.raises(
+        NotImplementedError, match=r"^_symbols\(\) does not say what the answer of a prompt is: it has no said"
+    ):
+        Said().batch(3, 2, torch.Generator())
+    with pytest.raises(NotImplementedError, match=r"^_task\(\) makes no sequences: it has no batch\(length, rows, gen"):
+        Task().batch(3, 2, torch.Generator())
+    with pytest.raises(NotImplementedError, match=r"^_task\(\) does not say its vocab: how many token ids there are$"):
+        _ = Task().vocab
+    with pytest.raises(
+        ValueError, match=r"^_task\(\) has no prompts that a person can write; it has no encode\(text\)$"
+    ):
+        Task().encode("a")
+
+
 def test_an_unknown_task_lists_the_known_ones_and_the_near_one() -> None:
-    known = "copy, recall, repeat, reverse, sort, text"
+    known = ", ".join(TASKS)
     with pytest.raises(ValueError, match=f"^no task named 'revers'; there are: {known}; did you mean 'reverse'\\?$"):
-        tasks.find("revers")
+        task_of("revers")
     with pytest.raises(ValueError, match=f"^no task named 'chess'; there are: {known}$"):
-        tasks.find("chess")
+        task_of("chess")
 
 
-def test_a_new_file_is_a_new_task(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "double.py").write_text(
-        '"""Say the prompt twice."""\n\nfrom posenc.lab.tasks import Symbols\n\n\n'
-        'class Double(Symbols):\n    """Say the prompt twice."""\n\n    name = "double"\n'
+def test_what_is_no_task_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"^a task must be one of posenc.lab.tasks, such as copy\(symbols=10\), got '7'$"
+    ):
+        task_of("7")
+
+
+def test_a_file_of_ones_own_is_a_task(tmp_path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from dataclasses import dataclass\n\nfrom posenc.lab.tasks import Said\n\n\n"
+        '@dataclass(frozen=True, kw_only=True)\nclass Double(Said):\n    """Say the prompt twice."""\n\n'
+        "    def said(self, prompt):\n        return prompt.repeat(1, 2)\n"
     )
-    monkeypatch.setattr(tasks, "HOME", tmp_path)
-    monkeypatch.setattr(tasks, "__path__", [str(tmp_path)])
-    assert tasks.names() == ["double"]
-    assert tasks.find("double")().vocab == 29
+    task = task_of(f"{file}:Double(symbols=3)")
+    assert task.vocab == 6 and repr(task).endswith("mine.py:Double(symbols=3)")
+    assert task.batch(2, 1, torch.Generator().manual_seed(0)).ids.shape == (1, 8)
 
 
-@pytest.mark.parametrize("name", tasks.names())
+@pytest.mark.parametrize("name", TASKS)
 def test_every_task_says_what_it_is_in_one_line(name: str) -> None:
-    task = tasks.find(name)
-    assert task.name == name and len((task.__doc__ or "").split("\n")[0]) > 20
+    assert len((TASKS[name].__doc__ or "").split("\n")[0]) > 20 and repr(TASKS[name]()) == f"{name}()"

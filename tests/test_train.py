@@ -3,7 +3,6 @@
 import ast
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,12 @@ from safetensors.torch import load_file, save_file
 
 import posenc
 from posenc.foreign import CannotRead
-from posenc.lab import store, tasks
+from posenc.lab import ENCODINGS, store
 from posenc.lab import train as training
-from posenc.lab.compare import continue_prompt, train_one
-from posenc.lab.recipes import ENCODINGS, Experiment, recipe
+from posenc.lab.experiment import Experiment
+from posenc.lab.recipes import recipe
+from posenc.lab.single_run import continue_prompt, train_one
+from posenc.lab.tasks import Batch, task_of
 from posenc.lab.train import Run, draw_length, load, rate_at, save, start, train
 
 TINY = {"train_length": 3, "dim": 16, "heads": 2, "layers": 1, "batch": 4, "warmup": 2}
@@ -67,12 +68,12 @@ def batches_of(spec: str, monkeypatch: pytest.MonkeyPatch) -> list[list]:
     run, seen = start(tiny(spec, curriculum=0.5)), []
     plain = run.task.batch
 
-    def batch(length, rows, generator) -> tasks.Batch:
+    def batch(length, rows, generator) -> Batch:
         made = plain(length, rows, generator)
         seen.append(made.ids.tolist())
         return made
 
-    monkeypatch.setattr(run.task, "batch", batch)
+    vars(run.task)["batch"] = batch
     train(run)
     return seen
 
@@ -258,7 +259,7 @@ def test_learned_means_learned_to_the_end(monkeypatch: pytest.MonkeyPatch) -> No
     assert training.learned_at(run) is None
     # Of a text the score is bits, and a high one is no match.
     run.curve[-1]["score"] = 1.0
-    run.experiment = replace(run.experiment, task="text")
+    run.task = task_of("text")
     assert training.learned_at(run) is None
 
 

@@ -109,11 +109,11 @@ class Compare(OfExperiment):
     encodings: tuple[str, ...] = ENCODINGS
     """Specs to compare; "all" stands for every encoding that reads a sequence, path/to/mine.py:Mine for your own."""
     tasks: tuple[str, ...] = ()
-    """Tasks, such as copy "recall(symbols=16)" path/to/mine.py:Mine; posenc list has all. Default: what the preset says."""
+    """Tasks, such as copy "recall(symbols=16)" path/to/mine.py:Mine; posenc list has all. Default: the preset's."""
     preset: str = "default"
     """default: repeat with three seeds, and text with one. full: six tasks, three seeds."""
-    seeds: Whole = None
-    """How many seeds. Default: what the preset says."""
+    seeds: tuple[str, ...] = ()
+    """How many seeds, or "until 0.05": until 95 % intervals of exact match go so far. Default: what the preset says."""
     seed_from: Whole = None
     """The first seed. Default: 100; recipes were searched on those below."""
     rates: tuple[float, ...] = ()
@@ -129,7 +129,8 @@ class Compare(OfExperiment):
 
     def run(self) -> int:
         from posenc import terminal
-        from posenc.lab.compare import Settings, compare, not_for
+        from posenc.lab.compare import compare
+        from posenc.lab.settings import Settings, not_for
 
         if "all" in self.encodings and (grids := not_for(1)):
             terminal.note(
@@ -139,7 +140,7 @@ class Compare(OfExperiment):
             encodings=self.encodings,
             task_names=self.tasks or None,
             preset=self.preset,
-            seeds=self.seeds,
+            **seeds_asked(self.seeds),
             seed_from=self.seed_from,
             maps=self.maps or None,
             stretches=self.stretch or None,
@@ -152,6 +153,18 @@ class Compare(OfExperiment):
         for key, reason in sweep.failures.items():
             terminal.note(f"failed: {sweep.runs[key].words}: {reason}")
         return 1 if sweep.failures else 0
+
+
+def seeds_asked(words: tuple[str, ...]) -> dict[str, Any]:
+    """What --seeds asks for: so many, or "until" and how wide an interval may be. Raises ValueError for the rest."""
+    try:
+        if len(words) == 2 and words[0] == "until":
+            return {"until": float(words[1])}
+        return {"seeds": int(" ".join(words))} if words else {}
+    except ValueError:
+        raise ValueError(
+            f"--seeds takes a number, as in --seeds 5, or --seeds until 0.05; got {quoted(' '.join(words))}"
+        ) from None
 
 
 @dataclass
@@ -169,7 +182,7 @@ class Report:
     def run(self) -> int:
         from posenc import terminal
         from posenc.lab import record, report, store, summary
-        from posenc.lab.compare import in_reading_order, read_settings
+        from posenc.lab.settings import in_reading_order, read_settings
 
         settings = read_settings(self.folder)
         records = in_reading_order(record.read_all(self.folder), settings)
@@ -404,7 +417,7 @@ class Train(OfExperiment):
 
     def run(self) -> int:
         from posenc import terminal
-        from posenc.lab.compare import train_one
+        from posenc.lab.single_run import train_one
 
         own = {"map": self.map, "stretch": self.stretch}
         changes = self.changes() | {name: value for name, value in own.items() if value is not None}
@@ -441,7 +454,7 @@ class Generate:
 
     def run(self) -> int:
         from posenc import terminal
-        from posenc.lab.compare import continue_prompt
+        from posenc.lab.single_run import continue_prompt
 
         given = (self.tokens, self.temperature, self.top_k, self.seed)
         terminal.data(continue_prompt(self.folder, self.prompt, *given, self.trust, terminal.note))

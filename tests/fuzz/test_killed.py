@@ -22,8 +22,8 @@ from forked import Forked
 from posenc.checkpoints.files.folder_writer import write_folder
 from posenc.lab import record, report, store, sweep
 from posenc.lab import train as training
-from posenc.lab.compare import train_one
 from posenc.lab.recipes import recipe
+from posenc.lab.single_run import train_one
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked and killed")
 

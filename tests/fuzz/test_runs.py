@@ -13,7 +13,8 @@ from fuzz.driver import hold, mutated, short_and_long
 
 from posenc.checkpoints.extension import runs
 from posenc.foreign import visible
-from posenc.lab import compare, plots, record, report, store
+from posenc.lab import plots, record, report, store
+from posenc.lab import settings as settings_of_lab
 from posenc.lab import train as training
 from posenc.lab.recipes import recipe
 
@@ -93,8 +94,8 @@ SOUND: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
         lambda folder: record.read(folder / "a.json"),
     ),
     "settings": (
-        lambda folder: store.write(folder / "settings.json", store.sealed(compare.Settings(seeds=2).to_dict())),
-        lambda folder: compare.in_reading_order([fake_record()], compare.read_settings(folder)),
+        lambda folder: store.write(folder / "settings.json", store.sealed(settings_of_lab.Settings(seeds=2).to_dict())),
+        lambda folder: settings_of_lab.in_reading_order([fake_record()], settings_of_lab.read_settings(folder)),
     ),
     "run.json": (trained, training.load),
     "the pointer": (lambda folder: trained(folder).parent.with_name("latest.json"), training.load),
@@ -148,7 +149,7 @@ def test_whatever_records_and_settings_hold_the_page_shows_it_as_text_or_it_is_r
         for key, changed in (("a", sound), ("b", reworded(random, sound, 20))):
             record.write(changed | {"key": key}, tmp_path / "records")
         store.write(tmp_path / "settings.json", store.sealed(reworded(random, settings, 3)))
-        chosen = compare.read_settings(tmp_path)
+        chosen = settings_of_lab.read_settings(tmp_path)
         page = report.write(record.read_all(tmp_path), tmp_path, chosen, list(EVIL)).read_text()
         assert visible(page) == page and len(page) < 500_000 and not re.search("<script>evil|x{1001}", page)
 

@@ -19,7 +19,8 @@ from torch import Generator, Tensor
 
 from posenc import specs
 from posenc.foreign import code
-from posenc.lab.recipes import Experiment
+from posenc.lab.experiment import Experiment
+from posenc.lab.recipes import recipe
 from posenc.lab.tasks import READERS, TASKS, Batch, Task, task_of
 from posenc.seeding import seeded
 from posenc.verdicts import Held, NoMeaning, Verdict, name_of, sentence_of
@@ -181,10 +182,10 @@ def the_answer_follows_from_what_is_seen(task: Task) -> None:
     met = 0
     for length in task.lengths(trained_length(task))[:4]:
         known: dict[Row, int] = {}
-        for ids, targets, counts, besides in rows_of(made(task, length, ROWS, length)):
+        for ids, targets, counts, *besides in rows_of(made(task, length, ROWS, length)):
             for place in (i for i, one in enumerate(counts) if one):
                 # A place in a sequence that is seen whole has to be said beside it.
-                seen = (ids, place, besides) if task.reads == "encoder" else (ids[: place + 1], besides)
+                seen = (ids, place, *besides) if task.reads == "encoder" else (ids[: place + 1], *besides)
                 before = known.setdefault(seen, targets[place])
                 if before != targets[place]:
                     raise AssertionError(
@@ -201,12 +202,10 @@ def the_answer_follows_from_what_is_seen(task: Task) -> None:
 def the_answer_does_not_stand_there(task: Task) -> None:
     """The token at which something is to be said does not tell it."""
     length = task.lengths(trained_length(task))[-1]
-    rows = [(ids, targets, counts) for ids, targets, counts, _ in rows_of(made(task, length, ROWS, 1))]
+    rows = [(ids, targets, counts) for ids, targets, counts, *_ in rows_of(made(task, length, ROWS, 1))]
     copied = sum(all(a == b for a, b, one in zip(*row, strict=True) if one) for row in rows)
-    if copied >= 0.99 * len(rows) and not (not task.in_bits and task.chance(length) >= 0.99):
-        raise AssertionError(
-            f"in {copied} of {len(rows)} sequences of length {length}, ids are what is to be said there"
-        )
+    if copied >= 0.99 * len(rows):
+        raise AssertionError(f"in {copied} of {len(rows)} sequences of length {length}, each id is what is to be said")
     if task.reads != "encoder" or task.in_bits:
         # A decoder may say of a token what it says by itself, as that one follows another in an answer.
         return
@@ -233,9 +232,7 @@ def chance_is_what_a_guess_answers(task: Task) -> None:
     lengths = task.lengths(trained_length(task))
     for length in sorted({*lengths[:3], lengths[-1]}):
         said, (right, tried) = task.chance(length), best_guess(made(task, length, ROWS, length))
-        found = (
-            f"chance({length}) is {said:.3g}, and the best guess without a prompt answers {right} of {tried} sequences"
-        )
+        found = f"chance({length}) is {said:.3g}, and the best guess without a prompt answers {right} of {tried}"
         if at_least(right, tried, said) < UNLIKELY or at_least(tried - right, tried, 1 - said) < UNLIKELY:
             raise AssertionError(found)
     if said >= 0.9:
@@ -248,25 +245,25 @@ def best_guess(batch: Batch) -> tuple[int, int]:
     It may depend on where the tokens stand, and not on what they are.
     """
     rows = [
-        (tuple(target if one else None for target, one in zip(targets, counts, strict=True)), besides)
-        for _, targets, counts, besides in rows_of(batch)
+        (tuple(target if one else None for target, one in zip(targets, counts, strict=True)), places)
+        for _, targets, counts, _, places in rows_of(batch)
     ]
     half = len(rows) // 2
     whole: dict[Row, Counter[Row]] = {}
     by_place: list[Counter[int]] = [Counter() for _ in rows[0][0]]
-    for answer, besides in rows[:half]:
-        whole.setdefault(besides, Counter())[answer] += 1
+    for answer, places in rows[:half]:
+        whole.setdefault(places, Counter())[answer] += 1
         for place, token in enumerate(answer):
             if token is not None:
                 by_place[place][token] += 1
-    places = [found.most_common(1)[0][0] if found else None for found in by_place]
+    each = [found.most_common(1)[0][0] if found else None for found in by_place]
     first = {key: found.most_common(1)[0][0] for key, found in whole.items()}
     # Chosen by the first half, or else a guess among many would do well in the second half by luck.
     common = [token for token, _ in sum(by_place, Counter()).most_common(20)]
     constant = max(common, key=lambda token: sum(says(answer, [token]) for answer, _ in rows[:half]))
     guesses = [
-        sum(first.get(besides) == answer for answer, besides in rows[half:]),
-        sum(says(answer, places) for answer, _ in rows[half:]),
+        sum(first.get(places) == answer for answer, places in rows[half:]),
+        sum(says(answer, each) for answer, _ in rows[half:]),
         sum(says(answer, [constant]) for answer, _ in rows[half:]),
     ]
     return max(guesses), len(rows) - half
@@ -300,17 +297,13 @@ def a_prompt_goes_to_ids_and_back(task: Task) -> None:
     if type(task).encode is Task.encode:
         raise NoMeaning("it has no prompts that a person can write")
     length = task.lengths(trained_length(task))[-1]
-    batch = made(task, length, 16)
-    for row, (ids, _, counts, _) in enumerate(rows_of(batch)):
-        prompt = list(ids) if task.reads == "encoder" else list(ids[: counts.index(True) + 1])
-        prompt = prompt if batch.source is None else batch.source[row].tolist()
+    for ids, _, counts, source, _ in rows_of(made(task, length, 16)):
+        prompt = list(source or (ids if task.reads == "encoder" else ids[: counts.index(True) + 1]))
         # What begins every sequence, encode adds by itself.
         texts = [task.decode(prompt[1:]), task.decode(prompt)]
-        back = [encoded(task, text) for text in texts]
-        if task.in_bits:
-            back = [prompt for text, ids in zip(texts, back, strict=True) if ids and task.decode(ids[1:]) == text]
-        if prompt not in back:
-            raise AssertionError(f"the prompt {prompt} is written {texts[0]!r}, which encode reads as {back[0]}")
+        again = [encoded(task, text) for text in texts]
+        if prompt not in again and not (task.in_bits and again[0] and task.decode(again[0][1:]) == texts[0]):
+            raise AssertionError(f"the prompt {prompt} is written {texts[0]!r}, which encode reads as {again[0]}")
 
 
 def encoded(task: Task, text: str) -> list[int] | None:
@@ -327,22 +320,29 @@ def the_recipe_can_be_followed(task: Task) -> None:
     unknown = [name for name in task.recipe if name not in known]
     if unknown:
         raise AssertionError(f"the recipe names {', '.join(unknown)}; an Experiment has: {', '.join(known)}")
+    recipe(spec_of(task), "none")
 
 
 def the_spec_round_trips(task: Task) -> None:
     """Its repr is the spec that makes it again."""
-    again = task_of(repr(task))
+    again = task_of(spec_of(task))
     if again != task:
         raise AssertionError(f"{task!r} read as a spec gives {again!r}, which is another task")
+
+
+def spec_of(task: Task) -> str:
+    """How a spec names a task."""
+    name = type(task).spec_name
+    if name not in TASKS and not code.is_own(name.strip("'")):
+        raise NoMeaning("its class was not named by a spec; hold path/to/file.py:Class to this")
+    return repr(task)
 
 
 def has_a_source(task: Task) -> None:
     """It says where it comes from, and in one sentence what it is."""
     text = inspect.getdoc(type(task)) or ""
     if not task.source or "Source:" not in text:
-        raise AssertionError(
-            f"{type(task).__name__} says no source: in `source`, and in its docstring behind 'Source:'"
-        )
+        raise AssertionError(f"{type(task).__name__} has no `source`, or no 'Source:' in its docstring")
     if len(text.splitlines()[0]) < 20:
         raise AssertionError(f"the docstring of {type(task).__name__} does not begin with a sentence about the idea")
 
@@ -352,18 +352,16 @@ def with_exact_answers(task: Task) -> None:
         raise NoMeaning("it is measured in bits of text, in which much does not follow from what was before")
 
 
-def rows_of(batch: Batch) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], tuple[bool, ...], Row]]:
-    """Ids, targets and what counts of each sequence, and what is known besides: its source, where its tokens stand."""
-    rows = batch.ids.shape[0]
-    answer = batch.answer.expand(rows, -1).tolist()
-    besides: list[list[Any]] = [[] for _ in range(rows)]
-    at = batch.positions
-    for fact in (batch.source, *(() if at is None else (at.coords.flatten(1), at.order, at.document))):
-        if fact is not None and fact.shape[0] == rows:
-            for row, one in zip(besides, fact.tolist(), strict=True):
-                row.append(tuple(one))
-    for ids, targets, counts, more in zip(batch.ids.tolist(), batch.targets.tolist(), answer, besides, strict=True):
-        yield tuple(ids), tuple(targets), tuple(counts), tuple(more)
+def rows_of(batch: Batch) -> Iterator[tuple[Row, Row, Row, Row, Row]]:
+    """Of each sequence the ids, the targets, what counts, the source, and where tokens stand; () for what is not."""
+    rows, at = batch.ids.shape[0], batch.positions
+    nothing = batch.ids.new_empty(rows, 0)
+    facts = [] if at is None else [one for one in (at.coords.flatten(1), at.order, at.document) if one is not None]
+    # What is the same for all sequences tells nothing of any.
+    places = torch.cat([nothing, *(one for one in facts if one.shape[0] == rows)], 1)
+    source = nothing if batch.source is None else batch.source
+    sides = (batch.ids, batch.targets, batch.answer.expand(rows, -1), source, places)
+    yield from zip(*(map(tuple, side.tolist()) for side in sides), strict=True)
 
 
 PROMISES: tuple[Callable[[Task], None], ...] = (

@@ -1,151 +1,20 @@
 """The comparison: every encoding on every task, then one table and one report."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from posenc import catalogue, specs
-from posenc.catalogue import parse
-from posenc.encoding import Encoding, Shape
-from posenc.foreign import CannotRead, code, form_of, matches, near, quoted, regular
-from posenc.lab import ENCODINGS, recipes, store
-from posenc.lab.experiment import Experiment, check_seed, takes_schedule
+from posenc.lab import store
+from posenc.lab.experiment import Experiment
+from posenc.lab.settings import Settings, check_buildable, in_reading_order, write_settings
 from posenc.lab.sweep import Sweep, run_all
-from posenc.lab.tasks import END, Symbols, task_of
 
-PRESETS: dict[str, dict[str, int]] = {
-    "default": {"repeat": 3, "text": 1},
-    "full": {"repeat": 3, "copy": 3, "reverse": 3, "sort": 3, "recall": 3, "text": 3},
-}
-"""What a preset asks for: its tasks, and the seeds of each. Exact matches beyond the trained length move by up to 56
-points between seeds (docs/log.md); a run on text moves less and costs twice as much."""
+SEARCH_SEEDS = (90, 91)
+"""The seeds on which a rate is chosen; no result is ever shown of them."""
 
-MOST_THREADS = 1_024
-"""The threads to compute with: far more than processors have cores, and few enough that the system can start them."""
-
-NO_OPTION = "none"
-"""What stands among maps and stretches for none of them."""
-
-MOST_RATES = 100
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What to compare. None leaves a choice to the preset, or to the recipe of each task.
-
-    encodings     specs; "all" stands for every encoding that reads what the task has
-    task_names    tasks, as specs
-    preset        "default" (three seeds, one for text) or "full" (six tasks, three seeds)
-    seeds         how many, from `seed_from` on
-    maps          coordinate maps of the positions in training; "none" leaves tokens where they stand
-    stretches     frequency schedules that rotary has beyond the trained length; "none" leaves it as it was trained
-    rates         learning rates to choose from, for each encoding on each task by its loss on seeds of its own
-    changes       settings of Experiment, in place of the recipe's
-    """
-
-    encodings: tuple[str, ...] = ENCODINGS
-    task_names: tuple[str, ...] | None = None
-    preset: str = "default"
-    seeds: int | None = None
-    seed_from: int | None = None
-    maps: tuple[str, ...] | None = None
-    stretches: tuple[str, ...] | None = None
-    rates: tuple[float, ...] | None = None
-    changes: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def tasks(self) -> list[str]:
-        """The tasks that are asked for, each once. Raises ValueError for a preset that there is not."""
-        if self.preset not in PRESETS:
-            raise ValueError(
-                f"no preset named {quoted(self.preset)}; there are: {', '.join(PRESETS)}"
-                f"{near(self.preset, PRESETS.keys())}"
-            )
-        return list(dict.fromkeys(self.task_names or PRESETS[self.preset]))
-
-    @property
-    def first_seed(self) -> int:
-        return recipes.FIRST_SEED if self.seed_from is None else self.seed_from
-
-    def experiments(self) -> list[Experiment]:
-        """All runs. Raises ValueError for anything that cannot be built, before a single step is trained."""
-        runs = [run for task in self.tasks for run in self.on(task)]
-        if "text" in self.changes and not any(run.text for run in runs):
-            raise ValueError("--text is for a task on text; add text to the tasks, or leave --text out")
-        if self.stretches and not any(run.stretch for run in runs if run.stretch):
-            self.refuse_stretch()
-        check_buildable(runs)
-        # The longest runs first, so that no core waits at the end.
-        return sorted(runs, key=recipes.cost, reverse=True)
-
-    def on(self, task: str) -> list[Experiment]:
-        """The runs on one task."""
-        made = task_of(task)
-        changes = {name: value for name, value in self.changes.items() if name != "text" or hasattr(made, "path")}
-        known = PRESETS[self.preset]
-        seeds = (
-            known.get(task, 1 if made.in_bits and self.preset == "default" else 3) if self.seeds is None else self.seeds
-        )
-        maps = [None if one == NO_OPTION else one for one in self.maps or (NO_OPTION,)]
-        runs = []
-        for stretch in self.stretches or (NO_OPTION,):
-            specs = all_named(self.encodings, made.axes)
-            given = changes
-            if stretch != NO_OPTION:
-                specs = [spec for spec in specs if takes_schedule(parse(spec))]
-                given = changes | {"stretch": stretch}
-            if specs or not self.stretches:
-                runs += recipes.comparison(specs, [task], seeds, maps, self.first_seed, **given)
-        return runs
-
-    def refuse_stretch(self) -> None:
-        if all(one == NO_OPTION for one in self.stretches or ()):
-            return
-        raise ValueError(
-            f"--stretch is for encodings with frequencies whose spec leaves their schedule open, such as rotary; none of "
-            f"{', '.join(self.encodings)} is one"
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def check_buildable(runs: Sequence[Experiment]) -> None:
-    """Raises ValueError for the first run whose text, lengths, model or encoding cannot be had."""
-    from torch import Generator
-
-    from posenc.lab.evaluate import check_held_out
-    from posenc.lab.models import logits_of, model_of
-    from posenc.lab.places import at_evaluation, in_training
-
-    seen = set()
-    for run in runs:
-        kind = replace(run, seed=0)
-        if kind not in seen:
-            seen.add(kind)
-            task = run.made_task()
-            model = model_of(run, task)
-            for length in (run.train_length, *run.test_lengths):
-                batch = task.batch(length, 1, Generator()).to(run.device)
-                if run.map is None and run.test_map is None and run.model is None and task.axes == 1:
-                    continue
-                # Whether the map has room for so many tokens, and a table rows for where it puts them; whether a model
-                # of one's own takes what it is given.
-                for place in (at_evaluation(run), *([in_training(run, 0)] if length == run.train_length else [])):
-                    said = logits_of(model, batch, place, first=batch.ids.shape[1] - 1)
-                    check_said(run, said.shape, (len(batch.ids), 1, task.vocab))
-            if task.in_bits:
-                check_held_out(task, max(run.train_length, *run.test_lengths, 0))
-
-
-def check_said(run: Experiment, got: Sequence[int], expected: Sequence[int]) -> None:
-    """Raises ValueError unless a model of one's own says something of every id at every token."""
-    if tuple(got) != tuple(expected):
-        raise ValueError(
-            f"{run.model} must give logits [batch, tokens, vocab={expected[2]}] for ids [batch, tokens]; its last token "
-            f"has {list(got)} where {list(expected)} was expected"
-        )
+MOST_SEEDS_UNTIL = 30
+"""More seeds than these are not added, however wide an interval still is."""
 
 
 def compare(
@@ -155,181 +24,96 @@ def compare(
 
     Raises ValueError for bad settings and an unwritable folder, RuntimeError when every run failed.
     """
-    from posenc.lab import record, report
+    from posenc.lab import report
 
     runs = settings.experiments()
     with store.held(folder):
         write_settings(settings, folder)
+        if settings.rates:
+            runs = at_best_rates(runs, settings.rates, folder / "search", show)
         sweep = run_all(runs, folder, show=show)
-        keys = [key for key in sweep.runs if key not in sweep.failures]
-        if not keys:
-            raise RuntimeError(f"every run failed; the first: {next(iter(sweep.failures.values()))}")
-        records = [record.read(folder / "records" / f"{key}.json") for key in keys]
+        records = records_of(sweep, folder)
+        while more := wanting_seeds(settings, runs, records):
+            runs = [*runs, *more]
+            sweep = run_all(runs, folder, show=show)
+            records = records_of(sweep, folder)
         records = in_reading_order(records, settings.to_dict())
         failed = [f"{sweep.runs[key].words}: {reason}" for key, reason in sweep.failures.items()]
         return records, report.write(records, folder, settings.to_dict(), failed), sweep
 
 
-def in_reading_order(records: Sequence[dict[str, Any]], settings: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Task by task and encoding by encoding, as the settings ask for them; what they do not name comes last."""
-    if settings is None:
-        return list(records)
-    task_names = settings.get("task_names") or list(PRESETS[settings.get("preset", "default")])
-    asked = all_named(settings.get("encodings") or ())
+def records_of(sweep: Sweep, folder: Path) -> list[dict[str, Any]]:
+    """The records of the runs of a sweep that did not fail. Raises RuntimeError when all did."""
+    from posenc.lab import record
 
-    def place(of: Sequence[str], name: Any) -> int:
-        return list(of).index(name) if name in of else len(of)
-
-    def key(record: dict[str, Any]) -> tuple[int, int, int]:
-        run = record["experiment"]
-        return place(task_names, run["task"]), place(asked, run["spec"]), run["seed"]
-
-    return sorted(records, key=key)
+    keys = [key for key in sweep.runs if key not in sweep.failures]
+    if not keys:
+        raise RuntimeError(f"every run failed; the first: {next(iter(sweep.failures.values()))}")
+    return [record.read(folder / "records" / f"{key}.json") for key in keys]
 
 
-def all_named(encodings: Sequence[str], axes: int = 1) -> list[str]:
-    """The specs asked for, with every encoding that reads so many axes in place of "all"."""
-    others = not_for(axes) if "all" in encodings else []
-    ships = [name for name in catalogue.names() if name not in others]
-    return [name for spec in encodings for name in (ships if spec == "all" else [spec])]
+def at_best_rates(
+    runs: Sequence[Experiment], rates: Sequence[float], folder: Path, show: Callable[[Sweep], None]
+) -> list[Experiment]:
+    """The runs, each at the rate with which its encoding has the lowest loss on its task, on the seeds of the search.
 
+    The loss is that of the last stretch of training (fresh sequences of the trained lengths), its mean over the seeds;
+    a run that fails, because its loss is no number, is beaten by any that does not. The records of the search lie in
+    their own folder.
 
-def not_for(axes: int = 1) -> list[str]:
-    """The encodings that read another number of axes: those that need a grid, where the tokens are a sequence."""
-    shape, given = Shape.of(dim=64, heads=4, max_len=64), recipes.hints(64, 64, axes)
-    return [name for name in catalogue.names() if not reads(catalogue.build(name, shape, hints=given), axes)]
-
-
-def reads(encoding: Encoding, axes: int) -> bool:
-    """Whether an encoding can be asked about tokens with so many coordinates; one that reads none takes any."""
-    if axes == 1:
-        return encoding.axes <= 1
-    return encoding.axes == axes or not encoding.doors
-
-
-FORM = form_of(Settings) | {"changes?": {"*": Any}}
-
-
-def as_now(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings as they are written now: older ones had those of an experiment among their own."""
-    older = ("train_length", "test_lengths", "steps", "layers", "dim", "heads", "text")
-    changes = {name: settings[name] for name in older if settings.get(name) is not None}
-    kept = {name: value for name, value in settings.items() if name not in older}
-    return kept | {"changes": settings.get("changes", {}) | changes}
-
-
-def write_settings(settings: Settings, folder: Path) -> None:
-    store.write(folder / "settings.json", store.sealed(settings.to_dict(), indent=1))
-
-
-def read_settings(folder: Path) -> dict[str, Any] | None:
-    """The settings a folder was made with; None if there are none. Raises CannotRead when they are damaged."""
-    path = folder / "settings.json"
-    if not path.exists():
-        return None
-    try:
-        settings, _ = store.read_json(path)
-        settings = as_now(settings)
-        matches(settings, FORM, file=path)
-        if settings.get("preset", "default") not in PRESETS:
-            raise CannotRead(
-                f"expected {' or '.join(PRESETS)}, got {quoted(settings['preset'])}", file=path, field="preset"
-            )
-    except CannotRead as error:
-        raise CannotRead(f"{error}; delete it, the records are what counts") from None
-    return settings
-
-
-def train_one(
-    spec: str, task: str, seed: int, folder: Path, threads: int | None, say: Callable[[str], None], **changes: Any
-) -> Any:
-    """Train one encoding on one task into a checkpoint folder, or go on with what is there.
-
-    Raises ValueError when the folder holds a checkpoint of other settings.
+    Raises ValueError where the evidence has a seed of the search, RuntimeError where no rate of an encoding serves.
     """
-    import torch
-
-    parts = tuple(specs.split(spec))
-    experiment = recipes.recipe(task, parts[0] if len(parts) == 1 else parts, seed, **changes)
-    if threads is not None:
-        if not 1 <= threads <= MOST_THREADS:
-            raise ValueError(f"threads must lie between 1 and {MOST_THREADS:,}, got {quoted(threads, 40)}")
-        torch.set_num_threads(threads)
+    if taken := sorted({run.seed for run in runs} & set(SEARCH_SEEDS)):
+        raise ValueError(f"the seeds {taken} are those on which rates are chosen; begin elsewhere with --seed-from")
+    kinds = list(dict.fromkeys(replace(run, seed=0) for run in runs))
+    tried = {
+        (kind, rate): [replace(kind, seed=seed, rate=rate, test_lengths=()) for seed in SEARCH_SEEDS]
+        for kind in kinds
+        for rate in rates
+    }
+    check_buildable([of_seeds[0] for of_seeds in tried.values()])
+    every = [run for of_seeds in tried.values() for run in of_seeds]
     with store.held(folder):
-        return train_in(folder, experiment, [path for path, _ in experiment.own_files or ()], say)
+        sweep = run_all(every, folder, show=show)
+    loss = {run: value for run in every if (value := final_loss(run, sweep, folder)) is not None}
+    best = {}
+    for kind in kinds:
+        means = {
+            rate: sum(loss[run] for run in tried[kind, rate]) / len(SEARCH_SEEDS)
+            for rate in rates
+            if all(run in loss for run in tried[kind, rate])
+        }
+        if not means:
+            first = next(iter(sweep.failures.values()))
+            raise RuntimeError(f"{kind.spec} on {kind.task} failed at every rate; the first: {first}")
+        best[kind] = min(means, key=means.__getitem__)
+    return [replace(run, rate=best[replace(run, seed=0)]) for run in runs]
 
 
-def train_in(folder: Path, experiment: Experiment, own: Collection[str], say: Callable[[str], None]) -> Any:
-    """Train in a folder that is held, or go on with what is there; `own` are the files of one's own that were named."""
-    from posenc.lab import train
+def final_loss(run: Experiment, sweep: Sweep, folder: Path) -> float | None:
+    """The loss at the last point of a run's curve; None where the run failed."""
+    from posenc.lab import record
 
-    if train.is_there(folder):
-        run = train.load(folder, own)
-        if kept := store.generations(folder):
-            store.forget(folder, (train.MODEL, train.OPTIMIZER, train.FACTS), kept)
-        if changed := run.experiment.changed_files():
-            raise ValueError(f"{changed[0]}; put the old file back, or choose another folder with --out")
-        if run.experiment != experiment:
-            before, now = vars(run.experiment), vars(experiment)
-            other = ", ".join(f"{name} {before[name]} -> {now[name]}" for name in now if before[name] != now[name])
-            raise ValueError(f"'{folder}' holds a run of other settings ({other}); choose another folder with --out")
-        if run.text and run.text != run.task.text.sha256:
-            raise ValueError(
-                f"{run.task.text.name} is another text than the one that '{folder}' was trained on; put that one back, "
-                f"or choose another folder with --out"
-            )
-        say(f"going on at step {run.step} of {experiment.steps}")
-        if other := store.other_versions(run.versions):
-            say(f"the checkpoint was made with {other}; the end may differ in its last digits")
-    else:
-        run = train.start(experiment)
-
-    def progress(run: Any) -> None:
-        train.save(run, folder)
-        point = run.curve[-1]
-        what = "bits per byte" if run.task.in_bits else "exact match"
-        left = run.cpu_s / run.progress * (1 - min(run.progress, 1))
-        far = f"{run.step}/{experiment.steps}" if experiment.steps < recipes.UNBOUNDED else f"{run.step}"
-        say(f"step {far}  loss {point['loss']:.3f}  {what} {point['score']:.3f}  about {left:.0f} CPU s left")
-
-    return train.train(run, progress)
+    key = record.key_of(run)
+    return None if key in sweep.failures else record.read(folder / "records" / f"{key}.json")["curve"][-1]["loss"]
 
 
-def continue_prompt(
-    folder: Path,
-    prompt: str,
-    tokens: int,
-    temperature: float,
-    top_k: int | None,
-    seed: int,
-    own: Sequence[str] = (),
-    say: Callable[[str], None] = lambda words: None,
-) -> str:
-    """The prompt and what the model of a checkpoint makes of it.
+def wanting_seeds(
+    settings: Settings, runs: Sequence[Experiment], records: Sequence[dict[str, Any]]
+) -> list[Experiment]:
+    """One seed more of every encoding on the tasks where an interval is wider than asked for; nothing where none is.
 
-    own  the files of one's own whose code the checkpoint may ask for; `say` is told where one has changed
+    All encodings of a task get it, so that they can be compared seed by seed.
     """
-    import torch
+    if settings.until is None:
+        return []
+    from posenc.lab import summary
 
-    from posenc.lab import train
-    from posenc.lab.places import at_evaluation, counted
-    from posenc.model import Decoder
-
-    check_seed(seed)
-    for file in own:
-        regular(code.file_of(file))
-    run = train.load(folder, own, to_train=False)
-    for changed in run.experiment.changed_files():
-        say(changed)
-    if at_evaluation(run.experiment) is not counted:
-        raise ValueError(
-            f"generation counts its tokens 0, 1, 2, ..., and the model of '{folder}' was trained on the places that "
-            f"{run.experiment.map} gives to whole sequences; ask it yourself: "
-            f"posenc.lab.train.load(folder).model(ids, positions=...)"
-        )
-    if not isinstance(run.model, Decoder):
-        raise ValueError(f"'{folder}' holds no decoder: {run.task} is answered at once, and nothing is generated")
-    ids = torch.tensor([run.task.encode(prompt)])
-    stop = END if isinstance(run.task, Symbols) else None
-    out = run.model.generate(ids, tokens, temperature=temperature, top_k=top_k, stop=stop, seed=seed)
-    return run.task.decode(out[0, 1:].tolist())
+    more = []
+    for task in dict.fromkeys(run.task for run in runs):
+        own = [run for run in runs if run.task == task]
+        last = max(run.seed for run in own)
+        wide = summary.enough([record for record in records if record["experiment"]["task"] == task], settings.until)
+        if wide and last + 1 - settings.first_seed < MOST_SEEDS_UNTIL:
+            more += [replace(run, seed=last + 1) for run in own if run.seed == last]
+    return more

@@ -25,7 +25,7 @@ SLIDING_BYTES = 4_096
 
 @dataclass(frozen=True)
 class Match:
-    """Shares of sequences answered without a mistake, and of answer tokens predicted right; and of how many sequences."""
+    """Shares of sequences answered without a mistake and of answer tokens predicted right, and how many sequences."""
 
     exact_match: float
     token_accuracy: float

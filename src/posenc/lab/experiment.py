@@ -175,7 +175,7 @@ class Experiment:
     def made_task(self) -> Task:
         """The task, on the text that is asked for."""
         task = task_of(self.task)
-        return task if self.text is None else replace(task, path=self.text)  # ty: ignore[unknown-argument]
+        return task if self.text is None else replace(task, path=self.text)
 
     def changed_files(self) -> list[str]:
         """A sentence for each file of one's own that no longer is what it was when the experiment was made."""

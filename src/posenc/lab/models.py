@@ -67,7 +67,7 @@ def model_of(experiment: Experiment, task: Task, *, stretched: bool = False) -> 
     model = made(experiment.spec)
     # An encoding that draws its own first values would move the random numbers of everything built after it.
     model.load_state_dict(fitting(made("none"), model), strict=False)
-    return model.to(experiment.device)
+    return model
 
 
 def call(make: Any, given: dict[str, Any], experiment: Experiment) -> nn.Module:
@@ -111,14 +111,14 @@ def without_position(model: nn.Module, experiment: Experiment, task: Task) -> nn
     """The trained model with no position at all: its own weights around the encoding `none`."""
     plain = model_of(replace(experiment, spec="none", stretch=None), task)
     plain.load_state_dict(fitting(model, plain), strict=False)
-    return plain.eval()
+    return plain.to(experiment.device).eval()
 
 
 def stretched(model: nn.Module, experiment: Experiment, task: Task) -> nn.Module:
     """The trained model with the experiment's stretch, which it has not seen in training."""
     longer = model_of(experiment, task, stretched=True)
     longer.load_state_dict(model.state_dict())
-    return longer.eval()
+    return longer.to(experiment.device).eval()
 
 
 def logits_of(model: nn.Module, batch: Batch, place: Places = counted, *, first: int = 0) -> Tensor:

@@ -83,7 +83,7 @@ def key_of(experiment: Experiment) -> str:
 
 def contents_of(experiment: Experiment) -> dict[str, Any]:
     """The hash of what an experiment names but does not hold: its text."""
-    task = experiment.made_task()
+    task: Any = experiment.made_task()
     return {"sha256 of the text": task.text.sha256} if task.in_bits else {}
 
 

@@ -7,16 +7,16 @@ import html
 import json
 import math
 import re
-import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
 from posenc.foreign import visible
-from posenc.lab import plots, store, summary
+from posenc.lab import plots, statistics, store, summary
 from posenc.lab.record import told_apart
 from posenc.lab.summary import Record, answer, get, number, table, tasks
 
@@ -176,6 +176,8 @@ def render(records: Sequence[Record], settings: dict[str, Any], failures: Sequen
             left_out=max(0, len(records) - MOST_KEYS),
             carries=summary.percent(summary.CARRIES),
             falls_apart=summary.percent(summary.FALLS_APART),
+            level=summary.percent(statistics.LEVEL),
+            power=summary.percent(statistics.POWER),
         )
     )
 
@@ -211,7 +213,7 @@ def facts(records: Sequence[Record]) -> list[tuple[str, str]]:
         ("runs" if len(records) > 1 else "run", str(len(records))),
         ("of CPU time", summary.duration(total(records, "cpu_s"))),
     ]
-    return out + ([("parameters a model", f"{statistics.median(parameters):,.0f}")] if parameters else [])
+    return out + ([("parameters a model", f"{median(parameters):,.0f}")] if parameters else [])
 
 
 def table_of(records: Sequence[Record], task: str) -> dict[str, Any]:
@@ -247,7 +249,7 @@ def curves_of(records: Sequence[Record], task: str, draw: Drawer) -> dict[str, A
         "the trained length would say nothing."
     )
     beyond += (
-        " Symbols: median over the seeds that learned; bars: lowest to highest seed. Each encoding stands a "
+        " Symbols: median over the seeds that learned; bars: its interval. Each encoding stands a "
         "little to the side, so that equal ones can be seen."
     )
     learn = (
@@ -488,7 +490,7 @@ def not_measured(records: Sequence[Record]) -> list[str]:
     if all(result.is_text for result in found):
         out.append("Exact tasks: only text was used, so nothing is said about copying or looking things up.")
     few = min(len(result.runs) for result in found)
-    if few < 3:
+    if few < statistics.FEWEST:
         out.append(
             f"The spread over seeds: some results rest on {'one seed' if few == 1 else 'two seeds'}; three are the "
             f"least for a claim."

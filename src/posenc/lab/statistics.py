@@ -186,7 +186,7 @@ def compare(scores: Scores, variances: Scores | None = None, least: float = 0.0)
     twice: with the spread sd(d) of the pair (n - 1 degrees of freedom), and with the spread pooled over all pairs
     (2/k sum(n - 1) for k names). The larger p counts. Three to five seeds of a score with two humps may agree by chance
     and then show no spread of their own; the others' spread says how often that happens. (Of families of seven
-    names that are 0 or 1 at random, with 3 seeds, 26 in 100 make a false claim by the first alone, and 1 in 100 by both.)
+    names that are 0 or 1 at random, with 3 seeds, 26 in 100 claim something by the first alone, and 1 in 100 by both.)
 
     variances   of each number within its run: v_s is the sum of the two runs'
     least       differences up to this are too small to be worth a claim

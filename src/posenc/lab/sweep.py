@@ -69,7 +69,7 @@ class Sweep:
         fresh = [run for run in self.runs.values() if run.state != "kept"]
         total = sum(run.cost for run in fresh)
         over = ("done", "failed", "measuring")
-        made = sum(run.cost * (1 if run.state in over else min(run.share, 1)) for run in fresh)
+        made = sum(run.cost * (1 if run.state in over else min(run.share, 1.0)) for run in fresh)
         elapsed = time.monotonic() - self.began
         return None if made == 0 else elapsed * (total - made) / made
 

@@ -106,7 +106,7 @@ def start(experiment: Experiment, *, to_train: bool = True) -> Run:
     to_train  whether to make the optimisers, which take longer than the model; without them the run cannot train
     """
     task = experiment.made_task()
-    model = model_of(experiment, task)
+    model = model_of(experiment, task).to(experiment.device)
     optimizers = optimizers_of(experiment, model) if to_train else ()
     if experiment.compile and to_train:
         model.compile()

@@ -169,7 +169,10 @@ def unseen(found: Sequence[Result], measures: Sequence[Measure]) -> str:
         any_at_all = measure.variance is not None and comparison.unseen >= 1
         amount = "any" if any_at_all else f"below {measure.amount(comparison.unseen)}"
         parts.append(f"{amount} in {measure.words}")
-    return f"With {min(seeds)} seeds these differences would go unseen: {listed(parts)}." if parts else ""
+    if not parts:
+        return ""
+    fewest = "" if min(seeds) == max(seeds) else ", the fewest of a pair,"
+    return f"With {min(seeds)} seeds{fewest} these differences would go unseen: {listed(parts)}."
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class Batch:
 
     @staticmethod
     def of_next(sequence: Tensor, answer: Tensor, source: Tensor | None = None) -> "Batch":
-        """For a model that predicts the next token: of sequences [B, T + 1] it reads the first T and says the last T."""
+        """For a model that predicts the next token: it reads the first T of [B, T + 1] and says the last T."""
         return Batch(sequence[:, :-1], sequence[:, 1:], answer, source=source)
 
     def to(self, device: str) -> "Batch":

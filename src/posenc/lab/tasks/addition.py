@@ -1,6 +1,7 @@
-"""Add two numbers, digit by digit: 57+68= -> 521, the ones first."""
+"""Add two numbers, digit by digit: 75+86= -> 521, the ones first."""
 
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Generator, Tensor
@@ -14,7 +15,7 @@ REVERSED = ("none", "answer", "all")
 
 @dataclass(frozen=True, kw_only=True)
 class Addition(Lettered):
-    """Add two numbers, digit by digit: 57+68= -> 521, the ones first.
+    """Add two numbers, digit by digit: 75+86= -> 521, the ones first.
 
     A digit of the answer needs the digits of its own significance, and the carry of the one before: what a coordinate
     map can say by itself. They go with `reversed=all` for `abacus(first_digit=3)`, and with `reversed=answer` for
@@ -28,16 +29,17 @@ class Addition(Lettered):
     Source: Lee et al. 2023, arXiv:2307.03381, section 3; maps: McLeish et al. 2024, arXiv:2405.17399, section 3.
     """
 
-    reversed: str = "answer"
+    reversed: str = "all"
     padded: bool = True
 
     source = "Lee et al. 2023, arXiv:2307.03381, section 3"
+    recipe = MappingProxyType({"train_length": 3, "steps": 2000, "batch": 32, "rate": 3e-3, "cool_down": 100})
     separator = "="
     letters = "0123456789+"
 
     def __post_init__(self) -> None:
-        checks.one_of(f"{self.spec_name}: reversed", self.reversed, REVERSED)
-        checks.one_of(f"{self.spec_name}: padded", self.padded, (True, False))
+        self.hold(checks.one_of, reversed=REVERSED)
+        self.hold(checks.kind, padded=bool)
 
     def tokens(self, length: int) -> int:
         return 3 * length + 4  # BOS, number, +, number, =, and an answer of one digit more without its END

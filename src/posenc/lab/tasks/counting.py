@@ -1,6 +1,7 @@
 """Say a symbol as often as it came in the prompt: abcab|a -> aa."""
 
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Generator
@@ -25,6 +26,7 @@ class Counting(Symbols):
     symbols: int = 8
 
     source = "Golovneva et al. 2024, arXiv:2405.18719, section 5.3"
+    recipe = MappingProxyType({"steps": 1500, "batch": 32, "cool_down": 100})
 
     def __post_init__(self) -> None:
         super().__post_init__()

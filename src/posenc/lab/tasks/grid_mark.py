@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Generator
@@ -28,6 +29,7 @@ class GridMark(Task):
     """
 
     source = "Heo et al. 2024, arXiv:2403.13298, section 4"
+    recipe = MappingProxyType({"train_length": 8, "steps": 1000, "batch": 16, "rate": 3e-3, "cool_down": 100})
     reads = "encoder"
     axes = 2
     beyond = (1.5, 2)

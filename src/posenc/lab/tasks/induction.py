@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Generator
@@ -28,6 +29,9 @@ class Induction(Symbols):
     symbols: int = 16
 
     source = "Olsson et al. 2022, arXiv:2209.11895, key concepts"
+    recipe = MappingProxyType(
+        {"train_length": 16, "steps": 1500, "batch": 64, "rate": 2e-3, "curriculum": 0.24, "cool_down": 100}
+    )
 
     def tokens(self, length: int) -> int:
         return length + 2  # BOS, the symbols, and the last one

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Generator
@@ -28,6 +29,7 @@ class OrderClass(Symbols):
     symbols: int = 8
 
     source = "Vaswani et al. 2017, arXiv:1706.03762, section 3.5"
+    recipe = MappingProxyType({"train_length": 16, "steps": 1000, "batch": 32, "rate": 3e-3, "cool_down": 100})
     reads = "encoder"
 
     @property

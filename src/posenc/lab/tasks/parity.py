@@ -1,6 +1,7 @@
 """Say whether the number of ones is odd: 10110| -> 1."""
 
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Generator
@@ -25,10 +26,13 @@ class Parity(Lettered):
     running: bool = False
 
     source = "Delétang et al. 2022, arXiv:2207.02098, appendix A.1"
+    recipe = MappingProxyType(
+        {"train_length": 6, "steps": 1500, "batch": 64, "rate": 3e-3, "curriculum": 0.3, "cool_down": 100}
+    )
     letters = "01"
 
     def __post_init__(self) -> None:
-        checks.one_of(f"{self.spec_name}: running", self.running, (True, False))
+        self.hold(checks.kind, running=bool)
 
     def tokens(self, length: int) -> int:
         return length + 1 if self.running else length + 2  # BOS, the bits, and SEPARATOR

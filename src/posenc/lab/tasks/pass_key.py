@@ -1,6 +1,7 @@
 """Say the key that stands behind a mark, somewhere in symbols that say nothing: dab*cafe| -> ca."""
 
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Generator
@@ -31,13 +32,16 @@ class PassKey(Symbols):
     depth: float | None = None
 
     source = "Mohtashami and Jaggi 2023, arXiv:2305.16300, section 4.2"
+    recipe = MappingProxyType(
+        {"train_length": 16, "steps": 1500, "batch": 64, "rate": 3e-3, "curriculum": 0.24, "cool_down": 100}
+    )
     mark = "*"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.hold(checks.whole, key=1)
-        if self.depth is not None and not 0 <= checks.number("pass_key: depth", self.depth) <= 1:
-            raise ValueError(f"pass_key: depth must be a share from 0 to 1, got {self.depth}")
+        if self.depth is not None and not 0 <= checks.number(f"{self.spec_name}: depth", self.depth) <= 1:
+            raise ValueError(f"{self.spec_name}: depth must be a share from 0 to 1, got {self.depth}")
 
     @property
     def letters(self) -> str:

@@ -38,7 +38,7 @@ class Recall(Symbols):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.hold(checks.whole, symbols=2)
-        checks.one_of(f"{self.spec_name}: questions", self.questions, QUESTIONS)
+        self.hold(checks.one_of, questions=QUESTIONS)
 
     @property
     def half(self) -> int:

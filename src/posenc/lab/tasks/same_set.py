@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Generator
@@ -33,11 +34,14 @@ class SameSet(Lettered):
     ordered: bool = False
 
     source = "Vaswani et al. 2017, arXiv:1706.03762, section 3.5"
+    recipe = MappingProxyType(
+        {"train_length": 8, "steps": 1500, "batch": 64, "rate": 2e-3, "curriculum": 0.24, "cool_down": 100}
+    )
     reads = "encoder"
 
     def __post_init__(self) -> None:
         self.hold(checks.whole, symbols=2)
-        checks.one_of(f"{self.spec_name}: ordered", self.ordered, (True, False))
+        self.hold(checks.kind, ordered=bool)
         if self.symbols > len(LETTERS) // 2:
             raise ValueError(f"same_set: symbols must be at most {len(LETTERS) // 2}, got {self.symbols}")
 

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Generator
@@ -31,10 +32,11 @@ class TreeCopy(Symbols):
     mirrored: bool = False
 
     source = 'Shiv and Quirk 2019, "Novel positional encodings to enable tree-based transformers", NeurIPS'
+    recipe = MappingProxyType({"train_length": 4, "steps": 1500, "batch": 32, "curriculum": 0.24, "cool_down": 100})
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.one_of(f"{self.spec_name}: mirrored", self.mirrored, (True, False))
+        self.hold(checks.kind, mirrored=bool)
 
     @property
     def letters(self) -> str:
