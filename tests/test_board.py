@@ -35,7 +35,7 @@ def test_every_encoding_that_ships_has_a_meaning_somewhere() -> None:
 def test_what_has_a_meaning_is_found_by_trying() -> None:
     assert scope.why_not("copy", "rotary") == ""
     assert "reads 2 axes, got positions with 1 axis" in scope.why_not("copy", "learned_grid")
-    with pytest.raises(ValueError, match="learned_grid has no meaning on copy: learned_grid.* reads 2 axes"):
+    with pytest.raises(ValueError, match=r"learned_grid has no meaning on copy: learned_grid.* reads 2 axes"):
         scope.with_meaning(["copy"], ["learned_grid"])
 
 
@@ -94,7 +94,7 @@ def test_a_damaged_row_is_named_by_file_and_line(tmp_path: Path) -> None:
 
 
 def test_without_a_board_it_says_where_there_is_one(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="there is no board in .* name the folder with --rows"):
+    with pytest.raises(ValueError, match=r"there is no board in .* name the folder with --rows"):
         kept.there(tmp_path)
 
 
@@ -205,7 +205,7 @@ def test_the_board_is_filled_resumed_and_joined_by_an_encoding_of_ones_own(tmp_p
     assert run.fill(base, workers=1) == {}
     found = base.rows()
     # Four of the search, on two tasks, and two that count.
-    assert [one["experiment"]["seed"] for one in found].count(0) == 4
+    assert [one["experiment"]["seed"] for one in found].count(scope.SEARCH_SEED) == 4
     assert sorted(one["experiment"]["seed"] for one in tables.evidence(found)) == [100, 101]
     assert not list((base.out / "work" / "records").iterdir())
     before = {path: path.stat().st_mtime_ns for path in (base.out / "records").iterdir()}

@@ -778,7 +778,23 @@ class Convert:
 
 VERBS = {
     cls.__name__.lower(): cls
-    for cls in (Compare, Report, Board, Advise, List, Show, Order, Train, Generate, Check, Bench, Fetch, Inspect, Extend, Convert)
+    for cls in (
+        Compare,
+        Report,
+        Board,
+        Advise,
+        List,
+        Show,
+        Order,
+        Train,
+        Generate,
+        Check,
+        Bench,
+        Fetch,
+        Inspect,
+        Extend,
+        Convert,
+    )
 }
 Verb: Any = Union[tuple(Annotated[cls, subcommand(name)] for name, cls in VERBS.items())]  # noqa: UP007
 

@@ -321,7 +321,10 @@ def processor() -> str:
     """The name of this machine's processor, as far as it says one."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    named = next((value.strip() for name, _, value in (line.partition(":") for line in lines) if name.strip() == "model name"), "")
+    named = next(
+        (value.strip() for name, _, value in (line.partition(":") for line in lines) if name.strip() == "model name"),
+        "",
+    )
     return named or platform.processor() or platform.machine()
 
 

@@ -155,10 +155,8 @@ class Crew:
         self.died: set[str] = set()
         self.unwritten: CannotWrite | None = None
 
-    def work_off(
-        self, waiting: dict[str, Experiment], show: Callable[[Sweep], None], more: Callable[[], bool]
-    ) -> None:
-        """Work off what waits, as long as there is to be more. Raises CannotWrite when a record could not be written."""
+    def work_off(self, waiting: dict[str, Experiment], show: Callable[[Sweep], None], more: Callable[[], bool]) -> None:
+        """Work off what waits, while there is to be more. Raises CannotWrite when a record could not be written."""
         line = list(waiting)
         try:
             while line or self.busy:

@@ -1,4 +1,4 @@
-"""Which encoding to take, in plain words from the rows of the board: what carried, how sure that is, what nobody knows."""
+"""Which encoding to take, in plain words from the rows of the board: what carried, how sure that is, what is unknown."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -40,8 +40,8 @@ MOST_KEYS = 12
 """The keys that are written out in words; all of them are in the advice itself."""
 
 BEYOND_BOARD = (
-    "Never measured: larger models, longer training, and your data. The models have two layers of width 64, and only the "
-    "multiple of the trained length is compared."
+    "Never measured: larger models, longer training, and your data. The models have two layers of width 64, and only "
+    "the multiple of the trained length is compared."
 )
 
 
@@ -118,7 +118,7 @@ class Advice:
 def advise(question: Question, rows: Sequence[Record], costs: Costs) -> Advice:
     """What the rows say of a question. They are asked for nothing else, and no two that are ties are ranked.
 
-    An encoding is recommended where more than half of its seeds, and at least three of them were run, carry to the asked
+    An encoding is recommended where at least three seeds were run and more than half of them carry to the asked
     multiple on every near task: to the next longer one that was tested. Beyond the longest tested one nothing is.
     """
     kept = evidence(rows)
@@ -144,7 +144,13 @@ def advise(question: Question, rows: Sequence[Record], costs: Costs) -> Advice:
         said.append(about_own(question.encoding, carry, by_task))
         cited.append(scope.label(question.encoding))
     said.append(BEYOND_BOARD)
-    keys = [run["key"] for found in by_task.values() for label in dict.fromkeys(cited) if label in found for run in found[label].result.runs]
+    keys = [
+        run["key"]
+        for found in by_task.values()
+        for label in dict.fromkeys(cited)
+        if label in found
+        for run in found[label].result.runs
+    ]
     said += [f"Rows: {listed_keys(keys)}."] if keys else []
     return Advice(
         tuple(near), () if beyond else tuple(carry), tuple(less), tuple(unknown), tuple(keys), tuple(filter(None, said))
@@ -182,7 +188,9 @@ def words_of(text: str) -> set[str]:
     return {word.removesuffix("s") if len(word) > 3 else word for word in re.findall(r"[a-z]+", text.lower())} - COMMON
 
 
-COMMON = frozenset("a an and as at by for from in is it its of on or that the then them this to what which with say".split())
+COMMON = frozenset(
+    "a an and as at by for from in is it its of on or that the then them this to what which with say".split()
+)
 
 
 def words_about(task: str) -> set[str]:
@@ -207,7 +215,8 @@ def found_at(found: Sequence[Result], factor: float) -> dict[str, Found]:
 def in_what_multiple(question: Question, by_task: Mapping[str, Mapping[str, Found]], beyond: bool) -> str:
     if question.factor <= 1:
         return "That is within the trained length, where to carry means to have learned."
-    asked = f"{count(question.train_length)} to {count(question.test_length)} is {times(question.factor)} the trained length"
+    lengths = f"{count(question.train_length)} to {count(question.test_length)}"
+    asked = f"{lengths} is {times(question.factor)} the trained length"
     tested = [f"{times(next(iter(found.values())).at.factor)} on {task}" for task, found in by_task.items() if found]
     if beyond:
         return f"{asked}; never measured: that far. The longest that was tested is {listed(tested)}."
@@ -219,7 +228,8 @@ def who_carries(carry: Sequence[str], by_task: Mapping[str, Mapping[str, Found]]
         return "No encoding carries so far with most of its seeds."
     each = [f"{name(label)} ({'; '.join(found[label].words for found in by_task.values())})" for label in carry]
     least = min((found[label].at for found in by_task.values() for label in carry), key=lambda at: at.low)
-    sure = f"How sure: {least.words} seeds mean {percent(least.low)} to {percent(least.high)} % of all seeds (95 % interval)."
+    share = f"{percent(least.low)} to {percent(least.high)} %"
+    sure = f"How sure: {least.words} seeds mean {share} of all seeds (95 % interval)."
     verb = "Carry as far as was tested, which does not say that they go on" if beyond else "Carry so far"
     return f"{verb}: {listed(each)}. {sure}"
 
@@ -267,15 +277,19 @@ def about_own(given: str, carry: Sequence[str], by_task: Mapping[str, Mapping[st
     does = f"Yours, {name(own)}, carries in {listed([one.words for one in on])}"
     if own in carry:
         return f"{does}: keep it."
-    better = []
-    for found in by_task.values():
-        for label in carry:
-            pair = compare([found[label].result, found[own].result], measure_at(found[own]))
-            if own in pair.above(label) and label not in better:
-                better.append(label)
+    better = [label for label in carry if any(label in ahead_of(own, carry, found) for found in by_task.values())]
     if better:
         return f"{does}; ahead of it: {listed([name(label) for label in better])}."
     return f"{does}; the seeds put none that carries ahead of it." if carry else f"{does}."
+
+
+def ahead_of(own: str, carry: Sequence[str], found: Mapping[str, Found]) -> list[str]:
+    """Those that carry and are ahead of one encoding on a task.
+
+    By their scores on the seeds where both learned; and by how many of all seeds carry, where the intervals lie apart.
+    """
+    comparison = compare([found[label].result for label in (*carry, own)], measure_at(found[own]))
+    return [label for label in carry if own in comparison.above(label) or found[label].at.low > found[own].at.high]
 
 
 def listed_keys(keys: Sequence[str]) -> str:

@@ -40,7 +40,8 @@ class Cost:
     spec          the encoding, as summaries name it
     parameters    of its own, in the board's small model
     cache_bytes   what a layer of width 512 remembers of a token, keys and values included, in bfloat16
-    forward       CPU time of that layer's forward on the longest tested sequence, its feed-forward part included, in units of `none`
+    forward       CPU time of that layer's forward on the longest tested sequence, its feed-forward part included, in
+                  units of `none`
     step          CPU time of a training step of the board's model, in units of `none`
     """
 

@@ -1,6 +1,6 @@
 """The pages of the board, from its rows and costs alone: README.md as GitHub shows it, and board.html."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from posenc.lab import plots, report, store, summary

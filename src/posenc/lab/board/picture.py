@@ -13,8 +13,8 @@ from posenc.lab.board.tables import Standing
 def speed_and_reach(found: Sequence[Standing]) -> Figure | None:
     """Every encoding by the steps that it takes to learn and the multiple of the trained length to which it carries.
 
-    Names stand beside the well-known ones, and those that nobody beats in both. Those that were measured on fewer than half
-    of the tasks are left out. None without any that learned.
+    Names stand beside the well-known ones, and those that nobody beats in both. Those that were measured on no more
+    than half of the tasks are left out. None without any that learned.
     """
     # Medians over few tasks would stand beside medians over others.
     most = max((one.tasks for one in found), default=0)
@@ -50,7 +50,5 @@ def speed_and_reach(found: Sequence[Standing]) -> Figure | None:
 def beats(one: Standing, other: Standing) -> bool:
     """Whether one is at least as good in both, and better in one of them."""
     return (
-        one.speed <= other.speed
-        and one.reach >= other.reach
-        and (one.speed, one.reach) != (other.speed, other.reach)
+        one.speed <= other.speed and one.reach >= other.reach and (one.speed, one.reach) != (other.speed, other.reach)
     )

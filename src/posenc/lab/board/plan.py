@@ -11,7 +11,7 @@ from posenc.lab.experiment import Experiment
 from posenc.lab.recipes import A_SECOND
 from posenc.lab.summary import Record, duration, get, number, spec_of, task_of
 
-MEASURED_TOKEN = 0.005
+MEASURED_TOKEN = 0.010
 """CPU seconds that a token of the tested lengths takes, over all sequences of that length, as `cost` is: roughly."""
 
 
@@ -34,27 +34,26 @@ class Plan:
         return sum(self.seconds[key] for key in runs)
 
 
-def plan(
-    pairs: Sequence[tuple[str, str]], rows: Sequence[Record], costs: Costs, seeds: Sequence[int]
-) -> Plan:
-    """The runs that have no row, of pairs (task, encoding): first all of them with the first seed, then with the next."""
+def plan(pairs: Sequence[tuple[str, str]], rows: Sequence[Record], costs: Costs, seeds: Sequence[int]) -> Plan:
+    """The runs that have no row, of pairs (task, encoding): all with the first seed, then with the next."""
     there = {row["key"] for row in rows}
     specs = list(dict.fromkeys(spec for _, spec in pairs))
     searches = {spec: search(spec) for spec in specs}
     factors = {spec: rate_factor(searches[spec], rows) for spec in specs}
     first = [run for runs in searches.values() for by_task in runs.values() for run in by_task]
     then = [scope.experiment(task, spec, seed, factors[spec]) for seed in seeds for task, spec in pairs]
-    missing = [
-        {key: run for run in runs if (key := record.key_of(run)) not in there} for runs in (first, then)
-    ]
+    missing = [{key: run for run in runs if (key := record.key_of(run)) not in there} for runs in (first, then)]
     seconds = estimates([*missing[0].items(), *missing[1].items()], rows, costs)
     return Plan(*missing, done=len(first) + len(then) - sum(map(len, missing)), seconds=seconds)
 
 
 def search(spec: str) -> dict[float, list[Experiment]]:
-    """Rate factor -> the runs that it is judged by; none where the encoding has no meaning on the tasks of the search."""
+    """Rate factor -> the runs that it is judged by; none where the encoding has no meaning on those tasks."""
     on = [task for task in scope.SEARCH_TASKS if not scope.why_not(task, spec)]
-    return {factor: [scope.experiment(task, spec, scope.SEARCH_SEED, factor) for task in on] for factor in scope.RATE_FACTORS}
+    return {
+        factor: [scope.experiment(task, spec, scope.SEARCH_SEED, factor) for task in on]
+        for factor in scope.RATE_FACTORS
+    }
 
 
 def rate_factor(searched: Mapping[float, Sequence[Experiment]], rows: Sequence[Record]) -> float:
@@ -71,9 +70,7 @@ def slowness(row: Record) -> float:
     return 2 - row["in_distribution"]["token_accuracy"] if reached is None else reached / whole
 
 
-def estimates(
-    runs: Sequence[tuple[str, Experiment]], rows: Sequence[Record], costs: Costs
-) -> dict[str, float]:
+def estimates(runs: Sequence[tuple[str, Experiment]], rows: Sequence[Record], costs: Costs) -> dict[str, float]:
     """CPU seconds of runs: what others of the same encoding on the same task took, else by the cost of its steps."""
     took: dict[tuple[str, str], list[float]] = {}
     for row in rows:
@@ -100,4 +97,3 @@ def in_words(made: Plan) -> tuple[list[str], list[list[str]]]:
     everything = made.total([*made.search, *made.evidence])
     lines.append(["all", str(len(made.search) + len(made.evidence)), duration(everything)])
     return ["to do", "runs", "CPU time, estimated"], lines
-

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from posenc.foreign import CannotRead, matches, read as read_bytes
+from posenc.foreign import CannotRead, matches
+from posenc.foreign import read as read_bytes
 from posenc.lab import record, store, sweep
 from posenc.lab.summary import Record, task_of
 

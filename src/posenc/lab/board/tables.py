@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from posenc.lab.board.costs import Costs
@@ -206,10 +206,11 @@ def summary_table(rows: Sequence[Record], costs: Costs) -> Table:
         plain = (reached, speed, f"{one.cpu_s:.1f}", *priced)
         lines.append((one.label, (learned, *(Cell(words, missing=words in (NOTHING, NOT_LEARNED)) for words in plain))))
     says = (
-        "Learned: on how many tasks most seeds did. Reach: the median over all its tasks of the multiple of the trained "
-        "length to which most seeds carry; 1 is no further than trained, 0 not learned. Steps: to learn, in units of the "
-        "median encoding. CPU s: of one training. Parameters: its own. Cache: of one token in one layer of width 512 in "
-        "bfloat16. Forward, step: CPU time of that layer, and of a training step of the small model, in units of `none`."
+        "Learned: on how many tasks most seeds did. Reach: the median over all its tasks of the multiple of the "
+        "trained length to which most seeds carry; 1x is no further than trained. Steps: to learn, in units of the "
+        "median encoding. CPU s: of one training. Parameters: its own. Cache: of one token in one layer of width 512 "
+        "in bfloat16. Forward, step: CPU time of that layer, and of a training step of the small model, in units of "
+        "`none`."
     )
     return Table("All tasks", says, headings, tuple(lines))
 
