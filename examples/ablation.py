@@ -16,21 +16,21 @@ import torch
 from matplotlib.figure import Figure
 
 from posenc import terminal
-from posenc.lab import plots, recipes, train
+from posenc.lab import figures, recipes, train
 from posenc.lab.ablate import ablate
 
 SPECS = ("sinusoidal", "learned", "rotary", "alibi")
 
 
-@plots.styled
+@figures.styled
 def draw(results: dict[str, dict[str, float | None]]) -> Figure:
     kinds = list(results[SPECS[0]])
-    fig = plots.figure(8, 4.2, "The same model with its positions changed at test time")
+    fig = figures.figure(8, 4.2, "The same model with its positions changed at test time")
     ax = fig.add_subplot(ylabel="exact match, %", ylim=(0, 112))
     for place, (spec, found) in enumerate(results.items()):
         left = [i + 0.2 * (place - 1.5) for i in range(len(kinds))]
         heights = [100 * (score or 0) for score in found.values()]
-        bars = ax.bar(left, heights, width=0.18, label=spec, color=plots.LIGHT[place])
+        bars = ax.bar(left, heights, width=0.18, label=spec, color=figures.LIGHT[place])
         ax.bar_label(bars, ["?" if score is None else f"{100 * score:.0f}" for score in found.values()], fontsize=7)
     ax.set_xticks(range(len(kinds)), kinds)
     fig.legend(loc="outside lower center", ncols=4)
@@ -55,7 +55,7 @@ def main(out: Path, quick: bool) -> None:
     ]
     terminal.table(["encoding", *kinds], rows, "\nExact match at the trained length (one seed)")
 
-    print("Picture:", plots.save(draw(results), out / "ablation.png"))
+    print("Picture:", figures.save(draw(results), out / "ablation.png"))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from posenc import terminal
-from posenc.lab import evaluate, plots, recipes, record, train
+from posenc.lab import evaluate, figures, recipes, record, train
 from posenc.lab.ablate import without_position
 
 
@@ -47,8 +47,8 @@ def main(out: Path, quick: bool) -> None:
     headers = ["", "exact match", "tokens right", "mean weight on the symbol to say, heads of the last layer"]
     terminal.table(headers, rows, "\nThe same weights, read twice")
 
-    fig = plots.attention({"experiment": recipe.to_dict(), "attention": maps})
-    print("Picture:", plots.save(fig, out / "attention_maps.png"))
+    fig = figures.attention({"experiment": recipe.to_dict(), "attention": maps})
+    print("Picture:", figures.save(fig, out / "attention_maps.png"))
 
 
 if __name__ == "__main__":

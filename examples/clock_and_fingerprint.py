@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from posenc import Sinusoidal, terminal
-from posenc.lab import plots
+from posenc.lab import figures
 
 DIM, TRAINED, POSITION = 32, 128, 21
 
@@ -39,14 +39,14 @@ def main(out: Path, quick: bool) -> None:
     print(f"the dot product with position 0 is not monotone: it rises at {rises} of {TRAINED - 1} steps\n")
 
     pictures = {
-        "clock": plots.clock(encoding.frequencies.numpy(), POSITION, f"Position {POSITION} as clock hands"),
-        "fingerprint": plots.fingerprint(table.numpy(), [0, 1, 2, 21, 22, 127], "Fingerprints of six positions"),
-        "heatmap": plots.heatmap(table.numpy(), "Sinusoidal: one row for each position"),
-        "wavelengths": plots.wavelength_curve(waves.numpy(), TRAINED, "Wavelengths of the pairs"),
-        "similarity": plots.similarity_matrix(table.numpy(), "Cosine between positions"),
+        "clock": figures.clock(encoding.frequencies.numpy(), POSITION, f"Position {POSITION} as clock hands"),
+        "fingerprint": figures.fingerprint(table.numpy(), [0, 1, 2, 21, 22, 127], "Fingerprints of six positions"),
+        "heatmap": figures.heatmap(table.numpy(), "Sinusoidal: one row for each position"),
+        "wavelengths": figures.wavelength_curve(waves.numpy(), TRAINED, "Wavelengths of the pairs"),
+        "similarity": figures.similarity_matrix(table.numpy(), "Cosine between positions"),
     }
     for name, figure in pictures.items():
-        print("Picture:", plots.save(figure, out / f"sinusoidal_{name}.png"))
+        print("Picture:", figures.save(figure, out / f"sinusoidal_{name}.png"))
 
 
 if __name__ == "__main__":

@@ -15,22 +15,22 @@ import torch
 from matplotlib.figure import Figure
 
 from posenc import terminal
-from posenc.lab import evaluate, plots, recipes, train
+from posenc.lab import evaluate, figures, recipes, train
 
 SPECS = ("sinusoidal", "rotary", "alibi")
 
 
-@plots.styled
+@figures.styled
 def draw(curves: dict[str, list[tuple[int, float]]]) -> Figure:
-    fig = plots.figure(8, 4.2, "Text: perplexity beyond the trained length")
+    fig = figures.figure(8, 4.2, "Text: perplexity beyond the trained length")
     ax = fig.add_subplot(xlabel="window, bytes", ylabel="perplexity / perplexity at the trained length", yscale="log")
     for place, (spec, points) in enumerate(curves.items()):
-        ax.plot(*zip(*points, strict=True), marker=plots.MARKERS[place], color=plots.LIGHT[place], label=spec)
+        ax.plot(*zip(*points, strict=True), marker=figures.MARKERS[place], color=figures.LIGHT[place], label=spec)
     lengths = [length for length, _ in curves[SPECS[0]]]
     ax.set_xscale("log", base=2)
     ax.set_xticks(lengths, [str(length) for length in lengths])
-    plots.plain_log(ax.yaxis)
-    plots.mark_trained(ax, lengths[:1])
+    figures.plain_log(ax.yaxis)
+    figures.mark_trained(ax, lengths[:1])
     ax.legend()
     return fig
 
@@ -50,7 +50,7 @@ def main(out: Path, quick: bool) -> None:
     headers = ["encoding", "window", "of trained", "bits per byte", "perplexity ratio", "bits per byte, sliding"]
     terminal.table(headers, rows, "\nBeyond the trained length (one seed)")
 
-    print("Picture:", plots.save(draw(curves), out / "extrapolation.png"))
+    print("Picture:", figures.save(draw(curves), out / "extrapolation.png"))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 
 from posenc import Block, Positions, terminal
-from posenc.lab import plots
+from posenc.lab import figures
 
 DIM, HEADS, TOKENS, VOCAB = 32, 4, 16, 50
 
@@ -61,15 +61,15 @@ def train(spec: str, steps: int) -> tuple[list[str], list[float]]:
     return [spec, str(parameters), *errors, f"{before:.3f}", f"{size(block):.3f}"], losses
 
 
-@plots.styled
+@figures.styled
 def draw(curves: dict[str, list[float]]) -> Figure:
-    fig = plots.figure(8, 4.2, "Copy in one bidirectional block")
+    fig = figures.figure(8, 4.2, "Copy in one bidirectional block")
     ax = fig.add_subplot(xlabel="step", ylabel="mean squared error", yscale="log")
     for place, (spec, losses) in enumerate(curves.items()):
         # The mean of ten steps, so that the lines can be told apart.
         smooth = torch.tensor(losses).unfold(0, 10, 1).mean(1)
-        ax.plot(range(10, len(losses) + 1), smooth, label=spec, color=plots.LIGHT[place])
-    plots.plain_log(ax.yaxis)
+        ax.plot(range(10, len(losses) + 1), smooth, label=spec, color=figures.LIGHT[place])
+    figures.plain_log(ax.yaxis)
     ax.legend()
     return fig
 
@@ -84,7 +84,7 @@ def main(out: Path, quick: bool) -> None:
     headers = ["encoding", "parameters", "error at step 1", "error at the end", "size before", "size after"]
     terminal.table(headers, rows, "\nMean squared error, and the size of what is added (root mean square)")
 
-    print("Picture:", plots.save(draw(curves), out / "fixed_against_learned.png"))
+    print("Picture:", figures.save(draw(curves), out / "fixed_against_learned.png"))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from posenc import Sinusoidal, terminal
-from posenc.lab import plots
+from posenc.lab import figures
 
 DIM = 8
 
@@ -42,8 +42,8 @@ def main(out: Path, quick: bool) -> None:
         spread = torch.stack([logits.diagonal(-d).std() for d in range(1, 32)]).mean()
         print(f"{name:<8}: logits at one distance spread by {spread:.1e} on average")
 
-    fig = plots.shift_matrix(encoding.shift(1).numpy(), "M_1 with PE(p + 1) = M_1 PE(p)")
-    print("Picture:", plots.save(fig, out / "linear_shift.png"))
+    fig = figures.shift_matrix(encoding.shift(1).numpy(), "M_1 with PE(p + 1) = M_1 PE(p)")
+    print("Picture:", figures.save(fig, out / "linear_shift.png"))
 
 
 if __name__ == "__main__":

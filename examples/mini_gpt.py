@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 
 from posenc import Decoder, terminal
-from posenc.lab import data, plots
+from posenc.lab import data, figures
 
 BOS, VOCAB = 256, 257
 WINDOW, BATCH = 64, 16
@@ -54,13 +54,13 @@ def sample_slowly(model: Decoder, prompt: str, tokens: int) -> tuple[list[int], 
     return ids[0].tolist(), time.process_time() - began
 
 
-@plots.styled
+@figures.styled
 def draw(curve: list[tuple[int, float, float]]) -> Figure:
     step, trained, held_out = zip(*curve, strict=True)
-    fig = plots.figure(8, 4, "Mini-GPT on text")
+    fig = figures.figure(8, 4, "Mini-GPT on text")
     ax = fig.add_subplot(xlabel="step", ylabel="cross-entropy, nats per byte")
-    ax.plot(step, trained, label="training text, mean since the last point", color=plots.LIGHT[0])
-    ax.plot(step, held_out, label="held-out files", color=plots.LIGHT[1], marker="o")
+    ax.plot(step, trained, label="training text, mean since the last point", color=figures.LIGHT[0])
+    ax.plot(step, held_out, label="held-out files", color=figures.LIGHT[1], marker="o")
     ax.legend()
     return fig
 
@@ -111,7 +111,7 @@ def main(out: Path, quick: bool, text: str | None) -> None:
         rows.append([str(tokens), f"{with_cache:.2f}", f"{without:.2f}", f"{same} of {len(fast)}"])
     headers = ["tokens", "CPU s with the cache", "CPU s without", "tokens that agree"]
     terminal.table(headers, rows, "The likeliest continuation of 'def '")
-    print("Picture:", plots.save(draw(curve), out / "mini_gpt.png"))
+    print("Picture:", figures.save(draw(curve), out / "mini_gpt.png"))
 
 
 if __name__ == "__main__":

@@ -18,20 +18,20 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from posenc import Encoder, terminal
-from posenc.lab import plots
+from posenc.lab import figures
 
 VOCAB, TOKENS, DIM, HEADS, LAYERS = 26, 12, 64, 4, 1
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-@plots.styled
+@figures.styled
 def draw(curve: list[tuple[int, float, float]]) -> Figure:
     step, losses, matches = zip(*curve, strict=True)
-    fig = plots.figure(8, 3.8, "Reversing with a learned encoding")
+    fig = figures.figure(8, 3.8, "Reversing with a learned encoding")
     left, right = fig.subplots(1, 2)
-    left.plot(step, losses, marker="o", color=plots.LIGHT[0])
+    left.plot(step, losses, marker="o", color=figures.LIGHT[0])
     left.set(title="loss falls", xlabel="step", ylabel="cross-entropy, nats", ylim=(0, None))
-    right.plot(step, [100 * match for match in matches], marker="o", color=plots.LIGHT[1])
+    right.plot(step, [100 * match for match in matches], marker="o", color=figures.LIGHT[1])
     right.set(title="exact match rises", xlabel="step", ylabel="held-out sequences right, %", ylim=(-3, 103))
     return fig
 
@@ -75,10 +75,10 @@ def main(out: Path, quick: bool) -> None:
         "\nThe anti-diagonal in numbers",
     )
 
-    print("Picture:", plots.save(draw(curve), out / "reverse_with_learned.png"))
+    print("Picture:", figures.save(draw(curve), out / "reverse_with_learned.png"))
     title = "Reversing with a learned encoding"
-    fig = plots.attention_maps(weights[0][0].numpy(), list(words), title)
-    print("Picture:", plots.save(fig, out / "reverse_with_learned_attention.png"))
+    fig = figures.attention_maps(weights[0][0].numpy(), list(words), title)
+    print("Picture:", figures.save(fig, out / "reverse_with_learned_attention.png"))
 
 
 if __name__ == "__main__":

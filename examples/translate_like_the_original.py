@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posenc import EncoderDecoder, terminal
-from posenc.lab import plots, recipes
+from posenc.lab import figures, recipes
 
 PADDING, START, END = 0, 1, 2
 WORDS = 26
@@ -97,8 +97,10 @@ def main(out: Path, quick: bool) -> None:
 
     with torch.inference_mode():
         _, weights = model(source, target[:, :-1], weights=True)
-    fig = plots.attention_maps(weights[-1]["cross"][0].numpy(), None, f"From the target (rows) to the source: {words}")
-    print("Picture:", plots.save(fig, out / "translate_attention.png"))
+    fig = figures.attention_maps(
+        weights[-1]["cross"][0].numpy(), None, f"From the target (rows) to the source: {words}"
+    )
+    print("Picture:", figures.save(fig, out / "translate_attention.png"))
 
 
 if __name__ == "__main__":

@@ -17,19 +17,19 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from posenc import Positions, Sinusoidal, TokenPositionEmbedding, terminal
-from posenc.lab import plots
+from posenc.lab import figures
 from posenc.lab.worked import worked_example
 
 WORDS = ("the", "dog", "bit", "the", "man")
 DIM = 4
 
 
-@plots.styled
+@figures.styled
 def draw(tokens: Tensor, positions: Tensor, combined: Tensor) -> Figure:
-    fig = plots.figure(9.5, 3.2, "token vectors + position vectors = combined vectors")
+    fig = figures.figure(9.5, 3.2, "token vectors + position vectors = combined vectors")
     for ax, vectors in zip(fig.subplots(1, 3), (tokens, positions, combined), strict=True):
         table = vectors.numpy()
-        ax.imshow(table, cmap=plots.DIVERGING, vmin=-4, vmax=4, aspect="auto")
+        ax.imshow(table, cmap=figures.DIVERGING, vmin=-4, vmax=4, aspect="auto")
         for (p, channel), value in np.ndenumerate(table):
             ax.text(channel, p, f"{value:+.2f}", ha="center", va="center", fontsize=8)
         ax.set_xticks(range(DIM), [f"channel {channel}" for channel in range(DIM)], fontsize=7)
@@ -61,7 +61,7 @@ def main(out: Path, quick: bool) -> None:
     headers, rows = worked_example(WORDS, DIM).table()
     terminal.table(headers, rows, f"Sinusoidal at {DIM} channels")
 
-    print("Picture:", plots.save(draw(tokens, positions, combined), out / "worked_example.png"))
+    print("Picture:", figures.save(draw(tokens, positions, combined), out / "worked_example.png"))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posenc import Decoder, Encoding, terminal, testing
-from posenc.lab import plots
+from posenc.lab import figures
 
 
 class NearLog(Encoding):
@@ -93,10 +93,10 @@ def main(out: Path, quick: bool) -> None:
     terminal.table(["head", "strength after training"], rows)
     distances = torch.arange(32)
     with torch.inference_mode():
-        fig = plots.bias_curves(
+        fig = figures.bias_curves(
             distances.numpy(), encoding.by_distance(distances).numpy(), f"{encoding}: bias after training"
         )
-    print("Picture:", plots.save(fig, out / "your_own_encoding.png"))
+    print("Picture:", figures.save(fig, out / "your_own_encoding.png"))
 
 
 if __name__ == "__main__":

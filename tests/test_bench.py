@@ -14,7 +14,7 @@ import torch
 
 from posenc import checkout, cli
 from posenc.foreign import CannotRead
-from posenc.lab import plots
+from posenc.lab import figures
 from posenc.positions import Positions
 from posenc_bench import apart, compared, goals, measure, peers, plot, report, run
 from posenc_bench.cases import adding, attention, decoding, gpu, memory, models, rotation, startup, weights
@@ -705,7 +705,7 @@ def test_the_plot_has_a_line_with_its_name_for_every_candidate(tmp_path: Path) -
         assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
         assert [text.get_text() for text in ax.texts] == [attention.PLAIN, "alibi", "alibi by hand"]
         assert [list(line.get_ydata()) for line in ax.lines] == [[1000.0, 2000.0]] * 3
-    assert plots.save(fig, tmp_path / "cost.png").stat().st_size > 1000
+    assert figures.save(fig, tmp_path / "cost.png").stat().st_size > 1000
 
 
 def test_what_was_measured_at_one_length_or_on_a_grid_has_no_line() -> None:

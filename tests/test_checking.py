@@ -25,7 +25,7 @@ OPTIONS = [
     "parity(running=True)",
     "pass_key(key=1,depth=0.5)",
     "recall(symbols=17,questions=one)",
-    "same_set(ordered=True)",
+    "same_set(symbols=12)",
     "sort(symbols=3)",
     "tree_copy(mirrored=True)",
 ]

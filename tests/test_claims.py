@@ -162,7 +162,10 @@ def test_how_many_seeds_carry_is_counted_over_all_of_them_and_without_gaps():
     ]  # fmt: skip
     wilson = stats.binomtest(3, 5).proportion_ci(0.95, method="wilson")
     assert (claims.carried(found)[1].low, claims.carried(found)[1].high) == pytest.approx((wilson.low, wilson.high))
-    assert claims.reach(found).length == 15
+    assert claims.reach(found).length == 15 and claims.reaches(found) == summary.Spread(1.5, 0.0, 2.0, 5)
+    # Two of four are not more than half.
+    four = result(records[:4], "alibi")
+    assert claims.reach(four).length == 12 and claims.reaches(four) == summary.Spread(1.2, 0.0, 2.0, 4)
     headings, (row,) = summary.table(records)
     assert (
         row[headings.index("carries to")] == "15 (3 of 5 seeds)"
@@ -192,6 +195,12 @@ def test_held_out_sequences_of_the_record_are_the_error_within_a_run():
     assert result(records, "alibi").in_range().low == statistics.share_interval(1.0, 2048)[0]
     records[1]["lengths"][3]["sequences"] = 128
     assert result(records, "alibi").at(20, "exact_match").low == statistics.share_interval(1.0, 128)[0]
+    # Two that are apart by less than that are not told apart, and with more sequences they are.
+    near = repeat({"alibi": (1, 1, 1, 0.99), "rotary": (1, 1, 1, 0.985)}, seeds=5)
+    assert claims.ahead(summary.results(near), claims.exact_match_at(2.0)) == []
+    for run in near:
+        run["lengths"][3]["sequences"] = 512_000
+    assert [r.label for r in claims.ahead(summary.results(near), claims.exact_match_at(2.0))] == ["alibi"]
     # A share that none is has no such error, and other measures have none either.
     records[0]["lengths"][3]["exact_match"] = 7.0
     assert result(records, "alibi").at(20, "exact_match").low == 1.0

@@ -22,7 +22,7 @@ from forked import Forked
 
 import posenc.__main__ as main
 from posenc import __version__, catalogue, cli
-from posenc.lab import compare, recipes, record, report, store, sweep
+from posenc.lab import compare, drawer, recipes, record, store, sweep
 from posenc.lab import settings as settings_of_lab
 from posenc.lab import train as training
 from posenc.lab.experiment import Experiment
@@ -51,7 +51,7 @@ OF_EXPERIMENT = (
 
 SURFACE = {
     "compare": f"{OF_EXPERIMENT} encodings tasks preset seeds seed-from rates maps stretch out json",
-    "report": "json",
+    "report": "table figures style width height titles svg-text json",
     "list": "json",
     "show": "tokens dim heads words shift out json",
     "order": "json",
@@ -72,12 +72,12 @@ SURFACE = {
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Every command runs in an empty folder, its runs in this process, and draws nothing, which is what takes long."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(report.Drawer, "__call__", lambda *_: None)
+    monkeypatch.setattr(drawer.Drawer, "__call__", lambda *_: None)
     monkeypatch.setattr(compare, "run_all", run_in_this_process)
     return tmp_path
 
 
-DRAW = report.Drawer.__call__
+DRAW = drawer.Drawer.__call__
 
 
 def run_in_this_process(experiments: Sequence[Experiment], folder: Path, *, show) -> sweep.Sweep:
@@ -143,7 +143,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = settings_of_lab.Settings(("none", "alibi"), ("repeat",), seeds=1, changes=small)
     patch = pytest.MonkeyPatch()
     patch.setattr(compare, "run_all", run_in_this_process)
-    patch.setattr(report.Drawer, "__call__", lambda *_: None)
+    patch.setattr(drawer.Drawer, "__call__", lambda *_: None)
     compare.compare(settings, folder)
     patch.undo()
     return folder
@@ -232,6 +232,7 @@ def list_options() -> list[tuple[str, str, list[str]]]:
 
 
 NEEDED = {
+    "report": ["m"],
     "generate": ["m"],
     "show": ["rotary"],
     "check": ["rotary"],
@@ -345,6 +346,11 @@ MISTAKES = [
         "cannot write into 'short.txt/in': Not a directory; choose another folder with --out",
     ),
     ("report nowhere", "no records in 'nowhere'; make some with posenc compare --out nowhere"),
+    ("report nowhere --table a.xls", "a table is written as .csv, .parquet, .jsonl, .tex, .md; got 'a.xls'"),
+    ("report nowhere --figures gif", "a figure is written as pdf, svg or png, got 'gif'"),
+    ("report nowhere --style ggplott", "no matplotlib style 'ggplott': .*; did you mean 'ggplot'\\?"),
+    ("report nowhere --width 0", "width must lie between 0.5 and 100 inches, got 0; .*"),
+    ("report nowhere --svg-text", "svg_text is for SVG files, and the figures are written as png"),
     ("show rotery", "no encoding named 'rotery'; .*; did you mean 'rotary'\\?"),
     ("show rotary --dim 12 --heads 4", "rotary: the rotary width must be an even number .*"),
     ("show rotary --tokens 1", "pictures need at least 2 positions, got 1"),
@@ -532,6 +538,18 @@ def test_report_writes_the_page_again_with_the_same_words(posenc, filled: Path, 
     ]
 
 
+def test_report_writes_tables_and_figures_for_a_paper(posenc, filled: Path, here: Path, monkeypatch) -> None:
+    monkeypatch.setattr(drawer.Drawer, "__call__", DRAW)
+    folder = shutil.copytree(filled, here / "copy")
+    shutil.rmtree(folder / "figures", ignore_errors=True)
+    size = "--width 3.25 --height 2.5 --no-titles --style classic".split()
+    answer = posenc("report", "copy", "--figures", "pdf", "--table", "a.csv", "b.tex", *size)
+    assert answer.code == 0 and "table: a.csv\ntable: b.tex\n" in answer.err
+    assert (here / "a.csv").read_text().startswith("task,encoding,seed,") and "toprule" in (here / "b.tex").read_text()
+    written = list((folder / "figures").iterdir())
+    assert written and all(b"MediaBox [ 0 0 234 180 ]" in path.read_bytes() for path in written)
+
+
 def damaged(where: str, content: str, filled: Path, here: Path) -> None:
     folder = shutil.copytree(filled, here / "copy")
     next(folder.glob(where)).write_text(content)
@@ -607,7 +625,7 @@ def test_a_full_disk_is_one_line_and_loses_no_record(
 ) -> None:
     folder = shutil.copytree(filled, here / "copy")
     before = {file.name: file.read_bytes() for file in (folder / "records").iterdir()}
-    monkeypatch.setattr(report.Drawer, "__call__", DRAW)
+    monkeypatch.setattr(drawer.Drawer, "__call__", DRAW)
     full_from_now_on(monkeypatch)
     answer = posenc("report", "copy")
     words = (

@@ -23,7 +23,7 @@ def test_an_example_runs_and_leaves_its_pictures(
     assert said.strip()
     pictures = [Path(line.removeprefix("Picture: ")) for line in said.splitlines() if line.startswith("Picture: ")]
     assert all(picture.parent == tmp_path / "out" and picture.stat().st_size > 1000 for picture in pictures)
-    assert bool(pictures) == ("plots" in example.read_text(encoding="utf-8")), "it draws, and says where"
+    assert bool(pictures) == ("figures" in example.read_text(encoding="utf-8")), "it draws, and says where"
 
 
 def test_the_list_of_examples_is_whole() -> None:

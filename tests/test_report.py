@@ -10,7 +10,7 @@ import time
 import pytest
 from fake_records import comparison, record, repeat
 
-from posenc.lab import plots, report, summary
+from posenc.lab import drawer, figures, report, summary
 from posenc.lab.train import LEARNED_BITS
 
 SOME = ("none", "learned", "rotary", "alibi")
@@ -162,9 +162,9 @@ def test_a_third_party_spec_is_like_any_other(tmp_path):
     ],
 )
 def test_a_missing_part_is_left_out(tmp_path, monkeypatch, part):
-    # Drawing without the part is what is asked of plots; a file of each figure is not needed for it.
-    monkeypatch.setattr(plots, "save", lambda *_: None)
-    monkeypatch.setattr(plots, "svg", lambda _: "<svg></svg>")
+    # Drawing without the part is what is asked of figures; a file of each figure is not needed for it.
+    monkeypatch.setattr(figures, "save", lambda *_, **__: None)
+    monkeypatch.setattr(figures, "svg", lambda _: "<svg></svg>")
     records = [record("sinusoidal"), record("alibi", "text")]
     for run in records:
         del run[part]
@@ -438,8 +438,8 @@ def test_a_template_shows_what_a_terminal_would_obey_letter_by_letter(tmp_path):
 
 
 def test_figures_of_one_name_are_numbered_on(tmp_path):
-    drawer = report.Drawer(tmp_path)
-    assert [drawer.unused(name) for name in ("a", "A", "a", "b")] == ["a", "A-2", "a-3", "b"]
+    draw = drawer.Drawer(tmp_path)
+    assert [draw.unused(name) for name in ("a", "A", "a", "b")] == ["a", "A-2", "a-3", "b"]
 
 
 def test_the_facts_count_what_there_is():
@@ -543,7 +543,7 @@ def test_a_column_of_a_text_says_what_it_means():
 
 
 def test_numbers_that_people_read_keep_their_digits_in_the_page() -> None:
-    drawn = report.for_page('<svg width="9.12345pt"><path d="M 1.23456 2"/><text>0.00012</text></svg>', 0, "a figure")
+    drawn = drawer.for_page('<svg width="9.12345pt"><path d="M 1.23456 2"/><text>0.00012</text></svg>', 0, "a figure")
     assert "<text>0.00012</text>" in drawn and "M 1.23 2" in drawn
     assert drawn.startswith("<svg ") and drawn.endswith("</svg>") and 'aria-label="a figure"' in drawn
 
@@ -561,7 +561,7 @@ def test_curves_say_what_their_lines_are():
         return report.curves_of(records, "repeat", lambda name, drawn, says: {"says": says})["figures"][1]["says"]
 
     assert said([record()]).startswith("One run each. The same curves against steps")
-    assert said([record(seed=0), record(seed=1)]).startswith("Thin lines are seeds, bold ones their median. The same")
+    assert said([record(seed=0), record(seed=1)]).startswith("Lines are medians over the seeds, bands reach from")
 
 
 def test_how_runs_were_made_is_told_once_where_they_agree_and_task_by_task_where_they_do_not():
@@ -585,7 +585,7 @@ def test_what_was_not_measured_is_listed():
     assert said[0].startswith("Text: no language model was trained") and "rest on one seed" in said[1]
     assert "Lengths beyond the trained one: `rotary` on repeat." in said and "Attention maps." in said
     assert [line for line in said if line.startswith("Ablation ")] == [
-        f"Ablation '{plots.ABLATIONS['swapped']}': not done for `rotary`."
+        f"Ablation '{figures.ABLATIONS['swapped']}': not done for `rotary`."
     ]
     assert not [line for line in said if "NaN" in line]
     wild = [record(wall_s=math.inf), record("alibi", curve=[{"loss": math.nan}]), record("none")]

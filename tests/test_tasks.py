@@ -190,16 +190,6 @@ def test_two_words_of_the_same_letters() -> None:
     assert both == {"+", "-"}
 
 
-@pytest.mark.parametrize("length", [2, 5])
-def test_two_words_of_the_same_order(length: int) -> None:
-    both = set()
-    for whole, said, _ in read("same_set(ordered=True)", length, SMALL[:20] + CAPITAL[:20] + "+-"):
-        first, second = whole[1:].split("|")
-        assert sorted(first) == sorted(second.lower()) and (first == second.lower()) == (said == "+")
-        both.add(said)
-    assert both == {"+", "-"}
-
-
 def test_the_first_of_two_marks() -> None:
     both = set()
     for whole, said, prompt in read("order_class", 6, SMALL[:8] + "+-"):
@@ -387,7 +377,6 @@ def test_the_text_task_goes_from_words_to_bytes_and_back() -> None:
         ("induction", 1, "induction needs a symbol that another one followed: lengths of 2 or more, got 1"),
         ("flip_flop", 1, "flip_flop needs a write and a read: lengths of 2 or more, got 1"),
         ("same_set", 20, r"same_set\(\) has words of 1 to 19 letters, got 20"),
-        ("same_set(ordered=True)", 1, r"same_set\(ordered=True\) has words of 2 to 20 letters, got 1"),
         ("order_class", 1, "order_class needs room for two marks: lengths of 2 or more, got 1"),
         ("masked_symbols", 5, r"masked_symbols\(\) needs two symbols of each sequence: lengths of 6 or more, got 5"),
         ("grid_mark", 1, "grid_mark needs a cell beside the mark: sides of 2 or more, got 1"),
@@ -416,7 +405,6 @@ def test_a_length_that_cannot_be_made_is_refused(spec: str, length: int, message
         ("flip_flop(ignore=1)", "flip_flop: ignore must be at least 0 and below 1, got 1"),
         ("same_set(symbols=27)", "same_set: symbols must be at most 26, got 27"),
         ("same_set(symbols=1)", "same_set: symbols must be a whole number of 2 or more, got 1"),
-        ("same_set(ordered=no)", "same_set: ordered must be True or False, got 'no'"),
         ("masked_symbols(offset=0)", "masked_symbols: offset must be a whole number of 1 or more, got 0"),
         ("tree_copy(mirrored=1.5)", "tree_copy: mirrored must be True or False, got 1.5"),
     ],

@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from posenc.lab import plots, store
+from posenc.lab import figures, store
 from posenc_bench import report
 from posenc_bench.goals import Found, verdicts
 
@@ -82,7 +82,7 @@ def markdown(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-@plots.styled
+@figures.styled
 def drawn(before: Mapping[str, Any], after: Mapping[str, Any]) -> Figure | None:
     """A line from before to after for each row that changed most; None where no row is divided by a limit in both."""
     found = [pair for pair in pairs(before, after) if pair.after["unit"].startswith("x ")]
@@ -92,7 +92,7 @@ def drawn(before: Mapping[str, Any], after: Mapping[str, Any]) -> Figure | None:
         found = found[: MOST // 2] + found[-(MOST - MOST // 2) :]
     if not found:
         return None
-    fig = plots.figure(9.0, 1.4 + 0.19 * len(found), "Cost of a call over its limit, before (ring) and after (dot)")
+    fig = figures.figure(9.0, 1.4 + 0.19 * len(found), "Cost of a call over its limit, before (ring) and after (dot)")
     ax = fig.subplots()
     draw(ax, found)
     return fig
@@ -101,14 +101,14 @@ def drawn(before: Mapping[str, Any], after: Mapping[str, Any]) -> Figure | None:
 def draw(ax: Axes, found: Sequence[Pair]) -> None:
     for height, pair in enumerate(reversed(found)):
         then, now = pair.before["value"], pair.after["value"]
-        colour = plots.INK if pair.word else plots.SOFT
+        colour = figures.INK if pair.word else figures.SOFT
         ax.plot([then, now], [height, height], color=colour, linewidth=1.2)
-        ax.plot([then], [height], "o", color=colour, markerfacecolor=plots.PAPER, markersize=4)
+        ax.plot([then], [height], "o", color=colour, markerfacecolor=figures.PAPER, markersize=4)
         ax.plot([now], [height], "o", color=colour, markersize=4)
-    names = [f"{plots.short(pair.after['candidate'], 34)}, {plots.short(pair.after['case'], 46)}" for pair in found]
+    names = [f"{figures.short(pair.after['candidate'], 34)}, {figures.short(pair.after['case'], 46)}" for pair in found]
     ax.set_yticks(range(len(found)), reversed(names), fontsize=6)
     ax.set_xscale("log")
-    plots.plain_log(ax.xaxis)
+    figures.plain_log(ax.xaxis)
     ax.set_xlabel("times the limit of the same round")
     ax.set_ylim(-1, len(found))
 
@@ -118,4 +118,4 @@ def save(before: Mapping[str, Any], after: Mapping[str, Any], folder: Path) -> l
     page = folder / "compared.md"
     store.write(page, markdown(before, after).encode())
     fig = drawn(before, after)
-    return [page] if fig is None else [page, plots.save(fig, folder / "compared.png")]
+    return [page] if fig is None else [page, figures.save(fig, folder / "compared.png")]

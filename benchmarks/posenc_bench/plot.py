@@ -8,13 +8,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
-from posenc.lab import plots
+from posenc.lab import figures
 from posenc_bench.goals import Found
 
 PASSES = ("forward", "forward and backward")
 
 
-@plots.styled
+@figures.styled
 def cost(result: Mapping[str, Any]) -> Figure | None:
     """Milliseconds of one call by one thread, on two logarithmic axes: every encoding, plain attention, and by hand.
 
@@ -26,11 +26,11 @@ def cost(result: Mapping[str, Any]) -> Figure | None:
     if not measured:
         return None
     names = list(dict.fromkeys(row["candidate"] for row in rows if row["kind"] == "posenc"))
-    looks = {name: plots.look(place) for place, name in enumerate(names)}
+    looks = {name: figures.look(place) for place, name in enumerate(names)}
     machine = result["hardware"]["processor"]
     title = f"Causal attention, 8 heads of 64 channels, float32, one thread ({machine})"
     width = 5.6 * len(measured) + 0.6
-    fig = plots.figure(width, 6.2, plots.wrapped(title, width))
+    fig = figures.figure(width, 6.2, figures.wrapped(title, width))
     for ax, name in zip(fig.subplots(1, len(measured), squeeze=False)[0], measured, strict=True):
         draw(ax, [row for row in rows if of(row, name)], looks)
         ax.set_title(name)
@@ -50,7 +50,7 @@ def of(row: Found, passes: str) -> bool:
     return row["facts"]["pass"] == passes
 
 
-def draw(ax: Axes, rows: Sequence[Found], looks: Mapping[str, plots.Look]) -> None:
+def draw(ax: Axes, rows: Sequence[Found], looks: Mapping[str, figures.Look]) -> None:
     """One line for each candidate, with its name at the end of it."""
     lengths = sorted({row["facts"]["tokens"] for row in rows})
     ends = []
@@ -62,15 +62,15 @@ def draw(ax: Axes, rows: Sequence[Found], looks: Mapping[str, plots.Look]) -> No
         if look is not None:
             color, marker, dashes, width = look.color, look.marker, look.dashes, 1.4
         elif kind == "limit":
-            color, marker, dashes, width = plots.INK, "", "-", 3.2
+            color, marker, dashes, width = figures.INK, "", "-", 3.2
         else:
-            color, marker, dashes, width = plots.SOFT, "", (0, (1, 1.6)), 1.2
+            color, marker, dashes, width = figures.SOFT, "", (0, (1, 1.6)), 1.2
         (line,) = ax.plot(x, y, color=color, marker=marker, linestyle=dashes, linewidth=width, markersize=4)
-        line.set(markeredgecolor=plots.PAPER, markeredgewidth=0.4)
-        ends.append((y[-1], x[-1], plots.short(name, 40), plots.INK if color == plots.SOFT else color))
+        line.set(markeredgecolor=figures.PAPER, markeredgewidth=0.4)
+        ends.append((y[-1], x[-1], figures.short(name, 40), figures.INK if color == figures.SOFT else color))
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
-    plots.plain_log(ax.yaxis)
+    figures.plain_log(ax.yaxis)
     ax.set(xlabel="tokens", ylabel="ms of one call")
     ax.xaxis.set_major_locator(FixedLocator(lengths))
     ax.xaxis.set_major_formatter(FixedFormatter([f"{length:,}" for length in lengths]))

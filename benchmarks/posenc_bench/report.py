@@ -119,14 +119,14 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 def save(result: Mapping[str, Any], folder: Path) -> list[Path]:
     """Write the results, the tables, and the plot where there is something to plot; the paths."""
-    from posenc.lab import plots, store
+    from posenc.lab import figures, store
     from posenc_bench import plot
 
     whole, tables = folder / "bench.json", folder / "bench.md"
     store.write(whole, (json.dumps(result, indent=1) + "\n").encode())
     store.write(tables, markdown(result).encode())
     drawn = plot.cost(result)
-    return [whole, tables] if drawn is None else [whole, tables, plots.save(drawn, folder / "cost.png")]
+    return [whole, tables] if drawn is None else [whole, tables, figures.save(drawn, folder / "cost.png")]
 
 
 def read(path: Path) -> dict[str, Any]:

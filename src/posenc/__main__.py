@@ -4,7 +4,8 @@ import os
 import sys
 
 EXTRAS = {
-    "lab": ("numpy", "scipy", "tyro", "rich", "matplotlib", "safetensors", "jinja2"),
+    "lab": ("numpy", "scipy", "pandas", "tyro", "rich", "matplotlib", "safetensors", "jinja2"),
+    "frames": ("polars", "pyarrow"),
     "hf": ("transformers", "tokenizers", "gguf", "safetensors"),
 }
 """What the extras of the package bring, which PyTorch alone does not."""

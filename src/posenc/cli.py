@@ -86,7 +86,7 @@ class OfExperiment:
     dtype: Word = None
     """float32 or bfloat16: what matrix products are computed in. Weights stay float32."""
     compile: bool = False
-    """Put a training step through torch.compile."""
+    """Put training steps through torch.compile: a graph for each trained length, of some ten seconds each."""
 
     def changes(self) -> dict[str, Any]:
         """What was given, by the names of Experiment."""
@@ -169,21 +169,39 @@ def seeds_asked(words: tuple[str, ...]) -> dict[str, Any]:
 
 @dataclass
 class Report:
-    """Write the report of a folder's records again.
+    """Write the report of a folder's records again; their figures and tables for a paper.
 
-    Example: posenc report runs/compare
+    Example: posenc report runs/compare --figures pdf --style paper.mplstyle --width 3.25 --table results.csv copy.tex
     """
 
     folder: Positional[Path]
     """A folder that posenc compare has filled."""
+    table: tuple[Path, ...] = ()
+    """Files to write: .csv, .parquet, .jsonl (a row for each run and length); .tex, .md (a table for each task)."""
+    figures: tuple[str, ...] = ("png",)
+    """What the files of the figures are: pdf, svg, png."""
+    style: Word = None
+    """A matplotlib style for the files of the figures: a file or a name. Default: as in the page."""
+    width: Number = None
+    """Their width (inches); a column of a paper has some 3.25."""
+    height: Number = None
+    """Their height (inches)."""
+    titles: bool = True
+    """Whether they have titles."""
+    svg_text: bool = False
+    """Keep the words of SVGs as text, which needs the font where they are shown. Default: as shapes."""
     json: bool = False
     """Print the records as JSON instead of words and tables."""
 
     def run(self) -> int:
         from posenc import terminal
-        from posenc.lab import record, report, store, summary
+        from posenc.lab import record, report, store, summary, tables
+        from posenc.lab.drawer import Files
         from posenc.lab.settings import in_reading_order, read_settings
 
+        for path in self.table:
+            tables.form_of(path)
+        files = Files(self.figures, self.style, self.width, self.height, self.titles, self.svg_text)
         settings = read_settings(self.folder)
         records = in_reading_order(record.read_all(self.folder), settings)
         failures = list(record.failures(self.folder).values())
@@ -191,8 +209,10 @@ class Report:
             # While a comparison is at work there, what it has finished is reported.
             with suppress(store.InUse):
                 stack.enter_context(store.held(self.folder))
-            page = report.write(records, self.folder, settings, failures)
+            page = report.write(records, self.folder, settings, failures, files)
         answer(records, page, as_json=self.json)
+        for path in self.table:
+            terminal.note(f"table: {tables.write(records, path)}")
         for words in summary.legible(failures, summary.MOST_OF_A_SENTENCE):
             terminal.note(f"failed: {words}")
         return 0

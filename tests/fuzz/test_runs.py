@@ -13,7 +13,7 @@ from fuzz.driver import hold, mutated, short_and_long
 
 from posenc.checkpoints.extension import runs
 from posenc.foreign import visible
-from posenc.lab import plots, record, report, store
+from posenc.lab import figures, record, report, store
 from posenc.lab import settings as settings_of_lab
 from posenc.lab import train as training
 from posenc.lab.recipes import recipe
@@ -137,7 +137,7 @@ def test_whatever_records_and_settings_hold_the_page_shows_it_as_text_or_it_is_r
     seeds: range, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What the figures are is in the page too.
-    monkeypatch.setattr(plots, "save", lambda *_: None)
+    monkeypatch.setattr(figures, "save", lambda *_, **__: None)
     sound = fake_record("rotary", attention=None, pictures=None)
     sound |= {"attention": {"tokens": ["^", "a"], "with": [[[[1.0, 0.0]] * 2]], "without": [[[[1.0, 0.0]] * 2]]}}
     sound |= {"pictures": {"added": None, "wavelengths": [6.3, 63.0], "bias": None, "rotation": [1.0, 0.5]}}

@@ -1,4 +1,25 @@
-"""The laboratory: what to try, and what happened."""
+"""The laboratory: what to try, and what happened.
+
+Results leave it as tables (`load`), figures (`figures`) and files; see docs/guides/results.md.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from posenc.lab import figures as figures
+    from posenc.lab.frames import load as load
 
 ENCODINGS = ("none", "sinusoidal", "learned", "rotary", "alibi", "t5_bias", "shaw")
 """The encodings of the default comparison; here, where the command line finds them without importing torch."""
+
+
+def __getattr__(name: str) -> Any:
+    """`load` and `figures`, imported when they are first asked for: the lab itself needs no torch."""
+    if name == "load":
+        from posenc.lab.frames import load
+
+        return load
+    if name == "figures":
+        return importlib.import_module("posenc.lab.figures")
+    raise AttributeError(f"module 'posenc.lab' has no attribute '{name}'")

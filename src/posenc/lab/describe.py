@@ -197,12 +197,12 @@ class Shown:
 
     def save(self, folder: Path) -> list[Path]:
         """Write the figures as PNG files."""
-        from posenc.lab import plots
+        from posenc.lab import figures
 
         paths = []
         for name, figure in self.figures.items():
             paths.append(folder / f"{name}.png")
-            plots.save(figure, paths[-1])
+            figures.save(figure, paths[-1])
         return paths
 
 
@@ -258,11 +258,11 @@ def add_worked_example(shown: Shown, words: Sequence[str], spec: str) -> None:
 
 def add_shift(shown: Shown, encoding: Any, k: int, tokens: int) -> None:
     """The linear-shift property: the matrix, and how exactly it moves every position."""
-    from posenc.lab import plots
+    from posenc.lab import figures
 
     matrix = encoding.shift(k)
     error = encoding.shift_error(k, torch.arange(tokens))
-    shown.figures["shift"] = plots.shift_matrix(matrix.numpy(), f"{encoding}: M_{k} with PE(p + {k}) = M_{k} PE(p)")
+    shown.figures["shift"] = figures.shift_matrix(matrix.numpy(), f"{encoding}: M_{k} with PE(p + {k}) = M_{k} PE(p)")
     shown.facts["shift"] = {"k": k, "largest_error": error}
     rows = [[f"{number:+.3f}" for number in row[:4]] for row in matrix[:4].tolist()]
     worst = f"largest |PE(p + {k}) - M_{k} PE(p)| over {tokens} positions is {error:.1e}"

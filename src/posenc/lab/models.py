@@ -121,13 +121,13 @@ def stretched(model: nn.Module, experiment: Experiment, task: Task) -> nn.Module
     return longer.to(experiment.device).eval()
 
 
-def logits_of(model: nn.Module, batch: Batch, place: Places = counted, *, first: int = 0) -> Tensor:
-    """What the model says at the tokens from `first` on, [B, T - first, vocab]."""
+def logits_of(model: Any, batch: Batch, place: Places = counted, *, first: int = 0) -> Tensor:
+    """What a model, or a function that was made of it, says at the tokens from `first` on: [B, T - first, vocab]."""
     at = place(batch.ids, batch.positions)
     if batch.source is not None:
         source_at = place(batch.source, None)
         return model(batch.source, batch.ids, positions=at, source_positions=source_at, only=slice(first, None))
-    if isinstance(model, Decoder):
+    if isinstance(getattr(model, "_orig_mod", model), Decoder):
         return model(batch.ids, positions=at, only=slice(first, None))
     return model(batch.ids, positions=at)[:, first:]
 

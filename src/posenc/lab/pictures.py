@@ -11,7 +11,7 @@ from torch import Tensor
 from posenc.attention import Attention
 from posenc.biases import total
 from posenc.encoding import BIASES, Encoding, Shape, parts_of
-from posenc.lab import plots
+from posenc.lab import figures
 from posenc.lab.record import rounded
 from posenc.masks import bidirectional, causal
 from posenc.positions import Positions
@@ -109,17 +109,17 @@ def added(drawn: Drawn, sight: Sight) -> None:
     table = encoding.embed(torch.zeros(1, at.tokens, sight.shape.dim), at)[0]
     drawn.facts["added"] = rounded(table)
     rows = "cell" if sight.gridded else "position"
-    drawn.figures["heatmap"] = plots.heatmap(table.numpy(), f"{name}: what is added at each {rows}{sight.start()}")
+    drawn.figures["heatmap"] = figures.heatmap(table.numpy(), f"{name}: what is added at each {rows}{sight.start()}")
     if sight.gridded:
         unit = torch.nn.functional.normalize(table.double(), dim=-1)
         seen = f"{name}: cosine with what the middle cell is given{sight.start()}"
         add_centre(drawn, sight, "centre", (unit @ unit[middle(sight)])[None], seen)
         return
-    drawn.figures["similarity"] = plots.similarity_matrix(
+    drawn.figures["similarity"] = figures.similarity_matrix(
         table.numpy(), f"{name}: similarity of positions{sight.start()}"
     )
     chosen = sorted({0, 1, 2, sight.tokens // 4, sight.tokens // 2, sight.tokens - 1} & {*range(sight.tokens)})
-    drawn.figures["fingerprint"] = plots.fingerprint(table.numpy(), chosen, f"{name}: how positions differ")
+    drawn.figures["fingerprint"] = figures.fingerprint(table.numpy(), chosen, f"{name}: how positions differ")
 
 
 def spectrum(drawn: Drawn, sight: Sight) -> None:
@@ -145,7 +145,7 @@ def spectrum(drawn: Drawn, sight: Sight) -> None:
             f"pairs_without_a_turn{suffix}": int((after > context).sum()),
             f"context{suffix}": context,
         }
-        drawn.figures[f"wavelengths{suffix}"] = plots.spectrum(
+        drawn.figures[f"wavelengths{suffix}"] = figures.spectrum(
             after.numpy(),
             None if before is None else before.numpy(),
             context,
@@ -158,7 +158,7 @@ def spectrum(drawn: Drawn, sight: Sight) -> None:
         drawn.tables.append((f"Wavelengths of {encoding}", headers, rows[:8] + rows[8:][-2:]))
         if not sight.gridded:
             hand = sight.tokens // 4
-            drawn.figures[f"clock{suffix}"] = plots.clock(
+            drawn.figures[f"clock{suffix}"] = figures.clock(
                 (2 * torch.pi / after).numpy(), hand, f"{encoding}: the pairs of position {hand} as hands"
             )
 
@@ -218,7 +218,7 @@ def rotation(drawn: Drawn, sight: Sight) -> None:
         return
     distance, heads = (at.coords[0, -1, 0] - at.coords[0, :, 0]).flip(0).tolist(), heads.flip(1)
     drawn.facts["rotation"] = {"distance": distance, "heads": rounded(heads)}
-    drawn.figures["rotation"] = plots.curves(
+    drawn.figures["rotation"] = figures.curves(
         distance,
         {f"head {head}" if len(heads) > 1 else "all heads": row.numpy() for head, row in enumerate(heads)},
         f"{name}: what turning leaves of a logit{sight.start()}",
@@ -237,7 +237,7 @@ def temperature(drawn: Drawn, sight: Sight) -> None:
         ones = torch.ones(1, shape.heads, len(positions), shape.head_dim, dtype=torch.float64)
         tau = one_if_equal(part.turn(ones, Positions.of(positions), "query").mean(-1)[0])
         drawn.facts["temperature"] = {"position": positions.tolist(), "heads": rounded(tau)}
-        drawn.figures["temperature"] = plots.curves(
+        drawn.figures["temperature"] = figures.curves(
             (positions + 1).tolist(),
             {f"head {head}" if len(tau) > 1 else "all heads": row.numpy() for head, row in enumerate(tau)},
             f"{part}: temperature of the query{sight.start()}",
@@ -281,7 +281,7 @@ def bias(drawn: Drawn, sight: Sight) -> None:
         distance = at.coords[0, -1, 0] - at.coords[0, :, 0]
         distance, values = distance.flip(0), values.flip(1)
     drawn.facts["bias"] = {"distance": distance.tolist(), "heads": rounded(values)}
-    drawn.figures["bias"] = plots.bias_curves(distance.tolist(), values.numpy(), title)
+    drawn.figures["bias"] = figures.bias_curves(distance.tolist(), values.numpy(), title)
 
 
 def bias_of_random_tokens(sight: Sight, at: Positions, seed: int) -> Tensor:
@@ -307,7 +307,7 @@ def mapped_distance(drawn: Drawn, sight: Sight) -> None:
     mapped = [mapped_of(sight.map, query, query - true) for true in distance]
     drawn.facts["mapped_distance"] = {"query": query, "distance": distance, "mapped": mapped}
     drawn.notes.append(f"From position {query} no key is shown farther away than {max(mapped):g}.")
-    drawn.figures["mapped_distance"] = plots.curves(
+    drawn.figures["mapped_distance"] = figures.curves(
         distance,
         {"shown": mapped, "true": distance},
         f"{sight.map}: distances from the query at position {query}",
@@ -337,7 +337,7 @@ def attention(drawn: Drawn, sight: Sight) -> None:
         "The attention maps are of one untrained layer, seed 0, and random tokens: they show the rule, and nothing "
         "that a model has learned."
     )
-    drawn.figures["attention"] = plots.attention_beside(
+    drawn.figures["attention"] = figures.attention_beside(
         {"with it": maps[0].numpy(), "the same layer without position": maps[1].numpy()},
         f"{sight.name}: one untrained layer on {at.tokens} random tokens (seed 0)",
     )
@@ -407,4 +407,4 @@ def add_centre(drawn: Drawn, sight: Sight, name: str, heads: Tensor, title: str)
     """Maps [H, cells of the plane] as seen from the middle cell."""
     maps = heads.detach().unflatten(-1, (cells(sight), cells(sight)))
     drawn.facts[name] = {"from": [cells(sight) // 2] * 2, "heads": rounded(maps)}
-    drawn.figures[name] = plots.centre_maps(maps.numpy(), title)
+    drawn.figures[name] = figures.centre_maps(maps.numpy(), title)

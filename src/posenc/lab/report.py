@@ -1,6 +1,6 @@
 """Records to a page: one HTML file that needs nothing beside it, the figures as files, and the records in one list.
 
-The numbers and sentences come from `summary`, the drawings from `plots`; here they are only put in order.
+The numbers and sentences come from `summary`, the drawings from `figures`; here they are only put in order.
 """
 
 import html
@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,7 +17,8 @@ import jinja2
 from markupsafe import Markup
 
 from posenc.foreign import visible
-from posenc.lab import plots, statistics, store, summary
+from posenc.lab import figures, statistics, store, summary
+from posenc.lab.drawer import Drawer, Files
 from posenc.lab.record import told_apart
 from posenc.lab.summary import Record, answer, get, number, table, tasks
 
@@ -34,11 +36,16 @@ MOST_KEYS = 400
 
 
 def write(
-    records: list[Record], folder: Path, settings: dict[str, Any] | None = None, failures: Sequence[str] = ()
+    records: list[Record],
+    folder: Path,
+    settings: dict[str, Any] | None = None,
+    failures: Sequence[str] = (),
+    files: Files | None = None,
 ) -> Path:
-    """Write report.html, figures/*.png and data.json into the folder, and return the path of the page.
+    """Write report.html, data.json and the files of the figures into the folder, and return the path of the page.
 
     failures   runs that have no record, and why, in words
+    files      how the files of the figures are to be; default: figures/*.png, as in the page
 
     Every file is put in place whole. data.json holds the records as given, except that NaN and infinities, which JSON
     does not have, become null.
@@ -47,7 +54,7 @@ def write(
     """
     summary.need_records(records)
     folder = Path(folder)
-    drawer = Drawer(store.inside(folder, "figures"))
+    drawer = Drawer(store.inside(folder, "figures"), files)
     failed = summary.legible(failures, summary.MOST_OF_A_SENTENCE)
     page = render(summary.legible(records), summary.legible(settings or {}), failed, drawer)
     data = json.dumps(finite(records), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -75,60 +82,6 @@ def json_knows(value: Any) -> bool:
     return value is None or isinstance(value, (str, int, bool))
 
 
-class Drawer:
-    """Saves each figure as a file and hands back what the page shows: an SVG whose colours follow the page."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.names: set[str] = set()
-
-    def __call__(self, name: str, drawn: Any, says: str) -> dict[str, Any] | None:
-        if drawn is None:
-            return None
-        name = self.unused(re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:70] or "figure")
-        plots.save(drawn, self.folder / f"{name}.png")
-        return {
-            "name": name,
-            "svg": Markup(for_page(plots.svg(drawn), len(self.names), visible(says or name))),
-            "says": says,
-        }
-
-    def unused(self, name: str) -> str:
-        found, number = name, 1
-        # File systems that do not tell a from A would let one figure overwrite another.
-        while found.lower() in self.names:
-            number += 1
-            found = f"{name}-{number}"
-        self.names.add(found.lower())
-        return found
-
-
-def for_page(svg: str, place: int, says: str) -> str:
-    """A matplotlib SVG made ready to stand inside the page, next to others, in light and dark."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", svg).replace("xlink:href", "href")
-    # Names of encodings' lines become classes, so that the page can point at one encoding in all figures.
-    svg = re.sub(r'id="encoding-(\d+)"', r'class="encoding-\1"', svg)
-    # Names inside one figure must not meet those of another.
-    svg = re.sub(r'\bid="', f'id="f{place}-', svg)
-    svg = re.sub(r'(href="|url\()#', rf"\1#f{place}-", svg)
-    colours = {plots.INK: "ink", plots.SOFT: "soft", plots.GRID: "grid", plots.PAPER: "paper"}
-    colours |= {colour: f"c{index}" for index, colour in enumerate(plots.LIGHT)}
-    svg = re.sub(r"#[0-9a-f]{6}\b", lambda m: f"var(--{colours[m[0]]})" if m[0] in colours else m[0], svg)
-    # Images are named by what they hold, so equal ones share a name; nothing refers to them.
-    svg = re.sub(r'(<image\b[^>]*?) id="[^"]*"', r"\1", svg)
-    # Shorter coordinates, but only inside tags: the numbers that people read stay whole.
-    svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d+\.\d{2})\d+", r"\1", tag[0]), svg)
-    svg = re.sub(r'(<svg[^>]*?) (?:width|height)="[^"]*pt"', r"\1", svg)
-    svg = re.sub(r'(<svg[^>]*?) (?:width|height)="[^"]*pt"', r"\1", svg)
-    # No figure is drawn larger than others, so that words have one size: nine inches take the whole width.
-    box = re.search(r'viewBox="0 0 ([\d.]+)', svg)
-    points = float(box[1]) if box else 648.0
-    size = f'style="max-width: {min(62.0, points / 648 * 62):.1f}rem"'
-    return svg.replace("<svg", f'<svg {size} role="img" aria-label="{html.escape(says, quote=True)}"', 1)
-
-
 def sentence(text: str) -> Markup:
     """Plain words to HTML: escaped, with names between backticks set as code."""
     return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(visible(text))))
@@ -146,24 +99,24 @@ def pages(*folders: Path) -> jinja2.Environment:
         finalize=lambda value: visible(value) if type(value) is str else value,
     )
     environment.filters["sentence"] = sentence
-    environment.filters["short"] = plots.short
+    environment.filters["short"] = figures.short
     return environment
 
 
 def render(records: Sequence[Record], settings: dict[str, Any], failures: Sequence[str], draw: Drawer) -> str:
     paragraphs = summary.paragraphs(records)
-    looks = plots.looks(records)
     return (
         pages(TEMPLATE.parent)
         .get_template(TEMPLATE.name)
         .render(
-            light=plots.LIGHT,
-            dark=plots.DARK,
-            looks=looks,
+            light=figures.LIGHT,
+            dark=figures.DARK,
+            looks=figures.looks(records),
             overall=paragraphs[0],
             answers=paragraphs[1:],
             facts=facts(records),
             tables=[table_of(records, task) for task in tasks(records)],
+            headline=headline_of(records, draw),
             curves=[curves_of(records, task, draw) for task in tasks(records)],
             order=order_of(records),
             pictures=pictures_of(records, draw),
@@ -253,7 +206,7 @@ def curves_of(records: Sequence[Record], task: str, draw: Drawer) -> dict[str, A
         "little to the side, so that equal ones can be seen."
     )
     learn = (
-        "Thin lines are seeds, bold ones their median."
+        "Lines are medians over the seeds, bands reach from the lowest to the highest."
         if any(len(r.runs) > 1 for r in summary.results(records, task))
         else "One run each."
     )
@@ -265,12 +218,12 @@ def curves_of(records: Sequence[Record], task: str, draw: Drawer) -> dict[str, A
         "Positions of the trained model are taken away, shuffled, shifted by a constant, or swapped in two places, "
         "at the trained length. The tick is the intact score."
     )
-    figures = [
-        draw(f"extrapolation-{task}", plots.extrapolation(records, task), beyond),
-        draw(f"learning-{task}", plots.learning(records, task), learn),
-        draw(f"ablation-{task}", plots.ablation(records, task), lose),
+    drawn = [
+        draw(f"extrapolation-{task}", partial(figures.extrapolation, records, task), beyond),
+        draw(f"learning-{task}", partial(figures.learning, records, task), learn),
+        draw(f"ablation-{task}", partial(figures.ablation, records, task), lose),
     ]
-    return {"task": task, "figures": [f for f in figures if f], "said": ablation_in_words(records, task)}
+    return {"task": task, "figures": [f for f in drawn if f], "said": ablation_in_words(records, task)}
 
 
 def ablation_in_words(records: Sequence[Record], task: str) -> str:
@@ -374,42 +327,59 @@ def order_reading(rows: dict[str, dict[tuple[str, int, bool], float]]) -> str:
     return f"Without position, {summary.listed(said)}."
 
 
+def headline_of(records: Sequence[Record], draw: Drawer) -> dict[str, Any] | None:
+    """The figure beside the answer: learning speed against reach."""
+    says = (
+        "Quick encodings stand to the left, those that carry far at the top. Symbols: medians; bars: their intervals, "
+        "of time over the seeds that learned, of reach over all. The reach is the multiple of the trained length up to "
+        f"which at least {summary.percent(summary.CARRIES)} % of answers are right, of those that were tested. Equal "
+        "reaches stand a little apart, so that all can be seen."
+    )
+    if any(not result.learned for result in summary.results(records)):
+        says += " At the right edge: encodings of which no seed learned the task."
+    return draw("headline", partial(figures.headline, records), says)
+
+
 def pictures_of(records: Sequence[Record], draw: Drawer) -> list[dict[str, Any]]:
-    figures = [
+    untrained = " Rows below the dashed line were never trained." if figures.goes_past(records, "added") else ""
+    unseen = (
+        " Right of the dashed line are distances that training never showed."
+        if figures.goes_past(records, "bias")
+        else ""
+    )
+    drawn = [
         draw(
             "added",
-            plots.added(records),
-            "One row a position, one column a dimension, after training. Rows below the dashed line "
-            "were never trained.",
+            partial(figures.added, records),
+            f"One row a position, one column a dimension, after training.{untrained}",
         ),
-        draw("wavelengths", plots.wavelengths(records), wavelengths_in_words(records)),
+        draw("wavelengths", partial(figures.wavelengths, records), wavelengths_in_words(records)),
         draw(
             "similarity",
-            plots.similarity(records),
+            partial(figures.similarity, records),
             "For what is added: the cosine between every two positions. For rotary: the mean over pairs of the cosine "
             "of the turn between two positions. It rises and falls; nothing makes it fall steadily with distance.",
         ),
         draw(
             "bias",
-            plots.bias(records),
-            "What each head adds to the logit of a key at a distance. Right of the dashed line are distances that "
-            "training never showed.",
+            partial(figures.bias, records),
+            f"What each head adds to the logit of a key at a distance.{unseen}",
         ),
     ]
-    return [figure for figure in figures if figure]
+    return [figure for figure in drawn if figure]
 
 
 def wavelengths_in_words(records: Sequence[Record]) -> str:
     said = ["Positions that a pair of channels needs for one full turn, fastest pair first."]
-    for label, _, values in plots.pictured(records, "wavelengths")[:8]:
-        known = plots.numbers(values)
+    for label, _, values in figures.pictured(records, "wavelengths")[:8]:
+        known = figures.numbers(values)
         own = [r for r in summary.results(records) if r.label == label]
         never = [
             f"{int((known > length).sum())} within {summary.count(length)}" for length in summary.shown_positions(own)
         ]
         if never:
             said.append(
-                f"{plots.short(label)}: of its {len(known)} pairs, those that never complete a turn are "
+                f"{figures.short(label)}: of its {len(known)} pairs, those that never complete a turn are "
                 f"{summary.listed(never)} positions."
             )
     return " ".join(said)
@@ -419,7 +389,7 @@ def attention_of(records: Sequence[Record], draw: Drawer) -> list[dict[str, Any]
     """For each task, the maps of one trained model of each encoding."""
     out, drawn = [], 0
     for task in tasks(records):
-        figures = []
+        shown_here = []
         for result in summary.results(records, task):
             if drawn >= MOST_ATTENTION:
                 break
@@ -427,12 +397,12 @@ def attention_of(records: Sequence[Record], draw: Drawer) -> list[dict[str, Any]
             if shown is None:
                 continue
             says = "" if result.learned else "This model did not learn the task, so its maps explain nothing."
-            made = draw(f"attention-{task}-{result.label}", plots.attention(shown), says)
+            made = draw(f"attention-{task}-{result.label}", partial(figures.attention, shown), says)
             if made:
                 drawn += 1
-                figures.append({**made, "label": result.label, "learned": bool(result.learned)})
-        if figures:
-            out.append({"task": task, "figures": figures})
+                shown_here.append({**made, "label": result.label, "learned": bool(result.learned)})
+        if shown_here:
+            out.append({"task": task, "figures": shown_here})
     return out
 
 
@@ -510,11 +480,11 @@ def not_measured(records: Sequence[Record]) -> list[str]:
     for label, run in summary.labelled(records):
         ablated = get(run, "ablation")
         if isinstance(ablated, dict):
-            for kind in plots.ABLATIONS:
+            for kind in figures.ABLATIONS:
                 if number(get(ablated, kind)) is None:
                     undone.setdefault(kind, dict.fromkeys([label]))[label] = None
     out += [
-        f"Ablation '{plots.ABLATIONS[kind]}': not done for {summary.listed([summary.name(x) for x in who])}."
+        f"Ablation '{figures.ABLATIONS[kind]}': not done for {summary.listed([summary.name(x) for x in who])}."
         for kind, who in undone.items()
     ]
     for key, words in (("ablation", "Ablations"), ("order", "The order test"), ("attention", "Attention maps")):

@@ -1,6 +1,7 @@
 """What a few seeds say about all seeds: intervals, differences between pairs, and what would go unseen.
 
-Numbers in, numbers out: nothing here knows a record, a task or a word.
+Numbers in, numbers out: nothing here knows a record, a task or a word. SciPy is imported where a claim is made, because
+every process of a sweep reads the numbers and makes none.
 """
 
 import math
@@ -9,9 +10,6 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
-
-import numpy as np
-from scipy import optimize, special, stats
 
 LEVEL = 0.05
 """The share of families of comparisons in which anything may be claimed where nothing is so."""
@@ -43,25 +41,20 @@ class Spread:
     count: int
 
 
-def coverage(count: int) -> float:
-    """In how many cases of 1, at least, the interval of `count` seeds holds the median of all seeds.
-
-    >>> [round(coverage(n), 2) for n in (3, 4, 5, 6, 9)]
-    [0.75, 0.88, 0.94, 0.97, 0.96]
-    """
-    return 1 - 2 * float(stats.binom.cdf(outside(count), count, 0.5))
-
-
 @lru_cache
-def outside(count: int) -> int:
-    """How many values at either end lie outside the 95 % interval of the median of `count` values.
+def by_ranks(count: int) -> tuple[int, float]:
+    """Of the 95 % interval of a median of `count` values: how many lie outside at either end, and its coverage.
 
-    k, the largest with P(Binomial(count, 1/2) <= k) <= 2.5 %; none where there is no such k
+    k, the largest with P(Binomial(count, 1/2) <= k) <= 2.5 %, or 0; and 1 - 2 P(Binomial(count, 1/2) <= k)
 
-    >>> [outside(n) for n in (3, 5, 6, 8, 9, 12, 100)]
-    [0, 0, 0, 0, 1, 2, 39]
+    >>> [by_ranks(count) for count in (3, 5, 6, 9)]
+    [(0, 0.75), (0, 0.9375), (0, 0.96875), (1, 0.9609375)]
     """
-    return max(int(stats.binom.ppf(LEVEL / 2, count, 0.5)) - 1, 0)
+    k, ways, below, last = 0, 1, 1, 1
+    while round(2 / LEVEL) * below <= 2**count:
+        k, ways, last = k + 1, ways * (count - k) // (k + 1), below
+        below += ways
+    return max(k - 1, 0), 1 - 2 * last / 2**count
 
 
 def spread(
@@ -92,7 +85,7 @@ def spread(
     found = middle(known)
     if len(known) < FEWEST:
         return Spread(found, found, found, len(known))
-    out = outside(len(known))
+    out, _ = by_ranks(len(known))
     low, high = known[out], known[-1 - out]
     if sequences is not None:
         lowest, highest = share_interval(found, sequences)
@@ -110,7 +103,7 @@ def share_interval(share: float, trials: int) -> tuple[float, float]:
 
     Source: Wilson 1927, doi:10.1080/01621459.1927.10502953.
     """
-    z = float(special.ndtri(1 - LEVEL / 2))
+    z = statistics.NormalDist().inv_cdf(1 - LEVEL / 2)
     middle = share + z * z / (2 * trials)
     reach = z * math.sqrt(share * (1 - share) / trials + (z / (2 * trials)) ** 2)
     low, high = ((middle + side * reach) / (1 + z * z / trials) for side in (-1, 1))
@@ -231,6 +224,8 @@ def compare(scores: Scores, variances: Scores | None = None, least: float = 0.0)
 
 def p_value(mean: float, error: float, freedom: float) -> float:
     """Two-sided, of Student's t; a difference without any error is certain, and none is none."""
+    from scipy import stats
+
     if error == 0:
         return float(mean == 0)
     return float(2 * stats.t.sf(abs(mean) / error, freedom))
@@ -260,6 +255,9 @@ def standard_errors_to_see(freedom: float, level: float) -> float:
     >>> round(standard_errors_to_see(1_000_000, 0.05), 2)  # of a normal: 1.96 + 0.84
     2.8
     """
+    import numpy as np
+    from scipy import optimize, special, stats
+
     # By its definition, over V: scipy's own noncentral t is NaN for the large x that few seeds need.
     v = stats.chi2.ppf((np.arange(2_000) + 0.5) / 2_000, freedom)
     ends = stats.t.isf(level / 2, freedom) * np.sqrt(v / freedom)

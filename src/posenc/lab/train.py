@@ -76,6 +76,11 @@ class Run:
         """Those of the model: walking through its modules at every step takes a tenth of it."""
         return list(self.model.parameters())
 
+    @cached_property
+    def called(self) -> Any:
+        """What a training step calls: the model, or what the compiler made of it. Evaluation takes the model itself."""
+        return torch.compile(self.model) if self.experiment.compile else self.model
+
     @property
     def cooling_from(self) -> int | None:
         """The step at which two points in a row were learned, where the recipe then cools down."""
@@ -108,8 +113,6 @@ def start(experiment: Experiment, *, to_train: bool = True) -> Run:
     task = experiment.made_task()
     model = model_of(experiment, task).to(experiment.device)
     optimizers = optimizers_of(experiment, model) if to_train else ()
-    if experiment.compile and to_train:
-        model.compile()
     return Run(experiment, task, model, optimizers, Generator().manual_seed(experiment.seed + 1))
 
 
@@ -169,7 +172,7 @@ def train(run: Run, progress: Callable[[Run], None] | None = None, until: int | 
 
 def one_step(run: Run) -> Tensor:
     """One batch of one length, one step of the optimiser; the loss (nats per answer token)."""
-    experiment, model = run.experiment, run.model
+    experiment = run.experiment
     share = rate_at(run)
     for optimizer, highest in zip(run.optimizers, (experiment.rate, experiment.matrix_rate), strict=False):
         for group in optimizer.param_groups:
@@ -181,7 +184,7 @@ def one_step(run: Run) -> Tensor:
     for optimizer in run.optimizers:
         optimizer.zero_grad(set_to_none=True)
     with computing(experiment):
-        loss = answer_loss(model, batch, place)
+        loss = answer_loss(run.called, batch, place)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(run.parameters, 1.0)
     for optimizer in run.optimizers:
@@ -196,7 +199,7 @@ def computing(experiment: Experiment) -> AbstractContextManager:
     return torch.autocast(torch.device(experiment.device).type, getattr(torch, experiment.dtype))
 
 
-def answer_loss(model: torch.nn.Module, batch: Batch, place: Places = counted) -> Tensor:
+def answer_loss(model: Any, batch: Batch, place: Places = counted) -> Tensor:
     """Mean cross-entropy (nats) of the predictions that count."""
     first = batch.first
     logits, targets = logits_of(model, batch, place, first=first), batch.targets[:, first:]

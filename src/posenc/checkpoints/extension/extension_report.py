@@ -1,6 +1,7 @@
 """The record of an extension to a page and to Markdown: the table, the curves, what it cost, and how it was made."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,12 @@ from matplotlib.figure import Figure
 
 from posenc.foreign.text import markdown as shown
 from posenc.foreign.text import markdown_code
-from posenc.lab import plots, store
+from posenc.lab import figures, store
+from posenc.lab.drawer import Drawer
 from posenc.lab.report import TEMPLATE as PAGE
-from posenc.lab.report import Drawer, pages
+from posenc.lab.report import pages
 from posenc.lab.summary import duration
+from posenc.lab.tables import as_markdown
 
 TEMPLATE = Path(__file__).with_name("extension_report.html.jinja")
 
@@ -21,13 +24,15 @@ Record = Mapping[str, Any]
 def write(record: Record, folder: Path) -> Path:
     """Write report.html, report.md and figures/*.png into the folder, each whole, and return the path of the page."""
     drawer = Drawer(store.inside(folder, "figures"))
-    figures = [
-        drawer("perplexity-by-length", by_length(record), length_in_words(record)),
-        drawer("perplexity-by-position", by_position(record), position_in_words(record)),
-        drawer("pass-keys", pass_keys(record), "How many of the pass keys each method says, by how deep they lie."),
-        drawer("tuning", tuning(record), "The loss of each step of fine-tuning, and its running mean."),
+    drawn = [
+        drawer("perplexity-by-length", partial(by_length, record), length_in_words(record)),
+        drawer("perplexity-by-position", partial(by_position, record), position_in_words(record)),
+        drawer(
+            "pass-keys", partial(pass_keys, record), "How many of the pass keys each method says, by how deep they lie."
+        ),
+        drawer("tuning", partial(tuning, record), "The loss of each step of fine-tuning, and its running mean."),
     ]
-    shown = [figure for figure in figures if figure]
+    shown = [figure for figure in drawn if figure]
     store.write(folder / "report.md", markdown(record, shown).encode())
     store.write(folder / "report.html", page(record, shown).encode())
     return folder / "report.html"
@@ -59,9 +64,9 @@ def cost(record: Record) -> tuple[list[str], list[list[str]]]:
     headers = ["method", "tokens/s", "seconds", "CPU seconds", "peak MiB", "checkpoint"]
     rows = []
     for entry in entries(record):
-        figures = [entry["tokens_per_second"], entry["seconds"], entry["cpu_seconds"], entry["peak_mib"]]
+        numbers = [entry["tokens_per_second"], entry["seconds"], entry["cpu_seconds"], entry["peak_mib"]]
         how = "as it is" if entry["name"] == "none" else "config" if entry["config"] is not None else "attach only"
-        rows.append([entry["name"], *("" if value is None else f"{value:,.0f}" for value in figures), how])
+        rows.append([entry["name"], *("" if value is None else f"{value:,.0f}" for value in numbers), how])
     return headers, rows
 
 
@@ -132,15 +137,15 @@ def position_in_words(record: Record) -> str:
     )
 
 
-@plots.styled
+@figures.styled
 def by_length(record: Record) -> Figure:
     """Perplexity against the length of the window, of all tokens and of the last ones."""
-    fig, axes = plots.panels(2, 2, 4.6, 3.6, "Perplexity by length")
+    fig, axes = figures.panels(2, 2, 4.6, 3.6, "Perplexity by length")
     for ax, key, title in zip(axes, ("mean", "last"), ("all tokens", f"last {record['last']} tokens"), strict=True):
         for place, entry in enumerate(entries(record)):
-            own = plots.look(place)
+            own = figures.look(place)
             xs, ys = [at["length"] for at in entry["lengths"]], [at[key] for at in entry["lengths"]]
-            drawn = ax.plot(xs, plots.numbers(ys), color=own.color, linestyle=own.dashes, marker=own.marker)
+            drawn = ax.plot(xs, figures.numbers(ys), color=own.color, linestyle=own.dashes, marker=own.marker)
             drawn[0].set_gid(f"encoding-{place}")
         finish(ax, record, f"{title}: perplexity")
         ax.set_xticks(record["lengths"], [f"{length:,}" for length in record["lengths"]])
@@ -148,14 +153,14 @@ def by_length(record: Record) -> Figure:
     return fig
 
 
-@plots.styled
+@figures.styled
 def by_position(record: Record) -> Figure:
     """Perplexity against the position of the token, in one pass at the target."""
-    fig = plots.figure(9, 4.2, f"Perplexity by position, in a text of {record['target']:,} tokens")
+    fig = figures.figure(9, 4.2, f"Perplexity by position, in a text of {record['target']:,} tokens")
     ax = fig.add_subplot()
     for place, entry in enumerate(entries(record)):
-        own, curve = plots.look(place), entry["curve"]
-        ys = plots.numbers(curve["perplexity"])
+        own, curve = figures.look(place), entry["curve"]
+        ys = figures.numbers(curve["perplexity"])
         drawn = ax.plot(curve["tokens"], ys, color=own.color, linestyle=own.dashes, linewidth=1.3)
         drawn[0].set_gid(f"encoding-{place}")
     finish(ax, record, "perplexity")
@@ -166,27 +171,27 @@ def by_position(record: Record) -> Figure:
 
 def finish(ax: Any, record: Record, ylabel: str) -> None:
     ax.set_yscale("log")
-    plots.plain_log(ax.yaxis)
-    plots.mark_trained(ax, [record["trained"]])
+    figures.plain_log(ax.yaxis)
+    figures.mark_trained(ax, [record["trained"]])
     ax.set(xlabel="tokens", ylabel=ylabel)
 
 
 def named(fig: Figure, record: Record) -> None:
-    plots.legend(
-        fig, [plots.handle(entry["name"], plots.look(n)) for n, entry in enumerate(entries(record))], columns=6
+    figures.legend(
+        fig, [figures.handle(entry["name"], figures.look(n)) for n, entry in enumerate(entries(record))], columns=6
     )
 
 
-@plots.styled
+@figures.styled
 def pass_keys(record: Record) -> Figure | None:
     """The share of pass keys that each method says at the target, by depth."""
     found = [entry for entry in record["methods"] if entry.get("passkey")]
     if not found:
         return None
     shares = [[key["right"] / key["trials"] for key in entry["passkey"]] for entry in found]
-    fig = plots.figure(6.5, 1.2 + 0.3 * len(found), f"Pass keys said in {record['target']:,} tokens")
+    fig = figures.figure(6.5, 1.2 + 0.3 * len(found), f"Pass keys said in {record['target']:,} tokens")
     ax = fig.add_subplot()
-    drawn = ax.imshow(plots.numbers(shares), aspect="auto", vmin=0, vmax=1, cmap="viridis")
+    drawn = ax.imshow(figures.numbers(shares), aspect="auto", vmin=0, vmax=1, cmap="viridis")
     ax.set_xticks(range(len(shares[0])), [f"{key['depth']:.0%}" for key in found[0]["passkey"]])
     ax.set_yticks(range(len(found)), [entry["name"] for entry in found])
     ax.set_xlabel("text before the key")
@@ -195,39 +200,37 @@ def pass_keys(record: Record) -> Figure | None:
     return fig
 
 
-@plots.styled
+@figures.styled
 def tuning(record: Record) -> Figure | None:
     """The loss of every step of fine-tuning."""
     if not record.get("tuned"):
         return None
-    losses = plots.numbers(record["tuned"]["loss"])
+    losses = figures.numbers(record["tuned"]["loss"])
     wide = max(1, len(losses) // 10)
     means = [losses[max(0, n - wide + 1) : n + 1].mean() for n in range(len(losses))]
-    fig = plots.figure(7, 3.4, "Fine-tuning")
+    fig = figures.figure(7, 3.4, "Fine-tuning")
     ax = fig.add_subplot()
-    ax.plot(losses, color=plots.LIGHT[7], linewidth=0.8)
-    ax.plot(means, color=plots.LIGHT[0])
+    ax.plot(losses, color=figures.LIGHT[7], linewidth=0.8)
+    ax.plot(means, color=figures.LIGHT[0])
     ax.set(xlabel="step", ylabel="loss (nats per token)")
     return fig
 
 
-def markdown(record: Record, figures: Sequence[Mapping[str, Any]]) -> str:
+def markdown(record: Record, drawn: Sequence[Mapping[str, Any]]) -> str:
     """The run as a page of Markdown."""
-    parts = [f"# {shown(title(record))}", *map(shown, sentences(record)), *as_markdown(table(record))]
+    parts = [f"# {shown(title(record))}", *map(shown, sentences(record)), in_markdown(*table(record))]
     parts += ["Perplexity of the tokens between these positions, in one text of the target's length:"]
-    parts += [*as_markdown(bands(record)), "What the pass at the target costs:", *as_markdown(cost(record))]
+    parts += [in_markdown(*bands(record)), "What the pass at the target costs:", in_markdown(*cost(record))]
     if keys := key_table(record):
-        parts += ["Pass keys said at the target, by depth:", *as_markdown(keys)]
-    parts += [f"![{shown(figure['says'])}](figures/{figure['name']}.png)" for figure in figures]
+        parts += ["Pass keys said at the target, by depth:", in_markdown(*keys)]
+    parts += [f"![{shown(figure['says'])}](figures/{figure['name']}.png)" for figure in drawn]
     specs = [f"- {shown(entry['name'])}: {markdown_code(entry['spec'])}" for entry in entries(record)]
     parts += ["## The encodings", "\n".join(specs), "## How it was made", how(record)]
     return "\n\n".join(parts) + "\n"
 
 
-def as_markdown(of: tuple[list[str], list[list[str]]]) -> list[str]:
-    headers, rows = of
-    lines = [map(shown, headers), ["---", *["---:"] * (len(headers) - 1)], *(map(shown, row) for row in rows)]
-    return ["\n".join(f"| {' | '.join(line)} |" for line in lines)]
+def in_markdown(headers: list[str], rows: list[list[str]]) -> str:
+    return as_markdown(list(map(shown, headers)), [list(map(shown, row)) for row in rows])
 
 
 def how(record: Record) -> str:
@@ -241,7 +244,7 @@ def title(record: Record) -> str:
     return f"{name}: from {record['trained']:,} to {record['target']:,} tokens"
 
 
-def page(record: Record, figures: Sequence[Mapping[str, Any]]) -> str:
+def page(record: Record, drawn: Sequence[Mapping[str, Any]]) -> str:
     """The run as an HTML page that needs nothing beside it."""
     tables = [("Perplexity", table(record)), ("Perplexity of the tokens between positions", bands(record))]
     tables.append(("Cost of the pass at the target", cost(record)))
@@ -261,15 +264,16 @@ def page(record: Record, figures: Sequence[Mapping[str, Any]]) -> str:
         pages(TEMPLATE.parent, PAGE.parent)
         .get_template(TEMPLATE.name)
         .render(
-            light=plots.LIGHT,
-            dark=plots.DARK,
+            light=figures.LIGHT,
+            dark=figures.DARK,
             title=title(record),
             facts=facts,
             said=sentences(record),
             tables=tables,
-            figures=figures,
+            figures=drawn,
             looks=[
-                (entry["name"], plots.look(n), entry["spec"], entry["words"]) for n, entry in enumerate(entries(record))
+                (entry["name"], figures.look(n), entry["spec"], entry["words"])
+                for n, entry in enumerate(entries(record))
             ],
             winner=record["winner"],
             made=[(name, f"`{value}`" if name == "command" else value) for name, value in record["made"].items()],

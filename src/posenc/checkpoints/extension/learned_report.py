@@ -6,17 +6,17 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from posenc.checkpoints.extension.extension_report import as_markdown, how
+from posenc.checkpoints.extension.extension_report import how, in_markdown
 from posenc.foreign.text import markdown as shown
 from posenc.foreign.text import markdown_code
-from posenc.lab import plots, store
+from posenc.lab import figures, store
 
 Record = Mapping[str, Any]
 
 
 def write(record: Record, folder: Path) -> Path:
     """Write report.md and figures/by-length.png into the folder, each whole, and return the path of the page."""
-    plots.save(by_length(record), store.inside(folder, "figures") / "by-length.png")
+    figures.save(by_length(record), store.inside(folder, "figures") / "by-length.png")
     store.write(folder / "report.md", markdown(record).encode())
     return folder / "report.md"
 
@@ -51,30 +51,30 @@ def markdown(record: Record) -> str:
     for measure in record["measures"]:
         more = "more" if measure["more_is_better"] else "less"
         parts.append(f"{measure['words'][0].upper()}{measure['words'][1:]}, by {unit} ({more} is better):")
-        parts += as_markdown(table(record, measure["name"]))
+        parts.append(in_markdown(*table(record, measure["name"])))
     parts.append("![The measures by length, a line for each method](figures/by-length.png)")
     parts.append("\n".join(f"- {shown(name)}: {shown(words)}" for name, words in record["methods"].items()))
     parts += ["## How it was made", how(record)]
     return "\n\n".join(parts) + "\n"
 
 
-@plots.styled
+@figures.styled
 def by_length(record: Record) -> Figure:
     """Each measure against the length, a line for each method; a dashed line marks the trained length."""
     measures = record["measures"]
-    fig, axes = plots.panels(len(measures), 2, 4.6, 3.6, f"{Path(record['model']).name}, by {record['unit']}")
+    fig, axes = figures.panels(len(measures), 2, 4.6, 3.6, f"{Path(record['model']).name}, by {record['unit']}")
     for ax, measure in zip(axes, measures, strict=True):
         found = values(record, measure["name"])
         for place, of in enumerate(found.values()):
-            own, lengths = plots.look(place), sorted(of)
-            ys = plots.numbers([of[length] for length in lengths])
+            own, lengths = figures.look(place), sorted(of)
+            ys = figures.numbers([of[length] for length in lengths])
             ax.plot(lengths, ys, color=own.color, linestyle=own.dashes, marker=own.marker)
         if not measure["more_is_better"]:
             ax.set_yscale("log")
-            plots.plain_log(ax.yaxis)
-        plots.mark_trained(ax, [record["trained"]])
+            figures.plain_log(ax.yaxis)
+        figures.mark_trained(ax, [record["trained"]])
         lengths = sorted({length for of in found.values() for length in of})
         ax.set_xticks(lengths, [f"{length:,}" for length in lengths])
-        ax.set(xlabel=record["unit"], ylabel=plots.wrapped(measure["words"], 4))
-    plots.legend(fig, [plots.handle(name, plots.look(n)) for n, name in enumerate(record["methods"])], columns=6)
+        ax.set(xlabel=record["unit"], ylabel=figures.wrapped(measure["words"], 4))
+    figures.legend(fig, [figures.handle(name, figures.look(n)) for n, name in enumerate(record["methods"])], columns=6)
     return fig

@@ -186,20 +186,20 @@ def pictures(reading: Reading, tensors: Mapping[str, Tensor] | None = None) -> d
 
 def save(reading: Reading, path: str | Path, folder: Path) -> list[Path]:
     """Write the pictures of the checkpoint at a path into a folder, as PNG files; returns their paths."""
-    from posenc.lab import plots
+    from posenc.lab import figures
 
     path = load.find(path)
     tensors = open_tensors(path) if has_tensors(path) else None
     saved = []
     for name, figure in pictures(reading, tensors).items():
         saved.append(folder / f"{name}.png")
-        plots.save(figure, saved[-1])
+        figures.save(figure, saved[-1])
     return saved
 
 
 def of_one(encoding: Encoding, part: Part) -> Iterator[tuple[str, Any]]:
     """The pictures of an encoding that needs no weights."""
-    from posenc.lab import pictures, plots
+    from posenc.lab import figures, pictures
 
     trained = part.trained_length or 4096
     if encoding.wavelengths is not None:
@@ -212,24 +212,24 @@ def of_one(encoding: Encoding, part: Part) -> Iterator[tuple[str, Any]]:
         values = encoding.by_distance(distance)
         assert values is not None
         title = f"{encoding}: bias by distance, each head"
-        yield "bias", plots.bias_curves(distance.tolist(), values.detach().numpy(), title)
+        yield "bias", figures.bias_curves(distance.tolist(), values.detach().numpy(), title)
 
 
 def of_tensor(reading: Reading, name: str, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Any]]:
     """The picture of a learned table."""
-    from posenc.lab import plots
+    from posenc.lab import figures
 
     if POSITION_TABLE.search(name):
         table = tensors[name].float().flatten(0, -2) if tensors[name].dim() > 1 else None
         if table is not None and len(table) > 1:
             step = -(-len(table) // MOST_ROWS)
             every = "" if step == 1 else f", one in {step}"
-            yield "similarity", plots.similarity_matrix(table[::step].numpy(), f"{name}: cosine of its rows{every}")
+            yield "similarity", figures.similarity_matrix(table[::step].numpy(), f"{name}: cosine of its rows{every}")
     if RELATIVE_TABLE.search(name):
         found = bias_of(reading, name, tensors[name].float())
         if found is not None:
             distance, values = found
-            yield "bias", plots.bias_curves(distance.tolist(), values.numpy(), f"{name}: bias by distance, each head")
+            yield "bias", figures.bias_curves(distance.tolist(), values.numpy(), f"{name}: bias by distance, each head")
 
 
 @torch.no_grad()

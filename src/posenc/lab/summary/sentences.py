@@ -115,7 +115,7 @@ def about_seeds(found: Sequence[Result]) -> str:
     how_many = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     if seeds[0] < statistics.FEWEST:
         return f"Medians over {how_many} seeds. Nobody with fewer than three is called the best."
-    surely = min(95, int(100 * statistics.coverage(seeds[0])))
+    surely = min(95, int(100 * statistics.by_ranks(seeds[0])[1]))
     return f"Medians over {how_many} seeds; their intervals hold the true one in at least {surely} of 100 cases."
 
 

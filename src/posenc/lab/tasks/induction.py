@@ -30,7 +30,7 @@ class Induction(Symbols):
 
     source = "Olsson et al. 2022, arXiv:2209.11895, key concepts"
     recipe = MappingProxyType(
-        {"train_length": 16, "steps": 1500, "batch": 64, "rate": 2e-3, "curriculum": 0.24, "cool_down": 100}
+        {"train_length": 16, "steps": 1500, "batch": 64, "rate": 2e-3, "curriculum": 0.24, "cool_down": 200}
     )
 
     def tokens(self, length: int) -> int:

@@ -35,6 +35,7 @@ class PassKey(Symbols):
     recipe = MappingProxyType(
         {"train_length": 16, "steps": 1500, "batch": 64, "rate": 3e-3, "curriculum": 0.24, "cool_down": 100}
     )
+    beyond = (1.5, 2, 4)
     mark = "*"
 
     def __post_init__(self) -> None:

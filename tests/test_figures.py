@@ -14,7 +14,8 @@ import pytest
 from fake_records import ENCODINGS, comparison, record, with_scores
 from matplotlib.figure import Figure
 
-from posenc.lab import plots
+from posenc.lab import figures
+from posenc.lab.figures import arrays, layout, measured
 
 RECORDS = comparison(("repeat", "copy", "text"), seeds=2)
 SINUSOIDAL = np.array(record("sinusoidal")["pictures"]["added"])
@@ -22,24 +23,27 @@ SINUSOIDAL = np.array(record("sinusoidal")["pictures"]["added"])
 
 def drawings():
     for task in ("repeat", "copy", "text"):
-        yield f"extrapolation {task}", plots.extrapolation(RECORDS, task)
-        yield f"learning {task}", plots.learning(RECORDS, task)
-        yield f"ablation {task}", plots.ablation(RECORDS, task)
-    for draw in (plots.added, plots.wavelengths, plots.similarity, plots.bias):
+        yield f"extrapolation {task}", figures.extrapolation(RECORDS, task)
+        yield f"learning {task}", figures.learning(RECORDS, task)
+        yield f"ablation {task}", figures.ablation(RECORDS, task)
+    for draw in (figures.added, figures.wavelengths, figures.similarity, figures.bias):
         yield draw.__name__, draw(RECORDS)
-    yield "attention", plots.attention(record("rotary"))
-    yield "heatmap", plots.heatmap(SINUSOIDAL, "a table")
-    yield "wavelength_curve", plots.wavelength_curve([6.3, 20.0, 60.0], 32, "wavelengths")
-    yield "similarity_matrix", plots.similarity_matrix(SINUSOIDAL, "similarity")
-    yield "bias_curves", plots.bias_curves(range(5), [[0, -1, -2, -3, -4], [0, -2, -4, -6, -8]], "bias")
-    yield "clock", plots.clock([1.0, 0.3, 0.1, 0.01], 7, "clock")
-    yield "fingerprint", plots.fingerprint(SINUSOIDAL, (0, 1, 7), "fingerprint")
-    yield "attention_maps", plots.attention_maps(np.tril(np.ones((2, 3, 5, 5))), [*"abcde"], "attention")
-    yield "spectrum", plots.spectrum([6.3, 40.0, 240.0], [6.3, 20.0, 60.0], 32, "spectrum", "1 of 3", "positions")
-    yield "curves", plots.curves([1, 10, 100], {"shown": [0, 1, 2], "true": [0, 2, 4]}, "c", "x", "y", log=True, mark=7)
-    yield "centre_maps", plots.centre_maps(np.random.default_rng(0).normal(size=(3, 5, 5)), "from the middle")
-    yield "attention_beside", plots.attention_beside({"with": np.tril(np.ones((2, 5, 5)))}, "attention")
-    yield "shift_matrix", plots.shift_matrix(np.eye(4), "shift")
+    yield "attention", figures.attention(record("rotary"))
+    yield "heatmap", figures.heatmap(SINUSOIDAL, "a table")
+    yield "wavelength_curve", figures.wavelength_curve([6.3, 20.0, 60.0], 32, "wavelengths")
+    yield "similarity_matrix", figures.similarity_matrix(SINUSOIDAL, "similarity")
+    yield "bias_curves", figures.bias_curves(range(5), [[0, -1, -2, -3, -4], [0, -2, -4, -6, -8]], "bias")
+    yield "clock", figures.clock([1.0, 0.3, 0.1, 0.01], 7, "clock")
+    yield "fingerprint", figures.fingerprint(SINUSOIDAL, (0, 1, 7), "fingerprint")
+    yield "attention_maps", figures.attention_maps(np.tril(np.ones((2, 3, 5, 5))), [*"abcde"], "attention")
+    yield "spectrum", figures.spectrum([6.3, 40.0, 240.0], [6.3, 20.0, 60.0], 32, "spectrum", "1 of 3", "positions")
+    yield (
+        "curves",
+        figures.curves([1, 10, 100], {"shown": [0, 1, 2], "true": [0, 2, 4]}, "c", "x", "y", log=True, mark=7),
+    )
+    yield "centre_maps", figures.centre_maps(np.random.default_rng(0).normal(size=(3, 5, 5)), "from the middle")
+    yield "attention_beside", figures.attention_beside({"with": np.tril(np.ones((2, 5, 5)))}, "attention")
+    yield "shift_matrix", figures.shift_matrix(np.eye(4), "shift")
 
 
 DRAWINGS = dict(drawings())
@@ -52,7 +56,7 @@ def words(figure):
 @pytest.mark.parametrize("name", DRAWINGS)
 def test_a_figure_is_not_blank(name):
     assert isinstance(DRAWINGS[name], Figure)
-    image = matplotlib.image.imread(io.BytesIO(plots.png(DRAWINGS[name])))[..., :3]
+    image = matplotlib.image.imread(io.BytesIO(figures.png(DRAWINGS[name])))[..., :3]
     assert 0.01 < (image < 0.97).any(axis=-1).mean() < 0.95
 
 
@@ -70,14 +74,14 @@ def test_a_figure_of_records_can_be_read_alone(name):
 
 @pytest.mark.parametrize("name", ["extrapolation copy", "learning text", "added", "attention"])
 def test_an_svg_has_its_words_as_text(name):
-    svg = plots.svg(DRAWINGS[name])
+    svg = figures.svg(DRAWINGS[name])
     assert "<text" in svg and len(svg) < 400_000
 
 
 def test_an_encoding_keeps_its_look_when_others_leave():
-    looks = plots.looks(RECORDS)
+    looks = figures.looks(RECORDS)
     assert list(looks) == list(ENCODINGS)
-    figure = plots.extrapolation(RECORDS, "copy")
+    figure = figures.extrapolation(RECORDS, "copy")
     assert figure is not None
     drawn = {line.get_gid(): (line.get_color(), line.get_marker()) for line in figure.axes[0].lines if line.get_gid()}
     # `none` comes first and did not learn to copy; the others do not move up.
@@ -87,20 +91,20 @@ def test_an_encoding_keeps_its_look_when_others_leave():
 
 
 def test_sixty_encodings_look_different():
-    assert len({(plots.look(i).color, plots.look(i).marker, str(plots.look(i).dashes)) for i in range(60)}) == 60
+    assert len({(figures.look(i).color, figures.look(i).marker, str(figures.look(i).dashes)) for i in range(60)}) == 60
 
 
 def test_not_learned_is_said_and_not_drawn():
-    figure = plots.extrapolation(RECORDS, "copy")
+    figure = figures.extrapolation(RECORDS, "copy")
     assert figure is not None and "none: not learned" in words(figure)
-    nobody = plots.extrapolation([with_scores(record(), 0.5, 1, 1, 1)], "repeat")
+    nobody = figures.extrapolation([with_scores(record(), 0.5, 1, 1, 1)], "repeat")
     assert nobody is not None and "no encoding learned the task" in words(nobody)
     assert not [line for line in nobody.axes[0].lines if line.get_gid()]
 
 
 def test_points_are_medians_over_seeds():
     runs = [with_scores(record("alibi", seed=seed), 1, score, 0, 0) for seed, score in enumerate((0.1, 0.8, 0.6))]
-    figure = plots.extrapolation(runs, "repeat")
+    figure = figures.extrapolation(runs, "repeat")
     assert figure is not None
     (line,) = [line for line in figure.axes[0].lines if line.get_gid()]
     assert line.get_ydata() == pytest.approx([100, 60, 0, 0])
@@ -109,9 +113,9 @@ def test_points_are_medians_over_seeds():
 def test_bars_of_an_ablation_are_what_is_left_beside_a_tick_for_the_intact_score():
     run = record("rotary")
     run["ablation"] |= {"intact": 0.9, "removed": 0.2, "shuffled": 0.3, "shifted": 0.8, "swapped": 0.4}
-    figure = plots.ablation([run], "repeat")
+    figure = figures.ablation([run], "repeat")
     assert figure is not None
-    for axes, kind in zip(figure.axes, plots.ABLATIONS, strict=True):
+    for axes, kind in zip(figure.axes, figures.ABLATIONS, strict=True):
         (bar,) = axes.patches
         assert bar.get_width() == pytest.approx(100 * run["ablation"][kind])
         ticks = [segment[0][0] for lines in axes.collections for segment in lines.get_segments()]
@@ -120,44 +124,44 @@ def test_bars_of_an_ablation_are_what_is_left_beside_a_tick_for_the_intact_score
 
 def test_the_median_curve_is_over_the_steps_that_all_seeds_have():
     runs = [np.array([[1, 0.1, 2.0, 0.0], [2, 0.2, 1.0, 0.5]]), np.array([[2, 0.3, 3.0, 0.1], [3, 0.4, 0.0, 1.0]])]
-    assert plots.middle_of(runs) == pytest.approx(np.array([[2, 0.25, 2.0, 0.3]]))
+    assert measured.band_of(runs)[1] == pytest.approx(np.array([[2, 0.25, 2.0, 0.3]]))
 
 
 def test_the_trained_length_is_marked_in_items_on_curves_and_in_positions_on_pictures():
     one_task = comparison(("repeat",), seeds=1)
     for figure, mark in (
-        (plots.extrapolation(one_task, "repeat"), "trained to 10"),
-        (plots.bias(one_task), "trained to 22"),
-        (plots.wavelengths(one_task), "trained to 22"),
+        (figures.extrapolation(one_task, "repeat"), "trained to 10"),
+        (figures.bias(comparison(("text",), seeds=1)), "trained to 32"),
+        (figures.wavelengths(one_task), "trained to 22"),
     ):
         assert figure is not None and mark in words(figure)
 
 
 def test_pairs_that_never_complete_a_turn_are_hollow():
-    figure = plots.wavelength_curve([6.3, 20.0, 60.0, 200.0], 32, "")
+    figure = figures.wavelength_curve([6.3, 20.0, 60.0, 200.0], 32, "")
     _, filled, hollow, *_ = figure.axes[0].lines
     assert list(filled.get_ydata()) == [6.3, 20.0] and list(hollow.get_ydata()) == [60.0, 200.0]
-    assert hollow.get_markerfacecolor() == plots.PAPER
+    assert hollow.get_markerfacecolor() == figures.PAPER
 
 
 def test_a_spectrum_marks_the_context_and_what_completes_no_turn():
-    figure = plots.spectrum([6.3, 40.0, math.inf], [6.3, 20.0, 60.0], 32, "", "2 of 3 pairs do not", "positions")
+    figure = figures.spectrum([6.3, 40.0, math.inf], [6.3, 20.0, 60.0], 32, "", "2 of 3 pairs do not", "positions")
     _, turning, hollow, _, later, missing, context = figure.axes[0].lines
     assert list(turning.get_ydata()) == [6.3, 20.0] and list(hollow.get_ydata()) == [60.0]
-    assert list(later.get_ydata()) == [6.3] and missing.get_markerfacecolor() == plots.PAPER
+    assert list(later.get_ydata()) == [6.3] and missing.get_markerfacecolor() == figures.PAPER
     assert list(context.get_ydata()) == [32, 32] and "context: 32 positions" in words(figure)
     assert any("2 of 3 pairs do not" in text for text in words(figure))
-    assert len(plots.spectrum([6.3], None, 32, "", "", "positions").axes[0].lines) == 4
+    assert len(figures.spectrum([6.3], None, 32, "", "", "positions").axes[0].lines) == 4
 
 
 def test_titles_that_are_too_long_are_folded():
-    figure = plots.bias_curves([-1, 0, 1], [[1, 0, 1]], "a long title " * 12)
+    figure = figures.bias_curves([-1, 0, 1], [[1, 0, 1]], "a long title " * 18)
     assert figure.axes[0].get_title(loc="left").count("\n") == 2
     assert "left of 0" in figure.axes[0].get_xlabel()
 
 
 def test_a_picture_that_begins_another_is_shown_once():
-    shown = plots.pictured(RECORDS, "added")
+    shown = figures.pictured(RECORDS, "added")
     assert [(label, len(table)) for label, _, table in shown] == [
         ("learned", 20),
         ("sinusoidal", 128),
@@ -167,91 +171,93 @@ def test_a_picture_that_begins_another_is_shown_once():
 
 def test_similarity_is_the_cosine_between_rows():
     table = np.array([[1.0, 0.0], [2.0, 0.0], [0.0, 3.0], [-1.0, 0.0]])
-    assert plots.cosines(table)[0] == pytest.approx([1, 1, 0, -1])
+    assert arrays.cosines(table)[0] == pytest.approx([1, 1, 0, -1])
 
 
 def test_nothing_to_draw_is_none():
     bare = [record("none") | {"pictures": None, "curve": None, "ablation": None, "lengths": None, "attention": None}]
-    assert plots.extrapolation(bare, "repeat") is None and plots.learning(bare, "repeat") is None
-    assert plots.ablation(bare, "repeat") is None and plots.attention(bare[0]) is None
-    assert [draw(bare) for draw in (plots.added, plots.wavelengths, plots.similarity, plots.bias)] == [None] * 4
-    assert plots.extrapolation(RECORDS, "no such task") is None
+    assert figures.extrapolation(bare, "repeat") is None and figures.learning(bare, "repeat") is None
+    assert figures.ablation(bare, "repeat") is None and figures.attention(bare[0]) is None
+    assert [draw(bare) for draw in (figures.added, figures.wavelengths, figures.similarity, figures.bias)] == [None] * 4
 
 
 @pytest.mark.parametrize(
     "weights", [np.full((2, 4, 6, 6), np.nan), np.ones((7, 20, 3, 3)), np.ones((1, 1, 1, 1)), np.ones((3, 40, 32))]
 )
 def test_attention_of_any_size_is_drawn(weights):
-    plots.png(plots.attention_maps(weights, None, "attention"))
+    figures.png(figures.attention_maps(weights, None, "attention"))
 
 
 def test_tokens_of_any_kind_become_labels():
-    assert [plots.readable(token) for token in (" ", "\n", "ä", "<bos>", 7)] == ["␣", "\\n", "\\xe4", "<bos>", "7"]
+    assert [layout.readable(token) for token in (" ", "\n", "ä", "<bos>", 7)] == ["␣", "\\n", "\\xe4", "<bos>", "7"]
 
 
 def test_labels_are_shortened_from_the_folders_on():
-    assert plots.short("path/to/mine.py:Mine(option=3)") == "…/mine.py:Mine(option=3)"
-    assert len(plots.short("rotary" * 30)) == 30
+    assert figures.short("path/to/mine.py:Mine(option=3)") == "…/mine.py:Mine(option=3)"
+    assert len(figures.short("rotary" * 30)) == 30
 
 
 def test_a_letter_that_the_font_lacks_does_no_harm():
-    plots.png(plots.heatmap(np.eye(3), "位置 $x_"))
+    figures.png(figures.heatmap(np.eye(3), "位置 $x_"))
 
 
 def test_wrong_arrays_are_refused_with_their_shape():
     with pytest.raises(ValueError, match=r"two axes .* got shape \(3,\)"):
-        plots.heatmap(np.ones(3), "")
+        figures.heatmap(np.ones(3), "")
     with pytest.raises(ValueError, match="0 to 19"):
-        plots.fingerprint(SINUSOIDAL, (0, 20), "")
+        figures.fingerprint(SINUSOIDAL, (0, 20), "")
     with pytest.raises(ValueError, match=r"got shape \(3,\)"):
-        plots.attention_maps(np.ones(3), None, "")
+        figures.attention_maps(np.ones(3), None, "")
     with pytest.raises(ValueError, match=r"\[heads, rows, columns\].* got shape \(3, 3\)"):
-        plots.centre_maps(np.eye(3), "")
+        figures.centre_maps(np.eye(3), "")
 
 
 def test_numbers_that_are_none_are_drawn_as_nothing():
-    plots.png(plots.heatmap([[1.0, math.nan], [math.inf, None]], ""))
+    figures.png(figures.heatmap([[1.0, math.nan], [math.inf, None]], ""))
 
 
-@pytest.mark.parametrize("ending", ["png", "svg"])
+@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
 def test_saving_leaves_one_whole_file(tmp_path, ending):
-    path = plots.save(plots.heatmap(np.eye(3), "identity"), tmp_path / "new" / f"figure.{ending}")
+    path = figures.save(figures.heatmap(np.eye(3), "identity"), tmp_path / "new" / f"figure.{ending}")
     assert [file.name for file in path.parent.iterdir()] == [path.name]
-    assert path.read_bytes()[:5] in (b"\x89PNG\r", b"<?xml")
-    with pytest.raises(ValueError, match=r"\.png or \.svg"):
-        plots.save(plots.heatmap(np.eye(3), ""), tmp_path / "figure.pdf")
+    assert path.read_bytes()[:5] in (b"\x89PNG\r", b"<?xml", b"%PDF-")
+    with pytest.raises(ValueError, match="a figure is written as pdf, svg or png, got 'jpg'"):
+        figures.save(figures.heatmap(np.eye(3), ""), tmp_path / "figure.jpg")
 
 
 def test_the_same_records_give_the_same_files():
-    assert plots.svg(plots.extrapolation(RECORDS, "copy")) == plots.svg(plots.extrapolation(RECORDS, "copy"))
+    assert figures.svg(figures.extrapolation(RECORDS, "copy")) == figures.svg(figures.extrapolation(RECORDS, "copy"))
 
 
-def test_the_callers_style_is_left_alone():
+def test_the_callers_settings_are_kept_and_left_alone():
+    """What they have set is as they have set it, and the house style fills in the rest."""
     with matplotlib.rc_context({"axes.facecolor": "yellow", "font.size": 31.0}):
-        figure = plots.heatmap(np.eye(3), "identity")
-        assert matplotlib.rcParams["axes.facecolor"] == "yellow"
-        assert figure.axes[0].xaxis.label.get_size() < 12
+        figure = figures.heatmap(np.eye(3), "identity")
+        assert figure.axes[0].get_facecolor() == (1.0, 1.0, 0.0, 1.0)
+        assert figure.axes[0].xaxis.label.get_size() == 31.0
+        assert figure.axes[0].xaxis.label.get_color() == figures.INK
+        assert matplotlib.rcParams["axes.labelcolor"] == "black"
 
 
 def test_drawing_needs_no_pyplot():
-    draw = "import sys; from posenc.lab import plots; plots.png(plots.heatmap([[1.0]], ''))"
+    draw = "import sys; from posenc.lab import figures; figures.png(figures.heatmap([[1.0]], ''))"
     code = f"{draw}; assert 'matplotlib.pyplot' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_names_in_pictures_are_letters_and_never_markup_or_control_characters(tmp_path):
     name = "a<script>&]]>\"'$x$\\frac{\x00\x1b[31m\x9b\u202e\ud800\n%s{0}日本"
-    drawn = plots.bias_curves([0, 1], [[0.0, 1.0]], name)
-    document = ElementTree.fromstring(plots.svg(drawn).encode())
+    drawn = figures.bias_curves([0, 1], [[0.0, 1.0]], name)
+    document = ElementTree.fromstring(figures.svg(drawn).encode())
     words = "".join(document.itertext())
     assert "a<script>&]]>\"'$x$\\frac{" in words and "%s{0}日本" in words
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\ud800]", words)
-    assert plots.save(drawn, tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    assert ElementTree.parse(plots.save(drawn, tmp_path / "a.svg"))
+    assert figures.save(drawn, tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert ElementTree.parse(figures.save(drawn, tmp_path / "a.svg"))
 
 
 def test_no_line_goes_through_the_words_of_trained_lengths_that_are_near():
-    figure = plots.wavelengths([record("sinusoidal", "repeat"), record("sinusoidal", "text", trained_tokens=32)])
+    figure = figures.wavelengths([record("sinusoidal", "repeat"), record("sinusoidal", "text", trained_tokens=32)])
     figure.canvas.draw()
     marks = [mark for mark in figure.findobj(matplotlib.text.Text) if mark.get_text().startswith("trained to ")]
     assert sorted(mark.get_text() for mark in marks) == ["trained to 22", "trained to 32"]

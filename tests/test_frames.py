@@ -1,0 +1,135 @@
+"""Tables of results hold what the records hold, one row for each measurement, and are enough to draw from."""
+
+import math
+import sys
+
+import pandas
+import polars
+import pytest
+from fake_records import comparison, record, with_scores
+
+from posenc import lab
+from posenc.lab import frames
+from posenc.lab import record as records_on_disk
+
+RECORDS = comparison(("repeat", "text"), seeds=2, encodings=("none", "rotary", "alibi"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    for run in RECORDS:
+        records_on_disk.write(run, folder / "records")
+    return folder
+
+
+def test_a_row_is_a_run_at_a_length(folder):
+    frame = lab.load(folder)
+    assert isinstance(frame, pandas.DataFrame) and len(frame) == len(RECORDS) * 4
+    run = record("alibi", "repeat", 1)
+    row = frame[(frame.encoding == "alibi") & (frame.task == "repeat") & (frame.seed == 1) & (frame.length == 12)]
+    (row,) = row.to_dict("records")
+    assert row["factor"] == 1.2 and row["exact_match"] == run["lengths"][1]["exact_match"] and row["learned"] is True
+    assert row["rate"] == 0.005 and row["batch"] == 64 and row["test_lengths"] == "12 15 20"
+    assert row["version_torch"] == "2.13.0" and row["key"] == run["key"] and row["parameters"] == 103_452
+    assert row["steps_to_learned"] == run["steps_to_learned"] and row["trained_length"] == 10
+    assert row["spec"] == "alibi" and row["built"] == "alibi" and math.isnan(row["perplexity_ratio"])
+
+
+@pytest.mark.parametrize(
+    ("what", "rows", "columns"),
+    [
+        ("runs", 12, {"in_distribution_exact_match", "cpu_s"}),
+        ("lengths", 48, {"length", "sliding_bits_per_byte"}),
+        ("curve", 6 * 20 + 6 * 16, {"step", "loss", "score", "cpu_s", "cpu_s_of_run"}),
+        ("ablation", 60, {"ablation", "score", "measure"}),
+        ("order", 72, {"attention", "layers", "layers_of_run", "position", "difference"}),
+    ],
+)
+def test_every_kind_has_its_rows(folder, what, rows, columns):
+    frame = lab.load(folder, what)
+    assert len(frame) == rows and columns <= set(frame.columns)
+    assert list(frame.columns[:4]) == ["task", "encoding", "seed", "learned"] and frame.columns.is_unique
+
+
+def test_a_number_of_the_row_stands_before_that_of_its_run(folder):
+    curve = lab.load(folder, "curve")
+    first = curve[(curve.task == "repeat") & (curve.encoding == "alibi") & (curve.seed == 0)].iloc[0]
+    run = record("alibi", "repeat", 0)
+    assert first.cpu_s == run["curve"][0]["cpu_s"] and first.cpu_s_of_run == run["cpu_s"]
+
+
+def test_polars_has_the_same_numbers(folder):
+    one, other = lab.load(folder), lab.load(folder, as_="polars")
+    assert isinstance(other, polars.DataFrame) and other.columns == list(one.columns)
+    assert other["exact_match"].drop_nulls().to_list() == one["exact_match"].dropna().tolist()
+    exact = lab.load(folder, as_="polars").filter(polars.col("task") == "repeat")
+    assert exact["perplexity_ratio"].null_count() == len(exact)
+
+
+def test_a_column_of_which_nothing_is_known_holds_floats():
+    rows = frames.rows([record("alibi")], "lengths")
+    assert frames.framed(rows, "pandas")["bits_per_byte"].dtype == float
+    assert frames.framed(rows, "polars")["bits_per_byte"].dtype == polars.Float64
+
+
+def test_a_column_has_one_type():
+    assert frames.one_type([1, None, 2.5]) == [1.0, None, 2.5]
+    assert [type(x) for x in frames.one_type([1, 2.5])] == [float, float]
+    assert frames.one_type([1, "a"]) == ["1", "a"] and frames.one_type([None]) == [None]
+
+
+def test_settings_in_which_runs_differ_are_in_their_names_and_columns():
+    runs = [record("rotary"), record("rotary", key="other")]
+    runs[1]["experiment"] = runs[1]["experiment"] | {"rate": 0.01}
+    rows = frames.rows(runs, "runs")
+    assert [row["encoding"] for row in rows] == ["rotary [rate=0.005]", "rotary [rate=0.01]"]
+    assert [row["spec"] for row in rows] == ["rotary", "rotary"] and [row["rate"] for row in rows] == [0.005, 0.01]
+
+
+def test_records_themselves_are_to_be_had(folder):
+    found = lab.load(folder, "records")
+    assert sorted(run["key"] for run in found) == sorted(run["key"] for run in RECORDS) and found[0]["pictures"]
+
+
+@pytest.mark.parametrize("as_", ["pandas", "polars"])
+def test_a_table_leads_back_to_what_is_drawn(as_):
+    runs = [with_scores(record("alibi", seed=seed), 1, 0.9, 0.5, 0.1) for seed in (0, 1)] + [record("none", "copy")]
+    back = frames.records_of(frames.framed(frames.rows(runs, "lengths"), as_), "lengths")
+    assert [run["key"] for run in back] == [run["key"] for run in runs]
+    assert [run["learned"] for run in back] == [True, True, False]
+    assert [entry["exact_match"] for entry in back[0]["lengths"]] == [1, 0.9, 0.5, 0.1]
+    assert back[0]["cpu_s_to_learned"] == runs[0]["cpu_s_to_learned"] and back[2]["cpu_s_to_learned"] is None
+    curve = frames.records_of(frames.framed(frames.rows(runs, "curve"), as_), "curve")
+    assert [point["loss"] for point in curve[0]["curve"]] == [point["loss"] for point in runs[0]["curve"]]
+    ablation = frames.records_of(frames.framed(frames.rows(runs, "ablation"), as_), "ablation")
+    assert ablation[0]["ablation"] == runs[0]["ablation"] and ablation[2]["ablation"]["removed"] is None
+
+
+def test_wrong_words_and_tables_are_refused(folder, tmp_path):
+    with pytest.raises(ValueError, match=r"what must be one of runs, lengths, .*; got 'length'; did you mean 'length"):
+        lab.load(folder, "length")
+    with pytest.raises(ValueError, match="as_ must be one of pandas, polars; got 'numpy'"):
+        lab.load(folder, as_="numpy")
+    with pytest.raises(ValueError, match="no records in"):
+        lab.load(tmp_path)
+    frame = lab.load(folder)
+    with pytest.raises(ValueError, match=r"no column step, loss, score; posenc.lab.load\(folder, what='curve'\) gives"):
+        frames.records_of(frame, "curve")
+    with pytest.raises(ValueError, match=r"expected a table .* got PosixPath; a folder is read by posenc.lab.load"):
+        frames.records_of(folder, "lengths")
+    with pytest.raises(ValueError, match=r"a table holds no pictures; give the records: .*what='records'"):
+        frames.records_of(frame, "records")
+
+
+@pytest.mark.parametrize(("module", "extra"), [("pandas", "lab"), ("polars", "frames")])
+def test_a_missing_library_is_named_with_what_brings_it(folder, monkeypatch, module, extra):
+    monkeypatch.setitem(sys.modules, module, None)
+    words = rf"this needs {module}, which is not installed: pip install 'posenc\[{extra}\]'"
+    with pytest.raises(ModuleNotFoundError, match=words):
+        lab.load(folder, as_=module)
+
+
+def test_the_lab_hands_out_no_name_that_it_does_not_have():
+    with pytest.raises(AttributeError, match=r"module 'posenc.lab' has no attribute 'lode'"):
+        lab.lode  # noqa: B018
