@@ -1,4 +1,4 @@
-"""Which encoding to take, in plain words from the rows of the board: what carried, how sure that is, what is unknown."""
+"""Which encoding to take, in plain words from the rows of the board: what carried, how sure, what is unknown."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -1,13 +1,16 @@
 """The pages of the board, from its rows and costs alone: README.md as GitHub shows it, and board.html."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from posenc.lab import plots, report, store, summary
+from posenc.lab import figures, report, store, summary
 from posenc.lab.board import picture, scope
 from posenc.lab.board.costs import Costs
 from posenc.lab.board.tables import Table, evidence, intervals, standings, summary_table, task_table, unmeasured
+from posenc.lab.drawer import Drawer
 from posenc.lab.summary import Cell, Record
+from posenc.lab.tables import as_markdown, markdown_code
 from posenc.lab.tasks import TASKS
 
 TEMPLATE = Path(__file__).with_name("board.html.jinja")
@@ -27,8 +30,8 @@ def write(rows: Sequence[Record], costs: Costs, folder: Path) -> list[Path]:
     rows = summary.legible(in_order(rows))
     if not evidence(rows):
         raise ValueError(f"there are no rows to show yet; run some with posenc board --out {folder}")
-    drawer = report.Drawer(store.inside(folder, FIGURES))
-    drawn = drawer(PICTURE, picture.speed_and_reach(standings(rows)), PICTURE_SAYS)
+    drawer = Drawer(store.inside(folder, FIGURES))
+    drawn = drawer(PICTURE, partial(picture.speed_and_reach, standings(rows)), PICTURE_SAYS)
     store.write(folder / PAGES[0], markdown(rows, costs, pictured=drawn is not None).encode())
     store.write(folder / PAGES[1], html(rows, costs, drawn).encode())
     return [folder / name for name in PAGES]
@@ -100,20 +103,16 @@ def markdown(rows: Sequence[Record], costs: Costs, *, pictured: bool) -> str:
         lines += [f"![{PICTURE_SAYS}]({FIGURES}/{PICTURE}.png)", ""]
     for table in tables(rows, costs):
         lines += [f"## {table.title}", "", table.says, ""]
-        lines += [line_of(table.headings), line_of(["---"] + ["--:"] * (len(table.headings) - 1))]
-        lines += [line_of([f"`{plain(label)}`", *map(in_words, cells)]) for label, cells in table.rows] + [""]
+        cells = [[code_in_table(label), *map(in_words, cells)] for label, cells in table.rows]
+        lines += [as_markdown(table.headings, cells), ""]
     lines += ["## What was not measured", "", *(f"- {words}" for words in unmeasured(rows, len(scope.SEEDS))), ""]
     lines += ["## How it was made", "", *(f"- {what}: {words}" for what, words in made(rows)), ""]
     lines += ["The rows are in `records/`, one file for each task. Written from them by `posenc board`.", ""]
     return "\n".join(lines)
 
 
-def line_of(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def plain(words: str) -> str:
-    return words.replace("|", "\N{BROKEN BAR}").replace("`", "'")
+def code_in_table(label: str) -> str:
+    return markdown_code(label).replace("|", r"\|")
 
 
 def in_words(cell: Cell) -> str:
@@ -125,8 +124,8 @@ def html(rows: Sequence[Record], costs: Costs, drawn: dict | None) -> str:
         report.pages(TEMPLATE.parent, report.TEMPLATE.parent)
         .get_template(TEMPLATE.name)
         .render(
-            light=plots.LIGHT,
-            dark=plots.DARK,
+            light=figures.LIGHT,
+            dark=figures.DARK,
             title=TITLE,
             lead=how_to_read(rows),
             picture=drawn,

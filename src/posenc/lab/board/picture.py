@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from posenc.lab import ENCODINGS, plots
+from posenc.lab import ENCODINGS, figures
 from posenc.lab.board.tables import Standing
 
 
-@plots.styled
+@figures.styled
 def speed_and_reach(found: Sequence[Standing]) -> Figure | None:
     """Every encoding by the steps that it takes to learn and the multiple of the trained length to which it carries.
 
@@ -21,19 +21,19 @@ def speed_and_reach(found: Sequence[Standing]) -> Figure | None:
     drawn = [one for one in found if math.isfinite(one.speed) and one.reach > 0 and 2 * one.tasks > most]
     if not drawn:
         return None
-    fig = plots.figure(9, 5.2, "Learning speed and reach, medians over all tasks")
+    fig = figures.figure(9, 5.2, "Learning speed and reach, medians over all tasks")
     ax = fig.add_subplot()
     named = {one.label for one in drawn if one.label in ENCODINGS or not any(beats(other, one) for other in drawn)}
     heights: dict[tuple[float, float], int] = {}
     for one in drawn:
-        own = plots.look(list(ENCODINGS).index(one.label) if one.label in ENCODINGS else len(plots.LIGHT) - 1)
+        own = figures.look(list(ENCODINGS).index(one.label) if one.label in ENCODINGS else len(figures.LIGHT) - 1)
         ax.plot(one.speed, one.reach, marker=own.marker, color=own.color, linestyle="none", alpha=0.85)
         if one.label in named:
             # Names at nearly one place stand above each other.
             place = (round(math.log2(one.speed) * 3), one.reach)
             heights[place] = heights.get(place, -1) + 1
             ax.annotate(
-                plots.short(one.label, 26),
+                figures.short(one.label, 26),
                 (one.speed, one.reach),
                 xytext=(5, 3 + 10 * heights[place]),
                 textcoords="offset points",
@@ -42,7 +42,7 @@ def speed_and_reach(found: Sequence[Standing]) -> Figure | None:
     ax.set_xscale("log", base=2)
     ax.set_yscale("log", base=2)
     for axis in (ax.xaxis, ax.yaxis):
-        plots.plain_log(axis)
+        figures.plain_log(axis)
     ax.set(xlabel="steps to learn, in units of the median encoding", ylabel="reach, multiples of the trained length")
     return fig
 

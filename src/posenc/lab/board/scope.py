@@ -27,7 +27,7 @@ COMPOSED = (
     "learned + alibi",
     "sinusoidal + t5_bias",
 )
-"""What people put together, beside every encoding by itself, where rerope and other wrappers stand around rotary. Layers
+"""What people put together, beside every encoding by itself, where rerope and its kin stand around rotary. Layers
 alternate one by one, as the small model has two of them."""
 
 FACTORS = (1.2, 1.5, 2, 4, 8, 16)
