@@ -1,12 +1,14 @@
 """Text to train on: what is held out, what the hash covers, and every refusal."""
 
 import hashlib
+import json
 import math
 import os
 import subprocess
 import sys
 from collections import Counter
-from itertools import pairwise
+from collections.abc import Iterator
+from itertools import islice, pairwise
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,7 @@ def test_a_single_file_holds_out_its_last_tenth(tmp_path: Path) -> None:
     assert bytes_of(text.train) == whole.read_bytes()[:cut]
     assert bytes_of(text.test) == whole.read_bytes()[cut:]
     facts = {"name": str(whole), "sha256": text.sha256, "train_bytes": cut, "test_bytes": 30_007 - cut, "files": 1}
+    facts["documents"] = 1
     assert text.facts() == facts | {"bigram_bits_per_byte": text.bigram_bits}
 
 
@@ -176,12 +179,12 @@ def test_a_file_that_fails_while_it_is_read_is_named_with_the_reason(
 
 
 def test_windows_are_bos_and_consecutive_bytes_and_all_predictions_count(tmp_path: Path) -> None:
-    task = tasks.find("text")(str(folder_of(tmp_path, {"one.txt": 30_000}) / "one.txt"))
+    task = tasks.task_of(f"text(path='{folder_of(tmp_path, {'one.txt': 30_000}) / 'one.txt'}')")
     batch = task.batch(11, 5, torch.Generator().manual_seed(0))
     whole = bytes_of(task.text.train)
-    assert batch.ids.shape == (5, 12) and batch.answer.tolist() == [True] * 11 and batch.answer.dtype == torch.bool
-    for row in batch.ids.tolist():
-        assert row[0] == 256 and bytes(row[1:]) in whole
+    assert batch.ids.shape == (5, 11) and batch.answer.tolist() == [True] * 11 and batch.answer.dtype == torch.bool
+    for read, said in zip(batch.ids.tolist(), batch.targets.tolist(), strict=True):
+        assert read[0] == 256 and read[1:] == said[:-1] and bytes(said) in whole
 
 
 def test_windows_read_over_the_ends_of_files_with_a_newline_between(tmp_path: Path) -> None:
@@ -281,7 +284,7 @@ def test_a_file_whose_name_is_no_text_is_read_like_any_other(tmp_path: Path) -> 
 
 
 def test_too_little_text_for_a_window_is_refused_with_both_sizes(tmp_path: Path) -> None:
-    task = tasks.find("text")(str(folder_of(tmp_path, {"one.txt": 20_000}) / "one.txt"))
+    task = tasks.task_of(f"text(path='{folder_of(tmp_path, {'one.txt': 20_000}) / 'one.txt'}')")
     with pytest.raises(ValueError, match="the text has 18,000 bytes to train on, too few for a window of 18000; add"):
         task.batch(18_000, 1, torch.Generator())
 
@@ -296,7 +299,7 @@ def memory(name):
     return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
 
 def use(path):
-    task = tasks.find("text")(path)
+    task = tasks.task_of(f"text({path})")
     text = task.text
     text.facts()
     task.batch(64, 16, torch.Generator().manual_seed(0))
@@ -312,23 +315,76 @@ print(size, memory("VmHWM") - before)
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of memory is read from /proc")
-@pytest.mark.parametrize(("megabytes", "files"), [(64, 3), pytest.param(2300, 1, marks=pytest.mark.slow)], ids=str)
-def test_a_text_takes_the_memory_of_a_few_blocks_whatever_its_size(megabytes: int, files: int, tmp_path: Path) -> None:
-    (tmp_path / "small.txt").write_text("a few words, to load all that this needs\n" * 1000)
-    book = tmp_path / "book"
-    book.mkdir()
-    letters = torch.randint(97, 123, (1_000_000,), generator=torch.Generator().manual_seed(0))
-    block = bytes(letters.tolist())
-    for name in range(files):
-        with open(book / f"{name}.txt", "wb") as file:
-            for _ in range(megabytes // files):
-                file.write(block)
-    child = [sys.executable, "-c", MEASURED, str(tmp_path / "small.txt"), str(book)]
+def memory_beyond(small: str, large: str) -> tuple[int, float]:
+    """Of a text: what it has to train on, and what it takes beyond a small one (MB, pages of files among them)."""
+    child = [sys.executable, "-c", MEASURED, small, large]
     path = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     ended = subprocess.run(child, capture_output=True, text=True, env=path, check=False)
     assert ended.returncode == 0, ended.stderr
     size, more = ended.stdout.split()
-    assert int(size) > 0.6e6 * megabytes
-    # Megabytes beyond what a small text takes: anonymous memory and the pages of files together.
-    assert float(more) < 40
+    return int(size), float(more)
+
+
+def letters_in_lines(megabytes: int) -> Iterator[str]:
+    """A megabyte of letters, line by line, again and again."""
+    letters = torch.randint(97, 123, (1_000_000,), generator=torch.Generator().manual_seed(0))
+    block = bytes(letters.tolist()).decode()
+    for number in range(megabytes):
+        yield from (f"{number}{block[place : place + 5_000]}" for place in range(0, 1_000_000, 5_000))
+
+
+MEMORY_IS_TOLD = pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="the peak of memory is read from /proc"
+)
+SMALL = "a few words, to load all that this needs\n"
+
+
+@MEMORY_IS_TOLD
+@pytest.mark.parametrize(("megabytes", "files"), [(64, 3), pytest.param(2300, 1, marks=pytest.mark.slow)], ids=str)
+def test_a_text_takes_the_memory_of_a_few_blocks_whatever_its_size(megabytes: int, files: int, tmp_path: Path) -> None:
+    (tmp_path / "small.txt").write_text(SMALL * 1000)
+    book = tmp_path / "book"
+    book.mkdir()
+    for name in range(files):
+        with open(book / f"{name}.txt", "w") as file:
+            file.writelines(letters_in_lines(megabytes // files))
+    size, more = memory_beyond(f"path='{tmp_path / 'small.txt'}'", f"path='{book}'")
+    assert size > 0.6e6 * megabytes and more < 40
+
+
+@MEMORY_IS_TOLD
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_records_take_the_memory_of_a_few_of_them_however_many_there_are(suffix: str, tmp_path: Path) -> None:
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow", reason="pyarrow is not installed; it comes with the test extra")
+    for name, megabytes in (("small", 3), ("large", 48)):
+        write_records(tmp_path / f"{name}{suffix}", letters_in_lines(megabytes))
+    size, more = memory_beyond(*(f"path='{tmp_path / name}{suffix}'" for name in ("small", "large")))
+    assert size > 40e6 and more < 40
+
+
+def write_records(file: Path, texts: Iterator[str]) -> None:
+    if file.suffix == ".jsonl":
+        with open(file, "w") as lines:
+            lines.writelines(json.dumps({"text": text}) + "\n" for text in texts)
+        return
+    from pyarrow import parquet, record_batch, schema, string
+
+    form = schema([("text", string())])
+    with parquet.ParquetWriter(file, form, use_dictionary=False, compression="none") as writer:
+        while rows := list(islice(texts, 2000)):
+            writer.write_batch(record_batch([rows], schema=form))
+
+
+@MEMORY_IS_TOLD
+def test_tokens_take_the_memory_of_a_few_blocks_whatever_the_size_of_the_text(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed; it comes with the hf extra")
+    # Every letter is a token: as numbers of Python and their places, those of this text would take 150 MB.
+    made = tokenizers.Tokenizer(tokenizers.models.BPE({chr(i): i for i in range(128)}, []))
+    made.decoder = tokenizers.decoders.Fuse()
+    made.save(str(tmp_path / "letters.json"))
+    (tmp_path / "small.txt").write_text(SMALL * 1000)
+    (tmp_path / "large.txt").write_text("\n".join(letters_in_lines(1)))
+    options = (f"path='{tmp_path / name}.txt', tokenizer='{tmp_path / 'letters.json'}'" for name in ("small", "large"))
+    size, more = memory_beyond(*options)
+    assert size > 0.8e6 and more < 40

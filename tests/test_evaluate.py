@@ -439,3 +439,76 @@ def test_both_margins_are_a_tenth_of_a_bit(bits: float, gain: float, learned: bo
 @pytest.mark.parametrize(("bits", "gain"), [(math.nan, 0.5), (math.inf, 0.5), (2.0, math.nan), (2.0, -math.inf)])
 def test_a_loss_that_is_no_number_is_not_learned(bits: float, gain: float) -> None:
     assert uses_context(bits, gain, bigram_bits=3.0) is False
+
+
+def opinion(vocab: int) -> Tensor:
+    """Logits [vocab] of a model that says the same of every token."""
+    return torch.randn(vocab, generator=torch.Generator().manual_seed(2)).double()
+
+
+def bits_of_windows(task: Any, start: list[int], length: int, skip: int = 0, stop: int | None = None) -> float:
+    """Bits per byte of the last tokens of windows, one by one, for that opinion; from `skip` to `stop` of each."""
+    nats = covered = 0.0
+    chances = opinion(task.vocab).softmax(0)
+    for place in start:
+        batch = task.windows(task.text.test, torch.tensor([place]), length)
+        answer = batch.answer.expand(batch.targets.shape)
+        for column in range(skip, length if stop is None else stop):
+            at = batch.targets.shape[1] - length + column
+            if answer[0, at]:
+                nats -= math.log(chances[batch.targets[0, at]])
+                covered += int(batch.bytes[0, at])
+    return nats / covered / math.log(2)
+
+
+@pytest.mark.parametrize("length", [16, 24, 48])
+def test_masked_text_is_measured_in_bits_of_the_masked_bytes_and_the_same_at_every_length(text, length: int) -> None:
+    task = task_of(f"masked_text(path='{text.path}')")
+    same = Answering(lambda ids: opinion(258).expand(*ids.shape, 258))
+    # 300 asked at 15 % are 2,000 read: 41 blocks of 48 between the first byte and the last.
+    blocks = [i * (len(task.text.test) - 49) // 40 for i in range(41)]
+    assert held_out_bits(same, task, length, total=300, longest=48) == pytest.approx(
+        bits_of_windows(task, blocks, 48), rel=1e-6
+    )
+
+
+@pytest.mark.parametrize("length", [16, 24, 48])
+def test_masked_bytes_are_measured_in_the_middle_of_a_sliding_window(text, length: int, monkeypatch) -> None:
+    monkeypatch.setattr(evaluate, "SLIDING_BYTES", 60)
+    task = task_of(f"masked_text(path='{text.path}')")
+    same = Answering(lambda ids: opinion(258).expand(*ids.shape, 258))
+    # 400 bytes are read, 8 at a time; the longest window has 20 on each side of them.
+    ends = [i * (len(task.text.test) - 48) // 49 for i in range(50)]
+    assert sliding_bits(same, task, length, stride=8, longest=48) == pytest.approx(
+        bits_of_windows(task, ends, 48, 20, 28), rel=1e-6
+    )
+
+
+def test_the_context_of_a_masked_byte_is_what_lies_beyond_its_neighbours(text) -> None:
+    task = task_of(f"masked_text(path='{text.path}')")
+    lengths = []
+
+    def saying(ids: Tensor) -> Tensor:
+        lengths.append(ids.shape[1] - 1)
+        return torch.zeros(*ids.shape, 258)
+
+    assert context_gain(Answering(saying), task, 16) == pytest.approx(0, abs=1e-9) and set(lengths) == {3, 16}
+
+
+def test_tokens_are_measured_in_bits_of_the_bytes_that_they_stand_for(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed; it comes with the hf extra")
+    vocab = {letter: i for i, letter in enumerate("abcd ")} | {"ab": 5, "ab ": 6, "cd": 7}
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [("a", "b"), ("ab", " "), ("c", "d")]))
+    made.decoder = tokenizers.decoders.Fuse()
+    made.save(str(tmp_path / "tokenizer.json"))
+    letters = torch.randint(0, 5, (30_000,), generator=torch.Generator().manual_seed(5))
+    (tmp_path / "letters.txt").write_text("".join("abcd "[i] for i in letters))
+    task = task_of(f"text(path='{tmp_path / 'letters.txt'}', tokenizer='{tmp_path / 'tokenizer.json'}')")
+    same = Answering(lambda ids: opinion(9).expand(*ids.shape, 9))
+    assert 1.05 < len(task.text.text.test) / len(task.text.test) < 2
+    blocks = [i * (len(task.text.test) - 33) // 9 for i in range(10)]
+    assert held_out_bits(same, task, 32, total=320) == pytest.approx(bits_of_windows(task, blocks, 32), rel=1e-6)
+    with pytest.raises(
+        ValueError, match=r"^the held-out text has 2,\d\d\d tokens, too few for a window of 2900; add text"
+    ):
+        held_out_bits(same, task, 2900, total=320)

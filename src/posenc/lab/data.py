@@ -1,4 +1,4 @@
-"""Text to train on: the Python standard library's own documentation and sources, or the user's files.
+"""Text to train on: the Python standard library's own documentation and sources, or the user's files and records.
 
 Texts stay on the disk. They are read through once, in blocks, and then where a window is asked for, so that no process
 holds more than a few blocks of a text, whatever its size. They are not mapped into memory: a map of a file that
@@ -20,13 +20,12 @@ import torch
 from torch import Tensor
 
 from posenc.foreign import CannotRead, quoted, regular
+from posenc.lab import documents
+from posenc.lab.nameless import BLOCK, Nameless
 
 SUFFIXES = (".txt", ".md", ".rst", ".py", ".tex", ".html", ".json", ".csv", ".c", ".h", ".cpp", ".rs", ".js", ".ts", "")
 LEAST = 20_000
 """A text must hold this many bytes: fewer leave no held-out windows worth measuring."""
-
-BLOCK = 1 << 18
-"""How many bytes are held at once where a whole text is read."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +60,10 @@ class Piece:
             raise CannotRead(f"'{self.path}' was changed while it was in use; run the same command again")
         return data
 
+    def check(self) -> None:
+        """Raises CannotRead where the file is no longer what it was."""
+        self.read(0, 0)
+
     def blocks(self) -> Iterator[bytes]:
         """All of it, a block at a time."""
         for place in range(0, self.size, BLOCK):
@@ -70,7 +73,7 @@ class Piece:
 class Joined:
     """Pieces of files behind one another with a newline between them, read from the disk where they are asked for."""
 
-    def __init__(self, pieces: Sequence[Piece]) -> None:
+    def __init__(self, pieces: Sequence[Piece | Nameless]) -> None:
         self.pieces = tuple(pieces)
         # Where each piece begins; behind the last one, where another would.
         self.begins = [0, *accumulate(piece.size + 1 for piece in self.pieces)]
@@ -113,15 +116,17 @@ class Joined:
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """Bytes to train on and bytes held out, split by file; a single file is split by its last tenth.
+    """Bytes to train on and bytes held out, split by document; a single file of text is split by its last tenth.
 
-    sha256  of all bytes, those to train on first: the standard library differs between Python versions
+    documents  how many files of text, and records of other files
+    sha256     of all bytes, those to train on first: the standard library differs between Python versions
     """
 
     name: str
     train: Joined
     test: Joined
     files: int
+    documents: int
     sha256: str
 
     @functools.cached_property
@@ -140,16 +145,22 @@ class Text:
             "train_bytes": len(self.train),
             "test_bytes": len(self.test),
             "files": self.files,
+            "documents": self.documents,
             "bigram_bits_per_byte": self.bigram_bits,
         }
 
 
-def load(path: str | None) -> Text:
+def load(path: str | None, field: str | None = None) -> Text:
     """The text of a file or folder, or of the standard library when there is no path.
 
-    Raises ValueError for a path that does not exist, holds no text, holds binary data, or is too short.
+    field  where the text stands in the records of `.jsonl` and `.parquet` files; None: in "text"
+
+    Raises ValueError for a path that does not exist, holds no text, holds binary data, or is too short, and for a field
+    where there are no records.
     """
     if path is None:
+        if field is not None:
+            raise ValueError(f"field={quoted(field)} is for records; give the path of a .jsonl or .parquet file too")
         return standard_library()
     if not os.path.exists(path):
         raise ValueError(f"no file or folder {quoted(path)}; give --text a text file or a folder of text files")
@@ -160,7 +171,7 @@ def load(path: str | None) -> Text:
     found = {name: piece for name, piece in found.items() if piece.size}
     if not found:
         raise ValueError(f"'{path}' holds no text; give --text a file or folder with at least {LEAST:,} bytes")
-    return text_of(str(path), tuple(found.items()))
+    return text_of(str(path), tuple(found.items()), field)
 
 
 def files_in(folder: Path) -> list[Path]:
@@ -173,7 +184,8 @@ def files_in(folder: Path) -> list[Path]:
     for home, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
         files = (Path(home, name) for name in names if not name.startswith("."))
-        found += [file for file in files if file.suffix.lower() in SUFFIXES and os.path.isfile(file)]
+        read = (*SUFFIXES, *documents.SUFFIXES)
+        found += [file for file in files if file.suffix.lower() in read and os.path.isfile(file)]
     return sorted(found)
 
 
@@ -210,12 +222,33 @@ def read_text(path: Path) -> str:
     return b"".join(piece.blocks()).decode()
 
 
+def has_records(path: Path) -> bool:
+    return path.suffix.lower() in documents.SUFFIXES
+
+
 @functools.lru_cache(maxsize=2)
-def text_of(name: str, found: tuple[tuple[str, Piece], ...]) -> Text:
-    """The text of named files, each read through once."""
-    for _, piece in found:
+def text_of(name: str, found: tuple[tuple[str, Piece], ...], field: str | None = None) -> Text:
+    """The text of named files, each read through once; records are read twice, and kept decoded."""
+    records = [piece for _, piece in found if has_records(piece.path)]
+    plain = {file: piece for file, piece in found if not has_records(piece.path)}
+    if field is not None and not records:
+        raise ValueError(
+            f"field={quoted(field)} is for records, and '{name}' has none; leave it out, or give a .jsonl or .parquet "
+            f"file"
+        )
+    parts: list[tuple[Sequence[Piece | Nameless], Sequence[Piece | Nameless]]] = []
+    for piece in plain.values():
         check_text(piece)
-    train, test = split(dict(found))
+    if plain:
+        parts.append(split(plain))
+    count = len(plain)
+    if records:
+        made = documents.split([piece.path for piece in records], field or documents.FIELD)
+        for piece in records:
+            piece.check()
+        parts.append(([made.train], [made.test]))
+        count += made.count
+    train, test = (Joined([piece for part in parts for piece in part[half]]) for half in (0, 1))
     if len(train) + len(test) < LEAST:
         raise ValueError(
             f"'{name}' holds {len(train) + len(test):,} bytes of text, and at least {LEAST:,} are needed; add more text"
@@ -224,16 +257,16 @@ def text_of(name: str, found: tuple[tuple[str, Piece], ...]) -> Text:
     for part in (train, test):
         for block in part.blocks():
             digest.update(block)
-    return Text(name, train, test, len(found), digest.hexdigest())
+    return Text(name, train, test, len(found), count, digest.hexdigest())
 
 
-def split(found: dict[str, Piece]) -> tuple[Joined, Joined]:
+def split(found: dict[str, Piece]) -> tuple[list[Piece], list[Piece]]:
     """Every tenth of the text held out: by file, in an order that depends on names alone; a single file by its end."""
     if len(found) == 1:
         (whole,) = found.values()
         cut = whole.size * 9 // 10
-        parts = [Piece(whole.path, *which, whole.state) for which in ((0, cut), (cut, whole.size - cut))]
-        return Joined(parts[:1]), Joined(parts[1:])
+        train, test = (Piece(whole.path, *which, whole.state) for which in ((0, cut), (cut, whole.size - cut)))
+        return [train], [test]
     order = sorted(found, key=lambda file: hashlib.sha256(os.fsencode(file)).hexdigest())
     total, held, test_files = sum(piece.size for piece in found.values()), 0, dict[str, None]()
     # A file of more than half the text is trained on, whatever its name.
@@ -242,5 +275,4 @@ def split(found: dict[str, Piece]) -> tuple[Joined, Joined]:
             break
         held += found[file].size
         test_files[file] = None
-    train_files = [file for file in order if file not in test_files]
-    return Joined([found[file] for file in train_files]), Joined([found[file] for file in test_files])
+    return [found[file] for file in order if file not in test_files], [found[file] for file in test_files]

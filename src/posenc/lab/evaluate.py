@@ -11,16 +11,16 @@ from torch import Generator, Tensor, nn
 
 from posenc.lab.models import logits_of, stretched
 from posenc.lab.places import Places, at_evaluation, counted
-from posenc.lab.tasks import Batch, Task
+from posenc.lab.tasks import Batch, OfText, Task
 
 SEED = 1_000_003
 """Held-out sequences are drawn from here, apart from every training seed, and are the same for all encodings."""
 
 TEXT_BYTES = 16_384
-"""How many held-out bytes are predicted at each window length."""
+"""How many held-out bytes, or tokens, are predicted at each window length."""
 
 SLIDING_BYTES = 4_096
-"""How many held-out bytes the sliding window predicts, the same ones at each window length."""
+"""How many held-out bytes, or tokens, the sliding window predicts, the same ones at each window length."""
 
 
 @dataclass(frozen=True)
@@ -71,58 +71,76 @@ def device_of(model: nn.Module) -> str:
 
 @torch.inference_mode()
 def held_out_bits(
-    model: nn.Module, task: Any, length: int, *, total: int, longest: int | None = None, place: Places = counted
+    model: nn.Module, task: OfText, length: int, *, total: int, longest: int | None = None, place: Places = counted
 ) -> float:
-    """Bits per byte over windows of `length` tokens that together predict about `total` held-out bytes, each once.
+    """Bits per byte over windows of `length` tokens that together predict about `total` held-out tokens, each once.
 
-    The bytes lie in blocks of `longest` tokens (default: of `length`), spread evenly over the held-out text, and each
-    block is cut into windows: with one `longest`, windows of every length predict the same bytes. Where a length does
-    not divide it, the last window of a block begins in the one before and counts only what is new.
+    The tokens lie in blocks of `longest` (default: of `length`), spread evenly over the held-out text, and each block
+    is cut into windows: with one `longest`, windows of every length predict the same ones. Where a length does not
+    divide it, the last window of a block begins in the one before and counts only what is new.
     """
     source = task.text.test
     longest = longest or length
     check_held_out(task, longest)
-    block = spread(0, len(source) - longest - 1, max(min(total, len(source) - 1) // longest, 1))
+    read = round(min(total, len(source) - 1) / task.asked)
+    block = spread(0, len(source) - longest - 1, max(min(read, len(source) - 1) // longest, 1))
     asked = torch.arange(0, longest, length)
     begins = asked.clamp(max=longest - length)
     new = torch.arange(length) >= (asked - begins)[:, None]
-    start, counted = (block[:, None] + begins).flatten(), new.repeat(len(block), 1)
-    loss, rows_at_once = 0.0, max(1, 4096 // length)
-    for rows, counts in zip(start.split(rows_at_once), counted.split(rows_at_once), strict=True):
-        batch = task.windows(source, rows, length)
-        loss += float((loss_of(model, batch, place).double() * counts).sum())
-    return loss / (len(block) * longest * math.log(2))
+    return bits_of(model, task, (block[:, None] + begins).flatten(), new.repeat(len(block), 1), place)
 
 
 @torch.inference_mode()
 def sliding_bits(
-    model: nn.Module, task: Any, length: int, *, stride: int, longest: int, place: Places = counted
+    model: nn.Module, task: OfText, length: int, *, stride: int, longest: int, place: Places = counted
 ) -> float:
-    """Bits per byte of the last `stride` bytes of windows of `length` tokens.
+    """Bits per byte of `stride` tokens of windows of `length`: of the last ones, or where a model sees both sides, of
+    those in the middle.
 
-    The bytes are the same for every `length` up to `longest`, and each sees at least length - stride before it: this
-    takes away the advantage that longer non-overlapping windows have only because fewer bytes stand at their start.
+    The tokens are the same for every `length` up to `longest`, and each sees at least length - stride others, half of
+    them on each side where it sees both: this takes away the advantage that longer non-overlapping windows have only
+    because fewer tokens stand at their edges.
     """
     source = task.text.test
     check_held_out(task, longest)
-    count = max(min(SLIDING_BYTES, len(source) - longest) // stride, 1)
-    ends = spread(longest, len(source), count)
-    total = 0.0
-    for rows in ends.split(max(1, 4096 // length)):
-        batch = task.windows(source, rows - length, length)
-        total += float(loss_of(model, batch, place, first=length - stride).double().sum())
-    return total / (count * stride * math.log(2))
+
+    def before(length: int) -> int:
+        return (length - stride) // 2 if task.reads == "encoder" else length - stride
+
+    read = round(SLIDING_BYTES / task.asked)
+    first, last = before(longest), len(source) - (longest - before(longest))
+    places = spread(first, last, max(min(read, len(source) - longest) // stride, 1))
+    counts = torch.zeros(len(places), length, dtype=torch.bool)
+    counts[:, before(length) : before(length) + stride] = True
+    return bits_of(model, task, places - before(length), counts, place)
 
 
-def context_gain(model: nn.Module, task: Any, length: int, place: Places = counted) -> float:
-    """How many bits per byte a window of `length` tokens saves beside the last byte alone, on the same bytes.
+def bits_of(model: nn.Module, task: OfText, start: Tensor, counts: Tensor, place: Places) -> float:
+    """Bits per byte of what is asked for and counts [B, length], in held-out windows from the places [B] on."""
+    length = counts.shape[1]
+    rows_at_once = max(1, 4096 // length)
+    # What counts nowhere needs no logits; whatever stands before a window, its tokens are the last columns.
+    skipped = int(counts.any(0).int().argmax())
+    nats = covered = 0.0
+    for rows, which in zip(start.split(rows_at_once), counts[:, skipped:].split(rows_at_once), strict=True):
+        batch = task.windows(task.text.test, rows, length)
+        first = batch.ids.shape[1] - length + skipped
+        which = which & batch.answer[..., first:]
+        nats += float((loss_of(model, batch, place, first).double() * which).sum())
+        covered += int((which if batch.bytes is None else batch.bytes[:, first:] * which).sum())
+    return nats / (covered * math.log(2))
 
-    0 for whatever looks at the last byte only, and for whatever looks at nothing.
+
+def context_gain(model: nn.Module, task: OfText, length: int, place: Places = counted) -> float:
+    """How many bits per byte a window of `length` tokens saves beside the nearest ones alone, on the same bytes.
+
+    The nearest are the last token, or one on each side. 0 for whatever looks at those only, or at nothing.
     """
-    last_byte, whole = (
-        sliding_bits(model, task, n, stride=1, longest=length, place=place) for n in (min(2, length), length)
+    nearest = 3 if task.reads == "encoder" else 2
+    alone, whole = (
+        sliding_bits(model, task, n, stride=1, longest=length, place=place) for n in (min(nearest, length), length)
     )
-    return last_byte - whole
+    return alone - whole
 
 
 def spread(first: int, last: int, count: int) -> Tensor:
@@ -138,7 +156,7 @@ def check_held_out(task: Any, longest: int) -> None:
     held_out = len(task.text.test)
     if held_out <= longest:
         raise ValueError(
-            f"the held-out text has {held_out:,} bytes, too few for a window of {longest}; "
+            f"the held-out text has {held_out:,} {task.unit}, too few for a window of {longest}; "
             f"add text or test shorter lengths"
         )
 

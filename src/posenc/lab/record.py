@@ -74,17 +74,11 @@ def key_of(experiment: Experiment) -> str:
 
     It also differs when the text, or the file of an encoding of the user's own, has other content under the same name.
     """
-    settings = json.dumps(experiment.to_dict() | contents_of(experiment), sort_keys=True)
+    settings = json.dumps(experiment.to_dict() | dict(experiment.made_task().contents()), sort_keys=True)
     digest = hashlib.sha256(settings.encode()).hexdigest()[:8]
     spec = experiment.spec if isinstance(experiment.spec, str) else "-".join(experiment.spec)
     task, readable = (re.sub(r"[^A-Za-z0-9_]+", "-", name).strip("-")[:40] for name in (experiment.task, spec))
     return f"{task}-{readable}-seed{experiment.seed}-{digest}"
-
-
-def contents_of(experiment: Experiment) -> dict[str, Any]:
-    """The hash of what an experiment names but does not hold: its text."""
-    task: Any = experiment.made_task()
-    return {"sha256 of the text": task.text.sha256} if task.in_bits else {}
 
 
 def of(run: Run, began: float) -> dict[str, Any]:

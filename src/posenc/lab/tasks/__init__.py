@@ -7,6 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from posenc.foreign import quoted
+from posenc.lab.tasks._of_text import OfText
 from posenc.lab.tasks._symbols import BOS, END, LETTERS, SEPARATOR, Said, Symbols, prompt_and_answer, random_symbols
 from posenc.lab.tasks._task import READERS, Batch, Task
 from posenc.registry import Registry
@@ -19,6 +20,7 @@ __all__ = [
     "SEPARATOR",
     "TASKS",
     "Batch",
+    "OfText",
     "Said",
     "Symbols",
     "Task",

@@ -23,6 +23,7 @@ class Batch:
     answer     [T] or [B, T]  which of that counts
     positions  where the tokens stand; None: 0, 1, 2, ...
     source     [B, S]  what an encoder-decoder reads first
+    bytes      [B, T]  how many bytes of text each target stands for; None: one
     """
 
     ids: Tensor
@@ -30,6 +31,7 @@ class Batch:
     answer: Tensor
     positions: Positions | None = None
     source: Tensor | None = None
+    bytes: Tensor | None = None
 
     @staticmethod
     def of_next(sequence: Tensor, answer: Tensor, source: Tensor | None = None) -> "Batch":
@@ -38,14 +40,8 @@ class Batch:
 
     def to(self, device: str) -> "Batch":
         """The same on a device."""
-        at, source = self.positions, self.source
-        return Batch(
-            self.ids.to(device),
-            self.targets.to(device),
-            self.answer.to(device),
-            None if at is None else at.to(device),
-            None if source is None else source.to(device),
-        )
+        given = {name: value.to(device) for name, value in vars(self).items() if value is not None}
+        return Batch(**given)
 
     @property
     def first(self) -> int:
@@ -68,6 +64,7 @@ class Task(Named):
                           task's own items, and the default is one token for each
         lengths(longest)  the lengths that are trained on; default 1, 2, ..., longest
         chance(length)    the share of sequences that a guess answers, for whoever knows the task and not the prompt
+        contents()        hashes of the files that its options name: a record is named after what was read
         encode, decode    a prompt as a person writes it, to ids and back; without them nothing is generated
         reads             the model that it is for: "decoder", "encoder" or "encoder_decoder"
         axes              how many coordinates a token has
@@ -109,6 +106,10 @@ class Task(Named):
     def chance(self, length: int) -> float:
         """The share of sequences that a guess answers."""
         return 0.0
+
+    def contents(self) -> Mapping[str, str]:
+        """What it is -> SHA-256, of the files that its options name."""
+        return {}
 
     def encode(self, text: str) -> list[int]:
         """The ids of a prompt as a person writes it, what begins every sequence first."""

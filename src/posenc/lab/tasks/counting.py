@@ -15,8 +15,8 @@ from posenc.lab.tasks._task import Batch
 class Counting(Symbols):
     """Say a symbol as often as it came in the prompt: abcab|a -> aa.
 
-    The number is any from none to all of the prompt, equally often. An encoding that dims what is far counts wrong, and
-    one that tells tokens apart by where they stand has to learn not to.
+    The number is any from none to all of the prompt, equally often. Where the symbol stands does not matter: without
+    position a model carries furthest, and an encoding that tells tokens apart by their places has to learn not to.
 
     symbols  how many different symbols there are
 

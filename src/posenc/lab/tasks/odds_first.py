@@ -13,7 +13,7 @@ from posenc.lab.tasks._symbols import Said
 class OddsFirst(Said):
     """Say every second symbol of the prompt, from the first on, then the others: abcde| -> acebd.
 
-    Steps of two are asked for, and one long step back: an encoding that only knows the next token does not help.
+    Steps of two are asked for, and one long step back, whose distance is another for every length.
 
     symbols  how many different symbols there are
 

@@ -16,7 +16,7 @@ class Parity(Lettered):
     """Say whether the number of ones is odd: 10110| -> 1.
 
     Order does not matter and every bit does. What is learned at short lengths is looked up rather than counted, and
-    hardly any encoding carries it further.
+    soon lost beyond them.
 
     running  whether it is to be said at every bit, of the bits up to there, instead of once behind a separator
 

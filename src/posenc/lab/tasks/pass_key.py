@@ -15,8 +15,8 @@ from posenc.lab.tasks._task import Batch
 class PassKey(Symbols):
     """Say the key that stands behind a mark, somewhere in symbols that say nothing: dab*cafe| -> ca.
 
-    One thing has to be found however far away: an encoding that dims what is far answers near keys alone, even where
-    its bits per byte stay flat.
+    One thing has to be found however far away. Bits per byte do not ask for that: they may stay flat where what is far
+    is not read at all.
 
     The length is the number of symbols that say nothing.
 

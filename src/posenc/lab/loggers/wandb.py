@@ -1,0 +1,49 @@
+"""Runs of Weights & Biases."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from posenc.lab.loggers._logger import Logger, scores_of
+
+
+@dataclass(kw_only=True, eq=False)
+class WeightsAndBiases(Logger):
+    """Make a run of Weights & Biases, offline: it lies in wandb/ in the folder of the run until you sync it.
+
+    Only the environment variable WANDB_MODE=online sends anything to a server.
+
+    project  the project that the runs belong to
+
+    Raises ValueError where wandb is not installed. Source: docs.wandb.ai.
+    """
+
+    project: str = "posenc"
+
+    def __post_init__(self) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise ValueError("the logger wandb needs wandb; install it with `pip install wandb`") from None
+        self.library: Any = wandb
+
+    def begin(self, experiment: Mapping[str, Any], folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.run = self.library.init(
+            project=self.project,
+            name=folder.name,
+            dir=str(folder),
+            config=dict(experiment),
+            mode=os.environ.get("WANDB_MODE", "offline"),
+            # A process makes one run after another, and one that was stopped has not ended.
+            reinit="create_new",
+        )
+
+    def point(self, step: int, values: Mapping[str, float]) -> None:
+        self.run.log(dict(values), step=step)
+
+    def end(self, record: Mapping[str, Any]) -> None:
+        self.run.summary.update({f"{name}/length_{length}": value for name, length, value in scores_of(record)})
+        self.run.finish()
