@@ -20,6 +20,7 @@ SAYS = {
     "flip_flop": "memory state remember latest write read variable",
     "grid_mark": "image picture pixel patch vision grid board square",
     "induction": "pattern again context followed induction repetition",
+    "masked_text": "masked mask fill gap cloze bert denoise text language",
     "masked_symbols": "masked mask fill gap cloze bert denoise",
     "odds_first": "permute permutation rearrange shuffle deinterleave",
     "order_class": "classify classification classifier label order first earlier",
@@ -31,6 +32,7 @@ SAYS = {
     "same_set": "anagram set bag same letters compare",
     "sort": "sort sorting alphabetical rank",
     "text": "language text prose story book chat write code generate perplexity",
+    "translation": "translate translation language sentence",
     "tree_copy": "tree bracket nested syntax parse grammar program json",
 }
 """Task -> the words in which people ask for it, beside those of its own first sentence."""
