@@ -38,8 +38,8 @@ def write(rows: Sequence[Record], costs: Costs, folder: Path) -> list[Path]:
 
 
 PICTURE_SAYS = (
-    "Every encoding that most often learns: the steps it takes, and the multiple of the trained length to which it "
-    "carries; medians over all tasks that it was measured on."
+    "Every encoding that most often learns: the steps it takes, their median over all tasks, and the multiple of the "
+    "trained length to which most seeds carry, its geometric mean over all tasks."
 )
 
 

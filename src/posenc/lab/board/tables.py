@@ -141,6 +141,7 @@ class Standing:
 
     tasks, learned   how many tasks it was measured on, and on how many most seeds learned
     reach            the median over those tasks of the multiple to which most seeds carry
+    mean_reach       its geometric mean, where not to learn is to carry no further than trained: it tells more apart
     speed            the median over those tasks of its steps to learn, in units of the median of all that learned
                      there; infinite where it learned fewer than half of them
     """
@@ -149,6 +150,7 @@ class Standing:
     tasks: int
     learned: int
     reach: float
+    mean_reach: float
     speed: float
     cpu_s: float
 
@@ -178,6 +180,7 @@ def standings(rows: Sequence[Record]) -> list[Standing]:
                 tasks=len(on),
                 learned=sum(map(learns, on)),
                 reach=statistics.median_low(reached) if reached else math.nan,
+                mean_reach=statistics.geometric_mean(max(x, 1.0) for x in reached) if reached else math.nan,
                 speed=statistics.median_high(speeds) if speeds else math.inf,
                 cpu_s=statistics.median(number(get(run, "train_cpu_s")) or 0.0 for r in on for run in r.runs),
             )
