@@ -50,14 +50,14 @@ OF_EXPERIMENT = (
 )
 
 SURFACE = {
-    "compare": f"{OF_EXPERIMENT} encodings tasks preset seeds seed-from rates maps stretch out json",
+    "compare": f"{OF_EXPERIMENT} encodings tasks preset seeds seed-from rates maps stretch log out json",
     "report": "table figures style width height titles svg-text json",
     "board": "tasks encodings seconds workers plan out",
     "advise": "task train-length test-length bidirectional axes encoding rows json",
     "list": "json",
     "show": "tokens dim heads words shift out json",
     "order": "json",
-    "train": f"{OF_EXPERIMENT} task seed map stretch out threads json",
+    "train": f"{OF_EXPERIMENT} task seed map stretch out threads log json",
     "generate": "prompt tokens temperature top-k seed trust",
     "check": "promise json",
     "bench": "shapes threads peers compare out json",
@@ -82,14 +82,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 DRAW = drawer.Drawer.__call__
 
 
-def run_in_this_process(experiments: Sequence[Experiment], folder: Path, *, show) -> sweep.Sweep:
+def run_in_this_process(experiments: Sequence[Experiment], folder: Path, *, log=(), show) -> sweep.Sweep:
     found = sweep.Sweep()
     for run in experiments:
         key = record.key_of(run)
         found.runs[key] = sweep.Progress(key, str(run.spec), run.task, run.seed, run.steps)
         try:
             if not sweep.kept_record(folder / "records" / f"{key}.json"):
-                sweep.run_one(run, key, folder / "records", lambda **changes: None)
+                sweep.run_one(run, key, folder / "records", lambda **changes: None, log)
         except Exception as error:
             found.failures[key] = f"{type(error).__name__}: {error}"
         found.runs[key].state = "failed" if key in found.failures else "done"

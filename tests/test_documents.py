@@ -212,9 +212,8 @@ def test_what_parquet_cannot_give_is_told(tmp_path: Path, monkeypatch: pytest.Mo
 def test_parquet_without_its_library_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "book.parquet").write_bytes(b"PAR1" * 9000)
-    with pytest.raises(
-        CannotRead, match=r"book\.parquet: reading Parquet needs pyarrow; install it with `pip install 'posenc\[frames\]'`$"
-    ):
+    todo = r"install it with `pip install 'posenc\[frames\]'`"
+    with pytest.raises(CannotRead, match=rf"book\.parquet: reading Parquet needs pyarrow; {todo}$"):
         data.load(str(tmp_path / "book.parquet"))
 
 

@@ -112,6 +112,8 @@ class Compare(OfExperiment):
     """Tasks, such as copy "recall(symbols=16)" path/to/mine.py:Mine; posenc list has all. Default: the preset's."""
     preset: str = "default"
     """default: repeat with three seeds, and text with one. full: six tasks, three seeds."""
+    log: tuple[str, ...] = ()
+    """Loggers to tell of each run: jsonl, tensorboard, wandb, mlflow, or path/to/mine.py:Mine."""
     seeds: tuple[str, ...] = ()
     """How many seeds, or "until 0.05": until 95 % intervals of exact match go so far. Default: what the preset says."""
     seed_from: Whole = None
@@ -148,7 +150,7 @@ class Compare(OfExperiment):
             changes=self.changes(),
         )
         with terminal.live() as show:
-            records, page, sweep = compare(settings, self.out, show=show)
+            records, page, sweep = compare(settings, self.out, log=self.log, show=show)
         answer(records, page, as_json=self.json)
         for key, reason in sweep.failures.items():
             terminal.note(f"failed: {sweep.runs[key].words}: {reason}")
@@ -432,6 +434,8 @@ class Train(OfExperiment):
     """The folder of the checkpoint."""
     threads: Whole = None
     """Threads to compute with (default: all cores)."""
+    log: tuple[str, ...] = ()
+    """Loggers to tell of the run: jsonl, tensorboard, wandb, mlflow, or path/to/mine.py:Mine."""
     json: bool = False
     """Print the learning curve as JSON."""
 
@@ -441,7 +445,7 @@ class Train(OfExperiment):
 
         own = {"map": self.map, "stretch": self.stretch}
         changes = self.changes() | {name: value for name, value in own.items() if value is not None}
-        run = train_one(self.spec, self.task, self.seed, self.out, self.threads, terminal.note, **changes)
+        run = train_one(self.spec, self.task, self.seed, self.out, self.threads, terminal.note, log=self.log, **changes)
         if self.json:
             print(json.dumps(run.curve))
         else:
@@ -483,7 +487,7 @@ class Generate:
 
 @dataclass
 class Check:
-    """Hold an encoding to the contract: everything that posenc promises of its own encodings.
+    """Hold an encoding, or a task, to the contract: everything that posenc promises of its own.
 
     Example: posenc check path/to/mine.py:Mine
 
@@ -491,7 +495,7 @@ class Check:
     """
 
     spec: Positional[str]
-    """The encoding, as a spec or path/to/file.py:Class."""
+    """The encoding or the task, as a spec or path/to/file.py:Class."""
     promise: tuple[str, ...] = ()
     """Only these promises, by their names. Default: all."""
     json: bool = False
@@ -501,9 +505,11 @@ class Check:
         from dataclasses import asdict
 
         from posenc import terminal, testing
+        from posenc.lab import checking
 
         found = []
-        tried = testing.verdicts(
+        holds = checking if checking.names_a_task(self.spec) else testing
+        tried = holds.verdicts(
             self.spec, self.promise or None, lambda promise: terminal.doing(f"{promise.replace('_', ' ')} ...")
         )
         if not self.json:
@@ -910,7 +916,11 @@ def check_names(verb: Any) -> None:
     given = [getattr(verb, "spec", ""), *getattr(verb, "specs", ()), *getattr(verb, "encodings", ())]
     given.append(getattr(verb, "encoding", None) or "")
     for spec in given:
-        if spec and not (spec == "all" and isinstance(verb, Compare)):
+        if spec == "all" and isinstance(verb, Compare):
+            continue
+        if isinstance(verb, Check) and spec.partition("(")[0] in spelling.names_in(spelling.TASKS):
+            continue
+        if spec:
             spelling.check(spec)
 
 

@@ -11,6 +11,7 @@ from posenc import specs
 from posenc.foreign import CannotRead, code, near, quoted
 
 ENCODINGS = str(Path(__file__).with_name("encodings"))
+TASKS = str(Path(__file__).parent / "lab" / "tasks")
 
 
 def check(spec: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from posenc.lab import store
 from posenc.lab.experiment import Experiment
+from posenc.lab.loggers import loggers_of
 from posenc.lab.settings import Settings, check_buildable, in_reading_order, write_settings
 from posenc.lab.sweep import Sweep, run_all
 
@@ -18,24 +19,28 @@ MOST_SEEDS_UNTIL = 30
 
 
 def compare(
-    settings: Settings, folder: Path, *, show: Callable[[Sweep], None] = lambda sweep: None
+    settings: Settings, folder: Path, *, log: Sequence[str] = (), show: Callable[[Sweep], None] = lambda sweep: None
 ) -> tuple[list[dict[str, Any]], Path, Sweep]:
     """Run what is missing, and write the report: (the records of these settings, the report's path, the sweep).
+
+    log  loggers, as specs, that are told of each run
 
     Raises ValueError for bad settings and an unwritable folder, RuntimeError when every run failed.
     """
     from posenc.lab import report
 
+    # A library that is not there is told of before anything is trained.
+    loggers_of(log)
     runs = settings.experiments()
     with store.held(folder):
         write_settings(settings, folder)
         if settings.rates:
             runs = at_best_rates(runs, settings.rates, folder / "search", show)
-        sweep = run_all(runs, folder, show=show)
+        sweep = run_all(runs, folder, log=log, show=show)
         records = records_of(sweep, folder)
         while more := wanting_seeds(settings, runs, records):
             runs = [*runs, *more]
-            sweep = run_all(runs, folder, show=show)
+            sweep = run_all(runs, folder, log=log, show=show)
             records = records_of(sweep, folder)
         records = in_reading_order(records, settings.to_dict())
         failed = [f"{sweep.runs[key].words}: {reason}" for key, reason in sweep.failures.items()]

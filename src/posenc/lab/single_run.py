@@ -1,5 +1,6 @@
 """One encoding on one task: trained into a checkpoint, and asked to go on with a prompt."""
 
+import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from posenc import specs
 from posenc.foreign import code, quoted, regular
 from posenc.lab import recipes, store
 from posenc.lab.experiment import Experiment, check_seed
+from posenc.lab.loggers import Together, loggers_of
 from posenc.lab.tasks import END, Symbols
 
 MOST_THREADS = 1_024
@@ -15,9 +17,19 @@ MOST_THREADS = 1_024
 
 
 def train_one(
-    spec: str, task: str, seed: int, folder: Path, threads: int | None, say: Callable[[str], None], **changes: Any
+    spec: str,
+    task: str,
+    seed: int,
+    folder: Path,
+    threads: int | None,
+    say: Callable[[str], None],
+    *,
+    log: Sequence[str] = (),
+    **changes: Any,
 ) -> Any:
     """Train one encoding on one task into a checkpoint folder, or go on with what is there.
+
+    log  loggers, as specs, that are told of the run
 
     Raises ValueError when the folder holds a checkpoint of other settings.
     """
@@ -30,12 +42,17 @@ def train_one(
             raise ValueError(f"threads must lie between 1 and {MOST_THREADS:,}, got {quoted(threads, 40)}")
         torch.set_num_threads(threads)
     with store.held(folder):
-        return train_in(folder, experiment, [path for path, _ in experiment.own_files or ()], say)
+        own = [path for path, _ in experiment.own_files or ()]
+        return train_in(folder, experiment, own, say, Together(loggers_of(log)))
 
 
-def train_in(folder: Path, experiment: Experiment, own: Collection[str], say: Callable[[str], None]) -> Any:
+def train_in(
+    folder: Path, experiment: Experiment, own: Collection[str], say: Callable[[str], None], loggers: Together
+) -> Any:
     """Train in a folder that is held, or go on with what is there; `own` are the files of one's own that were named."""
-    from posenc.lab import train
+    from posenc.lab import record, train
+
+    began = time.monotonic()
 
     if train.is_there(folder):
         run = train.load(folder, own)
@@ -61,12 +78,17 @@ def train_in(folder: Path, experiment: Experiment, own: Collection[str], say: Ca
     def progress(run: Any) -> None:
         train.save(run, folder)
         point = run.curve[-1]
+        loggers.point(run.step, point)
         what = "bits per byte" if run.task.in_bits else "exact match"
         left = run.cpu_s / run.progress * (1 - min(run.progress, 1))
         far = f"{run.step}/{experiment.steps}" if experiment.steps < recipes.UNBOUNDED else f"{run.step}"
         say(f"step {far}  loss {point['loss']:.3f}  {what} {point['score']:.3f}  about {left:.0f} CPU s left")
 
-    return train.train(run, progress)
+    loggers.begin(experiment.to_dict(), folder)
+    train.train(run, progress)
+    if loggers.loggers:
+        loggers.end(record.of(run, began))
+    return run
 
 
 def continue_prompt(

@@ -17,6 +17,7 @@ from typing import Any
 from posenc.foreign import CannotRead
 from posenc.lab import record, store
 from posenc.lab.experiment import Experiment
+from posenc.lab.loggers import Together, loggers_of
 from posenc.lab.recipes import UNBOUNDED, cost
 from posenc.lab.store import CannotWrite
 from posenc.lab.summary import legible
@@ -79,10 +80,13 @@ def run_all(
     folder: Path,
     *,
     workers: int | None = None,
+    log: Sequence[str] = (),
     show: Callable[[Sweep], None] = lambda sweep: None,
     more: Callable[[], bool] = lambda: True,
 ) -> Sweep:
     """Run what has no record yet in folder/records, and write each record as soon as its run is over.
+
+    log  loggers, as specs; each is told of every run, in a folder of its own: folder/logs/KEY
 
     A call with the same experiments goes on where an earlier one stopped. A record that cannot be used is set aside
     and made again. A run that fails is named in `failures`; the others go on. So is one whose process was killed
@@ -114,17 +118,18 @@ def run_all(
     if waiting:
         with store.told(records):
             records.mkdir(parents=True, exist_ok=True)
-        Crew(min(workers or cores(), len(waiting)), records, sweep).work_off(waiting, show, more)
+        crew = Crew(min(workers or cores(), len(waiting)), records, sweep, tuple(log))
+        crew.work_off(waiting, show, more)
     return sweep
 
 
 class Worker:
     """A process that does one run after another, and our end of the wire to it."""
 
-    def __init__(self, records: Path) -> None:
+    def __init__(self, records: Path, log: tuple[str, ...]) -> None:
         context = multiprocessing.get_context("spawn")
         self.wire, theirs = context.Pipe()
-        self.process = context.Process(target=work, args=(theirs, str(records)), daemon=True)
+        self.process = context.Process(target=work, args=(theirs, str(records), log), daemon=True)
         self.key = ""
         with signals_held():
             self.process.start()
@@ -148,8 +153,8 @@ class Worker:
 class Crew:
     """The workers of a sweep, what waits for them, and what became of it."""
 
-    def __init__(self, count: int, records: Path, sweep: Sweep) -> None:
-        self.count, self.records, self.sweep = count, records, sweep
+    def __init__(self, count: int, records: Path, sweep: Sweep, log: tuple[str, ...]) -> None:
+        self.count, self.records, self.sweep, self.log = count, records, sweep, log
         self.busy: list[Worker] = []
         self.idle: list[Worker] = []
         self.died: set[str] = set()
@@ -163,7 +168,7 @@ class Crew:
                 if not more():
                     line.clear()
                 while line and len(self.busy) < self.count:
-                    worker = self.idle.pop() if self.idle else Worker(self.records)
+                    worker = self.idle.pop() if self.idle else Worker(self.records, self.log)
                     self.busy.append(worker)
                     worker.begin(line[0], waiting[line.pop(0)])
                 ready = connection.wait([worker.wire for worker in self.busy], timeout=0.2)
@@ -223,7 +228,7 @@ class Crew:
         store.clear(self.records)
 
 
-def work(wire: Connection, records: str) -> None:
+def work(wire: Connection, records: str, log: tuple[str, ...]) -> None:
     """In a worker: the runs that come over the wire, one after another, and what became of each."""
     begin()
     while True:
@@ -236,7 +241,7 @@ def work(wire: Connection, records: str) -> None:
             wire.send((changes, None))
 
         try:
-            run_one(experiment, key, Path(records), tell)
+            run_one(experiment, key, Path(records), tell, log)
         except Exception as error:
             # As words: not every exception of somebody else's encoding can be sent.
             wire.send(({}, error if isinstance(error, CannotWrite) else f"{type(error).__name__}: {error}"))
@@ -244,21 +249,27 @@ def work(wire: Connection, records: str) -> None:
             tell(state="done")
 
 
-def run_one(experiment: Experiment, key: str, records: Path, tell: Callable[..., None]) -> None:
-    """Train, measure, and write the record."""
-    began = time.monotonic()
+def run_one(
+    experiment: Experiment, key: str, records: Path, tell: Callable[..., None], log: Sequence[str] = ()
+) -> None:
+    """Train, measure, and write the record; loggers hear of it."""
+    began, loggers = time.monotonic(), Together(loggers_of(log))
 
     def progress(run: Run) -> None:
         point = run.curve[-1]
+        loggers.point(run.step, point)
         tell(step=run.step, share=run.progress, loss=point["loss"], score=point["score"])
 
     tell(state="running")
     if changed := experiment.changed_files():
         raise ValueError(f"{changed[0]}; run the same command again to compare what it is now")
+    loggers.begin(experiment.to_dict(), records.with_name("logs") / key)
     run = train(start(experiment), progress)
     tell(state="measuring")
     # The parent's key, also when the text that is part of it has changed since.
-    record.write(record.of(run, began) | {"key": key}, records)
+    made = record.of(run, began) | {"key": key}
+    record.write(made, records)
+    loggers.end(made)
 
 
 def begin() -> None:
