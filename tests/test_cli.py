@@ -52,6 +52,8 @@ OF_EXPERIMENT = (
 SURFACE = {
     "compare": f"{OF_EXPERIMENT} encodings tasks preset seeds seed-from rates maps stretch log out json",
     "report": "table figures style width height titles svg-text json",
+    "board": "tasks encodings seconds workers plan out",
+    "advise": "task train-length test-length bidirectional axes encoding rows json",
     "list": "json",
     "show": "tokens dim heads words shift out json",
     "order": "json",

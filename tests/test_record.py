@@ -22,7 +22,7 @@ SHAPES = {
         "cpu_s_to_learned learned curve in_distribution lengths ablation order attention pictures"
     ),
     "parameters": "model encoding",
-    "versions": "posenc torch python platform threads",
+    "versions": "posenc torch python platform processor threads",
     "ablation": "intact removed shuffled shifted swapped",
     "attention": "tokens with without",
     "pictures": "added wavelengths bias rotation",

@@ -7,6 +7,8 @@ what it was writing written. The long runs kill whole commands with all their wo
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -22,6 +24,7 @@ from forked import Forked
 from posenc.checkpoints.files.folder_writer import write_folder
 from posenc.lab import record, report, store, sweep
 from posenc.lab import train as training
+from posenc.lab.board import rows
 from posenc.lab.recipes import recipe
 from posenc.lab.single_run import train_one
 
@@ -138,6 +141,88 @@ def facts(path: Path) -> dict[str, Any]:
     curve = [{name: value for name, value in point.items() if name != "cpu_s"} for point in found["curve"]]
     times = ("cpu_s", "wall_s", "train_cpu_s", "cpu_s_to_learned")
     return {name: value for name, value in found.items() if name not in times} | {"curve": curve}
+
+
+@pytest.mark.parametrize("kills", KILLS, ids=["some", "random"])
+def test_a_board_that_is_killed_loses_no_row_and_makes_no_run_twice(kills: Any, tmp_path: Path) -> None:
+    runs = [recipe(task, "none", seed, **TINY, steps=2) for seed in range(3) for task in ("repeat", "copy")]
+
+    def work(board: Path) -> None:
+        work, made = board / "work", board / "made"
+        with store.held(board), store.held(work):
+            rows.fold(work, board)
+            for place, run in enumerate(runs):
+                key = record.key_of(run)
+                if key in {row["key"] for row in rows.read(board)} or (work / "records" / f"{key}.json").exists():
+                    continue
+                sweep.run_one(run, key, work / "records", lambda **changes: None)
+                # Not through os, whose calls are counted.
+                with made.open("a") as file:
+                    print(key, file=file)
+                if place % 2:
+                    rows.fold(work, board)
+
+    board, before, died = tmp_path / "killed", set(), 0
+    board.mkdir()
+    for event in events(kills):
+        died += killed_at(event, lambda: work(board))
+        now = {row["key"] for row in rows.read(board)} | {path.stem for path in board.glob("work/records/*.json")}
+        assert now >= before
+        before = now
+    assert died
+    work(board)
+    (tmp_path / "whole").mkdir()
+    work(tmp_path / "whole")
+    made = (board / "made").read_text().split()
+    assert len(made) == len(set(made))
+    found, whole = ({row["key"]: row for row in rows.read(one)} for one in (board, tmp_path / "whole"))
+    assert found.keys() == whole.keys() == set(map(record.key_of, runs))
+    for key, row in found.items():
+        assert row["lengths"] == whole[key]["lengths"]
+    assert not leftovers(board) and not list(board.glob("work/records/*.json"))
+
+
+FILLS = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from posenc.lab.board import costs, run, scope
+
+if __name__ == "__main__":
+    whole, small = scope.experiment, {"train_length": 2, "test_lengths": (3,), "dim": 16, "layers": 1, "batch": 2}
+    scope.experiment = lambda *given: replace(whole(*given), **small, steps=40)
+    costs.DIM = 16
+    out = Path(sys.argv[1])
+    failed = run.fill(run.Board(out, ("copy",), ("none",), tuple(range(100, 108)), base=out), workers=2)
+    assert not failed, failed
+"""
+
+
+@pytest.mark.slow
+def test_filling_the_board_that_is_killed_with_all_its_workers_loses_what_is_in_hand_alone(tmp_path: Path) -> None:
+    (tmp_path / "fills.py").write_text(FILLS)
+    board = tmp_path / "board"
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, str(tmp_path / "fills.py"), str(board)]
+    filling = subprocess.Popen(command, env=environ, start_new_session=True)
+    deadline = time.monotonic() + 240
+    # Past the search, in the midst of what counts.
+    while sum(1 for _ in board.glob("work/records/*-seed10*.json")) < 2:
+        assert filling.poll() is None and time.monotonic() < deadline, "it ended, or came to nothing"
+        time.sleep(0.02)
+    os.killpg(filling.pid, signal.SIGKILL)
+    filling.wait()
+    done = {path.stem: path.read_bytes() for path in board.glob("work/records/*.json")}
+    kept = {row["key"]: row for row in rows.read(board)}
+    assert done or kept
+    expected = kept | {key: rows.row_of(record.read(board / "work" / "records" / f"{key}.json")) for key in done}
+    assert subprocess.run(command, env=environ, timeout=240).returncode == 0
+    found = {row["key"]: row for row in rows.read(board)}
+    # What was finished is kept to its times, so it was not made again.
+    assert all(found[key] == row for key, row in expected.items())
+    assert sum(row["experiment"]["seed"] >= 100 for row in found.values()) == 8
+    assert not leftovers(board) and not list(board.glob("work/records/*.json"))
 
 
 @pytest.mark.parametrize("kills", KILLS, ids=["some", "random"])

@@ -38,7 +38,7 @@ FORM: dict[str, Any] = {
     "experiment": EXPERIMENT,
     "encoding": str,
     "parameters": {"model": int, "encoding": int},
-    "versions": {"posenc": str, "torch": str, "python": str, "platform": str, "threads": int},
+    "versions": {"posenc": str, "torch": str, "python": str, "platform": str, "processor?": str, "threads": int},
     "text": ({"name": str, "sha256": str, "*": Any}, None),
     "trained_tokens": int,
     "steps": int,

@@ -312,8 +312,20 @@ def versions() -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "platform": f"{platform.system()}-{platform.machine()}",
+        "processor": processor(),
         "threads": torch.get_num_threads(),
     }
+
+
+def processor() -> str:
+    """The name of this machine's processor, as far as it says one."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    named = next(
+        (value.strip() for name, _, value in (line.partition(":") for line in lines) if name.strip() == "model name"),
+        "",
+    )
+    return named or platform.processor() or platform.machine()
 
 
 def made_by(made_with: Mapping[str, Any]) -> str:

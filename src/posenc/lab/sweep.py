@@ -82,6 +82,7 @@ def run_all(
     workers: int | None = None,
     log: Sequence[str] = (),
     show: Callable[[Sweep], None] = lambda sweep: None,
+    more: Callable[[], bool] = lambda: True,
 ) -> Sweep:
     """Run what has no record yet in folder/records, and write each record as soon as its run is over.
 
@@ -90,7 +91,8 @@ def run_all(
     A call with the same experiments goes on where an earlier one stopped. A record that cannot be used is set aside
     and made again. A run that fails is named in `failures`; the others go on. So is one whose process was killed
     twice; after the first time it is tried again when all others have begun. `show` is called about five times a
-    second. On KeyboardInterrupt the workers end and the exception goes on; what has a record keeps it.
+    second, and so is `more`: when it says no, what has begun goes on to its end, and nothing else begins. On
+    KeyboardInterrupt the workers end and the exception goes on; what has a record keeps it.
 
     The folder must be held (`store.held`). Raises CannotWrite when a record could not be written, after the runs that
     had begun.
@@ -116,7 +118,8 @@ def run_all(
     if waiting:
         with store.told(records):
             records.mkdir(parents=True, exist_ok=True)
-        Crew(min(workers or cores(), len(waiting)), records, sweep, tuple(log)).work_off(waiting, show)
+        crew = Crew(min(workers or cores(), len(waiting)), records, sweep, tuple(log))
+        crew.work_off(waiting, show, more)
     return sweep
 
 
@@ -157,11 +160,13 @@ class Crew:
         self.died: set[str] = set()
         self.unwritten: CannotWrite | None = None
 
-    def work_off(self, waiting: dict[str, Experiment], show: Callable[[Sweep], None]) -> None:
-        """Work off all that waits. Raises CannotWrite when a record could not be written."""
+    def work_off(self, waiting: dict[str, Experiment], show: Callable[[Sweep], None], more: Callable[[], bool]) -> None:
+        """Work off what waits, while there is to be more. Raises CannotWrite when a record could not be written."""
         line = list(waiting)
         try:
             while line or self.busy:
+                if not more():
+                    line.clear()
                 while line and len(self.busy) < self.count:
                     worker = self.idle.pop() if self.idle else Worker(self.records, self.log)
                     self.busy.append(worker)

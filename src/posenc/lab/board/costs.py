@@ -1,0 +1,174 @@
+"""What an encoding costs, beside the same model without position: parameters, cache, a layer's forward, a step."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from posenc import catalogue, specs
+from posenc.encoding import Shape
+from posenc.foreign import form_of, matches
+from posenc.lab import describe, store
+from posenc.lab.board import scope
+from posenc.lab.models import logits_of, model_of, stacks_of
+from posenc.lab.recipes import A_SECOND, cost, hints
+from posenc.lab.tasks import task_of
+from posenc.lab.train import one_step, start
+
+FILE = "costs.json"
+
+PLAIN = "none"
+"""The unit: the same layer, and the same model, without position."""
+
+DIM, HEADS = 512, 8
+"""The layer whose forward is timed, on the longest sequence that the board tests."""
+
+BYTES = 2
+"""Of a number in the cache: bfloat16."""
+
+ROUNDS = 7
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one encoding costs.
+
+    spec          the encoding, as summaries name it
+    parameters    of its own, in the board's small model
+    cache_bytes   what a layer of width 512 remembers of a token, keys and values included, in bfloat16
+    forward       CPU time of that layer's forward on the longest tested sequence, its feed-forward part included, in
+                  units of `none`
+    step          CPU time of a training step of the board's model, in units of `none`
+    """
+
+    spec: str
+    parameters: int
+    cache_bytes: int
+    forward: float
+    step: float
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What all encodings cost, and how fast the machine was that measured it.
+
+    of      label -> its costs
+    speed   units of `recipes.cost` that the plain model trains in a CPU second
+    """
+
+    of: Mapping[str, Cost]
+    speed: float = A_SECOND
+
+
+FORM = {"versions": {"*": Any}, "speed": float, "costs": [form_of(Cost)]}
+
+
+def measure(spec: str, task: str) -> Cost:
+    """The costs of an encoding; its steps are those on a task that it has a meaning for."""
+    with torch.random.fork_rng(devices=[]):
+        model = model_of(scope.experiment(task, spec, scope.SEARCH_SEED), task_of(task))
+        layers = len(specs.split(spec))
+        forward = in_units(forward_of(spec, task, layers), forward_of(PLAIN, task, layers))
+        step = in_units(steps_of(spec, task), steps_of(PLAIN, task))
+    own = {id(p): p for stack in stacks_of(model) for p in stack.encodings.parameters()}
+    return Cost(
+        spec=scope.label(spec),
+        parameters=sum(p.numel() for p in own.values()),
+        cache_bytes=cache_bytes(spec, task),
+        forward=round(forward, 2),
+        step=round(step, 2),
+    )
+
+
+def cache_bytes(spec: str, task: str) -> int:
+    """What a layer remembers of a token; where the layers differ, their mean."""
+    shape = Shape.of(DIM, HEADS, scope.MOST_TOKENS, task_of(task).reads != "encoder")
+    given = hints(shape.max_len, shape.max_len, task_of(task).axes)
+    built = [catalogue.build(part, shape, hints=given) for part in specs.split(spec)]
+    beside = statistics.fmean(describe.cache_cost(one, shape)["numbers"] for one in built)
+    return round(BYTES * (2 * DIM + beside))
+
+
+def forward_of(spec: str, task: str, layers: int) -> Callable[[], object]:
+    """A forward through layers of width 512."""
+    made, run = task_of(task), scope.experiment(task, spec, scope.SEARCH_SEED)
+    model = model_of(replace(run, dim=DIM, heads=HEADS, layers=layers), made).eval()
+    batch = made.batch(max(run.test_lengths), 1, torch.Generator().manual_seed(0))
+
+    @torch.inference_mode()
+    def forward() -> object:
+        return logits_of(model, batch)
+
+    return forward
+
+
+def steps_of(spec: str, task: str) -> Callable[[], object]:
+    """Some training steps of the board's model."""
+    run = start(replace(scope.experiment(task, spec, scope.SEARCH_SEED), curriculum=0.0))
+
+    def some() -> None:
+        # As many as there are lengths: each of them once.
+        for _ in run.task.lengths(run.experiment.train_length):
+            one_step(run)
+            run.step += 1
+
+    return some
+
+
+def in_units(work: Callable[[], object], plain: Callable[[], object]) -> float:
+    """CPU time of some work in units of other work: the fastest of several rounds, each of both in turn."""
+    times: tuple[list[float], list[float]] = [], []
+    for _ in range(ROUNDS):
+        for found, one in zip(times, (work, plain), strict=True):
+            begun = time.process_time()
+            one()
+            found.append(time.process_time() - begun)
+    return min(times[0][1:]) / min(times[1][1:])
+
+
+def speed() -> float:
+    """Units of `recipes.cost` that the plain model trains in a CPU second, here and now."""
+    task = scope.SEARCH_TASKS[0]
+    run, some = scope.experiment(task, PLAIN, scope.SEARCH_SEED), steps_of(PLAIN, task)
+    times = []
+    for _ in range(ROUNDS):
+        begun = time.process_time()
+        some()
+        times.append(time.process_time() - begun)
+    return cost(run) / run.steps * len(task_of(task).lengths(run.train_length)) / min(times)
+
+
+def read(folder: Path) -> Costs:
+    """The costs that are kept. Raises CannotRead where the file is damaged."""
+    path = folder / FILE
+    if not path.exists():
+        return Costs({})
+    facts, _ = store.read_json(path)
+    matches(facts, FORM, file=path)
+    return Costs({one["spec"]: Cost(**one) for one in facts["costs"]}, facts["speed"])
+
+
+def together(base: Costs, own: Costs) -> Costs:
+    """The costs of two boards; what both have, and the speed, are the second's where it has any."""
+    return Costs({**base.of, **own.of}, own.speed if own.of else base.speed)
+
+
+def add(folder: Path, pairs: Sequence[tuple[str, str]], known: Costs) -> None:
+    """Measure what has no costs yet, of pairs (task, encoding), and keep it. Raises CannotWrite."""
+    todo = {spec: task for task, spec in reversed(pairs) if scope.label(spec) not in known.of}
+    if not todo:
+        return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        found = {scope.label(spec): measure(spec, task) for spec, task in todo.items()}
+        now = speed()
+    finally:
+        torch.set_num_threads(threads)
+    kept = {**read(folder).of, **found}
+    costs = [asdict(kept[label]) for label in sorted(kept)]
+    store.write(folder / FILE, store.sealed({"versions": store.versions(), "speed": now, "costs": costs}, indent=1))

@@ -1,0 +1,136 @@
+"""The pages of the board, from its rows and costs alone: README.md as GitHub shows it, and board.html."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from posenc.lab import figures, report, store, summary
+from posenc.lab.board import picture, scope
+from posenc.lab.board.costs import Costs
+from posenc.lab.board.tables import Table, evidence, intervals, standings, summary_table, task_table, unmeasured
+from posenc.lab.drawer import Drawer
+from posenc.lab.summary import Cell, Record
+from posenc.lab.tables import as_markdown, markdown_code
+from posenc.lab.tasks import TASKS
+
+TEMPLATE = Path(__file__).with_name("board.html.jinja")
+
+FIGURES = "figures"
+PICTURE = "speed-and-reach"
+PAGES = ("README.md", "board.html")
+
+TITLE = "Which positional encoding, and how far does it carry?"
+
+
+def write(rows: Sequence[Record], costs: Costs, folder: Path) -> list[Path]:
+    """Write both pages and the picture into the folder; the paths of the pages.
+
+    Raises ValueError without any rows of evidence, and CannotWrite.
+    """
+    rows = summary.legible(in_order(rows))
+    if not evidence(rows):
+        raise ValueError(f"there are no rows to show yet; run some with posenc board --out {folder}")
+    drawer = Drawer(store.inside(folder, FIGURES))
+    drawn = drawer(PICTURE, partial(picture.speed_and_reach, standings(rows)), PICTURE_SAYS)
+    store.write(folder / PAGES[0], markdown(rows, costs, pictured=drawn is not None).encode())
+    store.write(folder / PAGES[1], html(rows, costs, drawn).encode())
+    return [folder / name for name in PAGES]
+
+
+PICTURE_SAYS = (
+    "Every encoding that most often learns: the steps it takes, their median over all tasks, and the multiple of the "
+    "trained length to which most seeds carry, its geometric mean over all tasks."
+)
+
+
+def in_order(rows: Sequence[Record]) -> list[Record]:
+    """Task by task, as the laboratory lists them, and by key."""
+    known = list(TASKS)
+
+    def place(row: Record) -> tuple[int, str, str]:
+        task = summary.task_of(row)
+        return known.index(task) if task in known else len(known), task, row["key"]
+
+    return sorted(rows, key=place)
+
+
+def tables(rows: Sequence[Record], costs: Costs) -> list[Table]:
+    """The table of all tasks, and one for each."""
+    of_tasks = [task_table(rows, task, meaning(task)) for task in summary.tasks(evidence(rows))]
+    return [summary_table(rows, costs), *of_tasks]
+
+
+def meaning(task: str) -> str:
+    """What a task is, in a sentence; of one that does not ship, nothing."""
+    name = task.partition("(")[0]
+    return (TASKS[name].__doc__ or "").strip().splitlines()[0] if name in TASKS else ""
+
+
+def how_to_read(rows: Sequence[Record]) -> str:
+    return (
+        "Small models of two layers, trained alike but for the encoding, then asked about longer inputs. A cell says "
+        f"how many seeds carry to a length: they learned the task (99 %), and answer at least "
+        f"{summary.percent(summary.CARRIES)} % of the sequences of that length and of all shorter ones. "
+        f"{intervals(rows)} For text a cell is R, the perplexity over that at the trained length, with its interval. "
+        "Lines are sorted by reach; neighbours whose intervals overlap are ties."
+    )
+
+
+def made(rows: Sequence[Record]) -> list[tuple[str, str]]:
+    """How the rows came about: (what, words)."""
+    kept = evidence(rows)
+
+    def all_of(*path: str) -> str:
+        return ", ".join(sorted({str(value) for row in rows if (value := summary.get(row, *path)) is not None}))
+
+    seconds = sum(summary.number(row["cpu_s"]) or 0.0 for row in rows)
+    return [
+        ("command", "posenc board --out docs/board"),
+        ("runs", f"{len(kept)}, and {len(rows) - len(kept)} to search learning rates"),
+        ("seeds", all_of("experiment", "seed")),
+        ("CPU time", f"{seconds / 3600:.1f} hours"),
+        ("processor", all_of("versions", "processor")),
+        ("posenc", all_of("versions", "posenc")),
+        ("torch", all_of("versions", "torch")),
+        ("Python", all_of("versions", "python")),
+    ]
+
+
+def markdown(rows: Sequence[Record], costs: Costs, *, pictured: bool) -> str:
+    """README.md. Names and cells hold no signs that a table would read."""
+    lines = [f"# {TITLE}", "", how_to_read(rows), ""]
+    if pictured:
+        lines += [f"![{PICTURE_SAYS}]({FIGURES}/{PICTURE}.png)", ""]
+    for table in tables(rows, costs):
+        lines += [f"## {table.title}", "", table.says, ""]
+        cells = [[code_in_table(label), *map(in_words, cells)] for label, cells in table.rows]
+        lines += [as_markdown(table.headings, cells), ""]
+    lines += ["## What was not measured", "", *(f"- {words}" for words in unmeasured(rows, len(scope.SEEDS))), ""]
+    lines += ["## How it was made", "", *(f"- {what}: {words}" for what, words in made(rows)), ""]
+    lines += ["The rows are in `records/`, one file for each task. Written from them by `posenc board`.", ""]
+    return "\n".join(lines)
+
+
+def code_in_table(label: str) -> str:
+    return markdown_code(label).replace("|", r"\|")
+
+
+def in_words(cell: Cell) -> str:
+    return f"{cell.text}<br><sub>{cell.detail}</sub>" if cell.detail else cell.text
+
+
+def html(rows: Sequence[Record], costs: Costs, drawn: dict | None) -> str:
+    return (
+        report.pages(TEMPLATE.parent, report.TEMPLATE.parent)
+        .get_template(TEMPLATE.name)
+        .render(
+            light=figures.LIGHT,
+            dark=figures.DARK,
+            title=TITLE,
+            lead=how_to_read(rows),
+            picture=drawn,
+            tables=tables(rows, costs),
+            unmeasured=unmeasured(rows, len(scope.SEEDS)),
+            made=made(rows),
+        )
+    )

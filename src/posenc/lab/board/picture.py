@@ -1,0 +1,55 @@
+"""The picture at the head of the board: who learns soon, and who carries far."""
+
+import math
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+
+from posenc.lab import ENCODINGS, figures
+from posenc.lab.board.tables import Standing
+
+
+@figures.styled
+def speed_and_reach(found: Sequence[Standing]) -> Figure | None:
+    """Every encoding by the steps that it takes to learn, a median, and how far it carries, a geometric mean.
+
+    Names stand beside the well-known ones, and those that nobody beats in both. Those that were measured on no more
+    than half of the tasks are left out. None without any that learned.
+    """
+    # Medians over few tasks would stand beside medians over others.
+    most = max((one.tasks for one in found), default=0)
+    drawn = [one for one in found if math.isfinite(one.speed) and 2 * one.tasks > most]
+    # The well-known ones stand in front.
+    drawn.sort(key=lambda one: one.label in ENCODINGS)
+    if not drawn:
+        return None
+    fig = figures.figure(9, 5.2, "Learning speed and reach over all tasks")
+    ax = fig.add_subplot()
+    named = {one.label for one in drawn if one.label in ENCODINGS or not any(beats(other, one) for other in drawn)}
+    heights: dict[tuple[int, int], int] = {}
+    for one in drawn:
+        own = figures.look(list(ENCODINGS).index(one.label) if one.label in ENCODINGS else len(figures.LIGHT) - 1)
+        ax.plot(one.speed, one.mean_reach, marker=own.marker, color=own.color, linestyle="none", alpha=0.85)
+        if one.label in named:
+            # Names at nearly one place stand above each other.
+            place = (round(math.log2(one.speed) * 3), round(math.log2(one.mean_reach) * 8))
+            heights[place] = heights.get(place, -1) + 1
+            ax.annotate(
+                figures.short(one.label, 26),
+                (one.speed, one.mean_reach),
+                xytext=(5, 3 + 10 * heights[place]),
+                textcoords="offset points",
+                fontsize=8,
+            )
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log", base=2)
+    for axis in (ax.xaxis, ax.yaxis):
+        figures.plain_log(axis)
+    ax.set(xlabel="steps to learn, in units of the median encoding", ylabel="reach, multiples of the trained length")
+    return fig
+
+
+def beats(one: Standing, other: Standing) -> bool:
+    """Whether one is at least as good in both, and better in one of them."""
+    better = one.speed < other.speed or one.mean_reach > other.mean_reach
+    return better and one.speed <= other.speed and one.mean_reach >= other.mean_reach

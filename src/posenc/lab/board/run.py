@@ -1,0 +1,102 @@
+"""Filling the board: runs what is missing until it is told to stop, and keeps a row of each run that is over."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from posenc.lab import record, store
+from posenc.lab.board import costs, rows, scope
+from posenc.lab.board.costs import Costs
+from posenc.lab.board.plan import Plan, plan
+from posenc.lab.experiment import Experiment
+from posenc.lab.summary import Record
+from posenc.lab.sweep import Sweep, run_all
+
+COMMITTED = Path(__file__).resolve().parents[4] / "docs" / "board"
+"""The board of the repository, where the package runs from a checkout."""
+
+WORK = "work"
+"""The folder of full records, beside the rows that they become."""
+
+FOLD_AT = 20
+"""So many full records lie there at most, but for those of runs that end meanwhile."""
+
+
+@dataclass(frozen=True)
+class Board:
+    """What is asked of the board. Empty tuples ask for everything.
+
+    out          the folder for rows and page
+    base         a board whose rows are read too, and never made again
+    """
+
+    out: Path
+    tasks: tuple[str, ...] = ()
+    encodings: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = scope.SEEDS
+    base: Path = COMMITTED
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """(task, encoding), as far as they have a meaning. Raises ValueError for what there is not."""
+        return scope.with_meaning(self.tasks or scope.tasks(), self.encodings or scope.encodings())
+
+    def rows(self) -> list[Record]:
+        return rows.together(rows.read(self.base), rows.read(self.out))
+
+    def costs(self) -> Costs:
+        return costs.together(costs.read(self.base), costs.read(self.out))
+
+    def plan(self) -> Plan:
+        return plan(self.pairs(), self.rows(), self.costs(), self.seeds)
+
+
+def fill(
+    board: Board,
+    *,
+    seconds: float | None = None,
+    workers: int | None = None,
+    show: Callable[[Sweep], None] = lambda sweep: None,
+) -> dict[str, str]:
+    """Run what is missing, for so many seconds at most; the same call goes on where an earlier one stopped.
+
+    When the time is over, what has begun ends; on KeyboardInterrupt what is in hand is lost, and nothing else. Returns
+    why runs failed, by their keys.
+
+    Raises ValueError for what there is not, InUse where another process is at work there, CannotWrite.
+    """
+    until = None if seconds is None else time.monotonic() + seconds
+    work, pairs = board.out / WORK, board.pairs()
+    with ExitStack() as stack:
+        for folder in (board.out, work):
+            stack.enter_context(store.held(folder))
+        stack.callback(rows.fold, work, board.out)
+        rows.fold(work, board.out)
+        costs.add(board.out, pairs, board.costs())
+        for stage in ("search", "evidence"):
+            # What the search has found decides on the rates of the evidence.
+            missing: Mapping[str, Experiment] = getattr(plan(pairs, board.rows(), board.costs(), board.seeds), stage)
+            run_stage(list(missing.values()), work, board.out, until, workers, show)
+    return record.failures(work)
+
+
+def run_stage(
+    runs: Sequence[Experiment],
+    work: Path,
+    out: Path,
+    until: float | None,
+    workers: int | None,
+    show: Callable[[Sweep], None],
+) -> None:
+    """Run these, and fold their records from time to time."""
+    folded = 0
+
+    def shown(sweep: Sweep) -> None:
+        nonlocal folded
+        show(sweep)
+        if sweep.done - folded >= FOLD_AT:
+            rows.fold(work, out)
+            folded = sweep.done
+
+    run_all(runs, work, workers=workers, show=shown, more=lambda: until is None or time.monotonic() < until)

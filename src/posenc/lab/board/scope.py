@@ -1,0 +1,129 @@
+"""What stands on the board: which encodings, on which tasks, at which lengths, and for how long each is trained."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache, lru_cache
+
+import torch
+
+from posenc import catalogue, specs
+from posenc.lab import recipes
+from posenc.lab.compare import SEARCH_SEEDS
+from posenc.lab.experiment import Experiment
+from posenc.lab.models import logits_of, model_of
+from posenc.lab.recipes import A_SECOND, FIRST_SEED, recipe
+from posenc.lab.tasks import TASKS, Task, task_of
+
+COMPOSED = (
+    "rotary(partial=0.25)",
+    "rotary,none",
+    "none,rotary",
+    "on(rotary, heads=(0, 1))",
+    "on(rotary, heads=(0, 1)) + on(alibi, heads=(2, 3))",
+    "rotary + alibi",
+    "rotary + forgetting",
+    "rotary + scalable_softmax",
+    "rotary + log_temperature",
+    "learned + alibi",
+    "sinusoidal + t5_bias",
+)
+"""What people put together, beside every encoding by itself, where rerope and its kin stand around rotary. Layers
+alternate one by one, as the small model has two of them."""
+
+FACTORS = (1.2, 1.5, 2, 4, 8, 16)
+"""The tested lengths, as multiples of the trained one, as far as a task goes."""
+
+MOST_TOKENS = 512
+"""Tokens of the longest tested sequences: beyond, measuring would take longer than training."""
+
+SEEDS = tuple(range(FIRST_SEED, FIRST_SEED + 5))
+
+TRAINING_SECONDS = 10.0
+"""Where a recipe trains longer, its steps are cut to what the plain model does in so many CPU seconds, by `cost`. All
+encodings have the same steps."""
+
+SEARCH_SEED = SEARCH_SEEDS[0]
+SEARCH_TASKS = ("copy", "induction")
+RATE_FACTORS = (1.0, 0.4)
+"""What an encoding's learning rate is searched on: multiples of each recipe's own rate, one seed, two tasks. A rate for
+each task, a finer grid and more seeds are left out: they would cost more than the measurement itself."""
+
+
+def encodings() -> list[str]:
+    """Every encoding that ships, and what people put together."""
+    return [*catalogue.names(), *COMPOSED]
+
+
+def tasks() -> list[str]:
+    return list(TASKS)
+
+
+def layers_of(spec: str) -> str | tuple[str, ...]:
+    """A spec as an experiment holds it: one for all layers, or several that are cycled over them."""
+    parts = tuple(specs.split(spec))
+    return parts[0] if len(parts) == 1 else parts
+
+
+def label(spec: str) -> str:
+    """A spec as summaries name it."""
+    return " / ".join(specs.split(spec))
+
+
+@lru_cache
+def lengths(task: str) -> tuple[int, ...]:
+    """The lengths that are tested: those that the task can make, up to the most tokens."""
+    made, trained = task_of(task), trained_length(task)
+    asked = sorted({max(round(trained * factor), trained + 1) for factor in FACTORS})
+    return tuple(length for length in asked if made.tokens(length) <= MOST_TOKENS and can_make(made, length))
+
+
+def can_make(task: Task, length: int) -> bool:
+    """Whether a task has sequences of a length; of few symbols there are no long ones, say, without any twice."""
+    try:
+        task.batch(length, 1, torch.Generator().manual_seed(0))
+    except ValueError:
+        return False
+    return True
+
+
+def trained_length(task: str) -> int:
+    return task_of(task).recipe.get("train_length", Experiment.train_length)
+
+
+def experiment(task: str, spec: str, seed: int, rate_factor: float = 1.0) -> Experiment:
+    """One run of the board: the task's recipe at the board's lengths, and within its time."""
+    whole = recipe(task, layers_of(spec), seed, test_lengths=lengths(task))
+    steps = min(whole.steps, int(whole.steps * TRAINING_SECONDS * A_SECOND / recipes.cost(whole)))
+    return replace(whole, steps=steps, rate=whole.rate * rate_factor)
+
+
+@cache
+def why_not(task: str, spec: str) -> str:
+    """Why an encoding has no meaning on a task; empty where it has one.
+
+    It is built and run: on a batch of the trained length, and on a sequence of the longest that is tested.
+    """
+    run = experiment(task, spec, SEARCH_SEED)
+    made = run.made_task()
+    try:
+        with torch.random.fork_rng(devices=[]), torch.inference_mode():
+            model = model_of(run, made).eval()
+            for length, rows in ((run.train_length, 2), *((n, 1) for n in run.test_lengths[-1:])):
+                logits_of(model, made.batch(length, rows, torch.Generator().manual_seed(0)))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def with_meaning(task_names: Sequence[str], chosen: Sequence[str]) -> list[tuple[str, str]]:
+    """The pairs (task, encoding) that have one.
+
+    Raises ValueError for a misspelt name, and for an encoding that has a meaning on none of the tasks, with the reason.
+    """
+    found = []
+    for spec in chosen:
+        on = [task for task in task_names if not why_not(task, spec)]
+        if not on:
+            raise ValueError(f"{spec} has no meaning on {', '.join(task_names)}: {why_not(task_names[0], spec)}")
+        found += [(task, spec) for task in on]
+    return found

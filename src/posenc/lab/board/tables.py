@@ -1,0 +1,244 @@
+"""The numbers of the board, from its rows alone: how far each encoding carries on each task, and all tasks together."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from posenc.lab.board.costs import Costs
+from posenc.lab.recipes import FIRST_SEED
+from posenc.lab.statistics import share_interval
+from posenc.lab.summary import (
+    FLAT,
+    NOT_LEARNED,
+    NOTHING,
+    Cell,
+    Record,
+    Result,
+    cell,
+    count,
+    get,
+    how_flat,
+    number,
+    percent,
+    ratio,
+    results,
+    times,
+)
+from posenc.lab.summary.claims import reach_of
+from posenc.lab.summary.runs import entries
+
+
+def evidence(rows: Sequence[Record]) -> list[Record]:
+    """The rows that count: those of seeds that nothing was searched on."""
+    return [row for row in rows if (number(get(row, "experiment", "seed")) or 0) >= FIRST_SEED]
+
+
+def carried_by(run: Record) -> float | None:
+    """The multiple of the trained length up to which one run carries: as in summaries, and for text to which R is flat.
+
+    1 where it carries no further, 0 where it has not learned; None where no longer length was measured.
+    """
+    ratios = sorted(
+        (factor, r)
+        for at in entries(run)
+        if (factor := number(get(at, "factor"))) and factor > 1
+        if (r := number(get(at, "perplexity_ratio"))) is not None
+    )
+    if not ratios:
+        return reach_of(run)
+    if run.get("learned") is not True:
+        return 0.0
+    reached = 1.0
+    for factor, r in ratios:
+        if r > FLAT:
+            break
+        reached = factor
+    return reached
+
+
+@dataclass(frozen=True)
+class Carrying:
+    """How many of all seeds carry to a multiple of the trained length, and the 95 % interval of that share."""
+
+    factor: float
+    count: int
+    of: int
+    low: float
+    high: float
+
+    @classmethod
+    def of_all(cls, factor: float, count: int, of: int) -> "Carrying":
+        return cls(factor, count, of, *share_interval(count / of, of))
+
+    @property
+    def most(self) -> bool:
+        return 2 * self.count > self.of
+
+    @property
+    def words(self) -> str:
+        return f"{self.count} of {self.of}"
+
+
+def carrying(result: Result) -> list[Carrying]:
+    """At each multiple of the trained length that was tested, the shortest first."""
+    reached = [x for x in map(carried_by, result.runs) if x is not None]
+    found = []
+    for _, factor in result.lengths():
+        if factor and factor > 1 and reached:
+            found.append(Carrying.of_all(factor, sum(x >= factor for x in reached), len(reached)))
+    return found
+
+
+def reach(result: Result) -> float:
+    """The multiple to which more than half of the seeds carry; 1 where no further, 0 where most have not learned."""
+    reached = [x for x in map(carried_by, result.runs) if x is not None]
+    return statistics.median_low(reached) if reached else math.nan
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table: its title, a sentence, headings, and a row of cells for each encoding behind its label."""
+
+    title: str
+    says: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[Cell, ...]], ...]
+
+
+def task_table(rows: Sequence[Record], task: str, says: str) -> Table:
+    """How many seeds carry to each length, or for text R(k); sorted by reach, which ranks nobody: see the intervals."""
+    found = sorted(results(evidence(rows), task), key=lambda r: (-reach(r), -len(r.learned) / len(r.runs), r.label))
+    text = any(result.is_text for result in found)
+    lengths = sorted({(length, factor) for r in found for length, factor in r.lengths() if factor and factor > 1})
+    trained = next((count(r.trained_length) for r in found if r.trained_length), NOTHING)
+    headings = ["encoding", "learned", f"bits per byte at {trained}" if text else f"exact match at {trained}, %"]
+    headings += [f"{'R at ' * text}{count(length)} ({times(factor or 1)})" for length, factor in lengths]
+    headings += [] if text else ["steps to 99 %"]
+    return Table(
+        task, says, tuple(headings), tuple((r.label, tuple(cells_of(r, text, [n for n, _ in lengths]))) for r in found)
+    )
+
+
+def cells_of(result: Result, text: bool, lengths: Sequence[float]) -> list[Cell]:
+    learned = Cell(f"{len(result.learned)} of {len(result.runs)}", goodness=len(result.learned) / len(result.runs))
+    if text:
+        in_range = cell(result.spread_of_all("in_distribution", "bits_per_byte"), lambda x: f"{x:.2f}")
+        beyond = [cell(result.at(length, "perplexity_ratio"), ratio, how_flat) for length in lengths]
+        return [learned, in_range, *beyond]
+    by_factor = {at.factor: at for at in carrying(result)}
+    at_length = {length: by_factor.get(factor or 1) for length, factor in result.lengths()}
+    cells = [learned, cell(result.in_range(), percent, lambda x: x)]
+    for length in lengths:
+        at = at_length.get(length)
+        cells.append(Cell(NOTHING, missing=True) if at is None else Cell(at.words, goodness=at.count / at.of))
+    return [*cells, cell(result.spread("steps_to_learned"), count)]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One encoding over all tasks.
+
+    tasks, learned   how many tasks it was measured on, and on how many most seeds learned
+    reach            the median over those tasks of the multiple to which most seeds carry
+    mean_reach       its geometric mean, where not to learn is to carry no further than trained: it tells more apart
+    speed            the median over those tasks of its steps to learn, in units of the median of all that learned
+                     there; infinite where it learned fewer than half of them
+    """
+
+    label: str
+    tasks: int
+    learned: int
+    reach: float
+    mean_reach: float
+    speed: float
+    cpu_s: float
+
+
+def standings(rows: Sequence[Record]) -> list[Standing]:
+    """Of every encoding, the furthest reach first."""
+    found = [result for result in results(evidence(rows))]
+    typical = {
+        task: statistics.median(steps)
+        for task in dict.fromkeys(r.task for r in found)
+        if (steps := [s.median for r in found if r.task == task and (s := r.spread("steps_to_learned"))])
+    }
+    by_label: dict[str, list[Result]] = {}
+    for result in found:
+        by_label.setdefault(result.label, []).append(result)
+    out = []
+    for label, on in by_label.items():
+        speeds = [
+            steps.median / typical[r.task] if learns(r) and (steps := r.spread("steps_to_learned")) else math.inf
+            for r in on
+            if r.task in typical
+        ]
+        reached = [x for r in on if not math.isnan(x := reach(r))]
+        out.append(
+            Standing(
+                label,
+                tasks=len(on),
+                learned=sum(map(learns, on)),
+                reach=statistics.median_low(reached) if reached else math.nan,
+                mean_reach=statistics.geometric_mean(max(x, 1.0) for x in reached) if reached else math.nan,
+                speed=statistics.median_high(speeds) if speeds else math.inf,
+                cpu_s=statistics.median(number(get(run, "train_cpu_s")) or 0.0 for r in on for run in r.runs),
+            )
+        )
+    return sorted(out, key=lambda one: (-one.reach, -one.learned, one.label))
+
+
+def learns(result: Result) -> bool:
+    """Whether most seeds learn."""
+    return 2 * len(result.learned) > len(result.runs)
+
+
+def summary_table(rows: Sequence[Record], costs: Costs) -> Table:
+    """All encodings, over all tasks, with what they cost."""
+    headings = ("encoding", "tasks learned", "median reach", "steps, relative", "CPU s")
+    headings += ("parameters", "cache, bytes", "forward", "step")
+    lines = []
+    for one in standings(rows):
+        cost = costs.of.get(one.label)
+        priced = [NOTHING] * 4
+        if cost:
+            priced = [count(cost.parameters), count(cost.cache_bytes), times(cost.forward), times(cost.step)]
+        speed = NOTHING if math.isinf(one.speed) else times(one.speed)
+        reached = NOTHING if math.isnan(one.reach) else times(one.reach) if one.reach else NOT_LEARNED
+        learned = Cell(f"{one.learned} of {one.tasks}", goodness=one.learned / one.tasks)
+        plain = (reached, speed, f"{one.cpu_s:.1f}", *priced)
+        lines.append((one.label, (learned, *(Cell(words, missing=words in (NOTHING, NOT_LEARNED)) for words in plain))))
+    says = (
+        "Learned: on how many tasks most seeds did. Reach: the median over all its tasks of the multiple of the "
+        "trained length to which most seeds carry; 1x is no further than trained. Steps: to learn, in units of the "
+        "median encoding. CPU s: of one training. Parameters: its own. Cache: of one token in one layer of width 512 "
+        "in bfloat16. Forward, step: CPU time of that layer, and of a training step of the small model, in units of "
+        "`none`."
+    )
+    return Table("All tasks", says, headings, tuple(lines))
+
+
+def intervals(rows: Sequence[Record]) -> str:
+    """What so many of so many seeds say of all seeds, once for all tables."""
+    sizes = sorted({at.of for result in results(evidence(rows)) for at in carrying(result)})
+    shares = [Carrying.of_all(1.0, n, of) for of in sizes for n in range(of + 1)]
+    each = [f"{at.words} {percent(at.low)} to {percent(at.high)} %" for at in shares]
+    return f"The 95 % intervals of the share of all seeds: {', '.join(each)}." if each else ""
+
+
+def unmeasured(rows: Sequence[Record], seeds: int) -> list[str]:
+    """Sentences on what the rows do not hold."""
+    found = results(evidence(rows))
+    labels = list(dict.fromkeys(r.label for r in found))
+    out = []
+    for task in dict.fromkeys(r.task for r in found):
+        there = {r.label: len(r.runs) for r in found if r.task == task}
+        if without := [f"`{label}`" for label in labels if label not in there]:
+            out.append(f"{task}: {', '.join(without)}. They were not run there, or have no meaning there.")
+        if fewer := [f"`{label}` ({n})" for label, n in there.items() if n < seeds]:
+            out.append(f"{task}: fewer than {seeds} seeds of {', '.join(fewer)}.")
+    return [
+        *out,
+        "Larger models, longer training, and lengths beyond those of the tables: nothing here says what happens there.",
+        "Learning rates were searched for each encoding on two tasks with one seed, and not for each task.",
+    ]
