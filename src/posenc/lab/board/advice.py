@@ -13,30 +13,6 @@ from posenc.lab.summary import Record, Result, ask, count, listed, name, percent
 from posenc.lab.summary.claims import Measure, compare, exact_match_at, growth_at
 from posenc.lab.tasks import TASKS
 
-SAYS = {
-    "addition": "add sum arithmetic number digit calculate calculator math",
-    "copy": "copy quote verbatim reproduce transcribe repeat",
-    "counting": "count counting occurrence frequency often many",
-    "flip_flop": "memory state remember latest write read variable",
-    "grid_mark": "image picture pixel patch vision grid board square",
-    "induction": "pattern again context followed induction repetition",
-    "masked_text": "masked mask fill gap cloze bert denoise text language",
-    "masked_symbols": "masked mask fill gap cloze bert denoise",
-    "odds_first": "permute permutation rearrange shuffle deinterleave",
-    "order_class": "classify classification classifier label order first earlier",
-    "parity": "parity xor even odd",
-    "pass_key": "needle haystack passkey password find search retrieve retrieval document fact",
-    "recall": "recall lookup dictionary key value associative retrieve retrieval table",
-    "repeat": "repeat same constant",
-    "reverse": "reverse backward backwards mirror",
-    "same_set": "anagram set bag same letters compare",
-    "sort": "sort sorting alphabetical rank",
-    "text": "language text prose story book chat write code generate perplexity",
-    "translation": "translate translation language sentence",
-    "tree_copy": "tree bracket nested syntax parse grammar program json",
-}
-"""Task -> the words in which people ask for it, beside those of its own first sentence."""
-
 MOST_TASKS = 3
 MOST_KEYS = 12
 """The keys that are written out in words; all of them are in the advice itself."""
@@ -199,7 +175,7 @@ def words_about(task: str) -> set[str]:
     own = task.partition("(")[0]
     cls = TASKS.get(own)
     idea = (cls.__doc__ or "").strip().splitlines()[0].partition(":")[0] if cls else ""
-    return words_of(f"{own.replace('_', ' ')} {SAYS.get(own, '')} {idea}")
+    return words_of(" ".join((own.replace("_", " "), *(cls.also_called if cls else ()), idea)))
 
 
 def found_at(found: Sequence[Result], factor: float) -> dict[str, Found]:

@@ -70,6 +70,7 @@ class Task(Named):
         axes              how many coordinates a token has
         recipe            settings of an Experiment with which it is learned soonest on a small CPU
         beyond            the tested lengths, as multiples of the trained one
+        also_called       words in which people ask for it: `posenc advise` finds it by them
 
     `posenc check` holds it to what the laboratory expects of it. Source: where the task comes from, in the docstring.
 

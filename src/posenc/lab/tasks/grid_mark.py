@@ -29,6 +29,7 @@ class GridMark(Task):
     """
 
     source = "Heo et al. 2024, arXiv:2403.13298, section 4"
+    also_called = ("image", "picture", "pixel", "patch", "vision", "grid", "board", "square")
     recipe = MappingProxyType({"train_length": 8, "steps": 1000, "batch": 16, "rate": 3e-3, "cool_down": 100})
     reads = "encoder"
     axes = 2

@@ -21,6 +21,7 @@ class OddsFirst(Said):
     """
 
     source = "Delétang et al. 2022, arXiv:2207.02098, appendix A.1"
+    also_called = ("permute", "permutation", "rearrange", "shuffle", "deinterleave")
     recipe = MappingProxyType({"train_length": 8, "steps": 2500, "batch": 32, "curriculum": 0.16, "cool_down": 200})
 
     def said(self, prompt: Tensor) -> Tensor:

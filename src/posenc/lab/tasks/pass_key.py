@@ -32,6 +32,18 @@ class PassKey(Symbols):
     depth: float | None = None
 
     source = "Mohtashami and Jaggi 2023, arXiv:2305.16300, section 4.2"
+    also_called = (
+        "needle",
+        "haystack",
+        "passkey",
+        "password",
+        "find",
+        "search",
+        "retrieve",
+        "retrieval",
+        "document",
+        "fact",
+    )
     recipe = MappingProxyType(
         {"train_length": 16, "steps": 1500, "batch": 64, "rate": 3e-3, "curriculum": 0.24, "cool_down": 100}
     )

@@ -20,6 +20,7 @@ class Repeat(Symbols):
     """
 
     source = "Kazemnejad et al. 2023, arXiv:2305.19466, section 4"
+    also_called = ("repeat", "same", "constant")
 
     def chance(self, length: int) -> float:
         return 1 / self.symbols

@@ -21,6 +21,7 @@ class Reverse(Said):
     """
 
     source = "Kazemnejad et al. 2023, arXiv:2305.19466, section 4"
+    also_called = ("reverse", "backward", "backwards", "mirror")
     recipe = MappingProxyType({"steps": 2500, "batch": 32, "curriculum": 0.16, "cool_down": 200})
 
     def said(self, prompt: Tensor) -> Tensor:
