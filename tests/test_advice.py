@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from board_rows import row, rows
 
+from posenc import cli
+from posenc.lab.board import rows as kept
 from posenc.lab.board.advice import Advice, Question, advise
 from posenc.lab.board.costs import Cost, Costs
 
@@ -83,3 +85,33 @@ def test_without_rows_nothing_is_said() -> None:
 def test_questions_that_cannot_be_asked(given: tuple, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         Question(*given)
+
+
+# The command
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Path:
+    kept.add(tmp_path, rows())
+    return tmp_path
+
+
+def test_the_command_answers_in_words_and_in_json(board: Path, capsys: pytest.CaptureFixture) -> None:
+    asked = ["advise", "--task", "copy", "--train-length", "10", "--test-length", "20", "--rows", str(board)]
+    assert cli.main(asked) == 0
+    assert "Carry so far: `alibi` (5 of 5 seeds on copy)" in capsys.readouterr().out
+    assert cli.main([*asked, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["near"] == ["copy"] and "alibi" in found["recommended"] and "copy-alibi-seed100" in found["rows"]
+
+
+def test_the_command_says_where_there_are_rows(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    asked = ["advise", "--task", "copy", "--train-length", "10", "--test-length", "20", "--rows", str(tmp_path)]
+    assert cli.main(asked) == 2
+    assert "there is no board in" in capsys.readouterr().err
+
+
+def test_a_misspelt_encoding_of_ones_own_is_told(board: Path, capsys: pytest.CaptureFixture) -> None:
+    asked = ["advise", "--task", "copy", "--train-length", "10", "--test-length", "20", "--rows", str(board)]
+    assert cli.main([*asked, "--encoding", "rotarry"]) == 2
+    assert "no encoding named 'rotarry'" in capsys.readouterr().err

@@ -351,3 +351,20 @@ def test_the_time_left_goes_by_the_steps_done() -> None:
     state = standing(a=0, b=50)
     state.runs["a"].state = "kept"
     assert state.seconds_left() == pytest.approx(10, rel=0.05) and state.done == 1
+
+
+def test_when_there_is_to_be_no_more_what_has_begun_ends_and_nothing_else_begins(tmp_path: Path) -> None:
+    small = {"train_length": 2, "dim": 4, "heads": 1, "layers": 1, "batch": 2, "steps": 60}
+    runs = [recipe("repeat", "none", seed, **small) for seed in range(3)]
+    states: list[list[str]] = []
+
+    def more() -> bool:
+        return not any("running" in state for state in states)
+
+    def show(found: Sweep) -> None:
+        states.append([run.state for run in found.runs.values()])
+
+    with store.held(tmp_path):
+        found = run_all(runs, tmp_path, workers=1, show=show, more=more)
+    assert [run.state for run in found.runs.values()] == ["done", "waiting", "waiting"]
+    assert [path.stem for path in (tmp_path / "records").glob("*.json")] == [record.key_of(runs[0])]
