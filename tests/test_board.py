@@ -251,6 +251,7 @@ def test_the_page_says_what_the_rows_say(tmp_path: Path) -> None:
     assert cells_of(text, "text")["rotary"][2:4] == ["1.00", "2.00"]
     assert cells_of(text, "All tasks")["rotary"] == ["4 of 4", "1.2x", "0.67x", "9.5", "0", "2,048", "1.1x", "1.25x"]
     assert "4 of 5 38 to 96 %" in text
+    assert "- seeds: 100, 101, 102, 103, 104" in text
     assert "grid_mark: `alibi`, `learned`" in text.split("## What was not measured")[1]
     assert (tmp_path / "figures" / "speed-and-reach.png").stat().st_size > 10_000
     html = (tmp_path / "board.html").read_text(encoding="utf-8")

@@ -81,11 +81,11 @@ def made(rows: Sequence[Record]) -> list[tuple[str, str]]:
     kept = evidence(rows)
 
     def all_of(*path: str) -> str:
-        return ", ".join(sorted({str(value) for row in rows if (value := summary.get(row, *path)) is not None}))
+        return ", ".join(map(str, sorted({value for row in rows if (value := summary.get(row, *path)) is not None})))
 
     seconds = sum(summary.number(row["cpu_s"]) or 0.0 for row in rows)
     return [
-        ("command", "posenc board --out docs/board"),
+        ("command", "posenc board"),
         ("runs", f"{len(kept)}, and {len(rows) - len(kept)} to search learning rates"),
         ("seeds", all_of("experiment", "seed")),
         ("CPU time", f"{seconds / 3600:.1f} hours"),
