@@ -85,7 +85,7 @@ def made(rows: Sequence[Record]) -> list[tuple[str, str]]:
 
     seconds = sum(summary.number(row["cpu_s"]) or 0.0 for row in rows)
     return [
-        ("command", "posenc board"),
+        ("command", "posenc board --out docs/board"),
         ("runs", f"{len(kept)}, and {len(rows) - len(kept)} to search learning rates"),
         ("seeds", all_of("experiment", "seed")),
         ("CPU time", f"{seconds / 3600:.1f} hours"),
