@@ -15,10 +15,10 @@ from typing import Any
 
 from posenc.seeding import seeded
 from posenc.testing.comparisons import alike, near, same
-from posenc.testing.contract import KnownGap, NoMeaning, StaleGap, name_of, promise, sentence
+from posenc.testing.contract import promise, sentence
 from posenc.testing.oracles import by_formula
 from posenc.testing.promises import *
-from posenc.testing.report import ADVICE, Verdict, cases, check, describe, total, verdicts
+from posenc.testing.report import ADVICE, cases, check, verdicts
 from posenc.testing.subjects import (
     FAR,
     LONG,
@@ -40,6 +40,7 @@ from posenc.testing.subjects import (
     with_gradients,
 )
 from posenc.testing.variants import kin, variants
+from posenc.verdicts import KnownGap, NoMeaning, StaleGap, Verdict, describe, name_of, total
 
 
 def state_machine(subject: "Subject | Source") -> Any:

@@ -1,33 +1,13 @@
 """What a promise is: its name is a sentence, and it is kept, broken, without meaning, or a declared gap."""
 
 import functools
-import unittest
 from collections.abc import Callable
-from typing import Any
 
-from posenc.foreign import quoted
 from posenc.testing.subjects import Source, Subject
-
-
-class NoMeaning(unittest.SkipTest):
-    """A promise says nothing about this subject; the message says why."""
-
-
-class KnownGap(unittest.SkipTest):
-    """A promise is broken, as the encoding itself declares in `gaps`."""
-
-
-class StaleGap(AssertionError):
-    """A promise is kept although the encoding declares a gap."""
-
+from posenc.verdicts import KnownGap, NoMeaning, StaleGap, first_line, name_of, sentence_of
 
 SENTENCES: dict[str, Callable[..., None]] = {}
 """Every promise by its name."""
-
-
-def name_of(function: Any) -> str:
-    """The name of a promise."""
-    return function.__name__
 
 
 def promise(hold: Callable[[Subject], None]) -> Callable[..., None]:
@@ -59,10 +39,7 @@ def sentence(promise: str | Callable[..., None]) -> Callable[..., None]:
 
     Raises ValueError for a name that is none.
     """
-    name = promise if isinstance(promise, str) else name_of(promise)
-    if name not in SENTENCES:
-        raise ValueError(f"no promise named {quoted(name)}; there are: {', '.join(SENTENCES)}")
-    return SENTENCES[name]
+    return sentence_of(promise, SENTENCES)
 
 
 def gaps_of(subject: Subject) -> dict[str, str]:
@@ -79,12 +56,3 @@ def gaps_of(subject: Subject) -> dict[str, str]:
                 )
             gaps[name] = reason
     return gaps
-
-
-def first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return (
-        (text.splitlines()[0] if text else type(error).__name__)
-        if isinstance(error, AssertionError)
-        else f"{type(error).__name__}: {text[:300]}"
-    )

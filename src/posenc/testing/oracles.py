@@ -12,8 +12,8 @@ from posenc.encoding import Encoding
 from posenc.masks import Mask
 from posenc.positions import Positions
 from posenc.published import Token
-from posenc.testing.contract import NoMeaning
 from posenc.testing.subjects import Net, on_axes
+from posenc.verdicts import NoMeaning
 
 
 def by_formula(

@@ -1,17 +1,13 @@
-"""What came out: verdicts, their words, and the rows of a test report."""
+"""An encoding held to promises: the verdicts, what to do about them, and the rows of a test report."""
 
-import textwrap
-import traceback
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from posenc.testing.contract import KnownGap, NoMeaning, StaleGap, first_line, gaps_of, name_of, sentence
+from posenc.testing.contract import gaps_of, name_of, sentence
 from posenc.testing.promises import PROMISES, a_forward_pass_works
 from posenc.testing.subjects import Source, Subject
+from posenc.verdicts import Held, Verdict
 
 ADVICE = {
     "a_forward_pass_works": "posenc.Encoding says what each door is given and has to give; the others wait for this",
@@ -38,40 +34,6 @@ ADVICE = {
     "grouped_query_heads_agree": "keys may have fewer heads than queries: repeat them for their groups",
 }
 """What to do about a promise that is broken."""
-
-WORDS = ("kept", "broken", "known gap", "stale gap", "no meaning")
-"""What a promise may come out as."""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What came out of one promise for one subject.
-
-    kept     whether the promise is kept; None where it has no meaning for the subject
-    gap      the reason of the gap that the encoding declares for it, or None
-    message  the first failure, or why there is no meaning; empty when all is well
-    advice   what to do about it, where something is to be done
-    """
-
-    subject: str
-    promise: str
-    kept: bool | None
-    gap: str | None = None
-    message: str = ""
-    advice: str = ""
-
-    @property
-    def good(self) -> bool:
-        """Whether nothing is to be done: kept without a gap, broken with one, or no meaning."""
-        return self.kept is None or self.kept == (self.gap is None)
-
-    @property
-    def word(self) -> str:
-        if self.kept is None:
-            return "no meaning"
-        if self.kept:
-            return "kept" if self.gap is None else "stale gap"
-        return "broken" if self.gap is None else "known gap"
 
 
 def check(subject: "Subject | Source", promises: Iterable[str | Callable[..., None]] | None = None) -> list[Verdict]:
@@ -100,59 +62,8 @@ def verdicts(
     """
     subject = Subject.of(subject)
     chosen = PROMISES if promises is None else [sentence(one) for one in promises]
-    return tried(subject, chosen, gaps_of(subject), during)
-
-
-def tried(
-    subject: Subject,
-    chosen: Iterable[Callable[..., None]],
-    gaps: Mapping[str, str],
-    during: Callable[[str], AbstractContextManager[Any]],
-) -> Iterator[Verdict]:
-    def verdict(hold: Callable[..., None]) -> Verdict:
-        with during(name_of(hold)):
-            return verdict_of(hold, subject, gaps.get(name_of(hold)))
-
-    first = verdict(a_forward_pass_works)
-    if first.word == "broken":
-        yield first
-        return
-    for hold in chosen:
-        yield first if hold is a_forward_pass_works else verdict(hold)
-
-
-def verdict_of(hold: Callable[..., None], subject: Subject, gap: str | None) -> Verdict:
-    name = name_of(hold)
-    try:
-        hold(subject)
-    except NoMeaning as reason:
-        return Verdict(subject.name, name, None, gap, str(reason))
-    except KnownGap as reason:
-        return Verdict(subject.name, name, False, gap, str(reason))
-    except StaleGap as error:
-        return Verdict(subject.name, name, True, gap, str(error), "delete it from `gaps`")
-    except Exception as error:
-        return Verdict(subject.name, name, False, None, first_line(error), advice(name, error, subject))
-    return Verdict(subject.name, name, True)
-
-
-def advice(promise: str, error: Exception, subject: Subject) -> str:
-    """What to do about a broken promise: where the encoding's own code raised something, that line comes first."""
-    if isinstance(error, AssertionError):
-        return ADVICE[promise]
     modules = {type(encoding).__module__ for encoding in subject.encodings()}
-    steps = [
-        (frame.f_code, line)
-        for frame, line in traceback.walk_tb(error.__traceback__)
-        if frame.f_globals.get("__name__") in modules
-    ]
-    if not steps:
-        return ADVICE[promise]
-    code, line = steps[-1]
-    place = f"{code.co_name}, line {line} of {Path(code.co_filename).name}"
-    if isinstance(error, (ValueError, NotImplementedError)):
-        return f"serve what {place}, refuses; or say why not in `gaps`, under {promise}"
-    return f"look at {place}; {ADVICE[promise]}"
+    return Held(subject, subject.name, modules, ADVICE, gaps_of(subject)).to_all(a_forward_pass_works, chosen, during)
 
 
 def cases(
@@ -170,35 +81,3 @@ def cases(
         for subject in map(Subject.of, subjects)
         for hold in chosen
     ]
-
-
-def describe(verdicts: Sequence[Verdict]) -> str:
-    """Verdicts as a table for people: one line for each promise, and a count at the end.
-
-    >>> print(describe(check("none", ["has_a_source"])))
-    none
-      kept        has a source
-    1 promise: 1 kept
-    """
-    lines: list[str] = []
-    last = None
-    for verdict in verdicts:
-        if verdict.subject != last:
-            lines.append(verdict.subject)
-            last = verdict.subject
-        lines.append(f"  {verdict.word:<10}  {verdict.promise.replace('_', ' ')}")
-        lines.extend(textwrap.wrap(verdict.message, 100, initial_indent=" " * 14, subsequent_indent=" " * 14))
-    lines.append(total(verdicts))
-    return "\n".join(lines)
-
-
-def total(verdicts: Sequence[Verdict]) -> str:
-    """How many promises came out in which way.
-
-    >>> total(check("none", ["has_a_source"]))
-    '1 promise: 1 kept'
-    """
-    counts = Counter(verdict.word for verdict in verdicts)
-    return f"{len(verdicts)} promise{'s' * (len(verdicts) != 1)}: " + ", ".join(
-        f"{counts[word]} {word}" for word in WORDS if counts[word]
-    )

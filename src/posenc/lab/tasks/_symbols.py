@@ -1,6 +1,7 @@
-"""What the tasks on symbols share: letters, and sequences of a prompt, a separator and an answer."""
+"""What the tasks written in letters share: ids, and sequences of a prompt, a separator and an answer."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor
@@ -16,8 +17,42 @@ LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Symbols(Task):
-    """Base of the tasks on letters: `symbols` of them behind BOS, SEPARATOR and END.
+class Lettered(Task):
+    """Base of the tasks whose tokens are written as letters: ids from 3 on, behind BOS, SEPARATOR and END."""
+
+    separator: ClassVar[str] = "|"
+    """How a person writes SEPARATOR."""
+
+    @property
+    def letters(self) -> str:
+        """How a person writes the ids from 3 on: a letter for each."""
+        raise NotImplementedError(f"{self} does not say its letters: how its ids from 3 on are written")
+
+    @property
+    def vocab(self) -> int:
+        return 3 + len(self.letters)
+
+    def encode(self, text: str) -> list[int]:
+        wrong = sorted({letter for letter in text if letter not in self.letters + self.separator})
+        if wrong:
+            raise ValueError(
+                f"a prompt for this task is written in {self.letters} and {self.separator}, "
+                f"got {', '.join(map(repr, wrong))}"
+            )
+        return [BOS, *(SEPARATOR if letter == self.separator else 3 + self.letters.index(letter) for letter in text)]
+
+    def decode(self, ids: list[int]) -> str:
+        words = {BOS: "^", SEPARATOR: self.separator, END: "."}
+        return "".join(words.get(i) or self.letters[i - 3] for i in ids)
+
+    def id(self, letter: str) -> int:
+        """The id of a letter."""
+        return 3 + self.letters.index(letter)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Symbols(Lettered):
+    """Base of the tasks on any symbols: `symbols` different ones, written a, b, c, ...
 
     A prompt of n symbols, a separator, and an answer of n symbols that ends with END, unless a task says otherwise.
     """
@@ -30,28 +65,14 @@ class Symbols(Task):
             raise ValueError(f"{self.spec_name}: symbols must be at most {len(LETTERS)}, got {self.symbols}")
 
     @property
-    def vocab(self) -> int:
-        return 3 + self.symbols
+    def letters(self) -> str:
+        return LETTERS[: self.symbols]
 
     def tokens(self, length: int) -> int:
         return 2 * length + 2  # BOS, the prompt, SEPARATOR, and the answer without its END
 
     def chance(self, length: int) -> float:
         return float(self.symbols) ** -length
-
-    def encode(self, text: str) -> list[int]:
-        known = LETTERS[: self.symbols] + "|"
-        wrong = sorted({letter for letter in text if letter not in known})
-        if wrong:
-            raise ValueError(
-                f"a prompt for this task is written in {LETTERS[: self.symbols]} and |, "
-                f"got {', '.join(map(repr, wrong))}"
-            )
-        return [BOS, *(SEPARATOR if letter == "|" else 3 + LETTERS.index(letter) for letter in text)]
-
-    def decode(self, ids: list[int]) -> str:
-        words = {BOS: "^", SEPARATOR: "|", END: "."}
-        return "".join(words.get(i) or LETTERS[i - 3] for i in ids)
 
 
 def column(rows: int, token: int) -> Tensor:

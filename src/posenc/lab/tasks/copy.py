@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 from torch import Tensor
 
+from posenc import checks
 from posenc.lab.tasks._symbols import Said
 
 
@@ -15,12 +16,24 @@ class Copy(Said):
     Each symbol has to be found by its place: relative encodings carry some way, absolute ones do not.
 
     symbols  how many different symbols there are
+    times    how often it is to be said; 2 is known as duplicate
 
-    Source: Kazemnejad et al. 2023, arXiv:2305.19466, section 4.
+    Source: Kazemnejad et al. 2023, arXiv:2305.19466, section 4; duplicate: Delétang et al. 2022, arXiv:2207.02098,
+    appendix A.1.
     """
 
+    times: int = 1
+
     source = "Kazemnejad et al. 2023, arXiv:2305.19466, section 4"
+    also_called = ("duplicate",)
     recipe = MappingProxyType({"steps": 2500, "batch": 32, "curriculum": 0.16, "cool_down": 200})
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.hold(checks.whole, times=1)
+
+    def tokens(self, length: int) -> int:
+        return (1 + self.times) * length + 2
+
     def said(self, prompt: Tensor) -> Tensor:
-        return prompt
+        return prompt.repeat(1, self.times)

@@ -7,8 +7,11 @@ from types import MappingProxyType
 import torch
 from torch import Generator
 
+from posenc import checks
 from posenc.lab.tasks._symbols import BOS, SEPARATOR, Symbols, column
 from posenc.lab.tasks._task import Batch
+
+QUESTIONS = ("all", "one")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,35 +19,51 @@ class Recall(Symbols):
     """Associative recall: after pairs of key and value, say the value of each key that is asked for: axby|by -> y.
 
     The length is the number of pairs. Keys are different symbols of the first half, values symbols of the second half;
-    every key is asked for once, in another order. All that matters is what stands next to what.
+    keys are asked for in another order than they came in. All that matters is what stands next to what.
 
-    symbols  how many different symbols there are: half of them keys, half values
+    symbols    how many different symbols there are: half of them keys, half values
+    questions  all: every key is asked for once; one: a single key is
 
     Source: Arora et al. 2023, arXiv:2312.04927, section 4 (multi-query associative recall).
     """
 
     symbols: int = 32
+    questions: str = "all"
 
     source = "Arora et al. 2023, arXiv:2312.04927, section 4"
     recipe = MappingProxyType(
         {"train_length": 8, "steps": 1000, "batch": 64, "rate": 2e-3, "curriculum": 0.24, "cool_down": 200}
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.hold(checks.whole, symbols=2)
+        checks.one_of(f"{self.spec_name}: questions", self.questions, QUESTIONS)
+
+    @property
+    def half(self) -> int:
+        """How many keys there are, and how many values."""
+        return self.symbols // 2
+
+    def asked(self, length: int) -> int:
+        """How many keys are asked for."""
+        return length if self.questions == "all" else 1
+
     def tokens(self, length: int) -> int:
-        return 4 * length + 1  # BOS, the pairs, SEPARATOR, and the questions without the last value
+        return 2 * (length + self.asked(length)) + 1  # BOS, pairs, SEPARATOR, and the questions without the last value
 
     def chance(self, length: int) -> float:
-        return math.prod([2 / self.symbols] * length)
+        return math.prod([1 / self.half] * self.asked(length))
 
     def batch(self, length: int, rows: int, generator: Generator) -> Batch:
-        half = self.symbols // 2
-        if length > half:
+        if length > self.half:
             raise ValueError(
-                f"recall has {half} different keys, and cannot make {length} pairs; choose lengths up to {half}"
+                f"recall has {self.half} different keys, and cannot make {length} pairs; "
+                f"choose lengths up to {self.half}"
             )
-        keys = 3 + torch.rand(rows, half, generator=generator).argsort(1)[:, :length]
-        values = 3 + half + torch.randint(0, half, (rows, length), generator=generator)
-        asked = torch.rand(rows, length, generator=generator).argsort(1)
+        keys = 3 + torch.rand(rows, self.half, generator=generator).argsort(1)[:, :length]
+        values = 3 + self.half + torch.randint(0, self.half, (rows, length), generator=generator)
+        asked = torch.rand(rows, length, generator=generator).argsort(1)[:, : self.asked(length)]
         pairs = torch.stack((keys, values), -1).flatten(1)
         questions = torch.stack((keys.gather(1, asked), values.gather(1, asked)), -1).flatten(1)
         sequence = torch.cat((column(rows, BOS), pairs, column(rows, SEPARATOR), questions), 1)

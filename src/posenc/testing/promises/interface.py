@@ -18,8 +18,9 @@ from posenc.keys import Keys
 from posenc.positions import Positions
 from posenc.schedules import value_of
 from posenc.testing.comparisons import same
-from posenc.testing.contract import NoMeaning, promise
+from posenc.testing.contract import promise
 from posenc.testing.subjects import LONG, TOKENS, Net, Subject, count, inside, make, on_axes, registered, tokens
+from posenc.verdicts import NoMeaning
 
 
 @promise

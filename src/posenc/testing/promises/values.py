@@ -20,7 +20,7 @@ from posenc.published import Published
 from posenc.score_mods import in_turn, index_grids
 from posenc.seeding import seeded
 from posenc.testing.comparisons import alike, near, same
-from posenc.testing.contract import NoMeaning, promise
+from posenc.testing.contract import promise
 from posenc.testing.oracles import by_formula
 from posenc.testing.subjects import (
     TOKENS,
@@ -35,6 +35,7 @@ from posenc.testing.subjects import (
     tokens,
     with_gradients,
 )
+from posenc.verdicts import NoMeaning
 
 
 @promise

@@ -1,0 +1,76 @@
+"""Add two numbers, digit by digit: 57+68= -> 521, the ones first."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from posenc import checks
+from posenc.lab.tasks._symbols import BOS, END, SEPARATOR, Lettered, column
+from posenc.lab.tasks._task import Batch
+
+REVERSED = ("none", "answer", "all")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Addition(Lettered):
+    """Add two numbers, digit by digit: 57+68= -> 521, the ones first.
+
+    A digit of the answer needs the digits of its own significance, and the carry of the one before: what a coordinate
+    map can say by itself. They go with `reversed=all` for `abacus(first_digit=3)`, and with `reversed=answer` for
+    `coupled(first_digit=3, equals=1, width=...)`, of one digit more than the longest length.
+
+    The length is the number of digits of each number.
+
+    reversed  which numbers are written with their ones first: none, answer or all
+    padded    whether numbers begin with zeros, so that all have the length and every answer a digit more
+
+    Source: Lee et al. 2023, arXiv:2307.03381, section 3; maps: McLeish et al. 2024, arXiv:2405.17399, section 3.
+    """
+
+    reversed: str = "answer"
+    padded: bool = True
+
+    source = "Lee et al. 2023, arXiv:2307.03381, section 3"
+    separator = "="
+    letters = "0123456789+"
+
+    def __post_init__(self) -> None:
+        checks.one_of(f"{self.spec_name}: reversed", self.reversed, REVERSED)
+        checks.one_of(f"{self.spec_name}: padded", self.padded, (True, False))
+
+    def tokens(self, length: int) -> int:
+        return 3 * length + 4  # BOS, number, +, number, =, and an answer of one digit more without its END
+
+    def numbers(self, length: int) -> int:
+        """How many different numbers are drawn from."""
+        return 10**length if self.padded or length == 1 else 9 * 10 ** (length - 1)
+
+    def chance(self, length: int) -> float:
+        # For one sum, that in the middle, there is a second number to every first one.
+        return 1 / self.numbers(length)
+
+    def batch(self, length: int, rows: int, generator: Generator) -> Batch:
+        digits = torch.randint(0, 10, (2, rows, length), generator=generator)  # the ones first
+        if not self.padded and length > 1:
+            digits[..., -1] = torch.randint(1, 10, (2, rows), generator=generator)
+        total = added(*digits)
+        written = length + (1 if self.padded else (total[:, -1:] > 0).long())  # digits of each sum
+        place = torch.arange(length + 2).expand(rows, -1)
+        significance = place if self.reversed != "none" else written - 1 - place
+        # Without padding an answer may be a digit shorter, and END fills what it leaves.
+        answer = torch.where(place < written, 3 + total.gather(1, significance.clamp(0, length)), END)
+        first, second = 3 + (digits if self.reversed == "all" else digits.flip(-1))
+        plus = column(rows, self.id("+"))
+        sequence = torch.cat((column(rows, BOS), first, plus, second, column(rows, SEPARATOR), answer), 1)
+        behind = torch.arange(sequence.shape[1] - 1) - (2 * length + 2)
+        return Batch.of_next(sequence, (behind >= 0) & (behind <= written))
+
+
+def added(first: Tensor, second: Tensor) -> Tensor:
+    """The digits [rows, n + 1] of the sums of numbers [rows, n], the ones first in all of them."""
+    total, carry = [], torch.zeros_like(first[:, 0])
+    for a, b in zip(first.T, second.T, strict=True):
+        total.append((a + b + carry) % 10)
+        carry = (a + b + carry) // 10
+    return torch.stack((*total, carry), 1)

@@ -1,0 +1,49 @@
+"""Say a symbol as often as it came in the prompt: abcab|a -> aa."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Generator
+
+from posenc import checks
+from posenc.lab.tasks._symbols import BOS, END, SEPARATOR, Symbols, column
+from posenc.lab.tasks._task import Batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counting(Symbols):
+    """Say a symbol as often as it came in the prompt: abcab|a -> aa.
+
+    The number is any from none to all of the prompt, equally often. An encoding that dims what is far counts wrong, and
+    one that tells tokens apart by where they stand has to learn not to.
+
+    symbols  how many different symbols there are
+
+    Source: Golovneva et al. 2024, arXiv:2405.18719, section 5.3 (counting), here in as many symbols.
+    """
+
+    symbols: int = 8
+
+    source = "Golovneva et al. 2024, arXiv:2405.18719, section 5.3"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.hold(checks.whole, symbols=2)
+
+    def tokens(self, length: int) -> int:
+        return 2 * length + 3  # BOS, the prompt, SEPARATOR, the question, and the answer without its END
+
+    def chance(self, length: int) -> float:
+        return 1 / (length + 1)  # "none at all", which needs no symbol
+
+    def batch(self, length: int, rows: int, generator: Generator) -> Batch:
+        asked = torch.randint(0, self.symbols, (rows, 1), generator=generator)
+        count = torch.randint(0, length + 1, (rows, 1), generator=generator)
+        other = (asked + torch.randint(1, self.symbols, (rows, length), generator=generator)) % self.symbols
+        chosen = torch.rand(rows, length, generator=generator).argsort(1) < count
+        prompt = torch.where(chosen, asked, other)
+        # END fills what an answer leaves of the longest one.
+        answer = torch.where(torch.arange(length + 1) < count, 3 + asked, END)
+        sequence = torch.cat((column(rows, BOS), 3 + prompt, column(rows, SEPARATOR), 3 + asked, answer), 1)
+        place, begin = torch.arange(2 * length + 3), length + 2
+        return Batch.of_next(sequence, (place >= begin) & (place <= begin + count))

@@ -1,0 +1,67 @@
+"""Say what was written last: w1i0i1r -> 1."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Generator
+
+from posenc import checks
+from posenc.lab.tasks._symbols import BOS, Lettered, column
+from posenc.lab.tasks._task import Batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlipFlop(Lettered):
+    """Say what was written last: w1i0i1r -> 1.
+
+    Each instruction is followed by a bit: write (w) and ignore (i) by any, read (r) by the bit that was last written,
+    which is to be said. Only the nearest write counts, however far it is and whatever lies between.
+
+    The length is the number of instructions: the first one writes, the last one reads.
+
+    ignore  the share of the others that ignore; write and read share the rest. The more, the further a read looks
+
+    Raises ValueError for a length below 2.
+    Source: Liu et al. 2023, arXiv:2306.00946, section 3.
+    """
+
+    ignore: float = 0.8
+
+    source = "Liu et al. 2023, arXiv:2306.00946, section 3"
+    letters = "01wri"
+
+    def __post_init__(self) -> None:
+        checks.share(f"{self.spec_name}: ignore", self.ignore)
+
+    def tokens(self, length: int) -> int:
+        return 2 * length  # BOS, and all instructions with their bits but the last bit
+
+    def lengths(self, longest: int) -> Sequence[int]:
+        return range(2, longest + 1)
+
+    def chance(self, length: int) -> float:
+        """The share of sequences in which every read finds a 0."""
+        zero = one = 0.5
+        write = read = (1 - self.ignore) / 2
+        for _ in range(length - 2):
+            zero, one = (
+                zero * (self.ignore + read) + write * (zero + one) / 2,
+                one * self.ignore + write * (zero + one) / 2,
+            )
+        return zero
+
+    def batch(self, length: int, rows: int, generator: Generator) -> Batch:
+        if length < 2:
+            raise ValueError(f"flip_flop needs a write and a read: lengths of 2 or more, got {length}")
+        drawn = torch.rand(rows, length, generator=generator)
+        middle = torch.where(drawn < self.ignore, "wri".index("i"), torch.where(drawn < (1 + self.ignore) / 2, 0, 1))
+        instructions = torch.cat((column(rows, 0), middle[:, 1:-1], column(rows, 1)), 1)
+        bits = torch.randint(0, 2, (rows, length), generator=generator)
+        # The place of the last write up to each instruction.
+        written = torch.where(instructions == 0, torch.arange(length), -1).cummax(1).values
+        reads = instructions == 1
+        bits = torch.where(reads, bits.gather(1, written), bits)
+        pairs = torch.stack((self.id("w") + instructions, 3 + bits), -1).flatten(1)
+        asked = torch.stack((torch.zeros_like(reads), reads), -1).flatten(1)
+        return Batch.of_next(torch.cat((column(rows, BOS), pairs), 1), asked)

@@ -1,0 +1,70 @@
+"""Say for every cell of a square where the mark lies from there: a mark on a grid, in two axes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Generator
+
+from posenc.lab.tasks._task import Batch, Task
+from posenc.positions import Positions
+
+CELLS = ".x"
+DIRECTIONS = "↖↑↗←x→↙↓↘"
+"""Of the mark, seen from a cell, row by row; x is the mark's own cell."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridMark(Task):
+    """Say for every cell of a square where the mark lies from there: .x/.. -> →x/↗↑.
+
+    Direction in two axes, and nothing else: a model has to know for each axis on which side of a cell the mark lies.
+    The positions are those of a grid, for encodings of two axes or of any number; the model sees all cells.
+
+    The length is the side of the square; a person writes its rows with / between them.
+
+    Raises ValueError for a side below 2.
+    Source: Heo et al. 2024, arXiv:2403.13298, section 4 (larger squares than trained), here one mark.
+    """
+
+    source = "Heo et al. 2024, arXiv:2403.13298, section 4"
+    reads = "encoder"
+    axes = 2
+    beyond = (1.5, 2)
+    letters = CELLS + DIRECTIONS.replace("x", "")
+
+    @property
+    def vocab(self) -> int:
+        return len(self.letters)
+
+    def tokens(self, length: int) -> int:
+        return length**2
+
+    def lengths(self, longest: int) -> Sequence[int]:
+        return range(2, longest + 1)
+
+    def chance(self, length: int) -> float:
+        return length**-2
+
+    def batch(self, length: int, rows: int, generator: Generator) -> Batch:
+        if length < 2:
+            raise ValueError(f"grid_mark needs a cell beside the mark: sides of 2 or more, got {length}")
+        positions = Positions.grid(length, length)
+        mark = torch.randint(0, length**2, (rows,), generator=generator)
+        ids = torch.zeros(rows, length**2, dtype=torch.long).scatter(1, mark[:, None], 1)
+        side = (positions.coords[0][mark][:, None] - positions.coords).sign()  # [B, T, 2], of the mark
+        direction = torch.tensor([self.letters.index(one) for one in DIRECTIONS])
+        targets = direction[3 * (side[..., 0] + 1) + side[..., 1] + 1]
+        return Batch(ids, targets, torch.ones(length**2, dtype=torch.bool), positions)
+
+    def encode(self, text: str) -> list[int]:
+        rows = text.split("/")
+        if set(text) - set(CELLS + "/") or any(len(row) != len(rows) for row in rows):
+            raise ValueError(f"a prompt for grid_mark is a square of {CELLS} with / between its rows, got {text!r}")
+        return [CELLS.index(cell) for row in rows for cell in row]
+
+    def decode(self, ids: list[int]) -> str:
+        side, cells = round(len(ids) ** 0.5), "".join(self.letters[i] for i in ids)
+        # What is no whole square is one row.
+        rows = [cells[i : i + side] for i in range(0, len(cells), side)] if side**2 == len(ids) else [cells]
+        return "/".join(rows)

@@ -1,0 +1,49 @@
+"""Say what followed the last symbol the last time that it came: cabdca -> b."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Generator
+
+from posenc.lab.tasks._symbols import BOS, Symbols, column, random_symbols
+from posenc.lab.tasks._task import Batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Induction(Symbols):
+    """Say what followed the last symbol the last time that it came: cabdca -> b.
+
+    What stands next to what, and which of several places is the last: the first needs the token before, the second a
+    preference for what is near.
+
+    The length is the number of symbols before the last one, which is one of them.
+
+    symbols  how many different symbols there are
+
+    Raises ValueError for a length below 2.
+    Source: Olsson et al. 2022, arXiv:2209.11895, key concepts (induction heads).
+    """
+
+    symbols: int = 16
+
+    source = "Olsson et al. 2022, arXiv:2209.11895, key concepts"
+
+    def tokens(self, length: int) -> int:
+        return length + 2  # BOS, the symbols, and the last one
+
+    def lengths(self, longest: int) -> Sequence[int]:
+        return range(2, longest + 1)
+
+    def chance(self, length: int) -> float:
+        return 1 / self.symbols
+
+    def batch(self, length: int, rows: int, generator: Generator) -> Batch:
+        if length < 2:
+            raise ValueError(f"induction needs a symbol that another one followed: lengths of 2 or more, got {length}")
+        symbols = random_symbols(length, rows, self.symbols, generator)
+        asked = symbols.gather(1, torch.randint(0, length - 1, (rows, 1), generator=generator))
+        sequence = torch.cat((symbols, asked), 1)
+        last = torch.where(symbols == asked, torch.arange(length), -1).amax(1, keepdim=True)
+        sequence = torch.cat((column(rows, BOS), sequence, sequence.gather(1, last + 1)), 1)
+        return Batch.of_next(sequence, torch.arange(length + 2) > length)

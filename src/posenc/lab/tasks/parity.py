@@ -1,0 +1,47 @@
+"""Say whether the number of ones is odd: 10110| -> 1."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Generator
+
+from posenc import checks
+from posenc.lab.tasks._symbols import BOS, SEPARATOR, Lettered, column
+from posenc.lab.tasks._task import Batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parity(Lettered):
+    """Say whether the number of ones is odd: 10110| -> 1.
+
+    Order does not matter and every bit does. What is learned at short lengths is looked up rather than counted, and
+    hardly any encoding carries it further.
+
+    running  whether it is to be said at every bit, of the bits up to there, instead of once behind a separator
+
+    Source: Delétang et al. 2022, arXiv:2207.02098, appendix A.1.
+    """
+
+    running: bool = False
+
+    source = "Delétang et al. 2022, arXiv:2207.02098, appendix A.1"
+    letters = "01"
+
+    def __post_init__(self) -> None:
+        checks.one_of(f"{self.spec_name}: running", self.running, (True, False))
+
+    def tokens(self, length: int) -> int:
+        return length + 1 if self.running else length + 2  # BOS, the bits, and SEPARATOR
+
+    def chance(self, length: int) -> float:
+        return 0.5**length if self.running else 0.5
+
+    def batch(self, length: int, rows: int, generator: Generator) -> Batch:
+        bits = torch.randint(0, 2, (rows, length), generator=generator)
+        odd = bits.cumsum(1) % 2
+        if self.running:
+            ids = torch.cat((column(rows, BOS), 3 + bits), 1)
+            # At BOS there is nothing to say yet.
+            return Batch(ids, torch.cat((column(rows, BOS), 3 + odd), 1), torch.arange(length + 1) > 0)
+        sequence = torch.cat((column(rows, BOS), 3 + bits, column(rows, SEPARATOR), 3 + odd[:, -1:]), 1)
+        return Batch.of_next(sequence, torch.arange(length + 2) > length)

@@ -1,0 +1,63 @@
+"""Say the key that stands behind a mark, somewhere in symbols that say nothing: dab*cafe| -> ca."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Generator
+
+from posenc import checks
+from posenc.lab.tasks._symbols import Symbols, prompt_and_answer, random_symbols
+from posenc.lab.tasks._task import Batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassKey(Symbols):
+    """Say the key that stands behind a mark, somewhere in symbols that say nothing: dab*cafe| -> ca.
+
+    One thing has to be found however far away: an encoding that dims what is far answers near keys alone, even where
+    its bits per byte stay flat.
+
+    The length is the number of symbols that say nothing.
+
+    symbols  how many different symbols there are, in key and filler alike
+    key      how many of them the key has
+    depth    the share of the filler that stands before it, from 0 to 1; None: drawn for each sequence
+
+    Source: Mohtashami and Jaggi 2023, arXiv:2305.16300, section 4.2, here in symbols.
+    """
+
+    symbols: int = 16
+    key: int = 2
+    depth: float | None = None
+
+    source = "Mohtashami and Jaggi 2023, arXiv:2305.16300, section 4.2"
+    mark = "*"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.hold(checks.whole, key=1)
+        if self.depth is not None and not 0 <= checks.number("pass_key: depth", self.depth) <= 1:
+            raise ValueError(f"pass_key: depth must be a share from 0 to 1, got {self.depth}")
+
+    @property
+    def letters(self) -> str:
+        return super().letters + self.mark
+
+    def tokens(self, length: int) -> int:
+        return length + 2 * self.key + 3  # BOS, filler, the mark and the key, SEPARATOR, and the key again
+
+    def chance(self, length: int) -> float:
+        return super().chance(self.key)
+
+    def batch(self, length: int, rows: int, generator: Generator) -> Batch:
+        filler = random_symbols(length, rows, self.symbols, generator)
+        key = random_symbols(self.key, rows, self.symbols, generator)
+        drawn = torch.randint(0, length + 1, (rows, 1), generator=generator)
+        before = drawn if self.depth is None else torch.full_like(drawn, round(self.depth * length))
+        hidden = torch.cat((torch.full((rows, 1), self.id(self.mark)), key), 1)
+        prompt = torch.cat((filler, hidden), 1)
+        # The place of every token of the prompt among filler and hidden.
+        place = torch.arange(prompt.shape[1]).expand(rows, -1)
+        behind = place - before
+        found = torch.where(behind <= self.key, length + behind, place - self.key - 1)
+        return prompt_and_answer(prompt.gather(1, torch.where(behind < 0, place, found)), key)

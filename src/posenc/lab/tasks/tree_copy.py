@@ -1,0 +1,75 @@
+"""Say a tree again, written in brackets: (a(bc))| -> (a(bc)), or mirrored: ((cb)a)."""
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Generator
+
+from posenc import checks
+from posenc.lab.tasks._symbols import Symbols, prompt_and_answer
+from posenc.lab.tasks._task import Batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeCopy(Symbols):
+    """Say a tree again, written in brackets: (a(bc))| -> (a(bc)), or mirrored: ((cb)a).
+
+    Where brackets are most of what there is, content hardly tells one place from another: it is position that does.
+
+    The length is the number of leaves; every other node has two branches, and each way to divide its leaves is as
+    likely as the others.
+
+    symbols   how many different leaves there are
+    mirrored  whether every node's branches change sides
+
+    Source: Shiv and Quirk 2019, "Novel positional encodings to enable tree-based transformers", NeurIPS.
+    """
+
+    symbols: int = 8
+    mirrored: bool = False
+
+    source = 'Shiv and Quirk 2019, "Novel positional encodings to enable tree-based transformers", NeurIPS'
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.one_of(f"{self.spec_name}: mirrored", self.mirrored, (True, False))
+
+    @property
+    def letters(self) -> str:
+        return super().letters + "()"
+
+    def tokens(self, length: int) -> int:
+        return super().tokens(3 * length - 2)  # leaves, and two brackets for each other node
+
+    def chance(self, length: int) -> float:
+        return likeliest(length) * super().chance(length)
+
+    def batch(self, length: int, rows: int, generator: Generator) -> Batch:
+        leaves = torch.randint(0, self.symbols, (rows, length), generator=generator)
+        splits = torch.rand(rows, max(length - 1, 1), generator=generator)
+        trees = [
+            written("".join(self.letters[one] for one in row), iter(split))
+            for row, split in zip(leaves.tolist(), splits.tolist(), strict=True)
+        ]
+        mirror = str.maketrans("()", ")(")
+        answers = [tree[::-1].translate(mirror) if self.mirrored else tree for tree in trees]
+        prompt, answer = (torch.tensor([[self.id(one) for one in row] for row in side]) for side in (trees, answers))
+        return prompt_and_answer(prompt, answer)
+
+
+def written(leaves: str, splits: Iterator[float]) -> str:
+    """A tree over these leaves, each node divided by the next number in 0..1."""
+    if len(leaves) == 1:
+        return leaves
+    left = 1 + int(next(splits) * (len(leaves) - 1))
+    return f"({written(leaves[:left], splits)}{written(leaves[left:], splits)})"
+
+
+@functools.cache
+def likeliest(leaves: int) -> float:
+    """The probability of the shape of a tree that is drawn most often."""
+    if leaves == 1:
+        return 1.0
+    return max(likeliest(left) * likeliest(leaves - left) for left in range(1, leaves)) / (leaves - 1)
