@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from posenc.foreign import CannotRead
 from posenc.lab import record, store
@@ -74,14 +74,29 @@ class Sweep:
         return None if made == 0 else elapsed * (total - made) / made
 
 
+class Also(Protocol):
+    """What else is measured of trained models, and kept under the names of their records; workers get a copy of it."""
+
+    def has(self, key: str) -> bool:
+        """Whether that of a run is there, or nothing is measured of it."""
+        ...
+
+    def measure(self, run: Run, key: str) -> None:
+        """Measure it and keep it. Raises what makes the run fail."""
+        ...
+
+
 def run_all(
     experiments: Sequence[Experiment],
     folder: Path,
     *,
     workers: int | None = None,
     show: Callable[[Sweep], None] = lambda sweep: None,
+    also: Also | None = None,
 ) -> Sweep:
     """Run what has no record yet in folder/records, and write each record as soon as its run is over.
+
+    also  what else is measured of the trained models; a run of which that is missing is made again
 
     A call with the same experiments goes on where an earlier one stopped. A record that cannot be used is set aside
     and made again. A run that fails is named in `failures`; the others go on. So is one whose process was killed
@@ -98,7 +113,8 @@ def run_all(
         spec = " / ".join(experiment.specs) + (f" with {experiment.map}" if experiment.map else "")
         about = legible(experiment.task), experiment.seed, experiment.steps
         sweep.runs[key] = Progress(key, legible(spec), *about, cost=cost(experiment))
-        if found := kept_record(records / f"{key}.json"):
+        found = kept_record(records / f"{key}.json")
+        if found and (also is None or also.has(key)):
             sweep.runs[key].state = "kept"
             others.append(record.made_elsewhere(found))
         else:
@@ -112,17 +128,17 @@ def run_all(
     if waiting:
         with store.told(records):
             records.mkdir(parents=True, exist_ok=True)
-        Crew(min(workers or cores(), len(waiting)), records, sweep).work_off(waiting, show)
+        Crew(min(workers or cores(), len(waiting)), records, sweep, also).work_off(waiting, show)
     return sweep
 
 
 class Worker:
     """A process that does one run after another, and our end of the wire to it."""
 
-    def __init__(self, records: Path) -> None:
+    def __init__(self, records: Path, also: Also | None) -> None:
         context = multiprocessing.get_context("spawn")
         self.wire, theirs = context.Pipe()
-        self.process = context.Process(target=work, args=(theirs, str(records)), daemon=True)
+        self.process = context.Process(target=work, args=(theirs, str(records), also), daemon=True)
         self.key = ""
         with signals_held():
             self.process.start()
@@ -146,8 +162,8 @@ class Worker:
 class Crew:
     """The workers of a sweep, what waits for them, and what became of it."""
 
-    def __init__(self, count: int, records: Path, sweep: Sweep) -> None:
-        self.count, self.records, self.sweep = count, records, sweep
+    def __init__(self, count: int, records: Path, sweep: Sweep, also: Also | None = None) -> None:
+        self.count, self.records, self.sweep, self.also = count, records, sweep, also
         self.busy: list[Worker] = []
         self.idle: list[Worker] = []
         self.died: set[str] = set()
@@ -159,7 +175,7 @@ class Crew:
         try:
             while line or self.busy:
                 while line and len(self.busy) < self.count:
-                    worker = self.idle.pop() if self.idle else Worker(self.records)
+                    worker = self.idle.pop() if self.idle else Worker(self.records, self.also)
                     self.busy.append(worker)
                     worker.begin(line[0], waiting[line.pop(0)])
                 ready = connection.wait([worker.wire for worker in self.busy], timeout=0.2)
@@ -219,7 +235,7 @@ class Crew:
         store.clear(self.records)
 
 
-def work(wire: Connection, records: str) -> None:
+def work(wire: Connection, records: str, also: Also | None = None) -> None:
     """In a worker: the runs that come over the wire, one after another, and what became of each."""
     begin()
     while True:
@@ -232,7 +248,7 @@ def work(wire: Connection, records: str) -> None:
             wire.send((changes, None))
 
         try:
-            run_one(experiment, key, Path(records), tell)
+            run_one(experiment, key, Path(records), tell, also)
         except Exception as error:
             # As words: not every exception of somebody else's encoding can be sent.
             wire.send(({}, error if isinstance(error, CannotWrite) else f"{type(error).__name__}: {error}"))
@@ -240,8 +256,10 @@ def work(wire: Connection, records: str) -> None:
             tell(state="done")
 
 
-def run_one(experiment: Experiment, key: str, records: Path, tell: Callable[..., None]) -> None:
-    """Train, measure, and write the record."""
+def run_one(
+    experiment: Experiment, key: str, records: Path, tell: Callable[..., None], also: Also | None = None
+) -> None:
+    """Train, measure, and write the record: last of all, for what has a record is over."""
     began = time.monotonic()
 
     def progress(run: Run) -> None:
@@ -253,8 +271,11 @@ def run_one(experiment: Experiment, key: str, records: Path, tell: Callable[...,
         raise ValueError(f"{changed[0]}; run the same command again to compare what it is now")
     run = train(start(experiment), progress)
     tell(state="measuring")
+    made = record.of(run, began)
+    if also is not None:
+        also.measure(run, key)
     # The parent's key, also when the text that is part of it has changed since.
-    record.write(record.of(run, began) | {"key": key}, records)
+    record.write(made | {"key": key}, records)
 
 
 def begin() -> None:
