@@ -53,7 +53,7 @@ def reproduce(
 ) -> dict[str, Any]:
     """Run what is missing of a claim with three seeds, judge it, and write report and verdict: what the latter holds.
 
-    Raises ValueError for a claim or tier that there is not and for an unwritable folder, RuntimeError where runs failed.
+    Raises ValueError for an unknown claim or tier, and for an unwritable folder; RuntimeError where runs failed.
     """
     checks.one_of("--tier", tier, TIERS)
     claim = claim_of(name)

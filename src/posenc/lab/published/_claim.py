@@ -90,7 +90,7 @@ class Outcome:
         return next(row[measure] for row in rows if row["length"] == length)
 
     def ratio(self, factor: float, of: str = "", measure: str = "bits_per_byte") -> float | None:
-        """R(k): the perplexity per byte at a multiple of the trained length, beside that of the model as it was trained.
+        """R(k): the perplexity per byte at a multiple of the trained length, beside that of the trained model there.
 
         R(k) = 2^(bits(k) - bits(1))
         """

@@ -1,18 +1,18 @@
-"""The language model that claims about text are run on: bytes of the standard library."""
+"""The language model that claims about text are run on: bytes of the standard library, on the CPU by its recipe."""
 
 from types import MappingProxyType
-from typing import Any
 
 from posenc.lab.experiment import Experiment
 from posenc.lab.published._claim import CPU, GPU
 from posenc.lab.recipes import recipe
+from posenc.lab.tasks.text import Text
 
 FACTORS = (2, 4, 8)
 """The tested lengths, as multiples of the trained one."""
 
 SIZES = MappingProxyType(
     {
-        CPU: {"train_length": 32, "steps": 800, "batch": 32, "rate": 3e-3},
+        CPU: {},
         GPU: {
             "train_length": 512,
             "steps": 3000,
@@ -28,7 +28,7 @@ SIZES = MappingProxyType(
 )
 
 
-def language_model(tier: str, spec: str, **changes: Any) -> Experiment:
+def language_model(tier: str, spec: str) -> Experiment:
     """The run of one encoding, as large as a tier has it."""
-    sizes = SIZES[tier] | changes
-    return recipe("text", spec, test_lengths=tuple(k * sizes["train_length"] for k in FACTORS), **sizes)
+    trained = SIZES[tier].get("train_length", Text.recipe["train_length"])
+    return recipe("text", spec, test_lengths=tuple(k * trained for k in FACTORS), **SIZES[tier])

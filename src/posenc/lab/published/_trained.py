@@ -24,14 +24,17 @@ def at_lengths(run: Run, model: nn.Module | None = None) -> list[dict[str, Any]]
 def with_each(run: Run, specs: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:
     """The scores of a trained model, untuned, around other encodings: by name, at the trained and every tested length.
 
-    specs  the encodings by name; {factor} in one stands for the length as a multiple of the trained one
+    specs  the encodings by name; {factor} in one stands for the length as a multiple of the trained one, {twice} for
+           twice that
     """
     trained = run.experiment.train_length
     found = {}
     for name, spec in specs.items():
         rows = []
         for length in (trained, *run.experiment.test_lengths):
-            other = around(run.model, run.experiment, run.task, spec.format(factor=length / trained))
+            factor = length / trained
+            named = spec.format(factor=factor, twice=2 * factor)
+            other = around(run.model, run.experiment, run.task, named)
             rows.append(at_length(run, length, other))
         found[name] = rows
     return found

@@ -7,8 +7,6 @@ from posenc.lab.published._claim import CPU, Claim, Inequality
 from posenc.lab.recipes import recipe
 
 TASK = "addition(reversed=all)"
-RUNS = MappingProxyType({"abacus": True, "abacus without offsets": False, "plain": None})
-"""Whether the places of digits are moved at random in training; None leaves tokens where they stand."""
 FACTORS = (1.5, 2)
 
 
@@ -16,9 +14,9 @@ FACTORS = (1.5, 2)
 class Abacus(Claim):
     """Digits counted from the first of their number make addition carry to longer numbers, once offsets train the rows.
 
-    The three runs differ in where tokens stand: digits counted within their number and moved at random in training,
-    the same without moving, or all tokens counted. Numbers are shares of sums without a mistake, at a multiple of the
-    trained number of digits.
+    The runs differ in where tokens stand: digits counted within their number and moved at random in training, the same
+    without moving, or (on an accelerator) all tokens counted. Numbers are shares of sums without a mistake, and of
+    their digits, at a multiple of the trained number of digits.
 
     Source: McLeish et al. 2024, arXiv:2405.17399, section 4: up to 99 % at five times the trained length (100 of 20
     digits), with 24 hours of one accelerator.
@@ -26,17 +24,17 @@ class Abacus(Claim):
 
     says = "places of digits within their number, moved at random in training, make addition carry to longer numbers"
     source = "McLeish et al. 2024, arXiv:2405.17399, section 4"
-    published = MappingProxyType({"abacus, 5": 0.99})
+    published = MappingProxyType({"sums right, abacus, 5": 0.99})
     criteria = (
-        Inequality("abacus, 2", ">=", 0.9),
-        Inequality("abacus without offsets, 2", "<=", 0.3),
-        Inequality("plain, 2", "<=", 0.3),
+        Inequality("sums right, abacus, 2", ">=", 0.9),
+        Inequality("sums right, abacus without offsets, 2", "<=", 0.3),
+        Inequality("sums right, plain, 2", "<=", 0.3),
     )
     untestable = MappingProxyType(
         {CPU: "longer sums do not come out in minutes on a CPU, whatever the positions; the mechanism does"}
     )
     mechanism = (
-        Inequality("abacus without offsets, 1.5", "<=", 0.05),
+        Inequality("sums right, abacus without offsets, 1.5", "<=", 0.05),
         Inequality("digits right, abacus, 1.5", ">=", "digits right, abacus without offsets, 1.5", plus=0.1),
     )
 
@@ -46,12 +44,16 @@ class Abacus(Claim):
         sizes = small if tier == CPU else large | {"device": "cuda"}
         trained = sizes["train_length"]
         sizes["test_lengths"] = tuple(round(k * trained) for k in FACTORS)
-        most = {None: None, False: "abacus(first_digit=3)", True: f"abacus(first_digit=3, most={trained + 1})"}
-        return {label: recipe(TASK, "learned", map=most[moved], **sizes) for label, moved in RUNS.items()}
+        maps = {"abacus": f"abacus(first_digit=3, most={trained})", "abacus without offsets": "abacus(first_digit=3)"}
+        if tier not in self.untestable:
+            maps["plain"] = None
+        return {label: recipe(TASK, "learned", map=one, **sizes) for label, one in maps.items()}
 
     def numbers(self, found):
-        sums = {f"{label}, {k:g}": found[label].score("exact_match", k) for label in RUNS for k in FACTORS}
-        digits = {
-            f"digits right, {label}, {k:g}": found[label].score("token_accuracy", k) for label in RUNS for k in FACTORS
+        measures = {"sums right": "exact_match", "digits right": "token_accuracy"}
+        return {
+            f"{words}, {label}, {k:g}": one.score(measure, k)
+            for words, measure in measures.items()
+            for label, one in found.items()
+            for k in FACTORS
         }
-        return sums | digits

@@ -21,7 +21,7 @@ class Drope(Claim):
     """
 
     says = "a rotary model trained on without position is as good in range, and flat beyond it"
-    source = "DroPE 2025, arXiv:2512.12167, validation perplexity by the step of the drop"
+    source = "Gelberg et al. 2025, arXiv:2512.12167, validation perplexity by the step of the drop"
     published = MappingProxyType({"drope / rotary, 1": 21.73 / 21.72})
     criteria = (
         Inequality("drope / rotary, 1", "<=", 1.02),

@@ -18,8 +18,8 @@ class MixedRotary(Claim):
     The task here is to say from every cell of a square in which direction the one mark lies; squares of 8 cells a side
     are trained, and 12 and 16 are tested. Numbers are the shares of cells that are right, less that at 8.
 
-    Source: Heo et al. 2024, arXiv:2403.13298: top-1 of DeiT-S on ImageNet at 224 and at 384 pixels, trained at 224: 80.4
-    and 79.4 with a table, 80.9 and 80.0 with axial, 80.9 and 81.8 with mixed frequencies.
+    Source: Heo et al. 2024, arXiv:2403.13298: top-1 of DeiT-S on ImageNet at 224 (as trained) and 384 pixels: 80.4 and
+    79.4 with a table, 80.9 and 80.0 with axial, 80.9 and 81.8 with mixed frequencies.
     """
 
     says = "on larger grids than trained mixed rotary loses less than axial rotary, and both less than a learned table"

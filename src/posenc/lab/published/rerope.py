@@ -16,7 +16,7 @@ class Rerope(Claim):
     One trained model is evaluated as it is and with distances clipped at half the trained length. R(name, k) is the
     perplexity at k times the trained length beside the model as it was trained.
 
-    Source: Su 2023, github.com/bojone/rerope: the loss of Llama-2-13B at 4, 8 and 16 thousand tokens is 1.50, 1.43, 1.40.
+    Source: Su 2023, github.com/bojone/rerope: Llama-2-13B has a loss of 1.50, 1.43 and 1.40 at 4, 8 and 16 thousand.
     """
 
     says = "untuned, a rotary model with distances clipped within the trained length loses nothing beyond it"

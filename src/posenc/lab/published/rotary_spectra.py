@@ -10,7 +10,7 @@ from posenc.lab.published._trained import with_each
 SCHEDULES = MappingProxyType(
     {
         "ntk": "rotary(schedule=ntk(factor={factor}))",
-        "ntk of 2k": "rotary(schedule=ntk(factor=2*{factor}))",
+        "ntk of 2k": "rotary(schedule=ntk(factor={twice}))",
         "linear": "rotary(schedule=linear(factor={factor}))",
         "llama3": "rotary(schedule=llama3(factor={factor}))",
     }
@@ -24,8 +24,8 @@ class RotarySpectra(Claim):
     One trained model is evaluated under each schedule. R(schedule, k) is the perplexity at k times the trained length
     under the schedule for k, beside the model as it was trained; R(plain, k) without one.
 
-    Source: bloc97 2023 and Peng et al. 2023, arXiv:2309.00071, section 3.1 (NTK-aware scaling); the number is of Chen et
-    al. 2023, arXiv:2306.15595, section 3.3: LLaMA 7B of 2048 tokens squeezed 4 times, before tuning 16.10, plain 7.20.
+    Source: bloc97 2023 and Peng et al. 2023, arXiv:2309.00071, section 3.1 (NTK-aware scaling); the number is of Chen
+    et al. 2023, arXiv:2306.15595, section 3.3: LLaMA 7B of 2048 tokens squeezed 4 times, untuned 16.10, plain 7.20.
     """
 
     says = (

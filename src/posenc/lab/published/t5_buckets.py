@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from posenc.lab.published._claim import CPU, Claim, Inequality
-from posenc.lab.published._text import FACTORS, SIZES, language_model
+from posenc.lab.published._claim import Claim, Inequality
+from posenc.lab.published._text import FACTORS, language_model
 
 RANGES = ("within", "beyond")
 
@@ -32,11 +32,10 @@ class T5Buckets(Claim):
     )
 
     def runs(self, tier):
-        trained = SIZES[tier]["train_length"]
-        within = trained - 2 if tier == CPU else 128
+        within = language_model(tier, "t5_bias")  # whose hint keeps the last bucket within the trained length
         return {
-            "within": language_model(tier, f"t5_bias(max_distance={within})"),
-            "beyond": language_model(tier, f"t5_bias(max_distance={4 * trained})"),
+            "within": within,
+            "beyond": language_model(tier, f"t5_bias(max_distance={4 * within.train_length}, std=0.02)"),
         }
 
     def numbers(self, found):
