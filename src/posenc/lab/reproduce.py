@@ -63,7 +63,7 @@ def reproduce(
     check_buildable(list(runs.values()))
     with store.held(folder):
         looked_into = frozenset(key for (_, label), key in keys.items() if label in claim.looked_into)
-        further = Further(claim, folder / "further" / claim.spec_name, looked_into)
+        further = Further(name, folder / "further" / short(name), looked_into)
         # Runs on one accelerator would share its memory.
         workers = None if tier == CPU else 1
         sweep = run_all(list(dict.fromkeys(runs.values())), folder, show=show, also=further, workers=workers)
@@ -81,10 +81,15 @@ def reproduce(
         }
         command = f"posenc lab run {shlex.quote(name)} --tier {tier} --seed-from {seed_from}"
         told = judged(claim, tier, {seed: claim.numbers(outcomes) for seed, outcomes in found.items()})
-        told |= {"command": command, "runs": list(records), "versions": store.versions()}
+        told |= {"claim": short(name), "command": command, "runs": list(records), "versions": store.versions()}
         told["cpu_s"] = sum(one["cpu_s"] for one in records.values())
         store.write(folder / file_of(told), store.sealed(told, indent=1))
     return told
+
+
+def short(name: str) -> str:
+    """The name of a claim that may stand in a file's: of path/to/mine.py:Mine the class."""
+    return name.rpartition(":")[2]
 
 
 def file_of(verdict: Mapping[str, Any]) -> str:
@@ -96,10 +101,11 @@ def file_of(verdict: Mapping[str, Any]) -> str:
 class Further:
     """What a claim measures of trained models besides their records, one file for each.
 
-    keys  the runs that it looks into
+    claim  its name, by which a worker finds it too
+    keys   the runs that it looks into
     """
 
-    claim: Claim
+    claim: str
     folder: Path
     keys: frozenset[str]
 
@@ -113,7 +119,7 @@ class Further:
         if key in self.keys:
             with store.told(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
-            store.write(self.file(key), store.sealed({"further": self.claim.look_into(run)}))
+            store.write(self.file(key), store.sealed({"further": claim_of(self.claim).look_into(run)}))
 
     def read(self, key: str) -> dict[str, Any]:
         """What was measured. Raises CannotRead, with what to do."""
