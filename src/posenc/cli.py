@@ -885,7 +885,9 @@ def each_once(arguments: list[str]) -> list[str]:
 
     Raises ValueError for any other option that is given twice, because one of the two would be ignored.
     """
-    verb = LAB.get(arguments[1]) if arguments[:1] == ["lab"] and arguments[1:] else VERBS.get(*arguments[:1] or [""])
+    verb = VERBS.get(arguments[0]) if arguments else None
+    if verb is Lab:
+        verb = LAB.get(arguments[1]) if arguments[1:] else None
     known = {f.name: f for f in fields(verb)} if verb else {}
     name = ""
     # Under no name stands what comes before the first option.

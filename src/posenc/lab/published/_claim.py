@@ -16,6 +16,9 @@ TIERS = (CPU, GPU)
 
 SIGNS = (">=", "<=")
 
+Sizes = Mapping[str, Mapping[str, Any]]
+"""For each tier changes of a task's recipe, which is searched on a small CPU."""
+
 Numbers = Mapping[str, float | None]
 """What was measured with one seed, by name; None where the runs that it needs have not learned their task."""
 
@@ -105,6 +108,7 @@ class Claim(Named):
     says        the claim in one sentence
     source      where it is published, with the table or section
     published   the paper's numbers, by the names of what is measured here
+    sizes       tier -> changes of the recipes of its runs
     criteria    the inequalities that decide it: it is reproduced where all of them hold with every seed
     untestable  tier -> why the claim itself cannot be decided at that size
     mechanism   what is held instead at those tiers: what the claim rests on, and what can be seen at that size
@@ -116,6 +120,7 @@ class Claim(Named):
     says: ClassVar[str] = ""
     source: ClassVar[str] = ""
     published: ClassVar[Mapping[str, float]] = MappingProxyType({})
+    sizes: ClassVar[Sizes] = MappingProxyType({})
     criteria: ClassVar[tuple[Inequality, ...]] = ()
     untestable: ClassVar[Mapping[str, str]] = MappingProxyType({})
     mechanism: ClassVar[tuple[Inequality, ...]] = ()

@@ -1,9 +1,9 @@
 """What the claims on symbols share: how large they are on an accelerator, and shares at multiples of a length."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from types import MappingProxyType
 
-from posenc.lab.published._claim import GPU, Numbers, Outcome
+from posenc.lab.published._claim import CPU, GPU, Numbers, Outcome, Sizes
 
 FACTORS = (1.2, 1.5, 2)
 """The tested lengths, as multiples of the trained one."""
@@ -11,12 +11,11 @@ FACTORS = (1.2, 1.5, 2)
 MEAN = "mean"
 
 
-def sizes(tier: str, **changes: Any) -> dict[str, Any]:
-    """Changes of a task's recipe for a tier: none on the CPU."""
-    if tier != GPU:
-        return {}
-    larger = {"layers": 6, "dim": 256, "heads": 8, "batch": 256, "rate": 3e-4, "device": "cuda"}
-    return larger | {"train_length": 20, "steps": 20_000, "cool_down": 0} | changes
+LARGER = MappingProxyType({"layers": 6, "dim": 256, "heads": 8, "batch": 256, "rate": 3e-4, "device": "cuda"})
+"""Of models of symbols on an accelerator."""
+
+SIZES: Sizes = MappingProxyType({CPU: {}, GPU: LARGER | {"train_length": 20, "steps": 20_000, "cool_down": 0}})
+"""Of the tasks that say a prompt again."""
 
 
 def scores(found: Mapping[str, Outcome], labels: Sequence[str], measure: str, factors: Sequence[float]) -> Numbers:

@@ -3,14 +3,14 @@
 from types import MappingProxyType
 
 from posenc.lab.experiment import Experiment
-from posenc.lab.published._claim import CPU, GPU
+from posenc.lab.published._claim import CPU, GPU, Sizes
 from posenc.lab.recipes import recipe
 from posenc.lab.tasks.text import Text
 
 FACTORS = (2, 4, 8)
 """The tested lengths, as multiples of the trained one."""
 
-SIZES = MappingProxyType(
+SIZES: Sizes = MappingProxyType(
     {
         CPU: {},
         GPU: {

@@ -46,7 +46,11 @@ def tuned_to(run: Run, spec: str, steps: int, factor: int = 1) -> list[dict[str,
     factor  up to which multiple of the trained length; steps have as many tokens as before
     """
     was = run.experiment
-    changes = {"train_length": factor * was.train_length, "test_lengths": (), "batch": max(was.batch // factor, 1)}
+    changes: dict[str, Any] = {
+        "train_length": factor * was.train_length,
+        "test_lengths": (),
+        "batch": max(was.batch // factor, 1),
+    }
     changes |= {"steps": steps, "evaluate_every": steps, "cool_down": 0, "curriculum": 0.0}
     experiment = replace(was, spec=spec, **changes)
     model = around(run.model, was, run.task, spec)

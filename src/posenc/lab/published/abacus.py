@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from posenc.lab.published._claim import CPU, Claim, Inequality
+from posenc.lab.published._claim import CPU, GPU, Claim, Inequality
+from posenc.lab.published._symbols import LARGER
 from posenc.lab.recipes import recipe
 
 TASK = "addition(reversed=all)"
@@ -25,6 +26,12 @@ class Abacus(Claim):
     says = "places of digits within their number, moved at random in training, make addition carry to longer numbers"
     source = "McLeish et al. 2024, arXiv:2405.17399, section 4"
     published = MappingProxyType({"sums right, abacus, 5": 0.99})
+    sizes = MappingProxyType(
+        {
+            CPU: {"train_length": 4, "test_lengths": (6, 8), "steps": 1600, "batch": 64, "rate": 2e-3},
+            GPU: LARGER | {"train_length": 20, "test_lengths": (30, 40), "steps": 20_000, "dim": 512},
+        }
+    )
     criteria = (
         Inequality("sums right, abacus, 2", ">=", 0.9),
         Inequality("sums right, abacus without offsets, 2", "<=", 0.3),
@@ -39,11 +46,8 @@ class Abacus(Claim):
     )
 
     def runs(self, tier):
-        small = {"train_length": 4, "steps": 1600, "batch": 64, "rate": 2e-3}
-        large = {"train_length": 20, "steps": 20_000, "batch": 256, "rate": 3e-4, "layers": 4, "dim": 512, "heads": 8}
-        sizes = small if tier == CPU else large | {"device": "cuda"}
+        sizes = self.sizes[tier]
         trained = sizes["train_length"]
-        sizes["test_lengths"] = tuple(round(k * trained) for k in FACTORS)
         maps = {"abacus": f"abacus(first_digit=3, most={trained})", "abacus without offsets": "abacus(first_digit=3)"}
         if tier not in self.untestable:
             maps["plain"] = None

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from posenc.lab.published._claim import Claim, Inequality
-from posenc.lab.published._symbols import FACTORS, MEAN, scores, sizes
+from posenc.lab.published._symbols import FACTORS, MEAN, SIZES, scores
 from posenc.lab.recipes import recipe
 
 SPECS = ("rotary", "t5_bias")
@@ -25,6 +25,7 @@ class Copy(Claim):
     says = "rotary copies random prompts and breaks at once beyond the trained length, where T5's buckets carry some"
     source = "Kazemnejad et al. 2023, arXiv:2305.19466, logs of its repository (copy of random tokens)"
     published = MappingProxyType({"rotary, mean": 0.011, "t5_bias, mean": 0.420})
+    sizes = SIZES
     criteria = (
         Inequality("rotary, 1.2", "<=", 0.1),
         Inequality("t5_bias, 1.2", ">=", "rotary, 1.2", plus=0.2),
@@ -32,7 +33,7 @@ class Copy(Claim):
     )
 
     def runs(self, tier):
-        return {spec: recipe("copy", spec, **sizes(tier)) for spec in SPECS}
+        return {spec: recipe("copy", spec, **self.sizes[tier]) for spec in SPECS}
 
     def numbers(self, found):
         return scores(found, SPECS, "exact_match", FACTORS)

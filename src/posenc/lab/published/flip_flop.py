@@ -1,13 +1,16 @@
 """The last bit that was written, behind more that is to be ignored than in training."""
 
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from posenc.lab.evaluate import at_length
-from posenc.lab.published._claim import GPU, Claim, Inequality
+from posenc.lab.published._claim import CPU, GPU, Claim, Inequality
+from posenc.lab.published._symbols import LARGER
 from posenc.lab.recipes import recipe
 from posenc.lab.tasks import task_of
 
 SPECS = ("rotary", "contextual")
+SMALL = MappingProxyType({"train_length": 32, "test_lengths": (), "steps": 600, "batch": 32, "rate": 2e-3})
 SPARSE = "flip_flop(ignore=0.98)"
 
 
@@ -23,6 +26,7 @@ class FlipFlop(Claim):
 
     says = "positions that count what the content chooses find the last write behind noise where rotary misses it"
     source = "Golovneva et al. 2024, arXiv:2405.18719, section 5; Liu et al. 2023, arXiv:2306.00946"
+    sizes = MappingProxyType({CPU: SMALL, GPU: SMALL | LARGER | {"train_length": 256, "steps": 5000, "batch": 64}})
     criteria = (
         Inequality("wrong, rotary", ">=", 0.01),
         Inequality("wrong, contextual", "<=", "wrong, rotary", times=0.5),
@@ -30,10 +34,7 @@ class FlipFlop(Claim):
     looked_into = SPECS
 
     def runs(self, tier):
-        larger = {"layers": 4, "dim": 256, "heads": 4, "train_length": 256, "steps": 5000, "batch": 64, "rate": 3e-4}
-        sizes = {"train_length": 32, "test_lengths": (), "steps": 600, "batch": 32, "rate": 2e-3}
-        sizes |= larger | {"device": "cuda"} if tier == GPU else {}
-        return {spec: recipe("flip_flop", spec, **sizes) for spec in SPECS}
+        return {spec: recipe("flip_flop", spec, **self.sizes[tier]) for spec in SPECS}
 
     def look_into(self, run):
         return {"sparse": [at_length(replace(run, task=task_of(SPARSE)), run.experiment.train_length)]}

@@ -4,13 +4,14 @@ from dataclasses import dataclass
 from math import exp
 from types import MappingProxyType
 
-from posenc.lab.published._claim import GPU, Claim, Inequality
+from posenc.lab.published._claim import CPU, GPU, Claim, Inequality
+from posenc.lab.published._symbols import LARGER
 from posenc.lab.published._text import language_model
 from posenc.lab.published._trained import loss_at
 from posenc.lab.recipes import recipe
 
 SPECS = ("none", "sinusoidal", "rotary")
-SIZES = MappingProxyType({"train_length": 16, "test_lengths": (), "batch": 32, "rate": 3e-3, "steps": 600})
+SMALL = MappingProxyType({"train_length": 16, "test_lengths": (), "batch": 32, "rate": 3e-3, "steps": 600})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,7 @@ class Masked(Claim):
     published = MappingProxyType(
         {"masked, none / sinusoidal": 147.18 / 4.07, "causal, none / sinusoidal": 20.97 / 20.16}
     )
+    sizes = MappingProxyType({CPU: SMALL, GPU: SMALL | LARGER | {"steps": 3000}})
     criteria = (
         *(Inequality(f"masked, none / {spec}", ">=", 3) for spec in SPECS[1:]),
         Inequality("causal, none / sinusoidal", "<=", 1.5),
@@ -37,8 +39,7 @@ class Masked(Claim):
     looked_into = tuple(f"masked, {spec}" for spec in SPECS)
 
     def runs(self, tier):
-        larger = {"layers": 4, "dim": 256, "heads": 8, "steps": 3000, "device": "cuda"} if tier == GPU else {}
-        masked = {f"masked, {spec}": recipe("masked_symbols", spec, **{**SIZES, **larger}) for spec in SPECS}
+        masked = {f"masked, {spec}": recipe("masked_symbols", spec, **self.sizes[tier]) for spec in SPECS}
         return masked | {f"causal, {spec}": language_model(tier, spec) for spec in SPECS[:2]}
 
     def look_into(self, run):

@@ -4,11 +4,13 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from posenc.lab.evaluate import at_length
-from posenc.lab.published._claim import GPU, Claim, Inequality
+from posenc.lab.published._claim import CPU, GPU, Claim, Inequality
+from posenc.lab.published._symbols import LARGER
 from posenc.lab.recipes import recipe
 
 SPECS = ("mixed_rotary", "axial_rotary", "learned_grid")
 FACTORS = (1.5, 2)
+SMALL = MappingProxyType({"train_length": 8, "test_lengths": (12, 16), "steps": 600, "batch": 32, "rate": 3e-3})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,7 @@ class MixedRotary(Claim):
             "learned_grid, change at 1.5": -0.010,
         }
     )
+    sizes = MappingProxyType({CPU: SMALL, GPU: SMALL | LARGER | {"steps": 3000}})
     criteria = tuple(
         line
         for k in FACTORS
@@ -43,10 +46,7 @@ class MixedRotary(Claim):
     looked_into = ("learned_grid",)
 
     def runs(self, tier):
-        larger = {"layers": 6, "dim": 384, "heads": 6, "steps": 3000, "batch": 256, "device": "cuda"}
-        sizes = {"train_length": 8, "test_lengths": (12, 16), "steps": 600, "batch": 32, "rate": 3e-3}
-        sizes |= larger | {"rate": 1e-3} if tier == GPU else {}
-        return {spec: recipe("grid_mark", spec, **sizes) for spec in SPECS}
+        return {spec: recipe("grid_mark", spec, **self.sizes[tier]) for spec in SPECS}
 
     def look_into(self, run):
         rows = []

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from posenc.lab.published._claim import GPU, Claim, Inequality
+from posenc.lab.published._claim import CPU, GPU, Claim, Inequality
 from posenc.lab.published._symbols import mean
 from posenc.lab.recipes import recipe
 
@@ -24,15 +24,27 @@ class RandomisedPositions(Claim):
     says = "encoders trained on randomly drawn positions answer longer prompts better than those that count"
     source = "Ruoss et al. 2023, arXiv:2305.16843, abstract and table 1"
     published = MappingProxyType({"gain, middle of the encodings": 0.12})
+    sizes = MappingProxyType(
+        {
+            CPU: {"train_length": 12, "layers": 3, "steps": 1500, "batch": 64, "rate": 2e-3},
+            GPU: {
+                "train_length": 40,
+                "layers": 5,
+                "heads": 8,
+                "steps": 10_000,
+                "batch": 128,
+                "rate": 1e-3,
+                "device": "cuda",
+            },
+        }
+    )
     criteria = (
         Inequality("gain, middle of the encodings", ">=", 0.1),
         Inequality("sinusoidal counted", "<=", 0.65),
     )
 
     def runs(self, tier):
-        small = {"train_length": 12, "layers": 3, "steps": 1500, "batch": 64, "rate": 2e-3}
-        large = {"train_length": 40, "layers": 5, "heads": 8, "steps": 10_000, "batch": 128, "rate": 1e-3}
-        sizes = large | {"device": "cuda"} if tier == GPU else small
+        sizes = self.sizes[tier]
         drawn = f"randomised(longest={20 * sizes['train_length']})"
         return {
             f"{spec} {how}": recipe("blanks(answer=reverse)", spec, map=by, **sizes)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from posenc.lab.published._claim import Claim, Inequality
-from posenc.lab.published._symbols import FACTORS, scores, sizes
+from posenc.lab.published._symbols import FACTORS, SIZES, scores
 from posenc.lab.recipes import recipe
 
 SPECS = ("none", "t5_bias", "alibi", "rotary", "sinusoidal")
@@ -31,6 +31,7 @@ class Repeat(Claim):
             "sinusoidal, mean": 0.0,
         }
     )
+    sizes = SIZES
     criteria = (
         Inequality("none, 1.5", ">=", 0.95),
         Inequality("none, 2", ">=", 0.75),
@@ -39,7 +40,7 @@ class Repeat(Claim):
     )
 
     def runs(self, tier):
-        return {spec: recipe("repeat", spec, **sizes(tier)) for spec in SPECS}
+        return {spec: recipe("repeat", spec, **self.sizes[tier]) for spec in SPECS}
 
     def numbers(self, found):
         return scores(found, SPECS, "exact_match", FACTORS)
