@@ -7,7 +7,9 @@ from posenc.lab.published._claim import CPU, GPU, Claim, Inequality
 from posenc.lab.published._symbols import LARGER
 from posenc.lab.recipes import recipe
 
-TASK = "addition(reversed=all)"
+TASK, SPEC = "addition(reversed=all)", "learned(std=1.0)"
+"""With the small table that is usual beside tokens, digits that move are not learned in minutes."""
+
 FACTORS = (1.5, 2)
 
 
@@ -51,7 +53,7 @@ class Abacus(Claim):
         maps = {"abacus": f"abacus(first_digit=3, most={trained})", "abacus without offsets": "abacus(first_digit=3)"}
         if tier not in self.untestable:
             maps["plain"] = None
-        return {label: recipe(TASK, "learned", map=one, **sizes) for label, one in maps.items()}
+        return {label: recipe(TASK, SPEC, map=one, **sizes) for label, one in maps.items()}
 
     def numbers(self, found):
         measures = {"sums right": "exact_match", "digits right": "token_accuracy"}
