@@ -97,7 +97,7 @@ def made(verdict: Verdict) -> str:
     """What a verdict took, and what it was made with."""
     versions = verdict["versions"]
     return (
-        f"{verdict['cpu_s']:.0f} CPU s, posenc {versions['posenc']}, torch {versions['torch']}, "
+        f"{verdict['cpu_s']:.0f} CPU s of training, posenc {versions['posenc']}, torch {versions['torch']}, "
         f"Python {versions['python']}"
     )
 

@@ -39,9 +39,7 @@ class Abacus(Claim):
         Inequality("sums right, abacus without offsets, 2", "<=", 0.3),
         Inequality("sums right, plain, 2", "<=", 0.3),
     )
-    untestable = MappingProxyType(
-        {CPU: "in minutes on a CPU longer sums come out in small part, if at all"}
-    )
+    untestable = MappingProxyType({CPU: "in minutes on a CPU longer sums come out in small part, if at all"})
     mechanism = (
         Inequality("sums right, abacus without offsets, 1.5", "<=", 0.05),
         Inequality("digits right, abacus, 1.5", ">=", "digits right, abacus without offsets, 1.5", plus=0.1),
