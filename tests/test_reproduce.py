@@ -190,7 +190,7 @@ def test_the_command_prints_the_numbers_and_each_inequality(
     without_report(monkeypatch)
     assert cli.main(["lab", "run", name, "--out", str(folder), "--seed-from", "7"]) == 0
     said = capsys.readouterr().out
-    assert said.startswith("two steps teach nothing (nobody, arXiv:0000.00000)")
+    assert said.startswith("two steps teach nothing (nobody, arXiv:0000.00000); seeds 7 to 7, cpu\n")
     assert re.search(r"right, none +0\.25 +\d", said)
     assert re.search(r"right, none <= 0\.5 +\S+ +0\.5 +holds", said)
     assert "Reproduced: all 2 inequalities hold with every seed." in said

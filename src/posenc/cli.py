@@ -722,14 +722,14 @@ class LabRun:
     def run(self) -> int:
         from posenc import terminal
         from posenc.lab.reproduce import file_of, reproduce
-        from posenc.lab.reproduced import criteria_table, numbers_table
+        from posenc.lab.reproduced import criteria_table, numbers_table, told
 
         with terminal.live() as show:
             verdict = reproduce(self.name, self.out, tier=self.tier, seed_from=self.seed_from, show=show)
         if self.json:
             print(json.dumps(verdict))
             return 0
-        terminal.say(f"{verdict['says']} ({verdict['source']})\n")
+        terminal.say(f"{verdict['says']} ({verdict['source']}); {told(verdict)}\n")
         terminal.table(*numbers_table(verdict))
         terminal.say()
         terminal.table(*criteria_table(verdict))
