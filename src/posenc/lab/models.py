@@ -116,7 +116,7 @@ def around(model: nn.Module, experiment: Experiment, task: Task, spec: str) -> n
     """The trained model with another encoding, which it has not seen in training: its own weights around that one."""
     other = model_of(replace(experiment, spec=spec, stretch=None), task)
     other.load_state_dict(fitting(model, other), strict=False)
-    return other.eval()
+    return other.to(experiment.device).eval()
 
 
 def stretched(model: nn.Module, experiment: Experiment, task: Task) -> nn.Module:

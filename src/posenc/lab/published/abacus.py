@@ -30,8 +30,8 @@ class Abacus(Claim):
     published = MappingProxyType({"sums right, abacus, 5": 0.99})
     sizes = MappingProxyType(
         {
-            CPU: {"train_length": 4, "test_lengths": (6, 8), "steps": 1600, "batch": 64, "rate": 2e-3},
-            GPU: LARGER | {"train_length": 20, "test_lengths": (30, 40), "steps": 20_000, "dim": 512},
+            CPU: {"train_length": 4, "test_lengths": (6, 8), "steps": 1600, "batch": 64, "rate": 2e-3, "cool_down": 0},
+            GPU: LARGER | {"train_length": 20, "test_lengths": (30, 40), "steps": 20_000, "dim": 512, "cool_down": 0},
         }
     )
     criteria = (

@@ -10,7 +10,9 @@ from posenc.lab.recipes import recipe
 from posenc.lab.tasks import task_of
 
 SPECS = ("rotary", "contextual")
-SMALL = MappingProxyType({"train_length": 32, "test_lengths": (), "steps": 600, "batch": 32, "rate": 2e-3})
+SMALL = MappingProxyType(
+    {"train_length": 32, "test_lengths": (), "steps": 600, "batch": 32, "rate": 2e-3, "cool_down": 0}
+)
 SPARSE = "flip_flop(ignore=0.98)"
 
 

@@ -11,7 +11,9 @@ from posenc.lab.published._trained import loss_at
 from posenc.lab.recipes import recipe
 
 SPECS = ("none", "sinusoidal", "rotary")
-SMALL = MappingProxyType({"train_length": 16, "test_lengths": (), "batch": 32, "rate": 3e-3, "steps": 600})
+SMALL = MappingProxyType(
+    {"train_length": 16, "test_lengths": (), "batch": 32, "rate": 3e-3, "steps": 600, "cool_down": 0}
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,9 @@ from posenc.lab.recipes import recipe
 
 SPECS = ("mixed_rotary", "axial_rotary", "learned_grid")
 FACTORS = (1.5, 2)
-SMALL = MappingProxyType({"train_length": 8, "test_lengths": (12, 16), "steps": 600, "batch": 32, "rate": 3e-3})
+SMALL = MappingProxyType(
+    {"train_length": 8, "test_lengths": (12, 16), "steps": 600, "batch": 32, "rate": 3e-3, "cool_down": 0}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
