@@ -66,6 +66,10 @@ SURFACE = {
     "extend": "factor method text images samples lengths start windows chunk dtype passkey longrope-factors tune "
     "tune-map tune-length tune-rate out json",
     "convert": "out layout stored max-length grid interpolate rotary max-distance dtype base shard-gigabytes json",
+    "lab": "",
+    "lab list": "json",
+    "lab run": "tier seed-from out json",
+    "lab page": "",
 }
 """Every verb and its options. A change here is a change for everybody who has written a command down."""
 
@@ -89,7 +93,7 @@ def run_in_this_process(experiments: Sequence[Experiment], folder: Path, *, log=
         found.runs[key] = sweep.Progress(key, str(run.spec), run.task, run.seed, run.steps)
         try:
             if not sweep.kept_record(folder / "records" / f"{key}.json"):
-                sweep.run_one(run, key, folder / "records", lambda **changes: None, log)
+                sweep.run_one(run, key, folder / "records", lambda **changes: None, sweep.Besides(tuple(log)))
         except Exception as error:
             found.failures[key] = f"{type(error).__name__}: {error}"
         found.runs[key].state = "failed" if key in found.failures else "done"
@@ -155,9 +159,9 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_verbs_and_their_options_are_frozen(posenc) -> None:
-    assert set(cli.VERBS) == set(SURFACE)
+    assert set(cli.VERBS) | {f"lab {verb}" for verb in cli.LAB} == set(SURFACE)
     for verb, options in SURFACE.items():
-        answer = posenc(verb, "--help")
+        answer = posenc(*verb.split(), "--help")
         assert set(re.findall(r"^[^\w-]*(?:-h, )?--([a-z][a-z-]*)", answer.out, re.MULTILINE)) == {
             *options.split(),
             "help",
@@ -166,20 +170,20 @@ def test_the_verbs_and_their_options_are_frozen(posenc) -> None:
 
 @pytest.mark.parametrize("verb", SURFACE)
 def test_help_ends_well_and_gives_an_example(verb: str, posenc) -> None:
-    answer = posenc(verb, "--help")
+    answer = posenc(*verb.split(), "--help")
     assert answer.code == 0 and answer.err == ""
     assert f"Example: posenc {verb}" in answer.out
 
 
 def test_help_names_every_verb_and_no_verb_is_bad_usage(posenc) -> None:
     answer = posenc("--help")
-    assert answer.code == 0 and all(f"• {verb}" in answer.out for verb in SURFACE)
+    assert answer.code == 0 and all(f"• {verb}" in answer.out for verb in cli.VERBS)
     assert posenc().code == 2
 
 
 @pytest.mark.parametrize("verb", SURFACE)
 def test_the_example_of_a_verb_is_a_command_that_it_understands(verb: str, posenc) -> None:
-    example = re.search(r"Example: posenc (.*)", posenc(verb, "--help").out)
+    example = re.search(r"Example: posenc (.*)", posenc(*verb.split(), "--help").out)
     assert example is not None
     tyro.cli(cli.Verb, args=shlex.split(example[1]), config=(tyro.conf.OmitArgPrefixes,))  # type: ignore[arg-type]
 

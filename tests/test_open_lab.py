@@ -10,14 +10,14 @@ from torch import nn
 
 from posenc import Decoder, cli
 from posenc.lab import compare as comparing
-from posenc.lab import evaluate, recipes, record, summary, train
+from posenc.lab import evaluate, recipes, record, summary, sweep, train
 from posenc.lab.compare import at_best_rates, compare, wanting_seeds
 from posenc.lab.experiment import Experiment
 from posenc.lab.models import Tagger, logits_of, model_of, stretched, without_position
 from posenc.lab.places import counted
 from posenc.lab.recipes import recipe
 from posenc.lab.settings import Settings
-from posenc.lab.sweep import Sweep
+from posenc.lab.sweep import Besides, Sweep
 from posenc.lab.tasks import TASKS, Batch, task_of
 
 SMALL = {"dim": 16, "heads": 2, "layers": 1, "steps": 4, "batch": 4, "evaluate_every": 2}
@@ -282,7 +282,7 @@ def in_this_process(experiments, folder: Path, *, log=(), show=lambda sweep: Non
         key = record.key_of(run)
         found.runs[key] = sweep.Progress(key, str(run.spec), run.task, run.seed, run.steps)
         if not sweep.kept_record(folder / "records" / f"{key}.json"):
-            sweep.run_one(run, key, folder / "records", lambda **changes: None, log)
+            sweep.run_one(run, key, folder / "records", lambda **changes: None, Besides(tuple(log)))
         found.runs[key].state = "done"
     return found
 

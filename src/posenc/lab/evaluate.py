@@ -171,29 +171,35 @@ def loss_of(model: nn.Module, batch: Batch, place: Places, first: int = 0) -> Te
 
 def by_length(run: Any) -> list[dict[str, Any]]:
     """The scores at the trained length and at every test length; beyond the trained one with the run's stretch."""
-    experiment, place = run.experiment, at_evaluation(run.experiment)
+    experiment = run.experiment
     beyond = run.model if experiment.stretch is None else stretched(run.model, experiment, run.task)
-    rows = []
-    for length in (experiment.train_length, *experiment.test_lengths):
-        row: dict[str, Any] = {
-            "length": length,
-            "factor": length / experiment.train_length,
-            "exact_match": None,
-            "token_accuracy": None,
-            "sequences": None,
-            "bits_per_byte": None,
-            "sliding_bits_per_byte": None,
-            "perplexity_ratio": None,
-        }
-        model = beyond if rows else run.model
-        if run.task.in_bits:
-            longest = max((experiment.train_length, *experiment.test_lengths))
-            stride = max(experiment.train_length // 2, 1)
-            given: dict[str, Any] = {"longest": longest, "place": place}
-            row["bits_per_byte"] = held_out_bits(model, run.task, length, total=TEXT_BYTES, **given)
-            row["sliding_bits_per_byte"] = sliding_bits(model, run.task, length, stride=stride, **given)
-            row["perplexity_ratio"] = 2 ** (row["bits_per_byte"] - (rows[0] if rows else row)["bits_per_byte"])
-        else:
-            row |= exact_match(model, run.task, length, rows=512, shortest=length, place=place).to_dict()
-        rows.append(row)
+    rows = [at_length(run, experiment.train_length)]
+    rows += [at_length(run, length, beyond) for length in experiment.test_lengths]
+    if run.task.in_bits:
+        for row in rows:
+            row["perplexity_ratio"] = 2 ** (row["bits_per_byte"] - rows[0]["bits_per_byte"])
     return rows
+
+
+def at_length(run: Any, length: int, model: nn.Module | None = None) -> dict[str, Any]:
+    """The scores at one length, of the trained model or of another one that was made from it."""
+    experiment, model = run.experiment, model or run.model
+    place = at_evaluation(experiment)
+    row: dict[str, Any] = {
+        "length": length,
+        "factor": length / experiment.train_length,
+        "exact_match": None,
+        "token_accuracy": None,
+        "sequences": None,
+        "bits_per_byte": None,
+        "sliding_bits_per_byte": None,
+        "perplexity_ratio": None,
+    }
+    if not run.task.in_bits:
+        return row | exact_match(model, run.task, length, rows=512, shortest=length, place=place).to_dict()
+    longest = max((experiment.train_length, *experiment.test_lengths))
+    stride = max(experiment.train_length // 2, 1)
+    given: dict[str, Any] = {"longest": longest, "place": place}
+    row["bits_per_byte"] = held_out_bits(model, run.task, length, total=TEXT_BYTES, **given)
+    row["sliding_bits_per_byte"] = sliding_bits(model, run.task, length, stride=stride, **given)
+    return row

@@ -109,9 +109,14 @@ def fitting(source: nn.Module, model: nn.Module) -> dict[str, Tensor]:
 
 def without_position(model: nn.Module, experiment: Experiment, task: Task) -> nn.Module:
     """The trained model with no position at all: its own weights around the encoding `none`."""
-    plain = model_of(replace(experiment, spec="none", stretch=None), task)
-    plain.load_state_dict(fitting(model, plain), strict=False)
-    return plain.to(experiment.device).eval()
+    return around(model, experiment, task, "none")
+
+
+def around(model: nn.Module, experiment: Experiment, task: Task, spec: str) -> nn.Module:
+    """The trained model with another encoding, which it has not seen in training: its own weights around that one."""
+    other = model_of(replace(experiment, spec=spec, stretch=None), task)
+    other.load_state_dict(fitting(model, other), strict=False)
+    return other.to(experiment.device).eval()
 
 
 def stretched(model: nn.Module, experiment: Experiment, task: Task) -> nn.Module:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from posenc.foreign import CannotRead
 from posenc.lab import record, store
@@ -75,6 +75,26 @@ class Sweep:
         return None if made == 0 else elapsed * (total - made) / made
 
 
+class Also(Protocol):
+    """What else is measured of trained models, and kept under the names of their records."""
+
+    def has(self, key: str) -> bool:
+        """Whether that of a run is there, or nothing is measured of it."""
+        ...
+
+    def measure(self, run: Run, key: str) -> None:
+        """Measure it and keep it. Raises what makes the run fail."""
+        ...
+
+
+@dataclass(frozen=True)
+class Besides:
+    """What a run is told to, and what is measured beside its record; workers get a copy of it."""
+
+    log: tuple[str, ...] = ()
+    also: Also | None = None
+
+
 def run_all(
     experiments: Sequence[Experiment],
     folder: Path,
@@ -83,10 +103,12 @@ def run_all(
     log: Sequence[str] = (),
     show: Callable[[Sweep], None] = lambda sweep: None,
     more: Callable[[], bool] = lambda: True,
+    also: Also | None = None,
 ) -> Sweep:
     """Run what has no record yet in folder/records, and write each record as soon as its run is over.
 
-    log  loggers, as specs; each is told of every run, in a folder of its own: folder/logs/KEY
+    log   loggers, as specs; each is told of every run, in a folder of its own: folder/logs/KEY
+    also  what else is measured of the trained models; a run of which that is missing is made again
 
     A call with the same experiments goes on where an earlier one stopped. A record that cannot be used is set aside
     and made again. A run that fails is named in `failures`; the others go on. So is one whose process was killed
@@ -104,7 +126,8 @@ def run_all(
         spec = " / ".join(experiment.specs) + (f" with {experiment.map}" if experiment.map else "")
         about = legible(experiment.task), experiment.seed, experiment.steps
         sweep.runs[key] = Progress(key, legible(spec), *about, cost=cost(experiment))
-        if found := kept_record(records / f"{key}.json"):
+        found = kept_record(records / f"{key}.json")
+        if found and (also is None or also.has(key)):
             sweep.runs[key].state = "kept"
             others.append(record.made_elsewhere(found))
         else:
@@ -118,18 +141,18 @@ def run_all(
     if waiting:
         with store.told(records):
             records.mkdir(parents=True, exist_ok=True)
-        crew = Crew(min(workers or cores(), len(waiting)), records, sweep, tuple(log))
-        crew.work_off(waiting, show, more)
+        besides = Besides(tuple(log), also)
+        Crew(min(workers or cores(), len(waiting)), records, sweep, besides).work_off(waiting, show, more)
     return sweep
 
 
 class Worker:
     """A process that does one run after another, and our end of the wire to it."""
 
-    def __init__(self, records: Path, log: tuple[str, ...]) -> None:
+    def __init__(self, records: Path, besides: Besides) -> None:
         context = multiprocessing.get_context("spawn")
         self.wire, theirs = context.Pipe()
-        self.process = context.Process(target=work, args=(theirs, str(records), log), daemon=True)
+        self.process = context.Process(target=work, args=(theirs, str(records), besides), daemon=True)
         self.key = ""
         with signals_held():
             self.process.start()
@@ -153,8 +176,8 @@ class Worker:
 class Crew:
     """The workers of a sweep, what waits for them, and what became of it."""
 
-    def __init__(self, count: int, records: Path, sweep: Sweep, log: tuple[str, ...] = ()) -> None:
-        self.count, self.records, self.sweep, self.log = count, records, sweep, log
+    def __init__(self, count: int, records: Path, sweep: Sweep, besides: Besides | None = None) -> None:
+        self.count, self.records, self.sweep, self.besides = count, records, sweep, besides or Besides()
         self.busy: list[Worker] = []
         self.idle: list[Worker] = []
         self.died: set[str] = set()
@@ -168,7 +191,7 @@ class Crew:
                 if not more():
                     line.clear()
                 while line and len(self.busy) < self.count:
-                    worker = self.idle.pop() if self.idle else Worker(self.records, self.log)
+                    worker = self.idle.pop() if self.idle else Worker(self.records, self.besides)
                     self.busy.append(worker)
                     worker.begin(line[0], waiting[line.pop(0)])
                 ready = connection.wait([worker.wire for worker in self.busy], timeout=0.2)
@@ -228,7 +251,7 @@ class Crew:
         store.clear(self.records)
 
 
-def work(wire: Connection, records: str, log: tuple[str, ...]) -> None:
+def work(wire: Connection, records: str, besides: Besides) -> None:
     """In a worker: the runs that come over the wire, one after another, and what became of each."""
     begin()
     while True:
@@ -241,7 +264,7 @@ def work(wire: Connection, records: str, log: tuple[str, ...]) -> None:
             wire.send((changes, None))
 
         try:
-            run_one(experiment, key, Path(records), tell, log)
+            run_one(experiment, key, Path(records), tell, besides)
         except Exception as error:
             # As words: not every exception of somebody else's encoding can be sent.
             wire.send(({}, error if isinstance(error, CannotWrite) else f"{type(error).__name__}: {error}"))
@@ -250,10 +273,11 @@ def work(wire: Connection, records: str, log: tuple[str, ...]) -> None:
 
 
 def run_one(
-    experiment: Experiment, key: str, records: Path, tell: Callable[..., None], log: Sequence[str] = ()
+    experiment: Experiment, key: str, records: Path, tell: Callable[..., None], besides: Besides | None = None
 ) -> None:
-    """Train, measure, and write the record; loggers hear of it."""
-    began, loggers = time.monotonic(), Together(loggers_of(log))
+    """Train, measure, and write the record: last of all, for what has a record is over. Loggers hear of it."""
+    besides = besides or Besides()
+    began, loggers = time.monotonic(), Together(loggers_of(besides.log))
 
     def progress(run: Run) -> None:
         point = run.curve[-1]
@@ -266,10 +290,12 @@ def run_one(
     loggers.begin(experiment.to_dict(), records.with_name("logs") / key)
     run = train(start(experiment), progress)
     tell(state="measuring")
+    made = record.of(run, began)
+    if besides.also is not None:
+        besides.also.measure(run, key)
     # The parent's key, also when the text that is part of it has changed since.
-    made = record.of(run, began) | {"key": key}
-    record.write(made, records)
-    loggers.end(made)
+    record.write(made | {"key": key}, records)
+    loggers.end(made | {"key": key})
 
 
 def begin() -> None:

@@ -1,0 +1,34 @@
+"""The language model that claims about text are run on: bytes of the standard library, on the CPU by its recipe."""
+
+from types import MappingProxyType
+
+from posenc.lab.experiment import Experiment
+from posenc.lab.published._claim import CPU, GPU, Sizes
+from posenc.lab.recipes import recipe
+from posenc.lab.tasks.text import Text
+
+FACTORS = (2, 4, 8)
+"""The tested lengths, as multiples of the trained one."""
+
+SIZES: Sizes = MappingProxyType(
+    {
+        CPU: {},
+        GPU: {
+            "train_length": 512,
+            "steps": 3000,
+            "batch": 64,
+            "rate": 1e-3,
+            "layers": 6,
+            "dim": 384,
+            "heads": 6,
+            "device": "cuda",
+            "dtype": "bfloat16",
+        },
+    }
+)
+
+
+def language_model(tier: str, spec: str) -> Experiment:
+    """The run of one encoding, as large as a tier has it."""
+    trained = SIZES[tier].get("train_length", Text.recipe["train_length"])
+    return recipe("text", spec, test_lengths=tuple(k * trained for k in FACTORS), **SIZES[tier])
