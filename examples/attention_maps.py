@@ -15,7 +15,7 @@ import torch
 
 from posenc import terminal
 from posenc.lab import evaluate, figures, recipes, record, train
-from posenc.lab.ablate import without_position
+from posenc.lab.models import without_position
 
 
 def main(out: Path, quick: bool) -> None:
@@ -32,8 +32,8 @@ def main(out: Path, quick: bool) -> None:
     print(f"step {run.step:>4}, {run.cpu_s:.1f} CPU s")
 
     intact = evaluate.exact_match(run.model, run.task, length, shortest=length)
-    with without_position(run.model.stack):
-        removed = evaluate.exact_match(run.model, run.task, length, shortest=length)
+    plain = without_position(run.model, run.experiment, run.task)
+    removed = evaluate.exact_match(plain, run.task, length, shortest=length)
 
     # The weights of one sequence: {"tokens": words, "with": [layer][head][query][key], "without": the same}.
     maps = record.attention(run)

@@ -254,10 +254,16 @@ def test_a_list_that_is_given_twice_adds_up(verb: str, name: str, values: list[s
     first, second = values
     option = "--" + name.replace("_", "-")
     needed = NEEDED.get(verb, [])
+    other = {"generate": "--seed=1", "board": "--plan"}.get(verb, "--json")
     for written in (
         [*needed, option, first, second],
         [*needed, option, first, option, second],
-        [*needed, f"{option}={first}", "--seed=1" if verb == "generate" else "--json", f"{option}={second}"],
+        [
+            *needed,
+            f"{option}={first}",
+            {"generate": "--seed=1", "board": "--plan"}.get(verb, "--json"),
+            f"{option}={second}",
+        ],
         [option, first, f"--{name}", second, *needed],
     ):
         assert list(map(str, getattr(cli.parse([verb, *written]), name))) == values, written

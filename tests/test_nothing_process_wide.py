@@ -35,6 +35,12 @@ THREAD = "of this thread alone"
 ALLOWED = {
     "lab/*": {
         r"signal\.signal|torch\.manual_seed|torch\.set_num_threads|setattr": OWN_PROCESS,
+    },
+    "lab/board/*": {
+        r"torch\.set_num_threads": OWN_PROCESS,
+        r"torch\.random\.fork_rng": "the state is put back as it was",
+    },
+    "lab/figures/*": {
         r"warnings\.\w+": "letters that a font lacks: matplotlib takes no such wish but by a filter of warnings",
     },
     "cli.py": {r"signal\.signal": OWN_PROCESS},

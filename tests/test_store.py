@@ -464,7 +464,8 @@ def test_nothing_else_in_the_package_writes_a_file_of_a_run() -> None:
     package = Path(store.__file__).parent.parent
     wrong = []
     for file in sorted([*package.glob("lab/**/*.py"), Path(runs.__file__)]):
-        if file.name == "store.py":
+        # What loggers write is for other tools, and no run's.
+        if file.name == "store.py" or file.parent.name == "loggers":
             continue
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute) and node.attr in ("replace", "rename", "write_text", "write_bytes"):

@@ -14,7 +14,7 @@ from posenc.checkpoints.files import packages
 from posenc.foreign import visible
 from posenc.lab import compare, describe, train
 
-EVERY = [verb for verb in cli.VERBS if verb not in ("bench", "list", "order")]
+EVERY = [verb for verb in cli.VERBS if verb not in ("bench", "board", "list", "order")]
 QUICK = [verb for verb in EVERY if verb not in ("extend", "convert", "inspect", "show")]
 """Without the verbs that import transformers or draw pictures."""
 

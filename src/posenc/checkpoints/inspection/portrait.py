@@ -171,17 +171,17 @@ def pictures(reading: Reading, tensors: Mapping[str, Tensor] | None = None) -> d
     tensors  the weights, such as `open_tensors` gives, from which learned tables are taken; without them these have
              no picture. Only the tables are read
     """
-    figures: dict[str, Any] = {}
+    drawn: dict[str, Any] = {}
     for part in reading.parts:
         prefix = f"{part.name.replace('.', '_')}_" if part.name else ""
         for encoding in distinct(part):
             for kind, figure in of_one(encoding, part):
-                number = sum(name.startswith(f"{prefix}{kind}") for name in figures)
-                figures[f"{prefix}{kind}{f'_{number + 1}' if number else ''}"] = figure
+                number = sum(name.startswith(f"{prefix}{kind}") for name in drawn)
+                drawn[f"{prefix}{kind}{f'_{number + 1}' if number else ''}"] = figure
     for name in tensors or ():
         for kind, figure in of_tensor(reading, name, tensors or {}):
-            figures[f"{kind}_{name.removesuffix('.weight').replace('.', '_')}"] = figure
-    return figures
+            drawn[f"{kind}_{name.removesuffix('.weight').replace('.', '_')}"] = figure
+    return drawn
 
 
 def save(reading: Reading, path: str | Path, folder: Path) -> list[Path]:
