@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import torch
 
@@ -97,12 +97,23 @@ def experiment(task: str, spec: str, seed: int, rate_factor: float = 1.0) -> Exp
     return replace(whole, steps=steps, rate=whole.rate * rate_factor)
 
 
-@cache
 def why_not(task: str, spec: str) -> str:
     """Why an encoding has no meaning on a task; empty where it has one.
 
-    It is built and run: on a batch of the trained length, and on a sequence of the longest that is tested.
+    What decides is who sees whom and how many axes there are, so that tasks which agree in these are tried once.
     """
+    made = task_of(task)
+    kind = made.reads, made.axes, spec
+    if kind not in TRIED:
+        TRIED[kind] = tried(task, spec)
+    return TRIED[kind]
+
+
+TRIED: dict[tuple[str, int, str], str] = {}
+
+
+def tried(task: str, spec: str) -> str:
+    """What an encoding says when it is built and asked: about a batch of the trained length, and one of the longest."""
     run = experiment(task, spec, SEARCH_SEED)
     made = run.made_task()
     try:
