@@ -10,7 +10,7 @@ import time
 import pytest
 from fake_records import comparison, record, repeat
 
-from posenc.lab import drawer, figures, report, summary
+from posenc.lab import drawer, figures, provenance, report, summary
 from posenc.lab.train import LEARNED_BITS
 
 SOME = ("none", "learned", "rotary", "alibi")
@@ -283,7 +283,7 @@ def test_where_nobody_learned_the_words_say_so():
 def test_one_seed_is_called_one_seed():
     assert "One seed each" in report.answer(repeat({"alibi": (1, 1, 1, 1)}))
     assert "One seed" not in report.answer(repeat({"alibi": (1, 1, 1, 1)}, seeds=3))
-    assert any("one seed" in line for line in report.not_measured([record()]))
+    assert any("one seed" in line for line in provenance.not_measured([record()]))
 
 
 CROWNS = re.compile(
@@ -318,9 +318,9 @@ def test_the_gate_of_text_is_told_with_its_margin():
 
 def test_records_of_text_with_the_verdict_of_an_earlier_version_are_told_apart():
     records = comparison(("repeat", "text"), seeds=1, encodings=("alibi", "rotary"))
-    assert not any("earlier version" in line for line in report.not_measured(records))
+    assert not any("earlier version" in line for line in provenance.not_measured(records))
     del records[2]["in_distribution"]["context_gain"]
-    (line,) = [line for line in report.not_measured(records) if "earlier version" in line]
+    (line,) = [line for line in provenance.not_measured(records) if "earlier version" in line]
     assert line.startswith("What the context saves: 1 of 4 records are of an earlier version")
 
 
@@ -569,19 +569,19 @@ def test_how_runs_were_made_is_told_once_where_they_agree_and_task_by_task_where
     for number_of, run in enumerate(runs):
         run["versions"]["torch"] = f"2.{number_of}"
         run["experiment"] |= {"batch": 32 if run["experiment"]["task"] == "copy" else 64}
-    made = dict(report.how_it_was_made(runs))
+    made = dict(provenance.how_it_was_made(runs))
     assert made["runs"] == "6" and made["dim"] == "64" and made["torch"] == "2.0, 2.1, 2.2, 2.3, 2.4, 2.5"
     assert made["batch"] == "repeat: 64; copy: 32"
     assert made["seed"] == "repeat: 0, 1, 2, 3; copy: 0 or 1" and made["built"] == "rotary as rotary(base=100.0)"
-    assert dict(report.how_it_was_made([record(), {}]))["dim"] == f"repeat: 64; unnamed task: {summary.NOTHING}"
+    assert dict(provenance.how_it_was_made([record(), {}]))["dim"] == f"repeat: 64; unnamed task: {summary.NOTHING}"
     many = [record(versions={"torch": f"2.{minor}"}) for minor in range(14)]
-    assert dict(report.how_it_was_made(many))["torch"].endswith("2.11 and 2 more")
+    assert dict(provenance.how_it_was_made(many))["torch"].endswith("2.11 and 2 more")
 
 
 def test_what_was_not_measured_is_listed():
     alone = record(lengths=[{"length": 10, "factor": 1.0, "exact_match": 1.0}], attention=None)
     alone["ablation"]["swapped"] = None
-    said = report.not_measured([alone])
+    said = provenance.not_measured([alone])
     assert said[0].startswith("Text: no language model was trained") and "rest on one seed" in said[1]
     assert "Lengths beyond the trained one: `rotary` on repeat." in said and "Attention maps." in said
     assert [line for line in said if line.startswith("Ablation ")] == [
@@ -589,9 +589,9 @@ def test_what_was_not_measured_is_listed():
     ]
     assert not [line for line in said if "NaN" in line]
     wild = [record(wall_s=math.inf), record("alibi", curve=[{"loss": math.nan}]), record("none")]
-    assert "2 of 3 records hold NaN or infinite numbers; NaN counts as not measured." in report.not_measured(wild)
-    assert report.not_measured([record("rotary", "text")])[0].startswith("Exact tasks: only text was used")
-    text = report.not_measured([record("rotary", "text"), record("alibi", "repeat")])
+    assert "2 of 3 records hold NaN or infinite numbers; NaN counts as not measured." in provenance.not_measured(wild)
+    assert provenance.not_measured([record("rotary", "text")])[0].startswith("Exact tasks: only text was used")
+    text = provenance.not_measured([record("rotary", "text"), record("alibi", "repeat")])
     assert "repeat with `rotary`." in text and "text with `alibi`." in text
     assert not [line for line in text if line.startswith(("Text:", "Exact tasks:"))]
 
