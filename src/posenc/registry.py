@@ -173,6 +173,16 @@ class Registry(Mapping[str, type[T]]):
             return self.made(name, ast.Call(tree, [], []), spec)
         return self.value(tree, spec)
 
+    def given(self, one: T | str, own: Collection[str | Path] | None = None) -> T:
+        """What a caller gave: one of these, or as it is written in a spec, whose files `own` says as in `read`.
+
+        Raises ValueError for what is neither, and as `read` does.
+        """
+        found = self.read(one, own) if isinstance(one, str) else one
+        if not isinstance(found, self.kind):
+            raise ValueError(f"a {self.word} must be one of {self.package}, such as {self.example}, got {quoted(one)}")
+        return found
+
     def value(self, tree: ast.expr, spec: str) -> Any:
         """The value of an option, as a spec writes it: a plain value, a word, or one of these with its options.
 

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from posenc.coordinate_maps._coordinate_map import CoordinateMap
-from posenc.foreign import quoted
 from posenc.registry import Registry
 
 __all__ = ["COORDINATE_MAPS", "CoordinateMap", "map_of"]
@@ -41,13 +40,7 @@ def map_of(given: CoordinateMap | str, own: Collection[str | Path] | None = None
     >>> map_of("interpolated(factor=4)")
     interpolated(factor=4)
     """
-    found = COORDINATE_MAPS.read(given, own) if isinstance(given, str) else given
-    if not isinstance(found, CoordinateMap):
-        raise ValueError(
-            f"a coordinate map must be one of posenc.coordinate_maps, such as interpolated(factor=4), got "
-            f"{quoted(given)}"
-        )
-    return found
+    return COORDINATE_MAPS.given(given, own)
 
 
 def __getattr__(name: str) -> Any:

@@ -149,6 +149,12 @@ def weights_of(model: nn.Module, batch: Batch, place: Places = counted) -> list[
     return None
 
 
+def learned_by_encodings(model: nn.Module) -> int:
+    """How many trained numbers the encodings of a model have, each counted once."""
+    owned = {id(p): p for stack in stacks_of(model) for p in stack.encodings.parameters()}
+    return sum(p.numel() for p in owned.values())
+
+
 def stacks_of(model: nn.Module) -> list[Stack]:
     """The stacks of blocks that a model is made of."""
     return [module for module in model.modules() if isinstance(module, Stack)]

@@ -19,7 +19,7 @@ from posenc.lab.ablate import ablate
 from posenc.lab.evaluate import by_length, context_gain
 from posenc.lab.experiment import EXPERIMENT, MOST_LENGTHS, Experiment
 from posenc.lab.experiment import MOST as MOST_OF
-from posenc.lab.models import stacks_of, weights_of, without_position
+from posenc.lab.models import learned_by_encodings, stacks_of, weights_of, without_position
 from posenc.lab.order import order_tests
 from posenc.lab.places import at_evaluation
 from posenc.lab.tasks import Batch
@@ -95,13 +95,12 @@ def of(run: Run, began: float) -> dict[str, Any]:
         learned = in_distribution["exact_match"] >= LEARNED
     reached = learned_at(run)
     used = [encoding for stack in stacks_of(model) for encoding in stack.encoding_of]
-    owned = {id(p): p for stack in stacks_of(model) for p in stack.encodings.parameters()}
     record = {
         "schema": SCHEMA,
         "key": key_of(experiment),
         "experiment": experiment.to_dict(),
         "encoding": " / ".join(dict.fromkeys(str(encoding) for encoding in used)) or " / ".join(experiment.specs),
-        "parameters": {"model": parameters_of(model), "encoding": sum(p.numel() for p in owned.values())},
+        "parameters": {"model": parameters_of(model), "encoding": learned_by_encodings(model)},
         "versions": store.versions(),
         "text": run.task.text.facts() if run.task.in_bits else None,
         "trained_tokens": run.task.tokens(experiment.train_length),

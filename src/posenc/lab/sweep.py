@@ -95,6 +95,9 @@ class Besides:
     also: Also | None = None
 
 
+NOTHING_BESIDES = Besides()
+
+
 def run_all(
     experiments: Sequence[Experiment],
     folder: Path,
@@ -176,8 +179,8 @@ class Worker:
 class Crew:
     """The workers of a sweep, what waits for them, and what became of it."""
 
-    def __init__(self, count: int, records: Path, sweep: Sweep, besides: Besides | None = None) -> None:
-        self.count, self.records, self.sweep, self.besides = count, records, sweep, besides or Besides()
+    def __init__(self, count: int, records: Path, sweep: Sweep, besides: Besides = NOTHING_BESIDES) -> None:
+        self.count, self.records, self.sweep, self.besides = count, records, sweep, besides
         self.busy: list[Worker] = []
         self.idle: list[Worker] = []
         self.died: set[str] = set()
@@ -273,10 +276,9 @@ def work(wire: Connection, records: str, besides: Besides) -> None:
 
 
 def run_one(
-    experiment: Experiment, key: str, records: Path, tell: Callable[..., None], besides: Besides | None = None
+    experiment: Experiment, key: str, records: Path, tell: Callable[..., None], besides: Besides = NOTHING_BESIDES
 ) -> None:
     """Train, measure, and write the record: last of all, for what has a record is over. Loggers hear of it."""
-    besides = besides or Besides()
     began, loggers = time.monotonic(), Together(loggers_of(besides.log))
 
     def progress(run: Run) -> None:

@@ -14,7 +14,7 @@ from posenc.encoding import Shape
 from posenc.foreign import form_of, matches
 from posenc.lab import describe, store
 from posenc.lab.board import scope
-from posenc.lab.models import logits_of, model_of, stacks_of
+from posenc.lab.models import learned_by_encodings, logits_of, model_of
 from posenc.lab.recipes import A_SECOND, cost, hints
 from posenc.lab.tasks import task_of
 from posenc.lab.train import one_step, start
@@ -74,10 +74,9 @@ def measure(spec: str, task: str) -> Cost:
         layers = len(specs.split(spec))
         forward = in_units(forward_of(spec, task, layers), forward_of(PLAIN, task, layers))
         step = in_units(steps_of(spec, task), steps_of(PLAIN, task))
-    own = {id(p): p for stack in stacks_of(model) for p in stack.encodings.parameters()}
     return Cost(
         spec=scope.label(spec),
-        parameters=sum(p.numel() for p in own.values()),
+        parameters=learned_by_encodings(model),
         cache_bytes=cache_bytes(spec, task),
         forward=round(forward, 2),
         step=round(step, 2),

@@ -6,7 +6,6 @@ One of your own is written by its path, `path/to/mine.py:Mine(option=3)`; `Task`
 from collections.abc import Collection
 from pathlib import Path
 
-from posenc.foreign import quoted
 from posenc.lab.tasks._of_text import OfText
 from posenc.lab.tasks._symbols import BOS, END, LETTERS, SEPARATOR, Said, Symbols, prompt_and_answer, random_symbols
 from posenc.lab.tasks._task import READERS, Batch, Task
@@ -43,7 +42,4 @@ def task_of(given: Task | str, own: Collection[str | Path] | None = None) -> Tas
     >>> task_of("copy(symbols=10)")
     copy(symbols=10)
     """
-    found = TASKS.read(given, own) if isinstance(given, str) else given
-    if not isinstance(found, Task):
-        raise ValueError(f"a task must be one of posenc.lab.tasks, such as copy(symbols=10), got {quoted(given)}")
-    return found
+    return TASKS.given(given, own)
