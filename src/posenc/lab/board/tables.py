@@ -25,8 +25,7 @@ from posenc.lab.summary import (
     results,
     times,
 )
-from posenc.lab.summary.claims import reach_of
-from posenc.lab.summary.runs import entries
+from posenc.lab.summary.claims import reach_by, reach_of
 
 
 def evidence(rows: Sequence[Record]) -> list[Record]:
@@ -39,22 +38,8 @@ def carried_by(run: Record) -> float | None:
 
     1 where it carries no further, 0 where it has not learned; None where no longer length was measured.
     """
-    ratios = sorted(
-        (factor, r)
-        for at in entries(run)
-        if (factor := number(get(at, "factor"))) and factor > 1
-        if (r := number(get(at, "perplexity_ratio"))) is not None
-    )
-    if not ratios:
-        return reach_of(run)
-    if run.get("learned") is not True:
-        return 0.0
-    reached = 1.0
-    for factor, r in ratios:
-        if r > FLAT:
-            break
-        reached = factor
-    return reached
+    flat = reach_by(run, "perplexity_ratio", lambda ratio: ratio <= FLAT)
+    return reach_of(run) if flat is None else flat
 
 
 @dataclass(frozen=True)

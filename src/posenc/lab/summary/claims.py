@@ -97,16 +97,16 @@ BITS = Measure(
 )
 
 
-def reach_of(run: Record) -> float | None:
-    """The multiple of the trained length up to which one run carries: 1 where no further, 0 where it has not learned.
+def reach_by(run: Record, measure: str, holds: Callable[[float], bool]) -> float | None:
+    """The multiple of the trained length up to which a measure of one run holds at every tested length.
 
-    None where no longer length was measured.
+    1 where it holds no further, 0 where the run has not learned; None where no longer length was measured.
     """
     scores = sorted(
         (factor, score)
         for entry in entries(run)
         if (factor := number(get(entry, "factor"))) and factor > 1
-        if (score := number(get(entry, "exact_match"))) is not None
+        if (score := number(get(entry, measure))) is not None
     )
     if not scores:
         return None
@@ -114,10 +114,15 @@ def reach_of(run: Record) -> float | None:
         return 0.0
     reached = 1.0
     for factor, score in scores:
-        if score < CARRIES:
+        if not holds(score):
             break
         reached = factor
     return reached
+
+
+def reach_of(run: Record) -> float | None:
+    """The multiple of the trained length up to which one run carries, by exact match; as `reach_by`."""
+    return reach_by(run, "exact_match", lambda score: score >= CARRIES)
 
 
 REACH = Measure("reach", reach_of, times)
