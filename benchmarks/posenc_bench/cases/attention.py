@@ -23,6 +23,7 @@ from posenc_bench.measure import Group, difference
 HEADS, HEAD_DIM = 8, 64
 PLAIN = "plain causal SDPA"
 PLAIN_GRID = "plain SDPA"
+PLAIN_LAST = "plain SDPA, with the mask of these rows"
 RIGHT, ROUGH = 1e-4, 1e-2
 """The largest errors of ours, and of what is inexact by its nature."""
 
@@ -67,6 +68,9 @@ ONE_LENGTH = 1024
 
 ON_A_GRID = ("grid_bias(window=(32, 32))", "log_grid_bias(window=32)", "axial_rotary", "mixed_rotary")
 GRIDS = {"quick": ((32, 32),), "full": ((14, 14), (20, 48), (32, 32), (48, 48))}
+OF_THE_LAST = ("none", "rotary")
+LAST = ((8, 64), (32, 256))
+"""How many tokens a model's last block answers for, and how many it has read."""
 
 FORWARD = {"quick": (512, 1024, 2048, 4096), "full": (512, 1024, 2048, 4096, 8192, 16384)}
 BACKWARD = {"quick": (512, 1024, 2048), "full": (512, 1024, 2048, 4096)}
@@ -86,18 +90,26 @@ def groups(shapes: str, with_peers: bool) -> Iterator[Group]:
             yield causal(tokens, backward, with_peers, shapes=shapes)
         for grid in GRIDS[shapes]:
             yield on_a_grid(grid, backward)
+        for asked, tokens in LAST:
+            yield of_the_last(asked, tokens, backward)
 
 
 @dataclass(frozen=True)
 class Case:
     """q, k, v [1, HEADS, tokens, HEAD_DIM], and the embeddings x [1, tokens, dim] that some encodings read.
 
-    grid  the cells of an image, all of which see one another; () for tokens in a row, which see those before
+    grid   the cells of an image, all of which see one another; () for tokens in a row, which see those before
+    asked  how many tokens are answered for, the last ones; None for all
     """
 
     tokens: int
     backward: bool
     grid: tuple[int, ...] = ()
+    asked: int | None = None
+
+    @property
+    def rows(self) -> slice | None:
+        return None if self.asked is None else slice(self.tokens - self.asked, self.tokens)
 
     @property
     def mask(self) -> masks.Mask:
@@ -135,7 +147,7 @@ class Subject:
     def call(self, kernel: str = "auto") -> Tensor:
         """One forward pass, as in a layer between its projections: queries and keys turned, and attention."""
         given = (self.q, self.k, self.v)
-        return self.attended(self.encoding, kernel, given, self.memo, self.case.positions(), None)
+        return self.attended(self.encoding, kernel, given, self.memo, self.case.positions(), self.case.rows)
 
     def attended(
         self,
@@ -169,9 +181,10 @@ class Subject:
         memo = remembered(encoding, self.case, torch.float64)
         given = (self.q.double(), self.k.double(), self.v.double())
         errors = []
-        for rows in (slice(0, 32), slice(tokens // 2, tokens // 2 + 32), slice(tokens - 32, tokens)):
+        some = (slice(0, 32), slice(tokens // 2, tokens // 2 + 32), slice(tokens - 32, tokens))
+        for rows in some if self.case.rows is None else (self.case.rows,):
             right = self.attended(encoding, "reference", given, memo, self.case.positions(), rows)
-            errors.append(difference(out[:, :, rows], right))
+            errors.append(difference(out[:, :, rows] if self.case.rows is None else out, right))
         return difference(torch.tensor(errors), torch.zeros(len(errors)))
 
 
@@ -218,13 +231,28 @@ def on_a_grid(grid: tuple[int, ...], backward: bool) -> Group:
     return group
 
 
+def of_the_last(asked: int, tokens: int, backward: bool) -> Group:
+    """A model's last block, which computes only what is asked: a few queries behind the keys of all tokens."""
+    case = Case(tokens, backward, asked=asked)
+    group, given = begun(f"the last {asked} of {tokens}", PLAIN_LAST, case)
+    for spec in OF_THE_LAST:
+        subject = Subject(spec, case, given)
+        add(group, subject, spec, "posenc", subject.call, spec, RIGHT)
+    return group
+
+
 def begun(size: str, limit: str, case: Case) -> tuple[Group, tuple[Tensor, Tensor, Tensor]]:
     """A group with plain attention alone, and the queries, keys and values that all of its candidates get."""
     passes = "forward and backward" if case.backward else "forward"
     facts = {"tokens": case.tokens, "heads": HEADS, "head_dim": HEAD_DIM, "dtype": "float32", "pass": passes}
     group = Group("attention", f"{size}: {passes}", limit, facts=facts, grad=case.backward)
     given = case.inputs()
-    plain = functools.partial(F.scaled_dot_product_attention, *given, is_causal=not case.grid)
+    q, k, v = given
+    seen = None
+    if case.rows is not None:
+        q, seen = q[:, :, case.rows], torch.ones(case.tokens, case.tokens, dtype=torch.bool).tril()[case.rows]
+    causal = seen is None and not case.grid
+    plain = functools.partial(F.scaled_dot_product_attention, q, k, v, seen, is_causal=causal)
     group.add(limit, "limit", both_ways(plain, given, case))
     return group, given
 
@@ -242,7 +270,8 @@ def both_ways(call: Callable[[], Tensor], wanting: Iterable[Tensor], case: Case)
     if not case.backward:
         return call
     wanting = tuple(wanting)
-    upstream = torch.randn(1, HEADS, case.tokens, HEAD_DIM, generator=torch.Generator().manual_seed(3))
+    rows = case.tokens if case.asked is None else case.asked
+    upstream = torch.randn(1, HEADS, rows, HEAD_DIM, generator=torch.Generator().manual_seed(3))
     return lambda: torch.autograd.grad(call(), wanting, upstream, allow_unused=True)
 
 
