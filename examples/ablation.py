@@ -16,8 +16,10 @@ import torch
 from matplotlib.figure import Figure
 
 from posenc import terminal
-from posenc.lab import figures, recipes, train
-from posenc.lab.ablate import ablate
+from posenc.lab import figures
+from posenc.lab.evaluation.ablate import ablate
+from posenc.lab.experiments import recipes
+from posenc.lab.runs import train
 
 SPECS = ("sinusoidal", "learned", "rotary", "alibi")
 

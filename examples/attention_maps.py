@@ -14,8 +14,11 @@ from pathlib import Path
 import torch
 
 from posenc import terminal
-from posenc.lab import evaluate, figures, recipes, record, train
-from posenc.lab.models import without_position
+from posenc.lab import figures
+from posenc.lab.evaluation import evaluate
+from posenc.lab.experiments import recipes
+from posenc.lab.experiments.models import without_position
+from posenc.lab.runs import record, train
 
 
 def main(out: Path, quick: bool) -> None:

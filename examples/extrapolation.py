@@ -15,7 +15,10 @@ import torch
 from matplotlib.figure import Figure
 
 from posenc import terminal
-from posenc.lab import evaluate, figures, recipes, train
+from posenc.lab import figures
+from posenc.lab.evaluation import evaluate
+from posenc.lab.experiments import recipes
+from posenc.lab.runs import train
 
 SPECS = ("sinusoidal", "rotary", "alibi")
 

@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 
 from posenc import Decoder, terminal
-from posenc.lab import data, figures
+from posenc.lab import figures
+from posenc.lab.texts import data
 
 BOS, VOCAB = 256, 257
 WINDOW, BATCH = 64, 16

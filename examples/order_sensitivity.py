@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 
 from posenc import terminal
-from posenc.lab.describe import reading_of_order
-from posenc.lab.order import order_tests
+from posenc.lab.description.describe import reading_of_order
+from posenc.lab.evaluation.order import order_tests
 
 SPECS = ("sinusoidal", "rotary", "alibi")
 

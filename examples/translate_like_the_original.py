@@ -21,7 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posenc import EncoderDecoder, terminal
-from posenc.lab import figures, recipes
+from posenc.lab import figures
+from posenc.lab.experiments import recipes
 from posenc.lab.tasks import END, task_of
 
 TASK = task_of("translation")

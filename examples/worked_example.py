@@ -18,7 +18,7 @@ from torch import Tensor
 
 from posenc import Positions, Sinusoidal, TokenPositionEmbedding, terminal
 from posenc.lab import figures
-from posenc.lab.worked import worked_example
+from posenc.lab.description.worked import worked_example
 
 WORDS = ("the", "dog", "bit", "the", "man")
 DIM = 4

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from posenc.lab.recipes import FIRST_SEED
+from posenc.lab.experiments.recipes import FIRST_SEED
 
 FACTORS = (1.2, 1.5, 2.0, 4.0, 8.0, 16.0)
 

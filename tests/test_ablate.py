@@ -11,13 +11,13 @@ from torch import Tensor
 from posenc import Positions
 from posenc.foreign import CannotRead
 from posenc.lab import ENCODINGS
-from posenc.lab import ablate as ablation
-from posenc.lab.ablate import ablate, shifted, shuffled, swapped
-from posenc.lab.models import without_position
-from posenc.lab.recipes import recipe
+from posenc.lab.evaluation import ablate as ablation
+from posenc.lab.evaluation.ablate import ablate, shifted, shuffled, swapped
+from posenc.lab.experiments.models import without_position
+from posenc.lab.experiments.recipes import recipe
+from posenc.lab.runs.train import start, train
 from posenc.lab.tasks import END, task_of
 from posenc.lab.tasks.text import Text
-from posenc.lab.train import start, train
 from posenc.model import Decoder
 
 ABSOLUTE = ("sinusoidal", "learned")

@@ -11,14 +11,16 @@ from board_rows import BOARD, row, rows
 from fake_records import record as fake_record
 
 from posenc.foreign import CannotRead
-from posenc.lab import record, store, sweep
+from posenc.lab import store
 from posenc.lab.board import costs, page, run, scope, tables
 from posenc.lab.board import rows as kept
 from posenc.lab.board.costs import Cost, Costs
 from posenc.lab.board.costs import read as read_costs
 from posenc.lab.board.plan import in_words, plan, rate_factor, search
-from posenc.lab.experiment import Experiment
-from posenc.lab.summary import results
+from posenc.lab.experiments.experiment import Experiment
+from posenc.lab.results.summary import results
+from posenc.lab.runs import record
+from posenc.lab.sweeps import sweep
 
 COSTS = Costs({"rotary": Cost("rotary", 0, 2048, 1.1, 1.25), "path": Cost("path", 8712, 3088, 1.5, 2.26)}, 350_000.0)
 

@@ -8,9 +8,9 @@ import pytest
 from fake_records import ENCODINGS, comparison, record, repeat, with_scores
 from scipy import stats
 
-from posenc.lab import statistics, summary
-from posenc.lab.recipes import SEARCHED
-from posenc.lab.summary import claims, sentences
+from posenc.lab.experiments.recipes import SEARCHED
+from posenc.lab.results import statistics, summary
+from posenc.lab.results.summary import claims, sentences
 
 FURTHEST = "carries furthest, to 20"
 

@@ -22,10 +22,14 @@ from forked import Forked
 
 import posenc.__main__ as main
 from posenc import __version__, catalogue, cli
-from posenc.lab import compare, drawer, recipes, record, store, sweep
-from posenc.lab import settings as settings_of_lab
-from posenc.lab import train as training
-from posenc.lab.experiment import Experiment
+from posenc.lab import store
+from posenc.lab.experiments import recipes
+from posenc.lab.experiments.experiment import Experiment
+from posenc.lab.results import drawer
+from posenc.lab.runs import record
+from posenc.lab.runs import settings as settings_of_lab
+from posenc.lab.runs import train as training
+from posenc.lab.sweeps import compare, sweep
 
 SMALL = [
     "--tasks",

@@ -14,10 +14,13 @@ from posenc import Decoder, Encoding, Shape, build, catalogue, cli
 from posenc.catalogue import parse
 from posenc.checkpoints.inspection.inspect import inspect
 from posenc.foreign import CannotRead, code
-from posenc.lab import compare, record, report, single_run, store, sweep, train
-from posenc.lab import settings as settings_of_lab
-from posenc.lab.experiment import Experiment
-from posenc.lab.recipes import recipe
+from posenc.lab import store
+from posenc.lab.experiments.experiment import Experiment
+from posenc.lab.experiments.recipes import recipe
+from posenc.lab.results import report
+from posenc.lab.runs import record, single_run, train
+from posenc.lab.runs import settings as settings_of_lab
+from posenc.lab.sweeps import compare, sweep
 from posenc.specs import files_in, split
 
 SHAPE = Shape.of(dim=16, heads=2, max_len=8)
@@ -408,7 +411,7 @@ def test_errors_of_ours_stay_what_they_are() -> None:
 @pytest.mark.parametrize(
     ("source", "module", "meant"),
     [
-        ("raise ValueError('a sentence')", "posenc.lab.train", True),
+        ("raise ValueError('a sentence')", "posenc.lab.runs.train", True),
         ("raise ValueError('a sentence')", f"{code.MODULES}mine_1", True),
         (
             "try:\n    int('x')\nexcept ValueError as error:\n    raise ValueError('a sentence') from error",
@@ -417,12 +420,16 @@ def test_errors_of_ours_stay_what_they_are() -> None:
         ),
         ("raise ValueError('not ours')", "posencoder.lab", False),
         ("raise ValueError('not ours')", "torch.nn", False),
-        ("int('x')", "posenc.lab.train", False),
-        ("import json; json.loads('{')", "posenc.lab.train", False),
-        ("import torch; torch.zeros(2).view(3)", "posenc.lab.train", False),
-        ("try:\n    int('x')\nfinally:\n    pass", "posenc.lab.train", False),
-        ("def more():\n    yield int('x')\nlist(more())", "posenc.lab.train", False),
-        ("def more():\n    raise ValueError('a sentence')\nlist(map(lambda x: more(), 'x'))", "posenc.lab.train", True),
+        ("int('x')", "posenc.lab.runs.train", False),
+        ("import json; json.loads('{')", "posenc.lab.runs.train", False),
+        ("import torch; torch.zeros(2).view(3)", "posenc.lab.runs.train", False),
+        ("try:\n    int('x')\nfinally:\n    pass", "posenc.lab.runs.train", False),
+        ("def more():\n    yield int('x')\nlist(more())", "posenc.lab.runs.train", False),
+        (
+            "def more():\n    raise ValueError('a sentence')\nlist(map(lambda x: more(), 'x'))",
+            "posenc.lab.runs.train",
+            True,
+        ),
     ],
 )
 def test_an_error_is_meant_for_a_person_where_a_raise_of_ours_or_theirs_began_it(source, module, meant) -> None:

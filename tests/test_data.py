@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from posenc.lab import data, tasks
+from posenc.lab import tasks
+from posenc.lab.texts import data
 
 
 def folder_of(home: Path, sizes: dict[str, int]) -> Path:
@@ -292,7 +293,9 @@ def test_too_little_text_for_a_window_is_refused_with_both_sizes(tmp_path: Path)
 MEASURED = """
 import sys, torch
 from pathlib import Path
-from posenc.lab import data, evaluate, tasks
+from posenc.lab import tasks
+from posenc.lab.evaluation import evaluate
+from posenc.lab.texts import data
 
 def memory(name):
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -11,8 +11,8 @@ import torch
 from posenc import catalogue
 from posenc.coordinate_maps import COORDINATE_MAPS
 from posenc.encoding import Shape
-from posenc.lab import pictures
-from posenc.lab.describe import (
+from posenc.lab.description import pictures
+from posenc.lab.description.describe import (
     GROUPS,
     MEASURED,
     Shown,
@@ -22,8 +22,8 @@ from posenc.lab.describe import (
     reading_of_order,
     show,
 )
-from posenc.lab.listing import card_in_words, in_words
-from posenc.lab.order import order_tests
+from posenc.lab.description.listing import card_in_words, in_words
+from posenc.lab.evaluation.order import order_tests
 from posenc.lab.tasks import TASKS
 from posenc.schedules import SCHEDULES
 

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from posenc import cli, testing
-from posenc.lab import data, evaluate, experiment, recipes, train
+from posenc.lab.evaluation import evaluate
+from posenc.lab.experiments import experiment, recipes
+from posenc.lab.runs import train
+from posenc.lab.texts import data
 
 HOME = Path(__file__).resolve().parent.parent
 FIRST = [

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from posenc.foreign import CannotRead
-from posenc.lab import data, documents
-from posenc.lab.nameless import Nameless
 from posenc.lab.tasks import task_of
+from posenc.lab.texts import data, documents
+from posenc.lab.texts.nameless import Nameless
 
 DOCUMENTS = [f"document {i} \N{GREEK SMALL LETTER ALPHA}\nhas {i % 90} words: {'word ' * (i % 90)}" for i in range(300)]
 

@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posenc import Positions
-from posenc.lab import evaluate
-from posenc.lab.evaluate import by_length, context_gain, exact_match, held_out_bits, sliding_bits
-from posenc.lab.recipes import recipe
-from posenc.lab.record import uses_context
+from posenc.lab.evaluation import evaluate
+from posenc.lab.evaluation.evaluate import by_length, context_gain, exact_match, held_out_bits, sliding_bits
+from posenc.lab.experiments.recipes import recipe
+from posenc.lab.runs.record import uses_context
+from posenc.lab.runs.train import Run, start, train
 from posenc.lab.tasks import BOS, END, Batch, task_of
 from posenc.lab.tasks.text import Text
-from posenc.lab.train import Run, start, train
 from posenc.model import Decoder
 
 

@@ -15,7 +15,7 @@ from fake_records import ENCODINGS, comparison, record, with_scores
 from matplotlib.figure import Figure
 
 from posenc.lab import figures
-from posenc.lab.figures import arrays, layout, measured
+from posenc.lab.results.figures import arrays, layout, measured
 
 RECORDS = comparison(("repeat", "copy", "text"), seeds=2)
 SINUSOIDAL = np.array(record("sinusoidal")["pictures"]["added"])

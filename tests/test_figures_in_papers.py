@@ -12,8 +12,9 @@ from fake_records import comparison, record, with_scores
 from matplotlib.figure import Figure
 
 from posenc import Sinusoidal
-from posenc.lab import drawer, figures, frames, report
-from posenc.lab.figures import speed_and_reach
+from posenc.lab import figures
+from posenc.lab.results import drawer, frames, report
+from posenc.lab.results.figures import speed_and_reach
 
 RECORDS = comparison(("repeat", "copy", "text"), seeds=2)
 DRAWN_FROM_TABLES = {

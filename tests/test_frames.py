@@ -9,8 +9,8 @@ import pytest
 from fake_records import comparison, record, with_scores
 
 from posenc import lab
-from posenc.lab import frames
-from posenc.lab import record as records_on_disk
+from posenc.lab.results import frames
+from posenc.lab.runs import record as records_on_disk
 
 RECORDS = comparison(("repeat", "text"), seeds=2, encodings=("none", "rotary", "alibi"))
 

@@ -11,7 +11,7 @@ import write_listing
 
 import posenc
 from posenc import catalogue, coordinate_maps, schedules, spelling
-from posenc.lab import describe, listing
+from posenc.lab.description import describe, listing
 
 QUICK = [
     "list",
@@ -34,7 +34,7 @@ def test_other_code_makes_another_overview(tmp_path: Path, monkeypatch) -> None:
     home = tmp_path / "posenc"
     (home / "encodings").mkdir(parents=True)
     (home / "encodings" / "mine.py").write_text("a = 1")
-    monkeypatch.setattr(listing, "__file__", str(home / "lab" / "listing.py"))
+    monkeypatch.setattr(listing, "__file__", str(home / "lab" / "description" / "listing.py"))
     monkeypatch.setattr(listing, "MADE_FROM", ("encodings",))
     first = listing.digest()
     (home / "encodings" / "mine.py").write_text("a = 2")

@@ -33,14 +33,16 @@ OWN_PROCESS = "a command, a run or a worker, which has its process to itself"
 OWN_OBJECTS = "sets attributes of objects that it has made, or that it was given to change"
 THREAD = "of this thread alone"
 ALLOWED = {
-    "lab/*": {
-        r"signal\.signal|torch\.manual_seed|torch\.set_num_threads|setattr": OWN_PROCESS,
-    },
+    "lab/experiments/*": {r"torch\.manual_seed": OWN_PROCESS},
+    "lab/evaluation/*": {r"torch\.manual_seed": OWN_PROCESS},
+    "lab/runs/*": {r"torch\.set_num_threads": OWN_PROCESS},
+    "lab/sweeps/*": {r"signal\.signal|torch\.set_num_threads|setattr": OWN_PROCESS},
+    "lab/description/*": {r"torch\.manual_seed": OWN_PROCESS},
     "lab/board/*": {
         r"torch\.set_num_threads": OWN_PROCESS,
         r"torch\.random\.fork_rng": "the state is put back as it was",
     },
-    "lab/figures/*": {
+    "lab/results/figures/*": {
         r"warnings\.\w+": "letters that a font lacks: matplotlib takes no such wish but by a filter of warnings",
     },
     "cli.py": {r"signal\.signal": OWN_PROCESS},

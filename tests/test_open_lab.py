@@ -9,15 +9,19 @@ import torch
 from torch import nn
 
 from posenc import Decoder, cli
-from posenc.lab import compare as comparing
-from posenc.lab import evaluate, recipes, record, summary, sweep, train
-from posenc.lab.compare import at_best_rates, compare, wanting_seeds
-from posenc.lab.experiment import Experiment
-from posenc.lab.models import Tagger, logits_of, model_of, stretched, without_position
-from posenc.lab.places import counted
-from posenc.lab.recipes import recipe
-from posenc.lab.settings import Settings
-from posenc.lab.sweep import Besides, Sweep
+from posenc.lab.evaluation import evaluate
+from posenc.lab.experiments import recipes
+from posenc.lab.experiments.experiment import Experiment
+from posenc.lab.experiments.models import Tagger, logits_of, model_of, stretched, without_position
+from posenc.lab.experiments.places import counted
+from posenc.lab.experiments.recipes import recipe
+from posenc.lab.results import summary
+from posenc.lab.runs import record, train
+from posenc.lab.runs.settings import Settings
+from posenc.lab.sweeps import compare as comparing
+from posenc.lab.sweeps import sweep
+from posenc.lab.sweeps.compare import at_best_rates, compare, wanting_seeds
+from posenc.lab.sweeps.sweep import Besides, Sweep
 from posenc.lab.tasks import TASKS, Batch, task_of
 
 SMALL = {"dim": 16, "heads": 2, "layers": 1, "steps": 4, "batch": 4, "evaluate_every": 2}

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from posenc import catalogue
-from posenc.lab import order
-from posenc.lab.order import order_test, order_tests
-from posenc.lab.settings import not_for
+from posenc.lab.evaluation import order
+from posenc.lab.evaluation.order import order_test, order_tests
+from posenc.lab.runs.settings import not_for
 
 # A temperature tells the last token nothing of the others' order, and a grid is no sequence.
 GRIDS = not_for(1)

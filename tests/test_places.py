@@ -10,15 +10,18 @@ from torch import Tensor
 from posenc import Positions
 from posenc.coordinate_maps import COORDINATE_MAPS, Randomised, map_of
 from posenc.foreign import CannotRead
-from posenc.lab import evaluate, record, store, summary
-from posenc.lab.ablate import ablate
-from posenc.lab.compare import compare
-from posenc.lab.experiment import Experiment
-from posenc.lab.places import at_evaluation, counted, in_training
-from posenc.lab.recipes import recipe
-from posenc.lab.settings import Settings
-from posenc.lab.single_run import continue_prompt, train_one
-from posenc.lab.train import load, save, start, train
+from posenc.lab import store
+from posenc.lab.evaluation import evaluate
+from posenc.lab.evaluation.ablate import ablate
+from posenc.lab.experiments.experiment import Experiment
+from posenc.lab.experiments.places import at_evaluation, counted, in_training
+from posenc.lab.experiments.recipes import recipe
+from posenc.lab.results import summary
+from posenc.lab.runs import record
+from posenc.lab.runs.settings import Settings
+from posenc.lab.runs.single_run import continue_prompt, train_one
+from posenc.lab.runs.train import load, save, start, train
+from posenc.lab.sweeps.compare import compare
 
 TINY = {"train_length": 3, "dim": 16, "heads": 2, "layers": 1, "batch": 4, "warmup": 2, "steps": 4}
 IDS = torch.randint(3, 29, (5, 8))

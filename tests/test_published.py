@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from posenc.lab.evaluate import by_length
-from posenc.lab.experiment import Experiment
+from posenc.lab.evaluation.evaluate import by_length
+from posenc.lab.experiments.experiment import Experiment
+from posenc.lab.experiments.recipes import recipe
 from posenc.lab.published import CLAIMS, GPU, TIERS, Claim, Inequality, Outcome, claim_of
 from posenc.lab.published._trained import loss_at, tuned_to, with_each
-from posenc.lab.recipes import recipe
-from posenc.lab.train import Run, start, train
+from posenc.lab.runs.train import Run, start, train
 
 MEASURES = ("exact_match", "token_accuracy", "bits_per_byte", "sliding_bits_per_byte", "loss")
 

@@ -10,10 +10,11 @@ import torch
 from posenc import catalogue
 from posenc.catalogue import build
 from posenc.encoding import Shape
-from posenc.lab import ENCODINGS, experiment
-from posenc.lab.experiment import Experiment
-from posenc.lab.recipes import comparison, hints, longer, original, recipe
-from posenc.lab.settings import Settings, all_named, not_for
+from posenc.lab import ENCODINGS
+from posenc.lab.experiments import experiment
+from posenc.lab.experiments.experiment import Experiment
+from posenc.lab.experiments.recipes import comparison, hints, longer, original, recipe
+from posenc.lab.runs.settings import Settings, all_named, not_for
 from posenc.lab.tasks import TASKS, task_of
 
 

@@ -11,9 +11,10 @@ import pytest
 
 import posenc
 from posenc.foreign import CannotRead
-from posenc.lab import data, record
-from posenc.lab.recipes import recipe
-from posenc.lab.train import Run, start, train
+from posenc.lab.experiments.recipes import recipe
+from posenc.lab.runs import record
+from posenc.lab.runs.train import Run, start, train
+from posenc.lab.texts import data
 
 SHAPES = {
     "": (

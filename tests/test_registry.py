@@ -12,9 +12,9 @@ from posenc import Positions, Shape, build, catalogue, cli, coordinate_maps, sch
 from posenc.checkpoints.vocabulary.reading import names_no_code
 from posenc.coordinate_maps import COORDINATE_MAPS, CoordinateMap, map_of
 from posenc.foreign import CannotRead
-from posenc.lab import train
-from posenc.lab.experiment import Experiment
-from posenc.lab.recipes import recipe
+from posenc.lab.experiments.experiment import Experiment
+from posenc.lab.experiments.recipes import recipe
+from posenc.lab.runs import train
 from posenc.registry import Registry
 from posenc.schedules import SCHEDULES, Schedule, schedule_of
 
@@ -284,7 +284,7 @@ def test_a_map_of_ones_own_goes_wherever_one_that_ships_goes(spec: str) -> None:
 
 
 def test_the_overview_names_what_ships_alone() -> None:
-    from posenc.lab.describe import others
+    from posenc.lab.description.describe import others
 
     assert [item["name"] for item in others()["coordinate_maps"]] == list(COORDINATE_MAPS)
     assert not any(isinstance(name, str) and ":" in name for name in (*SCHEDULES, *catalogue.names()))

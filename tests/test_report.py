@@ -10,8 +10,9 @@ import time
 import pytest
 from fake_records import comparison, record, repeat
 
-from posenc.lab import drawer, figures, provenance, report, summary
-from posenc.lab.train import LEARNED_BITS
+from posenc.lab import figures
+from posenc.lab.results import drawer, provenance, report, summary
+from posenc.lab.runs.train import LEARNED_BITS
 
 SOME = ("none", "learned", "rotary", "alibi")
 

@@ -11,8 +11,9 @@ import pytest
 
 from posenc import cli
 from posenc.foreign import CannotRead
-from posenc.lab import recipes, reproduce, reproduced
+from posenc.lab.experiments import recipes
 from posenc.lab.published import CPU, GPU, Claim, Inequality
+from posenc.lab.reproduction import reproduce, reproduced
 
 HOME = Path(__file__).resolve().parent.parent
 KEPT = HOME / "docs" / "published"
@@ -20,9 +21,9 @@ KEPT = HOME / "docs" / "published"
 OWN = '''
 from dataclasses import dataclass
 
-from posenc.lab.evaluate import at_length
+from posenc.lab.evaluation.evaluate import at_length
 from posenc.lab.published import Claim, Inequality
-from posenc.lab.recipes import recipe
+from posenc.lab.experiments.recipes import recipe
 
 SIZES = {"dim": 16, "heads": 2, "layers": 1, "train_length": 3, "test_lengths": (4,), "batch": 2, "steps": 2}
 
@@ -124,7 +125,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     name = f"{home / 'mine.py'}:Mine"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reproduce, "SEEDS", 1)
-        patch.setattr("posenc.lab.sweep.cores", lambda: 1)
+        patch.setattr("posenc.lab.sweeps.sweep.cores", lambda: 1)
         assert cli.main(["lab", "run", name, "--out", str(home / "out"), "--seed-from", "7"]) == 0
     return home / "out", name
 
@@ -203,7 +204,7 @@ def test_runs_that_fail_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     source = OWN.replace('return {"again"', 'raise ValueError("it is no good")\n        return {"again"')
     (tmp_path / "mine.py").write_text(source)
     monkeypatch.setattr(reproduce, "SEEDS", 1)
-    monkeypatch.setattr("posenc.lab.sweep.cores", lambda: 1)
+    monkeypatch.setattr("posenc.lab.sweeps.sweep.cores", lambda: 1)
     said = r"^1 of 2 runs failed, and all are needed; the first: none on repeat, seed 100: ValueError: it is no good"
     with pytest.raises(RuntimeError, match=said):
         reproduce.reproduce(f"{tmp_path / 'mine.py'}:Mine", tmp_path / "out")

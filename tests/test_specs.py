@@ -10,7 +10,7 @@ from posenc.catalogue import parse
 from posenc.checkpoints.vocabulary.reading import names_no_code
 from posenc.coordinate_maps import map_of
 from posenc.foreign import CannotRead
-from posenc.lab.experiment import Experiment
+from posenc.lab.experiments.experiment import Experiment
 from posenc.schedules import schedule_of
 from posenc.specs import files_in, in_quotes, split, tree_of, written
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from posenc.lab import statistics
-from posenc.lab.statistics import Comparison, Difference, Spread, compare
+from posenc.lab.results import statistics
+from posenc.lab.results.statistics import Comparison, Difference, Spread, compare
 
 
 def holds(count: int, out: int) -> float:
@@ -246,5 +246,5 @@ def test_one_that_is_always_right_is_found_ahead_of_six_that_fall_apart():
 
 
 def test_the_processes_of_a_sweep_load_no_scipy():
-    script = "import sys, posenc.lab.sweep, posenc.terminal; print('scipy' in sys.modules)"
+    script = "import sys, posenc.lab.sweeps.sweep, posenc.terminal; print('scipy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "False\n"

@@ -18,10 +18,12 @@ from fake_records import record as fake_record
 
 from posenc.checkpoints.extension import runs
 from posenc.foreign import CannotRead
-from posenc.lab import record, report, store
-from posenc.lab import settings as settings_of_lab
-from posenc.lab import train as training
-from posenc.lab.recipes import recipe
+from posenc.lab import store
+from posenc.lab.experiments.recipes import recipe
+from posenc.lab.results import report
+from posenc.lab.runs import record
+from posenc.lab.runs import settings as settings_of_lab
+from posenc.lab.runs import train as training
 from posenc.lab.store import CannotWrite
 
 

@@ -22,10 +22,12 @@ import torch
 from forked import FORKS, Forked
 
 from posenc import cli, terminal
-from posenc.lab import record, store, sweep
-from posenc.lab.experiment import Experiment
-from posenc.lab.recipes import recipe
-from posenc.lab.sweep import Progress, Sweep, run_all, signals_held
+from posenc.lab import store
+from posenc.lab.experiments.experiment import Experiment
+from posenc.lab.experiments.recipes import recipe
+from posenc.lab.runs import record
+from posenc.lab.sweeps import sweep
+from posenc.lab.sweeps.sweep import Progress, Sweep, run_all, signals_held
 
 SMALL = ["--tasks", "repeat", "--seeds", "1", "--steps", "6", "--train-length", "3", "--dim", "16", "--heads", "2"]
 SMALL += ["--layers", "1"]

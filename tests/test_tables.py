@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 from fake_records import comparison, record, with_scores
 
-from posenc.lab import frames, tables
+from posenc.lab.results import frames, tables
 
 RECORDS = comparison(("copy", "text"), seeds=3, encodings=("none", "t5_bias", "alibi"))
 ROWS = frames.rows(RECORDS, "lengths")

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from posenc import terminal
-from posenc.lab.sweep import Progress, Sweep
+from posenc.lab.sweeps.sweep import Progress, Sweep
 from posenc.testing import Verdict
 
 ESCAPES = "x\x1b[31m\x1b]0;title\x07\x9b1m\u202e\r[bold]y[/bold]"

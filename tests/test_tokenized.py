@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from posenc.foreign import CannotRead
-from posenc.lab import data, tokenized
 from posenc.lab.tasks import task_of
+from posenc.lab.texts import data, tokenized
 
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed; it comes with the hf extra")
 

@@ -12,12 +12,12 @@ from safetensors.torch import load_file, save_file
 import posenc
 from posenc.foreign import CannotRead
 from posenc.lab import ENCODINGS, store
-from posenc.lab import train as training
-from posenc.lab.experiment import Experiment
-from posenc.lab.recipes import recipe
-from posenc.lab.single_run import continue_prompt, train_one
+from posenc.lab.experiments.experiment import Experiment
+from posenc.lab.experiments.recipes import recipe
+from posenc.lab.runs import train as training
+from posenc.lab.runs.single_run import continue_prompt, train_one
+from posenc.lab.runs.train import Run, draw_length, load, rate_at, save, start, train
 from posenc.lab.tasks import Batch, task_of
-from posenc.lab.train import Run, draw_length, load, rate_at, save, start, train
 
 TINY = {"train_length": 3, "dim": 16, "heads": 2, "layers": 1, "batch": 4, "warmup": 2}
 BOOK = "".join(f"line {i} of a book that counts its lines\n" for i in range(2000))

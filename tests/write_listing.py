@@ -1,4 +1,4 @@
-"""Writes src/posenc/lab/listing.json: what `posenc list` says, so that it need not import PyTorch to say it.
+"""Writes src/posenc/lab/description/listing.json: what `posenc list` says, so that it takes no PyTorch to say it.
 
     .venv/bin/python tests/write_listing.py
 
@@ -7,7 +7,7 @@ A test holds what is written to what there is.
 
 import json
 
-from posenc.lab import describe, listing
+from posenc.lab.description import describe, listing
 
 COMMAND = ".venv/bin/python tests/write_listing.py"
 

@@ -37,7 +37,7 @@ LONGEST = 1_000
 
 @dataclass(kw_only=True)
 class OfExperiment:
-    """The settings of a run, as in posenc.lab.experiment.Experiment; what is left out is the recipe's."""
+    """The settings of a run, as in posenc.lab.experiments.experiment.Experiment; what is left out is the recipe's."""
 
     train_length: Whole = None
     """The longest trained length (items of the task; text: tokens of a window)."""
@@ -131,8 +131,8 @@ class Compare(OfExperiment):
 
     def run(self) -> int:
         from posenc import terminal
-        from posenc.lab.compare import compare
-        from posenc.lab.settings import Settings, not_for
+        from posenc.lab.runs.settings import Settings, not_for
+        from posenc.lab.sweeps.compare import compare
 
         if "all" in self.encodings and (grids := not_for(1)):
             terminal.note(
@@ -197,9 +197,11 @@ class Report:
 
     def run(self) -> int:
         from posenc import terminal
-        from posenc.lab import record, report, store, summary, tables
-        from posenc.lab.drawer import Files
-        from posenc.lab.settings import in_reading_order, read_settings
+        from posenc.lab import store
+        from posenc.lab.results import report, summary, tables
+        from posenc.lab.results.drawer import Files
+        from posenc.lab.runs import record
+        from posenc.lab.runs.settings import in_reading_order, read_settings
 
         for path in self.table:
             tables.form_of(path)
@@ -319,7 +321,7 @@ class List:
 
     def run(self) -> int:
         from posenc import terminal
-        from posenc.lab import listing
+        from posenc.lab.description import listing
 
         if self.spec:
             card = listing.card(self.spec)
@@ -371,7 +373,7 @@ class Show:
 
     def run(self) -> int:
         from posenc import terminal
-        from posenc.lab.describe import show
+        from posenc.lab.description.describe import show
 
         shown = show(self.spec, tokens=self.tokens, dim=self.dim, heads=self.heads, words=self.words, shift=self.shift)
         if self.json:
@@ -402,8 +404,8 @@ class Order:
 
     def run(self) -> int:
         from posenc import terminal
-        from posenc.lab.describe import reading_of_order
-        from posenc.lab.order import order_tests
+        from posenc.lab.description.describe import reading_of_order
+        from posenc.lab.evaluation.order import order_tests
 
         found = {spec: order_tests(spec) for spec in self.specs}
         if self.json:
@@ -441,7 +443,7 @@ class Train(OfExperiment):
 
     def run(self) -> int:
         from posenc import terminal
-        from posenc.lab.single_run import train_one
+        from posenc.lab.runs.single_run import train_one
 
         own = {"map": self.map, "stretch": self.stretch}
         changes = self.changes() | {name: value for name, value in own.items() if value is not None}
@@ -478,7 +480,7 @@ class Generate:
 
     def run(self) -> int:
         from posenc import terminal
-        from posenc.lab.single_run import continue_prompt
+        from posenc.lab.runs.single_run import continue_prompt
 
         given = (self.tokens, self.temperature, self.top_k, self.seed)
         terminal.data(continue_prompt(self.folder, self.prompt, *given, self.trust, terminal.note))
@@ -696,7 +698,7 @@ class Extend:
         from posenc.checkpoints.extension import extension_report, learned_extension
         from posenc.checkpoints.extension.extend import Settings, extend
         from posenc.checkpoints.formats import load
-        from posenc.lab.report import finite
+        from posenc.lab.results.report import finite
 
         load.without_bars()
         names = tuple(name for given in self.method for name in given.split(",") if name)
@@ -723,7 +725,7 @@ class Extend:
         from posenc import terminal
         from posenc.checkpoints.extension import learned_report
         from posenc.checkpoints.extension.learned_extension import SAMPLES, Settings, extend_learned
-        from posenc.lab.report import finite
+        from posenc.lab.results.report import finite
 
         ours = {"path", "factor", "method", "text", "images", "samples", "lengths", "dtype", "out", "json"}
         for one in fields(self):
@@ -814,7 +816,7 @@ class LabList:
 
     def run(self) -> int:
         from posenc import terminal
-        from posenc.lab.reproduced import list_table
+        from posenc.lab.reproduction.reproduced import list_table
 
         headers, rows = list_table()
         if self.json:
@@ -846,8 +848,8 @@ class LabRun:
 
     def run(self) -> int:
         from posenc import terminal
-        from posenc.lab.reproduce import file_of, reproduce
-        from posenc.lab.reproduced import criteria_table, numbers_table, told
+        from posenc.lab.reproduction.reproduce import file_of, reproduce
+        from posenc.lab.reproduction.reproduced import criteria_table, numbers_table, told
 
         with terminal.live() as show:
             verdict = reproduce(self.name, self.out, tier=self.tier, seed_from=self.seed_from, show=show)
@@ -875,7 +877,7 @@ class LabPage:
 
     def run(self) -> int:
         from posenc import terminal
-        from posenc.lab.reproduced import write_page
+        from posenc.lab.reproduction.reproduced import write_page
 
         terminal.say(f"Page: {write_page(self.folder)}")
         return 0
@@ -926,7 +928,8 @@ Verb: Any = Union[tuple(Annotated[cls, subcommand(name)] for name, cls in VERBS.
 def answer(records: list[dict[str, Any]], page: Path, *, as_json: bool) -> None:
     """Print what records say and where their page is, or the records themselves; and what tells them apart."""
     from posenc import terminal
-    from posenc.lab import record, summary
+    from posenc.lab.results import summary
+    from posenc.lab.runs import record
 
     shown = summary.legible(records)
     for words in record.told_apart(shown):

@@ -475,7 +475,8 @@ class EncoderDecoder(nn.Module):
     norm            "post" as in the original, where sizes are given one by one
     window          of both stacks; the decoder sees all of the source
     tie_output      whether one table serves source, target and output, as in the original
-    The other arguments are those of Decoder. For the original's training recipe see posenc.lab.recipes.original.
+    The other arguments are those of Decoder. The original's training recipe is
+    posenc.lab.experiments.recipes.original.
 
     source ids [B, S], target ids [B, T] -> logits [B, T, vocab].
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.1.

@@ -18,7 +18,7 @@ from rich.text import Text
 from posenc.foreign import visible
 
 if TYPE_CHECKING:
-    from posenc.lab.sweep import Progress, Sweep
+    from posenc.lab.sweeps.sweep import Progress, Sweep
     from posenc.testing import Verdict
 
 # A file or a pipe has no width: rows go out whole.
@@ -127,7 +127,7 @@ def live() -> Generator[Callable[["Sweep"], None]]:
 
 def standing(sweep: "Sweep") -> str:
     """How many runs are over, and how long the rest will take."""
-    from posenc.lab.summary import duration
+    from posenc.lab.results.summary import duration
 
     left = sweep.seconds_left()
     when = "" if left is None or sweep.done == len(sweep.runs) else f", about {duration(left)} left"

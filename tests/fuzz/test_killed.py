@@ -22,11 +22,14 @@ from fake_records import record as fake_record
 from forked import Forked
 
 from posenc.checkpoints.files.folder_writer import write_folder
-from posenc.lab import record, report, store, sweep
-from posenc.lab import train as training
+from posenc.lab import store
 from posenc.lab.board import rows
-from posenc.lab.recipes import recipe
-from posenc.lab.single_run import train_one
+from posenc.lab.experiments.recipes import recipe
+from posenc.lab.results import report
+from posenc.lab.runs import record
+from posenc.lab.runs import train as training
+from posenc.lab.runs.single_run import train_one
+from posenc.lab.sweeps import sweep
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked and killed")
 

@@ -12,7 +12,9 @@ from fuzz.driver import hold, short_and_long
 from posenc import cli, testing
 from posenc.checkpoints.files import packages
 from posenc.foreign import visible
-from posenc.lab import compare, describe, train
+from posenc.lab.description import describe
+from posenc.lab.runs import train
+from posenc.lab.sweeps import compare
 
 EVERY = [verb for verb in cli.VERBS if verb not in ("bench", "board", "list", "order")]
 QUICK = [verb for verb in EVERY if verb not in ("extend", "convert", "inspect", "show")]

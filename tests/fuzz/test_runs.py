@@ -13,10 +13,12 @@ from fuzz.driver import hold, mutated, short_and_long
 
 from posenc.checkpoints.extension import runs
 from posenc.foreign import visible
-from posenc.lab import figures, record, report, store
-from posenc.lab import settings as settings_of_lab
-from posenc.lab import train as training
-from posenc.lab.recipes import recipe
+from posenc.lab import figures, store
+from posenc.lab.experiments.recipes import recipe
+from posenc.lab.results import report
+from posenc.lab.runs import record
+from posenc.lab.runs import settings as settings_of_lab
+from posenc.lab.runs import train as training
 
 RUBBISH: tuple[Any, ...] = (
     None,

@@ -7,8 +7,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from posenc.lab import figures as figures
-    from posenc.lab.frames import load as load
+    from posenc.lab.results import figures as figures
+    from posenc.lab.results.frames import load as load
 
 ENCODINGS = ("none", "sinusoidal", "learned", "rotary", "alibi", "t5_bias", "shaw")
 """The encodings of the default comparison; here, where the command line finds them without importing torch."""
@@ -17,9 +17,7 @@ ENCODINGS = ("none", "sinusoidal", "learned", "rotary", "alibi", "t5_bias", "sha
 def __getattr__(name: str) -> Any:
     """`load` and `figures`, imported when they are first asked for: the lab itself needs no torch."""
     if name == "load":
-        from posenc.lab.frames import load
-
-        return load
+        return importlib.import_module("posenc.lab.results.frames").load
     if name == "figures":
-        return importlib.import_module("posenc.lab.figures")
+        return importlib.import_module("posenc.lab.results.figures")
     raise AttributeError(f"module 'posenc.lab' has no attribute '{name}'")

@@ -19,8 +19,8 @@ from torch import Generator, Tensor
 
 from posenc import specs
 from posenc.foreign import code
-from posenc.lab.experiment import Experiment
-from posenc.lab.recipes import recipe
+from posenc.lab.experiments.experiment import Experiment
+from posenc.lab.experiments.recipes import recipe
 from posenc.lab.tasks import READERS, TASKS, Batch, Task, task_of
 from posenc.seeding import seeded
 from posenc.verdicts import Held, NoMeaning, Verdict, name_of, sentence_of
@@ -44,7 +44,8 @@ ADVICE = {
     "the_answer_does_not_stand_there": "move targets one token on (Batch.of_next), or mask in ids what is to be said",
     "chance_is_what_a_guess_answers": "let chance(length) be the share that the best guess without the prompt answers",
     "a_prompt_goes_to_ids_and_back": "let encode read what decode writes, with what begins every sequence put first",
-    "the_recipe_can_be_followed": "name settings of posenc.lab.recipes.Experiment, with values that it takes",
+    "the_recipe_can_be_followed": "name settings of posenc.lab.experiments.experiment.Experiment, "
+    "with values that it takes",
     "the_spec_round_trips": "keep options as fields of a frozen dataclass, with defaults",
     "has_a_source": "give the class a `source`, and a docstring with a sentence about the idea and 'Source: ...'",
 }

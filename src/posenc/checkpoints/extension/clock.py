@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-from posenc.lab.summary import duration
+from posenc.lab.results.summary import duration
 
 Say = Callable[[str], None]
 

@@ -23,7 +23,7 @@ from posenc.checkpoints.extension.runs import Kept, check_folder, claimed, hash_
 from posenc.checkpoints.vocabulary.reading import CannotRead
 from posenc.foreign import code, read_json
 from posenc.lab import store
-from posenc.lab.report import finite
+from posenc.lab.results.report import finite
 from posenc.specs import files_in
 
 SCHEMA = 1

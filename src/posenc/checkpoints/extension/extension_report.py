@@ -9,12 +9,13 @@ from matplotlib.figure import Figure
 
 from posenc.foreign.text import markdown as shown
 from posenc.foreign.text import markdown_code
-from posenc.lab import figures, store
-from posenc.lab.drawer import Drawer
-from posenc.lab.report import TEMPLATE as PAGE
-from posenc.lab.report import pages
-from posenc.lab.summary import duration
-from posenc.lab.tables import as_markdown
+from posenc.lab import store
+from posenc.lab.results import figures
+from posenc.lab.results.drawer import Drawer
+from posenc.lab.results.report import TEMPLATE as PAGE
+from posenc.lab.results.report import pages
+from posenc.lab.results.summary import duration
+from posenc.lab.results.tables import as_markdown
 
 TEMPLATE = Path(__file__).with_name("extension_report.html.jinja")
 

@@ -26,7 +26,7 @@ from posenc.checkpoints.formats.load import Loaded
 from posenc.checkpoints.vocabulary.reading import CannotRead
 from posenc.foreign import quoted
 from posenc.lab import store
-from posenc.lab.report import finite
+from posenc.lab.results.report import finite
 
 SAMPLES = 24
 """How many documents or passages are measured where nobody says how many."""

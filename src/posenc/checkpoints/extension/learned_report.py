@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 from posenc.checkpoints.extension.extension_report import how, in_markdown
 from posenc.foreign.text import markdown as shown
 from posenc.foreign.text import markdown_code
-from posenc.lab import figures, store
+from posenc.lab import store
+from posenc.lab.results import figures
 
 Record = Mapping[str, Any]
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posenc.lab.data import Piece, read_text
+from posenc.lab.texts.data import Piece, read_text
 
 ROWS = 128
 """How many rows of logits are turned into losses at once, in float32."""

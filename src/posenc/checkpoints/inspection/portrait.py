@@ -186,7 +186,7 @@ def pictures(reading: Reading, tensors: Mapping[str, Tensor] | None = None) -> d
 
 def save(reading: Reading, path: str | Path, folder: Path) -> list[Path]:
     """Write the pictures of the checkpoint at a path into a folder, as PNG files; returns their paths."""
-    from posenc.lab import figures
+    from posenc.lab.results import figures
 
     path = load.find(path)
     tensors = open_tensors(path) if has_tensors(path) else None
@@ -199,7 +199,8 @@ def save(reading: Reading, path: str | Path, folder: Path) -> list[Path]:
 
 def of_one(encoding: Encoding, part: Part) -> Iterator[tuple[str, Any]]:
     """The pictures of an encoding that needs no weights."""
-    from posenc.lab import figures, pictures
+    from posenc.lab.description import pictures
+    from posenc.lab.results import figures
 
     trained = part.trained_length or 4096
     if encoding.wavelengths is not None:
@@ -217,7 +218,7 @@ def of_one(encoding: Encoding, part: Part) -> Iterator[tuple[str, Any]]:
 
 def of_tensor(reading: Reading, name: str, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Any]]:
     """The picture of a learned table."""
-    from posenc.lab import figures
+    from posenc.lab.results import figures
 
     if POSITION_TABLE.search(name):
         table = tensors[name].float().flatten(0, -2) if tensors[name].dim() > 1 else None

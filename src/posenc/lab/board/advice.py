@@ -8,9 +8,9 @@ from posenc.foreign import quoted
 from posenc.lab.board import scope
 from posenc.lab.board.costs import Cost, Costs
 from posenc.lab.board.tables import Carrying, carrying, evidence
-from posenc.lab.statistics import FEWEST
-from posenc.lab.summary import Record, Result, ask, count, listed, name, percent, results, times
-from posenc.lab.summary.claims import Measure, compare, exact_match_at, growth_at
+from posenc.lab.results.statistics import FEWEST
+from posenc.lab.results.summary import Record, Result, ask, count, listed, name, percent, results, times
+from posenc.lab.results.summary.claims import Measure, compare, exact_match_at, growth_at
 from posenc.lab.tasks import TASKS
 
 MOST_TASKS = 3

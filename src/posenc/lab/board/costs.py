@@ -12,12 +12,13 @@ import torch
 from posenc import catalogue, specs
 from posenc.encoding import Shape
 from posenc.foreign import form_of, matches
-from posenc.lab import describe, store
+from posenc.lab import store
 from posenc.lab.board import scope
-from posenc.lab.models import learned_by_encodings, logits_of, model_of
-from posenc.lab.recipes import A_SECOND, cost, hints
+from posenc.lab.description import describe
+from posenc.lab.experiments.models import learned_by_encodings, logits_of, model_of
+from posenc.lab.experiments.recipes import A_SECOND, cost, hints
+from posenc.lab.runs.train import one_step, start
 from posenc.lab.tasks import task_of
-from posenc.lab.train import one_step, start
 
 FILE = "costs.json"
 

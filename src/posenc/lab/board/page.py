@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from posenc.lab import figures, report, store, summary
+from posenc.lab import store
 from posenc.lab.board import picture, scope
 from posenc.lab.board.costs import Costs
 from posenc.lab.board.tables import Table, evidence, intervals, standings, summary_table, task_table, unmeasured
-from posenc.lab.drawer import Drawer
-from posenc.lab.summary import Cell, Record
-from posenc.lab.tables import as_markdown, markdown_code
+from posenc.lab.results import figures, report, summary
+from posenc.lab.results.drawer import Drawer
+from posenc.lab.results.summary import Cell, Record
+from posenc.lab.results.tables import as_markdown, markdown_code
 from posenc.lab.tasks import TASKS
 
 TEMPLATE = Path(__file__).with_name("board.html.jinja")

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from posenc.lab import ENCODINGS, figures
+from posenc.lab import ENCODINGS
 from posenc.lab.board.tables import Standing
+from posenc.lab.results import figures
 
 
 @figures.styled

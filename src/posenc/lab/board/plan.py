@@ -4,12 +4,13 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from posenc.lab import recipes, record
 from posenc.lab.board import scope
 from posenc.lab.board.costs import Costs
-from posenc.lab.experiment import Experiment
-from posenc.lab.recipes import A_SECOND
-from posenc.lab.summary import Record, duration, get, number, spec_of, task_of
+from posenc.lab.experiments import recipes
+from posenc.lab.experiments.experiment import Experiment
+from posenc.lab.experiments.recipes import A_SECOND
+from posenc.lab.results.summary import Record, duration, get, number, spec_of, task_of
+from posenc.lab.runs import record
 
 MEASURED_TOKEN = 0.010
 """CPU seconds that a token of the tested lengths takes, over all sequences of that length, as `cost` is: roughly."""

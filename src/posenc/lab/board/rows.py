@@ -10,8 +10,10 @@ from typing import Any
 
 from posenc.foreign import CannotRead, matches
 from posenc.foreign import read as read_bytes
-from posenc.lab import record, store, sweep
-from posenc.lab.summary import Record, task_of
+from posenc.lab import store
+from posenc.lab.results.summary import Record, task_of
+from posenc.lab.runs import record
+from posenc.lab.sweeps import sweep
 
 FOLDER = "records"
 

@@ -6,13 +6,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from posenc.lab import record, store
+from posenc.lab import store
 from posenc.lab.board import costs, rows, scope
 from posenc.lab.board.costs import Costs
 from posenc.lab.board.plan import Plan, plan
-from posenc.lab.experiment import Experiment
-from posenc.lab.summary import Record
-from posenc.lab.sweep import Sweep, run_all
+from posenc.lab.experiments.experiment import Experiment
+from posenc.lab.results.summary import Record
+from posenc.lab.runs import record
+from posenc.lab.sweeps.sweep import Sweep, run_all
 
 COMMITTED = Path(__file__).resolve().parents[4] / "docs" / "board"
 """The board of the repository, where the package runs from a checkout."""

@@ -7,11 +7,11 @@ from functools import lru_cache
 import torch
 
 from posenc import catalogue, specs
-from posenc.lab import recipes
-from posenc.lab.compare import SEARCH_SEEDS
-from posenc.lab.experiment import Experiment
-from posenc.lab.models import logits_of, model_of
-from posenc.lab.recipes import A_SECOND, FIRST_SEED, recipe
+from posenc.lab.experiments import recipes
+from posenc.lab.experiments.experiment import Experiment
+from posenc.lab.experiments.models import logits_of, model_of
+from posenc.lab.experiments.recipes import A_SECOND, FIRST_SEED, recipe
+from posenc.lab.sweeps.compare import SEARCH_SEEDS
 from posenc.lab.tasks import TASKS, Task, task_of
 
 COMPOSED = (

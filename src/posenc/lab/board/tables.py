@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from posenc.lab.board.costs import Costs
-from posenc.lab.recipes import FIRST_SEED
-from posenc.lab.statistics import share_interval
-from posenc.lab.summary import (
+from posenc.lab.experiments.recipes import FIRST_SEED
+from posenc.lab.results.statistics import share_interval
+from posenc.lab.results.summary import (
     FLAT,
     NOT_LEARNED,
     NOTHING,
@@ -25,7 +25,7 @@ from posenc.lab.summary import (
     results,
     times,
 )
-from posenc.lab.summary.claims import reach_by, reach_of
+from posenc.lab.results.summary.claims import reach_by, reach_of
 
 
 def evidence(rows: Sequence[Record]) -> list[Record]:

@@ -1,7 +1,7 @@
 """What papers have published, run again small: one claim a file, whose name is the name in `posenc lab run`.
 
 A claim says its sentence, the paper's numbers, the runs that it takes, and the inequalities that decide it; they were
-written down before the seeds that judge them were run. `reproduce` in posenc.lab.reproduce runs and judges one.
+written down before the seeds that judge them were run. posenc.lab.reproduction runs and judges one.
 """
 
 from posenc.lab.published._claim import CPU, GPU, TIERS, Claim, Inequality, Outcome

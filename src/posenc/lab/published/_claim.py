@@ -6,8 +6,8 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from posenc import checks
-from posenc.lab.experiment import Experiment
-from posenc.lab.train import Run
+from posenc.lab.experiments.experiment import Experiment
+from posenc.lab.runs.train import Run
 from posenc.registry import Named
 
 CPU, GPU = "cpu", "gpu"

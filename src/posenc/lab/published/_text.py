@@ -2,9 +2,9 @@
 
 from types import MappingProxyType
 
-from posenc.lab.experiment import Experiment
+from posenc.lab.experiments.experiment import Experiment
+from posenc.lab.experiments.recipes import recipe
 from posenc.lab.published._claim import CPU, GPU, Sizes
-from posenc.lab.recipes import recipe
 from posenc.lab.tasks.text import Text
 
 FACTORS = (2, 4, 8)

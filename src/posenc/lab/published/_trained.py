@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Generator, nn
 
-from posenc.lab.evaluate import SEED, at_length
-from posenc.lab.models import around
-from posenc.lab.places import at_evaluation
-from posenc.lab.train import Run, answer_loss, optimizers_of, train
+from posenc.lab.evaluation.evaluate import SEED, at_length
+from posenc.lab.experiments.models import around
+from posenc.lab.experiments.places import at_evaluation
+from posenc.lab.runs.train import Run, answer_loss, optimizers_of, train
 
 HELD_OUT = 512
 """The sequences that a loss is the mean of."""

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from posenc.lab.experiments.recipes import recipe
 from posenc.lab.published._claim import CPU, GPU, Claim, Inequality
 from posenc.lab.published._symbols import LARGER
-from posenc.lab.recipes import recipe
 
 TASK, SPEC = "addition(reversed=all)", "learned(std=1.0)"
 """With the small table that is usual beside tokens, digits that move are not learned in minutes."""

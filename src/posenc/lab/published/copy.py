@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from posenc.lab.experiments.recipes import recipe
 from posenc.lab.published._claim import Claim, Inequality
 from posenc.lab.published._symbols import FACTORS, MEAN, SIZES, scores
-from posenc.lab.recipes import recipe
 
 SPECS = ("rotary", "t5_bias")
 

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from posenc.lab.evaluate import at_length
+from posenc.lab.evaluation.evaluate import at_length
+from posenc.lab.experiments.recipes import recipe
 from posenc.lab.published._claim import CPU, GPU, Claim, Inequality
 from posenc.lab.published._symbols import LARGER
-from posenc.lab.recipes import recipe
 from posenc.lab.tasks import task_of
 
 SPECS = ("rotary", "contextual")

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from math import exp
 from types import MappingProxyType
 
+from posenc.lab.experiments.recipes import recipe
 from posenc.lab.published._claim import CPU, GPU, Claim, Inequality
 from posenc.lab.published._symbols import LARGER
 from posenc.lab.published._text import language_model
 from posenc.lab.published._trained import loss_at
-from posenc.lab.recipes import recipe
 
 SPECS = ("none", "sinusoidal", "rotary")
 SMALL = MappingProxyType(

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from statistics import mean
 from types import MappingProxyType
 
+from posenc.lab.experiments.recipes import recipe
 from posenc.lab.published._claim import CPU, GPU, Claim, Inequality
 from posenc.lab.published._symbols import LARGER
-from posenc.lab.recipes import recipe
 
 SPECS = ("sinusoidal", "rotary")
 FACTORS = (1.2, 1.5, 2, 2.5)

@@ -9,10 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Generator, Tensor
 
-from posenc.lab import data
-from posenc.lab.data import Joined
 from posenc.lab.tasks._task import Batch, Task
-from posenc.lab.tokenized import Tokenized, Tokenizer, Tokens, tokenized
+from posenc.lab.texts import data
+from posenc.lab.texts.data import Joined
+from posenc.lab.texts.tokenized import Tokenized, Tokenizer, Tokens, tokenized
 
 
 @dataclass(frozen=True, kw_only=True)

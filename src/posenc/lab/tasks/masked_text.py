@@ -8,10 +8,10 @@ import torch
 from torch import Generator, Tensor
 
 from posenc import checks
-from posenc.lab.data import Joined
 from posenc.lab.tasks._of_text import OfText
 from posenc.lab.tasks._task import Batch
-from posenc.lab.tokenized import Tokens
+from posenc.lab.texts.data import Joined
+from posenc.lab.texts.tokenized import Tokens
 
 SEED = 1_000_003
 """What is masked in held-out text is drawn from here, so that it is the same for all encodings and lengths."""

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from posenc.lab.data import Joined
 from posenc.lab.tasks._of_text import OfText
 from posenc.lab.tasks._task import Batch
-from posenc.lab.tokenized import Tokens
+from posenc.lab.texts.data import Joined
+from posenc.lab.texts.tokenized import Tokens
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""Encodings shown to a person: in words, in numbers, in pictures."""

@@ -1,0 +1,302 @@
+"""One encoding shown to a person: its lesson, its numbers and its pictures; and all of them in one overview."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc import coordinate_maps, kernels, schedules
+from posenc.catalogue import build, names, options_of, parameters_of
+from posenc.chosen_heads import OnHeads
+from posenc.encoding import BIASES, DECIDED, WIDTHS, Encoding, Shape, parts_of
+from posenc.foreign import code
+from posenc.keys import Keys, Projections
+from posenc.lab.description.listing import CELLS, DIM, HEADS, MEASURED_BY, TRAINED_LENGTH
+from posenc.lab.description.worked import worked_example
+from posenc.lab.tasks import TASKS
+from posenc.masks import causal
+from posenc.positions import Positions
+
+STANDARD = Shape.of(DIM, HEADS, TRAINED_LENGTH)
+"""The model that encodings are counted for; those of several axes have CELLS cells on each instead of max_len."""
+
+GROUPS: dict[str, Callable[[Encoding], Any]] = {
+    "Wrap another encoding": lambda encoding: encoding.wraps,
+    "Added to embeddings": lambda encoding: "embed" in encoding.doors,
+    "Turn queries and keys": lambda encoding: "turn" in encoding.doors and encoding.turns != "queries",
+    "Remember facts of every token": lambda encoding: "remember" in encoding.doors,
+    "Bias the logits": lambda encoding: encoding.doors & BIASES,
+    "Temperatures of the query": lambda encoding: "turn" in encoding.doors,
+    "Other attention rules": lambda encoding: encoding.doors,
+    "No position": lambda encoding: True,
+}
+"""What an encoding does, by its doors: it belongs to the first group that fits."""
+
+MEASURED: dict[str, tuple[tuple[float, float, float], tuple[float, float, float] | None]] = {
+    "none": ((1.04, 1.15, 1.22), None),
+    "sinusoidal": ((1.66, 2.66, 3.49), (0, 0, 0)),
+    "learned": ((1.56, 2.01, 2.16), (0, 0, 0)),
+    "rotary": ((1.10, 1.75, 2.28), (0, 0, 0)),
+    "alibi": ((0.99, 0.98, 0.98), (98, 84, 42)),
+    "t5_bias": ((1.01, 1.14, 1.35), (82, 72, 62)),
+    "shaw": ((0.96, 0.95, 0.94), (31, 13, 0.4)),
+}
+"""Text: perplexity at 2, 4 and 8 times the window over that at the window. Copy: per cent exact at 1.2, 1.5 and 2 times
+the trained length, None where it was not learned. Medians of three seeds, from docs/log.md."""
+
+
+def overview() -> dict[str, Any]:
+    """Every encoding, schedule, coordinate map, task and kernel: what it is, and of encodings what they cost."""
+    return {
+        "encodings": [entry(name) for name in names()],
+        "groups": list(GROUPS),
+        "counted_for": f"dim {STANDARD.dim}, {STANDARD.heads} heads of {STANDARD.head_dim}, trained length "
+        f"{STANDARD.max_len}; with several axes {CELLS} cells on each",
+        "measured_by": MEASURED_BY,
+        **others(),
+    }
+
+
+def others() -> dict[str, list[dict[str, str]]]:
+    """What is no encoding: kind -> name and idea of each."""
+    kinds: dict[str, Mapping[str, Any]] = {
+        "schedules": schedules.SCHEDULES,
+        "coordinate_maps": coordinate_maps.COORDINATE_MAPS,
+        "tasks": TASKS,
+        "kernels": {name: inspect.getmodule(kernel.attend) for name, kernel in kernels.KERNELS.items()},
+    }
+    return {
+        kind: [{"name": name, "idea": idea(thing)} for name, thing in found.items()] for kind, found in kinds.items()
+    }
+
+
+def entry(spec: str) -> dict[str, Any]:
+    """What is known of one encoding, at the standard shape; `problem` says why where it cannot be built."""
+    try:
+        return card(spec)
+    except Exception as error:
+        # One broken file must not hide all the others.
+        problem = str(error) if isinstance(error, ValueError) else f"{spec} fails: {code.told(error)}"
+        return {"name": spec, "group": "Cannot be built", "problem": problem}
+
+
+def card(spec: str) -> dict[str, Any]:
+    """What is known of one encoding.
+
+    Raises ValueError where the spec is none, and where it cannot be built at the standard shape.
+    """
+    encoding, shape = at_standard_shape(spec)
+    return {"name": spec, "group": group_of(encoding), "problem": None, **facts_of(encoding, spec, shape)}
+
+
+def group_of(encoding: Encoding) -> str:
+    return next(group for group, fits in GROUPS.items() if fits(encoding))
+
+
+def facts_of(encoding: Encoding, spec: str, shape: Shape) -> dict[str, Any]:
+    own = [part.encoding if isinstance(part, OnHeads) else part for part in parts_of(encoding)]
+
+    def said(attribute: str) -> str:
+        return " | ".join(dict.fromkeys(words for part in own if (words := getattr(part, attribute))))
+
+    return {
+        "class": " + ".join(type(part).__name__ for part in own),
+        "also_called": [name for part in own for name in part.also_called],
+        "idea": " | ".join(dict.fromkeys(idea(type(part)) for part in own)),
+        "doors": sorted(encoding.doors),
+        "options": options(spec),
+        "parameters": parameters_of(encoding),
+        "per": "layer" if encoding.per_layer else "model",
+        "cache": cache_cost(encoding, shape),
+        "kernels": [name for name in kernels.KERNELS if kernels.why_not(name, encoding) is None],
+        "axes": encoding.axes or "any",
+        "extrapolates": said("extrapolates"),
+        "measured": measured(spec),
+        "used_by": said("used_by"),
+        "source": said("source"),
+    }
+
+
+def at_standard_shape(spec: str) -> tuple[Encoding, Shape]:
+    """The encoding, and the shape that it was built for."""
+    # A grid of the trained length on each side would not fit into memory, so the small one comes first.
+    shape = replace(STANDARD, max_len=CELLS)
+    encoding = build(spec, shape)
+    return (encoding, shape) if encoding.axes > 1 else (build(spec, STANDARD), STANDARD)
+
+
+def options(spec: str) -> dict[str, str]:
+    """The options of a named encoding and their defaults, but for widths and heads, which the model decides."""
+    if spec not in names():
+        return {}
+    return {
+        option: "as the model" if option in DECIDED else str(parameter.default)
+        for option, parameter in options_of(spec).items()
+        if option not in WIDTHS
+    }
+
+
+def measured(spec: str) -> str:
+    """What our own comparison found beyond the trained length, in words; nothing where there is no measurement."""
+    if spec not in MEASURED:
+        return ""
+    text, copied = MEASURED[spec]
+    times = ", ".join(f"{ratio:.2f}" for ratio in text)
+    exact = "not learned" if copied is None else ", ".join(f"{share:g}" for share in copied) + " % exact"
+    found = f"text: perplexity times {times} at 2, 4, 8 times the window; copy: {exact}"
+    return found if copied is None else f"{found} at 1.2, 1.5, 2 times the length"
+
+
+@torch.no_grad()
+def cache_cost(encoding: Encoding, shape: Shape) -> dict[str, Any]:
+    """What a KV cache holds and does for an encoding besides k and v, found by letting it attend to three tokens.
+
+    numbers      how many numbers it remembers of each token in each layer
+    turned_anew  what of the cache it turns again at every step: keys, values
+    words        the same in words
+    """
+    T, numbers = 3, 0
+    again = {"keys"} if encoding.turns_when_attending else set()
+    if encoding.doors & {"attend", "remember"}:
+        x, heads = torch.zeros(1, T, shape.dim), torch.zeros(1, shape.heads, T, shape.head_dim)
+        places = torch.zeros(1, T, encoding.axes or 1, dtype=torch.long)
+        at = Positions.count(T).changed(coords=places, unit_step=False, extent=1).with_horizon(T)
+        memo = encoding.remember(x, at, Projections(lambda _: heads, lambda _: heads, lambda _: heads))
+        numbers = sum(fact.numel() // T for fact in memo.values())
+        given = Keys(heads.clone(), heads.clone(), at, memo, memo)
+
+        def watch(_: Encoding, q: Tensor, at: Positions, keys: Keys, *rest: Any, **more: Any) -> tuple[Tensor, Tensor]:
+            again.update(
+                name for name, key in (("keys", "k"), ("values", "v")) if vars(keys)[key] is not vars(given)[key]
+            )
+            return q, q.new_zeros(1, shape.heads, T, T)
+
+        encoding.attend(heads, at, given, causal(), replace(kernels.bind("reference", encoding, scale=1), kernel=watch))
+    words = [f"{numbers:,} number{'s' * (numbers != 1)} per token and layer beside k and v"] if numbers else []
+    words += [f"all {' and '.join(sorted(again))} are turned anew at each step"] if again else []
+    return {"numbers": numbers, "turned_anew": sorted(again), "words": "; ".join(words) or "nothing more"}
+
+
+def idea(thing: Any) -> str:
+    """The first sentence of a docstring."""
+    return (inspect.getdoc(thing) or "").split("\n")[0]
+
+
+@dataclass
+class Shown:
+    """What `posenc show` says: words, tables (title, headers, rows), figures by name, and the numbers behind them."""
+
+    text: str
+    facts: dict[str, Any]
+    tables: list[tuple[str, list[str], list[list[str]]]] = field(default_factory=list)
+    figures: dict[str, Any] = field(default_factory=dict)
+
+    def save(self, folder: Path) -> list[Path]:
+        """Write the figures as PNG files."""
+        from posenc.lab.results import figures
+
+        paths = []
+        for name, figure in self.figures.items():
+            paths.append(folder / f"{name}.png")
+            figures.save(figure, paths[-1])
+        return paths
+
+
+def show(spec: str, *, tokens: int, dim: int, heads: int, words: Sequence[str], shift: int) -> Shown:
+    """The lesson of an encoding at a given size.
+
+    Raises ValueError for a bad spec or size.
+    """
+    # The overview does not wait for matplotlib.
+    from posenc.lab.description import pictures
+
+    if tokens < 2:
+        raise ValueError(f"pictures need at least 2 positions, got {tokens}")
+    shape = Shape.of(dim, heads, max_len=tokens)
+    small = replace(shape, max_len=min(tokens, pictures.MOST_CELLS))
+    if build(spec, small).axes > 1:
+        shape = small
+    torch.manual_seed(0)
+    encoding = build(spec, shape)
+    drawn = pictures.draw(encoding, shape, tokens)
+    lesson = "\n\n".join(
+        dict.fromkeys(inspect.getdoc(type(part)) or type(part).__name__ for part in parts_of(encoding))
+    )
+    doors = ", ".join(sorted(encoding.doors)) or "no door"
+    cells = f", {shape.max_len} cells on each axis" if encoding.axes > 1 else f", {tokens} positions"
+    size = f"{parameters_of(encoding):,} parameters at dim {dim}, {heads} heads{cells}"
+    notes = "\n".join(drawn.notes)
+    text = f"{encoding}\nopens {doors}; {size}\n\n{without_doctest(lesson)}" + (f"\n\n{notes}" if notes else "")
+    shown = Shown(
+        text,
+        {"encoding": str(encoding), "doors": sorted(encoding.doors), **drawn.facts, "notes": drawn.notes},
+        drawn.tables,
+        drawn.figures,
+    )
+    if "embed" in encoding.doors and encoding.axes <= 1:
+        add_worked_example(shown, words, spec)
+    for part in parts_of(encoding):
+        if hasattr(part, "shift_error") and dim % 2 == 0:
+            add_shift(shown, part, shift, tokens)
+    return shown
+
+
+def add_worked_example(shown: Shown, words: Sequence[str], spec: str) -> None:
+    """Token vectors plus position vectors, number by number, where four channels are enough for the encoding."""
+    try:
+        example = worked_example(words, 4, spec)
+    except ValueError as error:
+        shown.text += f"\n\nNo worked example at 4 channels: {error}."
+        return
+    headers, rows = example.table()
+    shown.tables.append((f"Worked example: {example.encoding} at 4 channels", headers, rows))
+
+
+def add_shift(shown: Shown, encoding: Any, k: int, tokens: int) -> None:
+    """The linear-shift property: the matrix, and how exactly it moves every position."""
+    from posenc.lab.results import figures
+
+    matrix = encoding.shift(k)
+    error = encoding.shift_error(k, torch.arange(tokens))
+    shown.figures["shift"] = figures.shift_matrix(matrix.numpy(), f"{encoding}: M_{k} with PE(p + {k}) = M_{k} PE(p)")
+    shown.facts["shift"] = {"k": k, "largest_error": error}
+    rows = [[f"{number:+.3f}" for number in row[:4]] for row in matrix[:4].tolist()]
+    worst = f"largest |PE(p + {k}) - M_{k} PE(p)| over {tokens} positions is {error:.1e}"
+    title = f"Shift by {k}: the first block of M_{k}; {worst}"
+    shown.tables.append((title, ["", "", "", ""], rows))
+
+
+def without_doctest(lesson: str) -> str:
+    """A docstring without its examples."""
+    return "\n".join(lesson.split("\n>>> ")[0].rstrip().splitlines())
+
+
+def reading_of_order(found: dict[str, list[dict[str, Any]]]) -> tuple[list[str], list[list[str]], str]:
+    """The order test as a table: headers, rows, title."""
+    headers = ["encoding", "attention", "layers", "equivariance error", "change at the last token", "reading"]
+    rows = []
+    for spec, tests in found.items():
+        for test in tests:
+            if not test["position"] and spec != next(iter(found)):
+                continue
+            blind = test["difference"] < 1e-9
+            reading = "order-blind" if blind else "tells the order apart"
+            if test["equivariance"] < 1e-9:
+                reading += " (reordered tokens give reordered outputs)"
+            name = spec if test["position"] else "(no position)"
+            rows.append(
+                [
+                    name,
+                    test["attention"],
+                    str(test["layers"]),
+                    f"{test['equivariance']:.1e}",
+                    f"{test['difference']:.1e}",
+                    reading,
+                ]
+            )
+    rows.sort(key=lambda row: row[0] != "(no position)")
+    return headers, rows, "The same tokens in another order"

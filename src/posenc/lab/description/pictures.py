@@ -1,0 +1,410 @@
+"""The pictures of one encoding, each chosen by its doors and attributes, with the numbers and the words behind it."""
+
+import copy
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.attention import Attention
+from posenc.biases import total
+from posenc.encoding import BIASES, Encoding, Shape, parts_of
+from posenc.lab.results import figures
+from posenc.lab.runs.record import rounded
+from posenc.masks import bidirectional, causal
+from posenc.positions import Positions
+from posenc.seeding import seeded
+
+MOST_CELLS = 33
+"""Cells on each axis of a grid at most; an odd number has a cell in the middle."""
+
+MOST_TOKENS = 32
+"""Tokens of an attention map at most."""
+
+FAR = 1_000_000
+"""How far temperatures are drawn (positions)."""
+
+
+@dataclass
+class Drawn:
+    """Figures by name, the numbers behind them, tables (title, headers, rows), and sentences about all of them."""
+
+    figures: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    tables: list[tuple[str, list[str], list[list[str]]]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What is drawn: an encoding in a model of a shape, over so many positions; `spoken` names the tables made up."""
+
+    encoding: Encoding
+    shape: Shape
+    tokens: int
+    spoken: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return str(self.encoding)
+
+    @property
+    def gridded(self) -> bool:
+        return self.encoding.axes > 1
+
+    @property
+    def map(self) -> Encoding | None:
+        """The part that shows another encoding mapped distances, if there is one."""
+        return next((part for part in parts_of(self.encoding) if hasattr(part, "formula_positions")), None)
+
+    def start(self) -> str:
+        """What a title says of an encoding that is trained."""
+        if self.spoken:
+            return " (random numbers for its zeros)"
+        return " (before training)" if any(True for _ in self.encoding.parameters()) else ""
+
+
+@torch.no_grad()
+def draw(encoding: Encoding, shape: Shape, tokens: int) -> Drawn:
+    """All pictures that an encoding has; where there is none, a sentence says why."""
+    drawn, sight = Drawn(), Sight(encoding, shape, tokens, speak(encoding))
+    if sight.spoken:
+        drawn.notes.append(
+            f"Tables that start at zero are drawn with numbers from N(0, 1), seed 0: {', '.join(sight.spoken)}."
+        )
+    for picture in (added, spectrum, rotation, temperature, bias, mapped_distance, attention):
+        try:
+            picture(drawn, sight)
+        except Exception as error:
+            # Somebody's own encoding may fail in any way, and the other pictures are still worth seeing.
+            kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+            words = " ".join(str(error).split())
+            drawn.notes.append(f"No picture of its {picture.__name__.replace('_', ' ')}: {kind}{words}.")
+    if not drawn.figures and not drawn.notes:
+        reason = (
+            "its doors hold nothing to draw" if encoding.doors else "it opens no door, so attention sees no position"
+        )
+        drawn.notes.append(f"No picture: {reason}.")
+    return drawn
+
+
+def speak(encoding: Encoding) -> tuple[str, ...]:
+    """Draw from N(0, 1) the tables that start at zero, and name them: what is added would be a picture of nothing."""
+    if not encoding.doors & (BIASES | {"embed"}):
+        return ()
+    silent = {name: p for name, p in encoding.named_parameters() if p.dim() > 1 and not p.any()}
+    for parameter in silent.values():
+        parameter.normal_()
+    return tuple(silent)
+
+
+def added(drawn: Drawn, sight: Sight) -> None:
+    """Door 1: what is added at each position, and how alike positions look."""
+    encoding, name = sight.encoding, sight.name
+    if "embed" not in encoding.doors:
+        return
+    at = plane(sight) if sight.gridded else Positions.count(sight.tokens)
+    table = encoding.embed(torch.zeros(1, at.tokens, sight.shape.dim), at)[0]
+    drawn.facts["added"] = rounded(table)
+    rows = "cell" if sight.gridded else "position"
+    drawn.figures["heatmap"] = figures.heatmap(table.numpy(), f"{name}: what is added at each {rows}{sight.start()}")
+    if sight.gridded:
+        unit = torch.nn.functional.normalize(table.double(), dim=-1)
+        seen = f"{name}: cosine with what the middle cell is given{sight.start()}"
+        add_centre(drawn, sight, "centre", (unit @ unit[middle(sight)])[None], seen)
+        return
+    drawn.figures["similarity"] = figures.similarity_matrix(
+        table.numpy(), f"{name}: similarity of positions{sight.start()}"
+    )
+    chosen = sorted({0, 1, 2, sight.tokens // 4, sight.tokens // 2, sight.tokens - 1} & {*range(sight.tokens)})
+    drawn.figures["fingerprint"] = figures.fingerprint(table.numpy(), chosen, f"{name}: how positions differ")
+
+
+def spectrum(drawn: Drawn, sight: Sight) -> None:
+    """The wavelength of each pair, before and after a schedule, and which pairs complete a turn in the context."""
+    # Wrappers hand on the waves of what they wrap, which is drawn itself.
+    inside = [module for module in sight.encoding.modules() if isinstance(module, Encoding)]
+    waving = [e for e in inside if e.wavelengths is not None and sum(isinstance(m, Encoding) for m in e.modules()) == 1]
+    for place, encoding in enumerate(waving):
+        suffix = f"_{place + 1}" if place else ""
+        before, after, schedule, horizon = waves_of(encoding)
+        context, unit = context_of(sight, after)
+        said = turns_in_words(after, context, unit)
+        if before is None:
+            drawn.notes.append(said[0].upper() + said[1:])
+        else:
+            drawn.notes += [f"Before {schedule}: {turns_in_words(before, context, unit)}", f"After{horizon}: {said}"]
+        factor = 4 if horizon else getattr(schedule, "factor", 1)
+        if factor > 1:
+            drawn.notes.append(f"After, farther out: {turns_in_words(after, factor * context, unit)}")
+        drawn.facts |= {
+            f"wavelengths{suffix}": finite(after),
+            f"wavelengths_before{suffix}": None if before is None else finite(before),
+            f"pairs_without_a_turn{suffix}": int((after > context).sum()),
+            f"context{suffix}": context,
+        }
+        drawn.figures[f"wavelengths{suffix}"] = figures.spectrum(
+            after.numpy(),
+            None if before is None else before.numpy(),
+            context,
+            f"{encoding}: wavelength of each pair",
+            said,
+            unit,
+        )
+        rows = [[str(i), f"{w:.2f}", f"{context / w:.3f}"] for i, w in enumerate(after.tolist())]
+        headers = ["pair", f"wavelength ({unit})", f"turns in {context:g} {unit}"]
+        drawn.tables.append((f"Wavelengths of {encoding}", headers, rows[:8] + rows[8:][-2:]))
+        if not sight.gridded:
+            hand = sight.tokens // 4
+            drawn.figures[f"clock{suffix}"] = figures.clock(
+                (2 * torch.pi / after).numpy(), hand, f"{encoding}: the pairs of position {hand} as hands"
+            )
+
+
+def waves_of(encoding: Any) -> tuple[Tensor | None, Tensor, Any, str]:
+    """Wavelengths before a schedule and after it, the schedule, and in words the horizon it was asked for."""
+    after, schedule = encoding.wavelengths, getattr(encoding, "schedule", None)
+    if schedule is None:
+        return None, after.detach(), None, ""
+    plain = copy.copy(encoding)
+    vars(plain).update(schedule=None, turns_when_attending=False)
+    horizon = ""
+    if encoding.turns_when_attending:
+        # Within the trained length nothing would be changed.
+        declared = 4 * schedule.short_horizon
+        frequencies, _ = encoding.spectrum(torch.tensor([declared]))
+        after, horizon = 2 * math.pi / frequencies[0], f" (at a declared horizon of {declared} positions)"
+    return plain.wavelengths, after, schedule, horizon
+
+
+def context_of(sight: Sight, waves: Tensor) -> tuple[float, str]:
+    """How far coordinates reach in the context, and their unit."""
+    if not sight.gridded:
+        return sight.tokens, "positions"
+    return (2, "units (coordinates from -1 to 1)") if fine(waves) else (cells(sight), "cells")
+
+
+def turns_in_words(waves: Tensor, context: float, unit: str) -> str:
+    """How many pairs complete no turn in a context."""
+    short, pairs = int((waves > context).sum()), len(waves)
+    if not short:
+        return f"every pair completes a turn in {context:g} {unit}, {pairs} of {pairs}."
+    never = int(waves.isinf().sum())
+    rest = f", and {never} never turn{'s' * (never == 1)}" if never else ""
+    return f"{short} of {pairs} pairs {'does' if short == 1 else 'do'} not complete a turn in {context:g} {unit}{rest}."
+
+
+def finite(waves: Tensor) -> list[float | None]:
+    """Wavelengths for JSON, which knows no infinity: None never turns."""
+    return [wave if math.isfinite(wave) else None for wave in waves.tolist()]
+
+
+def rotation(drawn: Drawn, sight: Sight) -> None:
+    """Door 2: the logit of a query and a key of ones by distance, relative to that at no distance."""
+    encoding, name, shape = sight.encoding, sight.name, sight.shape
+    if "turn" not in encoding.doors or encoding.turns == "queries":
+        return
+    at = plane(sight) if sight.gridded else spread(2 * sight.tokens).with_horizon(2 * sight.tokens)
+    here = middle(sight) if sight.gridded else -1
+    ones = torch.ones(1, shape.heads, at.tokens, shape.head_dim, dtype=torch.float64)
+    q, k = encoding.turn(ones, at, "query")[0, :, here], encoding.turn(ones, at, "key")[0]
+    logit = (k @ q[..., None])[..., 0]  # [H, T]
+    heads = one_if_equal(logit / logit[:, here, None])
+    what = "logit of a query and a key of ones, 1 at no distance"
+    if sight.gridded:
+        add_centre(drawn, sight, "rotation", heads, f"{name}: {what}, from the middle cell{sight.start()}")
+        return
+    distance, heads = (at.coords[0, -1, 0] - at.coords[0, :, 0]).flip(0).tolist(), heads.flip(1)
+    drawn.facts["rotation"] = {"distance": distance, "heads": rounded(heads)}
+    drawn.figures["rotation"] = figures.curves(
+        distance,
+        {f"head {head}" if len(heads) > 1 else "all heads": row.numpy() for head, row in enumerate(heads)},
+        f"{name}: what turning leaves of a logit{sight.start()}",
+        f"distance from the query at position {distance[-1]}",
+        what,
+    )
+
+
+def temperature(drawn: Drawn, sight: Sight) -> None:
+    """Door 2 for queries alone: by what a query at each position is multiplied."""
+    shape = sight.shape
+    positions = torch.logspace(0, math.log10(FAR), 240, dtype=torch.float64).round().long().unique() - 1
+    for part in parts_of(sight.encoding):
+        if "turn" not in part.doors or part.turns != "queries":
+            continue
+        ones = torch.ones(1, shape.heads, len(positions), shape.head_dim, dtype=torch.float64)
+        tau = one_if_equal(part.turn(ones, Positions.of(positions), "query").mean(-1)[0])
+        drawn.facts["temperature"] = {"position": positions.tolist(), "heads": rounded(tau)}
+        drawn.figures["temperature"] = figures.curves(
+            (positions + 1).tolist(),
+            {f"head {head}" if len(tau) > 1 else "all heads": row.numpy() for head, row in enumerate(tau)},
+            f"{part}: temperature of the query{sight.start()}",
+            "tokens seen: position + 1",
+            "factor of the query",
+            log=True,
+            mark=sight.tokens,
+        )
+
+
+def bias(drawn: Drawn, sight: Sight) -> None:
+    """Door 3: what each head adds to the logit, by signed distance, or from a late query where that is not enough."""
+    encoding, name = sight.encoding, sight.name
+    if not encoding.doors & BIASES:
+        return
+    first = ", before its network corrects it" if "attend" in encoding.doors and encoding.wraps else ""
+    if "biases" not in encoding.doors:
+        if sight.gridded:
+            coords = plane(sight).coords[0]
+            values = encoding.by_distance(coords[middle(sight)] - coords)
+            assert values is not None
+            seen = f"{name}: bias from the middle cell{first}{sight.start()}"
+            return add_centre(drawn, sight, "bias", values, seen)
+        distance = torch.arange(1 - sight.tokens, 2 * sight.tokens)
+        values = encoding.by_distance(distance if encoding.axes == 1 else distance[:, None])
+        assert values is not None
+        title = f"{name}: bias by distance, each head{first}{sight.start()}"
+    else:
+        at = late(sight)
+        values, other = (bias_of_random_tokens(sight, at, seed) for seed in (0, 1))
+        content = "" if values.equal(other) else ", random tokens (seed 0)"
+        where = "in the middle cell" if sight.gridded else f"at position {at.coords[0, -1, 0]:g}"
+        title = f"{name}: bias for the query {where}{content}{first}{sight.start()}"
+        if content:
+            drawn.notes.append(
+                "Its bias depends on what tokens say: it is drawn for tokens from N(0, 1) behind untrained "
+                "projections, seed 0."
+            )
+        if sight.gridded:
+            return add_centre(drawn, sight, "bias", values, title)
+        distance = at.coords[0, -1, 0] - at.coords[0, :, 0]
+        distance, values = distance.flip(0), values.flip(1)
+    drawn.facts["bias"] = {"distance": distance.tolist(), "heads": rounded(values)}
+    drawn.figures["bias"] = figures.bias_curves(distance.tolist(), values.numpy(), title)
+
+
+def bias_of_random_tokens(sight: Sight, at: Positions, seed: int) -> Tensor:
+    """The bias [H, S] of the last token (on a grid: the middle one) on every key, for random tokens."""
+    encoding, (layer, x) = sight.encoding, untrained(sight.shape, at.tokens, seed)
+    here = slice(at.tokens // 2, at.tokens // 2 + 1) if sight.gridded else slice(at.tokens - 1, at.tokens)
+    _, keys = layer.queries_and_keys(x, x, None, at, at, encoding)
+    query_memo = {name: fact[:, :, here] for name, fact in keys.memo.items()}
+    k = encoding.turn(keys.k, at, "key") if encoding.turns_when_attending else keys.k
+    keys = replace(keys, k=k, query_memo=query_memo)
+    q = encoding.turn(layer.split(layer.to_query(x[:, here]), layer.heads), at.rows(here), "query")
+    values = total(encoding.biases(q, at.rows(here), keys), torch.float32)
+    assert values is not None
+    return values[0, :, 0]
+
+
+def mapped_distance(drawn: Drawn, sight: Sight) -> None:
+    """For distance maps: the distance that is shown in place of the true one, from a late query."""
+    if sight.map is None:
+        return
+    *keys, query = late(sight).coords[0, :, 0].tolist()
+    distance = [query - key for key in reversed(keys)]
+    mapped = [mapped_of(sight.map, query, query - true) for true in distance]
+    drawn.facts["mapped_distance"] = {"query": query, "distance": distance, "mapped": mapped}
+    drawn.notes.append(f"From position {query} no key is shown farther away than {max(mapped):g}.")
+    drawn.figures["mapped_distance"] = figures.curves(
+        distance,
+        {"shown": mapped, "true": distance},
+        f"{sight.map}: distances from the query at position {query}",
+        "true distance",
+        "distance shown to the encoding",
+    )
+
+
+def mapped_of(encoding: Any, m: int, n: int) -> float:
+    query, key = encoding.formula_positions(m, n)
+    return query - key
+
+
+def attention(drawn: Drawn, sight: Sight) -> None:
+    """Rules of their own, and what reads facts of tokens: where an untrained layer looks, with and without it."""
+    encoding = sight.encoding
+    # A map of distances says more by the distances.
+    if not encoding.doors & {"attend", "remember"} or sight.map is not None:
+        return
+    T = min(sight.tokens, MOST_TOKENS)
+    at = plane(sight) if sight.gridded else Positions.count(T).with_horizon(T)
+    layer, x = untrained(sight.shape, at.tokens, 0)
+    mask = bidirectional() if sight.gridded else causal()
+    maps = [layer(x, positions=at, mask=mask, weights=True, encoding=e)[1][0] for e in (encoding, Encoding())]
+    drawn.facts["attention"] = {"with": rounded(maps[0]), "without": rounded(maps[1])}
+    drawn.notes.append(
+        "The attention maps are of one untrained layer, seed 0, and random tokens: they show the rule, and nothing "
+        "that a model has learned."
+    )
+    drawn.figures["attention"] = figures.attention_beside(
+        {"with it": maps[0].numpy(), "the same layer without position": maps[1].numpy()},
+        f"{sight.name}: one untrained layer on {at.tokens} random tokens (seed 0)",
+    )
+
+
+def untrained(shape: Shape, tokens: int, seed: int) -> tuple[Attention, Tensor]:
+    """A layer and token vectors, drawn from a seed; the global random state stays as it is."""
+    with seeded(seed):
+        layer = Attention(shape.dim, shape.heads, head_dim=shape.head_dim, encoding=None).eval()
+        return layer, torch.randn(1, tokens, shape.dim)
+
+
+def late(sight: Sight) -> Positions:
+    """The positions behind which a late query stands, itself the last; for a map, far beyond what it leaves alone."""
+    if sight.gridded:
+        return plane(sight)
+    last = sight.tokens - 1
+    if sight.map is None:
+        return Positions.count(sight.tokens).with_horizon(sight.tokens)
+    while last < FAR // 32 and all(mapped_of(sight.map, last, n) == last - n for n in range(0, last, 7)):
+        last *= 2
+    last *= 4
+    return spread(last + 1)
+
+
+def spread(reach: int) -> Positions:
+    """Positions from 0 up to a reach, all of them where they are few."""
+    return Positions.of(torch.linspace(0, reach - 1, min(reach, 481), dtype=torch.float64).round().long().unique())
+
+
+def cells(sight: Sight) -> int:
+    """Cells on each axis that is drawn."""
+    return min(sight.tokens, MOST_CELLS)
+
+
+def fine(waves: Tensor | None) -> bool:
+    """Whether cells counted in whole numbers would be too coarse: a wave needs two samples."""
+    return waves is not None and float(waves.min()) <= 2
+
+
+def plane(sight: Sight) -> Positions:
+    """The cells of the last two axes, row by row; the axes before them stand in the middle.
+
+    Where waves are shorter than two cells, coordinates are the cells' centres from -1 to 1.
+    """
+    side, axes = cells(sight), sight.encoding.axes
+    grid = Positions.grid(side, side)
+    coords = torch.full((1, grid.tokens, axes), side // 2)
+    coords[..., -2:] = grid.coords
+    if fine(sight.encoding.wavelengths):
+        coords = (2 * coords + 1).double() / side - 1
+    return grid.changed(coords=coords, extent=None if coords.is_floating_point() else side)
+
+
+def middle(sight: Sight) -> int:
+    """The row of the cell in the middle."""
+    side = cells(sight)
+    return side // 2 * side + side // 2
+
+
+def one_if_equal(heads: Tensor) -> Tensor:
+    """One row for all heads where their rows [H, ...] are the same."""
+    return heads[:1] if torch.allclose(heads, heads[:1].expand_as(heads)) else heads
+
+
+def add_centre(drawn: Drawn, sight: Sight, name: str, heads: Tensor, title: str) -> None:
+    """Maps [H, cells of the plane] as seen from the middle cell."""
+    maps = heads.detach().unflatten(-1, (cells(sight), cells(sight)))
+    drawn.facts[name] = {"from": [cells(sight) // 2] * 2, "heads": rounded(maps)}
+    drawn.figures[name] = figures.centre_maps(maps.numpy(), title)

@@ -1,0 +1,1 @@
+"""A trained model asked: what it scores, and what its scores owe to the positions."""

@@ -1,0 +1,1 @@
+"""One training run before it begins: its settings, its recipe, its model, and where its tokens stand."""

@@ -1,0 +1,1 @@
+"""Published claims run again, and judged."""

@@ -1,0 +1,1 @@
+"""What records say: numbers, sentences, tables, figures, and the page of a comparison."""

@@ -1,0 +1,113 @@
+"""Figures from tables, from records, and from plain arrays; never from live models.
+
+    from posenc.lab import figures, load
+
+    figures.save(figures.extrapolation(load("runs/compare"), task="copy"), "copy.pdf", width=3.25, height=2.2)
+
+Everything is made with matplotlib's object interface: no pyplot, no display, no global state. A function that draws
+results returns None where they do not hold what it draws. Each encoding keeps one colour and marker in all figures,
+given by order of appearance, so give all rows and name the task. Settings of matplotlib that the caller has made are
+kept (`using`); the report goes through the same functions.
+"""
+
+from posenc.lab.results.figures.arrays import (
+    bias_curves,
+    centre_maps,
+    clock,
+    curves,
+    fingerprint,
+    heatmap,
+    shift_matrix,
+    similarity_matrix,
+    spectrum,
+    wavelength_curve,
+)
+from posenc.lab.results.figures.files import FORMATS, check_format, pdf, png, save, svg
+from posenc.lab.results.figures.layout import (
+    check_size,
+    figure,
+    handle,
+    legend,
+    mark_trained,
+    numbers,
+    panels,
+    plain_log,
+    short,
+    wrapped,
+)
+from posenc.lab.results.figures.measured import ABLATIONS, ablation, extrapolation, learning, looks
+from posenc.lab.results.figures.pictured import added, bias, goes_past, pictured, similarity, wavelengths
+from posenc.lab.results.figures.speed_and_reach import headline
+from posenc.lab.results.figures.style import (
+    DARK,
+    DIVERGING,
+    GRID,
+    INK,
+    LIGHT,
+    MARKERS,
+    PAPER,
+    SOFT,
+    Look,
+    house,
+    look,
+    styled,
+    using,
+)
+from posenc.lab.results.figures.weights import attention, attention_beside, attention_maps
+
+__all__ = [
+    "ABLATIONS",
+    "DARK",
+    "DIVERGING",
+    "FORMATS",
+    "GRID",
+    "INK",
+    "LIGHT",
+    "MARKERS",
+    "PAPER",
+    "SOFT",
+    "Look",
+    "ablation",
+    "added",
+    "attention",
+    "attention_beside",
+    "attention_maps",
+    "bias",
+    "bias_curves",
+    "centre_maps",
+    "check_format",
+    "check_size",
+    "clock",
+    "curves",
+    "extrapolation",
+    "figure",
+    "fingerprint",
+    "goes_past",
+    "handle",
+    "headline",
+    "heatmap",
+    "house",
+    "learning",
+    "legend",
+    "look",
+    "looks",
+    "mark_trained",
+    "numbers",
+    "panels",
+    "pdf",
+    "pictured",
+    "plain_log",
+    "png",
+    "save",
+    "shift_matrix",
+    "short",
+    "similarity",
+    "similarity_matrix",
+    "spectrum",
+    "styled",
+    "svg",
+    "using",
+    "wavelength_curve",
+    "wavelengths",
+    "wrapped",
+]

@@ -1,0 +1,301 @@
+"""Figures of plain arrays: for a look at one encoding, and for the examples."""
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from posenc.lab.results.figures.layout import (
+    MOST_PANELS,
+    figure,
+    handle,
+    legend,
+    mark_trained,
+    note,
+    numbers,
+    panels,
+    plain_log,
+    scale_bar,
+    whole_ticks,
+    wrapped,
+)
+from posenc.lab.results.figures.style import BROKEN, DASHES, DIVERGING, Look, ink, look, paper, soft, styled, thin
+
+
+def two_axes(values: Any, what: str) -> np.ndarray:
+    array = numbers(values)
+    if array.ndim != 2 or not array.size:
+        raise ValueError(f"{what} must have two axes and at least one entry, got shape {array.shape}")
+    return array
+
+
+def one_axis(values: Any, what: str, hint: str = "") -> np.ndarray:
+    array = np.atleast_1d(numbers(values))
+    if array.ndim != 1 or not array.size:
+        got = f"got {type(values).__name__}" + (f" of shape {array.shape}" if array.size else "")
+        raise ValueError(f"{what} must be at least one number, in a row; {got}{hint}")
+    return array
+
+
+def draw_table(ax: Axes, table: np.ndarray, title: str) -> None:
+    limit = float(np.nanmax(np.abs(table))) if np.isfinite(table).any() else 1.0
+    ax.imshow(table, cmap=DIVERGING, norm=Normalize(-(limit or 1.0), limit or 1.0), aspect="auto", interpolation="none")
+    ax.set(title=title, xlabel="dimension", ylabel="position")
+    whole_ticks(ax, 6)
+    scale_bar(ax, -(limit or 1.0), limit or 1.0, DIVERGING)
+
+
+def draw_wavelengths(ax: Axes, values: np.ndarray, trained: float | None, own: Look, label: str = "") -> None:
+    pairs, group = np.arange(len(values)), f"encoding-{own.place}"
+    turns = values <= trained if trained else np.full(len(values), True)
+    ax.plot(
+        pairs, values, color=own.color, linestyle=own.dashes, linewidth=0.7 * thin(), gid=group, label=label or None
+    )
+    for chosen, face in ((turns, own.color), (~turns, paper())):
+        ax.plot(
+            pairs[chosen],
+            values[chosen],
+            linestyle="none",
+            marker=own.marker,
+            markersize=0.85 * matplotlib.rcParams["lines.markersize"],
+            color=own.color,
+            markerfacecolor=face,
+            gid=group,
+        )
+
+
+def finish_wavelengths(ax: Axes, lengths: Iterable[float]) -> None:
+    ax.set_yscale("log")
+    plain_log(ax.yaxis)
+    ax.xaxis.set_major_locator(MaxNLocator(10, integer=True))
+    ax.set(
+        xlabel="pair of channels (0 turns fastest; hollow: never completes a turn in training)",
+        ylabel="positions per turn",
+    )
+    mark_trained(ax, lengths, horizontal=True)
+
+
+def cosines(table: np.ndarray) -> np.ndarray:
+    norm = np.linalg.norm(table, axis=1, keepdims=True)
+    unit = table / np.where(norm > 0, norm, np.nan)
+    return unit @ unit.T
+
+
+def draw_similarity(ax: Axes, matrix: np.ndarray, title: str) -> None:
+    ax.imshow(matrix, cmap=DIVERGING, norm=Normalize(-1, 1), interpolation="none")
+    ax.set(title=title, xlabel="position", ylabel="position")
+    whole_ticks(ax, 5)
+    scale_bar(ax, -1, 1, DIVERGING)
+
+
+def draw_bias(ax: Axes, distances: np.ndarray, heads: np.ndarray, title: str, *, legend_too: bool) -> None:
+    colours = matplotlib.colormaps["viridis"]
+    for head, values in enumerate(heads):
+        x = distances if len(distances) == len(values) else np.arange(len(values))
+        ax.plot(x, values, color=colours(0.92 * head / max(1, len(heads) - 1)), linewidth=thin(), label=f"head {head}")
+    ax.set(title=title, xlabel="distance, query - key", ylabel="bias, added to the logit")
+    if legend_too and len(heads) <= 12:
+        ax.legend(fontsize="x-small", ncols=2 if len(heads) > 4 else 1, loc="best", handlelength=1.4)
+
+
+@styled
+def heatmap(table: Any, title: str) -> Figure:
+    """A table [positions, dimensions], red above zero and blue below."""
+    fig = figure(8, 4.2)
+    draw_table(fig.add_subplot(), two_axes(table, "table"), wrapped(title, 8))
+    return fig
+
+
+@styled
+def wavelength_curve(wavelengths: Any, trained_length: float | None, title: str) -> Figure:
+    """Positions per turn of each pair, fastest first; hollow where a turn is longer than the trained length."""
+    fig = figure(8, 3.9)
+    ax = fig.add_subplot(title=title)
+    draw_wavelengths(ax, one_axis(wavelengths, "wavelengths"), trained_length, look(0))
+    finish_wavelengths(ax, [trained_length] if trained_length else [])
+    return fig
+
+
+@styled
+def similarity_matrix(table: Any, title: str) -> Figure:
+    """Cosine between the rows of a table [positions, dimensions]."""
+    fig = figure(5.2, 4.4)
+    draw_similarity(fig.add_subplot(), cosines(two_axes(table, "table")), wrapped(title, 5.2))
+    return fig
+
+
+@styled
+def bias_curves(distances: Any, heads: Any, title: str) -> Figure:
+    """What each head adds to a logit at each signed distance; `heads` is [heads, distances]."""
+    fig, x = figure(7, 3.9), numbers(distances)
+    ax = fig.add_subplot()
+    draw_bias(ax, x, two_axes(heads, "heads"), wrapped(title, 7), legend_too=True)
+    if len(x) and np.nanmin(x) < 0:
+        ax.axvline(0, color=soft(), linewidth=0.8)
+        ax.set(xlabel="distance, query - key (left of 0: keys that come later)")
+    return fig
+
+
+@styled
+def spectrum(waves: Any, before: Any, context: float, title: str, words: str, unit: str) -> Figure:
+    """Positions per turn of each pair, and what they were before a schedule; hollow: no whole turn in the context.
+
+    Pairs that never turn are left out; `words` say what is to be said of all.
+    """
+    fig = figure(8, 4.3)
+    ax = fig.add_subplot(title=wrapped(title, 8))
+    if before is not None:
+        draw_wavelengths(ax, one_axis(before, "wavelengths"), context, look(7))
+    draw_wavelengths(ax, one_axis(waves, "wavelengths"), context, look(0))
+    ax.axhline(context, color=ink(), linestyle=BROKEN, linewidth=1)
+    note(ax, f"context: {context:g} {unit}", (0.005, context), ("axes fraction", "data"), (0, 3))
+    ax.set_yscale("log")
+    plain_log(ax.yaxis)
+    ax.xaxis.set_major_locator(MaxNLocator(10, integer=True))
+    ax.set_xlim(-0.03 * len(waves) - 0.2, 1.03 * len(waves) - 0.8)
+    ax.set(xlabel=f"pair of channels (hollow: no whole turn)\n{words}", ylabel=f"{unit.split()[0]} per turn")
+    if before is not None:
+        legend(fig, [handle("before the schedule", look(7)), handle("after", look(0))])
+    return fig
+
+
+@styled
+def curves(
+    x: Any,
+    lines: Mapping[str, Any],
+    title: str,
+    xlabel: str,
+    ylabel: str,
+    *,
+    log: bool = False,
+    mark: float | None = None,
+) -> Figure:
+    """Named lines over x; `mark` is the trained length, `log` is for x."""
+    fig = figure(7, 3.9)
+    ax, colours = fig.add_subplot(title=wrapped(title, 7)), matplotlib.colormaps["viridis"]
+    for place, (name, values) in enumerate(lines.items()):
+        few = len(lines) <= 2
+        ax.plot(
+            numbers(x),
+            numbers(values),
+            color=look(place).color if few else colours(0.92 * place / (len(lines) - 1)),
+            linestyle=DASHES[place] if few else "-",
+            linewidth=thin(),
+            label=name,
+        )
+    if log:
+        ax.set_xscale("log")
+        plain_log(ax.xaxis)
+    if mark is not None:
+        mark_trained(ax, [mark])
+    ax.set(xlabel=xlabel, ylabel=ylabel)
+    if 1 < len(lines) <= 12:
+        ax.legend(fontsize="x-small", ncols=2 if len(lines) > 4 else 1, loc="best", handlelength=1.6)
+    return fig
+
+
+@styled
+def centre_maps(maps: Any, title: str) -> Figure:
+    """How each head sees a grid from its middle cell, which is marked; `maps` is [heads, rows, columns]."""
+    array = numbers(maps)
+    if array.ndim != 3 or not array.size:
+        raise ValueError(f"maps must be [heads, rows, columns] with at least one cell, got shape {array.shape}")
+    shown = array[:MOST_PANELS]
+    limit = float(np.nanmax(np.abs(shown))) if np.isfinite(shown).any() else 1.0
+    fig, axes = panels(len(shown), 4, 2.3 if len(shown) > 1 else 4.2, 2.3 if len(shown) > 1 else 3.9, "")
+    fig.suptitle(
+        "\n".join(textwrap.wrap(title, max(48, int(fig.get_figwidth() * 10)))), x=0.01, ha="left", fontsize=10.5
+    )
+    for head, (ax, cells) in enumerate(zip(axes, shown, strict=True)):
+        ax.imshow(cells, cmap=DIVERGING, norm=Normalize(-(limit or 1.0), limit or 1.0), interpolation="none")
+        ax.plot([cells.shape[1] // 2], [cells.shape[0] // 2], marker="+", color=ink(), markersize=7)
+        ax.set(title=f"head {head}" if len(array) > 1 else "", xlabel="column", ylabel="row")
+        whole_ticks(ax, 4)
+    scale_bar(axes[-1], -(limit or 1.0), limit or 1.0, DIVERGING)
+    return fig
+
+
+@styled
+def clock(frequencies: Any, position: float, title: str) -> Figure:
+    """The pairs of one position as clock hands: pair m stands at position * frequency_m radians.
+
+    With angles in place of frequencies, give position 1. The faint arc is the way the hand has come, up to one turn.
+    """
+    owner = "; an encoding has them as .frequencies" if hasattr(frequencies, "frequencies") else ""
+    angles = one_axis(frequencies, "frequencies", owner) * position
+    shown = angles[:64]
+    columns = min(8, len(shown))
+    rows = -(-len(shown) // columns)
+    fig = figure(columns * 1.05 + 0.2, rows * 1.25 + 0.5, title)
+    ax = fig.add_subplot()
+    turn = np.linspace(0, 2 * np.pi, 60)
+    for m, angle in enumerate(shown):
+        x, y = (m % columns) * 2.6, -(m // columns) * 3.1
+        ax.plot(x + np.cos(turn), y + np.sin(turn), color=soft(), linewidth=0.8)
+        if np.isfinite(angle):
+            way = np.linspace(0, np.clip(angle, -2 * np.pi, 2 * np.pi), 60)
+            ax.plot(x + 0.8 * np.cos(way), y + 0.8 * np.sin(way), color=look(0).color, linewidth=2.5, alpha=0.35)
+            ax.plot([x, x + np.cos(angle)], [y, y + np.sin(angle)], color=look(1).color, linewidth=2)
+            ax.plot([x], [y], marker="o", markersize=3, color=look(1).color)
+        turns = abs(angle) / (2 * np.pi)
+        words = f"{turns:.2g}" if turns < 10 else f"{turns:.0f}"
+        ax.text(x, y - 1.5, f"pair {m}: {words}", ha="center", va="center", fontsize="x-small")
+    ax.set(aspect="equal", xlim=(-1.3, (columns - 1) * 2.6 + 1.3), ylim=(-(rows - 1) * 3.1 - 1.9, 1.2))
+    ax.axis("off")
+    rest = f"; the first {len(shown)} of {len(angles)} pairs" if len(shown) < len(angles) else ""
+    fig.supxlabel(f"position {position:g}, turns made by each pair{rest}", fontsize="small")
+    return fig
+
+
+@styled
+def fingerprint(table: Any, positions: Sequence[int], title: str) -> Figure:
+    """How positions differ: the rows of the chosen positions, one under the other."""
+    table = two_axes(table, "table")
+    outside = [p for p in positions if not -len(table) <= p < len(table)]
+    if outside or not len(positions):
+        raise ValueError(f"positions must name rows of the table, 0 to {len(table) - 1}; got {list(positions)}")
+    fig = figure(8, 0.75 * len(positions) + 1.0, title)
+    axes = fig.subplots(len(positions), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+    rows = table[list(positions)]
+    limit = float(np.nanmax(np.abs(rows))) if np.isfinite(rows).any() else 1.0
+    colours = matplotlib.colormaps[DIVERGING]
+    for ax, position, row in zip(axes, positions, rows, strict=True):
+        ax.bar(np.arange(len(row)), row, width=0.9, color=colours(0.5 + 0.45 * np.nan_to_num(row) / (limit or 1.0)))
+        ax.axhline(0, color=soft(), linewidth=0.7)
+        ax.set_ylabel(f"position\n{position}", rotation=0, ha="right", va="center", fontsize="small")
+        ax.grid(visible=False)
+        ax.yaxis.set_major_locator(MaxNLocator(3))
+    axes[-1].set_xlabel("dimension")
+    axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    return fig
+
+
+@styled
+def shift_matrix(matrix: Any, title: str) -> Figure:
+    """A matrix M, as in PE(p + k) = M PE(p), with its numbers where they are few."""
+    array = two_axes(matrix, "matrix")
+    fig = figure(5.2, 4.6)
+    ax = fig.add_subplot()
+    draw_table(ax, array, title)
+    ax.set(xlabel="from dimension", ylabel="to dimension", aspect="equal")
+    if max(array.shape) <= 10:
+        limit = float(np.nanmax(np.abs(array))) or 1.0
+        for (i, j), value in np.ndenumerate(array):
+            dark = abs(value) > 0.6 * limit
+            # A tiny negative number would be printed as -0.00.
+            ax.text(
+                j,
+                i,
+                f"{round(value, 2) + 0.0:.2f}",
+                ha="center",
+                va="center",
+                fontsize="x-small",
+                color="#f6f8fa" if dark else "#24292f",
+            )
+    return fig

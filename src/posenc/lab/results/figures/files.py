@@ -1,0 +1,157 @@
+"""Figures as files: exactly as large as asked, whole or not at all."""
+
+import contextlib
+import io
+import textwrap
+import warnings
+from collections.abc import Generator
+from pathlib import Path
+
+import matplotlib
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+from posenc.foreign import quoted, visible
+from posenc.lab import store
+from posenc.lab.results.figures.layout import check_size, folded, legend
+from posenc.lab.results.figures.style import styled
+
+FORMATS = ("pdf", "svg", "png")
+
+
+def check_format(name: str) -> None:
+    if name not in FORMATS:
+        raise ValueError(f"a figure is written as {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, got {quoted(name)}")
+
+
+@contextlib.contextmanager
+def letters_may_lack() -> Generator[None]:
+    """A third party's spec may hold letters that the font lacks; an empty box is no reason to fail."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
+        yield
+
+
+def settle(fig: Figure) -> None:
+    """Lay the figure out once; every rendering keeps the places, where it would otherwise lay out again.
+
+    Raises ValueError where its axes find no room.
+    """
+    engine = fig.get_layout_engine()
+    if engine is None:
+        return
+    FigureCanvasAgg(fig)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="constrained_layout not applied")
+        try:
+            engine.execute(fig)
+            if fold_labels(fig):
+                engine.execute(fig)
+        except UserWarning:
+            width, height = fig.get_size_inches()
+            raise ValueError(
+                f"{width:g} by {height:g} inches are too few for this figure: no room is left for its axes; give more, "
+                f"smaller letters (font.size), or leave the title out"
+            ) from None
+    fig.set_layout_engine(None)
+
+
+def fold_labels(fig: Figure) -> bool:
+    """Fold the labels that are longer than their axes, and say whether there were any."""
+    long = False
+    for ax in fig.axes:
+        for label, end in ((ax.xaxis.label, "width"), (ax.yaxis.label, "height")):
+            words, room = label.get_text(), getattr(ax.bbox, end)
+            taken = getattr(label.get_window_extent(), end)
+            if taken > 1.1 * room and " " in words and "\n" not in words:
+                label.set_text("\n".join(textwrap.wrap(words, max(8, int(0.92 * len(words) * room / taken)))))
+                long = True
+    return long
+
+
+@styled
+def resize(fig: Figure, width: float | None, height: float | None) -> None:
+    """Another size, with the title and the legend folded anew.
+
+    Raises ValueError where the figure has been saved before, and so been laid out for the size that it has.
+    """
+    check_size(width=width, height=height)
+    before = fig.get_size_inches()
+    size = (float(before[0] if width is None else width), float(before[1] if height is None else height))
+    if size == tuple(before):
+        return
+    if fig.get_layout_engine() is None:
+        raise ValueError("this figure has been laid out for the size that it was saved in; draw it again")
+    fig.set_size_inches(size)
+    if title := fig.get_suptitle():
+        fig.suptitle(folded(title, size[0]), x=0.01, ha="left")
+    for old in list(fig.legends):
+        handles = list(old.legend_handles)
+        old.remove()
+        legend(fig, handles, grow=False)
+
+
+@styled
+def png(fig: Figure) -> bytes:
+    """The figure as a PNG file that can be read alone, on white."""
+    out = io.BytesIO()
+    dots = matplotlib.rcParams["savefig.dpi"]
+    with letters_may_lack():
+        settle(fig)
+        before, fig.dpi = fig.dpi, fig.dpi if dots == "figure" else dots
+        FigureCanvasAgg(fig).print_png(out, pil_kwargs={"compress_level": 4})
+        fig.dpi = before
+    return out.getvalue()
+
+
+@styled
+def svg(fig: Figure, *, text: bool = True) -> str:
+    """The figure as an SVG document on no background, with its words as text: escaped, and no control characters.
+
+    text  False draws the letters as shapes, which look the same where the font is missing
+    """
+    out = io.StringIO()
+    kept = fig.get_facecolor()
+    fig.set_facecolor("none")
+    with letters_may_lack(), matplotlib.rc_context({"svg.fonttype": "none"} if text else {}):
+        settle(fig)
+        FigureCanvasSVG(fig).print_svg(out, metadata={"Date": None, "Creator": None})
+    fig.set_facecolor(kept)
+    # matplotlib escapes markup alone, and a document with control characters is no XML.
+    return visible(out.getvalue())
+
+
+@styled
+def pdf(fig: Figure) -> bytes:
+    """The figure as one page of its size, with TrueType fonts, the same bytes each time."""
+    out = io.BytesIO()
+    with letters_may_lack():
+        settle(fig)
+        FigureCanvasPdf(fig).print_pdf(out, metadata={"CreationDate": None})
+    return out.getvalue()
+
+
+def save(
+    fig: Figure, path: Path | str, *, width: float | None = None, height: float | None = None, svg_text: bool = False
+) -> Path:
+    """Write the figure, whole or not at all; the ending of the name, .pdf, .svg or .png, chooses the format.
+
+    width, height  in inches, honoured exactly: a PDF's page has 72 points to the inch, a PNG savefig.dpi dots
+    svg_text       keep the words of an SVG as text, which can be searched and edited, but needs the font
+
+    Save in the same `using` block in which the figure was drawn: fonts are found when a figure is written.
+
+    Raises ValueError for another ending, for a size outside 0.5 to 100 inches, for one that leaves the axes no room,
+    and for svg_text where no SVG is written; CannotWrite where the file cannot be.
+    """
+    path = Path(path)
+    ending = path.suffix.lower().removeprefix(".")
+    check_format(ending)
+    if svg_text and ending != "svg":
+        raise ValueError(f"svg_text is for .svg files, got {quoted(path.name)}; leave it out")
+    resize(fig, width, height)
+    data = {"pdf": pdf, "png": png, "svg": lambda fig: svg(fig, text=svg_text).encode()}[ending](fig)
+    store.write(path, data)
+    return path

@@ -1,0 +1,277 @@
+"""Sheets of axes, legends, marks and words that fit a figure of any width."""
+
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+
+from posenc.foreign import visible
+from posenc.lab.results import summary
+from posenc.lab.results.figures.style import BROKEN, Look, ink, paper, points, soft
+
+MOST_PANELS = 24
+"""So that any number of encodings gives a page that opens."""
+
+LETTER = 0.58
+"""How wide a letter is, as a share of its size."""
+
+LONGEST_SIDE = 100.0
+"""Inches; no paper is larger, and a picture of more would not fit into memory."""
+
+
+def short(label: str, width: int = 30) -> str:
+    """A label that fits: without the folders of a path, and with its middle left out if it is still long."""
+    label = re.sub(r"[^\s+(),=]*/", "…/", visible(label))
+    if len(label) > width:
+        label = f"{label[: width // 2 - 1]}…{label[len(label) - (width - width // 2) :]}"
+    # matplotlib leaves labels that begin with an underscore out of legends.
+    return f" {label}" if label.startswith("_") else label
+
+
+def letters(inches: float, size: str | float) -> int:
+    """How many letters of a size fit on a line."""
+    return max(8, int(inches * 72 / (LETTER * points(size))))
+
+
+def width_of(ax: Axes) -> float:
+    """How wide axes are, in inches."""
+    return ax.bbox.width / ax.figure.dpi
+
+
+def wrapped(title: str, inches: float, size: str | float | None = None) -> str:
+    """A title in as many lines as a figure of this width needs; the size is that of axes' titles, if none is given."""
+    size = matplotlib.rcParams["axes.titlesize"] if size is None else size
+    return "\n".join(textwrap.wrap(visible(title), letters(inches - min(0.9, inches / 5), size)))
+
+
+def readable(token: Any) -> str:
+    """A token as an axis label: blanks and what a font may lack are written out."""
+    text = str(token)
+    return "␣" if text == " " else text.encode("unicode_escape").decode("ascii")[:8]
+
+
+def numbers(values: Any) -> np.ndarray:
+    """An array of floats in which everything that is not a finite number is NaN, which is drawn as nothing."""
+    try:
+        array = np.asarray(values, dtype=float)
+    except (TypeError, ValueError):
+        return np.empty(0)
+    return np.where(np.isfinite(array), array, np.nan)
+
+
+def check_size(**sides: float | None) -> None:
+    for name, inches in sides.items():
+        if inches is not None and not 0.5 <= inches <= LONGEST_SIDE:
+            raise ValueError(
+                f"{name} must lie between 0.5 and {LONGEST_SIDE:g} inches, got {inches:g}; a column of a paper is "
+                f"some 3.25 inches wide"
+            )
+
+
+def figure(width: float, height: float, title: str = "") -> Figure:
+    """An empty figure of a size in inches, with a title that is folded to its width."""
+    check_size(width=width, height=height)
+    out = Figure(figsize=(width, height), layout="constrained")
+    if title:
+        out.suptitle(folded(title, width), x=0.01, ha="left")
+    return out
+
+
+def folded(title: str, width: float) -> str:
+    """A figure's title in as many lines as its width needs; it is bold, so its letters are wider."""
+    size = points(matplotlib.rcParams["figure.titlesize"]) * 1.1
+    return "\n".join(textwrap.wrap(visible(title), letters(width * 0.97, size)))
+
+
+def panels(count: int, columns: int, width: float, height: float, title: str) -> tuple[Figure, list[Axes]]:
+    """A figure of `count` panels, each `width` by `height` inches, in rows."""
+    columns = max(1, min(columns, count))
+    rows = -(-count // columns)
+    out = figure(max(columns * width, 4.2), rows * height + 0.45, title)
+    axes = [out.add_subplot(rows, columns, place + 1) for place in range(count)]
+    return out, axes
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """The axes that a figure is drawn into: its own, or those that the caller has given."""
+
+    figure: Figure
+    axes: list[Axes]
+    own: bool
+    grows: bool
+
+    def legend(self, handles: Sequence[Any]) -> None:
+        """A legend under the figure; in the caller's axes the lines carry their names, for `ax.legend()`."""
+        if self.own:
+            legend(self.figure, handles, grow=self.grows)
+
+    def share(self, what: str, axis: str) -> None:
+        """One label for all panels of a figure of its own; in the caller's axes each panel has it."""
+        if self.own and len(self.axes) > 1:
+            (self.figure.supxlabel if axis == "x" else self.figure.supylabel)(
+                what, fontsize=matplotlib.rcParams["axes.labelsize"]
+            )
+        else:
+            for ax in self.axes:
+                ax.set(**{f"{axis}label": what})
+
+
+def sheet(
+    count: int,
+    columns: int,
+    natural: tuple[float, float],
+    words: str,
+    *,
+    width: float | None,
+    height: float | None,
+    title: str | None,
+    ax: Axes | Sequence[Axes] | None,
+    **shared: Any,
+) -> Sheet:
+    """`count` axes in rows: of the caller, or of a new figure that has its natural size where none is given.
+
+    words   the title, where `title` is None; "" leaves it out
+    shared  as for Figure.subplots: sharex, sharey
+
+    Raises ValueError for another number of axes, and for a size or a title of axes that are the caller's own.
+    """
+    if ax is not None:
+        given = [ax] if isinstance(ax, Axes) else list(np.ravel(np.asarray(ax, dtype=object)))
+        if len(given) != count or not all(isinstance(one, Axes) for one in given):
+            raise ValueError(
+                f"this figure has {count} panel{'s' * (count != 1)}, so ax must be {count} matplotlib axes, "
+                f"got {len(given)} of {type(given[0]).__name__ if given else 'nothing'}"
+            )
+        if not (width is height is title is None):
+            raise ValueError("axes of your own have their size and title; leave width, height and title out")
+        whole: Any = given[0].figure
+        return Sheet(whole, given, own=False, grows=False)
+    wide = natural[0] if width is None else width
+    # A narrow figure has smaller letters, and so can be lower too, but not by as much.
+    high = natural[1] * (wide / natural[0]) ** 0.6 if height is None else height
+    out = figure(wide, high, words if title is None else title)
+    columns = max(1, min(columns, count))
+    grid = out.subplots(-(-count // columns), columns, squeeze=False, **shared)
+    axes = list(grid.flat)
+    for spare in axes[count:]:
+        spare.remove()
+    return Sheet(out, axes[:count], own=True, grows=height is None)
+
+
+def legend(fig: Figure, handles: Sequence[Any], *, columns: int = 4, grow: bool = True) -> None:
+    """A legend under the figure, which grows to make room for it."""
+    if not handles:
+        return
+    size = points(matplotlib.rcParams["legend.fontsize"])
+    columns = next(n for n in range(min(columns, len(handles)), 0, -1) if n == 1 or fits_in(fig, handles, n, size))
+    rows = -(-len(handles) // columns)
+    if grow:
+        fig.set_figheight(fig.get_figheight() + 1.75 * size / 72 * rows + 0.05)
+    fig.legend(handles=handles, loc="outside lower center", ncols=columns)
+
+
+def fits_in(fig: Figure, handles: Sequence[Any], columns: int, size: float) -> bool:
+    """Whether a legend of so many columns is as narrow as the figure."""
+    rows = -(-len(handles) // columns)
+    widths = [max(len(h.get_label()) for h in handles[first : first + rows]) for first in range(0, len(handles), rows)]
+    # A handle, and what stands between columns, take as much as seven letters.
+    return sum(widths) + 7 * columns <= letters(fig.get_figwidth(), size)
+
+
+def handle(label: str, of: Look, note: str = "") -> Line2D:
+    drawn = Line2D(
+        [], [], color=of.color, marker=of.marker, linestyle=of.dashes, markeredgecolor=paper(), markeredgewidth=0.6
+    )
+    drawn.set_label(f"{short(label)}{note}")
+    drawn.set_gid(f"encoding-{of.place}")
+    return drawn
+
+
+def missing_handle(label: str) -> Line2D:
+    return Line2D([], [], linestyle="none", label=f"{short(label)}: {summary.NOT_LEARNED}")
+
+
+def mark_trained(ax: Axes, lengths: Iterable[float], *, horizontal: bool = False, above: bool = False) -> None:
+    """A dashed line where training ended, with its length in words."""
+    lengths = sorted(set(lengths))
+    for length in lengths:
+        words = f"trained to {summary.count(length)}"
+        if horizontal:
+            ax.axhline(length, color=ink(), linestyle=BROKEN, linewidth=1)
+            # Two lines may be so near that the words of the lower one find no room between them.
+            below = length < lengths[-1]
+            note(ax, words, (0.995, length), ("axes fraction", "data"), (0, -3 if below else 3), ha="right", top=below)
+        else:
+            ax.axvline(length, color=ink(), linestyle=BROKEN, linewidth=1)
+            if above:
+                note(ax, words, (length, 1.0), ("data", "axes fraction"), (0, 2), ha="center")
+            else:
+                note(ax, words, (length, 1.0), ("data", "axes fraction"), (4, 0), top=True)
+
+
+def note(
+    ax: Axes,
+    words: str,
+    where: tuple[float, float],
+    of: Any,
+    away: tuple[float, float],
+    *,
+    ha: str = "left",
+    top: bool = False,
+    **look: Any,
+) -> None:
+    """A few small words at a place of the axes, so many points away from it."""
+    look = {"ha": ha, "va": "top" if top else "bottom", "fontsize": "small", **look}
+    ax.annotate(words, where, xycoords=of, xytext=away, textcoords="offset points", **look)
+
+
+def nothing(ax: Axes, words: str) -> None:
+    ax.text(0.5, 0.5, words, transform=ax.transAxes, ha="center", va="center", color=soft())
+
+
+def plain_log(axis: Any) -> None:
+    """A log axis with plain numbers on it."""
+    low, high = axis.get_view_interval()
+    few = low > 0 and high / low < 40
+    axis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0) if few else (1.0,)))
+    axis.set_major_formatter(
+        FuncFormatter(lambda x, _: f"{x:g}" if x < 1e4 else f"{x:,.0f}" if x < 1e9 else f"{x:.0e}")
+    )
+    axis.set_minor_formatter(NullFormatter())
+
+
+def whole_ticks(ax: Axes, most: int) -> None:
+    """Few ticks at whole numbers on both axes, and no grid: for pictures of rows and columns."""
+    most = min(most, max(2, int(2.5 * min(ax.bbox.width, ax.bbox.height) / ax.figure.dpi)))
+    ax.xaxis.set_major_locator(MaxNLocator(most, integer=True))
+    ax.yaxis.set_major_locator(MaxNLocator(most, integer=True))
+    ax.grid(visible=False)
+
+
+def scale_bar(ax: Axes, low: float, high: float, colours: str, norm: Normalize | None = None, what: str = "") -> None:
+    """A narrow scale beside the axes. One small image: a colorbar would put 256 shapes into the page."""
+    box = width_of(ax)
+    bar = ax.inset_axes((1 + 0.08 / box, 0, 0.09 / box, 1))
+    steps = np.linspace(low, high, 128)[:, None]
+    bar.imshow(
+        steps, cmap=colours, norm=norm, origin="lower", aspect="auto", extent=(0, 1, low, high), interpolation="none"
+    )
+    bar.yaxis.tick_right()
+    bar.xaxis.set_major_locator(NullLocator())
+    bar.yaxis.set_major_locator(MaxNLocator(4))
+    bar.tick_params(labelsize="x-small", length=2)
+    bar.grid(visible=False)
+    if what:
+        bar.set_title(what, fontsize="x-small", pad=4, loc="center")
+    for spine in bar.spines.values():
+        spine.set_visible(False)

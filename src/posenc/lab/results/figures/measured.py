@@ -1,0 +1,436 @@
+"""Figures of what was measured: beyond the trained length, while learning, and without positions.
+
+Each takes a table of `posenc.lab.load`, of pandas or polars, with the rows that one wants to see, or a list of records.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLocator
+
+from posenc.foreign import near, quoted
+from posenc.lab.results import statistics, summary
+from posenc.lab.results.figures.layout import (
+    handle,
+    letters,
+    mark_trained,
+    missing_handle,
+    note,
+    nothing,
+    numbers,
+    plain_log,
+    sheet,
+    short,
+    width_of,
+)
+from posenc.lab.results.figures.style import BROKEN, NARROW, Look, ink, look, paper, soft, styled
+from posenc.lab.results.frames import Frame, records_of
+from posenc.lab.results.summary import Record, Result
+
+MOST_POINTS = 80
+"""Points of a curve at most: more cannot be seen, and make the page slow to open."""
+
+
+@styled
+def looks(records: Sequence[Record]) -> dict[str, Look]:
+    """Encoding -> its look, by order of appearance."""
+    return {label: look(place) for place, label in enumerate(summary.labels(records))}
+
+
+def task_among(records: Sequence[Record], task: str | None) -> str:
+    """The task that is meant. Raises ValueError for one that there is not, and where none of several is given."""
+    known = summary.tasks(records)
+    if task is None and len(known) == 1:
+        return known[0]
+    if task not in known:
+        asked = "no task is given" if task is None else f"no results of the task {quoted(task)}"
+        raise ValueError(f"{asked}; there are: {', '.join(known) or 'none at all'}{near(task, known)}")
+    return task
+
+
+def chosen(asked: str | Sequence[str] | None, known: Sequence[str], option: str) -> list[str]:
+    """The panels that are asked for, all of them where nothing is. Raises ValueError for one that there is not."""
+    names = list(known) if asked is None else [asked] if isinstance(asked, str) else list(asked)
+    wrong = [name for name in names if name not in known]
+    if wrong or not names:
+        raise ValueError(f"{option} must be among {', '.join(known)}; got {quoted(wrong[0] if wrong else names)}")
+    return names
+
+
+REACHES = {
+    "exact_match": ("exact match, %", "length, symbols"),
+    "perplexity_ratio": ("R: perplexity relative to trained length", "window length, bytes"),
+    "sliding_bits_per_byte": ("bits per byte, sliding windows", "window length, bytes"),
+}
+
+
+@styled
+def extrapolation(
+    data: Frame | Sequence[Record],
+    task: str | None = None,
+    *,
+    measure: str | Sequence[str] | None = None,
+    width: float | None = None,
+    height: float | None = None,
+    title: str | None = None,
+    ax: Axes | Sequence[Axes] | None = None,
+) -> Figure | None:
+    """What is left at lengths beyond the trained one: the median over the seeds that learned, with its interval.
+
+    data           posenc.lab.load(folder), or records
+    task           which task; the only one, if None
+    measure        a panel for each: exact_match, or for text perplexity_ratio and sliding_bits_per_byte (one of the
+                   two in a figure of less than 5 inches)
+    width, height  inches; letters and lines are smaller below 5 inches
+    title          its own words, or "" for none
+    ax             axes to draw into, one for each panel; then the lines carry their names for `ax.legend()`
+
+    Encodings that did not learn the task have no line. None where no lengths were measured.
+
+    Raises ValueError for a task or a measure that there is not, for a table without the columns, and for other axes.
+    """
+    records = records_of(data, "lengths")
+    task = task_among(records, task)
+    found = summary.results(records, task)
+    if not any(result.lengths() for result in found):
+        return None
+    text = any(result.is_text for result in found)
+    possible = ("perplexity_ratio", "sliding_bits_per_byte") if text else ("exact_match",)
+    if measure is None and width is not None and width < NARROW:
+        measure = possible[0]
+    shown = chosen(measure, possible, "measure")
+    on = sheet(
+        len(shown),
+        len(shown),
+        (9, 4.3),
+        f"{task}: beyond the trained length",
+        width=width,
+        height=height,
+        title=title,
+        ax=ax,
+    )
+    appearance, learned = looks(records), [result for result in found if result.learned]
+    for one, name in zip(on.axes, shown, strict=True):
+        curves_by_length(one, learned, appearance, name, 1.0 if text else 100.0, log=text)
+        ylabel, xlabel = REACHES[name]
+        one.set(xlabel=xlabel, ylabel=ylabel)
+        if name == "exact_match":
+            one.set_ylim(-4, 106)
+        if name == "perplexity_ratio":
+            fit_ratios(one, learned)
+        mark_trained(one, summary.trained_lengths(found), above=True)
+        if not learned:
+            nothing(one, "no encoding learned the task")
+    handles = [handle(r.label, appearance[r.label]) for r in learned]
+    on.legend(handles + [missing_handle(r.label) for r in found if not r.learned])
+    return on.figure
+
+
+def fit_ratios(ax: Axes, learned: Sequence[Result]) -> None:
+    """Ratios of perplexity from below 1 to the highest, on a logarithmic axis where they grow large."""
+    ratios = [s.high for r in learned for _, _, s in r.beyond("perplexity_ratio") if np.isfinite(s.high)]
+    top = max([1.5, *ratios])
+    ax.axhline(1, color=soft(), linewidth=1)
+    if top > 1.8:
+        ax.set_yscale("log")
+        plain_log(ax.yaxis)
+    ax.set_ylim(0.9, top * 1.15)
+
+
+def curves_by_length(
+    ax: Axes, found: Sequence[Result], appearance: dict[str, Look], measure: str, unit: float, log: bool = False
+) -> None:
+    lengths = sorted({length for result in found for length, _ in result.lengths()})
+    if not lengths:
+        return
+    factors = {length: factor for result in found for length, factor in result.lengths()}
+    trained = summary.trained_lengths(found)
+    scale: Callable[[Any], Any] = np.log2 if log else np.asarray
+    back: Callable[[Any], Any] = np.exp2 if log else np.asarray
+    gap = float(np.min(np.diff(scale(np.array(lengths, dtype=float))))) if len(lengths) > 1 else 1.0
+    for place, result in enumerate(found):
+        # Equal scores would hide each other: beyond the trained length, where the line of training would seem crossed,
+        # every encoding stands a little to the side of its length.
+        side = 0.0 if len(found) < 2 else gap * 0.36 * (place / (len(found) - 1) - 0.5)
+        known = [
+            (length, spread) for length, _ in result.lengths() if (spread := result.at(length, measure)) is not None
+        ]
+        if not known:
+            continue
+        x = np.array(
+            [float(back(scale(float(length)) + side * (length not in trained))) for length, _ in known], dtype=float
+        )
+        low, middle, high = (numbers([getattr(s, end) for _, s in known]) * unit for end in ("low", "median", "high"))
+        own = appearance[result.label]
+        group = f"encoding-{own.place}"
+        ax.vlines(x, low, high, color=own.color, linewidth=3, alpha=0.35, gid=group)
+        ax.plot(
+            x,
+            middle,
+            color=own.color,
+            marker=own.marker,
+            linestyle=own.dashes,
+            markeredgecolor=paper(),
+            markeredgewidth=0.6,
+            gid=group,
+            label=short(result.label),
+        )
+    if log:
+        ax.set_xscale("log", base=2)
+    ax.xaxis.set_major_locator(FixedLocator(lengths))
+    ax.xaxis.set_major_formatter(FixedFormatter(words_of_lengths(ax, lengths, factors, scale)))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.grid(axis="x", visible=False)
+
+
+def words_of_lengths(
+    ax: Axes, lengths: Sequence[float], factors: dict[float, float | None], scale: Callable[[Any], Any]
+) -> list[str]:
+    """What stands under each length: lengths that are close to each other keep their tick, and words those that fit."""
+    span = float(scale(lengths[-1]) - scale(lengths[0])) or 1.0
+    words, last = [], -np.inf
+    for length in lengths:
+        here, factor = float(scale(length)), factors.get(length)
+        shown = (summary.count(length), summary.times(factor) if factor else "")
+        fits = here - last > span * (max(map(len, shown)) + 1) / letters(width_of(ax), "small")
+        words.append("\n".join(shown) if fits else "")
+        last = here if fits else last
+    return words
+
+
+LEARNING = {"loss": 2, "score": 3}
+"""What learning is seen in, and the column of a curve that it stands in."""
+AGAINST = {"step": (0, "steps"), "cpu_s": (1, "CPU seconds")}
+
+
+@styled
+def learning(
+    data: Frame | Sequence[Record],
+    task: str | None = None,
+    *,
+    measure: str | Sequence[str] | None = None,
+    against: str | Sequence[str] | None = None,
+    width: float | None = None,
+    height: float | None = None,
+    title: str | None = None,
+    ax: Axes | Sequence[Axes] | None = None,
+) -> Figure | None:
+    """Loss and score against steps and CPU seconds: the median over seeds, and a band for its interval.
+
+    data           posenc.lab.load(folder, what="curve"), or records
+    task           which task; the only one, if None
+    measure        rows of panels: loss (nats), score (exact match, or for text bits per byte)
+    against        columns of panels: step, cpu_s (CPU seconds)
+    width, height  inches; below 5 inches it is the score against steps, unless others are asked for
+    title          its own words, or "" for none
+    ax             axes to draw into, one for each panel, row by row
+
+    None where no curve was kept.
+
+    Raises ValueError for a task, measure or abscissa that there is not, for a table without the columns, and for
+    other axes.
+    """
+    records = records_of(data, "curve")
+    task = task_among(records, task)
+    found = summary.results(records, task)
+    curves = {r.label: [points for run in r.runs if len(points := curve(run))] for r in found}
+    if not any(curves.values()):
+        return None
+    if width is not None and width < NARROW:
+        measure, against = measure or "score", against or "step"
+    measures, abscissas = chosen(measure, tuple(LEARNING), "measure"), chosen(against, tuple(AGAINST), "against")
+    text = any(result.is_text for result in found)
+    rows, columns = len(measures), len(abscissas)
+    shared = {} if ax is not None else {"sharex": "col", "sharey": "row"}
+    on = sheet(
+        rows * columns,
+        columns,
+        (9, 5.6 if rows > 1 else 4.0),
+        f"{task}: learning",
+        width=width,
+        height=height,
+        title=title,
+        ax=ax,
+        **shared,
+    )
+    appearance = looks(records)
+    for place, one in enumerate(on.axes):
+        row, column = divmod(place, columns)
+        y, (x, xlabel) = LEARNING[measures[row]], AGAINST[abscissas[column]]
+        unit = 100.0 if measures[row] == "score" and not text else 1.0
+        for label, runs in curves.items():
+            draw_curve(one, band_of(runs), x, y, unit, appearance[label], label)
+        if row == rows - 1:
+            one.set_xlabel(xlabel)
+        if column == 0:
+            score = "held-out bits per byte" if text else "held-out exact match, %"
+            one.set_ylabel("training loss, nats" if measures[row] == "loss" else score)
+        if measures[row] == "score" and not text:
+            one.set_ylim(-4, 106)
+            one.axhline(99, color=soft(), linewidth=0.9, linestyle=BROKEN)
+            if column == 0:
+                note(one, "99 %: learned", (0.005, 99), ("axes fraction", "data"), (2, 1))
+        losses = np.concatenate([points[:, 2] for runs in curves.values() for points in runs])
+        losses = losses[np.isfinite(losses)]
+        if measures[row] == "loss" and len(losses) and losses.min() > 0 and losses.max() / losses.min() > 20:
+            one.set_yscale("log")
+            plain_log(one.yaxis)
+    notes = {r.label: "" if r.learned else f" ({summary.NOT_LEARNED})" for r in found}
+    on.legend([handle(label, appearance[label], notes[label]) for label, runs in curves.items() if runs])
+    return on.figure
+
+
+def draw_curve(ax: Axes, band: list[np.ndarray], x: int, y: int, unit: float, own: Look, label: str) -> None:
+    low, middle, high = band
+    if not len(middle):
+        return
+    group = f"encoding-{own.place}"
+    if not np.array_equal(low, high):
+        ax.fill_between(
+            middle[:, x], low[:, y] * unit, high[:, y] * unit, color=own.color, alpha=0.18, linewidth=0, gid=group
+        )
+    every = max(1, len(middle) // 6)
+    ax.plot(
+        middle[:, x],
+        middle[:, y] * unit,
+        color=own.color,
+        marker=own.marker,
+        linestyle=own.dashes,
+        markevery=(own.place % every, every),
+        markeredgecolor=paper(),
+        markeredgewidth=0.5,
+        gid=group,
+        label=short(label),
+    )
+
+
+def curve(run: Record) -> np.ndarray:
+    """[points, 4]: step, CPU seconds, loss, score; thinned to a number that a reader can see."""
+    found = summary.get(run, "curve")
+    if not isinstance(found, list) or not found:
+        return np.empty((0, 4))
+    keys = ("step", "cpu_s", "loss", "score")
+    out = numbers(
+        [[np.nan if (x := summary.number(summary.get(p, key))) is None else x for key in keys] for p in found]
+    )
+    if len(out) > MOST_POINTS:
+        out = out[np.unique(np.linspace(0, len(out) - 1, MOST_POINTS).round().astype(int))]
+    return out
+
+
+def band_of(runs: list[np.ndarray]) -> list[np.ndarray]:
+    """The low end, the middle and the high end over runs [points, 4], at the steps that all of them have."""
+    if not runs:
+        return [np.empty((0, 4))] * 3
+    shared = functools.reduce(np.intersect1d, [points[:, 0] for points in runs])
+    if not len(shared):
+        return [np.empty((0, 4))] * 3
+    stacked = np.stack([points[np.searchsorted(points[:, 0], shared)] for points in runs], axis=-1)
+    spreads = [[statistics.spread(cell[~np.isnan(cell)].tolist()) for cell in row] for row in stacked]
+    return [
+        np.array([[np.nan if s is None else getattr(s, end) for s in row] for row in spreads])
+        for end in ("low", "median", "high")
+    ]
+
+
+ABLATIONS = {
+    "intact": "as trained",
+    "removed": "position removed",
+    "shuffled": "positions shuffled",
+    "shifted": "positions shifted",
+    "swapped": "two swapped",
+}
+
+
+@styled
+def ablation(
+    data: Frame | Sequence[Record],
+    task: str | None = None,
+    *,
+    kinds: Sequence[str] | None = None,
+    width: float | None = None,
+    height: float | None = None,
+    title: str | None = None,
+    ax: Axes | Sequence[Axes] | None = None,
+) -> Figure | None:
+    """What a trained model still does at its trained length when position is damaged. The tick is the intact score.
+
+    data           posenc.lab.load(folder, what="ablation"), or records
+    task           which task; the only one, if None
+    kinds          a panel for each: intact, removed, shuffled, shifted, swapped
+    width, height  inches
+    title          its own words, or "" for none
+    ax             axes to draw into, one for each panel
+
+    None where nothing was ablated.
+
+    Raises ValueError for a task or a kind that there is not, for a table without the columns, and for other axes.
+    """
+    records = records_of(data, "ablation")
+    task = task_among(records, task)
+    found = [
+        r
+        for r in summary.results(records, task)
+        if any(isinstance(summary.get(run, "ablation"), dict) for run in r.runs)
+    ]
+    if not found:
+        return None
+    shown = chosen(kinds, tuple(ABLATIONS), "kinds")
+    text = any(result.is_text for result in found)
+    unit = 1.0 if text else 100.0
+    on = sheet(
+        len(shown),
+        len(shown),
+        (9, 0.3 * len(found) + 1.35),
+        f"{task}: what the model loses without its positions",
+        width=width,
+        height=height,
+        title=title,
+        ax=ax,
+        **({} if ax is not None else {"sharex": True, "sharey": True}),
+    )
+    appearance, largest = looks(records), 0.0
+    # Narrow panels have titles of a word to a line, and labels that leave them room.
+    narrow = width_of(on.axes[0]) < 1.0
+    for one, kind in zip(on.axes, shown, strict=True):
+        one.set_title(ABLATIONS[kind].replace(" ", "\n") if narrow else ABLATIONS[kind], fontsize="small")
+        for row, result in enumerate(found):
+            largest = max(largest, draw_bar(one, row, result, kind, unit, appearance[result.label]))
+        one.grid(axis="y", visible=False)
+        one.tick_params(axis="y", length=0)
+        one.xaxis.set_major_locator(MaxNLocator(2 if narrow else 3))
+        one.set_ylim(len(found) - 0.4, -0.6)
+    for one in on.axes:
+        one.set_xlim(0, 105 if not text else (largest * 1.08 or 1))
+    on.axes[0].set_yticks(range(len(found)), [short(r.label, 14 if narrow else 26) for r in found])
+    on.share("bits per byte (lower is better)" if text else "exact match, %", "x")
+    return on.figure
+
+
+def draw_bar(ax: Axes, row: int, result: Result, kind: str, unit: float, own: Look) -> float:
+    """One encoding under one damage, as a bar, or why there is none; returns its length."""
+    spread, intact = result.spread("ablation", kind), result.spread("ablation", "intact")
+    if spread is None or not np.isfinite(spread.median):
+        why = summary.NOT_LEARNED if not result.learned else "cannot be done"
+        fits = len(why) < letters(width_of(ax), "x-small")
+        note(
+            ax,
+            why if fits else summary.NOTHING,
+            (0, row),
+            "data",
+            (3, 0),
+            fontsize="x-small",
+            color=soft(),
+            va="center",
+        )
+        return 0.0
+    ax.barh(row, spread.median * unit, height=0.68, color=own.color, gid=f"encoding-{own.place}")
+    if spread.low != spread.high and np.isfinite(spread.high):
+        ax.hlines(row, spread.low * unit, spread.high * unit, color=ink(), linewidth=1.4)
+    if intact is not None and np.isfinite(intact.median) and kind != "intact":
+        ax.vlines(intact.median * unit, row - 0.42, row + 0.42, color=ink(), linewidth=1)
+    return spread.median * unit

@@ -1,0 +1,202 @@
+"""The headline: how fast an encoding learns a task, and how far beyond the trained length it then carries."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from posenc.lab.results import summary
+from posenc.lab.results.figures.layout import handle, letters, note, numbers, plain_log, sheet, short, width_of
+from posenc.lab.results.figures.measured import chosen, looks, task_among
+from posenc.lab.results.figures.style import BROKEN, GRID, Look, ink, paper, soft, styled
+from posenc.lab.results.frames import Frame, records_of
+from posenc.lab.results.summary import Record, Result, Spread
+
+SPEEDS = {"cpu_s": ("cpu_seconds", "CPU seconds to 99 %"), "steps": ("steps", "steps to 99 %")}
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where one encoding stands on one task, as `summary.headline` has it: its time to 99 % and its reach."""
+
+    label: str
+    learned: int
+    seeds: int
+    time: Spread | None
+    reach: Spread | None
+
+
+def standings(rows: Sequence[summary.Headline], speed: str) -> list[Standing]:
+    """What the figure shows of one task. A reach below 1, of seeds that have not learned, is shown as 1."""
+    name, _ = SPEEDS[speed]
+
+    def at_least_1(reach: Spread | None) -> Spread | None:
+        ends = ("median", "low", "high")
+        return reach and replace(reach, **{end: max(getattr(reach, end), 1.0) for end in ends})
+
+    return [Standing(row.label, row.learned, row.seeds, getattr(row, name), at_least_1(row.reach)) for row in rows]
+
+
+@styled
+def headline(
+    data: Frame | Sequence[Record],
+    task: str | None = None,
+    *,
+    speed: str = "cpu_s",
+    width: float | None = None,
+    height: float | None = None,
+    title: str | None = None,
+    ax: Axes | Sequence[Axes] | None = None,
+) -> Figure | None:
+    """Learning speed against reach: quick encodings stand to the left, those that carry far at the top.
+
+    data           posenc.lab.load(folder), or records
+    task           one task; None draws a panel for each that has an answer to be right or wrong (text has none)
+    speed          cpu_s: CPU seconds to 99 % at the trained length; steps: training steps
+    width, height  inches
+    title          its own words, or "" for none
+    ax             axes to draw into, one for each panel
+
+    A mark stands at the medians, its bars are their intervals: of time over the seeds that learned, of reach over all
+    seeds, of which one that has not learned carries no further than trained. The reach is the multiple of
+    the trained length up to which at least 90 % of answers are right, of those that were tested; 1 is no further than
+    trained. Encodings of which no seed learned stand at the right edge; where some did not, their share is written
+    beside the mark.
+
+    None where no task was measured in this way.
+
+    Raises ValueError for a task or a speed that there is not, for a table without the columns, and for other axes.
+    """
+    records = records_of(data, "lengths")
+    (speed,) = chosen(speed, tuple(SPEEDS), "speed")
+    tasks = summary.tasks(records) if task is None else [task_among(records, task)]
+    shown = {name: found for name in tasks if tested_beyond(found := summary.results(records, name))}
+    if not shown:
+        return None
+    columns = len(shown) if width is None else max(1, min(len(shown), int(width / 1.5)))
+    columns = min(columns, 3)
+    rows = -(-len(shown) // columns)
+    on = sheet(
+        len(shown),
+        columns,
+        (max(5.2, 4.0 * columns), 3.6 * rows + 0.4),
+        "How fast it learns, and how far it carries",
+        width=width,
+        height=height,
+        title=title,
+        ax=ax,
+    )
+    appearance = looks(records)
+    for one, (name, found) in zip(on.axes, shown.items(), strict=True):
+        factors = sorted({1.0, *(factor for r in found for _, factor in r.lengths() if factor and factor > 1)})
+        of_task = [row for row in summary.headline(records) if row.task == name]
+        draw_standings(one, standings(of_task, speed), factors, appearance)
+        one.set_title(short(name, letters(width_of(one), "medium")))
+    for place, one in enumerate(on.axes):
+        if place % columns == 0 or not on.own:
+            one.set_ylabel("reach, trained lengths")
+        # A label of the whole figure would stand in the legend.
+        one.set_xlabel(SPEEDS[speed][1])
+    drawn = dict.fromkeys(r.label for found in shown.values() for r in found)
+    on.legend([handle(label, appearance[label]) for label in drawn])
+    return on.figure
+
+
+def tested_beyond(found: Sequence[Result]) -> bool:
+    """Whether answers were right or wrong at lengths past the trained one."""
+    return not any(r.is_text for r in found) and any(f and f > 1 for r in found for _, f in r.lengths())
+
+
+def draw_standings(ax: Axes, found: Sequence[Standing], factors: Sequence[float], appearance: dict[str, Look]) -> None:
+    known = [s for s in found if s.time is not None and s.reach is not None]
+    never = [s for s in found if not s.learned]
+    low, high = ends_of([s.time for s in known if s.time is not None])
+    # In the scales of the axes: the reach doubles from step to step, and so does the time.
+    top = np.log2(max(factors[-1], 1.2))
+    for place, s in enumerate(known):
+        assert s.time is not None and s.reach is not None
+        own = appearance[s.label]
+        group = f"encoding-{own.place}"
+        # Reaches are few, so many encodings share one: each stands a little above or below it.
+        aside = 2.0 ** (0.05 * top * (place / max(1, len(known) - 1) - 0.5))
+        x, y = s.time.median, s.reach.median * aside
+        ax.hlines(y, *numbers([s.time.low, s.time.high]), color=own.color, linewidth=1.6, alpha=0.6, gid=group)
+        ax.vlines(
+            x, *numbers([s.reach.low * aside, s.reach.high * aside]), color=own.color, linewidth=1.6, alpha=0.6,
+            gid=group,
+        )  # fmt: skip
+        ax.plot(
+            [x], [y], color=own.color, marker=own.marker, linestyle="none", markeredgecolor=paper(),
+            markeredgewidth=0.6, gid=group, label=short(s.label),
+        )  # fmt: skip
+        if s.learned < s.seeds:
+            note(ax, f"{s.learned} of {s.seeds}", (x, y), "data", (5, 3), fontsize="x-small", color=own.color)
+    ax.set_xscale("log")
+    ax.set_yscale("log", base=2)
+    right = edge_of(ax, low, high, never)
+    ax.set_xlim(low, right)
+    plain_log(ax.xaxis)
+    # The strip of those that have not learned is no time.
+    ticks = [x for x in ax.xaxis.get_major_locator()() if low <= x <= high]
+    ax.xaxis.set_major_locator(FixedLocator(apart(ticks, np.log2(right / low) * 0.3 / width_of(ax))))
+    ax.set_ylim(2 ** (-0.09 * top), 2 ** (1.14 * top))
+    ax.yaxis.set_major_locator(FixedLocator(apart(factors, 1.2 * top * 0.16 * ax.figure.dpi / ax.bbox.height)))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: summary.times(y)))
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_minor_locator(NullLocator())
+    ax.axhline(factors[-1], color=soft(), linestyle=BROKEN, linewidth=0.9)
+    where = (0.01, factors[-1])
+    note(ax, "longest tested", where, ("axes fraction", "data"), (0, 3), fontsize="x-small", color=soft())
+    draw_never(ax, never, high, right, appearance)
+
+
+def ends_of(times: Sequence[Spread]) -> tuple[float, float]:
+    """The times that the axis shows, with some room around them."""
+    ends = numbers([end for s in times for end in (s.low, s.high) if end > 0])
+    ends = ends[np.isfinite(ends)]
+    if not len(ends):
+        return 1.0, 10.0
+    room = max(1.15, (ends.max() / ends.min()) ** 0.12)
+    return float(ends.min() / room), float(ends.max() * room)
+
+
+def apart(ticks: Sequence[float], least: float) -> list[float]:
+    """The ticks that stand so many doublings apart, so that their words have room; the first and the last always do."""
+    kept = list(ticks[:1])
+    for tick in ticks[1:-1]:
+        if min(np.log2(tick / kept[-1]), np.log2(ticks[-1] / tick)) >= least:
+            kept.append(tick)
+    return [*kept, *ticks[1:][-1:]]
+
+
+def shares(ax: Axes, never: Sequence[Standing]) -> list[str]:
+    """What is said of each that has not learned, on two lines where there is little room."""
+    return [f"0 of {s.seeds}{' ' if width_of(ax) > 1.8 else chr(10)}learned" for s in never]
+
+
+def edge_of(ax: Axes, low: float, high: float, never: Sequence[Standing]) -> float:
+    """Where the axis ends: behind a strip for those that have not learned, wide enough for its words."""
+    if not never:
+        return high
+    longest = max(len(line) for words in shares(ax, never) for line in words.split("\n"))
+    share = min(0.5, (longest + 4) / letters(width_of(ax), "x-small"))
+    return high * (high / low) ** (share / (1 - share))
+
+
+def draw_never(ax: Axes, never: Sequence[Standing], high: float, right: float, appearance: dict[str, Look]) -> None:
+    if not never:
+        return
+    ax.axvspan(high, right, color=GRID, alpha=0.45, linewidth=0)
+    x = high * (right / high) ** 0.12
+    across = ax.get_xaxis_transform()
+    for place, (s, words) in enumerate(zip(never, shares(ax, never), strict=True)):
+        own, y = appearance[s.label], 0.9 - 0.8 * (place + 0.5) / len(never)
+        group = f"encoding-{own.place}"
+        ax.plot(
+            [x], [y], color=own.color, marker=own.marker, linestyle="none", markerfacecolor=paper(), gid=group,
+            transform=across, label=short(s.label),
+        )  # fmt: skip
+        note(ax, words, (x, y), across, (5, 0), fontsize="x-small", va="center", color=ink())

@@ -1,0 +1,350 @@
+"""Which encoding is ahead of which, and how far each carries: every order in words comes from `compare`.
+
+Pairs of runs with one seed are compared, because they share their data and first weights, and only where both learned:
+a run that did not says nothing about lengths and speed. It counts, as a failure, in how many seeds carry to a length.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median_low
+
+from posenc.lab.results import statistics
+from posenc.lab.results.statistics import Comparison, Spread
+from posenc.lab.results.summary.runs import Record, Result, entries, get, number, results, sequences
+from posenc.lab.results.summary.words import ask, bits, listed, name, names_of, percent, times
+
+# What the words mean. Exact match at a length:
+CARRIES = 0.90
+FALLS_APART = 0.10
+# Perplexity at k times the trained length over perplexity at the trained length, R(k):
+FLAT = 1.05
+EXPLODES = 1.5
+# Differences of means up to these are not worth a claim; CPU time of one run varies by about as much.
+SAME_TIME = 1.10
+SAME_BITS = 0.01
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number of a run by which encodings are compared.
+
+    words      what it is called
+    of         the number of one run; None where it was not measured
+    amount     how a difference is said
+    higher     whether more is better
+    ratio      whether differences are ratios
+    least      a difference up to this is called none (of a ratio: its logarithm)
+    variance   of the number within its run
+    """
+
+    words: str
+    of: Callable[[Record], float | None]
+    amount: Callable[[float], str]
+    higher: bool = True
+    ratio: bool = False
+    least: float = 0.0
+    variance: Callable[[Record], float] | None = None
+
+    def score(self, run: Record) -> float | None:
+        """The number of a run so that higher is better and differences are sums."""
+        value = self.of(run)
+        if value is None or not math.isfinite(value) or (self.ratio and value <= 0):
+            return None
+        value = math.log(value) if self.ratio else value
+        return value if self.higher else -value
+
+
+def entry_at(run: Record, factor: float) -> dict[str, object]:
+    return next((entry for entry in entries(run) if number(get(entry, "factor")) == factor), {})
+
+
+def exact_match_at(factor: float) -> Measure:
+    def of(run: Record) -> float | None:
+        return number(get(entry_at(run, factor), "exact_match"))
+
+    def variance(run: Record) -> float:
+        return statistics.share_variance(of(run) or 0.0, sequences([entry_at(run, factor)]))
+
+    return Measure(f"exact match at {times(factor)}", of, lambda x: f"{percent(x)} points", variance=variance)
+
+
+def growth_at(factor: float) -> Measure:
+    """R(k)."""
+    return Measure(
+        f"R({times(factor)[:-1]})",
+        lambda run: number(get(entry_at(run, factor), "perplexity_ratio")),
+        lambda x: times(math.exp(x)),
+        higher=False,
+        ratio=True,
+    )
+
+
+CPU_SECONDS = Measure(
+    "CPU seconds to 99 %",
+    lambda run: number(get(run, "cpu_s_to_learned")),
+    lambda x: times(math.exp(x)),
+    higher=False,
+    ratio=True,
+    least=math.log(SAME_TIME),
+)
+BITS = Measure(
+    "bits per byte",
+    lambda run: number(get(run, "in_distribution", "bits_per_byte")),
+    bits,
+    higher=False,
+    least=SAME_BITS,
+)
+
+
+def reach_by(run: Record, measure: str, holds: Callable[[float], bool]) -> float | None:
+    """The multiple of the trained length up to which a measure of one run holds at every tested length.
+
+    1 where it holds no further, 0 where the run has not learned; None where no longer length was measured.
+    """
+    scores = sorted(
+        (factor, score)
+        for entry in entries(run)
+        if (factor := number(get(entry, "factor"))) and factor > 1
+        if (score := number(get(entry, measure))) is not None
+    )
+    if not scores:
+        return None
+    if run.get("learned") is not True:
+        return 0.0
+    reached = 1.0
+    for factor, score in scores:
+        if not holds(score):
+            break
+        reached = factor
+    return reached
+
+
+def reach_of(run: Record) -> float | None:
+    """The multiple of the trained length up to which one run carries, by exact match; as `reach_by`."""
+    return reach_by(run, "exact_match", lambda score: score >= CARRIES)
+
+
+REACH = Measure("reach", reach_of, times)
+
+
+def compare(found: Sequence[Result], measure: Measure) -> Comparison:
+    """All pairs of encodings of one task in one measure, on the seeds where both learned."""
+    scores: dict[str, dict[object, float]] = {}
+    variances: dict[str, dict[object, float]] = {}
+    for result in found:
+        for run in result.learned:
+            seed, score = get(run, "experiment", "seed"), measure.score(run)
+            if seed is not None and score is not None:
+                scores.setdefault(result.label, {})[seed] = score
+                if measure.variance:
+                    variances.setdefault(result.label, {})[seed] = measure.variance(run)
+    return statistics.compare(scores, variances or None, measure.least)
+
+
+def ahead(found: Sequence[Result], measure: Measure) -> list[Result]:
+    """Those of which each is ahead of all others; often nobody."""
+    first = compare(found, measure).first()
+    return [result for result in found if result.label in first]
+
+
+def order(found: Sequence[Result], measure: Measure) -> str:
+    """A sentence on who is ahead of whom; empty where too few seeds were there to compare."""
+    comparison = compare(found, measure)
+    if not comparison.differences:
+        return ""
+    by_label = {result.label: result for result in found}
+    if first := [by_label[label] for label in comparison.first()]:
+        return f"In {measure.words}, {names_of(first)} {ask('are', first)} ahead of all others."
+    won = {label: above for label in comparison.unbeaten() if (above := comparison.above(label))}
+    if not won:
+        return f"In {measure.words}, the seeds tell nobody apart."
+    clauses = [f"{name(label)} is ahead of {names_of([by_label[x] for x in above])}" for label, above in won.items()]
+    return f"In {measure.words}, {'; '.join(clauses)}."
+
+
+def unseen(found: Sequence[Result], measures: Sequence[Measure]) -> str:
+    """A sentence on the differences that so few seeds would not show."""
+    parts, seeds = [], []
+    for measure in measures:
+        comparison = compare(found, measure)
+        if not comparison.unseen:
+            continue
+        seeds += [difference.seeds for difference in comparison.differences]
+        any_at_all = measure.variance is not None and comparison.unseen >= 1
+        amount = "any" if any_at_all else f"below {measure.amount(comparison.unseen)}"
+        parts.append(f"{amount} in {measure.words}")
+    if not parts:
+        return ""
+    fewest = "" if min(seeds) == max(seeds) else ", the fewest of a pair,"
+    return f"With {min(seeds)} seeds{fewest} these differences would go unseen: {listed(parts)}."
+
+
+@dataclass(frozen=True)
+class Carried:
+    """How many seeds carry to a length: they learned, and are right in at least 90 % there and at all lengths before.
+
+    length, factor   the length, and the multiple of the trained one
+    count, of        so many seeds of so many; those that did not learn are among them
+    low, high        the 95 % interval of that share
+    """
+
+    length: float
+    factor: float
+    count: int
+    of: int
+    low: float
+    high: float
+
+
+def carried(result: Result) -> list[Carried]:
+    """At each measured length beyond the trained one, the shortest first."""
+    reached = [x for x in map(reach_of, result.runs) if x is not None]
+    found = []
+    for length, factor in result.lengths():
+        if factor and factor > 1 and reached:
+            carrying = sum(x >= factor for x in reached)
+            interval = statistics.share_interval(carrying / len(reached), len(reached))
+            found.append(Carried(length, factor, carrying, len(reached), *interval))
+    return found
+
+
+def reaches(result: Result) -> Spread | None:
+    """The multiple of the trained length to which more than half of the seeds carry, and its interval; see reach_of."""
+    reached = [x for x in map(reach_of, result.runs) if x is not None]
+    return statistics.spread(reached, middle=median_low)
+
+
+def reach(result: Result) -> Carried | None:
+    """The longest length to which more than half of all seeds carry, if that is past the trained one."""
+    return next((at for at in reversed(carried(result)) if 2 * at.count > at.of), None)
+
+
+def falls_apart(result: Result) -> tuple[float, float, Spread] | None:
+    """The first (length, factor, exact match) past the trained length at which next to nothing is right."""
+    return next((x for x in result.beyond("exact_match") if x[2].median < FALLS_APART), None)
+
+
+def explodes(result: Result) -> tuple[float, float, Spread] | None:
+    """The first (length, factor, R) at which perplexity has risen by half."""
+    return next((x for x in result.beyond("perplexity_ratio") if x[2].median >= EXPLODES), None)
+
+
+def stays_flat(result: Result) -> bool:
+    ratios = result.beyond("perplexity_ratio")
+    return bool(ratios) and all(spread.median <= FLAT for _, _, spread in ratios)
+
+
+def carrying(found: Sequence[Result]) -> list[tuple[float, list[Result]]]:
+    """(length, those that carry to it and no further), the longest first; nobody who does not carry beyond training."""
+    groups: dict[float, list[Result]] = {}
+    for result in found:
+        if (at := reach(result)) is not None:
+            groups.setdefault(at.length, []).append(result)
+    return sorted(groups.items(), reverse=True)
+
+
+def furthest(found: Sequence[Result]) -> list[Result]:
+    """Those that carry to the greatest length, if they are ahead of all others in reach."""
+    first, groups = ahead(found, REACH), carrying(found)
+    return first if groups and {r.label for r in first} == {r.label for r in groups[0][1]} else []
+
+
+def longest_factor(found: Sequence[Result], measure: str) -> float | None:
+    """The greatest multiple of the trained length at which a measure is known."""
+    return max((factor for result in found for _, factor, _ in result.beyond(measure)), default=None)
+
+
+@dataclass(frozen=True)
+class Headline:
+    """What one encoding does on one task, in few numbers.
+
+    seeds, learned   how many runs, and how many of them learned; the other numbers say how they count the rest
+    cpu_seconds, steps   to 99 %, over the runs that learned; None for text, and where none did
+    reach            the multiple of the trained length to which more than half of all seeds carry; a run that carries
+                     no further is 1, one that has not learned 0. None for text, and without longer lengths
+    carried          how many of all seeds carry to each longer length, and the interval of that share
+    """
+
+    task: str
+    label: str
+    seeds: int
+    learned: int
+    cpu_seconds: Spread | None
+    steps: Spread | None
+    reach: Spread | None
+    carried: tuple[Carried, ...]
+
+
+def headline(records: Sequence[Record]) -> list[Headline]:
+    """Learning speed and reach of each encoding on each task, in order of appearance."""
+    return [
+        Headline(
+            task=result.task,
+            label=result.label,
+            seeds=len(result.runs),
+            learned=len(result.learned),
+            cpu_seconds=result.spread("cpu_s_to_learned"),
+            steps=result.spread("steps_to_learned"),
+            reach=reaches(result),
+            carried=tuple(carried(result)),
+        )
+        for result in results(records)
+    ]
+
+
+@dataclass(frozen=True)
+class Wanting:
+    """An encoding that wants more seeds on a task.
+
+    seeds        how many runs there are, and how many of them learned
+    length       where exact match is known least surely; None where there are too few seeds to say
+    half_width   how far its interval goes there, on the wider side
+    """
+
+    task: str
+    label: str
+    seeds: int
+    learned: int
+    length: float | None
+    half_width: float | None
+
+
+def enough(records: Sequence[Record], width: float) -> list[Wanting]:
+    """The encodings and tasks that want more seeds; an empty list says that there are enough.
+
+    There are when the 95 % interval of exact match goes at most `width` (0 to 1) from its median on either side, at
+    every length and over the seeds that learned, as the table shows it. Fewer than 6 seeds that learned have no such
+    interval. An encoding that learned with none of 6 wants no more: there is no number to be sure of. Text neither: it
+    has no exact match.
+
+    A score with two humps may ask for very many seeds; whoever adds them needs a limit of their own.
+
+    Raises ValueError for a width that no number of seeds can reach: all of them answer the same held-out sequences.
+    """
+    found = [result for result in results(records) if not result.is_text]
+    least = max((wider(statistics.share_interval(0.5, sequences(entries(run))), 0.5) for run in records), default=0.0)
+    if not least < width < 1:
+        raise ValueError(
+            f"the width has to lie between {least:.3f}, the error of the held-out sequences of one run, which no seed "
+            f"makes smaller, and 1; got {width}"
+        )
+    wanting = []
+    for result in found:
+        seeds, learned = len(result.runs), len(result.learned)
+        widths = [
+            (wider((at.low, at.high), at.median), length)
+            for length, _ in result.lengths()
+            if (at := result.at(length, "exact_match")) is not None
+        ]
+        if learned >= statistics.FEWEST_FOR_95:
+            half_width, length = max(widths, default=(0.0, None))
+            if half_width > width:
+                wanting.append(Wanting(result.task, result.label, seeds, learned, length, half_width))
+        elif learned or seeds < statistics.FEWEST_FOR_95:
+            wanting.append(Wanting(result.task, result.label, seeds, learned, None, None))
+    return wanting
+
+
+def wider(interval: tuple[float, float], middle: float) -> float:
+    return max(middle - interval[0], interval[1] - middle)

@@ -1,0 +1,206 @@
+"""The runs of a comparison put together: one result for each encoding and task, over its seeds."""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from posenc.lab.results import statistics
+from posenc.lab.results.statistics import Spread
+
+Record: TypeAlias = dict[str, Any]
+
+NOT_LEARNED = "not learned"
+SEQUENCES = 512
+"""Held-out sequences behind an exact match of a record that does not say how many there were."""
+
+
+def get(record: Any, *path: str) -> Any:
+    """What stands at a path of keys, or None where the record does not have it."""
+    for key in path:
+        record = record.get(key) if isinstance(record, dict) else None
+    return record
+
+
+def number(value: Any) -> float | None:
+    """The value as a float; None for what is not a number, NaN included: a score that failed is no score."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+        return None
+    return float(value)
+
+
+def over_seeds(values: Iterable[Any], *, sequences: int | None = None) -> Spread | None:
+    """The spread of those values that are numbers, or None if there are none."""
+    known = [x for x in map(number, values) if x is not None]
+    shares = all(0 <= x <= 1 for x in known)
+    return statistics.spread(known, sequences=sequences if shares else None)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One encoding on one task: its runs, one for each seed."""
+
+    label: str
+    task: str
+    runs: list[Record]
+
+    @property
+    def learned(self) -> list[Record]:
+        """The runs that passed the gate; only these may speak about lengths and speed."""
+        return [run for run in self.runs if run.get("learned") is True]
+
+    @property
+    def is_text(self) -> bool:
+        return any(is_text(run) for run in self.runs)
+
+    @property
+    def trained_length(self) -> float | None:
+        return next((x for x in map(trained_length, self.runs) if x is not None), None)
+
+    def spread(self, *path: str) -> Spread | None:
+        """Over the runs that learned."""
+        return over_seeds(get(run, *path) for run in self.learned)
+
+    def spread_of_all(self, *path: str) -> Spread | None:
+        return over_seeds(get(run, *path) for run in self.runs)
+
+    def in_range(self) -> Spread | None:
+        """Exact match at the trained length, which the gate looks at: over all runs."""
+        scores = [get(run, "in_distribution", "exact_match") for run in self.runs]
+        return over_seeds(scores, sequences=sequences(e for run in self.runs for e in entries(run)[:1]))
+
+    def lengths(self) -> list[tuple[float, float | None]]:
+        """Every measured (length, factor of the trained length), shortest first."""
+        found: dict[float, float | None] = {}
+        for run in self.runs:
+            for entry in entries(run):
+                found.setdefault(entry["length"], number(get(entry, "factor")))
+        return sorted(found.items())
+
+    def at(self, length: float, measure: str) -> Spread | None:
+        """One measure at one length, over the runs that learned."""
+        found = [entry for run in self.learned for entry in entries(run) if entry["length"] == length]
+        within = sequences(found) if measure == "exact_match" else None
+        return over_seeds((get(entry, measure) for entry in found), sequences=within)
+
+    def beyond(self, measure: str) -> list[tuple[float, float, Spread]]:
+        """(length, factor, spread) at every length longer than trained at which the measure is known."""
+        found = [
+            (length, factor, self.at(length, measure)) for length, factor in self.lengths() if factor and factor > 1
+        ]
+        return [(length, factor, spread) for length, factor, spread in found if spread is not None]
+
+    def seeds(self) -> str:
+        """How many learned, in words, where that needs saying."""
+        if len(self.learned) == len(self.runs):
+            return ""
+        return f"{len(self.learned)} of {len(self.runs)} learned" if self.learned else NOT_LEARNED
+
+
+def entries(run: Record) -> list[dict[str, Any]]:
+    """The length entries that have a length."""
+    found = get(run, "lengths")
+    return [e for e in found if number(get(e, "length")) is not None] if isinstance(found, list) else []
+
+
+def sequences(found: Iterable[dict[str, Any]]) -> int:
+    """How many held-out sequences stand behind the exact match of length entries; the fewest, where they differ."""
+    given = [x for entry in found if (x := number(get(entry, "sequences"))) is not None and x >= 1]
+    return int(min(given, default=SEQUENCES))
+
+
+def trained_length(run: Record) -> float | None:
+    given = number(get(run, "experiment", "train_length"))
+    return given if given is not None else next((number(e["length"]) for e in entries(run)), None)
+
+
+def trained_tokens(run: Record) -> float | None:
+    """How many positions training has shown: the tokens of the longest sequence, of which an item may take several."""
+    given = number(get(run, "trained_tokens"))
+    return given if given is not None else trained_length(run)
+
+
+def is_text(run: Record) -> bool:
+    """Whether the run is measured in bits per byte, where lower is better, and not in exact match."""
+    return number(get(run, "in_distribution", "exact_match")) is None and get(run, "text") is not None
+
+
+def shown_positions(found: Sequence[Result]) -> list[float]:
+    """How many positions training has shown, one number for each task."""
+    return sorted({x for result in found for run in result.runs if (x := trained_tokens(run)) is not None})
+
+
+def trained_lengths(found: Sequence[Result]) -> list[float]:
+    return sorted({x for result in found if (x := result.trained_length) is not None})
+
+
+def spec_of(run: Record) -> str:
+    spec = get(run, "experiment", "spec") or get(run, "encoding") or "unnamed"
+    # Specs that are cycled over the layers.
+    return " / ".join(map(str, spec)) if isinstance(spec, (list, tuple)) else str(spec)
+
+
+def task_of(run: Record) -> str:
+    return str(get(run, "experiment", "task") or "unnamed task")
+
+
+def distinct(records: Sequence[Record]) -> list[Record]:
+    """The records, a later one with the same key taking the place of an earlier one."""
+    kept: dict[Any, Record] = {}
+    for place, record in enumerate(records):
+        kept[get(record, "key") or place] = record
+    return list(kept.values())
+
+
+def labelled(records: Sequence[Record]) -> list[tuple[str, Record]]:
+    """Each record with the name that it goes by: its spec, and the settings in which its runs on a task differ."""
+    records = distinct(records)
+
+    def settings(run: Record) -> dict[str, Any]:
+        experiment = get(run, "experiment") or {}
+        return {k: v for k, v in experiment.items() if k not in ("spec", "task", "seed")}
+
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for run in records:
+        groups.setdefault((spec_of(run), task_of(run)), []).append(run)
+    differ: dict[str, list[str]] = {}
+    for (spec, _), runs in groups.items():
+        for name in dict.fromkeys(name for run in runs for name in settings(run)):
+            if len({json.dumps(settings(run).get(name), default=str) for run in runs}) > 1:
+                names = differ.setdefault(spec, [])
+                names.extend([name] if name not in names else [])
+    out = []
+    for run in records:
+        spec = spec_of(run)
+        given = {name: settings(run).get(name) for name in differ.get(spec, [])}
+        extra = ", ".join(f"{name}={value}" for name, value in given.items() if value is not None)
+        out.append((f"{spec} [{extra}]" if extra else spec, run))
+    return out
+
+
+def labels(records: Sequence[Record]) -> list[str]:
+    """The names of all encodings, in order of appearance."""
+    return list(dict.fromkeys(label for label, _ in labelled(records)))
+
+
+def tasks(records: Sequence[Record]) -> list[str]:
+    """The tasks, in order of appearance."""
+    return list(dict.fromkeys(task_of(run) for run in records))
+
+
+def results(records: Sequence[Record], task: str | None = None) -> list[Result]:
+    """One result for each encoding and task, in order of appearance."""
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for label, run in labelled(records):
+        if task is None or task_of(run) == task:
+            groups.setdefault((task_of(run), label), []).append(run)
+    order = tasks(records)
+    return [
+        Result(label, name, runs) for (name, label), runs in sorted(groups.items(), key=lambda x: order.index(x[0][0]))
+    ]
+
+
+def need_records(records: Sequence[Record]) -> None:
+    if not records:
+        raise ValueError("there are no records to report on: the list is empty; run a comparison first")

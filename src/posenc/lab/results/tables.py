@@ -1,0 +1,180 @@
+"""Results as files of tables: the tidy rows for programs, the comparison of each task for a paper or a page."""
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from posenc.foreign import one_line, quoted
+from posenc.foreign.text import markdown, markdown_code
+from posenc.lab import store
+from posenc.lab.results import frames, summary
+from posenc.lab.results.summary import Cell, Column, Record
+
+
+def write(records: Sequence[Record], path: Path | str) -> Path:
+    """Write what records say into a file, whole or not at all; the ending of its name chooses the form.
+
+    .csv, .parquet, .jsonl   the tidy rows of `posenc.lab.load`: one for each run and tested length
+    .tex, .md                for each task the comparison: a row for each encoding, with intervals
+
+    Raises ValueError for another ending; ModuleNotFoundError, which says what to install, where pyarrow is missing for
+    Parquet; CannotWrite.
+    """
+    path = Path(path)
+    return store.write(path, form_of(path)(records))
+
+
+def form_of(path: Path | str) -> Callable[[Sequence[Record]], bytes]:
+    """What makes the file of this name. Raises ValueError for an ending that is not known, ModuleNotFoundError."""
+    ending = Path(path).suffix.lower()
+    if ending not in FORMS:
+        raise ValueError(f"a table is written as {', '.join(FORMS)}; got {quoted(Path(path).name)}")
+    if ending == ".parquet":
+        frames.needed("pyarrow", "frames")
+    return FORMS[ending]
+
+
+def as_csv(records: Sequence[Record]) -> bytes:
+    """Rows under their names; what is not known is empty."""
+    found, out = frames.rows(records, "lengths"), io.StringIO()
+    writer = csv.DictWriter(out, list(found[0]) if found else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(found)
+    return out.getvalue().encode(errors="replace")
+
+
+def as_jsonl(records: Sequence[Record]) -> bytes:
+    """One row a line; null for what is not known, and for NaN and infinities, which JSON does not have."""
+    lines = []
+    for row in frames.rows(records, "lengths"):
+        known = {name: None if isinstance(x, float) and not math.isfinite(x) else x for name, x in row.items()}
+        lines.append(json.dumps(known, allow_nan=False))
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def as_parquet(records: Sequence[Record]) -> bytes:
+    arrow = frames.needed("pyarrow", "frames")
+    parquet = frames.needed("pyarrow.parquet", "frames")
+    found = frames.rows(records, "lengths")
+    columns = {name: arrow.array([row[name] for row in found]) for name in (found[0] if found else [])}
+    # A column of which nothing is known holds floats, as in pandas and polars.
+    columns = {n: c.cast(arrow.float64()) if c.null_count == len(c) else c for n, c in columns.items()}
+    out = io.BytesIO()
+    parquet.write_table(arrow.table(columns), out)
+    return out.getvalue()
+
+
+def as_latex(records: Sequence[Record]) -> bytes:
+    """A table environment for each task, made for the package booktabs."""
+    parts = ["% Needs \\usepackage{booktabs}."]
+    for task in summary.tasks(records):
+        columns, lines = summary.task_table(records, task)
+        parts.append(latex_table(task, columns, [cells for _, cells in lines]))
+    return ("\n\n".join(parts) + "\n").encode()
+
+
+def latex_table(task: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> str:
+    runs = runs_of([column.group for column in columns])
+    over = " & ".join(latex(name) if n == 1 else rf"\multicolumn{{{n}}}{{c}}{{{latex(name)}}}" for name, n in runs)
+    rules, first = [], 1
+    for name, n in runs:
+        if name:
+            rules.append(rf"\cmidrule(lr){{{first}-{first + n - 1}}}")
+        first += n
+    label = re.sub(r"[^A-Za-z0-9]+", "-", task).strip("-")
+    lines = [
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{latex(task)}: medians over the seeds that learned; behind them, the spread over seeds.}}",
+        rf"\label{{tab:{label}}}",
+        rf"\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}",
+        r"\toprule",
+        *([rf"{over} \\", " ".join(rules)] if rules else []),
+        rf"{' & '.join(latex(column.heading) for column in columns)} \\",
+        r"\midrule",
+        *(latex_row(row) for row in rows),
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines)
+
+
+def latex_row(row: Sequence[Cell]) -> str:
+    name, *cells = row
+    return rf"\texttt{{{latex(name.text)}}} & {' & '.join(map(latex_cell, cells))} \\"
+
+
+def latex_cell(cell: Cell) -> str:
+    """The number, and its interval or note in smaller letters."""
+    return latex(cell.text) + (
+        rf" {{\scriptsize ({latex(cell.detail.replace('..', EN_DASH))})}}" if cell.detail else ""
+    )
+
+
+EN_DASH = "\N{EN DASH}"
+
+LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "…": r"\ldots{}",
+    "∞": r"$\infty$",
+    EN_DASH: "--",
+    # A quote in typewriter letters would become another one.
+    "'": r"\textquotesingle{}",
+    **{letter: rf"\{letter}" for letter in "&%$#_{}"},
+}
+
+
+def latex(text: str) -> str:
+    """The text as LaTeX sets it letter by letter, on one line.
+
+    >>> latex("t5_bias & 50 %")
+    't5\\\\_bias \\\\& 50 \\\\%'
+    """
+    return "".join(LATEX.get(letter, letter) for letter in one_line(text))
+
+
+def runs_of(names: Iterable[str]) -> list[tuple[str, int]]:
+    """Neighbours of one name with how many they are; those without a name stand alone."""
+    found: list[tuple[str, int]] = []
+    for name in names:
+        if found and name and found[-1][0] == name:
+            found[-1] = name, found[-1][1] + 1
+        else:
+            found.append((name, 1))
+    return found
+
+
+def in_markdown(records: Sequence[Record]) -> bytes:
+    """A heading and a table for each task."""
+    parts = []
+    for task in summary.tasks(records):
+        headings, lines = summary.table(records, task)
+        cells = [[markdown_code(line[0]).replace("|", r"\|"), *map(markdown, line[1:])] for line in lines]
+        parts += [f"## {markdown(task)}", as_markdown(list(map(markdown, headings)), cells)]
+    return ("\n\n".join(parts) + "\n").encode()
+
+
+def as_markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown, of cells that are Markdown already: words to the left, and all others to the right."""
+    lines: list[Any] = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+FORMS: dict[str, Callable[[Sequence[Record]], bytes]] = {
+    ".csv": as_csv,
+    ".parquet": as_parquet,
+    ".jsonl": as_jsonl,
+    ".tex": as_latex,
+    ".md": in_markdown,
+}

@@ -1,0 +1,1 @@
+"""One run, from what was asked to what it leaves behind: training, checkpoints, records, settings."""

@@ -1,0 +1,1 @@
+"""Many runs: on all cores, and until the question is answered."""
