@@ -22,8 +22,7 @@ from forked import Forked
 
 import posenc.__main__ as main
 from posenc import __version__, catalogue, cli
-from posenc.lab import store
-from posenc.lab.experiments import recipes
+from posenc.lab import ENCODINGS, store
 from posenc.lab.experiments.experiment import Experiment
 from posenc.lab.results import drawer
 from posenc.lab.runs import record
@@ -193,7 +192,7 @@ def test_the_example_of_a_verb_is_a_command_that_it_understands(verb: str, posen
 
 
 def test_the_default_encodings_are_those_of_the_laboratory() -> None:
-    assert cli.ENCODINGS == recipes.ENCODINGS
+    assert cli.parse(["compare"]).encodings == cli.parse(["order"]).specs == ENCODINGS
 
 
 def test_help_comes_without_torch() -> None:

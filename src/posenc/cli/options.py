@@ -1,0 +1,74 @@
+"""What several verbs take: how an option without a value is written, and the settings of a run."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import arg
+
+Whole = Annotated[int | None, arg(metavar="INT", help_behavior_hint="(optional)")]
+Number = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="(optional)")]
+Word = Annotated[str | None, arg(metavar="STR", help_behavior_hint="(optional)")]
+Folder = Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="(optional)")]
+
+
+@dataclass(kw_only=True)
+class OfExperiment:
+    """The settings of a run, as in posenc.lab.experiments.experiment.Experiment; what is left out is the recipe's."""
+
+    train_length: Whole = None
+    """The longest trained length (items of the task; text: tokens of a window)."""
+    test_lengths: tuple[int, ...] = ()
+    """The longer lengths to test."""
+    steps: Whole = None
+    """Training steps."""
+    tokens: Whole = None
+    """Train until so many tokens were read, in place of steps."""
+    seconds: Number = None
+    """Train for so many CPU seconds, in place of steps."""
+    batch: Whole = None
+    """Sequences a step."""
+    rate: Number = None
+    """The highest learning rate."""
+    matrix_rate: Number = None
+    """The highest rate of Muon on the matrices of the blocks, such as 0.02; without it AdamW has them too."""
+    schedule: Word = None
+    """How the rate goes: cosine, or original (as in the original transformer, times the rate)."""
+    layers: Whole = None
+    """Layers of the model."""
+    dim: Whole = None
+    """Width of the model (channels)."""
+    heads: Whole = None
+    """Heads of the model."""
+    kv_heads: Whole = None
+    """Heads of keys and values."""
+    head_dim: Whole = None
+    """Width of a head (channels)."""
+    hidden: Whole = None
+    """Width of the feed-forward layers (channels)."""
+    norm: Word = None
+    """pre or post: where the layer norms are."""
+    window: tuple[int, ...] = ()
+    """How many tokens a layer sees back; several are cycled over the layers, 0 sees all."""
+    dropout: Number = None
+    """The share of channels and weights that is dropped in training."""
+    model: Word = None
+    """path/to/mine.py:Mine, a torch module of your own in place of ours: Mine(vocab, encoding, ...)(ids, positions)."""
+    text: Word = None
+    """A text file or a folder of them for tasks on text. Default: the Python standard library's own text."""
+    test_map: Word = None
+    """A coordinate map of held-out positions. Default: what the map of training takes there."""
+    device: Word = None
+    """Where to compute: cpu, cuda, cuda:1, mps."""
+    dtype: Word = None
+    """float32 or bfloat16: what matrix products are computed in. Weights stay float32."""
+    compile: bool = False
+    """Put training steps through torch.compile: a graph for each trained length, of some ten seconds each."""
+
+    def changes(self) -> dict[str, Any]:
+        """What was given, by the names of Experiment."""
+        given = {one.name: getattr(self, one.name) for one in fields(OfExperiment)}
+        given["window"] = tuple(size or None for size in self.window) or None
+        given["compile"] = self.compile or None
+        given["test_lengths"] = self.test_lengths or None
+        return {name: value for name, value in given.items() if value is not None}

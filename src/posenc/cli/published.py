@@ -1,0 +1,105 @@
+"""`posenc lab`: published claims run again."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Union
+
+from tyro.conf import Positional, subcommand
+
+
+@dataclass
+class LabList:
+    """List the published claims that can be run again.
+
+    Example: posenc lab list
+    """
+
+    json: bool = False
+    """Print JSON."""
+
+    def run(self) -> int:
+        from posenc import terminal
+        from posenc.lab.reproduction.reproduced import list_table
+
+        headers, rows = list_table()
+        if self.json:
+            print(json.dumps([dict(zip(headers, row, strict=True)) for row in rows]))
+        else:
+            terminal.table(headers, rows)
+        return 0
+
+
+@dataclass
+class LabRun:
+    """Run a published claim again, small, with three seeds, and say whether it was reproduced.
+
+    Example: posenc lab run alibi --seed-from 200
+
+    Ctrl-C loses no finished run: the same command goes on where it stopped. Exit code 0 whatever the verdict is.
+    """
+
+    name: Positional[str]
+    """The claim; posenc lab list has all, path/to/mine.py:Mine is one of your own."""
+    tier: str = "cpu"
+    """cpu: minutes on two cores. gpu: larger models, minutes on an accelerator."""
+    seed_from: int = 100
+    """The first seed; recipes were searched on those below 100."""
+    out: Path = Path("runs/published")
+    """The folder for records, report and verdict; claims in one folder share the runs that they have in common."""
+    json: bool = False
+    """Print the verdict as JSON instead of tables."""
+
+    def run(self) -> int:
+        from posenc import terminal
+        from posenc.lab.reproduction.reproduce import file_of, reproduce
+        from posenc.lab.reproduction.reproduced import criteria_table, numbers_table, told
+
+        with terminal.live() as show:
+            verdict = reproduce(self.name, self.out, tier=self.tier, seed_from=self.seed_from, show=show)
+        if self.json:
+            print(json.dumps(verdict))
+            return 0
+        terminal.say(f"{verdict['says']} ({verdict['source']}); {told(verdict)}\n")
+        terminal.table(*numbers_table(verdict))
+        terminal.say()
+        terminal.table(*criteria_table(verdict))
+        terminal.say(f"\n{verdict['verdict'].capitalize()}: {verdict['why']}.")
+        terminal.say(f"\nVerdict: {self.out / file_of(verdict)}\nReport: {self.out / 'report.html'}")
+        return 0
+
+
+@dataclass
+class LabPage:
+    """Write the page of a folder of verdicts.
+
+    Example: posenc lab page docs/published
+    """
+
+    folder: Positional[Path]
+    """A folder with the JSON files of posenc lab run."""
+
+    def run(self) -> int:
+        from posenc import terminal
+        from posenc.lab.reproduction.reproduced import write_page
+
+        terminal.say(f"Page: {write_page(self.folder)}")
+        return 0
+
+
+LAB = {"list": LabList, "run": LabRun, "page": LabPage}
+LabVerb: Any = Union[tuple(Annotated[cls, subcommand(name, prefix_name=False)] for name, cls in LAB.items())]  # noqa: UP007
+
+
+@dataclass
+class Lab:
+    """Published results, run again: reproduced or refuted.
+
+    Example: posenc lab run repeat
+    """
+
+    verb: LabVerb
+    """What to do."""
+
+    def run(self) -> int:
+        return self.verb.run()
