@@ -14,7 +14,6 @@ import torch
 import posenc
 from posenc import kernels
 from posenc.foreign import quoted
-from posenc.lab import store
 from posenc_bench import peers, report
 from posenc_bench.cases import adding, attention, decoding, gpu, memory, models, rotation, startup, weights
 from posenc_bench.measure import Group, Row, measure
@@ -133,14 +132,17 @@ def load() -> float | None:
 
 
 def hardware() -> dict[str, Any]:
-    """The machine, as far as it says what it is."""
+    """The machine, as far as it says what it is.
+
+    It is read here and not asked of posenc's store, because the posenc that is measured may be an older one.
+    """
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     about = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
     pages = ("SC_PAGE_SIZE", "SC_PHYS_PAGES")
     known = hasattr(os, "sysconf") and all(name in os.sysconf_names for name in pages)
     return {
-        "processor": store.processor(),
+        "processor": about.get("model name") or platform.processor() or platform.machine(),
         "family and model": " ".join(filter(None, (about.get("cpu family"), about.get("model")))),
         "cores": os.cpu_count(),
         "instruction set": torch.backends.cpu.get_cpu_capability(),

@@ -15,7 +15,7 @@ from posenc.chosen_heads import OnHeads
 from posenc.encoding import BIASES, DECIDED, WIDTHS, Encoding, Shape, parts_of
 from posenc.foreign import code
 from posenc.keys import Keys, Projections
-from posenc.lab.description.listing import CELLS, DIM, HEADS, MEASURED_BY, TRAINED_LENGTH
+from posenc.lab.description.standard import CELLS, DIM, HEADS, MEASURED_BY, TRAINED_LENGTH
 from posenc.lab.description.worked import worked_example
 from posenc.lab.tasks import TASKS
 from posenc.masks import causal

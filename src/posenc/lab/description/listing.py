@@ -5,15 +5,20 @@ import json
 from pathlib import Path
 from typing import Any
 
-DIM, HEADS, TRAINED_LENGTH, CELLS = 512, 8, 2048, 32
-"""The model that encodings are counted for; those of several axes have CELLS cells on each."""
-
-MEASURED_BY = "posenc compare --preset full, 2026-11-21: 2 layers of width 64, 3 seeds (docs/log.md)"
+from posenc.lab.description.standard import CELLS, DIM, HEADS, MEASURED_BY, TRAINED_LENGTH
 
 KEPT = Path(__file__).with_suffix(".json")
 """The overview as tests/write_listing.py wrote it, and the digest of what it was made from."""
 
-MADE_FROM = ("encodings", "schedules", "coordinate_maps", "lab/tasks", "encoding.py", "lab/description/describe.py")
+MADE_FROM = (
+    "encodings",
+    "schedules",
+    "coordinate_maps",
+    "lab/tasks",
+    "encoding.py",
+    "lab/description/describe.py",
+    "lab/description/standard.py",
+)
 """The folders and files whose change makes another overview."""
 
 
