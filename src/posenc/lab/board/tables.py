@@ -25,7 +25,7 @@ from posenc.lab.results.summary import (
     results,
     times,
 )
-from posenc.lab.results.summary.claims import carried, reach_by, reach_of
+from posenc.lab.results.summary.claims import carried, reach_by, reach_of, reaches
 
 
 def evidence(rows: Sequence[Record]) -> list[Record]:
@@ -44,8 +44,8 @@ def carried_by(run: Record) -> float | None:
 
 def reach(result: Result) -> float:
     """The multiple to which more than half of the seeds carry; 1 where no further, 0 where most have not learned."""
-    reached = [x for x in map(carried_by, result.runs) if x is not None]
-    return statistics.median_low(reached) if reached else math.nan
+    found = reaches(result, carried_by)
+    return found.median if found else math.nan
 
 
 @dataclass(frozen=True)

@@ -219,7 +219,7 @@ def carried(result: Result, reach_of: Callable[[Record], float | None] = reach_o
     ]
 
 
-def reaches(result: Result) -> Spread | None:
+def reaches(result: Result, reach_of: Callable[[Record], float | None] = reach_of) -> Spread | None:
     """The multiple of the trained length to which more than half of the seeds carry, and its interval; see reach_of."""
     reached = [x for x in map(reach_of, result.runs) if x is not None]
     return statistics.spread(reached, middle=median_low)
