@@ -87,6 +87,7 @@ def record(spec="rotary", task="repeat", seed=0, **changes):
         "wall_s": 40.0 if text else 18.0,
         "steps_to_learned": None,
         "cpu_s_to_learned": None,
+        "depths": depths(task),
         "ablation": {
             "intact": 1.0,
             "removed": 0.0,
@@ -102,6 +103,16 @@ def record(spec="rotary", task="repeat", seed=0, **changes):
     if spec == "none":
         made["ablation"] |= {"removed": None, "shuffled": None, "shifted": None, "swapped": None}
     return made | changes
+
+
+def depths(task):
+    """What a hidden key is found by, for the one task that hides one: less the longer, and least in the middle."""
+    places, found = (0.0, 0.25, 0.5, 0.75, 1.0), (1.0, 0.9, 0.6, 0.8, 1.0)
+    return [
+        {"length": length, "depth": place, "exact_match": share / at, "token_accuracy": 0.9, "sequences": 128}
+        for at, length in enumerate((10, 12, 15, 20) if task == "pass_key" else (), 1)
+        for place, share in zip(places, found, strict=True)
+    ]
 
 
 def exact_scores(spec, task, chance):

@@ -4,7 +4,7 @@ import math
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,7 +13,15 @@ from torch import Tensor
 
 from posenc import Positions
 from posenc.lab.evaluation import evaluate
-from posenc.lab.evaluation.evaluate import by_length, context_gain, exact_match, held_out_bits, sliding_bits
+from posenc.lab.evaluation.evaluate import (
+    DEPTHS,
+    by_depth,
+    by_length,
+    context_gain,
+    exact_match,
+    held_out_bits,
+    sliding_bits,
+)
 from posenc.lab.experiments.recipes import recipe
 from posenc.lab.runs.record import uses_context
 from posenc.lab.runs.train import Run, start, train
@@ -103,6 +111,26 @@ def test_scores_are_spread_over_lengths_unless_one_is_asked_for() -> None:
     task.made.clear()
     exact_match(Answering(copying), task, 10, rows=40, shortest=10)
     assert [batch.ids.shape for batch in task.made] == [(40, 22)]
+
+
+def finding_late_keys(ids: Tensor) -> Tensor:
+    """Logits of somebody who finds a key of two symbols, but only in the second half of the prompt."""
+    mark = task_of("pass_key").id("*")
+    at = (ids == mark).int().argmax(1, keepdim=True)
+    key = ids.gather(1, torch.cat((at + 1, at + 2), 1))
+    said = torch.full_like(ids, END)
+    said[:, -3:-1] = torch.where(at - 1 >= (ids.shape[1] - 7) / 2, key, mark)
+    return F.one_hot(said, task_of("pass_key").vocab).float()
+
+
+def test_what_is_hidden_is_scored_by_its_place() -> None:
+    run = start(recipe("pass_key", "none", 1, train_length=8, test_lengths=(16,)), to_train=False)
+    run.model = cast(Any, Answering(finding_late_keys))
+    found = by_depth(run)
+    assert [(one["length"], one["depth"]) for one in found] == [(n, d) for n in (8, 16) for d in DEPTHS]
+    assert [one["exact_match"] for one in found] == [0, 0, 1, 1, 1] * 2 and found[0]["sequences"] == 128
+    assert by_depth(start(recipe("pass_key(depth=0.5)", "none", 1), to_train=False)) == []
+    assert by_depth(start(recipe("copy", "none", 1), to_train=False)) == []
 
 
 def half_learned(spec: str) -> Run:

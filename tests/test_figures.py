@@ -28,6 +28,7 @@ def drawings():
         yield f"ablation {task}", figures.ablation(RECORDS, task)
     for draw in (figures.added, figures.wavelengths, figures.similarity, figures.bias):
         yield draw.__name__, draw(RECORDS)
+    yield "depths", figures.depths([record("rotary", "pass_key"), record("t5_bias", "pass_key")])
     yield "attention", figures.attention(record("rotary"))
     yield "heatmap", figures.heatmap(SINUSOIDAL, "a table")
     yield "wavelength_curve", figures.wavelength_curve([6.3, 20.0, 60.0], 32, "wavelengths")
@@ -51,6 +52,24 @@ DRAWINGS = dict(drawings())
 
 def words(figure):
     return [text.get_text() for text in figure.findobj(matplotlib.text.Text) if text.get_text()]
+
+
+def test_a_hidden_thing_is_shown_by_place_and_length():
+    """Rows are places and columns lengths, each cell the median over the seeds that learned."""
+    runs = [record("rotary", "pass_key", seed) for seed in range(3)]
+    for share, run in zip((0.2, 0.5, 0.9), runs, strict=True):
+        run["depths"][1]["exact_match"] = share
+    (axes,) = figures.depths(runs).axes
+    (image,) = axes.images
+    assert image.get_array().shape == (5, 4)
+    assert image.get_array()[1, 0] == pytest.approx(50) and image.get_array()[2, 3] == pytest.approx(15)
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["10", "12", "15", "20"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["0", "25", "50", "75", "100"]
+    runs[1]["learned"] = False
+    (axes,) = figures.depths(runs).axes
+    assert axes.images[0].get_array()[1, 0] == pytest.approx(55)
+    assert figures.depths([run | {"learned": False} for run in runs]) is None
+    assert figures.depths([record("rotary", "copy")]) is None
 
 
 @pytest.mark.parametrize("name", DRAWINGS)

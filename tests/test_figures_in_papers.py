@@ -30,6 +30,7 @@ def narrow():
         for task in ("copy", "text"):
             yield f"{name} {task}", lambda draw=draw, task=task, **size: draw(RECORDS, task, **size)
     yield "headline", lambda **size: figures.headline(RECORDS, **size)
+    yield "depths", lambda **size: figures.depths([record("rotary", "pass_key")], **size)
     for draw in PICTURES:
         yield draw.__name__, lambda draw=draw, **size: draw(RECORDS, **size)
     yield "attention", lambda **size: figures.attention(record("rotary"), **size)

@@ -20,7 +20,7 @@ SHAPES = {
     "": (
         "schema key experiment encoding parameters versions text trained_tokens steps train_cpu_s cpu_s wall_s "
         "steps_to_learned "
-        "cpu_s_to_learned learned curve in_distribution lengths ablation order attention pictures"
+        "cpu_s_to_learned learned curve in_distribution lengths depths ablation order attention pictures"
     ),
     "parameters": "model encoding",
     "versions": "posenc torch python platform processor threads",

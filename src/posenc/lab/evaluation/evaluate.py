@@ -1,7 +1,7 @@
 """Evaluation: exact match by one pass, bits per byte in windows and under a sliding window."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,6 +21,10 @@ TEXT_BYTES = 16_384
 
 SLIDING_BYTES = 4_096
 """How many held-out bytes, or tokens, the sliding window predicts, the same ones at each window length."""
+
+
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""The places of what is asked for at which a task that hides something is scored, as shares of the sequence."""
 
 
 @dataclass(frozen=True)
@@ -171,14 +175,31 @@ def loss_of(model: nn.Module, batch: Batch, place: Places, first: int = 0) -> Te
 
 def by_length(run: Any) -> list[dict[str, Any]]:
     """The scores at the trained length and at every test length; beyond the trained one with the run's stretch."""
-    experiment = run.experiment
-    beyond = run.model if experiment.stretch is None else stretched(run.model, experiment, run.task)
-    rows = [at_length(run, experiment.train_length)]
-    rows += [at_length(run, length, beyond) for length in experiment.test_lengths]
+    rows = [at_length(run, length, model) for length, model in tested(run)]
     if run.task.in_bits:
         for row in rows:
             row["perplexity_ratio"] = 2 ** (row["bits_per_byte"] - rows[0]["bits_per_byte"])
     return rows
+
+
+def tested(run: Any) -> Iterator[tuple[int, nn.Module]]:
+    """The trained length and every test length, with the model that is asked there."""
+    experiment = run.experiment
+    yield experiment.train_length, run.model
+    beyond = run.model if experiment.stretch is None else stretched(run.model, experiment, run.task)
+    for length in experiment.test_lengths:
+        yield length, beyond
+
+
+def by_depth(run: Any) -> list[dict[str, Any]]:
+    """Exact match at each tested length for each place of what is asked for; empty for tasks that hide nothing."""
+    place, found = at_evaluation(run.experiment), []
+    for length, model in tested(run):
+        for share in DEPTHS:
+            if task := run.task.at_depth(share):
+                match = exact_match(model, task, length, rows=128, shortest=length, place=place)
+                found.append({"length": length, "depth": share} | match.to_dict())
+    return found
 
 
 def at_length(run: Any, length: int, model: nn.Module | None = None) -> dict[str, Any]:

@@ -18,6 +18,7 @@ Frame: TypeAlias = Any
 KINDS = {
     "runs": "one row for each run",
     "lengths": "one row for each run and tested length",
+    "depths": "one row for each run, tested length and place of what is asked for",
     "curve": "one row for each run and point of its learning curve",
     "ablation": "one row for each run and damage to its positions",
     "order": "one row for each run and order test",
@@ -29,6 +30,7 @@ AS = ("pandas", "polars")
 OWN = {
     "runs": (),
     "lengths": ("length", "factor"),
+    "depths": ("length", "depth", "exact_match"),
     "curve": ("step", "loss", "score", "cpu_s"),
     "ablation": ("ablation", "score", "measure"),
     "order": ("attention", "layers", "position", "equivariance", "difference"),
@@ -43,8 +45,9 @@ def load(folder: Path | str, what: str = "lengths", as_: str = "pandas") -> Any:
 
     folder  what `posenc compare` has filled
     what    "lengths": one row for each run and tested length; "runs": for each run; "curve": for each point of a
-            learning curve; "ablation": for each damage to the positions; "order": for each order test;
-            "records": no table, but the records themselves, a list of dictionaries, which alone hold the pictures
+            learning curve; "depths": for each place at which a task hides what it asks for; "ablation": for each
+            damage to the positions; "order": for each order test; "records": no table, but the records themselves,
+            a list of dictionaries, which alone hold the pictures
     as_     "pandas" or "polars"
 
     Every row says its run: key, task, encoding (the name in figures: the spec, and the settings in which its runs
@@ -55,7 +58,8 @@ def load(folder: Path | str, what: str = "lengths", as_: str = "pandas") -> Any:
     run's is called NAME_of_run. What is not known is NaN in pandas, and null in polars.
 
     "lengths" adds length, factor (of the trained length) and every measure: exact_match, token_accuracy (shares),
-    bits_per_byte, sliding_bits_per_byte, perplexity_ratio. "curve": step, loss (nats), score (exact match, or for
+    bits_per_byte, sliding_bits_per_byte, perplexity_ratio. "depths": length, depth (share of the sequence),
+    exact_match, token_accuracy, sequences. "curve": step, loss (nats), score (exact match, or for
     text bits per byte), cpu_s. "ablation": ablation, score and its measure. "order": attention, layers, position,
     equivariance, difference.
 

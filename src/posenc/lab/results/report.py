@@ -202,10 +202,15 @@ def curves_of(records: Sequence[Record], task: str, draw: Drawer) -> dict[str, A
         "Positions of the trained model are taken away, shuffled, shifted by a constant, or swapped in two places, "
         "at the trained length. The tick is the intact score."
     )
+    hidden = (
+        "How often what is hidden is found, in percent: the place where it stands against the length of the text, the "
+        "median over the seeds that learned. The first column is the trained length."
+    )
     drawn = [
         draw(f"extrapolation-{task}", partial(figures.extrapolation, records, task), beyond),
         draw(f"learning-{task}", partial(figures.learning, records, task), learn),
         draw(f"ablation-{task}", partial(figures.ablation, records, task), lose),
+        draw(f"depths-{task}", partial(figures.depths, records, task), hidden),
     ]
     return {"task": task, "figures": [f for f in drawn if f], "said": ablation_in_words(records, task)}
 

@@ -16,7 +16,7 @@ from posenc.encoding import Encoding, parts_of
 from posenc.foreign import CannotRead, matches, quoted
 from posenc.lab import store
 from posenc.lab.evaluation.ablate import ablate
-from posenc.lab.evaluation.evaluate import by_length, context_gain
+from posenc.lab.evaluation.evaluate import by_depth, by_length, context_gain
 from posenc.lab.evaluation.order import order_tests
 from posenc.lab.experiments.experiment import EXPERIMENT, MOST_LENGTHS, Experiment
 from posenc.lab.experiments.experiment import MOST as MOST_OF
@@ -52,6 +52,7 @@ FORM: dict[str, Any] = {
     "in_distribution": {"*": NUMBERS},
     # The trained length is among them.
     "lengths": [{"length": int, "factor": float, "*": NUMBERS}, MOST_LENGTHS + 1],
+    "depths?": [{"length": int, "depth": float, "*": NUMBERS}, MOST],
     "ablation": {"*": NUMBERS},
     "order": [{"attention": str, "layers": int, "position": bool, "*": NUMBERS}, MOST],
     "attention": ({"tokens": [str, MOST], "with": [[[[float]]]], "without": [[[[float]]]]}, None),
@@ -112,6 +113,7 @@ def of(run: Run, began: float) -> dict[str, Any]:
         "curve": run.curve,
         "in_distribution": in_distribution,
         "lengths": lengths,
+        "depths": by_depth(run),
         "ablation": ablate(run),
         "order": order_tests(experiment.spec) if run.task.axes == 1 else [],
         "attention": attention(run),

@@ -63,6 +63,7 @@ class Task(Named):
         tokens(length)    how many tokens the model reads in a sequence of this length; a length is counted in the
                           task's own items, and the default is one token for each
         lengths(longest)  the lengths that are trained on; default 1, 2, ..., longest
+        at_depth(share)   the same task with what is asked for at one place of the sequence, for whoever hides something
         chance(length)    the share of sequences that a guess answers, for whoever knows the task and not the prompt
         contents()        hashes of the files that its options name: a record is named after what was read
         encode, decode    a prompt as a person writes it, to ids and back; without them nothing is generated
@@ -103,6 +104,10 @@ class Task(Named):
     def batch(self, length: int, rows: int, generator: Generator) -> Batch:
         """Fresh sequences."""
         raise NotImplementedError(f"{self} makes no sequences: it has no batch(length, rows, generator)")
+
+    def at_depth(self, share: float) -> "Task | None":
+        """The task with what is asked for at this share of the sequence, from 0 to 1; None where it has no place."""
+        return None
 
     def chance(self, length: int) -> float:
         """The share of sequences that a guess answers."""

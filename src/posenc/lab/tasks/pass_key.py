@@ -1,6 +1,6 @@
 """Say the key that stands behind a mark, somewhere in symbols that say nothing: dab*cafe| -> ca."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import torch
@@ -62,6 +62,9 @@ class PassKey(Symbols):
 
     def tokens(self, length: int) -> int:
         return length + 2 * self.key + 3  # BOS, filler, the mark and the key, SEPARATOR, and the key again
+
+    def at_depth(self, share: float) -> "PassKey | None":
+        return replace(self, depth=share) if self.depth is None else None
 
     def chance(self, length: int) -> float:
         return super().chance(self.key)

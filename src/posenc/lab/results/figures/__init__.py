@@ -22,6 +22,7 @@ from posenc.lab.results.figures.arrays import (
     spectrum,
     wavelength_curve,
 )
+from posenc.lab.results.figures.depths import depths
 from posenc.lab.results.figures.files import FORMATS, check_format, pdf, png, save, svg
 from posenc.lab.results.figures.layout import (
     check_size,
@@ -79,6 +80,7 @@ __all__ = [
     "check_size",
     "clock",
     "curves",
+    "depths",
     "extrapolation",
     "figure",
     "fingerprint",
