@@ -54,7 +54,9 @@ def test_all_encodings_have_the_same_steps_and_no_more_than_the_time_allows() ->
     runs = [scope.experiment("sort", spec, 100) for spec in ("none", "path", "rotary,none")]
     assert len({one.steps for one in runs}) == 1
     assert scope.recipes.cost(runs[0]) <= scope.TRAINING_SECONDS * scope.A_SECOND
-    assert runs[0].steps < scope.recipe("sort", "none").steps
+    assert runs[0].batch == 16 and runs[0].rate == scope.recipe("sort", "none").rate
+    text = scope.experiment("text", "none", 100)
+    assert (text.steps, text.batch) == (scope.recipe("text", "none").steps, scope.recipe("text", "none").batch)
     assert runs[2].spec == ("rotary", "none")
 
 
@@ -276,6 +278,25 @@ def test_a_page_without_evidence_is_refused(tmp_path: Path) -> None:
 def test_fewer_seeds_than_asked_are_said() -> None:
     said = tables.unmeasured([row("copy", "rotary", 100, 1), row("copy", "alibi", 100, 1)], 5)
     assert said[0] == "copy: fewer than 5 seeds of `rotary` (1), `alibi` (1)."
+
+
+def test_what_comes_nowhere_near_is_run_with_the_first_seeds_only() -> None:
+    seeds = (100, 101, 102, 103, 104)
+    pairs = [("copy", "rotary"), ("copy", "path")]
+    made = plan(pairs, [], COSTS, seeds)
+    done = [
+        row(one.task, one.spec, one.seed, 0 if one.spec == "path" else 1, key=key)
+        for key, one in made.evidence.items()
+        if one.seed < 103
+    ]
+    missing = plan(pairs, done, COSTS, seeds).evidence.values()
+    assert [(one.spec, one.seed) for one in missing] == [("rotary", 103), ("rotary", 104)]
+    said = tables.unmeasured(done, 5)
+    assert said[0] == "copy: fewer than 5 seeds of `rotary` (3)."
+    assert said[1] == ("Where none of 3 seeds answers 50 % of the sequences of the trained length, no more were run.")
+    near = [one | {"in_distribution": {"exact_match": 0.51, "token_accuracy": 0.9}} for one in done[-1:]]
+    assert len(plan(pairs, [*done[:-1], *near], COSTS, seeds).evidence) == 4
+    assert len(plan(pairs, done[:-1], COSTS, seeds).evidence) == 5
 
 
 @pytest.mark.skipif(not (run.COMMITTED / "README.md").exists(), reason="the repository has no board yet")

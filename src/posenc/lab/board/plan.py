@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from posenc.lab.board import scope
+from posenc.lab.board import scope, tables
 from posenc.lab.board.costs import Costs
 from posenc.lab.experiments import recipes
 from posenc.lab.experiments.experiment import Experiment
@@ -38,11 +38,17 @@ class Plan:
 def plan(pairs: Sequence[tuple[str, str]], rows: Sequence[Record], costs: Costs, seeds: Sequence[int]) -> Plan:
     """The runs that have no row, of pairs (task, encoding): all with the first seed, then with the next."""
     there = {row["key"] for row in rows}
+    far = tables.far_from_learned(rows)
     specs = list(dict.fromkeys(spec for _, spec in pairs))
     searches = {spec: search(spec) for spec in specs}
     factors = {spec: rate_factor(searches[spec], rows) for spec in specs}
     first = [run for runs in searches.values() for by_task in runs.values() for run in by_task]
-    then = [scope.experiment(task, spec, seed, factors[spec]) for seed in seeds for task, spec in pairs]
+    then = [
+        scope.experiment(task, spec, seed, factors[spec])
+        for place, seed in enumerate(seeds)
+        for task, spec in pairs
+        if place < scope.FIRST_SEEDS or (task, scope.label(spec)) not in far
+    ]
     missing = [{key: run for run in runs if (key := record.key_of(run)) not in there} for runs in (first, then)]
     seconds = estimates([*missing[0].items(), *missing[1].items()], rows, costs)
     return Plan(*missing, done=len(first) + len(then) - sum(map(len, missing)), seconds=seconds)

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from posenc.lab.board import scope
 from posenc.lab.board.costs import Costs
 from posenc.lab.experiments.recipes import FIRST_SEED
 from posenc.lab.results.statistics import share_interval
@@ -23,6 +24,8 @@ from posenc.lab.results.summary import (
     percent,
     ratio,
     results,
+    spec_of,
+    task_of,
     times,
 )
 from posenc.lab.results.summary.claims import carried, reach_by, reach_of, reaches
@@ -31,6 +34,15 @@ from posenc.lab.results.summary.claims import carried, reach_by, reach_of, reach
 def evidence(rows: Sequence[Record]) -> list[Record]:
     """The rows that count: those of seeds that nothing was searched on."""
     return [row for row in rows if (number(get(row, "experiment", "seed")) or 0) >= FIRST_SEED]
+
+
+def far_from_learned(rows: Sequence[Record]) -> set[tuple[str, str]]:
+    """The pairs (task, label) of which as many seeds as there have to be were run, and none came near."""
+    best: dict[tuple[str, str], list[float]] = {}
+    for row in evidence(rows):
+        score = number(row["in_distribution"].get("exact_match"))
+        best.setdefault((task_of(row), spec_of(row)), []).append(1.0 if score is None else score)
+    return {pair for pair, scores in best.items() if len(scores) >= scope.FIRST_SEEDS and max(scores) < scope.NEAR}
 
 
 def carried_by(run: Record) -> float | None:
@@ -181,15 +193,18 @@ def unmeasured(rows: Sequence[Record], seeds: int) -> list[str]:
     """Sentences on what the rows do not hold."""
     found = results(evidence(rows))
     labels = list(dict.fromkeys(r.label for r in found))
+    far = far_from_learned(rows)
     out = []
     for task in dict.fromkeys(r.task for r in found):
-        there = {r.label: len(r.runs) for r in found if r.task == task}
-        if without := [f"`{label}`" for label in labels if label not in there]:
+        there = {r.label: len(r.runs) for r in found if r.task == task and (task, r.label) not in far}
+        if without := [f"`{label}`" for label in labels if label not in there and (task, label) not in far]:
             out.append(f"{task}: {', '.join(without)}. They were not run there, or have no meaning there.")
         if fewer := [f"`{label}` ({n})" for label, n in there.items() if n < seeds]:
             out.append(f"{task}: fewer than {seeds} seeds of {', '.join(fewer)}.")
     return [
         *out,
+        f"Where none of {scope.FIRST_SEEDS} seeds answers {percent(scope.NEAR)} % of the sequences of the trained "
+        "length, no more were run.",
         "Larger models, longer training, and lengths beyond those of the tables: nothing here says what happens there.",
         "Learning rates were searched for each encoding on two tasks with one seed, and not for each task.",
     ]
