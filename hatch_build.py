@@ -3,6 +3,8 @@
 
     python3 hatch_build.py          compile in place (after a change of the C code)
 
+A wheel also gets the rows of the board, which advice is given from.
+
 Installing the package does the same, also in editable mode, and ships the library in the wheel, which then is for this
 platform alone. Without a compiler, or when it fails, the package is installed without the library, and PyTorch's own
 operators take over: posenc.kernels.status() says so. $CC names another compiler than cc, gcc or clang.
@@ -21,6 +23,8 @@ from pathlib import Path
 FOLDER = Path("src/posenc/kernels")
 SOURCE = "rotate_pairs.c"
 LIBRARY = "libposenc.so"
+BOARD, BOARD_IN_WHEEL = Path("docs/board"), "posenc/lab/board/committed"
+KEPT_OF_BOARD = ("records", "costs.json")
 FLAGS = ["-std=gnu11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden"]
 # Not every compiler has OpenMP: without it the library runs on one thread.
 THREADS = [["-fopenmp"], []]
@@ -75,6 +79,9 @@ class CustomBuildHook(BuildHookInterface):
     """What hatchling calls before it makes a wheel."""
 
     def initialize(self, version: str, build_data: dict) -> None:
+        if version == "standard":  # an editable install reads them where they are
+            found = (Path(self.root) / BOARD / name for name in KEPT_OF_BOARD)
+            build_data["force_include"] |= {str(one): f"{BOARD_IN_WHEEL}/{one.name}" for one in found if one.exists()}
         reason = compile_library(Path(self.root))
         if reason is not None:
             self.app.display_warning(f"posenc is installed without compiled code: {reason}")

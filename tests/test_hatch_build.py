@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from posenc.kernels import native
+from posenc.lab.board import run
 
 ROOT = Path(__file__).parents[1]
 spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
@@ -38,7 +39,7 @@ def test_the_build_and_the_loader_mean_the_same_file() -> None:
 @pytest.mark.skipif(not hatch_build.compilers(), reason="no C compiler here")
 def test_a_wheel_holds_the_library_and_says_its_platform(root: Path) -> None:
     said: list[str] = []
-    data = {"artifacts": []}
+    data = {"artifacts": [], "force_include": {}}
     hatch_build.CustomBuildHook.initialize(hook(root, said), "standard", data)
     library = root / hatch_build.FOLDER / hatch_build.LIBRARY
     assert not said and data["artifacts"] == [str(hatch_build.FOLDER / hatch_build.LIBRARY)]
@@ -68,11 +69,25 @@ def test_without_a_compiler_the_wheel_is_pure(
     else:
         monkeypatch.setenv("CC", compiler)
     said: list[str] = []
-    data = {"artifacts": []}
+    data = {"artifacts": [], "force_include": {}}
     hatch_build.CustomBuildHook.initialize(hook(root, said), "standard", data)
-    assert data == {"artifacts": []} and not old.exists()
+    assert data == {"artifacts": [], "force_include": {}} and not old.exists()
     with pytest.raises(AssertionError, match=f"^posenc is installed without compiled code: {reason}"):
         raise AssertionError(*said)
+
+
+def test_a_wheel_brings_the_rows_of_the_board_and_an_editable_install_reads_them_in_place(root: Path) -> None:
+    (root / "docs" / "board" / "records").mkdir(parents=True)
+    (root / "docs" / "board" / "costs.json").write_text("{}")
+    (root / "docs" / "board" / "README.md").write_text("")
+    data = {"artifacts": [], "force_include": {}}
+    hatch_build.CustomBuildHook.initialize(hook(root, []), "standard", data)
+    included = {Path(source).name: into for source, into in data["force_include"].items()}
+    assert included == {name: f"posenc/lab/board/committed/{name}" for name in ("records", "costs.json")}
+    assert run.IN_WHEEL.parts[-4:] == Path(hatch_build.BOARD_IN_WHEEL).parts and run.COMMITTED == run.IN_CHECKOUT
+    editable = {"artifacts": [], "force_include": {}}
+    hatch_build.CustomBuildHook.initialize(hook(root, []), "editable", editable)
+    assert not editable["force_include"]
 
 
 def test_another_compiler_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:

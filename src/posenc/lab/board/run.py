@@ -15,8 +15,9 @@ from posenc.lab.results.summary import Record
 from posenc.lab.runs import record
 from posenc.lab.sweeps.sweep import Sweep, run_all
 
-COMMITTED = Path(__file__).resolve().parents[4] / "docs" / "board"
-"""The board of the repository, where the package runs from a checkout."""
+IN_CHECKOUT, IN_WHEEL = Path(__file__).resolve().parents[4] / "docs" / "board", Path(__file__).with_name("committed")
+COMMITTED = IN_CHECKOUT if IN_CHECKOUT.is_dir() else IN_WHEEL
+"""The board of the repository; a wheel brings its rows along."""
 
 WORK = "work"
 """The folder of full records, beside the rows that they become."""
