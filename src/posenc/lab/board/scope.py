@@ -40,8 +40,8 @@ SEEDS = tuple(range(FIRST_SEED, FIRST_SEED + 5))
 
 BATCH, TRAINING_SECONDS = 16, 20.0
 """Small batches, which teach a small model most in a CPU second, and at most as many steps as the plain model does in
-so many of them, by `cost`; training ends soon after a task is learned. All encodings have the same steps. Text is trained
-as its recipe says, as far as the time goes."""
+so many of them, by `cost`; training ends soon after a task is learned. All encodings have the same steps. Text is
+trained as its recipe says, as far as the time goes."""
 
 FIRST_SEEDS, NEAR = 3, 0.5
 """Where none of the first seeds answers so many sequences of the trained length, the others are not run."""
