@@ -68,6 +68,7 @@ SURFACE = {
     "inspect": "out json",
     "extend": "factor method text images samples lengths start windows chunk dtype passkey longrope-factors tune "
     "tune-map tune-length tune-rate out json",
+    "export": "out cache trust json",
     "convert": "out layout stored max-length grid interpolate rotary max-distance dtype base shard-gigabytes json",
     "lab": "",
     "lab list": "json",
@@ -248,6 +249,7 @@ NEEDED = {
     "inspect": ["m"],
     "extend": ["m"],
     "convert": ["--out", "n", "m"],
+    "export": ["--out", "model.onnx", "m"],
 }
 """What a verb cannot be without."""
 

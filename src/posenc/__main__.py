@@ -7,6 +7,7 @@ EXTRAS = {
     "lab": ("numpy", "scipy", "pandas", "tyro", "rich", "matplotlib", "safetensors", "jinja2"),
     "frames": ("polars", "pyarrow"),
     "hf": ("transformers", "tokenizers", "gguf", "safetensors"),
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
 }
 """What the extras of the package bring, which PyTorch alone does not."""
 

@@ -25,6 +25,7 @@ from posenc.cli.board import Advise, Board
 from posenc.cli.checkpoints import Convert, Extend, Fetch, Inspect
 from posenc.cli.comparison import Compare, Report
 from posenc.cli.encodings import Check, List, Order, Show
+from posenc.cli.export import Export
 from posenc.cli.published import LAB, Lab
 from posenc.cli.training import Generate, Train
 from posenc.foreign import near, one_line, quoted, visible
@@ -52,6 +53,7 @@ VERBS = {
         Inspect,
         Extend,
         Convert,
+        Export,
         Lab,
     )
 }

@@ -109,4 +109,4 @@ class DAPE(Encoding):
 def through(linear: nn.Linear, x: Tensor) -> Tensor:
     """Channels x [B, C, N] through a linear map, where they stand: to move them last and back takes longer."""
     weight, bias = linear.weight.to(x.dtype), linear.bias.to(x.dtype)
-    return torch.baddbmm(bias[:, None], weight.expand(len(x), -1, -1), x)
+    return torch.baddbmm(bias[:, None], weight.expand(x.shape[0], -1, -1), x)

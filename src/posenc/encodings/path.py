@@ -113,16 +113,16 @@ class PaTH(Encoding):
         if keys.at.contiguous:
             return self.lost_in_order(q, at, k, w, beta, keys.at)
         sequence = keys.at.order.argsort(-1)  # [B or 1, S]
-        rows = sequence.expand(len(k), -1)
-        k, w = (x.take_along_dim(rows[:, None, :, None], 2) for x in (k, w))
+        rows = sequence.expand(k.shape[0], -1)
+        k, w = (taken(x, rows[:, None, :, None], 2) for x in (k, w))
         document = keys.at.document
         places = Positions(
-            keys.at.coords.take_along_dim(sequence[..., None], 1),
-            keys.at.order.take_along_dim(sequence, 1),
-            None if document is None else document.expand_as(sequence).take_along_dim(sequence, 1),
+            taken(keys.at.coords, sequence[..., None], 1),
+            taken(keys.at.order, sequence, 1),
+            None if document is None else taken(document, sequence, 1),
         )
-        lost = self.lost_in_order(q, at, k, w, beta.take_along_dim(rows[:, None], 2), places)
-        return lost.take_along_dim(rows.argsort(-1)[:, None, None], 3)
+        lost = self.lost_in_order(q, at, k, w, taken(beta, rows[:, None], 2), places)
+        return taken(lost, rows.argsort(-1)[:, None, None], 3)
 
     def lost_in_order(self, q: Tensor, at: Positions, k: Tensor, w: Tensor, beta: Tensor, places: Positions) -> Tensor:
         """The same for keys, directions and strengths [B, H, S, ...] in the order of their tokens.
@@ -160,6 +160,12 @@ class PaTH(Encoding):
                 u = [a - share * b for a, b in zip(u, w, strict=True)]
             logits.append(scale * math.fsum(a * b for a, b in zip(key.vector, u, strict=True)))
         return logits
+
+
+def taken(x: Tensor, index: Tensor, axis: int) -> Tensor:
+    """x in the order of an index that broadcasts to it, as `take_along_dim`, which ties a graph to one length."""
+    shape = torch.broadcast_shapes(x.shape, index.shape)
+    return x.expand(shape).gather(axis, index.expand(shape))
 
 
 def lost_in_block(

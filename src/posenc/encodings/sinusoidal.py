@@ -161,7 +161,8 @@ class Sinusoidal(Encoding):
     def is_long(self, x: Tensor, at: Positions) -> bool:
         """Whether the table is better added in pieces: new memory for all of it costs more than the addition."""
         return (
-            at.tokens * self.dim * x.element_size() > LONG
+            not is_compiling()
+            and at.tokens * self.dim * x.element_size() > LONG
             and self.scale is None
             and self.counts(at)
             and x.is_cpu
@@ -189,7 +190,8 @@ class Sinusoidal(Encoding):
         """What is added to embeddings x [B, T, dim], in their dtype."""
         # A scale multiplies before the one rounding.
         dtype = x.dtype if self.scale is None else torch.promote_types(x.dtype, torch.float32)
-        keep = x.is_cpu and self.axes == 1 and at.tokens * self.dim * dtype.itemsize <= LONG
+        # Nothing is kept in a graph, and a question about its length would bound it.
+        keep = not is_compiling() and x.is_cpu and self.axes == 1 and at.tokens * self.dim * dtype.itemsize <= LONG
         table = self.once(self.rows, at, dtype, x.device, keep=keep)
         return table if self.scale is None else (table * self.scale.to(dtype)).to(x.dtype)
 

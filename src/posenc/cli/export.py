@@ -1,0 +1,44 @@
+"""`posenc export`: a model as one file that runs without posenc."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+
+@dataclass
+class Export:
+    """Write a trained model, or a checkpoint, as one file that runs without posenc: ONNX, or torch.export's .pt2.
+
+    Example: posenc export runs/train --out model.onnx
+
+    A decoder's graph has a KV cache as inputs and outputs. Before the file appears it is run, and its numbers are
+    compared with the model's at lengths from 1 to 200 tokens.
+    """
+
+    path: Positional[str]
+    """A folder of posenc train, a folder in Hugging Face's form, a GGUF file, or the name of a fetched model."""
+    out: Annotated[Path, arg(metavar="PATH")]
+    """The file to write, ending in .onnx or .pt2."""
+    cache: bool = True
+    """Whether a decoder's graph has a KV cache."""
+    trust: tuple[str, ...] = ()
+    """Files of your own, such as path/to/mine.py, whose code the checkpoint may ask for. No other code is run."""
+    json: bool = False
+    """Print what was written as JSON."""
+
+    def run(self) -> int:
+        from posenc import terminal
+        from posenc.export.sources import export_folder
+
+        with terminal.doing(f"exporting {self.path} ..."):
+            done = export_folder(self.path, self.out, cached=self.cache, own=self.trust)
+        if self.json:
+            print(json.dumps({"file": str(done.path), "difference": done.difference, "about": dict(done.about)}))
+            return 0
+        lengths = ", ".join(map(str, done.lengths))
+        terminal.say(f"Compared with the model at {lengths} tokens: the same to {done.difference:.0e} of a logit.")
+        terminal.say(f"Model: {done.path}")
+        return 0

@@ -1,0 +1,136 @@
+"""Models as files that run without posenc: ONNX, and torch.export's .pt2.
+
+>>> from posenc.export import export
+>>> from posenc import Decoder
+>>> import tempfile
+>>> model = Decoder(vocab=11, dim=16, heads=2, layers=1, encoding="rotary")
+>>> done = export(model, tempfile.mkdtemp() + "/model.pt2")
+>>> done.difference < 1e-4
+True
+"""
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from posenc.export.equality import TOLERANCE, difference
+from posenc.export.files import CannotExport, form_of, quiet, reason_of, require, write, written_down
+from posenc.export.graphs import Graph, encodings_of, graph_of
+from posenc.export.running import Exported
+from posenc.export.transformers_graphs import checkpoint_graph
+from posenc.foreign import CannotRead
+from posenc.generation import evaluating
+from posenc.lab import store
+from posenc.model import Stack
+from posenc.sizes import Sizes
+
+PRETRAINED = "transformers.modeling_utils.PreTrainedModel"
+
+
+@dataclass(frozen=True)
+class Done:
+    """A file that was written.
+
+    path        the file
+    about       what it says of itself
+    difference  how far its logits are from the model's at most, as a share of the largest
+    lengths     at which that was measured (tokens)
+    """
+
+    path: Path
+    about: Mapping[str, str]
+    difference: float
+    lengths: tuple[int, ...]
+
+
+def export(
+    model: nn.Module,
+    path: str | Path,
+    *,
+    cached: bool | None = None,
+    about: Mapping[str, str] | None = None,
+) -> Done:
+    """Write a model as one graph of PyTorch's operators (.pt2) or as ONNX (.onnx), for any batch and length.
+
+    ids [B, T], positions [B, T] -> logits [B, T, vocab]; a decoder's graph also takes what its layers remember of
+    earlier tokens and gives it back with the new ones, so that it decodes behind a cache. Positions are an input.
+
+    model   a Decoder, Encoder or EncoderDecoder, a module of your own that is called as model(ids, positions=...), or a
+            model of transformers (attached or as it is)
+    cached  whether a decoder's graph has the cache; default: it has
+    about   more words to be kept in the file, such as the task
+
+    The file is run before it appears, and compared with the model at lengths from 1 to 200 tokens, with its cache too.
+
+    Raises CannotExport, which names the encoding and the reason, where no graph can be written down or its numbers
+    are not the model's to 1e-4; ValueError for another ending, and a cache where there is none; ModuleNotFoundError
+    where posenc[onnx] is not installed.
+    """
+    path = Path(path)
+    require(form_of(path))
+    with evaluating(model):
+        make: Any = checkpoint_graph if is_of_transformers(model) else graph_of
+        return of_graph(make(model, cached=cached), path, words_of(model) | dict(about or {}), vocab_of(model))
+
+
+def is_of_transformers(model: nn.Module) -> bool:
+    """Whether it is one of transformers' models, found without importing that."""
+    return any(f"{cls.__module__}.{cls.__name__}" == PRETRAINED for cls in type(model).__mro__)
+
+
+def of_graph(graph: Graph, path: Path, about: dict[str, str], vocab: int) -> Done:
+    """Write a graph and hold it against its model; the file appears when both are done."""
+    form = form_of(path)
+    versions = {name: str(found) for name, found in store.versions().items() if name in ("posenc", "torch")}
+    names = {"inputs": json.dumps([*graph.inputs]), "outputs": json.dumps([*graph.outputs])}
+    about = {"kind": graph.kind, "axes": str(graph.axes), **about, **versions, **names}
+    with tempfile.TemporaryDirectory() as held:
+        file = Path(held) / f"model{form}"
+        try:
+            write(written_down(graph), graph, file, about)
+        except (CannotExport, ModuleNotFoundError):
+            raise
+        except Exception as error:
+            raise CannotExport(f"{about['encoding']} cannot be exported to {form}: {reason_of(error)}") from error
+        try:
+            with quiet():
+                worst, lengths = difference(graph, Exported(file), vocab)
+        except CannotRead as error:
+            raise CannotExport(f"{about['encoding']} cannot be exported to {form}: {error.wrong}") from error
+        if not worst <= TOLERANCE:
+            raise CannotExport(
+                f"{about['encoding']} cannot be exported to {form}: its numbers there differ from the model's by "
+                f"{worst:.2g} of the largest logit, and {TOLERANCE:g} is allowed"
+            )
+        store.write(path, file.read_bytes())
+    return Done(path, about, worst, tuple(lengths))
+
+
+def words_of(model: nn.Module) -> dict[str, str]:
+    """What a file says of a model of posenc's: its class, encodings, sizes and vocabulary."""
+    stacks = [module for module in model.modules() if isinstance(module, Stack)]
+    used = [str(encoding) for stack in stacks for encoding in stack.encoding_of] or [*map(str, encodings_of(model))]
+    words = {"model": type(model).__name__, "encoding": ", ".join(dict.fromkeys(used)) or "unknown"}
+    sizes = next(
+        (module.sizes for module in model.modules() if isinstance(getattr(module, "sizes", None), Sizes)), None
+    )
+    if isinstance(sizes, Sizes):
+        words["sizes"] = json.dumps(asdict(sizes))
+    return words | {"vocab": str(vocab_of(model))}
+
+
+def vocab_of(model: nn.Module) -> int:
+    """How many ids a model takes: rows of its first table of tokens. Raises ValueError for a model without any."""
+    said: Any = next((module.vocab for module in model.modules() if isinstance(getattr(module, "vocab", None), int)), 0)
+    tables = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
+    if not said and not tables:
+        raise ValueError(f"{type(model).__name__} has no table of tokens to tell how many ids it takes")
+    return said or tables[0]
+
+
+__all__ = ["CannotExport", "Done", "Exported", "export"]
