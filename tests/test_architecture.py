@@ -38,6 +38,7 @@ ROOMS = [
     {"model", "presets"},
     {"testing", "lab"},
     {"checkpoints"},
+    {"export"},
     {"terminal", "checkout"},
     {"cli", "web"},
 ]
@@ -210,7 +211,7 @@ def test_an_encoding_loads_itself_and_no_other(loaded: list[set[str]]) -> None:
     assert encodings_in(loaded[1]) == {"rotary"}
 
 
-FOR_PEOPLE = ("lab", "checkout", "web", "checkpoints", "cli", "terminal")
+FOR_PEOPLE = ("lab", "checkout", "web", "checkpoints", "export", "cli", "terminal")
 
 
 @pytest.mark.parametrize("module", [m for m in FILES if room_of(m) not in (*FOR_PEOPLE, *ABOVE_ALL)])
