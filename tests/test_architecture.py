@@ -36,6 +36,7 @@ ROOMS = [
     {"inputs", "sizes"},
     {"attention", "embedding", "generation"},
     {"model", "presets"},
+    {"parallel"},
     {"testing", "lab"},
     {"checkpoints"},
     {"export"},

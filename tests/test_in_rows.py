@@ -138,7 +138,7 @@ def test_queries_for_which_all_keys_are_gone_through_come_together(monkeypatch, 
 @pytest.mark.parametrize("spec", ["alibi", "shaw", "alibi + shaw"])
 def test_an_encoding_that_reads_no_pairs_and_needs_no_weights_is_asked_once(monkeypatch, spec):
     case = Case(spec, Positions.count(11))
-    assert not case.encoding.reads_pairs
+    assert not case.encoding.queries_together
     asked = []
     attend = type(case.encoding).attend
     monkeypatch.setattr(type(case.encoding), "attend", lambda self, *given: asked.append(1) or attend(self, *given))

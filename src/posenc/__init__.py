@@ -31,7 +31,7 @@ HOMES = {
     "preset": "presets",
     "scaled_dot_product_attention": "kernels.reference",
 }
-MODULES = ("coordinate_maps", "masks", "presets", "schedules", "testing")
+MODULES = ("coordinate_maps", "masks", "parallel", "presets", "schedules", "testing")
 
 
 def __getattr__(name: str) -> Any:

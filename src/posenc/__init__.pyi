@@ -1,6 +1,6 @@
 """The public names, each from its home; written by `.venv/bin/python tests/write_stub.py`."""
 
-from posenc import coordinate_maps, masks, presets, schedules, testing
+from posenc import coordinate_maps, masks, parallel, presets, schedules, testing
 from posenc.attention import Attention
 from posenc.cache import Cache
 from posenc.catalogue import build, names
@@ -125,6 +125,7 @@ __all__ = [
     "coordinate_maps",
     "masks",
     "names",
+    "parallel",
     "preset",
     "presets",
     "scaled_dot_product_attention",

@@ -3,7 +3,7 @@
 from collections.abc import Hashable
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,9 @@ from posenc.masks import Mask, MaskLike, mask_for
 from posenc.positions import Positions, PositionsLike, positions_for
 from posenc.sizes import Sizes, takes_sizes
 from posenc.watched import is_held
+
+if TYPE_CHECKING:
+    from posenc.parallel import SequenceShards
 
 
 class Call(NamedTuple):
@@ -57,6 +60,9 @@ class Attention(nn.Module):
     >>> attention(torch.randn(2, 9, 64), mask=masks.causal()).shape
     torch.Size([2, 9, 64])
     """
+
+    shards: "SequenceShards | None" = None
+    """How the sequence is cut over devices (posenc.parallel.shard_sequence); None: all of it is here."""
 
     @takes_sizes("layers", "window", "hidden", "norm")
     @checks.annotated
@@ -135,7 +141,10 @@ class Attention(nn.Module):
             weights=bool(weights) and not isinstance(weights, Chosen),
             shared=shared,
         )
-        out, applied = attend_in_rows(encoding, q, at, keys, mask, kernel)
+        if self.shards is None:
+            out, applied = attend_in_rows(encoding, q, at, keys, mask, kernel)
+        else:
+            out, applied = self.shards.attend(encoding, q, at, keys, mask, kernel, weights=weights, cache=cache), None
         if isinstance(weights, Chosen):
             applied = chosen_weights(weights, encoding, q, at, keys, mask, scale=self.scale)
         out = self.to_output(out.transpose(1, 2).flatten(2))

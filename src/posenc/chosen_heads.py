@@ -35,7 +35,7 @@ class OnHeads(Encoding):
                 )
         self.encoding, self.heads, self.of = encoding, chosen, of
         self.doors, self.per_layer = encoding.doors, encoding.per_layer
-        self.axes, self.reads_keys = encoding.axes, encoding.reads_keys
+        self.axes, self.reads_keys, self.between = encoding.axes, encoding.reads_keys, encoding.between
         self.turns, self.turns_when_attending = encoding.turns, encoding.turns_when_attending
 
     @property

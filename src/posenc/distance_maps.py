@@ -43,6 +43,7 @@ class DistanceMap(Encoding):
     """
 
     wraps = ("rotary", "alibi")
+    between = ()
 
     def __init__(self, encoding: Encoding) -> None:
         super().__init__()

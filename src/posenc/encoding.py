@@ -109,14 +109,17 @@ class Encoding(KeepsTables, Published):
     needs_weights: bool = False
     """Whether `attend` reads the logits or the weights, so that only kernels that give them will do."""
 
-    reads_pairs: bool = False
-    """Whether `attend` computes something else for every pair: then few queries at a time take less memory."""
-
-    queries_together: int = 1
-    """Of how many queries at a time at least, where going through all keys for each few of them is what costs."""
+    queries_together: int = 0
+    """Of how many queries at a time `attend` is asked at least, where it computes something else for every pair and few
+    take less memory; more than 1 where going through all keys for each few is what costs. 0: for no pair."""
 
     turns_when_attending: bool = False
     """Whether keys are cached unturned, and turned with the query's declared horizon when they are attended to."""
+
+    between: tuple[str, ...] | None = ()
+    """What `biases` and `attend` read, for a query and a key, of other keys, beside the softmax's sum: the names of
+    remembered facts that `sums_of` adds up along the sequence, or nothing; None stands for the keys themselves, and is
+    what a class has that overrides one of the two and does not say."""
 
     wraps: ClassVar[tuple[str, ...]] = ()
     """For an encoding around another (its first argument, `encoding`): specs of such, the usual one first."""
@@ -133,6 +136,8 @@ class Encoding(KeepsTables, Published):
         package, _, module = cls.__module__.rpartition(".")
         cls.spec_name = module if package == "posenc.encodings" else ""
         cls.doors = frozenset(door for door in DOORS if getattr(cls, door) is not getattr(Encoding, door))
+        if not vars(cls).keys().isdisjoint(("biases", "attend")) and "between" not in vars(cls):
+            cls.between = None
         # A class that turns otherwise than the class it was made from does not turn both as that one does.
         if "turn" in vars(cls) and "turn_both" not in vars(cls):
             cls.turn_both = Encoding.turn_both
@@ -389,8 +394,9 @@ class Compose(Encoding):
         self.per_layer = any(part.per_layer for part in flat)
         self.reads_keys = any(part.reads_keys for part in flat)
         self.needs_weights = any(part.needs_weights for part in flat)
-        self.reads_pairs = any(part.reads_pairs for part in flat)
         self.queries_together = max(part.queries_together for part in flat)
+        read = [part.between for part in flat]
+        self.between = None if None in read else tuple(dict.fromkeys(name for names in read for name in names or ()))
         ways = {part.turns for part in flat if "turn" in part.doors}
         self.turns = ways.pop() if len(ways) == 1 else "each"
         self.turns_when_attending = any(part.turns_when_attending for part in flat)

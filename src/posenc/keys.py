@@ -17,6 +17,8 @@ class Keys:
     at          Positions of the S tokens; order -1 marks an empty cache slot
     memo        name -> [B, heads or 1, S, ...]   what encodings asked to remember of each token
     query_memo  name -> [B, heads or 1, T, ...]   the same facts of the query tokens
+    summed      names of facts that are running sums along the sequence already, in both memos: where these are some of
+                its keys only, nobody could sum them up from what is there
     """
 
     k: Tensor
@@ -24,6 +26,7 @@ class Keys:
     at: Positions
     memo: Mapping[str, Tensor] = field(default_factory=dict)
     query_memo: Mapping[str, Tensor] = field(default_factory=dict)
+    summed: frozenset[str] = frozenset()
 
 
 class Projections(NamedTuple):

@@ -45,7 +45,7 @@ class DAPE(Encoding):
     also_called = ("data_adaptive", "data_adaptive_bias")
     extrapolates = "Claimed, in its own tables: better beyond the trained length than the bias it adapts."
     used_by = ""
-    reads_pairs = True
+    queries_together = 1
     per_layer = True
     wraps = ("kerple", "alibi")
 
@@ -67,7 +67,7 @@ class DAPE(Encoding):
             )
         self.encoding, self.heads, self.width = encoding, heads, width
         self.doors = encoding.doors | {"attend"}
-        self.axes, self.reads_keys = encoding.axes, encoding.reads_keys
+        self.axes, self.reads_keys, self.between = encoding.axes, encoding.reads_keys, encoding.between
         self.first = nn.Linear(2 * heads, width, device=device, dtype=dtype)
         self.second = nn.Linear(width, heads, device=device, dtype=dtype)
 

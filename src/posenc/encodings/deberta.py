@@ -67,6 +67,7 @@ class DeBERTa(Encoding):
     reads_keys = True
     extrapolates = "not claimed: distances past the last bucket share its row"
     used_by = "DeBERTa, DeBERTa-v2, DeBERTa-v3"
+    between = ()
 
     def __init__(
         self,

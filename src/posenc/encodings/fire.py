@@ -49,6 +49,7 @@ class Fire(Encoding):
     also_called = ("functional_interpolation",)
     extrapolates = "Claimed: best of the biases at four times the length. Found: best of them on copying, to twice."
     per_layer = True
+    between = ()
 
     def __init__(
         self,

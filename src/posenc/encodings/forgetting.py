@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from posenc import checks
 from posenc.biases import Bias, Levels, facts_of
 from posenc.encoding import Encoding
-from posenc.kernels.sums_in_order import sums_to
+from posenc.kernels.sums_in_order import sums_of
 from posenc.keys import Keys, Projections
 from posenc.positions import Positions
-from posenc.precision import most_exact, without_autocast
+from posenc.precision import without_autocast
 from posenc.score_mods import ScoreMod
 
 
@@ -54,6 +54,7 @@ class Forgetting(Encoding):
     )
     used_by = ""
     per_layer = True
+    between = ("forgetting",)
 
     def __init__(
         self,
@@ -89,9 +90,8 @@ class Forgetting(Encoding):
     def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
         assert q is not None
         checks.heads(self, q)
-        gates = keys.memo["forgetting"]
         # After a hundred thousand tokens a float32 sum has steps of 0.0078; the difference of two must be finer.
-        to_query, to_key = sums_to(most_exact(gates), at, keys.at)
+        to_query, to_key = sums_of("forgetting", at, keys)
         keys = facts_of(keys, memo={"forgotten": to_key}, query_memo={"forgotten": to_query})
         return [Levels(self.score_mod, q, at, keys, of_queries=to_query, of_keys=to_key)]
 

@@ -93,6 +93,7 @@ class FourierRotary(Encoding):
     also_called = ("fope", "fourier_position_embedding")
     extrapolates = "Claimed steady passkey retrieval from 512 trained tokens to 8,192; ALiBi's perplexity stays better."
     used_by = ""
+    between = ()
 
     def __init__(
         self,

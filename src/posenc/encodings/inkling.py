@@ -62,6 +62,7 @@ class Inkling(Encoding):
         "temperature there; no measurement is published"
     )
     used_by = "Inkling, Inkling-2-Small"
+    between = ()
 
     def __init__(
         self,

@@ -55,6 +55,7 @@ class LearnedRotary(Turning):
     per_layer = True
     extrapolates = "nothing is claimed; as rotary, it meets angles past the trained length that it never saw"
     used_by = ""
+    between = ()
 
     def __init__(
         self,

@@ -56,7 +56,6 @@ class PaTH(Encoding):
     also_called = ("path_attention", "householder")
     extrapolates = "Good to a few times the trained length, and worse at extreme ones; best together with forgetting."
     used_by = ""
-    reads_pairs = True
     # Each call solves the blocks of the whole path, as much work as some 130 queries are.
     queries_together = 4 * BLOCK
     per_layer = True

@@ -53,6 +53,7 @@ class RotaryValues(Encoding):
     also_called = ("roper", "rotary_value_position_embedding")
     extrapolates = "Nothing was measured past the trained length; it reads distances only, as rotary does."
     used_by = "DeepSeek-V4"
+    between = ()
 
     def __init__(
         self,

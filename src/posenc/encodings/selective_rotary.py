@@ -14,11 +14,11 @@ from posenc.encoding import Encoding
 from posenc.kernels.bound import BoundKernel
 from posenc.kernels.reference import fit_heads
 from posenc.kernels.rotate_pairs import rotate_both, rotate_pairs, rotation_dtype
-from posenc.kernels.sums_in_order import sums_to
+from posenc.kernels.sums_in_order import sums_of
 from posenc.keys import Keys, Projections
 from posenc.masks import Mask
 from posenc.positions import Positions
-from posenc.precision import most_exact, without_autocast
+from posenc.precision import without_autocast
 from posenc.rotations import cos_sin, plain_frequencies
 
 GATES = ("none", "head", "pair")
@@ -73,6 +73,7 @@ class SelectiveRotary(PairsTurned, Encoding):
     extrapolates = "Claimed for copying and parity in gated linear attention; not investigated in language."
     used_by = ""
     per_layer = True
+    between = ("selective_rotary",)
 
     def __init__(
         self,
@@ -148,9 +149,7 @@ class SelectiveRotary(PairsTurned, Encoding):
     ) -> tuple[Tensor, Tensor | None]:
         checks.heads(self, q)
         checks.head_dim(self, q)
-        angle = keys.memo["selective_rotary"]
-        exact = most_exact(angle).transpose(2, 3).flatten(1, 2)
-        to_query, to_key = sums_to(exact, at, keys.at)  # [B, heads * pairs, T] and [..., S]
+        to_query, to_key = sums_of("selective_rotary", at, keys)  # [B, heads * pairs, T] and [..., S]
         k, v = fit_heads(q, keys.k, keys.v)
         # Only a product of both is free of where the sums began: biases beside it read queries and keys as they are.
         biases = [bias for part in kernel.beside for bias in part.biases(q, at, keys)]

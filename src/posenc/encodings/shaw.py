@@ -58,6 +58,7 @@ class Shaw(Encoding):
         "distances that training never reached have untrained vectors"
     )
     used_by = "Music Transformer; Wav2Vec2-BERT (keys only, other clips on each side); a BERT variant"
+    between = ()
 
     def __init__(
         self,

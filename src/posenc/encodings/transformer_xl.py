@@ -68,6 +68,7 @@ class TransformerXL(Encoding):
         "no independent measurement is known to us, and distances beyond the trained ones are still unseen"
     )
     used_by = "Transformer-XL, XLNet; Conformer speech encoders such as Wav2Vec2-BERT and Parakeet"
+    between = ()
 
     def __init__(
         self,

@@ -56,6 +56,7 @@ class TUPE(Encoding):
     also_called = ("untied", "untied_positional_encoding")
     extrapolates = "no: a table of absolute positions ends with the trained length"
     used_by = ""
+    between = ()
 
     def __init__(
         self,

@@ -95,6 +95,7 @@ def attend(
     dropout: float,
     weights: bool,
     vectors: ValueVectors | None = None,
+    sums: list[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention with biases, block by block. A row that may see nothing gives zeros.
 
@@ -107,7 +108,7 @@ def attend(
     assert not (weights or dropout), "why_not('blocked') forbids this"
     check_heads(q, keys.k, keys.v)
     if vectors is not None and q.shape[2] == 1:
-        return attend_with_vectors(biases, q, at, keys, vectors, scale=scale), None
+        return attend_with_vectors(biases, q, at, keys, vectors, scale=scale, sums=sums), None
     heads, (q, k, v) = q, as_fused_attention_takes(q, keys.k, keys.v)
     if torch.compiler.is_compiling():
         offset = offset_in_a_row(biases, at, keys.at, mask)
@@ -119,7 +120,10 @@ def attend(
         bias, plan = how(biases, heads, at, keys, mask)
         reach = None if branched is not None or vectors is not None else windows(bias, q, k, plan, scale)
         if reach is not None and all(isinstance(form, DistancesInRow) for form in bias.forms):
-            return attend_within(reach, bias, q, k, v, plan, scale)[..., : keys.v.shape[-1]], None
+            out, total = attend_within(reach, bias, q, k, v, plan, scale)
+            if sums is not None:
+                sums.append(total)
+            return out[..., : keys.v.shape[-1]], None
         if reach is not None:
             # Levels are those of all heads.
             bias, plan = how(biases, heads, at, keys, mask.within(max(reach)))
@@ -130,16 +134,18 @@ def attend(
         if vectors is not None:
             assert plan.row is not None, "adds_vectors forbids this"
             added = VectorsInRow(vectors, plan.row, q.shape[2], k.shape[2], exact_dtype(q))
-        call = InBlocks(plan, bias, scale, branched, added)
+        call = InBlocks(plan, bias, scale, branched, added, sums=sums is not None)
         inputs = bias.inputs if added is None else (*bias.inputs, added.vectors)
-        out = Differentiable.apply(call, v, len(given), *given, *inputs)
+        out, total = Differentiable.apply(call, v, len(given), *given, *inputs)
+        if sums is not None:
+            sums.append(total)
     return out[..., : keys.v.shape[-1]], None
 
 
 def attend_within(
     reach: Sequence[int], bias: SumInBlocks, q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float
-) -> Tensor:
-    """Attention with biases of the distance, each key head within its own number of keys."""
+) -> tuple[Tensor, Tensor]:
+    """Attention with biases of the distance, each key head within its own number of keys: output and sums."""
     (B, H, T, _), (KV, S), (values,) = q.shape, k.shape[1:3], bias.inputs
     (in_row,) = (form for form in bias.forms if isinstance(form, DistancesInRow))
     within = torch.tensor(reach, device=q.device).repeat_interleave(H // KV)[:, None]
@@ -155,7 +161,8 @@ def attend_within(
         call = InBlocks(part, added, scale)
         taken.append(Differentiable.apply(call, value, 2, asking, key, *added.inputs))
     # Laid out as the projection behind it reads it.
-    return torch.cat([x.transpose(1, 2) for x in taken], 2).transpose(1, 2)
+    out = torch.cat([x.transpose(1, 2) for x, _ in taken], 2).transpose(1, 2)
+    return out, torch.cat([total for _, total in taken], 1)
 
 
 def how(biases: Sequence[Bias], q: Tensor, at: Positions, keys: Keys, mask: Mask) -> tuple[SumInBlocks, Plan]:
@@ -209,6 +216,7 @@ class InBlocks:
 
     branched  what says which pairs meet with other queries and keys than the kernel's own; None where none do
     vectors   what is added to values by their distance; None where nothing is
+    sums      whether somebody goes on with the sums of exponentials, for whom that of no keys is 0
     """
 
     plan: Plan
@@ -216,15 +224,19 @@ class InBlocks:
     scale: float
     branched: Branched | None = None
     vectors: VectorsInRow | None = None
+    sums: bool = False
 
     @without_tiny_numbers()
     @torch.autocast("cpu", enabled=False)
     def forwards(self, ways: Sequence[Way], v: Tensor) -> tuple[Tensor, Tensor]:
-        """The output [B, H, T, D], and the logarithm of each query's sum of exponentials [B, H, T]."""
+        """The output [B, H, T, D], and the logarithm of each query's sum of exponentials [B, H, T].
+
+        For a query that sees no key it is -inf where the sums are gone on with, else 0.
+        """
         q, _ = ways[0]
         B, H, T, D = q.shape
         out = q.new_zeros(B, T, H, D).transpose(1, 2)  # as the projection behind it reads it
-        sums = q.new_zeros(B, H, T, dtype=exact_dtype(q))
+        sums = q.new_full((B, H, T), -math.inf if self.sums else 0.0, dtype=exact_dtype(q))
         curves = None if self.vectors is None else self.vectors.asked_by(q)
         for block in self.plan.blocks(self.bias.rows if curves is None else SIZES.rows_of_values):
             queries, parts = (block.batch, slice(None), block.rows), []
@@ -236,11 +248,12 @@ class InBlocks:
                     here = met.narrowed(part.keys)
                     seen = block.batch, slice(None), part.keys
                     logits, alone = self.added(here, part.bias, q), len(cuts) == 1 and here.block == block
+                    alone = alone and not self.sums
                     if curves is None:
                         taken, total = fused(asked, k[seen], v[seen], logits, self.scale, alone=alone)
                     elif alone or length(curves.between_edges(here.block)):
                         taken, total = weighed(asked, k[seen], v[seen], logits, self.scale, here.block, curves)
-                        total = total.masked_fill(total == -math.inf, 0.0) if alone else total
+                        total = finite(total) if alone else total
                     else:
                         # All of these keys have the same vector.
                         taken, total = fused(asked, k[seen], v[seen], logits, self.scale, alone=False)
@@ -248,7 +261,7 @@ class InBlocks:
                         taken = taken + curves.vectors[:, known]
                     parts.append((taken, total if part.shift is None else total + part.shift))
             taken, total = parts[0] if len(parts) == 1 else merged(parts)
-            out[queries], sums[queries] = last_first(taken), last_first(total)
+            out[queries], sums[queries] = last_first(taken), last_first(total if self.sums else finite(total))
         return out, sums
 
     @torch.autocast("cpu", enabled=False)
@@ -260,11 +273,13 @@ class InBlocks:
         sums: Tensor,
         grad: Tensor,
         of_bias: BiasGradient | None,
+        grad_of_sums: Tensor | None = None,
     ) -> tuple[list[Tensor], Tensor, Tensor | None]:
         """The gradients in the queries and keys of each way, in v, and in the vectors that are added to values; that of
         the bias is added to its collector.
 
-        With weights p, their gradient dp = grad . v^T and d = sum_j p_j dp_j = grad . out, the logits have p (dp - d).
+        With weights p, their gradient dp = grad . v^T and d = sum_j p_j dp_j = grad . out, the logits have p (dp - d);
+        and p times the gradient of their sum's logarithm, where there is one.
         An output in half precision is rounded too far for d: what the logits of a row have would no longer add up to 0,
         and a bias that many rows share would be off by more than its gradient.
         """
@@ -285,6 +300,7 @@ class InBlocks:
                 return last_first(x[queries]).to(exact).reshape(b * KV, rows, -1)
 
             upstream, taken, total = stacked(grad), stacked(out), stacked(sums[..., None])
+            of_sums = None if grad_of_sums is None else stacked(grad_of_sums[..., None])
             asked = {way: stacked(ways[way][0]) * self.scale for way in {piece.way for piece in pieces}}
             slopes = functools.partial(self.slopes, ways, v, asked, upstream, total, room, curves, of_bias is not None)
             mean = (upstream * taken).sum(-1, keepdim=True) if q.dtype == exact else None
@@ -303,7 +319,7 @@ class InBlocks:
                 if curves is not None and of_vectors is not None:
                     known, by_vector = curves.by_distance(piece.block, weights.view(b, H, n, m))
                     of_vectors.add_to_vectors(known, by_vector, curves.last_first(piece.block))
-                logits.sub_(mean).mul_(weights)
+                logits.sub_(mean if of_sums is None else mean - of_sums).mul_(weights)
                 found[piece.way].baddbmm_(logits, keys)
                 dks[piece.way][at].baddbmm_(logits.transpose(1, 2), asked[piece.way])
                 if of_bias is not None:
@@ -397,15 +413,20 @@ class Differentiable(torch.autograd.Function):
     """A call as one step of the graph, which keeps no more than the output and a number for each query."""
 
     @staticmethod
-    def forward(ctx: Any, call: InBlocks, v: Tensor, ways: int, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, call: InBlocks, v: Tensor, ways: int, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         out, sums = call.forwards(pairs(inputs[:ways]), v)
         ctx.call, ctx.ways, ctx.versions = call, ways, versions(call.plan.at, call.plan.keys_at)
         # The inputs of the bias are kept by the bias; here it is seen when somebody changes them in between.
-        ctx.save_for_backward(v, out, sums, *inputs)
-        return out
+        ctx.save_for_backward(v, out, finite(sums) if call.sums else sums, *inputs)
+        ctx.set_materialize_grads(False)
+        if not call.sums:
+            ctx.mark_non_differentiable(sums)
+        elif call.bias.taken_off is not None:
+            sums = sums + call.bias.taken_off
+        return out, sums
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise RuntimeError(
                 "attention in blocks has no gradient of its gradient; use kernel='reference' where one is wanted"
@@ -413,7 +434,10 @@ class Differentiable(torch.autograd.Function):
         check_versions(ctx.versions, ctx.call.plan.at, ctx.call.plan.keys_at)
         v, out, sums, *inputs = ctx.saved_tensors
         of_bias = ctx.call.bias.gradient() if any(ctx.needs_input_grad[3 + ctx.ways :]) else None
-        of_ways, dv, of_vectors = ctx.call.backwards(pairs(inputs[: ctx.ways]), v, out, sums, *grads, of_bias)
+        grad, grad_of_sums = grads
+        grad = torch.zeros_like(out) if grad is None else grad
+        given = pairs(inputs[: ctx.ways]), v, out, sums, grad, of_bias, grad_of_sums
+        of_ways, dv, of_vectors = ctx.call.backwards(*given)
         totals = (None,) * len(ctx.call.bias.inputs) if of_bias is None else of_bias.total()
         return None, dv, None, *of_ways, *totals, *(() if of_vectors is None else (of_vectors,))
 
@@ -458,12 +482,17 @@ def weighed(
 
 
 def merged(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Attention over all keys, from attention over some of them each."""
+    """Attention over all keys and the logarithm of its sums, from attention over some of them each."""
     sums = torch.stack([total for _, total in parts])
     total = sums.logsumexp(0)
-    shares = (sums - total.masked_fill(total == -math.inf, 0.0)).exp()
+    shares = (sums - finite(total)).exp()
     out = sum(share[..., None] * taken for share, (taken, _) in zip(shares, parts, strict=True))
-    return out, total.masked_fill(total == -math.inf, 0.0)
+    return out, total
+
+
+def finite(sums: Tensor) -> Tensor:
+    """Logarithms of sums, with 0 for that of no keys: what is -inf stays so when it is subtracted."""
+    return sums.masked_fill(sums == -math.inf, 0.0)
 
 
 def fitting(room: list[Tensor], which: int, shape: tuple[int, ...]) -> Tensor:

@@ -28,6 +28,8 @@ class BoundKernel:
     beside          the other parts of a sum that the calling encoding is a part of: their biases are added too
     shared          biases that the layers of one pass without gradients share, by what they are made of; None: no layer
                     shares any
+    sums            where to note the logarithm of each query's sum of exponentials, [B, H, T], -inf for a query that
+                    sees no key; None: nobody goes on with it
     """
 
     kernel: Callable[..., tuple[Tensor, Tensor | None]]
@@ -40,6 +42,7 @@ class BoundKernel:
     weights: bool
     beside: tuple[Encoding, ...] = ()
     shared: dict[Hashable, list[Bias]] | None = None
+    sums: list[Tensor] | None = None
 
     def __call__(
         self,
@@ -60,7 +63,8 @@ class BoundKernel:
         mask, added = self.added(encoding, q, at, keys, mask, biases)
         wanted = self.weights if weights is None else weights
         asked = {"scale": self.scale, "dropout": self.dropout, "weights": wanted}
-        return self.kernel(added, q, at, keys, mask, **asked, **({} if vectors is None else {"vectors": vectors}))
+        also = {"vectors": vectors, "sums": self.sums}
+        return self.kernel(added, q, at, keys, mask, **asked, **{n: one for n, one in also.items() if one is not None})
 
     def logits(self, encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask) -> Tensor:
         """The scaled logits [B, H, T, S] in float32 at least, with all biases and what the mask adds.

@@ -52,6 +52,7 @@ def attend(
     scale: float,
     dropout: float,
     weights: bool,
+    sums: list[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention with the closures of biases on every logit, in the blocks of logits that the mask leaves.
 
@@ -61,13 +62,15 @@ def attend(
     if q.shape[0] == 0:
         # FlexAttention refuses a batch without rows, for which there is nothing to compute.
         k, v = fit_heads(q, keys.k, keys.v)
+        if sums is not None:
+            sums.append(q.new_zeros(q.shape[:3], dtype=torch.float32))
         return q @ k.transpose(-1, -2) @ v, None
     if not torch.is_grad_enabled():
         # FlexAttention refuses leaves that want gradients on a CPU even where none are taken.
         q, k, v = q.detach(), keys.k.detach(), keys.v.detach()
     else:
         k, v = keys.k, keys.v
-    out = flex_attention(q.device)(
+    found = flex_attention(q.device)(
         q,
         k,
         v,
@@ -75,8 +78,12 @@ def attend(
         block_mask=block_mask(mask, at, keys.at),
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
+        return_lse=sums is not None,
     )
-    return out, None
+    if sums is None:
+        return found, None
+    sums.append(found[1])
+    return found[0], None
 
 
 def flex_attention(device: torch.device):

@@ -26,9 +26,15 @@ def attend_in_rows(
     encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
 ) -> tuple[Tensor, Tensor | None]:
     """Door 4 of an encoding, some queries at a time where it reads pairs: the output [B, H, T, E] and weights."""
-    if not encoding.reads_pairs:
+    if not encoding.queries_together:
         return encoding.attend(q, at, keys, mask, kernel)
     return in_rows(lambda held, *given: held.attend(*given), encoding, q, at, keys, mask, kernel)
+
+
+def at_a_time(encoding: Encoding, q: Tensor, keys: int) -> int:
+    """How many queries a rule is asked for that computes something for each pair with so many keys."""
+    pairs = q.shape[0] * q.shape[1] * keys
+    return max(1, encoding.queries_together, SIZES.pairs_of_rules // max(pairs, 1))
 
 
 def in_rows(
@@ -40,8 +46,7 @@ def in_rows(
     keeps only its queries and computes the rest again in the backward pass. A graph takes all queries at once, since
     the number of blocks would tie it to one length; so do the transforms of torch.func, which cannot compute again.
     """
-    tokens, pairs = q.shape[2], q.shape[0] * q.shape[1] * keys.k.shape[2]
-    step = max(encoding.queries_together, SIZES.pairs_of_rules // max(pairs, 1))
+    tokens, step = q.shape[2], at_a_time(encoding, q, keys.k.shape[2])
     if tokens <= step or torch.compiler.is_compiling() or is_transformed() or is_written_down():
         return rule(encoding, q, at, keys, mask, kernel)
     # The same encodings with the same parameters, whatever stands in for them when a block is computed again.
@@ -81,5 +86,6 @@ def few(
         given = given[..., rows, :] if given.dim() > 1 and given.shape[-2] > 1 else given
         given = given[..., :last] if given.dim() > 0 and given.shape[-1] > 1 else given
     memo = {name: fact[:, :, :last] for name, fact in keys.memo.items()}
-    seen = Keys(keys.k[:, :, :last], keys.v[:, :, :last], keys.at.rows(slice(0, last)), memo, query_memo)
+    k, v, at_keys = keys.k[:, :, :last], keys.v[:, :, :last], keys.at.rows(slice(0, last))
+    seen = Keys(k, v, at_keys, memo, query_memo, keys.summed)
     return q[:, :, rows], at.rows(rows), seen, replace(mask, given=given)

@@ -35,6 +35,7 @@ class Request(NamedTuple):
     q         the queries [B, H, T, D]; None where nobody knows them yet
     inputs    what else the call is given; None where nobody knows it yet
     vectors   whether the kernel adds vectors to values by their distance, for a rule that reads weights for that alone
+    sums      whether the logarithm of each query's sum of exponentials is wanted
     """
 
     encoding: Encoding
@@ -43,6 +44,7 @@ class Request(NamedTuple):
     q: Tensor | None = None
     inputs: Inputs | None = None
     vectors: bool = False
+    sums: bool = False
 
     def against(self, kernel: str) -> str | None:
         """Why a kernel of fused operators cannot serve: it gives no weights, and torch.func cannot transform it."""

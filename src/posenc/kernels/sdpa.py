@@ -18,6 +18,8 @@ from posenc.positions import Positions
 
 def why_not(request: Request) -> str | None:
     """Why PyTorch's fused attention cannot serve, or None."""
+    if request.sums:
+        return "sdpa does not return the sums of its exponentials; use kernel='auto', 'reference' or 'flex'"
     return request.against("sdpa")
 
 

@@ -4,7 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from posenc.keys import Keys
 from posenc.positions import Positions
+from posenc.precision import most_exact
 
 
 def sums_after(values: Tensor, keys_at: Positions) -> Tensor:
@@ -24,6 +26,21 @@ def sums_after(values: Tensor, keys_at: Positions) -> Tensor:
 
 def from_the_end(values: Tensor) -> Tensor:
     return F.pad(values[..., 1:], (0, 1)).flip(-1).cumsum(-1).flip(-1)
+
+
+def sums_of(name: str, at: Positions, keys: Keys) -> tuple[Tensor, Tensor]:
+    """Running sums of a remembered fact [B, H, S, ...]: up to each query, [B, H * ..., T], and key, [B, H * ..., S].
+
+    As `sums_to` has them, in float64 where the device has it; the encoding names the fact in `between`.
+    """
+    if name in keys.summed:
+        return in_rows_of_tokens(keys.query_memo[name]), in_rows_of_tokens(keys.memo[name])
+    return sums_to(in_rows_of_tokens(most_exact(keys.memo[name])), at, keys.at)
+
+
+def in_rows_of_tokens(fact: Tensor) -> Tensor:
+    """A fact [B, H, S, ...] of each token with the tokens last, [B, H * ..., S]."""
+    return fact if fact.dim() == 3 else fact.flatten(3).transpose(2, 3).flatten(1, 2)
 
 
 def sums_to(values: Tensor, at: Positions, keys_at: Positions) -> tuple[Tensor, Tensor]:

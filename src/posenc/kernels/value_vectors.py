@@ -30,14 +30,24 @@ class VectorsInRow:
 
 
 def attend_with_vectors(
-    biases: Sequence[Bias], q: Tensor, at: Positions, keys: Keys, vectors: ValueVectors, *, scale: float
+    biases: Sequence[Bias],
+    q: Tensor,
+    at: Positions,
+    keys: Keys,
+    vectors: ValueVectors,
+    *,
+    scale: float,
+    sums: list[Tensor] | None = None,
 ) -> Tensor:
     """What one query takes of all keys, [B, H, 1, E]; keys farther than the first near one share its vector."""
     met = met_by_one_query(at, keys.at)
     assert met is not None, "adds_vectors forbids this"
     logits = product(q, keys.k) * scale
     bias = total(biases, logits.dtype)
-    weights = (logits if bias is None else logits + bias).softmax(-1)
+    logits = logits if bias is None else logits + bias
+    if sums is not None:
+        sums.append(logits.logsumexp(-1))
+    weights = logits.softmax(-1)
     far, near = beyond(met, vectors.same_beyond)
     by_vector = torch.cat((weights[..., : far + 1].sum(-1, keepdim=True), weights[..., far + 1 :]), -1)
     values = fit_heads(q, keys.k, keys.v)[1].to(weights.dtype)

@@ -16,7 +16,7 @@ ADVICE = {
     "a_sum_is_served_as_its_parts_are": "give the same forms of biases for any number of heads, beside anything",
     "a_cache_changes_nothing": "read at.coords and at.order, never a tensor's length; what neighbours say: remember()",
     "left_padding_changes_nothing": "read at.coords and at.order (-1 is padding), never the index in the tensor",
-    "packing_changes_nothing": "coordinates start again with each document: do not count on, and sum with sums_to",
+    "packing_changes_nothing": "coordinates start again with each document: do not count on, and sum with sums_of",
     "a_neighbour_in_the_batch_changes_nothing": "compute each row from its own positions and length: no batch maximum",
     "the_future_is_invisible": "nothing of a token may be computed from later ones: sum by order, not over the tensor",
     "others_of_its_kind_change_nothing": "ask for tables through `self.once`, and write no key by hand",

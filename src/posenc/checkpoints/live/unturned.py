@@ -218,7 +218,7 @@ class OwnSoftmax(Encoding):
     Raises ValueError for an encoding that replaces the attention rule itself.
     """
 
-    needs_weights = reads_pairs = True
+    needs_weights, queries_together = True, 1
 
     def __init__(self, encoding: Encoding, cap: float | None, sinks: Tensor | None) -> None:
         super().__init__()

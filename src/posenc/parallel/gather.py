@@ -1,0 +1,90 @@
+"""Attention with all keys on every rank: for rules that read, for a query and a key, the keys between the two."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from posenc.encoding import Encoding
+from posenc.kernels.bound import BoundKernel
+from posenc.kernels.in_rows import attend_in_rows
+from posenc.keys import Keys
+from posenc.masks import Mask
+from posenc.parallel.layout import Layout
+from posenc.parallel.line import Line
+from posenc.parallel.passing import pack, pass_on, rounds, unpack
+from posenc.positions import Positions
+
+
+def gathered_attention(
+    encoding: Encoding,
+    q: Tensor,
+    keys: Keys,
+    mask: Mask,
+    kernel: BoundKernel,
+    line: Line,
+    layout: Layout,
+    group: dist.ProcessGroup,
+) -> Tensor:
+    """Attention of this rank's queries [B, H, T, D] to the keys of all ranks, which each then holds: [B, H, T, E]."""
+    names = list(keys.memo)
+    k, v, *facts = Gathered.apply(layout, group, keys.k, keys.v, *keys.memo.values())
+    everywhere = positions_of_all(line, keys.at, layout, group)
+    outs, start = [], 0
+    for at in line.mine:
+        rows = slice(start, start + at.tokens)
+        query_memo = {name: fact[:, :, rows] for name, fact in keys.query_memo.items()}
+        all_keys = Keys(k, v, everywhere, dict(zip(names, facts, strict=True)), query_memo)
+        outs.append(attend_in_rows(encoding, q[:, :, rows], at, all_keys, mask, kernel)[0])
+        start = rows.stop
+    return torch.cat(outs, 2)
+
+
+def positions_of_all(line: Line, at: Positions, layout: Layout, group: dist.ProcessGroup) -> Positions:
+    """Where the tokens of all ranks stand, in the order of the sequence."""
+    starts = [chunk.start for chunk in line.chunks]
+    size = line.chunks[0].tokens
+    if starts[0] is not None and starts == [starts[0] + n * size for n in range(len(starts))]:
+        return replace(Positions.count(size * len(starts), starts[0], device=at.device), horizon=at.horizon)
+    facts = [fact for fact in (at.coords, at.order, at.document) if fact is not None]
+    whole = from_all(facts, layout, group, axis=1)
+    steps = all(chunk.unit_step for chunk in line.chunks)
+    extents = [chunk.extent for chunk in line.chunks]
+    extent = None if None in extents else max(extent for extent in extents if extent is not None)
+    return Positions(*whole, horizon=at.horizon, unit_step=steps, extent=extent)
+
+
+class Gathered(torch.autograd.Function):
+    """Facts of this rank's tokens [B, H, T, ...] as those of all tokens, in the order of the sequence."""
+
+    @staticmethod
+    def forward(ctx: Any, layout: Layout, group: dist.ProcessGroup, *facts: Tensor) -> tuple[Tensor, ...]:
+        ctx.layout, ctx.group = layout, group
+        return tuple(from_all(facts, layout, group, axis=2))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, *to_all(grads, ctx.layout, ctx.group, axis=2)
+
+
+def from_all(facts: Any, layout: Layout, group: dist.ProcessGroup, *, axis: int) -> list[Tensor]:
+    """What all ranks have, joined to the whole sequence along an axis."""
+    held = dict(rounds(facts, group))
+    return [layout.joined([held[rank][n] for rank in range(layout.ranks)], axis) for n in range(len(facts))]
+
+
+def to_all(whole: Any, layout: Layout, group: dist.ProcessGroup, *, axis: int) -> list[Tensor]:
+    """The sum over ranks of what each has for the whole sequence, to each rank that of its own tokens."""
+    rank, ranks = group.rank(), group.size()
+
+    def of(other: int) -> list[Tensor]:
+        return [layout.cut(other, x, axis) for x in whole]
+
+    # What is meant for a rank begins behind it, and comes home over all others.
+    found = of((rank - 1) % ranks)
+    for step in range(1, ranks):
+        came = unpack(pass_on(pack(found), group)(), found)
+        found = [x + y for x, y in zip(came, of((rank - 1 - step) % ranks), strict=True)]
+    return found

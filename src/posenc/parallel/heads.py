@@ -1,0 +1,230 @@
+"""Heads cut over devices: each rank attends with some of the heads, and their outputs are added up."""
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from posenc.attention import Attention, Call
+from posenc.encoding import Encoding, parts_of
+from posenc.model import Stack
+from posenc.parallel.sequence import attentions, group_of, sum_gradients
+from posenc.parallel.some_heads import OfHeads, Part
+
+
+@dataclass(frozen=True, eq=False)
+class HeadShards:
+    """Which heads of a model this rank has; `shard_heads` makes it.
+
+    group   the ranks, each with as many heads
+    heads   this rank's query heads
+    parts   what this rank has of a parameter that is cut: the parameter -> its place in the whole one
+    names   the names of parameters in the model that was cut
+    shared  parameters of encodings that all heads read, each rank with its own
+    """
+
+    group: dist.ProcessGroup
+    heads: tuple[int, ...]
+    parts: dict[nn.Parameter, Part]
+    names: dict[nn.Parameter, str]
+    shared: tuple[nn.Parameter, ...] = field(repr=False)
+
+    def add_gradients(self) -> None:
+        """Give what the heads of all ranks share in their encodings the sum of its gradients.
+
+        All other parameters have theirs: a part on its rank, and what is no part the same on all.
+        """
+        sum_gradients(self.shared, self.group)
+
+    def whole_state(self, model: nn.Module) -> dict[str, Tensor]:
+        """The state dict of the model as it was before it was cut, with the parameters of all ranks.
+
+        All ranks call it at the same time, and each gets the whole.
+        Raises ValueError for another model than the one that was cut.
+        """
+        state = {}
+        for name, parameter in model.named_parameters():
+            part = self.parts.get(parameter)
+            if part is None:
+                if parameter not in self.names:
+                    raise ValueError(f"the model that was cut is wanted, got another one, with a '{name}' of its own")
+                state[self.names[parameter]] = parameter.detach()
+                continue
+            told: list[Any] = [None] * self.group.size()
+            dist.all_gather_object(told, (part.heads, parameter.detach().cpu()), group=self.group)
+            whole = torch.empty_like(part.whole, device="cpu").unflatten(part.axis, (part.of, -1))
+            for heads, values in told:
+                few = values.unflatten(part.axis, (len(heads), -1))
+                whole.index_copy_(part.axis, torch.tensor(heads), few)
+            state[self.names[part.whole]] = whole.flatten(part.axis, part.axis + 1).to(parameter.device)
+        return state
+
+
+@dataclass(frozen=True, eq=False)
+class Ranks:
+    """Sums over the ranks of a group, to which the copies of a model belong as well."""
+
+    group: dist.ProcessGroup
+
+    def sum(self, x: Tensor) -> Tensor:
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=self.group)
+        return total
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Ranks":
+        return self
+
+
+def shard_heads(model: nn.Module, group: dist.ProcessGroup | None = None) -> HeadShards:
+    """Leave every attention of a model with this rank's share of its heads; the outputs of all ranks are added up.
+
+    out = sum over ranks of W_o[:, its heads] attention(its heads),   the gradient in the input likewise
+
+    group  the ranks over which heads are cut (default: all); rank r of R has the heads r H/R to (r+1) H/R - 1
+
+    Projections and what encodings learn for each head are cut with the heads; what heads share stays whole on every
+    rank, and `add_gradients` adds up what they found of it. An encoding takes its place only where attention gives the
+    heads of a rank the same numbers as among all: slopes stay those of the whole model, and what mixes heads is
+    refused. Everything else of the model is on every rank, and is given the same tokens there. Load a checkpoint
+    before; make the optimiser behind it.
+
+    Raises ValueError for a model without posenc.Attention, heads that do not divide, encodings that cannot be cut, and
+    where torch.distributed has not been set up. The model is changed only if nothing is raised.
+    Source: Shoeybi et al. 2019, arXiv:1909.08053, section 3.
+    """
+    found, group = attentions(model), group_of(group)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    whole, rank, ranks = found[0], group.rank(), group.size()
+    sizes = {(one.heads, one.kv_heads, one.head_dim, one.dim) for one in found}
+    if len(sizes) > 1 or whole.heads % ranks or whole.kv_heads % ranks:
+        raise ValueError(
+            f"heads are cut over {ranks} ranks where every attention has as many, a multiple of {ranks}, and so many "
+            f"key heads; got (heads, kv_heads, head_dim, dim) of {sorted(sizes)}"
+        )
+    each = whole.heads // ranks
+    heads = tuple(range(rank * each, (rank + 1) * each))
+    of_heads = OfHeads(heads, whole.heads, whole.kv_heads, whole.head_dim, whole.dim)
+    for encoding in encodings(model):
+        of_heads(encoding)
+    for module in model.modules():
+        if isinstance(module, Stack):
+            module.hold([of_heads(one) for one in own(module.encodings)], [of_heads(one) for one in module.encoding_of])
+            if module.cross_encoding_of:
+                module.cross_encodings = nn.ModuleList(map(of_heads, own(module.cross_encodings)))
+                module.cross_encoding_of = tuple(map(of_heads, module.cross_encoding_of))
+    for attention in found:
+        if attention.encoding is not None:
+            attention.encoding = of_heads(attention.encoding)
+        cut(attention, of_heads, Ranks(group))
+    shared = {
+        parameter: None
+        for encoding in encodings(model)
+        for one in parts_of(encoding)
+        if one.doors - {"embed"}
+        for parameter in one.parameters()
+        if parameter not in of_heads.parts
+    }
+    return HeadShards(group, heads, of_heads.parts, names, tuple(shared))
+
+
+def own(modules: nn.ModuleList) -> list[Encoding]:
+    return cast(list[Encoding], list(modules))
+
+
+def encodings(model: nn.Module) -> list[Encoding]:
+    """The encodings that a model's attentions use, each once."""
+    found: dict[int, Encoding] = {}
+    for module in model.modules():
+        used: tuple[Encoding | None, ...] = ()
+        if isinstance(module, Stack):
+            used = *own(module.encodings), *module.encoding_of, *module.cross_encoding_of
+        elif isinstance(module, Attention):
+            used = (module.encoding,)
+        found |= {id(one): one for one in used if one is not None}
+    return list(found.values())
+
+
+def cut(attention: Attention, of_heads: OfHeads, ranks: Ranks) -> None:
+    """Leave an attention with some of its heads."""
+    keys = tuple(sorted({head // (attention.heads // attention.kv_heads) for head in of_heads.heads}))
+    kv_heads = attention.kv_heads
+
+    def part(x: Tensor, axis: int, heads: tuple[int, ...], of: int) -> nn.Parameter:
+        assert isinstance(x, nn.Parameter)
+        place = Part(axis, heads, of, x)
+        found = place.of_whole()
+        of_heads.parts[found] = place
+        return found
+
+    for name, heads, of in (
+        ("to_query", of_heads.heads, attention.heads),
+        ("to_key", keys, kv_heads),
+        ("to_value", keys, kv_heads),
+    ):
+        linear = getattr(attention, name)
+        linear.weight = part(linear.weight, 0, heads, of)
+        linear.bias = None if linear.bias is None else part(linear.bias, 0, heads, of)
+        linear.out_features = len(linear.weight)
+    output = attention.to_output
+    weight = part(output.weight, 1, of_heads.heads, of_heads.of)
+    attention.register_module("to_output", AddedUp(output, weight, ranks))
+    attention.heads, attention.kv_heads = len(of_heads.heads), len(keys)
+    attention.register_forward_pre_hook(Entering(ranks), with_kwargs=True)
+
+
+class AddedUp(nn.Module):
+    """A linear map of channels of which each rank has some: y = sum over ranks of W x, + b."""
+
+    def __init__(self, whole: nn.Linear, weight: nn.Parameter, ranks: Ranks) -> None:
+        super().__init__()
+        self.weight, self.bias, self.ranks = weight, whole.bias, ranks
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = SumForwards.apply(F.linear(x, self.weight), self.ranks)
+        return y if self.bias is None else y + self.bias
+
+
+@dataclass(frozen=True)
+class Entering:
+    """What every rank gives its heads is the same, so its gradient is the sum of what all heads find."""
+
+    ranks: Ranks
+
+    def __call__(self, attention: nn.Module, given: tuple, named: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        call = named.get("call")
+        if named.get("weights") or (isinstance(call, Call) and call.weights):
+            raise ValueError("attention weights of heads that are cut over ranks are on no rank; call without weights")
+
+        def entering(x: Any) -> Any:
+            return SumBackwards.apply(x, self.ranks) if isinstance(x, Tensor) else x
+
+        tokens = {name: entering(named[name]) for name in ("query", "key", "value") if name in named}
+        return tuple(map(entering, given)), {**named, **tokens}
+
+
+class SumForwards(torch.autograd.Function):
+    """The sum over ranks, on each; its gradient is the same on each."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ranks: Ranks) -> Tensor:
+        return ranks.sum(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return *grads, None
+
+
+class SumBackwards(torch.autograd.Function):
+    """What is the same on each rank; its gradient is the sum over ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ranks: Ranks) -> Tensor:
+        ctx.ranks = ranks
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.ranks.sum(*grads), None
