@@ -22,6 +22,7 @@ from posenc.lab.results.summary import results
 from posenc.lab.results.summary.claims import carried
 from posenc.lab.runs import record
 from posenc.lab.sweeps import sweep
+from posenc.lab.sweeps.engines import worker
 
 COSTS = Costs({"rotary": Cost("rotary", 0, 2048, 1.1, 1.25), "path": Cost("path", 8712, 3088, 1.5, 2.26)}, 350_000.0)
 
@@ -184,7 +185,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
             key = record.key_of(one)
             state.runs[key] = sweep.Progress(key, str(one.spec), one.task, one.seed, one.steps)
             if more():
-                sweep.run_one(one, key, folder / "records", lambda **changes: None)
+                worker.run_one(one, key, folder / "records", lambda **changes: None)
                 state.runs[key].state = "done"
                 show(state)
 

@@ -29,6 +29,7 @@ from posenc.lab.runs import record
 from posenc.lab.runs import settings as settings_of_lab
 from posenc.lab.runs import train as training
 from posenc.lab.sweeps import compare, sweep
+from posenc.lab.sweeps.engines import worker
 
 SMALL = [
     "--tasks",
@@ -53,7 +54,9 @@ OF_EXPERIMENT = (
 )
 
 SURFACE = {
-    "compare": f"{OF_EXPERIMENT} encodings tasks preset seeds seed-from rates maps stretch log out json",
+    "compare": f"{OF_EXPERIMENT} encodings tasks preset seeds seed-from rates maps stretch log engine address shard "
+    "out json",
+    "merge": "out",
     "report": "table figures style width height titles svg-text json",
     "board": "tasks encodings seconds workers plan out",
     "advise": "task train-length test-length bidirectional axes encoding rows json",
@@ -90,14 +93,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 DRAW = drawer.Drawer.__call__
 
 
-def run_in_this_process(experiments: Sequence[Experiment], folder: Path, *, log=(), show) -> sweep.Sweep:
+def run_in_this_process(experiments: Sequence[Experiment], folder: Path, *, log=(), show, engine=None) -> sweep.Sweep:
     found = sweep.Sweep()
     for run in experiments:
         key = record.key_of(run)
         found.runs[key] = sweep.Progress(key, str(run.spec), run.task, run.seed, run.steps)
         try:
             if not sweep.kept_record(folder / "records" / f"{key}.json"):
-                sweep.run_one(run, key, folder / "records", lambda **changes: None, sweep.Besides(tuple(log)))
+                worker.run_one(run, key, folder / "records", lambda **changes: None, worker.Besides(tuple(log)))
         except Exception as error:
             found.failures[key] = f"{type(error).__name__}: {error}"
         found.runs[key].state = "failed" if key in found.failures else "done"

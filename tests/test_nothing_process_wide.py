@@ -37,6 +37,7 @@ ALLOWED = {
     "lab/evaluation/*": {r"torch\.manual_seed": OWN_PROCESS},
     "lab/runs/*": {r"torch\.set_num_threads": OWN_PROCESS},
     "lab/sweeps/*": {r"signal\.signal|torch\.set_num_threads|setattr": OWN_PROCESS},
+    "lab/sweeps/engines/*": {r"signal\.signal|torch\.set_num_threads": OWN_PROCESS},
     "lab/description/*": {r"torch\.manual_seed": OWN_PROCESS},
     "lab/board/*": {
         r"torch\.set_num_threads": OWN_PROCESS,

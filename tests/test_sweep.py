@@ -27,7 +27,9 @@ from posenc.lab.experiments.experiment import Experiment
 from posenc.lab.experiments.recipes import recipe
 from posenc.lab.runs import record
 from posenc.lab.sweeps import sweep
-from posenc.lab.sweeps.sweep import Progress, Sweep, run_all, signals_held
+from posenc.lab.sweeps.engines import Local, local, worker
+from posenc.lab.sweeps.engines.local import signals_held
+from posenc.lab.sweeps.sweep import Progress, Sweep, run_all
 
 SMALL = ["--tasks", "repeat", "--seeds", "1", "--steps", "6", "--train-length", "3", "--dim", "16", "--heads", "2"]
 SMALL += ["--layers", "1"]
@@ -277,7 +279,7 @@ def test_a_worker_can_be_asked_to_end() -> None:
 
 
 def wait_to_be_ended() -> None:
-    sweep.begin()
+    local.begin()
     while True:
         time.sleep(1)
 
@@ -291,13 +293,13 @@ def small(spec: str = "none", **changes) -> Experiment:
 
 def test_a_crew_that_ends_clears_what_its_workers_left_half_written(tmp_path: Path) -> None:
     store.temporary_name(tmp_path / "record.json").write_text("{")
-    sweep.Crew(1, tmp_path, Sweep()).end()
+    sweep.Crew(Local(1), tmp_path, Sweep()).end()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_worker_tells_what_it_does_and_writes_its_record_under_the_given_name(tmp_path: Path) -> None:
     news: list[dict] = []
-    sweep.run_one(small(evaluate_every=1), record.key_of(small()), tmp_path, lambda **changes: news.append(changes))
+    worker.run_one(small(evaluate_every=1), record.key_of(small()), tmp_path, lambda **changes: news.append(changes))
     assert news[0] == {"state": "running"} and news[-1] == {"state": "measuring"}
     assert [changes["step"] for changes in news[1:-1]] == [1, 2]
     assert record.read(tmp_path / f"{record.key_of(small())}.json")["experiment"]["spec"] == "none"
@@ -305,7 +307,7 @@ def test_a_worker_tells_what_it_does_and_writes_its_record_under_the_given_name(
 
 def test_a_sweep_whose_records_are_all_there_starts_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key = record.key_of(small())
-    sweep.run_one(small(), key, tmp_path / "records", lambda **changes: None)
+    worker.run_one(small(), key, tmp_path / "records", lambda **changes: None)
     monkeypatch.setattr(sweep, "Crew", None)
     shown: list[int] = []
     found = run_all([small()], tmp_path, show=lambda state: shown.append(state.done))
@@ -316,7 +318,7 @@ def test_a_record_of_another_torch_is_kept_and_that_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     key = record.key_of(small())
-    sweep.run_one(small(), key, tmp_path / "records", lambda **changes: None)
+    worker.run_one(small(), key, tmp_path / "records", lambda **changes: None)
     monkeypatch.setattr(torch, "__version__", "9.9")
     monkeypatch.setattr(sweep, "Crew", None)
     assert run_all([small()], tmp_path).runs[key].state == "kept"
@@ -356,7 +358,7 @@ def test_the_time_left_goes_by_the_steps_done() -> None:
 
 
 def test_when_there_is_to_be_no_more_what_has_begun_ends_and_nothing_else_begins(tmp_path: Path) -> None:
-    small = {"train_length": 2, "dim": 4, "heads": 1, "layers": 1, "batch": 2, "steps": 60}
+    small = {"train_length": 2, "dim": 4, "heads": 1, "layers": 1, "batch": 2, "steps": 600}
     runs = [recipe("repeat", "none", seed, **small) for seed in range(3)]
     states: list[list[str]] = []
 

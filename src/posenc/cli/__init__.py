@@ -23,7 +23,7 @@ from posenc import spelling
 from posenc.cli.bench import Bench
 from posenc.cli.board import Advise, Board
 from posenc.cli.checkpoints import Convert, Extend, Fetch, Inspect
-from posenc.cli.comparison import Compare, Report
+from posenc.cli.comparison import Compare, Merge, Report
 from posenc.cli.encodings import Check, List, Order, Show
 from posenc.cli.export import Export
 from posenc.cli.published import LAB, Lab
@@ -39,6 +39,7 @@ VERBS = {
     cls.__name__.lower(): cls
     for cls in (
         Compare,
+        Merge,
         Report,
         Board,
         Advise,

@@ -1,12 +1,12 @@
-"""`posenc compare` and `posenc report`: which encoding, and the page that answers."""
+"""`posenc compare`, `posenc merge` and `posenc report`: which encoding, and the page that answers."""
 
 import json
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from posenc.cli.options import Number, OfExperiment, Whole, Word
 from posenc.foreign import quoted
@@ -40,6 +40,12 @@ class Compare(OfExperiment):
     """Coordinate maps of the positions in training, such as none "randomised(longest=64)"; every encoding with each."""
     stretch: tuple[str, ...] = ()
     """Frequency schedules beyond the trained length, such as none "yarn(factor=2)"; rotary with each."""
+    engine: str = "local"
+    """Who carries out the runs: local (the cores of this machine), or ray (a cluster)."""
+    address: Word = None
+    """HOST:PORT of the head of Ray's cluster. Default: RAY_ADDRESS, or the Ray of this machine."""
+    shard: Word = None
+    """NUMBER/COUNT, from 0/COUNT on: run this part only, into a folder of its own; then posenc merge."""
     out: Path = Path("runs/compare")
     """The folder for records, figures and report."""
     json: bool = False
@@ -49,6 +55,13 @@ class Compare(OfExperiment):
         from posenc import terminal
         from posenc.lab.runs.settings import Settings, not_for
         from posenc.lab.sweeps.compare import compare
+        from posenc.lab.sweeps.engines import engine_of
+        from posenc.lab.sweeps.shards import Shard, run_shard
+
+        engine = engine_of(self.engine, self.address)
+        shard = None if self.shard is None else Shard.of(self.shard)
+        if shard and self.json:
+            raise ValueError("--json prints the records of all runs, and a shard has its own; leave one of them out")
 
         if "all" in self.encodings and (grids := not_for(1)):
             terminal.note(
@@ -66,8 +79,12 @@ class Compare(OfExperiment):
             changes=self.changes(),
         )
         with terminal.live() as show:
-            records, page, sweep = compare(settings, self.out, log=self.log, show=show)
-        answer(records, page, as_json=self.json)
+            if shard:
+                sweep, folder = run_shard(settings, shard, self.out, log=self.log, show=show, engine=engine)
+                terminal.say(f"{sweep.done - len(sweep.failures)} runs of shard {self.shard}: {folder}")
+            else:
+                records, page, sweep = compare(settings, self.out, log=self.log, show=show, engine=engine)
+                answer(records, page, as_json=self.json)
         for key, reason in sweep.failures.items():
             terminal.note(f"failed: {sweep.runs[key].words}: {reason}")
         return 1 if sweep.failures else 0
@@ -83,6 +100,31 @@ def seeds_asked(words: tuple[str, ...]) -> dict[str, Any]:
         raise ValueError(
             f"--seeds takes a number, as in --seeds 5, or --seeds until 0.05; got {quoted(' '.join(words))}"
         ) from None
+
+
+@dataclass
+class Merge:
+    """Put the records of shards into one folder; then posenc report.
+
+    Example: posenc merge runs/compare/shard-* --out runs/compare
+
+    The shards stay as they are, and the same command again adds what is new.
+    """
+
+    folders: Positional[tuple[Path, ...]]
+    """The folders of shards, or others that posenc compare has filled with the same settings."""
+    out: Annotated[Path, arg(metavar="PATH")]
+    """The folder for the records of all."""
+
+    def run(self) -> int:
+        from posenc import terminal
+        from posenc.lab.sweeps.shards import merge
+
+        done = merge(self.folders, self.out)
+        terminal.say(f"{done.new} records are new in {self.out}, {done.there} were there.")
+        for words in done.damaged:
+            terminal.note(f"left out: {words}")
+        return 1 if done.damaged else 0
 
 
 @dataclass
@@ -116,14 +158,14 @@ class Report:
         from posenc.lab import store
         from posenc.lab.results import report, summary, tables
         from posenc.lab.results.drawer import Files
-        from posenc.lab.runs import record
+        from posenc.lab.runs import index, record
         from posenc.lab.runs.settings import in_reading_order, read_settings
 
         for path in self.table:
             tables.form_of(path)
         files = Files(self.figures, self.style, self.width, self.height, self.titles, self.svg_text)
         settings = read_settings(self.folder)
-        records = in_reading_order(record.read_all(self.folder), settings)
+        records = in_reading_order(index.records(self.folder), settings)
         failures = list(record.failures(self.folder).values())
         with ExitStack() as stack:
             # While a comparison is at work there, what it has finished is reported.

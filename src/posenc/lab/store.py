@@ -15,6 +15,7 @@ import secrets
 import shutil
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,17 @@ def write(path: Path, data: bytes) -> Path:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
     return path
+
+
+def add_line(path: Path, line: bytes) -> None:
+    """Add a line to the end of a file, for what can be made again: it is not brought to disk, and may be cut off there.
+
+    Behind one that was cut off another begins. Raises CannotWrite.
+    """
+    with told(path), open(path, "ab+") as file:
+        file.seek(-1 if file.tell() else 0, os.SEEK_END)
+        torn = file.read(1) not in (b"", b"\n")
+        file.write(b"\n" * torn + line)
 
 
 @contextmanager
@@ -317,6 +329,7 @@ def versions() -> dict[str, Any]:
     }
 
 
+@lru_cache(maxsize=1)
 def processor() -> str:
     """The name of this machine's processor, as far as it says one."""
     info = Path("/proc/cpuinfo")

@@ -12,7 +12,7 @@ from posenc.foreign import CannotRead, matches
 from posenc.foreign import read as read_bytes
 from posenc.lab import store
 from posenc.lab.results.summary import Record, task_of
-from posenc.lab.runs import record
+from posenc.lab.runs import index, record
 from posenc.lab.sweeps import sweep
 
 FOLDER = "records"
@@ -124,6 +124,7 @@ def fold(work: Path, folder: Path) -> int:
     add(folder, map(row_of, found))
     for full in found:
         (work / FOLDER / f"{full['key']}.json").unlink(missing_ok=True)
+    (work / index.FILE).unlink(missing_ok=True)
     return len(found)
 
 

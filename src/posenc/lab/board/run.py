@@ -23,7 +23,8 @@ WORK = "work"
 """The folder of full records, beside the rows that they become."""
 
 FOLD_AT = 20
-"""So many full records lie there at most, but for those of runs that end meanwhile."""
+"""So many full records lie there at most, or a tenth of the rows that there are, but for those of runs that end
+meanwhile. Folding writes the rows of a task again, all of them: at every so many runs that would go by the square."""
 
 
 @dataclass(frozen=True)
@@ -92,12 +93,12 @@ def run_stage(
     show: Callable[[Sweep], None],
 ) -> None:
     """Run these, and fold their records from time to time."""
-    folded = 0
+    folded, there = 0, len(rows.read(out))
 
     def shown(sweep: Sweep) -> None:
         nonlocal folded
         show(sweep)
-        if sweep.done - folded >= FOLD_AT:
+        if sweep.done - folded >= max(FOLD_AT, (there + folded) // 10):
             rows.fold(work, out)
             folded = sweep.done
 

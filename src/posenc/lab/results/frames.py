@@ -67,13 +67,15 @@ def load(folder: Path | str, what: str = "lengths", as_: str = "pandas") -> Any:
     ModuleNotFoundError, which says what to install, where the library is missing.
     """
     # Records are read with torch, which the rest of this file does without.
-    from posenc.lab.runs import record
+    from posenc.lab.runs import index, record
     from posenc.lab.runs.settings import in_reading_order, read_settings
 
     check(what, KINDS, "what")
     check(as_, AS, "as_")
     folder = Path(folder)
-    found = in_reading_order(record.read_all(folder), read_settings(folder))
+    # Tables hold no pictures.
+    of_folder = record.read_all if what == "records" else index.records
+    found = in_reading_order(of_folder(folder), read_settings(folder))
     return found if what == "records" else framed(rows(found, what), as_)
 
 
@@ -196,7 +198,7 @@ def records_of(data: Frame | Sequence[Record], what: str) -> list[Record]:
     Raises ValueError for a table that lacks a column, and names it.
     """
     if isinstance(data, (list, tuple)):
-        return list(data)
+        return data if isinstance(data, summary.Settled) else list(data)
     table: Any = data
     if not (hasattr(table, "columns") and (hasattr(table, "to_dicts") or hasattr(table, "to_dict"))):
         raise ValueError(

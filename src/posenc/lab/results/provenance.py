@@ -7,6 +7,7 @@ from typing import Any
 
 from posenc.lab.results import figures, statistics, summary
 from posenc.lab.results.summary import Record, get, number, tasks
+from posenc.lab.runs import index
 
 # Letters of a setting, or of what runs have in common, however many values it lists.
 MOST_OF_A_VALUE = 4_000
@@ -89,7 +90,8 @@ def not_measured(records: Sequence[Record]) -> list[str]:
         )
     labels = summary.labels(records)
     for task in tasks(records):
-        absent = [label for label in labels if label not in {r.label for r in summary.results(records, task)}]
+        present = {result.label for result in found if result.task == task}
+        absent = [label for label in labels if label not in present]
         if absent:
             out.append(f"{task} with {summary.listed([summary.name(x) for x in absent])}.")
     short = [r for r in found if not any(factor and factor > 1 for _, factor in r.lengths())]
@@ -99,7 +101,8 @@ def not_measured(records: Sequence[Record]) -> list[str]:
             f"{summary.listed([f'{summary.name(r.label)} on {r.task}' for r in short[:8]])}."
         )
     undone = {}
-    for label, run in summary.labelled(records):
+    labelled = summary.labelled(records)
+    for label, run in labelled:
         ablated = get(run, "ablation")
         if isinstance(ablated, dict):
             for kind in figures.ABLATIONS:
@@ -110,12 +113,19 @@ def not_measured(records: Sequence[Record]) -> list[str]:
         for kind, who in undone.items()
     ]
     for key, words in (("ablation", "Ablations"), ("order", "The order test"), ("attention", "Attention maps")):
-        without = dict.fromkeys(label for label, run in summary.labelled(records) if not get(run, key))
+        if key in index.LEFT_OUT and len(records) > index.MOST_WHOLE:
+            continue
+        without = dict.fromkeys(label for label, run in labelled if not get(run, key))
         if without:
             whole = len(without) == len(labels) and all(not get(run, key) for run in records)
             out.append(
                 f"{words}{'' if whole else ' in some runs of ' + summary.listed([summary.name(x) for x in without])}."
             )
+    if len(records) > index.MOST_WHOLE:
+        out.append(
+            f"Pictures and attention maps of single runs: of more than {index.MOST_WHOLE:,} runs "
+            f"they stay in the records."
+        )
     old = sum(summary.is_text(run) and get(run, "in_distribution", "context_gain") is None for run in records)
     if old:
         out.append(

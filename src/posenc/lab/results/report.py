@@ -56,11 +56,19 @@ def write(
     folder = Path(folder)
     drawer = Drawer(store.inside(folder, "figures"), files)
     failed = summary.legible(failures, summary.MOST_OF_A_SENTENCE)
-    page = render(summary.legible(records), summary.legible(settings or {}), failed, drawer)
-    data = json.dumps(finite(records), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    store.write(folder / "data.json", data.encode())
+    page = render(summary.Settled(summary.legible(records)), summary.legible(settings or {}), failed, drawer)
+    store.write(folder / "data.json", as_json(records).encode())
     store.write(folder / "report.html", page.encode())
     return folder / "report.html"
+
+
+def as_json(records: list[Record]) -> str:
+    """The records as JSON, which is strict."""
+    strictly = partial(json.dumps, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    try:
+        return strictly(records)
+    except (ValueError, TypeError):
+        return strictly(finite(records))
 
 
 def finite(value: Any) -> Any:

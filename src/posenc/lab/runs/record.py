@@ -271,13 +271,22 @@ def failures(folder: Path) -> dict[str, str]:
     return found
 
 
+def keys_in(folder: Path) -> list[str]:
+    """The keys of all records of a folder. Raises ValueError when there is none."""
+    if keys := sorted(path.stem for path in (folder / "records").glob("*.json")):
+        return keys
+    raise ValueError(f"no records in '{folder}'; make some with posenc compare --out {folder}")
+
+
 def read_all(folder: Path) -> list[dict[str, Any]]:
     """All records of a folder. Raises ValueError when there is none, or one is damaged."""
-    paths = sorted((folder / "records").glob("*.json"))
-    if not paths:
-        raise ValueError(f"no records in '{folder}'; make some with posenc compare --out {folder}")
+    return read_these(folder, keys_in(folder))
+
+
+def read_these(folder: Path, keys: Sequence[str]) -> list[dict[str, Any]]:
+    """The records of these keys. Raises CannotRead when one is damaged."""
     try:
-        return [read(path) for path in paths]
+        return [read(folder / "records" / f"{key}.json") for key in keys]
     except CannotRead as error:
         raise CannotRead(
             f"{error}; move it out of the folder, or give the posenc compare again that made it: it sets the file "

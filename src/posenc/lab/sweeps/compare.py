@@ -9,6 +9,7 @@ from posenc.lab import store
 from posenc.lab.experiments.experiment import Experiment
 from posenc.lab.loggers import loggers_of
 from posenc.lab.runs.settings import Settings, check_buildable, in_reading_order, write_settings
+from posenc.lab.sweeps.engines import Engine
 from posenc.lab.sweeps.sweep import Sweep, run_all
 
 SEARCH_SEEDS = (90, 91)
@@ -19,13 +20,20 @@ MOST_SEEDS_UNTIL = 30
 
 
 def compare(
-    settings: Settings, folder: Path, *, log: Sequence[str] = (), show: Callable[[Sweep], None] = lambda sweep: None
+    settings: Settings,
+    folder: Path,
+    *,
+    log: Sequence[str] = (),
+    show: Callable[[Sweep], None] = lambda sweep: None,
+    engine: Engine | None = None,
 ) -> tuple[list[dict[str, Any]], Path, Sweep]:
     """Run what is missing, and write the report: (the records of these settings, the report's path, the sweep).
 
-    log  loggers, as specs, that are told of each run
+    log     loggers, as specs, that are told of each run
+    engine  who carries out the runs; default: the cores of this machine
 
-    Raises ValueError for bad settings and an unwritable folder, RuntimeError when every run failed.
+    Raises ValueError for bad settings, an unwritable folder, and what the engine cannot do; RuntimeError when every run
+    failed.
     """
     from posenc.lab.results import report
 
@@ -35,12 +43,12 @@ def compare(
     with store.held(folder):
         write_settings(settings, folder)
         if settings.rates:
-            runs = at_best_rates(runs, settings.rates, folder / "search", show)
-        sweep = run_all(runs, folder, log=log, show=show)
+            runs = at_best_rates(runs, settings.rates, folder / "search", show, engine)
+        sweep = run_all(runs, folder, log=log, show=show, engine=engine)
         records = records_of(sweep, folder)
         while more := wanting_seeds(settings, runs, records):
             runs = [*runs, *more]
-            sweep = run_all(runs, folder, log=log, show=show)
+            sweep = run_all(runs, folder, log=log, show=show, engine=engine)
             records = records_of(sweep, folder)
         records = in_reading_order(records, settings.to_dict())
         failed = [f"{sweep.runs[key].words}: {reason}" for key, reason in sweep.failures.items()]
@@ -49,16 +57,20 @@ def compare(
 
 def records_of(sweep: Sweep, folder: Path) -> list[dict[str, Any]]:
     """The records of the runs of a sweep that did not fail. Raises RuntimeError when all did."""
-    from posenc.lab.runs import record
+    from posenc.lab.runs import index
 
     keys = [key for key in sweep.runs if key not in sweep.failures]
     if not keys:
         raise RuntimeError(f"every run failed; the first: {next(iter(sweep.failures.values()))}")
-    return [record.read(folder / "records" / f"{key}.json") for key in keys]
+    return index.records(folder, keys)
 
 
 def at_best_rates(
-    runs: Sequence[Experiment], rates: Sequence[float], folder: Path, show: Callable[[Sweep], None]
+    runs: Sequence[Experiment],
+    rates: Sequence[float],
+    folder: Path,
+    show: Callable[[Sweep], None],
+    engine: Engine | None = None,
 ) -> list[Experiment]:
     """The runs, each at the rate with which its encoding has the lowest loss on its task, on the seeds of the search.
 
@@ -79,7 +91,7 @@ def at_best_rates(
     check_buildable([of_seeds[0] for of_seeds in tried.values()])
     every = [run for of_seeds in tried.values() for run in of_seeds]
     with store.held(folder):
-        sweep = run_all(every, folder, show=show)
+        sweep = run_all(every, folder, show=show, engine=engine)
     loss = {run: value for run in every if (value := final_loss(run, sweep, folder)) is not None}
     best = {}
     for kind in kinds:

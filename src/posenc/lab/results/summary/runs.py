@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 from posenc.lab.results import statistics
@@ -45,7 +46,7 @@ class Result:
     task: str
     runs: list[Record]
 
-    @property
+    @cached_property
     def learned(self) -> list[Record]:
         """The runs that passed the gate; only these may speak about lengths and speed."""
         return [run for run in self.runs if run.get("learned") is True]
@@ -72,15 +73,28 @@ class Result:
 
     def lengths(self) -> list[tuple[float, float | None]]:
         """Every measured (length, factor of the trained length), shortest first."""
+        return sorted(self.factors.items())
+
+    @cached_property
+    def factors(self) -> dict[float, float | None]:
         found: dict[float, float | None] = {}
         for run in self.runs:
             for entry in entries(run):
                 found.setdefault(entry["length"], number(get(entry, "factor")))
-        return sorted(found.items())
+        return found
+
+    @cached_property
+    def learned_entries(self) -> dict[float, list[dict[str, Any]]]:
+        """By length, the entries of the runs that learned."""
+        found: dict[float, list[dict[str, Any]]] = {}
+        for run in self.learned:
+            for entry in entries(run):
+                found.setdefault(entry["length"], []).append(entry)
+        return found
 
     def at(self, length: float, measure: str) -> Spread | None:
         """One measure at one length, over the runs that learned."""
-        found = [entry for run in self.learned for entry in entries(run) if entry["length"] == length]
+        found = self.learned_entries.get(length, [])
         within = sequences(found) if measure == "exact_match" else None
         return over_seeds((get(entry, measure) for entry in found), sequences=within)
 
@@ -153,27 +167,46 @@ def distinct(records: Sequence[Record]) -> list[Record]:
     return list(kept.values())
 
 
+class Settled(list[Record]):
+    """Records that stay as they are while a page is written: what every part of it asks for is put together once."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        super().__init__(records)
+        self.by_label = labelled(list(self))
+        self.by_task: dict[str, list[Result]] = {}
+        for result in results_of(self.by_label):
+            self.by_task.setdefault(result.task, []).append(result)
+
+
 def labelled(records: Sequence[Record]) -> list[tuple[str, Record]]:
     """Each record with the name that it goes by: its spec, and the settings in which its runs on a task differ."""
+    if isinstance(records, Settled):
+        return records.by_label
     records = distinct(records)
 
     def settings(run: Record) -> dict[str, Any]:
         experiment = get(run, "experiment") or {}
         return {k: v for k, v in experiment.items() if k not in ("spec", "task", "seed")}
 
+    def said(value: Any) -> str:
+        return json.dumps(value, default=str)
+
     groups: dict[tuple[str, str], list[Record]] = {}
     for run in records:
         groups.setdefault((spec_of(run), task_of(run)), []).append(run)
     differ: dict[str, list[str]] = {}
     for (spec, _), runs in groups.items():
-        for name in dict.fromkeys(name for run in runs for name in settings(run)):
-            if len({json.dumps(settings(run).get(name), default=str) for run in runs}) > 1:
+        first, *others = map(settings, runs)
+        # Most runs of a group have the same settings, and are over with one comparison.
+        unequal = [first, *(one for one in others if one != first)]
+        for name in dict.fromkeys(name for one in unequal for name in one):
+            if len({said(one.get(name)) for one in unequal}) > 1:
                 names = differ.setdefault(spec, [])
                 names.extend([name] if name not in names else [])
     out = []
     for run in records:
         spec = spec_of(run)
-        given = {name: settings(run).get(name) for name in differ.get(spec, [])}
+        given = {name: settings(run).get(name) for name in differ[spec]} if spec in differ else {}
         extra = ", ".join(f"{name}={value}" for name, value in given.items() if value is not None)
         out.append((f"{spec} [{extra}]" if extra else spec, run))
     return out
@@ -191,14 +224,19 @@ def tasks(records: Sequence[Record]) -> list[str]:
 
 def results(records: Sequence[Record], task: str | None = None) -> list[Result]:
     """One result for each encoding and task, in order of appearance."""
+    if isinstance(records, Settled):
+        wanted = records.by_task if task is None else [task]
+        return [result for name in wanted for result in records.by_task.get(name, [])]
+    return results_of([(label, run) for label, run in labelled(records) if task is None or task_of(run) == task])
+
+
+def results_of(found: Sequence[tuple[str, Record]]) -> list[Result]:
+    """One result for each encoding and task of labelled records; the tasks in order of appearance."""
     groups: dict[tuple[str, str], list[Record]] = {}
-    for label, run in labelled(records):
-        if task is None or task_of(run) == task:
-            groups.setdefault((task_of(run), label), []).append(run)
-    order = tasks(records)
-    return [
-        Result(label, name, runs) for (name, label), runs in sorted(groups.items(), key=lambda x: order.index(x[0][0]))
-    ]
+    for label, run in found:
+        groups.setdefault((task_of(run), label), []).append(run)
+    order = {name: place for place, name in enumerate(dict.fromkeys(name for name, _ in groups))}
+    return [Result(label, name, runs) for (name, label), runs in sorted(groups.items(), key=lambda x: order[x[0][0]])]
 
 
 def need_records(records: Sequence[Record]) -> None:

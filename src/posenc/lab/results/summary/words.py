@@ -28,6 +28,8 @@ def legible(value: Any, most: int = MOST_LETTERS) -> Any:
     >>> legible({"spec": "a" * 300})["spec"][195:]
     'aaaaa... (300 letters, SHA-256 9835fa6b)'
     """
+    if isinstance(value, (float, int)):
+        return value
     if isinstance(value, dict):
         return {legible(key, most): legible(inner, most) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
