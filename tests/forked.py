@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import NoReturn
 
@@ -24,15 +24,16 @@ FORKS = multiprocessing.get_context("fork") if hasattr(os, "fork") else None
 
 
 class Forked:
-    """A command in a process of its own, the first of a group."""
+    """A command in a process of its own, the first of a group; `environment` is added to this one's."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
         pipes = [os.pipe(), os.pipe()]
         with warnings.catch_warnings():
             # The suite's own threads wait for their pipes, and the child never runs them.
             warnings.simplefilter("ignore", DeprecationWarning)
             self.process = os.fork()
         if self.process == 0:
+            os.environ.update(environment or {})
             live(arguments, pipes)
         self.streams = [read for read, _ in pipes]
         for _, write in pipes:

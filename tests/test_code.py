@@ -18,6 +18,7 @@ from posenc.lab import store
 from posenc.lab.experiments.experiment import Experiment
 from posenc.lab.experiments.recipes import recipe
 from posenc.lab.results import report
+from posenc.lab.runs import checkpoint as checkpoints
 from posenc.lab.runs import record, single_run, train
 from posenc.lab.runs import settings as settings_of_lab
 from posenc.lab.sweeps import compare
@@ -59,7 +60,7 @@ def small(spec: str) -> Experiment:
 
 
 def checkpoint(folder: Path, ran: Path, spec: str = "mine.py:Mine") -> None:
-    train.save(train.train(train.start(small(spec))), folder)
+    checkpoints.save(train.train(train.start(small(spec))), folder)
     ran.unlink()
     # As in another process, where the file would be run again.
     for name in [name for name in sys.modules if name.startswith(code.MODULES)]:
@@ -112,7 +113,7 @@ def test_a_run_that_names_code_runs_none_and_says_what_to_type(ran: Path, tmp_pa
 
 @pytest.mark.parametrize("command", [["generate", "run"], ["train", "rotary", "--task", "copy", "--out", "run"]])
 def test_no_verb_runs_the_code_that_a_folder_brings(command, ran: Path, tmp_path: Path, capsys) -> None:
-    train.save(train.start(small("rotary")), tmp_path / "run")
+    checkpoints.save(train.start(small("rotary")), tmp_path / "run")
     facts, _ = store.read_json(facts_of(tmp_path / "run"))
     facts["experiment"]["spec"] = "rotary + run/evil.py:Mine"
     facts_of(tmp_path / "run").write_bytes(store.sealed(facts))
@@ -225,14 +226,14 @@ def test_runs_and_records_carry_the_hash_of_the_file(ran: Path, tmp_path: Path) 
 def test_a_spec_anywhere_in_what_was_read_runs_nothing(ran: Path, tmp_path: Path) -> None:
     """Each string of a run, of a record and of a folder's settings in turn is a spec of a file that would be run."""
     run = train.train(train.start(small("rotary")))
-    train.save(run, tmp_path / "run")
+    checkpoints.save(run, tmp_path / "run")
     file = facts_of(tmp_path / "run")
     facts, _ = store.read_json(file)
     for data in with_one_string_planted(facts, "mine.py:Mine"):
         # Who can write a folder can write its checksums too.
         file.write_bytes(store.sealed(data))
         try:
-            train.load(tmp_path / "run")
+            checkpoints.load(tmp_path / "run")
         except ValueError:
             pass
     assert not ran.exists()

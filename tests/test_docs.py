@@ -74,6 +74,8 @@ def test_there_are_commands_to_look_at() -> None:
 def test_a_command_in_a_text_parses(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for verb in cli.VERBS.values():
         monkeypatch.setattr(verb, "run", lambda self: 0)
+    # Files of settings that a command names are read.
+    monkeypatch.chdir(HOME)
     assert cli.main(shlex.split(command, comments=True)[1:]) == 0
 
 
@@ -142,9 +144,10 @@ def test_the_numbers_of_text_in_the_readme_come_out_again(spec: str) -> None:
 
 
 def test_what_security_promises_names_tests_that_exist_and_bounds_that_hold() -> None:
-    from posenc.checkpoints.files import safetensors_header, tensors
+    from posenc.checkpoints.files import tensors
     from posenc.checkpoints.vocabulary import reading
     from posenc.foreign import files, gguf, values
+    from posenc.lab import safetensors_file
 
     text = (HOME / "SECURITY.md").read_text(encoding="utf-8")
     named = set(re.findall(r"(?:tests/)?(?:checkpoints/|fuzz/)?test_\w+\.py", text))
@@ -154,7 +157,7 @@ def test_what_security_promises_names_tests_that_exist_and_bounds_that_hold() ->
     bounds = [
         f"{files.MOST_BYTES >> 20} MiB, {values.MOST_ITEMS:,} items, {values.DEPTH} levels, "
         f"whole numbers of {values.DIGITS} digits",
-        f"{safetensors_header.LONGEST_HEADER >> 20} MiB; {tensors.LONGEST_INDEX >> 20} MiB",
+        f"{safetensors_file.LONGEST_HEADER >> 20} MiB; {tensors.LONGEST_INDEX >> 20} MiB",
         f"{gguf.LONGEST_HEADER >> 20} MiB, {gguf.MOST_ITEMS:,} items in arrays, "
         f"texts of {gguf.LONGEST_TEXT >> 20} MiB, names of {gguf.LONGEST_NAME:,} bytes",
         f"{reading.MOST_LAYERS:,}; {reading.WIDEST_HEAD:,}",

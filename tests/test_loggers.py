@@ -78,6 +78,30 @@ def test_tensorboard_has_curves_over_steps_and_over_lengths(tmp_path: Path) -> N
     assert [json.loads(text) for text in texts] == [EXPERIMENT]
 
 
+def test_samples_are_lines_and_texts(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX", reason="tensorboardX is not installed; it comes with the test extra")
+    loggers = Together(loggers_of(["jsonl", "tensorboard"]))
+    loggers.begin(EXPERIMENT, tmp_path)
+    loggers.sample(50, "def ", "def one():\n    two")
+    loggers.end(RECORD)
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert lines[1:-1] == [{"step": 50, "prompt": "def ", "text": "def one():\n    two"}]
+    (file,) = (tmp_path / "tensorboard").iterdir()
+    data = file.read_bytes()
+    assert b"sample/def " in data and b"    def one():\n        two\n" in data
+
+
+def test_samples_reach_the_tools_that_are_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb, mlflow = Wandb(), MLflow()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    loggers = Together(loggers_of(["wandb", "mlflow"]))
+    loggers.begin(EXPERIMENT, tmp_path)
+    loggers.sample(50, "def ", "def one()")
+    assert wandb.calls[-1] == ("log", {"sample/def ": (["prompt", "text"], [["def ", "def one()"]])}, 50)
+    assert mlflow.calls[-1] == ("text", "r1", "def one()", "samples/000050-def-.txt")
+
+
 class Wandb(types.ModuleType):
     """What stands in for wandb: it writes down how it was called."""
 
@@ -92,6 +116,9 @@ class Wandb(types.ModuleType):
 
     def log(self, values, step):
         self.calls.append(("log", values, step))
+
+    def Table(self, columns, data):
+        return columns, data
 
     def finish(self):
         self.calls.append(("finish",))
@@ -148,6 +175,9 @@ class MLflow(types.ModuleType):
 
     def log_metric(self, run, name, value, step):
         self.calls.append(("metric", run, name, value, step))
+
+    def log_text(self, run, text, file):
+        self.calls.append(("text", run, text, file))
 
     def set_terminated(self, run):
         self.calls.append(("end", run))

@@ -17,7 +17,7 @@ from posenc.lab.experiments.models import Tagger, logits_of, model_of, stretched
 from posenc.lab.experiments.places import counted
 from posenc.lab.experiments.recipes import recipe
 from posenc.lab.results import summary
-from posenc.lab.runs import record, train
+from posenc.lab.runs import checkpoint, record, train
 from posenc.lab.runs.settings import Settings
 from posenc.lab.sweeps import compare as comparing
 from posenc.lab.sweeps import sweep
@@ -118,10 +118,10 @@ def test_a_model_of_ones_own_is_trained_ablated_and_recorded(mine: str, tmp_path
     found = record.of(run, 0.0)
     assert found["attention"] is None and found["ablation"]["removed"] is not None
     assert record.read(record.write(found, tmp_path))["experiment"]["model"] == "mine.py:Mine"
-    train.save(run, tmp_path / "run")
+    checkpoint.save(run, tmp_path / "run")
     with pytest.raises(ValueError, match=r"it asks for code from the file 'mine\.py'"):
-        train.load(tmp_path / "run")
-    assert train.load(tmp_path / "run", ["mine.py"]).experiment == made
+        checkpoint.load(tmp_path / "run")
+    assert checkpoint.load(tmp_path / "run", ["mine.py"]).experiment == made
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,10 @@ from posenc.lab.experiments.places import at_evaluation, counted, in_training
 from posenc.lab.experiments.recipes import recipe
 from posenc.lab.results import summary
 from posenc.lab.runs import record
+from posenc.lab.runs.checkpoint import load, save
 from posenc.lab.runs.settings import Settings
 from posenc.lab.runs.single_run import continue_prompt, train_one
-from posenc.lab.runs.train import load, save, start, train
+from posenc.lab.runs.train import start, train
 from posenc.lab.sweeps.compare import compare
 
 TINY = {"train_length": 3, "dim": 16, "heads": 2, "layers": 1, "batch": 4, "warmup": 2, "steps": 4}

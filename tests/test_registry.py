@@ -14,7 +14,7 @@ from posenc.coordinate_maps import COORDINATE_MAPS, CoordinateMap, map_of
 from posenc.foreign import CannotRead
 from posenc.lab.experiments.experiment import Experiment
 from posenc.lab.experiments.recipes import recipe
-from posenc.lab.runs import train
+from posenc.lab.runs import checkpoint, train
 from posenc.registry import Registry
 from posenc.schedules import SCHEDULES, Schedule, schedule_of
 
@@ -208,7 +208,7 @@ def test_a_run_with_a_schedule_of_ones_own_is_gone_on_with_where_its_file_is_nam
     spec = "rotary(schedule=slow.py:Slow(factor=2))"
     experiment = recipe("copy", spec, steps=1, dim=16, heads=2, layers=1, train_length=2, batch=2, evaluate_every=1)
     assert dict(experiment.own_files or ()).keys() == {"slow.py"}
-    train.save(train.train(train.start(experiment)), here / "run")
+    checkpoint.save(train.train(train.start(experiment)), here / "run")
     generate = ["generate", "run", "--prompt", "a|", "--tokens", "1"]
     assert cli.main(generate) == 2
     assert "it asks for code from the file 'slow.py'" in capsys.readouterr().err

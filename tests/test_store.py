@@ -21,6 +21,7 @@ from posenc.foreign import CannotRead
 from posenc.lab import store
 from posenc.lab.experiments.recipes import recipe
 from posenc.lab.results import report
+from posenc.lab.runs import checkpoint as checkpoints
 from posenc.lab.runs import record
 from posenc.lab.runs import settings as settings_of_lab
 from posenc.lab.runs import train as training
@@ -80,7 +81,7 @@ def state(run: training.Run) -> list[Any]:
 
 def checkpoint(folder: Path, run: training.Run, n: int) -> None:
     run.step = n
-    training.save(run, folder)
+    checkpoints.save(run, folder)
 
 
 def settings(folder: Path, n: int) -> None:
@@ -92,7 +93,7 @@ def kept(folder: Path, n: int) -> None:
 
 
 STORES: dict[str, tuple[Callable[..., Any], Callable[[Path], int]]] = {
-    "checkpoint": (checkpoint, lambda folder: training.load(folder).step),
+    "checkpoint": (checkpoint, lambda folder: checkpoints.load(folder).step),
     "record": (
         lambda folder, n: record.write(fake_record() | {"key": "a", "steps": n}, folder),
         lambda folder: record.read(folder / "a.json")["steps"],
@@ -124,7 +125,7 @@ def test_a_failure_of_any_single_call_loses_nothing(
     given, failures = (run,) if what == "checkpoint" else (), 0
     built = training.start(run.experiment)
     # Building the model is what takes time.
-    monkeypatch.setattr(training, "start", lambda experiment, **asked: built)
+    monkeypatch.setattr(checkpoints, "start", lambda experiment, **asked: built)
     write(tmp_path / "before", *given, 2)
     while True:
         folder = shutil.copytree(tmp_path / "before", tmp_path / f"{failures}")
@@ -239,7 +240,7 @@ def test_a_file_that_may_not_grow_is_a_full_disk(tmp_path: Path, run: training.R
             checkpoint(tmp_path, run, 4)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert training.load(tmp_path).step == 2
+    assert checkpoints.load(tmp_path).step == 2
 
 
 # Damage
@@ -265,11 +266,11 @@ def test_every_byte_of_a_checkpoint_is_noticed_or_does_not_matter(
     every: int, tmp_path: Path, run: training.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run.step = 4
-    training.save(run, tmp_path)
-    expected = state(training.load(tmp_path))
+    checkpoints.save(run, tmp_path)
+    expected = state(checkpoints.load(tmp_path))
     # Building the model is what takes time, and no damage changes what is built.
     built = training.start(run.experiment)
-    monkeypatch.setattr(training, "start", lambda experiment, **asked: built)
+    monkeypatch.setattr(checkpoints, "start", lambda experiment, **asked: built)
     files = sorted(path for path in tmp_path.rglob("*") if path.is_file())
     assert [path.name for path in files] == ["latest.json", "model.safetensors", "optimizer.safetensors", "run.json"]
     for path in files:
@@ -277,7 +278,7 @@ def test_every_byte_of_a_checkpoint_is_noticed_or_does_not_matter(
         for place in flips(path, every if path.suffix == ".safetensors" else 1):
             tried += 1
             try:
-                loaded = training.load(tmp_path)
+                loaded = checkpoints.load(tmp_path)
             except CannotRead as error:
                 assert path.name in str(error) or path.name == "latest.json", (path, place, str(error))
                 noticed += 1

@@ -14,9 +14,11 @@ from posenc.foreign import CannotRead
 from posenc.lab import ENCODINGS, store
 from posenc.lab.experiments.experiment import Experiment
 from posenc.lab.experiments.recipes import recipe
+from posenc.lab.runs import checkpoint as checkpoints
 from posenc.lab.runs import train as training
+from posenc.lab.runs.checkpoint import load, save
 from posenc.lab.runs.single_run import continue_prompt, train_one
-from posenc.lab.runs.train import Run, draw_length, load, rate_at, save, start, train
+from posenc.lab.runs.train import Run, draw_length, rate_at, start, train
 from posenc.lab.tasks import Batch, task_of
 
 TINY = {"train_length": 3, "dim": 16, "heads": 2, "layers": 1, "batch": 4, "warmup": 2}
@@ -345,7 +347,7 @@ def test_a_checkpoint_that_has_lost_its_pointer_goes_on_from_its_last_step(tmp_p
     ):
         load(tmp_path)
     (tmp_path / "latest.json").unlink()
-    assert training.is_there(tmp_path) and same_weights(load(tmp_path), whole)
+    assert checkpoints.is_there(tmp_path) and same_weights(load(tmp_path), whole)
     save(train(load(tmp_path)), tmp_path)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["latest.json", "step-000006", "step-000008"]
 

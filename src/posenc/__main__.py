@@ -4,7 +4,7 @@ import os
 import sys
 
 EXTRAS = {
-    "lab": ("numpy", "scipy", "pandas", "tyro", "rich", "matplotlib", "safetensors", "jinja2"),
+    "lab": ("numpy", "scipy", "pandas", "tyro", "rich", "matplotlib", "safetensors", "jinja2", "tomli"),
     "frames": ("polars", "pyarrow"),
     "hf": ("transformers", "tokenizers", "gguf", "safetensors"),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from posenc import checks
 from posenc.attention import Attention, Call, check_weights
@@ -184,8 +185,9 @@ class Stack(nn.Module):
 
     The stack owns the encodings: `encodings` holds each once, `encoding_of` says which one a layer uses. A tuple of
     specs is cycled over the layers, and so is a tuple of windows: a layer with one sees only tokens fewer than that
-    many away. Under FSDP, shard the blocks and the whole model: encodings go with the whole, since blocks call their
-    doors and not their `forward`.
+    many away. Set `activation_checkpointing` for training to keep what comes into a block alone, and compute its
+    insides a second time to go backward. Under FSDP, shard the blocks and the whole model: encodings go with the whole,
+    since blocks call their doors and not their `forward`.
     """
 
     def __init__(
@@ -202,6 +204,7 @@ class Stack(nn.Module):
     ) -> None:
         super().__init__()
         made: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.activation_checkpointing = False
         self.window_of = sizes.windows
         # A sum is used by a layer, and its parts are owned; in a tuple nothing is registered a second time.
         owned, used = build_layers(encoding, sizes.shape(causal), sizes.layers, hints=hints, **made)
@@ -263,13 +266,19 @@ class Stack(nn.Module):
             if wanted:
                 x, seen[layer] = block(x, memory=memory, calls=(own, across))
             elif block is not self.blocks[-1]:
-                x = block(x, memory=memory, calls=(own, across))
+                x = self.through(block, x, memory=memory, calls=(own, across))
             else:
                 # What nobody reads is not computed: the last block answers for the wanted tokens only.
-                x, left = block(x, memory=memory, only=only, calls=(own, across)), None
+                x, left = self.through(block, x, memory=memory, only=only, calls=(own, across)), None
         if cache is not None:
             cache.took(at)
         return self.final_norm(x if left is None else x[:, left]), tuple(seen[layer] for layer in asked if weights)
+
+    def through(self, block: nn.Module, x: Tensor, **given: Any) -> Tensor:
+        """What a block makes of x; with activation checkpointing its insides are computed again to go backward."""
+        if self.activation_checkpointing and torch.is_grad_enabled():
+            return cast(Tensor, checkpoint(block, x, use_reentrant=False, **given))
+        return block(x, **given)
 
     def check(self, at: Positions, mask_of: list[Mask], cache: Cache | None, weights: object, only: object) -> None:
         """Raises ValueError for a cache, weights or tokens that do not fit, before any layer takes them in."""

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from posenc.checkpoints.files.folder_writer import write_folder
-from posenc.checkpoints.files.safetensors_header import DTYPES
 from posenc.checkpoints.files.tensors import open_tensors
 from posenc.checkpoints.vocabulary.reading import CannotRead
 from posenc.foreign.gguf import TYPES
 from posenc.lab import store
+from posenc.lab.safetensors_file import DTYPES
 from posenc.lab.store import CannotWrite
 
 MIXED = {

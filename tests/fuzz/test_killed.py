@@ -26,8 +26,7 @@ from posenc.lab import store
 from posenc.lab.board import rows
 from posenc.lab.experiments.recipes import recipe
 from posenc.lab.results import report
-from posenc.lab.runs import record
-from posenc.lab.runs import train as training
+from posenc.lab.runs import checkpoint, record
 from posenc.lab.runs.single_run import train_one
 from posenc.lab.sweeps import sweep
 from posenc.lab.sweeps.engines import worker
@@ -95,20 +94,20 @@ def test_training_that_is_killed_ends_in_the_same_bits(kills: Any, tmp_path: Pat
     folder, last, died = tmp_path / "killed", 0, 0
     for event in events(kills):
         died += killed_at(event, lambda: work(folder))
-        if training.is_there(folder):
-            step = training.load(folder).step
+        if checkpoint.is_there(folder):
+            step = checkpoint.load(folder).step
             assert step >= last
             last = step
     assert died
     work(folder)
-    found, whole = training.load(folder), training.load(tmp_path / "whole")
+    found, whole = checkpoint.load(folder), checkpoint.load(tmp_path / "whole")
     for (name, one), other in zip(found.model.state_dict().items(), whole.model.state_dict().values(), strict=True):
         assert torch.equal(one, other), name
     assert [(p["step"], p["loss"], p["score"]) for p in found.curve] == [
         (p["step"], p["loss"], p["score"]) for p in whole.curve
     ]
     names = {path.name for path in folder.iterdir()}
-    assert names == {".lock", "latest.json", "step-000010", "step-000012"} and not leftovers(folder)
+    assert names == {".lock", "latest.json", "settings.toml", "step-000010", "step-000012"} and not leftovers(folder)
 
 
 @pytest.mark.parametrize("kills", KILLS, ids=["some", "random"])
@@ -304,8 +303,8 @@ def test_commands_that_are_killed_with_all_their_workers_at_random_moments(verb:
         now = {path.name: path.read_bytes() for path in (folder / "records").glob("*.json")}
         assert now.items() >= finished.items()
         finished = now
-        if verb == "train" and training.is_there(folder):
-            training.load(folder)
+        if verb == "train" and checkpoint.is_there(folder):
+            checkpoint.load(folder)
     assert died >= 10
     assert Forked(*COMMANDS[verb], "--out", str(folder)).ended()[0] == 0
     assert not leftovers(folder)
@@ -314,5 +313,5 @@ def test_commands_that_are_killed_with_all_their_workers_at_random_moments(verb:
     for path in (folder / "records").glob("*.json"):
         assert facts(path) == facts(tmp_path / "whole" / "records" / path.name)
     if verb == "train":
-        weights = [training.load(one).model.state_dict() for one in (folder, tmp_path / "whole")]
+        weights = [checkpoint.load(one).model.state_dict() for one in (folder, tmp_path / "whole")]
         assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[1])

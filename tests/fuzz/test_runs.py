@@ -16,7 +16,7 @@ from posenc.foreign import visible
 from posenc.lab import figures, store
 from posenc.lab.experiments.recipes import recipe
 from posenc.lab.results import report
-from posenc.lab.runs import record
+from posenc.lab.runs import checkpoint, record
 from posenc.lab.runs import settings as settings_of_lab
 from posenc.lab.runs import train as training
 
@@ -86,7 +86,7 @@ def reworded(random: Random, value: dict[str, Any], most: int) -> dict[str, Any]
 
 def trained(folder: Path) -> Path:
     run = training.start(recipe("copy", "learned", train_length=2, dim=4, heads=1, layers=1))
-    training.save(run, folder)
+    checkpoint.save(run, folder)
     return folder / "step-000000" / "run.json"
 
 
@@ -99,8 +99,8 @@ SOUND: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
         lambda folder: store.write(folder / "settings.json", store.sealed(settings_of_lab.Settings(seeds=2).to_dict())),
         lambda folder: settings_of_lab.in_reading_order([fake_record()], settings_of_lab.read_settings(folder)),
     ),
-    "run.json": (trained, training.load),
-    "the pointer": (lambda folder: trained(folder).parent.with_name("latest.json"), training.load),
+    "run.json": (trained, checkpoint.load),
+    "the pointer": (lambda folder: trained(folder).parent.with_name("latest.json"), checkpoint.load),
 }
 
 

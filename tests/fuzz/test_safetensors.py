@@ -11,9 +11,9 @@ import torch
 from fuzz.driver import LARGEST, hold, mutated, short_and_long
 from safetensors.torch import save_file
 
-from posenc.checkpoints.files.safetensors_header import DTYPES
 from posenc.checkpoints.files.tensors import open_tensors
 from posenc.checkpoints.inspection.inspect import inspect
+from posenc.lab.safetensors_file import DTYPES
 
 CONFIG = {"dim": 64, "n_layers": 2, "n_heads": 4, "norm_eps": 1e-5, "rope_theta": 10_000.0, "vocab_size": 32}
 NAMES = (

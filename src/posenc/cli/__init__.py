@@ -124,6 +124,10 @@ def ended_like_ctrl_c() -> Generator[None]:
 def parse(arguments: list[str]) -> Any:
     """The verb that the arguments ask for, with its options."""
     once = each_once(arguments)
+    if once[:1] == ["train"] and any(argument.partition("=")[0] == "--config" for argument in once):
+        from posenc.lab.runs.config import with_file
+
+        once = with_file(once, Train)
     # The parser quotes what it does not understand as it is, so it first gets what may be quoted.
     if (short := [shortened(visible(argument)) for argument in once]) != once:
         understood(short)

@@ -1,12 +1,13 @@
 """`posenc train` and `posenc generate`: one model, and what it says."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from tyro.conf import Positional
 
-from posenc.cli.options import OfExperiment, Whole, Word
+from posenc.cli.options import Folder, Number, OfExperiment, Whole, Word
 
 
 @dataclass(kw_only=True)
@@ -26,6 +27,34 @@ class Train(OfExperiment):
     """A coordinate map of the positions in training, such as "randomised(longest=64)"."""
     stretch: Word = None
     """A frequency schedule beyond the trained length, such as "yarn(factor=2)"."""
+    warmup: Whole = None
+    """Steps over which the rate rises to the highest."""
+    final_rate: Number = None
+    """The share of the highest rate that a cosine falls to."""
+    weight_decay: Number = None
+    """Weight decay of AdamW."""
+    clip: Number = None
+    """The largest norm of the gradient, 1.0 where nothing is said; 0 shortens none."""
+    curriculum: Number = None
+    """The share of the training over which lengths grow from 2 to the trained length."""
+    cool_down: Whole = None
+    """Steps over which a run ends once its task is learned; 0 trains to the end."""
+    evaluate_every: Whole = None
+    """Steps between two points of the learning curve, each with an evaluation, a checkpoint and samples."""
+    samples: tuple[str, ...] = ()
+    """Prompts that the model continues at every point of the curve, such as "def " "import "."""
+    sample_tokens: int = 100
+    """How many tokens a sample has at most."""
+    accumulation: int = 1
+    """In how many parts the batch of a step goes through the model, one after another, to save memory."""
+    activation_checkpointing: bool = False
+    """Compute the insides of blocks again in the backward pass instead of keeping them, to save memory."""
+    parallel: Word = None
+    """Under torchrun, ddp (each process holds the model) or fsdp (a shard). Default: fsdp where a GPU is too small."""
+    keep: int = 2
+    """How many of the last checkpoints are kept."""
+    config: Folder = None
+    """A .toml file of settings by the names of these flags, such as the settings.toml of a run; flags win."""
     out: Path = Path("runs/train")
     """The folder of the checkpoint."""
     threads: Whole = None
@@ -37,11 +66,18 @@ class Train(OfExperiment):
 
     def run(self) -> int:
         from posenc import terminal
+        from posenc.lab.experiments.execution import Execution
+        from posenc.lab.experiments.experiment import Experiment
         from posenc.lab.runs.single_run import train_one
 
-        own = {"map": self.map, "stretch": self.stretch}
-        changes = self.changes() | {name: value for name, value in own.items() if value is not None}
-        run = train_one(self.spec, self.task, self.seed, self.out, self.threads, terminal.note, log=self.log, **changes)
+        execution = Execution(**{one.name: getattr(self, one.name) for one in fields(Execution)})
+        settings = {one.name for one in fields(Experiment)} & {one.name for one in fields(Train)}
+        own = settings - {one.name for one in fields(OfExperiment)} - {"spec", "task", "seed"}
+        changes = self.changes() | {name: value for name in own if (value := getattr(self, name)) is not None}
+        given: dict[str, Any] = {"log": self.log, "execution": execution, **changes}
+        run = train_one(self.spec, self.task, self.seed, self.out, self.threads, terminal.note, **given)
+        if not run.ranks.first:
+            return 0
         if self.json:
             print(json.dumps(run.curve))
         else:

@@ -16,20 +16,20 @@ def export_folder(folder: str, out: Path, *, cached: bool = True, own: Sequence[
 
     Raises ValueError for a model that was trained on places which no count gives, and what `export` raises.
     """
-    from posenc.lab.runs import train
+    from posenc.lab.runs import checkpoint
 
     require(form_of(out))
-    if Path(folder).is_dir() and train.is_there(Path(folder)):
+    if Path(folder).is_dir() and checkpoint.is_there(Path(folder)):
         return export_trained(Path(folder), out, cached=cached, own=own)
     return export_checkpoint(folder, out, cached=cached)
 
 
 def export_trained(folder: Path, out: Path, *, cached: bool, own: Sequence[str]) -> Done:
     from posenc.lab.experiments.places import at_evaluation, counted
-    from posenc.lab.runs import train
+    from posenc.lab.runs import checkpoint
     from posenc.model import Decoder
 
-    run = train.load(folder, own, to_train=False)
+    run = checkpoint.load(folder, own, to_train=False)
     experiment = run.experiment
     if at_evaluation(experiment) is not counted:
         raise ValueError(

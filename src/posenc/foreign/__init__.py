@@ -7,6 +7,7 @@ names the file, the field and what to do.
 
 from posenc.foreign.files import files_of, lines, opened, read, regular
 from posenc.foreign.text import CannotRead, naming, near, one_line, quoted, reading_with, shortened, visible
+from posenc.foreign.toml import read_toml, written_toml
 from posenc.foreign.values import count, expression, form_of, matches, parse_json, read_json, shape, written
 
 __all__ = [
@@ -25,10 +26,12 @@ __all__ = [
     "quoted",
     "read",
     "read_json",
+    "read_toml",
     "reading_with",
     "regular",
     "shape",
     "shortened",
     "visible",
     "written",
+    "written_toml",
 ]

@@ -26,7 +26,7 @@ from posenc.foreign import CannotRead
 LOCK = ".lock"
 POINTER = "latest.json"
 KEPT = 2
-"""The generations of a checkpoint that are kept: the last one, and the one before it."""
+"""The generations of a checkpoint that are kept where nobody says: the last one, and the one before it."""
 
 STEP = re.compile(r"step-(\d+)(?:\.(\d+))?")
 TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.part")
@@ -156,7 +156,7 @@ def inside(folder: Path, name: str) -> Path:
     return path
 
 
-def put(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
+def put(path: Path, pieces: Iterable[bytes | bytearray]) -> None:
     """Write a new file, piece by piece; for a folder that is not there yet."""
     with told(path):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
@@ -291,13 +291,16 @@ def unsealed(data: bytes, file: Path) -> tuple[dict[str, Any], bool]:
     if facts.pop("checksum", None) is None:
         return facts, False
     found = CHECKSUM.search(data)
-    expect_checksum(data[: found.start()] if found else b"", found[1].decode() if found else "", file)
+    expect_checksum([data[: found.start()]] if found else [], found[1].decode() if found else "", file)
     return facts, True
 
 
-def expect_checksum(data: bytes, wanted: str, file: Path) -> None:
-    """Raises CannotRead, naming the file, for data that have another checksum."""
-    if checksum(data) != wanted:
+def expect_checksum(pieces: Iterable[bytes], wanted: str, file: Path) -> None:
+    """Raises CannotRead, naming the file, for data, in pieces, that have another checksum."""
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    if digest.hexdigest() != wanted:
         raise CannotRead("it does not fit its checksum: it was damaged or changed", file=file)
 
 
@@ -307,10 +310,6 @@ def read_json(path: Path) -> tuple[dict[str, Any], bool]:
     Raises CannotRead, also for a link out of its folder.
     """
     return unsealed(foreign.read(path, within=path.parent), path)
-
-
-def checksum(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 def versions() -> dict[str, Any]:
@@ -354,10 +353,11 @@ def other_versions(made_with: Mapping[str, Any] | None) -> str:
 # Generations of a checkpoint
 
 
-def add_generation(folder: Path, step: int, files: Mapping[str, bytes]) -> Path:
-    """Write a generation of a checkpoint, step-000100, and make it the latest; of the earlier ones the last stays.
+def add_generation(folder: Path, step: int, files: Mapping[str, Iterable[bytes | bytearray]], keep: int = KEPT) -> Path:
+    """Write a generation of a checkpoint, step-000100, and make it the latest; the last `keep` of them stay.
 
-    Until the pointer has moved, the generation before is the latest: whatever happens, one of the two is whole.
+    Files are written in the order in which they are named, piece by piece. Until the pointer has moved, the generation
+    before is the latest: whatever happens, one of the two is whole.
 
     Raises CannotWrite.
     """
@@ -370,9 +370,9 @@ def add_generation(folder: Path, step: int, files: Mapping[str, bytes]) -> Path:
         target = folder / f"step-{step:06}.{number}"
     try:
         with appearing(target) as hidden:
-            for file, data in files.items():
-                put(hidden / file, [data])
-        now = [*before, target.name][-KEPT:]
+            for file, pieces in files.items():
+                put(hidden / file, pieces)
+        now = [*before, target.name][-keep:]
         write(folder / POINTER, sealed({"generations": now}))
     except BaseException:
         if target.name not in generations(folder):

@@ -10,9 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from posenc.checkpoints.files.named_code import harmless, is_code, is_config
-from posenc.checkpoints.files.safetensors_header import DTYPES
 from posenc.foreign import opened, read_json
 from posenc.lab import store
+from posenc.lab.safetensors_file import DTYPES
 
 
 def check_target(target: Path) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.checkpoints.files.safetensors_header import DTYPES, Stored, read_bytes, read_header
 from posenc.foreign import CannotRead, opened, quoted, read_json
 from posenc.foreign.gguf import read_gguf
+from posenc.lab.safetensors_file import DTYPES, Stored, read_bytes, read_header
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 # A pickle by its first byte; a zip, which is how torch.save writes one.

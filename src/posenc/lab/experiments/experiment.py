@@ -62,6 +62,7 @@ class Experiment:
     stretch        a frequency schedule, such as yarn(factor=2), that rotary has at lengths beyond the trained one alone
     device, dtype  where, and in what matrix products are computed (weights stay float32)
     compile        whether a training step goes through torch.compile
+    clip           the largest norm of the gradient, longer ones are shortened to it; 0 shortens none
     own_files      of each file of one's own that the specs name, its path there and its SHA-256; None reads it now
 
     Raises ValueError for what cannot be run: an unknown task, sizes that do not divide, numbers out of range, a stretch
@@ -103,6 +104,7 @@ class Experiment:
     device: str = "cpu"
     dtype: str = "float32"
     compile: bool = False
+    clip: float = 1.0
     own_files: tuple[tuple[str, str], ...] | None = None
 
     def __post_init__(self) -> None:
@@ -130,8 +132,9 @@ class Experiment:
             raise ValueError(f"there may be at most {MOST_LENGTHS} test lengths, got {len(self.test_lengths)}")
         if not self.rate > 0:
             raise ValueError(f"rate must be above 0, got {self.rate}")
-        if not self.matrix_rate >= 0:
-            raise ValueError(f"matrix_rate must be 0 or more, got {self.matrix_rate}")
+        for name in ("matrix_rate", "clip"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
         for name in ("tokens", "seconds"):
             if (most := getattr(self, name)) is not None and not most > 0:
                 raise ValueError(f"{name} must be above 0, got {most}")

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from posenc.foreign import code, quoted
 from posenc.lab.experiments.experiment import Experiment
@@ -130,11 +131,17 @@ def logits_of(model: Any, batch: Batch, place: Places = counted, *, first: int =
     """What a model, or a function that was made of it, says at the tokens from `first` on: [B, T - first, vocab]."""
     at = place(batch.ids, batch.positions)
     if batch.source is not None:
-        source_at = place(batch.source, None)
+        source_at = place(batch.source, batch.source_positions)
         return model(batch.source, batch.ids, positions=at, source_positions=source_at, only=slice(first, None))
-    if isinstance(getattr(model, "_orig_mod", model), Decoder):
+    if isinstance(inside(model), Decoder):
         return model(batch.ids, positions=at, only=slice(first, None))
     return model(batch.ids, positions=at)[:, first:]
+
+
+def inside(model: Any) -> Any:
+    """The model itself, within what PyTorch's compiler and its data parallelism have made of it."""
+    model = getattr(model, "_orig_mod", model)
+    return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def weights_of(model: nn.Module, batch: Batch, place: Places = counted) -> list[Tensor] | None:
@@ -142,7 +149,7 @@ def weights_of(model: nn.Module, batch: Batch, place: Places = counted) -> list[
     at = place(batch.ids, batch.positions)
     if isinstance(model, EncoderDecoder):
         assert batch.source is not None
-        of_source = {"source_positions": place(batch.source, None)}
+        of_source = {"source_positions": place(batch.source, batch.source_positions)}
         return [layer["self"] for layer in model(batch.source, batch.ids, positions=at, weights=True, **of_source)[1]]
     if isinstance(model, (Decoder, Tagger)):
         return list(model(batch.ids, positions=at, weights=True)[1])

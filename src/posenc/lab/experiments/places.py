@@ -1,12 +1,14 @@
 """Where the tokens of a batch stand, in training and at evaluation: as they are counted, or where a map puts them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeAlias
 
 from torch import Generator, Tensor
 
 from posenc.coordinate_maps import CoordinateMap, map_of
 from posenc.lab.experiments.experiment import Experiment
+from posenc.lab.tasks import Batch
 from posenc.positions import Positions
 
 Places: TypeAlias = Callable[[Tensor, Positions | None], Positions]
@@ -39,6 +41,13 @@ def at_evaluation(experiment: Experiment) -> Places:
         return counted
     evaluated = map_of(experiment.map).evaluated()
     return counted if evaluated is None else mapped(evaluated)
+
+
+def placed(batch: Batch, place: Places) -> Batch:
+    """The batch with its tokens where they stand, so that some of its rows stand where they did among all."""
+    at = place(batch.ids, batch.positions)
+    source_at = None if batch.source is None else place(batch.source, batch.source_positions)
+    return replace(batch, positions=at, source_positions=source_at)
 
 
 def mapped(by: CoordinateMap, generator: Generator | None = None) -> Places:

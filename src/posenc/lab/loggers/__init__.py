@@ -52,6 +52,10 @@ class Together:
         """As of each logger."""
         self.tell(lambda logger: logger.point(step, values))
 
+    def sample(self, step: int, prompt: str, text: str) -> None:
+        """As of each logger."""
+        self.tell(lambda logger: logger.sample(step, prompt, text))
+
     def end(self, record: Mapping[str, Any]) -> None:
         """As of each logger."""
         self.tell(lambda logger: logger.end(record))

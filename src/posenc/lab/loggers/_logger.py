@@ -10,10 +10,11 @@ from posenc.registry import Named
 
 @dataclass(kw_only=True, eq=False)
 class Logger(Named):
-    """Hand on what happens in a run, to a file or to another tool. Its three methods are called in this order.
+    """Hand on what happens in a run, to a file or to another tool. Its methods are called in this order.
 
         begin(experiment, folder)   once, before the first step: the settings, and the folder of this run alone
         point(step, values)         at every point of the learning curve: names to numbers, such as loss (nats)
+        sample(step, prompt, text)  where samples are asked for: what the model makes of a prompt at that point
         end(record)                 once, when the run has been measured: its whole record
 
     One of your own is a subclass in a file of yours, `--log path/to/mine.py:Mine`; what it does not need it leaves
@@ -31,6 +32,9 @@ class Logger(Named):
 
     def point(self, step: int, values: Mapping[str, float]) -> None:
         """So many steps are made, and these are the numbers now."""
+
+    def sample(self, step: int, prompt: str, text: str) -> None:
+        """The model goes on with a prompt like this now."""
 
     def end(self, record: Mapping[str, Any]) -> None:
         """The run is over; a run that fails or is stopped never ends."""

@@ -30,6 +30,9 @@ class JsonLines(Logger):
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
         self.write({"step": step} | finite)
 
+    def sample(self, step: int, prompt: str, text: str) -> None:
+        self.write({"step": step, "prompt": prompt, "text": text})
+
     def end(self, record: Mapping[str, Any]) -> None:
         self.write({name: record[name] for name in ("learned", "lengths")})
 

@@ -1,6 +1,7 @@
 """Runs of MLflow."""
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,10 @@ class MLflow(Logger):
     def point(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
             self.client.log_metric(self.run, name, value, step=step)
+
+    def sample(self, step: int, prompt: str, text: str) -> None:
+        name = re.sub(r"\W+", "-", prompt)[:MOST_LETTERS]
+        self.client.log_text(self.run, text, f"samples/{step:06}-{name}.txt")
 
     def end(self, record: Mapping[str, Any]) -> None:
         for name, length, value in scores_of(record):

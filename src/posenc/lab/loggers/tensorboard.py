@@ -39,6 +39,11 @@ class TensorBoard(Logger):
         # What is only in memory would be lost with the process.
         self.writer.flush()
 
+    def sample(self, step: int, prompt: str, text: str) -> None:
+        # Indented, so that it is shown letter by letter.
+        self.writer.add_text(f"sample/{prompt}", "".join(f"    {line}\n" for line in text.splitlines()), step)
+        self.writer.flush()
+
     def end(self, record: Mapping[str, Any]) -> None:
         for name, length, value in scores_of(record):
             self.writer.add_scalar(f"by_length/{name}", value, length)

@@ -44,6 +44,10 @@ class WeightsAndBiases(Logger):
     def point(self, step: int, values: Mapping[str, float]) -> None:
         self.run.log(dict(values), step=step)
 
+    def sample(self, step: int, prompt: str, text: str) -> None:
+        table = self.library.Table(columns=["prompt", "text"], data=[[prompt, text]])
+        self.run.log({f"sample/{prompt}": table}, step=step)
+
     def end(self, record: Mapping[str, Any]) -> None:
         self.run.summary.update({f"{name}/length_{length}": value for name, length, value in scores_of(record)})
         self.run.finish()

@@ -2,19 +2,28 @@
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from posenc import specs
 from posenc.foreign import code, quoted, regular
 from posenc.lab import store
 from posenc.lab.experiments import recipes
+from posenc.lab.experiments.execution import PLAIN, Execution
 from posenc.lab.experiments.experiment import Experiment, check_seed
 from posenc.lab.loggers import Together, loggers_of
+from posenc.lab.runs import config
 from posenc.lab.tasks import END, Symbols
+
+if TYPE_CHECKING:
+    from posenc.lab.runs.ranks import Ranks
 
 MOST_THREADS = 1_024
 """The threads to compute with: far more than processors have cores, and few enough that the system can start them."""
+
+TEMPERATURE = 0.8
+"""Of the samples that are shown while a model is trained: likely tokens a little more often than the model says."""
 
 
 def train_one(
@@ -26,39 +35,63 @@ def train_one(
     say: Callable[[str], None],
     *,
     log: Sequence[str] = (),
+    execution: Execution = PLAIN,
     **changes: Any,
 ) -> Any:
     """Train one encoding on one task into a checkpoint folder, or go on with what is there.
 
-    log  loggers, as specs, that are told of the run
+    log        loggers, as specs, that are told of the run
+    execution  how it is carried out; torchrun may have started several processes, each of which calls this
 
     Raises ValueError when the folder holds a checkpoint of other settings.
     """
     import torch
 
+    from posenc.lab.runs import checkpoint, record
+    from posenc.lab.runs.ranks import joined
+
+    began = time.monotonic()
     parts = tuple(specs.split(spec))
     experiment = recipes.recipe(task, parts[0] if len(parts) == 1 else parts, seed, **changes)
     if threads is not None:
         if not 1 <= threads <= MOST_THREADS:
             raise ValueError(f"threads must lie between 1 and {MOST_THREADS:,}, got {quoted(threads, 40)}")
         torch.set_num_threads(threads)
-    with store.held(folder):
-        own = [path for path, _ in experiment.own_files or ()]
-        return train_in(folder, experiment, own, say, Together(loggers_of(log)))
+    own = [path for path, _ in experiment.own_files or ()]
+    with ExitStack() as stack:
+        with joined(execution.parallel, experiment.device) as ranks:
+            if ranks.first:
+                stack.enter_context(store.held(folder))
+            loggers = Together(loggers_of(log) if ranks.first else ())
+            run = train_in(folder, experiment, own, say if ranks.first else silent, loggers, execution, ranks)
+        if loggers.loggers:
+            # What is held in shards is measured as it was written.
+            loggers.end(record.of(run if ranks.size == 1 else checkpoint.load(folder, own, to_train=False), began))
+    return run
+
+
+def silent(words: str) -> None:
+    """What every rank but the first says."""
 
 
 def train_in(
-    folder: Path, experiment: Experiment, own: Collection[str], say: Callable[[str], None], loggers: Together
+    folder: Path,
+    experiment: Experiment,
+    own: Collection[str],
+    say: Callable[[str], None],
+    loggers: Together,
+    execution: Execution,
+    ranks: "Ranks",
 ) -> Any:
     """Train in a folder that is held, or go on with what is there; `own` are the files of one's own that were named."""
-    from posenc.lab.runs import record, train
+    from posenc.lab.runs import checkpoint, train
 
-    began = time.monotonic()
-
-    if train.is_there(folder):
-        run = train.load(folder, own)
-        if kept := store.generations(folder):
-            store.forget(folder, (train.MODEL, train.OPTIMIZER, train.FACTS), kept)
+    # Also the moment from which the first rank holds the folder.
+    ranks.same("experiment", experiment.to_dict())
+    if ranks.agreed(ranks.first and checkpoint.is_there(folder)):
+        run = checkpoint.load(folder, own, execution=execution, ranks=ranks)
+        if ranks.first and (kept := store.generations(folder)):
+            store.forget(folder, (checkpoint.MODEL, checkpoint.OPTIMIZER, checkpoint.FACTS), kept)
         if changed := run.experiment.changed_files():
             raise ValueError(f"{changed[0]}; put the old file back, or choose another folder with --out")
         if run.experiment != experiment:
@@ -74,22 +107,59 @@ def train_in(
         if other := store.other_versions(run.versions):
             say(f"the checkpoint was made with {other}; the end may differ in its last digits")
     else:
-        run = train.start(experiment)
+        run = train.start(experiment, execution=execution, ranks=ranks)
+    if run.task.in_bits:
+        ranks.same("text", run.task.text.sha256)
+    check_samples(run)
+    if ranks.first:
+        config.write(folder, experiment, execution)
 
     def progress(run: Any) -> None:
-        train.save(run, folder)
+        checkpoint.save(run, folder)
         point = run.curve[-1]
         loggers.point(run.step, point)
         what = "bits per byte" if run.task.in_bits else "exact match"
         left = run.cpu_s / run.progress * (1 - min(run.progress, 1))
         far = f"{run.step}/{experiment.steps}" if experiment.steps < recipes.UNBOUNDED else f"{run.step}"
         say(f"step {far}  loss {point['loss']:.3f}  {what} {point['score']:.3f}  about {left:.0f} CPU s left")
+        for prompt in execution.samples:
+            text = sample(run, prompt)
+            loggers.sample(run.step, prompt, text)
+            say(f"{prompt!r} ->\n{text}")
 
     loggers.begin(experiment.to_dict(), folder)
     train.train(run, progress)
-    if loggers.loggers:
-        loggers.end(record.of(run, began))
+    # DDP must be gone before its processes part: later its threads and Python wait for each other.
+    vars(run).pop("called", None)
     return run
+
+
+def check_samples(run: Any) -> None:
+    """Raises ValueError for prompts that this run's model cannot go on with, or not so far, before it is trained."""
+    from posenc.lab.experiments.places import at_evaluation, counted
+    from posenc.model import Decoder
+
+    if not run.execution.samples:
+        return
+    if not isinstance(run.model, Decoder):
+        raise ValueError(f"samples are for a decoder, and {run.task} is answered at once; leave them out")
+    if at_evaluation(run.experiment) is not counted:
+        raise ValueError(f"samples count their tokens 0, 1, 2, ..., and {run.experiment.map} does not; leave them out")
+    for prompt in run.execution.samples:
+        sample(run, prompt)
+
+
+def sample(run: Any, prompt: str) -> str:
+    """The prompt and what the model of a run makes of it now; the same draw at every point."""
+    import torch
+
+    device = run.ranks.device(run.experiment.device)
+    ids = torch.tensor([run.task.encode(prompt)], device=device)
+    # Without a stop: shards are gathered for every token, and all ranks have to ask for as many.
+    out = run.model.generate(ids, run.execution.sample_tokens, temperature=TEMPERATURE)[0, 1:].tolist()
+    if isinstance(run.task, Symbols) and END in out:
+        out = out[: out.index(END)]
+    return run.task.decode(out)
 
 
 def continue_prompt(
@@ -109,24 +179,24 @@ def continue_prompt(
     import torch
 
     from posenc.lab.experiments.places import at_evaluation, counted
-    from posenc.lab.runs import train
+    from posenc.lab.runs import checkpoint
     from posenc.model import Decoder
 
     check_seed(seed)
     for file in own:
         regular(code.file_of(file))
-    run = train.load(folder, own, to_train=False)
+    run = checkpoint.load(folder, own, to_train=False)
     for changed in run.experiment.changed_files():
         say(changed)
     if at_evaluation(run.experiment) is not counted:
         raise ValueError(
             f"generation counts its tokens 0, 1, 2, ..., and the model of '{folder}' was trained on the places that "
             f"{run.experiment.map} gives to whole sequences; ask it yourself: "
-            f"posenc.lab.runs.train.load(folder).model(ids, positions=...)"
+            f"posenc.lab.runs.checkpoint.load(folder).model(ids, positions=...)"
         )
     if not isinstance(run.model, Decoder):
         raise ValueError(f"'{folder}' holds no decoder: {run.task} is answered at once, and nothing is generated")
-    ids = torch.tensor([run.task.encode(prompt)])
+    ids = torch.tensor([run.task.encode(prompt)], device=run.experiment.device)
     stop = END if isinstance(run.task, Symbols) else None
     out = run.model.generate(ids, tokens, temperature=temperature, top_k=top_k, stop=stop, seed=seed)
     return run.task.decode(out[0, 1:].tolist())

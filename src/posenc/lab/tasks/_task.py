@@ -24,6 +24,7 @@ class Batch:
     positions  where the tokens stand; None: 0, 1, 2, ...
     source     [B, S]  what an encoder-decoder reads first
     bytes      [B, T]  how many bytes of text each target stands for; None: one
+    source_positions   where the tokens of the source stand; None: 0, 1, 2, ...
     """
 
     ids: Tensor
@@ -32,6 +33,7 @@ class Batch:
     positions: Positions | None = None
     source: Tensor | None = None
     bytes: Tensor | None = None
+    source_positions: Positions | None = None
 
     @staticmethod
     def of_next(sequence: Tensor, answer: Tensor, source: Tensor | None = None) -> "Batch":
@@ -43,10 +45,26 @@ class Batch:
         given = {name: value.to(device) for name, value in vars(self).items() if value is not None}
         return Batch(**given)
 
+    def rows(self, rows: slice) -> "Batch":
+        """Some of the sequences."""
+        given: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, Positions):
+                given[name] = value.batch_rows(rows)
+            elif value is not None:
+                of_each = value.dim() > 1 and len(value) == len(self.ids)
+                given[name] = value[rows] if of_each else value
+        return Batch(**given)
+
     @property
     def first(self) -> int:
         """The first token at which something counts."""
         return int(self.answer.reshape(-1, self.answer.shape[-1]).any(0).int().argmax())
+
+    @property
+    def asked(self) -> int:
+        """How many predictions count."""
+        return int(self.answer.expand(self.targets.shape).sum())
 
 
 @dataclass(frozen=True, kw_only=True)

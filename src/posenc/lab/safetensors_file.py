@@ -1,7 +1,9 @@
-"""The header of a safetensors file: what lies where, every promise of it checked against the file."""
+"""A safetensors file, read and written tensor by tensor; every promise of its header is checked against the file."""
 
+import json
 import math
 import os
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,3 +121,32 @@ def read_bytes(entry: Stored) -> Tensor:
         changed = f"it has changed since it was opened: {got} of {entry.nbytes} bytes could be read"
         raise CannotRead(changed, file=entry.file)
     return torch.frombuffer(buffer, dtype=entry.dtype).view(entry.shape)
+
+
+def in_order(tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
+    """The tensors as they lie in a file: the widest numbers first, so that each begins at a multiple of its width."""
+    return sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+
+
+def pieces(tensors: Mapping[str, Tensor], whole: Callable[[Tensor], Tensor]) -> Iterator[bytes | bytearray]:
+    """The bytes of a file of these tensors: a piece for each, made when it is asked for, so that one is in memory.
+
+    whole  gives all of a tensor of which this process may hold a shard
+
+    Source: github.com/huggingface/safetensors, "Format".
+    """
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    header: dict[str, Any] = {}
+    end = 0
+    for name, tensor in in_order(tensors):
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    said = json.dumps(header, separators=(",", ":")).encode()
+    said += b" " * (-len(said) % 8)
+    yield len(said).to_bytes(8, "little") + said
+    for _, tensor in in_order(tensors):
+        values = whole(tensor).detach().cpu().reshape(-1)
+        buffer = bytearray(values.nbytes)
+        if buffer:
+            torch.frombuffer(buffer, dtype=values.dtype).copy_(values)
+        yield buffer
