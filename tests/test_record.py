@@ -176,7 +176,7 @@ OTHERS = {
     "own_files": (("mine.py", "0" * 64),), "norm": "post", "hidden": 8, "kv_heads": 2, "head_dim": 8, "window": 4,
     "dropout": 0.1, "model": "mine.py:Mine", "tokens": 9, "seconds": 2.5, "schedule": "original",
     "test_map": "interpolated(factor=2)", "stretch": "yarn(factor=2)", "device": "cuda", "dtype": "bfloat16",
-    "compile": True,
+    "compile": True, "clip": 0.5,
 }  # fmt: skip
 
 

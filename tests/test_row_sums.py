@@ -96,6 +96,22 @@ def test_heads_that_look_no_further_than_they_reach_have_sums_too() -> None:
     torch.testing.assert_close(noted[0], noted[1], rtol=0, atol=1e-5)
 
 
+def test_a_head_whose_reach_ends_before_the_keys_has_no_sum_of_them() -> None:
+    """Keys far behind, which a steep head leaves out, count nothing beside near ones."""
+    encoding, far, near = build("alibi", Shape(18, 3, 6, 64)), Positions.count(512), Positions.count(512, 9_000)
+    torch.manual_seed(4)
+    q, k, v, far_k, far_v = (torch.randn(1, 3, 512, 6) for _ in range(5))
+    parts = []
+    for at, keys in ((near, Keys(k, v, near)), (near, Keys(far_k, far_v, far))):
+        sums: list[Tensor] = []
+        kernel = replace(kernels.bind("blocked", encoding, scale=0.4), sums=sums)
+        out, _ = encoding.attend(q, at, keys, masks.causal(), kernel)
+        parts.append((out, sums[0]))
+    shares = torch.stack([total for _, total in parts]).softmax(0)
+    got = sum(share[..., None] * out for share, (out, _) in zip(shares, parts, strict=True))
+    torch.testing.assert_close(got, parts[0][0], rtol=0, atol=1e-6)
+
+
 @pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile.*")
 @pytest.mark.filterwarnings("ignore:.*return_lse.*")
 def test_flex_notes_its_sums() -> None:

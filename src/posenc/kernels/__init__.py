@@ -99,8 +99,8 @@ def bind(
 
     def attend(biases: Sequence[Bias], q: Tensor, at: Positions, keys: Keys, mask: Mask, **asked):
         inputs = Inputs(biases, at, keys.at, mask)
-        wanted = {name: name in asked for name in ("vectors", "sums")}
-        request = Request(encoding, asked["weights"], asked["dropout"], q, inputs, **wanted)
+        wanted = "vectors" in asked, "sums" in asked
+        request = Request(encoding, asked["weights"], asked["dropout"], q, inputs, *wanted)
         kernel = serving(name, request)
         if seen is not None:
             seen.update((kernel, *(blocked.ways(biases, q, at, keys, mask) if kernel == "blocked" else ())))

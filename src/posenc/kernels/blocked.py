@@ -120,10 +120,7 @@ def attend(
         bias, plan = how(biases, heads, at, keys, mask)
         reach = None if branched is not None or vectors is not None else windows(bias, q, k, plan, scale)
         if reach is not None and all(isinstance(form, DistancesInRow) for form in bias.forms):
-            out, total = attend_within(reach, bias, q, k, v, plan, scale)
-            if sums is not None:
-                sums.append(total)
-            return out[..., : keys.v.shape[-1]], None
+            return attend_within(reach, bias, q, k, v, plan, scale, sums)[..., : keys.v.shape[-1]], None
         if reach is not None:
             # Levels are those of all heads.
             bias, plan = how(biases, heads, at, keys, mask.within(max(reach)))
@@ -136,16 +133,23 @@ def attend(
             added = VectorsInRow(vectors, plan.row, q.shape[2], k.shape[2], exact_dtype(q))
         call = InBlocks(plan, bias, scale, branched, added, sums=sums is not None)
         inputs = bias.inputs if added is None else (*bias.inputs, added.vectors)
-        out, total = Differentiable.apply(call, v, len(given), *given, *inputs)
+        out, *total = Differentiable.apply(call, v, len(given), *given, *inputs)
         if sums is not None:
-            sums.append(total)
+            sums += total
     return out[..., : keys.v.shape[-1]], None
 
 
 def attend_within(
-    reach: Sequence[int], bias: SumInBlocks, q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Attention with biases of the distance, each key head within its own number of keys: output and sums."""
+    reach: Sequence[int],
+    bias: SumInBlocks,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    plan: Plan,
+    scale: float,
+    sums: list[Tensor] | None,
+) -> Tensor:
+    """Attention with biases of the distance, each key head within its own number of keys."""
     (B, H, T, _), (KV, S), (values,) = q.shape, k.shape[1:3], bias.inputs
     (in_row,) = (form for form in bias.forms if isinstance(form, DistancesInRow))
     within = torch.tensor(reach, device=q.device).repeat_interleave(H // KV)[:, None]
@@ -158,11 +162,12 @@ def attend_within(
     for group, asking, key, value, of_group in zip(groups, *given, strict=True):
         part = replace(plan, heads=asking.shape[1], mask=plan.mask.within(max(group.windows)))
         added = SumInBlocks([], asking, DistancesInRow(of_group, in_row.distances, asking, part))
-        call = InBlocks(part, added, scale)
+        call = InBlocks(part, added, scale, sums=sums is not None)
         taken.append(Differentiable.apply(call, value, 2, asking, key, *added.inputs))
+    if sums is not None:
+        sums.append(torch.cat([total for _, total in taken], 1))
     # Laid out as the projection behind it reads it.
-    out = torch.cat([x.transpose(1, 2) for x, _ in taken], 2).transpose(1, 2)
-    return out, torch.cat([total for _, total in taken], 1)
+    return torch.cat([x.transpose(1, 2) for x, *_ in taken], 2).transpose(1, 2)
 
 
 def how(biases: Sequence[Bias], q: Tensor, at: Positions, keys: Keys, mask: Mask) -> tuple[SumInBlocks, Plan]:
@@ -260,8 +265,10 @@ class InBlocks:
                         known, _ = curves.distances_of(here.block)
                         taken = taken + curves.vectors[:, known]
                     parts.append((taken, total if part.shift is None else total + part.shift))
-            taken, total = parts[0] if len(parts) == 1 else merged(parts)
-            out[queries], sums[queries] = last_first(taken), last_first(total if self.sums else finite(total))
+            one = len(parts) == 1
+            taken, total = parts[0] if one else merged(parts)
+            total = total if one or self.sums else finite(total)
+            out[queries], sums[queries] = last_first(taken), last_first(total)
         return out, sums
 
     @torch.autocast("cpu", enabled=False)
@@ -413,17 +420,15 @@ class Differentiable(torch.autograd.Function):
     """A call as one step of the graph, which keeps no more than the output and a number for each query."""
 
     @staticmethod
-    def forward(ctx: Any, call: InBlocks, v: Tensor, ways: int, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, call: InBlocks, v: Tensor, ways: int, *inputs: Tensor) -> tuple[Tensor, ...]:
         out, sums = call.forwards(pairs(inputs[:ways]), v)
         ctx.call, ctx.ways, ctx.versions = call, ways, versions(call.plan.at, call.plan.keys_at)
         # The inputs of the bias are kept by the bias; here it is seen when somebody changes them in between.
         ctx.save_for_backward(v, out, finite(sums) if call.sums else sums, *inputs)
-        ctx.set_materialize_grads(False)
         if not call.sums:
-            ctx.mark_non_differentiable(sums)
-        elif call.bias.taken_off is not None:
-            sums = sums + call.bias.taken_off
-        return out, sums
+            return (out,)
+        ctx.set_materialize_grads(False)
+        return out, sums if call.bias.taken_off is None else sums + call.bias.taken_off
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -434,7 +439,7 @@ class Differentiable(torch.autograd.Function):
         check_versions(ctx.versions, ctx.call.plan.at, ctx.call.plan.keys_at)
         v, out, sums, *inputs = ctx.saved_tensors
         of_bias = ctx.call.bias.gradient() if any(ctx.needs_input_grad[3 + ctx.ways :]) else None
-        grad, grad_of_sums = grads
+        grad, grad_of_sums = grads if ctx.call.sums else (*grads, None)
         grad = torch.zeros_like(out) if grad is None else grad
         given = pairs(inputs[: ctx.ways]), v, out, sums, grad, of_bias, grad_of_sums
         of_ways, dv, of_vectors = ctx.call.backwards(*given)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -62,9 +63,12 @@ class BoundKernel:
         """
         mask, added = self.added(encoding, q, at, keys, mask, biases)
         wanted = self.weights if weights is None else weights
-        asked = {"scale": self.scale, "dropout": self.dropout, "weights": wanted}
-        also = {"vectors": vectors, "sums": self.sums}
-        return self.kernel(added, q, at, keys, mask, **asked, **{n: one for n, one in also.items() if one is not None})
+        asked: dict[str, Any] = {"scale": self.scale, "dropout": self.dropout, "weights": wanted}
+        if vectors is not None:
+            asked["vectors"] = vectors
+        if self.sums is not None:
+            asked["sums"] = self.sums
+        return self.kernel(added, q, at, keys, mask, **asked)
 
     def logits(self, encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask) -> Tensor:
         """The scaled logits [B, H, T, S] in float32 at least, with all biases and what the mask adds.
