@@ -46,12 +46,13 @@ def how_it_was_made(records: Sequence[Record]) -> list[tuple[str, str]]:
     for text in {json.dumps(t, sort_keys=True, default=str): t for run in records if (t := get(run, "text"))}.values():
         out.append(("text", readable(text)))
     names = dict.fromkeys(name for run in records for name in (get(run, "experiment") or {}))
+    runs_on: dict[str, list[Record]] = {}
+    for run in records:
+        runs_on.setdefault(summary.task_of(run), []).append(run)
     for name in names:
         if name in ("spec", "task"):
             continue
-        by_task = {
-            task: all_values_of([r for r in records if summary.task_of(r) == task], name) for task in tasks(records)
-        }
+        by_task = {task: all_values_of(runs, name) for task, runs in runs_on.items()}
         different = len(set(by_task.values())) > 1
         words = (
             "; ".join(f"{task}: {value or summary.NOTHING}" for task, value in by_task.items())

@@ -2,8 +2,8 @@
 
 import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -38,13 +38,20 @@ def over_seeds(values: Iterable[Any], *, sequences: int | None = None) -> Spread
     return statistics.spread(known, sequences=sequences if shares else None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Result:
     """One encoding on one task: its runs, one for each seed."""
 
     label: str
     task: str
     runs: list[Record]
+    made: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
+
+    def once(self, what: Hashable, make: Callable[[], Any]) -> Any:
+        """What is made of these runs, and asked for in many places of a page: made when it is first asked for."""
+        if what not in self.made:
+            self.made[what] = make()
+        return self.made[what]
 
     @cached_property
     def learned(self) -> list[Record]:
