@@ -179,7 +179,9 @@ def misfit_of_fields(value: dict[str, Any], form: dict[str, Any]) -> tuple[str, 
         if name != "*" and name not in value and not spelled.endswith("?"):
             return f"the field {name} is missing", ""
     for name in value:
-        if name != "*" and (found := misfit(value[name], form[known.get(name, "*")])):
+        if name == "*" or type(value[name]) in kinds_without_inside(form[known.get(name, "*")]):
+            continue
+        if found := misfit(value[name], form[known.get(name, "*")]):
             return found[0], f".{name}{found[1]}"
     return None
 

@@ -127,6 +127,10 @@ def not_measured(records: Sequence[Record]) -> list[str]:
             f"Pictures and attention maps of single runs: of more than {index.MOST_WHOLE:,} runs "
             f"they stay in the records."
         )
+        out.append(
+            f"Figures of what is lost without positions: of more than {index.MOST_WHOLE:,} runs they are left out; "
+            f"`posenc.lab.figures.ablation` draws them."
+        )
     old = sum(summary.is_text(run) and get(run, "in_distribution", "context_gain") is None for run in records)
     if old:
         out.append(

@@ -68,7 +68,7 @@ class Result:
 
     def spread(self, *path: str) -> Spread | None:
         """Over the runs that learned."""
-        return over_seeds(get(run, *path) for run in self.learned)
+        return self.once(path, lambda: over_seeds(get(run, *path) for run in self.learned))
 
     def spread_of_all(self, *path: str) -> Spread | None:
         return over_seeds(get(run, *path) for run in self.runs)
@@ -101,6 +101,9 @@ class Result:
 
     def at(self, length: float, measure: str) -> Spread | None:
         """One measure at one length, over the runs that learned."""
+        return self.once((length, measure), lambda: self.spread_at(length, measure))
+
+    def spread_at(self, length: float, measure: str) -> Spread | None:
         found = self.learned_entries.get(length, [])
         within = sequences(found) if measure == "exact_match" else None
         return over_seeds((get(entry, measure) for entry in found), sequences=within)
