@@ -22,6 +22,8 @@ OFF = {
     # What does not fit into an object store is refused, where Ray would else write it to the disk.
     "RAY_automatic_object_spilling_enabled": "0",
     "RAY_object_store_full_delay_ms": "10",
+    # Nor beside the store on the disk.
+    "RAY_local_fs_capacity_threshold": "0",
 }
 STORE = 80_000_000
 """Bytes of a machine's object store: the least that Ray takes is 75 MiB."""
@@ -54,7 +56,12 @@ class Cluster:
     def driver(self, *arguments: str) -> subprocess.Popen:
         """A Python command that may use the cluster."""
         return subprocess.Popen(
-            [sys.executable, *arguments], env=self.environ, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            [sys.executable, *arguments],
+            env=self.environ,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
 
     def end(self) -> None:

@@ -48,7 +48,7 @@ def write(
 
     failures   runs that have no record, and why, in words
     files      how the files of the figures are to be; default: figures/*.png, as in the page
-    shown      the records as people are shown them, where somebody else needs them too; default: `summary.shown` of them
+    shown      the records as people are shown them, where others need them too; default: `summary.shown` of them
 
     Every file is put in place whole. data.json holds the records as given, except that NaN and infinities, which JSON
     does not have, become null.

@@ -133,7 +133,8 @@ REACH = Measure("reach", reach_of, times)
 
 def compare(found: Sequence[Result], measure: Measure) -> Comparison:
     """All pairs of encodings of one task in one measure, on the seeds where both learned."""
-    return found[0].once((measure, tuple(found)), lambda: compared(found, measure)) if found else compared(found, measure)
+    first = next(iter(found), None)
+    return first.once((measure, *found), lambda: compared(found, measure)) if first else compared(found, measure)
 
 
 def compared(found: Sequence[Result], measure: Measure) -> Comparison:
