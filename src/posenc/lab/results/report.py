@@ -220,7 +220,7 @@ def curves_of(records: Sequence[Record], task: str, draw: Drawer) -> dict[str, A
     drawn = [
         draw(f"extrapolation-{task}", partial(figures.extrapolation, records, task), beyond),
         draw(f"learning-{task}", partial(figures.learning, records, task), learn),
-        # Of many runs these take as long as all other figures; `not_measured` says that they are left out.
+        # They take a third of the time of all figures; where they are left out, `not_measured` says so.
         draw(f"ablation-{task}", partial(figures.ablation, records, task), lose)
         if len(records) <= index.MOST_WHOLE
         else None,
