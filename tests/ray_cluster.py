@@ -22,8 +22,6 @@ OFF = {
     # What does not fit into an object store is refused, where Ray would else write it to the disk.
     "RAY_automatic_object_spilling_enabled": "0",
     "RAY_object_store_full_delay_ms": "10",
-    # Nor beside the store on the disk.
-    "RAY_local_fs_capacity_threshold": "0",
 }
 STORE = 80_000_000
 """Bytes of a machine's object store: the least that Ray takes is 75 MiB."""

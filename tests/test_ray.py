@@ -108,7 +108,7 @@ def test_a_driver_that_is_killed_goes_on_where_it_was(story: Story) -> None:
 @pytest.mark.slow
 def test_object_stores_that_are_full_take_nothing_from_a_sweep(story: Story) -> None:
     # What is left of each holds no record of some megabytes, and the head has a store too.
-    filling = story.cluster.driver(filled_stores.__file__, story.cluster.address, str(STORE - 240_000))
+    filling = story.cluster.driver(filled_stores.__file__, story.cluster.address, str(99 * STORE // 100))
     try:
         assert filling.stdout and filling.stdout.readline() == "3 are full\n"
         ended, said = story.end(story.begin(2, {0: "big"}))
