@@ -54,7 +54,12 @@ class Cluster:
     def driver(self, *arguments: str) -> subprocess.Popen:
         """A Python command that may use the cluster."""
         return subprocess.Popen(
-            [sys.executable, *arguments], env=self.environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            [sys.executable, *arguments],
+            env=self.environ,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
 
     def end(self) -> None:

@@ -104,6 +104,14 @@ def test_a_value_of_another_form_is_named_with_its_field(value, form, words):
     assert str(error.value) == f"run.json: {words}"
 
 
+@pytest.mark.parametrize("wrong", [True, "1", [1.0], None])
+def test_one_wrong_value_among_many_numbers_is_named_with_its_place(wrong):
+    rows = [[0.5] * 50 for _ in range(3)]
+    rows[2][40] = wrong
+    with pytest.raises(CannotRead, match=r"^f: with\[2\]\[40\]: expected float, got "):
+        foreign.matches({"with": rows}, {"with": [[float]]}, file="f")
+
+
 def test_a_value_of_the_form_passes():
     form = {"a": int, "b?": [(None, float)], "c": {"*": {"d": str}}}
     foreign.matches({"a": 1, "c": {"any": {"d": "x"}}}, form)

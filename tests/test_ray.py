@@ -7,10 +7,11 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import filled_stores
 import planted_runs
 import pytest
 from planted_runs import began, runs
-from ray_cluster import Cluster, until
+from ray_cluster import STORE, Cluster, until
 
 from posenc.lab.runs import record
 
@@ -102,6 +103,20 @@ def test_a_driver_that_is_killed_goes_on_where_it_was(story: Story) -> None:
     assert [ended[seed][0] for seed in range(5)] == ["kept"] * 4 + ["done"]
     assert all((story.folder / "records" / name).stat().st_mtime_ns == at for name, at in kept.items())
     assert began(story.home) == {0: 1, 1: 1, 2: 1, 3: 1, 4: 2} and story.seeds() == list(range(5))
+
+
+@pytest.mark.slow
+def test_object_stores_that_are_full_take_nothing_from_a_sweep(story: Story) -> None:
+    # What is left of each holds no record of some megabytes, and the head has a store too.
+    filling = story.cluster.driver(filled_stores.__file__, story.cluster.address, str(99 * STORE // 100))
+    try:
+        assert filling.stdout and filling.stdout.readline() == "3 are full\n"
+        ended, said = story.end(story.begin(2, {0: "big"}))
+        assert filling.poll() is None
+    finally:
+        filling.communicate("")
+    assert ended == {0: ["done", ""], 1: ["done", ""]} and "tried again" not in said
+    assert story.seeds() == [0, 1] and began(story.home) == {0: 1, 1: 1}
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from fake_records import comparison, record, repeat
 
 from posenc.lab import figures
 from posenc.lab.results import drawer, provenance, report, summary
+from posenc.lab.results.summary import claims
 from posenc.lab.runs.train import LEARNED_BITS
 
 SOME = ("none", "learned", "rotary", "alibi")
@@ -80,6 +81,27 @@ def test_figures_stand_beside_the_page_and_in_it(written):
 
 def test_data_holds_all_records(written):
     assert json.loads((written[0].parent / "data.json").read_text()) == written[1]
+
+
+def test_a_report_on_many_runs_says_which_figures_it_leaves_out(tmp_path, monkeypatch):
+    records, said = comparison(("repeat",), seeds=2, encodings=SOME), "Figures of what is lost without positions"
+    few = report.write(records, tmp_path / "few").read_text()
+    monkeypatch.setattr("posenc.lab.runs.index.MOST_WHOLE", len(records) - 1)
+    many = report.write(records, tmp_path / "many").read_text()
+    assert said not in few and f"{said}: of more than {len(records) - 1} runs they are left out" in many
+    assert "figures/ablation-repeat.png" in few and "figures/ablation-repeat.png" not in many
+    assert not (tmp_path / "many" / "figures" / "ablation-repeat.png").exists()
+    assert "figures/learning-repeat.png" in many
+
+
+def test_each_comparison_of_a_page_is_made_once(tmp_path, monkeypatch):
+    made = []
+    real = claims.compared
+    monkeypatch.setattr(claims, "compared", lambda found, measure: made.append(measure.words) or real(found, measure))
+    records = summary.shown(comparison(("repeat",), seeds=3, encodings=SOME))
+    report.write(records, tmp_path, shown=records)
+    summary.answer(records)
+    assert "reach" in made and len(made) == len(set(made))
 
 
 def test_files_are_put_in_place_whole(tmp_path, monkeypatch):

@@ -53,6 +53,7 @@ class Compare(OfExperiment):
 
     def run(self) -> int:
         from posenc import terminal
+        from posenc.lab.results import summary
         from posenc.lab.runs.settings import Settings, not_for
         from posenc.lab.sweeps.compare import compare
         from posenc.lab.sweeps.engines import engine_of
@@ -84,7 +85,7 @@ class Compare(OfExperiment):
                 terminal.say(f"{sweep.done - len(sweep.failures)} runs of shard {self.shard}: {folder}")
             else:
                 records, page, sweep = compare(settings, self.out, log=self.log, show=show, engine=engine)
-                answer(records, page, as_json=self.json)
+                answer(records, page, summary.shown(records), as_json=self.json)
         for key, reason in sweep.failures.items():
             terminal.note(f"failed: {sweep.runs[key].words}: {reason}")
         return 1 if sweep.failures else 0
@@ -167,12 +168,13 @@ class Report:
         settings = read_settings(self.folder)
         records = in_reading_order(index.records(self.folder), settings)
         failures = list(record.failures(self.folder).values())
+        shown = summary.shown(records)
         with ExitStack() as stack:
             # While a comparison is at work there, what it has finished is reported.
             with suppress(store.InUse):
                 stack.enter_context(store.held(self.folder))
-            page = report.write(records, self.folder, settings, failures, files)
-        answer(records, page, as_json=self.json)
+            page = report.write(records, self.folder, settings, failures, files, shown)
+        answer(records, page, shown, as_json=self.json)
         for path in self.table:
             terminal.note(f"table: {tables.write(records, path)}")
         for words in summary.legible(failures, summary.MOST_OF_A_SENTENCE):
@@ -180,13 +182,15 @@ class Report:
         return 0
 
 
-def answer(records: list[dict[str, Any]], page: Path, *, as_json: bool) -> None:
-    """Print what records say and where their page is, or the records themselves; and what tells them apart."""
+def answer(records: list[dict[str, Any]], page: Path, shown: list[dict[str, Any]], *, as_json: bool) -> None:
+    """Print what records say and where their page is, or the records themselves; and what tells them apart.
+
+    shown  the same records as people are shown them
+    """
     from posenc import terminal
     from posenc.lab.results import summary
     from posenc.lab.runs import record
 
-    shown = summary.legible(records)
     for words in record.told_apart(shown):
         terminal.note(words)
     if as_json:

@@ -11,7 +11,7 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from posenc.foreign.files import MOST_BYTES, read, text_of
-from posenc.foreign.text import CannotRead, quoted, visible
+from posenc.foreign.text import CONTROLS, CannotRead, quoted, visible
 
 DEPTH = 100
 """How deep lists and dictionaries may stand within each other."""
@@ -45,7 +45,9 @@ def parse_json(text: str | bytes, file: str | Path | None = None) -> dict[str, A
     """
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = {visible(key): value for key, value in pairs}
+        found = dict(pairs)
+        if CONTROLS.search("".join(found)):
+            found = {visible(key): value for key, value in pairs}
         if len(found) < len(pairs):
             twice = Counter(visible(key) for key, _ in pairs).most_common(1)[0][0]
             raise CannotRead(f"it names {quoted(twice)} twice", file=file)
@@ -71,6 +73,10 @@ def parse_json(text: str | bytes, file: str | Path | None = None) -> dict[str, A
     return cleaned(found, file)
 
 
+NO_TEXT = {int, float, bool, NoneType}
+"""The types of JSON in which there is nothing to clean."""
+
+
 def cleaned(value: Any, file: str | Path | None = None, depth: int = 0) -> Any:
     """The value with every string made visible, changed in place. Raises CannotRead where it is nested too deep."""
     if depth > DEPTH:
@@ -78,8 +84,9 @@ def cleaned(value: Any, file: str | Path | None = None, depth: int = 0) -> Any:
     if isinstance(value, str):
         return visible(value)
     if isinstance(value, (dict, list)):
-        for key, one in value.items() if isinstance(value, dict) else enumerate(value):
-            value[key] = cleaned(one, file, depth + 1)
+        if depth == DEPTH or not set(map(type, value.values() if isinstance(value, dict) else value)) <= NO_TEXT:
+            for key, one in value.items() if isinstance(value, dict) else enumerate(value):
+                value[key] = cleaned(one, file, depth + 1)
     return value
 
 
@@ -137,33 +144,56 @@ def matches(value: Any, form: Any, *, file: str | Path | None = None, field: str
     Traceback (most recent call last):
     posenc.foreign.text.CannotRead: run.json: step: expected int, got 'x'
     """
+    if found := misfit(value, form):
+        wrong, inside = found
+        raise CannotRead(wrong, file=file, field=field + inside if field else inside.removeprefix("."))
+
+
+def misfit(value: Any, form: Any) -> tuple[str, str] | None:
+    """What is wrong with a value and where in it, as ".curve[3].loss"; None where it has the form.
+
+    Records are thousands of numbers: a list of such is looked at in one go, and only a wrong one is put into words.
+    """
     if isinstance(value, str) and len(value) > LETTERS:
-        raise CannotRead(f"it has {len(value):,} letters, and at most {LETTERS:,} are read", file=file, field=field)
+        return f"it has {len(value):,} letters, and at most {LETTERS:,} are read", ""
     if not fits(value, form):
-        raise CannotRead(f"expected {in_words(form)}, got {quoted(value, 80)}", file=file, field=field)
+        return f"expected {in_words(form)}, got {quoted(value, 80)}", ""
     if isinstance(form, tuple):
-        chosen = next(one for one in form if fits(value, one))
-        matches(value, chosen, file=file, field=field)
-    elif isinstance(form, list):
+        return misfit(value, next(one for one in form if fits(value, one)))
+    if isinstance(form, list):
         if form[1:] and len(value) > form[1]:
-            raise CannotRead(f"expected at most {form[1]:,} entries, got {len(value):,}", file=file, field=field)
-        for place, one in enumerate(value):
-            matches(one, form[0], file=file, field=f"{field}[{place}]")
-    elif isinstance(form, dict):
-        known = {name.removesuffix("?"): name for name in form}
-        for name in value:
-            if name not in known and "*" not in form:
-                raise CannotRead(f"there is no such field as {quoted(name)}", file=file, field=field)
-        for name, spelled in known.items():
-            if name == "*":
-                continue
-            if name in value:
-                matches(value[name], form[spelled], file=file, field=f"{field}.{name}" if field else name)
-            elif not spelled.endswith("?"):
-                raise CannotRead(f"the field {name} is missing", file=file, field=field)
-        if "*" in form:
-            for name in value.keys() - known.keys():
-                matches(value[name], form["*"], file=file, field=f"{field}.{name}" if field else name)
+            return f"expected at most {form[1]:,} entries, got {len(value):,}", ""
+        if not set(map(type, value)) <= kinds_without_inside(form[0]):
+            for place, one in enumerate(value):
+                if found := misfit(one, form[0]):
+                    return found[0], f"[{place}]{found[1]}"
+    return misfit_of_fields(value, form) if isinstance(form, dict) else None
+
+
+def misfit_of_fields(value: dict[str, Any], form: dict[str, Any]) -> tuple[str, str] | None:
+    known = {name.removesuffix("?"): name for name in form}
+    others = [name for name in value if name not in known]
+    if others and "*" not in form:
+        return f"there is no such field as {quoted(others[0])}", ""
+    for name, spelled in known.items():
+        if name != "*" and name not in value and not spelled.endswith("?"):
+            return f"the field {name} is missing", ""
+    for name in value:
+        if name == "*" or type(value[name]) in kinds_without_inside(form[known.get(name, "*")]):
+            continue
+        if found := misfit(value[name], form[known.get(name, "*")]):
+            return found[0], f".{name}{found[1]}"
+    return None
+
+
+def kinds_without_inside(form: Any) -> set[type]:
+    """The types of which every value fits a form."""
+    if isinstance(form, tuple):
+        return set().union(*map(kinds_without_inside, form))
+    return set() if isinstance(form, (list, dict)) else NO_INSIDE.get(form, set())
+
+
+NO_INSIDE: dict[Any, set[type]] = {float: {int, float}, int: {int}, bool: {bool}, None: {NoneType}}
 
 
 def fits(value: Any, form: Any) -> bool:

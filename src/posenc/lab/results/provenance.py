@@ -46,12 +46,13 @@ def how_it_was_made(records: Sequence[Record]) -> list[tuple[str, str]]:
     for text in {json.dumps(t, sort_keys=True, default=str): t for run in records if (t := get(run, "text"))}.values():
         out.append(("text", readable(text)))
     names = dict.fromkeys(name for run in records for name in (get(run, "experiment") or {}))
+    runs_on: dict[str, list[Record]] = {}
+    for run in records:
+        runs_on.setdefault(summary.task_of(run), []).append(run)
     for name in names:
         if name in ("spec", "task"):
             continue
-        by_task = {
-            task: all_values_of([r for r in records if summary.task_of(r) == task], name) for task in tasks(records)
-        }
+        by_task = {task: all_values_of(runs, name) for task, runs in runs_on.items()}
         different = len(set(by_task.values())) > 1
         words = (
             "; ".join(f"{task}: {value or summary.NOTHING}" for task, value in by_task.items())
@@ -125,6 +126,10 @@ def not_measured(records: Sequence[Record]) -> list[str]:
         out.append(
             f"Pictures and attention maps of single runs: of more than {index.MOST_WHOLE:,} runs "
             f"they stay in the records."
+        )
+        out.append(
+            f"Figures of what is lost without positions: of more than {index.MOST_WHOLE:,} runs they are left out; "
+            f"`posenc.lab.figures.ablation` draws them."
         )
     old = sum(summary.is_text(run) and get(run, "in_distribution", "context_gain") is None for run in records)
     if old:

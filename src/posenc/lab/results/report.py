@@ -22,6 +22,7 @@ from posenc.lab.results import figures, statistics, summary
 from posenc.lab.results.drawer import Drawer, Files
 from posenc.lab.results.provenance import MOST_OF_A_VALUE, how_it_was_made, not_measured, readable, total
 from posenc.lab.results.summary import Record, answer, get, number, table, tasks
+from posenc.lab.runs import index
 from posenc.lab.runs.record import told_apart
 
 __all__ = ["answer", "table", "tasks", "write"]
@@ -41,11 +42,13 @@ def write(
     settings: dict[str, Any] | None = None,
     failures: Sequence[str] = (),
     files: Files | None = None,
+    shown: summary.Settled | None = None,
 ) -> Path:
     """Write report.html, data.json and the files of the figures into the folder, and return the path of the page.
 
     failures   runs that have no record, and why, in words
     files      how the files of the figures are to be; default: figures/*.png, as in the page
+    shown      the records as people are shown them, where others need them too; default: `summary.shown` of them
 
     Every file is put in place whole. data.json holds the records as given, except that NaN and infinities, which JSON
     does not have, become null.
@@ -56,7 +59,7 @@ def write(
     folder = Path(folder)
     drawer = Drawer(store.inside(folder, "figures"), files)
     failed = summary.legible(failures, summary.MOST_OF_A_SENTENCE)
-    page = render(summary.Settled(summary.legible(records)), summary.legible(settings or {}), failed, drawer)
+    page = render(shown or summary.shown(records), summary.legible(settings or {}), failed, drawer)
     store.write(folder / "data.json", as_json(records).encode())
     store.write(folder / "report.html", page.encode())
     return folder / "report.html"
@@ -217,7 +220,10 @@ def curves_of(records: Sequence[Record], task: str, draw: Drawer) -> dict[str, A
     drawn = [
         draw(f"extrapolation-{task}", partial(figures.extrapolation, records, task), beyond),
         draw(f"learning-{task}", partial(figures.learning, records, task), learn),
-        draw(f"ablation-{task}", partial(figures.ablation, records, task), lose),
+        # They take a third of the time of all figures; where they are left out, `not_measured` says so.
+        draw(f"ablation-{task}", partial(figures.ablation, records, task), lose)
+        if len(records) <= index.MOST_WHOLE
+        else None,
         draw(f"depths-{task}", partial(figures.depths, records, task), hidden),
     ]
     return {"task": task, "figures": [f for f in drawn if f], "said": ablation_in_words(records, task)}

@@ -257,13 +257,13 @@ def learning(
         ax=ax,
         **shared,
     )
-    appearance = looks(records)
+    appearance, bands = looks(records), {label: band_of(runs) for label, runs in curves.items()}
     for place, one in enumerate(on.axes):
         row, column = divmod(place, columns)
         y, (x, xlabel) = LEARNING[measures[row]], AGAINST[abscissas[column]]
         unit = 100.0 if measures[row] == "score" and not text else 1.0
-        for label, runs in curves.items():
-            draw_curve(one, band_of(runs), x, y, unit, appearance[label], label)
+        for label, band in bands.items():
+            draw_curve(one, band, x, y, unit, appearance[label], label)
         if row == rows - 1:
             one.set_xlabel(xlabel)
         if column == 0:

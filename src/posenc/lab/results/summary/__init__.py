@@ -51,6 +51,7 @@ from posenc.lab.results.summary.words import (
     names_of,
     percent,
     ratio,
+    shown,
     times,
     trained_words,
 )
@@ -99,6 +100,7 @@ __all__ = [
     "ratio",
     "results",
     "scope",
+    "shown",
     "shown_positions",
     "spec_of",
     "table",

@@ -7,6 +7,7 @@ a run that did not says nothing about lengths and speed. It counts, as a failure
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import median_low
 
 from posenc.lab.results import statistics
@@ -59,6 +60,7 @@ def entry_at(run: Record, factor: float) -> dict[str, object]:
     return next((entry for entry in entries(run) if number(get(entry, "factor")) == factor), {})
 
 
+@lru_cache
 def exact_match_at(factor: float) -> Measure:
     def of(run: Record) -> float | None:
         return number(get(entry_at(run, factor), "exact_match"))
@@ -69,6 +71,7 @@ def exact_match_at(factor: float) -> Measure:
     return Measure(f"exact match at {times(factor)}", of, lambda x: f"{percent(x)} points", variance=variance)
 
 
+@lru_cache
 def growth_at(factor: float) -> Measure:
     """R(k)."""
     return Measure(
@@ -130,6 +133,11 @@ REACH = Measure("reach", reach_of, times)
 
 def compare(found: Sequence[Result], measure: Measure) -> Comparison:
     """All pairs of encodings of one task in one measure, on the seeds where both learned."""
+    first = next(iter(found), None)
+    return first.once((measure, *found), lambda: compared(found, measure)) if first else compared(found, measure)
+
+
+def compared(found: Sequence[Result], measure: Measure) -> Comparison:
     scores: dict[str, dict[object, float]] = {}
     variances: dict[str, dict[object, float]] = {}
     for result in found:
@@ -209,9 +217,14 @@ class Carried:
         return f"{self.count} of {self.of}"
 
 
+def reached_by(result: Result, reach_of: Callable[[Record], float | None]) -> list[float]:
+    """How far each run carries, of those of which it is known."""
+    return result.once(reach_of, lambda: [x for x in map(reach_of, result.runs) if x is not None])
+
+
 def carried(result: Result, reach_of: Callable[[Record], float | None] = reach_of) -> list[Carried]:
     """At each measured length beyond the trained one, the shortest first; `reach_of` says how far one run carries."""
-    reached = [x for x in map(reach_of, result.runs) if x is not None]
+    reached = reached_by(result, reach_of)
     return [
         Carried.counted(length, factor, sum(x >= factor for x in reached), len(reached))
         for length, factor in result.lengths()
@@ -221,8 +234,7 @@ def carried(result: Result, reach_of: Callable[[Record], float | None] = reach_o
 
 def reaches(result: Result, reach_of: Callable[[Record], float | None] = reach_of) -> Spread | None:
     """The multiple of the trained length to which more than half of the seeds carry, and its interval; see reach_of."""
-    reached = [x for x in map(reach_of, result.runs) if x is not None]
-    return statistics.spread(reached, middle=median_low)
+    return statistics.spread(reached_by(result, reach_of), middle=median_low)
 
 
 def reach(result: Result) -> Carried | None:

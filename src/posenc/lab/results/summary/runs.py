@@ -2,8 +2,8 @@
 
 import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -38,13 +38,20 @@ def over_seeds(values: Iterable[Any], *, sequences: int | None = None) -> Spread
     return statistics.spread(known, sequences=sequences if shares else None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Result:
     """One encoding on one task: its runs, one for each seed."""
 
     label: str
     task: str
     runs: list[Record]
+    made: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
+
+    def once(self, what: Hashable, make: Callable[[], Any]) -> Any:
+        """What is made of these runs, and asked for in many places of a page: made when it is first asked for."""
+        if what not in self.made:
+            self.made[what] = make()
+        return self.made[what]
 
     @cached_property
     def learned(self) -> list[Record]:
@@ -61,7 +68,7 @@ class Result:
 
     def spread(self, *path: str) -> Spread | None:
         """Over the runs that learned."""
-        return over_seeds(get(run, *path) for run in self.learned)
+        return self.once(path, lambda: over_seeds(get(run, *path) for run in self.learned))
 
     def spread_of_all(self, *path: str) -> Spread | None:
         return over_seeds(get(run, *path) for run in self.runs)
@@ -94,6 +101,9 @@ class Result:
 
     def at(self, length: float, measure: str) -> Spread | None:
         """One measure at one length, over the runs that learned."""
+        return self.once((length, measure), lambda: self.spread_at(length, measure))
+
+    def spread_at(self, length: float, measure: str) -> Spread | None:
         found = self.learned_entries.get(length, [])
         within = sequences(found) if measure == "exact_match" else None
         return over_seeds((get(entry, measure) for entry in found), sequences=within)

@@ -10,7 +10,7 @@ from typing import Any
 
 from posenc.foreign import visible
 from posenc.lab.results.statistics import Spread
-from posenc.lab.results.summary.runs import Result, trained_lengths
+from posenc.lab.results.summary.runs import Record, Result, Settled, trained_lengths
 
 NOTHING = "\N{EN DASH}"
 # Names in one list; the table has them all.
@@ -28,10 +28,12 @@ def legible(value: Any, most: int = MOST_LETTERS) -> Any:
     >>> legible({"spec": "a" * 300})["spec"][195:]
     'aaaaa... (300 letters, SHA-256 9835fa6b)'
     """
-    if isinstance(value, (float, int)):
-        return value
     if isinstance(value, dict):
-        return {legible(key, most): legible(inner, most) for key, inner in value.items()}
+        # Nearly all that records hold is numbers under names.
+        return {
+            legible(key, most): inner if type(inner) in (float, int) else legible(inner, most)
+            for key, inner in value.items()
+        }
     if isinstance(value, (list, tuple)):
         return [legible(inner, most) for inner in value]
     if not isinstance(value, str):
@@ -40,6 +42,11 @@ def legible(value: Any, most: int = MOST_LETTERS) -> Any:
         return visible(value)
     digest = hashlib.sha256(value.encode(errors="surrogatepass")).hexdigest()[:8]
     return f"{visible(value[:most])}... ({len(value)} letters, SHA-256 {digest})"
+
+
+def shown(records: Sequence[Record]) -> Settled:
+    """Records as people are shown them."""
+    return Settled(legible(records))
 
 
 def duration(seconds: float) -> str:
