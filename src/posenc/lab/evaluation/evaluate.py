@@ -193,12 +193,14 @@ def tested(run: Any) -> Iterator[tuple[int, nn.Module]]:
 
 def by_depth(run: Any) -> list[dict[str, Any]]:
     """Exact match at each tested length for each place of what is asked for; empty for tasks that hide nothing."""
+    hiding = {share: task for share in DEPTHS if (task := run.task.at_depth(share))}
+    if not hiding:
+        return []
     place, found = at_evaluation(run.experiment), []
     for length, model in tested(run):
-        for share in DEPTHS:
-            if task := run.task.at_depth(share):
-                match = exact_match(model, task, length, rows=128, shortest=length, place=place)
-                found.append({"length": length, "depth": share} | match.to_dict())
+        for share, task in hiding.items():
+            match = exact_match(model, task, length, rows=128, shortest=length, place=place)
+            found.append({"length": length, "depth": share} | match.to_dict())
     return found
 
 

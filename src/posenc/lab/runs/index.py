@@ -5,7 +5,7 @@ line says how large its file was and when it was written, and where the file is 
 damaged, the record is read again. The index may be deleted at any time.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,16 @@ LEFT_OUT = ("attention", "pictures")
 MOST_WHOLE = 1_000
 """More records than these are read from the index, without the pictures of each run."""
 
+
+def without_pictures(full: Mapping[str, Any]) -> dict[str, Any]:
+    """What a line has of a record, or of its form."""
+    return {name: value for name, value in full.items() if name not in LEFT_OUT}
+
+
 FORM: dict[str, Any] = {
     "size": int,
     "mtime_ns": int,
-    "row": {name: form for name, form in record.FORM.items() if name not in LEFT_OUT},
+    "row": without_pictures(record.FORM),
 }
 
 
@@ -55,7 +61,7 @@ def add(folder: Path, full: dict[str, Any]) -> dict[str, Any]:
 
     It is not brought to disk: what is lost of an index is made again. Raises CannotWrite.
     """
-    row = {name: value for name, value in full.items() if name not in LEFT_OUT}
+    row = without_pictures(full)
     size, mtime_ns = seen(file_of(folder, full["key"]))
     store.add_line(folder / FILE, store.sealed({"size": size, "mtime_ns": mtime_ns, "row": row}))
     return row
@@ -83,4 +89,4 @@ def read(folder: Path, key: str) -> dict[str, Any]:
     [full] = record.read_these(folder, [key])
     with suppress(CannotWrite):
         return add(folder, full)
-    return {name: value for name, value in full.items() if name not in LEFT_OUT}
+    return without_pictures(full)
