@@ -25,6 +25,7 @@ from posenc.cli.board import Advise, Board
 from posenc.cli.checkpoints import Convert, Extend, Fetch, Inspect
 from posenc.cli.comparison import Compare, Merge, Report
 from posenc.cli.encodings import Check, List, Order, Show
+from posenc.cli.explore import Explore
 from posenc.cli.export import Export
 from posenc.cli.published import LAB, Lab
 from posenc.cli.training import Generate, Train
@@ -45,6 +46,7 @@ VERBS = {
         Advise,
         List,
         Show,
+        Explore,
         Order,
         Train,
         Generate,

@@ -1,0 +1,35 @@
+/** The numbers that posenc computed and put into the page. `posenc.lab.views` writes them; the forms are said here. */
+
+export interface Head {
+  distance: number[];
+  heads: number[][];
+}
+
+/** One encoding of the page. What cannot be known without training is null: nothing is drawn for it. */
+export interface Encoding {
+  name: string;
+  spec: string;
+  idea: string;
+  formula: string;
+  source: string;
+  doors: string[];
+  /** Its place in the palette: an encoding has one colour everywhere. */
+  place: number;
+  sections: Record<string, any>;
+}
+
+export interface Data {
+  schema: number;
+  version: string;
+  command: string;
+  title: string;
+  encodings: Encoding[];
+  sections: Record<string, any>;
+}
+
+/** The data of the page; empty where it has none, as while the bundle is tried by itself. */
+export function dataOf(page: Document): Data {
+  const element = page.getElementById("posenc-data");
+  if (!element?.textContent) throw new Error("this page carries no numbers: write it by posenc explore");
+  return JSON.parse(element.textContent);
+}

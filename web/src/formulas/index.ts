@@ -1,0 +1,3 @@
+/** What the page computes itself while a slider moves; tests hold each to posenc's own numbers. */
+
+export * from "./sinusoidal";
