@@ -3,9 +3,11 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from tyro.conf import Positional
 
+from posenc.cli.options import Names, Specs, Texts, taking
 from posenc.lab import ENCODINGS
 
 
@@ -51,12 +53,12 @@ class List:
 
 @dataclass
 class Show:
-    """Show one encoding: idea, formula, options, source; its pictures; the worked example; the shift matrix.
+    """Show one encoding: formula, pictures, worked example.
 
     Example: posenc show "rotary(base=500)" --tokens 128 --out pictures
     """
 
-    spec: Positional[str]
+    spec: Positional[Annotated[str, taking("SPEC")]]
     """The encoding, as a spec."""
     tokens: int = 64
     """How many positions to draw."""
@@ -64,7 +66,7 @@ class Show:
     """Width of the model (channels)."""
     heads: int = 4
     """Number of heads."""
-    words: tuple[str, ...] = ("the", "dog", "bit", "the", "man")
+    words: Texts = ("the", "dog", "bit", "the", "man")
     """The words of the worked example, for encodings that add to embeddings."""
     shift: int = 1
     """The k of the shift matrix M_k with PE(p + k) = M_k PE(p), for sinusoidal."""
@@ -94,12 +96,12 @@ class Show:
 
 @dataclass
 class Order:
-    """Reorder the same tokens, with and without position, and measure what changes.
+    """Measure what changes when tokens are reordered.
 
     Example: posenc order sinusoidal alibi
     """
 
-    specs: Positional[tuple[str, ...]] = ENCODINGS
+    specs: Positional[Specs] = ENCODINGS
     """The encodings to test."""
     json: bool = False
     """Print JSON."""
@@ -119,16 +121,16 @@ class Order:
 
 @dataclass
 class Check:
-    """Hold an encoding, or a task, to the contract: everything that posenc promises of its own.
+    """Hold an encoding or a task to all that posenc promises.
 
     Example: posenc check path/to/mine.py:Mine
 
     The exit code is 1 where a promise is broken, or a gap that is declared has closed.
     """
 
-    spec: Positional[str]
+    spec: Positional[Annotated[str, taking("SPEC")]]
     """The encoding or the task, as a spec or path/to/file.py:Class."""
-    promise: tuple[str, ...] = ()
+    promise: Names = ()
     """Only these promises, by their names. Default: all."""
     json: bool = False
     """Print the verdicts as JSON."""
