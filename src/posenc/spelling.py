@@ -41,7 +41,7 @@ def asked(tree: ast.expr) -> Iterator[str]:
 
 
 def unknown(name: str, word: str, home: str) -> str:
-    """What is said of a name that no file of a folder has: which one is near, and which there are, or what lists them."""
+    """What is said of a name that no file of a folder has: which is near, and which there are or what lists them."""
     known = names_in(home)
     if len(known) > FEW:
         return f"no {word} named {quoted(name)}{near(name, called_in(home), listed(word))}"

@@ -54,18 +54,24 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], title: str | No
         drawn.add_column(shown(header), overflow="fold")
     for row in rows:
         drawn.add_row(*map(shown, row))
-    OUT.print(drawn)
+    if OUT.is_terminal:
+        OUT.print(drawn)
+        return
+    with OUT.capture() as kept:
+        OUT.print(drawn)
+    # A file keeps the blanks that fill the last column.
+    OUT.print(Text("\n".join(line.rstrip() for line in kept.get().splitlines())), soft_wrap=True)
 
 
 def index(title: str, entries: Sequence[tuple[str, str]]) -> list[str]:
     """Names under a title, each on one line with as much of its words as the terminal is wide."""
-    widest = max([18, *(len(name) for name, _ in entries)])
+    widest = max([19, *(len(name) for name, _ in entries)])
     return [title.upper(), *(shortened(f"{name:<{widest}}  {words}", OUT.width) for name, words in entries)]
 
 
 def in_lines(name: str, words: str) -> list[str]:
     """A name and words that need more than the width of the terminal, on as many lines as they take."""
-    return textwrap.wrap(words, OUT.width, initial_indent=f"{name:<18}  ", subsequent_indent=" " * 20)
+    return textwrap.wrap(words, OUT.width, initial_indent=f"{name:<19}  ", subsequent_indent=" " * 21)
 
 
 def pages(lines: Iterable[str], *, pager: bool = True) -> None:

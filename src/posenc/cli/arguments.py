@@ -47,7 +47,7 @@ def verb_of(arguments: list[str]) -> tuple[str, type, list[str]]:
     if VERBS[name] is Lab and not any(argument in HELP for argument in given[:1]):
         if not given or given[0] not in LAB:
             wrong = f"{quoted(given[0])} is none of them{near(given[0], LAB.keys())}" if given else "one has to follow"
-            raise ValueError(f"posenc lab has {', '.join(LAB)}; {wrong}")
+            raise ValueError(f"lab has {', '.join(LAB)}; {wrong}")
         return f"lab {given[0]}", LAB[given[0]], given[1:]
     return name, VERBS[name], given
 
@@ -77,7 +77,7 @@ def understood(verb: str, cls: type, given: list[str]) -> Any:
             found, more = tyro.cli(cls, prog=f"posenc {verb}", args=given, config=OPTIONS, return_unknown_args=True)
     except SystemExit:
         needed = [name for name in needed_by(cls) if name not in given]
-        wrong = f"{needed[0]} is missing" if needed else "something is missing"
+        wrong = f"it needs {' and '.join(needed)} too" if needed else "something is missing"
     else:
         if not more:
             return found
@@ -112,9 +112,7 @@ def each_once(verb: str, cls: type, arguments: list[str]) -> list[str]:
         name = name if types.get(name.removeprefix("no_")) is not bool else name.removeprefix("no_")
         if name not in types:
             known = [f"--{one.replace('_', '-')}" for one in types]
-            raise ValueError(
-                f"posenc {verb} has no option {quoted(option)}{near(option, known, f'posenc help {verb}')}"
-            )
+            raise ValueError(f"{verb} has no option {quoted(option)}{near(option, known, f'posenc help {verb}')}")
         if name not in given:
             given[name] = [argument]
         elif get_origin(types[name]) is tuple:

@@ -52,7 +52,7 @@ class Bench:
             terminal.note("measuring; what else runs on this machine makes the spread wider")
             given = {"shapes": self.shapes, "threads": self.threads, "with_peers": self.peers}
             bench = checkout.benchmark("run").bench
-            result = bench(self.what, **given, show=None if self.json else terminal.tables, doing=terminal.note)
+            result = bench(self.what, **given, show=None if self.json else terminal.tables, doing=terminal.progress)
             paths = report.save(result, self.out)
             if self.json:
                 print(json.dumps(result))

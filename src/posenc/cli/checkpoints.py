@@ -31,7 +31,7 @@ class Fetch:
 
         packages.known(self.names)
         for name in self.names:
-            packages.fetch(name, terminal.note)
+            packages.fetch(name, terminal.progress)
         found = packages.overview(self.names)
         if self.json:
             print(json.dumps(found))
@@ -140,7 +140,7 @@ class Extend:
             raise ValueError("--images and --samples are for models with a learned table, and this one has none")
         shared = {f.name: getattr(self, f.name) for f in fields(Settings) if hasattr(self, f.name)}
         settings = Settings(**shared, methods=names, factors=self.longrope_factors)
-        record = extend(settings, self.out, say=terminal.note)
+        record = extend(settings, self.out, say=terminal.progress)
         if self.json:
             print(json.dumps(finite(record)))
             return 0
@@ -168,7 +168,7 @@ class Extend:
                 )
         samples = SAMPLES if self.samples is None else self.samples
         given = (self.text, self.images, self.lengths, samples, self.dtype)
-        record = extend_learned(Settings(self.path, self.factor, names, *given), self.out, say=terminal.note)
+        record = extend_learned(Settings(self.path, self.factor, names, *given), self.out, say=terminal.progress)
         if self.json:
             print(json.dumps(finite(record)))
             return 0

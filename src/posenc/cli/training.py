@@ -77,7 +77,7 @@ class Train(OfExperiment):
         own = settings - {one.name for one in fields(OfExperiment)} - {"spec", "task", "seed"}
         changes = self.changes() | {name: value for name in own if (value := getattr(self, name)) is not None}
         given: dict[str, Any] = {"log": self.log, "execution": execution, **changes}
-        run = train_one(self.spec, self.task, self.seed, self.out, self.threads, terminal.note, **given)
+        run = train_one(self.spec, self.task, self.seed, self.out, self.threads, terminal.progress, **given)
         if not run.ranks.first:
             return 0
         if self.json:

@@ -42,8 +42,9 @@ class Completion:
         if self.shell not in SHELLS:
             hint = near(self.shell, SHELLS)
             raise ValueError(f"no completion for {quoted(self.shell)}; there are: {', '.join(SHELLS)}{hint}")
-        # It prints and ends well.
+        # It prints, and leaves by SystemExit.
         tyro.cli(EVERY, prog="posenc", args=["--tyro-write-completion", self.shell, "-"], config=OPTIONS)
+        return 0
 
 
 GROUPS = {

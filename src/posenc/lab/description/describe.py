@@ -1,6 +1,7 @@
 """One encoding shown to a person: its lesson, its numbers and its pictures; and all of them in one overview."""
 
 import inspect
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -88,14 +89,15 @@ def told_of(name: str, thing: Any) -> dict[str, Any]:
         "idea": idea(thing),
         "also_called": list(getattr(thing, "also_called", ())),
         "options": {one.name: "needed" if one.default is one.empty else str(one.default) for one in options},
-        "lesson": without_doctest(inspect.getdoc(thing) or ""),
+        "lesson": without_doctest(inspect.getdoc(thing) or "").partition("\n")[2].strip(),
     }
 
 
 def told_of_preset(name: str, preset: Preset) -> dict[str, Any]:
     """What is known of how position enters the models of a family."""
     layers = [preset.encoding] if isinstance(preset.encoding, str) else preset.encoding
-    idea = ", ".join(layers)
+    runs = [(len(list(same)), spec) for spec, same in itertools.groupby(layers)]
+    idea = ", ".join(spec if many == 1 else f"{many} x {spec}" for many, spec in runs)
     options = {option: str(value) for option, value in preset.options.items() if value is not None}
     model = "encoders" if preset.bidirectional else "decoders"
     besides = f"\n\nBesides: {preset.besides}." if preset.besides else ""

@@ -140,6 +140,18 @@ def chosen(entries: Sequence[dict[str, Any]], *, axes: int | None, door: str, us
     raise ValueError(f"no encoding is left; {'; '.join(said)}")
 
 
+def groups_of(found: dict[str, Any], entries: Sequence[dict[str, Any]]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Encodings by what they do: title, and of each its name and what a line says of it."""
+    titles = dict.fromkeys([*found["groups"], *(entry["group"] for entry in entries)])
+    groups = [(title, [lined(entry) for entry in entries if entry["group"] == title]) for title in titles]
+    return [(title, lines) for title, lines in groups if lines]
+
+
+def lined(entry: dict[str, Any]) -> tuple[str, str]:
+    """The name of an entry, and what a line says of it."""
+    return entry["name"], in_short(entry)
+
+
 def in_short(entry: dict[str, Any]) -> str:
     """What a line says of an encoding, or of what goes with it, the most important first."""
     if entry.get("problem"):
