@@ -50,8 +50,8 @@ def test_flags_win() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("stepps = 5", r"^run\.toml: there is no setting 'stepps'; there are: .*steps.*; did you mean '?steps'?"),
-        ('config = "a.toml"', r"^run\.toml: there is no setting 'config'; there are: "),
+        ("stepps = 5", r"^run\.toml: there is no setting 'stepps'; did you mean 'steps'\? posenc train --help has all"),
+        ('config = "a.toml"', r"^run\.toml: there is no setting 'config'; .*posenc train --help has all$"),
         ("[model]\ndim = 3", r"^run\.toml: model: expected a word or a number, got "),
         ("dim = [3]", r"^run\.toml: dim: expected a word or a number, got "),
         ("dim = true", r"^run\.toml: dim: expected a word or a number, got "),

@@ -74,7 +74,7 @@ def sentence_of(promise: str | Callable[..., None], known: Mapping[str, Callable
     """
     name = promise if isinstance(promise, str) else name_of(promise)
     if name not in known:
-        raise ValueError(f"no promise named {quoted(name)}{near(name, known, listed='posenc check SPEC')}")
+        raise ValueError(f"no promise named {quoted(name)}{near(name, known.keys(), listed='posenc check SPEC')}")
     return known[name]
 
 

@@ -17,7 +17,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
 from posenc import __version__
-from posenc.cli.arguments import HELP, parse
+from posenc.cli.arguments import HELP, check_names, parse
 from posenc.cli.published import LAB
 from posenc.cli.verbs import VERBS, overview
 from posenc.foreign import one_line, quoted
@@ -73,6 +73,7 @@ def answered(given: list[str]) -> int:
         print(version())
         return 0
     verb = parse(given)
+    check_names(verb)
     with own_errors(given), ended_like_ctrl_c():
         return verb.run()
 

@@ -34,9 +34,7 @@ def parse(arguments: list[str]) -> Any:
         from posenc.lab.runs.config import with_file
 
         given = with_file(["train", *given], Train)[1:]
-    found = understood(verb, cls, given)
-    check_names(found)
-    return found
+    return understood(verb, cls, given)
 
 
 def verb_of(arguments: list[str]) -> tuple[str, type, list[str]]:
@@ -76,7 +74,9 @@ def understood(verb: str, cls: type, given: list[str]) -> Any:
         with contextlib.redirect_stderr(io.StringIO()):
             found, more = tyro.cli(cls, prog=f"posenc {verb}", args=given, config=OPTIONS, return_unknown_args=True)
     except SystemExit:
-        needed = [name for name in needed_by(cls) if name not in given]
+        options = options_of(cls)
+        needed = [flag(one.name) for one in fields(cls) if one.name in options and one.default is MISSING]
+        needed = [option for option in needed if not any(one.partition("=")[0] == option for one in given)]
         wrong = f"it needs {' and '.join(needed)} too" if needed else "something is missing"
     else:
         if not more:
@@ -86,11 +86,15 @@ def understood(verb: str, cls: type, given: list[str]) -> Any:
     raise ValueError(f"{wrong}; it is written {usage}; posenc help {verb} says more")
 
 
-def needed_by(cls: type) -> list[str]:
-    """The options that a verb cannot be without."""
-    types = get_type_hints(cls, include_extras=True)
-    needed = [one.name for one in fields(cls) if one.default is MISSING and Positional not in get_args(types[one.name])]
-    return [f"--{name.replace('_', '-')}" for name in needed]
+def options_of(cls: type) -> dict[str, Any]:
+    """The options of a verb, without what stands for itself: name -> type."""
+    marked = get_type_hints(cls, include_extras=True)
+    return {name: kind for name, kind in get_type_hints(cls).items() if Positional not in get_args(marked[name])}
+
+
+def flag(name: str) -> str:
+    """An option as it is typed."""
+    return f"--{name.replace('_', '-')}"
 
 
 def each_once(verb: str, cls: type, arguments: list[str]) -> list[str]:
@@ -99,7 +103,7 @@ def each_once(verb: str, cls: type, arguments: list[str]) -> list[str]:
     Raises ValueError for an option that the verb does not have, for a value that is not of its kind, and for any other
     option that is given twice, because one of the two would be ignored.
     """
-    types = get_type_hints(cls)
+    types = options_of(cls)
     name = ""
     # Under no name stands what comes before the first option.
     given: dict[str, list[str]] = {name: []}
@@ -111,8 +115,8 @@ def each_once(verb: str, cls: type, arguments: list[str]) -> list[str]:
         name = option[2:].replace("-", "_")
         name = name if types.get(name.removeprefix("no_")) is not bool else name.removeprefix("no_")
         if name not in types:
-            known = [f"--{one.replace('_', '-')}" for one in types]
-            raise ValueError(f"{verb} has no option {quoted(option)}{near(option, known, f'posenc help {verb}')}")
+            hint = near(option, [flag(one) for one in types], f"posenc help {verb}")
+            raise ValueError(f"{verb} has no option {quoted(option)}{hint}")
         if name not in given:
             given[name] = [argument]
         elif get_origin(types[name]) is tuple:

@@ -77,7 +77,7 @@ class Inspect:
 
 @dataclass
 class Extend:
-    """Stretch the context of a checkpoint by what measures best.
+    """Stretch the context of a checkpoint, by measuring.
 
     Example: posenc extend smollm2 --factor 2 --method yarn,ntk --out runs/extend
 

@@ -11,12 +11,12 @@ from posenc.cli.options import Files, Source
 
 @dataclass
 class Export:
-    """Write a model as one file: ONNX, or torch.export's .pt2.
+    """Write a model as one file, as ONNX or .pt2.
 
     Example: posenc export runs/train --out model.onnx
 
-    The file runs without posenc. A decoder's graph has a KV cache as inputs and outputs. Before the file appears it is
-    run, and its numbers are compared with the model's at lengths from 1 to 200 tokens.
+    The file runs without posenc; .pt2 is torch.export's. A decoder's graph has a KV cache as inputs and outputs. Before
+    the file appears it is run, and its numbers are compared with the model's at lengths from 1 to 200 tokens.
     """
 
     path: Positional[Source]

@@ -1,5 +1,6 @@
 """The verbs, by what they are for. Who adds one adds it to GROUPS, and nowhere else."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Union
 
@@ -42,8 +43,9 @@ class Completion:
         if self.shell not in SHELLS:
             hint = near(self.shell, SHELLS)
             raise ValueError(f"no completion for {quoted(self.shell)}; there are: {', '.join(SHELLS)}{hint}")
-        # It prints, and leaves by SystemExit.
-        tyro.cli(EVERY, prog="posenc", args=["--tyro-write-completion", self.shell, "-"], config=OPTIONS)
+        # The parser leaves when it has printed.
+        with suppress(SystemExit):
+            tyro.cli(EVERY, prog="posenc", args=["--tyro-write-completion", self.shell, "-"], config=OPTIONS)
         return 0
 
 

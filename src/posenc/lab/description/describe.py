@@ -121,7 +121,8 @@ def card(spec: str) -> dict[str, Any]:
     Raises ValueError where the spec is none, and where it cannot be built at the standard shape.
     """
     encoding, shape = at_standard_shape(spec)
-    return {"name": spec, "group": group_of(encoding), "problem": None, **facts_of(encoding, spec, shape)}
+    known = {"name": spec, "kind": "encoding", "group": group_of(encoding), "problem": None}
+    return known | facts_of(encoding, spec, shape)
 
 
 def group_of(encoding: Encoding) -> str:

@@ -94,7 +94,7 @@ def card(name: str) -> dict[str, Any]:
     spelling.check(name)
     from posenc.lab.description import describe
 
-    return {"kind": "encoding", **describe.card(name), "also": []}
+    return describe.card(name) | {"also": []}
 
 
 def read() -> dict[str, Any] | None:
@@ -122,7 +122,7 @@ def chosen(entries: Sequence[dict[str, Any]], *, axes: int | None, door: str, us
     if door and door not in DOORS:
         raise ValueError(f"no door named {quoted(door)}; there are: {', '.join(DOORS)}{near(door, DOORS.keys())}")
     asked = {
-        f"--axes {axes}": lambda entry: axes is None or entry.get("axes") in (axes, "any"),
+        f"--axes {axes}": lambda entry: axes is None or entry.get("axes") in ((axes, "any") if axes > 0 else ()),
         f"--door {door}": lambda entry: not door or DOORS[door] & set(entry.get("doors", ())),
         f"--used-by {quoted(used_by)}": lambda entry: used_by.lower() in entry.get("used_by", "").lower(),
     }
