@@ -244,7 +244,8 @@ def test_a_shell_learns_to_complete(shell: str, words: str, posenc) -> None:
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 def test_bash_completes_verbs_and_options(posenc, here: Path) -> None:
     (here / "script").write_text(posenc("completion", "bash").out)
-    typed = "source ./script; COMP_WORDS=({}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _tyro_posenc; echo ${{COMPREPLY[@]}}"
+    typed = "source ./script; COMP_WORDS=({}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))"
+    typed += "; _tyro_posenc; echo ${{COMPREPLY[@]}}"
     for words, completed in (("posenc comp", "compare completion"), ("posenc list --us", "--used-by")):
         ended = subprocess.run(["bash", "-c", typed.format(words)], capture_output=True, text=True, check=True)
         assert sorted(ended.stdout.split()) == completed.split(), ended.stderr

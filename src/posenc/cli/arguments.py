@@ -33,7 +33,7 @@ def parse(arguments: list[str]) -> Any:
     if cls is Train and any(argument.partition("=")[0] == "--config" for argument in given):
         from posenc.lab.runs.config import with_file
 
-        given = with_file(["train", *given], Train)[1:]
+        given = each_once(verb, cls, with_file(["train", *given], Train)[1:])
     return understood(verb, cls, given)
 
 
