@@ -17,7 +17,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
 from posenc import __version__
-from posenc.cli.arguments import HELP, check_names, parse
+from posenc.cli.arguments import HELP, check_names, parse, show_help
 from posenc.cli.published import LAB
 from posenc.cli.verbs import VERBS, overview
 from posenc.foreign import one_line, quoted
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             return answered(given)
         finally:
-            # Help leaves by SystemExit.
+            # Whoever has stopped reading is heard of here, and not when Python ends.
             sys.stdout.flush()
     except BrokenPipeError:
         # Whoever read our output has enough; without this, Python would complain when it flushes at the end.
@@ -71,6 +71,9 @@ def answered(given: list[str]) -> int:
         return 0
     if given[0] == "--version":
         print(version())
+        return 0
+    if any(argument in HELP for argument in given):
+        show_help(given)
         return 0
     verb = parse(given)
     check_names(verb)

@@ -22,19 +22,15 @@ KINDS = {int: "a whole number", float: "a number"}
 
 
 def parse(arguments: list[str]) -> Any:
-    """The verb that the arguments ask for, with its options; for --help it leaves by SystemExit.
-
-    Raises ValueError for whatever is wrong with them.
-    """
+    """The verb that the arguments ask for, with its options. Raises ValueError for whatever is wrong with them."""
     verb, cls, given = verb_of(arguments)
-    if any(argument in HELP for argument in given):
-        show_help(verb, cls)
     given = each_once(verb, cls, given)
     if cls is Train and any(argument.partition("=")[0] == "--config" for argument in given):
         from posenc.lab.runs.config import with_file
 
         given = each_once(verb, cls, with_file(["train", *given], Train)[1:])
-    return understood(verb, cls, given)
+    found = understood(verb, cls, given)
+    return Lab(found) if cls in LAB.values() else found
 
 
 def verb_of(arguments: list[str]) -> tuple[str, type, list[str]]:
@@ -50,20 +46,27 @@ def verb_of(arguments: list[str]) -> tuple[str, type, list[str]]:
     return name, VERBS[name], given
 
 
-def show_help(verb: str, cls: type) -> None:
-    """Print what a verb takes, and leave."""
+def show_help(arguments: list[str]) -> None:
+    """Print what the verb of the arguments takes, whatever else they say. Raises ValueError where there is no verb."""
+    verb, cls, _ = verb_of(arguments)
     if os.environ.get("NO_COLOR"):
         # The parser asks the terminal alone, and what is kept here is none.
         print(help_of(verb, cls), end="")
-        raise SystemExit(0)
-    tyro.cli(cls, prog=f"posenc {verb}", args=["--help"], config=OPTIONS)
+    else:
+        print_help(verb, cls)
+
+
+def print_help(verb: str, cls: type) -> None:
+    # The parser leaves when it has printed.
+    with contextlib.suppress(SystemExit):
+        tyro.cli(cls, prog=f"posenc {verb}", args=["--help"], config=OPTIONS)
 
 
 def help_of(verb: str, cls: type) -> str:
     """What the parser says of a verb."""
     said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
-        tyro.cli(cls, prog=f"posenc {verb}", args=["--help"], config=OPTIONS)
+    with contextlib.redirect_stdout(said):
+        print_help(verb, cls)
     return said.getvalue()
 
 
