@@ -70,7 +70,7 @@ def help_of(verb: str, cls: type) -> str:
     return said.getvalue()
 
 
-def understood(verb: str, cls: type, given: list[str]) -> Any:
+def understood(verb: str, cls: Any, given: list[str]) -> Any:
     """The verb with its options, as the parser reads them."""
     try:
         # What the parser says runs over many lines, and quotes what a terminal might obey.
@@ -142,13 +142,13 @@ def check_value(option: str, values: list[str], kind: Any) -> None:
         return
     if not values and get_origin(kind) is not tuple:
         raise ValueError(f"{option} takes a value, and none follows")
-    number = next((one for one in KINDS if one in (kind, *get_args(kind))), None)
-    # Behind the first value of a list there may stand what belongs to no option.
-    for value in values[:1] if number else ():
-        try:
-            number(value)
-        except ValueError:
-            raise ValueError(f"{option} takes {KINDS[number]}, got {quoted(value)}") from None
+    for number in set(KINDS) & {kind, *get_args(kind)}:
+        # Behind the first value of a list there may stand what belongs to no option.
+        for value in values[:1]:
+            try:
+                number(value)
+            except ValueError:
+                raise ValueError(f"{option} takes {KINDS[number]}, got {quoted(value)}") from None
 
 
 def check_names(verb: Any) -> None:
