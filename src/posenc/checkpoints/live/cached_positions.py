@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posenc.checkpoints.kinds.calls import name_among
 from posenc.encoding import Encoding
 from posenc.positions import Positions
 
@@ -85,7 +86,7 @@ class Follow:
         if torch.compiler.is_compiling():
             raise RuntimeError("attention on unturned keys cannot be compiled; run the attached model as it is")
         asked = self.asked(args, kwargs)
-        cache = asked.get("past_key_values")
+        cache = cache_of(asked)
         held = coords_in(cache)
         new = self.coords_of_new(asked, held.shape[1])
         coords = joined(held, new)
@@ -108,7 +109,7 @@ class Follow:
             )
         if given is not None:
             coords = given.to(ids.device)
-            if past == 0 and mask is None and asked.get("past_key_values") is None:
+            if past == 0 and mask is None and cache_of(asked) is None:
                 self.check_packed(coords)
         elif isinstance(mask, Tensor) and mask.dim() == 2:
             if mask.shape[1] < past + tokens:
@@ -159,9 +160,14 @@ class Follow:
         step: Step = kwargs[KEYWORD]
         # A model that was given no cache makes one itself.
         outputs = output if isinstance(output, tuple) else output.values()
-        for cache in (self.asked(args, kwargs).get("past_key_values"), *outputs):
+        for cache in (cache_of(self.asked(args, kwargs)), *outputs):
             if isinstance(cache, Cache):
                 remember(cache, step.tokens.coords[..., 0])
+
+
+def cache_of(asked: dict[str, Any]) -> Any:
+    """The KV cache among the arguments of a forward pass, None where there is none."""
+    return asked.get(name_among(asked, "cache"))
 
 
 def coords_in(cache: Any) -> Tensor:
