@@ -6,7 +6,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from posenc.cli.options import Word
+from posenc.cli.options import File
 
 
 @dataclass
@@ -22,7 +22,7 @@ class Explore:
     """The encodings, as specs. Default: the best known."""
     folder: Annotated[Path | None, arg(name="run", metavar="PATH", help_behavior_hint="(optional)")] = None
     """The folder of a comparison: its curves, its trained tables, where its models look. Default: a small one that ships."""
-    checkpoint: Word = None
+    checkpoint: File = None
     """A folder in Hugging Face's form, a GGUF file, or the name of a fetched model."""
     out: Path = Path("runs/explorer.html")
     """The file to write."""
