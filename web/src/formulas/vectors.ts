@@ -1,7 +1,9 @@
 /** Products of vectors, and vectors drawn at random. */
 
 export function dot(a: readonly number[], b: readonly number[]): number {
-  return a.reduce((sum, x, n) => sum + x * b[n], 0);
+  let sum = 0;
+  for (let n = 0; n < a.length; n++) sum += a[n] * b[n];
+  return sum;
 }
 
 export function product(matrix: readonly (readonly number[])[], vector: readonly number[]): number[] {
@@ -11,7 +13,8 @@ export function product(matrix: readonly (readonly number[])[], vector: readonly
 /** The products of all rows with all rows; of their directions alone where `cosine`. [T][T] */
 export function similarity(rows: readonly (readonly number[])[], cosine: boolean): number[][] {
   const norms = rows.map((row) => (cosine ? Math.sqrt(dot(row, row)) : 1));
-  return rows.map((a, p) => rows.map((b, q) => dot(a, b) / (norms[p] * norms[q])));
+  const found = rows.map((a, p) => rows.slice(0, p + 1).map((b, q) => dot(a, b) / (norms[p] * norms[q])));
+  return rows.map((_, p) => rows.map((_, q) => (q <= p ? found[p][q] : found[q][p])));
 }
 
 /** Independent numbers from N(0, 1), the same for the same seed: Mulberry32, then Box and Muller's transform. */
