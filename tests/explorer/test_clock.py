@@ -47,8 +47,10 @@ def test_keys_move_from_pair_to_pair_and_the_slider_moves_the_hands(opened):
     page = opened("sinusoidal", address="#clock?position=12&pair=2")
     page.get_by_label("A clock for each of 32 pairs").press("ArrowRight")
     assert "pair 3 has made" in said(page)
+    page.get_by_label("The fingerprints of positions").press("ArrowRight")
+    assert "pair 4 has made" in said(page)
     slider(page, "position").press("ArrowRight")
-    assert "Position 13: pair 3" in said(page)
+    assert "Position 13: pair 4" in said(page)
     slider(page, "other position").press("ArrowRight")
     table = Sinusoidal(64).table(14)[0]
     assert f"with that of position 6 is {float(table[13] @ table[6]) / 32:.4g}." in said(page)

@@ -48,7 +48,6 @@ def test_the_position_moves_and_the_matrix_stays(opened):
 def test_pointing_at_a_block_chooses_its_pair_everywhere(opened):
     page = opened("sinusoidal", address="#shift?pair=0&shift.base=10000&shift.k=10")
     page.get_by_label("The matrix M of a shift by 10 positions").press("ArrowDown")
-    page.keyboard.press("ArrowDown")
     assert "Pair 1 turns by kθ = 3.162 radians" in said(page)
     page.wait_for_selector("#clock .said")
     assert "pair 1 has made" in page.locator("#clock .said").inner_text()
