@@ -15,7 +15,8 @@ export interface Encoding {
   doors: string[];
   /** Its place in the palette: an encoding has one colour everywhere. */
   place: number;
-  sections: Record<string, any>;
+  /** `added`: what it adds at each position [T][dim], where that is fixed. */
+  sections: Record<string, any> & { added?: number[][] | null };
 }
 
 export interface Data {

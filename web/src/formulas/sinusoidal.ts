@@ -9,3 +9,15 @@ export function frequencies(width: number, base: number): number[] {
 export function sinusoidal(position: number, dim: number, base: number): number[] {
   return frequencies(dim, base).flatMap((f) => [Math.sin(position * f), Math.cos(position * f)]);
 }
+
+/** The matrix M_k with PE(p + k) = M_k PE(p) for every p: each pair of channels turns by k times its frequency. [dim][dim] */
+export function shift(k: number, dim: number, base: number): number[][] {
+  const matrix = Array.from({ length: dim }, () => new Array<number>(dim).fill(0));
+  frequencies(dim, base).forEach((f, pair) => {
+    const [sine, cosine] = [2 * pair, 2 * pair + 1];
+    matrix[sine][sine] = matrix[cosine][cosine] = Math.cos(k * f);
+    matrix[sine][cosine] = Math.sin(k * f);
+    matrix[cosine][sine] = -Math.sin(k * f);
+  });
+  return matrix;
+}
