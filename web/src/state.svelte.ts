@@ -49,6 +49,10 @@ export function settingsOf<T extends Record<string, Value>>(
 export const between = (least: number, most: number): Check => (value) =>
   typeof value === "number" && value >= least && value <= most;
 
+/** Whether a whole number lies between two others, and is a multiple of a third; for `allowed`. */
+export const whole = (least: number, most: number, of = 1): Check => (value) =>
+  between(least, most)(value) && Number(value) % of === 0;
+
 /** Whether a value is one of a list; for `allowed`. */
 export const oneOf = (values: readonly Value[]): Check => (value) => values.includes(value);
 
@@ -104,10 +108,10 @@ export const shared = settingsOf(
   "",
   { position: 12, other: 5, pair: 2, head: 0, encoding: "", look: "" },
   {
-    position: between(0, 4096),
-    other: between(0, 4096),
-    pair: between(0, 512),
-    head: between(0, 256),
+    position: whole(0, 4096),
+    other: whole(0, 4096),
+    pair: whole(0, 512),
+    head: whole(0, 256),
     look: oneOf(["", "light", "dark"]),
   },
 );
