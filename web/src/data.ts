@@ -17,9 +17,11 @@ export interface PlaneMap {
 }
 
 export interface OnTwoAxes {
+  /** Of pictures, in patches. */
   sides: number[];
+  /** Of the heads that the maps are of (channels). */
+  head_dim: number;
   maps: PlaneMap[];
-  in_a_row: { name: string; head_dim: number; distance: number[] };
 }
 
 /** An encoding of the page or the catalogue, and the doors that it opens. */

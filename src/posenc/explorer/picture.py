@@ -28,21 +28,16 @@ SPECS = (
 )
 """What is shown where no encoding with several axes was asked for."""
 
-IN_A_ROW = "rotary"
-"""What is shown on one axis, over the rows of a picture behind one another."""
-
 
 @torch.no_grad()
 def on_two_axes(chosen: Sequence[str], shape: Shape) -> dict[str, Any]:
-    """Of each encoding with several axes a map by offset, and rotary by distance for patches counted row by row."""
-    reach = SIDES[-1] ** 2
-    row = Positions.count(reach)
-    in_a_row = logits_of_ones(catalogue.build(IN_A_ROW, shape), shape, row, reach - 1)[0].flip(0)
-    return {
-        "sides": list(SIDES),
-        "maps": maps_of(chosen, shape) or maps_of(SPECS, shape),
-        "in_a_row": {"name": IN_A_ROW, "head_dim": shape.head_dim, "distance": rounded(in_a_row)},
-    }
+    """Of each encoding with several axes a map by offset; of the best known ones where none of them was asked for.
+
+    >>> [map["name"] for map in on_two_axes(["rotary", "axial_rotary"], Shape.of(64, 4, 128))["maps"]]
+    ['axial_rotary']
+    """
+    maps = maps_of(chosen, shape) or maps_of(SPECS, shape)
+    return {"sides": list(SIDES), "head_dim": shape.head_dim, "maps": maps}
 
 
 def maps_of(specs: Sequence[str], shape: Shape) -> list[dict[str, Any]]:
