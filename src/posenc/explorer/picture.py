@@ -21,6 +21,7 @@ SPECS = (
     "axial_rotary",
     "mixed_rotary",
     "multimodal_rotary",
+    "multimodal_rotary(order=interleaved)",
     "image_rotary",
     "sinusoidal(axes=2)",
     "learned_grid",

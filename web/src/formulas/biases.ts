@@ -76,7 +76,7 @@ export function weightsOf(biases: readonly number[]): number[] {
 
 /** How many keys hold a share of the weight, the heaviest first. */
 export function keysThatHold(share: number, weights: readonly number[]): number {
-  const heaviest = [...weights].sort((a, b) => b - a);
+  const heaviest = Float64Array.from(weights).sort().reverse();
   let held = 0;
   // A billionth is the rounding of a sum of some hundred weights.
   const needed = heaviest.findIndex((weight) => (held += weight) >= share - 1e-9);
