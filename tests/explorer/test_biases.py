@@ -1,6 +1,7 @@
 """Biases of the page beside posenc's own, and what their view says."""
 
 import json
+import math
 import random
 
 import pytest
@@ -166,6 +167,9 @@ def test_the_address_keeps_it(opened):
     )
     assert said(page).startswith("sandwich, head 1: the bias of query 12 on key 5")
     assert "Shaw: distance 7 reads row 9 of 33." in said(page)
+    page.locator("#biases").get_by_role("combobox", name="encoding").select_option("fire")
+    share = math.log1p(0.1 * 7) / math.log1p(0.1 * 64)
+    assert f"FIRE, L = 64: distance 7 from query 64 is {share:.4g} to its network." in said(page)
     assert page.locator("#biases [aria-pressed=true]").all_inner_texts() == ["sandwich"]
 
 

@@ -2,7 +2,7 @@
 
 import { frequencies } from "./sinusoidal";
 
-/** ALiBi's slope of each head (logit per position), for any number of heads. arXiv 2108.12409 section 3, and its code. */
+/** ALiBi's slope of each head (logit per position), of any number. arXiv 2108.12409 section 3, and its code. */
 export function alibiSlopes(heads: number): number[] {
   const below = 2 ** Math.floor(Math.log2(heads));
   const first = Array.from({ length: below }, (_, h) => 2 ** ((-8 * (h + 1)) / below));
@@ -49,14 +49,14 @@ export function t5Edges(side: number, maxDistance: number): number[] {
   return [...near, ...far];
 }
 
-/** T5's bucket of a whole signed distance, query minus key, for whatever `t5Edges` gave. arXiv 1910.10683 section 2.1. */
+/** T5's bucket of a whole signed distance, query minus key, by what `t5Edges` gave. arXiv 1910.10683 section 2.1. */
 export function t5Bucket(distance: number, edges: readonly number[], causal: boolean): number {
   const d = causal ? Math.max(distance, 0) : Math.abs(distance);
   const bucket = edges.reduce((passed, edge) => passed + Number(d >= edge), 0);
   return bucket + (!causal && distance < 0 ? edges.length + 1 : 0);
 }
 
-/** What FIRE's network is given: the logarithm of the distance as a share of how far back the query sees. arXiv 2310.04418. */
+/** FIRE's network is given the distance's logarithm as a share of how far back the query sees. arXiv 2310.04418. */
 export function fireShare(distance: number, query: number, length: number, rate = 0.1): number {
   return Math.log1p(rate * Math.abs(distance)) / (Math.log1p(rate * Math.max(length, query)) + 1e-6);
 }
