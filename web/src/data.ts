@@ -1,8 +1,37 @@
 /** The numbers that posenc computed and put into the page. `posenc.lab.views` writes them; the forms are said here. */
 
+/** A number for each head at each distance. */
 export interface Head {
   distance: number[];
   heads: number[][];
+}
+
+/** What patches of a picture have in common, by offset: other minus patch, from -15 to 15 on both axes. */
+export interface PlaneMap {
+  name: string;
+  what: "logit" | "cosine" | "bias";
+  /** Whether it has parameters, which are as they were drawn at the start. */
+  drawn: boolean;
+  /** Patches on a side, or "0" for all -> [head][row][column]; null where training decides all of it. */
+  offsets: Record<string, number[][][]> | null;
+}
+
+export interface OnTwoAxes {
+  /** Of pictures, in patches. */
+  sides: number[];
+  /** Of the heads that the maps are of (channels). */
+  head_dim: number;
+  maps: PlaneMap[];
+}
+
+/** An encoding of the page or the catalogue, and the doors that it opens. */
+export interface Opened {
+  name: string;
+  doors: string[];
+  group: string;
+  idea: string;
+  /** What a KV cache holds or does besides k and v. */
+  cache: string;
 }
 
 /** One encoding of the page. What cannot be known without training is null: nothing is drawn for it. */

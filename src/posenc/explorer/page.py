@@ -8,6 +8,7 @@ from typing import Any
 import posenc
 from posenc import catalogue
 from posenc.encoding import Shape, parts_of
+from posenc.explorer import doors, picture
 from posenc.lab.description.describe import idea
 from posenc.lab.results import figures
 from posenc.lab.results.report import TEMPLATE as REPORT
@@ -37,7 +38,7 @@ def explore(chosen: Sequence[str] = (), *, run: Path | None = None, checkpoint: 
     >>> page.startswith("<!doctype html>"), len(page) < 3_000_000
     (True, True)
     """
-    asked = ["posenc", "explore", *chosen]
+    asked, specs = ["posenc", "explore", *chosen], chosen or SPECS
     asked += ["--run", str(run)] if run else []
     asked += ["--checkpoint", checkpoint] if checkpoint else []
     data = {
@@ -45,8 +46,8 @@ def explore(chosen: Sequence[str] = (), *, run: Path | None = None, checkpoint: 
         "version": posenc.__version__,
         "command": shlex.join(asked),
         "title": "posenc explorer",
-        "encodings": [encoding_of(spec, place) for place, spec in enumerate(chosen or SPECS)],
-        "sections": {},
+        "encodings": [encoding_of(spec, place) for place, spec in enumerate(specs)],
+        "sections": {"axes": picture.on_two_axes(specs, SHAPE), "doors": doors.opened(specs)},
     }
     return (
         pages(TEMPLATE.parent, REPORT.parent)

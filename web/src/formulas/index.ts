@@ -1,5 +1,7 @@
 /** What the page computes itself while a slider moves; tests hold each to posenc's own numbers. */
 
 export * from "./rotary";
+export * from "./biases";
+export * from "./planes";
 export * from "./sinusoidal";
 export * from "./vectors";

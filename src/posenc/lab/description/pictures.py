@@ -208,10 +208,7 @@ def rotation(drawn: Drawn, sight: Sight) -> None:
         return
     at = plane(sight) if sight.gridded else spread(2 * sight.tokens).with_horizon(2 * sight.tokens)
     here = middle(sight) if sight.gridded else -1
-    ones = torch.ones(1, shape.heads, at.tokens, shape.head_dim, dtype=torch.float64)
-    q, k = encoding.turn(ones, at, "query")[0, :, here], encoding.turn(ones, at, "key")[0]
-    logit = (k @ q[..., None])[..., 0]  # [H, T]
-    heads = one_if_equal(logit / logit[:, here, None])
+    heads = logits_of_ones(encoding, shape, at, here)
     what = "logit of a query and a key of ones, 1 at no distance"
     if sight.gridded:
         add_centre(drawn, sight, "rotation", heads, f"{name}: {what}, from the middle cell{sight.start()}")
@@ -225,6 +222,14 @@ def rotation(drawn: Drawn, sight: Sight) -> None:
         f"distance from the query at position {distance[-1]}",
         what,
     )
+
+
+def logits_of_ones(encoding: Encoding, shape: Shape, at: Positions, here: int) -> Tensor:
+    """The logit of a query of ones at one token with keys of ones at all, 1 with itself; [H, T], or [1, T] if alike."""
+    ones = torch.ones(1, shape.heads, at.tokens, shape.head_dim, dtype=torch.float64)
+    q, k = encoding.turn(ones, at, "query")[0, :, here], encoding.turn(ones, at, "key")[0]
+    logit = (k @ q[..., None])[..., 0]  # [H, T]
+    return one_if_equal(logit / logit[:, here, None])
 
 
 def temperature(drawn: Drawn, sight: Sight) -> None:

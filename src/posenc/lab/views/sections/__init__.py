@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from posenc.encoding import Encoding, Shape
-from posenc.lab.views.sections import added
+from posenc.lab.views.sections import added, biases
 
-OF_ENCODINGS: dict[str, Callable[[Encoding, Shape], Any]] = {"added": added.of}
+OF_ENCODINGS: dict[str, Callable[[Encoding, Shape], Any]] = {"added": added.of, "biases": biases.of}
 """Name in the page -> what makes it, for each encoding."""
