@@ -1,5 +1,6 @@
 """`posenc explore`: a page that shows encodings, a run and a checkpoint, and that people can touch."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -28,6 +29,8 @@ class Explore:
     """The file to write."""
     serve: bool = False
     """Serve the page on this machine alone until Ctrl-C, besides writing it."""
+    port: int | None = None
+    """The port of --serve. Default: a free one."""
     open: bool = False
     """Open the page in the browser."""
 
@@ -36,9 +39,36 @@ class Explore:
         from posenc.explorer.page import explore
         from posenc.lab import store
 
+        if self.port is not None and not self.serve:
+            raise ValueError("--port says where --serve listens; give --serve too")
         with terminal.doing("computing ..."):
             text = explore(self.specs, run=self.folder, checkpoint=self.checkpoint)
         self.out.parent.mkdir(parents=True, exist_ok=True)
         store.write(self.out, text.encode())
         terminal.say(f"Explorer: {self.out}")
+        if self.serve:
+            self.serve_page(text)
+        elif self.open:
+            self.open_page(self.out.resolve().as_uri())
         return 0
+
+    def serve_page(self, text: str) -> None:
+        """Until Ctrl-C."""
+        from posenc import terminal
+        from posenc.explorer.serve import Server
+
+        with Server(text, self.port or 0) as server:
+            terminal.say(f"Served at {server.url} until Ctrl-C")
+            sys.stdout.flush()
+            if self.open:
+                self.open_page(server.url)
+            server.serve_forever()
+
+    def open_page(self, url: str) -> None:
+        """In the reader's browser; a machine without one is told where the page lies."""
+        import webbrowser
+
+        from posenc import terminal
+
+        if not webbrowser.open(url):
+            terminal.note(f"No browser opened here: open {url} in one, or copy {self.out} to where there is one")
