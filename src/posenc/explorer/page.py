@@ -45,7 +45,7 @@ def explore(chosen: Sequence[str] = (), *, run: Path | None = None, checkpoint: 
         "version": posenc.__version__,
         "command": shlex.join(asked),
         "title": "posenc explorer",
-        "encodings": [encoding_of(spec, place) for place, spec in enumerate(chosen or SPECS)],
+        "encodings": [encoding_of(spec, place) for place, spec in enumerate(dict.fromkeys(chosen or SPECS))],
         "sections": {},
     }
     return (
