@@ -69,7 +69,9 @@ function dress(from: Element, to: Element): void {
   const style = getComputedStyle(from);
   for (const part of PARTS) {
     const value = style.getPropertyValue(part);
-    if (value) (to as SVGElement).style.setProperty(part, plain(value));
+    if (!value) continue;
+    to.removeAttribute(part);
+    (to as SVGElement).style.setProperty(part, plain(value));
   }
   to.removeAttribute("class");
   for (let n = 0; n < from.children.length; n++) dress(from.children[n], to.children[n]);
