@@ -15,7 +15,17 @@ WEB = Path(__file__).parents[2] / "web"
 BUILD = "build web/ again: cd web && npm ci && npm run build"
 BESIDE = ("package-lock.json", "package.json", "svelte.config.js", "tsconfig.json", "vite.config.ts")
 NODE = (20, 19)
-NO_REGISTRY = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ECONNRESET", "ETIMEDOUT", "ENETUNREACH", "E401", "E403", "E503")
+NO_REGISTRY = (
+    "ENOTFOUND",
+    "EAI_AGAIN",
+    "ECONNREFUSED",
+    "ECONNRESET",
+    "ETIMEDOUT",
+    "ENETUNREACH",
+    "E401",
+    "E403",
+    "E503",
+)
 
 
 def hash_of(web: Path) -> str:

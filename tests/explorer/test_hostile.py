@@ -56,7 +56,10 @@ def test_a_hostile_name_is_text(named, words):
     assert page.locator("[role=alert]").count() == 0
     assert page.evaluate("() => document.scrollingElement.scrollWidth <= innerWidth")
     shown = page.locator("header fieldset bdi").first.text_content()
-    assert shown == "rotary" + words.encode("utf-16", "surrogatepass").decode("utf-16", "replace") or shown == "rotary" + words
+    assert (
+        shown == "rotary" + words.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        or shown == "rotary" + words
+    )
     assert page.locator("header details code bdi").text_content().startswith("posenc explore rotary alibi sinusoidal")
 
 

@@ -54,9 +54,9 @@ export function settingsOf<T extends Record<string, Value>>(
 export const between = (least: number, most: number): Check => (value) =>
   typeof value === "number" && value >= least && value <= most;
 
-/** Whether a number is a whole one between two others, or one of those that are `step` apart; for `allowed`. */
-export const whole = (least: number, most: number, step = 1): Check => (value) =>
-  between(least, most)(value) && Number.isInteger((Number(value) - least) / step);
+/** Whether a whole number lies between two others, and is a multiple of a third; for `allowed`. */
+export const whole = (least: number, most: number, of = 1): Check => (value) =>
+  between(least, most)(value) && Number(value) % of === 0;
 
 /** Whether a value is one of a list; for `allowed`. */
 export const oneOf = (values: readonly Value[]): Check => (value) => values.includes(value);
