@@ -4,13 +4,10 @@ import pytest
 from explorer.whole import settle, with_data
 
 HOSTILE = {
-    "markup": "<script>window.hit=1</script><img src=x onerror=window.hit=1><b>",
-    "ends of what holds it": "</script><script>window.hit=1</script><!--<script>",
-    "quotes": "\"'`${window.hit=1}{window.hit=1}&lt;&quot;",
-    "right to left": "\u202etfel ot thgir\u2066\u200f",
-    "lines": "one\r\ntwo\u2028three\x00\x1b[31m",
+    "markup": "</script><script>window.hit=1</script><img src=x onerror=window.hit=1><b><!--<script>"
+    "\"'`${window.hit=1}{window.hit=1}&lt;&quot;",
+    "letters": "\u202etfel ot thgir\u2066\u200f one\r\ntwo\u2028three\x00\x1b[31m\ud800",
     "long": "x" * 10_000,
-    "half a letter": "\ud800",
 }
 
 
@@ -56,10 +53,7 @@ def test_a_hostile_name_is_text(named, words):
     assert page.locator("[role=alert]").count() == 0
     assert page.evaluate("() => document.scrollingElement.scrollWidth <= innerWidth")
     shown = page.locator("header fieldset bdi").first.text_content()
-    assert (
-        shown == "rotary" + words.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        or shown == "rotary" + words
-    )
+    assert shown.replace("\ufffd", "\ud800") == "rotary" + words  # half a letter may be shown as a mark
     assert page.locator("header details code bdi").text_content().startswith("posenc explore rotary alibi sinusoidal")
 
 
@@ -69,7 +63,8 @@ def test_a_hostile_name_of_a_file_is_text(opened, tmp_path):
     file = folder / "mine\u202e.py"
     file.write_text(
         "from posenc import ALiBi\n\n\nclass Mine(ALiBi):\n"
-        '    """<script>window.hit=1</script> as an idea."""\n\n    source = "</script><img src=x onerror=window.hit=1>"\n'
+        '    """<script>window.hit=1</script> as an idea."""\n\n'
+        '    source = "</script><img src=x onerror=window.hit=1>"\n'
     )
     page = opened(f"{file}:Mine")
     settle(page)

@@ -55,26 +55,30 @@ class Server(ThreadingTCPServer):
 class Handler(BaseHTTPRequestHandler):
     """The page for who asks for it by its address, and a refusal for all else."""
 
-    server: Server
     server_version, sys_version = "posenc", ""
     timeout = PATIENCE
+
+    @property
+    def served(self) -> Server:
+        assert isinstance(self.server, Server)
+        return self.server
 
     def do_GET(self) -> None:
         if not self.refused():
             self.send_head()
-            self.wfile.write(self.server.page)
+            self.wfile.write(self.served.page)
 
     def do_HEAD(self) -> None:
         if not self.refused():
             self.send_head()
 
     def refused(self) -> bool:
-        names = {f"{name}:{self.server.port}" for name in (HOST, "localhost")}
+        names = {f"{name}:{self.served.port}" for name in (HOST, "localhost")}
         hosts = self.headers.get_all("Host", [])
         if len(hosts) != 1 or hosts[0].lower() not in names:
-            self.send_error(421, explain=f"This server answers to {self.server.url} alone.")
+            self.send_error(421, explain=f"This server answers to {self.served.url} alone.")
         elif self.path != "/":
-            self.send_error(404, explain=f"There is one page: {self.server.url}")
+            self.send_error(404, explain=f"There is one page: {self.served.url}")
         else:
             return False
         return True
@@ -83,7 +87,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         for name, value in {
             "Content-Type": "text/html; charset=utf-8",
-            "Content-Length": str(len(self.server.page)),
+            "Content-Length": str(len(self.served.page)),
             "Cache-Control": "no-store",
             "X-Content-Type-Options": "nosniff",
             "X-Frame-Options": "DENY",
