@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from explorer.whole import settle
 
 from posenc.explorer.page import explore
 
@@ -36,6 +37,48 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return made[name]
 
     return write
+
+
+@pytest.fixture(scope="module")
+def windows(browser: Any, written: Callable[..., Path]) -> Generator[Callable[..., tuple[Any, list[str]]]]:
+    """A window on the page of the best known encodings for each (width, dark), with what it says to its console."""
+    made: dict[tuple[int, bool], tuple[Any, list[str]]] = {}
+
+    def window(width: int, dark: bool) -> tuple[Any, list[str]]:
+        if (width, dark) not in made:
+            context = browser.new_context(
+                viewport={"width": width, "height": 900},
+                color_scheme="dark" if dark else "light",
+                has_touch=width < 700,
+            )
+            page, said = context.new_page(), []
+            page.on("console", lambda message: said.append(message.text))
+            page.on("pageerror", lambda error: said.append(str(error)))
+            page.goto(written().as_uri())
+            made[width, dark] = page, said
+        return made[width, dark]
+
+    yield window
+    for page, _ in made.values():
+        page.context.close()
+
+
+@pytest.fixture
+def kept(windows: Callable[..., tuple[Any, list[str]]]) -> Generator[Callable[..., Any]]:
+    """A page that the tests of a file share, which saves drawing it for each: with all settings as they start."""
+    used: list[list[str]] = []
+
+    def page_of(width: int = 1400, dark: bool = False) -> Any:
+        page, said = windows(width, dark)
+        said.clear()
+        used.append(said)
+        first = page.evaluate("() => posenc.names[0]")
+        page.evaluate("(hash) => (location.hash = hash)", f"#{first}?")
+        settle(page)
+        return page
+
+    yield page_of
+    assert [words for said in used for words in said] == []
 
 
 @pytest.fixture

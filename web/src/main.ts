@@ -3,9 +3,10 @@ import App from "./App.svelte";
 import { dataOf } from "./data";
 import * as formulas from "./formulas";
 import One from "./One.svelte";
+import { settingsNow } from "./state.svelte";
 import { views } from "./view";
 
-export { formulas };
+export { formulas, settingsNow };
 
 /** The names of the views, for who writes pages. */
 export const names = views.map((view) => view.about.id);

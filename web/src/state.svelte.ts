@@ -16,6 +16,10 @@ interface Setting {
 const settings = new Map<string, Setting>();
 /** What the address said of settings whose view has not been drawn yet. */
 const waiting = new Map<string, string>();
+/** How many settings there are, so that who wrote an address writes it anew when a view brings its own. */
+let many = $state(0);
+/** What the address is about to become. */
+let due: string | undefined;
 let timer: ReturnType<typeof setTimeout> | undefined;
 
 /**
@@ -42,6 +46,7 @@ export function settingsOf<T extends Record<string, Value>>(
     if (said !== undefined) take(setting, said);
     waiting.delete(key);
   }
+  many = settings.size;
   return now;
 }
 
@@ -71,10 +76,11 @@ function parsed(said: string, like: Value): Value | undefined {
 /** The settings that are not as they start, as they stand in an address. */
 export function written(view: string): string {
   const changed = new URLSearchParams();
-  for (const [key, setting] of settings) {
-    const value = setting.read();
-    if (value !== setting.start) changed.set(key, String(value));
-  }
+  if (many)
+    for (const [key, setting] of settings) {
+      const value = setting.read();
+      if (value !== setting.start) changed.set(key, String(value));
+    }
   for (const [key, said] of waiting) changed.set(key, said);
   const query = changed.toString();
   return `#${view}${query ? `?${query}` : ""}`;
@@ -96,17 +102,32 @@ export function readAddress(hash: string): string {
 
 /** Write the settings into the address a moment from now, and only once for a slider that moves. */
 export function keepInAddress(view: string): void {
-  const address = written(view);
+  due = written(view);
   clearTimeout(timer);
-  timer = setTimeout(() => {
-    if (address !== location.hash) history.replaceState(history.state, "", address);
-  }, 150);
+  timer = setTimeout(write, 150);
 }
 
-/** What is pointed at, in all views alike. */
+/** Go to a view as a step that the browser's back button takes back. */
+export function visit(view: string): void {
+  write();
+  const address = written(view);
+  if (address !== location.hash) history.pushState(null, "", address);
+}
+
+function write(): void {
+  clearTimeout(timer);
+  if (due !== undefined && due !== location.hash) history.replaceState(history.state, "", due);
+  due = undefined;
+}
+
+/** The settings that are there, by their names in an address, and what they are now. */
+export const settingsNow = (): Record<string, Value> =>
+  Object.fromEntries([...settings].map(([key, setting]) => [key, setting.read()]));
+
+/** What is pointed at, in all views alike; and how the page looks: one view at a time, and whether J and K go on. */
 export const shared = settingsOf(
   "",
-  { position: 12, other: 5, pair: 2, head: 0, encoding: "", look: "" },
+  { position: 12, other: 5, pair: 2, head: 0, encoding: "", look: "", only: false, keys: true },
   {
     position: whole(0, 4096),
     other: whole(0, 4096),

@@ -141,7 +141,7 @@ class Show:
         terminal.say()
         for path in paths:
             terminal.say(f"Picture: {path}")
-        if self.open and not all(map(terminal.show_file, paths)):
+        if self.open and not all(terminal.opened(path.resolve().as_uri()) for path in paths):
             terminal.note(f"nothing here opens pictures; they lie in {self.out.resolve()}")
         return 0
 

@@ -38,7 +38,7 @@ def explore(chosen: Sequence[str] = (), *, run: Path | None = None, checkpoint: 
     >>> page.startswith("<!doctype html>"), len(page) < 3_000_000
     (True, True)
     """
-    asked, specs = ["posenc", "explore", *chosen], chosen or SPECS
+    asked, specs = ["posenc", "explore", *chosen], tuple(dict.fromkeys(chosen or SPECS))
     asked += ["--run", str(run)] if run else []
     asked += ["--checkpoint", checkpoint] if checkpoint else []
     data = {

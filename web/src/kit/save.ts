@@ -69,8 +69,18 @@ function dress(from: Element, to: Element): void {
   const style = getComputedStyle(from);
   for (const part of PARTS) {
     const value = style.getPropertyValue(part);
-    if (value) (to as SVGElement).style.setProperty(part, value);
+    if (!value) continue;
+    to.removeAttribute(part);
+    (to as SVGElement).style.setProperty(part, plain(value));
   }
   to.removeAttribute("class");
   for (let n = 0; n < from.children.length; n++) dress(from.children[n], to.children[n]);
+}
+
+/** A mixed colour in the older way of writing, which programs that draw SVG know. */
+function plain(value: string): string {
+  return value.replace(/^color\(srgb ([\d.]+) ([\d.]+) ([\d.]+)(?: \/ ([\d.]+))?\)$/, (_, r, g, b, a = "1") => {
+    const [red, green, blue] = [r, g, b].map((part) => Math.round(255 * Number(part)));
+    return a === "1" ? `rgb(${red}, ${green}, ${blue})` : `rgba(${red}, ${green}, ${blue}, ${a})`;
+  });
 }
