@@ -8,12 +8,13 @@ from typing import Any
 import posenc
 from posenc import catalogue
 from posenc.encoding import Shape, parts_of
+from posenc.explorer import trained
 from posenc.lab.description.describe import idea
 from posenc.lab.results import figures
 from posenc.lab.results.report import TEMPLATE as REPORT
 from posenc.lab.results.report import pages
 from posenc.lab.views import page
-from posenc.lab.views.sections import OF_ENCODINGS
+from posenc.lab.views.sections import OF_ENCODINGS, order
 
 TEMPLATE = Path(__file__).with_name("explorer.html.jinja")
 
@@ -40,13 +41,19 @@ def explore(chosen: Sequence[str] = (), *, run: Path | None = None, checkpoint: 
     asked = ["posenc", "explore", *chosen]
     asked += ["--run", str(run)] if run else []
     asked += ["--checkpoint", checkpoint] if checkpoint else []
+    known = trained.of(run) if run else trained.example()
+    shown = [spec for spec in known["specs"] if run and trained.builds(spec, SHAPE)]
+    specs = list(chosen) or shown or list(SPECS)
+    encodings = [encoding_of(spec, place) for place, spec in enumerate(specs)]
+    for encoding in encodings:
+        encoding["sections"]["trained"] = known["trained"].get(encoding["name"])
     data = {
         "schema": page.SCHEMA,
         "version": posenc.__version__,
         "command": shlex.join(asked),
         "title": "posenc explorer",
-        "encodings": [encoding_of(spec, place) for place, spec in enumerate(chosen or SPECS)],
-        "sections": {},
+        "encodings": encodings,
+        "sections": known["sections"] | {"order": order.without_position(SHAPE)},
     }
     return (
         pages(TEMPLATE.parent, REPORT.parent)
