@@ -1,3 +1,4 @@
 /** What the page computes itself while a slider moves; tests hold each to posenc's own numbers. */
 
+export * from "./attention";
 export * from "./sinusoidal";
