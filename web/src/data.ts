@@ -35,8 +35,9 @@ export interface Model {
 /** At one length, the seeds that learned. */
 export interface Point {
   length: number;
-  median: number;
-  seeds: number[];
+  /** Null where it is infinite, which JSON has no word for. */
+  median: number | null;
+  seeds: (number | null)[];
 }
 
 /** One encoding on one task: how many of its runs learned, and what these score at each length. */

@@ -16,6 +16,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+import posenc
 from posenc.foreign import visible
 from posenc.lab import store
 from posenc.lab.evaluation.order import BLIND
@@ -25,6 +26,7 @@ from posenc.lab.results.provenance import MOST_OF_A_VALUE, how_it_was_made, not_
 from posenc.lab.results.summary import Record, answer, get, number, table, tasks
 from posenc.lab.runs import index
 from posenc.lab.runs.record import told_apart
+from posenc.lab.views import page
 
 __all__ = ["answer", "table", "tasks", "write"]
 
@@ -58,9 +60,9 @@ def write(
     folder = Path(folder)
     drawer = Drawer(store.inside(folder, "figures"), files)
     failed = summary.legible(failures, summary.MOST_OF_A_SENTENCE)
-    page = render(shown or summary.shown(records), summary.legible(settings or {}), failed, drawer)
+    text = render(shown or summary.shown(records), summary.legible(settings or {}), failed, drawer)
     store.write(folder / "data.json", as_json(records).encode())
-    store.write(folder / "report.html", page.encode())
+    store.write(folder / "report.html", text.encode())
     return folder / "report.html"
 
 
@@ -131,6 +133,8 @@ def render(records: Sequence[Record], settings: dict[str, Any], failures: Sequen
             order=order_of(records),
             pictures=pictures_of(records, draw),
             attention=attention_of(records, draw),
+            numbers=page.numbers(to_touch(records)),
+            script=page.script(),
             made=how_it_was_made(records),
             settings=[(name, summary.legible(readable(value), MOST_OF_A_VALUE)) for name, value in settings.items()],
             unmeasured=[*(f"Failed: {words}" for words in failures), *not_measured(records)],
@@ -143,6 +147,18 @@ def render(records: Sequence[Record], settings: dict[str, Any], failures: Sequen
             power=summary.percent(statistics.POWER),
         )
     )
+
+
+def to_touch(records: Sequence[Record]) -> dict[str, Any]:
+    """What the views that move in the page are given."""
+    return {
+        "schema": page.SCHEMA,
+        "version": posenc.__version__,
+        "command": "posenc report",
+        "title": "posenc report",
+        "encodings": [],
+        "sections": sections.of(records),
+    }
 
 
 def facts(records: Sequence[Record]) -> list[tuple[str, str]]:
