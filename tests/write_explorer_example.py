@@ -1,7 +1,7 @@
 """Writes src/posenc/explorer/example.json: what was trained, for pages that are asked for no run.
 
-    posenc compare --out runs/example
-    .venv/bin/python tests/write_explorer_example.py runs/example
+posenc compare --out runs/example
+.venv/bin/python tests/write_explorer_example.py runs/example
 """
 
 import json

@@ -13,6 +13,9 @@ from posenc.lab.runs.settings import in_reading_order, read_settings
 EXAMPLE = Path(__file__).with_name("example.json")
 """What `of` gave for a comparison; tests/write_explorer_example.py writes it."""
 
+MOST_PARAMETERS = 10_000_000
+"""Of an encoding that a record asks for."""
+
 
 def of(run: Path) -> dict[str, Any]:
     """What the records of a folder have for a page: its sections, what training made of each spec, and the specs.
@@ -34,9 +37,12 @@ def example() -> dict[str, Any]:
 
 
 def builds(spec: str, shape: Shape) -> bool:
-    """Whether a spec that was read from a record gives an encoding of the page, without running code that it names."""
+    """Whether a spec that was read from a record gives an encoding of the page, without running code that it names.
+
+    Nor one so large that a record of a few letters would ask for all memory.
+    """
     try:
-        catalogue.build(catalogue.parse(spec, own=()), shape)
+        catalogue.parse(spec, own=())
+        return catalogue.parameters_of(catalogue.build(spec, shape, device="meta")) <= MOST_PARAMETERS
     except ValueError:
         return False
-    return True
