@@ -1,11 +1,17 @@
 """Where heads look, in the page: what is said is what the records hold."""
 
 import json
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+sys.path.append(str(Path(__file__).parents[1]))
+from fake_records import comparison, repeat
+
 from posenc.explorer.trained import EXAMPLE
+from posenc.lab.results import sections
 from posenc.lab.results.sections import thousandths
 
 EXPECTED = json.loads(EXAMPLE.read_text())["sections"]["attention"]["tasks"]
@@ -22,6 +28,29 @@ def model(task, label):
 
 def said(page):
     return page.locator("#attention .said").inner_text()
+
+
+def test_the_weights_in_a_page_are_those_of_the_first_run_that_learned():
+    records = repeat({"rotary": (0.9, 0, 0, 0)}) + repeat({"rotary": (1.0, 0, 0, 0)}, first_seed=1)
+    [[shown]] = [task["models"] for task in sections.of(records)["attention"]["tasks"]]
+    assert (shown["label"], shown["seed"], shown["learned"]) == ("rotary", 1, True)
+    for name in ("with", "without"):
+        recorded = np.array(records[1]["attention"][name])
+        found = [[full(head, 10) for head in layer] for layer in shown[name]]
+        assert np.array(found) == pytest.approx(recorded, abs=0.0006)
+
+
+def test_the_example_that_ships_is_small_and_has_the_form_of_a_run():
+    example, run = json.loads(EXAMPLE.read_text()), sections.of(comparison(("repeat",), seeds=1))
+    assert EXAMPLE.stat().st_size < 500_000
+    assert example["sections"].keys() == run.keys() and example["sections"]["run"]["made"].startswith(
+        "posenc compare, "
+    )
+    for of in (
+        lambda s: s["attention"]["tasks"][0]["models"][0],
+        lambda s: s["extrapolation"]["tasks"][0]["encodings"][0],
+    ):
+        assert of(example["sections"]).keys() == of(run).keys()
 
 
 @pytest.mark.parametrize("causal", [True, False])
