@@ -48,13 +48,68 @@ export interface Encoding {
   sections: Record<string, any> & { added?: number[][] | null };
 }
 
+/** Attention weights [layers][heads][queries][keys] in thousandths; a row ends with the last key that has any. */
+export type Weights = (number | null)[][][][];
+
+/** One trained model of an encoding, asked about one sequence. */
+export interface Model {
+  label: string;
+  seed: number;
+  learned: boolean;
+  tokens: string[];
+  with: Weights;
+  /** The same model with its positions removed. */
+  without: Weights;
+}
+
+/** At one length, the seeds that learned. */
+export interface Point {
+  length: number;
+  /** Null where it is infinite, which JSON has no word for. */
+  median: number | null;
+  seeds: (number | null)[];
+}
+
+/** One encoding on one task: how many of its runs learned, and what these score at each length. */
+export interface Reach {
+  label: string;
+  learned: number;
+  of: number;
+  /** How many learned, in words, where that needs saying. */
+  seeds: string;
+  /** The score at the trained length, in words. */
+  in_range: string;
+  points: Record<string, Point[]>;
+}
+
+export interface Curves {
+  task: string;
+  trained: number[];
+  unit: string;
+  measures: { id: string; name: string }[];
+  gate: string;
+  encodings: Reach[];
+}
+
+/** What the records of a comparison say; `labels` in the order of their colours. */
+export interface Sections {
+  run: { made: string; labels: string[] };
+  attention: { tasks: { task: string; models: Model[] }[]; left_out: string[] };
+  extrapolation: { tasks: Curves[] };
+  /** The order test without position. */
+  order: OrderTest;
+}
+
+/** By the direction of attention, for one layer and for two: [orders][tokens], how far each output moves. */
+export type OrderTest = Record<"bidirectional" | "causal", number[][][]>;
+
 export interface Data {
   schema: number;
   version: string;
   command: string;
   title: string;
   encodings: Encoding[];
-  sections: Record<string, any>;
+  sections: Partial<Sections> & Record<string, any>;
 }
 
 /** The data of the page; empty where it has none, as while the bundle is tried by itself. */

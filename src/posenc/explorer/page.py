@@ -8,13 +8,13 @@ from typing import Any
 import posenc
 from posenc import catalogue
 from posenc.encoding import Shape, parts_of
-from posenc.explorer import doors, picture
+from posenc.explorer import doors, picture, trained
 from posenc.lab.description.describe import idea
 from posenc.lab.results import figures
 from posenc.lab.results.report import TEMPLATE as REPORT
 from posenc.lab.results.report import pages
 from posenc.lab.views import page
-from posenc.lab.views.sections import OF_ENCODINGS
+from posenc.lab.views.sections import OF_ENCODINGS, order
 
 TEMPLATE = Path(__file__).with_name("explorer.html.jinja")
 
@@ -38,16 +38,27 @@ def explore(chosen: Sequence[str] = (), *, run: Path | None = None, checkpoint: 
     >>> page.startswith("<!doctype html>"), len(page) < 3_000_000
     (True, True)
     """
-    asked, specs = ["posenc", "explore", *chosen], tuple(dict.fromkeys(chosen or SPECS))
+    asked = ["posenc", "explore", *chosen]
     asked += ["--run", str(run)] if run else []
     asked += ["--checkpoint", checkpoint] if checkpoint else []
+    known = trained.of(run) if run else trained.example()
+    shown = [spec for spec in known["specs"] if run and trained.builds(spec, SHAPE)]
+    specs = tuple(dict.fromkeys(chosen or shown or SPECS))
+    encodings = [encoding_of(spec, place) for place, spec in enumerate(specs)]
+    for encoding in encodings:
+        encoding["sections"]["trained"] = known["trained"].get(encoding["name"])
     data = {
         "schema": page.SCHEMA,
         "version": posenc.__version__,
         "command": shlex.join(asked),
         "title": "posenc explorer",
-        "encodings": [encoding_of(spec, place) for place, spec in enumerate(specs)],
-        "sections": {"axes": picture.on_two_axes(specs, SHAPE), "doors": doors.opened(specs)},
+        "encodings": encodings,
+        "sections": known["sections"]
+        | {
+            "axes": picture.on_two_axes(specs, SHAPE),
+            "doors": doors.opened(specs),
+            "order": order.without_position(SHAPE),
+        },
     }
     return (
         pages(TEMPLATE.parent, REPORT.parent)

@@ -3,5 +3,6 @@
 export * from "./rotary";
 export * from "./biases";
 export * from "./planes";
+export * from "./attention";
 export * from "./sinusoidal";
 export * from "./vectors";

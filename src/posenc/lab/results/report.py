@@ -16,20 +16,21 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+import posenc
 from posenc.foreign import visible
 from posenc.lab import store
-from posenc.lab.results import figures, statistics, summary
+from posenc.lab.evaluation.order import BLIND
+from posenc.lab.results import figures, sections, statistics, summary
 from posenc.lab.results.drawer import Drawer, Files
 from posenc.lab.results.provenance import MOST_OF_A_VALUE, how_it_was_made, not_measured, readable, total
 from posenc.lab.results.summary import Record, answer, get, number, table, tasks
 from posenc.lab.runs import index
 from posenc.lab.runs.record import told_apart
+from posenc.lab.views import page
 
 __all__ = ["answer", "table", "tasks", "write"]
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
-# An untrained float64 model that differs by less than this does not see order.
-ORDER_BLIND = 1e-9
 # Attention maps in the page, over all tasks; more would make it slow to open. The rest stay in data.json.
 MOST_ATTENTION = 48
 # Keys that are listed one by one.
@@ -59,9 +60,9 @@ def write(
     folder = Path(folder)
     drawer = Drawer(store.inside(folder, "figures"), files)
     failed = summary.legible(failures, summary.MOST_OF_A_SENTENCE)
-    page = render(shown or summary.shown(records), summary.legible(settings or {}), failed, drawer)
+    text = render(shown or summary.shown(records), summary.legible(settings or {}), failed, drawer)
     store.write(folder / "data.json", as_json(records).encode())
-    store.write(folder / "report.html", page.encode())
+    store.write(folder / "report.html", text.encode())
     return folder / "report.html"
 
 
@@ -132,6 +133,8 @@ def render(records: Sequence[Record], settings: dict[str, Any], failures: Sequen
             order=order_of(records),
             pictures=pictures_of(records, draw),
             attention=attention_of(records, draw),
+            numbers=page.numbers(to_touch(records)),
+            script=page.script(),
             made=how_it_was_made(records),
             settings=[(name, summary.legible(readable(value), MOST_OF_A_VALUE)) for name, value in settings.items()],
             unmeasured=[*(f"Failed: {words}" for words in failures), *not_measured(records)],
@@ -144,6 +147,18 @@ def render(records: Sequence[Record], settings: dict[str, Any], failures: Sequen
             power=summary.percent(statistics.POWER),
         )
     )
+
+
+def to_touch(records: Sequence[Record]) -> dict[str, Any]:
+    """What the views that move in the page are given."""
+    return {
+        "schema": page.SCHEMA,
+        "version": posenc.__version__,
+        "command": "posenc report",
+        "title": "posenc report",
+        "encodings": [],
+        "sections": sections.of(records),
+    }
 
 
 def facts(records: Sequence[Record]) -> list[tuple[str, str]]:
@@ -283,7 +298,7 @@ def order_of(records: Sequence[Record]) -> dict[str, Any] | None:
     def shown(value: float | None) -> dict[str, Any]:
         if value is None:
             return {"blind": None, "text": summary.NOTHING, "value": ""}
-        blind = value < ORDER_BLIND
+        blind = value < BLIND
         return {
             "blind": blind,
             "text": "blind" if blind else "sees order",
@@ -303,7 +318,7 @@ def order_reading(rows: dict[str, dict[tuple[str, int, bool], float]]) -> str:
 
     def all_of(attention: str, layers: int, blind: bool) -> bool | None:
         values = [row[attention, layers, False] for row in rows.values() if (attention, layers, False) in row]
-        return all((value < ORDER_BLIND) is blind for value in values) if values else None
+        return all((value < BLIND) is blind for value in values) if values else None
 
     both, one, two = all_of("bidirectional", 1, True), all_of("causal", 1, True), all_of("causal", 2, False)
     said = []
@@ -396,7 +411,7 @@ def attention_of(records: Sequence[Record], draw: Drawer) -> list[dict[str, Any]
         for result in summary.results(records, task):
             if drawn >= MOST_ATTENTION:
                 break
-            shown = next((run for run in [*result.learned, *result.runs] if get(run, "attention")), None)
+            shown = sections.telling(result)
             if shown is None:
                 continue
             says = "" if result.learned else "This model did not learn the task, so its maps explain nothing."

@@ -36,7 +36,7 @@ from posenc.lab.results.figures.layout import (
     short,
     wrapped,
 )
-from posenc.lab.results.figures.measured import ABLATIONS, ablation, extrapolation, learning, looks
+from posenc.lab.results.figures.measured import ABLATIONS, REACHES, ablation, extrapolation, learning, looks
 from posenc.lab.results.figures.pictured import added, bias, goes_past, pictured, similarity, wavelengths
 from posenc.lab.results.figures.speed_and_reach import headline
 from posenc.lab.results.figures.style import (
@@ -66,6 +66,7 @@ __all__ = [
     "LIGHT",
     "MARKERS",
     "PAPER",
+    "REACHES",
     "SOFT",
     "Look",
     "ablation",

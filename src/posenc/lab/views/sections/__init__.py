@@ -9,7 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from posenc.encoding import Encoding, Shape
-from posenc.lab.views.sections import added, biases
+from posenc.lab.views.sections import added, biases, order
 
-OF_ENCODINGS: dict[str, Callable[[Encoding, Shape], Any]] = {"added": added.of, "biases": biases.of}
+OF_ENCODINGS: dict[str, Callable[[Encoding, Shape], Any]] = {
+    "added": added.of,
+    "biases": biases.of,
+    "order": order.of,
+}
 """Name in the page -> what makes it, for each encoding."""
