@@ -1,8 +1,24 @@
 /** The numbers that posenc computed and put into the page. `posenc.lab.views` writes them; the forms are said here. */
 
+import type { Schedule } from "./formulas";
+
 export interface Head {
   distance: number[];
   heads: number[][];
+}
+
+/** A rotary before and after its schedule; wavelengths in positions, null where a pair stands still. */
+export interface RotarySpectrum {
+  spec: string;
+  base: number;
+  width: number;
+  trained_length: number;
+  schedule: Schedule | null;
+  /** Whether the schedule depends on the declared horizon: the numbers here are then those at the trained length. */
+  by_horizon: boolean;
+  plain: (number | null)[];
+  wavelengths: (number | null)[];
+  temperature: number;
 }
 
 /** One encoding of the page. What cannot be known without training is null: nothing is drawn for it. */
@@ -15,7 +31,7 @@ export interface Encoding {
   doors: string[];
   /** Its place in the palette: an encoding has one colour everywhere. */
   place: number;
-  sections: Record<string, any>;
+  sections: Record<string, any> & { spectrum?: RotarySpectrum[] | null };
 }
 
 export interface Data {

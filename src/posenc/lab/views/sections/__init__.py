@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from posenc.encoding import Encoding, Shape
+from posenc.lab.views.sections import spectrum
 
-OF_ENCODINGS: dict[str, Callable[[Encoding, Shape], Any]] = {}
+OF_ENCODINGS: dict[str, Callable[[Encoding, Shape], Any]] = {"spectrum": spectrum.of}
 """Name in the page -> what makes it, for each encoding."""
