@@ -21,6 +21,32 @@ export interface RotarySpectrum {
   temperature: number;
 }
 
+/** A learned table of a checkpoint, one position in every `step`. */
+export interface LearnedTable {
+  name: string;
+  size: number[];
+  step: number;
+  /** Cosines in hundredths, row by row, each up to and with the diagonal. */
+  similarity: number[][];
+  components: number[][];
+  /** Of the variance, of all components, largest first. */
+  shares: number[];
+}
+
+/** What a checkpoint says of positions. Its texts come from a file that somebody else wrote. */
+export interface Checkpoint {
+  name: string;
+  architecture: string;
+  format: string;
+  parts: string[][];
+  doubts: { title: string; said: string[] }[];
+  /** `before`: the trained length before a schedule stretched the model, where that is another one. */
+  spectra: (Omit<RotarySpectrum, "trained_length"> & { name: string; trained_length: number | null; before: number | null })[];
+  tables: LearnedTable[];
+  biases: (Head & { name: string; every_head: number })[];
+  left_out: string[];
+}
+
 /** One encoding of the page. What cannot be known without training is null: nothing is drawn for it. */
 export interface Encoding {
   name: string;
@@ -40,7 +66,7 @@ export interface Data {
   command: string;
   title: string;
   encodings: Encoding[];
-  sections: Record<string, any>;
+  sections: Record<string, any> & { checkpoint?: Checkpoint };
 }
 
 /** The data of the page; empty where it has none, as while the bundle is tried by itself. */

@@ -8,6 +8,7 @@ from typing import Any
 import posenc
 from posenc import catalogue
 from posenc.encoding import Shape, parts_of
+from posenc.explorer import checkpoint as checkpoint_section
 from posenc.lab.description.describe import idea
 from posenc.lab.results import figures
 from posenc.lab.results.report import TEMPLATE as REPORT
@@ -46,7 +47,7 @@ def explore(chosen: Sequence[str] = (), *, run: Path | None = None, checkpoint: 
         "command": shlex.join(asked),
         "title": "posenc explorer",
         "encodings": [encoding_of(spec, place) for place, spec in enumerate(chosen or SPECS)],
-        "sections": {},
+        "sections": {"checkpoint": checkpoint_section.of(checkpoint)} if checkpoint else {},
     }
     return (
         pages(TEMPLATE.parent, REPORT.parent)
