@@ -13,16 +13,17 @@ from posenc.checkpoints.formats import load
 from posenc.checkpoints.inspection import portrait
 from posenc.checkpoints.inspection.inspect import POSITION_TABLE, RELATIVE_TABLE, distinct, has_tensors, inspect
 from posenc.checkpoints.vocabulary.reading import Part, Reading
+from posenc.checkpoints.vocabulary.specs import short
 from posenc.encoding import Encoding
 from posenc.lab.views.sections import spectrum
 
 # A page stays small whatever a checkpoint holds.
-MOST_DRAWN = 8
+MOST_DRAWN = 4
 """Drawings of each kind."""
 MOST_ROWS = 256
-"""Positions of a learned table, evenly chosen."""
-MOST_DISTANCES = 129
-MOST_HEADS = 64
+"""Positions of a learned table in one drawing."""
+MOST_DISTANCES = 512
+MOST_HEADS = 32
 MOST_PAIRS = 1024
 MOST_LINES = 200
 MOST_LETTERS = 400
@@ -76,7 +77,7 @@ def spectra(part: Part) -> Iterator[dict[str, Any]]:
         for one in spectrum.of(encoding, shape) or [plain_waves(encoding, waves)]:
             own = (one["schedule"] or {}).get("trained_length")
             yield one | {
-                "name": called(part, clipped(one["spec"])),
+                "name": called(part, clipped(short(one["spec"]))),
                 "trained_length": part.trained_length,
                 "before": own if own != part.trained_length else None,
             }
@@ -95,9 +96,19 @@ def called(part: Part, name: str) -> str:
 def tables(tensors: Tensors) -> Iterator[dict[str, Any]]:
     """The learned tables with a vector for each position."""
     for name in tensors:
-        found = portrait.rows_of(tensors[name], MOST_ROWS) if POSITION_TABLE.search(name) else None
-        if found is not None and found[0].isfinite().all():
-            yield {"name": clipped(name), "size": list(tensors.shape(name)), **table(*found)}
+        if not POSITION_TABLE.search(name):
+            continue
+        whole = tensors[name]
+        found = portrait.rows_of(whole, MOST_ROWS)
+        if found is None or not whole.isfinite().all():
+            continue
+        about = {"name": clipped(name), "size": list(tensors.shape(name))}
+        rows, step = found
+        if step > 1:
+            # One in a few shows all of a long table, and waves that are shorter than the step wrongly.
+            first, _ = portrait.rows_of(whole.flatten(0, -2)[:MOST_ROWS], MOST_ROWS) or found
+            yield about | table(first, 1)
+        yield about | table(rows, step)
 
 
 def table(rows: Tensor, step: int) -> dict[str, Any]:

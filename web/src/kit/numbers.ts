@@ -12,3 +12,9 @@ export function count(value: number): string {
   if (size >= 1000) return grouped(Math.round(value)).replace("-", "−");
   return significant(value).replace("-", "−");
 }
+
+/** A power of ten, short enough to stand beside an axis. */
+export function power(value: number): string {
+  const exponent = String(Math.round(Math.log10(value)));
+  return `10${[...exponent].map((digit) => (digit === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[+digit])).join("")}`;
+}
