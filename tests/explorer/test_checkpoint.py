@@ -118,7 +118,7 @@ def test_biases_are_by_distance_and_head(opened, tmp_path, monkeypatch):
     path = folder(tmp_path / "a", {"relative_attention_bias.weight": table})
     page = opened("rotary", checkpoint=str(path), address="#checkpoint?head=1&position=12&other=2")
     section = page.locator("#checkpoint")
-    assert section.locator(".said").inner_text() == "alibi: head 1 of 4 adds −0.625 at distance 10."
+    assert section.locator(".said").inner_text() == "alibi: head 1 of 4 adds \u22120.625 at distance 10."
     section.get_by_label("drawing").select_option(index=1)
     # Of 8 buckets, the first 4 hold one distance each, and 10 lies in that of 8 to 13.
     bucket = 4 + int(math.log(10 / 4) / math.log(32 / 4) * 4)

@@ -33,7 +33,7 @@ COMPONENTS = 3
 
 
 def of(path: str) -> dict[str, Any]:
-    """The section of the page for a checkpoint: a folder in Hugging Face's form, a GGUF file, or a fetched model's name.
+    """The section of the page for a checkpoint: a folder in Hugging Face's form, a GGUF file, a fetched model's name.
 
     Raises CannotRead for what is no checkpoint, as `inspect` does.
     """

@@ -54,14 +54,14 @@ const TURN = 2 * Math.PI;
 export function scheduled(schedule: Schedule | null, of: Rotary): Spectrum {
   const plain = plainFrequencies(of.width, of.base);
   if (!schedule) return { frequencies: plain, temperature: 1 };
-  const computed = COMPUTED[schedule.name];
-  if (!computed) throw new Error(`no schedule ${schedule.name} here; there are: ${Object.keys(COMPUTED).join(", ")}`);
-  return computed(plain, schedule, of);
+  if (!Object.hasOwn(COMPUTED, schedule.name))
+    throw new Error(`no schedule ${schedule.name} here; there are: ${Object.keys(COMPUTED).join(", ")}`);
+  return COMPUTED[schedule.name](plain, schedule, of);
 }
 
 /** Whether the page can compute a schedule itself, and what comes first within it. */
 export function isComputed(schedule: Schedule | null): boolean {
-  return !schedule || (schedule.name in COMPUTED && isComputed(schedule.inner ?? null));
+  return !schedule || (Object.hasOwn(COMPUTED, schedule.name) && isComputed(schedule.inner ?? null));
 }
 
 const COMPUTED: Record<string, Computed> = {

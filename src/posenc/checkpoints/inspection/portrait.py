@@ -42,7 +42,7 @@ def words(reading: Reading) -> str:
 
 
 def doubts(reading: Reading) -> dict[str, list[str]]:
-    """What contradicts itself, what was not understood and what has no spec, in sentences; what is empty is left out."""
+    """What contradicts itself, what was not understood and what has no spec, in sentences; without empty ones."""
     sentences = {
         "Contradictory": list(reading.contradictions),
         "Not understood": [f"{key}: {in_words(value)}" for key, value in reading.unknown.items()],
