@@ -41,6 +41,8 @@ def asked(name: str, rng: random.Random) -> tuple[dict[str, Any], dict[str, Any]
     }
     drawn |= dict.fromkeys(("beta_slow", "low", "alpha"), slow)
     drawn |= dict.fromkeys(("beta_fast", "high", "beta"), slow * rng.choice((1, 2, 32)))
+    if drawn["attention_factor"] is None:
+        drawn |= {"short_mscale": rng.choice((None, 1.1)), "long_mscale": rng.choice((None, 1.3))}
     known = {one.name for one in fields(SCHEDULES[name])}
     return {option: value for option, value in drawn.items() if option in known}, rotary
 
