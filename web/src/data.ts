@@ -1,5 +1,7 @@
 /** The numbers that posenc computed and put into the page. `posenc.lab.views` writes them; the forms are said here. */
 
+import type { Schedule } from "./formulas";
+
 /** A number for each head at each distance. */
 export interface Head {
   distance: number[];
@@ -34,6 +36,46 @@ export interface Opened {
   cache: string;
 }
 
+/** A rotary before and after its schedule; wavelengths in positions, null where a pair stands still. */
+export interface RotarySpectrum {
+  spec: string;
+  base: number;
+  width: number;
+  trained_length: number;
+  schedule: Schedule | null;
+  /** Whether the schedule depends on the declared horizon: the numbers here are then those at the trained length. */
+  by_horizon: boolean;
+  plain: (number | null)[];
+  wavelengths: (number | null)[];
+  temperature: number;
+}
+
+/** A learned table of a checkpoint, one position in every `step`. */
+export interface LearnedTable {
+  name: string;
+  size: number[];
+  step: number;
+  /** Cosines in hundredths, row by row, each up to and with the diagonal. */
+  similarity: number[][];
+  components: number[][];
+  /** Of the variance, of all components, largest first. */
+  shares: number[];
+}
+
+/** What a checkpoint says of positions. Its texts come from a file that somebody else wrote. */
+export interface Checkpoint {
+  name: string;
+  architecture: string;
+  format: string;
+  parts: string[][];
+  doubts: { title: string; said: string[] }[];
+  /** `before`: the trained length before a schedule stretched the model, where that is another one. */
+  spectra: (Omit<RotarySpectrum, "trained_length"> & { name: string; trained_length: number | null; before: number | null })[];
+  tables: LearnedTable[];
+  biases: (Head & { name: string; every_head: number })[];
+  left_out: string[];
+}
+
 /** One encoding of the page. What cannot be known without training is null: nothing is drawn for it. */
 export interface Encoding {
   name: string;
@@ -45,7 +87,7 @@ export interface Encoding {
   /** Its place in the palette: an encoding has one colour everywhere. */
   place: number;
   /** `added`: what it adds at each position [T][dim], where that is fixed. */
-  sections: Record<string, any> & { added?: number[][] | null };
+  sections: Record<string, any> & { added?: number[][] | null; spectrum?: RotarySpectrum[] | null };
 }
 
 /** Attention weights [layers][heads][queries][keys] in thousandths; a row ends with the last key that has any. */
@@ -91,13 +133,16 @@ export interface Curves {
   encodings: Reach[];
 }
 
-/** What the records of a comparison say; `labels` in the order of their colours. */
+/** What belongs to the page: what the records of a comparison say (`labels` in the order of their colours), and so on. */
 export interface Sections {
   run: { made: string; labels: string[] };
   attention: { tasks: { task: string; models: Model[] }[]; left_out: string[] };
   extrapolation: { tasks: Curves[] };
   /** The order test without position. */
   order: OrderTest;
+  axes: OnTwoAxes;
+  doors: Opened[];
+  checkpoint: Checkpoint;
 }
 
 /** By the direction of attention, for one layer and for two: [orders][tokens], how far each output moves. */
@@ -109,7 +154,7 @@ export interface Data {
   command: string;
   title: string;
   encodings: Encoding[];
-  sections: Partial<Sections> & Record<string, any>;
+  sections: Partial<Sections>;
 }
 
 /** The data of the page; empty where it has none, as while the bundle is tried by itself. */

@@ -8,6 +8,7 @@ from typing import Any
 import posenc
 from posenc import catalogue
 from posenc.encoding import Shape, parts_of
+from posenc.explorer import checkpoint as checkpoint_section
 from posenc.explorer import doors, picture, trained
 from posenc.lab.description.describe import idea
 from posenc.lab.results import figures
@@ -58,7 +59,8 @@ def explore(chosen: Sequence[str] = (), *, run: Path | None = None, checkpoint: 
             "axes": picture.on_two_axes(specs, SHAPE),
             "doors": doors.opened(specs),
             "order": order.without_position(SHAPE),
-        },
+        }
+        | ({"checkpoint": checkpoint_section.of(checkpoint)} if checkpoint else {}),
     }
     return (
         pages(TEMPLATE.parent, REPORT.parent)

@@ -6,3 +6,5 @@ export * from "./planes";
 export * from "./attention";
 export * from "./sinusoidal";
 export * from "./vectors";
+export * from "./precision";
+export * from "./schedules";

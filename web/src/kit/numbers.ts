@@ -9,5 +9,12 @@ export function count(value: number): string {
   if (Number.isInteger(value) && Math.abs(value) < 1e15) return grouped(value).replace("-", "−");
   const size = Math.abs(value);
   if (size >= 1e6 || size < 1e-4) return value.toExponential(2).replaceAll("-", "−");
+  if (size >= 1000) return grouped(Math.round(value)).replace("-", "−");
   return significant(value).replace("-", "−");
+}
+
+/** A power of ten, short enough to stand beside an axis. */
+export function power(value: number): string {
+  const exponent = String(Math.round(Math.log10(value)));
+  return `10${[...exponent].map((digit) => (digit === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[+digit])).join("")}`;
 }

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 from posenc.encoding import Encoding, Shape
-from posenc.lab.views.sections import added, biases, order
+from posenc.lab.views.sections import added, biases, order, spectrum
 
 OF_ENCODINGS: dict[str, Callable[[Encoding, Shape], Any]] = {
     "added": added.of,
     "biases": biases.of,
     "order": order.of,
+    "spectrum": spectrum.of,
 }
 """Name in the page -> what makes it, for each encoding."""
