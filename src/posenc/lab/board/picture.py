@@ -27,25 +27,15 @@ def speed_and_reach(found: Sequence[Standing]) -> Figure | None:
     fig = figures.figure(9, 5.2, "Learning speed and reach over all tasks")
     ax = fig.add_subplot()
     named = {one.label for one in drawn if one.label in ENCODINGS or not any(beats(other, one) for other in drawn)}
-    heights: dict[tuple[int, int], int] = {}
     for one in drawn:
         own = figures.look(list(ENCODINGS).index(one.label) if one.label in ENCODINGS else len(figures.LIGHT) - 1)
         ax.plot(one.speed, one.mean_reach, marker=own.marker, color=own.color, linestyle="none", alpha=0.85)
-        if one.label in named:
-            # Names at nearly one place stand above each other.
-            place = (round(math.log2(one.speed) * 3), round(math.log2(one.mean_reach) * 8))
-            heights[place] = heights.get(place, -1) + 1
-            ax.annotate(
-                figures.short(one.label, 26),
-                (one.speed, one.mean_reach),
-                xytext=(5, 3 + 10 * heights[place]),
-                textcoords="offset points",
-                fontsize=8,
-            )
     ax.set_xscale("log", base=2)
     ax.set_yscale("log", base=2)
     for axis in (ax.xaxis, ax.yaxis):
         figures.plain_log(axis)
+    beside = [(one.speed, one.mean_reach, figures.short(one.label, 26), "") for one in drawn if one.label in named]
+    figures.name_points(ax, beside)
     ax.set(xlabel="steps to learn, in units of the median encoding", ylabel="reach, multiples of the trained length")
     return fig
 
