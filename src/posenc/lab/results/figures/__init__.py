@@ -14,6 +14,7 @@ from posenc.lab.results.figures.arrays import (
     bias_curves,
     centre_maps,
     clock,
+    cosines,
     curves,
     fingerprint,
     heatmap,
@@ -22,7 +23,7 @@ from posenc.lab.results.figures.arrays import (
     spectrum,
     wavelength_curve,
 )
-from posenc.lab.results.figures.depths import depths
+from posenc.lab.results.figures.depths import depths, found_by_place
 from posenc.lab.results.figures.files import FORMATS, check_format, pdf, png, save, svg
 from posenc.lab.results.figures.layout import (
     check_size,
@@ -38,7 +39,16 @@ from posenc.lab.results.figures.layout import (
     wrapped,
 )
 from posenc.lab.results.figures.measured import ABLATIONS, ablation, extrapolation, learning, looks
-from posenc.lab.results.figures.pictured import added, bias, goes_past, pictured, similarity, wavelengths
+from posenc.lab.results.figures.pictured import (
+    added,
+    bias,
+    biases_of,
+    goes_past,
+    pictured,
+    similarity,
+    tables_of,
+    wavelengths,
+)
 from posenc.lab.results.figures.speed_and_reach import headline
 from posenc.lab.results.figures.style import (
     DARK,
@@ -80,15 +90,18 @@ __all__ = [
     "attention_maps",
     "bias",
     "bias_curves",
+    "biases_of",
     "centre_maps",
     "check_format",
     "check_size",
     "clock",
+    "cosines",
     "curves",
     "depths",
     "extrapolation",
     "figure",
     "fingerprint",
+    "found_by_place",
     "goes_past",
     "handle",
     "headline",
@@ -114,6 +127,7 @@ __all__ = [
     "spectrum",
     "styled",
     "svg",
+    "tables_of",
     "using",
     "wavelength_curve",
     "wavelengths",
