@@ -120,8 +120,8 @@ def for_page(svg: str, place: int, says: str) -> str:
     svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d+\.\d{2})\d+", r"\1", tag[0]), svg)
     svg = re.sub(r'(<svg[^>]*?) (?:width|height)="[^"]*pt"', r"\1", svg)
     svg = re.sub(r'(<svg[^>]*?) (?:width|height)="[^"]*pt"', r"\1", svg)
-    # No figure is drawn larger than others, so that words have one size: nine inches take the whole width.
+    # Words have one size in all figures: nine inches are 62 rem, where the page has room.
     box = re.search(r'viewBox="0 0 ([\d.]+)', svg)
     points = float(box[1]) if box else 648.0
-    size = f'style="max-width: {min(62.0, points / 648 * 62):.1f}rem"'
+    size = f'style="--natural: {points / 648 * 62:.1f}rem"'
     return svg.replace("<svg", f'<svg {size} role="img" aria-label="{html.escape(says, quote=True)}"', 1)

@@ -58,8 +58,9 @@ def along(found: Sequence[Result], measure: str, form: Callable[[float], str], s
         known = [(factor, s.median) for length, factor in r.lengths() if (s := r.at(length, measure)) is not None]
         if len(known) > 1:
             factor, last = known[-1]
-            where = f" at {times(factor)}" if factor else ""
-            out.append(f"{short(r.label)} {stretch(known[0][1], last, form, still)}{where}")
+            words = stretch(known[0][1], last, form, still)
+            where = f" {'up to' if words.startswith('stays') else 'at'} {times(factor)}" if factor else ""
+            out.append(f"{short(r.label)} {words}{where}")
     return out
 
 
@@ -169,12 +170,17 @@ def bias(records: Sequence[Record]) -> str:
         heads, distances = figures.numbers(picture["heads"]), figures.numbers(picture.get("distance"))
         if heads.shape[1] < 2 or len(distances) != heads.shape[1]:
             continue
-        near, far = (f"{np.nanmin(heads[:, at]):.2f} to {np.nanmax(heads[:, at]):.2f}" for at in (1, -1))
+        near, far = (f"{signed(np.nanmin(heads[:, at]))} to {signed(np.nanmax(heads[:, at]))}" for at in (1, -1))
         where = count(float(distances[-1]))
         said.append(
             f"{short(label)} on {summary.task_of(run)} {near} at distance {count(distances[1])}, {far} at {where}"
         )
     return sentence("The heads add", said)
+
+
+def signed(value: float) -> str:
+    """Two digits; a tiny negative number would be -0.00."""
+    return f"{round(value, 2) + 0.0:.2f}"
 
 
 PLACES = ("the first token", "the token before", "the token itself")
