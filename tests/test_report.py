@@ -554,15 +554,15 @@ def test_a_cell_lies_between_bad_and_good():
 
 def test_a_column_of_a_text_says_what_it_means():
     columns, _ = summary.task_table([record("rotary", "text")], "text")
-    assert [(c.heading, c.group) for c in columns[3:7]] == [
+    assert [(c.heading, c.group) for c in columns[1:5]] == [
         ("bits per byte", "64 (trained)"), ("windows", "128 (2x)"), ("sliding", "128 (2x)"), ("R", "128 (2x)")
     ]  # fmt: skip
-    assert columns[6].meaning == "perplexity over that at the trained length; 1 is flat"
+    assert columns[4].meaning == "perplexity over that at the trained length; 1 is flat"
     page = report.table_of([record("rotary", "text")], "text")
     assert [group for group in page["groups"] if group[0]] == [
         ["64 (trained)", 1], ["128 (2x)", 3], ["256 (4x)", 3], ["512 (8x)", 3]
     ]  # fmt: skip
-    assert page["grouped"] and page["wide"] and page["meanings"]["R"] == columns[6].meaning
+    assert page["grouped"] and page["wide"] and page["meanings"]["R"] == columns[4].meaning
 
 
 def test_numbers_that_people_read_keep_their_digits_in_the_page() -> None:
@@ -581,7 +581,9 @@ def test_pictures_mark_the_positions_that_training_has_shown_and_not_the_items_o
 
 def test_curves_say_what_their_lines_are():
     def said(records):
-        return report.curves_of(records, "repeat", lambda name, drawn, says: {"says": says})["figures"][1]["says"]
+        return report.curves_of(records, "repeat", lambda name, drawn, says, shows: {"says": says})["figures"][1][
+            "says"
+        ]
 
     assert said([record()]).startswith("One run each. The same curves against steps")
     assert said([record(seed=0), record(seed=1)]).startswith("Lines are medians over the seeds, bands reach from")

@@ -168,7 +168,8 @@ def look(place: int) -> Look:
     # The marker moves on by one each time the colours start again, so that a pair comes back only after 64 encodings.
     turn = place // len(LIGHT)
     shape = (place + turn) % len(MARKERS)
-    return Look(place, colours[place % len(colours)], MARKERS[shape], GLYPHS[shape], DASHES[shape % len(DASHES)])
+    dashes = DASHES[(place + turn // 4) % len(DASHES)]
+    return Look(place, colours[place % len(colours)], MARKERS[shape], GLYPHS[shape], dashes)
 
 
 def shade(place: int, count: int) -> dict[str, Any]:

@@ -10,14 +10,24 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
 from posenc.lab.results import summary
-from posenc.lab.results.figures.layout import LETTER, check_size, folded, note, numbers, readable, scale_bar, short
+from posenc.lab.results.figures.layout import (
+    LETTER,
+    check_size,
+    folded,
+    letters,
+    note,
+    numbers,
+    readable,
+    scale_bar,
+    short,
+)
 from posenc.lab.results.figures.style import SEQUENTIAL, points, soft, styled
 from posenc.lab.results.summary import Record
 
 MOST_HEADS, MOST_LAYERS = 8, 6
 WIDEST = 11.6
 """Inches of a figure that is given no width."""
-LEAST_LETTERS = 5.0
+LEAST_LETTERS = 4.5
 """Points; smaller letters than these beside a map are not read, so where they do not fit, some are left out."""
 
 
@@ -74,7 +84,8 @@ def draw_attention(
     side = 1.35 if T <= 16 else 1.2
     if labelled:
         side = max(side, min(2.6, T * least / 72 / 0.85))
-    beside = shown_heads <= 4 and len(blocks) == 2 and 2 * (shown_heads * side + unit) < (asked_width or WIDEST)
+    fits = asked_width is not None or 2 * (shown_heads * side + unit) < WIDEST
+    beside = shown_heads <= 4 and len(blocks) == 2 and fits
     rows, columns = (1, len(blocks)) if beside else (len(blocks), 1)
     left, under, above = 0.55 * unit, 0.3 * unit, (0.55 if any(words for words, _ in blocks) else 0.3) * unit
     room = ((asked_width or WIDEST) - 0.75 * unit) / columns - left
@@ -152,11 +163,11 @@ def draw_attention(
         ]:
             turned, spot = 90 if len(label) > 1 else 0, (j, len(image) - 0.5)
             note(ax, label, spot, "data", (0, -3), ha="center", top=True, fontsize=size, rotation=turned)
-        few = f"; one token in {every} is named" if labels and every > 1 else ""
         below = (0, -6 - long * size * 0.7)
-        note(
-            ax, f"down: queries; across: keys{few}", (1, 0), "axes fraction", below, ha="right", top=True, color=soft()
-        )
+        sides = "down: queries; across: keys"
+        some = f"{sides}; one token in {every} is named" if labels and every > 1 else sides
+        axes_words = next((w for w in (some, sides) if len(w) <= letters(wide, "small")), "keys across")
+        note(ax, axes_words, (1, 0), "axes fraction", below, ha="right", top=True, color=soft())
         if place == len(blocks) - 1:
             scale_bar(ax, 0, 1, SEQUENTIAL, norm, "weight")
     return fig
