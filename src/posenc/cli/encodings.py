@@ -68,6 +68,8 @@ class Show:
     """The words of the worked example, for encodings that add to embeddings."""
     shift: int = 1
     """The k of the shift matrix M_k with PE(p + k) = M_k PE(p), for sinusoidal."""
+    trained: Path | None = None
+    """A folder that compare has filled: what its runs of this encoding have learned is drawn too."""
     out: Path = Path("runs/show")
     """The folder for the pictures."""
     json: bool = False
@@ -77,7 +79,15 @@ class Show:
         from posenc import terminal
         from posenc.lab.description.describe import show
 
-        shown = show(self.spec, tokens=self.tokens, dim=self.dim, heads=self.heads, words=self.words, shift=self.shift)
+        shown = show(
+            self.spec,
+            tokens=self.tokens,
+            dim=self.dim,
+            heads=self.heads,
+            words=self.words,
+            shift=self.shift,
+            trained=self.trained,
+        )
         if self.json:
             print(json.dumps(shown.facts))
             return 0

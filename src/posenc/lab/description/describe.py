@@ -206,13 +206,17 @@ class Shown:
         return paths
 
 
-def show(spec: str, *, tokens: int, dim: int, heads: int, words: Sequence[str], shift: int) -> Shown:
+def show(
+    spec: str, *, tokens: int, dim: int, heads: int, words: Sequence[str], shift: int, trained: Path | None = None
+) -> Shown:
     """The lesson of an encoding at a given size.
 
-    Raises ValueError for a bad spec or size.
+    trained  a folder that `posenc compare` has filled: what its runs of this encoding have learned is shown too
+
+    Raises ValueError for a bad spec or size, and for a folder without a run of this encoding.
     """
     # The overview does not wait for matplotlib.
-    from posenc.lab.description import pictures
+    from posenc.lab.description import after_training, pictures
 
     if tokens < 2:
         raise ValueError(f"pictures need at least 2 positions, got {tokens}")
@@ -223,6 +227,8 @@ def show(spec: str, *, tokens: int, dim: int, heads: int, words: Sequence[str], 
     torch.manual_seed(0)
     encoding = build(spec, shape)
     drawn = pictures.draw(encoding, shape, tokens)
+    if trained is not None:
+        after_training.add(drawn, spec, str(encoding), trained)
     lesson = "\n\n".join(
         dict.fromkeys(inspect.getdoc(type(part)) or type(part).__name__ for part in parts_of(encoding))
     )

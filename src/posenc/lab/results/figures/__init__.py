@@ -21,6 +21,7 @@ from posenc.lab.results.figures.arrays import (
     shift_matrix,
     similarity_matrix,
     spectrum,
+    staircase,
     wavelength_curve,
 )
 from posenc.lab.results.figures.depths import depths, found_by_place
@@ -125,6 +126,7 @@ __all__ = [
     "similarity",
     "similarity_matrix",
     "spectrum",
+    "staircase",
     "styled",
     "svg",
     "tables_of",

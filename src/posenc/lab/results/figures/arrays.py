@@ -167,6 +167,23 @@ def spectrum(waves: Any, before: Any, context: float, title: str, words: str, un
 
 
 @styled
+def staircase(x: Any, rows: Any, title: str, xlabel: str, ylabel: str) -> Figure:
+    """Which row of a table each position or distance reads; the last step says where all begin to share it."""
+    places, steps = one_axis(x, "x"), one_axis(rows, "rows")
+    fig = figure(7, 3.9)
+    ax = fig.add_subplot(title=wrapped(title, 7))
+    ax.step(places, steps, where="mid", color=look(0).color, linewidth=thin())
+    last = places[np.flatnonzero(steps != steps[-1])[-1] + 1] if (steps != steps[-1]).any() else places[0]
+    if last < places[-1]:
+        ax.axvline(last, color=ink(), linestyle=BROKEN, linewidth=1)
+        note(
+            ax, f"from {in_full(last)} on: one row", (last, steps[-1]), "data", (4, -4), top=bool(steps[-1] >= steps[0])
+        )
+    ax.set(xlabel=xlabel, ylabel=ylabel)
+    return fig
+
+
+@styled
 def curves(
     x: Any,
     lines: Mapping[str, Any],
