@@ -46,7 +46,7 @@ class Drawn:
 class Sight:
     """What is drawn: an encoding in a model of a shape, over so many positions.
 
-    other  the same with its tables drawn from another seed, or itself where it has none
+    other  the same with its tables drawn from another seed; itself where it is trained
     """
 
     encoding: Encoding
@@ -103,7 +103,7 @@ def draw(encoding: Encoding, shape: Shape, tokens: int) -> Drawn:
 
 
 def of_another_seed(encoding: Encoding) -> Encoding:
-    """A copy whose tables, if it has any, are drawn anew; single numbers for each head stay, for they mean something."""
+    """A copy whose tables, if it has any, are drawn anew; single numbers for each head mean something, and stay."""
     other = copy.deepcopy(encoding)
     with seeded(1):
         for module in other.modules():
@@ -158,6 +158,7 @@ def of_positions(table: np.ndarray, name: str, when: str) -> dict[str, Any]:
 
 def rows_of_positions(drawn: Drawn, sight: Sight) -> None:
     """For tables with a row for each position: which row each reads, which is all that is known before training."""
+    part: Any
     for part in parts_of(sight.encoding):
         if "embed" not in part.doors or sight.gridded or not hasattr(part, "table") or not hasattr(part, "row"):
             continue
@@ -165,7 +166,7 @@ def rows_of_positions(drawn: Drawn, sight: Sight) -> None:
         rows = part.row(at)[0].double()
         drawn.facts["rows"] = {"position": list(range(sight.tokens)), "row": rows.tolist()}
         drawn.notes.append(
-            f"Each position reads a row of its own, of {len(part.table):,}: nothing ties a row to its neighbours, and one "
+            f"Each position reads a row of its own, of {len(part.table):,}: nothing ties it to its neighbours, and a row "
             "that training has not visited is noise."
         )
         drawn.figures["rows"] = figures.staircase(
@@ -354,12 +355,13 @@ def bias(drawn: Drawn, sight: Sight) -> None:
 
 def buckets(drawn: Drawn, sight: Sight) -> None:
     """For tables by distance: which row each distance reads, a staircase that is known before training."""
+    part: Any
     for part in parts_of(sight.encoding):
         if not hasattr(part, "bucket"):
             continue
-        reach = 2 * max(
-            sight.tokens, getattr(part, "max_distance", None) or part.bucket(torch.tensor([FAR])).abs().item()
-        )
+        # Without a distance from which all share a row, there are as many rows as distances.
+        last = getattr(part, "max_distance", None) or part.bucket(torch.tensor([FAR])).item()
+        reach = 2 * max(sight.tokens, int(last))
         distance = torch.arange(-reach // 4, reach + 1)
         rows = part.bucket(distance)
         shared = distance[rows == rows[-1]][0].item()

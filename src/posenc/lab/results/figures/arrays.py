@@ -176,9 +176,9 @@ def staircase(x: Any, rows: Any, title: str, xlabel: str, ylabel: str) -> Figure
     last = places[np.flatnonzero(steps != steps[-1])[-1] + 1] if (steps != steps[-1]).any() else places[0]
     if last < places[-1]:
         ax.axvline(last, color=ink(), linestyle=BROKEN, linewidth=1)
-        note(
-            ax, f"from {in_full(last)} on: one row", (last, steps[-1]), "data", (4, -4), top=bool(steps[-1] >= steps[0])
-        )
+        rises = bool(steps[-1] >= steps[0])
+        words = f"from {in_full(last)} on: one row"
+        note(ax, words, (last, steps[-1]), "data", (4, -4 if rises else 4), top=rises)
     ax.set(xlabel=xlabel, ylabel=ylabel)
     return fig
 
