@@ -158,16 +158,16 @@ def of_positions(table: np.ndarray, name: str, when: str) -> dict[str, Any]:
 
 def rows_of_positions(drawn: Drawn, sight: Sight) -> None:
     """For tables with a row for each position: which row each reads, which is all that is known before training."""
-    part: Any
     for part in parts_of(sight.encoding):
-        if "embed" not in part.doors or sight.gridded or not hasattr(part, "table") or not hasattr(part, "row"):
+        table, row = getattr(part, "table", None), getattr(part, "row", None)
+        if "embed" not in part.doors or sight.gridded or table is None or row is None:
             continue
         at = Positions.count(sight.tokens).with_horizon(sight.tokens)
-        rows = part.row(at)[0].double()
+        rows = row(at)[0].double()
         drawn.facts["rows"] = {"position": list(range(sight.tokens)), "row": rows.tolist()}
         drawn.notes.append(
-            f"Each position reads a row of its own, of {len(part.table):,}: nothing ties it to its neighbours, and a row "
-            "that training has not visited is noise."
+            f"Each position reads a row of its own, of {len(table):,}: nothing ties it to its neighbours, and a "
+            "row that training has not visited is noise."
         )
         drawn.figures["rows"] = figures.staircase(
             range(sight.tokens),
@@ -355,15 +355,14 @@ def bias(drawn: Drawn, sight: Sight) -> None:
 
 def buckets(drawn: Drawn, sight: Sight) -> None:
     """For tables by distance: which row each distance reads, a staircase that is known before training."""
-    part: Any
     for part in parts_of(sight.encoding):
-        if not hasattr(part, "bucket"):
+        if (bucket := getattr(part, "bucket", None)) is None:
             continue
         # Without a distance from which all share a row, there are as many rows as distances.
-        last = getattr(part, "max_distance", None) or part.bucket(torch.tensor([FAR])).item()
+        last = getattr(part, "max_distance", None) or bucket(torch.tensor([FAR])).item()
         reach = 2 * max(sight.tokens, int(last))
         distance = torch.arange(-reach // 4, reach + 1)
-        rows = part.bucket(distance)
+        rows = bucket(distance)
         shared = distance[rows == rows[-1]][0].item()
         drawn.facts["buckets"] = {"distance": distance.tolist(), "bucket": rows.tolist()}
         drawn.notes.append(f"From a distance of {shared:,} on, all keys share one trained entry: order is lost there.")

@@ -111,11 +111,12 @@ def pages(*folders: Path) -> jinja2.Environment:
     )
     environment.filters["sentence"] = sentence
     environment.filters["short"] = figures.short
-    environment.globals.update(
-        colours=len(figures.LIGHT),
-        light=[*figures.LIGHT, *figures.RAMP],
-        dark=[*figures.DARK, *figures.RAMP_DARK],
-    )
+    palette: dict[str, Any] = {
+        "colours": len(figures.LIGHT),
+        "light": [*figures.LIGHT, *figures.RAMP],
+        "dark": [*figures.DARK, *figures.RAMP_DARK],
+    }
+    environment.globals.update(palette)
     return environment
 
 
