@@ -246,7 +246,7 @@ def show(
     if "embed" in encoding.doors and encoding.axes <= 1:
         add_worked_example(shown, words, spec)
     for part in parts_of(encoding):
-        if hasattr(part, "shift_error") and dim % 2 == 0:
+        if hasattr(part, "shift_error") and part.axes == 1 and dim % 2 == 0:
             add_shift(shown, part, shift, tokens)
     return shown
 
