@@ -237,7 +237,7 @@ def test_pairs_that_complete_no_turn_are_counted_before_and_after_a_schedule() -
     before, after, farther = found.facts["notes"]
     assert before == "Before linear(factor=4): 18 of 64 pairs do not complete a turn in 4,096 positions."
     assert after.startswith("After: ") and found.facts["pairs_without_a_turn"] == 28
-    assert farther == "After, farther out: 18 of 64 pairs do not complete a turn in 16384 positions."
+    assert farther == "After, farther out: 18 of 64 pairs do not complete a turn in 16,384 positions."
     waves, plain_waves = found.facts["wavelengths"], found.facts["wavelengths_before"]
     assert waves == pytest.approx([4 * wave for wave in plain_waves])
     assert plain_waves == pytest.approx([2 * math.pi * 10_000 ** (k / 64) for k in range(64)])

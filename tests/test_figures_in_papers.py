@@ -243,9 +243,9 @@ def test_the_headline_shows_time_against_reach():
     ]
     figure = figures.headline([*runs, record("rotary", cpu_s_to_learned=2.0)])
     line = marks(figure.axes[0])["encoding-0"]
-    assert list(line.get_xdata()) == [6.0] and line.get_ydata()[0] == pytest.approx(1.5, rel=0.05)
+    assert list(line.get_xdata()) == [6.0] and line.get_ydata()[0] == 1.5
     across, up = [segments.get_segments()[0] for segments in figure.axes[0].collections[:2]]
-    assert sorted(across[:, 0]) == [4, 8] and sorted(up[:, 1]) == pytest.approx([1.2, 2.0], rel=0.05)
+    assert sorted(across[:, 0]) == [4, 8] and sorted(up[:, 1]) == pytest.approx([1.2, 2.0])
     steps = marks(figures.headline(runs, speed="steps").axes[0])["encoding-0"]
     assert list(steps.get_xdata()) == [np.median([run["steps_to_learned"] for run in runs])]
 
@@ -308,9 +308,19 @@ def test_what_has_no_numbers_to_draw_is_refused_with_what_would_have_them():
     figures.clock([math.nan], 1, "")
 
 
-def test_lines_beyond_the_trained_length_do_not_cross_the_line_of_training():
-    figure = figures.extrapolation(RECORDS, "repeat")
-    assert {line.get_xdata()[0] for line in marks(figure.axes[0]).values()} == {10.0}
+def test_every_point_stands_at_its_own_length_and_reach():
+    """However many are equal: nothing is moved to be seen."""
+    for task, lengths in (("repeat", [10, 12, 15, 20]), ("text", [64, 128, 256, 512])):
+        for axes in figures.extrapolation(comparison((task,), seeds=1), task).axes:
+            assert len(marks(axes)) == 7 and all(list(line.get_xdata()) == lengths for line in marks(axes).values())
+    equal = [with_scores(record(spec), 1, 1, 1, 0) for spec in ("alibi", "rotary", "fire")]
+    assert {line.get_ydata()[0] for line in marks(figures.headline(equal).axes[0]).values()} == {1.5}
+
+
+def test_intervals_at_one_length_lie_one_inside_the_other():
+    runs = [with_scores(record(spec, seed=seed), 1, 1, 1, 0.3 * seed) for spec in ("alibi", "fire") for seed in (0, 1)]
+    wide, narrow = figures.extrapolation(runs, "repeat").axes[0].collections
+    assert wide.get_linewidth()[0] > narrow.get_linewidth()[0]
 
 
 def test_a_png_is_written_in_the_dots_of_the_style():
