@@ -24,7 +24,8 @@ def test_scores_beyond_the_trained_length_stay_rise_or_fall():
         run["lengths"][0] |= {"perplexity_ratio": 1.0, "sliding_bits_per_byte": 3.0}
     said = in_words.extrapolation(text, "text")
     assert said.startswith(
-        "Perplexity relative to the trained length: alibi stays at 1.00 up to 8x and learned rises from 1.00 to 1.90 at 8x."
+        "Perplexity relative to the trained length: alibi stays at 1.00 up to 8x and learned rises from 1.00 to 1.90 "
+        "at 8x."
     )
     assert said.endswith(
         "Bits per byte in sliding windows: alibi stays at 3.00 up to 8x and learned stays at 3.00 up to 8x."
@@ -44,7 +45,8 @@ def test_an_ablation_says_what_is_left_of_each():
     run = record("alibi")
     run["ablation"] |= {"intact": 1.0, "removed": 0.0, "shuffled": 0.08, "shifted": 1.0, "swapped": None}
     assert in_words.ablation([run], "repeat") == (
-        "Exact match in percent. alibi: 100 as trained, 0 position removed, 8 positions shuffled, 100 positions shifted."
+        "Exact match in percent. alibi: 100 as trained, 0 position removed, 8 positions shuffled, 100 positions "
+        "shifted."
     )
 
 

@@ -37,6 +37,7 @@ from posenc.lab.results.figures.layout import (
     panels,
     plain_log,
     short,
+    spaced,
     wrapped,
 )
 from posenc.lab.results.figures.measured import ABLATIONS, ablation, extrapolation, learning, looks
@@ -125,6 +126,7 @@ __all__ = [
     "short",
     "similarity",
     "similarity_matrix",
+    "spaced",
     "spectrum",
     "staircase",
     "styled",
