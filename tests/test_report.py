@@ -50,6 +50,58 @@ def test_every_reference_inside_the_page_is_found_once(written):
     assert {*re.findall(r'href="#([^"]*)"', page), *re.findall(r"url\(#([^)]*)\)", page)} <= set(names)
 
 
+def test_the_page_works_without_a_script(written):
+    page = written[0].read_text()
+    assert "<script" not in page and "script-src" not in page
+    # One is chosen with a finger or with keys, and the rules for it are in the page.
+    for place, label in enumerate(SOME):
+        chip = re.search(rf'<label class="chip" data-encoding="{place}".*?</label>', page)[0]
+        assert '<input type="radio" name="encoding">' in chip and label in chip
+        assert f':has([data-encoding="{place}"] input:checked) svg g[class^="encoding-"]:not(.encoding-{place})' in page
+    assert '<input type="radio" name="encoding" checked>all' in page
+    assert re.search(r'<g class="encoding-0"', page)
+
+
+def test_what_is_wider_than_a_phone_scrolls_by_itself(written):
+    page = written[0].read_text()
+    frames = re.findall(r'<div class="scroll" tabindex="0" role="group" aria-label="Figure [^"]+"><svg', page)
+    assert len(frames) == page.count("<svg") > 10
+    assert len(re.findall(r'<div class="scroll"[^>]*>\s*<table', page)) == page.count("<table")
+    assert re.search(r"\.scroll \{ overflow-x: auto;", page)
+    # The words of a figure keep a size that is read: it is as wide as its letters ask for.
+    assert re.search(
+        r"max-width: 40rem\).*?figure svg \{ min-width: calc\(var\(--natural, 62rem\) \* \.75\)", page, re.DOTALL
+    )
+    assert all(float(wide) > 25 for wide in re.findall(r"--natural: ([\d.]+)rem", page))
+
+
+def test_tables_stay_whole_in_print_and_say_their_head_again(written):
+    printed = written[0].read_text().rpartition("@media print {")[2]
+    assert re.search(r"\.scroll, tbody tr \{ break-inside: avoid; \}", printed)
+    assert "thead { display: table-header-group; }" in printed and ".scroll { overflow: visible;" in printed
+
+
+def test_scores_stand_before_what_the_models_are_like(written):
+    columns, rows = summary.task_table(written[1], "repeat")
+    headings = [column.heading for column in columns]
+    assert headings[:2] == ["encoding", "10 (trained)"] and headings[-2:] == ["seeds", "parameters"]
+    assert all(cells[-1].text == "103,452" and cells[-2].text == "2" for _, cells in rows)
+
+
+def test_each_figure_says_its_result_and_not_its_caption(written):
+    page = written[0].read_text()
+    figures_said = re.findall(r'role="img" aria-label="([^"]*)".*?<figcaption>(.*?)<span', page, re.DOTALL)
+    assert len(figures_said) == page.count("<svg")
+    for shows, says in figures_said:
+        assert re.search(r"\d", shows) and shows != says.strip()
+
+
+def test_numbers_of_a_thousand_and_more_are_written_in_one_way(written):
+    page = written[0].read_text()
+    seen = re.sub(r"<style>.*?</style>|<ul class=\"keys\">.*?</ul>|<[^>]*>", " ", page, flags=re.DOTALL)
+    assert "1,000" in seen and not re.search(r"(?<![\w.,/-])[1-9]\d{3,}(?![\w-])", seen)
+
+
 def test_the_page_has_all_its_parts(written):
     page = written[0].read_text()
     assert len(page) < 4_000_000
@@ -562,15 +614,15 @@ def test_a_cell_lies_between_bad_and_good():
 
 def test_a_column_of_a_text_says_what_it_means():
     columns, _ = summary.task_table([record("rotary", "text")], "text")
-    assert [(c.heading, c.group) for c in columns[3:7]] == [
+    assert [(c.heading, c.group) for c in columns[1:5]] == [
         ("bits per byte", "64 (trained)"), ("windows", "128 (2x)"), ("sliding", "128 (2x)"), ("R", "128 (2x)")
     ]  # fmt: skip
-    assert columns[6].meaning == "perplexity over that at the trained length; 1 is flat"
+    assert columns[4].meaning == "perplexity over that at the trained length; 1 is flat"
     page = report.table_of([record("rotary", "text")], "text")
     assert [group for group in page["groups"] if group[0]] == [
         ["64 (trained)", 1], ["128 (2x)", 3], ["256 (4x)", 3], ["512 (8x)", 3]
     ]  # fmt: skip
-    assert page["grouped"] and page["wide"] and page["meanings"]["R"] == columns[6].meaning
+    assert page["grouped"] and page["wide"] and page["meanings"]["R"] == columns[4].meaning
 
 
 def test_numbers_that_people_read_keep_their_digits_in_the_page() -> None:
@@ -589,7 +641,9 @@ def test_pictures_mark_the_positions_that_training_has_shown_and_not_the_items_o
 
 def test_curves_say_what_their_lines_are():
     def said(records):
-        return report.curves_of(records, "repeat", lambda name, drawn, says: {"says": says})["figures"][1]["says"]
+        return report.curves_of(records, "repeat", lambda name, drawn, says, shows: {"says": says})["figures"][1][
+            "says"
+        ]
 
     assert said([record()]).startswith("One run each. The same curves against steps")
     assert said([record(seed=0), record(seed=1)]).startswith("Lines are medians over the seeds, bands reach from")

@@ -12,7 +12,6 @@ import time
 import webbrowser
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group

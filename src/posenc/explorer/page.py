@@ -11,7 +11,6 @@ from posenc.encoding import Shape, parts_of
 from posenc.explorer import checkpoint as checkpoint_section
 from posenc.explorer import doors, picture, trained
 from posenc.lab.description.describe import idea
-from posenc.lab.results import figures
 from posenc.lab.results.report import TEMPLATE as REPORT
 from posenc.lab.results.report import pages
 from posenc.lab.views import page
@@ -66,8 +65,6 @@ def explore(chosen: Sequence[str] = (), *, run: Path | None = None, checkpoint: 
         pages(TEMPLATE.parent, REPORT.parent)
         .get_template(TEMPLATE.name)
         .render(
-            light=figures.LIGHT,
-            dark=figures.DARK,
             title=data["title"],
             script=page.script(),
             numbers=page.numbers(data),

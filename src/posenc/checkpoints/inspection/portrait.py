@@ -210,7 +210,7 @@ def of_one(encoding: Encoding, part: Part) -> Iterator[tuple[str, Any]]:
     trained = part.trained_length or 4096
     if encoding.wavelengths is not None:
         drawn = pictures.Drawn()
-        pictures.spectrum(drawn, pictures.Sight(encoding, replace(part.shape, max_len=trained), trained))
+        pictures.spectrum(drawn, pictures.Sight(encoding, replace(part.shape, max_len=trained), trained, encoding))
         yield "spectrum", drawn.figures["wavelengths"]
     if hasattr(encoding, "slopes"):
         distance, values = slopes_of(encoding, part)
