@@ -9,7 +9,8 @@ import pytest
 from posenc.lab import figures
 from posenc.lab.results import report
 
-PAPERS = re.findall(r"--paper: (#[0-9a-f]{6})", Path(report.TEMPLATE.with_name("page.css.jinja")).read_text())
+CSS = Path(report.TEMPLATE.with_name("page.css.jinja")).read_text()
+PAPERS = re.search(r"--paper: light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\)", CSS).groups()
 PALETTES = {"light": (figures.LIGHT, PAPERS[0]), "dark": (figures.DARK, PAPERS[1])}
 RAMPS = {"light": (figures.RAMP, PAPERS[0]), "dark": (figures.RAMP_DARK, PAPERS[1])}
 
@@ -77,5 +78,5 @@ def test_the_page_has_a_light_and_a_dark_value_for_every_colour():
     for place, (light, dark) in enumerate(
         zip((*figures.LIGHT, *figures.RAMP), (*figures.DARK, *figures.RAMP_DARK), strict=True)
     ):
-        assert re.findall(rf"--c{place}: (#[0-9a-f]{{6}})", page) == [light, dark, light]
+        assert re.findall(rf"--c{place}: light-dark\((#[0-9a-f]{{6}}), (#[0-9a-f]{{6}})\)", page) == [(light, dark)]
     assert len({*figures.LIGHT, *figures.RAMP}) == len(figures.LIGHT) + len(figures.RAMP)
