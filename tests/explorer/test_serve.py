@@ -120,6 +120,7 @@ def test_a_port_without_serving_is_a_mistake(capsys, tmp_path):
 @pytest.mark.parametrize("has_one", [True, False])
 def test_open_asks_for_the_browser_and_says_where_there_is_none(capsys, tmp_path, monkeypatch, has_one):
     asked = []
+    monkeypatch.setenv("DISPLAY", ":0")
     monkeypatch.setattr("webbrowser.open", lambda url: asked.append(url) or has_one)
     file = tmp_path / "page.html"
     assert main(["explore", "none", "--open", "--out", str(file)]) == 0

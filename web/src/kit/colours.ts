@@ -3,6 +3,9 @@ import type { Data, Encoding } from "../data";
 /** The colours of the page's palette; the page has a light and a dark value of each. */
 export const colour = (place: number): string => `var(--c${place % 8})`;
 
+/** A colour for letters, which have to stand out more than lines do. */
+export const inLetters = (colour: string): string => `color-mix(in srgb, ${colour} 65%, var(--ink))`;
+
 /** The colour of an encoding, the same everywhere. */
 export const colourOf = (encoding: Encoding): string => colour(encoding.place);
 
