@@ -11,6 +11,7 @@ from posenc.encoding import Shape, parts_of
 from posenc.explorer import checkpoint as checkpoint_section
 from posenc.explorer import doors, picture, trained
 from posenc.lab.description.describe import idea
+from posenc.lab.results import summary
 from posenc.lab.results.report import TEMPLATE as REPORT
 from posenc.lab.results.report import pages
 from posenc.lab.views import page
@@ -25,11 +26,18 @@ SHAPE = Shape.of(64, 4, 128)
 """The model that encodings are shown for: dim 64, 4 heads, trained length 128."""
 
 
-def explore(chosen: Sequence[str] = (), *, run: Path | None = None, checkpoint: str | None = None) -> str:
+def explore(
+    chosen: Sequence[str] = (),
+    *,
+    run: Path | None = None,
+    checkpoint: str | None = None,
+    records: Sequence[summary.Record] = (),
+) -> str:
     """The page as HTML: of these encodings, and of what was trained, where a run or a checkpoint is given.
 
     chosen      specs; none for a choice of the best known
     run         the folder of a comparison
+    records     those of the folder, as people are shown them, where they have been read
     checkpoint  a folder in Hugging Face's form, a GGUF file, or the name of a fetched model
 
     Raises ValueError for a spec that is none, CannotRead for a run or a checkpoint that is none.
@@ -41,7 +49,7 @@ def explore(chosen: Sequence[str] = (), *, run: Path | None = None, checkpoint: 
     asked = ["posenc", "explore", *chosen]
     asked += ["--run", str(run)] if run else []
     asked += ["--checkpoint", checkpoint] if checkpoint else []
-    known = trained.of(run) if run else trained.example()
+    known = trained.of_records(records) if records else trained.of(run) if run else trained.example()
     shown = [spec for spec in known["specs"] if run and trained.builds(spec, SHAPE)]
     specs = tuple(dict.fromkeys(chosen or shown or SPECS))
     encodings = [encoding_of(spec, place) for place, spec in enumerate(specs)]

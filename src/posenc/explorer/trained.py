@@ -1,6 +1,7 @@
 """What was trained, for the page: the records of a comparison, or the small example that ships."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,15 @@ MOST_PARAMETERS = 10_000_000
 
 
 def of(run: Path) -> dict[str, Any]:
-    """What the records of a folder have for a page: its sections, what training made of each spec, and the specs.
+    """What the records of a folder have for a page.
 
     Raises ValueError where there are no records, CannotRead where one is damaged.
     """
-    records = summary.shown(in_reading_order(index.records(run), read_settings(run)))
+    return of_records(summary.shown(in_reading_order(index.records(run), read_settings(run))))
+
+
+def of_records(records: Sequence[summary.Record]) -> dict[str, Any]:
+    """What records, as people are shown them, have for a page: sections, what training made of each spec, the specs."""
     asked = [record["experiment"]["spec"] for record in records]
     return {
         "specs": list(dict.fromkeys(spec for spec in asked if isinstance(spec, str))),
