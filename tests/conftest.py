@@ -1,5 +1,6 @@
 """What every test shares: one thread, a fixed seed, and Hypothesis with the same examples on every machine."""
 
+import os
 import signal
 from collections.abc import Iterator
 
@@ -11,6 +12,8 @@ settings.register_profile("posenc", derandomize=True, deadline=None, database=No
 settings.load_profile("posenc")
 # The suite runs in several processes, and small tensors gain nothing from threads.
 torch.set_num_threads(1)
+# Workers of a parallel run are told the width of a terminal, and what a pipe is given has none.
+os.environ.pop("COLUMNS", None)
 
 
 @pytest.fixture(autouse=True, scope="session")

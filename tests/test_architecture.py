@@ -39,9 +39,9 @@ ROOMS = [
     {"parallel"},
     {"testing", "lab"},
     {"checkpoints"},
-    {"export"},
+    {"export", "explorer"},
     {"terminal", "checkout"},
-    {"cli", "web"},
+    {"cli"},
 ]
 OF_SPECS = {"specs", "spelling", "registry"}
 

@@ -62,7 +62,7 @@ SURFACE = {
     "board": "tasks encodings seconds workers plan out",
     "advise": "task train-length test-length bidirectional axes encoding rows json",
     "list": "axes door used-by pager json",
-    "show": "tokens dim heads words shift out open json",
+    "show": "tokens dim heads words shift trained out open json",
     "order": "json",
     "train": f"{OF_EXPERIMENT} task seed map stretch warmup final-rate weight-decay clip curriculum cool-down "
     "evaluate-every samples sample-tokens accumulation activation-checkpointing parallel keep config out threads log "
@@ -74,6 +74,7 @@ SURFACE = {
     "inspect": "out json",
     "extend": "factor method text images samples lengths start windows chunk dtype passkey longrope-factors tune "
     "tune-map tune-length tune-rate out json",
+    "explore": "run checkpoint out serve port open",
     "export": "out cache trust json",
     "completion": "",
     "convert": "out layout stored max-length grid interpolate rotary max-distance dtype base shard-gigabytes json",
@@ -1069,7 +1070,7 @@ for command in COMMANDS:
         "inspect model": "",
         "fetch": "",
         "train none --task copy --steps 1 --dim 8 --heads 1 --out run": "",
-        "show rotary": "matplotlib",
+        "show rotary": "numpy",
         "compare --encodings none --tasks copy --out run": "matplotlib",
         "report run": "matplotlib",
         "extend model": "matplotlib",

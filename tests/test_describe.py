@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from fake_records import record
 
 from posenc import catalogue
+from posenc.catalogue import build
 from posenc.coordinate_maps import COORDINATE_MAPS
-from posenc.encoding import Shape
-from posenc.lab.description import pictures
+from posenc.encoding import Encoding, Shape
+from posenc.lab.description import describe, pictures
 from posenc.lab.description.describe import (
     GROUPS,
     MEASURED,
@@ -25,6 +27,7 @@ from posenc.lab.description.describe import (
 from posenc.lab.description.listing import card_in_words, chosen, in_short
 from posenc.lab.evaluation.order import order_tests
 from posenc.lab.published import CLAIMS
+from posenc.lab.runs.record import write
 from posenc.lab.tasks import TASKS
 from posenc.presets import PRESETS
 from posenc.schedules import SCHEDULES
@@ -32,23 +35,25 @@ from posenc.schedules import SCHEDULES
 PICTURES = {
     "none": set(),
     "sinusoidal": {"heatmap", "similarity", "fingerprint", "wavelengths", "clock", "shift"},
-    "learned": {"heatmap", "similarity", "fingerprint"},
-    "learned_grid": {"heatmap", "centre"},
+    "learned": {"rows"},
+    "learned_grid": set(),
     "rotary": {"wavelengths", "clock", "rotation"},
     "axial_rotary": {"wavelengths", "rotation"},
-    "mixed_rotary": {"rotation"},
+    "mixed_rotary": set(),
     "log_temperature": {"temperature"},
     "alibi": {"bias"},
-    "t5_bias": {"bias"},
-    "grid_bias": {"bias"},
-    "fire": {"bias"},
-    "shaw": {"bias", "attention"},
-    "forgetting": {"bias", "attention"},
+    "t5_bias": {"buckets"},
+    "grid_bias": set(),
+    "fire": set(),
+    "shaw": {"buckets"},
+    "deberta": {"buckets"},
+    "kerple": {"bias"},
+    "forgetting": set(),
     "stick_breaking": {"attention"},
     "rerope(rotary)": {"wavelengths", "clock", "mapped_distance"},
     "rerope(alibi)": {"bias", "mapped_distance"},
     "rerope(rotary) + kerple": {"wavelengths", "clock", "bias", "mapped_distance"},
-    "dape(alibi)": {"bias", "attention"},
+    "dape(alibi)": {"bias"},
     "rotary + alibi": {"wavelengths", "clock", "rotation", "bias"},
     "rotary + log_temperature": {"wavelengths", "clock", "rotation", "temperature"},
     "on(rotary, heads=(0,))": {"wavelengths", "clock", "rotation"},
@@ -240,7 +245,7 @@ def test_every_encoding_has_a_lesson_and_a_picture_or_a_reason(spec: str) -> Non
     found = shown(spec)
     assert "Source: " in found.text and ">>>" not in found.text
     assert found.figures or any(note.startswith("No picture") for note in found.facts["notes"])
-    assert not [note for note in found.facts["notes"] if note.startswith("No picture of")]
+    assert not [note for note in found.facts["notes"] if note.startswith("No picture of its")]
     assert all(note in found.text for note in found.facts["notes"])
     json.dumps(found.facts, allow_nan=False)
 
@@ -248,13 +253,13 @@ def test_every_encoding_has_a_lesson_and_a_picture_or_a_reason(spec: str) -> Non
 def test_pairs_that_complete_no_turn_are_counted_before_and_after_a_schedule() -> None:
     plain = show("rotary", tokens=4096, dim=256, heads=2, words=("a",), shift=1)
     # 10000^(k/64) 2 pi > 4096 from k = 46 on.
-    assert plain.facts["notes"] == ["18 of 64 pairs do not complete a turn in 4096 positions."]
+    assert plain.facts["notes"] == ["18 of 64 pairs do not complete a turn in 4,096 positions."]
     assert plain.facts["pairs_without_a_turn"] == 18 and plain.facts["wavelengths_before"] is None
     found = show("rotary(schedule=linear(factor=4))", tokens=4096, dim=256, heads=2, words=("a",), shift=1)
     before, after, farther = found.facts["notes"]
-    assert before == "Before linear(factor=4): 18 of 64 pairs do not complete a turn in 4096 positions."
+    assert before == "Before linear(factor=4): 18 of 64 pairs do not complete a turn in 4,096 positions."
     assert after.startswith("After: ") and found.facts["pairs_without_a_turn"] == 28
-    assert farther == "After, farther out: 18 of 64 pairs do not complete a turn in 16384 positions."
+    assert farther == "After, farther out: 18 of 64 pairs do not complete a turn in 16,384 positions."
     waves, plain_waves = found.facts["wavelengths"], found.facts["wavelengths_before"]
     assert waves == pytest.approx([4 * wave for wave in plain_waves])
     assert plain_waves == pytest.approx([2 * math.pi * 10_000 ** (k / 64) for k in range(64)])
@@ -287,9 +292,13 @@ def test_a_bias_is_drawn_on_both_sides() -> None:
 
 
 def test_a_bias_that_reads_positions_alone_is_told_from_one_that_reads_content() -> None:
-    assert not shown("fire").facts["notes"]
-    assert any("depends on what tokens say" in note for note in shown("shaw").facts["notes"])
-    clipped = shown("shaw(max_distance=3)").facts["bias"]
+    assert not shown("kerple").facts["notes"]
+    encoding = build("shaw(max_distance=3)", Shape.of(16, 2, max_len=16))
+    drawn, sight = pictures.Drawn(), pictures.Sight(encoding, Shape.of(16, 2, max_len=16), 16, encoding)
+    with torch.no_grad():
+        pictures.bias(drawn, sight)
+    assert any("depends on what tokens say" in note for note in drawn.notes)
+    clipped = drawn.facts["bias"]
     assert clipped["distance"] == list(range(16))
     assert all(len({*head[3:]}) == 1 and len({*head[:4]}) == 4 for head in clipped["heads"])
 
@@ -300,8 +309,8 @@ def test_a_grid_is_seen_from_its_middle_cell() -> None:
     (cells,) = found["rotation"]["heads"]
     assert len(cells) == len(cells[0]) == 33 and cells[16][16] == 1
     assert cells[16][20] == pytest.approx(cells[12][16])
-    added = shown("learned_grid").facts["centre"]["heads"][0]
-    assert added[8][8] == 1 and abs(added[0][3]) < 0.99
+    centre = shown("sinusoidal(axes=2)", tokens=17).facts["centre"]["heads"][0]
+    assert centre[8][8] == 1 and abs(centre[0][3]) < 0.99
 
 
 def test_coordinates_from_minus_one_to_one_are_taken_where_cells_would_be_too_coarse() -> None:
@@ -415,10 +424,57 @@ def test_the_reading_of_the_order_test_says_who_is_blind() -> None:
     assert [row[0] for row in rows].count("(no position)") == 4 and rows[0][0] == "(no position)"
 
 
-def test_a_table_that_starts_at_zero_is_drawn_with_something_to_say() -> None:
-    shown = show("t5_bias", tokens=16, dim=16, heads=2, words=("a",), shift=1)
-    assert any(value != 0 for head in shown.facts["bias"]["heads"] for value in head)
-    assert "drawn with numbers from N(0, 1), seed 0: table." in shown.text
+# They begin at random numbers of which each means something alone: a slope, a frequency.
+SINGLE_NUMBERS = {"kerple", "dape", "continuous_time", "fourier_features", "polar"}
+
+
+@pytest.mark.parametrize("spec", sorted({*catalogue.names()} - SINGLE_NUMBERS))
+def test_no_number_that_is_drawn_before_training_comes_from_a_random_table(
+    spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_another_seed(spec: str, shape: Shape) -> Encoding:
+        torch.manual_seed(7)
+        return build(spec, shape)
+
+    drawn = shown(spec).facts
+    monkeypatch.setattr(describe, "build", with_another_seed)
+    assert shown(spec).facts == drawn
+
+
+def test_what_is_known_of_a_table_before_training_is_drawn() -> None:
+    stairs = shown("t5_bias(buckets=8, max_distance=32)").facts["buckets"]
+    at = dict(zip(stairs["distance"], stairs["bucket"], strict=True))
+    # Half the buckets are exact; then each is twice as wide as a power of 32/4 to the quarter says.
+    assert [at[d] for d in (-9, 0, 3, 4, 6, 7, 12, 20, 31, 64)] == [0, 0, 3, 4, 4, 5, 6, 7, 7, 7]
+    clipped = shown("shaw(max_distance=3)")
+    at = dict(zip(clipped.facts["buckets"]["distance"], clipped.facts["buckets"]["bucket"], strict=True))
+    assert [at[d] for d in (-5, -3, 0, 2, 3, 30)] == [6, 6, 3, 1, 0, 0]
+    assert "From a distance of 3 on, all keys share one trained entry: order is lost there." in clipped.text
+    learned = shown("learned")
+    assert (
+        learned.facts["rows"]["row"] == list(range(16))
+        and "Each position reads a row of its own, of 16:" in learned.text
+    )
+    assert "No picture of what is added before training: it starts at random" in learned.text
+    assert "No picture of the bias before training: it starts at zero" in shown("t5_bias").text
+
+
+def test_what_runs_have_learned_is_drawn_from_their_records(tmp_path: Path) -> None:
+    for run in (record("t5_bias", seed=1), record("t5_bias", seed=0, learned=False), record("rotary", "copy")):
+        write(run, tmp_path / "records")
+    after = shown("t5_bias", trained=tmp_path)
+    assert {"buckets", "bias-repeat", "attention-repeat"} == set(after.figures)
+    (kept,) = after.facts["trained"]
+    # The run that has learned.
+    assert (
+        kept["key"] == record("t5_bias", seed=1)["key"]
+        and kept["bias"] == record("t5_bias", seed=1)["pictures"]["bias"]
+    )
+    assert "t5_bias, trained on repeat, seed 1. With position: of 8 heads" in after.text
+    with pytest.raises(
+        ValueError, match=r"no run of 'alibi' in .*; it has rotary, t5_bias; train it with posenc compare"
+    ):
+        shown("alibi", trained=tmp_path)
 
 
 def test_sums_and_chosen_heads_are_shown_too() -> None:

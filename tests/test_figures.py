@@ -3,6 +3,7 @@
 import io
 import math
 import re
+import string
 import subprocess
 import sys
 from xml.etree import ElementTree
@@ -15,7 +16,7 @@ from fake_records import ENCODINGS, comparison, record, with_scores
 from matplotlib.figure import Figure
 
 from posenc.lab import figures
-from posenc.lab.results.figures import arrays, layout, measured
+from posenc.lab.results.figures import arrays, layout, measured, style
 
 RECORDS = comparison(("repeat", "copy", "text"), seeds=2)
 SINUSOIDAL = np.array(record("sinusoidal")["pictures"]["added"])
@@ -48,6 +49,10 @@ def drawings():
 
 
 DRAWINGS = dict(drawings())
+
+
+def gids(figure):
+    return {line.get_gid() for axes in figure.axes for line in axes.lines if line.get_gid()}
 
 
 def words(figure):
@@ -88,7 +93,9 @@ def test_a_figure_of_records_can_be_read_alone(name):
     assert figure.get_suptitle()
     labels = [axes.get_xlabel() or axes.get_ylabel() for axes in figure.axes] + [figure.get_supxlabel()]
     assert any(labels)
-    assert figure.legends or name.split()[0] in ("ablation", "bias")
+    drawn = {label for label, look in figures.looks(RECORDS).items() if f"encoding-{look.place}" in gids(figure)}
+    # A bar and a panel have their names at their side.
+    assert drawn <= {re.split(r",| \(", word)[0] for word in words(figure)} or name.split()[0] in ("ablation", "bias")
 
 
 @pytest.mark.parametrize("name", ["extrapolation copy", "learning text", "added", "attention"])
@@ -279,9 +286,102 @@ def test_no_line_goes_through_the_words_of_trained_lengths_that_are_near():
     figure = figures.wavelengths([record("sinusoidal", "repeat"), record("sinusoidal", "text", trained_tokens=32)])
     figure.canvas.draw()
     marks = [mark for mark in figure.findobj(matplotlib.text.Text) if mark.get_text().startswith("trained to ")]
-    assert sorted(mark.get_text() for mark in marks) == ["trained to 22", "trained to 32"]
+    assert [mark.get_text() for mark in marks] == ["trained to 22 and 32"]
     for length in (22, 32):
         height = figure.axes[0].transData.transform((0, length))[1]
         assert not [
             mark.get_text() for mark in marks if mark.get_window_extent().y0 < height < mark.get_window_extent().y1
         ]
+
+
+def boxes(figure, names):
+    figure.canvas.draw()
+    found = [text for text in figure.findobj(matplotlib.text.Text) if text.get_text() in names and text.get_visible()]
+    # That of an annotation has its hair too.
+    return {text.get_text(): matplotlib.text.Text.get_window_extent(text) for text in found}
+
+
+def test_lines_are_named_at_their_ends_in_the_order_of_their_ends():
+    runs = [with_scores(record(spec), 1, 1, 1, last) for spec, last in (("alibi", 0.2), ("rotary", 0.9), ("fire", 0.5))]
+    figure = figures.extrapolation([*runs, with_scores(record("shaw"), 1, 1, 1, 0.5)], "repeat")
+    figures.png(figure)
+    found = boxes(figure, {"alibi", "rotary", "fire", "shaw"})
+    heights = {name: (box.y0 + box.y1) / 2 for name, box in found.items()}
+    assert heights["alibi"] < min(heights["fire"], heights["shaw"]) < heights["rotary"]
+    assert all(box.x0 > figure.axes[0].bbox.x1 for box in found.values()) and not figure.legends
+    # Two that end at one place have names of their own, which do not touch.
+    assert abs(heights["fire"] - heights["shaw"]) >= 0.95 * found["fire"].height
+    hairs = [text.arrow_patch.get_edgecolor() for text in figure.axes[0].texts if getattr(text, "arrow_patch", None)]
+    assert len(set(hairs)) == 4
+
+
+def test_names_that_find_no_room_at_the_ends_stand_in_a_legend():
+    long = [record(f"mine.py:Mine(option={place}, another={'x' * 20})", "text") for place in range(3)]
+    assert len(figures.extrapolation(long, "text").legends[0].get_texts()) == 3
+    many = [record(f"a{place}") for place in range(40)]
+    assert len(figures.extrapolation(many, "repeat").legends[0].get_texts()) == 40
+
+
+def test_heights_move_no_more_than_they_have_to():
+    assert layout.spaced([0.9, 0.1], 0.2) == pytest.approx([0.9, 0.1])
+    assert layout.spaced([0.5, 0.5, 0.0], 0.2) == pytest.approx([0.4, 0.6, 0.0])
+    assert layout.spaced([1.0, 1.0, 1.0], 0.25) == pytest.approx([0.5, 0.75, 1.0])
+    assert layout.spaced([], 0.1) == []
+
+
+def test_names_beside_points_touch_no_others():
+    figure = Figure()
+    axes = figure.add_subplot()
+    axes.plot([0, 1], [0, 1], linestyle="none")
+    names = [f"encoding {place}" for place in range(6)]
+    layout.name_points(axes, [(0.5 + 0.001 * place, 0.5, name, "") for place, name in enumerate(names)])
+    found = list(boxes(figure, names).values())
+    assert len(found) == 6
+    assert not any(a.shrunk(0.8, 0.7).overlaps(b) for a in found for b in found if a is not b)
+
+
+def test_thousands_are_parted_on_every_axis():
+    runs = [record("sinusoidal", "text", trained_tokens=32)]
+    tables = figures.heatmap(np.ones((3000, 4)), "")
+    for figure in (figures.learning(RECORDS, "repeat"), figures.wavelengths(runs), tables):
+        svg = figures.svg(figure)
+        assert re.search(r">\d,\d{3}</text>", svg) and not re.search(r">\d{4,}</text>", svg)
+
+
+@pytest.mark.parametrize("tokens", [9, 22, 32])
+def test_the_tokens_stand_beside_every_map_of_attention(tokens):
+    weights = np.tril(np.ones((2, 4, tokens, tokens))).tolist()
+    letters = [*string.ascii_letters[:tokens]]
+    run = record("alibi") | {"attention": {"with": weights, "without": weights, "tokens": letters}}
+    figure = figures.attention(run)
+    found = words(figure)
+    # Under each of 4 heads, twice, and beside each layer of the blocks that stand at the left.
+    assert all(found.count(letter) >= 2 * 4 + 2 for letter in letters)
+    sizes = [text.get_size() for text in figure.findobj(matplotlib.text.Text) if text.get_text() in letters]
+    assert min(sizes) >= 4.4
+
+
+def test_of_tokens_without_room_some_are_named_and_it_says_so():
+    weights = np.tril(np.ones((1, 8, 64, 64))).tolist()
+    run = record("alibi") | {"attention": {"with": weights, "tokens": ["a", "b"] * 32}}
+    found = words(figures.attention(run))
+    assert re.search(r"one token in \d is named", " ".join(found)) and 0 < found.count("a") < 8 * 64
+
+
+def test_a_picture_has_two_hundred_dots_to_the_inch():
+    image = matplotlib.image.imread(io.BytesIO(figures.png(figures.heatmap(np.eye(3), ""))))
+    assert image.shape[:2] == (4.2 * 200, 8 * 200)
+
+
+def test_heads_have_shades_of_their_own_whatever_their_number():
+    for count in (1, 4, 8, 12, 32):
+        looks = [str(sorted(style.shade(head, count).items())) for head in range(count)]
+        assert len(set(looks)) == count
+    colours = {line.get_color() for line in figures.bias_curves(range(3), np.eye(4, 3), "").axes[0].lines}
+    assert colours <= {*figures.RAMP} and len(colours) == 4
+
+
+def test_a_staircase_says_from_where_all_share_a_row():
+    assert "from 3 on: one row" in words(figures.staircase([0, 1, 2, 3, 4, 5], [0, 1, 2, 7, 7, 7], "", "x", "y"))
+    alone = words(figures.staircase([0, 1, 2], [0, 1, 2], "", "x", "y"))
+    assert not [text for text in alone if "one row" in text]

@@ -14,6 +14,7 @@ from posenc.lab import figures
 from posenc.lab.results import drawer, provenance, report, summary
 from posenc.lab.results.summary import claims
 from posenc.lab.runs.train import LEARNED_BITS
+from posenc.lab.views.page import script
 
 SOME = ("none", "learned", "rotary", "alibi")
 
@@ -29,24 +30,82 @@ def written(tmp_path_factory):
     return report.write(records, folder, {"command": "posenc compare", "seeds": 2}), records
 
 
+def without_script(page):
+    """The page without the script of its views and their numbers: tests/explorer looks at those."""
+    assert script() in page
+    return re.sub(r"<script.*?</script>", "", page.replace(script(), ""), flags=re.DOTALL)
+
+
 def test_the_page_asks_nothing_of_the_network(written):
-    page = written[0].read_text()
+    page = without_script(written[0].read_text())
     assert not re.search(r"https?://|//[a-z]+\.|@import|<link|<iframe|\bsrc=", page)
     assert all(value.startswith(("#", "data:")) for value in re.findall(r'href="([^"]*)"', page))
     assert all(value.startswith("#") for value in re.findall(r"url\(([^)]*)\)", page))
 
 
 def test_every_reference_inside_the_page_is_found_once(written):
-    page = written[0].read_text()
+    page = without_script(written[0].read_text())
     names = re.findall(r'\bid="([^"]*)"', page)
     assert len(names) == len(set(names))
     assert {*re.findall(r'href="#([^"]*)"', page), *re.findall(r"url\(#([^)]*)\)", page)} <= set(names)
 
 
+def test_the_page_works_without_a_script(written):
+    page = without_script(written[0].read_text())
+    assert "<script" not in page and "<noscript>" in page
+    # One is chosen with a finger or with keys, and the rules for it are in the page.
+    for place, label in enumerate(SOME):
+        chip = re.search(rf'<label class="chip" data-encoding="{place}".*?</label>', page)[0]
+        assert '<input type="radio" name="encoding">' in chip and label in chip
+        assert f':has([data-encoding="{place}"] input:checked) svg g[class^="encoding-"]:not(.encoding-{place})' in page
+    assert '<input type="radio" name="encoding" checked>all' in page
+    assert re.search(r'<g class="encoding-0"', page)
+
+
+def test_what_is_wider_than_a_phone_scrolls_by_itself(written):
+    page = without_script(written[0].read_text())
+    frames = re.findall(r'<div class="scroll" tabindex="0" role="group" aria-label="Figure [^"]+"><svg', page)
+    assert len(frames) == page.count("<svg") > 10
+    assert len(re.findall(r'<div class="scroll"[^>]*>\s*<table', page)) == page.count("<table")
+    assert re.search(r"\.scroll \{ overflow-x: auto;", page)
+    # The words of a figure keep a size that is read: it is as wide as its letters ask for.
+    assert re.search(
+        r"max-width: 40rem\).*?figure svg \{ min-width: calc\(var\(--natural, 62rem\) \* \.75\)", page, re.DOTALL
+    )
+    assert all(float(wide) > 25 for wide in re.findall(r"--natural: ([\d.]+)rem", page))
+
+
+def test_tables_stay_whole_in_print_and_say_their_head_again(written):
+    printed = without_script(written[0].read_text()).rpartition("@media print {")[2]
+    assert re.search(r"\.scroll, tbody tr \{ break-inside: avoid; \}", printed)
+    assert "thead { display: table-header-group; }" in printed and ".scroll { overflow: visible;" in printed
+
+
+def test_scores_stand_before_what_the_models_are_like(written):
+    columns, rows = summary.task_table(written[1], "repeat")
+    headings = [column.heading for column in columns]
+    assert headings[:2] == ["encoding", "10 (trained)"] and headings[-2:] == ["seeds", "parameters"]
+    assert all(cells[-1].text == "103,452" and cells[-2].text == "2" for _, cells in rows)
+
+
+def test_each_figure_says_its_result_and_not_its_caption(written):
+    page = without_script(written[0].read_text())
+    figures_said = re.findall(r'role="img" aria-label="([^"]*)".*?<figcaption>(.*?)<span', page, re.DOTALL)
+    assert len(figures_said) == page.count("<svg")
+    for shows, says in figures_said:
+        assert re.search(r"\d", shows) and shows != says.strip()
+
+
+def test_numbers_of_a_thousand_and_more_are_written_in_one_way(written):
+    page = without_script(written[0].read_text())
+    seen = re.sub(r"<style>.*?</style>|<ul class=\"keys\">.*?</ul>|<[^>]*>", " ", page, flags=re.DOTALL)
+    assert "1,000" in seen and not re.search(r"(?<![\w.,/-])[1-9]\d{3,}(?![\w-])", seen)
+
+
 def test_the_page_has_all_its_parts(written):
     page = written[0].read_text()
     assert len(page) < 4_000_000
-    for part in ("answer", "table", "curves", "order", "pictures", "attention", "made"):
+    for part in ("answer", "table", "curves", "order", "pictures", "attention", "touch", "made"):
         assert f'<section id="{part}">' in page
     for words in (
         "corrected by Holm",
@@ -151,6 +210,7 @@ def test_long_names_are_shown_short_and_stay_apart(tmp_path):
         run["order"][0]["attention"] = long
         run["experiment"]["text"] = long
     page = report.write(runs, tmp_path, {"encodings": [long] * 9, "text": long}, [long]).read_text()
+    page = without_script(page)
     assert len(page) < 200_000 and not re.search("x{1001}", page)
     assert max(file.stat().st_size for file in (tmp_path / "figures").iterdir()) < 200_000
     assert json.loads((tmp_path / "data.json").read_text()) == runs
@@ -207,7 +267,7 @@ def test_nan_and_infinity_are_survived(tmp_path):
     one["ablation"]["removed"] = math.inf
     two["lengths"][3] |= {"perplexity_ratio": math.inf, "bits_per_byte": math.inf}
     two["pictures"]["bias"]["heads"][0][3] = -math.inf
-    page = report.write([one, two], tmp_path).read_text()
+    page = without_script(report.write([one, two], tmp_path).read_text())
     assert not re.search(r"\bnan\b", page)
     assert "∞" in page
     data = json.loads((tmp_path / "data.json").read_text(), parse_constant=lambda name: pytest.fail(name))
@@ -554,15 +614,15 @@ def test_a_cell_lies_between_bad_and_good():
 
 def test_a_column_of_a_text_says_what_it_means():
     columns, _ = summary.task_table([record("rotary", "text")], "text")
-    assert [(c.heading, c.group) for c in columns[3:7]] == [
+    assert [(c.heading, c.group) for c in columns[1:5]] == [
         ("bits per byte", "64 (trained)"), ("windows", "128 (2x)"), ("sliding", "128 (2x)"), ("R", "128 (2x)")
     ]  # fmt: skip
-    assert columns[6].meaning == "perplexity over that at the trained length; 1 is flat"
+    assert columns[4].meaning == "perplexity over that at the trained length; 1 is flat"
     page = report.table_of([record("rotary", "text")], "text")
     assert [group for group in page["groups"] if group[0]] == [
         ["64 (trained)", 1], ["128 (2x)", 3], ["256 (4x)", 3], ["512 (8x)", 3]
     ]  # fmt: skip
-    assert page["grouped"] and page["wide"] and page["meanings"]["R"] == columns[6].meaning
+    assert page["grouped"] and page["wide"] and page["meanings"]["R"] == columns[4].meaning
 
 
 def test_numbers_that_people_read_keep_their_digits_in_the_page() -> None:
@@ -581,7 +641,9 @@ def test_pictures_mark_the_positions_that_training_has_shown_and_not_the_items_o
 
 def test_curves_say_what_their_lines_are():
     def said(records):
-        return report.curves_of(records, "repeat", lambda name, drawn, says: {"says": says})["figures"][1]["says"]
+        return report.curves_of(records, "repeat", lambda name, drawn, says, shows: {"says": says})["figures"][1][
+            "says"
+        ]
 
     assert said([record()]).startswith("One run each. The same curves against steps")
     assert said([record(seed=0), record(seed=1)]).startswith("Lines are medians over the seeds, bands reach from")

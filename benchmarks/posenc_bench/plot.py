@@ -82,13 +82,12 @@ def name_lines(ax: Axes, ends: Sequence[tuple[float, float, str, str]], right: f
     """The name of each line beside its end (its height, its place, the name, a colour), none over another."""
     low, high = (math.log10(bound) for bound in ax.get_ylim())
     # So many names fit into the height of the axes.
-    gap = (high - low) / 33
-    heights = spread([math.log10(y) for y, *_ in ends], gap, low + gap, high - gap)
+    heights = figures.spaced([(math.log10(y) - low) / (high - low) for y, *_ in ends], 1 / 33)
     for (y, x, name, colour), height in zip(ends, heights, strict=True):
         ax.annotate(
             name,
             (x, y),
-            xytext=(1.3 * right, 10**height),
+            xytext=(1.3 * right, 10 ** (low + height * (high - low))),
             textcoords="data",
             fontsize=7,
             color=colour,
@@ -96,19 +95,3 @@ def name_lines(ax: Axes, ends: Sequence[tuple[float, float, str, str]], right: f
             annotation_clip=False,
             arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.5, "alpha": 0.5, "relpos": (0, 0.5)},
         )
-
-
-def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Places near the wanted ones, in their order, at least `gap` apart and within bounds where that is possible."""
-    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
-    places = [max(wanted[i], low) for i in order]
-    for i in range(1, len(places)):
-        places[i] = max(places[i], places[i - 1] + gap)
-    if places and places[-1] > high:
-        places[-1] = high
-        for i in range(len(places) - 2, -1, -1):
-            places[i] = min(places[i], places[i + 1] - gap)
-    found = [0.0] * len(wanted)
-    for i, place in zip(order, places, strict=True):
-        found[i] = place
-    return found

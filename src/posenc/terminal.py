@@ -12,7 +12,6 @@ import time
 import webbrowser
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
@@ -128,10 +127,10 @@ def progress(words: str) -> None:
     note(words if ERR.is_terminal else f"{time.strftime('%H:%M:%S')}  {words}")
 
 
-def show_file(path: Path) -> bool:
-    """Open a file with what this desktop opens it with; False where there is no display, or nothing to open it with."""
+def opened(address: str) -> bool:
+    """Open an address with what this desktop opens it with; False where there is no display, or nothing to open it."""
     desktop = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")))
-    return bool(desktop) and webbrowser.open(path.resolve().as_uri())
+    return bool(desktop) and webbrowser.open(address)
 
 
 def data(text: str) -> None:

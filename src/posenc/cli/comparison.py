@@ -185,11 +185,13 @@ class Report:
 
 
 def answer(records: list[dict[str, Any]], page: Path, shown: list[dict[str, Any]], *, as_json: bool) -> None:
-    """Print what records say and where their page is, or the records themselves; and what tells them apart.
+    """Print what records say and where their pages are, or the records themselves; and what tells them apart.
 
     shown  the same records as people are shown them
     """
     from posenc import terminal
+    from posenc.explorer.page import explore
+    from posenc.lab import store
     from posenc.lab.results import summary
     from posenc.lab.runs import record
 
@@ -202,3 +204,5 @@ def answer(records: list[dict[str, Any]], page: Path, shown: list[dict[str, Any]
     terminal.say()
     terminal.table(*summary.table(shown))
     terminal.say(f"\nReport: {page}")
+    touched = store.write(page.with_name("explorer.html"), explore(run=page.parent, records=shown).encode())
+    terminal.say(f"Explorer: {touched}")

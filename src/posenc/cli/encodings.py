@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional
 
-from posenc.cli.options import Names, Specs, Texts, Whole, taking
+from posenc.cli.options import Folder, Names, Specs, Texts, Whole, taking
 from posenc.foreign import quoted
 from posenc.lab import ENCODINGS
 
@@ -116,6 +116,8 @@ class Show:
     """The words of the worked example, for encodings that add to embeddings."""
     shift: int = 1
     """The k of the shift matrix M_k with PE(p + k) = M_k PE(p), for sinusoidal."""
+    trained: Folder = None
+    """A folder that compare has filled: what its runs of this encoding have learned is drawn too."""
     out: Path = Path("runs/show")
     """The folder for the pictures."""
     open: bool = False
@@ -129,7 +131,15 @@ class Show:
 
         if self.open and self.json:
             raise ValueError("--open shows pictures, and --json draws none; leave one of them out")
-        shown = show(self.spec, tokens=self.tokens, dim=self.dim, heads=self.heads, words=self.words, shift=self.shift)
+        shown = show(
+            self.spec,
+            tokens=self.tokens,
+            dim=self.dim,
+            heads=self.heads,
+            words=self.words,
+            shift=self.shift,
+            trained=self.trained,
+        )
         if self.json:
             print(json.dumps(shown.facts))
             return 0
@@ -141,7 +151,7 @@ class Show:
         terminal.say()
         for path in paths:
             terminal.say(f"Picture: {path}")
-        if self.open and not all(map(terminal.show_file, paths)):
+        if self.open and not all(terminal.opened(path.resolve().as_uri()) for path in paths):
             terminal.note(f"nothing here opens pictures; they lie in {self.out.resolve()}")
         return 0
 

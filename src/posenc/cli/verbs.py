@@ -12,6 +12,7 @@ from posenc.cli.board import Advise, Board
 from posenc.cli.checkpoints import Convert, Extend, Fetch, Inspect
 from posenc.cli.comparison import Compare, Merge, Report
 from posenc.cli.encodings import Check, List, Order, Show
+from posenc.cli.explore import Explore
 from posenc.cli.export import Export
 from posenc.cli.options import taking
 from posenc.cli.published import Lab
@@ -50,7 +51,7 @@ class Completion:
 
 
 GROUPS = {
-    "look": (List, Show, Order, Advise),
+    "look": (List, Show, Explore, Order, Advise),
     "compare": (Compare, Report, Merge, Board, Lab),
     "train": (Train, Generate, Export),
     "checkpoints": (Fetch, Inspect, Extend, Convert),

@@ -96,9 +96,13 @@ class Shaw(Encoding):
         if self.value_table is not None:
             nn.init.normal_(self.value_table, std=std)
 
+    def bucket(self, delta: Tensor) -> Tensor:
+        """The row of the tables (0 to 2 max_distance) of each signed distance, query minus key (positions)."""
+        return (-delta).clamp(-self.max_distance, self.max_distance) + self.max_distance
+
     def row(self, at: Positions, keys_at: Positions) -> Tensor:
         """Where each pair [B or 1, T, S] reads the tables (rows; whole or fractional)."""
-        return (-distance(at, keys_at, self)).clamp(-self.max_distance, self.max_distance) + self.max_distance
+        return self.bucket(distance(at, keys_at, self))
 
     def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
         assert q is not None
@@ -135,7 +139,7 @@ class Shaw(Encoding):
         if distances.step == -1 and 0 <= first and first + len(distances) <= len(table):
             return table[None, first : first + len(distances)]
         delta = torch.arange(distances.start, distances.stop, distances.step, device=table.device)
-        return table[(-delta).clamp(-self.max_distance, self.max_distance) + self.max_distance][None]
+        return table[self.bucket(delta)][None]
 
     def compared(self, x: Tensor) -> Tensor:
         """Queries or keys [B, H, T, D] with every vector of the key table, scaled: [B, H, T, 2 max_distance + 1]."""

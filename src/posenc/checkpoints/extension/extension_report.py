@@ -26,12 +26,25 @@ def write(record: Record, folder: Path) -> Path:
     """Write report.html, report.md and figures/*.png into the folder, each whole, and return the path of the page."""
     drawer = Drawer(store.inside(folder, "figures"))
     drawn = [
-        drawer("perplexity-by-length", partial(by_length, record), length_in_words(record)),
-        drawer("perplexity-by-position", partial(by_position, record), position_in_words(record)),
+        drawer("perplexity-by-length", partial(by_length, record), length_in_words(record), row_by_row(*table(record))),
         drawer(
-            "pass-keys", partial(pass_keys, record), "How many of the pass keys each method says, by how deep they lie."
+            "perplexity-by-position",
+            partial(by_position, record),
+            position_in_words(record),
+            row_by_row(*bands(record)),
         ),
-        drawer("tuning", partial(tuning, record), "The loss of each step of fine-tuning, and its running mean."),
+        drawer(
+            "pass-keys",
+            partial(pass_keys, record),
+            "How many of the pass keys each method says, by how deep they lie.",
+            row_by_row(*(key_table(record) or ([], []))),
+        ),
+        drawer(
+            "tuning",
+            partial(tuning, record),
+            "The loss of each step of fine-tuning, and its running mean.",
+            tuning_in_words(record),
+        ),
     ]
     shown = [figure for figure in drawn if figure]
     store.write(folder / "report.md", markdown(record, shown).encode())
@@ -108,15 +121,32 @@ def sentences(record: Record) -> list[str]:
     )
     if record.get("passkey"):
         out.append(record["passkey"]["words"])
-    if tuned := record.get("tuned"):
-        first, final = (sum(part) / len(part) for part in ends(tuned["loss"]))
-        out.append(
-            f"{tuned['name'].partition(',')[0]} was tuned for {len(tuned['loss'])} steps in "
-            f"{duration(tuned['tuning_seconds'])}: its loss went from {first:.3f} to {final:.3f} nats (means of the "
-            f"first and the last tenth of the steps)."
-        )
+    if record.get("tuned"):
+        out.append(tuning_in_words(record))
     out += [f"Left out, {name}: {why}." for name, why in record["left_out"].items()]
     return out
+
+
+def tuning_in_words(record: Record) -> str:
+    """How the loss went; nothing where nothing was tuned."""
+    if not (tuned := record.get("tuned")):
+        return ""
+    first, final = (sum(part) / len(part) for part in ends(tuned["loss"]))
+    return (
+        f"{tuned['name'].partition(',')[0]} was tuned for {len(tuned['loss'])} steps in "
+        f"{duration(tuned['tuning_seconds'])}: its loss went from {first:.3f} to {final:.3f} nats (means of the "
+        f"first and the last tenth of the steps)."
+    )
+
+
+def row_by_row(headers: list[str], rows: list[list[str]]) -> str:
+    """A table in one line of words, for who does not see its picture.
+
+    >>> row_by_row(["method", "at 8", "at 16"], [["none", "2.1", "9.0"], ["yarn", "2.1", "2.2"]])
+    'none: at 8 2.1, at 16 9.0; yarn: at 8 2.1, at 16 2.2.'
+    """
+    said = [f"{name}: {', '.join(map(' '.join, zip(headers[1:], cells, strict=True)))}" for name, *cells in rows]
+    return f"{'; '.join(said)}." if said else ""
 
 
 def ends(losses: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
@@ -265,8 +295,6 @@ def page(record: Record, drawn: Sequence[Mapping[str, Any]]) -> str:
         pages(TEMPLATE.parent, PAGE.parent)
         .get_template(TEMPLATE.name)
         .render(
-            light=figures.LIGHT,
-            dark=figures.DARK,
             title=title(record),
             facts=facts,
             said=sentences(record),

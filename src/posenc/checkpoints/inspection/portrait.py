@@ -36,14 +36,19 @@ def words(reading: Reading) -> str:
         lines += ["", *of_part(part)]
     if not reading.parts:
         lines += ["", "No stack with positions could be read."]
-    for title, sentences in (
-        ("Contradictory", reading.contradictions),
-        ("Not understood", [f"{key}: {in_words(value)}" for key, value in reading.unknown.items()]),
-        ("Not covered", reading.not_covered),
-    ):
-        if sentences:
-            lines += ["", f"{title}:", *(f"  {sentence}" for sentence in sentences)]
+    for title, sentences in doubts(reading).items():
+        lines += ["", f"{title}:", *(f"  {sentence}" for sentence in sentences)]
     return "\n".join(lines)
+
+
+def doubts(reading: Reading) -> dict[str, list[str]]:
+    """What contradicts itself, what was not understood and what has no spec, in sentences; without empty ones."""
+    sentences = {
+        "Contradictory": list(reading.contradictions),
+        "Not understood": [f"{key}: {in_words(value)}" for key, value in reading.unknown.items()],
+        "Not covered": list(reading.not_covered),
+    }
+    return {title: said for title, said in sentences.items() if said}
 
 
 FORMATS = {
@@ -205,15 +210,22 @@ def of_one(encoding: Encoding, part: Part) -> Iterator[tuple[str, Any]]:
     trained = part.trained_length or 4096
     if encoding.wavelengths is not None:
         drawn = pictures.Drawn()
-        pictures.spectrum(drawn, pictures.Sight(encoding, replace(part.shape, max_len=trained), trained))
+        pictures.spectrum(drawn, pictures.Sight(encoding, replace(part.shape, max_len=trained), trained, encoding))
         yield "spectrum", drawn.figures["wavelengths"]
     if hasattr(encoding, "slopes"):
-        reach = min(trained, MOST_DISTANCES)
-        distance = torch.arange(0 if part.shape.causal else 1 - reach, reach)
-        values = encoding.by_distance(distance)
-        assert values is not None
+        distance, values = slopes_of(encoding, part)
         title = f"{encoding}: bias by distance, each head"
-        yield "bias", figures.bias_curves(distance.tolist(), values.detach().numpy(), title)
+        yield "bias", figures.bias_curves(distance.tolist(), values.numpy(), title)
+
+
+@torch.no_grad()
+def slopes_of(encoding: Encoding, part: Part) -> tuple[Tensor, Tensor]:
+    """What slopes add to logits, at each signed distance [n]: [heads, n]."""
+    reach = min(part.trained_length or 4096, MOST_DISTANCES)
+    distance = torch.arange(0 if part.shape.causal else 1 - reach, reach)
+    values = encoding.by_distance(distance)
+    assert values is not None
+    return distance, values
 
 
 def of_tensor(reading: Reading, name: str, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Any]]:
@@ -221,16 +233,23 @@ def of_tensor(reading: Reading, name: str, tensors: Mapping[str, Tensor]) -> Ite
     from posenc.lab.results import figures
 
     if POSITION_TABLE.search(name):
-        table = tensors[name].float().flatten(0, -2) if tensors[name].dim() > 1 else None
-        if table is not None and len(table) > 1:
-            step = -(-len(table) // MOST_ROWS)
+        found = rows_of(tensors[name], MOST_ROWS)
+        if found is not None:
+            rows, step = found
             every = "" if step == 1 else f", one in {step}"
-            yield "similarity", figures.similarity_matrix(table[::step].numpy(), f"{name}: cosine of its rows{every}")
+            yield "similarity", figures.similarity_matrix(rows.numpy(), f"{name}: cosine of its rows{every}")
     if RELATIVE_TABLE.search(name):
         found = bias_of(reading, name, tensors[name].float())
         if found is not None:
             distance, values = found
             yield "bias", figures.bias_curves(distance.tolist(), values.numpy(), f"{name}: bias by distance, each head")
+
+
+def rows_of(table: Tensor, most: int) -> tuple[Tensor, int] | None:
+    """The vectors of a learned table, at most so many, evenly chosen: and one in how many; None for less than two."""
+    rows = table.float().flatten(0, -2) if table.dim() > 1 else table[:0]
+    step = -(-len(rows) // most)
+    return (rows[::step], step) if len(rows) > 1 else None
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from posenc.lab import store
 from posenc.lab.board import picture, scope
 from posenc.lab.board.costs import Costs
 from posenc.lab.board.tables import Table, evidence, intervals, standings, summary_table, task_table, unmeasured
-from posenc.lab.results import figures, report, summary
+from posenc.lab.results import report, summary
 from posenc.lab.results.drawer import Drawer
 from posenc.lab.results.summary import Cell, Record
 from posenc.lab.results.tables import as_markdown, markdown_code
@@ -32,7 +32,8 @@ def write(rows: Sequence[Record], costs: Costs, folder: Path) -> list[Path]:
     if not evidence(rows):
         raise ValueError(f"there are no rows to show yet; run some with posenc board --out {folder}")
     drawer = Drawer(store.inside(folder, FIGURES))
-    drawn = drawer(PICTURE, partial(picture.speed_and_reach, standings(rows)), PICTURE_SAYS)
+    found = standings(rows)
+    drawn = drawer(PICTURE, partial(picture.speed_and_reach, found), PICTURE_SAYS, picture.in_words(found))
     store.write(folder / PAGES[0], markdown(rows, costs, pictured=drawn is not None).encode())
     store.write(folder / PAGES[1], html(rows, costs, drawn).encode())
     return [folder / name for name in PAGES]
@@ -125,8 +126,6 @@ def html(rows: Sequence[Record], costs: Costs, drawn: dict | None) -> str:
         report.pages(TEMPLATE.parent, report.TEMPLATE.parent)
         .get_template(TEMPLATE.name)
         .render(
-            light=figures.LIGHT,
-            dark=figures.DARK,
             title=TITLE,
             lead=how_to_read(rows),
             picture=drawn,

@@ -238,13 +238,17 @@ class Shown:
         return paths
 
 
-def show(spec: str, *, tokens: int, dim: int, heads: int, words: Sequence[str], shift: int) -> Shown:
+def show(
+    spec: str, *, tokens: int, dim: int, heads: int, words: Sequence[str], shift: int, trained: Path | None = None
+) -> Shown:
     """The lesson of an encoding at a given size.
 
-    Raises ValueError for a bad spec or size.
+    trained  a folder that `posenc compare` has filled: what its runs of this encoding have learned is shown too
+
+    Raises ValueError for a bad spec or size, and for a folder without a run of this encoding.
     """
     # The overview does not wait for matplotlib.
-    from posenc.lab.description import pictures
+    from posenc.lab.description import after_training, pictures
 
     if tokens < 2:
         raise ValueError(f"pictures need at least 2 positions, got {tokens}")
@@ -255,6 +259,8 @@ def show(spec: str, *, tokens: int, dim: int, heads: int, words: Sequence[str], 
     torch.manual_seed(0)
     encoding = build(spec, shape)
     drawn = pictures.draw(encoding, shape, tokens)
+    if trained is not None:
+        after_training.add(drawn, spec, str(encoding), trained)
     lesson = "\n\n".join(
         dict.fromkeys(inspect.getdoc(type(part)) or type(part).__name__ for part in parts_of(encoding))
     )
@@ -272,7 +278,7 @@ def show(spec: str, *, tokens: int, dim: int, heads: int, words: Sequence[str], 
     if "embed" in encoding.doors and encoding.axes <= 1:
         add_worked_example(shown, words, spec)
     for part in parts_of(encoding):
-        if hasattr(part, "shift_error") and dim % 2 == 0:
+        if hasattr(part, "shift_error") and part.axes == 1 and dim % 2 == 0:
             add_shift(shown, part, shift, tokens)
     return shown
 

@@ -1,10 +1,15 @@
-"""The pictures of one encoding, each chosen by its doors and attributes, with the numbers and the words behind it."""
+"""The pictures of one encoding, each chosen by its doors and attributes, with the numbers and the words behind it.
+
+What training has yet to fill is never drawn: a table of random numbers looks like a finding. What is known of it is,
+which row each position or distance reads; its numbers come from runs (`after_training`).
+"""
 
 import copy
 import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,12 +44,15 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Sight:
-    """What is drawn: an encoding in a model of a shape, over so many positions; `spoken` names the tables made up."""
+    """What is drawn: an encoding in a model of a shape, over so many positions.
+
+    other  the same with its tables drawn from another seed; itself where it is trained
+    """
 
     encoding: Encoding
     shape: Shape
     tokens: int
-    spoken: tuple[str, ...] = ()
+    other: Encoding
 
     @property
     def name(self) -> str:
@@ -61,20 +69,24 @@ class Sight:
 
     def start(self) -> str:
         """What a title says of an encoding that is trained."""
-        if self.spoken:
-            return " (random numbers for its zeros)"
         return " (before training)" if any(True for _ in self.encoding.parameters()) else ""
 
 
 @torch.no_grad()
 def draw(encoding: Encoding, shape: Shape, tokens: int) -> Drawn:
     """All pictures that an encoding has; where there is none, a sentence says why."""
-    drawn, sight = Drawn(), Sight(encoding, shape, tokens, speak(encoding))
-    if sight.spoken:
-        drawn.notes.append(
-            f"Tables that start at zero are drawn with numbers from N(0, 1), seed 0: {', '.join(sight.spoken)}."
-        )
-    for picture in (added, spectrum, rotation, temperature, bias, mapped_distance, attention):
+    drawn, sight = Drawn(), Sight(encoding, shape, tokens, of_another_seed(encoding))
+    for picture in (
+        added,
+        rows_of_positions,
+        spectrum,
+        rotation,
+        temperature,
+        bias,
+        buckets,
+        mapped_distance,
+        attention,
+    ):
         try:
             picture(drawn, sight)
         except Exception as error:
@@ -90,14 +102,26 @@ def draw(encoding: Encoding, shape: Shape, tokens: int) -> Drawn:
     return drawn
 
 
-def speak(encoding: Encoding) -> tuple[str, ...]:
-    """Draw from N(0, 1) the tables that start at zero, and name them: what is added would be a picture of nothing."""
-    if not encoding.doors & (BIASES | {"embed"}):
-        return ()
-    silent = {name: p for name, p in encoding.named_parameters() if p.dim() > 1 and not p.any()}
-    for parameter in silent.values():
-        parameter.normal_()
-    return tuple(silent)
+def of_another_seed(encoding: Encoding) -> Encoding:
+    """A copy whose tables, if it has any, are drawn anew; single numbers for each head mean something, and stay."""
+    other = copy.deepcopy(encoding)
+    with seeded(1):
+        for module in other.modules():
+            if callable(reset := getattr(module, "reset_parameters", None)):
+                reset()
+    for kept, drawn in zip(encoding.parameters(), other.parameters(), strict=True):
+        if kept.dim() < 2:
+            drawn.copy_(kept)
+    return other
+
+
+def known(drawn: Drawn, values: Tensor, others: Tensor, what: str) -> bool:
+    """Whether numbers say something before training; else a note says what they are."""
+    if values.equal(others) and bool(values.any()):
+        return True
+    how = "starts at zero" if values.equal(others) else "starts at random"
+    drawn.notes.append(f"No picture of {what} before training: it {how}, and says nothing until it is trained.")
+    return False
 
 
 def added(drawn: Drawn, sight: Sight) -> None:
@@ -106,20 +130,52 @@ def added(drawn: Drawn, sight: Sight) -> None:
     if "embed" not in encoding.doors:
         return
     at = plane(sight) if sight.gridded else Positions.count(sight.tokens)
-    table = encoding.embed(torch.zeros(1, at.tokens, sight.shape.dim), at)[0]
+    zeros = torch.zeros(1, at.tokens, sight.shape.dim)
+    table = encoding.embed(zeros, at)[0]
+    if not known(drawn, table, sight.other.embed(zeros, at)[0], "what is added"):
+        return
     drawn.facts["added"] = rounded(table)
-    rows = "cell" if sight.gridded else "position"
-    drawn.figures["heatmap"] = figures.heatmap(table.numpy(), f"{name}: what is added at each {rows}{sight.start()}")
     if sight.gridded:
+        title = f"{name}: what is added at each cell{sight.start()}"
+        drawn.figures["heatmap"] = figures.heatmap(table.numpy(), title)
         unit = torch.nn.functional.normalize(table.double(), dim=-1)
         seen = f"{name}: cosine with what the middle cell is given{sight.start()}"
         add_centre(drawn, sight, "centre", (unit @ unit[middle(sight)])[None], seen)
         return
-    drawn.figures["similarity"] = figures.similarity_matrix(
-        table.numpy(), f"{name}: similarity of positions{sight.start()}"
-    )
-    chosen = sorted({0, 1, 2, sight.tokens // 4, sight.tokens // 2, sight.tokens - 1} & {*range(sight.tokens)})
-    drawn.figures["fingerprint"] = figures.fingerprint(table.numpy(), chosen, f"{name}: how positions differ")
+    drawn.figures |= of_positions(table.numpy(), name, sight.start())
+
+
+def of_positions(table: np.ndarray, name: str, when: str) -> dict[str, Any]:
+    """The figures of what is added at each position, [positions, channels]."""
+    count = len(table)
+    chosen = sorted({0, 1, 2, count // 4, count // 2, count - 1} & {*range(count)})
+    return {
+        "heatmap": figures.heatmap(table, f"{name}: what is added at each position{when}"),
+        "similarity": figures.similarity_matrix(table, f"{name}: similarity of positions{when}"),
+        "fingerprint": figures.fingerprint(table, chosen, f"{name}: how positions differ{when}"),
+    }
+
+
+def rows_of_positions(drawn: Drawn, sight: Sight) -> None:
+    """For tables with a row for each position: which row each reads, which is all that is known before training."""
+    for part in parts_of(sight.encoding):
+        table, row = getattr(part, "table", None), getattr(part, "row", None)
+        if "embed" not in part.doors or sight.gridded or table is None or row is None:
+            continue
+        at = Positions.count(sight.tokens).with_horizon(sight.tokens)
+        rows = row(at)[0].double()
+        drawn.facts["rows"] = {"position": list(range(sight.tokens)), "row": rows.tolist()}
+        drawn.notes.append(
+            f"Each position reads a row of its own, of {len(table):,}: nothing ties it to its neighbours, and a "
+            "row that training has not visited is noise."
+        )
+        drawn.figures["rows"] = figures.staircase(
+            range(sight.tokens),
+            rows.numpy(),
+            f"{part}: the row of its table that each position reads",
+            "position",
+            "row",
+        )
 
 
 def spectrum(drawn: Drawn, sight: Sight) -> None:
@@ -153,8 +209,8 @@ def spectrum(drawn: Drawn, sight: Sight) -> None:
             said,
             unit,
         )
-        rows = [[str(i), f"{w:.2f}", f"{context / w:.3f}"] for i, w in enumerate(after.tolist())]
-        headers = ["pair", f"wavelength ({unit})", f"turns in {context:g} {unit}"]
+        rows = [[str(i), f"{w:,.2f}", f"{context / w:,.3f}"] for i, w in enumerate(after.tolist())]
+        headers = ["pair", f"wavelength ({unit})", f"turns in {context:,g} {unit}"]
         drawn.tables.append((f"Wavelengths of {encoding}", headers, rows[:8] + rows[8:][-2:]))
         if not sight.gridded:
             hand = sight.tokens // 4
@@ -190,10 +246,12 @@ def turns_in_words(waves: Tensor, context: float, unit: str) -> str:
     """How many pairs complete no turn in a context."""
     short, pairs = int((waves > context).sum()), len(waves)
     if not short:
-        return f"every pair completes a turn in {context:g} {unit}, {pairs} of {pairs}."
+        return f"every pair completes a turn in {context:,g} {unit}, {pairs} of {pairs}."
     never = int(waves.isinf().sum())
     rest = f", and {never} never turn{'s' * (never == 1)}" if never else ""
-    return f"{short} of {pairs} pairs {'does' if short == 1 else 'do'} not complete a turn in {context:g} {unit}{rest}."
+    return (
+        f"{short} of {pairs} pairs {'does' if short == 1 else 'do'} not complete a turn in {context:,g} {unit}{rest}."
+    )
 
 
 def finite(waves: Tensor) -> list[float | None]:
@@ -208,10 +266,9 @@ def rotation(drawn: Drawn, sight: Sight) -> None:
         return
     at = plane(sight) if sight.gridded else spread(2 * sight.tokens).with_horizon(2 * sight.tokens)
     here = middle(sight) if sight.gridded else -1
-    ones = torch.ones(1, shape.heads, at.tokens, shape.head_dim, dtype=torch.float64)
-    q, k = encoding.turn(ones, at, "query")[0, :, here], encoding.turn(ones, at, "key")[0]
-    logit = (k @ q[..., None])[..., 0]  # [H, T]
-    heads = one_if_equal(logit / logit[:, here, None])
+    heads = logits_of_ones(encoding, shape, at, here)
+    if not known(drawn, heads, logits_of_ones(sight.other, shape, at, here), "what turning leaves of a logit"):
+        return
     what = "logit of a query and a key of ones, 1 at no distance"
     if sight.gridded:
         add_centre(drawn, sight, "rotation", heads, f"{name}: {what}, from the middle cell{sight.start()}")
@@ -222,9 +279,17 @@ def rotation(drawn: Drawn, sight: Sight) -> None:
         distance,
         {f"head {head}" if len(heads) > 1 else "all heads": row.numpy() for head, row in enumerate(heads)},
         f"{name}: what turning leaves of a logit{sight.start()}",
-        f"distance from the query at position {distance[-1]}",
+        f"distance from the query at position {distance[-1]:,g}",
         what,
     )
+
+
+def logits_of_ones(encoding: Encoding, shape: Shape, at: Positions, here: int) -> Tensor:
+    """The logit of a query of ones at one token with keys of ones at all, 1 with itself; [H, T], or [1, T] if alike."""
+    ones = torch.ones(1, shape.heads, at.tokens, shape.head_dim, dtype=torch.float64)
+    q, k = encoding.turn(ones, at, "query")[0, :, here], encoding.turn(ones, at, "key")[0]
+    logit = (k @ q[..., None])[..., 0]  # [H, T]
+    return one_if_equal(logit / logit[:, here, None])
 
 
 def temperature(drawn: Drawn, sight: Sight) -> None:
@@ -257,19 +322,27 @@ def bias(drawn: Drawn, sight: Sight) -> None:
     if "biases" not in encoding.doors:
         if sight.gridded:
             coords = plane(sight).coords[0]
-            values = encoding.by_distance(coords[middle(sight)] - coords)
-            assert values is not None
+            delta = coords[middle(sight)] - coords
+            values, other = encoding.by_distance(delta), sight.other.by_distance(delta)
+            assert values is not None and other is not None
+            if not known(drawn, values, other, "the bias"):
+                return
             seen = f"{name}: bias from the middle cell{first}{sight.start()}"
             return add_centre(drawn, sight, "bias", values, seen)
         distance = torch.arange(1 - sight.tokens, 2 * sight.tokens)
-        values = encoding.by_distance(distance if encoding.axes == 1 else distance[:, None])
-        assert values is not None
+        delta = distance if encoding.axes == 1 else distance[:, None]
+        values, other = encoding.by_distance(delta), sight.other.by_distance(delta)
+        assert values is not None and other is not None
+        if not known(drawn, values, other, "the bias"):
+            return
         title = f"{name}: bias by distance, each head{first}{sight.start()}"
     else:
         at = late(sight)
-        values, other = (bias_of_random_tokens(sight, at, seed) for seed in (0, 1))
+        values, other = (bias_of_random_tokens(sight.encoding, sight, at, seed) for seed in (0, 1))
+        if not known(drawn, values, bias_of_random_tokens(sight.other, sight, at, 0), "the bias"):
+            return
         content = "" if values.equal(other) else ", random tokens (seed 0)"
-        where = "in the middle cell" if sight.gridded else f"at position {at.coords[0, -1, 0]:g}"
+        where = "in the middle cell" if sight.gridded else f"at position {at.coords[0, -1, 0].item():,g}"
         title = f"{name}: bias for the query {where}{content}{first}{sight.start()}"
         if content:
             drawn.notes.append(
@@ -284,9 +357,31 @@ def bias(drawn: Drawn, sight: Sight) -> None:
     drawn.figures["bias"] = figures.bias_curves(distance.tolist(), values.numpy(), title)
 
 
-def bias_of_random_tokens(sight: Sight, at: Positions, seed: int) -> Tensor:
+def buckets(drawn: Drawn, sight: Sight) -> None:
+    """For tables by distance: which row each distance reads, a staircase that is known before training."""
+    for part in parts_of(sight.encoding):
+        if (bucket := getattr(part, "bucket", None)) is None:
+            continue
+        # Without a distance from which all share a row, there are as many rows as distances.
+        last = getattr(part, "max_distance", None) or bucket(torch.tensor([FAR])).item()
+        reach = 2 * max(sight.tokens, int(last))
+        distance = torch.arange(-reach // 4, reach + 1)
+        rows = bucket(distance)
+        shared = distance[rows == rows[-1]][0].item()
+        drawn.facts["buckets"] = {"distance": distance.tolist(), "bucket": rows.tolist()}
+        drawn.notes.append(f"From a distance of {shared:,} on, all keys share one trained entry: order is lost there.")
+        drawn.figures["buckets"] = figures.staircase(
+            distance.numpy(),
+            rows.numpy(),
+            f"{part}: the bucket of each distance",
+            "distance, query - key (left of 0: keys that come later)",
+            "bucket",
+        )
+
+
+def bias_of_random_tokens(encoding: Encoding, sight: Sight, at: Positions, seed: int) -> Tensor:
     """The bias [H, S] of the last token (on a grid: the middle one) on every key, for random tokens."""
-    encoding, (layer, x) = sight.encoding, untrained(sight.shape, at.tokens, seed)
+    layer, x = untrained(sight.shape, at.tokens, seed)
     here = slice(at.tokens // 2, at.tokens // 2 + 1) if sight.gridded else slice(at.tokens - 1, at.tokens)
     _, keys = layer.queries_and_keys(x, x, None, at, at, encoding)
     query_memo = {name: fact[:, :, here] for name, fact in keys.memo.items()}
@@ -306,11 +401,11 @@ def mapped_distance(drawn: Drawn, sight: Sight) -> None:
     distance = [query - key for key in reversed(keys)]
     mapped = [mapped_of(sight.map, query, query - true) for true in distance]
     drawn.facts["mapped_distance"] = {"query": query, "distance": distance, "mapped": mapped}
-    drawn.notes.append(f"From position {query} no key is shown farther away than {max(mapped):g}.")
+    drawn.notes.append(f"From position {query:,g} no key is shown farther away than {max(mapped):,g}.")
     drawn.figures["mapped_distance"] = figures.curves(
         distance,
         {"shown": mapped, "true": distance},
-        f"{sight.map}: distances from the query at position {query}",
+        f"{sight.map}: distances from the query at position {query:,g}",
         "true distance",
         "distance shown to the encoding",
     )
@@ -331,7 +426,11 @@ def attention(drawn: Drawn, sight: Sight) -> None:
     at = plane(sight) if sight.gridded else Positions.count(T).with_horizon(T)
     layer, x = untrained(sight.shape, at.tokens, 0)
     mask = bidirectional() if sight.gridded else causal()
-    maps = [layer(x, positions=at, mask=mask, weights=True, encoding=e)[1][0] for e in (encoding, Encoding())]
+    maps = [
+        layer(x, positions=at, mask=mask, weights=True, encoding=e)[1][0] for e in (encoding, sight.other, Encoding())
+    ]
+    if not known(drawn, maps[0], maps.pop(1), "where a layer looks"):
+        return
     drawn.facts["attention"] = {"with": rounded(maps[0]), "without": rounded(maps[1])}
     drawn.notes.append(
         "The attention maps are of one untrained layer, seed 0, and random tokens: they show the rule, and nothing "

@@ -1,5 +1,6 @@
 """The order test: the same tokens in another order, with and without position."""
 
+from itertools import permutations
 from typing import Any
 
 import torch
@@ -8,9 +9,31 @@ from posenc.lab.experiments.recipes import on_axes
 from posenc.masks import bidirectional, causal
 from posenc.model import Stack
 from posenc.positions import Positions
+from posenc.seeding import seeded
 from posenc.sizes import Sizes
 
 DIM, HEADS, TOKENS = 32, 4, 12
+
+BLIND = 1e-9
+"""An untrained float64 model whose answers differ by less than this does not see order."""
+
+
+def untrained(spec: str | tuple[str, ...], layers: int, is_causal: bool) -> Stack:
+    """An untrained stack in float64, whose encodings' parameters are drawn from N(0, 1)."""
+    sizes = Sizes(DIM, HEADS, layers, max_len=TOKENS)
+    stack = Stack(sizes, encoding=spec, causal=is_causal, hints=on_axes())
+    stack = stack.double().eval()
+    for parameter in stack.encodings.parameters():
+        parameter.normal_()
+    return stack
+
+
+def answers(stack: Stack, x: torch.Tensor, is_causal: bool) -> torch.Tensor:
+    """What a stack makes of vectors [B, T, dim] that stand at 0, 1, 2, ..."""
+    at = Positions.count(x.shape[1])
+    for encoding in stack.added:
+        x = encoding.embed(x, at)
+    return stack(x, at, causal() if is_causal else bidirectional())[0]
 
 
 @torch.inference_mode()
@@ -26,22 +49,10 @@ def order_test(spec: str | tuple[str, ...], *, layers: int, is_causal: bool, see
     to order at the last token with one layer only: a second layer sees prefixes that differ.
     """
     torch.manual_seed(seed)
-    sizes = Sizes(DIM, HEADS, layers, max_len=TOKENS)
-    stack = Stack(sizes, encoding=spec, causal=is_causal, hints=on_axes())
-    stack = stack.double().eval()
-    for parameter in stack.encodings.parameters():
-        parameter.normal_()
+    stack = untrained(spec, layers, is_causal)
     x = torch.randn(1, TOKENS, DIM, dtype=torch.float64)
     perm = torch.cat((torch.randperm(TOKENS - 1), torch.tensor([TOKENS - 1])))
-    mask = causal() if is_causal else bidirectional()
-
-    def run(x: torch.Tensor) -> torch.Tensor:
-        at = Positions.count(TOKENS)
-        for encoding in stack.added:
-            x = encoding.embed(x, at)
-        return stack(x, at, mask)[0]
-
-    plain, reordered = run(x), run(x[:, perm])
+    plain, reordered = answers(stack, x, is_causal), answers(stack, x[:, perm], is_causal)
     return {
         "attention": "causal" if is_causal else "bidirectional",
         "layers": layers,
@@ -58,3 +69,28 @@ def order_tests(spec: str | tuple[str, ...]) -> list[dict[str, Any]]:
         for layers in (1, 2)
         for position in (True, False)
     ]
+
+
+@torch.inference_mode()
+def changes(spec: str, *, tokens: int, layers: int, is_causal: bool, seed: int = 0) -> list[list[float]]:
+    """How far the output of each token moves, in every order of a few tokens: [orders, tokens].
+
+    |f(x[order])[where token j went] - f(x)[j]| / |f(x)[j]|, for an untrained stack f (float64); the orders are those of
+    `itertools.permutations`, the one that leaves all in place first. What rounding alone makes is 0.
+
+    All encodings are asked about the same tokens by layers of the same weights.
+
+    >>> changes("none", tokens=2, layers=1, is_causal=False)
+    [[0.0, 0.0], [0.0, 0.0]]
+    """
+    with seeded(seed):
+        layered = untrained("none", layers, is_causal)
+        x = torch.randn(1, tokens, DIM, dtype=torch.float64)
+        stack = untrained(spec, layers, is_causal)
+        stack.blocks.load_state_dict(layered.blocks.state_dict())
+    orders = torch.tensor(list(permutations(range(tokens))))
+    given = answers(stack, x[0, orders], is_causal)
+    # Where each token went: the inverse of the order.
+    moved = given.gather(1, orders.argsort(1)[:, :, None].expand_as(given))
+    change = (moved - moved[:1]).norm(dim=-1) / moved[:1].norm(dim=-1)
+    return torch.where(change < BLIND, 0.0, change).tolist()

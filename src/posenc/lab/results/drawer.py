@@ -63,14 +63,19 @@ class Drawer:
         self.folder, self.files = folder, files or Files()
         self.names: set[str] = set()
 
-    def __call__(self, name: str, draw: Callable[..., Any], says: str) -> dict[str, Any] | None:
-        """`draw` makes the figure, of a size and a title where they are asked for; None is no figure."""
+    def __call__(self, name: str, draw: Callable[..., Any], says: str, shows: str) -> dict[str, Any] | None:
+        """What the page shows of a figure; None where `draw` makes none.
+
+        draw   makes the figure, of a size and a title where they are asked for
+        says   the caption: how the figure is read
+        shows  the result in words, for who does not see it
+        """
         with figures.house():
             drawn = draw()
             if drawn is None:
                 return None
             name = self.unused(re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:70] or "figure")
-            in_page = Markup(for_page(figures.svg(drawn), len(self.names), visible(says or name)))
+            in_page = Markup(for_page(figures.svg(drawn), len(self.names), visible(shows or name)))
             if self.files.as_in_the_page:
                 self.save(drawn, name)
         if not self.files.as_in_the_page:
@@ -107,7 +112,7 @@ def for_page(svg: str, place: int, says: str) -> str:
     svg = re.sub(r'\bid="', f'id="f{place}-', svg)
     svg = re.sub(r'(href="|url\()#', rf"\1#f{place}-", svg)
     colours = {figures.INK: "ink", figures.SOFT: "soft", figures.GRID: "grid", figures.PAPER: "paper"}
-    colours |= {colour: f"c{index}" for index, colour in enumerate(figures.LIGHT)}
+    colours |= {colour: f"c{index}" for index, colour in enumerate((*figures.LIGHT, *figures.RAMP))}
     svg = re.sub(r"#[0-9a-f]{6}\b", lambda m: f"var(--{colours[m[0]]})" if m[0] in colours else m[0], svg)
     # Images are named by what they hold, so equal ones share a name; nothing refers to them.
     svg = re.sub(r'(<image\b[^>]*?) id="[^"]*"', r"\1", svg)
@@ -115,8 +120,8 @@ def for_page(svg: str, place: int, says: str) -> str:
     svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d+\.\d{2})\d+", r"\1", tag[0]), svg)
     svg = re.sub(r'(<svg[^>]*?) (?:width|height)="[^"]*pt"', r"\1", svg)
     svg = re.sub(r'(<svg[^>]*?) (?:width|height)="[^"]*pt"', r"\1", svg)
-    # No figure is drawn larger than others, so that words have one size: nine inches take the whole width.
+    # Words have one size in all figures: nine inches are 62 rem, where the page has room.
     box = re.search(r'viewBox="0 0 ([\d.]+)', svg)
     points = float(box[1]) if box else 648.0
-    size = f'style="max-width: {min(62.0, points / 648 * 62):.1f}rem"'
+    size = f'style="--natural: {points / 648 * 62:.1f}rem"'
     return svg.replace("<svg", f'<svg {size} role="img" aria-label="{html.escape(says, quote=True)}"', 1)

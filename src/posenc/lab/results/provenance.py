@@ -18,6 +18,8 @@ def readable(value: Any) -> str:
         return ", ".join(f"{name} {readable(inner)}" for name, inner in value.items())
     if isinstance(value, (list, tuple)):
         return ", ".join(map(readable, value))
+    if type(value) is int:
+        return f"{value:,}"
     return (
         {None: summary.NOTHING, True: "yes", False: "no"}.get(value, str(value))
         if value is None or isinstance(value, bool)

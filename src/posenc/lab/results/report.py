@@ -16,20 +16,21 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+import posenc
 from posenc.foreign import visible
 from posenc.lab import store
-from posenc.lab.results import figures, statistics, summary
+from posenc.lab.evaluation.order import BLIND
+from posenc.lab.results import figures, in_words, sections, statistics, summary
 from posenc.lab.results.drawer import Drawer, Files
 from posenc.lab.results.provenance import MOST_OF_A_VALUE, how_it_was_made, not_measured, readable, total
 from posenc.lab.results.summary import Record, answer, get, number, table, tasks
 from posenc.lab.runs import index
 from posenc.lab.runs.record import told_apart
+from posenc.lab.views import page
 
 __all__ = ["answer", "table", "tasks", "write"]
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
-# An untrained float64 model that differs by less than this does not see order.
-ORDER_BLIND = 1e-9
 # Attention maps in the page, over all tasks; more would make it slow to open. The rest stay in data.json.
 MOST_ATTENTION = 48
 # Keys that are listed one by one.
@@ -59,9 +60,9 @@ def write(
     folder = Path(folder)
     drawer = Drawer(store.inside(folder, "figures"), files)
     failed = summary.legible(failures, summary.MOST_OF_A_SENTENCE)
-    page = render(shown or summary.shown(records), summary.legible(settings or {}), failed, drawer)
+    text = render(shown or summary.shown(records), summary.legible(settings or {}), failed, drawer)
     store.write(folder / "data.json", as_json(records).encode())
-    store.write(folder / "report.html", page.encode())
+    store.write(folder / "report.html", text.encode())
     return folder / "report.html"
 
 
@@ -111,6 +112,12 @@ def pages(*folders: Path) -> jinja2.Environment:
     )
     environment.filters["sentence"] = sentence
     environment.filters["short"] = figures.short
+    palette: dict[str, Any] = {
+        "colours": len(figures.LIGHT),
+        "light": [*figures.LIGHT, *figures.RAMP],
+        "dark": [*figures.DARK, *figures.RAMP_DARK],
+    }
+    environment.globals.update(palette)
     return environment
 
 
@@ -120,8 +127,6 @@ def render(records: Sequence[Record], settings: dict[str, Any], failures: Sequen
         pages(TEMPLATE.parent)
         .get_template(TEMPLATE.name)
         .render(
-            light=figures.LIGHT,
-            dark=figures.DARK,
             looks=figures.looks(records),
             overall=paragraphs[0],
             answers=paragraphs[1:],
@@ -132,6 +137,8 @@ def render(records: Sequence[Record], settings: dict[str, Any], failures: Sequen
             order=order_of(records),
             pictures=pictures_of(records, draw),
             attention=attention_of(records, draw),
+            numbers=page.numbers(to_touch(records)),
+            script=page.script(),
             made=how_it_was_made(records),
             settings=[(name, summary.legible(readable(value), MOST_OF_A_VALUE)) for name, value in settings.items()],
             unmeasured=[*(f"Failed: {words}" for words in failures), *not_measured(records)],
@@ -144,6 +151,18 @@ def render(records: Sequence[Record], settings: dict[str, Any], failures: Sequen
             power=summary.percent(statistics.POWER),
         )
     )
+
+
+def to_touch(records: Sequence[Record]) -> dict[str, Any]:
+    """What the views that move in the page are given."""
+    return {
+        "schema": page.SCHEMA,
+        "version": posenc.__version__,
+        "command": "posenc report",
+        "title": "posenc report",
+        "encodings": [],
+        "sections": sections.of(records),
+    }
 
 
 def facts(records: Sequence[Record]) -> list[tuple[str, str]]:
@@ -196,10 +215,7 @@ def curves_of(records: Sequence[Record], task: str, draw: Drawer) -> dict[str, A
         f"line: their score beyond "
         "the trained length would say nothing."
     )
-    beyond += (
-        " Symbols: median over the seeds that learned; bars: its interval. Each encoding stands a "
-        "little to the side, so that equal ones can be seen."
-    )
+    beyond += " Symbols: median over the seeds that learned; bars: its interval."
     learn = (
         "Lines are medians over the seeds, bands reach from the lowest to the highest."
         if any(len(r.runs) > 1 for r in summary.results(records, task))
@@ -218,13 +234,18 @@ def curves_of(records: Sequence[Record], task: str, draw: Drawer) -> dict[str, A
         "median over the seeds that learned. The first column is the trained length."
     )
     drawn = [
-        draw(f"extrapolation-{task}", partial(figures.extrapolation, records, task), beyond),
-        draw(f"learning-{task}", partial(figures.learning, records, task), learn),
+        draw(
+            f"extrapolation-{task}",
+            partial(figures.extrapolation, records, task),
+            beyond,
+            in_words.extrapolation(records, task),
+        ),
+        draw(f"learning-{task}", partial(figures.learning, records, task), learn, in_words.learning(records, task)),
         # They take a third of the time of all figures; where they are left out, `not_measured` says so.
-        draw(f"ablation-{task}", partial(figures.ablation, records, task), lose)
+        draw(f"ablation-{task}", partial(figures.ablation, records, task), lose, in_words.ablation(records, task))
         if len(records) <= index.MOST_WHOLE
         else None,
-        draw(f"depths-{task}", partial(figures.depths, records, task), hidden),
+        draw(f"depths-{task}", partial(figures.depths, records, task), hidden, in_words.depths(records, task)),
     ]
     return {"task": task, "figures": [f for f in drawn if f], "said": ablation_in_words(records, task)}
 
@@ -283,7 +304,7 @@ def order_of(records: Sequence[Record]) -> dict[str, Any] | None:
     def shown(value: float | None) -> dict[str, Any]:
         if value is None:
             return {"blind": None, "text": summary.NOTHING, "value": ""}
-        blind = value < ORDER_BLIND
+        blind = value < BLIND
         return {
             "blind": blind,
             "text": "blind" if blind else "sees order",
@@ -303,7 +324,7 @@ def order_reading(rows: dict[str, dict[tuple[str, int, bool], float]]) -> str:
 
     def all_of(attention: str, layers: int, blind: bool) -> bool | None:
         values = [row[attention, layers, False] for row in rows.values() if (attention, layers, False) in row]
-        return all((value < ORDER_BLIND) is blind for value in values) if values else None
+        return all((value < BLIND) is blind for value in values) if values else None
 
     both, one, two = all_of("bidirectional", 1, True), all_of("causal", 1, True), all_of("causal", 2, False)
     said = []
@@ -335,12 +356,11 @@ def headline_of(records: Sequence[Record], draw: Drawer) -> dict[str, Any] | Non
     says = (
         "Quick encodings stand to the left, those that carry far at the top. Symbols: medians; bars: their intervals, "
         "of time over the seeds that learned, of reach over all. The reach is the multiple of the trained length up to "
-        f"which at least {summary.percent(summary.CARRIES)} % of answers are right, of those that were tested. Equal "
-        "reaches stand a little apart, so that all can be seen."
+        f"which at least {summary.percent(summary.CARRIES)} % of answers are right, of those that were tested."
     )
     if any(not result.learned for result in summary.results(records)):
         says += " At the right edge: encodings of which no seed learned the task."
-    return draw("headline", partial(figures.headline, records), says)
+    return draw("headline", partial(figures.headline, records), says, in_words.headline(records))
 
 
 def pictures_of(records: Sequence[Record], draw: Drawer) -> list[dict[str, Any]]:
@@ -354,19 +374,27 @@ def pictures_of(records: Sequence[Record], draw: Drawer) -> list[dict[str, Any]]
         draw(
             "added",
             partial(figures.added, records),
-            f"One row a position, one column a dimension, after training.{untrained}",
+            f"One row a position, one column a channel, after training.{untrained}",
+            in_words.added(records),
         ),
-        draw("wavelengths", partial(figures.wavelengths, records), wavelengths_in_words(records)),
+        draw(
+            "wavelengths",
+            partial(figures.wavelengths, records),
+            wavelengths_in_words(records),
+            in_words.wavelengths(records),
+        ),
         draw(
             "similarity",
             partial(figures.similarity, records),
             "For what is added: the cosine between every two positions. For rotary: the mean over pairs of the cosine "
             "of the turn between two positions. It rises and falls; nothing makes it fall steadily with distance.",
+            in_words.similarity(records),
         ),
         draw(
             "bias",
             partial(figures.bias, records),
             f"What each head adds to the logit of a key at a distance.{unseen}",
+            in_words.bias(records),
         ),
     ]
     return [figure for figure in drawn if figure]
@@ -396,11 +424,12 @@ def attention_of(records: Sequence[Record], draw: Drawer) -> list[dict[str, Any]
         for result in summary.results(records, task):
             if drawn >= MOST_ATTENTION:
                 break
-            shown = next((run for run in [*result.learned, *result.runs] if get(run, "attention")), None)
+            shown = sections.telling(result)
             if shown is None:
                 continue
             says = "" if result.learned else "This model did not learn the task, so its maps explain nothing."
-            made = draw(f"attention-{task}-{result.label}", partial(figures.attention, shown), says)
+            name = f"attention-{task}-{result.label}"
+            made = draw(name, partial(figures.attention, shown), says, in_words.attention(shown))
             if made:
                 drawn += 1
                 shown_here.append({**made, "label": result.label, "learned": bool(result.learned)})

@@ -15,8 +15,11 @@ from posenc.lab.results.figures.layout import (
     MOST_PANELS,
     figure,
     handle,
+    in_full,
+    label_ends,
     legend,
     mark_trained,
+    named_lines,
     note,
     numbers,
     panels,
@@ -25,7 +28,7 @@ from posenc.lab.results.figures.layout import (
     whole_ticks,
     wrapped,
 )
-from posenc.lab.results.figures.style import BROKEN, DASHES, DIVERGING, Look, ink, look, paper, soft, styled, thin
+from posenc.lab.results.figures.style import BROKEN, DIVERGING, Look, ink, look, paper, shade, soft, styled, thin
 
 
 def two_axes(values: Any, what: str) -> np.ndarray:
@@ -46,7 +49,7 @@ def one_axis(values: Any, what: str, hint: str = "") -> np.ndarray:
 def draw_table(ax: Axes, table: np.ndarray, title: str) -> None:
     limit = float(np.nanmax(np.abs(table))) if np.isfinite(table).any() else 1.0
     ax.imshow(table, cmap=DIVERGING, norm=Normalize(-(limit or 1.0), limit or 1.0), aspect="auto", interpolation="none")
-    ax.set(title=title, xlabel="dimension", ylabel="position")
+    ax.set(title=title, xlabel="channel", ylabel="position")
     whole_ticks(ax, 6)
     scale_bar(ax, -(limit or 1.0), limit or 1.0, DIVERGING)
 
@@ -94,19 +97,17 @@ def draw_similarity(ax: Axes, matrix: np.ndarray, title: str) -> None:
     scale_bar(ax, -1, 1, DIVERGING)
 
 
-def draw_bias(ax: Axes, distances: np.ndarray, heads: np.ndarray, title: str, *, legend_too: bool) -> None:
-    colours = matplotlib.colormaps["viridis"]
+def draw_bias(ax: Axes, distances: np.ndarray, heads: np.ndarray, title: str) -> None:
     for head, values in enumerate(heads):
         x = distances if len(distances) == len(values) else np.arange(len(values))
-        ax.plot(x, values, color=colours(0.92 * head / max(1, len(heads) - 1)), linewidth=thin(), label=f"head {head}")
+        ax.plot(x, values, **shade(head, len(heads)), linewidth=thin(), label=f"head {head}")
     ax.set(title=title, xlabel="distance, query - key", ylabel="bias, added to the logit")
-    if legend_too and len(heads) <= 12:
-        ax.legend(fontsize="x-small", ncols=2 if len(heads) > 4 else 1, loc="best", handlelength=1.4)
+    label_ends(ax, named_lines(ax))
 
 
 @styled
 def heatmap(table: Any, title: str) -> Figure:
-    """A table [positions, dimensions], red above zero and blue below."""
+    """A table [positions, channels], red above zero and blue below."""
     fig = figure(8, 4.2)
     draw_table(fig.add_subplot(), two_axes(table, "table"), wrapped(title, 8))
     return fig
@@ -124,7 +125,7 @@ def wavelength_curve(wavelengths: Any, trained_length: float | None, title: str)
 
 @styled
 def similarity_matrix(table: Any, title: str) -> Figure:
-    """Cosine between the rows of a table [positions, dimensions]."""
+    """Cosine between the rows of a table [positions, channels]."""
     fig = figure(5.2, 4.4)
     draw_similarity(fig.add_subplot(), cosines(two_axes(table, "table")), wrapped(title, 5.2))
     return fig
@@ -135,7 +136,7 @@ def bias_curves(distances: Any, heads: Any, title: str) -> Figure:
     """What each head adds to a logit at each signed distance; `heads` is [heads, distances]."""
     fig, x = figure(7, 3.9), numbers(distances)
     ax = fig.add_subplot()
-    draw_bias(ax, x, two_axes(heads, "heads"), wrapped(title, 7), legend_too=True)
+    draw_bias(ax, x, two_axes(heads, "heads"), wrapped(title, 7))
     if len(x) and np.nanmin(x) < 0:
         ax.axvline(0, color=soft(), linewidth=0.8)
         ax.set(xlabel="distance, query - key (left of 0: keys that come later)")
@@ -154,7 +155,7 @@ def spectrum(waves: Any, before: Any, context: float, title: str, words: str, un
         draw_wavelengths(ax, one_axis(before, "wavelengths"), context, look(7))
     draw_wavelengths(ax, one_axis(waves, "wavelengths"), context, look(0))
     ax.axhline(context, color=ink(), linestyle=BROKEN, linewidth=1)
-    note(ax, f"context: {context:g} {unit}", (0.005, context), ("axes fraction", "data"), (0, 3))
+    note(ax, f"context: {in_full(context)} {unit}", (0.005, context), ("axes fraction", "data"), (0, 3))
     ax.set_yscale("log")
     plain_log(ax.yaxis)
     ax.xaxis.set_major_locator(MaxNLocator(10, integer=True))
@@ -162,6 +163,23 @@ def spectrum(waves: Any, before: Any, context: float, title: str, words: str, un
     ax.set(xlabel=f"pair of channels (hollow: no whole turn)\n{words}", ylabel=f"{unit.split()[0]} per turn")
     if before is not None:
         legend(fig, [handle("before the schedule", look(7)), handle("after", look(0))])
+    return fig
+
+
+@styled
+def staircase(x: Any, rows: Any, title: str, xlabel: str, ylabel: str) -> Figure:
+    """Which row of a table each position or distance reads; the last step says where all begin to share it."""
+    places, steps = one_axis(x, "x"), one_axis(rows, "rows")
+    fig = figure(7, 3.9)
+    ax = fig.add_subplot(title=wrapped(title, 7))
+    ax.step(places, steps, where="mid", color=look(0).color, linewidth=thin())
+    last = places[np.flatnonzero(steps != steps[-1])[-1] + 1] if (steps != steps[-1]).any() else places[0]
+    if last < places[-1]:
+        ax.axvline(last, color=ink(), linestyle=BROKEN, linewidth=1)
+        rises = bool(steps[-1] >= steps[0])
+        words = f"from {in_full(last)} on: one row"
+        note(ax, words, (last, steps[-1]), "data", (4, -4 if rises else 4), top=rises)
+    ax.set(xlabel=xlabel, ylabel=ylabel)
     return fig
 
 
@@ -178,25 +196,19 @@ def curves(
 ) -> Figure:
     """Named lines over x; `mark` is the trained length, `log` is for x."""
     fig = figure(7, 3.9)
-    ax, colours = fig.add_subplot(title=wrapped(title, 7)), matplotlib.colormaps["viridis"]
+    ax = fig.add_subplot(title=wrapped(title, 7))
     for place, (name, values) in enumerate(lines.items()):
-        few = len(lines) <= 2
-        ax.plot(
-            numbers(x),
-            numbers(values),
-            color=look(place).color if few else colours(0.92 * place / (len(lines) - 1)),
-            linestyle=DASHES[place] if few else "-",
-            linewidth=thin(),
-            label=name,
-        )
+        own = look(place)
+        how = {"color": own.color, "linestyle": own.dashes} if len(lines) <= 2 else shade(place, len(lines))
+        ax.plot(numbers(x), numbers(values), **how, linewidth=thin(), label=name)
     if log:
         ax.set_xscale("log")
         plain_log(ax.xaxis)
     if mark is not None:
         mark_trained(ax, [mark])
     ax.set(xlabel=xlabel, ylabel=ylabel)
-    if 1 < len(lines) <= 12:
-        ax.legend(fontsize="x-small", ncols=2 if len(lines) > 4 else 1, loc="best", handlelength=1.6)
+    if len(lines) > 1:
+        label_ends(ax, named_lines(ax))
     return fig
 
 
@@ -249,7 +261,7 @@ def clock(frequencies: Any, position: float, title: str) -> Figure:
     ax.set(aspect="equal", xlim=(-1.3, (columns - 1) * 2.6 + 1.3), ylim=(-(rows - 1) * 3.1 - 1.9, 1.2))
     ax.axis("off")
     rest = f"; the first {len(shown)} of {len(angles)} pairs" if len(shown) < len(angles) else ""
-    fig.supxlabel(f"position {position:g}, turns made by each pair{rest}", fontsize="small")
+    fig.supxlabel(f"position {in_full(position)}, turns made by each pair{rest}", fontsize="small")
     return fig
 
 
@@ -271,7 +283,7 @@ def fingerprint(table: Any, positions: Sequence[int], title: str) -> Figure:
         ax.set_ylabel(f"position\n{position}", rotation=0, ha="right", va="center", fontsize="small")
         ax.grid(visible=False)
         ax.yaxis.set_major_locator(MaxNLocator(3))
-    axes[-1].set_xlabel("dimension")
+    axes[-1].set_xlabel("channel")
     axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     return fig
 
@@ -283,7 +295,7 @@ def shift_matrix(matrix: Any, title: str) -> Figure:
     fig = figure(5.2, 4.6)
     ax = fig.add_subplot()
     draw_table(ax, array, title)
-    ax.set(xlabel="from dimension", ylabel="to dimension", aspect="equal")
+    ax.set(xlabel="from channel", ylabel="to channel", aspect="equal")
     if max(array.shape) <= 10:
         limit = float(np.nanmax(np.abs(array))) or 1.0
         for (i, j), value in np.ndenumerate(array):

@@ -41,7 +41,7 @@ def depths(
     """
     records = records_of(data, "depths")
     task = task_among(records, task)
-    found = [(result.label, table) for result in summary.results(records, task) if (table := table_of(result))]
+    found = [(result.label, table) for result in summary.results(records, task) if (table := found_by_place(result))]
     if not found:
         return None
     found = found[:MOST_PANELS]
@@ -57,7 +57,7 @@ Table = dict[tuple[float, float], float]
 """(length, depth) -> share of sequences answered without a mistake."""
 
 
-def table_of(result: Result) -> Table:
+def found_by_place(result: Result) -> Table:
     """The medians over the seeds that learned; empty where there are none, or nothing is hidden."""
     seen: dict[tuple[float, float], list[float]] = {}
     for run in result.learned:

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from posenc.foreign import quoted, visible
 from posenc.lab import store
-from posenc.lab.results.figures.layout import check_size, folded, legend
+from posenc.lab.results.figures.layout import check_size, folded, legend, part_thousands
 from posenc.lab.results.figures.style import styled
 
 FORMATS = ("pdf", "svg", "png")
@@ -39,6 +39,7 @@ def settle(fig: Figure) -> None:
 
     Raises ValueError where its axes find no room.
     """
+    part_thousands(fig)
     engine = fig.get_layout_engine()
     if engine is None:
         return

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator, ScalarFormatter
 
 from posenc.foreign import visible
 from posenc.lab.results import summary
@@ -115,6 +115,11 @@ class Sheet:
         if self.own:
             legend(self.figure, handles, grow=self.grows)
 
+    def label(self, axes: Sequence[Axes]) -> bool:
+        """Whether the lines in all of these axes have their names at their ends, so that no legend is needed."""
+        named = [label_ends(ax, named_lines(ax)) for ax in axes] if self.own else [False]
+        return all(named)
+
     def share(self, what: str, axis: str) -> None:
         """One label for all panels of a figure of its own; in the caller's axes each panel has it."""
         if self.own and len(self.axes) > 1:
@@ -202,21 +207,19 @@ def missing_handle(label: str) -> Line2D:
 
 
 def mark_trained(ax: Axes, lengths: Iterable[float], *, horizontal: bool = False, above: bool = False) -> None:
-    """A dashed line where training ended, with its length in words."""
+    """A dashed line for each length that training ended at; the words are beside the last one, for two would touch."""
     lengths = sorted(set(lengths))
     for length in lengths:
-        words = f"trained to {summary.count(length)}"
-        if horizontal:
-            ax.axhline(length, color=ink(), linestyle=BROKEN, linewidth=1)
-            # Two lines may be so near that the words of the lower one find no room between them.
-            below = length < lengths[-1]
-            note(ax, words, (0.995, length), ("axes fraction", "data"), (0, -3 if below else 3), ha="right", top=below)
-        else:
-            ax.axvline(length, color=ink(), linestyle=BROKEN, linewidth=1)
-            if above:
-                note(ax, words, (length, 1.0), ("data", "axes fraction"), (0, 2), ha="center")
-            else:
-                note(ax, words, (length, 1.0), ("data", "axes fraction"), (4, 0), top=True)
+        (ax.axhline if horizontal else ax.axvline)(length, color=ink(), linestyle=BROKEN, linewidth=1)
+    if not lengths:
+        return
+    words, last = f"trained to {summary.listed([summary.count(length) for length in lengths])}", lengths[-1]
+    if horizontal:
+        note(ax, words, (0.995, last), ("axes fraction", "data"), (0, 3), ha="right")
+    elif above:
+        note(ax, words, (last, 1.0), ("data", "axes fraction"), (0, 2), ha="center")
+    else:
+        note(ax, words, (last, 1.0), ("data", "axes fraction"), (4, 0), top=True)
 
 
 def note(
@@ -235,6 +238,99 @@ def note(
     ax.annotate(words, where, xycoords=of, xytext=away, textcoords="offset points", **look)
 
 
+def label_ends(ax: Axes, lines: Sequence[Line2D]) -> bool:
+    """Names of lines beside their right ends, in a column right of the axes; False, and none, where they find no room.
+
+    Call it when the scales are set. Each name is tied to its line by a hair of its colour, so that lines that end at
+    one place are told apart.
+    """
+    settle_limits(ax)
+    ends = [(line, end) for line in lines if (end := last_point(line)) is not None]
+    names = [str(line.get_label()).strip() for line, _ in ends]
+    gap = 1.25 * points("small") / 72 * ax.figure.dpi / ax.bbox.height
+    if len(ends) * gap > 1 or max(map(len, names), default=0) > letters(width_of(ax) * 0.3, "small"):
+        return False
+    heights = [float((ax.transData + ax.transAxes.inverted()).transform(end)[1]) for _, end in ends]
+    for (line, end), name, height in zip(ends, names, spaced(heights, gap), strict=True):
+        written = ax.annotate(
+            name,
+            end,
+            xytext=(1 + 0.2 / width_of(ax), height),
+            textcoords="axes fraction",
+            va="center",
+            fontsize="small",
+            arrowprops={"arrowstyle": "-", "color": line.get_color(), "linewidth": 0.8, "shrinkA": 1, "shrinkB": 2}
+            | {"relpos": (0, 0.5)},
+            gid=line.get_gid(),
+        )
+        assert written.arrow_patch is not None
+        written.arrow_patch.set_gid(line.get_gid())
+    return True
+
+
+def named_lines(ax: Axes) -> list[Line2D]:
+    """The lines that have been given a name; matplotlib's own names begin with an underscore."""
+    return [line for line in ax.lines if not str(line.get_label()).startswith("_")]
+
+
+def settle_limits(ax: Axes) -> None:
+    """Limits that follow the data are found only when they are asked for; the transforms do not ask."""
+    ax.get_xlim(), ax.get_ylim()
+
+
+def last_point(line: Line2D) -> tuple[float, float] | None:
+    """Where a line ends, without what is not drawn; None where nothing is."""
+    x, y = (np.asarray(side, dtype=float) for side in line.get_data())
+    known = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
+    return (float(x[known[-1]]), float(y[known[-1]])) if len(known) else None
+
+
+def spaced(heights: Sequence[float], gap: float) -> list[float]:
+    """Heights between 0 and 1, moved as little as is needed for each to stand a gap from the next, in their order.
+
+    >>> [round(height, 2) for height in spaced([0.5, 0.0, 0.5], 0.1)]
+    [0.45, 0.0, 0.55]
+    """
+    order = np.argsort(heights, kind="stable")
+    # Less a gap for each one below it, a height may be equal to the next but not above it: blocks of equal ones grow.
+    blocks: list[list[float]] = []
+    for rank, place in enumerate(order):
+        blocks.append([heights[place] - rank * gap])
+        while len(blocks) > 1 and np.mean(blocks[-2]) >= np.mean(blocks[-1]):
+            last = blocks.pop()
+            blocks[-1] += last
+    level = [float(np.clip(np.mean(block), 0, 1 - (len(order) - 1) * gap)) for block in blocks for _ in block]
+    out = [0.0] * len(order)
+    for rank, place in enumerate(order):
+        out[place] = level[rank] + rank * gap
+    return out
+
+
+def name_points(ax: Axes, named: Sequence[tuple[float, float, str, str]]) -> None:
+    """Words beside each of (x, y, words, gid), where no others stand yet; call it when the scales are set."""
+    settle_limits(ax)
+    size, per_point = points("x-small"), ax.figure.dpi / 72
+    marks = [ax.transData.transform((x, y)) / per_point for x, y, *_ in named]
+    # (left, right, height) in points: of the marks themselves, and of the words beside them.
+    taken = [(x - 5.0, x + 5.0, y) for x, y in marks]
+    for (x, y, words, group), (middle, foot) in zip(named, marks, strict=True):
+        wide = LETTER * size * len(words)
+        aside = 6.0 if middle + 6 + wide < ax.bbox.x1 / per_point else -6.0
+        left = middle + 6 if aside > 0 else middle - 6 - wide
+        tries = [step * way * 1.15 * size for step in range(2 * len(named) + 1) for way in (1, -1)]
+        above = next(
+            rise
+            for rise in tries
+            if not any(
+                abs(foot + rise - other) < 1.1 * size and left < end and start < left + wide
+                for start, end, other in taken
+            )
+        )
+        taken.append((left, left + wide, foot + above))
+        ha = "left" if aside > 0 else "right"
+        note(ax, words, (x, y), "data", (aside, above), ha=ha, va="center", fontsize="x-small", gid=group)
+
+
 def nothing(ax: Axes, words: str) -> None:
     ax.text(0.5, 0.5, words, transform=ax.transAxes, ha="center", va="center", color=soft())
 
@@ -244,10 +340,24 @@ def plain_log(axis: Any) -> None:
     low, high = axis.get_view_interval()
     few = low > 0 and high / low < 40
     axis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0) if few else (1.0,)))
-    axis.set_major_formatter(
-        FuncFormatter(lambda x, _: f"{x:g}" if x < 1e4 else f"{x:,.0f}" if x < 1e9 else f"{x:.0e}")
-    )
+    axis.set_major_formatter(FuncFormatter(lambda x, _: in_full(x)))
     axis.set_minor_formatter(NullFormatter())
+
+
+def in_full(value: float) -> str:
+    """A number on an axis: thousands are parted, as in all words beside it.
+
+    >>> in_full(1000), in_full(0.5), in_full(1e12)
+    ('1,000', '0.5', '1e+12')
+    """
+    return f"{value:,.10g}" if abs(value) < 1e9 else f"{value:.0e}"
+
+
+def part_thousands(fig: Figure) -> None:
+    """Write the numbers of all axes that reach a thousand as everywhere; matplotlib's own have no comma."""
+    for axis in (axis for ax in fig.axes for axis in (ax.xaxis, ax.yaxis)):
+        if type(axis.get_major_formatter()) is ScalarFormatter and np.abs(axis.get_view_interval()).max() >= 1000:
+            axis.set_major_formatter(FuncFormatter(lambda x, _: in_full(x).replace("-", "\N{MINUS SIGN}")))
 
 
 def whole_ticks(ax: Axes, most: int) -> None:

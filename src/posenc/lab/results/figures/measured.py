@@ -125,7 +125,8 @@ def extrapolation(
         mark_trained(one, summary.trained_lengths(found), above=True)
         if not learned:
             nothing(one, "no encoding learned the task")
-    handles = [handle(r.label, appearance[r.label]) for r in learned]
+    named = on.label(on.axes)
+    handles = [] if named else [handle(r.label, appearance[r.label]) for r in learned]
     on.legend(handles + [missing_handle(r.label) for r in found if not r.learned])
     return on.figure
 
@@ -148,26 +149,19 @@ def curves_by_length(
     if not lengths:
         return
     factors = {length: factor for result in found for length, factor in result.lengths()}
-    trained = summary.trained_lengths(found)
     scale: Callable[[Any], Any] = np.log2 if log else np.asarray
-    back: Callable[[Any], Any] = np.exp2 if log else np.asarray
-    gap = float(np.min(np.diff(scale(np.array(lengths, dtype=float))))) if len(lengths) > 1 else 1.0
     for place, result in enumerate(found):
-        # Equal scores would hide each other: beyond the trained length, where the line of training would seem crossed,
-        # every encoding stands a little to the side of its length.
-        side = 0.0 if len(found) < 2 else gap * 0.36 * (place / (len(found) - 1) - 0.5)
         known = [
             (length, spread) for length, _ in result.lengths() if (spread := result.at(length, measure)) is not None
         ]
         if not known:
             continue
-        x = np.array(
-            [float(back(scale(float(length)) + side * (length not in trained))) for length, _ in known], dtype=float
-        )
+        x = np.array([length for length, _ in known], dtype=float)
         low, middle, high = (numbers([getattr(s, end) for _, s in known]) * unit for end in ("low", "median", "high"))
         own = appearance[result.label]
         group = f"encoding-{own.place}"
-        ax.vlines(x, low, high, color=own.color, linewidth=3, alpha=0.35, gid=group)
+        # Intervals at one length stand one inside the other, so that none is hidden.
+        ax.vlines(x, low, high, color=own.color, linewidth=2 + 8 * (1 - place / len(found)), alpha=0.35, gid=group)
         ax.plot(
             x,
             middle,
@@ -176,6 +170,8 @@ def curves_by_length(
             linestyle=own.dashes,
             markeredgecolor=paper(),
             markeredgewidth=0.6,
+            # Under broken lines of equal scores, through which it is seen.
+            zorder=1.9 if own.dashes == "-" else 2.0,
             gid=group,
             label=short(result.label),
         )
@@ -258,12 +254,13 @@ def learning(
         **shared,
     )
     appearance, bands = looks(records), {label: band_of(runs) for label, runs in curves.items()}
+    notes = {r.label: "" if r.learned else f" ({summary.NOT_LEARNED})" for r in found}
     for place, one in enumerate(on.axes):
         row, column = divmod(place, columns)
         y, (x, xlabel) = LEARNING[measures[row]], AGAINST[abscissas[column]]
         unit = 100.0 if measures[row] == "score" and not text else 1.0
         for label, band in bands.items():
-            draw_curve(one, band, x, y, unit, appearance[label], label)
+            draw_curve(one, band, x, y, unit, appearance[label], f"{short(label)}{notes[label]}")
         if row == rows - 1:
             one.set_xlabel(xlabel)
         if column == 0:
@@ -279,12 +276,12 @@ def learning(
         if measures[row] == "loss" and len(losses) and losses.min() > 0 and losses.max() / losses.min() > 20:
             one.set_yscale("log")
             plain_log(one.yaxis)
-    notes = {r.label: "" if r.learned else f" ({summary.NOT_LEARNED})" for r in found}
-    on.legend([handle(label, appearance[label], notes[label]) for label, runs in curves.items() if runs])
+    if not on.label(on.axes[columns - 1 :: columns]):
+        on.legend([handle(label, appearance[label], notes[label]) for label, runs in curves.items() if runs])
     return on.figure
 
 
-def draw_curve(ax: Axes, band: list[np.ndarray], x: int, y: int, unit: float, own: Look, label: str) -> None:
+def draw_curve(ax: Axes, band: list[np.ndarray], x: int, y: int, unit: float, own: Look, name: str) -> None:
     low, middle, high = band
     if not len(middle):
         return
@@ -304,7 +301,7 @@ def draw_curve(ax: Axes, band: list[np.ndarray], x: int, y: int, unit: float, ow
         markeredgecolor=paper(),
         markeredgewidth=0.5,
         gid=group,
-        label=short(label),
+        label=name,
     )
 
 

@@ -6,6 +6,7 @@ Each takes the records themselves, `posenc.lab.load(folder, what="records")`: a 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -18,7 +19,18 @@ from posenc.lab.results.figures.arrays import (
     draw_wavelengths,
     finish_wavelengths,
 )
-from posenc.lab.results.figures.layout import MOST_PANELS, Sheet, handle, mark_trained, note, numbers, sheet, short
+from posenc.lab.results.figures.layout import (
+    MOST_PANELS,
+    Sheet,
+    label_ends,
+    mark_trained,
+    name_points,
+    named_lines,
+    note,
+    numbers,
+    sheet,
+    short,
+)
 from posenc.lab.results.figures.measured import looks
 from posenc.lab.results.figures.style import BROKEN, ink, soft, styled, thin
 from posenc.lab.results.frames import records_of
@@ -118,7 +130,7 @@ def added(
     title: str | None = None,
     ax: Axes | Sequence[Axes] | None = None,
 ) -> Figure | None:
-    """What each adding encoding adds to the embeddings, position by dimension, a panel for each encoding.
+    """What each adding encoding adds to the embeddings, position by channel, a panel for each encoding.
 
     Rows below a dashed line were never trained. width, height, title and ax are as in `extrapolation`.
 
@@ -173,15 +185,15 @@ def wavelengths(
     drawn = {label for label, _, _ in found}
     # Equal pictures of several tasks are drawn once, with the trained length of each task.
     lengths = summary.shown_positions([r for r in summary.results(records) if r.label in drawn])
-    handles = []
+    named = []
     for label, run, values in found:
         own = appearance[label]
         draw_wavelengths(on.axes[0], values, max(lengths, default=None), own, words(label, run))
-        entry = handle(label, own)
-        entry.set_label(words(label, run))
-        handles.append(entry)
+        turning = np.flatnonzero(np.isfinite(values))
+        if len(turning):
+            named.append((turning[-1], values[turning[-1]], words(label, run), f"encoding-{own.place}"))
     finish_wavelengths(on.axes[0], lengths)
-    on.legend(handles)
+    name_points(on.axes[0], named)
     return on.figure
 
 
@@ -221,7 +233,7 @@ def similarity(
         one.set(
             title="rotation, mean over pairs", xlabel="distance, positions", ylabel="mean cosine", ylim=(-1.05, 1.05)
         )
-        if len(turned) < 6:
+        if not label_ends(one, named_lines(one)) and len(turned) < 6:
             one.legend(loc="lower left", fontsize="x-small")
         mark_trained(one, {length for _, run, v in turned if (length := beyond_training(run, len(v)))})
     return on.figure
@@ -249,8 +261,8 @@ def bias(
         return None
     words = several_tasks(found)
     on = grid_of(len(found), 3, (3.1, 2.7), "Bias on the logit by distance", width, height, title, ax)
-    for place, (one, (label, run, b)) in enumerate(zip(on.axes, found, strict=True)):
-        draw_bias(one, numbers(b.get("distance")), numbers(b["heads"]), words(label, run), legend_too=place == 0)
+    for one, (label, run, b) in zip(on.axes, found, strict=True):
+        draw_bias(one, numbers(b.get("distance")), numbers(b["heads"]), words(label, run))
         length = beyond_training(run, extent(b))
         mark_trained(one, [length] if length else [])
     return on.figure

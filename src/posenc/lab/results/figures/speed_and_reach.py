@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -9,7 +10,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from posenc.lab.results import summary
-from posenc.lab.results.figures.layout import handle, letters, note, numbers, plain_log, sheet, short, width_of
+from posenc.lab.results.figures.layout import (
+    letters,
+    name_points,
+    note,
+    numbers,
+    plain_log,
+    sheet,
+    short,
+    width_of,
+)
 from posenc.lab.results.figures.measured import chosen, looks, task_among
 from posenc.lab.results.figures.style import BROKEN, GRID, Look, ink, paper, soft, styled
 from posenc.lab.results.frames import Frame, records_of
@@ -100,8 +110,6 @@ def headline(
             one.set_ylabel("reach, trained lengths")
         # A label of the whole figure would stand in the legend.
         one.set_xlabel(SPEEDS[speed][1])
-    drawn = dict.fromkeys(r.label for found in shown.values() for r in found)
-    on.legend([handle(label, appearance[label]) for label in drawn])
     return on.figure
 
 
@@ -114,26 +122,24 @@ def draw_standings(ax: Axes, found: Sequence[Standing], factors: Sequence[float]
     known = [s for s in found if s.time is not None and s.reach is not None]
     never = [s for s in found if not s.learned]
     low, high = ends_of([s.time for s in known if s.time is not None])
+    named = []
     # In the scales of the axes: the reach doubles from step to step, and so does the time.
     top = np.log2(max(factors[-1], 1.2))
     for place, s in enumerate(known):
         assert s.time is not None and s.reach is not None
         own = appearance[s.label]
         group = f"encoding-{own.place}"
-        # Reaches are few, so many encodings share one: each stands a little above or below it.
-        aside = 2.0 ** (0.05 * top * (place / max(1, len(known) - 1) - 0.5))
-        x, y = s.time.median, s.reach.median * aside
-        ax.hlines(y, *numbers([s.time.low, s.time.high]), color=own.color, linewidth=1.6, alpha=0.6, gid=group)
-        ax.vlines(
-            x, *numbers([s.reach.low * aside, s.reach.high * aside]), color=own.color, linewidth=1.6, alpha=0.6,
-            gid=group,
-        )  # fmt: skip
+        x, y = s.time.median, s.reach.median
+        # Reaches are few, so many encodings share one: their intervals lie one inside the other.
+        bar: dict[str, Any] = {"color": own.color, "linewidth": 1 + 6 * (1 - place / len(known)), "alpha": 0.5}
+        ax.hlines(y, *numbers([s.time.low, s.time.high]), **bar, gid=group)
+        ax.vlines(x, *numbers([s.reach.low, s.reach.high]), **bar, gid=group)
         ax.plot(
             [x], [y], color=own.color, marker=own.marker, linestyle="none", markeredgecolor=paper(),
             markeredgewidth=0.6, gid=group, label=short(s.label),
         )  # fmt: skip
-        if s.learned < s.seeds:
-            note(ax, f"{s.learned} of {s.seeds}", (x, y), "data", (5, 3), fontsize="x-small", color=own.color)
+        share = f", {s.learned} of {s.seeds}" if s.learned < s.seeds else ""
+        named.append((x, y, f"{short(s.label, 20)}{share}", group))
     ax.set_xscale("log")
     ax.set_yscale("log", base=2)
     right = edge_of(ax, low, high, never)
@@ -151,6 +157,7 @@ def draw_standings(ax: Axes, found: Sequence[Standing], factors: Sequence[float]
     where = (0.01, factors[-1])
     note(ax, "longest tested", where, ("axes fraction", "data"), (0, 3), fontsize="x-small", color=soft())
     draw_never(ax, never, high, right, appearance)
+    name_points(ax, named)
 
 
 def ends_of(times: Sequence[Spread]) -> tuple[float, float]:
@@ -173,8 +180,8 @@ def apart(ticks: Sequence[float], least: float) -> list[float]:
 
 
 def shares(ax: Axes, never: Sequence[Standing]) -> list[str]:
-    """What is said of each that has not learned, on two lines where there is little room."""
-    return [f"0 of {s.seeds}{' ' if width_of(ax) > 1.8 else chr(10)}learned" for s in never]
+    """What is said of each that has not learned: its name, and on how many seeds that rests."""
+    return [f"{short(s.label, 14)}:{' ' if width_of(ax) > 1.8 else chr(10)}0 of {s.seeds} learned" for s in never]
 
 
 def edge_of(ax: Axes, low: float, high: float, never: Sequence[Standing]) -> float:

@@ -24,7 +24,10 @@ HOUSE: dict[Any, Any] = dict(matplotlib.rc_params_from_file(STYLE, use_default_t
 
 # The house's own colours; the page gives each a light and a dark value.
 LIGHT: tuple[str, ...] = tuple(HOUSE["axes.prop_cycle"].by_key()["color"])
-DARK = ("#4aa3df", "#ff8a3d", "#2fc79a", "#e58fc0", "#f2b134", "#8fd0ff", "#a89bf0", "#b5b5b5")
+DARK = ("#3291c0", "#ff893f", "#19bd8d", "#f29ace", "#f9d14d", "#b6e0ff", "#9e82ff", "#937f7a")
+# What has an order, such as heads, from the first to the last.
+RAMP = ("#300148", "#2b176f", "#02377f", "#055271", "#006872", "#047d6f", "#0e9457", "#719e39")
+RAMP_DARK = ("#884baf", "#706ed6", "#4292e8", "#16b2de", "#09cdcf", "#59e4b5", "#adf099", "#f4f68c")
 INK, SOFT, GRID, PAPER = (HOUSE[name] for name in ("text.color", "axes.edgecolor", "grid.color", "figure.facecolor"))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 GLYPHS = ("●", "■", "▲", "◆", "▼", "✚", "✖", "★")
@@ -165,4 +168,12 @@ def look(place: int) -> Look:
     # The marker moves on by one each time the colours start again, so that a pair comes back only after 64 encodings.
     turn = place // len(LIGHT)
     shape = (place + turn) % len(MARKERS)
-    return Look(place, colours[place % len(colours)], MARKERS[shape], GLYPHS[shape], DASHES[turn % len(DASHES)])
+    dashes = DASHES[(place + turn // 4) % len(DASHES)]
+    return Look(place, colours[place % len(colours)], MARKERS[shape], GLYPHS[shape], dashes)
+
+
+def shade(place: int, count: int) -> dict[str, Any]:
+    """The colour and the dashes of one of so many lines that have an order."""
+    last = len(RAMP) - 1
+    step = place % len(RAMP) if count > len(RAMP) else round(place * last / max(1, count - 1))
+    return {"color": RAMP[step], "linestyle": DASHES[place // len(RAMP) % len(DASHES)]}

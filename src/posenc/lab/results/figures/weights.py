@@ -1,5 +1,6 @@
 """Figures of attention weights: where each head looks."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,11 +10,25 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
 from posenc.lab.results import summary
-from posenc.lab.results.figures.layout import LETTER, check_size, folded, note, numbers, readable, scale_bar, short
+from posenc.lab.results.figures.layout import (
+    LETTER,
+    check_size,
+    folded,
+    letters,
+    note,
+    numbers,
+    readable,
+    scale_bar,
+    short,
+)
 from posenc.lab.results.figures.style import SEQUENTIAL, points, soft, styled
 from posenc.lab.results.summary import Record
 
 MOST_HEADS, MOST_LAYERS = 8, 6
+WIDEST = 11.6
+"""Inches of a figure that is given no width."""
+LEAST_LETTERS = 4.5
+"""Points; smaller letters than these beside a map are not read, so where they do not fit, some are left out."""
 
 
 @styled
@@ -63,19 +78,24 @@ def draw_attention(
     """
     layers, heads, T, S = blocks[0][1].shape
     shown_layers, shown_heads = min(layers, MOST_LAYERS), min(heads, MOST_HEADS)
-    beside = shown_heads <= 4 and len(blocks) == 2
-    rows, columns = (1, len(blocks)) if beside else (len(blocks), 1)
-
     # All in inches, as letters are large: what stands left of a block, under it and above it; and one map.
     unit = points("small") / 8
+    least, labelled = LEAST_LETTERS * unit, len(tokens) == S == T
+    side = 1.35 if T <= 16 else 1.2
+    if labelled:
+        side = max(side, min(2.6, T * least / 72 / 0.85))
+    fits = asked_width is not None or 2 * (shown_heads * side + unit) < WIDEST
+    beside = shown_heads <= 4 and len(blocks) == 2 and fits
+    rows, columns = (1, len(blocks)) if beside else (len(blocks), 1)
     left, under, above = 0.55 * unit, 0.3 * unit, (0.55 if any(words for words, _ in blocks) else 0.3) * unit
-    room = ((asked_width or 9.0 + 1.3 * columns) - 0.75 * unit) / columns - left
-    side = min(1.35 if T <= 16 else 1.2, room / shown_heads)
+    room = ((asked_width or WIDEST) - 0.75 * unit) / columns - left
+    side = min(side, room / shown_heads)
     size = min(8.0 * unit, side * 72 / T * 0.85)
-    few = len(tokens) == S == T and T <= 16 and size >= 4
-    labels = [readable(token) for token in tokens] if few else []
-    long = max(map(len, labels), default=0)
-    left, under = left + long * size * 0.0085, under + max(1, long) * size * 0.0095 * few
+    every = math.ceil(round(least / size, 6))
+    size = max(size, least)
+    labels = {i: readable(token) for i, token in enumerate(tokens) if i % every == 0} if labelled else {}
+    long = max(map(len, labels.values()), default=0)
+    left, under = left + long * size * 0.0085, under + long * size * 0.0095
     side = min(side, (room - long * size * 0.0085) / shown_heads)
     wide, high = shown_heads * side, shown_layers * side
     width = asked_width or max(5.2, columns * (wide + left) + 0.75 * unit)
@@ -123,7 +143,7 @@ def draw_attention(
             note(ax, words_of_head, (middle, -0.5), "data", (0, 4 * unit), ha="center")
         for layer in range(shown_layers):
             # Far enough to the left to leave room for the tokens.
-            aside = -9 - long * size * 0.62 * few
+            aside = -9 - long * size * 0.62
             middle = layer * step_rows + (T - 1) / 2
             note(
                 ax,
@@ -135,14 +155,19 @@ def draw_attention(
                 va="center",
                 rotation=90,
             )
-            for i, label in enumerate(labels if column == 0 else []):
+            for i, label in labels.items() if column == 0 else ():
                 spot = (-0.5, layer * step_rows + i)
                 note(ax, label, spot, "data", (-3, 0), ha="right", va="center", fontsize=size)
-        # The tokens are the same under every head; they are written under the first.
-        for j, label in enumerate(labels):
+        for j, label in [
+            (head * step_columns + j, label) for head in range(shown_heads) for j, label in labels.items()
+        ]:
             turned, spot = 90 if len(label) > 1 else 0, (j, len(image) - 0.5)
             note(ax, label, spot, "data", (0, -3), ha="center", top=True, fontsize=size, rotation=turned)
-        note(ax, "key", (1, 0), "axes fraction", (0, -4), ha="right", top=True, color=soft())
+        below = (0, -6 - long * size * 0.7)
+        sides = "down: queries; across: keys"
+        some = f"{sides}; one token in {every} is named" if labels and every > 1 else sides
+        axes_words = next((w for w in (some, sides) if len(w) <= letters(wide, "small")), "keys across")
+        note(ax, axes_words, (1, 0), "axes fraction", below, ha="right", top=True, color=soft())
         if place == len(blocks) - 1:
             scale_bar(ax, 0, 1, SEQUENTIAL, norm, "weight")
     return fig

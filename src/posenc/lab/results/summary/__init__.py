@@ -39,6 +39,7 @@ from posenc.lab.results.summary.runs import (
 from posenc.lab.results.summary.sentences import LEARNED_TEXT, about_seeds, answer, paragraphs, scope
 from posenc.lab.results.summary.tables import Cell, Column, carries_to, cell, how_flat, table, task_table
 from posenc.lab.results.summary.words import (
+    MOST_NAMES,
     MOST_OF_A_SENTENCE,
     NOTHING,
     ask,
@@ -62,6 +63,7 @@ __all__ = [
     "FALLS_APART",
     "FLAT",
     "LEARNED_TEXT",
+    "MOST_NAMES",
     "MOST_OF_A_SENTENCE",
     "NOTHING",
     "NOT_LEARNED",

@@ -76,11 +76,7 @@ def task_table(records: Sequence[Record], task: str) -> tuple[list[Column], list
         {(length, factor) for r in found for length, factor in r.lengths() if not factor or factor > 1},
         key=lambda x: x[0],
     )
-    columns = [
-        Column("encoding"),
-        Column("parameters", meaning="of the whole model, and of the encoding alone"),
-        Column("seeds"),
-    ]
+    columns = [Column("encoding")]
     measures: list[tuple[float, str, Callable[[float], str], Callable[[float], float] | None]] = []
     trained = listed([count(x) for x in trained_lengths(found)] or ["in range"], "or")
     if text:
@@ -107,6 +103,8 @@ def task_table(records: Sequence[Record], task: str) -> tuple[list[Column], list
                 Column("carries to", meaning="the longest length with at least 90 % in more than half of all seeds")
             )
         columns += [Column("steps", "to 99 %"), Column("CPU s", "to 99 %")]
+    # Last, for on a narrow screen the scores come first.
+    columns += [Column("seeds"), Column("parameters", meaning="of the whole model, and of the encoding alone")]
     rows = []
     for r in found:
         closed = Cell(NOT_LEARNED, missing=True)
@@ -114,7 +112,7 @@ def task_table(records: Sequence[Record], task: str) -> tuple[list[Column], list
         size = cell(model, count)
         if own:
             size = Cell(size.text, f"{count(own.median)} its own")
-        row = [Cell(r.label), size, Cell(str(len(r.runs)), r.seeds())]
+        row = [Cell(r.label)]
         # The score at the trained length is what the gate looks at, so it is shown for every run.
         if text:
             row.append(cell(r.spread_of_all("in_distribution", "bits_per_byte"), bits))
@@ -131,6 +129,7 @@ def task_table(records: Sequence[Record], task: str) -> tuple[list[Column], list
                 row.append(carries_to(r) if r.learned else closed)
             row.append(cell(r.spread("steps_to_learned"), count) if r.learned else closed)
             row.append(cell(r.spread("cpu_s_to_learned"), seconds) if r.learned else closed)
+        row += [Cell(str(len(r.runs)), r.seeds()), size]
         rows.append((r, row))
     return columns, rows
 

@@ -1,0 +1,95 @@
+"""The explorer's page: what is asked for, as numbers, in one file."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import posenc
+from posenc import catalogue
+from posenc.encoding import Shape, parts_of
+from posenc.explorer import checkpoint as checkpoint_section
+from posenc.explorer import doors, picture, trained
+from posenc.lab.description.describe import idea
+from posenc.lab.results import summary
+from posenc.lab.results.report import TEMPLATE as REPORT
+from posenc.lab.results.report import pages
+from posenc.lab.views import page
+from posenc.lab.views.sections import OF_ENCODINGS, order
+
+TEMPLATE = Path(__file__).with_name("explorer.html.jinja")
+
+SPECS = ("none", "sinusoidal", "learned", "rotary", "alibi", "t5_bias", "kerple", "fire", "sandwich", "shaw")
+"""The encodings of a page that was asked for none."""
+
+SHAPE = Shape.of(64, 4, 128)
+"""The model that encodings are shown for: dim 64, 4 heads, trained length 128."""
+
+
+def explore(
+    chosen: Sequence[str] = (),
+    *,
+    run: Path | None = None,
+    checkpoint: str | None = None,
+    records: Sequence[summary.Record] = (),
+) -> str:
+    """The page as HTML: of these encodings, and of what was trained, where a run or a checkpoint is given.
+
+    chosen      specs; none for a choice of the best known
+    run         the folder of a comparison
+    records     those of the folder, as people are shown them, where they have been read
+    checkpoint  a folder in Hugging Face's form, a GGUF file, or the name of a fetched model
+
+    Raises ValueError for a spec that is none, CannotRead for a run or a checkpoint that is none.
+
+    >>> page = explore(["rotary", "alibi"])
+    >>> page.startswith("<!doctype html>"), len(page) < 3_000_000
+    (True, True)
+    """
+    asked = ["posenc", "explore", *chosen]
+    asked += ["--run", str(run)] if run else []
+    asked += ["--checkpoint", checkpoint] if checkpoint else []
+    known = trained.of_records(records) if records else trained.of(run) if run else trained.example()
+    shown = [spec for spec in known["specs"] if run and trained.builds(spec, SHAPE)]
+    specs = tuple(dict.fromkeys(chosen or shown or SPECS))
+    encodings = [encoding_of(spec, place) for place, spec in enumerate(specs)]
+    for encoding in encodings:
+        encoding["sections"]["trained"] = known["trained"].get(encoding["name"])
+    data = {
+        "schema": page.SCHEMA,
+        "version": posenc.__version__,
+        "command": shlex.join(asked),
+        "title": "posenc explorer",
+        "encodings": encodings,
+        "sections": known["sections"]
+        | {
+            "axes": picture.on_two_axes(specs, SHAPE),
+            "doors": doors.opened(specs),
+            "order": order.without_position(SHAPE),
+        }
+        | ({"checkpoint": checkpoint_section.of(checkpoint)} if checkpoint else {}),
+    }
+    return (
+        pages(TEMPLATE.parent, REPORT.parent)
+        .get_template(TEMPLATE.name)
+        .render(
+            title=data["title"],
+            script=page.script(),
+            numbers=page.numbers(data),
+        )
+    )
+
+
+def encoding_of(spec: str, place: int) -> dict[str, Any]:
+    """One encoding of the page."""
+    encoding = catalogue.build(spec, SHAPE)
+    parts = parts_of(encoding)
+    return {
+        "name": spec,
+        "spec": str(encoding),
+        "idea": " ".join(dict.fromkeys(idea(type(part)) for part in parts)),
+        "source": " | ".join(dict.fromkeys(part.source for part in parts if part.source)),
+        "doors": sorted(encoding.doors),
+        "place": place,
+        "sections": {name: of(encoding, SHAPE) for name, of in OF_ENCODINGS.items()},
+    }

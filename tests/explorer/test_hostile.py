@@ -1,0 +1,72 @@
+"""What others named, in a page: it is shown as text, and never runs."""
+
+import pytest
+from explorer.whole import settle, with_data
+
+HOSTILE = {
+    "markup": "</script><script>window.hit=1</script><img src=x onerror=window.hit=1><b><!--<script>"
+    "\"'`${window.hit=1}{window.hit=1}&lt;&quot;",
+    "letters": "\u202etfel ot thgir\u2066\u200f one\r\ntwo\u2028three\x00\x1b[31m\ud800",
+    "long": "x" * 10_000,
+}
+
+
+@pytest.fixture
+def named(opened, browser, written, tmp_path):
+    """A page on which each text that somebody may choose is followed by a hostile one."""
+    contexts, said = [], []
+
+    def start(words, width=1400):
+        def change(data):
+            data["command"] += words
+            data["title"] += words
+            for encoding in data["encodings"]:
+                for part in ("name", "spec", "idea", "source"):
+                    encoding[part] += words
+
+        file = tmp_path / "page.html"
+        file.write_text(with_data(written("rotary", "alibi", "sinusoidal").read_text(encoding="utf-8"), change))
+        contexts.append(browser.new_context(viewport={"width": width, "height": 900}))
+        page = contexts[-1].new_page()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("dialog", lambda dialog: said.append(dialog.message))
+        page.goto(file.as_uri())
+        settle(page)
+        return page
+
+    yield start
+    for context in contexts:
+        context.close()
+    assert said == []
+
+
+@pytest.mark.parametrize("words", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_name_is_text(named, words):
+    page = named(words, width=360)
+    page.get_by_text("What to ask").click()
+    for chip in page.locator("header fieldset input").all():
+        chip.check(force=True)
+        settle(page)
+    assert page.evaluate("() => window.hit") is None
+    assert page.locator(":is(#explorer, [data-view]) :is(script, img, iframe, object, embed)").count() == 0
+    assert page.locator("[role=alert]").count() == 0
+    assert page.evaluate("() => document.scrollingElement.scrollWidth <= innerWidth")
+    shown = page.locator("header fieldset bdi").first.text_content()
+    assert shown.replace("\ufffd", "\ud800") == "rotary" + words  # half a letter may be shown as a mark
+    assert page.locator("header details code bdi").text_content().startswith("posenc explore rotary alibi sinusoidal")
+
+
+def test_a_hostile_name_of_a_file_is_text(opened, tmp_path):
+    folder = tmp_path / "<script>window.hit=1<" / "script>"
+    folder.mkdir(parents=True)
+    file = folder / "mine\u202e.py"
+    file.write_text(
+        "from posenc import ALiBi\n\n\nclass Mine(ALiBi):\n"
+        '    """<script>window.hit=1</script> as an idea."""\n\n'
+        '    source = "</script><img src=x onerror=window.hit=1>"\n'
+    )
+    page = opened(f"{file}:Mine")
+    settle(page)
+    assert page.evaluate("() => window.hit") is None
+    assert page.locator("#explorer img").count() == 0

@@ -1,0 +1,298 @@
+"""The whole page, as a person meets it: every view that there is, at every size, by eye, keys and touch, on paper."""
+
+import json
+import re
+import time
+from xml.etree import ElementTree
+
+import pytest
+from explorer.whole import said, settle, views_of
+
+CONTROLS = """() => [...document.querySelectorAll("section input, section select")]
+    .map((control) => [control.closest("section").id, control.type === "checkbox" ? control.checked : control.value])"""
+
+TOO_WIDE = """() => {
+    const out = document.scrollingElement;
+    if (out.scrollWidth <= innerWidth) return [];
+    return [...document.querySelectorAll("body *")]
+        .filter((part) => part.getBoundingClientRect().right > innerWidth + 1 && !boxed(part))
+        .map((part) => `${part.closest("section")?.id}: <${part.localName} class="${part.getAttribute("class")}">`);
+    function boxed(part) {
+        for (let box = part.parentElement; box && box !== out; box = box.parentElement)
+            if (getComputedStyle(box).overflowX !== "visible") return true;
+        return false;
+    }
+}"""
+
+FAINT = """() => {
+    const numbers = (text) => (text.match(/-?[\\d.]+(e-?\\d+)?/g) ?? []).map(Number);
+    const parsed = (text) => {
+        const [r, g, b, a = 1] = numbers(text.replace("srgb", ""));
+        return { rgb: text.startsWith("color") ? [r, g, b] : [r / 255, g / 255, b / 255], a };
+    };
+    const light = ({ rgb }) => {
+        const [r, g, b] = rgb.map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const paper = light(parsed(getComputedStyle(document.body).backgroundColor));
+    const contrast = (text) => {
+        const [low, high] = [paper, light(parsed(text))].sort((a, b) => a - b);
+        return (high + 0.05) / (low + 0.05);
+    };
+    const probe = document.body.appendChild(document.createElement("i"));
+    const quiet = ["--grid", "--line", "--shade", "--paper"].map((name) => {
+        probe.style.color = `var(${name})`;
+        return getComputedStyle(probe).color;
+    });
+    probe.remove();
+    const found = [];
+    for (const drawing of document.querySelectorAll("svg.drawing")) {
+        const view = drawing.closest("section").id;
+        const shapes = [...drawing.querySelectorAll("image, rect, path, circle, polygon")].filter((shape) => {
+            const style = getComputedStyle(shape);
+            return shape.localName === "image" || (style.fill !== "none" && style.fillOpacity * style.opacity > 0.2);
+        });
+        const boxes = shapes.map((shape) => shape.getBoundingClientRect());
+        for (const text of drawing.querySelectorAll("text")) {
+            if (!text.textContent.trim() || text.querySelector("tspan")) continue;
+            const style = getComputedStyle(text), box = text.getBoundingClientRect();
+            const size = parseFloat(style.fontSize) * Math.sqrt(Math.abs(det(text.getScreenCTM())));
+            if (size < 10.99) found.push(`${view}: letters of ${size} px: ${text.textContent}`);
+            const x = (box.left + box.right) / 2, y = (box.top + box.bottom) / 2;
+            if (boxes.some((b) => b.left <= x && x <= b.right && b.top <= y && y <= b.bottom)) continue;
+            const there = contrast(style.fill);
+            if (there < 4.5) found.push(`${view}: letters at ${there}: ${text.textContent}`);
+        }
+        for (const line of drawing.querySelectorAll("path, line, polyline")) {
+            const style = getComputedStyle(line);
+            if (style.stroke === "none" || style.fill !== "none" && line.localName !== "line") continue;
+            if (style.strokeOpacity * style.opacity < 1 || /url/.test(style.stroke)) continue;
+            if (quiet.includes(style.stroke)) continue;
+            if (contrast(style.stroke) < 3) found.push(`${view}: a line at ${contrast(style.stroke)}: ${style.stroke}`);
+        }
+    }
+    return [...new Set(found)];
+    function det(m) { return m.a * m.d - m.b * m.c; }
+}"""
+
+TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+
+
+def test_nothing_is_wider_than_the_window_whatever_that_is(kept):
+    page = kept()
+    for width in (3840, 768, 360, 1400):
+        page.set_viewport_size({"width": width, "height": 900})
+        settle(page)
+        assert page.evaluate(TOO_WIDE) == [], width
+        assert page.evaluate("() => document.scrollingElement.scrollWidth <= innerWidth"), width
+
+
+@pytest.mark.parametrize(("width", "look"), [(1400, "light"), (1400, "dark"), (360, "dark")])
+def test_letters_and_lines_can_be_told_from_the_paper(kept, width, look):
+    page = kept(width)
+    page.get_by_label("Colours").select_option(look)
+    settle(page)
+    assert page.evaluate(FAINT) == []
+
+
+def test_a_reader_chooses_light_or_dark_whatever_the_system_is(opened):
+    page = opened("none", dark=True)
+    colour = "() => getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(colour)
+    page.get_by_label("Colours").select_option("light")
+    light = page.evaluate(colour)
+    assert (dark, light) == ("rgb(18, 22, 27)", "rgb(255, 255, 255)")
+
+
+@pytest.mark.parametrize("look", ["light", "dark", "only"])
+def test_a_screen_reader_finds_its_way(opened, kept, look):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe: pip install posenc[test]")
+    page = opened(address="#?only=true") if look == "only" else kept()
+    if look == "dark":
+        page.get_by_label("Colours").select_option("dark")
+    # Tables of thousands of cells would take a minute.
+    opening = "(open) => document.querySelectorAll('details:not(.numbers)').forEach((one) => (one.open = open))"
+    page.evaluate(opening, True)
+    # What is dark differs from what is light by its colours.
+    rules = ["color-contrast"] if look == "dark" else TAGS
+    report = axe.Axe().run(page, options={"runOnly": rules, "resultTypes": ["violations"]})
+    page.evaluate(opening, False)
+    found = [
+        f"{one['id']}: {one['help']}: {[node['html'][:200] for node in one['nodes']]}"
+        for one in report.response["violations"]
+    ]
+    assert found == []
+
+
+def test_every_slider_is_moved_by_keys(kept):
+    page = kept()
+    for view in views_of(page):
+        for slider in page.locator(f"#{view} input[type=range]:visible:enabled").all():
+            before = slider.input_value()
+            slider.press("ArrowRight")
+            if slider.input_value() == before:
+                slider.press("ArrowLeft")
+            assert slider.input_value() != before, f"{view}: {slider.evaluate('(one) => one.labels[0].textContent')}"
+
+
+def test_every_drawing_that_can_be_pointed_at_is_moved_by_a_finger_and_by_keys(kept):
+    page = kept(360)
+    now = """() => JSON.stringify([posenc.settingsNow(),
+        [...document.querySelectorAll(".said")].map((sentence) => sentence.textContent)])"""
+    for view in views_of(page):
+        for drawing in page.locator(f"#{view} svg.drawing[role=application]").all():
+            drawing.scroll_into_view_if_needed()
+            box = drawing.bounding_box()
+            seen = []
+            for across, down in ((0.2, 0.3), (0.4, 0.45), (0.65, 0.6)):
+                drawing.tap(position={"x": across * box["width"], "y": down * box["height"]}, force=True)
+                seen.append(page.evaluate(now))
+            assert len(set(seen)) > 1, f"{view}: a finger on {drawing.get_attribute('aria-label')}"
+            drawing.focus()
+            for key in ("ArrowRight", "ArrowRight", "ArrowDown", "ArrowLeft", "ArrowUp"):
+                page.keyboard.press(key)
+                seen.append(page.evaluate(now))
+            assert len(set(seen[2:])) > 1, f"{view}: arrow keys in {drawing.get_attribute('aria-label')}"
+
+
+def test_what_is_pointed_at_in_one_view_is_pointed_at_in_all(kept):
+    page = kept()
+    places = """(name) => [...document.querySelectorAll("section label")]
+        .filter((label) => label.querySelector("input[type=range]") && label.innerText.split(" ")[0] === name)
+        .map((label) => label.querySelector("input"))
+        .map((slider) => [slider.closest("section").id, Number(slider.value), Number(slider.max), Number(slider.min)])
+        .filter(([view, value, most, least]) => Number.isInteger(most - least))"""  # a slider of logarithms is no count
+    for name in ("position", "pair", "head"):
+        sliders = page.evaluate(places, name)
+        for view, *_ in sliders:
+            page.locator(f"#{view} label", has_text=re.compile(f"^{name} ")).locator("input").first.press("ArrowLeft")
+            wanted = page.evaluate("() => posenc.settingsNow()")[name]
+            found = page.evaluate(places, name)
+            assert [value for _, value, *_ in found] == [min(most, max(least, wanted)) for *_, most, least in found], (
+                view
+            )
+
+
+def test_an_address_shows_what_it_was_copied_from(kept, opened):
+    page = kept()
+    for view in views_of(page):
+        for control in page.query_selector_all(f"#{view} :is(input, select):not([disabled])"):
+            if not control.evaluate("(one) => one.isConnected && one.checkVisibility()"):
+                continue  # another control took its place
+            if control.evaluate("(one) => one.localName") == "select":
+                others = control.evaluate(
+                    "(one) => [...one.options].map((o) => o.value).filter((v) => v !== one.value)"
+                )
+                if others:
+                    control.select_option(others[-1])
+            elif control.get_attribute("type") == "checkbox":
+                control.click()
+            else:
+                control.press("ArrowRight")
+    settle(page)
+    address, settings, controls, sentences = (
+        page.evaluate("() => location.hash"),
+        page.evaluate("() => posenc.settingsNow()"),
+        page.evaluate(CONTROLS),
+        said(page),
+    )
+    other = opened(address=address)
+    settle(other)
+    assert other.evaluate("() => posenc.settingsNow()") == settings
+    assert other.evaluate(CONTROLS) == controls
+    assert said(other) == sentences
+
+
+def test_an_address_that_says_nonsense_is_a_page_all_the_same(opened):
+    page = opened()
+    views = views_of(page)
+    names = page.evaluate("() => Object.keys(posenc.settingsNow())")
+    for value in ("-1", "1e9", "0.5", "", "%FF<script>window.hit=1</script>"):
+        page.evaluate("(hash) => (location.hash = hash)", f"#nowhere?{'&'.join(f'{name}={value}' for name in names)}")
+        settle(page)
+        failed = "(all) => all.map((one) => `${one.closest('section').id}: ${one.textContent}`)"
+        assert page.locator("section [role=alert]").evaluate_all(failed) == [], value
+        assert views_of(page) == views, value
+        assert page.evaluate("() => location.hash").startswith(f"#{views[0]}"), value
+    assert page.evaluate("() => window.hit") is None
+
+
+def test_every_view_is_saved_as_a_drawing_a_picture_and_numbers(kept, tmp_path):
+    page = kept()
+    for view in views_of(page):
+        for what in ("SVG", "PNG", "Data"):
+            with page.expect_download(timeout=10_000) as download:
+                page.locator(f"#{view} .tools button", has_text=re.compile(f"^{what}$")).click()
+            file = tmp_path / download.value.suggested_filename
+            download.value.save_as(file)
+            assert file.stem == f"posenc-{view}"
+            if what == "SVG":
+                root = ElementTree.parse(file).getroot()
+                parts = {part.tag.rpartition("}")[2] for part in root.iter()}
+                assert float(root.attrib["width"]) > 200 and float(root.attrib["height"]) > 50, view
+                assert parts & {"path", "image", "circle", "line", "rect"} and "text" in parts, view
+                assert "var(" not in file.read_text() and "color(" not in file.read_text(), view
+            elif what == "PNG":
+                head = file.read_bytes()[:24]
+                assert head[:8] == b"\x89PNG\r\n\x1a\n"
+                assert int.from_bytes(head[16:20], "big") > 600 and int.from_bytes(head[20:24], "big") > 150, view
+                assert len(set(file.read_bytes())) > 50, view
+            else:
+                saved = json.loads(file.read_text())
+                assert saved["view"] == view and saved["said"] == said(page)[view]
+                assert saved["rows"] and {len(row) for row in saved["rows"]} == {len(saved["columns"])}, view
+
+
+def test_numbers_stand_in_a_table_that_keys_reach(kept):
+    page = kept()
+    for view in views_of(page):
+        page.locator(f"#{view} .numbers > summary").press("Enter")
+        table = page.locator(f"#{view} .numbers [role=region]")
+        table.wait_for()
+        page.keyboard.press("Tab")
+        assert table.evaluate("(one) => one === document.activeElement"), view
+        assert table.locator("tbody tr").count() >= 1, view
+        page.locator(f"#{view} .numbers > summary").click()
+
+
+def test_nothing_moves_by_itself_for_who_asked_for_that(kept):
+    page = kept()
+    page.emulate_media(reduced_motion="reduce")
+    settle(page)
+    shown = "() => document.querySelector('main').innerHTML"
+    before = page.evaluate(shown)
+    page.wait_for_timeout(400)
+    assert page.evaluate(shown) == before
+    assert page.evaluate("() => document.getAnimations().length") == 0
+    page.emulate_media(reduced_motion="null")
+
+
+def test_paper_has_the_drawings_and_no_buttons(kept):
+    page = kept()
+    page.get_by_label("Colours").select_option("dark")
+    page.emulate_media(media="print")
+    for hidden in ("nav", ".skip", ".tools", "section input", "header input", "header details"):
+        shown = "(all) => all.filter((one) => one.checkVisibility()).map((one) => one.closest('section')?.id)"
+        assert page.locator(hidden).evaluate_all(shown) == [], hidden
+    assert page.evaluate("() => getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.locator("svg.drawing").first.is_visible()
+    paper = page.pdf(format="A4")
+    assert paper.startswith(b"%PDF") and paper.count(b"/Type /Page\n") >= 1
+    page.emulate_media(media="null")
+
+
+def test_the_page_asks_for_nothing_but_itself_and_is_small_and_quick(opened, browser, written):
+    file = written()
+    assert file.stat().st_size < 3_000_000
+    context = browser.new_context()
+    page, asked = context.new_page(), []
+    page.on("request", lambda request: asked.append(request.url))
+    began = time.monotonic()
+    page.goto(file.as_uri(), wait_until="commit")
+    page.locator("section input[type=range]").first.press("ArrowRight")
+    took = time.monotonic() - began
+    settle(page)
+    context.close()
+    assert [url for url in asked if not url.startswith("data:")] == [file.as_uri()]
+    # 0.3 s where nothing else runs; other processes of a test run may hold this one up.
+    assert took < 8

@@ -1,0 +1,32 @@
+"""The sines of the page beside posenc's own."""
+
+import re
+
+import pytest
+import torch
+
+from posenc import Sinusoidal
+from posenc.positions import Positions
+
+
+@pytest.mark.parametrize(("dim", "base", "position"), [(32, 10_000.0, 12), (6, 37.5, 1_000), (128, 2.0, 77)])
+def test_sinusoidal(opened, dim, base, position):
+    page = opened("sinusoidal")
+    found = page.evaluate("([p, d, b]) => posenc.formulas.sinusoidal(p, d, b)", [position, dim, base])
+    wanted = (
+        Sinusoidal(dim, base=base)
+        .double()
+        .embed(torch.zeros(1, 1, dim).double(), Positions.of(torch.tensor([position])))
+    )
+    assert found == pytest.approx(wanted[0, 0].tolist(), abs=1e-6)
+
+
+def test_arrow_keys_move_the_cursor_of_all_drawings(opened):
+    page = opened("sinusoidal", address="#sines")
+    plot = page.get_by_label("Sines of 4 pairs over 64 positions")
+    from playwright.sync_api import expect
+
+    plot.focus()
+    page.keyboard.press("ArrowRight")
+    assert "Position 13" in page.locator("#sines .said").inner_text()
+    expect(page).to_have_url(re.compile("position=13"))

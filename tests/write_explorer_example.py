@@ -1,0 +1,30 @@
+"""Writes src/posenc/explorer/example.json: what was trained, for pages that are asked for no run.
+
+posenc compare --out runs/example
+.venv/bin/python tests/write_explorer_example.py runs/example
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from posenc.explorer import trained
+from posenc.lab.views.page import shortened
+
+COMMAND = "posenc compare"
+
+
+def text(run: Path) -> str:
+    """The text of the file."""
+    return json.dumps(shortened(made(run)), separators=(",", ":")) + "\n"
+
+
+def made(run: Path) -> dict[str, Any]:
+    known = trained.of(run)
+    known["sections"]["run"]["made"] = f"{COMMAND}, {known['sections']['run']['made']}"
+    return known
+
+
+if __name__ == "__main__":
+    trained.EXAMPLE.write_text(text(Path(sys.argv[1])), encoding="utf-8")

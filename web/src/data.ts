@@ -1,0 +1,165 @@
+/** The numbers that posenc computed and put into the page. `posenc.lab.views` writes them; the forms are said here. */
+
+import type { Schedule } from "./formulas";
+
+/** A number for each head at each distance. */
+export interface Head {
+  distance: number[];
+  heads: number[][];
+}
+
+/** What patches of a picture have in common, by offset: other minus patch, from -15 to 15 on both axes. */
+export interface PlaneMap {
+  name: string;
+  what: "logit" | "cosine" | "bias";
+  /** Whether it has parameters, which are as they were drawn at the start. */
+  drawn: boolean;
+  /** Patches on a side, or "0" for all -> [head][row][column]; null where training decides all of it. */
+  offsets: Record<string, number[][][]> | null;
+}
+
+export interface OnTwoAxes {
+  /** Of pictures, in patches. */
+  sides: number[];
+  /** Of the heads that the maps are of (channels). */
+  head_dim: number;
+  maps: PlaneMap[];
+}
+
+/** An encoding of the page or the catalogue, and the doors that it opens. */
+export interface Opened {
+  name: string;
+  doors: string[];
+  group: string;
+  idea: string;
+  /** What a KV cache holds or does besides k and v. */
+  cache: string;
+}
+
+/** A rotary before and after its schedule; wavelengths in positions, null where a pair stands still. */
+export interface RotarySpectrum {
+  spec: string;
+  base: number;
+  width: number;
+  trained_length: number;
+  schedule: Schedule | null;
+  /** Whether the schedule depends on the declared horizon: the numbers here are then those at the trained length. */
+  by_horizon: boolean;
+  plain: (number | null)[];
+  wavelengths: (number | null)[];
+  temperature: number;
+}
+
+/** A learned table of a checkpoint, one position in every `step`. */
+export interface LearnedTable {
+  name: string;
+  size: number[];
+  step: number;
+  /** Cosines in hundredths, row by row, each up to and with the diagonal. */
+  similarity: number[][];
+  components: number[][];
+  /** Of the variance, of all components, largest first. */
+  shares: number[];
+}
+
+/** What a checkpoint says of positions. Its texts come from a file that somebody else wrote. */
+export interface Checkpoint {
+  name: string;
+  architecture: string;
+  format: string;
+  parts: string[][];
+  doubts: { title: string; said: string[] }[];
+  /** `before`: the trained length before a schedule stretched the model, where that is another one. */
+  spectra: (Omit<RotarySpectrum, "trained_length"> & { name: string; trained_length: number | null; before: number | null })[];
+  tables: LearnedTable[];
+  biases: (Head & { name: string; every_head: number })[];
+  left_out: string[];
+}
+
+/** One encoding of the page. What cannot be known without training is null: nothing is drawn for it. */
+export interface Encoding {
+  name: string;
+  spec: string;
+  idea: string;
+  formula: string;
+  source: string;
+  doors: string[];
+  /** Its place in the palette: an encoding has one colour everywhere. */
+  place: number;
+  /** `added`: what it adds at each position [T][dim], where that is fixed. */
+  sections: Record<string, any> & { added?: number[][] | null; spectrum?: RotarySpectrum[] | null };
+}
+
+/** Attention weights [layers][heads][queries][keys] in thousandths; a row ends with the last key that has any. */
+export type Weights = (number | null)[][][][];
+
+/** One trained model of an encoding, asked about one sequence. */
+export interface Model {
+  label: string;
+  seed: number;
+  learned: boolean;
+  tokens: string[];
+  with: Weights;
+  /** The same model with its positions removed. */
+  without: Weights;
+}
+
+/** At one length, the seeds that learned. */
+export interface Point {
+  length: number;
+  /** Null where it is infinite, which JSON has no word for. */
+  median: number | null;
+  seeds: (number | null)[];
+}
+
+/** One encoding on one task: how many of its runs learned, and what these score at each length. */
+export interface Reach {
+  label: string;
+  learned: number;
+  of: number;
+  /** How many learned, in words, where that needs saying. */
+  seeds: string;
+  /** The score at the trained length, in words. */
+  in_range: string;
+  points: Record<string, Point[]>;
+}
+
+export interface Curves {
+  task: string;
+  trained: number[];
+  unit: string;
+  measures: { id: string; name: string }[];
+  gate: string;
+  encodings: Reach[];
+}
+
+/** What belongs to the page: what the records of a comparison say (`labels` in the order of their colours), and so on. */
+export interface Sections {
+  run: { made: string; labels: string[] };
+  attention: { tasks: { task: string; models: Model[] }[]; left_out: string[] };
+  extrapolation: { tasks: Curves[] };
+  /** The order test without position. */
+  order: OrderTest;
+  axes: OnTwoAxes;
+  doors: Opened[];
+  checkpoint: Checkpoint;
+}
+
+/** By the direction of attention, for one layer and for two: [orders][tokens], how far each output moves. */
+export type OrderTest = Record<"bidirectional" | "causal", number[][][]>;
+
+export interface Data {
+  schema: number;
+  version: string;
+  command: string;
+  title: string;
+  encodings: Encoding[];
+  sections: Partial<Sections>;
+}
+
+/** The data of the page; empty where it has none, as while the bundle is tried by itself. */
+export function dataOf(page: Document): Data {
+  const element = page.getElementById("posenc-data");
+  if (!element?.textContent) throw new Error("this page carries no numbers: write it by posenc explore");
+  return JSON.parse(element.textContent);
+}
