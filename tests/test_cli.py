@@ -62,7 +62,7 @@ SURFACE = {
     "board": "tasks encodings seconds workers plan out",
     "advise": "task train-length test-length bidirectional axes encoding rows json",
     "list": "axes door used-by pager json",
-    "show": "tokens dim heads words shift trained out open json",
+    "show": "tokens dim heads words shift run out open json",
     "order": "json",
     "train": f"{OF_EXPERIMENT} task seed map stretch warmup final-rate weight-decay clip curriculum cool-down "
     "evaluate-every samples sample-tokens accumulation activation-checkpointing parallel keep config out threads log "

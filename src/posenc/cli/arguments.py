@@ -92,7 +92,13 @@ def understood(verb: str, cls: Any, given: list[str]) -> Any:
 def options_of(cls: type) -> dict[str, Any]:
     """The options of a verb, without what stands for itself: name -> type."""
     marked = get_type_hints(cls, include_extras=True)
-    return {name: kind for name, kind in get_type_hints(cls).items() if Positional not in get_args(marked[name])}
+    kinds = get_type_hints(cls).items()
+    return {called(name, marked[name]): kind for name, kind in kinds if Positional not in get_args(marked[name])}
+
+
+def called(name: str, marked: Any) -> str:
+    """The name of an option: that of its field, where its type is not marked with another."""
+    return next((mark.name for mark in get_args(marked)[1:] if getattr(mark, "name", None)), name)
 
 
 def flag(name: str) -> str:

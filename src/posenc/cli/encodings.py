@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional
 
-from posenc.cli.options import Folder, Names, Specs, Texts, Whole, taking
+from posenc.cli.options import Comparison, Names, Specs, Texts, Whole, taking
 from posenc.foreign import quoted
 from posenc.lab import ENCODINGS
 
@@ -116,7 +116,7 @@ class Show:
     """The words of the worked example, for encodings that add to embeddings."""
     shift: int = 1
     """The k of the shift matrix M_k with PE(p + k) = M_k PE(p), for sinusoidal."""
-    trained: Folder = None
+    comparison: Comparison = None
     """A folder that compare has filled: what its runs of this encoding have learned is drawn too."""
     out: Path = Path("runs/show")
     """The folder for the pictures."""
@@ -138,7 +138,7 @@ class Show:
             heads=self.heads,
             words=self.words,
             shift=self.shift,
-            trained=self.trained,
+            trained=self.comparison,
         )
         if self.json:
             print(json.dumps(shown.facts))

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import Positional, arg
+from tyro.conf import Positional
 
-from posenc.cli.options import File, Specs, Whole, taking, unless_empty
+from posenc.cli.options import Comparison, File, Specs, Whole, taking
 
 
 @dataclass
@@ -21,7 +21,7 @@ class Explore:
 
     specs: Positional[Specs] = ()
     """The encodings. Default: the best known."""
-    folder: Annotated[Path | None, arg(name="run", metavar="PATH", help_behavior_hint=unless_empty)] = None
+    comparison: Comparison = None
     """A comparison's folder: its curves, its trained tables, where its models look. Default: a small one that ships."""
     checkpoint: File = None
     """A folder in Hugging Face's form, a GGUF file, or the name of a fetched model."""
@@ -42,7 +42,7 @@ class Explore:
         if self.port is not None and not self.serve:
             raise ValueError("--port says where --serve listens; give --serve too")
         with terminal.doing("computing ..."):
-            text = explore(self.specs, run=self.folder, checkpoint=self.checkpoint)
+            text = explore(self.specs, run=self.comparison, checkpoint=self.checkpoint)
         self.out.parent.mkdir(parents=True, exist_ok=True)
         store.write(self.out, text.encode())
         terminal.say(f"Explorer: {self.out}")
