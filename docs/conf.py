@@ -5,17 +5,22 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).with_name("extensions")))
 
-import posenc  # noqa: E402
+import posenc
 
 project = "posenc"
 author = "The posenc authors"
 copyright = "2026, the posenc authors"
 version = release = posenc.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "mathml", "docstrings", "catalogue_pages"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "mathml", "docstrings", "catalogue_pages"]
 html_math_renderer = "mathml"
 exclude_patterns = ["_build", "extensions"]
-source_suffix = {".md": "markdown"}
+source_suffix = {".md": "myst-nb"}
+# Lessons are run while they are built, and only when they have changed.
+nb_execution_mode = "cache"
+nb_execution_timeout = 120
+nb_execution_raise_on_error = True
+nb_merge_streams = True
 root_doc = "index"
 # Docstrings are plain text: what stands in backquotes is code.
 default_role = "code"

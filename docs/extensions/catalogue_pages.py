@@ -12,6 +12,7 @@ import posenc
 from posenc.lab.description import listing
 from posenc.lab.description.describe import show
 from posenc.lab.results import figures
+from posenc.lessons import lessons
 
 ROW = "| {} | {} |"
 
@@ -66,6 +67,17 @@ def make(app: Sphinx) -> None:
     write(folder / "index.md", "\n".join([*head, "| encoding | what it does |", "|---|---|", *rows, ""]))
 
 
+def lesson_pages(app: Sphinx) -> None:
+    """The lessons lie in the package, beside what checks their exercises."""
+    folder = Path(app.srcdir) / "lessons"
+    names = [f"{lesson.place:02d}-{lesson.name.replace('_', '-')}" for lesson in lessons()]
+    for lesson, name in zip(lessons(), names, strict=True):
+        write(folder / f"{name}.md", lesson.text)
+    head = ["# Lessons", "", "From nothing to the choice of an encoding; each runs in under a minute.", ""]
+    write(folder / "index.md", "\n".join([*head, "```{toctree}", "", *names, "```", ""]))
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("builder-inited", make)
+    app.connect("builder-inited", lesson_pages)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -26,6 +26,7 @@ from posenc.cli.checkpoints import Convert, Extend, Fetch, Inspect
 from posenc.cli.comparison import Compare, Merge, Report
 from posenc.cli.encodings import Check, List, Order, Show
 from posenc.cli.export import Export
+from posenc.cli.lesson import LessonVerb
 from posenc.cli.published import LAB, Lab
 from posenc.cli.training import Generate, Train
 from posenc.foreign import near, one_line, quoted, visible
@@ -57,7 +58,7 @@ VERBS = {
         Export,
         Lab,
     )
-}
+} | {"lesson": LessonVerb}
 Verb: Any = Union[tuple(Annotated[cls, subcommand(name)] for name, cls in VERBS.items())]  # noqa: UP007
 
 
