@@ -1,4 +1,4 @@
-"""The pages for those who come from another library: what theirs gives and what ours gives, compared as the page says."""
+"""The pages for those who come from another library: theirs and ours, compared as the page says."""
 
 import pytest
 from code_in_texts import HOME, blocks, run
