@@ -17,7 +17,9 @@ FIRST = [
     HOME / name
     for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "examples/README.md")
 ]
-TEXTS = [*FIRST, *sorted((HOME / "docs").rglob("*.md"))]
+MADE = ("_build", "encodings", "lessons", "reference")
+"""Folders of docs that the site's build fills: what is in them stands in the code."""
+TEXTS = [*FIRST, *sorted(path for path in (HOME / "docs").rglob("*.md") if path.parts[len(HOME.parts) + 1] not in MADE)]
 COMING_FROM = HOME / "docs" / "coming-from"
 """Pages that need another library: tests/peers/test_coming_from.py runs them."""
 
