@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from code_in_texts import HOME, blocks, name, prose, run
 
 from posenc import cli, testing
 from posenc.lab.evaluation import evaluate
@@ -12,38 +13,25 @@ from posenc.lab.experiments import experiment, recipes
 from posenc.lab.runs import train
 from posenc.lab.texts import data
 
-HOME = Path(__file__).resolve().parent.parent
 FIRST = [
     HOME / name
     for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "examples/README.md")
 ]
-TEXTS = [*FIRST, *sorted((HOME / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+MADE = ("_build", "encodings", "lessons", "reference")
+"""Folders of docs that the site's build fills: what is in them stands in the code."""
+TEXTS = [*FIRST, *sorted(path for path in (HOME / "docs").rglob("*.md") if path.parts[len(HOME.parts) + 1] not in MADE)]
+COMING_FROM = HOME / "docs" / "coming-from"
+"""Pages that need another library: tests/peers/test_coming_from.py runs them."""
 
 
-def name(path: Path) -> str:
-    return path.relative_to(HOME).as_posix()
-
-
-def blocks(path: Path, *, python: bool) -> list[str]:
-    """The code blocks of a text, those in Python or all others."""
-    return [
-        code for language, code in BLOCK.findall(path.read_text(encoding="utf-8")) if (language == "python") == python
-    ]
-
-
-def prose(path: Path) -> str:
-    return BLOCK.sub("", path.read_text(encoding="utf-8"))
-
-
-@pytest.mark.parametrize("path", [path for path in TEXTS if blocks(path, python=True)], ids=name)
+@pytest.mark.parametrize(
+    "path", [path for path in TEXTS if path.parent != COMING_FROM and blocks(path, python=True)], ids=name
+)
 def test_the_code_of_a_text_runs_from_top_to_bottom(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    namespace = {"__name__": "a_text"}
-    for place, code in enumerate(blocks(path, python=True)):
-        exec(compile(code, f"{name(path)}, Python block {place + 1}", "exec"), namespace)
+    run(path)
 
 
 @pytest.mark.slow

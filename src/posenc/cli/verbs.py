@@ -14,6 +14,7 @@ from posenc.cli.comparison import Compare, Merge, Report
 from posenc.cli.encodings import Check, List, Order, Show
 from posenc.cli.explore import Explore
 from posenc.cli.export import Export
+from posenc.cli.lesson import Lesson
 from posenc.cli.options import taking
 from posenc.cli.published import Lab
 from posenc.cli.training import Generate, Train
@@ -51,7 +52,7 @@ class Completion:
 
 
 GROUPS = {
-    "look": (List, Show, Explore, Order, Advise),
+    "look": (List, Show, Explore, Order, Advise, Lesson),
     "compare": (Compare, Report, Merge, Board, Lab),
     "train": (Train, Generate, Export),
     "checkpoints": (Fetch, Inspect, Extend, Convert),

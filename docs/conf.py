@@ -1,0 +1,36 @@
+"""How the site is built: `python3 run.py docs`."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).with_name("extensions")))
+
+import posenc
+
+project = "posenc"
+author = "The posenc authors"
+copyright = "2026, the posenc authors"
+version = release = posenc.__version__
+
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "mathml", "docstrings", "catalogue_pages"]
+html_math_renderer = "mathml"
+exclude_patterns = ["_build", "extensions"]
+source_suffix = {".md": "myst-nb"}
+# Lessons are run while they are built, and only when they have changed.
+nb_execution_mode = "cache"
+nb_execution_timeout = 120
+nb_execution_raise_on_error = True
+nb_merge_streams = True
+root_doc = "index"
+# Docstrings are plain text: what stands in backquotes is code.
+default_role = "code"
+
+myst_enable_extensions = ["dollarmath", "deflist", "colon_fence", "attrs_inline"]
+myst_heading_anchors = 4
+
+autodoc_typehints = "signature"
+autodoc_member_order = "bysource"
+
+html_theme = "furo"
+html_title = f"posenc {version}"
+html_show_sphinx = False

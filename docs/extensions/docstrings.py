@@ -1,0 +1,103 @@
+"""Docstrings as they stand in the code, to pages: what is aligned there becomes lists and formulas here.
+
+A docstring of posenc is a sentence, equations, one line for each argument with its name in front, paragraphs, and an
+example. It is plain text, made to be read in a terminal.
+"""
+
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from sphinx.application import Sphinx
+
+ARGUMENT = re.compile(r"^([a-z_][\w]*(?:, [a-z_][\w]*)*)  +(\S.*)$")
+EQUATION = re.compile(r"[A-Za-z)\]_]\s(=|->|<=)\s")
+ENDS_A_SENTENCE = re.compile(r"[.:;!?]$")
+
+
+def paragraphs(lines: list[str]) -> Iterator[list[str]]:
+    """The lines between empty ones."""
+    held: list[str] = []
+    for line in [*lines, ""]:
+        if line.strip():
+            held.append(line)
+        elif held:
+            yield held
+            held = []
+
+
+def is_arguments(paragraph: list[str]) -> bool:
+    return ARGUMENT.match(paragraph[0]) is not None and all(
+        ARGUMENT.match(line) or line.startswith("  ") for line in paragraph
+    )
+
+
+def is_equations(paragraph: list[str]) -> bool:
+    return EQUATION.search(paragraph[0]) is not None and not ENDS_A_SENTENCE.search(paragraph[0])
+
+
+def arguments(paragraph: list[str]) -> Iterator[str]:
+    """A definition list."""
+    for line in paragraph:
+        if found := ARGUMENT.match(line):
+            yield found[1]
+            yield f"   {plain(found[2])}"
+        else:
+            yield f"   {plain(line.strip())}"
+
+
+def shown(lines: list[str]) -> list[str]:
+    """A docstring in the form that Sphinx reads.
+
+    >>> print("\\n".join(shown(["Halve.", "", "y = x/2", "", "x  a number"])))
+    Halve.
+    <BLANKLINE>
+    ::
+    <BLANKLINE>
+       y = x/2
+    <BLANKLINE>
+    x
+       a number
+    <BLANKLINE>
+    """
+    out: list[str] = []
+    for place, paragraph in enumerate(paragraphs(textwrap.dedent("\n".join(lines)).splitlines())):
+        if paragraph[0].startswith(">>>"):
+            out += paragraph
+        elif is_arguments(paragraph):
+            out += arguments(paragraph)
+        elif place and is_equations(paragraph):
+            out += ["::", "", *(f"   {line}" for line in paragraph)]
+        else:
+            out += [plain(line.strip()) for line in paragraph]
+        out.append("")
+    return out
+
+
+def plain(line: str) -> str:
+    """A line whose bars and stars mean nothing but themselves, outside of code."""
+    parts = line.split("`")
+    parts[::2] = [re.sub(r"([|*])", r"\\\1", part) for part in parts[::2]]
+    return "`".join(parts)
+
+
+def process(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    lines[:] = shown(lines)
+
+
+def signature(
+    app: Sphinx, what: str, name: str, obj: Any, options: Any, given: str | None, returns: str | None
+) -> tuple[str, None] | None:
+    """What a class is made with: those of the catalogue are called through one place, which takes anything."""
+    if what != "class" or "*given" not in (given or ""):
+        return None
+    own = inspect.signature(obj.__init__)
+    return str(own.replace(parameters=list(own.parameters.values())[1:], return_annotation=own.empty)), None
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    app.connect("autodoc-process-docstring", process)
+    app.connect("autodoc-process-signature", signature)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,90 @@
+"""The course: one lesson after another, each a text whose code runs, with exercises that can be checked.
+
+A lesson is two files of one name: NAME.md, a notebook in MyST's form, and NAME.py, which says its place in the course
+and holds what its exercises owe. A new lesson is two new files.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+from posenc.foreign import code, near, quoted
+from posenc.verdicts import Held, Verdict, name_of
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """One lesson.
+
+    name  of its files
+    """
+
+    name: str
+
+    @property
+    def module(self) -> ModuleType:
+        return importlib.import_module(f"posenc.lessons.{self.name}")
+
+    @property
+    def place(self) -> int:
+        """Where it stands in the course, from 1 on."""
+        return self.module.PLACE
+
+    @property
+    def text(self) -> str:
+        """The lesson, as a MyST notebook."""
+        return (HERE / f"{self.name}.md").read_text(encoding="utf-8")
+
+    @property
+    def title(self) -> str:
+        """What its text is called."""
+        return next(line[2:] for line in self.text.splitlines() if line.startswith("# "))
+
+    def check(self, path: str | Path) -> Iterator[Verdict]:
+        """The verdicts on the answers in a file, one for each exercise.
+
+        An exercise that is not in the file yet is told so.
+
+        Raises ValueError for a file that is missing, or that cannot be run.
+        """
+        theirs = code.imported(str(path))
+        exercises = self.module.EXERCISES
+        advice = {name_of(exercise): (exercise.__doc__ or "").strip() for exercise in exercises}
+        held = Held(theirs, str(path), {theirs.__name__}, advice)
+        return (held.to(exercise) for exercise in exercises)
+
+
+@cache
+def lessons() -> tuple[Lesson, ...]:
+    """All of them, in their order."""
+    found = [Lesson(file.name) for file in pkgutil.iter_modules([str(HERE)])]
+    return tuple(sorted(found, key=lambda lesson: lesson.place))
+
+
+def lesson_of(asked: str) -> Lesson:
+    """The lesson of a number or a name.
+
+    Raises ValueError for one that there is not.
+
+    >>> lesson_of("1").name
+    'order_is_lost'
+    """
+    found = [lesson for lesson in lessons() if asked in (str(lesson.place), lesson.name)]
+    if not found:
+        names = tuple(lesson.name for lesson in lessons())
+        raise ValueError(
+            f"no lesson {quoted(asked)}{near(asked, names)}; they go from 1 to {len(names)}: posenc lesson"
+        )
+    return found[0]
+
+
+def answer(theirs: ModuleType, name: str) -> object:
+    """What a file of answers calls `name`; raises AssertionError where there is nothing of that name yet."""
+    assert hasattr(theirs, name), f"there is no {name} in it yet"
+    return getattr(theirs, name)
