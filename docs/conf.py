@@ -12,7 +12,15 @@ author = "The posenc authors"
 copyright = "2026, the posenc authors"
 version = release = posenc.__version__
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "mathml", "docstrings", "catalogue_pages"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.viewcode",
+    "mathml",
+    "docstrings",
+    "catalogue_pages",
+    "reference_pages",
+]
 html_math_renderer = "mathml"
 exclude_patterns = ["_build", "extensions"]
 source_suffix = {".md": "myst-nb"}
@@ -29,6 +37,8 @@ myst_enable_extensions = ["dollarmath", "deflist", "colon_fence", "attrs_inline"
 myst_heading_anchors = 4
 
 autodoc_typehints = "signature"
+# What torch says of its own methods is no word about ours.
+autodoc_inherit_docstrings = False
 autodoc_member_order = "bysource"
 
 html_theme = "furo"

@@ -14,6 +14,7 @@ from sphinx.application import Sphinx
 
 ARGUMENT = re.compile(r"^([a-z_][\w]*(?:, [a-z_][\w]*)*)  +(\S.*)$")
 EQUATION = re.compile(r"[A-Za-z)\]_]\s(=|->|<=)\s")
+WARNINGS = ("Where it goes wrong", "Limit", "Limits")
 ENDS_A_SENTENCE = re.compile(r"[.:;!?]$")
 
 
@@ -76,14 +77,39 @@ def shown(lines: list[str]) -> list[str]:
     return out
 
 
+def begins_with(paragraph: list[str], heads: tuple[str, ...]) -> bool:
+    return paragraph[0].partition(": ")[0] in heads
+
+
+def warning(docstring: str) -> list[str]:
+    """The paragraph that says where something goes wrong, without these words; nothing where there is none.
+
+    >>> warning("Halve.\\n\\nLimit: odd numbers\\nare halved too.\\n\\ny = x/2")
+    ['Odd numbers', 'are halved too.']
+    """
+    for paragraph in paragraphs(docstring.splitlines()):
+        if begins_with(paragraph, WARNINGS):
+            _, _, rest = paragraph[0].partition(": ")
+            return [rest[:1].upper() + rest[1:], *paragraph[1:]]
+    return []
+
+
 def plain(line: str) -> str:
-    """A line whose bars and stars mean nothing but themselves, outside of code."""
+    """A line whose bars, stars and last underscores mean nothing but themselves, outside of code."""
     parts = line.split("`")
-    parts[::2] = [re.sub(r"([|*])", r"\\\1", part) for part in parts[::2]]
+    parts[::2] = [re.sub(r"([|*]|(?<=\w)_(?!\w))", r"\\\1", part) for part in parts[::2]]
     return "`".join(parts)
 
 
+def without_what_stands_above(lines: list[str]) -> list[str]:
+    """A docstring of the catalogue without its idea and its warning, which have a place of their own on their page."""
+    _, *rest = paragraphs(lines)
+    return [line for paragraph in rest if not begins_with(paragraph, WARNINGS) for line in [*paragraph, ""]]
+
+
 def process(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    if what == "class" and getattr(obj, "equation", ""):
+        lines[:] = without_what_stands_above(lines)
     lines[:] = shown(lines)
 
 
