@@ -16,13 +16,13 @@ from sphinx.application import Sphinx
 
 import posenc
 from posenc import coordinate_maps, kernels, schedules
-from posenc.rotations import plain_frequencies
 from posenc.lab.board import costs
 from posenc.lab.description import describe, listing
 from posenc.lab.results import figures
 from posenc.lab.tasks import TASKS
 from posenc.lessons import lessons
 from posenc.published import formulas_of
+from posenc.rotations import plain_frequencies
 
 ROW = "| {} | {} |"
 TOKENS, DIM, HEADS, CELLS = 32, 64, 4, 8
@@ -136,20 +136,22 @@ def models(name: str, source: Path) -> list[str]:
     return [f"Of the architectures in transformers ([census](../checkpoints/census.md)): {shown}."]
 
 
-def elsewhere(name: str, source: Path) -> list[str]:
-    """What goes wrong in other libraries, by the page of known defects: rows that a test of this encoding holds."""
+def elsewhere(name: str, called: Iterable[str], source: Path) -> list[str]:
+    """What goes wrong in other libraries, by the page of known defects: rows that name an encoding or are held by it."""
     rows = tables_of(source / "guides" / "known-defects.md")
-    told_by = re.compile(rf"tests/(?:peers/)?test_{name}\.py")
-    found = [row for row in rows if told_by.search(row[-1])]
+    held = re.compile(rf"`tests/(?:peers/)?test_{name}\.py")
+    named = re.compile(rf"\b({'|'.join(map(re.escape, called))})\b", re.IGNORECASE)
+    found = [row for row in rows if held.match(row[-1]) or (held.search(row[-1]) and named.search(row[0]))]
     if not found:
         return []
-    lines = [f"- {': '.join(row[:-2])}" for row in found]
+    lines = [f"- {row[0]}" for row in found]
     return [*lines, "", "All of them, with the tests that hold them here: [known defects](../guides/known-defects.md)."]
 
 
 def encoding_page(name: str, source: Path) -> str:
     folder, card = source / "encodings", listing.card(name)
     cls = posenc.catalogue.find(name)
+    called = (name, card["class"], *card["also_called"])
     shown = describe.show(name, tokens=64, dim=64, heads=4, words=("the", "dog", "bit", "the", "man"), shift=1)
     pictures = []
     for picture, figure in shown.figures.items():
@@ -172,7 +174,7 @@ def encoding_page(name: str, source: Path) -> str:
             *titled("Where it goes wrong", *wrong(cls)),
             *titled("What is known of it", "| | |", "|---|---|", *facts, *measured(name, source)),
             *titled("Models that have it", *models(name, source)),
-            *titled("In other libraries", *elsewhere(name, source)),
+            *titled("In other libraries", *elsewhere(name, called, source)),
             "## Options",
             "",
             *described(f"posenc.{card['class']}", ":members: forward"),

@@ -14,6 +14,7 @@ from sphinx.application import Sphinx
 
 ARGUMENT = re.compile(r"^([a-z_][\w]*(?:, [a-z_][\w]*)*)  +(\S.*)$")
 EQUATION = re.compile(r"[A-Za-z)\]_]\s(=|->|<=)\s")
+PROSE = re.compile(r"(For|With|Where|In|At|By|The|An?) ")
 WARNINGS = ("Where it goes wrong", "Limit", "Limits")
 ENDS_A_SENTENCE = re.compile(r"[.:;!?]$")
 
@@ -36,14 +37,15 @@ def is_arguments(paragraph: list[str]) -> bool:
 
 
 def is_equations(paragraph: list[str]) -> bool:
-    return EQUATION.search(paragraph[0]) is not None and not ENDS_A_SENTENCE.search(paragraph[0])
+    first = paragraph[0]
+    return EQUATION.search(first) is not None and not ENDS_A_SENTENCE.search(first) and not PROSE.match(first)
 
 
 def arguments(paragraph: list[str]) -> Iterator[str]:
     """A definition list."""
     for line in paragraph:
         if found := ARGUMENT.match(line):
-            yield found[1]
+            yield plain(found[1])
             yield f"   {plain(found[2])}"
         else:
             yield f"   {plain(line.strip())}"
@@ -64,12 +66,12 @@ def shown(lines: list[str]) -> list[str]:
     <BLANKLINE>
     """
     out: list[str] = []
-    for place, paragraph in enumerate(paragraphs(textwrap.dedent("\n".join(lines)).splitlines())):
+    for paragraph in paragraphs(textwrap.dedent("\n".join(lines)).splitlines()):
         if paragraph[0].startswith(">>>"):
             out += paragraph
         elif is_arguments(paragraph):
             out += arguments(paragraph)
-        elif place and is_equations(paragraph):
+        elif is_equations(paragraph):
             out += ["::", "", *(f"   {line}" for line in paragraph)]
         else:
             out += [plain(line.strip()) for line in paragraph]

@@ -49,7 +49,7 @@ class Forgetting(Encoding):
 
     equation = r"""
     \operatorname{logit}(i, j) = \text{scale}\, q_i \cdot k_j + \sum_{\text{order}_j < \text{order}_l \le
-    \text{order}_i} \ln f_l
+    \text{order}_i} \ln\, f_l
 
     f_l = \operatorname{sigmoid}(w_h \cdot x_l + b_h)
     """

@@ -43,7 +43,7 @@ class StepTemperature(Encoding):
     """
 
     equation = r"""
-    q_p \to \tau q_p, \quad \tau = 1 + \text{strength} \ln g
+    q_p \to \tau q_p, \quad \tau = 1 + \text{strength} \ln\, g
 
     g = \begin{cases} 1 + \lfloor (p + 1) / \text{interval} \rfloor & \text{llama4} \\ 1 + \lfloor p / \text{interval}
     \rfloor & \text{ministral} \\ \max(1, (p + 1) / \text{interval}) & \text{inkling} \end{cases}

@@ -30,7 +30,7 @@ class DynamicYaRN(Schedule):
 
     \text{frequency}' = \text{keep} \, \text{frequency} + (1 - \text{keep}) \frac{\text{frequency}}{\text{factor}'}
 
-    \text{temperature} = 0.1 \ln \text{factor}' + 1
+    \text{temperature} = 0.1 \ln\, \text{factor}' + 1
     """
     example = "dynamic_yarn()"
     by_horizon = True

@@ -35,7 +35,7 @@ class LongRoPE(Schedule):
     \text{frequency}'_k = \begin{cases} \text{frequency}_k / \text{short factor}_k & \text{up to the trained length}
     \\ \text{frequency}_k / \text{long factor}_k & \text{beyond} \end{cases}
 
-    \text{temperature} = \sqrt{1 + \frac{\ln \text{factor}}{\ln \text{trained length}}}
+    \text{temperature} = \sqrt{1 + \frac{\ln\, \text{factor}}{\ln\, \text{trained length}}}
     """
     example = "longrope(factor=4, short_factor=(1.0, 1.1, 1.3), long_factor=(1.0, 2.0, 4.0))"
     by_horizon = True

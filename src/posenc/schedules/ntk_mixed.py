@@ -23,7 +23,7 @@ class NTKMixed(Schedule):
     """
 
     equation = r"""
-    \text{frequency}'_k = \frac{\text{frequency}_k}{\exp(a (k+1)^{\text{power}})}, \quad a = \frac{\ln
+    \text{frequency}'_k = \frac{\text{frequency}_k}{\exp(a (k+1)^{\text{power}})}, \quad a = \frac{\ln\,
     \text{factor}}{(r/2)^{\text{power}}}
     """
     example = "ntk_mixed(factor=4)"
