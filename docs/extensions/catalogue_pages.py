@@ -137,14 +137,15 @@ def models(name: str, source: Path) -> list[str]:
 
 
 def elsewhere(name: str, called: Iterable[str], source: Path) -> list[str]:
-    """What goes wrong in other libraries, by the page of known defects: rows that name an encoding or are held by it."""
+    """What goes wrong in other libraries with an encoding, by the page of known defects and the tests in its rows."""
     rows = tables_of(source / "guides" / "known-defects.md")
     held = re.compile(rf"`tests/(?:peers/)?test_{name}\.py")
     named = re.compile(rf"\b({'|'.join(map(re.escape, called))})\b", re.IGNORECASE)
-    found = [row for row in rows if held.match(row[-1]) or (held.search(row[-1]) and named.search(row[0]))]
+    found = [row for row in rows if held.match(row[-1]) or (held.search(row[-1]) and named.search(row[-3]))]
     if not found:
         return []
-    lines = [f"- {row[0]}" for row in found]
+    # Some rows name the library and its release in front.
+    lines = [f"- {' '.join(row[:-3])}{': ' if row[:-3] else ''}{row[-3]}" for row in found]
     return [*lines, "", "All of them, with the tests that hold them here: [known defects](../guides/known-defects.md)."]
 
 
