@@ -16,9 +16,9 @@ from sphinx.application import Sphinx
 
 import posenc
 from posenc import coordinate_maps, kernels, schedules
-from posenc.lab.board import costs
+from posenc.lab.board import costs, rows, scope, tables
 from posenc.lab.description import describe, listing
-from posenc.lab.results import figures
+from posenc.lab.results import figures, summary
 from posenc.lab.tasks import TASKS
 from posenc.lessons import lessons
 from posenc.published import formulas_of
@@ -33,6 +33,8 @@ from posenc import {names}
 
 encoding = build("{name}", Shape.of(dim={dim}, heads={heads}, max_len={length}))
 """
+# Its coordinates reach from -1 to 1; in patches every step would be a whole turn.
+NORMALISED = {"image_rotary": ("posenc.encodings.image_rotary", "normalised_grid")}
 EXAMPLES = {
     "embed": "x = encoding(torch.randn(1, {tokens}, {dim}){places})",
     "turn": "q, k = torch.randn(2, 1, {heads}, {tokens}, {width})\nq, k = encoding(q, k{places})",
@@ -84,14 +86,19 @@ def example(card: dict[str, Any]) -> str:
     if way == "attend":
         names = ["Attention"]
     cells = ", ".join(["2"] * (card["axes"] - 2) + ["4", "8"]) if grid else ""
-    at = f"Positions.grid({cells})" if grid else str(TOKENS)
+    home, places = NORMALISED.get(card["name"], ("posenc", "Positions.grid"))
+    at = f"{places}({cells})" if grid else str(TOKENS)
     length = CELLS if grid else TOKENS
     tokens = torch.Size(map(int, cells.split(", "))).numel() if grid else TOKENS
     given = {"name": card["name"], "dim": DIM, "heads": HEADS, "width": DIM // HEADS, "length": length}
     given |= {"tokens": tokens, "at": at, "places": f", positions={at}" if grid else ""}
-    imports = ", ".join(sorted([*names, *(["Positions"] if grid else [])]))
+    if grid and home == "posenc":
+        names.append("Positions")
+    imports = ", ".join(sorted(names))
     head = "import torch\nfrom posenc import Attention\n\n" if way == "attend" else SETUP
     head = head.replace("from posenc import Attention", f"from posenc import {imports}")
+    if home != "posenc":
+        head = head.replace("\n\n", f"\nfrom {home} import {places}\n\n", 1)
     code = head.format(names=imports, **given) + EXAMPLES[way].format(**given)
     if "torch." not in code:
         code = code.removeprefix("import torch\n")
@@ -138,15 +145,32 @@ def models(name: str, source: Path) -> list[str]:
 
 def elsewhere(name: str, called: Iterable[str], source: Path) -> list[str]:
     """What goes wrong in other libraries with an encoding, by the page of known defects and the tests in its rows."""
-    rows = tables_of(source / "guides" / "known-defects.md")
     held = re.compile(rf"`tests/(?:peers/)?test_{name}\.py")
     named = re.compile(rf"\b({'|'.join(map(re.escape, called))})\b", re.IGNORECASE)
-    found = [row for row in rows if held.match(row[-1]) or (held.search(row[-1]) and named.search(row[-3]))]
+    defects = tables_of(source / "guides" / "known-defects.md")
+    found = [row for row in defects if held.match(row[-1]) or (held.search(row[-1]) and named.search(row[-3]))]
     if not found:
         return []
     # Some rows name the library and its release in front.
     lines = [f"- {' '.join(row[:-3])}{': ' if row[:-3] else ''}{row[-3]}" for row in found]
     return [*lines, "", "All of them, with the tests that hold them here: [known defects](../guides/known-defects.md)."]
+
+
+@cache
+def results_of(source: Path) -> list[summary.Result]:
+    return summary.results(tables.evidence(rows.read(source / "board")))
+
+
+def carried(name: str, source: Path) -> list[str]:
+    """How far an encoding carries on the tasks of the board that enough seeds have learned, drawn."""
+    pictures = []
+    for result in results_of(source):
+        if result.label != name or len(result.learned) < scope.FIRST_SEEDS:
+            continue
+        file = source / "encodings" / "pictures" / f"{name}-on-{re.sub(r'[^a-z0-9_]+', '-', result.task)}.png"
+        figures.save(figures.extrapolation(result.runs, task=result.task), file)
+        pictures.append(f"![{name} on {result.task}, beyond the trained length](pictures/{file.name})\n")
+    return pictures
 
 
 def encoding_page(name: str, source: Path) -> str:
@@ -174,6 +198,7 @@ def encoding_page(name: str, source: Path) -> str:
             *titled("In code", "```python", example(card), "```"),
             *titled("Where it goes wrong", *wrong(cls)),
             *titled("What is known of it", "| | |", "|---|---|", *facts, *measured(name, source)),
+            *titled("How far it carries", *carried(name, source)),
             *titled("Models that have it", *models(name, source)),
             *titled("In other libraries", *elsewhere(name, called, source)),
             "## Options",
@@ -292,7 +317,7 @@ def make(app: Sphinx) -> None:
     for name in names:
         write(folder / f"{name}.md", encoding_page(name, source))
     others = kind_pages(folder)
-    rows = [ROW.format(f"[{name}]({name}.md)", listing.card(name)["idea"]) for name in names]
+    lines = [ROW.format(f"[{name}]({name}.md)", listing.card(name)["idea"]) for name in names]
     tree = ["```{toctree}", ":hidden:", "", *names, *others, "```", ""]
     head = [
         "# Encodings",
@@ -302,7 +327,7 @@ def make(app: Sphinx) -> None:
         "",
         *tree,
     ]
-    write(folder / "index.md", "\n".join([*head, "| encoding | what it does |", "|---|---|", *rows, ""]))
+    write(folder / "index.md", "\n".join([*head, "| encoding | what it does |", "|---|---|", *lines, ""]))
 
 
 def lesson_pages(app: Sphinx) -> None:
