@@ -44,3 +44,5 @@ autodoc_member_order = "bysource"
 html_theme = "furo"
 html_title = f"posenc {version}"
 html_show_sphinx = False
+html_static_path = ["static"]
+html_css_files = ["posenc.css"]

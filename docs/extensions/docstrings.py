@@ -71,7 +71,7 @@ def shown(lines: list[str]) -> list[str]:
             out += paragraph
         elif is_arguments(paragraph):
             out += arguments(paragraph)
-        elif is_equations(paragraph):
+        elif is_equations(paragraph) or all(line.startswith("    ") for line in paragraph):
             out += ["::", "", *(f"   {line}" for line in paragraph)]
         else:
             out += [plain(line.strip()) for line in paragraph]

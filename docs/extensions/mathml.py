@@ -14,9 +14,7 @@ def inline(self: HTML5Translator, node: nodes.math) -> None:
 
 
 def block(self: HTML5Translator, node: nodes.math_block) -> None:
-    # Long formulas are scrolled sideways; what stands above a line must not make a second bar.
-    style = "overflow: auto hidden; padding: 0.4em 0"
-    self.body.append(f'<div class="math" style="{style}">{convert(node.astext(), display="block")}</div>')
+    self.body.append(f'<div class="math">{convert(node.astext(), display="block")}</div>')
     raise nodes.SkipNode
 
 
