@@ -42,7 +42,7 @@ autodoc_inherit_docstrings = False
 autodoc_member_order = "bysource"
 
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["posenc.css"]
 html_title = f"posenc {version}"
 html_show_sphinx = False
-html_static_path = ["static"]
-html_css_files = ["posenc.css"]

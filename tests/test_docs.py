@@ -18,6 +18,7 @@ FIRST = [
     for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "examples/README.md")
 ]
 TEXTS = [*FIRST, *sorted((HOME / "docs").rglob("*.md"))]
+MADE = [HOME / "docs" / folder for folder in ("encodings", "lessons", "reference")]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -114,8 +115,9 @@ def test_every_line_of_the_tree_says_what_it_is_for() -> None:
 @pytest.mark.parametrize("path", TEXTS, ids=name)
 def test_links_inside_the_project_lead_somewhere(path: Path) -> None:
     targets = [target.split("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", prose(path))]
-    broken = [target for target in targets if target and "://" not in target and not (path.parent / target).exists()]
-    assert broken == []
+    inside = [path.parent / target for target in targets if target and "://" not in target]
+    # Links to pages that the site's build makes are followed by it.
+    assert [target for target in inside if not target.exists() and target.resolve().parent not in MADE] == []
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=name)
