@@ -117,8 +117,11 @@ def process(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: li
 
 def signature(
     app: Sphinx, what: str, name: str, obj: Any, options: Any, given: str | None, returns: str | None
-) -> tuple[str, None] | None:
+) -> tuple[str, str | None] | None:
     """What a class is made with: those of the catalogue are called through one place, which takes anything."""
+    if given and "<factory>" in given:
+        # What is no Python is not parsed, and then shows no links.
+        return given.replace("<factory>", "..."), returns
     if what != "class" or "*given" not in (given or ""):
         return None
     own = inspect.signature(obj.__init__)
