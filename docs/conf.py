@@ -12,7 +12,15 @@ author = "The posenc authors"
 copyright = "2026, the posenc authors"
 version = release = posenc.__version__
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "mathml", "docstrings", "catalogue_pages"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.viewcode",
+    "mathml",
+    "docstrings",
+    "catalogue_pages",
+    "reference_pages",
+]
 html_math_renderer = "mathml"
 exclude_patterns = ["_build", "extensions"]
 source_suffix = {".md": "myst-nb"}
@@ -29,8 +37,12 @@ myst_enable_extensions = ["dollarmath", "deflist", "colon_fence", "attrs_inline"
 myst_heading_anchors = 4
 
 autodoc_typehints = "signature"
+# What torch says of its own methods is no word about ours.
+autodoc_inherit_docstrings = False
 autodoc_member_order = "bysource"
 
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["posenc.css"]
 html_title = f"posenc {version}"
 html_show_sphinx = False

@@ -1,20 +1,48 @@
-"""Pages that are made from the catalogue while the site is built: one for each encoding, and the reference.
+"""Pages that are made from the catalogue while the site is built: one for each encoding, and one for each other kind.
 
-They lie in docs/encodings and docs/reference, and are not kept.
+They lie in docs/encodings and docs/lessons, and are not kept.
 """
 
+import inspect
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
+from docstrings import plain, warning
 from sphinx.application import Sphinx
 
 import posenc
-from posenc.lab.description import listing
-from posenc.lab.description.describe import show
-from posenc.lab.results import figures
+from posenc import coordinate_maps, kernels, schedules
+from posenc.lab.board import costs, rows, scope, tables
+from posenc.lab.description import describe, listing
+from posenc.lab.results import figures, summary
+from posenc.lab.tasks import TASKS
 from posenc.lessons import lessons
+from posenc.published import formulas_of
+from posenc.rotations import plain_frequencies
 
 ROW = "| {} | {} |"
+TOKENS, DIM, HEADS, CELLS = 32, 64, 4, 8
+MOST_MODELS = 12
+
+SETUP = """import torch
+from posenc import {names}
+
+encoding = build("{name}", Shape.of(dim={dim}, heads={heads}, max_len={length}))
+"""
+# Its coordinates reach from -1 to 1; in patches every step would be a whole turn.
+NORMALISED = {"image_rotary": ("posenc.encodings.image_rotary", "normalised_grid")}
+EXAMPLES = {
+    "embed": "x = encoding(torch.randn(1, {tokens}, {dim}){places})",
+    "turn": "q, k = torch.randn(2, 1, {heads}, {tokens}, {width})\nq, k = encoding(q, k{places})",
+    "bias": "mask = encoding.bias({at}, causal=True)  # ready for SDPA's attn_mask",
+    "attend": 'attention = Attention({dim}, {heads}, max_len={length}, encoding="{name}")\n'
+    'out = attention(torch.randn(1, {tokens}, {dim}), mask="causal"{places})',
+}
+"""The shortest way to use what an encoding opens."""
 
 
 def write(path: Path, text: str) -> None:
@@ -24,35 +52,262 @@ def write(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def encoding_page(name: str, folder: Path) -> str:
-    card = listing.card(name)
-    shown = show(name, tokens=64, dim=64, heads=4, words=("the", "dog", "bit", "the", "man"), shift=1)
+def titled(title: str, *lines: str) -> list[str]:
+    """A section, or nothing where it would be empty."""
+    return [f"## {title}", "", *lines, ""] if any(lines) else []
+
+
+def formulas(equation: str) -> list[str]:
+    return [f"$$\n{formula}\n$$\n" for formula in formulas_of(equation)]
+
+
+def described(name: str, *options: str) -> list[str]:
+    """What autodoc makes of a name."""
+    kind = "automodule" if name.startswith("posenc.kernels.") else "autoclass"
+    return ["```{eval-rst}", f".. {kind}:: {name}", *(f"   {option}" for option in options), "```", ""]
+
+
+def wrong(thing: Any) -> list[str]:
+    """What a docstring says of where it goes wrong."""
+    lines = warning(inspect.getdoc(thing) or "")
+    return ["```{eval-rst}", *map(plain, lines), "```"] if lines else []
+
+
+def example(card: dict[str, Any]) -> str:
+    """A few lines that use an encoding; they are run, so that the site is not built with lines that fail."""
+    doors, grid = set(card["doors"]), isinstance(card["axes"], int) and card["axes"] > 1
+    if "embed" in doors:
+        way = "embed"
+    elif doors == {"turn"}:
+        way = "turn"
+    else:
+        way = "bias" if doors == {"by_distance"} else "attend"
+    names = ["Shape", "build"]
+    if way == "attend":
+        names = ["Attention"]
+    cells = ", ".join(["2"] * (card["axes"] - 2) + ["4", "8"]) if grid else ""
+    home, places = NORMALISED.get(card["name"], ("posenc", "Positions.grid"))
+    at = f"{places}({cells})" if grid else str(TOKENS)
+    length = CELLS if grid else TOKENS
+    tokens = torch.Size(map(int, cells.split(", "))).numel() if grid else TOKENS
+    given = {"name": card["name"], "dim": DIM, "heads": HEADS, "width": DIM // HEADS, "length": length}
+    given |= {"tokens": tokens, "at": at, "places": f", positions={at}" if grid else ""}
+    if grid and home == "posenc":
+        names.append("Positions")
+    imports = ", ".join(sorted(names))
+    head = "import torch\nfrom posenc import Attention\n\n" if way == "attend" else SETUP
+    head = head.replace("from posenc import Attention", f"from posenc import {imports}")
+    if home != "posenc":
+        head = head.replace("\n\n", f"\nfrom {home} import {places}\n\n", 1)
+    code = head.format(names=imports, **given) + EXAMPLES[way].format(**given)
+    if "torch." not in code:
+        code = code.removeprefix("import torch\n")
+    exec(compile(code, f"the example of {card['name']}", "exec"), {})
+    return code
+
+
+@cache
+def costs_of(source: Path) -> Mapping[str, costs.Cost]:
+    return costs.read(source / "board").of
+
+
+def measured(name: str, source: Path) -> list[str]:
+    """What the board measured of an encoding's costs."""
+    cost = costs_of(source).get(name)
+    if cost is None:
+        return []
+    words = (
+        f"{cost.forward:g} times the forward pass of a layer without position and {cost.step:g} times its training "
+        f"step; {cost.cache_bytes:,} bytes per token and layer in the KV cache, keys and values included"
+    )
+    return [ROW.format("costs", words)]
+
+
+@cache
+def tables_of(page: Path) -> list[list[str]]:
+    """The rows of all tables of a page."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines if line.startswith("| ")]
+
+
+def models(name: str, source: Path) -> list[str]:
+    """The architectures of transformers that have the encoding, by the census."""
+    found = [
+        row[0]
+        for row in tables_of(source / "checkpoints" / "census.md")
+        if row[0].startswith("`") and len(row) > 1 and re.search(rf"(?<![\w]){name}(?![\w=])", row[1])
+    ]
+    if not found or name == "none":
+        return []
+    shown = ", ".join(found[:MOST_MODELS]) + (f" and {len(found) - MOST_MODELS} more" if found[MOST_MODELS:] else "")
+    return [f"Of the architectures in transformers ([census](../checkpoints/census.md)): {shown}."]
+
+
+def elsewhere(name: str, called: Iterable[str], source: Path) -> list[str]:
+    """What goes wrong in other libraries with an encoding, by the page of known defects and the tests in its rows."""
+    held = re.compile(rf"`tests/(?:peers/)?test_{name}\.py")
+    named = re.compile(rf"\b({'|'.join(map(re.escape, called))})\b", re.IGNORECASE)
+    defects = tables_of(source / "guides" / "known-defects.md")
+    found = [row for row in defects if held.match(row[-1]) or (held.search(row[-1]) and named.search(row[-3]))]
+    if not found:
+        return []
+    # Some rows name the library and its release in front.
+    lines = [f"- {' '.join(row[:-3])}{': ' if row[:-3] else ''}{row[-3]}" for row in found]
+    return [*lines, "", "All of them, with the tests that hold them here: [known defects](../guides/known-defects.md)."]
+
+
+@cache
+def results_of(source: Path) -> list[summary.Result]:
+    return summary.results(tables.evidence(rows.read(source / "board")))
+
+
+def carried(name: str, source: Path) -> list[str]:
+    """How far an encoding carries on the tasks of the board that enough seeds have learned, drawn."""
+    pictures = []
+    for result in results_of(source):
+        if result.label != name or len(result.learned) < scope.FIRST_SEEDS:
+            continue
+        file = source / "encodings" / "pictures" / f"{name}-on-{re.sub(r'[^a-z0-9_]+', '-', result.task)}.png"
+        figures.save(figures.extrapolation(result.runs, task=result.task), file)
+        pictures.append(f"![{name} on {result.task}, beyond the trained length](pictures/{file.name})\n")
+    return pictures
+
+
+def encoding_page(name: str, source: Path) -> str:
+    folder, card = source / "encodings", listing.card(name)
+    cls = posenc.catalogue.find(name)
+    called = (name, card["class"], *card["also_called"])
+    shown = describe.show(name, tokens=64, dim=64, heads=4, words=("the", "dog", "bit", "the", "man"), shift=1)
     pictures = []
     for picture, figure in shown.figures.items():
         file = folder / "pictures" / f"{name}-{picture}.png"
         figures.save(figure, file)
         pictures.append(f"![{name}: {picture.replace('_', ' ')}](pictures/{file.name})\n")
-    facts = [ROW.format(what, words) for what, words in listing.card_in_words(card) if what != "idea"]
+    said = ("idea", "source")
+    facts = [ROW.format(what, words) for what, words in listing.card_in_words(card) if what not in said]
     return "\n".join(
         [
             f"# {name}",
             "",
-            f"{card['idea']}",
+            card["idea"],
             "",
-            "```{eval-rst}",
-            f".. autoclass:: posenc.{card['class']}",
-            "   :members: forward",
-            "```",
+            *formulas(cls.equation),
+            f"Source: {card['source']}.",
             "",
-            "## What is known of it",
+            *(titled("What it looks like", *pictures)),
+            *titled("In code", "```python", example(card), "```"),
+            *titled("Where it goes wrong", *wrong(cls)),
+            *titled("What is known of it", "| | |", "|---|---|", *facts, *measured(name, source)),
+            *titled("How far it carries", *carried(name, source)),
+            *titled("Models that have it", *models(name, source)),
+            *titled("In other libraries", *elsewhere(name, called, source)),
+            "## Options",
             "",
-            "| | |",
-            "|---|---|",
-            *facts,
-            "",
-            *(["## What it looks like", "", *pictures] if pictures else []),
+            *described(f"posenc.{card['class']}", ":members: forward"),
         ]
     )
+
+
+def ratios(folder: Path) -> list[str]:
+    """What every schedule does to the frequencies of a head, drawn."""
+    base, width, trained, factor = 10_000.0, 128, 4096, 4.0
+    plain_ones = plain_frequencies(base, width)
+    lines = {}
+    for name, cls in schedules.SCHEDULES.items():
+        needed = inspect.signature(cls).parameters
+        if name == "longrope":
+            continue  # its divisors are searched for each model
+        schedule = cls(**({"factor": factor} if "factor" in needed else {})).with_trained_length(trained)
+        horizon = torch.tensor([factor * trained]) if cls.by_horizon else None
+        frequencies, _ = schedule(plain_ones, base=base, width=width, horizon=horizon)
+        lines[name] = (frequencies.reshape(-1) / plain_ones).tolist()
+    file = folder / "pictures" / "schedules.png"
+    title = f"Every schedule at {factor:g} times a trained length of {trained:,}: new frequency / old frequency"
+    figure = figures.curves(range(width // 2), lines, title, "channel pair, fastest first", "ratio")
+    for line, style in zip(figure.axes[0].get_lines(), ("-", "--", ":", "-.") * len(lines), strict=False):
+        line.set_linestyle(style)
+    figure.axes[0].legend(fontsize="x-small", ncols=3)
+    figures.save(figure, file)
+    return [f"![ratio of new to old frequencies for every schedule](pictures/{file.name})", ""]
+
+
+def moved(folder: Path) -> list[str]:
+    """Where the tokens of one document stand after each coordinate map, drawn."""
+    given = {"first_digit": 0, "equals": 11, "width": 4, "most": 8, "separator": 10, "by": 8.0, "shift": 6.0}
+    given |= {"jitter": 0.4, "factor": 2.0, "longest": 40, "digits": 10}
+    ids = torch.tensor([5, 3, 10, 4, 2, 11, 5, 9, 10, 7, 8, 11])
+    lines = {}
+    for name, cls in coordinate_maps.COORDINATE_MAPS.items():
+        options = {option: given[option] for option in inspect.signature(cls).parameters if option in given}
+        placed = cls(**options)(posenc.Positions.count(len(ids)), ids)
+        lines[name] = placed.coords[0, :, 0].tolist()
+    file = folder / "pictures" / "coordinate-maps.png"
+    title = "Where twelve tokens stand after each map: 5 3 + 4 2 = 5 9 + 7 8 ="
+    figure = figures.curves(range(len(ids)), lines, title, "token", "position that encodings see")
+    for line, marker in zip(figure.axes[0].get_lines(), "os^vDxP*<>", strict=True):
+        line.set(linestyle="-", marker=marker, markersize=4)
+    figures.save(figure, file)
+    return [f"![positions after every coordinate map](pictures/{file.name})", ""]
+
+
+def entries(kind: Mapping[str, Any]) -> Iterable[str]:
+    """A section for each member of a kind: what it does, its formula, how it is written, and its options."""
+    for name, cls in kind.items():
+        yield from titled(name, describe.idea(cls), "", *formulas(getattr(cls, "equation", "")))
+        if spec := getattr(cls, "example", ""):
+            yield from ["In a spec:", "", "```text", f"rotary(schedule={spec})", "```", ""]
+        yield from [*wrong(cls), ""]
+        yield from described(f"{cls.__module__}.{cls.__qualname__}", ":noindex:")
+
+
+def kernel_entries() -> Iterable[str]:
+    for name, kernel in kernels.KERNELS.items():
+        served = [one for one in posenc.names() if kernels.why_not(name, posenc.build(one, describe.STANDARD)) is None]
+        yield from titled(name, *described(inspect.getmodule(kernel.attend).__name__, ":noindex:"))
+        refused = sorted(set(posenc.names()) - set(served))
+        yield f"It serves all encodings but {', '.join(refused)}." if refused else "It serves every encoding."
+        yield ""
+
+
+def kind_pages(folder: Path) -> list[str]:
+    """A page for each kind of thing that is no encoding; their names."""
+    pages = {
+        "schedules": [
+            "# Schedules",
+            "",
+            "A schedule changes the frequencies of rotary, so that a model serves longer sequences: context extension.",
+            "It gives new frequencies and a temperature that multiplies cosines and sines.",
+            "",
+            *ratios(folder),
+            *entries(schedules.SCHEDULES),
+        ],
+        "coordinate-maps": [
+            "# Coordinate maps",
+            "",
+            "A coordinate map moves tokens before any encoding looks at them, so it works with every encoding.",
+            "",
+            *moved(folder),
+            *entries(coordinate_maps.COORDINATE_MAPS),
+        ],
+        "tasks": [
+            "# Tasks",
+            "",
+            "What the laboratory trains on. Each has an answer that can be checked and a chance level; [own tasks]"
+            "(../guides/own-task.md) are one file.",
+            "",
+            *entries(TASKS),
+        ],
+        "kernels": [
+            "# Kernels",
+            "",
+            "How attention is computed. All kernels give the same result; `auto` takes the fastest one that serves.",
+            "",
+            *kernel_entries(),
+        ],
+    }
+    for name, lines in pages.items():
+        write(folder / f"{name}.md", "\n".join(lines))
+    return list(pages)
 
 
 def make(app: Sphinx) -> None:
@@ -60,11 +315,19 @@ def make(app: Sphinx) -> None:
     folder = source / "encodings"
     names = posenc.names()
     for name in names:
-        write(folder / f"{name}.md", encoding_page(name, folder))
-    rows = [ROW.format(f"[{name}]({name}.md)", listing.card(name)["idea"]) for name in names]
-    tree = ["```{toctree}", ":hidden:", "", *names, "```", ""]
-    head = ["# Encodings", "", "One page for each, made from the code.", "", *tree]
-    write(folder / "index.md", "\n".join([*head, "| encoding | what it does |", "|---|---|", *rows, ""]))
+        write(folder / f"{name}.md", encoding_page(name, source))
+    others = kind_pages(folder)
+    lines = [ROW.format(f"[{name}]({name}.md)", listing.card(name)["idea"]) for name in names]
+    tree = ["```{toctree}", ":hidden:", "", *names, *others, "```", ""]
+    head = [
+        "# Encodings",
+        "",
+        "One page for each, made from the code. What goes with them: [schedules](schedules.md) for context extension, "
+        "[coordinate maps](coordinate-maps.md), [tasks](tasks.md) and [kernels](kernels.md).",
+        "",
+        *tree,
+    ]
+    write(folder / "index.md", "\n".join([*head, "| encoding | what it does |", "|---|---|", *lines, ""]))
 
 
 def lesson_pages(app: Sphinx) -> None:

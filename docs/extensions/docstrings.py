@@ -14,6 +14,8 @@ from sphinx.application import Sphinx
 
 ARGUMENT = re.compile(r"^([a-z_][\w]*(?:, [a-z_][\w]*)*)  +(\S.*)$")
 EQUATION = re.compile(r"[A-Za-z)\]_]\s(=|->|<=)\s")
+PROSE = re.compile(r"(For|With|Where|In|At|By|The|An?) ")
+WARNINGS = ("Where it goes wrong", "Limit", "Limits")
 ENDS_A_SENTENCE = re.compile(r"[.:;!?]$")
 
 
@@ -35,14 +37,15 @@ def is_arguments(paragraph: list[str]) -> bool:
 
 
 def is_equations(paragraph: list[str]) -> bool:
-    return EQUATION.search(paragraph[0]) is not None and not ENDS_A_SENTENCE.search(paragraph[0])
+    first = paragraph[0]
+    return EQUATION.search(first) is not None and not ENDS_A_SENTENCE.search(first) and not PROSE.match(first)
 
 
 def arguments(paragraph: list[str]) -> Iterator[str]:
     """A definition list."""
     for line in paragraph:
         if found := ARGUMENT.match(line):
-            yield found[1]
+            yield plain(found[1])
             yield f"   {plain(found[2])}"
         else:
             yield f"   {plain(line.strip())}"
@@ -63,12 +66,12 @@ def shown(lines: list[str]) -> list[str]:
     <BLANKLINE>
     """
     out: list[str] = []
-    for place, paragraph in enumerate(paragraphs(textwrap.dedent("\n".join(lines)).splitlines())):
+    for paragraph in paragraphs(textwrap.dedent("\n".join(lines)).splitlines()):
         if paragraph[0].startswith(">>>"):
             out += paragraph
         elif is_arguments(paragraph):
             out += arguments(paragraph)
-        elif place and is_equations(paragraph):
+        elif is_equations(paragraph) or all(line.startswith("    ") for line in paragraph):
             out += ["::", "", *(f"   {line}" for line in paragraph)]
         else:
             out += [plain(line.strip()) for line in paragraph]
@@ -76,21 +79,49 @@ def shown(lines: list[str]) -> list[str]:
     return out
 
 
+def begins_with(paragraph: list[str], heads: tuple[str, ...]) -> bool:
+    return paragraph[0].partition(": ")[0] in heads
+
+
+def warning(docstring: str) -> list[str]:
+    """The paragraph that says where something goes wrong, without these words; nothing where there is none.
+
+    >>> warning("Halve.\\n\\nLimit: odd numbers\\nare halved too.\\n\\ny = x/2")
+    ['Odd numbers', 'are halved too.']
+    """
+    for paragraph in paragraphs(docstring.splitlines()):
+        if begins_with(paragraph, WARNINGS):
+            _, _, rest = paragraph[0].partition(": ")
+            return [rest[:1].upper() + rest[1:], *paragraph[1:]]
+    return []
+
+
 def plain(line: str) -> str:
-    """A line whose bars and stars mean nothing but themselves, outside of code."""
+    """A line whose bars, stars and last underscores mean nothing but themselves, outside of code."""
     parts = line.split("`")
-    parts[::2] = [re.sub(r"([|*])", r"\\\1", part) for part in parts[::2]]
+    parts[::2] = [re.sub(r"([|*]|(?<=\w)_(?!\w))", r"\\\1", part) for part in parts[::2]]
     return "`".join(parts)
 
 
+def without_what_stands_above(lines: list[str]) -> list[str]:
+    """A docstring of the catalogue without its idea and its warning, which have a place of their own on their page."""
+    _, *rest = paragraphs(lines)
+    return [line for paragraph in rest if not begins_with(paragraph, WARNINGS) for line in [*paragraph, ""]]
+
+
 def process(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    if what == "class" and getattr(obj, "equation", ""):
+        lines[:] = without_what_stands_above(lines)
     lines[:] = shown(lines)
 
 
 def signature(
     app: Sphinx, what: str, name: str, obj: Any, options: Any, given: str | None, returns: str | None
-) -> tuple[str, None] | None:
+) -> tuple[str, str | None] | None:
     """What a class is made with: those of the catalogue are called through one place, which takes anything."""
+    if given and "<factory>" in given:
+        # What is no Python is not parsed, and then shows no links.
+        return given.replace("<factory>", "..."), returns
     if what != "class" or "*given" not in (given or ""):
         return None
     own = inspect.signature(obj.__init__)

@@ -5,6 +5,7 @@ options and parameters, and never a table that is computed from them.
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -28,6 +29,9 @@ class Token(NamedTuple):
 
 class Published:
     """What was published of an encoding: formulas that an encoding overrides, and words about it."""
+
+    equation: ClassVar[str] = ""
+    r"""What the docstring's equation says, typeset: formulas in LaTeX, an empty line between two, `\text` for words."""
 
     source: ClassVar[str] = ""
     """Where the encoding was published: authors, year, arXiv id and section."""
@@ -77,6 +81,15 @@ class Published:
     def formula_value(self, v: Sequence[float], m: float, n: float, channel: int) -> float:
         """As published, in scalars: one channel of the value that a key at n hands to a query at m."""
         return v[channel]
+
+
+def formulas_of(equation: str) -> list[str]:
+    r"""The formulas of an `equation`, each in one line.
+
+    >>> formulas_of("a = \n b \n\n c = d")
+    ['a = b', 'c = d']
+    """
+    return [" ".join(formula.split()) for formula in re.split(r"\n\s*\n", equation.strip()) if formula]
 
 
 def dot_product(q: Sequence[float], k: Sequence[float], scale: float = 1.0) -> float:

@@ -71,6 +71,9 @@ class Named:
     also_called: ClassVar[tuple[str, ...]] = ()
     """Other names, so that a search finds it."""
 
+    equation: ClassVar[str] = ""
+    """What it computes, typeset, as `equation` of posenc.published.Published."""
+
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         package, _, file = cls.__module__.rpartition(".")

@@ -39,6 +39,7 @@ class Coupled(CoordinateMap):
     [3, 4, 5, 4, 5, 4, 3]
     """
 
+    equation = r"p = k + \text{width} - s"
     source = "Cho et al. 2024, arXiv:2405.20671, section 3"
     also_called = ("position_coupling",)
     at_evaluation = "the same map, or most=0 for one fixed start"

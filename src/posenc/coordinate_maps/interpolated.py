@@ -27,6 +27,7 @@ class Interpolated(CoordinateMap):
     [0.0, 0.5, 1.0, 1.5]
     """
 
+    equation = r"p' = \frac{p}{\text{factor}}"
     source = "Chen et al. 2023, arXiv:2306.15595, section 2.3"
     also_called = ("position_interpolation",)
 

@@ -30,6 +30,7 @@ class Randomised(CoordinateMap):
     True
     """
 
+    equation = r"p_1 < p_2 < \dots < p_n, \quad \text{a random subset of } 0, \dots, \text{longest} - 1"
     source = "Ruoss et al. 2023, arXiv:2305.16843, section 3"
     also_called = ("randomized", "randomized_positions")
     at_evaluation = "the same map: the released code draws at test time as well"

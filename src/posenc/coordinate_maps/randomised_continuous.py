@@ -33,6 +33,11 @@ class RandomisedContinuous(CoordinateMap):
     [1.0, 3.0, 5.0, 7.0]
     """
 
+    equation = r"""
+    p_1 \le p_2 \le \dots \le p_n, \quad p_i \sim U[0, \text{longest}) \quad \text{(random)}
+
+    p_i = \frac{\text{longest} \, (2 i - 1)}{2 \max(\text{trained length}, n)} \quad \text{(even)}
+    """
     source = "Shimizu, Taniguchi, Matsuo 2026, arXiv:2602.14050"
     also_called = ("random_float_sampling", "rfs")
     at_evaluation = "even=True: evenly spread over the same range"

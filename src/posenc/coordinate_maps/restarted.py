@@ -27,6 +27,7 @@ class Restarted(CoordinateMap):
     [0, 1, 2, 0, 1]
     """
 
+    equation = r"p = \text{the number of tokens since the last separator}"
     source = "common property (Megatron-LM, --reset-position-ids)"
     also_called = ("reset_position_ids",)
     reads_ids = True

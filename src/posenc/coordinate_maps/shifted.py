@@ -27,6 +27,7 @@ class Shifted(CoordinateMap):
     [3, 4]
     """
 
+    equation = r"p' = p + \text{by}"
     source = "common property; the random one: Kiyono et al. 2021, arXiv:2109.05644"
 
     by: float

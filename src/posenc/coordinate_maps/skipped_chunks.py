@@ -33,6 +33,7 @@ class SkippedChunks(CoordinateMap):
     True
     """
 
+    equation = r"p_i = i + u_c(i), \quad 0 = u_1 \le u_2 \le \dots \le \text{longest} - n"
     source = "Zhu et al. 2023, arXiv:2309.10400, section 3"
     also_called = ("pose", "positional_skip")
     at_evaluation = "none: positions in a row"

@@ -46,6 +46,11 @@ class ALiBi(Encoding):
             [-0.1250, -0.0625, -0.0000]])
     """
 
+    equation = r"""
+    \operatorname{logit}(i, j) = \text{scale}\, q_i \cdot k_j - \text{slope}_h \, |m_i - n_j|
+
+    \text{slope}_h = 2^{-\text{bias max} \, h / H}, \quad h = 1, \dots, H \quad \text{for } H \text{ a power of two}
+    """
     source = "Press, Smith, Lewis 2021, arXiv:2108.12409, section 3"
     also_called = ("linear_bias",)
     extrapolates = "Claimed: yes. Found: perplexity stays flat beyond the trained length, by ignoring what is far."

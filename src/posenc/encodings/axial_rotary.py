@@ -60,6 +60,11 @@ class AxialRotary(Rotations):
     True
     """
 
+    equation = r"""
+    \text{angle}_{a,j} = p_a \, \text{frequency}_j
+
+    \text{frequency}_j = \text{base}^{-2j/r_a}, \quad j = 0, \dots, r_a/2 - 1
+    """
     source = "Heo, Park, Han, Yun 2024, arXiv:2403.13298, section 3.2"
     also_called = ("rope_2d", "rope_axial", "axial_rope", "rope_3d", "rotary_2d")
     extrapolates = (

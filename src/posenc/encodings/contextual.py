@@ -48,6 +48,14 @@ class Contextual(Encoding):
     torch.Size([16, 8])
     """
 
+    equation = r"""
+    g_{ij} = \operatorname{sigmoid}\left( \frac{q_i \cdot k_j}{\sqrt{\text{head dim}}} \right)
+
+    p_{ij} = \min\Bigl( \sum_{\text{order}_j \le \text{order}_l \le \text{order}_i} g_{il}, \; \text{positions} - 1
+    \Bigr)
+
+    \operatorname{logit}(i, j) = \text{scale}\, q_i \cdot k_j + \frac{q_i \cdot e(p_{ij})}{\sqrt{\text{head dim}}}
+    """
     source = "Golovneva et al. 2024, arXiv:2405.18719, sections 4 and 5; code in facebookresearch/RAM, projects/cope"
     also_called = ("contextual_position", "contextual_cope")
     extrapolates = "Claimed for counting and selective copying, where the count and not the distance matters."

@@ -41,6 +41,13 @@ class ContinuousTime(Encoding):
     torch.Size([1, 3, 4])
     """
 
+    equation = r"""
+    t(p)_0 = \frac{\text{frequency}_0 \, p}{\text{trained length}} + \text{phase}_0
+
+    t(p)_k = \sin(\text{frequency}_k \, p + \text{phase}_k), \quad k = 1, \dots, \text{size} - 1
+
+    x_p \to x_p + P \, t(p)
+    """
     source = "Kazemi et al. 2019, arXiv:1907.05321, section 4"
     also_called = ("time2vec", "t2v", "timestamps")
     extrapolates: ClassVar[str] = "not claimed: past the trained times the line reaches values that training never saw"

@@ -41,6 +41,11 @@ class DAPE(Encoding):
     torch.Size([32, 8])
     """
 
+    equation = r"""
+    \text{logit} = A + B + f([A; B]), \quad A = \text{scale}\, q \cdot k
+
+    f(z) = W_2 \operatorname{leaky\ relu}(W_1 z + b_1) + b_2
+    """
     source = "Zheng et al. 2024, arXiv:2405.14722, section 3; code in chuanyang-Zheng/DAPE"
     also_called = ("data_adaptive", "data_adaptive_bias")
     extrapolates = "Claimed, in its own tables: better beyond the trained length than the bias it adapts."

@@ -61,6 +61,13 @@ class DeBERTa(Encoding):
     [0, -5, 128, 129, 169, 207, 255]
     """
 
+    equation = r"""
+    \operatorname{logit}(i, j) = \text{scale}\, q_i \cdot k_j + \frac{q_i \cdot W_K P[d(i, j)] + k_j \cdot (W_Q P[d(j,
+    i)] + c)}{\sqrt{\text{head dim} \, (1 + \text{terms})}}
+
+    d(i, j) = \operatorname{clip}(\operatorname{bucket}(m_i - n_j), -\text{buckets}, \text{buckets} - 1) +
+    \text{buckets}
+    """
     source = "He, Liu, Gao, Chen 2020, arXiv:2006.03654, section 3.2"
     also_called = ("disentangled", "disentangled_attention", "deberta_v2", "deberta_v3")
     per_layer = True

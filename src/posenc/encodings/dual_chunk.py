@@ -37,6 +37,11 @@ class DualChunk(DistanceMap):
     8
     """
 
+    equation = r"""
+    \text{distance}(i, j) = \begin{cases} i - j & \text{in the same chunk} \\ \min(i \bmod \text{chunk} +
+    \text{chunk}, \text{longest} - 1) - j \bmod \text{chunk} & \text{in the chunk before} \\ \text{longest} - 1 - j
+    \bmod \text{chunk} & \text{in an earlier chunk} \end{cases}
+    """
     source = "An et al. 2024, arXiv:2402.17463, section 3"
     also_called = ("dual_chunk_attention", "dca")
     extrapolates = "claimed to more than 8 times the trained length untuned"

@@ -45,6 +45,12 @@ class Fire(Encoding):
     fire(length=16.0)
     """
 
+    equation = r"""
+    \operatorname{logit}(i, j) = \text{scale}\, q_i \cdot k_j + f_h\left( \frac{\psi(|m_i - n_j|)}{\psi(\max(L, m_i))
+    + \text{eps}} \right)
+
+    \psi(x) = \ln(|c| \, x + 1)
+    """
     source = "Li et al. 2023, arXiv:2310.04418, section 3"
     also_called = ("functional_interpolation",)
     extrapolates = "Claimed: best of the biases at four times the length. Found: best of them on copying, to twice."

@@ -47,6 +47,12 @@ class Forgetting(Encoding):
     -0.6931
     """
 
+    equation = r"""
+    \operatorname{logit}(i, j) = \text{scale}\, q_i \cdot k_j + \sum_{\text{order}_j < \text{order}_l \le
+    \text{order}_i} \ln\, f_l
+
+    f_l = \operatorname{sigmoid}(w_h \cdot x_l + b_h)
+    """
     source = "Lin et al. 2025, arXiv:2503.02130, section 3"
     also_called = ("fox", "forgetting_transformer", "forget_gate", "data_dependent_alibi")
     extrapolates = (

@@ -59,6 +59,13 @@ class FourierFeatures(Encoding):
     tensor([-1.,  1., -1.])
     """
 
+    equation = r"""
+    u = \frac{2 p}{\text{max len} - 1} - 1
+
+    \text{PE}(p) = [\sin(\pi f_k u_a), \; \cos(\pi f_k u_a)]
+
+    f_k = 1 + \frac{k \, (\text{max freq}/2 - 1)}{K - 1}, \quad k = 0, \dots, K - 1 \quad \text{(linear)}
+    """
     source = "Tancik et al. 2020, arXiv:2006.10739, section 4; Li et al. 2021, arXiv:2106.02795, section 3"
     also_called = ("fourier", "random_fourier", "pixel_bands", "learnable_fourier")
     extrapolates: ClassVar[str] = "not claimed for longer frames: positions past the frame were never trained"

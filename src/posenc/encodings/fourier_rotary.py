@@ -89,6 +89,12 @@ class FourierRotary(Encoding):
     torch.Size([16])
     """
 
+    equation = r"""
+    \cos_k(p) = \sum_{f < K} A_{h,f,k} \cos(p\,\text{frequency}_f), \quad \sin_k(p) = \sum_{f < K} B_{h,f,k}
+    \sin(p\,\text{frequency}_f)
+
+    (a, b) \to (a \cos_k - b \sin_k, \; b \cos_k + a \sin_k)
+    """
     source = "Hua et al. 2024, arXiv:2412.17739, section 4"
     also_called = ("fope", "fourier_position_embedding")
     extrapolates = "Claimed steady passkey retrieval from 512 trained tokens to 8,192; ALiBi's perplexity stays better."

@@ -36,6 +36,11 @@ class GridBias(Encoding):
     torch.Size([169, 4])
     """
 
+    equation = r"""
+    \operatorname{logit}(i, j) = \text{scale}\, q_i \cdot k_j + \text{table}[r(m_i - n_j), h]
+
+    r(d)_a = d_a + W_a - 1
+    """
     source = "Liu et al. 2021, arXiv:2103.14030, section 3.2"
     also_called = ("relative_position_table", "window_bias", "swin")
     extrapolates = "Not claimed: it is resampled for a larger window and fine-tuned."

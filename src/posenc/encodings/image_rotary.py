@@ -44,6 +44,10 @@ class ImageRotary(Rotations):
     >>> q, k = ImageRotary(8)(q, k, positions=normalised_grid(2, 3))
     """
 
+    equation = r"""
+    \text{angle}_{a,j} = \frac{2 \pi p_a}{\text{period}_j}, \quad \text{period}_j = \text{base}^{j/n}, \quad j = 0,
+    \dots, n - 1
+    """
     source = "Siméoni et al. 2025, arXiv:2508.10104, and the authors' code"
     also_called = ("dinov3", "dinov3_rotary", "dino_rotary", "dinov3_rope")
     extrapolates = "images of any size keep their coordinates within -1 to 1, and training rescales them at random"

@@ -54,6 +54,12 @@ class Inkling(Encoding):
     torch.Size([16, 32])
     """
 
+    equation = r"""
+    \operatorname{logit}(i, j) = \text{scale}\, q_i \cdot k_j + r_i \cdot P_n \quad \text{for } 0 \le n = m_i - n_j <
+    \text{max distance}
+
+    r_i = W x_i
+    """
     source = "Thinking Machines, Inkling, 2026 (no paper; transformers 5.23), after Shaw et al. 2018, arXiv:1803.02155"
     also_called = ("low_rank_relative", "relative_projection", "relative_profiles", "learned_distance_basis")
     per_layer = True

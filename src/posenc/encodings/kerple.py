@@ -45,6 +45,12 @@ class Kerple(Encoding):
     torch.Size([1, 2, 3, 3])
     """
 
+    equation = r"""
+    \operatorname{logit}(i, j) = \text{scale}\, q_i \cdot k_j - r_{1,h} \ln(1 + r_{2,h} |m_i - n_j|) \quad
+    \text{(log)}
+
+    \operatorname{logit}(i, j) = \text{scale}\, q_i \cdot k_j - r_{1,h} |m_i - n_j|^{r_{2,h}} \quad \text{(power)}
+    """
     source = "Chi, Fan, Ramadge, Rudnicky 2022, arXiv:2205.09921, section 4"
     also_called = ("kerple_log", "kerple_power")
     extrapolates = "Claimed and found: perplexity stays flat or falls to 32 times the trained length (log)."

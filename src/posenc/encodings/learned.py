@@ -46,6 +46,7 @@ class Learned(Encoding):
     ValueError: position 2 is past the learned table of 2 rows; build it with max_len=3 or more, or ...
     """
 
+    equation = r"x_p \to x_p + \text{table}[p]"
     source = "Gehring et al. 2017, arXiv:1705.03122, section 3.1"
     also_called = ("absolute", "trainable", "embedding")
     extrapolates: ClassVar[str] = (

@@ -51,6 +51,13 @@ class LearnedFactorised(Encoding):
     [[3, 4], [5, 4]]
     """
 
+    equation = r"""
+    E[r, c] = [A[r], B[c]] \quad \text{(concatenated)}
+
+    E[r, c] = A[r] + B[c] \quad \text{(summed)}
+
+    E[p] = E[\lfloor p / n_2 \rfloor, \; p \bmod n_2] \quad \text{(folded)}
+    """
     source = "Kitaev, Kaiser, Levskaya 2020, arXiv:2001.04451; Ho et al. 2019, arXiv:1912.12180"
     also_called = ("axial_position", "axial_embedding", "reformer")
     extrapolates: ClassVar[str] = "not claimed: past its tables there are no rows"

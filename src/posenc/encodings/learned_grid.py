@@ -47,6 +47,7 @@ class LearnedGrid(Encoding):
     torch.Size([7, 4])
     """
 
+    equation = r"x \to x + \text{table}[\text{prefix} + (r_1 n_2 + r_2) n_3 + r_3 \dots]"
     source = "Dosovitskiy et al. 2020, arXiv:2010.11929, sections 3.1 and 3.2"
     also_called = ("vit", "pos_embed", "grid_table")
     extrapolates: ClassVar[str] = "not claimed: other grids need the table resampled, and then fine-tuning"

@@ -50,6 +50,12 @@ class LearnedRotary(Turning):
     tensor([1.0000, 0.3162, 0.1000, 0.0316], dtype=torch.float64)
     """
 
+    equation = r"""
+    \text{frequency}_k = \text{base}^{-2k/r} \, e^{\text{shift}_k}
+
+    (a, b) \to (a \cos\, p\,\text{frequency}_k - b \sin\, p\,\text{frequency}_k, \; b \cos\, p\,\text{frequency}_k + a
+    \sin\, p\,\text{frequency}_k)
+    """
     source = "Heo et al. 2024, arXiv:2403.13298, section 3.2"
     also_called = ("learned_rope", "learnable_rope")
     per_layer = True

@@ -38,6 +38,11 @@ class LogGridBias(Encoding):
     torch.Size([1, 4, 3, 3])
     """
 
+    equation = r"""
+    \operatorname{logit}(i, j) = \text{scale}\, q_i \cdot k_j + 16 \operatorname{sigmoid}(f_h(x))
+
+    x = \operatorname{sign}(u) \frac{\log_2(1 + |u|)}{\log_2\, 8}, \quad u = \frac{8 \, (m_i - n_j)}{W - 1}
+    """
     source = "Liu et al. 2021, arXiv:2111.09883, section 3.3"
     also_called = ("log_cpb", "cpb", "continuous_position_bias")
     extrapolates = "Claimed: to larger windows than trained, with little or no fine-tuning; not verified here."

@@ -40,6 +40,9 @@ class LogTemperature(Encoding):
     1.0
     """
 
+    equation = r"""
+    q_p \to \tau q_p, \quad \tau = \max\left( \text{least}, \frac{\ln(p + 1)}{\ln(\text{trained length})} \right)
+    """
     source = "Su 2021, kexue.fm/archives/8823 (log-n); Su 2023, kexue.fm/archives/9708 (ReRoPE)"
     also_called = ("log_n", "logn", "log_scaling")
     extrapolates = "It keeps the entropy of attention in range, and gives no position by itself."

@@ -47,6 +47,7 @@ class MixedRotary(Turning):
     torch.Size([3, 4, 2])
     """
 
+    equation = r"\text{angle}_{h,p}(x) = \sum_a x_a f_{h,p,a}"
     source = "Heo, Park, Han, Yun 2024, arXiv:2403.13298, section 3.2"
     also_called = ("rope_mixed", "mixed_rope")
     extrapolates = (

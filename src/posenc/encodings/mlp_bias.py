@@ -44,6 +44,11 @@ class MLPBias(Encoding):
     torch.Size([1, 4, 3, 3])
     """
 
+    equation = r"""
+    \operatorname{logit}(i, j) = \text{scale}\, q_i \cdot k_j + f_h(d)
+
+    d = m_i - n_j \quad \text{or} \quad \operatorname{sign}(m_i - n_j) \ln(1 + |m_i - n_j|)
+    """
     source = "Wang et al. 2021, CrossFormer, arXiv:2108.00154, section 3.2.2"
     also_called = ("dynamic_position_bias", "dpb", "mlp_relative_bias")
     extrapolates = "Nothing is claimed: the network never saw longer distances; the logarithm brings them nearer."

@@ -55,6 +55,11 @@ class MultimodalRotary(Rotations):
     (24, 20, 20)
     """
 
+    equation = r"""
+    \text{frequency}_k = \text{base}^{-2k/r}, \quad k = 0, \dots, r/2 - 1
+
+    \text{pair } k \text{ turns by } p_{a(k)} \, \text{frequency}_k, \quad a(k) \text{ the axis that owns pair } k
+    """
     source = "Wang et al. 2024, arXiv:2409.12191, section 2.1"
     also_called = ("mrope", "m_rope", "m-rope", "multimodal_rope", "videorope")
     extrapolates = "as rotary does, but ids grow more slowly than tokens: Qwen3-VL asks YaRN for 2 to 3 times, not 4"

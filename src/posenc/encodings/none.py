@@ -23,6 +23,7 @@ class NoPE(Encoding):
     frozenset()
     """
 
+    equation = r"\operatorname{logit}(i, j) = \text{scale}\, q_i \cdot k_j"
     source = "Haviv et al. 2022, arXiv:2203.16634; Kazemnejad et al. 2023, arXiv:2305.19466"
     also_called = ("nope", "no_position")
     extrapolates: ClassVar[str] = (

@@ -52,6 +52,13 @@ class PaTH(Encoding):
     torch.Size([32, 8])
     """
 
+    equation = r"""
+    \operatorname{logit}(i, j) = \text{scale}\, k_j^{\top} H_{j+1} H_{j+2} \cdots H_i \, q_i
+
+    H_l = I - \beta_l w_l w_l^{\top}
+
+    w_l = \frac{W_2 W_1 x_l}{|W_2 W_1 x_l|}, \quad \beta_l = 2 \operatorname{sigmoid}(w_b \cdot x_l + b)
+    """
     source = "Yang et al. 2025, arXiv:2505.16381, section 3; fla, path_attn"
     also_called = ("path_attention", "householder")
     extrapolates = "Good to a few times the trained length, and worse at extreme ones; best together with forgetting."

@@ -48,6 +48,12 @@ class Polar(Encoding):
     torch.Size([1, 1, 3, 8])
     """
 
+    equation = r"""
+    \operatorname{logit}(i, j) = \text{scale} \sum_c \operatorname{softplus}(q_{ic}) \operatorname{softplus}(k_{jc})
+    \cos((m_i - n_j)\,\text{frequency}_c - \delta_c)
+
+    \text{frequency}_c = \text{base}^{-c/d}, \quad c = 0, \dots, d - 1
+    """
     source = "Gopalakrishnan, Csordas, Schmidhuber, Mozer 2025, arXiv:2509.10534, section 3"
     also_called = ("polar_coordinate", "polar_position_embedding")
     extrapolates = "Claimed steady perplexity to ten times the trained length (1,024 to 10,240 tokens), beyond YaRN."

@@ -45,6 +45,13 @@ class ProportionalRotary(Rotations):
     tensor([1.0000, 0.3162, 0.0000, 0.0000], dtype=torch.float64)
     """
 
+    equation = r"""
+    \text{frequency}_k = \begin{cases} \text{base}^{-2k/\text{head dim}} & k < n \\ 0 & k \ge n \end{cases} \qquad n =
+    \max(1, \lfloor \text{partial} \, \text{head dim} / 2 \rfloor)
+
+    (a, b) \to (a \cos\, p\,\text{frequency}_k - b \sin\, p\,\text{frequency}_k, \; b \cos\, p\,\text{frequency}_k + a
+    \sin\, p\,\text{frequency}_k)
+    """
     source = "Barbero et al. 2024, arXiv:2410.06205, section 6"
     also_called = ("p_rope", "p-rope", "proportional_rope")
     extrapolates = (

@@ -34,6 +34,10 @@ class ReRoPE(DistanceMap):
     (4, 0)
     """
 
+    equation = r"""
+    \text{distance}(n) = \begin{cases} n & |n| < \text{window} \\ \operatorname{sign}(n) \left( \text{window} +
+    \frac{|n| - \text{window}}{\text{leak}} \right) & |n| \ge \text{window} \end{cases}
+    """
     source = "Su 2023, github.com/bojone/rerope"
     also_called = ("leaky_rerope", "rectified_rotary")
     extrapolates = "to any length untuned, claimed and found: Llama-2-13B's loss is 1.50, 1.43, 1.40 at 4k, 8k, 16k"

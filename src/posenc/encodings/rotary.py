@@ -54,6 +54,12 @@ class Rotary(Rotations):
     True
     """
 
+    equation = r"""
+    \text{frequency}_k = \text{base}^{-2k/r}, \quad k = 0, \dots, r/2 - 1
+
+    (a, b) \to (a \cos\, p\,\text{frequency}_k - b \sin\, p\,\text{frequency}_k, \; b \cos\, p\,\text{frequency}_k + a
+    \sin\, p\,\text{frequency}_k)
+    """
     source = "Su et al. 2021, arXiv:2104.09864, sections 3.2 and 3.4"
     also_called = ("rope", "roformer")
     extrapolates = (

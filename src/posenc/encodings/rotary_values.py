@@ -49,6 +49,12 @@ class RotaryValues(Encoding):
     1.0
     """
 
+    equation = r"""
+    z_i = R(-m_i) \sum_j A_{ij} R(n_j) v_j = \sum_j A_{ij} R(n_j - m_i) v_j
+
+    R(p): (a, b) \to (a \cos\, p f_k - b \sin\, p f_k, \; b \cos\, p f_k + a \sin\, p f_k), \quad f_k =
+    \text{base}^{-2k/r}
+    """
     source = "Harik and Jayasiri 2022, research.labml.ai/RoPER.html"
     also_called = ("roper", "rotary_value_position_embedding")
     extrapolates = "Nothing was measured past the trained length; it reads distances only, as rotary does."

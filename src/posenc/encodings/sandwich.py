@@ -36,6 +36,10 @@ class Sandwich(Encoding):
     tensor([64., 32.])
     """
 
+    equation = r"""
+    \operatorname{logit}(i, j) = \text{scale}\, q_i \cdot k_j + \frac{H}{8 h} \sum_{p=0}^{\text{width}/2 - 1}
+    \cos\left( (m_i - n_j) \, \text{base}^{-2p/\text{width}} \right)
+    """
     source = "Chi, Fan, Rudnicky, Ramadge 2022, arXiv:2212.10356, section 5"
     extrapolates = "Claimed: perplexity stays flat or falls beyond the trained length, as KERPLE's; not verified here."
 

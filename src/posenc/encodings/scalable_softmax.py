@@ -37,6 +37,7 @@ class ScalableSoftmax(Encoding):
     torch.Size([4])
     """
 
+    equation = r"q_p \to \tau q_p, \quad \tau = s_h \ln(p + 1) + b_h"
     source = "Nakanishi 2025, arXiv:2501.19399, section 2"
     also_called = ("ssmax", "scalable_soft_max")
     extrapolates = "Claimed: a needle is still found far past the trained length; it gives no position by itself."

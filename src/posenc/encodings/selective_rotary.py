@@ -68,6 +68,12 @@ class SelectiveRotary(PairsTurned, Encoding):
     Linear(in_features=3, out_features=16, bias=False)
     """
 
+    equation = r"""
+    \text{turn}_t = \sum_{\text{order}_l \le \text{order}_t} \text{angle}_l
+
+    \text{angle}_t = \text{temperature}_k \, \text{gate}_t \, (\phi_t + \exp(\text{drift})), \quad \phi_t = \text{up}
+    \, \text{down} \, x_t \frac{\sqrt{\text{heads}}}{|x_t|}
+    """
     source = "Movahedi et al. 2025, arXiv:2511.17388, sections 3.3 and 4.1"
     also_called = ("selective_rope", "selective_rotary_position_embedding")
     extrapolates = "Claimed for copying and parity in gated linear attention; not investigated in language."

@@ -35,6 +35,11 @@ class SelfExtend(DistanceMap):
     6
     """
 
+    equation = r"""
+    \text{distance}(i, j) = \begin{cases} i - j & |i - j| < \text{window} \\ \lfloor \frac{i}{\text{group}} \rfloor -
+    \lfloor \frac{j}{\text{group}} \rfloor + \text{window} - \lfloor \frac{\text{window}}{\text{group}} \rfloor & i -
+    j \ge \text{window} \end{cases}
+    """
     source = "Jin et al. 2024, arXiv:2401.01325, section 3"
     also_called = ("selfextend", "grouped_attention")
     extrapolates = "claimed and found to work untuned to the length that the groups reach"

@@ -50,6 +50,12 @@ class Shaw(Encoding):
     torch.Size([5, 8])
     """
 
+    equation = r"""
+    \operatorname{logit}(i, j) = \frac{q_i \cdot (k_j + a_r)}{\sqrt{\text{head dim}}}, \quad z_i = \sum_j A_{ij} (v_j
+    + b_r)
+
+    r = \operatorname{clip}(n_j - m_i, -\text{max distance}, \text{max distance})
+    """
     source = "Shaw, Uszkoreit, Vaswani 2018, arXiv:1803.02155, sections 3.1 and 3.2"
     also_called = ("relative", "relative_key", "relative_key_query")
     per_layer = True

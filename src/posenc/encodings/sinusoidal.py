@@ -67,6 +67,11 @@ class Sinusoidal(Encoding):
     tensor([0.0000, 1.0000, 0.8415, 0.5403])
     """
 
+    equation = r"""
+    \text{frequency}_k = \text{base}^{-2k/\text{dim}}
+
+    \text{PE}(p)_{2k} = \sin(p\,\text{frequency}_k), \quad \text{PE}(p)_{2k+1} = \cos(p\,\text{frequency}_k)
+    """
     source = "Vaswani et al. 2017, arXiv:1706.03762, section 3.5"
     also_called = ("sincos", "sine", "vaswani", "fixed", "sincos2d")
     extrapolates: ClassVar[str] = (

@@ -42,6 +42,12 @@ class StepTemperature(Encoding):
     [1.0, 1.069315, 1.069315, 1.138629]
     """
 
+    equation = r"""
+    q_p \to \tau q_p, \quad \tau = 1 + \text{strength} \ln\, g
+
+    g = \begin{cases} 1 + \lfloor (p + 1) / \text{interval} \rfloor & \text{llama4} \\ 1 + \lfloor p / \text{interval}
+    \rfloor & \text{ministral} \\ \max(1, (p + 1) / \text{interval}) & \text{inkling} \end{cases}
+    """
     source = (
         "Meta 2025, Llama 4 model code (after arXiv:2501.19399); Mistral AI 2025, Ministral 3 model code; "
         "Inkling 2026, model code; all in transformers 5.23"

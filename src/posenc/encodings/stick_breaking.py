@@ -42,6 +42,11 @@ class StickBreaking(Encoding):
     True
     """
 
+    equation = r"""
+    \beta_{ij} = \operatorname{sigmoid}(\operatorname{logit}(i, j))
+
+    A_{ij} = \beta_{ij} \prod_{\text{order}_j < \text{order}_l < \text{order}_i} (1 - \beta_{il})
+    """
     source = "Tan et al. 2024, arXiv:2410.17980, section 2"
     also_called = ("stickbreaking", "stick_breaking_attention")
     extrapolates = "Claimed: it goes on past the trained length without any position."

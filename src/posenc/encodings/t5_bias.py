@@ -39,6 +39,12 @@ class T5Bias(Encoding):
     [0, 15, 16, 17, 26, 31, 31, 0]
     """
 
+    equation = r"""
+    \operatorname{logit}(i, j) = \text{scale}\, q_i \cdot k_j + \text{table}[\operatorname{bucket}(m_i - n_j), h]
+
+    \operatorname{bucket}(d) = \begin{cases} 0 & d < 0 \\ d & 0 \le d < e \\ \min\left( N - 1, \; e + \left\lfloor
+    \frac{\ln(d/e)}{\ln(\text{max distance}/e)} (N - e) \right\rfloor \right) & d \ge e \end{cases} \qquad e = N/2
+    """
     source = "Raffel et al. 2019, arXiv:1910.10683, section 2.1"
     also_called = ("t5", "relative_bias")
     extrapolates = "Nothing is claimed. Found: perplexity holds to about twice the trained length, then it rises."

@@ -59,6 +59,13 @@ class TransformerXL(Encoding):
     torch.Size([8, 16])
     """
 
+    equation = r"""
+    \operatorname{logit}(i, j) = \text{scale}\, q_i \cdot k_j + \frac{u \cdot k_j + (q_i + v) \cdot W R(m_i -
+    n_j)}{\sqrt{\text{head dim}}}
+
+    R(d) = [\sin(d\,\text{frequency}_k), \; \cos(d\,\text{frequency}_k)], \quad \text{frequency}_k =
+    \text{base}^{-2k/\text{dim}}
+    """
     source = "Dai et al. 2019, arXiv:1901.02860, section 3.3"
     also_called = ("xl", "txl", "xlnet", "relative_sinusoidal")
     per_layer = True

@@ -52,6 +52,10 @@ class TUPE(Encoding):
     torch.Size([16, 8])
     """
 
+    equation = r"""
+    \operatorname{logit}(i, j) = \text{scale}\, q_i \cdot k_j + \frac{(U_Q \, p_m) \cdot (U_K \, p_n)}{\sqrt{2 \,
+    \text{head dim}}}
+    """
     source = "Ke, He, Liu 2020, arXiv:2006.15595, sections 3.1 to 3.3"
     also_called = ("untied", "untied_positional_encoding")
     extrapolates = "no: a table of absolute positions ends with the trained length"

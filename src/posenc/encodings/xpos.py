@@ -53,6 +53,15 @@ class XPos(PairsTurned, Encoding):
     [0.2857142857142857, 0.6428571428571429]
     """
 
+    equation = r"""
+    \zeta_k = \frac{2k/d + \gamma}{1 + \gamma}, \quad \text{frequency}_k = \text{base}^{-2k/d}
+
+    \text{query at } m \text{: times } \zeta_k^{(m - \text{centre}) / \text{scale base}}, \text{ turned by } m \,
+    \text{frequency}_k
+
+    \text{key at } n \text{: times } \zeta_k^{-(n - \text{centre}) / \text{scale base}}, \text{ turned by } n \,
+    \text{frequency}_k
+    """
     source = "Sun et al. 2022, arXiv:2212.10554, section 2.2"
     also_called = ("extrapolatable_position_embedding", "length_extrapolatable", "lex")
     extrapolates = "Claimed with attention cut into blocks at test time; the decay alone was not shown to carry."

@@ -28,6 +28,10 @@ class Clipped(Around):
     Source: Li, Ren, Yuille, Wang 2026, arXiv:2602.05258, and their code, hrlics/CoPE.
     """
 
+    equation = r"""
+    \text{frequency}'_k = \text{frequency}_k \, \frac{1 + \cos(\pi j / (\text{pairs} - 1))}{2}, \quad j = 0, \dots,
+    \text{pairs} - 1
+    """
     example = "clipped(pairs=2)"
 
     pairs: int | None = None

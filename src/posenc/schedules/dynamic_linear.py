@@ -17,6 +17,7 @@ class DynamicLinear(Schedule):
     Source: the dynamic scaling of jquesnelle/yarn 2023 (`ntk=False`); emozilla 2023.
     """
 
+    equation = r"\text{frequency}' = \frac{\text{frequency}}{\max(1, \text{horizon} / \text{trained length})}"
     example = "dynamic_linear()"
     by_horizon = True
 

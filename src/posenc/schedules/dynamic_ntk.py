@@ -22,6 +22,10 @@ class DynamicNTK(Schedule):
     appendix B.2.
     """
 
+    equation = r"""
+    \text{base}' = \text{base} \left( \frac{\text{factor} \cdot L}{\text{trained length}} - (\text{factor} - 1)
+    \right)^{r/(r-2)}, \quad L = \max(\text{horizon}, \text{trained length})
+    """
     example = "dynamic_ntk(factor=2)"
     by_horizon = True
 

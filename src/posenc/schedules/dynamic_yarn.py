@@ -11,7 +11,8 @@ from posenc.schedules.yarn import YaRN
 class DynamicYaRN(Schedule):
     """YaRN by just as much as each sequence needs; up to the trained length nothing changes.
 
-    as yarn with its ramp over pairs, and factor' = max(factor, horizon / trained_length)
+    factor' = max(factor, horizon / trained_length),   and as yarn with its ramp over pairs:
+    frequency' = keep frequency + (1 - keep) frequency / factor',   temperature = 0.1 ln(factor') + 1
 
     factor          the least factor (unitless): 1 for a model that was never stretched, else what it was tuned with
     trained_length  tokens, before any stretching; a model built from a spec fills in its own
@@ -24,6 +25,13 @@ class DynamicYaRN(Schedule):
     jquesnelle/yarn.
     """
 
+    equation = r"""
+    \text{factor}' = \max\left( \text{factor}, \frac{\text{horizon}}{\text{trained length}} \right)
+
+    \text{frequency}' = \text{keep} \, \text{frequency} + (1 - \text{keep}) \frac{\text{frequency}}{\text{factor}'}
+
+    \text{temperature} = 0.1 \ln\, \text{factor}' + 1
+    """
     example = "dynamic_yarn()"
     by_horizon = True
 

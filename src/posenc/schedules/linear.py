@@ -21,6 +21,7 @@ class Linear(Schedule):
     tensor([0.5000, 0.0500])
     """
 
+    equation = r"\text{frequency}' = \frac{\text{frequency}}{\text{factor}}"
     example = "linear(factor=4)"
 
     factor: float

@@ -24,6 +24,15 @@ class Llama3(RampInTurns):
     """
 
     ends = ("low", "high")
+    equation = r"""
+    \text{turns}_k = \frac{\text{trained length} \cdot \text{frequency}_k}{2 \pi}
+
+    \text{keep}_k = \operatorname{clamp}\left( \frac{\text{turns}_k - \text{low}}{\text{high} - \text{low}}, 0, 1
+    \right)
+
+    \text{frequency}'_k = \text{keep}_k \, \text{frequency}_k + (1 - \text{keep}_k)
+    \frac{\text{frequency}_k}{\text{factor}}
+    """
     example = "llama3(factor=4)"
 
     low: float = 1.0

@@ -31,6 +31,12 @@ class LongRoPE(Schedule):
     Source: Ding et al. 2024, arXiv:2402.13753, section 3; Phi-3's modelling code for the temperature.
     """
 
+    equation = r"""
+    \text{frequency}'_k = \begin{cases} \text{frequency}_k / \text{short factor}_k & \text{up to the trained length}
+    \\ \text{frequency}_k / \text{long factor}_k & \text{beyond} \end{cases}
+
+    \text{temperature} = \sqrt{1 + \frac{\ln\, \text{factor}}{\ln\, \text{trained length}}}
+    """
     example = "longrope(factor=4, short_factor=(1.0, 1.1, 1.3), long_factor=(1.0, 2.0, 4.0))"
     by_horizon = True
 

@@ -21,6 +21,7 @@ class NTK(Schedule):
     Source: bloc97 2023; stated in Peng et al. 2023, arXiv:2309.00071, definition 1.
     """
 
+    equation = r"\text{base}' = \text{base} \cdot \text{factor}^{r/(r-2)}"
     example = "ntk(factor=4)"
 
     factor: float

@@ -23,6 +23,14 @@ class NTKByParts(RampInTurns):
     """
 
     ends = ("alpha", "beta")
+    equation = r"""
+    \text{turns}_k = \frac{\text{trained length} \cdot \text{frequency}_k}{2 \pi}
+
+    \text{keep}_k = \operatorname{clamp}\left( \frac{\text{turns}_k - \alpha}{\beta - \alpha}, 0, 1 \right)
+
+    \text{frequency}'_k = \text{keep}_k \, \text{frequency}_k + (1 - \text{keep}_k)
+    \frac{\text{frequency}_k}{\text{factor}}
+    """
     example = "ntk_by_parts(factor=4)"
 
     alpha: float = 1.0

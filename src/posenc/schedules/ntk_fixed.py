@@ -19,6 +19,10 @@ class NTKFixed(Schedule):
     Source: Su 2023, kexue.fm/archives/9706 ("NTK-RoPE-fixed").
     """
 
+    equation = r"""
+    \text{base}' = \text{base} \cdot \text{factor}, \quad \text{frequency}'_k =
+    \frac{\text{base}'^{-2k/r}}{\text{factor}^{2/r}}
+    """
     example = "ntk_fixed(factor=4)"
 
     factor: float

@@ -22,6 +22,10 @@ class NTKMixed(Schedule):
     Source: Su 2023, kexue.fm/archives/9706 ("NTK-RoPE-mixed", b = 0.625).
     """
 
+    equation = r"""
+    \text{frequency}'_k = \frac{\text{frequency}_k}{\exp(a (k+1)^{\text{power}})}, \quad a = \frac{\ln\,
+    \text{factor}}{(r/2)^{\text{power}}}
+    """
     example = "ntk_mixed(factor=4)"
 
     factor: float

@@ -25,6 +25,10 @@ class PartNTK(Schedule):
     Source: `LlamaPartNTKScaledRotaryEmbedding` of jquesnelle/yarn 2023; its constants were "found experimentally".
     """
 
+    equation = r"""
+    \text{mixed} = \operatorname{lerp}(\text{linear}, \text{ntk}, \text{keep}_1), \quad \text{frequency}' =
+    \operatorname{lerp}(\text{mixed}, \text{plain}, \text{keep}_2)
+    """
     example = "part_ntk(factor=4)"
 
     factor: float

@@ -22,6 +22,10 @@ class Resonance(Around):
     tensor([1., 1.])
     """
 
+    equation = r"""
+    \text{wavelength}' = \operatorname{round}\left( \frac{2 \pi}{\text{frequency}} \right), \quad \text{frequency}' =
+    \frac{2 \pi}{\text{wavelength}'}
+    """
     example = "resonance()"
 
     inner: Schedule | None = None

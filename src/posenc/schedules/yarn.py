@@ -61,6 +61,18 @@ class YaRN(Schedule):
     (1.0, 1.873854)
     """
 
+    equation = r"""
+    \text{keep}_k = 1 - \operatorname{clamp}\left( \frac{k - \text{low}}{\text{high} - \text{low}}, 0, 1 \right)
+
+    \text{low} = \lfloor \operatorname{pair}(\text{beta fast}) \rfloor, \quad \text{high} = \lceil
+    \operatorname{pair}(\text{beta slow}) \rceil, \quad \operatorname{pair}(n) = \frac{r \ln(\text{trained length} /
+    (2 \pi n))}{2 \ln\, \text{base}}
+
+    \text{frequency}'_k = \text{keep}_k \, \text{frequency}_k + (1 - \text{keep}_k)
+    \frac{\text{frequency}_k}{\text{factor}}
+
+    \text{temperature} = 0.1 \ln\, \text{factor} + 1
+    """
     example = "yarn(factor=4)"
 
     factor: float
