@@ -1,7 +1,7 @@
 """The course: one lesson after another, each a text whose code runs, with exercises that can be checked.
 
 A lesson is two files of one name: NAME.md, a notebook in MyST's form, and NAME.py, which says its place in the course
-and holds what its exercises owe. A new lesson is two new files.
+and holds what its exercises owe. A new lesson is two new files. What begins with an underscore carries all of them.
 """
 
 import importlib
@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from posenc.foreign import code, near, quoted
+from posenc.lessons._cells import Cell, cells, notebook, readable, solutions
 from posenc.verdicts import Held, Verdict, name_of
 
 HERE = Path(__file__).parent
@@ -46,6 +47,26 @@ class Lesson:
         """What its text is called."""
         return next(line[2:] for line in self.text.splitlines() if line.startswith("# "))
 
+    @property
+    def cells(self) -> list[Cell]:
+        """Its words and its code, in their order."""
+        return list(cells(self.text))
+
+    @property
+    def readable(self) -> str:
+        """Its text as Markdown for a terminal, without the solutions."""
+        return readable(self.text)
+
+    @property
+    def solutions(self) -> str:
+        """A file of answers that are right."""
+        return solutions(self.text)
+
+    @property
+    def notebook(self) -> str:
+        """The lesson as a Jupyter notebook, in JSON."""
+        return notebook(self.text)
+
     def check(self, path: str | Path) -> Iterator[Verdict]:
         """The verdicts on the answers in a file, one for each exercise.
 
@@ -63,7 +84,7 @@ class Lesson:
 @cache
 def lessons() -> tuple[Lesson, ...]:
     """All of them, in their order."""
-    found = [Lesson(file.name) for file in pkgutil.iter_modules([str(HERE)])]
+    found = [Lesson(file.name) for file in pkgutil.iter_modules([str(HERE)]) if not file.name.startswith("_")]
     return tuple(sorted(found, key=lambda lesson: lesson.place))
 
 
