@@ -13,6 +13,8 @@ from pathlib import Path
 from types import ModuleType
 
 from posenc.foreign import code, near, quoted
+from posenc.lessons._answers import answer as answer
+from posenc.lessons._answers import same as same
 from posenc.lessons._cells import Cell, cells, notebook, readable, solutions
 from posenc.verdicts import Held, Verdict, name_of
 
@@ -103,9 +105,3 @@ def lesson_of(asked: str) -> Lesson:
             f"no lesson {quoted(asked)}{near(asked, names)}; they go from 1 to {len(names)}: posenc lesson"
         )
     return found[0]
-
-
-def answer(theirs: ModuleType, name: str) -> object:
-    """What a file of answers calls `name`; raises AssertionError where there is nothing of that name yet."""
-    assert hasattr(theirs, name), f"there is no {name} in it yet"
-    return getattr(theirs, name)
