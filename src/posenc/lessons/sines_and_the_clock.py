@@ -12,7 +12,7 @@ PLACE = 3
 
 
 def rows(exponents: Tensor, *, base: float, swapped: bool = False, behind: bool = False) -> Tensor:
-    """The table of positions 0 to 6 at frequencies base^-exponent; `swapped` and `behind` are other orders of channels."""
+    """The table of positions 0 to 6 at frequencies base^-exponent; `swapped` and `behind` order channels otherwise."""
     angle = torch.arange(7, dtype=torch.float64)[:, None] * base**-exponents
     parts = [angle.cos(), angle.sin()] if swapped else [angle.sin(), angle.cos()]
     return torch.cat(parts, -1) if behind else torch.stack(parts, -1).flatten(1)
