@@ -32,5 +32,7 @@ autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["posenc.css"]
 html_title = f"posenc {version}"
 html_show_sphinx = False
