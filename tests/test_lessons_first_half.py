@@ -12,11 +12,11 @@ WRONG = {
     "attend_gives_a_softmax_of_scores": [
         (
             "def attend(x): return torch.softmax(x @ x.T / 8**0.5, 0) @ x",
-            "the softmax has to run over the keys, dim=-1",
+            "the softmax has to run over the keys",
         ),
         (
             "def attend(x): return torch.softmax(x @ x.T, -1) @ x",
-            "the scores have to be divided by sqrt(d), d channels",
+            "have to be divided by sqrt(d), d channels",
         ),
         ("def attend(x): return torch.softmax(x @ x.T / 8, -1) @ x", "divided by sqrt(d), and not by d"),
         ("def attend(x): return x @ x.T / 8**0.5 @ x", "without a softmax the weights do not sum to 1"),
@@ -33,7 +33,7 @@ WRONG = {
         ("def add_positions(x, table): return x + table[1:len(x) + 1]", "position 0, so it gets row 0"),
         (
             "def add_positions(x, table): return x + table[-len(x):]",
-            "the first rows are wanted, and these are the last",
+            "the first rows are wanted",
         ),
         ("def add_positions(x, table): return x + table[0]", "here all get row 0"),
         (
@@ -46,7 +46,7 @@ WRONG = {
         ("def untrained_rows(rows, longest): return min(rows, longest)", "these are the rows that are trained"),
         (
             "def untrained_rows(rows, longest): return max(rows - longest - 1, 0)",
-            "untrained_rows(1024, 200) is 823, not",
+            "(1024, 200) is 823, not 824",
         ),
     ],
     "sinusoidal_is_sines_and_cosines_in_turn": [
@@ -144,7 +144,7 @@ WRONG = {
             ("torch.softmax((logits / 8**0.5).masked_fill(past.tril(-1), -torch.inf), -1) @ v", "the other way round"),
             (
                 "torch.softmax((logits / 8**0.5).masked_fill(~past.tril(-1), -torch.inf), -1) @ v",
-                "a token sees itself too",
+                "sees itself too",
             ),
             ("torch.softmax(logits.masked_fill(~past, -torch.inf), -1) @ v", "the division by sqrt(d) is missing"),
             ("torch.softmax(logits.masked_fill(~past, -torch.inf) / 8, -1) @ v", "by sqrt(d), and not by d"),
