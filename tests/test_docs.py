@@ -17,7 +17,10 @@ FIRST = [
     HOME / name
     for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "examples/README.md")
 ]
-TEXTS = [*FIRST, *sorted((HOME / "docs").rglob("*.md"))]
+MADE = [HOME / "docs" / folder for folder in ("_build", "encodings", "lessons", "reference")]
+"""Folders that the site's build writes."""
+PAGES = [page for page in sorted((HOME / "docs").rglob("*.md")) if not set(MADE) & set(page.parents)]
+TEXTS = [*FIRST, *PAGES]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 

@@ -19,7 +19,7 @@ from posenc.verdicts import Verdict
 ALL = lessons.lessons()
 each = pytest.mark.parametrize("lesson", ALL, ids=lambda lesson: lesson.name)
 
-LONG = {"a_model_that_reverses"}
+LONG = {"a_model_that_reverses", "taking_position_away", "beyond_the_trained_length", "stretching", "choosing"}
 """Lessons that train models; only run.py test --all runs their code."""
 
 

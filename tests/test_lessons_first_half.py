@@ -1,9 +1,12 @@
 """Lessons 1 to 8: typical wrong answers are told what is wrong with them."""
 
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+from posenc import cli
 from posenc.lessons import lesson_of, lessons
 
 HEAD = "import math\n\nimport torch\n\n\n"
@@ -206,3 +209,14 @@ def test_a_wrong_answer_is_told_what_is_wrong(exercise: str, code: str, words: s
     (tmp_path / "mine.py").write_text(f"{HEAD}{code}\n")
     verdicts = {verdict.promise: verdict for verdict in lesson_of(EXERCISES[exercise]).check(tmp_path / "mine.py")}
     assert verdicts[exercise].word == "broken" and words in verdicts[exercise].message
+
+
+def test_the_command_of_the_worked_example_adds_what_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = re.search(r"`posenc (show [^`]+)`", lesson_of("5").text)
+    assert command and cli.main([*shlex.split(command[1]), "--tokens", "8"]) == 0
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.split()[1:3] == ["dog", "1"])
+    assert row.split()[3:7] == ["+0.000", "+1.000", "+0.000", "+0.500"]
+    assert row.split()[-4:] == ["+0.841", "+1.540", "+0.010", "+1.500"]

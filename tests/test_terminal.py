@@ -79,6 +79,23 @@ def test_nothing_goes_through_a_pager_where_there_is_no_terminal(capsys, monkeyp
     assert capsys.readouterr().out.splitlines()[-1] == "499"
 
 
+def test_markdown_is_set_for_reading_in_a_terminal_and_kept_in_a_pipe(
+    screen: io.StringIO, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[str] = []
+    monkeypatch.setattr(pydoc, "pager", given.append)
+    text = "# Title\n\nA **bold** word.\n\n```python\nx = 1\n```\n" + "\nmore\n" * 5
+    terminal.markdown(text + "\x1b]0;title\x07")
+    said = "".join(given)
+    assert "A bold word." in said and "x = 1" in said and not re.search(r"[#*`]", said) and screen.getvalue() == ""
+    assert not OBEYED.search(said)
+    terminal.markdown("# Title")
+    assert len(given) == 1 and "Title" in screen.getvalue()
+    monkeypatch.setattr(terminal, "OUT", Console(file=io.StringIO()))
+    terminal.markdown(text)
+    assert capsys.readouterr().out == f"{text}\n"
+
+
 def test_a_line_of_an_index_ends_where_the_terminal_does(screen: io.StringIO) -> None:
     title, short, long = terminal.index("names", [("a", "few words"), ("b", "word " * 20)])
     assert title == "NAMES" and short == f"{'a':<19}  few words" and long.endswith("...") and len(long) == 40
