@@ -377,6 +377,30 @@ def test_what_adds_to_embeddings_has_a_worked_example_of_the_given_words() -> No
     assert not any(title.startswith("Worked example") for title, _, _ in shown("rotary").tables)
 
 
+def test_a_worked_example_takes_ids_and_vectors() -> None:
+    example = shown("sinusoidal", words=("a", "b", "a"), ids=(1, 0, 1), vectors=(1, 0, -1, 0.5))
+    title, _, rows = next(table for table in example.tables if table[0].startswith("Worked example"))
+    assert title == "Worked example: sinusoidal at 2 channels" and [row[2] for row in rows] == ["1", "0", "1"]
+    assert [row[3] for row in rows] == ["-1.000 +0.500", "+1.000 +0.000", "-1.000 +0.500"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "given", "words"),
+    [
+        ("rotary", {"ids": (0, 1, 0)}, "rotary has no worked example: it adds nothing to embeddings; leave out ids"),
+        (
+            "sinusoidal",
+            {"vectors": (1, 2, 3)},
+            "vectors must be 2 of one width, one for each id from 0 to 1; 3 numbers",
+        ),
+        ("sinusoidal", {"ids": (1,)}, "each word has one id; there are 3 words and 1 ids"),
+    ],
+)
+def test_ids_and_vectors_that_do_not_fit_are_refused(spec: str, given: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        shown(spec, **given)
+
+
 def test_heads_that_are_alike_are_drawn_once_and_others_all() -> None:
     alike = torch.ones(3, 5)
     assert pictures.one_if_equal(alike).shape == (1, 5)

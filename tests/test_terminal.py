@@ -28,7 +28,7 @@ def all_words() -> None:
     terminal.pages(terminal.index(ESCAPES, [(ESCAPES, ESCAPES)]) + terminal.in_lines(ESCAPES, ESCAPES))
     terminal.progress(ESCAPES)
     for kept in (True, False):
-        terminal.verdict(Verdict(ESCAPES, ESCAPES, kept, message=ESCAPES, advice=ESCAPES))
+        terminal.verdict(Verdict(ESCAPES, ESCAPES, kept, message=ESCAPES, advice=ESCAPES), ESCAPES)
     terminal.OUT.print(terminal.drawing(sweep()))
     with terminal.live() as show:
         show(sweep())
@@ -77,6 +77,23 @@ def test_nothing_goes_through_a_pager_where_there_is_no_terminal(capsys, monkeyp
     monkeypatch.setattr(pydoc, "pager", None)
     terminal.pages([str(number) for number in range(500)])
     assert capsys.readouterr().out.splitlines()[-1] == "499"
+
+
+def test_markdown_is_set_for_reading_in_a_terminal_and_kept_in_a_pipe(
+    screen: io.StringIO, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[str] = []
+    monkeypatch.setattr(pydoc, "pager", given.append)
+    text = "# Title\n\nA **bold** word.\n\n```python\nx = 1\n```\n" + "\nmore\n" * 5
+    terminal.markdown(text + "\x1b]0;title\x07")
+    said = "".join(given)
+    assert "A bold word." in said and "x = 1" in said and not re.search(r"[#*`]", said) and screen.getvalue() == ""
+    assert not OBEYED.search(said)
+    terminal.markdown("# Title")
+    assert len(given) == 1 and "Title" in screen.getvalue()
+    monkeypatch.setattr(terminal, "OUT", Console(file=io.StringIO()))
+    terminal.markdown(text)
+    assert capsys.readouterr().out == f"{text}\n"
 
 
 def test_a_line_of_an_index_ends_where_the_terminal_does(screen: io.StringIO) -> None:

@@ -43,10 +43,29 @@ def test_a_seed_gives_the_same_example() -> None:
     assert worked_example(seed=4) == worked_example(seed=4) != worked_example(seed=5)
 
 
+def test_ids_and_vectors_of_ones_own_are_what_is_added_to() -> None:
+    vectors = [[1.0, 0.0], [-1.0, 0.5]]
+    example = worked_example(["a", "b", "a"], ids=[1, 0, 1], vectors=vectors)
+    assert example.ids == [1, 0, 1] and example.token_vectors == [vectors[1], vectors[0], vectors[1]]
+    assert example.combined[1] == pytest.approx([1 + math.sin(1), math.cos(1)], abs=1e-6)
+
+
+def test_ids_alone_say_which_words_are_the_same_however_large_they_are() -> None:
+    example = worked_example(["a", "b", "unknown"], ids=[128_000, 7, 7])
+    assert example.ids == [128_000, 7, 7]
+    assert example.token_vectors[0] != example.token_vectors[1] == example.token_vectors[2]
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
         ({"tokens": []}, "a worked example needs at least one token"),
+        ({"tokens": ["a"], "ids": [1, 2]}, "each word has one id; there are 1 words and 2 ids"),
+        ({"tokens": ["a", "a"], "ids": [1, 2]}, "a word has one id, and 'a' has 1 and 2"),
+        ({"tokens": ["a"], "ids": [-1]}, "an id must be a whole number of 0 or more, got -1"),
+        ({"tokens": ["a"], "ids": [2], "vectors": [[1.0]]}, "id 2 has no vector: 1 are given, for ids 0 to 0"),
+        ({"tokens": ["a"], "vectors": [[1.0], [1.0, 2.0]]}, "vectors must all have one width, .* they have 1, 2"),
+        ({"tokens": ["a"], "vectors": [[1.0]], "dim": 4}, "dim=4 and vectors of 1 numbers are given; leave dim out"),
         ({"dim": 0}, "dim must be 1 or more, got 0"),
         (
             {"encoding": "alibi"},

@@ -5,7 +5,6 @@ Everything goes through `shown`, which leaves nothing that a terminal would obey
 
 import math
 import os
-import shlex
 import sys
 import textwrap
 import time
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markdown import Markdown
 from rich.table import Table
 from rich.text import Text
 
@@ -83,8 +83,11 @@ def pages(lines: Iterable[str], *, pager: bool = True) -> None:
         OUT.print(text, soft_wrap=True)
 
 
-def verdict(found: "Verdict") -> None:
-    """Print what came out of one promise on stdout, as soon as it is known; what is broken with what to do."""
+def verdict(found: "Verdict", again: str) -> None:
+    """Print what came out of one promise on stdout, as soon as it is known; what is broken with what to do.
+
+    again  the command that tries it once more
+    """
     promise = found.promise.replace("_", " ")
     if found.good:
         say(f"{found.word:<10}  {promise:<40}  {found.message}".rstrip())
@@ -92,7 +95,16 @@ def verdict(found: "Verdict") -> None:
     say(f"{found.word:<10}  {promise}")
     say(f"    found: {found.message}")
     say(f"    to do: {found.advice}")
-    say(f"    again: posenc check {shlex.quote(found.subject)} --promise {found.promise}")
+    say(f"    again: {again}")
+
+
+def markdown(text: str) -> None:
+    """Print Markdown on stdout: set for reading where that is a terminal, through its pager, else as it is."""
+    if not OUT.is_terminal:
+        data(text)
+        return
+    with OUT.pager() if text.count("\n") >= OUT.height else nullcontext():
+        OUT.print(Markdown(visible(text), hyperlinks=False))
 
 
 def tables(found: Iterable[tuple[Sequence[str], Sequence[Sequence[str]], str]]) -> None:

@@ -1,13 +1,14 @@
 """`posenc list`, `show`, `order` and `check`: what there is, seen from near, and held to its promises."""
 
 import json
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from tyro.conf import Positional
 
-from posenc.cli.options import Comparison, Names, Specs, Texts, Whole, taking
+from posenc.cli.options import Comparison, Names, Numbers, Specs, Texts, Whole, Wholes, taking
 from posenc.foreign import quoted
 from posenc.lab import ENCODINGS
 
@@ -114,6 +115,10 @@ class Show:
     """Number of heads."""
     words: Texts = ("the", "dog", "bit", "the", "man")
     """The words of the worked example, for encodings that add to embeddings."""
+    ids: Wholes = ()
+    """The id of each of these words. Default: counted as they come."""
+    vectors: Numbers = ()
+    """Their token vectors, one behind another for each id from 0 on. Default: random."""
     shift: int = 1
     """The k of the shift matrix M_k with PE(p + k) = M_k PE(p), for sinusoidal."""
     comparison: Comparison = None
@@ -139,6 +144,8 @@ class Show:
             words=self.words,
             shift=self.shift,
             trained=self.comparison,
+            ids=self.ids,
+            vectors=self.vectors,
         )
         if self.json:
             print(json.dumps(shown.facts))
@@ -213,7 +220,8 @@ class Check:
         for verdict in tried:
             found.append(verdict)
             if not self.json:
-                terminal.verdict(verdict)
+                again = f"posenc check {shlex.quote(verdict.subject)} --promise {verdict.promise}"
+                terminal.verdict(verdict, again)
         if self.json:
             print(json.dumps([asdict(verdict) for verdict in found]))
         else:

@@ -1,42 +1,71 @@
 """`posenc lesson`: the course, and what it says of one's answers."""
 
+import shlex
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import Positional, arg
+from tyro.conf import Positional
 
-from posenc.cli.options import Folder
+from posenc.cli.options import File, taking
 
 
 @dataclass
 class Lesson:
-    """Read a lesson of the course, take it as a notebook, or have your answers looked at.
+    """Read a lesson of the course, or have answers checked.
 
     Example: posenc lesson 1 --check mine.py
+
+    posenc lesson alone lists them. What goes into a pipe is Markdown.
     """
 
-    lesson: Positional[str] = ""
+    lesson: Positional[Annotated[str, taking("LESSON")]] = ""
     """Its number or its name. Default: the list of all."""
-    check: Annotated[str, arg(metavar="PATH", help_behavior_hint="(optional)")] = ""
+    check: File = None
     """A file with your answers: it is run, and each exercise is held against it."""
-    notebook: Folder = None
-    """Write the lesson as a Jupyter notebook, NAME.ipynb."""
+    notebook: File = None
+    """Write the lesson as a Jupyter notebook, such as lesson.ipynb."""
+    solutions: bool = False
+    """Print the solutions of its exercises."""
 
     def run(self) -> int:
-        from posenc import terminal, testing
+        from posenc import terminal
         from posenc.lessons import lesson_of, lessons
 
+        asked = [f"--{name}" for name in ("check", "notebook", "solutions") if getattr(self, name) not in (None, False)]
+        if asked and not self.lesson:
+            raise ValueError(f"{asked[0]} needs to know of which lesson, such as: posenc lesson 1 {asked[0]}")
+        if len(asked) > 1:
+            raise ValueError(f"{' and '.join(asked)} are different things to do; give one of them")
         if not self.lesson:
             terminal.table(["lesson", ""], [[str(one.place), one.title] for one in lessons()])
             terminal.say("Read one: posenc lesson 1")
             return 0
         lesson = lesson_of(self.lesson)
-        if self.check:
-            found = []
-            for verdict in lesson.check(self.check):
-                found.append(verdict)
-                terminal.verdict(verdict)
-            terminal.say(testing.total(found))
-            return 0 if all(verdict.good for verdict in found) else 1
-        terminal.data(lesson.text)
+        if self.check is not None:
+            return self.show_verdicts(self.check)
+        if self.notebook is not None:
+            path = Path(self.notebook)
+            if path.suffix != ".ipynb":
+                raise ValueError(f"a notebook's name ends in .ipynb, got {self.notebook!r}")
+            # Whoever has worked in it loses nothing.
+            with path.open("x", encoding="utf-8") as file:
+                file.write(lesson.notebook)
+            terminal.say(f"Notebook: {path}")
+        elif self.solutions:
+            terminal.data(lesson.solutions.rstrip("\n"))
+        else:
+            terminal.markdown(lesson.readable)
         return 0
+
+    def show_verdicts(self, path: str) -> int:
+        """Print what comes out for each exercise."""
+        from posenc import terminal, testing
+        from posenc.lessons import lesson_of
+
+        found = []
+        for verdict in lesson_of(self.lesson).check(path):
+            found.append(verdict)
+            terminal.verdict(verdict, f"posenc lesson {self.lesson} --check {shlex.quote(path)}")
+        terminal.say(testing.total(found))
+        return 0 if all(verdict.good for verdict in found) else 1

@@ -1,7 +1,7 @@
 """The course: one lesson after another, each a text whose code runs, with exercises that can be checked.
 
 A lesson is two files of one name: NAME.md, a notebook in MyST's form, and NAME.py, which says its place in the course
-and holds what its exercises owe. A new lesson is two new files.
+and holds what its exercises owe. A new lesson is two new files. What begins with an underscore carries all of them.
 """
 
 import importlib
@@ -13,6 +13,9 @@ from pathlib import Path
 from types import ModuleType
 
 from posenc.foreign import code, near, quoted
+from posenc.lessons._answers import answer as answer
+from posenc.lessons._answers import same as same
+from posenc.lessons._cells import Cell, cells, notebook, readable, solutions
 from posenc.verdicts import Held, Verdict, name_of
 
 HERE = Path(__file__).parent
@@ -46,6 +49,26 @@ class Lesson:
         """What its text is called."""
         return next(line[2:] for line in self.text.splitlines() if line.startswith("# "))
 
+    @property
+    def cells(self) -> list[Cell]:
+        """Its words and its code, in their order."""
+        return list(cells(self.text))
+
+    @property
+    def readable(self) -> str:
+        """Its text as Markdown for a terminal, without the solutions."""
+        return readable(self.text)
+
+    @property
+    def solutions(self) -> str:
+        """A file of answers that are right."""
+        return solutions(self.text)
+
+    @property
+    def notebook(self) -> str:
+        """The lesson as a Jupyter notebook, in JSON."""
+        return notebook(self.text)
+
     def check(self, path: str | Path) -> Iterator[Verdict]:
         """The verdicts on the answers in a file, one for each exercise.
 
@@ -63,7 +86,7 @@ class Lesson:
 @cache
 def lessons() -> tuple[Lesson, ...]:
     """All of them, in their order."""
-    found = [Lesson(file.name) for file in pkgutil.iter_modules([str(HERE)])]
+    found = [Lesson(file.name) for file in pkgutil.iter_modules([str(HERE)]) if not file.name.startswith("_")]
     return tuple(sorted(found, key=lambda lesson: lesson.place))
 
 
@@ -82,9 +105,3 @@ def lesson_of(asked: str) -> Lesson:
             f"no lesson {quoted(asked)}{near(asked, names)}; they go from 1 to {len(names)}: posenc lesson"
         )
     return found[0]
-
-
-def answer(theirs: ModuleType, name: str) -> object:
-    """What a file of answers calls `name`; raises AssertionError where there is nothing of that name yet."""
-    assert hasattr(theirs, name), f"there is no {name} in it yet"
-    return getattr(theirs, name)

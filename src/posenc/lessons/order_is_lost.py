@@ -1,27 +1,39 @@
 """Lesson 1: attention without position does not know order."""
 
+from types import ModuleType
+
 import torch
 
-from posenc.lessons import answer
+from posenc.lessons import answer, same
 
 PLACE = 1
 
 
-def attend_gives_a_softmax_of_scores(theirs: object) -> None:
+def attend_gives_a_softmax_of_scores(theirs: ModuleType) -> None:
     """attend(x) is softmax(x x^T / sqrt(d)) x: scores first, then a softmax over keys, then the weighted sum"""
     attend = answer(theirs, "attend")
     x = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
-    wanted = torch.softmax(x @ x.T / 8**0.5, -1) @ x
-    given = attend(x)
-    assert tuple(given.shape) == (5, 8), f"attend of 5 vectors of 8 numbers gives {tuple(given.shape)}, not (5, 8)"
-    assert torch.allclose(given, wanted, atol=1e-5), "the numbers are others: is the softmax over keys, the last axis?"
+    scores = x @ x.T
+    mistakes = {
+        "the softmax has to run over the keys, dim=-1, so that the weights of each row sum to 1": (
+            torch.softmax(scores / 8**0.5, 0) @ x
+        ),
+        "the scores have to be divided by sqrt(d), d channels": torch.softmax(scores, -1) @ x,
+        "the scores have to be divided by sqrt(d), and not by d": torch.softmax(scores / 8, -1) @ x,
+        "without a softmax the weights do not sum to 1": scores / 8**0.5 @ x,
+        "these are the weights; the sum of x by them is missing": torch.softmax(scores / 8**0.5, -1),
+    }
+    same("attend(x)", attend(x), torch.softmax(scores / 8**0.5, -1) @ x, mistakes)
 
 
-def last_output_is_blind_with_one_causal_layer(theirs: object) -> None:
+def last_output_is_blind_with_one_causal_layer(theirs: ModuleType) -> None:
     """is_blind(layers) is whether the last output of a causal stack of so many layers forgets the order before it"""
     is_blind = answer(theirs, "is_blind")
-    assert is_blind(1) is True, "with one causal layer the last output is a sum over a set: it is blind"
-    assert is_blind(2) is False, "from the second layer on, tokens differ by what came before them: it is not blind"
+    assert is_blind(1), "is_blind(1): with one causal layer the last output is a sum over a set, and is blind"
+    for layers in (2, 3):
+        assert not is_blind(layers), (
+            f"is_blind({layers}): from the second layer on, tokens differ by what came before them: it is not blind"
+        )
 
 
 EXERCISES = (attend_gives_a_softmax_of_scores, last_output_is_blind_with_one_causal_layer)

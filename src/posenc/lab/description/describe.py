@@ -17,7 +17,7 @@ from posenc.encoding import BIASES, DECIDED, WIDTHS, Encoding, Shape, parts_of
 from posenc.foreign import code
 from posenc.keys import Keys, Projections
 from posenc.lab.description.standard import CELLS, DIM, HEADS, MEASURED_BY, TRAINED_LENGTH
-from posenc.lab.description.worked import worked_example
+from posenc.lab.description.worked import ids_of, worked_example
 from posenc.lab.published import CLAIMS
 from posenc.lab.tasks import TASKS
 from posenc.masks import causal
@@ -239,13 +239,26 @@ class Shown:
 
 
 def show(
-    spec: str, *, tokens: int, dim: int, heads: int, words: Sequence[str], shift: int, trained: Path | None = None
+    spec: str,
+    *,
+    tokens: int,
+    dim: int,
+    heads: int,
+    words: Sequence[str],
+    shift: int,
+    ids: Sequence[int] = (),
+    vectors: Sequence[float] = (),
+    trained: Path | None = None,
 ) -> Shown:
     """The lesson of an encoding at a given size.
 
+    words    of the worked example
+    ids      of the words
+    vectors  the numbers of the token vectors, one vector behind another for each id from 0 on
     trained  a folder that `posenc compare` has filled: what its runs of this encoding have learned is shown too
 
-    Raises ValueError for a bad spec or size, and for a folder without a run of this encoding.
+    Raises ValueError for a bad spec or size, and for ids and vectors that do not fit, and for a folder without a
+    run of this encoding.
     """
     # The overview does not wait for matplotlib.
     from posenc.lab.description import after_training, pictures
@@ -276,22 +289,40 @@ def show(
         drawn.figures,
     )
     if "embed" in encoding.doors and encoding.axes <= 1:
-        add_worked_example(shown, words, spec)
+        add_worked_example(shown, words, spec, ids, vectors)
+    elif ids or vectors:
+        raise ValueError(f"{encoding} has no worked example: it adds nothing to embeddings; leave out ids and vectors")
     for part in parts_of(encoding):
         if hasattr(part, "shift_error") and part.axes == 1 and dim % 2 == 0:
             add_shift(shown, part, shift, tokens)
     return shown
 
 
-def add_worked_example(shown: Shown, words: Sequence[str], spec: str) -> None:
+def add_worked_example(
+    shown: Shown, words: Sequence[str], spec: str, ids: Sequence[int], vectors: Sequence[float]
+) -> None:
     """Token vectors plus position vectors, number by number, where four channels are enough for the encoding."""
     try:
-        example = worked_example(words, 4, spec)
+        rows = in_rows(vectors, max(ids_of(words, ids)) + 1) if vectors else []
+        example = worked_example(words, encoding=spec, ids=ids, vectors=rows)
     except ValueError as error:
+        if ids or vectors:
+            raise
         shown.text += f"\n\nNo worked example at 4 channels: {error}."
         return
-    headers, rows = example.table()
-    shown.tables.append((f"Worked example: {example.encoding} at 4 channels", headers, rows))
+    headers, lines = example.table()
+    width = len(example.combined[0])
+    shown.tables.append((f"Worked example: {example.encoding} at {width} channels", headers, lines))
+
+
+def in_rows(numbers: Sequence[float], count: int) -> list[Sequence[float]]:
+    """Numbers cut into so many vectors of one width."""
+    if len(numbers) % count:
+        raise ValueError(
+            f"vectors must be {count} of one width, one for each id up to {count - 1}; {len(numbers)} numbers are not"
+        )
+    width = len(numbers) // count
+    return [numbers[start : start + width] for start in range(0, len(numbers), width)]
 
 
 def add_shift(shown: Shown, encoding: Any, k: int, tokens: int) -> None:

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 
 import torch
 
+from posenc import checks
 from posenc.catalogue import build
 from posenc.embedding import TokenPositionEmbedding
 from posenc.encoding import Compose, Shape, parts_of
+from posenc.foreign import quoted
 from posenc.positions import Positions
 
 
@@ -37,20 +39,25 @@ class WorkedExample:
 @torch.inference_mode()
 def worked_example(
     tokens: Sequence[str] = ("the", "dog", "bit", "the", "man"),
-    dim: int = 4,
+    dim: int | None = None,
     encoding: str = "sinusoidal",
     seed: int = 0,
+    *,
+    ids: Sequence[int] = (),
+    vectors: Sequence[Sequence[float]] = (),
 ) -> WorkedExample:
     """Embed a few words at a small width. The same word has the same token vector; its position tells the two apart.
 
-    Raises ValueError for an empty sequence, a width below 1, and encodings that add nothing to embeddings.
+    dim      width (channels): that of `vectors`, else 4
+    ids      the id of each word; without them the words are counted in the order in which they come
+    vectors  the token vectors, one for each id from 0 on; without them they are random
+    seed     of what is random: token vectors, and a learned encoding
+
+    Raises ValueError for an empty sequence, a width below 1, ids and vectors that do not fit the words or each other,
+    and encodings that add nothing to embeddings.
     """
-    if not tokens:
-        raise ValueError("a worked example needs at least one token")
-    if dim < 1:
-        raise ValueError(f"dim must be 1 or more, got {dim}")
-    vocabulary = list(dict.fromkeys(tokens))
-    ids = [vocabulary.index(token) for token in tokens]
+    ids = ids_of(tokens, ids)
+    dim = width_of(vectors, dim)
     torch.manual_seed(seed)
     built = build(encoding, Shape(dim, 1, dim, len(tokens)))
     adding = [part for part in parts_of(built) if "embed" in part.doors]
@@ -60,9 +67,48 @@ def worked_example(
         )
     # What the other parts of a sum do happens later, in attention.
     position = Compose(*adding)
-    embedding = TokenPositionEmbedding(len(vocabulary), dim, position)
-    vectors = embedding.token_vectors(torch.tensor([ids]))
-    combined = position.embed(vectors, Positions.count(len(tokens)))
-    return WorkedExample(
-        str(built), list(tokens), ids, vectors[0].tolist(), (combined - vectors)[0].tolist(), combined[0].tolist()
-    )
+    if vectors:
+        if max(ids) >= len(vectors):
+            raise ValueError(f"id {max(ids)} has no vector: {len(vectors)} are given, for ids 0 to {len(vectors) - 1}")
+        x = torch.tensor([[list(vectors[i]) for i in ids]], dtype=torch.float32)
+    else:
+        # As many as there are different ids: one may be as large as those of real vocabularies.
+        known = list(dict.fromkeys(ids))
+        embedding = TokenPositionEmbedding(len(known), dim, position)
+        x = embedding.token_vectors(torch.tensor([[known.index(i) for i in ids]]))
+    combined = position.embed(x, Positions.count(len(tokens)))
+    return WorkedExample(str(built), list(tokens), ids, x[0].tolist(), (combined - x)[0].tolist(), combined[0].tolist())
+
+
+def ids_of(tokens: Sequence[str], ids: Sequence[int]) -> list[int]:
+    """The id of each word."""
+    if not tokens:
+        raise ValueError("a worked example needs at least one token")
+    if not ids:
+        vocabulary = list(dict.fromkeys(tokens))
+        return [vocabulary.index(token) for token in tokens]
+    if len(ids) != len(tokens):
+        raise ValueError(f"each word has one id; there are {len(tokens)} words and {len(ids)} ids")
+    id_of: dict[str, int] = {}
+    for token, i in zip(tokens, ids, strict=True):
+        if checks.whole("an id", i, 0) != id_of.setdefault(token, i):
+            raise ValueError(f"a word has one id, and {quoted(token)} has {id_of[token]} and {i}")
+    return list(ids)
+
+
+def width_of(vectors: Sequence[Sequence[float]], dim: int | None) -> int:
+    """The width of an example."""
+    if not vectors:
+        dim = 4 if dim is None else dim
+        if dim < 1:
+            raise ValueError(f"dim must be 1 or more, got {dim}")
+        return dim
+    widths = {len(vector) for vector in vectors}
+    if len(widths) > 1 or 0 in widths:
+        raise ValueError(
+            f"vectors must all have one width, of 1 or more; they have {', '.join(map(str, sorted(widths)))}"
+        )
+    (width,) = widths
+    if dim not in (None, width):
+        raise ValueError(f"dim={dim} and vectors of {width} numbers are given; leave dim out")
+    return width

@@ -1,0 +1,46 @@
+"""What the checks of exercises share: a name out of a file of answers, and numbers held to those that are right."""
+
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def answer(theirs: ModuleType, name: str) -> Any:
+    """What a file of answers calls `name`; raises AssertionError where there is nothing of that name yet."""
+    assert hasattr(theirs, name), f"there is no {name} in it yet"
+    return getattr(theirs, name)
+
+
+def same(call: str, given: Any, wanted: Tensor | float, mistakes: Mapping[str, Tensor | float] | None = None) -> None:
+    """Raises AssertionError where what an answer gives is not what is wanted.
+
+    call      what was called, in words or as code
+    mistakes  what is given by those who err in a way that is known, under the words that help them
+    """
+    wanted = torch.as_tensor(wanted, dtype=torch.float64)
+    assert given is not None, f"{call} gives nothing; does it return its result?"
+    try:
+        numbers = torch.as_tensor(given).detach().to(torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        raise AssertionError(f"{call} gives a {type(given).__name__}, and no numbers") from None
+
+    def equal(other: Tensor | float) -> bool:
+        other = torch.as_tensor(other, dtype=torch.float64)
+        return numbers.shape == other.shape and torch.allclose(numbers, other, rtol=1e-4, atol=1e-5)
+
+    if equal(wanted):
+        return
+    for words, wrong in (mistakes or {}).items():
+        assert not equal(wrong), f"{call}: {words}"
+    assert numbers.shape == wanted.shape, f"{call} has the shape {list(numbers.shape)}, not {list(wanted.shape)}"
+    if not wanted.dim():
+        raise AssertionError(f"{call} is {numbers.item():.5g}, not {wanted.item():.5g}")
+    off = ~torch.isclose(numbers, wanted, rtol=1e-4, atol=1e-5)
+    place = off.nonzero()[0].tolist()
+    raise AssertionError(
+        f"{call} differs in {int(off.sum())} of {off.numel()} numbers; the first stands at {place}: "
+        f"{numbers[tuple(place)].item():.5g}, not {wanted[tuple(place)].item():.5g}"
+    )

@@ -1,0 +1,78 @@
+"""A lesson's text in its cells: what a terminal shows of it, its solutions, and a Jupyter notebook."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+FRONT_MATTER = re.compile(r"\A---\n.*?^---\n+", re.MULTILINE | re.DOTALL)
+CODE_CELL = re.compile(r"^```\{code-cell\}[^\n]*\n(?::[^\n]*\n)*(.*?)\n```$", re.MULTILINE | re.DOTALL)
+SOLUTION = re.compile(r"<details><summary>Solution</summary>\n\n```python\n(.*?)```\n\n</details>\n+", re.DOTALL)
+FORMULA = re.compile(r"^\$\$\n(.*?)\n\$\$$", re.MULTILINE | re.DOTALL)
+SYMBOL = re.compile(r"\$([^$\n]+)\$")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a notebook shows in one piece.
+
+    kind    "markdown", or "code" for what is run
+    source  its lines
+    """
+
+    kind: str
+    source: str
+
+
+def cells(text: str) -> Iterator[Cell]:
+    """The cells of a MyST notebook, in their order.
+
+    >>> list(cells("One.\\n\\n```{code-cell}\\n1 + 1\\n```\\n"))
+    [Cell(kind='markdown', source='One.'), Cell(kind='code', source='1 + 1')]
+    """
+    # Between words stands code, because the pattern keeps what it finds.
+    for place, source in enumerate(CODE_CELL.split(FRONT_MATTER.sub("", text))):
+        if source.strip():
+            yield Cell("code" if place % 2 else "markdown", source.strip())
+
+
+def readable(text: str) -> str:
+    """A lesson as Markdown for a terminal: without solutions, and with formulas as they are typed.
+
+    >>> print(readable("A $x_i$:\\n\\n$$\\ny_i = 2\\n$$\\n"))
+    A `x_i`:
+    <BLANKLINE>
+    ```
+    y_i = 2
+    ```
+    """
+    words = []
+    for cell in cells(SOLUTION.sub("", text)):
+        if cell.kind == "code":
+            words.append(f"```python\n{cell.source}\n```")
+        else:
+            words.append(SYMBOL.sub(r"`\1`", FORMULA.sub(r"```\n\1\n```", cell.source)))
+    return "\n\n".join(words)
+
+
+def solutions(text: str) -> str:
+    """The code of all solutions, as one file of answers."""
+    return "\n\n".join(code.strip() + "\n" for code in SOLUTION.findall(text))
+
+
+def notebook(text: str) -> str:
+    """A lesson as a Jupyter notebook (nbformat 4.5), not run yet."""
+    made = []
+    for place, cell in enumerate(cells(text)):
+        run = {"execution_count": None, "outputs": []} if cell.kind == "code" else {}
+        made.append(
+            {
+                "cell_type": cell.kind,
+                "id": f"cell-{place}",
+                "metadata": {},
+                "source": cell.source.splitlines(keepends=True),
+                **run,
+            }
+        )
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    return json.dumps({"cells": made, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}, indent=1) + "\n"

@@ -1,0 +1,50 @@
+"""Lesson 2: a table of vectors, one for each position, added to the tokens."""
+
+import math
+from types import ModuleType
+
+import torch
+
+from posenc.lessons import answer, same
+
+PLACE = 2
+
+
+def add_positions_adds_the_rows_it_needs(theirs: ModuleType) -> None:
+    """add_positions(x, table) is x + table[:tokens], and raises ValueError where the table has too few rows"""
+    add_positions = answer(theirs, "add_positions")
+    x, table = torch.randn(3, 4), torch.randn(5, 4)
+    mistakes = {
+        "the first token stands at position 0, so it gets row 0": x + table[1:4],
+        "the first rows are wanted, and these are the last": x + table[2:],
+        "each token has its own row; here all get row 0": x + table[0],
+    }
+    try:
+        given = add_positions(x, table)
+    except RuntimeError as error:
+        message = "3 tokens and a table of 5 rows do not fit: take as many rows as there are tokens"
+        raise AssertionError(message) from error
+    same("add_positions of 3 tokens and 5 rows", given, x + table[:3], mistakes)
+    try:
+        add_positions(torch.randn(6, 4), table)
+    except ValueError:
+        return
+    except Exception as error:
+        message = f"6 tokens and 5 rows end in {type(error).__name__}; look at the lengths first, and raise ValueError"
+        raise AssertionError(message) from error
+    raise AssertionError("6 tokens and 5 rows give a result; the sixth has no row, so raise ValueError")
+
+
+def untrained_rows_are_those_past_the_longest_text(theirs: ModuleType) -> None:
+    """untrained_rows(rows, longest) is rows - longest, and 0 where the texts are longer than the table"""
+    untrained_rows = answer(theirs, "untrained_rows")
+    for rows, longest in ((1024, 200), (512, 512), (512, 2048)):
+        mistakes = {
+            "a count below zero means nothing": rows - longest if longest > rows else math.nan,
+            "these are the rows that are trained": min(rows, longest),
+        }
+        call = f"untrained_rows({rows}, {longest})"
+        same(call, untrained_rows(rows, longest), max(rows - longest, 0), mistakes)
+
+
+EXERCISES = (add_positions_adds_the_rows_it_needs, untrained_rows_are_those_past_the_longest_text)
