@@ -1,14 +1,15 @@
 """Lesson 13: a trained RoPE is stretched to longer contexts by other frequencies."""
 
 import math
+from types import ModuleType
 
 from posenc.lessons import answer
 
 PLACE = 13
 
 
-def ntk_base_divides_the_slowest_pair_by_the_factor(theirs: object) -> None:
-    """ntk_base(base, factor, channels) is base factor^(channels/(channels - 2)): then the slowest pair is divided by factor"""
+def ntk_base_divides_the_slowest_pair_by_the_factor(theirs: ModuleType) -> None:
+    """ntk_base(base, factor, channels) is base factor^(channels/(channels - 2)); factor is what divides the slowest pair"""
     ntk_base = answer(theirs, "ntk_base")
     assert math.isclose(ntk_base(10_000.0, 1, 128), 10_000.0), "a factor of 1 stretches nothing: the base stays"
     given, wanted = ntk_base(10_000.0, 4, 128), 10_000.0 * 4 ** (128 / 126)
@@ -18,11 +19,13 @@ def ntk_base_divides_the_slowest_pair_by_the_factor(theirs: object) -> None:
     )
     assert not math.isclose(given, 10_000.0 * 4 ** (126 / 128)), "the exponent stands on its head"
     assert not math.isclose(given, 10_000.0 * 4 ** (64 / 62)), "channels are counted here, not pairs"
-    assert math.isclose(given, wanted), f"at base 10,000, factor 4 and 128 channels it is {wanted:,.0f}, got {given:,.0f}"
+    assert math.isclose(given, wanted), (
+        f"at base 10,000, factor 4 and 128 channels it is {wanted:,.0f}, got {given:,.0f}"
+    )
     assert math.isclose(ntk_base(500.0, 8, 16), 500.0 * 8 ** (16 / 14)), "it does not read all three arguments"
 
 
-def slow_pairs_are_counted(theirs: object) -> None:
+def slow_pairs_are_counted(theirs: ModuleType) -> None:
     """pairs_to_stretch(channels, base, trained) counts the pairs with trained base^(-2k/channels) below 2 pi radians"""
     count = answer(theirs, "pairs_to_stretch")
     given = count(128, 10_000.0, 4096)

@@ -1,5 +1,7 @@
 """Lesson 11: RoPE turns queries and keys, so that a logit sees the distance."""
 
+from types import ModuleType
+
 import torch
 
 from posenc import Rotary
@@ -8,7 +10,7 @@ from posenc.lessons import answer
 PLACE = 11
 
 
-def rotary_turns_neighbouring_channels(theirs: object) -> None:
+def rotary_turns_neighbouring_channels(theirs: ModuleType) -> None:
     """rotary(x, base) turns the pair (2k, 2k + 1) of token p by p base^(-2k/channels) radians"""
     rotary = answer(theirs, "rotary")
     x = torch.randn(12, 8, generator=torch.Generator().manual_seed(0))
@@ -35,14 +37,16 @@ def rotary_turns_neighbouring_channels(theirs: object) -> None:
     assert torch.allclose(rotary(x, 10_000.0), turned("interleaved", 10_000.0), atol=1e-4), "it does not read the base"
 
 
-def to_half_puts_even_channels_first(theirs: object) -> None:
+def to_half_puts_even_channels_first(theirs: ModuleType) -> None:
     """to_half(channels) lists channels so that pair k of the interleaved layout, 2k and 2k + 1, gets k and k + half"""
     to_half = answer(theirs, "to_half")
     given = [int(channel) for channel in to_half(8)]
     assert sorted(given) == list(range(8)), f"each of the 8 channels has to stand in it once, got {given}"
     back = [0, 4, 1, 5, 2, 6, 3, 7]
     assert given != back, "this is the way back, from half to interleaved: place k takes channel 2k"
-    assert given == [0, 2, 4, 6, 1, 3, 5, 7], f"got {given}: the first channel of every pair comes first, then the second"
+    assert given == [0, 2, 4, 6, 1, 3, 5, 7], (
+        f"got {given}: the first channel of every pair comes first, then the second"
+    )
 
 
 EXERCISES = (rotary_turns_neighbouring_channels, to_half_puts_even_channels_first)
