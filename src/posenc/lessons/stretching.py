@@ -9,7 +9,7 @@ PLACE = 13
 
 
 def ntk_base_divides_the_slowest_pair_by_the_factor(theirs: ModuleType) -> None:
-    """ntk_base(base, factor, channels) is base factor^(channels/(channels - 2)); factor is what divides the slowest pair"""
+    """ntk_base(base, factor, channels) is base factor^(channels/(channels - 2)): factor divides the slowest pair"""
     ntk_base = answer(theirs, "ntk_base")
     assert math.isclose(ntk_base(10_000.0, 1, 128), 10_000.0), "a factor of 1 stretches nothing: the base stays"
     given, wanted = ntk_base(10_000.0, 4, 128), 10_000.0 * 4 ** (128 / 126)
