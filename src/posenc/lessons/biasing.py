@@ -1,0 +1,41 @@
+"""Lesson 12: a bias is added to the logit, and depends on the distance."""
+
+import math
+from types import ModuleType
+
+from posenc.lessons import answer
+
+PLACE = 12
+
+
+def slopes_are_powers_of_one_ratio(theirs: ModuleType) -> None:
+    """slopes(heads) is 2^(-8 h/heads) for h = 1, 2, ..., heads"""
+    slopes = answer(theirs, "slopes")
+    for heads in (8, 4, 16):
+        given, wanted = [float(slope) for slope in slopes(heads)], [2 ** (-8 * h / heads) for h in range(1, heads + 1)]
+        assert len(given) == heads, f"{heads} heads have {heads} slopes, got {len(given)}"
+        assert heads == 8 or not math.isclose(given[0], 0.5), (
+            f"the first of {heads} slopes is {wanted[0]:g}: 1/2 is the first one of 8 heads only"
+        )
+        assert not math.isclose(given[0], 1.0), "the first slope is 1: h counts from 1 to heads, not from 0"
+        assert all(map(math.isclose, given, wanted)), (
+            f"the slopes of {heads} heads begin with {wanted[0]:g}, {wanted[1]:g}, and yours with {given[0]:g}, "
+            f"{given[1]:g}"
+        )
+
+
+def t5_tells_near_distances_apart(theirs: ModuleType) -> None:
+    """same_to_t5(first, second) compares the buckets of two distances: 16 exact ones, then 16 in equal ratios to 128"""
+    same = answer(theirs, "same_to_t5")
+    assert not same(3, 4) and same(3, 3), "below 16 each distance has a bucket of its own: 3 and 4 are told apart"
+    assert not same(15, 16), "15 is the last exact bucket, and 16 begins the next: they are told apart"
+    assert same(60, 64) and not same(16, 20), "from 16 on a bucket holds distances of a ratio: 60 and 64 share one"
+    assert same(128, 5000), (
+        "all distances from 128 on share the last bucket, 31: take the smaller of it and the formula"
+    )
+    assert same(120, 128) and not same(110, 120), (
+        "the last bucket, 31, begins at 113 (16 times 8^(15/16)): 120 and 128 share it, and 110 is not in it"
+    )
+
+
+EXERCISES = (slopes_are_powers_of_one_ratio, t5_tells_near_distances_apart)

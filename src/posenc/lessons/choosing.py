@@ -1,0 +1,38 @@
+"""Lesson 15: questions first, then a measurement, and what a few seeds can say."""
+
+from types import ModuleType
+
+from posenc.lessons import answer
+
+PLACE = 15
+
+
+def nothing_is_printed_of_what_was_not_learned(theirs: ModuleType) -> None:
+    """cell(trained, beyond) is beyond where trained is 0.99 or more, else the words "not learned" """
+    cell = answer(theirs, "cell")
+    assert cell(1.0, 0.4) == 0.4, f"learned, and 0.4 beyond: the cell is 0.4, got {cell(1.0, 0.4)!r}"
+    assert cell(1.0, 0.0) == 0.0, "a model that learned and fails beyond is a result: the cell is 0.0"
+    assert cell(0.95, 0.4) == "not learned", (
+        f"0.95 at the trained length is not learned: the number beyond says nothing, got {cell(0.95, 0.4)!r}"
+    )
+    assert cell(0.99, 0.4) == 0.4, "0.99 itself is learned"
+
+
+def overlapping_seeds_are_a_tie(theirs: ModuleType) -> None:
+    """says(first, second) is "first" or "second" where no seed of the one is below a seed of the other, else "tie" """
+    says = answer(theirs, "says")
+    assert says([0.9, 0.95, 0.92], [0.1, 0.3, 0.2]) == "first", (
+        "every seed of the first is above every one of the second"
+    )
+    assert says([0.1, 0.3, 0.2], [0.9, 0.95, 0.92]) == "second", (
+        "every seed of the second is above every one of the first"
+    )
+    given = says([0.9, 0.2, 0.9], [0.3, 0.4, 0.5])
+    assert given == "tie", f"the ranges overlap, so it is a tie whatever the means are; got {given!r}"
+    given = says([0.9, 0.8, 0.3], [0.1, 0.2, 0.3])
+    assert given == "tie", f"one seed of either scores 0.3, so not all are above: a tie; got {given!r}"
+    given = says([0.9, 0.95], [0.1, 0.3])
+    assert given == "tie", f"two seeds are too few to say anything: a tie; got {given!r}"
+
+
+EXERCISES = (nothing_is_printed_of_what_was_not_learned, overlapping_seeds_are_a_tie)

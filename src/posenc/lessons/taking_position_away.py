@@ -1,0 +1,39 @@
+"""Lesson 9: what a trained model loses when its positions are taken away or changed."""
+
+from types import ModuleType
+
+import torch
+
+from posenc.lessons import answer
+
+PLACE = 9
+
+
+def swapped_changes_neighbours(theirs: ModuleType) -> None:
+    """swapped(positions) is [1, 0, 3, 2, ...] of [0, 1, 2, 3, ...]; in an odd number the last one stays"""
+    swapped = answer(theirs, "swapped")
+    positions = torch.tensor([10, 11, 12, 13])
+    given = swapped(positions).tolist()
+    assert positions.tolist() == [10, 11, 12, 13], "it changes the tensor that it was given; change a clone of it"
+    assert given != [10, 10, 12, 12] and given != [11, 11, 13, 13], (
+        f"got {given}: one position was overwritten before it was read; read from the old tensor, write to the clone"
+    )
+    assert given != [13, 12, 11, 10], "it turns the whole row round; only neighbours change places"
+    assert given == [11, 10, 13, 12], f"of [10, 11, 12, 13] it makes {given}, not [11, 10, 13, 12]"
+    odd = swapped(torch.arange(5)).tolist()
+    assert odd == [1, 0, 3, 2, 4], f"of five positions the last one stays: [1, 0, 3, 2, 4], got {odd}"
+
+
+def differences_survive_a_shift(theirs: ModuleType) -> None:
+    """survives_a_shift(spec) is whether only differences of positions reach the logits: then a shift changes nothing"""
+    survives = answer(theirs, "survives_a_shift")
+    for spec in ("rotary", "alibi", "t5_bias", "rotary + alibi"):
+        assert survives(spec), f"{spec} sees differences of positions only, and a shift changes no difference"
+    assert survives("none"), "none reads no position at all, so a shift changes nothing"
+    for spec in ("sinusoidal", "learned"):
+        assert not survives(spec), (
+            f"{spec} adds a vector for each position itself, and after a shift it is another vector"
+        )
+
+
+EXERCISES = (swapped_changes_neighbours, differences_survive_a_shift)
