@@ -31,6 +31,8 @@ import torch
 from census_by_hand import FED, TINY
 from torch import Tensor, nn
 
+from posenc.checkpoints.kinds.calls import cache_name
+
 VERDICTS = {
     "equal": "all that carries position was recognised, runs through posenc, and the outputs are the same",
     "in part": "some of it runs through posenc with the same outputs; the rest was left, with the reason",
@@ -110,11 +112,12 @@ def page() -> str:
     lines = [
         "# Every architecture of transformers, bare and attached",
         "",
-        f"{len(rows)} architectures are known to {made_with}. Of each a tiny model with random weights is built,",
-        "saved, read by `posenc inspect` from its folder, attached, compared with itself, and detached: without a",
-        "mask, with a mask of ones, padded on either side, and behind a cache. Attached, outputs may differ by",
-        f"{SMALL:g} of the largest; detached, not at all. This page is made from `tests/census.tsv` by",
-        "`python tests/census.py --page`. The tests make a part of the table anew each day, and all of it by `--all`.",
+        f"The rows are made with {made_with}, which knows {len(rows)} architectures; another version may know others.",
+        "Of each a tiny model with random weights is built, saved, read by `posenc inspect` from its folder, attached,",
+        "compared with itself, and detached: without a mask, with a mask of ones, padded on either side, and behind a",
+        f"cache. Attached, outputs may differ by {SMALL:g} of the largest; detached, not at all. This page is made",
+        "from `tests/census.tsv` by `python tests/census.py --page`. The tests make a part of the table anew each day,",
+        "and all of it by `--all`, where that version is installed.",
         "",
         "| verdict | architectures | what it says |",
         "|---|---|---|",
@@ -729,7 +732,7 @@ def runs_of(model: Any, given: dict[str, Any], known: Iterable[str] | None = Non
         way("a mask of ones", lambda: outputs(model(input_ids=ids, attention_mask=ones, **rest)))
         for side in SIDES:
             way(f"{side} padding", lambda side=side: real_of(model(**padded(model, given, side)), given, side))
-    if "past_key_values" in accepted and "use_cache" in accepted and "decoder_input_ids" not in given:
+    if cache_name(model) in accepted and "use_cache" in accepted and "decoder_input_ids" not in given:
         way("behind a cache", lambda: behind_a_cache(model, ids))
     return made
 
@@ -762,10 +765,10 @@ def real_of(out: Any, given: dict[str, Any], side: str) -> list[Tensor]:
 
 def behind_a_cache(model: Any, ids: Tensor) -> list[Tensor]:
     """The outputs of tokens that come in three pieces, the last one by itself."""
-    cache, out = None, []
+    cache, out, name = None, [], cache_name(model)
     for piece in (ids[:, :6], ids[:, 6:-1], ids[:, -1:]):
-        step = model(input_ids=piece, past_key_values=cache, use_cache=True)
-        cache = getattr(step, "past_key_values", None)
+        step = model(input_ids=piece, use_cache=True, **{name: cache})
+        cache = getattr(step, name, None)
         if cache is None:
             raise NotImplementedError
         out.append(outputs(step)[0])

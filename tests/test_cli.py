@@ -1,6 +1,5 @@
 """The command line as a person meets it: exit codes, what goes where, and one line for every mistake."""
 
-import dataclasses
 import errno
 import io
 import json
@@ -11,18 +10,21 @@ import shutil
 import signal
 import subprocess
 import sys
+import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args, get_origin
 
 import pytest
 import torch
-import tyro
 from forked import Forked
+from rich.console import Console
 
 import posenc.__main__ as main
-from posenc import __version__, catalogue, cli
+from posenc import __version__, catalogue, cli, terminal
+from posenc.cli import arguments
 from posenc.lab import ENCODINGS, store
+from posenc.lab.description import listing
 from posenc.lab.experiments.experiment import Experiment
 from posenc.lab.results import drawer
 from posenc.lab.runs import checkpoint, config, record
@@ -59,8 +61,8 @@ SURFACE = {
     "report": "table figures style width height titles svg-text json",
     "board": "tasks encodings seconds workers plan out",
     "advise": "task train-length test-length bidirectional axes encoding rows json",
-    "list": "json",
-    "show": "tokens dim heads words shift out json",
+    "list": "axes door used-by pager json",
+    "show": "tokens dim heads words shift out open json",
     "order": "json",
     "train": f"{OF_EXPERIMENT} task seed map stretch warmup final-rate weight-decay clip curriculum cool-down "
     "evaluate-every samples sample-tokens accumulation activation-checkpointing parallel keep config out threads log "
@@ -73,6 +75,7 @@ SURFACE = {
     "extend": "factor method text images samples lengths start windows chunk dtype passkey longrope-factors tune "
     "tune-map tune-length tune-rate out json",
     "export": "out cache trust json",
+    "completion": "",
     "convert": "out layout stored max-length grid interpolate rotary max-distance dtype base shard-gigabytes json",
     "lab": "",
     "lab list": "json",
@@ -183,17 +186,76 @@ def test_help_ends_well_and_gives_an_example(verb: str, posenc) -> None:
     assert f"Example: posenc {verb}" in answer.out
 
 
-def test_help_names_every_verb_and_no_verb_is_bad_usage(posenc) -> None:
+def test_every_verb_has_a_line_of_one_screen(posenc) -> None:
     answer = posenc("--help")
-    assert answer.code == 0 and all(f"• {verb}" in answer.out for verb in cli.VERBS)
-    assert posenc().code == 2
+    assert answer.code == 0 and answer.err == "" and posenc("help").out == posenc("-h").out == answer.out
+    lines = answer.out.splitlines()
+    assert len(lines) <= 24 and max(map(len, lines)) <= 80
+    assert [line[13:].split()[0] for line in lines[2:-2]] == list(cli.VERBS)
+    assert all(len(line[25:].split()) > 3 for line in lines[2:-2])
+
+
+def test_no_verb_is_bad_usage_and_says_what_there_is(posenc) -> None:
+    answer = posenc()
+    assert answer.code == 2 and answer.out == "" and answer.err == posenc("--help").out
+
+
+@pytest.mark.parametrize("verb", [*cli.VERBS, "lab run"])
+def test_help_of_a_verb_is_asked_for_in_two_ways(verb: str, posenc) -> None:
+    answer = posenc("help", *verb.split())
+    assert (
+        answer.code == 0
+        and answer.out == posenc(*verb.split(), "--help").out
+        and f"usage: posenc {verb} " in answer.out
+    )
+
+
+@pytest.mark.parametrize("verb", SURFACE)
+def test_help_says_what_options_take_and_nothing_of_empty_defaults(verb: str, posenc) -> None:
+    answer = posenc(*verb.split(), "--help")
+    assert not re.search(r"STR|default: *(\)|\'\'|None)", answer.out)
+    assert verb in ("lab", "board", "advise", "bench", "lab list") or re.search("SPEC|NAME|PATH|SHELL", answer.out)
+
+
+def test_help_has_no_colours_where_nobody_wants_them(posenc, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[" in posenc("list", "--help").out
+    monkeypatch.setenv("NO_COLOR", "1")
+    plain = posenc("list", "--help")
+    assert plain.code == 0 and "--used-by TEXT" in plain.out and "\x1b[" not in plain.out
+
+
+def test_the_version_is_one_line_and_takes_no_torch() -> None:
+    ended = process("-c", "import sys; from posenc.cli import main; main(['--version']); print('torch' in sys.modules)")
+    python = ".".join(map(str, sys.version_info[:3]))
+    assert ended.stdout == f"posenc {__version__}, torch {torch.__version__}, Python {python}\nFalse\n", ended.stderr
+
+
+@pytest.mark.parametrize(
+    "shell, words", [("bash", "complete -F"), ("zsh", "#compdef posenc"), ("fish", "complete --no-")]
+)
+def test_a_shell_learns_to_complete(shell: str, words: str, posenc) -> None:
+    answer = posenc("completion", shell)
+    assert answer.code == 0 and answer.err == "" and words in answer.out and "used-by" in answer.out
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_completes_verbs_and_options(posenc, here: Path) -> None:
+    (here / "script").write_text(posenc("completion", "bash").out)
+    typed = "source ./script; COMP_WORDS=({}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))"
+    typed += "; _tyro_posenc; echo ${{COMPREPLY[@]}}"
+    for words, completed in (("posenc comp", "compare completion"), ("posenc list --us", "--used-by")):
+        ended = subprocess.run(["bash", "-c", typed.format(words)], capture_output=True, text=True, check=True)
+        assert sorted(ended.stdout.split()) == completed.split(), ended.stderr
 
 
 @pytest.mark.parametrize("verb", SURFACE)
 def test_the_example_of_a_verb_is_a_command_that_it_understands(verb: str, posenc) -> None:
     example = re.search(r"Example: posenc (.*)", posenc(*verb.split(), "--help").out)
     assert example is not None
-    tyro.cli(cli.Verb, args=shlex.split(example[1]), config=(tyro.conf.OmitArgPrefixes,))  # type: ignore[arg-type]
+    cli.parse(shlex.split(example[1]))
 
 
 def test_the_default_encodings_are_those_of_the_laboratory() -> None:
@@ -218,30 +280,61 @@ def test_help_comes_without_torch() -> None:
 def test_a_wrong_verb_is_answered_with_the_near_one(posenc) -> None:
     answer = posenc("comprae")
     assert answer.code == 2
-    assert answer.line == (f"posenc: no verb 'comprae'; there are: {', '.join(cli.VERBS)}; did you mean 'compare'?")
+    assert answer.line == "posenc: no verb 'comprae'; did you mean 'compare'? posenc help has all"
+    assert posenc("help", "x").line == "posenc: no verb 'x'; posenc help has all"
 
 
-def test_a_wrong_option_is_answered_with_the_near_one(posenc) -> None:
-    answer = posenc("compare", "--stepps", "3")
-    assert answer.code == 2 and answer.out == ""
-    assert (
-        "Unrecognized options: --stepps" in answer.err and "Perhaps you meant" in answer.err and "--steps" in answer.err
-    )
-
-
-def test_an_option_of_the_wrong_kind_is_named(posenc) -> None:
-    answer = posenc("compare", "--steps", "ten")
-    assert answer.code == 2 and answer.out == "" and "--steps" in answer.err and "ten" in answer.err
+@pytest.mark.parametrize(
+    "command, words",
+    [
+        ("compare --stepps 3", "compare has no option '--stepps'; did you mean '--steps'? posenc help compare has all"),
+        (
+            "compare --workers=1",
+            "compare has no option '--workers'; did you mean '--tokens'? posenc help compare has all",
+        ),
+        (
+            "compare --no-steps",
+            "compare has no option '--no-steps'; did you mean '--steps'? posenc help compare has all",
+        ),
+        (
+            "lab run alibi --teer gpu",
+            "lab run has no option '--teer'; did you mean '--tier'? posenc help lab run has all",
+        ),
+        ("compare --steps ten", "--steps takes a whole number, got 'ten'"),
+        ("compare --steps=", "--steps takes a whole number, got ''"),
+        ("compare --test-lengths 1.5", "--test-lengths takes a whole number, got '1.5'"),
+        ("train --rate fast --steps 3", "--rate takes a number, got 'fast'"),
+        ("train --steps --rate 1", "--steps takes a value, and none follows"),
+        ("list --json=yes", "--json takes no value, got 'yes'"),
+        ("show", "something is missing; it is written posenc show [OPTIONS] SPEC; posenc help show says more"),
+        ("list a b", "'b' is too much; it is written posenc list [OPTIONS] NAME; posenc help list says more"),
+        (
+            "merge x",
+            "it needs --out too; it is written posenc merge PATH ... --out PATH; posenc help merge says more",
+        ),
+        (
+            "advise --task x",
+            "it needs --train-length and --test-length too; it is written posenc advise [OPTIONS]; "
+            "posenc help advise says more",
+        ),
+        ("lab", "lab has list, run, page; one has to follow"),
+        ("lab rn", "lab has list, run, page; 'rn' is none of them; did you mean 'run'?"),
+        ("completion bsh", "no completion for 'bsh'; there are: bash, zsh, fish; did you mean 'bash'?"),
+    ],
+)
+def test_options_that_a_verb_cannot_take_are_answered_in_one_line(command: str, words: str, posenc) -> None:
+    answer = posenc(*command.split())
+    assert answer.code == 2 and answer.line == f"posenc: {words}"
 
 
 def list_options() -> list[tuple[str, str, list[str]]]:
     """(verb, option, two values) of every option that takes several values."""
     found = []
     for verb, cls in cli.VERBS.items():
-        for field in dataclasses.fields(cls):
-            if get_origin(field.type) is tuple:
-                values = {int: ["7", "9"], float: ["0.5", "0.25"]}.get(get_args(field.type)[0], ["x", "y"])
-                found.append((verb, field.name, values))
+        for name, kind in arguments.options_of(cls).items():
+            if get_origin(kind) is tuple:
+                values = {int: ["7", "9"], float: ["0.5", "0.25"]}.get(get_args(kind)[0], ["x", "y"])
+                found.append((verb, name, values))
     return found
 
 
@@ -299,7 +392,10 @@ def test_an_option_of_one_value_that_is_given_twice_is_refused(command: str, opt
 
 
 MISTAKES = [
-    ("compare --encodings rotarry", "no encoding named 'rotarry'; there are: .*; did you mean 'rotary'\\?"),
+    (
+        "compare --encodings rotarry",
+        "no encoding named 'rotarry'; did you mean 'rotary'\\? posenc list encodings has all",
+    ),
     ("compare --encodings rotary(bas=3)", "rotary has no option 'bas'; .*; did you mean 'base'\\?"),
     (
         "compare --encodings rotary(",
@@ -309,7 +405,7 @@ MISTAKES = [
         "compare --encodings mine.py:Mine",
         "no file 'mine.py' to take 'Mine' from; a spec of your own module is path/to/file.py:Class, with quotes .*",
     ),
-    ("compare --tasks repat", "no task named 'repat'; .*; did you mean 'repeat'\\?"),
+    ("compare --tasks repat", "no task named 'repat'; did you mean 'repeat'\\? posenc list tasks has all"),
     ("compare --preset ful", "no preset named 'ful'; .*; did you mean 'full'\\?"),
     ("compare --seeds 0", "seeds must be 1 or more, got 0"),
     (
@@ -367,12 +463,12 @@ MISTAKES = [
     ("report nowhere --style ggplott", "no matplotlib style 'ggplott': .*; did you mean 'ggplot'\\?"),
     ("report nowhere --width 0", "width must lie between 0.5 and 100 inches, got 0; .*"),
     ("report nowhere --svg-text", "svg_text is for SVG files, and the figures are written as png"),
-    ("show rotery", "no encoding named 'rotery'; .*; did you mean 'rotary'\\?"),
+    ("show rotery", "no encoding named 'rotery'; did you mean 'rotary'\\? posenc list encodings has all"),
     ("show rotary --dim 12 --heads 4", "rotary: the rotary width must be an even number .*"),
     ("show rotary --tokens 1", "pictures need at least 2 positions, got 1"),
-    ("order alibbi", "no encoding named 'alibbi'; .*; did you mean 'alibi'\\?"),
+    ("order alibbi", "no encoding named 'alibbi'; did you mean 'alibi'\\? posenc list encodings has all"),
     ("train rotarry", "no encoding named 'rotarry'; .*"),
-    ("train rotary --task repat", "no task named 'repat'; .*; did you mean 'repeat'\\?"),
+    ("train rotary --task repat", "no task named 'repat'; did you mean 'repeat'\\? posenc list tasks has all"),
     ("train rotary --task repeat --rate 0", r"rate must be above 0, got 0\.0"),
     ("train rotary --task repeat --threads 0", "threads must lie between 1 and 1,024, got 0"),
     ("train rotary --task repeat --threads 100000000", "threads must lie between 1 and 1,024, got 100000000"),
@@ -382,9 +478,12 @@ MISTAKES = [
         "cannot write into 'short.txt': File exists; choose another folder with --out",
     ),
     ("generate nowhere", "no checkpoint in 'nowhere': run.json is missing; train one with posenc train --out nowhere"),
-    ("check alibi --promise has_a_sauce", "no promise named 'has_a_sauce'; there are: .*"),
-    ("list alibbi", "no encoding named 'alibbi'; .*; did you mean 'alibi'\\?"),
-    ("check alibbi", "no encoding named 'alibbi'; .*; did you mean 'alibi'\\?"),
+    (
+        "check alibi --promise has_a_sauce",
+        "no promise named 'has_a_sauce'; did you mean 'has_a_source'\\? posenc check SPEC has all",
+    ),
+    ("list alibbi", "nothing is named 'alibbi'; did you mean 'alibi'\\? posenc list has all"),
+    ("check alibbi", "no encoding named 'alibbi'; did you mean 'alibi'\\? posenc list encodings has all"),
 ]
 
 
@@ -405,10 +504,10 @@ def test_a_mistake_is_answered_in_one_line_and_with_exit_code_2(command: str, wo
 def test_list_names_everything_for_people_and_as_json(posenc) -> None:
     answer = posenc("list")
     assert answer.code == 0 and answer.err == ""
-    assert all(name in answer.out for name in (*catalogue.names(), "yarn", "randomised", "recall", "sdpa"))
+    assert all(name in answer.out for name in (*catalogue.names(), "yarn", "randomised", "recall", "sdpa", "llama3.1"))
     assert answer.out.index("BIAS THE LOGITS") < answer.out.index("alibi")
     found = json.loads(posenc("list", "--json").out)
-    assert {"encodings", "schedules", "coordinate_maps", "tasks", "kernels"} <= set(found)
+    assert {"encodings", "schedules", "coordinate_maps", "tasks", "kernels", "presets", "claims"} <= set(found)
 
 
 def test_list_shows_one_encoding_whole(posenc) -> None:
@@ -418,17 +517,73 @@ def test_list_shows_one_encoding_whole(posenc) -> None:
     assert json.loads(posenc("list", "rotary + alibi", "--json").out)["class"] == "Rotary + ALiBi"
 
 
-def test_list_fits_a_terminal(posenc, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rich.console import Console
+def test_whatever_list_names_can_be_asked_for(posenc) -> None:
+    found = json.loads(posenc("list", "--json").out)
+    for kind, word in listing.KINDS.items():
+        lines = posenc("list", kind).out.splitlines()
+        assert [line.split()[0] for line in lines[1:]] == [entry["name"] for entry in found[kind]]
+        for name in (entry["name"] for entry in found[kind][::5]):
+            answer = posenc("list", name)
+            assert answer.code == 0 and re.search(rf"^{word} +{re.escape(name)}$", answer.out, re.MULTILINE), answer.out
 
-    from posenc import terminal
 
-    with (written := io.StringIO()):
-        monkeypatch.setattr(terminal, "OUT", Console(file=written, width=100, highlight=False))
-        assert posenc("list").code == 0
-        lines = written.getvalue().splitlines()
-    # Sentences below the table fold as the terminal folds them.
-    assert max(len(line.rstrip()) for line in lines if not line.startswith(("Counted", "Measured"))) <= 100
+def test_a_name_of_two_kinds_is_told_of_both(posenc) -> None:
+    answer = posenc("list", "copy")
+    assert answer.out.startswith("task ") and "\nclaim " in answer.out
+    assert "symbols=26, times=1" in answer.out and "posenc lab run copy" in answer.out
+    card = json.loads(posenc("list", "copy", "--json").out)
+    assert card["kind"] == "task" and [other["kind"] for other in card["also"]] == ["claim"]
+    assert json.loads(posenc("list", "claims", "--json").out)[0]["name"] == "abacus"
+
+
+@pytest.mark.parametrize(
+    "options, names",
+    [
+        ("--axes 2 --door bias", ["grid_bias", "log_grid_bias"]),
+        ("--used-by deberta", ["deberta"]),
+        ("--door bias --used-by llama", None),
+        ("--door remember", ["forgetting", "inkling", "path", "selective_rotary"]),
+        ("--axes 3", ["multimodal_rotary"]),
+    ],
+)
+def test_list_chooses(options: str, names: list[str] | None, posenc) -> None:
+    answer = posenc("list", *options.split(), "--json")
+    assert (answer.code == 0) == (names is not None)
+    assert names is None or [entry["name"] for entry in json.loads(answer.out)["encodings"]] == names
+    shown = posenc("list", *options.split()).out
+    assert all(name in shown for name in names or ()) and "SCHEDULES" not in shown
+
+
+@pytest.mark.parametrize(
+    "command, words",
+    [
+        ("list --door bais", "no door named 'bais'; there are: embed, turn, .*; did you mean 'bias'\\?"),
+        (
+            "list --axes 2 --door remember",
+            r"no encoding is left; --axes 2 alone leaves \d; --door remember alone leaves 4",
+        ),
+        ("list --used-by lamma", r"no encoding is left; --used-by 'lamma' alone leaves 0; .*did you mean 'Llama'\?"),
+        ("list --axes 0", r"no encoding is left; --axes 0 alone leaves 0; there are encodings of 1, 2, any axes"),
+        ("list yarn --axes 0", "--axes chooses among all encodings, and 'yarn' is named; leave one out"),
+        ("list rope", "nothing is named 'rope'; did you mean 'rotary'\\? posenc list has all"),
+        ("list schedule", "nothing is named 'schedule'; did you mean 'schedules'\\? posenc list has all"),
+    ],
+)
+def test_what_list_cannot_find_is_answered_with_what_there_is(command: str, words: str, posenc) -> None:
+    answer = posenc(*command.split())
+    assert answer.code == 2 and re.fullmatch(f"posenc: {words}", answer.line), answer.line
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_list_fits_a_terminal_and_shows_more_in_a_wider_one(
+    width: int, posenc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "OUT", Console(file=(written := io.StringIO()), width=width, highlight=False))
+    assert posenc("list").code == 0
+    lines = written.getvalue().splitlines()
+    assert max(map(len, lines)) <= width and len(lines) < 100
+    (alibi,) = [line for line in lines if line.startswith("alibi ")]
+    assert alibi.endswith("...") == (width == 80) and ("used by BLOOM" in alibi) == (width == 120)
 
 
 def test_order_prints_a_table_or_json(posenc) -> None:
@@ -445,6 +600,26 @@ def test_show_explains_draws_and_gives_numbers(posenc, here: Path) -> None:
     assert answer.code == 0 and "Press" in answer.out and "Picture: pictures/bias.png" in answer.out
     assert (here / "pictures" / "bias.png").is_file()
     assert json.loads(posenc("show", "sinusoidal", "--tokens", "8", "--json").out)["shift"]["k"] == 1
+
+
+def test_pictures_are_opened_where_there_is_a_display(posenc, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+    monkeypatch.setattr(webbrowser, "open", lambda address: opened.append(address) or True)
+    monkeypatch.setenv("DISPLAY", ":0")
+    answer = posenc("show", "alibi", "--tokens", "8", "--open")
+    assert answer.code == 0 and answer.err == ""
+    assert opened == [(here / "runs" / "show" / "bias.png").as_uri()]
+    both = posenc("show", "alibi", "--open", "--json")
+    assert both.code == 2 and both.line == "posenc: --open shows pictures, and --json draws none; leave one of them out"
+
+
+@pytest.mark.skipif(sys.platform in ("darwin", "win32"), reason="these always have a display")
+def test_without_a_display_it_says_where_the_pictures_lie(posenc, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(webbrowser, "open", None)
+    answer = posenc("show", "alibi", "--tokens", "8", "--open")
+    assert answer.code == 0 and answer.err == f"nothing here opens pictures; they lie in {here / 'runs' / 'show'}\n"
 
 
 @pytest.mark.parametrize("out", ["taken", "taken/within"])
@@ -689,7 +864,9 @@ def test_train_keeps_a_checkpoint_resumes_and_generates_from_it(posenc) -> None:
     assert answer.code == 0 and "Checkpoint: kept" in answer.out and "step 4/4" in answer.err
     assert "exact match" in answer.err and "bits per byte" not in answer.err
     again = posenc(*TRAIN, "--json")
-    assert again.err == "going on at step 4 of 4\n" and json.loads(again.out)[-1]["step"] == 4
+    assert (
+        re.fullmatch(r"\d\d:\d\d:\d\d  going on at step 4 of 4\n", again.err) and json.loads(again.out)[-1]["step"] == 4
+    )
     said = posenc("generate", "kept", "--prompt", "ab|", "--tokens", "3")
     assert said.code == 0 and said.out.startswith("ab|") and said.err == ""
     by_seed = [
@@ -817,7 +994,7 @@ def test_errors_of_many_lines_are_told_in_one() -> None:
 
 @pytest.mark.parametrize("fault", [lambda: int("x"), lambda: torch.zeros(2).view(3), lambda: open(b"a\0b")])
 def test_a_fault_within_a_verb_stays_a_traceback(fault, posenc, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli.List, "run", lambda self: fault())
+    monkeypatch.setattr(cli.VERBS["list"], "run", lambda self: fault())
     with pytest.raises((ValueError, RuntimeError)):
         posenc("list")
 
@@ -826,7 +1003,7 @@ def test_ctrl_c_is_one_sentence_and_130(posenc, monkeypatch: pytest.MonkeyPatch)
     def interrupted(self) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli.List, "run", interrupted)
+    monkeypatch.setattr(cli.VERBS["list"], "run", interrupted)
     answer = posenc("list")
     assert answer.code == 130
     assert answer.line == "posenc: interrupted; what was finished is kept, give the same command again"

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from posenc import cli
+from posenc.cli.training import Train
 from posenc.foreign import CannotRead, read_toml, written_toml
 from posenc.lab.experiments.execution import Execution
 from posenc.lab.experiments.recipes import recipe
@@ -21,7 +22,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def parsed(text: str, *arguments: str) -> cli.Train:
+def parsed(text: str, *arguments: str) -> Train:
     Path("run.toml").write_text(text)
     return cli.parse(["train", *arguments, "--config", "run.toml"])
 
@@ -50,8 +51,8 @@ def test_flags_win() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("stepps = 5", r"^run\.toml: there is no setting 'stepps'; there are: .*steps.*; did you mean '?steps'?"),
-        ('config = "a.toml"', r"^run\.toml: there is no setting 'config'; there are: "),
+        ("stepps = 5", r"^run\.toml: there is no setting 'stepps'; did you mean 'steps'\? posenc train --help has all"),
+        ('config = "a.toml"', r"^run\.toml: there is no setting 'config'; .*posenc train --help has all$"),
         ("[model]\ndim = 3", r"^run\.toml: model: expected a word or a number, got "),
         ("dim = [3]", r"^run\.toml: dim: expected a word or a number, got "),
         ("dim = true", r"^run\.toml: dim: expected a word or a number, got "),
@@ -80,10 +81,9 @@ def test_only_toml_is_read() -> None:
         cli.parse(["train", "--config", "none.toml"])
 
 
-def test_a_value_of_another_kind_is_refused_as_a_flag_is(capsys: pytest.CaptureFixture) -> None:
-    with pytest.raises(SystemExit) as left:
+def test_a_value_of_another_kind_is_refused_as_a_flag_is() -> None:
+    with pytest.raises(ValueError, match=r"^--dim takes a whole number, got 'wide'$"):
         parsed('dim = "wide"')
-    assert left.value.code == 2 and "wide" in capsys.readouterr().err
 
 
 def test_a_run_writes_its_settings_and_they_make_the_same_run(here: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_run_writes_its_settings_and_they_make_the_same_run(here: Path) -> Non
 
 
 def test_every_setting_of_a_run_is_a_flag() -> None:
-    names = set(cli.Train.__dataclass_fields__)
+    names = set(Train.__dataclass_fields__)
     settings = {*recipe("copy", "rotary").__dataclass_fields__, *Execution.__dataclass_fields__} - {"own_files"}
     assert settings <= names
 

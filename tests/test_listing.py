@@ -16,6 +16,10 @@ from posenc.lab.description import describe, listing
 QUICK = [
     "list",
     "list rotary",
+    "list yarn",
+    "list --axes 2 --door bias",
+    "completion bash",
+    "",
     "list --json",
     "show rotari",
     "compare --encodings rotray none",
@@ -27,7 +31,7 @@ QUICK = [
 def test_what_is_kept_is_what_there_is() -> None:
     assert listing.KEPT.read_text(encoding="utf-8") == write_listing.text(), f"run {write_listing.COMMAND}"
     assert listing.overview() == json.loads(json.dumps(describe.overview()))
-    assert listing.card("rotary") == json.loads(json.dumps(describe.card("rotary")))
+    assert listing.card("rotary") == json.loads(json.dumps(describe.card("rotary"))) | {"also": []}
 
 
 def test_other_code_makes_another_overview(tmp_path: Path, monkeypatch) -> None:

@@ -145,7 +145,7 @@ def test_compare_trains_each_encoding_with_each_map_and_tells_them_apart(tmp_pat
 @pytest.mark.parametrize(
     ("map", "spec", "words"),
     [
-        ("abcus(first_digit=3)", "rotary", r"no coordinate map named 'abcus'; there are: .*did you mean 'abacus'\?"),
+        ("abcus(first_digit=3)", "rotary", r"no coordinate map named 'abcus'; did you mean 'abacus'\?"),
         ("rotary", "rotary", "no coordinate map named 'rotary'"),
         ("randomised", "rotary", "randomised needs longest by name, as in interpolated"),
         ("randomised(longest=9)", "rotary", r"randomised\(longest=9\) has 9 positions, too few for a document of 12"),

@@ -37,9 +37,7 @@ def test_the_one_family_of_encoders_is_known_and_what_transformers_does_not_say_
 
 
 def test_an_unknown_family_is_refused_with_what_is_near() -> None:
-    with pytest.raises(
-        ValueError, match=r"no preset for 'SmolLM-3'; there are: original, .*; did you mean 'smollm3'\?"
-    ):
+    with pytest.raises(ValueError, match=r"no preset for 'SmolLM-3'; did you mean 'smollm3'\?"):
         preset("SmolLM-3")
 
 

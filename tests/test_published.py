@@ -123,7 +123,7 @@ def test_an_outcome_gives_scores_at_multiples_and_only_of_what_was_learned() -> 
 
 
 def test_a_claim_that_there_is_not_is_told_with_what_is_near() -> None:
-    with pytest.raises(ValueError, match=r"^no claim named 'alibii'; there are: abacus, .*; did you mean 'alibi'\?"):
+    with pytest.raises(ValueError, match=r"^no claim named 'alibii'; did you mean 'alibi'\?"):
         claim_of("alibii")
 
 

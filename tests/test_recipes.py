@@ -93,9 +93,9 @@ def test_all_stands_for_every_encoding_that_reads_a_sequence() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"spec": "rotarry"}, "no encoding named 'rotarry'; there are: .*; did you mean 'rotary'\\?"),
+        ({"spec": "rotarry"}, "no encoding named 'rotarry'; did you mean 'rotary'\\? posenc list encodings has all"),
         ({"spec": ("none", "rotary(bse=3)")}, "rotary has no option 'bse'; it has: .*; did you mean 'base'\\?"),
-        ({"task": "coppy"}, "no task named 'coppy'; there are: .*; did you mean 'copy'\\?"),
+        ({"task": "coppy"}, "no task named 'coppy'; did you mean 'copy'\\? posenc list tasks has all"),
         ({"train_length": 0}, "train_length must be 1 or more, got 0"),
         ({"layers": 0}, "layers must be 1 or more, got 0"),
         ({"dim": 0}, "dim must be 1 or more, got 0"),
@@ -138,7 +138,10 @@ def test_the_largest_numbers_are_taken() -> None:
             lambda: Settings(preset="ful").experiments(),
             "no preset named 'ful'; there are: default, full; did you mean 'full'\\?",
         ),
-        (lambda: Settings(task_names=("copi",)).experiments(), "no task named 'copi'; .*; did you mean 'copy'\\?"),
+        (
+            lambda: Settings(task_names=("copi",)).experiments(),
+            "no task named 'copi'; did you mean 'copy'\\? posenc list tasks has all",
+        ),
         (
             lambda: Settings(("none",), ("copy",), changes={"text": "x.txt"}).experiments(),
             "--text is for a task on text; add text to the tasks, or leave --text out",

@@ -124,9 +124,7 @@ def test_a_new_file_is_found_with_no_other_edit(folder: str, source: str, spec: 
 
 
 def test_other_names_of_a_map_lead_to_it() -> None:
-    with pytest.raises(
-        ValueError, match=r"no coordinate map named 'pose'; there are: .*; did you mean 'skipped_chunks'"
-    ):
+    with pytest.raises(ValueError, match=r"no coordinate map named 'pose'; did you mean 'skipped_chunks'"):
         map_of("pose(longest=9)")
 
 
@@ -251,7 +249,7 @@ def test_a_map_is_written_as_it_is_printed() -> None:
     [
         (
             "interpolate(factor=4)",
-            "no coordinate map named 'interpolate'; there are: abacus, .*did you mean 'interpolated'",
+            "no coordinate map named 'interpolate'; did you mean 'interpolated'",
         ),
         ("interpolated", r"interpolated needs factor by name, as in interpolated\(factor=4\); got 'interpolated\(\)'"),
         ("linear(factor=4)", "no coordinate map named 'linear'"),

@@ -215,7 +215,7 @@ def test_runs_that_fail_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["run", "nothing"], "no claim named 'nothing'; there are: abacus"),
+        (["run", "nothing"], "no claim named 'nothing'; posenc list claims has all"),
         (["run", "alibi", "--tier", "large"], "--tier must be one of cpu, gpu, got 'large'"),
         (["run", "alibi", "--tier", "cpu", "--tier", "gpu"], "--tier is given more than once"),
         (["page", "."], "no verdicts in '.'; make one with posenc lab run NAME, and put its JSON file there"),

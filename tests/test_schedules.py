@@ -791,7 +791,7 @@ def test_a_schedule_may_be_given_as_a_spec_says_it(make: type) -> None:
     assert told.query(q, Positions.count(3, start=9)).equal(given.query(q, Positions.count(3, start=9)))
     assert make(64, schedule=None).schedule is None
     for wrong, words in (
-        ("linaer(factor=2)", r"no schedule named 'linaer'; there are: .*; did you mean 'linear'\?"),
+        ("linaer(factor=2)", r"no schedule named 'linaer'; did you mean 'linear'\?"),
         ("linear(fractor=2)", r"linear has no option 'fractor'; it has: factor; did you mean 'factor'\?"),
         ("linear", r"linear needs factor by name, as in yarn\(factor=4\); got 'linear\(\)'"),
         (3, r"schedule must be one of posenc.schedules, such as linear\(factor=4\), got 3"),

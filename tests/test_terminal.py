@@ -1,9 +1,13 @@
 """What reaches a terminal: words, and nothing that it would obey."""
 
+import io
+import pydoc
 import re
 import sys
+import time
 
 import pytest
+from rich.console import Console
 
 from posenc import terminal
 from posenc.lab.sweeps.sweep import Progress, Sweep
@@ -21,7 +25,8 @@ def all_words() -> None:
     terminal.say(ESCAPES)
     terminal.note(ESCAPES)
     terminal.table([ESCAPES], [[ESCAPES]], ESCAPES)
-    terminal.cards(ESCAPES, [(ESCAPES, [ESCAPES, ESCAPES])])
+    terminal.pages(terminal.index(ESCAPES, [(ESCAPES, ESCAPES)]) + terminal.in_lines(ESCAPES, ESCAPES))
+    terminal.progress(ESCAPES)
     for kept in (True, False):
         terminal.verdict(Verdict(ESCAPES, ESCAPES, kept, message=ESCAPES, advice=ESCAPES))
     terminal.OUT.print(terminal.drawing(sweep()))
@@ -36,7 +41,7 @@ def test_names_are_shown_letter_by_letter(capsys: pytest.CaptureFixture[str]) ->
     answer = capsys.readouterr()
     assert not OBEYED.search(answer.out + answer.err)
     # What looks like markup is text too.
-    assert answer.out.count("[bold]y[/bold]") >= 9 and answer.err.count("[bold]y[/bold]") == 3
+    assert answer.out.count("[bold]y[/bold]") >= 11 and answer.err.count("[bold]y[/bold]") == 4
 
 
 def test_data_keeps_its_letters_except_on_a_terminal(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,3 +50,61 @@ def test_data_keeps_its_letters_except_on_a_terminal(capsys, monkeypatch: pytest
     terminal.data("a\tb\x0c\x1b[0m")
     mark = "\N{REPLACEMENT CHARACTER}"
     assert capsys.readouterr().out == f"a\tb\x0c\x1b[0m\na\tb{mark}{mark}[0m\n"
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """A terminal of 40 columns and 10 lines."""
+    written = io.StringIO()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(terminal, "OUT", Console(file=written, width=40, height=10, force_terminal=True))
+    return written
+
+
+@pytest.mark.parametrize(("lines", "pager", "paged"), [(9, True, False), (10, True, True), (10, False, False)])
+def test_what_is_longer_than_the_screen_goes_through_a_pager(
+    lines: int, pager: bool, paged: bool, screen: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[str] = []
+    monkeypatch.setattr(pydoc, "pager", given.append)
+    terminal.pages([f"line {number}" for number in range(lines)], pager=pager)
+    said = "".join(given) if paged else screen.getvalue()
+    assert [line.rstrip() for line in said.splitlines()] == [f"line {number}" for number in range(lines)]
+    assert bool(given) == paged and (screen.getvalue() == "") == paged
+
+
+def test_nothing_goes_through_a_pager_where_there_is_no_terminal(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pydoc, "pager", None)
+    terminal.pages([str(number) for number in range(500)])
+    assert capsys.readouterr().out.splitlines()[-1] == "499"
+
+
+def test_a_line_of_an_index_ends_where_the_terminal_does(screen: io.StringIO) -> None:
+    title, short, long = terminal.index("names", [("a", "few words"), ("b", "word " * 20)])
+    assert title == "NAMES" and short == f"{'a':<19}  few words" and long.endswith("...") and len(long) == 40
+    assert all(len(line) <= 40 for line in terminal.in_lines("NAMES", "one, two, " * 20))
+
+
+def test_a_table_in_a_file_has_no_blanks_at_the_ends_of_its_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.table(["name", "words"], [["a", "few"], ["b", "many more words"]])
+    assert all(line == line.rstrip() for line in capsys.readouterr().out.splitlines())
+
+
+def test_progress_in_a_log_has_the_time_of_day_and_comes_now_and_then(capsys, monkeypatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    runs = {name: Progress(name, "copy", "rotary", 0, 10, 5, 1.0, 0.5, "running") for name in "abc"}
+    with terminal.live() as show:
+        for now[0], done in ((0, 0), (30, 0), (61, 0), (65, 1), (72, 1), (73, 2), (83, 2), (84, 3)):
+            for name in "abc"[:done]:
+                runs[name].state = "done"
+            show(Sweep(runs))
+    lines = capsys.readouterr().err.splitlines()
+    assert all(re.match(r"\d\d:\d\d:\d\d  \d of 3 runs done", line) for line in lines)
+    assert [line[10] for line in lines] == ["0", "0", "1", "2", "3"]
+
+
+def test_progress_on_a_terminal_has_no_time(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "ERR", Console(file=(written := io.StringIO()), force_terminal=True, width=80))
+    terminal.progress("step 5")
+    assert "step 5" in written.getvalue() and not re.search(r"\d\d:\d\d", written.getvalue())

@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posenc.checkpoints.kinds.calls import cache_name
+
 
 def made(name: str, kind: str = "Model", part: str = "", **options: Any) -> Any:
     """made("Bert"): a BertModel of a BertConfig; `part` is for configs of towers, as SwinVision's."""
@@ -27,3 +29,13 @@ def made(name: str, kind: str = "Model", part: str = "", **options: Any) -> Any:
 def states(model: Any, **given: Any) -> Tensor:
     out = model(**given)
     return out.last_hidden_state if hasattr(out, "last_hidden_state") else out[0]
+
+
+def behind(model: Any, cache: Any, ids: Tensor, **given: Any) -> Any:
+    """What a model gives behind a cache, by the name that it has for one."""
+    return model(input_ids=ids, **{cache_name(model): cache}, **given)
+
+
+def cache_from(model: Any, ids: Tensor, **given: Any) -> Any:
+    """The cache that a model makes itself."""
+    return getattr(model(input_ids=ids, **given), cache_name(model))

@@ -9,6 +9,7 @@ cannot say stands in `besides`.
 from dataclasses import dataclass
 from typing import Any
 
+from posenc import spelling
 from posenc.foreign import near, quoted
 
 
@@ -111,7 +112,5 @@ def preset(family: str) -> Preset:
     ('rotary(base=2_000_000)', 'rotary(base=2_000_000)', 'rotary(base=2_000_000)', 'none')
     """
     if not isinstance(family, str) or family not in PRESETS:
-        raise ValueError(
-            f"no preset for {quoted(family)}; there are: {', '.join(PRESETS)}{near(family, PRESETS.keys())}"
-        )
+        raise ValueError(f"no preset for {quoted(family)}{near(family, PRESETS.keys(), spelling.listed('preset'))}")
     return PRESETS[family]

@@ -13,6 +13,9 @@ from posenc.foreign import CannotRead, code, near, quoted
 ENCODINGS = str(Path(__file__).with_name("encodings"))
 TASKS = str(Path(__file__).parent / "lab" / "tasks")
 
+FEW = 8
+"""So many names stand in a message; of more it says what lists them."""
+
 
 def check(spec: str) -> None:
     """Raises ValueError for a spec that names an encoding which there is not, as the catalogue does.
@@ -38,8 +41,16 @@ def asked(tree: ast.expr) -> Iterator[str]:
 
 
 def unknown(name: str, word: str, home: str) -> str:
-    """What is said of a name that no file of a folder has: which there are, and which one is near."""
-    return f"no {word} named {quoted(name)}; there are: {', '.join(names_in(home))}{near(name, called_in(home))}"
+    """What is said of a name that no file of a folder has: which is near, and which there are or what lists them."""
+    known = names_in(home)
+    if len(known) > FEW:
+        return f"no {word} named {quoted(name)}{near(name, called_in(home), listed(word))}"
+    return f"no {word} named {quoted(name)}; there are: {', '.join(known)}{near(name, called_in(home))}"
+
+
+def listed(word: str) -> str:
+    """The command that lists all of a kind, such as every coordinate map."""
+    return f"posenc list {word.replace(' ', '_')}s"
 
 
 @functools.cache
@@ -60,4 +71,4 @@ def called_in(home: str) -> Mapping[str, str]:
     return MappingProxyType(found)
 
 
-__all__ = ["check", "unknown"]
+__all__ = ["check", "listed", "unknown"]

@@ -3,11 +3,16 @@
 Everything goes through `shown`, which leaves nothing that a terminal would obey: names come from files of others too.
 """
 
+import math
+import os
 import shlex
 import sys
+import textwrap
 import time
+import webbrowser
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
@@ -15,15 +20,18 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from posenc.foreign import visible
+from posenc.foreign import shortened, visible
 
 if TYPE_CHECKING:
     from posenc.lab.sweeps.sweep import Progress, Sweep
     from posenc.testing import Verdict
 
-# A file or a pipe has no width: rows go out whole.
-OUT = Console(highlight=False, width=None if sys.stdout.isatty() else 300)
+# A file or a pipe has no width unless COLUMNS says one: rows go out whole.
+OUT = Console(highlight=False, width=None if sys.stdout.isatty() or os.environ.get("COLUMNS") else 300)
 ERR = Console(stderr=True, highlight=False)
+
+SOON, SELDOM = 10, 60
+"""Seconds between two lines of progress in a log: where something has ended, and where nothing has."""
 
 
 def shown(words: object, style: str = "") -> Text:
@@ -46,19 +54,34 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], title: str | No
         drawn.add_column(shown(header), overflow="fold")
     for row in rows:
         drawn.add_row(*map(shown, row))
-    OUT.print(drawn)
+    if OUT.is_terminal:
+        OUT.print(drawn)
+        return
+    with OUT.capture() as kept:
+        OUT.print(drawn)
+    # A file keeps the blanks that fill the last column.
+    OUT.print(Text("\n".join(line.rstrip() for line in kept.get().splitlines())), soft_wrap=True)
 
 
-def cards(title: str, entries: Sequence[tuple[str, Sequence[str]]]) -> None:
-    """Print names on stdout, each with its lines of words beside it; the first line stands out."""
-    drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    drawn.add_column(no_wrap=True, min_width=18)
-    drawn.add_column(overflow="fold")
-    for name, lines in entries:
-        first, *rest = lines
-        drawn.add_row(shown(name, "bold"), Text("\n").join([shown(first), *(shown(line, "dim") for line in rest)]))
-    OUT.print(shown(title.upper(), "bold"))
-    OUT.print(drawn)
+def index(title: str, entries: Sequence[tuple[str, str]]) -> list[str]:
+    """Names under a title, each on one line with as much of its words as the terminal is wide."""
+    widest = max([19, *(len(name) for name, _ in entries)])
+    return [title.upper(), *(shortened(f"{name:<{widest}}  {words}", OUT.width) for name, words in entries)]
+
+
+def in_lines(name: str, words: str) -> list[str]:
+    """A name and words that need more than the width of the terminal, on as many lines as they take."""
+    return textwrap.wrap(words, OUT.width, initial_indent=f"{name:<19}  ", subsequent_indent=" " * 21)
+
+
+def pages(lines: Iterable[str], *, pager: bool = True) -> None:
+    """Print lines on stdout; through the user's pager where that is a terminal with fewer lines.
+
+    The pager is what PAGER says, else less.
+    """
+    text = shown("\n".join(lines))
+    with OUT.pager() if pager and OUT.is_terminal and len(text.plain.splitlines()) >= OUT.height else nullcontext():
+        OUT.print(text, soft_wrap=True)
 
 
 def verdict(found: "Verdict") -> None:
@@ -100,6 +123,17 @@ def note(words: str) -> None:
     ERR.print(shown(words), soft_wrap=True)
 
 
+def progress(words: str) -> None:
+    """Say on stderr how far something is; in a log, which is read later, with the time of day."""
+    note(words if ERR.is_terminal else f"{time.strftime('%H:%M:%S')}  {words}")
+
+
+def show_file(path: Path) -> bool:
+    """Open a file with what this desktop opens it with; False where there is no display, or nothing to open it with."""
+    desktop = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")))
+    return bool(desktop) and webbrowser.open(path.resolve().as_uri())
+
+
 def data(text: str) -> None:
     """Print a text on stdout as it is; what a terminal would obey is left out where stdout is one."""
     print(visible(text) if sys.stdout.isatty() else text)
@@ -107,20 +141,24 @@ def data(text: str) -> None:
 
 @contextmanager
 def live() -> Generator[Callable[["Sweep"], None]]:
-    """A function that shows how a sweep stands: a live table in a terminal, else a line every ten seconds."""
+    """A function that shows how a sweep stands: a live table in a terminal, else a line with the time of day.
+
+    A line comes when runs have ended, at most every ten seconds, and once in a minute in any case.
+    """
     if ERR.is_terminal:
         with Live(console=ERR, refresh_per_second=4, transient=True) as screen:
             yield lambda sweep: screen.update(drawing(sweep))
         return
-    last = 0.0
+    last, done = -math.inf, 0
 
     def line(sweep: "Sweep") -> None:
-        nonlocal last
-        if time.monotonic() - last < 10 and sweep.done < len(sweep.runs):
+        nonlocal last, done
+        wait = SOON if sweep.done > done else SELDOM
+        if time.monotonic() - last < wait and sweep.done < len(sweep.runs):
             return
-        last = time.monotonic()
+        last, done = time.monotonic(), sweep.done
         running = "; ".join(words(run) for run in sweep.runs.values() if run.state in ("running", "measuring"))
-        note(f"{standing(sweep)}  {running}")
+        progress(f"{standing(sweep)}  {running}".rstrip())
 
     yield line
 

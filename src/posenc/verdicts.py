@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posenc.foreign import quoted
+from posenc.foreign import near, quoted
 
 WORDS = ("kept", "broken", "known gap", "stale gap", "no meaning")
 """What a promise may come out as."""
@@ -74,7 +74,7 @@ def sentence_of(promise: str | Callable[..., None], known: Mapping[str, Callable
     """
     name = promise if isinstance(promise, str) else name_of(promise)
     if name not in known:
-        raise ValueError(f"no promise named {quoted(name)}; there are: {', '.join(known)}")
+        raise ValueError(f"no promise named {quoted(name)}{near(name, known.keys(), listed='posenc check SPEC')}")
     return known[name]
 
 

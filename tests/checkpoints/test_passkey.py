@@ -37,7 +37,7 @@ class Reader:
     def parameters(self) -> list[Tensor]:
         return [torch.zeros(9)]
 
-    def __call__(self, input_ids: Tensor, past_key_values: list[int] | None, use_cache: bool) -> SimpleNamespace:
+    def forward(self, input_ids: Tensor, past_key_values: list[int] | None, use_cache: bool) -> SimpleNamespace:
         text, logits = list(past_key_values or []), []
         for token in input_ids[0].tolist():
             text.append(token)
@@ -48,6 +48,8 @@ class Reader:
                     break
             logits.append(torch.nn.functional.one_hot(torch.tensor(said), 101).float())
         return SimpleNamespace(past_key_values=text, logits=torch.stack(logits)[None])
+
+    __call__ = forward
 
 
 def test_a_text_is_as_long_as_asked_with_the_key_at_its_depth(tokenizer) -> None:

@@ -8,6 +8,8 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
+from tiny_models import behind, cache_from  # noqa: E402
+
 from posenc import masks  # noqa: E402
 from posenc.attention import Attention  # noqa: E402
 from posenc.catalogue import build  # noqa: E402
@@ -121,7 +123,7 @@ def left_padded(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def in_chunks(model, x: torch.Tensor, sizes, cache=None, **kwargs) -> torch.Tensor:
     cache = transformers.DynamicCache(config=model.config) if cache is None else cache
-    outs = [model(part, past_key_values=cache, **kwargs).logits for part in x.split(sizes, 1)]
+    outs = [behind(model, cache, part, **kwargs).logits for part in x.split(sizes, 1)]
     return torch.cat(outs, 1)
 
 
@@ -136,14 +138,14 @@ def test_the_models_own_rotation_on_unturned_keys_gives_its_own_logits(kind):
         plain = model(x).logits
         seen = mask.bool()
         cache = transformers.DynamicCache(config=model.config)
-        behind = model(x[:, :7], attention_mask=mask[:, :7], position_ids=at[:, :7], past_key_values=cache).logits
-        more = model(x[:, 7:], attention_mask=mask, position_ids=at[:, 7:], past_key_values=cache).logits
+        first = behind(model, cache, x[:, :7], attention_mask=mask[:, :7], position_ids=at[:, :7]).logits
+        more = behind(model, cache, x[:, 7:], attention_mask=mask, position_ids=at[:, 7:]).logits
         four = torch.full((2, 1, 12, 12), torch.finfo(torch.float32).min).triu(1)
         four[0, :, 7:, 3] = -0.5
         return {
             "plain": plain,
             "chunks": in_chunks(model, x, [5, 1, 6]),
-            "padded": torch.cat((behind, more), 1)[seen],
+            "padded": torch.cat((first, more), 1)[seen],
             "packed": model(x[:1], position_ids=packed, use_cache=False).logits,
             "a mask of four axes": model(x, attention_mask=four).logits,
             "far away": model(x, position_ids=torch.arange(3, 15)[None]).logits,
@@ -197,7 +199,7 @@ def test_a_horizon_that_moves_is_that_of_a_pass_over_all_tokens(spec):
     attach_unturned(model, encodings(spec, model))
     cache = transformers.DynamicCache(config=model.config)
     for end in range(1, 25):
-        cached = model(x[:, end - 1 : end], past_key_values=cache).logits
+        cached = behind(model, cache, x[:, end - 1 : end]).logits
         close(cached[:, 0], model(x[:, :end], use_cache=False).logits[:, -1])
 
 
@@ -303,10 +305,10 @@ def test_a_cache_takes_along_where_its_rows_stand():
     attach_unturned(model, encodings("rotary", model))
     want = model(x, position_ids=at, attention_mask=torch.ones_like(x)).logits
     cache = transformers.DynamicCache(config=model.config)
-    model(x[:, :9], position_ids=at[:, :9], past_key_values=cache)
+    behind(model, cache, x[:, :9], position_ids=at[:, :9])
 
     def next_of(cache, rows: list[int], start: int = 9) -> torch.Tensor:
-        return model(x[rows, start:], position_ids=at[rows, start:], past_key_values=cache).logits
+        return behind(model, cache, x[rows, start:], position_ids=at[rows, start:]).logits
 
     swapped, chosen, repeated, cut = (copy.deepcopy(cache) for _ in range(4))
     swapped.reorder_cache(torch.tensor([1, 0]))
@@ -319,7 +321,7 @@ def test_a_cache_takes_along_where_its_rows_stand():
     close(next_of(cut, [0, 1], 5), want[:, 5:])
     close(next_of(cache, [0, 1]), want[:, 9:])
     cache.reset()
-    close(model(x, past_key_values=cache).logits, model(x).logits)
+    close(behind(model, cache, x).logits, model(x).logits)
     assert isinstance(cache, transformers.DynamicCache) and type(cache).__name__ == "DynamicCache"
 
 
@@ -328,10 +330,9 @@ def test_a_cache_that_the_model_made_itself_can_be_gone_on_with():
     model, x = tiny(), ids()
     attach_unturned(model, encodings("self_extend(rotary, window=4, group=2)", model))
     want = model(x).logits
-    first = model(x[:, :5])
-    close(model(x[:, 5:], past_key_values=first.past_key_values).logits, want[:, 5:])
+    close(behind(model, cache_from(model, x[:, :5]), x[:, 5:]).logits, want[:, 5:])
     first = model.model(x[:, :5], return_dict=False)
-    close(model(x[:, 5:], past_key_values=first[1]).logits, want[:, 5:])
+    close(behind(model, first[1], x[:, 5:]).logits, want[:, 5:])
 
 
 @pytest.mark.parametrize("spec", [DYNAMIC, "self_extend(rotary, window=4, group=2)"])
@@ -379,7 +380,7 @@ def test_nothing_is_left_of_it():
     assert model.config.to_json_string() == config
     undo()
     assert not model.model._forward_pre_hooks and not model.model._forward_hooks
-    assert type(model(x).past_key_values) is transformers.DynamicCache
+    assert type(cache_from(model, x)) is transformers.DynamicCache
 
 
 @torch.inference_mode()
@@ -419,9 +420,11 @@ def test_what_cannot_be_attached_is_refused():
     )
     with pytest.raises(ValueError, match="T5Stack attends to an encoder too"):
         attach_unturned(t5, rotary[:1])
-    gptj = transformers.GPTJModel(transformers.GPTJConfig(n_embd=32, n_layer=1, n_head=4, rotary_dim=8, vocab_size=61))
-    with pytest.raises(ValueError, match="GPTJModel attends by code of its own"):
-        attach_unturned(gptj, rotary[:1])
+    falcon = transformers.FalconModel(
+        transformers.FalconConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, vocab_size=61)
+    )
+    with pytest.raises(ValueError, match="FalconModel attends by code of its own"):
+        attach_unturned(falcon, rotary[:1])
     gpt2 = transformers.GPT2Model(transformers.GPT2Config(n_embd=32, n_layer=1, n_head=4, vocab_size=61))
     with pytest.raises(ValueError, match="GPT2Model has no rotary module"):
         attach_unturned(gpt2, rotary[:1])
@@ -490,17 +493,17 @@ def test_compiled_it_is_the_same_or_refused():
 @torch.inference_mode()
 def test_what_a_pass_cannot_say_is_refused():
     model, x = tiny(), ids()
-    filled = model(x[:, :4]).past_key_values
+    filled = cache_from(model, x[:, :4])
     undo = attach_unturned(model, encodings(DYNAMIC, model))
     with pytest.raises(ValueError, match="the cache holds 4 tokens, of which 4 were put in by a model that was not"):
-        model(x[:, 4:], past_key_values=filled)
+        behind(model, filled, x[:, 4:])
     with pytest.raises(ValueError, match="several documents in a row have one horizon only when it is declared"):
         model(x, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4, 5, 6, 7, 8]]), use_cache=False)
     with pytest.raises(ValueError, match=r"position_ids have one axis here, .* got \[3, 2, 12\]"):
         model(x, position_ids=torch.arange(12).expand(3, 2, -1))
-    cache = model(x[:, :4]).past_key_values
+    cache = cache_from(model, x[:, :4])
     with pytest.raises(ValueError, match="attention_mask must cover the 4 tokens in the cache and the 8 new ones"):
-        model(x[:, 4:], past_key_values=cache, attention_mask=torch.ones_like(x[:, 4:]))
+        behind(model, cache, x[:, 4:], attention_mask=torch.ones_like(x[:, 4:]))
     undo()
     attach_unturned(model, encodings(DYNAMIC, model), horizon=8)
     with pytest.raises(ValueError, match="a token stands at position 11, beyond the declared horizon of 8 tokens"):

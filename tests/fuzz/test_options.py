@@ -1,16 +1,17 @@
 """Options of every verb with values of any make: done, or refused in one short sentence, and never a traceback."""
 
 import contextlib
-import dataclasses
 import io
 from pathlib import Path
 from random import Random
+from typing import get_type_hints
 
 import pytest
 from fuzz.driver import hold, short_and_long
 
 from posenc import cli, testing
 from posenc.checkpoints.files import packages
+from posenc.cli import arguments
 from posenc.foreign import visible
 from posenc.lab.description import describe
 from posenc.lab.runs import train
@@ -84,21 +85,21 @@ def value(random: Random, kind: str) -> str:
 def command(random: Random, verb: str) -> list[str]:
     """A verb with a few of its options, each with a value of its kind, of another, or none."""
     given = [verb]
-    chosen = dataclasses.fields(cli.VERBS[verb])
-    for field in random.sample(chosen, min(len(chosen), random.choice((1, 2, 2, 3, 5)))):
-        words = str(field.type)
+    chosen = get_type_hints(cli.VERBS[verb])
+    options = arguments.options_of(cli.VERBS[verb])
+    for name in random.sample(list(chosen), min(len(chosen), random.choice((1, 2, 2, 3, 5)))):
+        words = str(chosen[name])
         kind = "bool" if "bool" in words else "int" if "int" in words else "float" if "float" in words else "word"
         values = [value(random, kind) for _ in range(random.choice((0, 1, 1, 1, 2)) if kind != "bool" else 0)]
-        positional = "Positional" in words or field.name in ("path", "spec", "folder", "names", "specs", "what")
-        given += values if positional else [f"--{field.name.replace('_', '-')}", *values]
+        given += [arguments.flag(name), *values] if name in options else values
     return given
 
 
-def answer(arguments: list[str]) -> int:
+def answer(typed: list[str]) -> int:
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            code = cli.main(arguments)
+            code = cli.main(typed)
         except SystemExit as left:
             code = left.code
     said = err.getvalue()

@@ -3,31 +3,34 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from tyro.conf import Positional
 
+from posenc.cli.options import Names, Paths, Wholes, taking
 from posenc.foreign import quoted
 
 
 @dataclass
 class Bench:
-    """Measure what encodings cost: beside the limit of this machine, other libraries, and the goals of the project.
+    """Measure what encodings cost, beside other libraries.
 
     Example: posenc bench rotation attention --shapes quick --out runs/bench
 
-    The benchmark belongs to the repository: this runs from a checkout (pip install -e .). Results are checked against
+    Costs stand beside the limit of this machine, other libraries, and the goals of the project. The benchmark belongs
+    to the repository: this runs from a checkout (pip install -e .). Results are checked against
     float64 before they are timed; the exit code is 1 where one of ours is wrong. --compare measures nothing.
     """
 
-    what: Positional[tuple[str, ...]] = ()
+    what: Positional[Names] = ()
     """rotation, attention, adding, decoding, models, gpu, startup, memory, weights. Default: all."""
-    shapes: str = "quick"
+    shapes: Annotated[str, taking("NAME")] = "quick"
     """quick: the decisive shapes, in minutes. full: all of them."""
-    threads: tuple[int, ...] = (1,)
+    threads: Wholes = (1,)
     """Numbers of threads to time with: 1 is timed by the CPU, more by the wall."""
     peers: bool = True
     """Whether other libraries are measured too, where they are installed."""
-    compare: tuple[Path, ...] = ()
+    compare: Paths = ()
     """Two results (bench.json), before and after: written side by side, as a page and a picture."""
     out: Path = Path("runs/bench")
     """The folder for results (JSON), tables (Markdown) and the plot of cost against length."""
@@ -49,7 +52,7 @@ class Bench:
             terminal.note("measuring; what else runs on this machine makes the spread wider")
             given = {"shapes": self.shapes, "threads": self.threads, "with_peers": self.peers}
             bench = checkout.benchmark("run").bench
-            result = bench(self.what, **given, show=None if self.json else terminal.tables, doing=terminal.note)
+            result = bench(self.what, **given, show=None if self.json else terminal.tables, doing=terminal.progress)
             paths = report.save(result, self.out)
             if self.json:
                 print(json.dumps(result))

@@ -3,23 +3,24 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from posenc.cli.options import Folder, Number, Whole, Word
+from posenc.cli.options import Folder, Names, Number, OneSpec, Specs, Whole, taking
 
 
 @dataclass(kw_only=True)
 class Board:
-    """Every encoding on every task that it has a meaning for: runs what is missing, and writes the pages.
+    """Run every encoding on every task, and write the pages.
 
     Example: posenc board --encodings mine.py:Mine --tasks copy recall --out runs/board
 
-    Rows that are there, in the folder or in the repository's own board, are never made again: the same command goes on
-    where it stopped. Ctrl-C loses the runs in hand.
+    An encoding is run on the tasks that it has a meaning for. Rows that are there, in the folder or in the repository's
+    own board, are never made again: the same command goes on where it stopped. Ctrl-C loses the runs in hand.
     """
 
-    tasks: tuple[str, ...] = ()
+    tasks: Names = ()
     """Tasks, such as copy "recall(symbols=16)". Default: all that ship."""
-    encodings: tuple[str, ...] = ()
+    encodings: Specs = ()
     """Specs, with commas between where layers differ; path/to/mine.py:Mine for your own. Default: all."""
     seconds: Number = None
     """Begin no run after so many seconds."""
@@ -53,12 +54,14 @@ class Board:
 
 @dataclass(kw_only=True)
 class Advise:
-    """Say which encodings carried as far as you need on the nearest tasks of the board, and how sure that is.
+    """Say which encodings carry as far as you need.
 
     Example: posenc advise --task "find a fact in a long document" --train-length 512 --test-length 2048
+
+    It looks at the nearest tasks of the board, and says how sure the answer is and what nobody has measured.
     """
 
-    task: str
+    task: Annotated[str, taking("TEXT")]
     """A task of the board, or what your model has to do, in words."""
     train_length: int
     """How long your sequences are in training."""
@@ -68,7 +71,7 @@ class Advise:
     """Whether every token sees all tokens, as in encoders. Default: only those before it."""
     axes: int = 1
     """1 for sequences, 2 for images."""
-    encoding: Word = None
+    encoding: OneSpec = None
     """The encoding that you have, to hear whether to keep it."""
     rows: Folder = None
     """The folder of a board. Default: the repository's own."""

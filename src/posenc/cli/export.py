@@ -3,28 +3,29 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-from tyro.conf import Positional, arg
+from tyro.conf import Positional
+
+from posenc.cli.options import Files, Source
 
 
 @dataclass
 class Export:
-    """Write a trained model, or a checkpoint, as one file that runs without posenc: ONNX, or torch.export's .pt2.
+    """Write a model as one file, as ONNX or .pt2.
 
     Example: posenc export runs/train --out model.onnx
 
-    A decoder's graph has a KV cache as inputs and outputs. Before the file appears it is run, and its numbers are
-    compared with the model's at lengths from 1 to 200 tokens.
+    The file runs without posenc; .pt2 is torch.export's. A decoder's graph has a KV cache as inputs and outputs. Before
+    the file appears it is run, and its numbers are compared with the model's at lengths from 1 to 200 tokens.
     """
 
-    path: Positional[str]
+    path: Positional[Source]
     """A folder of posenc train, a folder in Hugging Face's form, a GGUF file, or the name of a fetched model."""
-    out: Annotated[Path, arg(metavar="PATH")]
+    out: Path
     """The file to write, ending in .onnx or .pt2."""
     cache: bool = True
     """Whether a decoder's graph has a KV cache."""
-    trust: tuple[str, ...] = ()
+    trust: Files = ()
     """Files of your own, such as path/to/mine.py, whose code the checkpoint may ask for. No other code is run."""
     json: bool = False
     """Print what was written as JSON."""

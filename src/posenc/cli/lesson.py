@@ -9,7 +9,7 @@ from posenc.cli.options import Folder
 
 
 @dataclass
-class LessonVerb:
+class Lesson:
     """Read a lesson of the course, take it as a notebook, or have your answers looked at.
 
     Example: posenc lesson 1 --check mine.py

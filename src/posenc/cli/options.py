@@ -1,4 +1,4 @@
-"""What several verbs take: how an option without a value is written, and the settings of a run."""
+"""What several verbs take: how help writes what an option takes, and the settings of a run."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -6,10 +6,31 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
-Whole = Annotated[int | None, arg(metavar="INT", help_behavior_hint="(optional)")]
-Number = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="(optional)")]
-Word = Annotated[str | None, arg(metavar="STR", help_behavior_hint="(optional)")]
-Folder = Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="(optional)")]
+
+def unless_empty(default: str) -> str:
+    """What help says of a default: nothing of one that is empty, because then the words beside it say what happens."""
+    return "(optional)" if default in ("", "''", "None") else f"(default: {default})"
+
+
+def taking(metavar: str) -> Any:
+    """An option that help writes with a word for what it takes: PATH, NAME, SPEC (an encoding), TEXT, INT, FLOAT."""
+    return arg(metavar=metavar, help_behavior_hint=unless_empty)
+
+
+Whole = Annotated[int | None, taking("INT")]
+Number = Annotated[float | None, taking("FLOAT")]
+Name = Annotated[str | None, taking("NAME")]
+OneSpec = Annotated[str | None, taking("SPEC")]
+Folder = Annotated[Path | None, taking("PATH")]
+Wholes = Annotated[tuple[int, ...], taking("INT ...")]
+Numbers = Annotated[tuple[float, ...], taking("FLOAT ...")]
+Names = Annotated[tuple[str, ...], taking("NAME ...")]
+Specs = Annotated[tuple[str, ...], taking("SPEC ...")]
+Files = Annotated[tuple[str, ...], taking("PATH ...")]
+Texts = Annotated[tuple[str, ...], taking("TEXT ...")]
+Source = Annotated[str, taking("PATH")]
+File = Annotated[str | None, taking("PATH")]
+Paths = Annotated[tuple[Path, ...], taking("PATH ...")]
 
 
 @dataclass(kw_only=True)
@@ -18,7 +39,7 @@ class OfExperiment:
 
     train_length: Whole = None
     """The longest trained length (items of the task; text: tokens of a window)."""
-    test_lengths: tuple[int, ...] = ()
+    test_lengths: Wholes = ()
     """The longer lengths to test."""
     steps: Whole = None
     """Training steps."""
@@ -32,7 +53,7 @@ class OfExperiment:
     """The highest learning rate."""
     matrix_rate: Number = None
     """The highest rate of Muon on the matrices of the blocks, such as 0.02; without it AdamW has them too."""
-    schedule: Word = None
+    schedule: Name = None
     """How the rate goes: cosine, or original (as in the original transformer, times the rate)."""
     layers: Whole = None
     """Layers of the model."""
@@ -46,21 +67,21 @@ class OfExperiment:
     """Width of a head (channels)."""
     hidden: Whole = None
     """Width of the feed-forward layers (channels)."""
-    norm: Word = None
+    norm: Name = None
     """pre or post: where the layer norms are."""
-    window: tuple[int, ...] = ()
+    window: Wholes = ()
     """How many tokens a layer sees back; several are cycled over the layers, 0 sees all."""
     dropout: Number = None
     """The share of channels and weights that is dropped in training."""
-    model: Word = None
+    model: Name = None
     """path/to/mine.py:Mine, a torch module of your own in place of ours: Mine(vocab, encoding, ...)(ids, positions)."""
-    text: Word = None
+    text: File = None
     """A text file or a folder of them for tasks on text. Default: the Python standard library's own text."""
-    test_map: Word = None
+    test_map: OneSpec = None
     """A coordinate map of held-out positions. Default: what the map of training takes there."""
-    device: Word = None
+    device: Name = None
     """Where to compute: cpu, cuda, cuda:1, mps."""
-    dtype: Word = None
+    dtype: Name = None
     """float32 or bfloat16: what matrix products are computed in. Weights stay float32."""
     compile: bool = False
     """Put training steps through torch.compile: a graph for each trained length, of some ten seconds each."""

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Union
 
 from tyro.conf import Positional, subcommand
 
+from posenc.cli.options import taking
+
 
 @dataclass
 class LabList:
@@ -39,9 +41,9 @@ class LabRun:
     Ctrl-C loses no finished run: the same command goes on where it stopped. Exit code 0 whatever the verdict is.
     """
 
-    name: Positional[str]
+    name: Positional[Annotated[str, taking("NAME")]]
     """The claim; posenc lab list has all, path/to/mine.py:Mine is one of your own."""
-    tier: str = "cpu"
+    tier: Annotated[str, taking("NAME")] = "cpu"
     """cpu: minutes on two cores. gpu: larger models, minutes on an accelerator."""
     seed_from: int = 100
     """The first seed; recipes were searched on those below 100."""
@@ -93,7 +95,7 @@ LabVerb: Any = Union[tuple(Annotated[cls, subcommand(name, prefix_name=False)] f
 
 @dataclass
 class Lab:
-    """Published results, run again: reproduced or refuted.
+    """Run published results again: reproduced or refuted.
 
     Example: posenc lab run repeat
     """

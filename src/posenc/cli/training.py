@@ -3,29 +3,31 @@
 import json
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from tyro.conf import Positional
 
-from posenc.cli.options import Folder, Number, OfExperiment, Whole, Word
+from posenc.cli.options import Files, Folder, Name, Names, Number, OfExperiment, OneSpec, Texts, Whole, taking
 
 
 @dataclass(kw_only=True)
 class Train(OfExperiment):
-    """Train one encoding on one task, and keep a checkpoint (safetensors). The same command resumes.
+    """Train one encoding on one task; keep a checkpoint.
 
     Example: posenc train rotary --task text --steps 2000 --out runs/mine
+
+    The checkpoint is safetensors, and the same command goes on where it stopped.
     """
 
-    spec: Positional[str] = "rotary"
+    spec: Positional[Annotated[str, taking("SPEC")]] = "rotary"
     """The encoding; several with commas between are cycled over the layers: "rotary,none"."""
-    task: str = "text"
+    task: Annotated[str, taking("NAME")] = "text"
     """A task, such as copy or path/to/mine.py:Mine; posenc list has all."""
     seed: int = 100
     """Seed of weights and data."""
-    map: Word = None
+    map: OneSpec = None
     """A coordinate map of the positions in training, such as "randomised(longest=64)"."""
-    stretch: Word = None
+    stretch: OneSpec = None
     """A frequency schedule beyond the trained length, such as "yarn(factor=2)"."""
     warmup: Whole = None
     """Steps over which the rate rises to the highest."""
@@ -41,7 +43,7 @@ class Train(OfExperiment):
     """Steps over which a run ends once its task is learned; 0 trains to the end."""
     evaluate_every: Whole = None
     """Steps between two points of the learning curve, each with an evaluation, a checkpoint and samples."""
-    samples: tuple[str, ...] = ()
+    samples: Texts = ()
     """Prompts that the model continues at every point of the curve, such as "def " "import "."""
     sample_tokens: int = 100
     """How many tokens a sample has at most."""
@@ -49,7 +51,7 @@ class Train(OfExperiment):
     """In how many parts the batch of a step goes through the model, one after another, to save memory."""
     activation_checkpointing: bool = False
     """Compute the insides of blocks again in the backward pass instead of keeping them, to save memory."""
-    parallel: Word = None
+    parallel: Name = None
     """Under torchrun, ddp (each process holds the model) or fsdp (a shard). Default: fsdp where a GPU is too small."""
     keep: int = 2
     """How many of the last checkpoints are kept."""
@@ -59,7 +61,7 @@ class Train(OfExperiment):
     """The folder of the checkpoint."""
     threads: Whole = None
     """Threads to compute with (default: all cores)."""
-    log: tuple[str, ...] = ()
+    log: Names = ()
     """Loggers to tell of the run: jsonl, tensorboard, wandb, mlflow, or path/to/mine.py:Mine."""
     json: bool = False
     """Print the learning curve as JSON."""
@@ -75,7 +77,7 @@ class Train(OfExperiment):
         own = settings - {one.name for one in fields(OfExperiment)} - {"spec", "task", "seed"}
         changes = self.changes() | {name: value for name in own if (value := getattr(self, name)) is not None}
         given: dict[str, Any] = {"log": self.log, "execution": execution, **changes}
-        run = train_one(self.spec, self.task, self.seed, self.out, self.threads, terminal.note, **given)
+        run = train_one(self.spec, self.task, self.seed, self.out, self.threads, terminal.progress, **given)
         if not run.ranks.first:
             return 0
         if self.json:
@@ -88,14 +90,14 @@ class Train(OfExperiment):
 
 @dataclass
 class Generate:
-    """Continue a prompt with a model that posenc train has made.
+    """Continue a prompt with a model of posenc train.
 
     Example: posenc generate runs/train --prompt "def " --tokens 200 --temperature 0.8
     """
 
     folder: Positional[Path]
     """The folder of the checkpoint."""
-    prompt: str = ""
+    prompt: Annotated[str, taking("TEXT")] = ""
     """What to continue: text, or for a task on symbols letters and the separator, as in cab|"""
     tokens: int = 200
     """How many tokens at most."""
@@ -105,7 +107,7 @@ class Generate:
     """Draw among the k likeliest only."""
     seed: int = 0
     """Seed of the draw."""
-    trust: tuple[str, ...] = ()
+    trust: Files = ()
     """Files of your own, such as path/to/mine.py, whose code the checkpoint may ask for. No other code is run."""
 
     def run(self) -> int:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from posenc.checkpoints.kinds.calls import cache_name
 from posenc.export.graphs import BATCH, EXAMPLE, PAST, TOKENS, Graph, placed, positions_in_a_row
 from posenc.masks import Mask
 
@@ -28,18 +29,18 @@ class CheckpointStep(nn.Module):
         from transformers import DynamicCache
 
         # Without the config: a window is a matter of the mask, and a layer that forgot tokens would need to know which.
-        cache = DynamicCache()
+        cache, name = DynamicCache(), cache_name(self.model)
         for layer in range(len(past) // 2):
             cache.update(past[2 * layer], past[2 * layer + 1], layer)
         present = torch.cat((past_positions, positions), 1)
         found = self.model(
             input_ids=ids,
             position_ids=positions.clamp(min=0),
-            past_key_values=cache,
             attention_mask=masks_for(self.model, positions, present),
             use_cache=True,
+            **{name: cache},
         )
-        return found.logits, present, *tensors_of(found.past_key_values)
+        return found.logits, present, *tensors_of(getattr(found, name))
 
 
 class CheckpointWhole(nn.Module):
@@ -104,7 +105,7 @@ def step_of(model: "PreTrainedModel") -> Graph:
     cache, before = DynamicCache(), positions_in_a_row(batch, 0, past, 1)
     with torch.no_grad():
         ids = torch.zeros(batch, past, dtype=torch.long)
-        model(input_ids=ids, position_ids=before, past_key_values=cache, use_cache=True)
+        model(input_ids=ids, position_ids=before, use_cache=True, **{cache_name(model): cache})
     names = [f"{layer}.{fact}" for layer in range(len(cache.layers)) for fact in ("key", "value")]
     inputs = {
         "ids": torch.zeros(batch, tokens, dtype=torch.long),

@@ -106,16 +106,21 @@ def quoted(value: Any, most: int = QUOTED) -> str:
     return shortened(one_line(repr(value)), most)
 
 
-def near(word: object, known: Collection[str] | Mapping[str, str]) -> str:
+def near(word: object, known: Collection[str] | Mapping[str, str], listed: str = "") -> str:
     """A hint at the known word that is nearest, or nothing; a mapping says what to give for each word.
+
+    listed  what lists all that is known, where it is too much for a message
 
     >>> near("Rotery", ["alibi", "rotary"])
     "; did you mean 'rotary'?"
+    >>> near("Rotery", ["alibi", "rotary"], listed="posenc list"), near("x", ["alibi"], listed="posenc list")
+    ("; did you mean 'rotary'? posenc list has all", '; posenc list has all')
     """
     said = known if isinstance(known, Mapping) else {name: name for name in known}
     lowered = {name.lower(): meant for name, meant in said.items()}
     close = difflib.get_close_matches(str(word).lower(), lowered, 1)
-    return f"; did you mean '{lowered[close[0]]}'?" if close else ""
+    hint = f"; did you mean '{lowered[close[0]]}'?" if close else ""
+    return f"{hint or ';'} {listed} has all" if listed else hint
 
 
 def shortened(text: str, most: int = QUOTED) -> str:

@@ -13,7 +13,7 @@ from posenc.checkpoints.formats.config_json import with_positions
 from posenc.checkpoints.inspection.served import unlike_planned
 from posenc.checkpoints.vocabulary.reading import CannotRead, Part, Reading, with_part
 from posenc.encoding import Compose, Encoding, parts_of
-from posenc.foreign import matches, quoted, read_json
+from posenc.foreign import matches, near, quoted, read_json
 from posenc.schedules import Schedule
 
 WORDS = {
@@ -135,7 +135,7 @@ def names_of(names: Iterable[str]) -> tuple[str, ...]:
     out: list[str] = []
     for name in names:
         if name != "all" and name not in WORDS:
-            raise ValueError(f"no method named {quoted(name)}; there are: {', '.join(WORDS)}, all")
+            raise ValueError(f"no method named {quoted(name)}{near(name, [*WORDS, 'all'], 'posenc extend --help')}")
         out += ALL if name == "all" else [name]
     if not out:
         raise ValueError(f"name at least one method: {', '.join(WORDS)}, all")

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from posenc.checkpoints.kinds.calls import cache_name
 from posenc.lab.texts.data import Piece, read_text
 
 ROWS = 128
@@ -120,13 +121,13 @@ def predictions(model: Any, ids: Tensor, chunk: int, tell: Tell | None = None) -
         raise ValueError(f"predictions take the ids [T] of two tokens or more, got shape {list(ids.shape)}")
     if chunk < 1:
         raise ValueError(f"chunk must be 1 token or more, got {chunk}")
-    work, cache, ids = Work.of(model), None, ids.to(model.device)
+    work, cache, ids, name = Work.of(model), None, ids.to(model.device), cache_name(model)
     # The last token predicts nothing.
     read = len(ids) - 1
     for start in range(0, read, chunk):
         end = min(start + chunk, read)
-        out = model(input_ids=ids[None, start:end], past_key_values=cache, use_cache=True)
-        cache = out.past_key_values
+        out = model(input_ids=ids[None, start:end], use_cache=True, **{name: cache})
+        cache = getattr(out, name)
         yield out.logits[0], ids[start + 1 : end + 1]
         # The logits of this chunk must go before those of the next come.
         del out

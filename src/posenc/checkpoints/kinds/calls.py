@@ -1,13 +1,26 @@
 """The calls of a live model: their arguments by name, and positions counted from the padding mask."""
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from posenc.positions import Positions
+
+FORMER_NAMES = {"cache": "past_key_values", "cache_length": "past_key_values_length"}
+"""What transformers calls an argument since version 5.24 -> what it was called before, and is in older code."""
+
+
+def name_among(names: Collection[str], name: str) -> str:
+    """The name that an argument has among others: its own, or else the one that it had before it was renamed."""
+    return name if name in names else FORMER_NAMES.get(name, name)
+
+
+def cache_name(model: nn.Module) -> str:
+    """What a model calls the KV cache, where it is given one and where it gives one back."""
+    return name_among(inspect.signature(model.forward).parameters, "cache")
 
 
 def parameters(kind: type[nn.Module]) -> tuple[str, ...]:
@@ -16,14 +29,17 @@ def parameters(kind: type[nn.Module]) -> tuple[str, ...]:
 
 
 class Call:
-    """The arguments of a call as a hook sees them, by name, and what they become."""
+    """The arguments of a call as a hook sees them, by name, and what they become.
+
+    What was renamed is read by its newer name: a caller may give it by the former one to a module that has the newer.
+    """
 
     def __init__(self, names: Sequence[str], args: tuple, kwargs: dict[str, Any]) -> None:
         self.names, self.args, self.kwargs = names, list(args), dict(kwargs)
 
     def __getitem__(self, name: str) -> Any:
-        place = self.names.index(name)
-        return self.args[place] if place < len(self.args) else self.kwargs.get(name)
+        given = dict(zip(self.names, self.args, strict=False)) | self.kwargs
+        return given.get(name_among(given, name))
 
     def __setitem__(self, name: str, value: Any) -> None:
         place = self.names.index(name)
@@ -55,7 +71,7 @@ class CountedFromMask:
         if call["position_ids"] is not None or not isinstance(mask, Tensor) or mask.dim() != 2 or tokens is None:
             return None
         T = tokens.shape[1]
-        cache = call["past_key_values"] if "past_key_values" in call.names else None
+        cache = call["cache"]
         start = 0 if mask.shape[1] == T or cache is None else int(cache.get_seq_length())
         if mask.shape[1] < start + T:
             # The mask does not speak of all tokens; what that means is for the model to say.

@@ -4,7 +4,6 @@ Hooks say it to attention before a pass, and note it in the cache behind it.
 """
 
 import functools
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posenc.checkpoints.kinds.calls import Call, parameters
 from posenc.encoding import Encoding
 from posenc.positions import Positions
 
@@ -78,29 +78,23 @@ class Follow:
 
     def __init__(self, decoder: nn.Module, encodings: tuple[Encoding, ...], horizon: int | None) -> None:
         self.encodings, self.horizon = encodings, horizon
-        self.signature = inspect.signature(decoder.forward)
+        self.names = parameters(type(decoder))
         self.by_horizon = any(encoding.turns_when_attending for encoding in encodings)
 
     def before(self, decoder: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         if torch.compiler.is_compiling():
             raise RuntimeError("attention on unturned keys cannot be compiled; run the attached model as it is")
-        asked = self.asked(args, kwargs)
-        cache = asked.get("past_key_values")
+        call = Call(self.names, args, kwargs)
+        cache = call["cache"]
         held = coords_in(cache)
-        new = self.coords_of_new(asked, held.shape[1])
+        new = self.coords_of_new(call, held.shape[1])
         coords = joined(held, new)
         return args, kwargs | {KEYWORD: self.step(coords, new.shape[1], cache)}
 
-    def asked(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of a forward pass by their names."""
-        arguments = self.signature.bind_partial(*args, **kwargs).arguments
-        return arguments | arguments.pop("kwargs", {})
-
-    def coords_of_new(self, asked: dict[str, Any], past: int) -> Tensor:
+    def coords_of_new(self, call: Call, past: int) -> Tensor:
         """Where the new tokens stand, [B or 1, T]: as given, as the padding mask says, or counted."""
-        ids = asked.get("input_ids")
-        ids = asked["inputs_embeds"] if ids is None else ids
-        given, mask, tokens = asked.get("position_ids"), asked.get("attention_mask"), ids.shape[1]
+        ids = call["inputs_embeds"] if call["input_ids"] is None else call["input_ids"]
+        given, mask, tokens = call["position_ids"], call["attention_mask"], ids.shape[1]
         if given is not None and given.dim() != 2:
             raise ValueError(
                 f"position_ids have one axis here, shape [batch, tokens]; got {list(given.shape)}: positions on "
@@ -108,7 +102,7 @@ class Follow:
             )
         if given is not None:
             coords = given.to(ids.device)
-            if past == 0 and mask is None and asked.get("past_key_values") is None:
+            if past == 0 and mask is None and call["cache"] is None:
                 self.check_packed(coords)
         elif isinstance(mask, Tensor) and mask.dim() == 2:
             if mask.shape[1] < past + tokens:
@@ -159,7 +153,7 @@ class Follow:
         step: Step = kwargs[KEYWORD]
         # A model that was given no cache makes one itself.
         outputs = output if isinstance(output, tuple) else output.values()
-        for cache in (self.asked(args, kwargs).get("past_key_values"), *outputs):
+        for cache in (Call(self.names, args, kwargs)["cache"], *outputs):
             if isinstance(cache, Cache):
                 remember(cache, step.tokens.coords[..., 0])
 

@@ -1,6 +1,7 @@
 """One encoding shown to a person: its lesson, its numbers and its pictures; and all of them in one overview."""
 
 import inspect
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,9 +18,11 @@ from posenc.foreign import code
 from posenc.keys import Keys, Projections
 from posenc.lab.description.standard import CELLS, DIM, HEADS, MEASURED_BY, TRAINED_LENGTH
 from posenc.lab.description.worked import worked_example
+from posenc.lab.published import CLAIMS
 from posenc.lab.tasks import TASKS
 from posenc.masks import causal
 from posenc.positions import Positions
+from posenc.presets import PRESETS, Preset
 
 STANDARD = Shape.of(DIM, HEADS, TRAINED_LENGTH)
 """The model that encodings are counted for; those of several axes have CELLS cells on each instead of max_len."""
@@ -50,10 +53,12 @@ the trained length, None where it was not learned. Medians of three seeds, from 
 
 
 def overview() -> dict[str, Any]:
-    """Every encoding, schedule, coordinate map, task and kernel: what it is, and of encodings what they cost."""
+    """Every encoding, and all that goes with them: what it is, and of encodings what they cost."""
+    wrappers, *plain = GROUPS
     return {
         "encodings": [entry(name) for name in names()],
-        "groups": list(GROUPS),
+        # What wraps others is the first question of all, and the last thing that a reader asks for.
+        "groups": [*plain, wrappers],
         "counted_for": f"dim {STANDARD.dim}, {STANDARD.heads} heads of {STANDARD.head_dim}, trained length "
         f"{STANDARD.max_len}; with several axes {CELLS} cells on each",
         "measured_by": MEASURED_BY,
@@ -61,17 +66,43 @@ def overview() -> dict[str, Any]:
     }
 
 
-def others() -> dict[str, list[dict[str, str]]]:
-    """What is no encoding: kind -> name and idea of each."""
+def others() -> dict[str, list[dict[str, Any]]]:
+    """What is no encoding: kind -> of each its name, its idea, its options and what else is written of it."""
     kinds: dict[str, Mapping[str, Any]] = {
         "schedules": schedules.SCHEDULES,
         "coordinate_maps": coordinate_maps.COORDINATE_MAPS,
         "tasks": TASKS,
         "kernels": {name: inspect.getmodule(kernel.attend) for name, kernel in kernels.KERNELS.items()},
     }
+    found = {kind: [told_of(name, thing) for name, thing in things.items()] for kind, things in kinds.items()}
+    found["presets"] = [told_of_preset(name, one) for name, one in PRESETS.items()]
+    # Claims have no options: all of one is in its file.
+    found["claims"] = [told_of(name, claim) | {"options": {}} for name, claim in CLAIMS.items()]
+    return found
+
+
+def told_of(name: str, thing: Any) -> dict[str, Any]:
+    """What a class, or a module, says of itself."""
+    options = inspect.signature(thing).parameters.values() if isinstance(thing, type) else ()
     return {
-        kind: [{"name": name, "idea": idea(thing)} for name, thing in found.items()] for kind, found in kinds.items()
+        "name": name,
+        "idea": idea(thing),
+        "also_called": list(getattr(thing, "also_called", ())),
+        "options": {one.name: "needed" if one.default is one.empty else str(one.default) for one in options},
+        "lesson": without_doctest(inspect.getdoc(thing) or "").partition("\n")[2].strip(),
     }
+
+
+def told_of_preset(name: str, preset: Preset) -> dict[str, Any]:
+    """What is known of how position enters the models of a family."""
+    layers = [preset.encoding] if isinstance(preset.encoding, str) else preset.encoding
+    runs = [(len(list(same)), spec) for spec, same in itertools.groupby(layers)]
+    idea = ", ".join(spec if many == 1 else f"{many} x {spec}" for many, spec in runs)
+    options = {option: str(value) for option, value in preset.options.items() if value is not None}
+    model = "encoders" if preset.bidirectional else "decoders"
+    besides = f"\n\nBesides: {preset.besides}." if preset.besides else ""
+    lesson = f"For {model}; several encodings are cycled over the layers.{besides}\n\nSource: {preset.source}."
+    return {"name": name, "idea": idea, "also_called": [], "options": options, "lesson": lesson}
 
 
 def entry(spec: str) -> dict[str, Any]:
@@ -90,7 +121,8 @@ def card(spec: str) -> dict[str, Any]:
     Raises ValueError where the spec is none, and where it cannot be built at the standard shape.
     """
     encoding, shape = at_standard_shape(spec)
-    return {"name": spec, "group": group_of(encoding), "problem": None, **facts_of(encoding, spec, shape)}
+    known = {"name": spec, "kind": "encoding", "group": group_of(encoding), "problem": None}
+    return known | facts_of(encoding, spec, shape)
 
 
 def group_of(encoding: Encoding) -> str:

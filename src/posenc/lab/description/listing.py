@@ -2,9 +2,13 @@
 
 import hashlib
 import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from posenc import spelling
+from posenc.foreign import near, quoted
 from posenc.lab.description.standard import CELLS, DIM, HEADS, MEASURED_BY, TRAINED_LENGTH
 
 KEPT = Path(__file__).with_suffix(".json")
@@ -14,16 +18,48 @@ MADE_FROM = (
     "encodings",
     "schedules",
     "coordinate_maps",
+    "lab/published",
     "lab/tasks",
     "encoding.py",
+    "presets.py",
     "lab/description/describe.py",
     "lab/description/standard.py",
 )
 """The folders and files whose change makes another overview."""
 
+KINDS = {
+    "encodings": "encoding",
+    "schedules": "schedule",
+    "coordinate_maps": "coordinate map",
+    "tasks": "task",
+    "kernels": "kernel",
+    "presets": "preset",
+    "claims": "claim",
+}
+"""What an overview lists -> how one of them is called."""
+
+USED = {
+    "schedule": "rotary(schedule={}(...)) in a spec",
+    "coordinate map": 'posenc train --map "{}(...)"',
+    "task": "posenc compare --tasks {}",
+    "kernel": 'Attention(..., kernel="{}")',
+    "preset": 'posenc.preset("{}")',
+    "claim": "posenc lab run {}",
+}
+"""Where the name of each kind is written."""
+
+DOORS = {
+    "embed": {"embed"},
+    "turn": {"turn"},
+    "bias": {"by_distance", "biases"},
+    "attend": {"attend"},
+    "remember": {"remember"},
+}
+"""How a person calls a door -> the methods that open it."""
+
 
 def overview() -> dict[str, Any]:
-    """Every encoding, schedule, coordinate map, task and kernel: what it is, and of encodings what they cost.
+    """Every encoding, and all that goes with them: what it is, and of encodings what they cost.
 
     As it was kept; where the code is another by now, of an encoding that somebody has added, it is made anew.
     """
@@ -35,14 +71,30 @@ def overview() -> dict[str, Any]:
     return describe.overview()
 
 
-def card(spec: str) -> dict[str, Any]:
-    """What is known of one encoding. Raises ValueError as `describe.card` does."""
-    for entry in (read() or {"encodings": []})["encodings"]:
-        if entry["name"] == spec:
-            return entry
+def card(name: str) -> dict[str, Any]:
+    """What is known of a name, or of an encoding as a spec: `kind` says what it is, `also` holds others of that name.
+
+    Raises ValueError for a name that nothing has, and as `describe.card` does.
+    """
+    found = overview()
+    cards = [
+        {"kind": word, **entry, "also": []}
+        for kind, word in KINDS.items()
+        for entry in found[kind]
+        if entry["name"] == name
+    ]
+    if cards and cards[0].get("problem"):
+        raise ValueError(cards[0]["problem"])
+    if cards:
+        return cards[0] | {"also": cards[1:]}
+    if re.fullmatch(r"[\w.-]+", name):
+        called = {other: one["name"] for kind in KINDS for one in found[kind] for other in one.get("also_called", ())}
+        called |= {one["name"]: one["name"] for kind in KINDS for one in found[kind]} | {kind: kind for kind in KINDS}
+        raise ValueError(f"nothing is named {quoted(name)}{near(name, called, 'posenc list')}")
+    spelling.check(name)
     from posenc.lab.description import describe
 
-    return describe.card(spec)
+    return describe.card(name) | {"also": []}
 
 
 def read() -> dict[str, Any] | None:
@@ -62,33 +114,67 @@ def digest() -> str:
     return found.hexdigest()
 
 
-def in_words(entry: dict[str, Any]) -> list[str]:
-    """What `posenc list` says of an encoding, a line for each thing."""
-    if entry["problem"]:
-        return [entry["problem"]]
-    lines = [
-        entry["idea"],
-        f"{entry['parameters']:,} parameters per {entry['per']}; cache: {entry['cache']['words']}; "
-        f"kernels: {', '.join(entry['kernels'])}; axes: {entry['axes']}",
-    ]
-    named = {
-        "options": ", ".join(entry["options"]),
-        "beyond training": entry["extrapolates"],
-        "measured": entry["measured"],
-        "used by": entry["used_by"],
+def chosen(entries: Sequence[dict[str, Any]], *, axes: int | None, door: str, used_by: str) -> list[dict[str, Any]]:
+    """The encodings that read positions of so many axes, open a door, and are used by models of such a name.
+
+    What is None or empty leaves all. Raises ValueError, with what there would be, where nothing is left.
+    """
+    if door and door not in DOORS:
+        raise ValueError(f"no door named {quoted(door)}; there are: {', '.join(DOORS)}{near(door, DOORS.keys())}")
+    asked = {
+        f"--axes {axes}": lambda entry: axes is None or entry.get("axes") in ((axes, "any") if axes > 0 else ()),
+        f"--door {door}": lambda entry: not door or DOORS[door] & set(entry.get("doors", ())),
+        f"--used-by {quoted(used_by)}": lambda entry: used_by.lower() in entry.get("used_by", "").lower(),
     }
-    return lines + [f"{name}: {words}" for name, words in named.items() if words]
+    left = [entry for entry in entries if all(fits(entry) for fits in asked.values())]
+    if left:
+        return left
+    alone = {name: sum(map(bool, map(fits, entries))) for name, fits in asked.items()}
+    said = [f"{name} alone leaves {many}" for name, many in alone.items() if many < len(entries)]
+    there = sorted({str(entry["axes"]) for entry in entries if "axes" in entry})
+    if alone[f"--axes {axes}"] == 0:
+        said.append(f"there are encodings of {', '.join(there)} axes")
+    if alone[f"--used-by {quoted(used_by)}"] == 0:
+        users = {user for entry in entries for user in re.findall(r"[A-Za-z][\w.-]+", entry.get("used_by", ""))}
+        said.append(f"models are named as in their papers, such as Llama or BERT{near(used_by, users)}")
+    raise ValueError(f"no encoding is left; {'; '.join(said)}")
+
+
+def groups_of(found: dict[str, Any], entries: Sequence[dict[str, Any]]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Encodings by what they do: title, and of each its name and what a line says of it."""
+    titles = dict.fromkeys([*found["groups"], *(entry["group"] for entry in entries)])
+    groups = [(title, [lined(entry) for entry in entries if entry["group"] == title]) for title in titles]
+    return [(title, lines) for title, lines in groups if lines]
+
+
+def lined(entry: dict[str, Any]) -> tuple[str, str]:
+    """The name of an entry, and what a line says of it."""
+    return entry["name"], in_short(entry)
+
+
+def in_short(entry: dict[str, Any]) -> str:
+    """What a line says of an encoding, or of what goes with it, the most important first."""
+    if entry.get("problem"):
+        return entry["problem"]
+    return "; ".join(filter(None, [entry["idea"].rstrip("."), entry.get("used_by") and f"used by {entry['used_by']}"]))
 
 
 def card_in_words(card: dict[str, Any]) -> list[list[str]]:
-    """Everything that is known of an encoding, as rows of what and words."""
+    """Everything that is known of a name, as rows of what and words; how it works stands in its lesson."""
+    options = ", ".join(f"{name}={default}" for name, default in card["options"].items())
+    rows = {"also called": ", ".join(card["also_called"]), "idea": card["idea"], "options": options}
+    rows |= (
+        encoding_in_words(card) if card["kind"] == "encoding" else {"used as": USED[card["kind"]].format(card["name"])}
+    )
+    return [[name, words] for name, words in rows.items() if words]
+
+
+def encoding_in_words(card: dict[str, Any]) -> dict[str, str]:
+    """What is known of an encoding alone."""
     counted = f"{card['parameters']:,} per {card['per']}"
-    rows = {
+    return {
         "class": card["class"],
-        "also called": ", ".join(card["also_called"]),
-        "idea": card["idea"],
         "does": f"{card['group'].lower()}; opens {', '.join(card['doors']) or 'no door'}",
-        "options": ", ".join(f"{name}={default}" for name, default in card["options"].items()),
         "parameters": f"{counted}, at dim {DIM}, {HEADS} heads, trained length {TRAINED_LENGTH}"
         + (f" ({CELLS} cells on each axis)" if isinstance(card["axes"], int) and card["axes"] > 1 else ""),
         "KV cache": card["cache"]["words"],
@@ -99,4 +185,3 @@ def card_in_words(card: dict[str, Any]) -> list[list[str]]:
         "used by": card["used_by"] or "no released model that we know of",
         "source": card["source"],
     }
-    return [[name, words] for name, words in rows.items() if words]

@@ -6,9 +6,9 @@ understood; what is also given as a flag is the flag's. TOML, and not YAML: it c
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any, get_origin, get_type_hints
 
 from posenc.foreign import CannotRead, code, near, quoted, read_toml, written_toml
 from posenc.lab import store
@@ -40,7 +40,7 @@ def with_file(arguments: Sequence[str], verb: Any) -> list[str]:
     Raises ValueError for a name that the verb does not have, and a value that no flag has; CannotRead for a file that
     cannot be read, and for code that only the file names.
     """
-    types = {one.name: one.type for one in fields(verb)}
+    types = get_type_hints(verb)
     given = spelled(arguments, types)
     if "config" not in given or not given["config"]:
         return list(arguments)
@@ -52,9 +52,8 @@ def with_file(arguments: Sequence[str], verb: Any) -> list[str]:
         name = key.replace("-", "_")
         if name not in types or name in NOT_IN_FILES:
             known = [one for one in types if one not in NOT_IN_FILES]
-            raise CannotRead(
-                f"there is no setting {quoted(key)}; there are: {', '.join(known)}{near(name, known)}", file=file
-            )
+            hint = near(name, known, "posenc train --help")
+            raise CannotRead(f"there is no setting {quoted(key)}{hint}", file=file)
         if name not in given:
             (spec if name == "spec" else more).extend(flags(name, value, types[name], file))
     # In front, where no list of values takes it in.

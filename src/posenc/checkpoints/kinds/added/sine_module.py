@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.catalogue import build
-from posenc.checkpoints.kinds.calls import Call, parameters
+from posenc.checkpoints.kinds.calls import Call, name_among, parameters
 from posenc.checkpoints.kinds.kind import Change, Differs, Kind, Stack, swap
 from posenc.checkpoints.kinds.rotary.module import at_coordinates
 from posenc.checkpoints.vocabulary.specs import spec_of
@@ -39,7 +39,7 @@ class Places:
         """Coordinates [B, T, A], or [B, H, W, A] by a mask, and the dtype of what comes out."""
         if self.form == "row":
             like = call["inputs_embeds"]
-            start, ids = call["past_key_values_length"] or 0, call["position_ids"]
+            start, ids = call["cache_length"] or 0, call["position_ids"]
             counted = torch.arange(start, start + like.shape[1], device=like.device) if ids is None else ids
             return counted.reshape(-1, like.shape[1], 1) + self.first, like.dtype
         if self.form == "cells":
@@ -67,7 +67,7 @@ class Places:
 def form_of(module: nn.Module) -> str | None:
     """How a module is told of positions; None where it is in no way that is known."""
     names = set(parameters(type(module)))
-    if {"inputs_embeds", "past_key_values_length", "position_ids"} <= names:
+    if {"inputs_embeds", name_among(names, "cache_length"), "position_ids"} <= names:
         return "row"
     if {"height", "width", "device", "dtype"} == names:
         return "cells"
@@ -79,7 +79,8 @@ def samples(form: str, module: nn.Module) -> Iterator[dict[str, Any]]:
     plain = {"device": torch.device("cpu"), "dtype": torch.float32}
     if form == "row":
         wide = next(n for name in ("embed_dim", "embedding_dim", "dim") if (n := getattr(module, name, None)))
-        yield {"inputs_embeds": torch.zeros(1, 7, wide), "past_key_values_length": 2}
+        length = name_among(parameters(type(module)), "cache_length")
+        yield {"inputs_embeds": torch.zeros(1, 7, wide), length: 2}
     elif form == "cells":
         yield {"height": 3, "width": 5} | plain
     else:

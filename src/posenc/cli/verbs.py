@@ -1,0 +1,75 @@
+"""The verbs, by what they are for. Who adds one adds it to GROUPS, and nowhere else."""
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Annotated, Any, Union
+
+import tyro
+from tyro.conf import Positional, subcommand
+
+from posenc.cli.bench import Bench
+from posenc.cli.board import Advise, Board
+from posenc.cli.checkpoints import Convert, Extend, Fetch, Inspect
+from posenc.cli.comparison import Compare, Merge, Report
+from posenc.cli.encodings import Check, List, Order, Show
+from posenc.cli.export import Export
+from posenc.cli.lesson import Lesson
+from posenc.cli.options import taking
+from posenc.cli.published import Lab
+from posenc.cli.training import Generate, Train
+from posenc.foreign import near, quoted
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+@dataclass
+class Completion:
+    """Print a script that completes verbs and options.
+
+    Example: posenc completion bash
+
+    How a shell learns it:
+
+    bash: eval "$(posenc completion bash)" in ~/.bashrc
+
+    zsh: posenc completion zsh > ~/.zfunc/_posenc, and fpath+=~/.zfunc before compinit in ~/.zshrc
+
+    fish: posenc completion fish > ~/.config/fish/completions/posenc.fish
+    """
+
+    shell: Positional[Annotated[str, taking("SHELL")]]
+    """bash, zsh or fish."""
+
+    def run(self) -> int:
+        if self.shell not in SHELLS:
+            hint = near(self.shell, SHELLS)
+            raise ValueError(f"no completion for {quoted(self.shell)}; there are: {', '.join(SHELLS)}{hint}")
+        # The parser leaves when it has printed.
+        with suppress(SystemExit):
+            tyro.cli(EVERY, prog="posenc", args=["--tyro-write-completion", self.shell, "-"], config=OPTIONS)
+        return 0
+
+
+GROUPS = {
+    "look": (List, Show, Order, Advise, Lesson),
+    "compare": (Compare, Report, Merge, Board, Lab),
+    "train": (Train, Generate, Export),
+    "checkpoints": (Fetch, Inspect, Extend, Convert),
+    "test": (Check, Bench),
+    "shell": (Completion,),
+}
+VERBS = {cls.__name__.lower(): cls for group in GROUPS.values() for cls in group}
+EVERY: Any = Union[tuple(Annotated[cls, subcommand(name)] for name, cls in VERBS.items())]  # noqa: UP007
+
+OPTIONS = (tyro.conf.OmitArgPrefixes,)
+"""How the parser names options: by their own name alone."""
+
+
+def overview() -> str:
+    """Every verb on one line of one screen."""
+    lines = ["posenc VERB [options]: compare, see, train and check positional encodings", ""]
+    for group, verbs in GROUPS.items():
+        for cls in verbs:
+            about = (cls.__doc__ or "").partition("\n")[0]
+            lines.append(f"{group if cls is verbs[0] else '':<12} {cls.__name__.lower():<11} {about}")
+    return "\n".join([*lines, "", "posenc help VERB says what one takes, with an example; posenc --version"])
