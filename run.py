@@ -4,6 +4,7 @@
     python3 run.py demo             compare encodings and write a report (posenc compare)
     python3 run.py test [args]      run the test suite; --all adds the slow tests, the rest goes to pytest
     python3 run.py check            lint, format, types, import rules
+    python3 run.py docs             build the site of the documentation, and say where it lies
     python3 run.py sanitize         run the tests of the C code with its memory and its arithmetic watched (needs gcc)
     python3 run.py mutate [FILES]   break what changed (or FILES) on purpose; say which breaks no test sees
     python3 run.py VERB [args]      any verb of the posenc command line; VERB --help explains it
@@ -12,7 +13,7 @@ The first call makes the environment, later calls start at once. It needs Python
 package index; these variables change what it does:
 
     POSENC_TORCH     the torch to install, such as torch==2.13.0 (default: the one in constraints.txt)
-    POSENC_EXTRAS    the extras to install (default: lab,hf,test,dev,peers)
+    POSENC_EXTRAS    the extras to install (default: lab,hf,test,dev,peers,docs)
     POSENC_VENV      where the environment lies (default: .venv); one that is broken is erased and made again
     POSENC_NO_UV     set to 1 to install with pip alone (slower)
 """
@@ -38,7 +39,7 @@ from typing import Iterator, Mapping, NamedTuple, NoReturn, Sequence  # noqa: UP
 
 ROOT = Path(__file__).resolve().parent
 OLDEST_PYTHON = (3, 10)
-DEFAULT_EXTRAS = "lab,hf,test,dev,peers"
+DEFAULT_EXTRAS = "lab,hf,test,dev,peers,docs"
 # timm asks for a torchvision, which the index has for one kind of torch only, and which transformers would then import.
 # The few files of timm that the peers' tests compare with need none.
 ALONE_FOR = {"peers": "timm==1.0.31"}
@@ -47,6 +48,7 @@ EXTRA_FOR = {
     "check": "dev",
     "sanitize": "test",
     "mutate": "test",
+    "docs": "docs",
 }  # every other verb is the command line's, which needs the lab
 MOST_WORKERS = 4
 # Installing compiles the C code, so a change of it is a reason to install again.
@@ -70,6 +72,8 @@ def main(arguments: list[str]) -> int:
     set_up(choices)
     if verb == "check":
         return check(rest, choices.python)
+    if verb == "docs":
+        return docs(rest, choices.python)
     if verb == "test":
         return run_tests(rest, choices.python)
     if verb == "sanitize":
@@ -191,6 +195,20 @@ def check_commands(python: Path) -> dict[str, list[str]]:
         "ty check": [*module, "ty", "check", "--no-progress", "--python", str(python), "src"],
         "lint-imports": [str(python.with_name("lint-imports.exe" if os.name == "nt" else "lint-imports")), "--no-logo"],
     }
+
+
+def docs(rest: Sequence[str], python: Path) -> int:
+    """Build the site; a page that Sphinx complains of fails it, after all complaints."""
+    if rest:
+        fail(f"`run.py docs` takes no arguments, got {' '.join(rest)}")
+    site = ROOT / "docs" / "_build" / "html"
+    code = run_to_the_end(docs_command(python, site), folder=ROOT)
+    say("the site has faults, which Sphinx names above" if code else f"the site: {site / 'index.html'}")
+    return code
+
+
+def docs_command(python: Path, site: Path) -> list[str]:
+    return [str(python), "-m", "sphinx", "-b", "html", "-q", "-W", "--keep-going", "docs", str(site)]
 
 
 def sanitize(rest: Sequence[str], python: Path) -> int:

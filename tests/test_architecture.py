@@ -21,7 +21,7 @@ SHIPPED = [name.split("/")[1] for name in FILES if name.startswith("encodings/")
 ROOMS = [
     {"foreign", "watched", "seeding"},
     {"checks", "verdicts"},
-    {"specs"},
+    {"specs", "plugins"},
     {"spelling"},
     {"registry", "precision", "published", "interpolation"},
     {"positions"},

@@ -55,7 +55,7 @@ def test_every_variable_that_is_read_is_explained() -> None:
 
 def test_unset_and_empty_variables_mean_the_defaults(project: Path) -> None:
     empty = {"POSENC_VENV": "", "POSENC_TORCH": "", "POSENC_NO_UV": "0"}
-    expected = (project / ".venv", "torch==2.13.0", "lab,hf,test,dev,peers", True)
+    expected = (project / ".venv", "torch==2.13.0", "lab,hf,test,dev,peers,docs", True)
     assert run.read_choices({}, project) == expected
     assert run.read_choices(empty, project) == expected
 
@@ -164,6 +164,19 @@ def test_every_check_runs_and_the_failed_ones_are_named(
     assert run.check([], Path("python")) == 1
     assert len(ran) == 4
     assert "failed: ruff check, ruff format --check" in capsys.readouterr().err
+
+
+def test_the_site_is_built_with_warnings_as_faults_and_its_place_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    codes = [0, 2]
+    ran: list[list[str]] = []
+    monkeypatch.setattr(run, "run_to_the_end", lambda command, folder: ran.append(command) or codes.pop(0))
+    assert run.docs([], Path("python")) == 0 and {"-W", "--keep-going"} < set(ran[0])
+    assert str(Path("docs", "_build", "html", "index.html")) in capsys.readouterr().err
+    assert run.docs([], Path("python")) == 2 and "the site has faults" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match=r"`run\.py docs` takes no arguments, got --open"):
+        run.docs(["--open"], Path("python"))
 
 
 # The environment

@@ -51,7 +51,8 @@ class Completion:
 
 
 GROUPS = {
-    "look": (List, Show, Order, Advise, Lesson),
+    "learn": (Lesson,),
+    "look": (List, Show, Order, Advise),
     "compare": (Compare, Report, Merge, Board, Lab),
     "train": (Train, Generate, Export),
     "checkpoints": (Fetch, Inspect, Extend, Convert),
@@ -72,4 +73,4 @@ def overview() -> str:
         for cls in verbs:
             about = (cls.__doc__ or "").partition("\n")[0]
             lines.append(f"{group if cls is verbs[0] else '':<12} {cls.__name__.lower():<11} {about}")
-    return "\n".join([*lines, "", "posenc help VERB says what one takes, with an example; posenc --version"])
+    return "\n".join([*lines, "posenc help VERB says what one takes, with an example; posenc --version"])
