@@ -41,7 +41,7 @@ ROOMS = [
     {"checkpoints"},
     {"export"},
     {"terminal", "checkout"},
-    {"cli", "web"},
+    {"cli", "plain", "web"},
 ]
 OF_SPECS = {"specs", "spelling", "registry"}
 
