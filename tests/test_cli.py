@@ -1057,7 +1057,12 @@ def test_without_the_packages_of_the_command_line_it_says_what_to_install() -> N
         ("list", 0, r"ADDED TO EMBEDDINGS\n  continuous_time  Add .*\n\nSCHEDULES\n", ""),
         ("list rotary", 0, r"encoding: rotary\n.*\nsource: ", ""),
         ("list schedules", 0, r"SCHEDULES\n  clipped  ", ""),
-        ("show rotary(base=500)+alibi", 0, r"rotary\(base=500\) \+ alibi\nopens by_distance, turn\n\nTurn each pair", ""),
+        (
+            "show rotary(base=500)+alibi",
+            0,
+            r"rotary\(base=500\) \+ alibi\nopens by_distance, turn\n\nTurn each pair",
+            "",
+        ),
         ("check alibi has_a_source", 0, r"kept        has a source\n1 promise: 1 kept\n", ""),
         ("check copy has_a_source", 0, r"kept        has a source\n1 promise: 1 kept\n", ""),
         ("show rotari", 2, "", "posenc: no encoding named 'rotari'; did you mean 'rotary'?"),
