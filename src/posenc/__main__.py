@@ -13,7 +13,7 @@ EXTRAS = {
 
 
 def main() -> int:
-    """Run the command line; where a package is missing, say which extra brings it, and do without it what can be done."""
+    """Run the command line; where a package is missing, do what can be done, or say which extra brings it."""
     # Python has no stream where the shell has closed one.
     sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))
     try:

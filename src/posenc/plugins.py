@@ -1,4 +1,4 @@
-"""Encodings, schedules, coordinate maps and tasks of other packages: named by the entry points of what is installed, and by nothing else.
+"""Encodings, schedules, coordinate maps and tasks of other packages: named by the entry points of what is installed.
 
 A package that says in its pyproject.toml
 
