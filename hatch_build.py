@@ -71,11 +71,7 @@ def platform_tag() -> str:
 
 
 def for_an_index(text: str) -> str:
-    """A text as it is shown where there is no checkout: without its pictures, and links to its files as plain words.
-
-    >>> for_an_index("![a picture](docs/a.png)\\n\\nSee [the log](docs/log.md), [a paper](https://a.paper).")
-    'See the log, [a paper](https://a.paper).'
-    """
+    """A text as it is shown where there is no checkout: without its pictures, and links to its files as plain words."""
     text = re.sub(r"^!\[[^\]]*\]\((?!https?:)[^)]*\)\n+", "", text, flags=re.MULTILINE)
     return re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]*\)", r"\1", text)
 

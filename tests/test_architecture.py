@@ -39,7 +39,7 @@ ROOMS = [
     {"parallel"},
     {"testing", "lab"},
     {"checkpoints"},
-    {"export"},
+    {"export", "lessons"},
     {"terminal", "checkout"},
     {"cli", "plain", "web"},
 ]
@@ -204,7 +204,7 @@ def test_importing_is_light_and_loads_no_encoding(loaded: list[set[str]]) -> Non
     assert not {
         one for modules in loaded for one in modules if re.match(r"posenc\.(schedules|coordinate_maps)\.[a-z]", one)
     }
-    late = re.compile(r"posenc\.(lab|checkout|cli|web|terminal|testing|checkpoints)\b")
+    late = re.compile(r"posenc\.(lab|lessons|checkout|plain|cli|web|terminal|testing|checkpoints)\b")
     assert not {module for module in loaded[0] if late.match(module)}
 
 
@@ -212,7 +212,7 @@ def test_an_encoding_loads_itself_and_no_other(loaded: list[set[str]]) -> None:
     assert encodings_in(loaded[1]) == {"rotary"}
 
 
-FOR_PEOPLE = ("lab", "checkout", "web", "checkpoints", "export", "cli", "terminal")
+FOR_PEOPLE = ("lab", "checkout", "web", "checkpoints", "export", "lessons", "plain", "cli", "terminal")
 
 
 @pytest.mark.parametrize("module", [m for m in FILES if room_of(m) not in (*FOR_PEOPLE, *ABOVE_ALL)])

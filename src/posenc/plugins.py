@@ -67,7 +67,7 @@ class Plugin:
                 f"the {word} {quoted(self.name)} of the package {quoted(self.package)} must be a subclass of {public}; "
                 f"{quoted(point.value)} is {quoted(shortened(repr(found)))}"
             )
-        found.spec_name = self.name  # ty: ignore[unresolved-attribute]
+        found.spec_name = self.name
         return found
 
 

@@ -4,8 +4,6 @@ Work in place saves a copy, and is right only while nobody else can see it. Reco
 transforms come in many ways; each way in is named here, once.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 from torch._C import _autograd
@@ -15,6 +13,7 @@ from torch.utils._device import DeviceContext
 
 MAKE_NEW = (nn.Linear, nn.Embedding)
 """The modules whose result is new memory; a class made from one of them may keep it."""
+
 
 def is_watched() -> bool:
     """Whether somebody follows what PyTorch computes, so that a tensor from elsewhere would surprise them.
