@@ -11,6 +11,7 @@ operators take over: posenc.kernels.status() says so. $CC names another compiler
 """
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -69,10 +70,25 @@ def platform_tag() -> str:
     return "py3-none-" + sysconfig.get_platform().replace("-", "_").replace(".", "_")
 
 
+def for_an_index(text: str) -> str:
+    """A text as it is shown where there is no checkout: without its pictures, and links to its files as plain words."""
+    text = re.sub(r"^!\[[^\]]*\]\((?!https?:)[^)]*\)\n+", "", text, flags=re.MULTILINE)
+    return re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]*\)", r"\1", text)
+
+
 try:
     from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+    from hatchling.metadata.plugin.interface import MetadataHookInterface
 except ImportError:  # called as a program, where nothing is installed
-    BuildHookInterface = object
+    BuildHookInterface = MetadataHookInterface = object
+
+
+class ReadmeHook(MetadataHookInterface):
+    """What hatchling calls for the description that an index shows."""
+
+    def update(self, metadata: dict) -> None:
+        text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
+        metadata["readme"] = {"content-type": "text/markdown", "text": for_an_index(text)}
 
 
 class CustomBuildHook(BuildHookInterface):

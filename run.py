@@ -5,6 +5,8 @@
     python3 run.py test [args]      run the test suite; --all adds the slow tests, the rest goes to pytest
     python3 run.py check            lint, format, types, import rules
     python3 run.py docs             build the site of the documentation, and say where it lies
+    python3 run.py paper [FILE]     write the technical report from the committed records, as a PDF
+    python3 run.py release          --dry-run builds what is published, and tries it in an environment of its own
     python3 run.py sanitize         run the tests of the C code with its memory and its arithmetic watched (needs gcc)
     python3 run.py mutate [FILES]   break what changed (or FILES) on purpose; say which breaks no test sees
     python3 run.py VERB [args]      any verb of the posenc command line; VERB --help explains it
@@ -49,7 +51,10 @@ EXTRA_FOR = {
     "sanitize": "test",
     "mutate": "test",
     "docs": "docs",
+    "paper": "docs",
+    "release": "dev",
 }  # every other verb is the command line's, which needs the lab
+SCRIPTS = {"mutate": "tests/mutation/mutate.py", "paper": "docs/paper/paper.py", "release": "release.py"}
 MOST_WORKERS = 4
 # Installing compiles the C code, so a change of it is a reason to install again.
 MADE_FROM = ("pyproject.toml", "constraints.txt", "hatch_build.py", "src/posenc/kernels/rotate_pairs.c")
@@ -78,8 +83,8 @@ def main(arguments: list[str]) -> int:
         return run_tests(rest, choices.python)
     if verb == "sanitize":
         return sanitize(rest, choices.python)
-    if verb == "mutate":
-        return run_to_the_end([str(choices.python), str(ROOT / "tests" / "mutation" / "mutate.py"), *rest])
+    if verb in SCRIPTS:
+        return run_to_the_end([str(choices.python), str(ROOT / SCRIPTS[verb]), *rest])
     return run_to_the_end([str(choices.python), "-m", "posenc", *posenc_arguments(verb, rest)])
 
 

@@ -21,7 +21,7 @@ SHIPPED = [name.split("/")[1] for name in FILES if name.startswith("encodings/")
 ROOMS = [
     {"foreign", "watched", "seeding"},
     {"checks", "verdicts"},
-    {"specs"},
+    {"specs", "plugins"},
     {"spelling"},
     {"registry", "precision", "published", "interpolation"},
     {"positions"},
@@ -41,7 +41,7 @@ ROOMS = [
     {"checkpoints"},
     {"export", "explorer", "lessons"},
     {"terminal", "checkout"},
-    {"cli"},
+    {"cli", "plain"},
 ]
 OF_SPECS = {"specs", "spelling", "registry"}
 
@@ -204,7 +204,7 @@ def test_importing_is_light_and_loads_no_encoding(loaded: list[set[str]]) -> Non
     assert not {
         one for modules in loaded for one in modules if re.match(r"posenc\.(schedules|coordinate_maps)\.[a-z]", one)
     }
-    late = re.compile(r"posenc\.(lab|lessons|checkout|cli|web|terminal|testing|checkpoints)\b")
+    late = re.compile(r"posenc\.(lab|lessons|explorer|checkout|plain|cli|terminal|testing|checkpoints)\b")
     assert not {module for module in loaded[0] if late.match(module)}
 
 
@@ -212,7 +212,7 @@ def test_an_encoding_loads_itself_and_no_other(loaded: list[set[str]]) -> None:
     assert encodings_in(loaded[1]) == {"rotary"}
 
 
-FOR_PEOPLE = ("lab", "checkout", "web", "checkpoints", "export", "lessons", "cli", "terminal")
+FOR_PEOPLE = ("lab", "checkout", "checkpoints", "explorer", "export", "lessons", "plain", "cli", "terminal")
 
 
 @pytest.mark.parametrize("module", [m for m in FILES if room_of(m) not in (*FOR_PEOPLE, *ABOVE_ALL)])

@@ -1048,9 +1048,35 @@ def test_a_stream_that_the_shell_has_closed_takes_nothing(stream, monkeypatch: p
 def test_without_the_packages_of_the_command_line_it_says_what_to_install() -> None:
     script = "import sys; sys.modules['{}'] = None; from posenc.__main__ import main; sys.exit(main())"
     for missing in ("tyro", "rich"):
-        ended = process("-c", script.format(missing), "list")
+        ended = process("-c", script.format(missing), "compare")
         words = f"posenc: this needs {missing}, which is not installed: pip install 'posenc[lab]'\n"
         assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", words)
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "out", "err"),
+    [
+        ("list", 0, r"ADDED TO EMBEDDINGS\n  continuous_time  Add .*\n\nSCHEDULES\n", ""),
+        ("list rotary", 0, r"encoding: rotary\n.*\nsource: ", ""),
+        ("list schedules", 0, r"SCHEDULES\n  clipped  ", ""),
+        (
+            "show rotary(base=500)+alibi",
+            0,
+            r"rotary\(base=500\) \+ alibi\nopens by_distance, turn\n\nTurn each pair",
+            "",
+        ),
+        ("check alibi has_a_source", 0, r"kept        has a source\n1 promise: 1 kept\n", ""),
+        ("check copy has_a_source", 0, r"kept        has a source\n1 promise: 1 kept\n", ""),
+        ("show rotari", 2, "", "posenc: no encoding named 'rotari'; did you mean 'rotary'?"),
+        ("show rotary --dim 8", 2, "", r"posenc: with PyTorch alone there are: .*needs: pip install 'posenc\[lab\]'"),
+    ],
+)
+def test_with_torch_alone_it_lists_shows_and_checks_in_plain_text(command: str, code: int, out: str, err: str) -> None:
+    missing = "sys.modules.update(dict.fromkeys(['tyro', 'rich', 'numpy', 'scipy', 'pandas', 'matplotlib']))"
+    script = f"import sys; {missing}; from posenc.__main__ import main; sys.exit(main())"
+    ended = process("-c", script, *command.split())
+    assert (ended.returncode, bool(ended.stdout), bool(ended.stderr)) == (code, bool(out), bool(err)), ended.stderr
+    assert re.match(out, ended.stdout, re.DOTALL) and re.match(err, ended.stderr)
 
 
 def test_with_torch_and_the_terminal_alone_every_verb_answers_or_names_what_is_missing(here: Path) -> None:

@@ -2,6 +2,7 @@
 
 import ctypes
 import importlib.util
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -88,6 +89,19 @@ def test_a_wheel_brings_the_rows_of_the_board_and_an_editable_install_reads_them
     editable = {"artifacts": [], "force_include": {}}
     hatch_build.CustomBuildHook.initialize(hook(root, []), "editable", editable)
     assert not editable["force_include"]
+
+
+def test_what_an_index_shows_leads_to_no_file_of_the_checkout(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    shutil.copy(ROOT / "README.md", tmp_path)
+    metadata: dict = {}
+    hatch_build.ReadmeHook.update(SimpleNamespace(root=str(tmp_path)), metadata)
+    shown = metadata["readme"]["text"]
+    assert metadata["readme"]["content-type"] == "text/markdown"
+    assert re.search(r"\]\((?!https?:)", text) and not re.search(r"\]\((?!https?:)", shown)
+    # The words stay.
+    assert "CONTRIBUTING.md" in shown and "what goes wrong elsewhere, and the test that holds it here" in shown
+    assert hatch_build.for_an_index("[a paper](https://a.paper)") == "[a paper](https://a.paper)"
 
 
 def test_another_compiler_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:

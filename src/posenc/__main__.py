@@ -13,7 +13,7 @@ EXTRAS = {
 
 
 def main() -> int:
-    """Run the command line; where a package is missing, say which extra brings it."""
+    """Run the command line; where a package is missing, do what can be done, or say which extra brings it."""
     # Python has no stream where the shell has closed one.
     sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))
     try:
@@ -25,8 +25,12 @@ def main() -> int:
         extra = next((extra for extra, modules in EXTRAS.items() if missing in modules), None)
         if extra is None:
             raise
-        print(f"posenc: this needs {missing}, which is not installed: pip install 'posenc[{extra}]'", file=sys.stderr)
-        return 1
+    if missing in ("tyro", "rich") and sys.argv[1:2] in (["list"], ["show"], ["check"]):
+        from posenc import plain
+
+        return plain.main(sys.argv[1:])
+    print(f"posenc: this needs {missing}, which is not installed: pip install 'posenc[{extra}]'", file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":

@@ -53,9 +53,9 @@ def class_names() -> Mapping[str, str]:
 
 
 def find(name: str) -> type[Encoding]:
-    """The class of a named encoding, or of `path/to/file.py:Class`, whose code is run.
+    """The class of a named encoding, of a plug-in by its name, or of `path/to/file.py:Class`; the code of both is run.
 
-    Raises ValueError, naming what is near, for a name that does not exist, and for a file without such a class.
+    Raises ValueError as `Registry.find` does.
     """
     return ENCODINGS.find(name)
 

@@ -1,6 +1,7 @@
 """Classes that specs name: found by the names of their files, and made with the options that a spec gives them.
 
-The folder is the list: whoever adds a file adds a name. A class in a file of one's own is named path/to/file.py:Class.
+The folder is the list: whoever adds a file adds a name, and so does an installed package that says so (`plugins`). A
+class in a file of one's own is named path/to/file.py:Class.
 """
 
 import ast
@@ -17,6 +18,7 @@ from typing import Any, ClassVar, TypeVar
 
 from posenc import foreign, specs, spelling
 from posenc.foreign import code, quoted, written
+from posenc.plugins import plugins_for
 
 T = TypeVar("T")
 
@@ -142,17 +144,25 @@ class Registry(Mapping[str, type[T]]):
         return own[0]
 
     def find(self, name: str) -> type[T]:
-        """The class of a name, or of `path/to/file.py:Class`, whose code is run.
+        """The class of a name, of a plug-in by its name, or of `path/to/file.py:Class`; the code of both is run.
 
-        Raises ValueError, naming what is near, for a name that does not exist, and for a file without such a class.
+        Raises ValueError, naming what is near, for a name that does not exist, for a file without such a class, and for
+        a plug-in that cannot be used.
         """
         if code.is_own(name):
             cls: Any = code.load(name, self.kind, self.word, self.public)
             cls.spec_name = specs.written(name)
             return cls
-        if name not in self:
+        if name in self:
+            return self[name]
+        plugin = plugins_for(self.home).get(name)
+        if plugin is None:
             raise ValueError(spelling.unknown(name, self.word, self.home))
-        return self[name]
+        return plugin.load(self.kind, self.word, self.public)
+
+    def knows(self, name: str) -> bool:
+        """Whether a name is that of one that ships, or of a plug-in."""
+        return spelling.knows(name, self.home)
 
     @property
     def class_names(self) -> Mapping[str, str]:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from posenc import specs
 from posenc.foreign import CannotRead, code, near, quoted
+from posenc.plugins import plugins_for
 
 ENCODINGS = str(Path(__file__).with_name("encodings"))
 TASKS = str(Path(__file__).parent / "lab" / "tasks")
@@ -24,7 +25,7 @@ def check(spec: str) -> None:
     """
     with suppress(CannotRead):
         for name in (name for part in specs.split(spec) for name in asked(specs.tree_of(part))):
-            if not code.is_own(name) and name not in names_in(ENCODINGS):
+            if not code.is_own(name) and not knows(name, ENCODINGS):
                 raise ValueError(unknown(name, "encoding", ENCODINGS))
 
 
@@ -40,12 +41,18 @@ def asked(tree: ast.expr) -> Iterator[str]:
         yield name
 
 
+def knows(name: str, home: str) -> bool:
+    """Whether a file of a folder, or a plug-in, has a name."""
+    return name in names_in(home) or name in plugins_for(home)
+
+
 def unknown(name: str, word: str, home: str) -> str:
-    """What is said of a name that no file of a folder has: which is near, and which there are or what lists them."""
-    known = names_in(home)
+    """What is said of a name that nothing has: which is near, and which there are or what lists them."""
+    more = plugins_for(home)
+    known, called = (*names_in(home), *more), {**{one: one for one in more}, **called_in(home)}
     if len(known) > FEW:
-        return f"no {word} named {quoted(name)}{near(name, called_in(home), listed(word))}"
-    return f"no {word} named {quoted(name)}; there are: {', '.join(known)}{near(name, called_in(home))}"
+        return f"no {word} named {quoted(name)}{near(name, called, listed(word))}"
+    return f"no {word} named {quoted(name)}; there are: {', '.join(known)}{near(name, called)}"
 
 
 def listed(word: str) -> str:
@@ -71,4 +78,4 @@ def called_in(home: str) -> Mapping[str, str]:
     return MappingProxyType(found)
 
 
-__all__ = ["check", "listed", "unknown"]
+__all__ = ["check", "knows", "listed", "unknown"]

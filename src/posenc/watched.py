@@ -4,8 +4,6 @@ Work in place saves a copy, and is right only while nobody else can see it. Reco
 transforms come in many ways; each way in is named here, once.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 from torch._C import _autograd
@@ -15,8 +13,6 @@ from torch.utils._device import DeviceContext
 
 MAKE_NEW = (nn.Linear, nn.Embedding)
 """The modules whose result is new memory; a class made from one of them may keep it."""
-
-_packing: Callable[[bool], object] | None = getattr(_autograd, "_top_saved_tensors_default_hooks", None)
 
 
 def is_watched() -> bool:
@@ -90,7 +86,4 @@ def may_be_read(*tensors: Tensor) -> bool:
 
 def packs_for_backward() -> bool:
     """Whether hooks are given the tensors that are saved for the backward pass; they see no version counter."""
-    if _packing is None:
-        # Before torch 2.8 nobody tells.
-        return torch.is_grad_enabled()
-    return _packing(True) is not None
+    return _autograd._top_saved_tensors_default_hooks(True) is not None

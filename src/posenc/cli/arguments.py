@@ -164,7 +164,7 @@ def check_names(verb: Any) -> None:
     for spec in given:
         if spec == "all" and isinstance(verb, Compare):
             continue
-        if isinstance(verb, Check) and spec.partition("(")[0] in spelling.names_in(spelling.TASKS):
+        if isinstance(verb, Check) and spelling.knows(spec.partition("(")[0], spelling.TASKS):
             continue
         if spec:
             spelling.check(spec)

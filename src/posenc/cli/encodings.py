@@ -83,6 +83,8 @@ class List:
 
         found = listing.overview()
         found["encodings"] = listing.chosen(found["encodings"], **asked)
+        if everything:
+            found["plugins"] = listing.installed()
         if self.json:
             print(json.dumps(found))
             return 0
@@ -93,6 +95,8 @@ class List:
             for kind in [kind for kind in listing.KINDS if kind != "encodings"]:
                 names = ", ".join(one["name"] for one in found[kind])
                 lines += [*terminal.in_lines(kind.replace("_", " ").upper(), names), ""]
+            if found["plugins"]:
+                lines += [*terminal.index("plug-ins", list(map(listing.plugin_in_short, found["plugins"]))), ""]
         lines.append("posenc list NAME says all that is known of a name.")
         terminal.pages(lines, pager=self.pager)
         return 0

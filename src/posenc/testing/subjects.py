@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from posenc import kernels
 from posenc.attention import Attention
 from posenc.cache import LayerCache
-from posenc.catalogue import build, build_layers, find, names
+from posenc.catalogue import ENCODINGS, build, build_layers, find
 from posenc.chosen_heads import OnHeads
 from posenc.encoding import Compose, Encoding, Shape
 from posenc.kept_tables import KEPT, KeptTables
@@ -225,7 +225,7 @@ def inside(encoding: Encoding) -> list[Encoding]:
 
 def registered(cls: type[Encoding]) -> bool:
     """Whether the class is one that the catalogue finds, by its name or by path/to/file.py:Class."""
-    return (cls.spec_name in names() or ":" in cls.spec_name) and find(cls.spec_name) is cls
+    return (ENCODINGS.knows(cls.spec_name) or ":" in cls.spec_name) and find(cls.spec_name) is cls
 
 
 def chooses_heads(subject: Subject) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from posenc import coordinate_maps, kernels, schedules
-from posenc.catalogue import build, names, options_of, parameters_of
+from posenc.catalogue import ENCODINGS, build, names, options_of, parameters_of
 from posenc.chosen_heads import OnHeads
 from posenc.encoding import BIASES, DECIDED, WIDTHS, Encoding, Shape, parts_of
 from posenc.foreign import code
@@ -163,7 +163,7 @@ def at_standard_shape(spec: str) -> tuple[Encoding, Shape]:
 
 def options(spec: str) -> dict[str, str]:
     """The options of a named encoding and their defaults, but for widths and heads, which the model decides."""
-    if spec not in names():
+    if not ENCODINGS.knows(spec):
         return {}
     return {
         option: "as the model" if option in DECIDED else str(parameter.default)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from posenc import spelling
+from posenc import plugins, spelling
 from posenc.foreign import near, quoted
 from posenc.lab.description.standard import CELLS, DIM, HEADS, MEASURED_BY, TRAINED_LENGTH
 
@@ -71,6 +71,37 @@ def overview() -> dict[str, Any]:
     return describe.overview()
 
 
+def installed() -> list[dict[str, Any]]:
+    """The plug-ins of this environment, without running their code: name, kind, package, and why one is not used."""
+    found = []
+    for group, kind in plugins.GROUPS.items():
+        ships = {entry["name"] for entry in overview()[f"{kind.replace(' ', '_')}s"]}
+        for name, plugin in plugins.plugins_in(group).items():
+            problem = f"not used: posenc has {kind} {name} itself" if name in ships else plugin.problem
+            found.append({"name": name, "kind": kind, "package": plugin.package, "problem": problem})
+    return found
+
+
+def plugin_in_short(entry: dict[str, Any]) -> tuple[str, str]:
+    """The name of a plug-in, and what a line says of it."""
+    said = f"{entry['kind']} of {entry['package']}"
+    return entry["name"], f"{said}; {entry['problem']}" if entry["problem"] else said
+
+
+def card_of_plugin(entry: dict[str, Any]) -> dict[str, Any]:
+    """What is known of a plug-in, whose code is run. Raises ValueError where it cannot be used."""
+    from posenc import catalogue, coordinate_maps, schedules
+    from posenc.lab import tasks
+    from posenc.lab.description import describe
+
+    if entry["kind"] == "encoding":
+        return describe.card(entry["name"]) | {"package": entry["package"], "also": []}
+    registries = (catalogue.ENCODINGS, schedules.SCHEDULES, coordinate_maps.COORDINATE_MAPS, tasks.TASKS)
+    registry = next(one for one in registries if one.word == entry["kind"])
+    told = describe.told_of(entry["name"], registry.find(entry["name"]))
+    return {"kind": entry["kind"], **told, "package": entry["package"], "also": []}
+
+
 def card(name: str) -> dict[str, Any]:
     """What is known of a name, or of an encoding as a spec: `kind` says what it is, `also` holds others of that name.
 
@@ -87,8 +118,12 @@ def card(name: str) -> dict[str, Any]:
         raise ValueError(cards[0]["problem"])
     if cards:
         return cards[0] | {"also": cards[1:]}
+    for entry in installed():
+        if entry["name"] == name:
+            return card_of_plugin(entry)
     if re.fullmatch(r"[\w.-]+", name):
-        called = {other: one["name"] for kind in KINDS for one in found[kind] for other in one.get("also_called", ())}
+        called = {one["name"]: one["name"] for one in installed()}
+        called |= {other: one["name"] for kind in KINDS for one in found[kind] for other in one.get("also_called", ())}
         called |= {one["name"]: one["name"] for kind in KINDS for one in found[kind]} | {kind: kind for kind in KINDS}
         raise ValueError(f"nothing is named {quoted(name)}{near(name, called, 'posenc list')}")
     spelling.check(name)
@@ -163,6 +198,7 @@ def card_in_words(card: dict[str, Any]) -> list[list[str]]:
     """Everything that is known of a name, as rows of what and words; how it works stands in its lesson."""
     options = ", ".join(f"{name}={default}" for name, default in card["options"].items())
     rows = {"also called": ", ".join(card["also_called"]), "idea": card["idea"], "options": options}
+    rows |= {"plug-in of": card.get("package", "")}
     rows |= (
         encoding_in_words(card) if card["kind"] == "encoding" else {"used as": USED[card["kind"]].format(card["name"])}
     )

@@ -121,11 +121,8 @@ def check_parts(experiment: Experiment, execution: Execution, ranks: Ranks) -> N
 def optimizers_of(experiment: Experiment, model: torch.nn.Module) -> tuple[torch.optim.Optimizer, ...]:
     """AdamW, or what the original transformer had; and where matrices have a rate of their own, Muon for those.
 
-    Embeddings, norms, biases, the output and what the encodings learn stay with AdamW in any case. Raises ValueError
-    where PyTorch has no Muon.
+    Embeddings, norms, biases, the output and what the encodings learn stay with AdamW in any case.
     """
-    if experiment.matrix_rate and not hasattr(torch.optim, "Muon"):
-        raise ValueError(f"matrix_rate needs torch 2.9 or newer, got {torch.__version__}; update torch")
     blocks = [p for stack in stacks_of(model) for p in stack.blocks.parameters()] if experiment.matrix_rate else []
     matrices = [p for p in blocks if p.ndim == 2]
     if experiment.matrix_rate and not matrices:

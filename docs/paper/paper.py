@@ -1,0 +1,133 @@
+"""The technical report: every number in it is read from a committed record, and stands beside the command that made it.
+
+python3 run.py paper [FILE]        writes FILE, as a rule docs/_build/posenc.pdf
+"""
+
+import inspect
+import json
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+TEMPLATE = Path(__file__).with_suffix(".typ")
+COSTS = ("models", "attention", "memory")
+"""What of a benchmark is printed: the rest is in the record."""
+LENGTHS = ("T 1024: forward", "T 4096: forward", "T 1024: forward and backward")
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) > 1:
+        print("run.py paper takes one file at most, such as report.pdf", file=sys.stderr)
+        return 2
+    file = Path(arguments[0]) if arguments else ROOT / "docs" / "_build" / "posenc.pdf"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(typeset(facts(ROOT)))
+    print(f"the report: {file}")
+    return 0
+
+
+def typeset(told: dict[str, Any]) -> bytes:
+    """The PDF that the template makes of the facts."""
+    import typst
+
+    return typst.compile(str(TEMPLATE), sys_inputs={"facts": json.dumps(told)})
+
+
+def facts(root: Path) -> dict[str, Any]:
+    """All that the report says in numbers, as texts, from the records below a folder."""
+    return {
+        "version": version_of(root),
+        **contract(),
+        "bench": bench(newest(root / "benchmarks" / "results")),
+        "census": census(root / "tests" / "census.tsv"),
+        "claims": claims(root / "docs" / "published"),
+        "board": board(root / "docs" / "board" / "records"),
+    }
+
+
+def version_of(root: Path) -> str:
+    found = re.search(r'^version = "(.+)"', (root / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
+    if found is None:
+        raise ValueError(f'{root / "pyproject.toml"} names no version; expected a line like version = "0.2.0"')
+    return found.group(1)
+
+
+def contract() -> dict[str, Any]:
+    """The encodings that ship, and what each of them is held to."""
+    from posenc import catalogue, testing
+
+    promises = [
+        {"name": one.__name__.replace("_", " "), "says": (inspect.getdoc(one) or "").partition("\n")[0]}
+        for one in testing.PROMISES
+    ]
+    return {"encodings": list(catalogue.names()), "promises": promises}
+
+
+def newest(folder: Path) -> Path:
+    """The last record of a whole run of `posenc bench`. Raises ValueError where there is none."""
+    whole = [
+        file
+        for file in sorted(folder.glob("*.json"))
+        if set(COSTS) <= set(json.loads(file.read_text(encoding="utf-8"))["settings"]["what"])
+    ]
+    if not whole:
+        raise ValueError(f"{folder} has no record of `posenc bench` with {', '.join(COSTS)}; run it with --out")
+    return max(whole, key=lambda file: json.loads(file.read_text(encoding="utf-8"))["began"])
+
+
+def bench(file: Path) -> dict[str, Any]:
+    """What encodings cost, of one record."""
+    record = json.loads(file.read_text(encoding="utf-8"))
+    rows = [
+        [row["case"], row["candidate"], f"{row['value']:.2f}", f"{row['low']:.2f} to {row['high']:.2f}", row["unit"]]
+        for row in record["rows"]
+        if row["what"] in COSTS and row["kind"] == "posenc" and row["error"] is None
+        if row["what"] != "attention" or row["case"] in LENGTHS
+    ]
+    hardware, versions = record["hardware"], record["versions"]
+    return {
+        "file": f"benchmarks/results/{file.name}",
+        "machine": f"{hardware['processor']}, {hardware['cores']} cores, {hardware['instruction set']}",
+        "versions": f"PyTorch {versions['torch']}, Python {versions['python']}",
+        "began": record["began"][:10],
+        "rows": rows,
+    }
+
+
+def census(file: Path) -> dict[str, Any]:
+    """How many architectures of transformers come out how, when posenc computes their positions."""
+    first, *lines = file.read_text(encoding="utf-8").splitlines()
+    counted = Counter(line.split("\t")[1] for line in lines if line)
+    return {
+        "of": first.lstrip("# "),
+        "total": sum(counted.values()),
+        "rows": [[k, n] for k, n in counted.most_common()],
+    }
+
+
+def claims(folder: Path) -> list[dict[str, str]]:
+    """The published results that were run again, one for each file."""
+    found = []
+    for file in sorted(folder.glob("*.json")):
+        one = json.loads(file.read_text(encoding="utf-8"))
+        seeds = f"{min(one['seeds'])} to {max(one['seeds'])}"
+        command = f"posenc lab run {one['claim']} --seed-from {min(one['seeds'])}"
+        kept = ("claim", "says", "source", "verdict", "why")
+        found.append({name: str(one[name]) for name in kept} | {"seeds": seeds, "command": command})
+    return found
+
+
+def board(folder: Path) -> list[list[Any]]:
+    """How many runs the board has of each task: task, runs, encodings."""
+    found = []
+    for file in sorted(folder.glob("*.jsonl")):
+        runs = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
+        found.append([file.stem, len(runs), len({run["experiment"]["spec"] for run in runs})])
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
