@@ -391,7 +391,7 @@ def test_a_worked_example_takes_ids_and_vectors() -> None:
         (
             "sinusoidal",
             {"vectors": (1, 2, 3)},
-            "vectors must be 2 of one width, one for each id from 0 to 1; 3 numbers",
+            "vectors must be 2 of one width, one for each id up to 1; 3 numbers",
         ),
         ("sinusoidal", {"ids": (1,)}, "each word has one id; there are 3 words and 1 ids"),
     ],

@@ -295,7 +295,7 @@ def test_no_line_goes_through_the_words_of_trained_lengths_that_are_near():
 
 
 def boxes(figure, names):
-    figure.canvas.draw()
+    figure.draw_without_rendering()
     found = [text for text in figure.findobj(matplotlib.text.Text) if text.get_text() in names and text.get_visible()]
     # That of an annotation has its hair too.
     return {text.get_text(): matplotlib.text.Text.get_window_extent(text) for text in found}

@@ -100,7 +100,7 @@ def test_what_an_index_shows_leads_to_no_file_of_the_checkout(tmp_path: Path) ->
     assert metadata["readme"]["content-type"] == "text/markdown"
     assert re.search(r"\]\((?!https?:)", text) and not re.search(r"\]\((?!https?:)", shown)
     # The words stay.
-    assert "CONTRIBUTING.md" in shown and "what goes wrong elsewhere, and the test that holds it here" in shown
+    assert "ARCHITECTURE.md" in shown and "files from elsewhere" in shown
     assert hatch_build.for_an_index("[a paper](https://a.paper)") == "[a paper](https://a.paper)"
 
 

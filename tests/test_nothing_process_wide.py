@@ -51,6 +51,7 @@ ALLOWED = {
         r"warnings\.\w+": "letters that a font lacks: matplotlib takes no such wish but by a filter of warnings",
     },
     "cli/__init__.py": {r"signal\.signal": OWN_PROCESS},
+    "plain.py": {r"warnings\.\w+": OWN_PROCESS},
     "seeding.py": {r"torch\.random\.fork_rng": "the state is put back as it was"},
     "testing/states.py": {r"setattr": OWN_OBJECTS},
     "checkout.py": {r"sys\.modules": "what is imported is known by its name, as an import makes it"},

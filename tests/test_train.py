@@ -128,13 +128,6 @@ def test_muon_has_the_matrices_of_the_blocks_and_adamw_everything_else() -> None
     assert {"embedding.token.weight", "output.weight"} < adamw and any("encodings" in name for name in adamw)
 
 
-def test_without_muon_in_pytorch_a_rate_for_matrices_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(torch.optim, "Muon")
-    with pytest.raises(ValueError, match=r"matrix_rate needs torch 2\.9 or newer, got .*; update torch"):
-        start(tiny(matrix_rate=0.02))
-    assert len(start(tiny()).optimizers) == 1
-
-
 def test_muon_moves_every_direction_of_a_matrix_equally_far_and_decays_nothing() -> None:
     run = start(tiny(matrix_rate=0.02))
     muon = run.optimizers[1]

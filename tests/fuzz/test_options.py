@@ -12,6 +12,7 @@ from fuzz.driver import hold, short_and_long
 from posenc import cli, testing
 from posenc.checkpoints.files import packages
 from posenc.cli import arguments
+from posenc.explorer import serve
 from posenc.foreign import visible
 from posenc.lab.description import describe
 from posenc.lab.runs import train
@@ -73,6 +74,8 @@ def nothing_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module, name in (
         *((compare, "run_all"), (train, "train"), (packages, "fetch"), (testing, "verdicts"), (describe.Shown, "save")),
+        # It would serve until Ctrl-C.
+        (serve.Server, "serve_forever"),
     ):
         monkeypatch.setattr(module, name, done)
 

@@ -31,7 +31,7 @@ function hand(blob: Blob, name: string): void {
   link.href = URL.createObjectURL(blob);
   link.download = name;
   link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
 }
 
 function drawn(place: HTMLElement): { text: string; width: number; height: number } {

@@ -150,8 +150,9 @@ def similarity(records: Sequence[Record]) -> str:
     said = []
     for label, run, table in figures.tables_of(records, "added", 2):
         alike = figures.cosines(table)
-        if len(alike) > 1:
-            near, far = float(np.nanmean(np.diagonal(alike, 1))), float(alike[0, -1])
+        # Of a vector of zeros there is no cosine.
+        if np.isfinite(neighbours := np.diagonal(alike, 1)).any() and np.isfinite(alike[0, -1]):
+            near, far = float(np.nanmean(neighbours)), float(alike[0, -1])
             said.append(
                 f"{short(label)} on {summary.task_of(run)} {near:.2f} of neighbours, {far:.2f} of first and last"
             )
