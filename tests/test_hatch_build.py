@@ -1,7 +1,6 @@
 """What is compiled with the package: in place, into the wheel, and not at all where there is no compiler."""
 
 import ctypes
-import importlib.util
 import re
 import shutil
 from pathlib import Path
@@ -9,14 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from posenc.foreign.code import imported
 from posenc.kernels import native
 from posenc.lab.board import run
 
 ROOT = Path(__file__).parents[1]
-spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
-assert spec is not None and spec.loader is not None
-hatch_build = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(hatch_build)
+hatch_build = imported(str(ROOT / "hatch_build.py"))
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """The technical report: its numbers are those of the records, and its template compiles."""
 
-import importlib.util
 import json
 import re
 import shutil
@@ -8,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from posenc.foreign.code import imported
+
 ROOT = Path(__file__).parents[1]
-spec = importlib.util.spec_from_file_location("paper", ROOT / "docs" / "paper" / "paper.py")
-assert spec is not None and spec.loader is not None
-paper = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(paper)
+paper = imported(str(ROOT / "docs" / "paper" / "paper.py"))
 
 CLAIM = "docs/published/alibi-cpu-100.json"
 BENCH = paper.newest(ROOT / "benchmarks" / "results").relative_to(ROOT).as_posix()

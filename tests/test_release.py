@@ -1,17 +1,15 @@
 """The checklist of a release: what it refuses, in which order it works, and that nothing is published by it."""
 
-import importlib.util
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from posenc.foreign.code import imported
+
 ROOT = Path(__file__).parents[1]
-spec = importlib.util.spec_from_file_location("release", ROOT / "release.py")
-assert spec is not None and spec.loader is not None
-release = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(release)
+release = imported(str(ROOT / "release.py"))
 
 
 @pytest.fixture

@@ -21,8 +21,11 @@ def named(opened, browser, written, tmp_path):
             data["command"] += words
             data["title"] += words
             for encoding in data["encodings"]:
-                for part in ("name", "spec", "idea", "source"):
+                for part in ("name", "spec"):
                     encoding[part] += words
+            for opened_door in data["sections"]["doors"]:
+                for part in ("name", "idea", "cache"):
+                    opened_door[part] += words
 
         file = tmp_path / "page.html"
         file.write_text(with_data(written("rotary", "alibi", "sinusoidal").read_text(encoding="utf-8"), change))

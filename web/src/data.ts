@@ -80,9 +80,6 @@ export interface Checkpoint {
 export interface Encoding {
   name: string;
   spec: string;
-  idea: string;
-  formula: string;
-  source: string;
   doors: string[];
   /** Its place in the palette: an encoding has one colour everywhere. */
   place: number;

@@ -7,10 +7,9 @@ from typing import Any
 
 import posenc
 from posenc import catalogue
-from posenc.encoding import Shape, parts_of
+from posenc.encoding import Shape
 from posenc.explorer import checkpoint as checkpoint_section
 from posenc.explorer import doors, picture, trained
-from posenc.lab.description.describe import idea
 from posenc.lab.results import summary
 from posenc.lab.results.report import TEMPLATE as REPORT
 from posenc.lab.results.report import pages
@@ -83,12 +82,9 @@ def explore(
 def encoding_of(spec: str, place: int) -> dict[str, Any]:
     """One encoding of the page."""
     encoding = catalogue.build(spec, SHAPE)
-    parts = parts_of(encoding)
     return {
         "name": spec,
         "spec": str(encoding),
-        "idea": " ".join(dict.fromkeys(idea(type(part)) for part in parts)),
-        "source": " | ".join(dict.fromkeys(part.source for part in parts if part.source)),
         "doors": sorted(encoding.doors),
         "place": place,
         "sections": {name: of(encoding, SHAPE) for name, of in OF_ENCODINGS.items()},
