@@ -117,7 +117,6 @@ def test_options_of_a_cell_are_not_its_code() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (None, "f\\(1\\) gives nothing; does it return its result\\?"),
         ("text", "f\\(1\\) gives a str, and no numbers"),
         ([1.0, 2.0], "f\\(1\\) has the shape \\[2\\], not \\[3\\]"),
         ([3.0, 2.0, 1.0], "f\\(1\\): they are turned round"),

@@ -27,6 +27,10 @@ WRONG = {
             "def swapped(p):\n    q = p.clone()\n    q[0::2] = q[1::2]\n    q[1::2] = q[0::2]\n    return q",
             "overwritten before it was read",
         ),
+        ("def swapped(p): return [11, 10, 13, 12]", "swapped(positions) gives a list, not a tensor"),
+        ("def swapped(p): return p[:2]", "has the shape [2], not [4]"),
+        ("def swapped(p): print(p)", "swapped gives nothing; does it return its result?"),
+        ("swapped = [1, 0]", "swapped is a list, and no function"),
         ("def swapped(p): return p", "of [10, 11, 12, 13] it makes [10, 11, 12, 13]"),
         (
             "def swapped(p):\n    n = len(p) // 2 * 2\n    return p[:n].view(-1, 2).flip(1).flatten()",
@@ -41,15 +45,18 @@ WRONG = {
     (10, "ratio_compares_perplexities"): [
         ("def ratio(a, b): return b / a", "this divides bits"),
         ("def ratio(a, b): return 2 ** (a - b)", "the longer length stands above"),
+        ("def ratio(a, b): pass", "ratio gives nothing"),
         ("def ratio(a, b): return math.exp(b - a)", "not e"),
-        ("def ratio(a, b): return b - a", "the ratio is 1"),
-        ("def ratio(a, b): return 3 ** (b - a)", "the perplexity doubles, got 3.0"),
+        ("def ratio(a, b): return b - a", "this is a difference of bits"),
+        ("def ratio(a, b): return 3 ** (b - a)", "ratio(2.0, 3.0) is 3, not 2"),
+        ("def ratio(a, b): return b - a + 1", "ratio(3.0, 1.0) is -1, not 0.25"),
     ],
     (10, "distances_beyond_the_trained_length_are_new"): [
         ("def new_distances(a, b): return b - a - 1", "count both ends"),
-        ("def new_distances(a, b): return b", "32 of them, got 64"),
-        ("def new_distances(a, b): return b - a", "0, got -32"),
-        ("def new_distances(a, b): return max(b - a, 1)", "the same length has no new distance"),
+        ("def new_distances(a, b): return b - a + 1", "64 is not one of them"),
+        ("def new_distances(a, b): return b", "only those from 32 on are new"),
+        ("def new_distances(a, b): return b - a", "a shorter window has no new distance"),
+        ("def new_distances(a, b): return max(b - a, 1)", "new_distances(32, 32) is 1, not 0"),
     ],
     (11, "to_half_puts_even_channels_first"): [
         ("def to_half(n): return [*range(0, n, 2)]", "has to stand in it once"),
@@ -65,17 +72,21 @@ WRONG = {
     (12, "t5_tells_near_distances_apart"): [
         ("def same_to_t5(a, b): return True", "each distance has a bucket"),
         ("def same_to_t5(a, b): return a == b", "60 and 64 share one"),
+        ("def same_to_t5(a, b): return a == b or min(a, b) > 15", "16 and 20 are told apart"),
         (T5.format("16 + int(math.log(d / 16) / math.log(8) * 16)"), "share the last bucket"),
         (T5.format("min(16 + int(math.log(d / 16) / math.log(8) * 16), 30)"), "31, begins at 113"),
         (T5.format("15"), "15 is the last exact bucket"),
     ],
     (13, "ntk_base_divides_the_slowest_pair_by_the_factor"): [
         ("def ntk_base(base, s, d): return base * s", "stretches the slowest pair by a little less"),
-        ("def ntk_base(base, s, d): return base * s ** ((d - 2) / d)", "stands on its head"),
+        ("def ntk_base(base, s, d): return base * s ** ((d - 2) / d)", "is upside down"),
         ("def ntk_base(base, s, d): return base * s ** (d / 2 / (d / 2 - 2))", "not pairs"),
-        ("def ntk_base(base, s, d): return base * s ** 2", "it is 40,890, got 160,000"),
-        ("def ntk_base(base, s, d): return 10_000 * s ** (d / (d - 2))", "all three arguments"),
-        ("def ntk_base(base, s, d): return base + s", "a factor of 1 stretches nothing"),
+        ("def ntk_base(base, s, d): return base * s ** 2", "ntk_base(10_000, 4, 128) is 1.6e+05, not 40890"),
+        (
+            "def ntk_base(base, s, d): return 10_000 * s ** (d / (d - 2))",
+            "ntk_base(500, 8, 16) is 1.0767e+05, not 5383.6",
+        ),
+        ("def ntk_base(base, s, d): return base + s", "ntk_base(10_000, 4, 128) is 10004, not 40890"),
     ],
     (13, "slow_pairs_are_counted"): [
         (
@@ -86,9 +97,13 @@ WRONG = {
             "def pairs_to_stretch(d, base, L): return sum(L * base ** (-2 * k / d) > 6.28 for k in range(d // 2))",
             "the others are asked for",
         ),
-        ("def pairs_to_stretch(d, base, L): return 3", "18 of the 64 pairs, got 3"),
-        ("def pairs_to_stretch(d, base, L): return 18", "does it read the base"),
-        ("def pairs_to_stretch(d, base, L): return 18 if base < 500_000 else 32", "5 of the 8 pairs"),
+        ("def pairs_to_stretch(d, base, L): return 3", "pairs_to_stretch(128, 10_000, 4096) is 3, not 18"),
+        ("def pairs_to_stretch(d, base, L): return 18", "it does not read the base"),
+        (
+            "def pairs_to_stretch(d, base, L): return 18 if base < 500_000 else 32",
+            "pairs_to_stretch(16, 1000, 64) is 18, not 5",
+        ),
+        ("def pairs_to_stretch(d, base, L): return torch.ones(d // 2) > 0", "has the shape [64], not []"),
     ],
     (14, "grid_counts_columns_first"): [
         ("def grid(R, C): return torch.tensor([[c, r] for r in range(R) for c in range(C)])", "it says (column, row)"),
@@ -97,19 +112,24 @@ WRONG = {
             "of 2 rows and 3 columns it makes",
         ),
         ("def grid(R, C): return torch.tensor([[r, c] for c in range(C) for r in range(R)])", "go row by row"),
-        ("def grid(R, C): return [[r, c] for r in range(R) for c in range(C)]", "a list"),
-        ("def grid(R, C): return torch.zeros(R, C, 2)", "got (2, 3, 2)"),
+        (
+            "def grid(R, C): return [[r, c] for r in range(R) for c in range(C)]",
+            "grid(2, 3) gives a list, not a tensor",
+        ),
+        ("def grid(R, C): return torch.zeros(R, C, 2)", "grid(2, 3) has the shape [2, 3, 2], not [6, 2]"),
     ],
     (14, "rows_are_columns_apart"): [
         ("def seen_in_a_row(q, k, C): return q[0] - k[0]", "a whole row of patches"),
-        ("def seen_in_a_row(q, k, C): return (q[0] - k[0]) * 8", "12 columns one row down"),
-        ("def seen_in_a_row(q, k, C): return abs(q[0] - k[0]) * C + abs(q[1] - k[1])", "do not take absolute values"),
-        ("def seen_in_a_row(q, k, C): return abs((q[0] - k[0]) * C + q[1] - k[1])", "it is negative"),
-        ("def seen_in_a_row(q, k, C): return 5", "in an image of 8 columns is 8, got 5"),
+        ("def seen_in_a_row(q, k, C): return (q[0] - k[0]) * 8", "it does not read columns"),
+        ("def seen_in_a_row(q, k, C): return abs(q[0] - k[0]) * C + abs(q[1] - k[1])", "the next patch"),
+        ("def seen_in_a_row(q, k, C): return abs((q[0] - k[0]) * C + q[1] - k[1])", "take no absolute value"),
+        ("def seen_in_a_row(q, k, C): return (k[0] - q[0]) * C + k[1] - q[1]", "this is key minus query"),
+        ("def seen_in_a_row(q, k, C): return 5", "seen_in_a_row((3, 2), (2, 2), 8) is 5, not 8"),
     ],
     (15, "nothing_is_printed_of_what_was_not_learned"): [
         ("def cell(a, b): return b", "is not learned"),
-        ("def cell(a, b): return a", "the cell is 0.4, got 1.0"),
+        ("def cell(a, b): return a", "the cell is the number 0.4, got 1.0"),
+        ("def cell(a, b): return 'not learned' if b < 0.99 else b", "however few are right beyond it"),
         ("def cell(a, b): return b if a > 0.99 else 'not learned'", "0.99 itself is learned"),
         ("def cell(a, b): return b if a >= 0.99 and b else 'not learned'", "is a result"),
     ],
@@ -147,10 +167,12 @@ AS_ASKED = {"width": "channels", "start": "0", "sign": "", **NEIGHBOURS}
 WRONG_ROTARY = [
     (HALVES, "it pairs channel k with k + channels/2"),
     ({"sign": "-"}, "it turns the other way round"),
+    ({"joined": "torch.cat(turned, 1)"}, "put out in another order"),
+    ({"joined": "torch.stack(turned, 2).flatten(1).tolist()"}, "gives a list, not a tensor"),
     ({"start": "1"}, "the token at position 0 must stay"),
     ({"width": "(2 * channels)"}, "the angles are others"),
     ({"joined": "(x * 1.0).to(x.dtype) + torch.arange(tokens)[:, None]"}, "lengths change"),
-    ({"joined": "x[:, :4]"}, "gives (12, 4), not (12, 8)"),
+    ({"joined": "x[:, :4]"}, "has the shape [12, 4], not [12, 8]"),
     ({"pairs": "a, b = x[:, 0::2], x[:, 1::2]; assert base == 100, 'base'"}, "base"),
 ]
 
@@ -179,7 +201,9 @@ def test_a_wrong_rotation_is_told_what_is_wrong(changes: dict[str, str], words: 
     assert words in told(11, "rotary_turns_neighbouring_channels", answer, tmp_path)
 
 
-def test_the_rotation_that_was_asked_for_is_kept(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(IMPORTS + ROTARY.format(**AS_ASKED))
+@pytest.mark.parametrize("dtype", ["", ".to(x.dtype)"])
+def test_the_rotation_that_was_asked_for_is_kept_in_any_precision(dtype: str, tmp_path: Path) -> None:
+    joined = {"joined": f"torch.stack(turned, 2).flatten(1){dtype}"}
+    (tmp_path / "mine.py").write_text(IMPORTS + ROTARY.format(**AS_ASKED | joined))
     first = next(iter(lesson_of("11").check(tmp_path / "mine.py")))
     assert first.word == "kept"

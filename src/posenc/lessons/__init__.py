@@ -15,6 +15,7 @@ from types import ModuleType
 from posenc.foreign import code, near, quoted
 from posenc.lessons._answers import answer as answer
 from posenc.lessons._answers import same as same
+from posenc.lessons._answers import tensor as tensor
 from posenc.lessons._cells import Cell, cells, notebook, readable, solutions
 from posenc.verdicts import Held, Verdict, name_of
 

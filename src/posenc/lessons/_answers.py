@@ -1,6 +1,7 @@
 """What the checks of exercises share: a name out of a file of answers, and numbers held to those that are right."""
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -8,10 +9,29 @@ import torch
 from torch import Tensor
 
 
-def answer(theirs: ModuleType, name: str) -> Any:
-    """What a file of answers calls `name`; raises AssertionError where there is nothing of that name yet."""
+def answer(theirs: ModuleType, name: str) -> Callable[..., Any]:
+    """The function that a file of answers calls `name`.
+
+    Raises AssertionError where there is no function of that name yet, and when it is called and gives nothing.
+    """
     assert hasattr(theirs, name), f"there is no {name} in it yet"
-    return getattr(theirs, name)
+    function = getattr(theirs, name)
+    assert callable(function), f"{name} is a {type(function).__name__}, and no function"
+
+    @functools.wraps(function)
+    def called(*arguments: Any) -> Any:
+        given = function(*arguments)
+        assert given is not None, f"{name} gives nothing; does it return its result?"
+        return given
+
+    return called
+
+
+def tensor(call: str, given: Any, shape: tuple[int, ...]) -> Tensor:
+    """What an answer gives; raises AssertionError where it is no tensor of that shape."""
+    assert torch.is_tensor(given), f"{call} gives a {type(given).__name__}, not a tensor"
+    assert given.shape == shape, f"{call} has the shape {list(given.shape)}, not {list(shape)}"
+    return given
 
 
 def same(call: str, given: Any, wanted: Tensor | float, mistakes: Mapping[str, Tensor | float] | None = None) -> None:
@@ -21,7 +41,6 @@ def same(call: str, given: Any, wanted: Tensor | float, mistakes: Mapping[str, T
     mistakes  what is given by those who err in a way that is known, under the words that help them
     """
     wanted = torch.as_tensor(wanted, dtype=torch.float64)
-    assert given is not None, f"{call} gives nothing; does it return its result?"
     try:
         numbers = torch.as_tensor(given).detach().to(torch.float64)
     except (TypeError, ValueError, RuntimeError):

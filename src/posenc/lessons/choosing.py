@@ -10,7 +10,9 @@ PLACE = 15
 def nothing_is_printed_of_what_was_not_learned(theirs: ModuleType) -> None:
     """cell(trained, beyond) is beyond where trained is 0.99 or more, else the words "not learned" """
     cell = answer(theirs, "cell")
-    assert cell(1.0, 0.4) == 0.4, f"learned, and 0.4 beyond: the cell is 0.4, got {cell(1.0, 0.4)!r}"
+    given = cell(1.0, 0.4)
+    assert given != "not learned", "with 1.0 at the trained length it has learned, however few are right beyond it"
+    assert given == 0.4, f"learned, and 0.4 beyond: the cell is the number 0.4, got {given!r}"
     assert cell(1.0, 0.0) == 0.0, "a model that learned and fails beyond is a result: the cell is 0.0"
     assert cell(0.95, 0.4) == "not learned", (
         f"0.95 at the trained length is not learned: the number beyond says nothing, got {cell(0.95, 0.4)!r}"
@@ -19,7 +21,7 @@ def nothing_is_printed_of_what_was_not_learned(theirs: ModuleType) -> None:
 
 
 def overlapping_seeds_are_a_tie(theirs: ModuleType) -> None:
-    """says(first, second) is "first" or "second" where no seed of the one is below a seed of the other, else "tie" """
+    """says(first, second) is "tie", unless all seeds of one are above all of the other, with 3 of each or more"""
     says = answer(theirs, "says")
     assert says([0.9, 0.95, 0.92], [0.1, 0.3, 0.2]) == "first", (
         "every seed of the first is above every one of the second"

@@ -4,7 +4,7 @@ from types import ModuleType
 
 import torch
 
-from posenc.lessons import answer
+from posenc.lessons import answer, tensor
 
 PLACE = 9
 
@@ -13,7 +13,7 @@ def swapped_changes_neighbours(theirs: ModuleType) -> None:
     """swapped(positions) is [1, 0, 3, 2, ...] of [0, 1, 2, 3, ...]; in an odd number the last one stays"""
     swapped = answer(theirs, "swapped")
     positions = torch.tensor([10, 11, 12, 13])
-    given = swapped(positions).tolist()
+    given = tensor("swapped(positions)", swapped(positions), (4,)).tolist()
     assert positions.tolist() == [10, 11, 12, 13], "it changes the tensor that it was given; change a clone of it"
     assert given != [10, 10, 12, 12] and given != [11, 11, 13, 13], (
         f"got {given}: one position was overwritten before it was read; read from the old tensor, write to the clone"

@@ -5,7 +5,7 @@ from types import ModuleType
 import torch
 
 from posenc import Rotary
-from posenc.lessons import answer
+from posenc.lessons import answer, tensor
 
 PLACE = 11
 
@@ -18,8 +18,10 @@ def rotary_turns_neighbouring_channels(theirs: ModuleType) -> None:
     def turned(layout: str, base: float) -> torch.Tensor:
         return Rotary(8, base=base, layout=layout).query(x[None, None])[0, 0]
 
-    given = rotary(x, 100.0)
-    assert tuple(given.shape) == (12, 8), f"rotary of 12 tokens of 8 channels gives {tuple(given.shape)}, not (12, 8)"
+    given = tensor("rotary(x, 100)", rotary(x, 100.0), (12, 8)).to(x)
+    assert not torch.allclose(given, turned("interleaved", 100.0)[:, [0, 2, 4, 6, 1, 3, 5, 7]], atol=1e-4), (
+        "the pairs are turned rightly and put out in another order: 2k and 2k + 1 go back to their own places"
+    )
     assert torch.allclose(given[0], x[0], atol=1e-5), "the token at position 0 must stay as it is: its angle is 0"
     assert torch.allclose(given.norm(dim=1), x.norm(dim=1), atol=1e-4), (
         "lengths change, so it is no rotation: a pair (a, b) becomes (a cos - b sin, b cos + a sin)"
@@ -34,7 +36,8 @@ def rotary_turns_neighbouring_channels(theirs: ModuleType) -> None:
     assert torch.allclose(given, turned("interleaved", 100.0), atol=1e-4), (
         "the angles are others: pair k of token p turns by p base^(-2k/channels), k from 0"
     )
-    assert torch.allclose(rotary(x, 10_000.0), turned("interleaved", 10_000.0), atol=1e-4), "it does not read the base"
+    given = rotary(x, 10_000.0).to(x)
+    assert torch.allclose(given, turned("interleaved", 10_000.0), atol=1e-4), "it does not read the base"
 
 
 def to_half_puts_even_channels_first(theirs: ModuleType) -> None:

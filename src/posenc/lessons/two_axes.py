@@ -2,9 +2,7 @@
 
 from types import ModuleType
 
-import torch
-
-from posenc.lessons import answer
+from posenc.lessons import answer, same, tensor
 
 PLACE = 14
 
@@ -12,10 +10,7 @@ PLACE = 14
 def grid_counts_columns_first(theirs: ModuleType) -> None:
     """grid(rows, columns) is [[0, 0], [0, 1], ...]: (row, column) of each patch, and the column changes fastest"""
     grid = answer(theirs, "grid")
-    given = grid(2, 3)
-    assert torch.is_tensor(given), f"grid gives a {type(given).__name__}, not a tensor"
-    assert tuple(given.shape) == (6, 2), f"2 rows of 3 patches are 6 tokens with 2 numbers, got {tuple(given.shape)}"
-    given = given.long().tolist()
+    given = tensor("grid(2, 3)", grid(2, 3), (6, 2)).tolist()
     assert given != [[0, 0], [1, 0], [2, 0], [0, 1], [1, 1], [2, 1]], "it says (column, row); the row comes first"
     assert given != [[0, 0], [1, 0], [0, 1], [1, 1], [0, 2], [1, 2]], "it goes column by column; go row by row"
     assert given == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]], f"of 2 rows and 3 columns it makes {given}"
@@ -24,14 +19,16 @@ def grid_counts_columns_first(theirs: ModuleType) -> None:
 def rows_are_columns_apart(theirs: ModuleType) -> None:
     """seen_in_a_row(query, key, columns) is the difference of row columns + column"""
     seen = answer(theirs, "seen_in_a_row")
-    assert seen((3, 2), (2, 2), 8) != 1, "one row down is not 1: read row by row, a whole row of patches lies between"
-    assert seen((3, 2), (2, 2), 8) == 8, f"one row down in an image of 8 columns is 8, got {seen((3, 2), (2, 2), 8)}"
-    assert seen((3, 2), (2, 2), 12) == 12, "in an image of 12 columns one row down is 12"
-    assert seen((1, 0), (0, 7), 8) == 1, (
-        f"the end of a row and the beginning of the next are 1 apart, got {seen((1, 0), (0, 7), 8)}: do not take "
-        "absolute values of rows and columns"
-    )
-    assert seen((2, 2), (3, 2), 8) == -8, "it is query minus key: for a key below the query it is negative"
+    mistakes = {
+        "one row down is not 1: read row by row, a whole row of patches lies between": 1,
+        "this is key minus query; query minus key is asked for": -8,
+    }
+    same("seen_in_a_row((3, 2), (2, 2), 8)", seen((3, 2), (2, 2), 8), 8, mistakes)
+    same("seen_in_a_row((3, 2), (2, 2), 12)", seen((3, 2), (2, 2), 12), 12, {"it does not read columns": 8})
+    mistakes = {"take no absolute values: in the next row, and 7 columns to the left, is the next patch": 15}
+    same("seen_in_a_row((1, 0), (0, 7), 8)", seen((1, 0), (0, 7), 8), 1, mistakes)
+    mistakes = {"query minus key is negative where the key has the larger number; take no absolute value": 8}
+    same("seen_in_a_row((2, 2), (3, 2), 8)", seen((2, 2), (3, 2), 8), -8, mistakes)
 
 
 EXERCISES = (grid_counts_columns_first, rows_are_columns_apart)
