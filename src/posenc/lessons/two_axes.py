@@ -17,7 +17,7 @@ def grid_counts_columns_first(theirs: ModuleType) -> None:
 
 
 def rows_are_columns_apart(theirs: ModuleType) -> None:
-    """seen_in_a_row(query, key, columns) is the difference of row columns + column"""
+    """seen_in_a_row(query, key, columns): a patch has the position row * columns + column; take query minus key"""
     seen = answer(theirs, "seen_in_a_row")
     mistakes = {
         "one row down is not 1: read row by row, a whole row of patches lies between": 1,
