@@ -29,6 +29,8 @@ nb_execution_mode = "cache"
 nb_execution_timeout = 120
 nb_execution_raise_on_error = True
 nb_merge_streams = True
+# What libraries warn of is about the machine that builds, and names its folders.
+nb_output_stderr = "remove"
 root_doc = "index"
 # Docstrings are plain text: what stands in backquotes is code.
 default_role = "code"

@@ -194,7 +194,7 @@ def encoding_page(name: str, source: Path) -> str:
             *formulas(cls.equation),
             f"Source: {card['source']}.",
             "",
-            *(titled("What it looks like", *pictures)),
+            *titled("What it looks like", *pictures, "\n\n".join(shown.facts["notes"])),
             *titled("In code", "```python", example(card), "```"),
             *titled("Where it goes wrong", *wrong(cls)),
             *titled("What is known of it", "| | |", "|---|---|", *facts, *measured(name, source)),

@@ -12,9 +12,11 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
+from posenc.lab.tasks import TASKS
+
 ARGUMENT = re.compile(r"^([a-z_][\w]*(?:, [a-z_][\w]*)*)  +(\S.*)$")
 EQUATION = re.compile(r"[A-Za-z)\]_]\s(=|->|<=)\s")
-PROSE = re.compile(r"(For|With|Where|In|At|By|The|An?) ")
+PROSE = re.compile(r"(For|With|Where|In|At|By|The|An?|[A-Z][a-z]+[,:]) ")
 WARNINGS = ("Where it goes wrong", "Limit", "Limits")
 ENDS_A_SENTENCE = re.compile(r"[.:;!?]$")
 
@@ -110,7 +112,7 @@ def without_what_stands_above(lines: list[str]) -> list[str]:
 
 
 def process(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    if what == "class" and getattr(obj, "equation", ""):
+    if what == "class" and (getattr(obj, "equation", "") or obj in TASKS.values()):
         lines[:] = without_what_stands_above(lines)
     lines[:] = shown(lines)
 
