@@ -27,6 +27,7 @@ HOMES = {
     "Sizes": "sizes",
     "TokenPositionEmbedding": "embedding",
     "build": "catalogue",
+    "hand_out": "hand_outs",
     "names": "catalogue",
     "preset": "presets",
     "scaled_dot_product_attention": "kernels.reference",
