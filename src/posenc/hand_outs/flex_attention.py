@@ -56,6 +56,9 @@ def biases_of(part: Encoding, wanted: Wanted) -> list[Bias]:
 def turning(wanted: Wanted) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
     if "turn" not in wanted.encoding.doors:
         return None
+    # What cannot be turned here is refused now, and not when the first token comes.
+    nothing = torch.empty(1, wanted.shape.heads, wanted.at.tokens, wanted.shape.head_dim, device=wanted.at.order.device)
+    wanted.encoding.turn_both(nothing, nothing, wanted.at, wanted.at)
 
     def turn(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return wanted.encoding.turn_both(q, k, wanted.at, wanted.at)
