@@ -1,4 +1,4 @@
-"""What is handed out gives our logits, by each target's own published formula, written here anew; the rest is refused."""
+"""What is handed out gives our logits by each target's own published formula, written here anew; or it is refused."""
 
 import importlib.util
 import math
@@ -14,6 +14,7 @@ from write_hand_outs import SHAPE, SPECS, TOKENS, built, positions_of
 import posenc
 from posenc import Attention, Encoding, Positions, Shape, hand_out, hand_outs, masks
 from posenc.hand_outs import TARGETS
+from posenc.rotations import Rotations
 
 H, D, SCALE = SHAPE.heads, SHAPE.head_dim, SHAPE.head_dim**-0.5
 BATCH = 2
@@ -25,7 +26,7 @@ def heads(seed: int, tokens: int = TOKENS) -> Tensor:
 
 
 def our_logits(encoding: Encoding, q: Tensor, k: Tensor, at: Positions, mask: Any = "causal") -> Tensor:
-    """The logits [B, H, T, T] of posenc's Attention in float64, less the logarithm of their sum; -inf beyond the mask."""
+    """The logits [B, H, T, T] of posenc's Attention in float64, less the logarithm of their sum; -inf where masked."""
     attention = Attention(2 * H * D, heads=H, head_dim=D, encoding=encoding, kernel="reference", dtype=torch.float64)
     with torch.no_grad():
         # The first half of each token are its queries, the second its keys.
@@ -93,7 +94,7 @@ def of_flex_attention(handed: Any, q: Tensor, k: Tensor) -> Tensor:
 
 
 def of_liger(handed: Any, q: Tensor, k: Tensor) -> Tensor:
-    """y = [x1, x2] * [cos, cos] + [-x2, x1] * [sin, sin], the kernel's comment; it reads the left half of the tables."""
+    """y = [x1, x2] * [cos, cos] + [-x2, x1] * [sin, sin], the kernel's comment; it reads the left half of tables."""
     cos, sin = (handed.liger_rotary_pos_emb[name] for name in ("cos", "sin"))
     assert cos.shape[-1] == sin.shape[-1] == D and cos.dim() == 3
     # Hugging Face's function, which takes the same, reads the right half too.
@@ -190,9 +191,7 @@ def of_mlx(handed: Any, q: Tensor, k: Tensor) -> Tensor:
     cos, sin = theta.cos(), theta.sin()
 
     def turned(x: Tensor) -> Tensor:
-        x1, x2 = (
-            (x[..., :dims:2], x[..., 1:dims:2]) if traditional else (x[..., : dims // 2], x[..., dims // 2 : dims])
-        )
+        x1, x2 = (x[..., :dims:2], x[..., 1:dims:2]) if traditional else (x[..., : dims // 2], x[..., dims // 2 : dims])
         outs = x1 * cos - x2 * sin, x1 * sin + x2 * cos
         out = torch.stack(outs, -1).flatten(-2) if traditional else torch.cat(outs, -1)
         return torch.cat((out, x[..., dims:]), -1)
@@ -201,7 +200,7 @@ def of_mlx(handed: Any, q: Tensor, k: Tensor) -> Tensor:
 
 
 def of_onnx(handed: Any, q: Tensor, k: Tensor) -> Tensor:
-    """The operator's description: cos_cache and sin_cache at position_ids; real = cos x1 - sin x2, imag = sin x1 + cos x2."""
+    """The operator's description: real = cos x1 - sin x2, imag = sin x1 + cos x2, with caches at position_ids."""
     told = handed.RotaryEmbedding
     width = told["rotary_embedding_dim"] or D
     cos, sin = (told[name][told["position_ids"]][:, None] for name in ("cos_cache", "sin_cache"))
@@ -211,7 +210,9 @@ def of_onnx(handed: Any, q: Tensor, k: Tensor) -> Tensor:
         rotate, rest = x[..., :width], x[..., width:]
         x1, x2 = (rotate[..., ::2], rotate[..., 1::2]) if told["interleaved"] else rotate.chunk(2, -1)
         real, imag = cos * x1 - sin * x2, sin * x1 + cos * x2
-        out = torch.stack((real, imag), -1).reshape(rotate.shape) if told["interleaved"] else torch.cat((real, imag), -1)
+        out = (
+            torch.stack((real, imag), -1).reshape(rotate.shape) if told["interleaved"] else torch.cat((real, imag), -1)
+        )
         return torch.cat((out, rest), -1)
 
     return causal(products(turned(q), turned(k)))
@@ -315,7 +316,9 @@ def test_tokens_may_stand_anywhere(place: str, target: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["alibi", "t5_bias", "rotary"])
-@pytest.mark.parametrize("mask", [masks.window(5), masks.window(5, causal=False), masks.bidirectional(), masks.prefix(7)])
+@pytest.mark.parametrize(
+    "mask", [masks.window(5), masks.window(5, causal=False), masks.bidirectional(), masks.prefix(7)]
+)
 def test_masks_are_handed_out_with_the_bias(name: str, mask: masks.Mask) -> None:
     at, encoding = Positions.count(TOKENS), built(name)
     q, k = heads(5), heads(6)
@@ -394,11 +397,15 @@ def refused(spec: str | Encoding, to: str, message: str, **more: Any) -> None:
 
 def test_refusals_say_what_came_and_what_to_do() -> None:
     table = "FlashAttention turns queries and keys by one table, and subtracts a slope times the distance, got "
-    refused("t5_bias", "flash_attention", table + r"t5_bias\(causal=True\): it adds another function .*'flex_attention'$")
+    refused(
+        "t5_bias", "flash_attention", table + r"t5_bias\(causal=True\): it adds another function .*'flex_attention'$"
+    )
     refused("alibi(form=asymmetric)", "flash_attention", "it adds another function of the distance")
     refused("xpos", "flash_attention", r"xpos: it turns by other rules than one table .*; turn them before by q, k = ")
     refused("rotary + xpos", "flash_attention", "rotary and xpos turn by other rules")
-    refused("rotary + alibi", "liger", r"Liger turns whole heads in the half layout, got .*alibi biases logits; hand out ")
+    refused(
+        "rotary + alibi", "liger", r"Liger turns whole heads in the half layout, got .*alibi biases logits; hand out "
+    )
     refused("rotary(layout=interleaved)", "liger", "it pairs neighbouring channels; reorder .*--layout half")
     refused("rotary(partial=0.25)", "liger", "it turns 4 of 16 channels; take to='flash_attention'")
     refused("sinusoidal + rotary", "mlx", "sinusoidal adds to the embeddings; call it on them, and hand out the rest")
@@ -412,12 +419,21 @@ def test_refusals_say_what_came_and_what_to_do() -> None:
 
 def test_positions_that_a_target_cannot_say_are_refused() -> None:
     fractions, rows = PLACED["fractions"](), PLACED["rows of their own"]()
-    refused("rotary", "vllm", "one whole position of each token, and these have fractions; take a target with", positions=fractions)
+    refused(
+        "rotary",
+        "vllm",
+        "one whole position of each token, and these have fractions; take a target with",
+        positions=fractions,
+    )
     refused("rotary", "mlx", r"counts positions up by one .*; give positions=Positions.count\(", positions=fractions)
     refused("rotary", "mlx", "the same in every row, and these are others", positions=rows)
     refused("alibi", "flash_attention", "it counts positions up by one", positions=fractions)
-    refused("rotary", "flash_attention", "the 2 rows of the batch have positions or horizons of their own", positions=rows)
-    refused("rotary", "flash_attention", "padding or several documents, .*; hand out each", positions=PLACED["packed"]())
+    refused(
+        "rotary", "flash_attention", "the 2 rows of the batch have positions or horizons of their own", positions=rows
+    )
+    refused(
+        "rotary", "flash_attention", "padding or several documents, .*; hand out each", positions=PLACED["packed"]()
+    )
     padded = Positions.padded(torch.tensor([[0, 1, 1]]))
     refused("rotary", "flash_attention", "padding or several documents", positions=padded)
     refused("axial_rotary", "onnx", "axial_rotary reads 2 axes, got positions with 1 axis")
@@ -437,12 +453,47 @@ def test_a_horizon_has_to_be_declared_beyond_the_trained_length() -> None:
 
 def test_what_a_target_does_not_take_is_refused() -> None:
     refused("rotary", "flash", "no target named 'flash'; there are: flash_attention, ")
-    refused("rotary", "liger", "Liger is handed what turns queries and keys, and no mask; give the mask to", mask="causal")
+    refused(
+        "rotary", "liger", "Liger is handed what turns queries and keys, and no mask; give the mask to", mask="causal"
+    )
     refused("rotary", "flashinfer", "FlashInfer takes tables in float32, got torch.bfloat16", dtype=torch.bfloat16)
     refused("rotary", "flash_attention", "dtype must be a floating dtype", dtype=torch.int32)
     refused("rotary", "flash_attention", "an encoding is built for a Shape, got 16", shape=16)
-    refused("rotary", "flash_attention", "the mask has a prefix, and flash_attn_func has a window alone", mask=masks.prefix(3))
+    refused(
+        "rotary",
+        "flash_attention",
+        "the mask has a prefix, and its own has a window alone",
+        mask=masks.prefix(3),
+    )
     seen = torch.ones(16, 16, dtype=torch.bool)
     refused("rotary", "flash_attention", "the mask has a tensor of its own, .*; take to='flex_attention'", mask=seen)
     refused(posenc.Rotary(32), "vllm", "rotary is built for heads of 32 channels, got 16; build it with head_dim=16")
     refused(posenc.ALiBi(2), "vllm", "2 heads")
+
+
+class Bent(Rotations):
+    """One's own rotation: an angle that is no multiple of the position, or pairs of different sizes."""
+
+    layout = "half"
+
+    def __init__(self, power: float = 1.0, fading: float = 0.0) -> None:
+        super().__init__()
+        self.head_dim, self.power, self.fading = D, power, fading
+
+    def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
+        pair = torch.arange(D // 2, dtype=torch.float64, device=device)
+        angle = at.axis(self)[:, None, :, None].double() ** self.power / (pair + 1)
+        return (torch.stack((angle.cos(), angle.sin())) / (1 + self.fading * pair)).to(dtype)
+
+
+@pytest.mark.parametrize("own", [Bent(), Bent(power=0.5), Bent(fading=0.1)])
+def test_a_rotation_of_ones_own_is_expressed_or_refused(own: Rotations) -> None:
+    at, q, k = Positions.count(TOKENS), heads(11), heads(12)
+    expected = our_logits(own, q, k, at)
+    tables = set(FORMULAS) - {"mlx", "transformer_engine"}
+    for target in tables if own.power != 1 or own.fading else FORMULAS:
+        same(FORMULAS[target](hand_out(own, to=target, shape=SHAPE, positions=at), q, k), expected)
+    if own.power != 1:
+        refused(own, "mlx", "the angle of a pair is no multiple of the position; take a target with tables")
+    if own.fading:
+        refused(own, "transformer_engine", "pairs are stretched by different factors; take a target with tables")

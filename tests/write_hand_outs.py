@@ -79,7 +79,10 @@ def reason(name: str, target: str) -> str:
 def table() -> str:
     """The table as the guide has it: reasons are numbered, and stand below."""
     reasons: dict[str, int] = {}
-    lines = [f"| encoding | {' | '.join(TARGETS[target].title for target in TARGETS)} |", "|---|" + "---|" * len(TARGETS)]
+    lines = [
+        f"| encoding | {' | '.join(TARGETS[target].title for target in TARGETS)} |",
+        "|---|" + "---|" * len(TARGETS),
+    ]
     for name in SPECS:
         whys = [reason(name, target) for target in TARGETS]
         cells = [f"no ({reasons.setdefault(why, len(reasons) + 1)})" if why else "yes" for why in whys]

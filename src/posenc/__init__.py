@@ -32,7 +32,7 @@ HOMES = {
     "preset": "presets",
     "scaled_dot_product_attention": "kernels.reference",
 }
-MODULES = ("coordinate_maps", "masks", "parallel", "presets", "schedules", "testing")
+MODULES = ("coordinate_maps", "hand_outs", "masks", "parallel", "presets", "schedules", "testing")
 
 
 def __getattr__(name: str) -> Any:

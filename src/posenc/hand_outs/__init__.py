@@ -37,7 +37,7 @@ def hand_out(
     softmax(logits of the target with these arguments) = softmax(logits of posenc.Attention),   to rounding
 
     spec       a spec, or an encoding, whose parameters are read as they are now
-    to         the name of a target: flash_attention, flex_attention, flashinfer, liger, mlx, onnx, transformer_engine, vllm
+    to         a target: flash_attention, flashinfer, flex_attention, liger, mlx, onnx, transformer_engine or vllm
     shape      what it is built for: heads, width of a head, trained length, whether tokens see only the past
     positions  where the tokens are: Positions, ids, or an int, that many tokens from 0; default: shape.max_len tokens.
                What depends on a horizon reads the one that they declare, and is right for that one alone
@@ -45,7 +45,7 @@ def hand_out(
     dtype      of tables, which are computed in float64 and rounded once; some targets take float32 alone
 
     Returns a dataclass of posenc.hand_outs. Its fields are called as the target's functions, and each is a dict of that
-    function's own arguments, or None where the encoding needs no such call: `apply_rotary_emb(q, **handed.apply_rotary_emb)`.
+    function's own arguments, as in `apply_rotary_emb(q, **handed.apply_rotary_emb)`, or None where no call is needed.
 
     Raises ValueError for what the target cannot express, with the reason and what to do; for an unknown target; for a
     mask or a dtype that it does not take; and as posenc.build does.

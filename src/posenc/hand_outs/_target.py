@@ -230,8 +230,8 @@ class Wanted:
             return self.shape.head_dim**-0.5
         if rotation.width != self.shape.head_dim:
             self.refuse(
-                f"the {rotation.width} channels that turn are multiplied by a temperature of {temperature:.6g}, and the "
-                f"other {self.shape.head_dim - rotation.width} are not, which no factor of the logits says",
+                f"the {rotation.width} channels that turn are multiplied by a temperature of {temperature:.6g}, and "
+                f"the other {self.shape.head_dim - rotation.width} are not, which no factor of the logits says",
                 WITH_TABLES,
             )
         return self.shape.head_dim**-0.5 * temperature**2

@@ -10,7 +10,7 @@ from posenc.hand_outs._target import Target, Wanted
 
 @dataclass(frozen=True, eq=False)
 class FlashAttention(Target):
-    """What FlashAttention takes: queries, keys and values are [B, T, H, D], and q and k are turned before its attention.
+    """What FlashAttention takes: heads are [B, T, H, D], and queries and keys are turned before its attention.
 
     logit(i, j) = softmax_scale q_i . k_j - alibi_slope_h |i + S - T - j|   for T queries on S keys
 
@@ -48,15 +48,17 @@ def window_of(wanted: Wanted) -> dict[str, Any]:
     at, mask = wanted.at, wanted.mask
     if mask.prefix or mask.given is not None:
         wanted.refuse(
-            f"the mask has {'a prefix' if mask.prefix else 'a tensor of its own'}, and flash_attn_func has a window alone",
+            f"the mask has {'a prefix' if mask.prefix else 'a tensor of its own'}, and its own has a window alone",
             "take to='flex_attention'",
         )
     if at.document is not None or not (at.contiguous or at.loose):
         wanted.refuse(
-            "the positions have padding or several documents, and flash_attn_func goes by the order in which tokens lie",
+            "the positions have padding or several documents, and it goes by the order in which tokens lie",
             "hand out each document by itself, or take to='flex_attention'",
         )
-    beside = -1 if mask.window is None else mask.window - 1
+    if mask.window is None:
+        return {"causal": mask.causal, "window_size": (-1, -1)}
+    beside = mask.window - 1
     return {"causal": mask.causal, "window_size": (beside, 0 if mask.causal else beside)}
 
 

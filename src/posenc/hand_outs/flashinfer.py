@@ -10,7 +10,7 @@ from posenc.hand_outs._target import Target, Wanted
 
 @dataclass(frozen=True, eq=False)
 class FlashInfer(Target):
-    """What FlashInfer's rotary kernel takes: queries and keys are [tokens, H D], the tokens of all sequences in one row.
+    """What FlashInfer's rotary kernel takes: queries and keys are [tokens, H D], all sequences in one row.
 
     apply_rope_with_cos_sin_cache  positions [tokens]; head_size; cos_sin_cache [max, r] in float32, the cosines of the
                                    r/2 pairs, then their sines; is_neox, whether the layout is half

@@ -31,7 +31,7 @@ class Liger(Target):
         if rotation.interleaved:
             wanted.refuse(
                 "it pairs neighbouring channels",
-                "reorder the channels of the projections, as `posenc convert --layout half` does, and hand out that layout",
+                "reorder the channels of the weights by `posenc convert --layout half`, and hand out that layout",
             )
         if rotation.width != wanted.shape.head_dim:
             wanted.refuse(

@@ -10,9 +10,9 @@ from posenc.hand_outs._target import Target, Wanted
 class VLLM(Target):
     """What vLLM takes: the state of its rotary layer, the positions of a call, and the slopes of its attention layer.
 
-    RotaryEmbedding  the layer's attributes: head_size; rotary_dim, r; max_position_embeddings; is_neox_style, whether the
-                     layout is half; dtype; cos_sin_cache [max, r] in it, cosines then sines, with the temperature
-                     (mscale) in them. None where nothing turns
+    RotaryEmbedding  the layer's attributes: head_size; rotary_dim, r; max_position_embeddings; is_neox_style, whether
+                     the layout is half; dtype; cos_sin_cache [max, r] in it, cosines then sines, with the
+                     temperature (mscale) in them. None where nothing turns
     forward          positions [tokens], of a call of that layer; None where nothing turns
     Attention        alibi_slopes, a list of H numbers or None
 
