@@ -497,3 +497,40 @@ def test_a_rotation_of_ones_own_is_expressed_or_refused(own: Rotations) -> None:
         refused(own, "mlx", "the angle of a pair is no multiple of the position; take a target with tables")
     if own.fading:
         refused(own, "transformer_engine", "pairs are stretched by different factors; take a target with tables")
+
+
+class Past(Encoding):
+    """One's own bias: a slope towards the past, and nothing towards the future."""
+
+    def by_distance(self, delta: Tensor) -> Tensor:
+        return -0.5 * delta.clamp(min=0).expand(H, *delta.shape)
+
+
+def test_slopes_are_asked_for_at_the_distances_that_a_mask_lets_meet() -> None:
+    told = hand_out(Past(), to="flash_attention", shape=SHAPE).flash_attn_func
+    assert told["alibi_slopes"].tolist() == [0.5] * H
+    refused(Past(), "flash_attention", "it adds another function of the distance", mask="bidirectional")
+
+
+def test_masks_are_written_as_flash_attention_writes_them() -> None:
+    def told(mask: masks.MaskLike, shape: Shape = SHAPE) -> dict[str, Any]:
+        return hand_out("rotary", to="flash_attention", shape=shape, mask=mask).flash_attn_func
+
+    assert told(masks.window(5)) == {"causal": True, "window_size": (4, 0)}
+    assert told(masks.window(5, causal=False)) == {"causal": False, "window_size": (4, 4)}
+    assert told("bidirectional") == {"causal": False, "window_size": (-1, -1)}
+    assert told(None) == told("causal") == {"causal": True, "window_size": (-1, -1)}
+    encoder = Shape(dim=48, heads=3, head_dim=16, max_len=16, causal=False)
+    assert told(None, encoder)["causal"] is False
+    assert hand_out("rotary", to="flex_attention", shape=encoder).flex_attention["block_mask"] is None
+
+
+def test_a_cache_goes_as_far_as_the_model_and_says_where_tokens_are() -> None:
+    """Logits do not see where the first token is; what is handed out does."""
+    assert hand_out("rotary", to="mlx", shape=SHAPE, positions=Positions.count(3, 5)).rope["offset"] == 5
+    for far, rows in ((7, SHAPE.max_len), (40, 41)):
+        handed = hand_out("rotary", to="vllm", shape=SHAPE, positions=torch.tensor([3, far]), dtype=torch.bfloat16)
+        assert handed.forward["positions"].tolist() == [3, far]
+        assert handed.RotaryEmbedding["cos_sin_cache"].shape == (rows, D)
+        assert handed.RotaryEmbedding["cos_sin_cache"].dtype == torch.bfloat16
+        assert handed.RotaryEmbedding["cos_sin_cache"][1, 0] == torch.tensor(math.cos(1), dtype=torch.bfloat16)
