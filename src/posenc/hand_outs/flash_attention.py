@@ -21,6 +21,11 @@ class FlashAttention(Target):
     Tokens of its attention stand by the order in which they lie: no padding, and one document in each row.
     Source: Dao-AILab/flash-attention, apply_rotary_emb in flash_attn/layers/rotary.py at 09d422b1, flash_attn_func in
     flash_attn/flash_attn_interface.py at 00530025.
+
+    >>> from posenc import Shape, hand_out
+    >>> handed = hand_out("rotary(partial=0.5)", to="flash_attention", shape=Shape.of(dim=64, heads=4, max_len=128))
+    >>> handed.apply_rotary_emb["sin"].shape, handed.flash_attn_func
+    (torch.Size([128, 4]), {'causal': True, 'window_size': (-1, -1)})
     """
 
     title = "FlashAttention"

@@ -17,6 +17,12 @@ class FlashInfer(Target):
 
     The cache has a row for each position up to the trained length, or the highest that was asked for.
     Source: flashinfer-ai/flashinfer, apply_rope_with_cos_sin_cache in flashinfer/rope.py at 0151f647.
+
+    >>> from posenc import Shape, hand_out
+    >>> handed = hand_out("rotary", to="flashinfer", shape=Shape.of(dim=64, heads=4, max_len=128), positions=3)
+    >>> told = handed.apply_rope_with_cos_sin_cache
+    >>> told["cos_sin_cache"].shape, told["positions"], told["is_neox"]
+    (torch.Size([128, 16]), tensor([0, 1, 2], dtype=torch.int32), True)
     """
 
     title = "FlashInfer"

@@ -27,6 +27,11 @@ class FlexAttention(Target):
 
     Whole distances are looked up in a table, so the closure fuses. It is made for these tokens: T of them, on as many.
     Source: PyTorch 2.13, flex_attention and create_block_mask in torch/nn/attention/flex_attention.py.
+
+    >>> from posenc import Shape, hand_out
+    >>> handed = hand_out("alibi", to="flex_attention", shape=Shape.of(dim=64, heads=4, max_len=128))
+    >>> handed.turn is None, list(handed.flex_attention)
+    (True, ['score_mod', 'block_mask'])
     """
 
     title = "FlexAttention"

@@ -18,6 +18,11 @@ class Liger(Target):
 
     It writes into the q and k that it is given. Hugging Face's own apply_rotary_pos_emb takes the same arguments.
     Source: linkedin/Liger-Kernel, liger_rotary_pos_emb in src/liger_kernel/transformers/rope.py at 00fb8bf2.
+
+    >>> from posenc import Shape, hand_out
+    >>> handed = hand_out("rotary", to="liger", shape=Shape.of(dim=64, heads=4, max_len=128))
+    >>> handed.liger_rotary_pos_emb["cos"].shape
+    torch.Size([1, 128, 16])
     """
 
     title = "Liger"

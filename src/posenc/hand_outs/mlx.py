@@ -22,6 +22,10 @@ class MLX(Target):
 
     It computes angles in float32: at position 100,000 they are off by up to 0.008 radians.
     Source: ml-explore/mlx, rope in mlx/fast.cpp at 0017d3c3.
+
+    >>> from posenc import Shape, hand_out
+    >>> hand_out("rotary", to="mlx", shape=Shape.of(dim=16, heads=4, max_len=128)).rope["freqs"]
+    tensor([  1.0000, 100.0000])
     """
 
     title = "MLX"

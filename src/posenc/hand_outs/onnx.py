@@ -17,6 +17,11 @@ class ONNX(Target):
     Tensors are PyTorch's; a runtime takes x.numpy(). The caches have a row for each position up to the trained length,
     or the highest that was asked for.
     Source: onnx/onnx 1.23.2, RotaryEmbedding of opset 23, onnx/reference/ops/op_rotary_embedding.py.
+
+    >>> from posenc import Shape, hand_out
+    >>> handed = hand_out("rotary(partial=0.5)", to="onnx", shape=Shape.of(dim=64, heads=4, max_len=128))
+    >>> handed.RotaryEmbedding["cos_cache"].shape, handed.RotaryEmbedding["rotary_embedding_dim"]
+    (torch.Size([128, 4]), 8)
     """
 
     title = "ONNX"

@@ -17,6 +17,11 @@ class TransformerEngine(Target):
     DotProductAttention   softmax_scale: with the square of a temperature, which no angle can say
 
     Source: NVIDIA/TransformerEngine, apply_rotary_pos_emb in transformer_engine/pytorch/attention/rope.py at 0dc141cf.
+
+    >>> from posenc import Shape, hand_out
+    >>> handed = hand_out("rotary", to="transformer_engine", shape=Shape.of(dim=64, heads=4, max_len=128))
+    >>> handed.apply_rotary_pos_emb["freqs"].shape, handed.DotProductAttention
+    (torch.Size([128, 1, 1, 16]), {'softmax_scale': 0.25})
     """
 
     title = "TransformerEngine"

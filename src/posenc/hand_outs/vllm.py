@@ -20,6 +20,11 @@ class VLLM(Target):
     cache in float32 and rounds it to the model's dtype; here it is made in float64.
     Source: vllm-project/vllm, RotaryEmbedding.forward_native in vllm/model_executor/layers/rotary_embedding/base.py at
     04458da0, Attention in vllm/attention/layer.py at 004a5da0.
+
+    >>> from posenc import Shape, hand_out
+    >>> handed = hand_out("rotary + alibi", to="vllm", shape=Shape.of(dim=64, heads=4, max_len=128))
+    >>> handed.RotaryEmbedding["rotary_dim"], handed.Attention
+    (16, {'alibi_slopes': [0.25, 0.0625, 0.015625, 0.00390625]})
     """
 
     title = "vLLM"
