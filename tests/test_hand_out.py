@@ -422,12 +422,14 @@ def test_positions_that_a_target_cannot_say_are_refused() -> None:
     refused(
         "rotary",
         "vllm",
-        "one whole position of each token, and these have fractions; take a target with",
+        "asked for by whole positions on one axis, and these have fractions; take a target with",
         positions=fractions,
     )
-    refused("rotary", "mlx", r"counts positions up by one .*; give positions=Positions.count\(", positions=fractions)
-    refused("rotary", "mlx", "the same in every row, and these are others", positions=rows)
-    refused("alibi", "flash_attention", "it counts positions up by one", positions=fractions)
+    refused(
+        "rotary", "mlx", r"positions are counted up by one .*; give positions=Positions.count\(", positions=fractions
+    )
+    refused("rotary", "mlx", "in every row alike, and these are others", positions=rows)
+    refused("alibi", "flash_attention", "positions are counted up by one", positions=fractions)
     refused(
         "rotary", "flash_attention", "the 2 rows of the batch have positions or horizons of their own", positions=rows
     )
@@ -462,7 +464,7 @@ def test_what_a_target_does_not_take_is_refused() -> None:
     refused(
         "rotary",
         "flash_attention",
-        "the mask has a prefix, and its own has a window alone",
+        "the mask has a prefix, and no more than a window is taken",
         mask=masks.prefix(3),
     )
     seen = torch.ones(16, 16, dtype=torch.bool)

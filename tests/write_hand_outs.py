@@ -77,17 +77,20 @@ def reason(name: str, target: str) -> str:
 
 
 def table() -> str:
-    """The table as the guide has it: reasons are numbered, and stand below."""
-    reasons: dict[str, int] = {}
-    lines = [
-        f"| encoding | {' | '.join(TARGETS[target].title for target in TARGETS)} |",
-        "|---|" + "---|" * len(TARGETS),
-    ]
+    """The table as the guide has it."""
+    lines = ["| encoding | expressed by | refused by |", "|---|---|---|"]
     for name in SPECS:
-        whys = [reason(name, target) for target in TARGETS]
-        cells = [f"no ({reasons.setdefault(why, len(reasons) + 1)})" if why else "yes" for why in whys]
-        lines.append(f"| `{name}` | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *(f"{number}. {why}" for why, number in reasons.items())]) + "\n"
+        by_reason: dict[str, list[str]] = {}
+        for target in TARGETS:
+            by_reason.setdefault(reason(name, target), []).append(TARGETS[target].title)
+        expressed = told(by_reason.pop("", []))
+        refused = "; ".join(f"{told(titles)}: {why}" for why, titles in by_reason.items())
+        lines.append(f"| `{name}` | {expressed} | {refused} |")
+    return "\n".join(lines) + "\n"
+
+
+def told(titles: list[str]) -> str:
+    return "all" if len(titles) == len(TARGETS) else ", ".join(titles) or "none"
 
 
 if __name__ == "__main__":

@@ -159,8 +159,8 @@ class Wanted:
         rotation = self.rotation()
         if rotation.cos.shape[0] > 1:
             self.refuse(
-                f"the {rotation.cos.shape[0]} rows of the batch have positions or horizons of their own, and its table "
-                f"has one row for all of them",
+                f"the {rotation.cos.shape[0]} rows of the batch have positions or horizons of their own, and one "
+                f"table is for all of them",
                 "hand out each row by itself",
             )
         return rotation
@@ -171,7 +171,7 @@ class Wanted:
         if coords.shape[-1] != 1 or coords.is_floating_point():
             found = f"{coords.shape[-1]} axes" if coords.shape[-1] != 1 else "fractions"
             self.refuse(
-                f"it looks its table up by one whole position of each token, and these have {found}",
+                f"rows of its table are asked for by whole positions on one axis, and these have {found}",
                 WITH_ROWS,
             )
         ids = coords[..., 0]
@@ -186,7 +186,7 @@ class Wanted:
         coords = self.at.coords[..., 0]
         if self.at.axes != 1 or coords.shape[0] > 1 or bool((coords.diff() != 1).any()) or coords[0, 0] % 1:
             self.refuse(
-                "it counts positions up by one from a whole number, the same in every row, and these are others",
+                "positions are counted up by one from a whole number, in every row alike, and these are others",
                 f"give positions=Positions.count(tokens, start), or {WITH_ROWS}",
             )
         return int(coords[0, 0])

@@ -53,12 +53,12 @@ def window_of(wanted: Wanted) -> dict[str, Any]:
     at, mask = wanted.at, wanted.mask
     if mask.prefix or mask.given is not None:
         wanted.refuse(
-            f"the mask has {'a prefix' if mask.prefix else 'a tensor of its own'}, and its own has a window alone",
+            f"the mask has {'a prefix' if mask.prefix else 'a tensor of its own'}, and no more than a window is taken",
             "take to='flex_attention'",
         )
     if at.document is not None or not (at.contiguous or at.loose):
         wanted.refuse(
-            "the positions have padding or several documents, and it goes by the order in which tokens lie",
+            "the positions have padding or several documents, and tokens are taken in the order in which they lie",
             "hand out each document by itself, or take to='flex_attention'",
         )
     if mask.window is None:
