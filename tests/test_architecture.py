@@ -35,7 +35,7 @@ ROOMS = [
     {"catalogue"},
     {"inputs", "sizes"},
     {"attention", "embedding", "generation"},
-    {"model", "presets"},
+    {"model", "presets", "hand_outs"},
     {"parallel"},
     {"testing", "lab"},
     {"checkpoints"},
@@ -108,7 +108,7 @@ def test_positions_know_only_checks_and_who_watches() -> None:
     assert rooms_imported_by(FILES["positions"]) <= {"checks", "watched"}
 
 
-NAMELESS = "sizes inputs attention embedding generation model".split()
+NAMELESS = "sizes inputs attention embedding generation model hand_outs".split()
 NAMELESS += "kernels cache encoding biases keys score_mods masks positions".split()
 WITHOUT_NAMES = [module for module in FILES if room_of(module) in NAMELESS]
 

@@ -12,6 +12,7 @@ from catalogue_pages import write
 from sphinx.application import Sphinx
 
 import posenc
+from posenc.hand_outs import TARGETS
 from posenc.testing import PROMISES
 
 ROOMS = {
@@ -24,11 +25,16 @@ ROOMS = {
     "posenc.checkpoints": "In use: [read](../guides/read-a-checkpoint.md), [run](../guides/run-a-checkpoint.md), "
     "[convert](../guides/convert-a-checkpoint.md), [extend](../guides/extend-a-context.md).",
     "posenc.parallel": "In use: [clusters](../guides/clusters.md), [long sequences](../guides/long-sequences.md).",
+    "posenc.hand_outs": "In use: [hand an encoding to other kernels](../guides/hand-out.md).",
     "posenc.export": "In use: [export](../guides/export.md).",
 }
 """The rooms, and where more is said of each."""
 
-LAZY = {"posenc": list(posenc.HOMES), "posenc.lab": ["load", "figures"]}
+LAZY = {
+    "posenc": list(posenc.HOMES),
+    "posenc.lab": ["load", "figures"],
+    "posenc.hand_outs": ["Target", *TARGETS.class_names],
+}
 """Public names of the rooms that import them when they are first asked for."""
 
 

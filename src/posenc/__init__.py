@@ -27,11 +27,12 @@ HOMES = {
     "Sizes": "sizes",
     "TokenPositionEmbedding": "embedding",
     "build": "catalogue",
+    "hand_out": "hand_outs",
     "names": "catalogue",
     "preset": "presets",
     "scaled_dot_product_attention": "kernels.reference",
 }
-MODULES = ("coordinate_maps", "masks", "parallel", "presets", "schedules", "testing")
+MODULES = ("coordinate_maps", "hand_outs", "masks", "parallel", "presets", "schedules", "testing")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,6 @@
 """The public names, each from its home; written by `.venv/bin/python tests/write_stub.py`."""
 
-from posenc import coordinate_maps, masks, parallel, presets, schedules, testing
+from posenc import coordinate_maps, hand_outs, masks, parallel, presets, schedules, testing
 from posenc.attention import Attention
 from posenc.cache import Cache
 from posenc.catalogue import build, names
@@ -50,6 +50,7 @@ from posenc.encodings.t5_bias import T5Bias
 from posenc.encodings.transformer_xl import TransformerXL
 from posenc.encodings.tupe import TUPE
 from posenc.encodings.xpos import XPos
+from posenc.hand_outs import hand_out
 from posenc.kernels.chosen_weights import Chosen
 from posenc.kernels.reference import scaled_dot_product_attention
 from posenc.keys import Keys
@@ -123,6 +124,8 @@ __all__ = [
     "XPos",
     "build",
     "coordinate_maps",
+    "hand_out",
+    "hand_outs",
     "masks",
     "names",
     "parallel",

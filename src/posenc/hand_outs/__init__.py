@@ -1,0 +1,82 @@
+"""Hand-outs: an encoding in the convention of other people's kernels and engines.
+
+One file for each target, and the file's name is what `hand_out(..., to=...)` takes. What a target cannot express is
+refused: nothing that is handed out computes other logits than posenc's own attention.
+"""
+
+from typing import Any
+
+import torch
+
+from posenc import checks
+from posenc.catalogue import Spec, build
+from posenc.encoding import Shape
+from posenc.hand_outs._target import Target, Wanted
+from posenc.masks import MaskLike, mask_for
+from posenc.positions import Positions, placed
+from posenc.registry import Registry
+
+__all__ = ["TARGETS", "Target", "hand_out"]
+
+TARGETS = Registry(__name__, Target, "posenc.hand_outs.Target", "flash_attention")
+"""The targets, by their names; each is imported when it is first asked for."""
+
+
+@torch.no_grad()
+def hand_out(
+    spec: Spec,
+    to: str,
+    *,
+    shape: Shape,
+    positions: Positions | torch.Tensor | int | None = None,
+    mask: MaskLike = None,
+    dtype: torch.dtype = torch.float32,
+) -> Any:
+    """An encoding as the arguments of other people's kernels: tables, slopes, closures, position ids.
+
+    softmax(logits of the target with these arguments) = softmax(logits of posenc.Attention),   to rounding
+
+    spec       a spec, or an encoding, whose parameters are read as they are now
+    to         a target: flash_attention, flashinfer, flex_attention, liger, mlx, onnx, transformer_engine or vllm
+    shape      what it is built for: heads, width of a head, trained length, whether tokens see only the past
+    positions  where the tokens are: Positions, ids, or an int, that many tokens from 0; default: shape.max_len tokens.
+               What depends on a horizon reads the one that they declare, and is right for that one alone
+    mask       who may see whom, for the targets that take one; default: causal where the shape is, else everybody
+    dtype      of tables, which are computed in float64 and rounded once; some targets take float32 alone
+
+    Returns a dataclass of posenc.hand_outs. Its fields are called as the target's functions, and each is a dict of that
+    function's own arguments, as in `apply_rotary_emb(q, **handed.apply_rotary_emb)`, or None where no call is needed.
+
+    Raises ValueError for what the target cannot express, with the reason and what to do; for an unknown target; for a
+    mask or a dtype that it does not take; and as posenc.build does.
+
+    >>> from posenc import Shape, hand_out
+    >>> handed = hand_out("rotary + alibi", to="flash_attention", shape=Shape.of(dim=64, heads=4, max_len=128))
+    >>> handed.apply_rotary_emb["cos"].shape, handed.apply_rotary_emb["interleaved"]
+    (torch.Size([128, 8]), False)
+    >>> handed.flash_attn_func["alibi_slopes"]
+    tensor([0.2500, 0.0625, 0.0156, 0.0039])
+    """
+    target = TARGETS.find(to)
+    encoding = build(spec, shape)
+    checks.kind("dtype", dtype, torch.dtype)
+    if dtype not in target.dtypes:
+        told = " or ".join(str(one).removeprefix("torch.") for one in target.dtypes)
+        raise ValueError(f"{target.title} takes tables in {told}, got {dtype}; leave dtype out")
+    if mask is not None and not target.takes_mask:
+        raise ValueError(
+            f"{target.title} is handed what turns queries and keys, and no mask; give the mask to your attention, "
+            f"and leave it out here"
+        )
+    at = placed(shape.max_len if positions is None else positions)
+    rule = mask_for(("causal" if shape.causal else "bidirectional") if mask is None else mask)
+    return target.of(Wanted(target, encoding, shape, at, rule, dtype))
+
+
+def __getattr__(name: str) -> Any:
+    """A target by its class name, imported now."""
+    return TARGETS.by_class_name(name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *TARGETS.class_names])
