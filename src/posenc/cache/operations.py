@@ -56,7 +56,7 @@ def without(at: Positions, gone: Tensor) -> Positions:
     if not bool(gone.any()):
         return at
     order = at.order.expand_as(gone).masked_fill(gone, -1)
-    return at.changed(order=order, contiguous=False, extent=None, loose=False)
+    return at.changed(order=order, contiguous=False, loose=False)
 
 
 def closed_up(before: Positions, at: Positions, touched: Tensor | None) -> Positions:
@@ -240,9 +240,13 @@ def noticed(at: Positions) -> Positions:
     unit_step = at.axes == 1 and bool(((place == order) | (order < 0)).all())
     if contiguous and unit_step and at.horizon is None and not at.coords.is_floating_point():
         return Counted(at.tokens, int(order[0, 0]), at.device)
+    return at.changed(contiguous=contiguous, unit_step=unit_step, extent=extent_of(at), loose=False)
+
+
+def extent_of(at: Positions) -> int | None:
+    """The number above all coordinates, where these are whole and none is below 0."""
     whole = not at.coords.is_floating_point() and bool((at.coords >= 0).all())
-    extent = int(at.coords.max()) + 1 if whole else None
-    return at.changed(contiguous=contiguous, unit_step=unit_step, extent=extent, loose=False)
+    return int(at.coords.max()) + 1 if whole else None
 
 
 def chosen(at: Positions, tokens: Tokens, batch: int) -> Tensor:

@@ -12,7 +12,7 @@ from posenc.cache.growing import chosen_columns, left
 from posenc.cache.held import check_behind, check_rows, documents, larger, span
 from posenc.cache.layer import LayerCache, rows_of, turned_of
 from posenc.cache.memory import memory, scatter_in_place, scattered
-from posenc.cache.operations import cropped
+from posenc.cache.operations import cropped, extent_of
 from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
@@ -71,7 +71,9 @@ class SlotCache(LayerCache):
         )
         facts, turned = new.facts(), None
         if keys.turned is not None or new.turned is not None:
-            turned = scatter(turned_of(keys), slot, turned_of(new), 1)
+            # In memory of its own: where they stand is written beside it.
+            before = keys.at.coords.clone() if keys.turned is None else keys.turned
+            turned = scatter(before, slot, turned_of(new), 1)
         held, settled = self.keys, self.settled
         self.keys = replace(
             keys.each(lambda name, fact: scatter(fact, slot, facts[name], 2)), at=at, turned=turned, fixed=new.fixed
@@ -101,7 +103,7 @@ class SlotCache(LayerCache):
         slot = self.slot_of(keys.at.order)
         here = torch.arange(self.slots + 1, device=slot.device)
         if slot.shape[1] == self.slots + 1 and bool(((slot == here) | (keys.at.order < 0)).all()):
-            self.keys = self.mine(keys)
+            self.keys = self.mine(replace(keys, at=keys.at.changed(extent=extent_of(keys.at))))
             return
         columns, at = left(keys.at)
         if at is None:
