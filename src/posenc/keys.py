@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from posenc.positions import Positions
@@ -36,6 +37,10 @@ class Keys:
     def facts(self) -> dict[str, Tensor]:
         """What is remembered of each token beside where it is, [B, heads or 1, S, ...], by names."""
         return {"k": self.k, "v": self.v, **{f"memo {name}": fact for name, fact in self.memo.items()}}
+
+    def to(self, device: torch.device | str) -> "Keys":
+        turned = None if self.turned is None else self.turned.to(device)
+        return replace(self.each(lambda name, fact: fact.to(device)), at=self.at.to(device), turned=turned)
 
     def each(self, change: Callable[[str, Tensor], Tensor]) -> "Keys":
         """The same keys with every fact of tokens changed, by its name and value as `facts` has them."""

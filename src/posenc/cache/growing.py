@@ -1,19 +1,17 @@
 """Keys that grow, without a limit."""
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from posenc.cache.columns import compact
 from posenc.cache.held import check_behind, check_rows, joined
 from posenc.cache.layer import LayerCache, along, both, rows_of, turned_of
 from posenc.cache.memory import Room
-from posenc.cache.operations import noticed
 from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
-from posenc.shared_tables import once
 from posenc.watched import is_watched
 
 
@@ -60,13 +58,7 @@ class GrowingCache(LayerCache):
         return room.append(held, new)
 
     def store(self, keys: Keys) -> None:
-        columns, at = once(keys.at, (left,), lambda: left(keys.at))
-        if at is None:
-            self.keys = None
-            return
-        if columns is not None:
-            keys = chosen_columns(keys, columns)
-        self.keys = replace(keys, at=at)
+        self.keys = compact(keys)
 
     def rows(self, rows: Tensor) -> None:
         if self.keys is not None:
@@ -91,52 +83,3 @@ class GrowingCache(LayerCache):
         twin = type(self)()
         twin.keys, twin.settled = self.keys, self.settled
         return twin
-
-
-def left(at: Positions) -> tuple[slice | Tensor | None, Positions | None]:
-    """Which of the S columns of tokens are still to be held, None for all; and what stands in them, None for nothing.
-
-    Where all rows forgot the same tokens these columns go; else the tokens of each row move together.
-    """
-    held = at.order >= 0
-    most = int(held.sum(1).max())
-    if most == 0:
-        return None, None
-    if most == at.tokens:
-        return None, noticed(at)
-    if bool((held == held[:1]).all()):
-        index = held[:1].nonzero()[:, 1]
-        if int(index[-1]) == most - 1:
-            columns = slice(0, most)
-            return columns, noticed(at.changed(**{n: fact[:, columns] for n, fact in of_tokens(at).items()}))
-        index = index[None]
-    else:
-        index = (~held).byte().argsort(dim=1, stable=True)[:, :most]
-    return index, noticed(at.changed(**{name: of_columns(fact, index, 1) for name, fact in of_tokens(at).items()}))
-
-
-def of_tokens(at: Positions) -> dict[str, Tensor]:
-    """What positions say of each token, [B or 1, S, ...]."""
-    return {name: fact for name, fact in at.tensors().items() if name != "horizon"}
-
-
-def chosen_columns(keys: Keys, columns: slice | Tensor) -> Keys:
-    """The keys of some tokens, a slice or numbers [B or 1, n]; where they are is left to the caller."""
-
-    def of(fact: Tensor) -> Tensor:
-        return fact[:, :, columns] if isinstance(columns, slice) else of_columns(fact, columns, 2)
-
-    turned = keys.turned
-    if turned is not None:
-        turned = turned[:, columns] if isinstance(columns, slice) else of_columns(turned, columns, 1)
-    return replace(keys.each(lambda name, fact: of(fact)), turned=turned)
-
-
-def of_columns(fact: Tensor, index: Tensor, axis: int) -> Tensor:
-    """Some tokens, by numbers [B or 1, n], of a fact that has them along an axis behind that of the rows."""
-    if index.shape[0] == 1:
-        return fact.index_select(axis, index[0])
-    rows, n = index.shape
-    shape: list[Any] = [rows, *(1,) * (axis - 1), n, *(1,) * (fact.dim() - axis - 1)]
-    sizes = [rows, *fact.shape[1:axis], n, *fact.shape[axis + 1 :]]
-    return fact.expand(rows, *fact.shape[1:]).gather(axis, index.view(shape).expand(sizes))

@@ -1,11 +1,14 @@
 """The KV cache of a model."""
 
 from copy import copy
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from posenc import checks
+from posenc.cache import files
+from posenc.cache.columns import compact
 from posenc.cache.growing import GrowingCache
 from posenc.cache.held import last_of, latest
 from posenc.cache.layer import Operations, check_movable, held_by
@@ -81,6 +84,32 @@ class Cache(Operations):
             if keys is not None:
                 layer.store(keys)
         self.go_on()
+
+    def save(self, file: str | Path) -> None:
+        """Write what is held to a safetensors file, without the room for tokens to come.
+
+        Raises ValueError for an empty cache, and ImportError where safetensors is not installed.
+        """
+        held = [keys for layer in self.layers if layer.keys is not None and (keys := compact(layer.keys)) is not None]
+        if len(held) < len(self.layers):
+            raise ValueError("an empty cache has nothing to save; give it tokens first")
+        first = self.layers[0]
+        slots, rolling = (first.slots, first.rolling) if isinstance(first, SlotCache) else (None, False)
+        files.write(file, held, slots=slots, rolling=rolling)
+
+    @classmethod
+    def load(cls, file: str | Path, device: torch.device | str | None = None) -> "Cache":
+        """The cache that `save` wrote: the same kind, which goes on behind the same tokens.
+
+        Nothing in a file names code, and what it allocates is bounded by its size. Raises CannotRead for what is no
+        such file.
+        """
+        layers, told = files.read(file)
+        cache = cls(len(layers), slots=told["slots"], rolling=told["rolling"])
+        for layer, keys in zip(cache.layers, layers, strict=True):
+            layer.store(keys if device is None else keys.to(device))
+        cache.go_on()
+        return cache
 
     def go_on(self) -> None:
         """Note where the last token of each row stands, behind which those to come go on."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc import checks
-from posenc.cache.growing import chosen_columns, left
+from posenc.cache.columns import compact
 from posenc.cache.held import check_behind, check_rows, documents, larger, span
 from posenc.cache.layer import LayerCache, rows_of, turned_of
 from posenc.cache.memory import memory, scatter_in_place, scattered
@@ -105,19 +105,17 @@ class SlotCache(LayerCache):
         if slot.shape[1] == self.slots + 1 and bool(((slot == here) | (keys.at.order < 0)).all()):
             self.keys = self.mine(replace(keys, at=keys.at.changed(extent=extent_of(keys.at))))
             return
-        columns, at = left(keys.at)
-        if at is None:
+        held = compact(keys)
+        if held is None:
             self.keys = self.written = None
             return
-        if self.rolling and (wide := span(at)[0]) > self.slots:
+        if self.rolling and (wide := span(held.at)[0]) > self.slots:
             raise ValueError(
                 f"a rolling cache of {self.slots} slots holds as many tokens in a row, and these are {wide} apart; "
                 f"forget more of them, or use a cache that grows"
             )
-        if columns is not None:
-            keys = chosen_columns(keys, columns)
         fresh = SlotCache(self.slots, rolling=self.rolling)
-        self.keys = self.mine(fresh.extend(replace(keys, at=at)))
+        self.keys = self.mine(fresh.extend(held))
 
     def rows(self, rows: Tensor) -> None:
         if self.keys is not None:
