@@ -255,7 +255,7 @@ def test_rows_that_were_chosen_go_on_as_if_they_had_been_these_from_the_start(la
         layer(x[:, :4], positions=at, mask=masks.causal(), cache=cache)
         layer(x[:, 4:5], positions=at.next(), mask=masks.causal(), cache=cache)
         chosen = torch.tensor(rows)
-        cache.reorder(chosen)
+        cache.rows(chosen)
         next_at = Positions.padded(padding[chosen]).next(3).rows(slice(1, 3))
         new = torch.randn(len(rows), 2, DIM, dtype=torch.float64)
         got = layer(new, positions=next_at, mask=masks.causal(), cache=cache)
@@ -275,7 +275,7 @@ def test_a_model_goes_back_and_chooses_rows_and_goes_on_by_itself(slots: int | N
         model(ids[:, :6], padding=torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6]), cache=cache)
         model(ids[:, 6:8], cache=cache)
         cache.crop(torch.tensor([3, 7]))
-        cache.reorder(torch.tensor([1, 0, 1]))
+        cache.rows(torch.tensor([1, 0, 1]))
         new = torch.randint(50, (3, 2))
         got = torch.cat([model(new[:, t : t + 1], cache=cache) for t in (0, 1)], 1)
         for place, held in enumerate((ids[1:, :7], ids[:1, 2:5], ids[1:, :7])):
@@ -292,7 +292,7 @@ def test_one_row_becomes_several_that_go_their_own_ways(slots: int | None) -> No
     with torch.no_grad():
         cache = model.cache(slots=slots)
         model(ids, cache=cache)
-        cache.reorder(torch.tensor([0, 0]))
+        cache.rows(torch.tensor([0, 0]))
         cache.crop(torch.tensor([3, 5]))
         got = torch.cat([model(new[:, t : t + 1], cache=cache) for t in (0, 1)], 1)
         for row, held in enumerate((ids[:, :3], ids)):
@@ -389,7 +389,7 @@ def test_a_layer_says_that_keys_were_written_over_before_it_reads_where_they_sta
 
 def test_keys_that_were_written_over_are_refused_whatever_memory_came_after() -> None:
     k = torch.zeros(1, 1, 2, 3)
-    for away in (lambda cache: cache.reorder(torch.tensor([0])), copy.copy):
+    for away in (lambda cache: cache.rows(torch.tensor([0])), copy.copy):
         cache = SlotCache(9)
         with torch.inference_mode():
             earlier = cache.extend(Keys(k, k, Positions.count(2)))
@@ -415,7 +415,7 @@ def test_keys_that_somebody_put_back_stay_as_they_are_after_a_crop() -> None:
 def test_rows_that_are_chosen_take_their_lengths_along_and_another_batch_is_refused(make) -> None:
     cache, k = make(), torch.zeros(2, 1, 2, 3)
     cache.extend(Keys(k, k, Positions.count(2).with_horizon(torch.tensor([4, 7]))))
-    cache.reorder(torch.tensor([1, 1, 0]))
+    cache.rows(torch.tensor([1, 1, 0]))
     assert cache.keys.at.horizon.flatten().tolist() == [7, 7, 4]
     with pytest.raises(ValueError, match="holds keys of 3 rows and 1 heads, got new ones of 2 and 1; start a new"):
         cache.extend(Keys(k, k, Positions.count(2, 2)))
@@ -452,7 +452,7 @@ def test_what_no_cache_can_do_is_refused() -> None:
                 cache.crop(wrong)
         for rows in ([2], [0, 2], [-1], []):
             with pytest.raises(ValueError, match="choose rows of the batch by numbers from 0 to 1"):
-                cache.reorder(torch.tensor(rows, dtype=torch.long))
+                cache.rows(torch.tensor(rows, dtype=torch.long))
     # Nothing is overwritten yet, and then the oldest is.
     rolling.crop(2)
     rolling.extend(Keys(k[:, :, :3], k[:, :, :3], Positions.count(3, 2)))

@@ -175,7 +175,7 @@ MODELS = {
     "rolling must be True or False, got 1": lambda: Cache(1, slots=3, rolling=1),
     "crop to a number of tokens, .* got 1.5": lambda: filled().crop(1.5),
     "crop to a number of tokens, .* got 'x'": lambda: filled().crop("x"),
-    r"choose rows .* of shape \[rows\], got \[1, 0\]": lambda: filled().reorder([1, 0]),
+    r"choose rows .* of shape \[rows\], got \[1, 2\]": lambda: filled().rows([1, 2]),
     "number of tokens must be a whole number, got None": lambda: filled().next(None),
     "token ids must be a tensor": lambda: MODEL([[1, 2]]),
     "token ids must be a tensor, got .*ndarray": lambda: MODEL(IDS.numpy()),

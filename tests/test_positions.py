@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from posenc import Positions
-from posenc.cache import last_of
+from posenc.cache.held import last_of
 from posenc.positions import distance, positions_for
 from posenc.shared_tables import check_versions, once, versions
 

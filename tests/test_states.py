@@ -26,10 +26,9 @@ OTHERS = [spec for name in catalogue.names() for spec in variants(name)[:1]]
 
 def handful(number: int) -> list[str]:
     """Others that change whenever the core does, and are the same wherever the code is the same."""
-    core = [
-        Path(posenc.__file__).parent / f"{name}.py"
-        for name in ("cache", "encoding", "kept_tables", "positions", "shared_tables")
-    ]
+    folder = Path(posenc.__file__).parent
+    core = [folder / f"{name}.py" for name in ("encoding", "kept_tables", "positions", "shared_tables")]
+    core += sorted((folder / "cache").glob("*.py"))
     first = zlib.crc32(b"".join(file.read_bytes().replace(b"\r", b"") for file in core))
     return [OTHERS[(first + 7 * step) % len(OTHERS)] for step in range(number)]
 

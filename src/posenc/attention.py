@@ -133,6 +133,8 @@ class Attention(nn.Module):
         if encoding.turns_when_attending:
             q = encoding.turn(q, at, "query")
             keys = replace(keys, k=encoding.turn(keys.k, keys.at.changed(horizon=at.horizon), "key"))
+        elif cache is not None and keys.turned is not None:
+            keys = cache.placed(keys, encoding)
         kernel = kernels.bind(
             self.kernel,
             encoding,
@@ -202,7 +204,7 @@ class Attention(nn.Module):
         if not encoding.turns_when_attending:
             q, k = encoding.turn_both(q, k, at, keys_at, in_place=not is_held(self.to_query, self.to_key))
         memo = encoding.remember(key, keys_at, self.projections()) if "remember" in encoding.doors else {}
-        return q, Keys(k, v, keys_at, memo)
+        return q, Keys(k, v, keys_at, memo, fixed=encoding.fixed)
 
     def projections(self) -> Projections:
         return Projections(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc.biases import Bias, among_heads
-from posenc.encoding import Encoding, Side
+from posenc.encoding import Encoding, Moves, Side
 from posenc.foreign import quoted
 from posenc.keys import Keys
 from posenc.positions import Positions
@@ -53,6 +53,16 @@ class OnHeads(Encoding):
                 f"them stay as they are; use it on all heads"
             )
         return x.index_copy(1, chosen, turned)
+
+    @property
+    def moves(self) -> Moves:
+        return self.encoding.moves
+
+    def moved(self, k: Tensor, before: Positions, after: Positions) -> Tensor:
+        if "turn" not in self.doors:
+            return super().moved(k, before, after)
+        chosen = torch.tensor(self.among(k.shape[1]), device=k.device)
+        return k.index_copy(1, chosen, self.encoding.moved(k[:, chosen], before, after))
 
     def among(self, heads: int) -> Sequence[int]:
         """The chosen heads among so many, which query heads may share.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from posenc.biases import Bias, Branch, Branched, Pairs, check_heads
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, Moves
 from posenc.kernels.bound import BoundKernel
 from posenc.keys import Keys
 from posenc.masks import Mask
@@ -64,6 +64,10 @@ class DistanceMap(Encoding):
     @property
     def wavelengths(self) -> Tensor | None:
         return self.encoding.wavelengths
+
+    @property
+    def moves(self) -> Moves:
+        return "unturned" if "attend" in self.doors else "exact"
 
     def branches(self) -> list[Shown]:
         """Where the distance is not the true one, and what it is there."""

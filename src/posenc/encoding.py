@@ -28,6 +28,18 @@ Own = TypeVar("Own", bound="Encoding")
 Side: TypeAlias = Literal["query", "key"]
 """Which of the two door 2 turns."""
 
+Moves: TypeAlias = Literal["exact", "unturned", "recomputed", "never"]
+"""What becomes of a remembered key whose token moves: it is turned by the difference, or holds no position; it is
+cached unturned; it has to be computed again from its token; or nothing leads from one place to the other."""
+
+WHY_FIXED = {
+    "recomputed": "their keys were made of embeddings with positions added; leave them where they are, as "
+    "evict(keep, renumber=False) and crop do, or feed the tokens again",
+    "never": "their keys were turned in a way that no rotation by a difference takes back (Encoding.moved); leave them "
+    "where they are, as evict(keep, renumber=False) and crop do, or feed the tokens again",
+}
+"""Why remembered keys cannot be moved, and the way out."""
+
 DOORS = ("embed", "turn", "by_distance", "biases", "attend", "remember")
 WIDTHS = ("dim", "heads", "head_dim")
 """Options that the model decides, and no spec."""
@@ -152,6 +164,30 @@ class Encoding(KeepsTables, Published):
 
     def __init__(self) -> None:
         super().__init__()
+
+    @property
+    def moves(self) -> Moves:
+        """What becomes of a remembered key whose token moves; a class that turns keys says how, in `moved`."""
+        if "embed" in self.doors:
+            return "recomputed"
+        if self.turns_when_attending:
+            return "unturned"
+        says = type(self).moved is not Encoding.moved
+        return "exact" if says or "turn" not in self.doors or self.turns == "queries" else "never"
+
+    @property
+    def fixed(self) -> str:
+        """Why remembered keys cannot be moved; empty where they can."""
+        return WHY_FIXED.get(self.moves, "")
+
+    def moved(self, k: Tensor, before: Positions, after: Positions) -> Tensor:
+        """Remembered keys [B, KV, S, D] that `turn` turned at the positions `before`, as it would turn them at `after`.
+
+        Keys that were not turned hold no position, and stay as they are. Raises ValueError where that cannot be done.
+        """
+        if self.fixed:
+            raise ValueError(f"tokens stand elsewhere, and {self.fixed}")
+        return k
 
     @property
     def wavelengths(self) -> Tensor | None:
@@ -397,6 +433,8 @@ class Compose(Encoding):
         self.queries_together = max(part.queries_together for part in flat)
         read = [part.between for part in flat]
         self.between = None if None in read else tuple(dict.fromkeys(name for names in read for name in names or ()))
+        # Which channels its parts pair is known to each of them alone: two turns might not commute.
+        self.turns_twice = sum("turn" in part.doors and part.turns != "queries" for part in flat) > 1
         ways = {part.turns for part in flat if "turn" in part.doors}
         self.turns = ways.pop() if len(ways) == 1 else "each"
         self.turns_when_attending = any(part.turns_when_attending for part in flat)
@@ -405,6 +443,21 @@ class Compose(Encoding):
     def parts(self) -> list[Encoding]:
         """The encodings that are summed."""
         return cast(list[Encoding], list(self.members))
+
+    @property
+    def moves(self) -> Moves:
+        ways: set[Moves] = {part.moves for part in self.parts}
+        if self.turns_when_attending:
+            ways = (ways - {"exact", "never"}) | {"unturned"}
+        elif self.turns_twice:
+            ways.add("never")
+        return next(way for way in ("recomputed", "never", "unturned", "exact") if way in ways)
+
+    def moved(self, k: Tensor, before: Positions, after: Positions) -> Tensor:
+        k = super().moved(k, before, after)
+        for part in self.parts:
+            k = part.moved(k, before, after)
+        return k
 
     def embed(self, x: Tensor, at: Positions) -> Tensor:
         for part in self.parts:

@@ -8,6 +8,7 @@ from posenc.channel_pairs import PairsTurned
 from posenc.encoding import Encoding, Side
 from posenc.kernels.rotate_pairs import is_plain, rotate_at_once, rotate_both, rotate_pairs, rotation_dtype
 from posenc.positions import Positions
+from posenc.precision import exact
 
 
 class Turning(PairsTurned, Encoding):
@@ -22,6 +23,10 @@ class Turning(PairsTurned, Encoding):
     def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:
         return self.rotated(x, at)
 
+    def moved(self, k: Tensor, before: Positions, after: Positions) -> Tensor:
+        # Angles are linear in the coordinates.
+        return self.rotated(k, between(before, after))
+
     def turn_both(
         self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions, *, in_place: bool = False
     ) -> tuple[Tensor, Tensor]:
@@ -31,15 +36,25 @@ class Turning(PairsTurned, Encoding):
 class Rotations(Turning):
     """An encoding that rotates pairs of channels of queries and keys by a table of cosines and sines.
 
-    A subclass has head_dim and layout, and computes the table, which is kept while tokens count up from a known start.
+    A subclass has head_dim and layout, and says the angles. Their table is kept while tokens count up from a known
+    start.
     """
 
     head_dim: int
     layout: str
 
+    def angles(self, at: Positions) -> Tensor:
+        """The angle of each pair [B or 1, 1, T, P] (radians, float64), linear in the coordinates."""
+        raise NotImplementedError
+
+    @property
+    def temperature(self) -> float | Tensor:
+        """What turned queries and keys are multiplied by."""
+        return 1.0
+
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Cosines and sines [2, B or 1, 1, T, P] at some positions, each row computed by itself."""
-        raise NotImplementedError
+        return cos_sin(self.angles(at), self.temperature, dtype, device)
 
     def rows(self, x: Tensor, at: Positions, *, unwatched: bool = False) -> Tensor:
         """The table for heads like x [B, H, T, head_dim] at their positions; `unwatched` as `once` has it."""
@@ -49,8 +64,19 @@ class Rotations(Turning):
 
     def rotated(self, x: Tensor, at: Positions, *, in_place: bool = False) -> Tensor:
         checks.head_dim(self, x)
-        cos, sin = self.rows(x, at).unbind(0)
+        return self.by_table(x, self.rows(x, at), in_place=in_place)
+
+    def by_table(self, x: Tensor, table: Tensor, *, in_place: bool = False) -> Tensor:
+        """Queries or keys, their pairs turned by a table of cosines and sines."""
+        cos, sin = table.unbind(0)
         return rotate_pairs(x, cos, sin, self.layout, in_place=in_place)
+
+    def moved(self, k: Tensor, before: Positions, after: Positions) -> Tensor:
+        if self.turns_when_attending:
+            return k
+        # A temperature is in the keys already.
+        angles = self.angles(between(before, after))
+        return self.by_table(k, cos_sin(angles, 1.0, rotation_dtype(k), k.device))
 
     def turn_both(
         self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions, *, in_place: bool = False
@@ -67,6 +93,11 @@ class Rotations(Turning):
             return super().turn_both(q, k, at, keys_at, in_place=in_place)
         checks.head_dim(self, q), checks.head_dim(self, k)
         return rotate_both(q, k, table, self.layout, in_place=in_place)
+
+
+def between(before: Positions, after: Positions) -> Positions:
+    """Where tokens stand as seen from where they were: the differences of their coordinates."""
+    return after.with_coords(exact(after.coords) - exact(before.coords))
 
 
 def plain_frequencies(base: float, width: int) -> Tensor:

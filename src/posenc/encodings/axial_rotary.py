@@ -9,7 +9,7 @@ from posenc import checks
 from posenc.kernels.rotate_pairs import rotate_pairs
 from posenc.positions import Positions
 from posenc.precision import exact
-from posenc.rotations import Rotations, cos_sin
+from posenc.rotations import Rotations
 
 LAYOUTS = ("half", "interleaved", "half_by_axis")
 FREQUENCIES = ("language", "dealt", "pixel", "log_pixel")
@@ -122,21 +122,19 @@ class AxialRotary(Rotations):
             return self.rotated(q, at), self.rotated(k, keys_at)
         return super().turn_both(q, k, at, keys_at, in_place=in_place)
 
-    def rotated(self, x: Tensor, at: Positions, *, in_place: bool = False) -> Tensor:
+    def by_table(self, x: Tensor, table: Tensor, *, in_place: bool = False) -> Tensor:
         if self.layout != "half_by_axis":
-            return super().rotated(x, at, in_place=in_place)
-        checks.head_dim(self, x)
-        cos, sin = self.rows(x, at).unbind(0)
+            return super().by_table(x, table, in_place=in_place)
+        cos, sin = table.unbind(0)
         channels, pairs = [*self.widths, self.head_dim - sum(self.widths)], [width // 2 for width in self.widths]
         *parts, passed = x.split(channels, -1)
         tables = zip(parts, cos.split(pairs, -1), sin.split(pairs, -1), strict=True)
         return torch.cat([*(rotate_pairs(part, c, s, "half") for part, c, s in tables), passed], -1)
 
-    def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def angles(self, at: Positions) -> Tensor:
         coords = exact(at.coordinates(self.axes, self).view_as(at.coords))[:, None]  # [B or 1, 1, T, A]
         spectra = (self.spectrum(axis).to(coords.device) for axis in range(len(self.widths)))
-        angles = [coords[..., axis, None] * spectrum for axis, spectrum in enumerate(spectra)]
-        return cos_sin(torch.cat(angles, -1), 1.0, dtype, device)
+        return torch.cat([coords[..., axis, None] * spectrum for axis, spectrum in enumerate(spectra)], -1)
 
     def formula_angles(self, position, head=0, horizon=None) -> list[float]:
         places = (position,) if self.axes == 1 else position

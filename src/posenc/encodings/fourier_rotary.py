@@ -188,6 +188,15 @@ class FourierRotary(Encoding):
         # A key that several query heads share waits, unturned, for `attend`.
         return x if side == "key" and self.shared(x) else self.rotated(x, at)
 
+    def moved(self, k: Tensor, before: Positions, after: Positions) -> Tensor:
+        if self.shared(k):
+            return k
+        # What multiplies a pair is no rotation: two of them divide as complex numbers do.
+        then, now = (torch.complex(*self.table(at, torch.float64, k.device)) for at in (before, after))
+        ratio = now / then
+        dtype = rotation_dtype(k)
+        return rotate_pairs(k, ratio.real.to(dtype), ratio.imag.to(dtype), self.layout)
+
     def attend(
         self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
     ) -> tuple[Tensor, Tensor | None]:

@@ -11,7 +11,7 @@ from posenc import checks
 from posenc.channel_pairs import LAYOUTS
 from posenc.positions import Positions
 from posenc.precision import exact
-from posenc.rotations import Rotations, cos_sin, plain_frequencies, rotary_width
+from posenc.rotations import Rotations, plain_frequencies, rotary_width
 from posenc.schedules import Schedule, schedule_of
 
 ORDERS = ("chunked", "interleaved", "time_last")
@@ -137,7 +137,7 @@ class MultimodalRotary(Rotations):
         """The wavelength of each pair, 2 pi / frequency (positions), float64, shortest first."""
         return 2 * math.pi / self.spectrum()[0]
 
-    def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def angles(self, at: Positions) -> Tensor:
         coords = exact(at.coordinates(self.axes, self))  # [B or 1, T, 1 or A]
         if coords.shape[-1] != 1:
             if coords.shape[-1] != len(self.sections_in_use):
@@ -146,8 +146,11 @@ class MultimodalRotary(Rotations):
                     f"{self.sections_in_use}, got positions with {coords.shape[-1]} axes"
                 )
             coords = coords[..., torch.tensor(self.axis_of_pair(), device=coords.device)]
-        frequencies, temperature = self.spectrum()
-        return cos_sin((coords * frequencies.to(coords.device))[:, None], temperature, dtype, device)
+        return (coords * self.spectrum()[0].to(coords.device))[:, None]
+
+    @property
+    def temperature(self) -> float | Tensor:
+        return self.spectrum()[1]
 
     def formula_spectrum(self) -> tuple[list[float], float]:
         """As published, in scalars: the frequency of each pair, and the temperature."""

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from posenc import checks
 from posenc.encoding import Encoding, Side
+from posenc.kernels.rotate_pairs import rotate_pairs, rotation_dtype
 from posenc.positions import Positions
 from posenc.precision import exact
-from posenc.rotations import cos_sin
+from posenc.rotations import between, cos_sin
 
 PHASES = ("zero", "uniform", "none")
 
@@ -110,6 +111,11 @@ class Polar(Encoding):
             delta = self.delta.to(cos.dtype).clamp(-2 * math.pi, 0.0)[:, None]  # [H, 1, d]
             cos, sin = cos * delta.cos() + sin * delta.sin(), sin * delta.cos() - cos * delta.sin()
         return arrows(x, cos, sin)
+
+    def moved(self, k: Tensor, before: Positions, after: Positions) -> Tensor:
+        angle = exact(between(before, after).axis(self))[:, None, :, None] * self.frequencies.to(k.device)
+        cos, sin = cos_sin(angle, 1.0, rotation_dtype(k), k.device)
+        return rotate_pairs(k, cos, sin, "half")
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:
         total = []

@@ -12,7 +12,7 @@ from posenc.channel_pairs import LAYOUTS
 from posenc.positions import Positions
 from posenc.precision import exact
 from posenc.registry import renamed
-from posenc.rotations import Rotations, cos_sin, plain_frequencies
+from posenc.rotations import Rotations, plain_frequencies
 from posenc.schedules import Schedule, schedule_of
 
 
@@ -99,10 +99,13 @@ class ProportionalRotary(Rotations):
         """The wavelength of each pair, 2 pi / frequency (positions), float64; infinite for those that stand still."""
         return 2 * math.pi / self.frequencies
 
-    def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
-        frequencies, temperature = self.spectrum()
+    def angles(self, at: Positions) -> Tensor:
         coords = exact(at.axis(self))[:, None, :, None]
-        return cos_sin(coords * frequencies.to(coords.device), temperature, dtype, device)
+        return coords * self.spectrum()[0].to(coords.device)
+
+    @property
+    def temperature(self) -> float | Tensor:
+        return self.spectrum()[1]
 
     def formula_spectrum(self) -> tuple[list[float], float]:
         """As published, in scalars: the frequency of each pair, and the temperature."""

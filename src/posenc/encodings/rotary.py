@@ -113,16 +113,22 @@ class Rotary(Rotations):
         """The wavelength of each pair, 2 pi / frequency (positions), float64, shortest first."""
         return 2 * math.pi / self.frequencies
 
-    def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def angles(self, at: Positions) -> Tensor:
         coords = exact(at.axis(self))[:, None, :, None]
-        if self.turns_when_attending:
-            frequencies, temperature = self.spectrum(self.horizon(at))
-            frequencies = frequencies[:, None, None]
-            if isinstance(temperature, Tensor):
-                temperature = temperature.to(coords.device)[:, None, None, None]
-        else:
-            frequencies, temperature = self.spectrum()
-        return cos_sin(coords * frequencies.to(coords.device), temperature, dtype, device)
+        return coords * self.spectrum()[0].to(coords.device)
+
+    @property
+    def temperature(self) -> float | Tensor:
+        return self.spectrum()[1]
+
+    def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
+        if not self.turns_when_attending:
+            return super().table(at, dtype, device)
+        coords = exact(at.axis(self))[:, None, :, None]
+        frequencies, temperature = self.spectrum(self.horizon(at))
+        if isinstance(temperature, Tensor):
+            temperature = temperature.to(coords.device)[:, None, None, None]
+        return cos_sin(coords * frequencies[:, None, None].to(coords.device), temperature, dtype, device)
 
     def horizon(self, at: Positions) -> Tensor | None:
         """The declared horizon of each sequence [B or 1]; None where everything lies within the trained length."""

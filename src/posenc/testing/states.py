@@ -160,7 +160,7 @@ class Talk:
 
     def reorder(self, chosen: list[int]) -> None:
         if self.cache.at is not None:
-            self.cache.reorder(torch.tensor(chosen))
+            self.cache.rows(torch.tensor(chosen))
             self.rows = [self.rows[row] for row in chosen]
 
     def copied(self, *, deep: bool) -> "Talk":

@@ -8,6 +8,7 @@ from posenc.testing.promises.interface import (
     has_a_source,
     the_spec_round_trips,
 )
+from posenc.testing.promises.moves import a_moved_key_is_the_key_of_its_new_place
 from posenc.testing.promises.sequences import (
     a_cache_changes_nothing,
     a_neighbour_in_the_batch_changes_nothing,
@@ -41,6 +42,7 @@ PROMISES: tuple[Callable[..., None], ...] = (
     evaluators_and_kernels_agree,
     a_sum_is_served_as_its_parts_are,
     a_cache_changes_nothing,
+    a_moved_key_is_the_key_of_its_new_place,
     left_padding_changes_nothing,
     packing_changes_nothing,
     a_neighbour_in_the_batch_changes_nothing,

@@ -1,0 +1,68 @@
+"""Keys without the columns that hold no token."""
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from posenc.cache.operations import noticed
+from posenc.keys import Keys
+from posenc.positions import Positions
+from posenc.shared_tables import once
+
+
+def compact(keys: Keys) -> Keys | None:
+    """The keys of the tokens that are still held; None where none is."""
+    columns, at = once(keys.at, (left,), lambda: left(keys.at))
+    if at is None:
+        return None
+    return replace(keys if columns is None else chosen_columns(keys, columns), at=at)
+
+
+def left(at: Positions) -> tuple[slice | Tensor | None, Positions | None]:
+    """Which of the S columns of tokens are still to be held, None for all; and what stands in them, None for nothing.
+
+    Where all rows forgot the same tokens these columns go; else the tokens of each row move together.
+    """
+    held = at.order >= 0
+    most = int(held.sum(1).max())
+    if most == 0:
+        return None, None
+    if most == at.tokens:
+        return None, noticed(at)
+    if bool((held == held[:1]).all()):
+        index = held[:1].nonzero()[:, 1]
+        if int(index[-1]) == most - 1:
+            columns = slice(0, most)
+            return columns, noticed(at.changed(**{n: fact[:, columns] for n, fact in of_tokens(at).items()}))
+        index = index[None]
+    else:
+        index = (~held).byte().argsort(dim=1, stable=True)[:, :most]
+    return index, noticed(at.changed(**{name: of_columns(fact, index, 1) for name, fact in of_tokens(at).items()}))
+
+
+def of_tokens(at: Positions) -> dict[str, Tensor]:
+    """What positions say of each token, [B or 1, S, ...]."""
+    return {name: fact for name, fact in at.tensors().items() if name != "horizon"}
+
+
+def chosen_columns(keys: Keys, columns: slice | Tensor) -> Keys:
+    """The keys of some tokens, a slice or numbers [B or 1, n]; where they are is left to the caller."""
+
+    def of(fact: Tensor) -> Tensor:
+        return fact[:, :, columns] if isinstance(columns, slice) else of_columns(fact, columns, 2)
+
+    turned = keys.turned
+    if turned is not None:
+        turned = turned[:, columns] if isinstance(columns, slice) else of_columns(turned, columns, 1)
+    return replace(keys.each(lambda name, fact: of(fact)), turned=turned)
+
+
+def of_columns(fact: Tensor, index: Tensor, axis: int) -> Tensor:
+    """Some tokens, by numbers [B or 1, n], of a fact that has them along an axis behind that of the rows."""
+    if index.shape[0] == 1:
+        return fact.index_select(axis, index[0])
+    rows, n = index.shape
+    shape: list[Any] = [rows, *(1,) * (axis - 1), n, *(1,) * (fact.dim() - axis - 1)]
+    sizes = [rows, *fact.shape[1:axis], n, *fact.shape[axis + 1 :]]
+    return fact.expand(rows, *fact.shape[1:]).gather(axis, index.view(shape).expand(sizes))

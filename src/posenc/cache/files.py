@@ -1,0 +1,98 @@
+"""A cache in a safetensors file: what is held, and where; no room for tokens to come."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from posenc.cache.operations import noticed
+from posenc.encoding import WHY_FIXED
+from posenc.foreign import CannotRead, matches, parse_json, reading_with, regular
+from posenc.keys import Keys
+from posenc.positions import Positions
+
+FORM = {"format": int, "layers": int, "slots": (int, None), "rolling": bool, "fixed": [str], "unit_step": bool}
+FORMAT = 1
+"""The number of this form of file: others are refused."""
+
+POSITIONS = ("coords", "order", "document", "horizon")
+
+
+def write(file: str | Path, layers: Sequence[Keys], *, slots: int | None, rolling: bool) -> None:
+    """Write the keys of layers that hold the same tokens. Where writing fails, the file is as it was."""
+    save_file = safetensors().torch.save_file
+    tensors = {f"at.{name}": fact for name, fact in layers[0].at.tensors().items()}
+    for number, keys in enumerate(layers):
+        tensors |= {f"{number}.{name}": fact for name, fact in keys.facts().items()}
+        if keys.turned is not None:
+            tensors[f"{number}.turned"] = keys.turned
+    told = {
+        "format": FORMAT,
+        "layers": len(layers),
+        "slots": slots,
+        "rolling": rolling,
+        "fixed": [next((way for way, why in WHY_FIXED.items() if why == keys.fixed), "") for keys in layers],
+        "unit_step": layers[0].at.unit_step,
+    }
+    file = Path(file)
+    part = file.with_name(f".{file.name}.part")
+    try:
+        # Tensors may share memory, or have room behind them.
+        save_file(
+            {name: fact.contiguous().clone() for name, fact in tensors.items()}, part, {"posenc": json.dumps(told)}
+        )
+        os.replace(part, file)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def read(file: str | Path) -> tuple[list[Keys], dict[str, Any]]:
+    """The keys of each layer, and what else was said of them. Raises CannotRead for what is no such file."""
+    file = regular(file)
+    with reading_with("safetensors", file=file), safetensors().safe_open(file, "pt") as found:
+        said, tensors = found.metadata() or {}, {name: found.get_tensor(name) for name in found.keys()}
+    if "posenc" not in said:
+        raise CannotRead("it holds no cache of posenc", file=file, remedy="write one with cache.save(file)")
+    told = parse_json(said["posenc"], file)
+    matches(told, FORM, file=file)
+    if told["format"] != FORMAT:
+        raise CannotRead(f"it is of form {told['format']}, expected {FORMAT}", file=file, remedy="write it anew")
+    if not 1 <= told["layers"] == len(told["fixed"]):
+        raise CannotRead(f"it says {told['layers']} layers and {len(told['fixed'])} of them", file=file)
+    try:
+        facts = {name: tensors.pop(f"at.{name}", None) for name in POSITIONS}
+        at = noticed(Positions(**facts, unit_step=told["unit_step"]))
+        layers = [layer(tensors, number, at, told["fixed"][number]) for number in range(told["layers"])]
+    except (KeyError, ValueError, TypeError) as error:
+        raise CannotRead(f"its tensors do not fit one another ({error})", file=file, remedy="write it anew") from None
+    return layers, told
+
+
+def layer(tensors: Mapping[str, Tensor], number: int, at: Positions, way: str) -> Keys:
+    """The keys of one layer. Raises KeyError or ValueError where they do not fit."""
+    own = {name.removeprefix(f"{number}."): x for name, x in tensors.items() if name.startswith(f"{number}.")}
+    k, v, turned = own.pop("k"), own.pop("v"), own.pop("turned", None)
+    for name, fact in {"k": k, "v": v, **own}.items():
+        wrong = fact.dim() < 3 or (fact.shape[0], fact.shape[2]) != (k.shape[0], at.tokens)
+        if wrong or (name in "kv" and (fact.dim() != 4 or not fact.is_floating_point() or fact.shape[1] != k.shape[1])):
+            raise ValueError(f"{name} of layer {number} has shape {list(fact.shape)}")
+    if turned is not None and (turned.dim() != 3 or turned.shape[1:] != at.coords.shape[1:]):
+        raise ValueError(f"turned of layer {number} has shape {list(turned.shape)}")
+    if at.order.shape[0] not in (1, k.shape[0]):
+        raise ValueError(f"positions of {at.order.shape[0]} rows for {k.shape[0]}")
+    if unknown := [name for name in own if not name.startswith("memo ")]:
+        raise ValueError(f"{unknown[0]} of layer {number} is not known")
+    memo = {name.removeprefix("memo "): fact for name, fact in own.items()}
+    return Keys(k, v, at, memo, turned=turned, fixed=WHY_FIXED.get(way, ""))
+
+
+def safetensors() -> Any:
+    """The library. Raises ImportError with what to install where it is missing."""
+    try:
+        return import_module("safetensors.torch") and import_module("safetensors")
+    except ImportError:
+        raise ImportError("caches are kept in safetensors files; pip install safetensors") from None

@@ -1,0 +1,85 @@
+"""Keys that grow, without a limit."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from posenc.cache.columns import compact
+from posenc.cache.held import check_behind, check_rows, joined
+from posenc.cache.layer import LayerCache, along, both, rows_of, turned_of
+from posenc.cache.memory import Room
+from posenc.keys import Keys
+from posenc.masks import Mask
+from posenc.positions import Positions
+from posenc.watched import is_watched
+
+
+class GrowingCache(LayerCache):
+    """Keys that grow: no limit, no setting.
+
+    Without gradients what is remembered lies in memory with room for as many tokens again, so that a step copies its
+    own tokens and seldom all; what an earlier `extend` gave stays as it was. With gradients, and inside a compiled
+    graph, every step makes new tensors.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rooms: dict[str, Room] = {}
+
+    def check(self, at: Positions, mask: Mask) -> None:
+        """Raises ValueError unless these tokens come behind what it holds; it has room for whatever comes."""
+        check_behind(self.keys, at, mask)
+
+    def extend(self, new: Keys) -> Keys:
+        if self.keys is None:
+            self.keys = new
+            return new
+        old = self.keys
+        check_rows(old, new)
+        roomy = not (torch.is_grad_enabled() or torch.compiler.is_compiling() or is_watched())
+        if not roomy:
+            self.keys = both(old, new)
+            return self.keys
+        facts = new.facts()
+        grown = old.each(lambda name, fact: self.in_room(name, fact, facts[name]))
+        at = joined(old.at, new.at, new.k.shape[0])
+        turned = None if old.turned is None else along(old.turned, turned_of(new), new.k.shape[0])
+        self.keys = replace(grown, at=at, turned=turned, fixed=old.fixed or new.fixed)
+        if turned is not None and self.settled is not None and self.settled[0] is old:
+            self.settled = self.keys, self.in_room("settled", self.settled[1], new.k)
+        return self.keys
+
+    def in_room(self, fact: str, held: Tensor, new: Tensor) -> Tensor:
+        """A fact of the tokens held and of the new ones behind them."""
+        room = self.rooms.get(fact)
+        if room is None:
+            room = self.rooms[fact] = Room()
+        return room.append(held, new)
+
+    def store(self, keys: Keys) -> None:
+        self.keys = compact(keys)
+
+    def rows(self, rows: Tensor) -> None:
+        if self.keys is not None:
+            self.keys = rows_of(self.keys, rows)
+
+    @property
+    def bytes(self) -> int:
+        if self.keys is None:
+            return 0
+        held = self.keys.facts()
+        if self.settled is not None and self.settled[0] is self.keys:
+            held["settled"] = self.settled[1]
+        return sum(self.memory_of(name, fact).nbytes for name, fact in held.items())
+
+    def memory_of(self, name: str, fact: Tensor) -> Tensor:
+        """A fact with the room behind it."""
+        room = self.rooms.get(name)
+        return fact if room is None or room.given is not fact or room.memory is None else room.memory
+
+    def __copy__(self) -> "GrowingCache":
+        """A cache that goes its own way from here, with memory of its own for what comes."""
+        twin = type(self)()
+        twin.keys, twin.settled = self.keys, self.settled
+        return twin

@@ -1,0 +1,64 @@
+"""The memory that caches write into: facts of tokens [B, ..., S, ...], made longer, or written in their slots."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class Room:
+    """Memory of a fact of tokens [B, H, S, ...], with room behind them for tokens to come."""
+
+    def __init__(self) -> None:
+        self.memory: Tensor | None = None
+        self.given: Tensor | None = None
+
+    def append(self, held: Tensor, new: Tensor) -> Tensor:
+        """The tokens held and behind them the new ones [B, H, T, ...], moved only when there is no room left."""
+        if held.dtype != new.dtype:
+            return torch.cat((held, new), 2)
+        tokens, more = held.shape[2], new.shape[2]
+        total = tokens + more
+        # Keys that somebody put back, or chose from, do not end where the memory does.
+        if self.memory is None or held is not self.given or total > self.memory.shape[2]:
+            self.memory = memory(held, (*held.shape[:2], 2 * total, *held.shape[3:]), held.dtype)
+            self.memory.narrow(2, 0, tokens).copy_(held)
+        self.memory.narrow(2, tokens, more).copy_(new)
+        self.given = self.memory.narrow(2, 0, total)
+        return self.given
+
+
+def scattered(into: Tensor, slot: Tensor, new: Tensor, axis: int) -> Tensor:
+    """`into` with new[b, ..., t, ...] at slot[b, t] along `axis`, as a new tensor."""
+    # What was held may be whole coordinates, and this fractions; or one row, of which several were chosen.
+    dtype, rows = torch.promote_types(into.dtype, new.dtype), together(into, slot, new)
+    return scatter_in_place(memory(into, (rows, *into.shape[1:]), dtype).copy_(into), slot, new, axis)
+
+
+def scatter_in_place(into: Tensor, slot: Tensor, new: Tensor, axis: int) -> Tensor:
+    """The same, in the memory of `into` where its dtype and its rows can hold the new values."""
+    if new.dtype != into.dtype:
+        if torch.promote_types(into.dtype, new.dtype) != into.dtype:
+            return scattered(into, slot, new, axis)
+        new = new.to(into.dtype)
+    if into.shape[0] != together(into, slot, new):
+        return scattered(into, slot, new, axis)
+    new = new.expand(into.shape[0], *new.shape[1:])
+    if slot.shape[0] == 1:
+        return into.index_copy_(axis, slot[0], new)
+    index = slot.view(slot.shape[0], *(1,) * (axis - 1), slot.shape[1], *(1,) * (new.dim() - axis - 1)).expand_as(new)
+    return into.scatter_(axis, index, new)
+
+
+def together(*facts: Tensor) -> int:
+    """The rows of a batch that these facts are of; one row may stand for any number of them, or for none."""
+    for fact in facts:
+        if fact.shape[0] != 1:
+            return fact.shape[0]
+    return 1
+
+
+def memory(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Memory of a shape on the device of `like`, to be written in every mode: inference mode's own is not."""
+    with torch.inference_mode(False):
+        return like.new_empty(shape, dtype=dtype)

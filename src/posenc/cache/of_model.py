@@ -1,0 +1,151 @@
+"""The KV cache of a model."""
+
+from copy import copy
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from posenc import checks
+from posenc.cache import files
+from posenc.cache.columns import compact
+from posenc.cache.growing import GrowingCache
+from posenc.cache.held import last_of, latest
+from posenc.cache.layer import Operations, check_movable, held_by
+from posenc.cache.operations import row_numbers
+from posenc.cache.slots import SlotCache
+from posenc.positions import Counted, Positions, positions_for
+
+
+class Cache(Operations):
+    """The KV cache of a model: one layer cache for each attention layer, and where the last token stood.
+
+    Without `slots` it grows; with `slots` it is static, and with `rolling` it keeps the newest only.
+    """
+
+    @checks.annotated
+    def __init__(self, layers: int, *, slots: int | None = None, rolling: bool = False) -> None:
+        if rolling and slots is None:
+            raise ValueError("a rolling cache needs a number of slots; give slots=window + chunk - 1")
+        checks.whole("layers", layers, 1)
+        self.layers: list[GrowingCache | SlotCache] = [
+            GrowingCache() if slots is None else SlotCache(slots, rolling=rolling) for _ in range(layers)
+        ]
+        self.grows = slots is None
+        self.at: Positions | None = None
+        self.extent: int | None = None
+
+    def __copy__(self) -> "Cache":
+        """A cache that goes its own way from here; what both hold is shared until one of them writes."""
+        twin = object.__new__(type(self))
+        vars(twin).update(vars(self), layers=[copy(layer) for layer in self.layers])
+        return twin
+
+    @property
+    def held(self) -> Positions | None:
+        return held_by(self.layers[0])
+
+    @property
+    def batch(self) -> int:
+        return self.layers[0].batch
+
+    @property
+    def bytes(self) -> int:
+        return sum(layer.bytes for layer in self.layers)
+
+    def stand(self, at: Positions) -> None:
+        for layer in self.layers:
+            if layer.keys is not None:
+                check_movable(layer.keys, at)
+        for layer in self.layers:
+            layer.stand(at)
+        self.go_on()
+
+    def rows(self, rows: Tensor) -> None:
+        rows = row_numbers(rows, self.batch)
+        for layer in self.layers:
+            layer.rows(rows)
+        if self.at is not None:
+            self.at = self.at.batch_rows(rows)
+
+    def splice(self, other: "Cache", place: int) -> None:
+        """Put the tokens that another cache holds in front of the token of order `place`, and make room for them.
+
+        `other` is of the same model, holds as many rows, or one for all of them, and is left as it is: a document that
+        was computed once comes behind any prompt. All keys are copied once.
+        Raises ValueError for a cache of another number of layers, for a place behind the last token, for tokens that do
+        not count up by one, and for keys that cannot be moved.
+        """
+        if not isinstance(other, Cache) or len(other.layers) != len(self.layers):
+            raise ValueError(f"splice takes the cache of the same model, got {checks.shown(other)}")
+        pairs = zip(self.layers, other.layers, strict=True)
+        together = [layer.with_spliced(more, place) for layer, more in pairs]
+        for layer, keys in zip(self.layers, together, strict=True):
+            if keys is not None:
+                layer.store(keys)
+        self.go_on()
+
+    def save(self, file: str | Path) -> None:
+        """Write what is held to a safetensors file, without the room for tokens to come.
+
+        Raises ValueError for an empty cache, and ImportError where safetensors is not installed.
+        """
+        held = [keys for layer in self.layers if layer.keys is not None and (keys := compact(layer.keys)) is not None]
+        if len(held) < len(self.layers):
+            raise ValueError("an empty cache has nothing to save; give it tokens first")
+        first = self.layers[0]
+        slots, rolling = (first.slots, first.rolling) if isinstance(first, SlotCache) else (None, False)
+        files.write(file, held, slots=slots, rolling=rolling)
+
+    @classmethod
+    def load(cls, file: str | Path, device: torch.device | str | None = None) -> "Cache":
+        """The cache that `save` wrote: the same kind, which goes on behind the same tokens.
+
+        Nothing in a file names code, and what it allocates is bounded by its size. Raises CannotRead for what is no
+        such file.
+        """
+        layers, told = files.read(file)
+        cache = cls(len(layers), slots=told["slots"], rolling=told["rolling"])
+        for layer, keys in zip(cache.layers, layers, strict=True):
+            layer.store(keys if device is None else keys.to(device))
+        cache.go_on()
+        return cache
+
+    def go_on(self) -> None:
+        """Note where the last token of each row stands, behind which those to come go on."""
+        held = self.held
+        if held is None:
+            self.at = self.extent = None
+        elif self.grows and type(held) is Counted:
+            self.at, self.extent = held, held.extent
+        else:
+            last = last_of(held)
+            # Tokens behind those that named no document name none either.
+            document = None if self.at is not None and self.at.document is None else last.document
+            counts_up = last.axes == 1 and bool((last.coords[..., 0] == last.order.clamp(min=0)).all())
+            self.at = last.changed(document=document, unit_step=counts_up)
+            self.extent = held.extent
+
+    def took(self, at: Positions) -> None:
+        """Note where the tokens stood that went into the layers: those to come go on from the last one of each row."""
+        if self.grows and type(at) is Counted:
+            self.at, self.extent = at, at.extent
+            return
+        last, before = last_of(at), self.at
+        self.at = last if at.contiguous or before is None else latest(before, last)
+        if torch.compiler.is_compiling():
+            self.extent = None
+        elif at.contiguous or before is None:
+            self.extent = at.extent
+        else:
+            self.extent = None if at.extent is None or self.extent is None else max(self.extent, at.extent)
+
+    def next(self, tokens: int, device: torch.device | None = None) -> Positions:
+        """The positions of the next `tokens` tokens: each row goes on after its own last one."""
+        if self.at is None:
+            return positions_for(tokens, None, device=device)
+        at = self.at.next(tokens)
+        # A number that changes with every token would compile a graph anew: there, positions are tensors alone.
+        if torch.compiler.is_compiling() or self.extent is None or at.extent is not None:
+            return at
+        return at.changed(extent=self.extent + tokens)
