@@ -34,7 +34,7 @@ ROOMS = [
     {"encodings"},
     {"catalogue"},
     {"inputs", "sizes"},
-    {"attention", "embedding", "generation"},
+    {"attention", "chunk_store", "embedding", "generation"},
     {"model", "presets", "hand_outs"},
     {"parallel"},
     {"testing", "lab"},

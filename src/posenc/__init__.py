@@ -14,6 +14,7 @@ HOMES = {
     "Block": "model",
     "Cache": "cache",
     "Chosen": "kernels.chosen_weights",
+    "ChunkStore": "chunk_store",
     "Compose": "encoding",
     "Decoder": "model",
     "Encoder": "model",

@@ -5,6 +5,7 @@ from posenc.attention import Attention
 from posenc.cache import Cache
 from posenc.catalogue import build, names
 from posenc.chosen_heads import OnHeads
+from posenc.chunk_store import ChunkStore
 from posenc.embedding import TokenPositionEmbedding
 from posenc.encoding import Compose, Encoding, Shape
 from posenc.encodings.alibi import ALiBi
@@ -71,6 +72,7 @@ __all__ = [
     "Block",
     "Cache",
     "Chosen",
+    "ChunkStore",
     "Compose",
     "Contextual",
     "ContinuousTime",

@@ -32,8 +32,7 @@ class ChunkStore:
     limit   how much memory the kept chunks may take (bytes); those that nobody asked for the longest go first
 
     Raises ValueError for a limit below 1; and where chunks come together, for a model whose keys cannot be moved.
-    Source: the approximation is that of Yao et al. 2024, arXiv:2405.16444 (CacheBlend), section 4, with the recomputed
-    tokens taken from the front, as in Hu et al. 2024, arXiv:2410.15332 (EPIC), section 4.
+    Source: Hu et al. 2024, arXiv:2410.15332 (EPIC), whose first tokens of each chunk are computed anew.
 
     >>> from posenc import Decoder
     >>> model = Decoder(vocab=5, dim=8, heads=2, layers=1).eval()
