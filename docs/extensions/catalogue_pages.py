@@ -336,7 +336,15 @@ def lesson_pages(app: Sphinx) -> None:
     names = [f"{lesson.place:02d}-{lesson.name.replace('_', '-')}" for lesson in lessons()]
     for lesson, name in zip(lessons(), names, strict=True):
         write(folder / f"{name}.md", lesson.text)
-    head = ["# Lessons", "", "From nothing to the choice of an encoding; each runs in under a minute.", ""]
+    head = [
+        "# Lessons",
+        "",
+        "From nothing to the choice of an encoding, in this order. You need Python and PyTorch's tensors; each lesson "
+        "explains the rest, runs in under a minute, and ends with two exercises. `posenc lesson 1 --check mine.py` says "
+        "what is wrong with your answers, and `posenc lesson 1 --notebook one.ipynb` makes a notebook of the lesson. "
+        "[Install](../start/install.md) posenc with the extra `lab` for this.",
+        "",
+    ]
     write(folder / "index.md", "\n".join([*head, "```{toctree}", "", *names, "```", ""]))
 
 
