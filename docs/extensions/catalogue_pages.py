@@ -339,13 +339,16 @@ def lesson_pages(app: Sphinx) -> None:
     head = [
         "# Lessons",
         "",
-        "From nothing to the choice of an encoding, in this order. You need Python and PyTorch's tensors; each lesson "
-        "explains the rest, runs in under a minute, and ends with two exercises. `posenc lesson 1 --check mine.py` says "
-        "what is wrong with your answers, and `posenc lesson 1 --notebook one.ipynb` makes a notebook of the lesson. "
-        "[Install](../start/install.md) posenc with the extra `lab` for this.",
+        "From nothing to the choice of an encoding, in this order. You need Python and PyTorch's tensors. Each lesson "
+        "explains the rest, runs in under a minute, and ends with two exercises.",
+        "",
+        "[Install](../start/install.md) posenc with the extra `lab`. Then `posenc lesson 1 --check mine.py` says what "
+        "is wrong with your answers, and `posenc lesson 1 --notebook one.ipynb` writes the lesson as a notebook.",
         "",
     ]
-    write(folder / "index.md", "\n".join([*head, "```{toctree}", "", *names, "```", ""]))
+    # Lessons call each other by their numbers.
+    tree = ["```{toctree}", ":maxdepth: 1", ":numbered: 1", ""]
+    write(folder / "index.md", "\n".join([*head, *tree, *names, "```", ""]))
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
