@@ -165,13 +165,13 @@ def test_solutions_are_a_file_of_answers_that_passes(posenc, tmp_path: Path) -> 
     _, out, _ = posenc("lesson 1 --solutions")
     (tmp_path / "mine.py").write_text(out)
     code, out, _ = posenc("lesson 1 --check mine.py")
-    assert code == 0 and "2 promises: 2 kept" in out
+    assert code == 0 and "2 of 2 exercises solved" in out
 
 
 def test_what_is_wrong_is_told_with_the_command_that_looks_again(posenc, tmp_path: Path) -> None:
     (tmp_path / "my answers.py").write_text("def is_blind(layers):\n    return layers < 2\n")
     code, out, _ = posenc("lesson 1 --check 'my answers.py'")
-    assert code == 1 and "kept        last output is blind" in out
+    assert code == 1 and "kept        last output is blind" in out and "1 of 2 exercises solved" in out
     assert "found: there is no attend in it yet" in out and "to do: attend(x) is softmax" in out
     assert out.count("again: posenc lesson 1 --check 'my answers.py'\n") == 1
 

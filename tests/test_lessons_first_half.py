@@ -39,6 +39,13 @@ WRONG = {
             "the first rows are wanted",
         ),
         ("def add_positions(x, table): return x + table[0]", "here all get row 0"),
+        ("def add_positions(x, table): return x.add_(table[:len(x)])", "changes the x that it is given"),
+        (
+            "def add_positions(x, table):\n"
+            "    if len(x) >= len(table): raise ValueError('too long')\n"
+            "    return x + table[:len(x)]",
+            "5 tokens and 5 rows fit",
+        ),
         (
             "def add_positions(x, table): return x + table[torch.arange(len(x)) % len(table)]",
             "6 tokens and 5 rows give a result",
@@ -82,6 +89,7 @@ WRONG = {
             ("2 * math.pi * base ** (2 * k.flip(0) / dim)", "the shortest wavelength comes first"),
             ("base ** (2 * k / dim)", "a turn has 2 pi radians"),
             ("base ** (-2 * k / dim)", "these are frequencies"),
+            ("2 * math.pi * base ** (-2 * k / dim)", "2 pi is to be divided by the frequency"),
             ("2 * math.pi * base ** (k / (dim // 2 - 1))", "which ends at (dim - 2)/dim and not at 1"),
             ("2 * math.pi * base ** (k / dim)", "the exponent is 2k/dim, and not k/dim"),
             ("2 * math.pi * 10_000 ** (2 * k / dim)", "base is to stand in place of 10000"),
@@ -97,6 +105,7 @@ WRONG = {
         for turn, result, words in (
             ("6.2832", "int((waves <= length).sum())", "these are the pairs that do complete a turn"),
             ("6.2832", "2 * int((waves > length).sum())", "these are channels; a pair has two of them"),
+            ("6.2832", "(waves > length).float().mean()", "this is a share of the pairs; count them"),
             ("1", "int((waves > length).sum())", "a wavelength is 2 pi / f_k, and not 1 / f_k"),
         )
     ],
@@ -149,6 +158,7 @@ WRONG = {
                 "torch.softmax((logits / 8**0.5).masked_fill(~past.tril(-1), -torch.inf), -1) @ v",
                 "sees itself too",
             ),
+            ("torch.softmax((logits / 8**0.5).masked_fill(~past, -torch.inf), 0) @ v", "run over the keys"),
             ("torch.softmax(logits.masked_fill(~past, -torch.inf), -1) @ v", "the division by sqrt(d) is missing"),
             ("torch.softmax(logits.masked_fill(~past, -torch.inf) / 8, -1) @ v", "by sqrt(d), and not by d"),
             ("torch.softmax(logits / 8**0.5, -1) * past @ v", "mask the logits with -inf before the softmax"),
@@ -187,6 +197,8 @@ WRONG = {
         for result, words in (
             (".float().mean()", "this is the share of tokens that are right"),
             (".all(1).sum()", "this is a count"),
+            (".all().float()", "one wrong token spoils the whole batch"),
+            (".all(1).float().mean() * 100", "here it is in percent"),
             (".all(0).float().mean()", "only places that are right in every sequence are counted"),
         )
     ],

@@ -336,8 +336,19 @@ def lesson_pages(app: Sphinx) -> None:
     names = [f"{lesson.place:02d}-{lesson.name.replace('_', '-')}" for lesson in lessons()]
     for lesson, name in zip(lessons(), names, strict=True):
         write(folder / f"{name}.md", lesson.text)
-    head = ["# Lessons", "", "From nothing to the choice of an encoding; each runs in under a minute.", ""]
-    write(folder / "index.md", "\n".join([*head, "```{toctree}", "", *names, "```", ""]))
+    head = [
+        "# Lessons",
+        "",
+        "From nothing to the choice of an encoding, in this order. You need Python and PyTorch's tensors. Each lesson "
+        "explains the rest, runs in under a minute, and ends with two exercises.",
+        "",
+        "[Install](../start/install.md) posenc with the extra `lab`. Then `posenc lesson 1 --check mine.py` says what "
+        "is wrong with your answers, and `posenc lesson 1 --notebook one.ipynb` writes the lesson as a notebook.",
+        "",
+    ]
+    # Lessons call each other by their numbers.
+    tree = ["```{toctree}", ":maxdepth: 1", ":numbered: 1", ""]
+    write(folder / "index.md", "\n".join([*head, *tree, *names, "```", ""]))
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

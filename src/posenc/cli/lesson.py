@@ -60,12 +60,13 @@ class Lesson:
 
     def show_verdicts(self, path: str) -> int:
         """Print what comes out for each exercise."""
-        from posenc import terminal, testing
+        from posenc import terminal
         from posenc.lessons import lesson_of
 
         found = []
         for verdict in lesson_of(self.lesson).check(path):
             found.append(verdict)
             terminal.verdict(verdict, f"posenc lesson {self.lesson} --check {shlex.quote(path)}")
-        terminal.say(testing.total(found))
-        return 0 if all(verdict.good for verdict in found) else 1
+        solved = sum(verdict.good for verdict in found)
+        terminal.say(f"{solved} of {len(found)} exercises solved")
+        return 0 if solved == len(found) else 1

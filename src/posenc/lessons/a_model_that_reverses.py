@@ -33,6 +33,8 @@ def exact_match_counts_whole_sequences(theirs: ModuleType) -> None:
     mistakes = {
         "this is the share of tokens that are right; a sequence counts if all of its tokens are": 17 / 20,
         "this is a count; divide it by the number of sequences": 2.0,
+        "one wrong token spoils the whole batch; `all` has to run over tokens alone, axis 1": 0.0,
+        "a share lies between 0 and 1; here it is in percent": 50.0,
         "only places that are right in every sequence are counted; `all` has to run over tokens, axis 1": 2 / 5,
     }
     same("exact_match of four sequences, two of them right", exact_match(predicted, target), 0.5, mistakes)

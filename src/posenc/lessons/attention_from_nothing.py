@@ -41,6 +41,9 @@ def causal_attention_sees_itself_and_the_past(theirs: ModuleType) -> None:
     mistakes = {
         "nothing is masked: a token must not see later ones": attended(scaled, torch.ones(5, 5).bool()),
         "it sees the future and not the past: the mask is the other way round": attended(scaled, past.T),
+        "the softmax has to run over the keys, dim=-1, so that the weights of each query sum to 1": (
+            torch.softmax(scaled.masked_fill(~past, -torch.inf), -2) @ v
+        ),
         "the division by sqrt(d) is missing": attended(logits),
         "the division is by sqrt(d), and not by d": attended(logits / 8),
         "mask the logits with -inf before the softmax; behind it the rows do not sum to 1": (

@@ -14,6 +14,7 @@ def add_positions_adds_the_rows_it_needs(theirs: ModuleType) -> None:
     """add_positions(x, table) is x + table[:tokens], and raises ValueError where the table has too few rows"""
     add_positions = answer(theirs, "add_positions")
     x, table = torch.randn(3, 4), torch.randn(5, 4)
+    before, right = x.clone(), x + table[:3]
     mistakes = {
         "the first token stands at position 0, so it gets row 0": x + table[1:4],
         "the first rows are wanted, and these are the last": x + table[2:],
@@ -24,7 +25,14 @@ def add_positions_adds_the_rows_it_needs(theirs: ModuleType) -> None:
     except RuntimeError as error:
         message = "3 tokens and a table of 5 rows do not fit: take as many rows as there are tokens"
         raise AssertionError(message) from error
-    same("add_positions of 3 tokens and 5 rows", given, x + table[:3], mistakes)
+    assert torch.equal(x, before), "add_positions changes the x that it is given; return a new tensor, as x + rows does"
+    same("add_positions of 3 tokens and 5 rows", given, right, mistakes)
+    full = torch.randn(5, 4)
+    try:
+        given = add_positions(full, table)
+    except ValueError as error:
+        raise AssertionError("5 tokens and 5 rows fit; refuse only more tokens than rows") from error
+    same("add_positions of 5 tokens and 5 rows", given, full + table)
     try:
         add_positions(torch.randn(6, 4), table)
     except ValueError:

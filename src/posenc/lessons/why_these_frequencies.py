@@ -24,6 +24,7 @@ def wavelengths_grow_by_one_factor(theirs: ModuleType) -> None:
             "the shortest wavelength comes first": right.flip(0),
             "a turn has 2 pi radians, so a hand of one radian per position needs 6.28 positions": right / (2 * math.pi),
             "these are frequencies; the wavelength is 2 pi / f_k": 2 * math.pi / right,
+            "2 pi is to be divided by the frequency, and here it is multiplied by it": (2 * math.pi) ** 2 / right,
             "the exponent is 2k/dim, which ends at (dim - 2)/dim and not at 1": 2 * math.pi * end,
             "the exponent is 2k/dim, and not k/dim": (2 * math.pi * right).sqrt(),
             "base is to stand in place of 10000": wavelengths_of(dim, 10_000) if base != 10_000 else math.nan,
@@ -42,6 +43,7 @@ def untrained_pairs_do_not_complete_a_turn(theirs: ModuleType) -> None:
         mistakes = {
             trained: dim // 2 - count,
             channels: 2 * count,
+            "this is a share of the pairs; count them": count / (dim // 2),
             "a wavelength is 2 pi / f_k, and not 1 / f_k": int((waves / (2 * math.pi) > length).sum()),
         }
         same(f"untrained_pairs({length}, {dim}, {base})", untrained_pairs(length, dim, base), count, mistakes)
