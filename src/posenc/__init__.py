@@ -29,6 +29,7 @@ HOMES = {
     "build": "catalogue",
     "names": "catalogue",
     "preset": "presets",
+    "register": "checkpoints.live.register",
     "scaled_dot_product_attention": "kernels.reference",
 }
 MODULES = ("coordinate_maps", "masks", "parallel", "presets", "schedules", "testing")

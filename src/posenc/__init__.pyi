@@ -4,6 +4,7 @@ from posenc import coordinate_maps, masks, parallel, presets, schedules, testing
 from posenc.attention import Attention
 from posenc.cache import Cache
 from posenc.catalogue import build, names
+from posenc.checkpoints.live.register import register
 from posenc.chosen_heads import OnHeads
 from posenc.embedding import TokenPositionEmbedding
 from posenc.encoding import Compose, Encoding, Shape
@@ -128,6 +129,7 @@ __all__ = [
     "parallel",
     "preset",
     "presets",
+    "register",
     "scaled_dot_product_attention",
     "schedules",
     "testing",
