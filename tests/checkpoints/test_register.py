@@ -201,6 +201,9 @@ def test_windows_and_their_caches_are_the_models_own(registered):
         close(whole, plain(ids()).logits)
         for mask in (None, padding()):
             assert torch.equal(generated(named, mask), generated(plain, mask))
+        hole = torch.ones_like(ids())
+        hole[1, 4:9] = 0
+        close(named(ids(), attention_mask=hole).logits[hole > 0], plain(ids(), attention_mask=hole).logits[hole > 0])
     cache = transformers.DynamicCache(config=named.config)
     steps = [named(part, past_key_values=cache).logits for part in ids().split([7, 1, 1, 3], 1)]
     close(torch.cat(steps, 1), whole)

@@ -163,8 +163,7 @@ def placed_mask(
             order = tokens.order.masked_fill(~there, -1)
             tokens = Positions(counted(there)[..., None], order, extent=total)
     mask = Mask() if mask_function is masking_utils.bidirectional_mask_function else rule_of(mask_function, local_size)
-    # transformers' windows count padding within a row too.
-    if mask is None or (mask.window is not None and not tokens.contiguous):
+    if mask is None:
         asked |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
         given = masking_utils.sdpa_mask(
             q_length=q_length,
