@@ -16,7 +16,7 @@ from code_in_texts import HOME  # noqa: E402
 from posenc import cli  # noqa: E402
 from posenc.checkpoints import attach  # noqa: E402
 from posenc.checkpoints.doctor import defects  # noqa: E402
-from posenc.checkpoints.doctor.defects import DEFECTS, Found  # noqa: E402
+from posenc.checkpoints.doctor.defects import DEFECTS, Finding  # noqa: E402
 from posenc.checkpoints.doctor.examine import examine, in_words  # noqa: E402
 from posenc.checkpoints.doctor.patient import Patient, patient  # noqa: E402
 from posenc.foreign import CannotRead  # noqa: E402
@@ -88,7 +88,7 @@ def of(folder: Path, which: str) -> Patient:
     return patient(written(folder, HITS[which][0]))
 
 
-def found(name: str, model: Patient) -> Found | None:
+def found(name: str, model: Patient) -> Finding | None:
     return next(one for one in DEFECTS if one.words == name).measure(model)
 
 

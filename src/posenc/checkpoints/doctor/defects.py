@@ -1,8 +1,8 @@
 """The known defects that concern models of transformers: does each one hit a config, how much, and what mends it.
 
 Each is one function. Its docstring is the sentence that stands in docs/guides/known-defects.md, in the row that has its
-name; it returns None for a model that it does not concern, else what was measured. Nothing is known by version: a defect
-that is repaired in the installed transformers is measured as repaired.
+name; it returns None for a model that it does not concern, else what was measured. Nothing is known by version: what is
+repaired in the installed transformers is measured as repaired.
 """
 
 import copy
@@ -21,6 +21,7 @@ from posenc.encodings.alibi import ALiBi
 from posenc.encodings.rotary import Rotary
 from posenc.foreign import one_line, shortened
 from posenc.schedules.yarn import YaRN
+from posenc.verdicts import name_of
 
 LONG = 4096
 """At how many tokens biases are looked at."""
@@ -30,7 +31,7 @@ MPT = 16
 
 
 @dataclass(frozen=True)
-class Found:
+class Finding:
     """What was measured of a defect.
 
     hits    whether the model has it
@@ -47,13 +48,13 @@ class Found:
 class Defect:
     """A known defect: its measure, and what mends it."""
 
-    measure: Callable[[Patient], Found | None]
+    measure: Callable[[Patient], Finding | None]
     mends: str
 
     @property
     def words(self) -> str:
         """What it is called."""
-        return self.measure.__name__.replace("_", " ")
+        return name_of(self.measure).replace("_", " ")
 
     @property
     def sentence(self) -> str:
@@ -63,10 +64,10 @@ class Defect:
 DEFECTS: list[Defect] = []
 
 
-def mended(by: str) -> Callable[[Callable[[Patient], Found | None]], Callable[[Patient], Found | None]]:
+def mended(by: str) -> Callable[[Callable[[Patient], Finding | None]], Callable[[Patient], Finding | None]]:
     """Put a function on the list of defects."""
 
-    def listed(measure: Callable[[Patient], Found | None]) -> Callable[[Patient], Found | None]:
+    def listed(measure: Callable[[Patient], Finding | None]) -> Callable[[Patient], Finding | None]:
         DEFECTS.append(Defect(measure, by))
         return measure
 
@@ -74,7 +75,7 @@ def mended(by: str) -> Callable[[Callable[[Patient], Found | None]], Callable[[P
 
 
 @mended("load with dtype=, never cast a loaded model; or posenc.checkpoints.attach(model)")
-def rounded_by_a_cast(patient: Patient) -> Found | None:
+def rounded_by_a_cast(patient: Patient) -> Finding | None:
     """A cast of the model to half precision rounds cosines or frequencies, and positions fall together"""
     if not patient.rotary:
         return None
@@ -86,11 +87,11 @@ def rounded_by_a_cast(patient: Patient) -> Found | None:
         pairs = zip(turns(module, at, patient.config), turns(cast, at, patient.config), strict=True)
         error = max(error, *(distance(right, wrong) for (_, right), (_, wrong) in pairs))
     name = str(half).removeprefix("torch.")
-    return Found(error > rounding(half), error, f"cosines off by {error:.2g} after model.to({name}), at {upto(at)}")
+    return Finding(error > rounding(half), error, f"cosines off by {error:.2g} after model.to({name}), at {upto(at)}")
 
 
 @mended("from_pretrained; or after to_empty and the weights, posenc.checkpoints.attach(model)")
-def not_in_the_weights(patient: Patient) -> Found | None:
+def not_in_the_weights(patient: Patient) -> Finding | None:
     """After `meta` and `to_empty` the frequencies are whatever lay in memory: NaN, or blind to position"""
     held = {name for name, _ in patient.small.named_buffers() if "inv_freq" in name}
     if not held or not patient.rotary:
@@ -101,24 +102,24 @@ def not_in_the_weights(patient: Patient) -> Found | None:
     missing = empty.load_state_dict(weights).missing_keys
     lost = [name for name, tensor in empty.named_buffers() if name in held and bool(tensor.isnan().any())]
     words = f"{len(lost)} of {len(held)} tensors of frequencies stay unfilled, and {len(missing)} are called missing"
-    return Found(bool(lost), len(lost), words)
+    return Finding(bool(lost), len(lost), words)
 
 
 @mended("attach(model, horizon=...), or rope_type posenc:dynamic_ntk with a declared horizon (posenc.register)")
-def frequencies_by_the_longest_row(patient: Patient) -> Found | None:
+def frequencies_by_the_longest_row(patient: Patient) -> Finding | None:
     """Dynamic NTK: cached keys were turned with another base, the base never shrinks back, and a long neighbour changes
     a short row"""
     return by_the_call(patient, "dynamic", patient.trained)
 
 
 @mended("attach(model, horizon=...), or rope_type posenc:longrope with a declared horizon (posenc.register)")
-def factors_in_the_middle_of_a_text(patient: Patient) -> Found | None:
+def factors_in_the_middle_of_a_text(patient: Patient) -> Finding | None:
     """LongRoPE changes its factors in the middle of a text, and the cache becomes a mixture"""
     lengths = [said.get("original_max_position_embeddings") for _, said in patient.rotary_parameters]
     return by_the_call(patient, "longrope", next(filter(None, lengths), None))
 
 
-def by_the_call(patient: Patient, rope_type: str, length: int | None) -> Found | None:
+def by_the_call(patient: Patient, rope_type: str, length: int | None) -> Finding | None:
     """How far the same positions get other cosines in a call that goes further."""
     if length is None or rope_type not in [said.get("rope_type") for _, said in patient.rotary_parameters]:
         return None
@@ -130,11 +131,11 @@ def by_the_call(patient: Patient, rope_type: str, length: int | None) -> Found |
         pairs = zip(short, turns(copy.deepcopy(module), longer, patient.config), strict=True)
         error = max(error, *(distance(one, other[:, :-1]) for (_, one), (_, other) in pairs))
     words = f"cosines of the first {length:,} positions change by {error:.2g} once a token stands at {2 * length - 1:,}"
-    return Found(error > rounding(patient.dtype), error, words)
+    return Finding(error > rounding(patient.dtype), error, words)
 
 
 @mended("give position_ids with every padded batch, as generate does; or posenc.checkpoints.attach(model)")
-def shifted_by_padding(patient: Patient) -> Found | None:
+def shifted_by_padding(patient: Patient) -> Finding | None:
     """Left padding shifts the positions of every shorter prompt"""
     if not patient.specs:
         return None
@@ -145,11 +146,11 @@ def shifted_by_padding(patient: Patient) -> Found | None:
     mask[:, :padding] = 0
     error = distance(states(patient.small, input_ids=padded, attention_mask=mask)[:, padding:], alone)
     error /= float(alone.abs().max())
-    return Found(error > 1e-3, error, f"states of a prompt behind {padding} tokens of padding are off by {error:.1%}")
+    return Finding(error > 1e-3, error, f"states of a prompt behind {padding} tokens of padding are off by {error:.1%}")
 
 
 @mended("truncate outside the nested parameters; or rope_type posenc:yarn (posenc.register)")
-def truncate_is_lost(patient: Patient) -> Found | None:
+def truncate_is_lost(patient: Patient) -> Finding | None:
     """`truncate` is lost when rotary parameters are nested"""
     nested = [
         (kind, said)
@@ -168,11 +169,11 @@ def truncate_is_lost(patient: Patient) -> Found | None:
             if theirs is not None:
                 exact = Rotary(2 * len(theirs), base=float(said["rope_theta"]), schedule=schedule).frequencies
                 error = max(error, float((theirs.double() / exact - 1).abs().max()))
-    return Found(error > 1e-5, error, f"frequencies off by {error:.2%}")
+    return Finding(error > 1e-5, error, f"frequencies off by {error:.2%}")
 
 
 @mended("posenc.checkpoints.attach(model): ALiBi has no limit")
-def ends_at_the_trained_length(patient: Patient) -> Found | None:
+def ends_at_the_trained_length(patient: Patient) -> Finding | None:
     """MPT fails past its `max_seq_len`, although ALiBi has no limit"""
     if patient.kind != "mpt" or not patient.config.attn_config.alibi:
         return None
@@ -180,11 +181,11 @@ def ends_at_the_trained_length(patient: Patient) -> Found | None:
     small.max_seq_len = MPT
     why = refusal(lambda: states(Patient(small).small, input_ids=torch.full((1, MPT + 1), 7)))
     words = f"one token more than max_seq_len={patient.config.max_seq_len:,} fails: {why}" if why else "it goes on"
-    return Found(bool(why), float(bool(why)), words)
+    return Finding(bool(why), float(bool(why)), words)
 
 
 @mended("posenc.checkpoints.attach(model), which computes exact distances in any dtype")
-def biases_fall_together(patient: Patient) -> Found | None:
+def biases_fall_together(patient: Patient) -> Finding | None:
     """ALiBi of BLOOM and Falcon in bfloat16: at 4,096 tokens the last 64 keys have 5 values, off by up to 4.5"""
     build = getattr(sys.modules[type(patient.small).__module__], "build_alibi_tensor", None)
     if build is None or not getattr(patient.config, "alibi", True):
@@ -196,11 +197,11 @@ def biases_fall_together(patient: Patient) -> Found | None:
     values = int(half[0, -64:].unique().numel())
     error = float((half - exact).abs().max())
     words = f"the last 64 of {LONG:,} keys have {values} values in bfloat16, off by up to {error:.2g}"
-    return Found(values < 64, values, words)
+    return Finding(values < 64, values, words)
 
 
 @mended("posenc.checkpoints.attach(model): the error then names position, size and remedy")
-def past_a_learned_table(patient: Patient) -> Found | None:
+def past_a_learned_table(patient: Patient) -> Finding | None:
     """Learned tables: "device-side assert triggered", far from the cause"""
     rows = patient.trained
     if rows is None or not any("learned" in spec for spec in patient.specs):
@@ -210,11 +211,11 @@ def past_a_learned_table(patient: Patient) -> Found | None:
         given = {"input_ids": torch.tensor([[7]]), "position_ids": torch.tensor([[rows]])}
     why = refusal(lambda: states(patient.small, **given))
     words = f"position {rows:,} of {rows:,} fails with: {why}" if why else f"position {rows:,} is served"
-    return Found(bool(why) and "position" not in why, rows, words)
+    return Finding(bool(why) and "position" not in why, rows, words)
 
 
 @mended("posenc.checkpoints.attach(model): angles in float64, rounded once")
-def angles_in_float32(patient: Patient) -> Found | None:
+def angles_in_float32(patient: Patient) -> Finding | None:
     """Angles in float32, with cosines off by 1.4e-4 at 4,000 positions and 2.5e-2 at a million"""
     exact = {
         len(one.frequencies): one
@@ -237,18 +238,18 @@ def angles_in_float32(patient: Patient) -> Found | None:
         return None
     error, name = max(errors), str(patient.dtype).removeprefix("torch.")
     words = f"cosines off by {error:.2g} at {upto(at)}, where {name} rounds by {rounding(patient.dtype):.1g}"
-    return Found(error > rounding(patient.dtype), error, words)
+    return Finding(error > rounding(patient.dtype), error, words)
 
 
 @mended("posenc.checkpoints.attach(model) for exact buckets; weights in a model of posenc take every kernel")
-def no_fast_path(patient: Patient) -> Found | None:
+def no_fast_path(patient: Patient) -> Finding | None:
     """DeBERTa's disentangled attention has no fast path"""
     if not patient.kind.startswith("deberta"):
         return None
     slow = not type(patient.small)._supports_sdpa
     heads, tokens = patient.config.num_attention_heads, patient.trained or LONG
     size = heads * tokens**2 * 4 / 2**20
-    return Found(
+    return Finding(
         slow, size, f"each layer makes {size:,.0f} MiB of logits for a text of {tokens:,} tokens, on any device"
     )
 

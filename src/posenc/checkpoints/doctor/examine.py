@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posenc.checkpoints.doctor.defects import DEFECTS, Defect, Found
+from posenc.checkpoints.doctor.defects import DEFECTS, Defect, Finding
 from posenc.checkpoints.doctor.patient import patient
 from posenc.foreign.text import told
 
@@ -22,7 +22,7 @@ class Diagnosis:
     """
 
     defect: Defect
-    found: Found | None
+    found: Finding | None
     why: str = ""
 
     @property

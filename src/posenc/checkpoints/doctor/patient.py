@@ -85,7 +85,7 @@ class Patient:
 
     @functools.cached_property
     def small(self) -> Any:
-        """A model of this kind with random weights: its layers, heads and inner widths are cut, the width of a head kept.
+        """A model of this kind with random weights: layers, heads and inner widths are cut, the width of a head kept.
 
         Raises CannotRead where transformers cannot build one.
         """
@@ -123,15 +123,16 @@ def patient(path: str | Path) -> Patient:
         said = read_json(file, within=within)
         if not isinstance(said, dict) or "model_type" not in said:
             raise CannotRead(
-                "the doctor looks at models of transformers: give the folder of one, or its config.json, with model_type"
+                "the doctor looks at models of transformers: give the folder of one, or its config.json, with "
+                "model_type"
             )
         within_bounds(said)
         with quietly():
             config = huggingface.filled(said)
         if config is None:
             raise CannotRead(
-                f"transformers {transformers.__version__} knows no model_type {quoted(str(said['model_type']))}; a newer "
-                f"one may"
+                f"transformers {transformers.__version__} knows no model_type {quoted(str(said['model_type']))}; a "
+                f"newer one may"
             )
     return Patient(config.get_text_config())
 
@@ -140,25 +141,23 @@ def cut(config: Any) -> Any:
     """A config of the same kind, of a model that is built in no time."""
     small = copy.deepcopy(config)
     layers, heads = getattr(config, "num_hidden_layers", None), getattr(config, "num_attention_heads", None)
-    width = getattr(config, "hidden_size", None)
-    said = small.to_dict()
-    for key in said:
-        value = getattr(small, key, None)
+    width, changes = getattr(config, "hidden_size", None), dict[str, Any]()
+    for key in config.to_dict():
+        value = getattr(config, key, None)
         if isinstance(value, list) and layers and len(value) == layers:
-            # One layer of each type, the first ones.
-            setattr(small, key, several(value))
+            changes[key] = several(value)
         elif type(value) is int and NARROW.search(key):
-            setattr(small, key, min(value, 64))
+            changes[key] = min(value, 64)
         elif type(value) is int and SPECIAL.search(key):
-            setattr(small, key, 1)
+            changes[key] = 1
     for key, most in FEW.items():
-        value = getattr(small, key, None)
-        if type(value) is int:
-            setattr(small, key, min(value, most))
-    if getattr(small, "pad_token_id", None) is not None:
-        small.pad_token_id = 0
+        if type(value := getattr(config, key, None)) is int:
+            changes[key] = min(value, most)
+    if getattr(config, "pad_token_id", None) is not None:
+        changes["pad_token_id"] = 0
     if width and heads and not width % heads:
-        small.hidden_size = small.num_attention_heads * (width // heads)
+        changes["hidden_size"] = changes["num_attention_heads"] * (width // heads)
+    small.update(changes)
     return small
 
 
