@@ -1,5 +1,6 @@
 """Which known defects hit which configs, measured on the installed transformers, and what mends them."""
 
+import importlib
 import json
 import re
 from pathlib import Path
@@ -19,7 +20,9 @@ from posenc.checkpoints.doctor import defects  # noqa: E402
 from posenc.checkpoints.doctor.defects import DEFECTS, Finding  # noqa: E402
 from posenc.checkpoints.doctor.examine import examine, in_words  # noqa: E402
 from posenc.checkpoints.doctor.patient import Patient, patient  # noqa: E402
+from posenc.encodings.rotary import Rotary  # noqa: E402
 from posenc.foreign import CannotRead  # noqa: E402
+from posenc.schedules.yarn import YaRN  # noqa: E402
 
 PHI3 = {
     "model_type": "phi3",
@@ -167,6 +170,29 @@ def test_a_repaired_library_is_measured_as_repaired(tmp_path: Path):
     repaired.__dict__["rotary"] = [("rotary_emb", Repaired(exact))]
     for clear in ("rounded by a cast", "angles in float32"):
         assert (one := found(clear, repaired)) is not None and not one.hits, one
+
+
+def test_repaired_biases_tables_and_frequencies_are_clear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def exact(mask: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
+        return (mask.shape[1] ** -0.5 * torch.arange(mask.shape[1]).double()).expand(heads, 1, -1).clone()
+
+    def cleared(which: str, name: str) -> None:
+        one = found(name, of(tmp_path, which))
+        assert one is not None and not one.hits, one
+
+    bloom = importlib.import_module("transformers.models.bloom.modeling_bloom")
+    deberta = importlib.import_module("transformers.models.deberta_v2.modeling_deberta_v2")
+    monkeypatch.setattr(bloom, "build_alibi_tensor", exact)
+    cleared("bloom", "biases fall together")
+    monkeypatch.setattr(deberta.DebertaV2PreTrainedModel, "_supports_sdpa", True)
+    cleared("deberta", "no fast path")
+    monkeypatch.setattr(defects, "states", lambda *_, **__: torch.zeros(1, 1, 1))
+    cleared("mpt", "ends at the trained length")
+    nested, right = of(tmp_path, "nested"), nn.Module()
+    schedule = YaRN(8.0, 4096, truncate=False)
+    right.register_buffer("full_attention_inv_freq", Rotary(256, base=10_000.0, schedule=schedule).frequencies.float())
+    nested.__dict__["rotary"] = [("rotary_emb", right)]
+    assert (one := found("truncate is lost", nested)) is not None and not one.hits and one.number > 0
 
 
 def test_a_model_that_cannot_be_tried_is_no_healthy_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
