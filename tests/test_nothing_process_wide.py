@@ -25,6 +25,7 @@ CALLS = re.compile(
     r"|manual_seed_all|fork_rng|set_rng_state|use_deterministic_algorithms|catch_warnings|filterwarnings|simplefilter"
     r"|basicConfig|set_verbosity\w*|disable_progress_bar|putenv|chdir|umask|setlocale|setrecursionlimit|settrace"
     r"|setprofile|setrlimit|setdefaulttimeout)$|^(torch\.manual_seed|random\.seed|(np|numpy)\.random\.seed)$"
+    r"|^Attention(Mask)?Interface\.(register|_global_mapping\.pop)$|^ROPE_INIT_FUNCTIONS\.pop$"
     r"|^signal\.signal$|^os\.environ\.\w*(set|update|pop)\w*$|^gc\.(disable|freeze)$"
 )
 """Calls that change something of the whole process, or of an object that is given by name."""
@@ -32,6 +33,7 @@ CALLS = re.compile(
 OWN_PROCESS = "a command, a run or a worker, which has its process to itself"
 OWN_OBJECTS = "sets attributes of objects that it has made, or that it was given to change"
 THREAD = "of this thread alone"
+OWN_NAMES = "names of posenc's own in transformers' registries, where nothing is replaced: docs/decisions/0018"
 ALLOWED = {
     "lab/experiments/*": {r"torch\.manual_seed": OWN_PROCESS},
     "lab/evaluation/*": {r"torch\.manual_seed": OWN_PROCESS},
@@ -58,7 +60,14 @@ ALLOWED = {
     "foreign/code.py": {r"sys\.modules": "a file of the user's becomes a module, as an import makes one"},
     "checkpoints/models/turns.py": {r"sys\.setprofile": THREAD},
     "checkpoints/formats/load.py": {r"logging\.disable_progress_bar": OWN_PROCESS},
-    "checkpoints/live/unturned.py": {r"setattr|delattr": OWN_OBJECTS},
+    "checkpoints/live/unturned.py": {
+        r"setattr|delattr": OWN_OBJECTS,
+        r"Attention(Mask)?Interface\.register": OWN_NAMES,
+    },
+    "checkpoints/live/register.py": {
+        r"ROPE_INIT_FUNCTIONS": OWN_NAMES,
+        r"Attention(Mask)?Interface\.\w+": OWN_NAMES,
+    },
     "checkpoints/kinds/kind.py": {r"setattr": OWN_OBJECTS},
     "checkpoints/live/cached_positions.py": {r"setattr": OWN_OBJECTS},
 }
@@ -119,6 +128,8 @@ def test_no_file_changes_what_the_whole_process_shares() -> None:
         "import warnings\nwith warnings.catch_warnings(): pass",
         "import sys\nsys.modules['x'] = 3",
         "import torch\ndel torch.nn.Linear",
+        "AttentionInterface.register('sdpa', attend)",
+        "from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS\nROPE_INIT_FUNCTIONS['linear'] = mine",
     ],
 )
 def test_the_search_finds_what_it_should(text: str) -> None:

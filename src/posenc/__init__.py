@@ -31,6 +31,7 @@ HOMES = {
     "hand_out": "hand_outs",
     "names": "catalogue",
     "preset": "presets",
+    "register": "checkpoints.live.register",
     "scaled_dot_product_attention": "kernels.reference",
 }
 MODULES = ("coordinate_maps", "hand_outs", "masks", "parallel", "presets", "schedules", "testing")

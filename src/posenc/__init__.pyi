@@ -4,6 +4,7 @@ from posenc import coordinate_maps, hand_outs, masks, parallel, presets, schedul
 from posenc.attention import Attention
 from posenc.cache import Cache
 from posenc.catalogue import build, names
+from posenc.checkpoints.live.register import register
 from posenc.chosen_heads import OnHeads
 from posenc.chunk_store import ChunkStore
 from posenc.embedding import TokenPositionEmbedding
@@ -133,6 +134,7 @@ __all__ = [
     "parallel",
     "preset",
     "presets",
+    "register",
     "scaled_dot_product_attention",
     "schedules",
     "testing",

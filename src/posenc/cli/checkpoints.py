@@ -1,4 +1,4 @@
-"""`posenc fetch`, `inspect`, `extend` and `convert`: models that others have trained."""
+"""`posenc fetch`, `inspect`, `doctor`, `extend` and `convert`: models that others have trained."""
 
 import json
 from dataclasses import dataclass, fields
@@ -73,6 +73,35 @@ class Inspect:
             for picture in portrait.save(reading, self.path, Path(self.out)):
                 terminal.note(f"Picture: {picture}")
         return 0 if reading.parts else 1
+
+
+@dataclass
+class Doctor:
+    """Say which known defects hit a model, and what mends.
+
+    Example: posenc doctor path/to/model
+
+    Each is measured on a small random model of the same kind with the transformers that is installed; weights are not
+    read. docs/guides/known-defects.md says where each was reported. The exit code is 1 where one hits.
+    """
+
+    path: Positional[Source]
+    """A folder with a config.json of transformers, such a file, or the name of a fetched model."""
+    json: bool = False
+    """Print the findings as JSON."""
+
+    def run(self) -> int:
+        from posenc import terminal
+        from posenc.checkpoints.doctor import examine
+
+        with terminal.doing("measuring ..."):
+            found = list(examine.examine(self.path))
+        if self.json:
+            print(json.dumps(examine.in_json(self.path, found)))
+        else:
+            for line in (*examine.in_words(found), examine.total(found)):
+                terminal.say(line)
+        return 1 if any(one.word == "hit" for one in found) else 0
 
 
 @dataclass

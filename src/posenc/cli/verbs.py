@@ -9,7 +9,7 @@ from tyro.conf import Positional, subcommand
 
 from posenc.cli.bench import Bench
 from posenc.cli.board import Advise, Board
-from posenc.cli.checkpoints import Convert, Extend, Fetch, Inspect
+from posenc.cli.checkpoints import Convert, Doctor, Extend, Fetch, Inspect
 from posenc.cli.comparison import Compare, Merge, Report
 from posenc.cli.encodings import Check, List, Order, Show
 from posenc.cli.explore import Explore
@@ -56,7 +56,7 @@ GROUPS = {
     "look": (List, Show, Explore, Order, Advise),
     "compare": (Compare, Report, Merge, Board, Lab),
     "train": (Train, Generate, Export),
-    "checkpoints": (Fetch, Inspect, Extend, Convert),
+    "checkpoints": (Fetch, Inspect, Doctor, Extend, Convert),
     "test": (Check, Bench),
     "shell": (Completion,),
 }
@@ -69,7 +69,7 @@ OPTIONS = (tyro.conf.OmitArgPrefixes,)
 
 def overview() -> str:
     """Every verb on one line of one screen."""
-    lines = ["posenc VERB [options]: compare, see, train and check positional encodings", ""]
+    lines = ["posenc VERB [options]: compare, see, train and check positional encodings"]
     for group, verbs in GROUPS.items():
         for cls in verbs:
             about = (cls.__doc__ or "").partition("\n")[0]

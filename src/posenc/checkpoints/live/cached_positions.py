@@ -51,26 +51,30 @@ class Step:
                 f"the cache cannot be placed"
             )
         if (size, start) not in self.keys:
-            self.keys[size, start] = self.slots_at(size, start)
+            self.keys[size, start] = slots_at(self.tokens, self.at, size, start)
         return self.keys[size, start]
 
-    def slots_at(self, size: int, start: int) -> Positions:
-        """The Positions of so many slots of a cache, the first of which holds the token of index `start`."""
-        total = self.tokens.tokens
-        if size == self.at.tokens and start == total - size:
-            return self.at
-        if start == 0 and size == total:
-            return self.tokens
-        at = self.tokens.rows(slice(start, min(start + size, total)))
-        free = start + size - total
-        if free <= 0:
-            return at
-        # Slots of a static cache that no token is in yet.
-        return at.changed(
-            coords=F.pad(at.coords, (0, 0, 0, free)),
-            order=F.pad(at.order, (0, free), value=-1),
-            contiguous=False,
-        )
+
+def slots_at(tokens: Positions, at: Positions, size: int, start: int) -> Positions:
+    """The Positions of so many slots of a cache, the first of which holds the token of index `start`.
+
+    tokens, at  Positions of all tokens so far, and of the new ones, which are the last
+    """
+    total = tokens.tokens
+    if size == at.tokens and start == total - size:
+        return at
+    if start == 0 and size == total:
+        return tokens
+    held = tokens.rows(slice(start, min(start + size, total)))
+    free = start + size - total
+    if free <= 0:
+        return held
+    # Slots of a static cache that no token is in yet.
+    return held.changed(
+        coords=F.pad(held.coords, (0, 0, 0, free)),
+        order=F.pad(held.order, (0, free), value=-1),
+        contiguous=False,
+    )
 
 
 class Follow:
@@ -105,13 +109,7 @@ class Follow:
             if past == 0 and mask is None and call["cache"] is None:
                 self.check_packed(coords)
         elif isinstance(mask, Tensor) and mask.dim() == 2:
-            if mask.shape[1] < past + tokens:
-                raise ValueError(
-                    f"attention_mask must cover the {past} tokens in the cache and the {tokens} new ones, got "
-                    f"{mask.shape[1]} of {past + tokens}"
-                )
-            present = mask[:, : past + tokens].to(ids.device).long()
-            coords = (present.cumsum(1) - 1).clamp(min=0)[:, past:]
+            coords = counted(present(mask, past, tokens).to(ids.device))[:, past:]
         else:
             coords = torch.arange(past, past + tokens, device=ids.device)[None]
         # What all rows share is said once, so that tables are made once.
@@ -156,6 +154,24 @@ class Follow:
         for cache in (Call(self.names, args, kwargs)["cache"], *outputs):
             if isinstance(cache, Cache):
                 remember(cache, step.tokens.coords[..., 0])
+
+
+def present(mask: Tensor, past: int, tokens: int) -> Tensor:
+    """What a padding mask [B, S] says of the tokens in the cache and of the new ones; there may be slots behind them.
+
+    Raises ValueError for a mask of fewer tokens.
+    """
+    if mask.shape[1] < past + tokens:
+        raise ValueError(
+            f"attention_mask must cover the {past} tokens in the cache and the {tokens} new ones, got "
+            f"{mask.shape[1]} of {past + tokens}"
+        )
+    return mask[:, : past + tokens]
+
+
+def counted(present: Tensor) -> Tensor:
+    """Where tokens stand by a padding mask [B, S]: the first of each row at 0."""
+    return (present.long().cumsum(1) - 1).clamp(min=0)
 
 
 def coords_in(cache: Any) -> Tensor:

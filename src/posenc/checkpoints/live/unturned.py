@@ -9,7 +9,7 @@ import copy
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -110,13 +110,18 @@ def check(decoder: Any, encodings: Sequence[Encoding]) -> None:
     if len(encodings) != layers:
         raise ValueError(f"{name} has {layers} layers and needs an encoding for each, got {len(encodings)}")
     for encoding in encodings:
-        if closed := encoding.doors & {"embed", "remember"}:
-            raise ValueError(
-                f"{encoding} opens {' and '.join(sorted(closed))}, which reads or changes the states between layers; "
-                f"attention in {name} takes encodings that turn queries and keys, bias, or replace the rule"
-            )
-        if encoding.axes > 1:
-            raise ValueError(f"{encoding} reads {encoding.axes} axes, and the tokens of {name} have one")
+        check_doors(encoding, name)
+
+
+def check_doors(encoding: Encoding, name: str) -> None:
+    """Raises ValueError unless the attention of a model, which is called by this name, can go through an encoding."""
+    if closed := encoding.doors & {"embed", "remember"}:
+        raise ValueError(
+            f"{encoding} opens {' and '.join(sorted(closed))}, which reads or changes the states between layers; "
+            f"attention in {name} takes encodings that turn queries and keys, bias, or replace the rule"
+        )
+    if encoding.axes > 1:
+        raise ValueError(f"{encoding} reads {encoding.axes} axes, and the tokens of {name} have one")
 
 
 def fitted(config: Any, encodings: Sequence[Encoding]) -> list[Encoding]:
@@ -172,33 +177,46 @@ def attend(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
     is_causal: bool | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    output_attentions: bool = False,
-    **others: Any,
+    **asked: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention as transformers calls it: query [B, H, T, D] on all keys [B, KV, S, D], to [B, T, H, D]."""
-    step = others.get(KEYWORD)
+    step = asked.get(KEYWORD)
     if not isinstance(step, Step):
         raise RuntimeError(
             f"{type(module).__name__} was not told where its tokens stand: its model does not hand keyword arguments "
             f"down to attention, and cannot have an encoding on unturned keys"
         )
-    if others.get("position_bias") is not None:
-        raise ValueError(f"{type(module).__name__} adds a bias of its own to the logits, beside which none can stand")
     layer = int(cast(int, module.layer_idx))
-    encoding, at = step.encodings[layer], step.at
-    keys_at = step.keys_at(layer, key.shape[2])
-    keys = Keys(encoding.turn(key, keys_at, "key"), value, keys_at)
     if isinstance(attention_mask, Rule):
         mask = attention_mask.mask
     elif attention_mask is not None:
         mask = Mask(given=attention_mask)
     else:
         mask = Mask(causal=getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    keys = Keys(key, value, step.keys_at(layer, key.shape[2]))
+    return attend_through(step.encodings[layer], module, query, step.at, keys, mask, **asked)
+
+
+def attend_through(
+    encoding: Encoding,
+    module: nn.Module,
+    query: Tensor,
+    at: Positions,
+    keys: Keys,
+    mask: Mask,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    output_attentions: bool = False,
+    position_bias: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention through an encoding, with what else a model asks of it; keys are turned here."""
+    if position_bias is not None:
+        raise ValueError(f"{type(module).__name__} adds a bias of its own to the logits, beside which none can stand")
+    keys = replace(keys, k=encoding.turn(keys.k, keys.at, "key"))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     query = encoding.turn(query, at, "query")
     rule = encoding if softcap is None and s_aux is None else OwnSoftmax(encoding, softcap, s_aux)
@@ -242,6 +260,9 @@ class OwnSoftmax(Encoding):
         return kernel.finish(logits.softmax(-1)[..., :-1], keys)
 
 
+AnyRule = TypeVar("AnyRule", bound="Rule")
+
+
 class Rule(Tensor):
     """A mask that is a rule, where models hand on a tensor: of shape [1, 1, 1, 1], and an error for who reads it.
 
@@ -251,7 +272,7 @@ class Rule(Tensor):
     mask: Mask
 
     @classmethod
-    def of(cls, mask: Mask) -> "Rule":
+    def of(cls: type[AnyRule], mask: Mask) -> AnyRule:
         rule = torch.zeros(1, 1, 1, 1, dtype=torch.bool).as_subclass(cls)
         rule.mask = mask
         return rule
@@ -281,17 +302,25 @@ def mask_or_rule(
 
     padding = asked.get("attention_mask")
     padded = padding is not None and not bool(padding[:, : int(asked["q_offset"]) + asked["q_length"]].all())
-    if allow_is_causal_skip and not padded:
-        if mask_function is masking_utils.causal_mask_function:
-            return Rule.of(Mask(causal=True))
-        if local_size is not None:
-            windowed = masking_utils.sliding_window_causal_mask_function(local_size)
-            if same_function(mask_function, windowed):
-                return Rule.of(Mask(causal=True, window=local_size))
+    if allow_is_causal_skip and not padded and (rule := rule_of(mask_function, local_size)) is not None:
+        return Rule.of(rule)
     asked |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     mask = masking_utils.sdpa_mask(mask_function=mask_function, local_size=local_size, **asked)
     assert mask is not None
     return mask
+
+
+def rule_of(mask_function: Callable, local_size: int | None) -> Mask | None:
+    """What a mask function of transformers says, where that is a rule: causal attention, with or without a window."""
+    from transformers import masking_utils
+
+    if mask_function is masking_utils.causal_mask_function:
+        return Mask(causal=True)
+    if local_size is not None:
+        windowed = masking_utils.sliding_window_causal_mask_function(local_size)
+        if same_function(mask_function, windowed):
+            return Mask(causal=True, window=local_size)
+    return None
 
 
 def same_function(one: Any, other: Any) -> bool:

@@ -1,0 +1,1 @@
+"""`posenc doctor`: which known defects of transformers hit a model."""

@@ -1,0 +1,121 @@
+"""Schedules and encodings as transformers' `rope_type`: what builds a rotary module asks here, and so a config decides.
+
+A function of `ROPE_INIT_FUNCTIONS` is given the config and returns the frequencies (radians per position) and the
+temperature, which is just what a schedule gives.
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.checkpoints.live.named_attention import ATTENTION, PREFIX, check_attention, named_in, parameters_of
+from posenc.checkpoints.vocabulary.reading import names_no_code
+from posenc.encodings.rotary import Rotary
+from posenc.foreign import near, quoted
+from posenc.schedules import SCHEDULES, Schedule
+
+OWN = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+"""The keys that stand beside the options of every rope type."""
+
+
+class FromSchedule:
+    """What `ROPE_INIT_FUNCTIONS` holds for a schedule: its options are keys beside `rope_type`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(
+        self, config: Any, device: Any = None, seq_len: Any = None, layer_type: str | None = None
+    ) -> tuple[Tensor, float]:
+        check_attention(config, layer_type)
+        said = parameters_of(config, layer_type)
+        schedule = schedule_said(self.name, said, config)
+        rotary = Rotary(width(config, said), base=float(said["rope_theta"]), schedule=schedule)
+        horizon = said.get("horizon")
+        frequencies, temperature = rotary.spectrum(None if horizon is None else torch.tensor([horizon], device="cpu"))
+        return placed(frequencies.flatten(), device), float(temperature)
+
+
+class WithoutTurns:
+    """What `ROPE_INIT_FUNCTIONS` holds for models that turn nothing: frequencies of 0, so cosines of 1 and sines of 0.
+
+    keys  what may stand beside `rope_type`: for posenc:attention the spec of the encoding that attention goes through
+    """
+
+    def __init__(self, name: str, *keys: str) -> None:
+        self.name, self.keys = name, keys
+
+    def __call__(
+        self, config: Any, device: Any = None, seq_len: Any = None, layer_type: str | None = None
+    ) -> tuple[Tensor, float]:
+        said = parameters_of(config, layer_type)
+        check_keys(self.name, said, self.keys, config)
+        if self.name == ATTENTION:
+            named_in(said)
+            # The config is the model's own: transformers writes here which attention it has chosen itself.
+            config._attn_implementation_internal = ATTENTION
+        check_attention(config, layer_type)
+        return placed(torch.zeros(width(config, said) // 2, dtype=torch.float64, device="cpu"), device), 1.0
+
+
+def placed(frequencies: Tensor, device: Any) -> Tensor:
+    """Frequencies as transformers keeps them: float32, where a model is built if nobody says where."""
+    return frequencies.to(device=torch.get_default_device() if device is None else device, dtype=torch.float32)
+
+
+def width(config: Any, said: Mapping[str, Any]) -> int:
+    """How many channels of a head turn, as transformers counts them."""
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(head_dim * (said.get("partial_rotary_factor") or 1.0))
+
+
+def schedule_said(name: str, said: Mapping[str, Any], config: Any) -> Schedule:
+    """A schedule with the options that stand in a dictionary of rotary parameters.
+
+    Raises ValueError for keys that nothing reads, options that the schedule refuses, a horizon that is missing or that
+    nothing depends on, and a schedule that changes the scale of attention; CannotRead for code of a file.
+    """
+    rope_type, options = f"{PREFIX}{name}", [option.name for option in fields(SCHEDULES.find(name))]
+    check_keys(rope_type, said, (*options, "horizon"), config)
+    given = ", ".join(f"{option}={in_spec(said[option])}" for option in options if said.get(option) is not None)
+    schedule = SCHEDULES.read(f"{name}({given})", own=())
+    length = getattr(config, "max_position_embeddings", None)
+    if length is not None:
+        schedule = schedule.with_trained_length(length)
+    horizon = said.get("horizon")
+    if schedule.by_horizon and not (type(horizon) is int and horizon >= 1):
+        raise ValueError(
+            f"{rope_type} depends on how long each sequence will be, and a rotary module turns each key once: declare "
+            f'the length of all sequences as "horizon": 32768 (tokens) in rope_parameters, got {quoted(str(horizon))}, '
+            f'or let keys be cached unturned: "rope_type": "{ATTENTION}", "encoding": "rotary(schedule={schedule})"'
+        )
+    if not schedule.by_horizon and horizon is not None:
+        raise ValueError(f"{rope_type} does not depend on a horizon; leave it out of rope_parameters")
+    if schedule.scale_factor != 1:
+        raise ValueError(
+            f"{schedule} multiplies the scale of attention by {schedule.scale_factor:.4g}, which no rope_type can say; "
+            f"give it attention_factor instead, or set the model's own scale"
+        )
+    return schedule
+
+
+def in_spec(value: Any) -> str:
+    """A value of JSON as specs write it: a text is a word there, or a schedule within a schedule."""
+    if isinstance(value, str):
+        names_no_code(value)
+        return value
+    return repr(value)
+
+
+def check_keys(rope_type: str, said: Mapping[str, Any], known: tuple[str, ...], config: Any) -> None:
+    """Raises ValueError for keys that neither this rope type nor the model itself reads."""
+    own = {*OWN, *(getattr(config, "ignore_keys_at_rope_validation", None) or ())}
+    for key in said:
+        if key not in own and key not in known:
+            raise ValueError(
+                f"rope_parameters of {rope_type} have a key {quoted(key)} that nothing reads; beside rope_theta and "
+                f"partial_rotary_factor it takes: {', '.join(known) or 'nothing'}{near(key, known)}"
+            )
