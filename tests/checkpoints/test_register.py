@@ -2,6 +2,7 @@
 
 import copy
 import importlib.metadata
+import json
 import math
 from dataclasses import fields
 from pathlib import Path
@@ -19,8 +20,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: E402
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # noqa: E402
 
 import posenc  # noqa: E402
-from posenc import plugins  # noqa: E402
-from posenc.checkpoints import attach  # noqa: E402
+from posenc import build, plugins  # noqa: E402
+from posenc.checkpoints import attach, inspect  # noqa: E402
 from posenc.foreign import CannotRead  # noqa: E402
 from posenc.schedules import SCHEDULES, Schedule  # noqa: E402
 
@@ -358,3 +359,31 @@ def test_a_model_that_names_its_attention_is_copied_and_trained_like_any_other(r
     gradient = model.model.layers[0].self_attn.k_proj.weight.grad
     assert gradient is not None and math.isfinite(float(gradient.norm())) and float(gradient.norm()) > 0
     assert torch.equal(twin(ids()).logits, model(ids()).logits)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_config_that_names_a_schedule_of_ours_is_read_as_such(name, tmp_path: Path):
+    schedule = SCHEDULES.read(SCHEDULES[name].example).with_trained_length(64)
+    said = {"rope_type": f"posenc:{name}", **SHORT, **as_keys(schedule), "horizon": HORIZON}
+    said = said if schedule.by_horizon else {key: value for key, value in said.items() if key != "horizon"}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(tiny_llama.config(head_dim=6).to_dict() | {"rope_parameters": said}), encoding="utf-8")
+    if schedule.by_horizon:
+        with pytest.raises(CannotRead, match="all sequences are computed as if they were"):
+            inspect(file)
+        return
+    spec = inspect(file).parts[0].layers[0].spec
+    made = build(spec, posenc.Shape(dim=24, heads=4, head_dim=6, max_len=64))
+    plain = [500.0 ** (-2 * k / 6) for k in range(3)]
+    frequencies, temperature = schedule.formula(plain, base=500.0, width=6)
+    got, multiplied = made.spectrum()
+    close(got.flatten(), torch.tensor(frequencies, dtype=torch.float64), 1e-9)
+    assert multiplied == pytest.approx(temperature, rel=1e-9)
+
+
+def test_a_config_whose_attention_is_ours_says_so(tmp_path: Path):
+    file = tmp_path / "config.json"
+    said = tiny_llama.config().to_dict() | {"rope_parameters": attention("rotary + alibi")}
+    file.write_text(json.dumps(said), encoding="utf-8")
+    with pytest.raises(CannotRead, match=r"posenc:attention is no schedule; attention goes through rotary \+ alibi"):
+        inspect(file)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.catalogue import build
+from posenc.checkpoints.kinds.rotary.keys import OURS
 from posenc.checkpoints.live.cached_positions import counted, present, slots_at
 from posenc.checkpoints.live.unturned import Rule, attend_through, check_doors, fitted, rule_of
 from posenc.checkpoints.vocabulary.reading import names_no_code
@@ -23,11 +24,10 @@ from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
 
-PREFIX = "posenc:"
-ATTENTION = f"{PREFIX}attention"
+ATTENTION = f"{OURS}attention"
 """The attention, and the rope type, whose encoding stands in the config's rotary parameters."""
 
-NONE = f"{PREFIX}none"
+NONE = f"{OURS}none"
 """The rope type that turns nothing."""
 
 
@@ -260,5 +260,5 @@ def shape_of(config: Any) -> Shape:
 def check_attention(config: Any, layer_type: str | None) -> None:
     """Raises ValueError where a config names an attention of posenc's that cannot be; asked when a model is built."""
     named = config._attn_implementation
-    if isinstance(named, str) and named.startswith(PREFIX):
-        encoding_of(None if named == ATTENTION else named.removeprefix(PREFIX), config, layer_type)
+    if isinstance(named, str) and named.startswith(OURS):
+        encoding_of(None if named == ATTENTION else named.removeprefix(OURS), config, layer_type)

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from posenc.catalogue import ENCODINGS, parse
-from posenc.checkpoints.live.named_attention import ATTENTION, NONE, PREFIX, NamedAttention, placed_mask
+from posenc.checkpoints.kinds.rotary.keys import OURS
+from posenc.checkpoints.live.named_attention import ATTENTION, NONE, NamedAttention, placed_mask
 from posenc.checkpoints.live.rope_types import FromSchedule, WithoutTurns
 from posenc.plugins import plugins_for
 from posenc.schedules import SCHEDULES
@@ -76,10 +77,10 @@ def register(*specs: str) -> Registration:
     for spec in specs:
         parse(spec)
     schedules = [*SCHEDULES, *plugins_for(SCHEDULES.home)]
-    rope_types: dict[str, Callable[..., Any]] = {f"{PREFIX}{name}": FromSchedule(name) for name in schedules}
+    rope_types: dict[str, Callable[..., Any]] = {f"{OURS}{name}": FromSchedule(name) for name in schedules}
     rope_types |= {NONE: WithoutTurns(NONE), ATTENTION: WithoutTurns(ATTENTION, "encoding")}
     encodings = [*ENCODINGS, *plugins_for(ENCODINGS.home), *specs]
-    attentions = {f"{PREFIX}{spec}": NamedAttention(spec) for spec in encodings} | {ATTENTION: NamedAttention(None)}
+    attentions = {f"{OURS}{spec}": NamedAttention(spec) for spec in encodings} | {ATTENTION: NamedAttention(None)}
     new = Registration(
         tuple(name for name in rope_types if name not in ROPE_INIT_FUNCTIONS),
         tuple(name for name in attentions if name not in AttentionInterface._global_mapping),

@@ -5,17 +5,16 @@ temperature, which is just what a schedule gives.
 """
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from posenc.checkpoints.live.named_attention import ATTENTION, PREFIX, check_attention, named_in, parameters_of
-from posenc.checkpoints.vocabulary.reading import names_no_code
+from posenc.checkpoints.kinds.rotary.keys import OURS, options_of, schedule_named
+from posenc.checkpoints.live.named_attention import ATTENTION, check_attention, named_in, parameters_of
 from posenc.encodings.rotary import Rotary
 from posenc.foreign import near, quoted
-from posenc.schedules import SCHEDULES, Schedule
+from posenc.schedules import Schedule
 
 OWN = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 """The keys that stand beside the options of every rope type."""
@@ -78,13 +77,10 @@ def schedule_said(name: str, said: Mapping[str, Any], config: Any) -> Schedule:
     Raises ValueError for keys that nothing reads, options that the schedule refuses, a horizon that is missing or that
     nothing depends on, and a schedule that changes the scale of attention; CannotRead for code of a file.
     """
-    rope_type, options = f"{PREFIX}{name}", [option.name for option in fields(SCHEDULES.find(name))]
+    rope_type, options = f"{OURS}{name}", options_of(name)
     check_keys(rope_type, said, (*options, "horizon"), config)
-    given = ", ".join(f"{option}={in_spec(said[option])}" for option in options if said.get(option) is not None)
-    schedule = SCHEDULES.read(f"{name}({given})", own=())
     length = getattr(config, "max_position_embeddings", None)
-    if length is not None:
-        schedule = schedule.with_trained_length(length)
+    schedule = schedule_named(name, {option: said.get(option) for option in options}, length)
     horizon = said.get("horizon")
     if schedule.by_horizon and not (type(horizon) is int and horizon >= 1):
         raise ValueError(
@@ -100,14 +96,6 @@ def schedule_said(name: str, said: Mapping[str, Any], config: Any) -> Schedule:
             f"give it attention_factor instead, or set the model's own scale"
         )
     return schedule
-
-
-def in_spec(value: Any) -> str:
-    """A value of JSON as specs write it: a text is a word there, or a schedule within a schedule."""
-    if isinstance(value, str):
-        names_no_code(value)
-        return value
-    return repr(value)
 
 
 def check_keys(rope_type: str, said: Mapping[str, Any], known: tuple[str, ...], config: Any) -> None:

@@ -1,24 +1,27 @@
 """Rotary as the keys of transformers say it: every schedule with its parameters, read and written."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from posenc.checkpoints.kinds.rotary.old_keys import BASES, LOCAL_BASES, SHARES
 from posenc.checkpoints.models.nodes import Node
 from posenc.checkpoints.vocabulary.bounds import LENGTHS
 from posenc.checkpoints.vocabulary.ledger import Ledger, in_words
-from posenc.checkpoints.vocabulary.reading import CannotRead
+from posenc.checkpoints.vocabulary.reading import CannotRead, names_no_code
 from posenc.checkpoints.vocabulary.specs import CannotExpress, possible, rotary_spec, short, spec_of
 from posenc.encoding import Encoding
 from posenc.encodings.multimodal_rotary import MultimodalRotary
-from posenc.schedules import Schedule
+from posenc.schedules import SCHEDULES, Schedule
 from posenc.schedules.dynamic_ntk import DynamicNTK
 from posenc.schedules.linear import Linear
 from posenc.schedules.llama3 import Llama3
 from posenc.schedules.longrope import LongRoPE
 from posenc.schedules.ntk import NTK
 from posenc.schedules.yarn import YaRN
+
+OURS = "posenc:"
+"""What the names begin with that `posenc.register` gives transformers."""
 
 DICTIONARIES = ("rope_parameters", "rope_scaling")
 
@@ -146,6 +149,8 @@ def schedule_of(node: Node, kind: str, rope: Ledger) -> Schedule | None:
     trained = trained_before(node, kind, rope) or longest
     if kind in ("default", "axial", "mrope") or not kind:
         return None
+    if kind.startswith(OURS):
+        return own_schedule(kind, rope, longest)
     if kind == "ntk_alpha" or (kind == "dynamic" and rope.has("alpha")):
         alpha = rope.number("alpha", "factor {} of the base")
         return NTK(float(alpha)) if alpha is not None else None
@@ -186,6 +191,52 @@ def schedule_of(node: Node, kind: str, rope: Ledger) -> Schedule | None:
         f"{rope.name}: there is no schedule {kind} here; known are default, linear, dynamic, yarn, longrope, llama3, "
         f"proportional, ntk_alpha and axial"
     )
+
+
+def own_schedule(kind: str, rope: Ledger, length: int | None) -> Schedule:
+    """The schedule of a rope type of ours, as `posenc.register` gives transformers.
+
+    Raises CannotRead for one that there is not, and where attention goes through posenc by the config itself.
+    """
+    name = kind.removeprefix(OURS)
+    if name not in SCHEDULES:
+        encoding = rope.peek("encoding")
+        raise CannotRead(
+            f"{rope.name}: {kind} is no schedule"
+            + (f"; attention goes through {encoding} by itself, once posenc.register() was called" if encoding else "")
+        )
+    schedule = schedule_named(
+        name, {option: rope.take(option, f"{option} {{}}") for option in options_of(name)}, length
+    )
+    if schedule.by_horizon:
+        raise CannotRead(
+            f"{rope.path('horizon')}: all sequences are computed as if they were {rope.peek('horizon')} tokens long, "
+            f"which no spec says; give attach the schedule and horizon=..."
+        )
+    return schedule
+
+
+def options_of(name: str) -> list[str]:
+    """The options of a schedule, which are keys beside its rope type."""
+    return [option.name for option in fields(SCHEDULES.find(name))]
+
+
+def schedule_named(name: str, said: Mapping[str, Any], length: int | None) -> Schedule:
+    """A schedule with options as JSON has them; `length` is what it was trained on where they do not say.
+
+    Raises ValueError for options that the schedule refuses, and CannotRead for code of a file.
+    """
+    given = ", ".join(f"{option}={in_spec(value)}" for option, value in said.items() if value is not None)
+    schedule = SCHEDULES.read(f"{name}({given})", own=())
+    return schedule if length is None else schedule.with_trained_length(length)
+
+
+def in_spec(value: Any) -> str:
+    """A value of JSON as specs write it: a text is a word there, or a schedule within a schedule."""
+    if isinstance(value, str):
+        names_no_code(value)
+        return value
+    return repr(value)
 
 
 def by_keys(node: Node, count: int, options: Mapping[str, Options]) -> list[Options | None]:
