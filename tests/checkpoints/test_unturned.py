@@ -510,5 +510,5 @@ def test_what_a_pass_cannot_say_is_refused():
         model(x)
     capped = tiny("gemma2")
     attach_unturned(capped, encodings("self_extend(rotary, window=4, group=2)", capped))
-    with pytest.raises(ValueError, match=r"self_extend.* and a model with capped logits or attention sinks"):
+    with pytest.raises(ValueError, match=r"self_extend.* and a model with capped logits both replace"):
         capped(x)
