@@ -141,7 +141,7 @@ def test_heads_that_look_no_further_than_they_reach_have_their_sinks() -> None:
     torch.testing.assert_close(got, wanted, rtol=0, atol=1e-6)
 
 
-def layer(spec: str = "rotary + alibi", **sizes) -> Attention:
+def layer(spec: str | Encoding = "rotary + alibi", **sizes) -> Attention:
     torch.manual_seed(0)
     made = Attention(24, heads=4, kv_heads=2, encoding=spec, sinks=True, **sizes).double()
     assert made.sinks is not None
@@ -238,6 +238,13 @@ def test_a_rule_without_a_softmax_is_refused() -> None:
     for weights in (False, True):
         with pytest.raises(ValueError, match=said):
             layer("stick_breaking")(tokens(), mask=masks.causal(), weights=weights)
+
+    class Sigmoid(Encoding):
+        def attend(self, q, at, keys, mask, kernel):
+            return kernel.finish(kernel.logits(self, q, at, keys, mask).sigmoid(), keys)
+
+    with pytest.raises(ValueError, match=r"weighs keys by a rule of its own, .* sinks=False, or take another encoding"):
+        layer(Sigmoid())(tokens())
 
 
 @torch.no_grad()
