@@ -627,11 +627,11 @@ def test_blocked_by_name_says_what_it_cannot_do_in_a_graph(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("values", [True, False])
-@pytest.mark.parametrize("offset", [0, 4, -3])
-def test_the_operator_is_what_it_says_to_the_compiler(values: bool, offset: int) -> None:
+@pytest.mark.parametrize("offset, gives_sums", [(0, False), (4, True), (-3, False), (-3, True)])
+def test_the_operator_is_what_it_says_to_the_compiler(values: bool, offset: int, gives_sums: bool) -> None:
     q, k, v = (heads(2, h, n, 4).requires_grad_() for h, n in ((2, 5), (1, 9), (1, 9)))
     vector = heads(2, 13).requires_grad_() if values else None
-    torch.library.opcheck(blocked.attend_in_a_row, (q, k, v, vector, offset, True, 6, 0.5))
+    torch.library.opcheck(blocked.attend_in_a_row, (q, k, v, vector, offset, True, 6, 0.5, gives_sums))
 
 
 THREES = PLACES["counted"].with_coords(3 * PLACES["counted"].coords)

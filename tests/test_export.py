@@ -84,7 +84,7 @@ def holds(path: Path, model: Decoder, *, declared: bool = False) -> None:
 @pytest.mark.parametrize(
     "spec, sizes",
     [
-        ("rotary", {"kv_heads": 2, "window": (5, None)}),
+        ("rotary", {"kv_heads": 2, "window": (5, None), "sinks": True}),
         ("learned + forgetting", {"layers": 1}),
         ("on(fire, heads=(0, 2))", {"layers": 1}),
     ],

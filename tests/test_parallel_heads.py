@@ -50,6 +50,10 @@ FURTHER = [
 ]
 
 
+SEVERAL = {"layers": 2, "kv_heads": 2, "window": (None, 3), "sinks": True}
+"""Several layers, shared key heads, windows, sinks."""
+
+
 def decoder(spec: str | tuple[str, ...], **sizes) -> Decoder:
     torch.manual_seed(3)
     made = Decoder(11, encoding=spec, max_len=32, **{"dim": 16, "heads": 4, "layers": 1, **sizes}).double()
@@ -114,13 +118,14 @@ def cut_or_refused(rank: int, wanted: list[str]) -> None:
 
 
 def models(rank: int) -> None:
-    """Several layers, shared key heads, windows; and what every rank then holds."""
+    """Several layers, and what every rank then holds."""
     cut_or_refused(rank, [*USUAL, *REFUSED])
-    shards = compare(("rotary", "alibi"), model := decoder(("rotary", "alibi"), layers=2, kv_heads=2, window=(None, 3)))
+    shards = compare(("rotary", "alibi"), model := decoder(("rotary", "alibi"), **SEVERAL))
     attention = model.stack.blocks[0].attention
     assert isinstance(attention, Attention)
     assert (attention.heads, attention.kv_heads, shards.heads) == (2, 1, (2 * rank, 2 * rank + 1))
     assert attention.to_query.weight.shape == (8, 16) and attention.to_key.weight.shape == (4, 16)
+    assert attention.sinks is not None and attention.sinks.shape == (2,)
     ids = torch.zeros(1, 3, dtype=torch.long)
     assert "call without weights" in refused(lambda: model(ids, weights=True))
     # A copy has its heads on the same ranks, and parameters of its own.
@@ -128,7 +133,7 @@ def models(rank: int) -> None:
     assert torch.equal(copied(ids), model(ids))
     assert "the model that was cut is wanted" in refused(lambda: shards.whole_state(copied))
     # A cache holds the heads of this rank.
-    whole = decoder(("rotary", "alibi"), layers=2, kv_heads=2, window=(None, 3))
+    whole = decoder(("rotary", "alibi"), **SEVERAL)
     assert torch.equal(model.generate(ids, tokens=4), whole.generate(ids, tokens=4))
     assert "a multiple of 2, and so many key heads; got" in refused(lambda: shard_heads(decoder("rotary", kv_heads=1)))
     across(rank)

@@ -213,6 +213,12 @@ def layers_and_models(rank: int) -> None:
     layer = Attention(SHAPE.dim, SHAPE.heads, head_dim=SHAPE.head_dim, encoding="transformer_xl", max_len=32).double()
     shards = shard_sequence(layer)
     compare(layer, shards, at, masks.causal(), torch.float64, 1e-12, "a layer alone")
+    _, *padded = settings()[2]
+    sinking = Attention(SHAPE.dim, SHAPE.heads, head_dim=SHAPE.head_dim, encoding="alibi", sinks=True).double()
+    for exchange in ("ring", "gather"):
+        compare(
+            sinking, shard_sequence(sinking, exchange=exchange), *padded, torch.float64, 1e-12, f"sinks, {exchange}"
+        )
     refusals(shards, layer)
     faults()
     what_is_kept_and_computed()

@@ -113,7 +113,6 @@ def test_a_head_whose_reach_ends_before_the_keys_has_no_sum_of_them() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile.*")
-@pytest.mark.filterwarnings("ignore:.*return_lse.*")
 def test_flex_notes_its_sums() -> None:
     encoding, (at, keys_at, mask) = encoding_of("alibi"), PLACES["padded"]
     torch.manual_seed(3)

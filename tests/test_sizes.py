@@ -155,6 +155,7 @@ OF_ALL = {
     "scale": (None, 1.0),
     "dropout": (0.0, 0.25),
     "bias": (True, False),
+    "sinks": (False, True),
     "vocab": (11, 12),
     "encoding": (READS_ALL, f"{READS_ALL} + alibi"),
     "cross_encoding": ("none", "alibi"),

@@ -47,7 +47,8 @@ class Call(NamedTuple):
 class Attention(nn.Module):
     """Multi-head, multi-query and grouped-query attention with any positional encoding; self and cross.
 
-    dim, heads, kv_heads, head_dim, kernel, scale, dropout, bias, max_len   as in Sizes, or a Sizes in their place
+    dim, heads, kv_heads, head_dim, kernel, scale, dropout, bias, sinks, max_len   as in Sizes, or a Sizes in
+               their place
     encoding   a spec, an Encoding, or None when the caller passes one to every call (as the models do); by default
                "none": without positions
     causal     what a spec such as "t5_bias" is built for; who sees whom is said by the mask of each call
@@ -60,6 +61,9 @@ class Attention(nn.Module):
     >>> attention(torch.randn(2, 9, 64), mask=masks.causal()).shape
     torch.Size([2, 9, 64])
     """
+
+    sinks: nn.Parameter | None
+    """Of each head a logit [heads] that takes part in the softmax and has no value; None: no head has one."""
 
     shards: "SequenceShards | None" = None
     """How the sequence is cut over devices (posenc.parallel.shard_sequence); None: all of it is here."""
@@ -87,6 +91,14 @@ class Attention(nn.Module):
         self.to_key = nn.Linear(self.dim, self.kv_heads * self.head_dim, **made)
         self.to_value = nn.Linear(self.dim, self.kv_heads * self.head_dim, **made)
         self.to_output = nn.Linear(self.heads * self.head_dim, self.dim, **made)
+        sinks = nn.Parameter(torch.empty(self.heads, device=device, dtype=dtype)) if sizes.sinks else None
+        self.register_parameter("sinks", sinks)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Sinks begin at 0, as a key of which every query makes nothing; gpt-oss draws them with deviation 0.02."""
+        if self.sinks is not None:
+            nn.init.zeros_(self.sinks)
 
     def forward(
         self,
@@ -142,13 +154,14 @@ class Attention(nn.Module):
             dropout=self.dropout if self.training else 0.0,
             weights=bool(weights) and not isinstance(weights, Chosen),
             shared=shared,
+            sinks=self.sinks,
         )
         if self.shards is None:
             out, applied = attend_in_rows(encoding, q, at, keys, mask, kernel)
         else:
             out, applied = self.shards.attend(encoding, q, at, keys, mask, kernel, weights=weights, cache=cache), None
         if isinstance(weights, Chosen):
-            applied = chosen_weights(weights, encoding, q, at, keys, mask, scale=self.scale)
+            applied = chosen_weights(weights, encoding, q, at, keys, mask, scale=self.scale, sinks=self.sinks)
         out = self.to_output(out.transpose(1, 2).flatten(2))
         if not weights:
             return out
@@ -238,7 +251,8 @@ class Attention(nn.Module):
     def extra_repr(self) -> str:
         return (
             f"dim={self.dim}, heads={self.heads}, kv_heads={self.kv_heads}, head_dim={self.head_dim}, "
-            f"kernel={self.kernel!r}, scale={self.scale}, dropout={self.dropout}"
+            f"kernel={self.kernel!r}, scale={self.scale}, dropout={self.dropout}, "
+            f"sinks={self.sinks is not None}"
         )
 
 

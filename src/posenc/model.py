@@ -58,8 +58,8 @@ class Block(nn.Module):
     pre-norm:   x + attention(norm(x)),  then x + feed_forward(norm(x))
     post-norm:  norm(x + attention(x)),  then norm(x + feed_forward(x)), as in the original
 
-    dim, heads, kv_heads, head_dim, hidden, norm, kernel, scale, dropout, bias, max_len   as in Sizes, or a Sizes in
-               their place, whose layers and window are the stack's
+    dim, heads, kv_heads, head_dim, hidden, norm, kernel, scale, dropout, bias, sinks, max_len   as in Sizes, or a Sizes
+               in their place, whose layers and window are the stack's
     cross      whether the block also attends to a second sequence (a decoder block of an encoder-decoder)
     encoding   the block's own encoding, as a spec or an Encoding: such a block stands alone, and also adds the encoding
                to its input. None in a stack, where the model adds once and passes the encoding to every block
@@ -313,8 +313,8 @@ class Decoder(nn.Module):
     """A decoder-only language model (a mini-GPT) with any positional encoding.
 
     vocab      number of token ids
-    dim, heads, layers, max_len, window, kv_heads, head_dim, hidden, norm, kernel, scale, dropout, bias   as in Sizes,
-               or a Sizes in their place
+    dim, heads, layers, max_len, window, kv_heads, head_dim, hidden, norm, kernel, scale, dropout, bias, sinks   as in
+               Sizes, or a Sizes in their place
     encoding   a spec, an Encoding, or a tuple of them cycled over the layers: ("rotary", "rotary", "none")
     scale_tokens, tie_output   see TokenPositionEmbedding; whether the output layer is the token table
     hints      options that specs leave open, as in posenc.build

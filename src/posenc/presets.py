@@ -20,6 +20,7 @@ class Preset:
     encoding  a spec, or a tuple of them cycled over the layers
     window    how many tokens a layer sees back, or None for all, in the same cycle
     scale     factor of the logits where it is not head_dim^-1/2
+    sinks     whether each head has a learned sink
     bidirectional  whether the family is an encoder
     besides   what else the models do about position, which no option here says
     source    where the numbers come from
@@ -28,6 +29,7 @@ class Preset:
     encoding: str | tuple[str, ...]
     window: int | tuple[int | None, ...] | None = None
     scale: float | None = None
+    sinks: bool = False
     bidirectional: bool = False
     besides: str = ""
     source: str = "defaults of the configuration in transformers 5.23"
@@ -35,7 +37,7 @@ class Preset:
     @property
     def options(self) -> dict[str, Any]:
         """Arguments for Decoder or Encoder."""
-        return {"encoding": self.encoding, "window": self.window, "scale": self.scale}
+        return {"encoding": self.encoding, "window": self.window, "scale": self.scale, "sinks": self.sinks}
 
 
 HEADS_OF_256 = "head_dim 256 in the released model"
@@ -87,7 +89,7 @@ PRESETS: dict[str, Preset] = {
     "gpt_oss": Preset(
         "rotary(base=150_000, schedule=yarn(factor=32, trained_length=4096, truncate=False))",
         window=(128, None),
-        besides="a learned sink in each softmax",
+        sinks=True,
     ),
     "ministral3": Preset(
         "rotary(base=1_000_000, schedule=yarn(factor=16, trained_length=16384, mscale=1.0, mscale_all_dim=1.0))"

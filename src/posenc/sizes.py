@@ -35,6 +35,7 @@ class Sizes:
     scale      factor of the logits (unitless; default head_dim^-1/2; T5 has 1)
     dropout    share of the attention weights and of the channels behind each layer that is dropped in training
     bias       whether the four projections of attention have biases
+    sinks      whether each head has a learned logit without a value in its softmax (0 at first, as softmax off by one)
 
     Raises ValueError for head counts that do not divide, an unknown norm or kernel, and numbers out of range.
 
@@ -58,6 +59,7 @@ class Sizes:
     scale: float | None = None
     dropout: float = 0.0
     bias: bool = True
+    sinks: bool = False
 
     def __post_init__(self) -> None:
         for one in fields(self):

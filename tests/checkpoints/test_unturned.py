@@ -510,5 +510,15 @@ def test_what_a_pass_cannot_say_is_refused():
         model(x)
     capped = tiny("gemma2")
     attach_unturned(capped, encodings("self_extend(rotary, window=4, group=2)", capped))
-    with pytest.raises(ValueError, match=r"self_extend.* and a model with capped logits or attention sinks"):
+    with pytest.raises(ValueError, match=r"self_extend.* and a model with capped logits both replace"):
         capped(x)
+
+
+@torch.inference_mode()
+def test_a_distance_map_stands_beside_the_sinks_of_a_model():
+    model, x = tiny("gpt_oss"), ids()
+    wanted = model(x).logits
+    for window, same in ((99, True), (2, False)):
+        undo = attach_unturned(model, encodings(f"self_extend(rotary, window={window}, group=2)", model))
+        assert bool(((model(x).logits - wanted).abs().max() <= 1e-5).item()) == same
+        undo()

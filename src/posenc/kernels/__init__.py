@@ -1,6 +1,7 @@
 """How attention is computed: kernels with one signature, chosen by name, that never fall back in silence.
 
-A kernel is a function `(biases, q, at, keys, mask, *, scale, dropout, weights) -> (output, weights or None)`.
+A kernel is a function `(biases, q, at, keys, mask, *, scale, dropout, weights, sinks=None)` that gives the output, and
+weights or None.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -15,6 +16,7 @@ from posenc.kernels import blocked, flex, native, nearest_first, reference, rota
 from posenc.kernels.bound import BoundKernel
 from posenc.kernels.reference import logits_on_grid, take_values
 from posenc.kernels.request import Inputs, Request
+from posenc.kernels.sinks import from_sums
 from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
@@ -23,7 +25,7 @@ from posenc.positions import Positions
 class Kernel(NamedTuple):
     """One way of computing attention.
 
-    attend   (biases, q, at, keys, mask, *, scale, dropout, weights) -> (output, weights or None)
+    attend   (biases, q, at, keys, mask, *, scale, dropout, weights, sinks=None) -> (output, weights or None)
     why_not  (request) -> the reason why it cannot serve, or None
     """
 
@@ -32,10 +34,10 @@ class Kernel(NamedTuple):
 
 
 KERNELS = {
-    "blocked": Kernel(blocked.attend, blocked.why_not),
+    "blocked": Kernel(from_sums(blocked.attend), blocked.why_not),
     "sdpa": Kernel(sdpa.attend, sdpa.why_not),
     "reference": Kernel(reference.attend, reference.why_not),
-    "flex": Kernel(flex.attend, flex.why_not),
+    "flex": Kernel(from_sums(flex.attend), flex.why_not),
 }
 """The kernels: those of "auto", fastest first, and those that serve by name only."""
 
@@ -88,18 +90,20 @@ def bind(
     weights: bool = False,
     seen: set[str] | None = None,
     shared: dict[Hashable, list[Bias]] | None = None,
+    sinks: Tensor | None = None,
 ) -> BoundKernel:
     """A kernel with one layer's scale, dropout and wish for weights; what serves is chosen once the call is known.
 
     seen    where to note what served, as `served_by` says it
     shared  biases that the layers of one pass share, as BoundKernel says it
+    sinks   of each head [H], as BoundKernel says it
 
     Raises ValueError, when it is called, where the named kernel cannot serve.
     """
 
     def attend(biases: Sequence[Bias], q: Tensor, at: Positions, keys: Keys, mask: Mask, **asked):
         inputs = Inputs(biases, at, keys.at, mask)
-        wanted = "vectors" in asked, "sums" in asked
+        wanted = "vectors" in asked, "sums" in asked, "sinks" in asked
         request = Request(encoding, asked["weights"], asked["dropout"], q, inputs, *wanted)
         kernel = serving(name, request)
         if seen is not None:
@@ -127,7 +131,7 @@ def bind(
         return None if found is None else found[0]
 
     ways = (attend, logits, take_values, adds_vectors, broken)
-    return BoundKernel(*ways, scale=scale, dropout=dropout, weights=weights, shared=shared)
+    return BoundKernel(*ways, scale=scale, dropout=dropout, weights=weights, shared=shared, sinks=sinks)
 
 
 def served_by(

@@ -114,7 +114,10 @@ def attend(
         offset = offset_in_a_row(biases, at, keys.at, mask)
         assert offset is not None, "why_not('blocked') forbids this"
         values = values_in_a_row(biases, q, k.shape[2], offset) if biases else None
-        out = attend_in_a_row(q, k, v, values, offset, mask.causal, mask.window, scale)[0]
+        *found, total = attend_in_a_row(q, k, v, values, offset, mask.causal, mask.window, scale, sums is not None)
+        out = found[0]
+        if sums is not None:
+            sums.append(total)
     else:
         branched = next((bias for bias in biases if isinstance(bias, Branched)), None)
         bias, plan = how(biases, heads, at, keys, mask)
@@ -270,6 +273,10 @@ class InBlocks:
             total = total if one or self.sums else finite(total)
             out[queries], sums[queries] = last_first(taken), last_first(total)
         return out, sums
+
+    def in_full(self, sums: Tensor) -> Tensor:
+        """The logarithms of sums, of biases as they are."""
+        return sums if self.bias.taken_off is None else sums + self.bias.taken_off
 
     @torch.autocast("cpu", enabled=False)
     def backwards(
@@ -428,7 +435,7 @@ class Differentiable(torch.autograd.Function):
         if not call.sums:
             return (out,)
         ctx.set_materialize_grads(False)
-        return out, sums if call.bias.taken_off is None else sums + call.bias.taken_off
+        return out, call.in_full(sums)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -537,19 +544,32 @@ def attend_in_a_row(
     causal: bool,
     window: int | None,
     scale: float,
-) -> tuple[Tensor, Tensor]:
-    """The output, and the logarithms of the sums, for tokens in a row and a bias [H, T + S - 1] of their distances."""
-    return call_in_a_row(q, k, values, offset, causal, window, scale).forwards([(q, k)], v)
+    gives_sums: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Attention for tokens in a row and a bias [H, T + S - 1] of their distances.
+
+    The output; the logarithms of sums with which to go back; and the same for others, or nothing.
+    """
+    call = call_in_a_row(q, k, values, offset, causal, window, scale, gives_sums)
+    out, sums = call.forwards([(q, k)], v)
+    return out, finite(sums), call.in_full(sums) if gives_sums else sums.new_empty(0)
 
 
 def call_in_a_row(
-    q: Tensor, k: Tensor, values: Tensor | None, offset: int, causal: bool, window: int | None, scale: float
+    q: Tensor,
+    k: Tensor,
+    values: Tensor | None,
+    offset: int,
+    causal: bool,
+    window: int | None,
+    scale: float,
+    gives_sums: bool,
 ) -> InBlocks:
     T, S = q.shape[2], k.shape[2]
     at, keys_at = Positions.count(T, max(offset, 0)), Positions.count(S, max(-offset, 0))
     plan = plan_for(at, keys_at, Mask(causal=causal, window=window), q.shape[0], q.shape[1], by_coords=True)
     in_row = DistancesInRow(values, range(T - 1 + offset, offset - S, -1), q, plan)
-    return InBlocks(plan, SumInBlocks([], q, in_row), scale)
+    return InBlocks(plan, SumInBlocks([], q, in_row), scale, sums=gives_sums)
 
 
 def values_in_a_row(biases: Sequence[Bias], q: Tensor, keys: int, offset: int) -> Tensor:
@@ -559,9 +579,10 @@ def values_in_a_row(biases: Sequence[Bias], q: Tensor, keys: int, offset: int) -
 
 
 @attend_in_a_row.register_fake
-def _(q, k, v, values, offset, causal, window, scale):
+def _(q, k, v, values, offset, causal, window, scale, gives_sums):
     B, H, T, D = q.shape
-    return q.new_empty(B, T, H, D).transpose(1, 2), q.new_empty(B, H, T, dtype=exact_dtype(q))
+    sums = q.new_empty(B, H, T, dtype=exact_dtype(q))
+    return q.new_empty(B, T, H, D).transpose(1, 2), sums, sums.new_empty(sums.shape if gives_sums else 0)
 
 
 @torch.library.custom_op("posenc::attend_in_a_row_backwards", mutates_args=())
@@ -573,33 +594,36 @@ def attend_in_a_row_backwards(
     values: Tensor | None,
     out: Tensor,
     sums: Tensor,
+    grad_of_sums: Tensor,
     offset: int,
     causal: bool,
     window: int | None,
     scale: float,
+    gives_sums: bool,
 ) -> list[Tensor]:
     """The gradients of `attend_in_a_row` in q, k, v, and in the values where there are any."""
-    call = call_in_a_row(q, k, values, offset, causal, window, scale)
+    call = call_in_a_row(q, k, values, offset, causal, window, scale, gives_sums)
     of_bias = None if values is None else call.bias.gradient()
-    (dq, dk), dv, _ = call.backwards([(q, k)], v, out, sums, grad, of_bias)
+    of_sums = grad_of_sums if gives_sums else None
+    (dq, dk), dv, _ = call.backwards([(q, k)], v, out, sums, grad, of_bias, of_sums)
     return [dq, dk, dv, *(() if of_bias is None else (total for total in of_bias.total() if total is not None))]
 
 
 @attend_in_a_row_backwards.register_fake
-def _(grad, q, k, v, values, out, sums, offset, causal, window, scale):
+def _(grad, q, k, v, values, out, sums, grad_of_sums, offset, causal, window, scale, gives_sums):
     return [torch.empty_like(q), torch.empty(k.shape, dtype=k.dtype), torch.empty(v.shape, dtype=v.dtype)] + (
         [] if values is None else [torch.empty_like(values)]
     )
 
 
-def keep(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+def keep(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
     q, k, v, values, *ctx.rest = inputs
-    ctx.save_for_backward(q, k, v, values, *output)
+    ctx.save_for_backward(q, k, v, values, *output[:2])
 
 
-def go_back(ctx: Any, grad: Tensor, _: Tensor) -> tuple:
-    slopes = attend_in_a_row_backwards(grad, *ctx.saved_tensors, *ctx.rest)
-    return *slopes, *(None,) * (8 - len(slopes))
+def go_back(ctx: Any, grad: Tensor, _: Tensor, grad_of_sums: Tensor) -> tuple:
+    slopes = attend_in_a_row_backwards(grad, *ctx.saved_tensors, grad_of_sums, *ctx.rest)
+    return *slopes, *(None,) * (9 - len(slopes))
 
 
 attend_in_a_row.register_autograd(go_back, setup_context=keep)

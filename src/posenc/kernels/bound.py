@@ -18,7 +18,7 @@ from posenc.precision import without_autocast
 class BoundKernel:
     """A kernel with what one attention layer asks of it, as door 4 gets it.
 
-    kernel          (biases, q, at, keys, mask, *, scale, dropout, weights) -> (output, weights or None)
+    kernel          (biases, q, at, keys, mask, *, scale, dropout, weights, sinks=None) -> (output, weights or None)
     logits_on_grid  (biases, q, at, keys, *, scale) -> [B, H, T, S], for other rules than the softmax
     take_values     (weights [B, H, T, S], v, dropout) -> (output, the weights as applied)
     adds_vectors    (q, at, keys, mask) -> whether the kernel adds vectors to values by their distance in such a call
@@ -31,6 +31,7 @@ class BoundKernel:
                     shares any
     sums            where to note the logarithm of each query's sum of exponentials, [B, H, T], -inf for a query that
                     sees no key; None: nobody goes on with it
+    sinks           of each head a logit [H] that takes part in the softmax and has no value; None: no head has one
     """
 
     kernel: Callable[..., tuple[Tensor, Tensor | None]]
@@ -44,6 +45,7 @@ class BoundKernel:
     beside: tuple[Encoding, ...] = ()
     shared: dict[Hashable, list[Bias]] | None = None
     sums: list[Tensor] | None = None
+    sinks: Tensor | None = None
 
     def __call__(
         self,
@@ -68,6 +70,8 @@ class BoundKernel:
             asked["vectors"] = vectors
         if self.sums is not None:
             asked["sums"] = self.sums
+        if self.sinks is not None:
+            asked["sinks"] = self.sinks
         return self.kernel(added, q, at, keys, mask, **asked)
 
     def logits(self, encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask) -> Tensor:
@@ -75,6 +79,7 @@ class BoundKernel:
 
         What the mask forbids is not marked in them; `mask.allowed(at, keys.at)` says it.
         """
+        self.check_rule(encoding)
         mask, added = self.added(encoding, q, at, keys, mask)
         return self.logits_on_grid(added, q, at, keys, scale=self.scale)
 
@@ -85,10 +90,19 @@ class BoundKernel:
 
         None where that cannot be had in blocks, or where the weights are wanted: then the logits are to be asked for.
         """
+        self.check_rule(encoding)
         if self.weights or self.dropout:
             return None
         mask, added = self.added(encoding, q, at, keys, mask)
         return self.broken(added, q, at, keys, mask, scale=self.scale, itself=itself)
+
+    def check_rule(self, encoding: Encoding) -> None:
+        """Raises ValueError where an encoding has a rule of its own, and heads have sinks."""
+        if self.sinks is not None:
+            raise ValueError(
+                f"{encoding} weighs keys by a rule of its own, and sinks take part in the softmax; build the attention "
+                f"with sinks=False, or take another encoding"
+            )
 
     def finish(self, weights: Tensor, keys: Keys) -> tuple[Tensor, Tensor | None]:
         """The output [B, H, T, E] of an attention rule's own weights [B, H, T, S], with dropout, and the weights."""

@@ -52,7 +52,15 @@ class Chosen:
 
 
 def chosen_weights(
-    chosen: Chosen, encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, *, scale: float
+    chosen: Chosen,
+    encoding: Encoding,
+    q: Tensor,
+    at: Positions,
+    keys: Keys,
+    mask: Mask,
+    *,
+    scale: float,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """The weights of chosen rows and heads [B, heads, rows, S].
 
@@ -64,7 +72,7 @@ def chosen_weights(
     S = keys.k.shape[2]
     at_once = max(1, LOGITS_AT_ONCE // (q.shape[0] * q.shape[1] * S))
     index = torch.tensor(heads, device=q.device)
-    kernel = kernels.bind("reference", encoding, scale=scale, weights=True)
+    kernel = kernels.bind("reference", encoding, scale=scale, weights=True, sinks=sinks)
     blocks = []
     for begin in range(0, len(rows), at_once):
         few_at, few_keys, few_mask, taken = asking(at, keys, mask, rows[begin : begin + at_once])

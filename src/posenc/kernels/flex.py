@@ -39,6 +39,11 @@ def why_not(request: Request) -> str | None:
                 f"FlexAttention has no backward pass on '{q.device.type}', and the queries or the encoding want "
                 f"gradients; use kernel='auto', a CUDA device, or torch.no_grad()"
             )
+    if (request.sums or request.sinks) and q is not None and q.device.type != "cuda" and torch.compiler.is_compiling():
+        return (
+            f"FlexAttention compiled for '{q.device.type}' does not return the sums of its exponentials, which sinks "
+            f"take; use kernel='auto', a CUDA device, or no torch.compile"
+        )
     return None
 
 
@@ -70,6 +75,9 @@ def attend(
         q, k, v = q.detach(), keys.k.detach(), keys.v.detach()
     else:
         k, v = keys.k, keys.v
+    # Imported when it is used: it takes its time.
+    from torch.nn.attention.flex_attention import AuxRequest
+
     found = flex_attention(q.device)(
         q,
         k,
@@ -78,12 +86,13 @@ def attend(
         block_mask=block_mask(mask, at, keys.at),
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
-        return_lse=sums is not None,
+        return_aux=None if sums is None else AuxRequest(lse=True),
     )
     if sums is None:
         return found, None
-    sums.append(found[1])
-    return found[0], None
+    out, beside = found
+    sums.append(beside.lse)
+    return out, None
 
 
 def flex_attention(device: torch.device):

@@ -69,12 +69,13 @@ def attend(
     dropout: float,
     weights: bool,
     sums: list[Tensor] | None = None,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention with biases evaluated on the whole grid of queries and keys."""
     logits, allowed = logits_on_grid(biases, q, at, keys, scale=scale), mask.allowed(at, keys.at)
     if sums is not None:
         sums.append(log_sums(logits, allowed))
-    out, applied = take_values(softmax_where(logits, allowed), keys.v, dropout=dropout)
+    out, applied = take_values(softmax_where(logits, allowed, sinks), keys.v, dropout=dropout)
     return out, applied if weights else None
 
 
@@ -94,8 +95,15 @@ def take_values(weights: Tensor, v: Tensor, *, dropout: float) -> tuple[Tensor, 
     return applied @ v, applied
 
 
-def softmax_where(logits: Tensor, allowed: Tensor | None) -> Tensor:
-    """The softmax over what is allowed; a row with nothing allowed gives zeros, and zero gradients."""
+def softmax_where(logits: Tensor, allowed: Tensor | None, sinks: Tensor | None = None) -> Tensor:
+    """The softmax over what is allowed; a row with nothing allowed gives zeros, and zero gradients.
+
+    What sinks [H] take, one logit for each head that all rows share, is left out of it.
+    """
+    if sinks is not None:
+        of_sinks = sinks.to(logits.dtype)[:, None, None].expand(*logits.shape[:3], 1)
+        allowed = None if allowed is None else F.pad(allowed, (0, 1), value=True)
+        return softmax_where(torch.cat((logits, of_sinks), -1), allowed)[..., :-1]
     if allowed is None:
         return logits.softmax(-1)
     # A finite lowest value instead of -inf keeps an empty row, and its gradient, free of NaN.

@@ -36,6 +36,7 @@ class Request(NamedTuple):
     inputs    what else the call is given; None where nobody knows it yet
     vectors   whether the kernel adds vectors to values by their distance, for a rule that reads weights for that alone
     sums      whether the logarithm of each query's sum of exponentials is wanted
+    sinks     whether heads have sinks
     """
 
     encoding: Encoding
@@ -45,6 +46,7 @@ class Request(NamedTuple):
     inputs: Inputs | None = None
     vectors: bool = False
     sums: bool = False
+    sinks: bool = False
 
     def against(self, kernel: str) -> str | None:
         """Why a kernel of fused operators cannot serve: it gives no weights, and torch.func cannot transform it."""

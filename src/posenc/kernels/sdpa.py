@@ -31,7 +31,7 @@ def is_fastest(request: Request) -> bool:
     if q.shape[2] == 1 or q.shape[0] == 0:
         return True
     at, keys_at, mask = inputs.at, inputs.keys_at, inputs.mask
-    if inputs.biases:
+    if inputs.biases or request.sinks:
         return False
     if mask.is_plain_causal(at, keys_at) or mask.sees_everything(at, keys_at):
         return True
@@ -48,15 +48,16 @@ def attend(
     scale: float,
     dropout: float,
     weights: bool,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention with the bias as SDPA's mask, a boolean mask where there is no bias, and none where none is needed."""
     assert not weights, "why_not('sdpa') forbids this"
     k, v = fit_heads(q, keys.k, keys.v)
-    width = v.shape[-1]
+    width, told = v.shape[-1], (at, keys.at, mask, sinks)
     # On the CPU other widths of keys and values are attended to by way of a matrix of all pairs.
     if q.shape[-1] == width or q.device.type != "cpu":
-        return attended(biases, q, k, v, at, keys.at, mask, scale=scale, dropout=dropout), None
-    out = attended(biases, *one_width(q, k, v), at, keys.at, mask, scale=scale, dropout=dropout)
+        return attended(biases, q, k, v, *told, scale=scale, dropout=dropout), None
+    out = attended(biases, *one_width(q, k, v), *told, scale=scale, dropout=dropout)
     return out[..., :width], None
 
 
@@ -68,6 +69,7 @@ def attended(
     at: Positions,
     keys_at: Positions,
     mask: Mask,
+    sinks: Tensor | None,
     *,
     scale: float,
     dropout: float,
@@ -76,6 +78,15 @@ def attended(
     # A bias of a thousand positions has too many values for bfloat16; SDPA takes a float32 one beside half-precision q.
     dtype = torch.promote_types(q.dtype, torch.float32)
     bias = total(biases, dtype) if biases else None
+    if sinks is not None:
+        # One more key, which every query sees and which has no value: no row is empty.
+        k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
+        seen = torch.zeros((), dtype=dtype, device=q.device) if bias is None else bias
+        seen = seen.masked_fill(~mask.allowed(at, keys_at), -math.inf)
+        rows = torch.broadcast_shapes(seen.shape[:3], (1, *q.shape[1:3]))
+        of_sinks = sinks.to(dtype)[:, None, None].expand(*rows, 1)
+        whole = torch.cat((seen.expand(*rows, -1), of_sinks), -1)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=whole, scale=scale, dropout_p=dropout)
     if bias is None and mask.is_plain_causal(at, keys_at):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, dropout_p=dropout)
     if mask.sees_everything(at, keys_at):

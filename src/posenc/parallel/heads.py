@@ -168,6 +168,8 @@ def cut(attention: Attention, of_heads: OfHeads, ranks: Ranks) -> None:
         linear.weight = part(linear.weight, 0, heads, of)
         linear.bias = None if linear.bias is None else part(linear.bias, 0, heads, of)
         linear.out_features = len(linear.weight)
+    if attention.sinks is not None:
+        attention.sinks = part(attention.sinks, 0, of_heads.heads, of_heads.of)
     output = attention.to_output
     weight = part(output.weight, 1, of_heads.heads, of_heads.of)
     attention.register_module("to_output", AddedUp(output, weight, ranks))

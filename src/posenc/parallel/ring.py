@@ -20,6 +20,7 @@ from posenc.kernels.bias_in_blocks import cut
 from posenc.kernels.blocked import exact_dtype, finite, merged
 from posenc.kernels.bound import BoundKernel
 from posenc.kernels.in_rows import at_a_time
+from posenc.kernels.sinks import beside_sinks
 from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.parallel.layout import Layout
@@ -40,14 +41,17 @@ def ring_attention(
 ) -> Tensor:
     """Attention of this rank's queries [B, H, T, D] to the keys of all ranks, [B, H, T, E].
 
+    Sinks take their share once, behind the keys of all ranks.
+
     keys  this rank's own, of the same tokens as the queries; its sums along the sequence are those of the whole one
     """
     parameters = dict(encoding.named_parameters())
     read = {"": {"q": q, "k": keys.k, "v": keys.v}, "memo": keys.memo, "query_memo": keys.query_memo}
     read["parameters"] = parameters
     names = tuple((kind, name) for kind, tensors in read.items() for name in tensors)
-    ring = Ring(encoding, keys, mask, kernel, line, layout, group, names)
-    return Differentiable.apply(ring, *(tensor for tensors in read.values() for tensor in tensors.values()))
+    ring = Ring(encoding, keys, mask, replace(kernel, sinks=None), line, layout, group, names)
+    out, sums = Differentiable.apply(ring, *(tensor for tensors in read.values() for tensor in tensors.values()))
+    return out if kernel.sinks is None else beside_sinks(out, sums, kernel.sinks)
 
 
 class Tokens(NamedTuple):
@@ -154,12 +158,18 @@ class Ring:
         return out, sums
 
     def backwards(
-        self, inputs: tuple[Tensor, ...], out: Tensor, sums: Tensor, grad: Tensor, wanted: list[bool]
+        self,
+        inputs: tuple[Tensor, ...],
+        out: Tensor,
+        sums: Tensor,
+        grad: Tensor,
+        grad_of_sums: Tensor,
+        wanted: list[bool],
     ) -> list[Tensor | None]:
         """The gradients in the inputs; those of keys come home from all ranks.
 
         With s the share exp(sum of these keys - sum of all), a block's output has the gradient s grad, and its sum's
-        logarithm s grad . (its output - the whole output).
+        logarithm s (grad . (its output - the whole output) + the gradient of the whole sum's).
         """
         totals = [
             torch.zeros_like(x, dtype=exact_dtype(x)) if want else None for x, want in zip(inputs, wanted, strict=True)
@@ -180,7 +190,8 @@ class Ring:
                     ]
                     with torch.enable_grad():
                         found = self.attend(encoding, one, at, read)
-                    slopes = self.slopes(found, read, out[:, :, one.rows], sums[:, :, one.rows], grad[:, :, one.rows])
+                    of_rows = (x[:, :, one.rows] for x in (out, sums, grad, grad_of_sums))
+                    slopes = self.slopes(found, read, *of_rows)
                     for n, slope in slopes.items():
                         kind, _ = self.names[n]
                         total = of_keys.get(n, totals[n])
@@ -218,12 +229,17 @@ class Ring:
 
     @staticmethod
     def slopes(
-        found: tuple[Tensor, Tensor], read: list[Tensor], out: Tensor, sums: Tensor, grad: Tensor
+        found: tuple[Tensor, Tensor],
+        read: list[Tensor],
+        out: Tensor,
+        sums: Tensor,
+        grad: Tensor,
+        grad_of_sums: Tensor,
     ) -> dict[int, Tensor]:
         """The gradients in what some queries and keys read, by its number."""
         taken, total = found
         share = (total.detach() - finite(sums)).exp()
-        of_sums = share * (grad * (taken.detach() - out)).sum(-1)
+        of_sums = share * ((grad * (taken.detach() - out)).sum(-1) + grad_of_sums)
         back = [(taken, (share[..., None] * grad).to(taken.dtype)), (total, of_sums)]
         back = [(x, slope) for x, slope in back if x.requires_grad]
         wanted = [n for n, x in enumerate(read) if x.requires_grad]
@@ -239,13 +255,13 @@ class Differentiable(torch.autograd.Function):
     """A call over a ring as one step of the graph, which keeps this rank's tokens alone."""
 
     @staticmethod
-    def forward(ctx: Any, ring: Ring, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, ring: Ring, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         out, sums = ring.forwards(inputs)
         device = out.device.type
         ctx.ring = ring
         ctx.autocast = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
         ctx.save_for_backward(out, sums, *inputs)
-        return out.to(inputs[2].dtype)
+        return out.to(inputs[2].dtype), sums
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -255,6 +271,6 @@ class Differentiable(torch.autograd.Function):
         enabled, dtype = ctx.autocast
         with torch.autocast(out.device.type, dtype, enabled=enabled):
             slopes = ctx.ring.backwards(
-                tuple(inputs), out, sums, grads[0].to(out.dtype), list(ctx.needs_input_grad[1:])
+                tuple(inputs), out, sums, grads[0].to(out.dtype), grads[1], list(ctx.needs_input_grad[1:])
             )
         return None, *slopes

@@ -219,17 +219,16 @@ def attend_through(
     keys = replace(keys, k=encoding.turn(keys.k, keys.at, "key"))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     query = encoding.turn(query, at, "query")
-    rule = encoding if softcap is None and s_aux is None else OwnSoftmax(encoding, softcap, s_aux)
-    kernel = kernels.bind("auto", rule, scale=scale, dropout=dropout, weights=output_attentions)
+    rule = encoding if softcap is None else Capped(encoding, softcap)
+    kernel = kernels.bind("auto", rule, scale=scale, dropout=dropout, weights=output_attentions, sinks=s_aux)
     out, weights = attend_in_rows(rule, query, at, keys, mask, kernel)
     return out.transpose(1, 2).contiguous(), weights
 
 
-class OwnSoftmax(Encoding):
-    """Door 4: a model's own softmax around an encoding, which caps the logits, or gives weight to no token at all.
+class Capped(Encoding):
+    """Door 4: a model's own softmax around an encoding, which caps the logits (Gemma 2).
 
-    logits_ij = cap tanh(scale q_i . k_j / cap)                       where there is a cap (Gemma 2)
-    weights_ij = exp(logits_ij) / (exp(sink) + sum_l exp(logits_il))  where a head has a sink (gpt-oss)
+    logits_ij = cap tanh(scale q_i . k_j / cap)
 
     Biases of the encoding are capped with the logits; what a mask adds is not. The logits are in memory.
 
@@ -238,26 +237,20 @@ class OwnSoftmax(Encoding):
 
     needs_weights, queries_together = True, 1
 
-    def __init__(self, encoding: Encoding, cap: float | None, sinks: Tensor | None) -> None:
+    def __init__(self, encoding: Encoding, cap: float) -> None:
         super().__init__()
         if "attend" in encoding.doors:
-            raise ValueError(f"{encoding} and a model with capped logits or attention sinks both replace the softmax")
-        self.encoding, self.cap, self.sinks = encoding, cap, sinks
+            raise ValueError(f"{encoding} and a model with capped logits both replace the softmax")
+        self.encoding, self.cap = encoding, cap
 
     def attend(
         self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
     ) -> tuple[Tensor, Tensor | None]:
         mask, added = mask.split()
         logits = kernel.logits(self.encoding, q, at, keys, replace(mask, given=None))
-        if self.cap is not None:
-            logits = self.cap * torch.tanh(logits / self.cap)
+        logits = self.cap * torch.tanh(logits / self.cap)
         logits = logits if added is None else logits + added
-        allowed = mask.allowed(at, keys.at)
-        if self.sinks is None:
-            return kernel.finish(softmax_where(logits, allowed), keys)
-        sinks = self.sinks.to(logits.dtype)[:, None, None].expand(*logits.shape[:3], 1)
-        logits = torch.cat((logits.masked_fill(~allowed, -torch.inf), sinks), -1)
-        return kernel.finish(logits.softmax(-1)[..., :-1], keys)
+        return kernel.finish(softmax_where(logits, mask.allowed(at, keys.at)), keys)
 
 
 AnyRule = TypeVar("AnyRule", bound="Rule")

@@ -98,7 +98,7 @@ def told_of_preset(name: str, preset: Preset) -> dict[str, Any]:
     layers = [preset.encoding] if isinstance(preset.encoding, str) else preset.encoding
     runs = [(len(list(same)), spec) for spec, same in itertools.groupby(layers)]
     idea = ", ".join(spec if many == 1 else f"{many} x {spec}" for many, spec in runs)
-    options = {option: str(value) for option, value in preset.options.items() if value is not None}
+    options = {option: str(value) for option, value in preset.options.items() if value}
     model = "encoders" if preset.bidirectional else "decoders"
     besides = f"\n\nBesides: {preset.besides}." if preset.besides else ""
     lesson = f"For {model}; several encodings are cycled over the layers.{besides}\n\nSource: {preset.source}."
