@@ -14,6 +14,7 @@ import posenc.encodings
 from posenc import Compose, Encoding, Shape, build, catalogue, foreign, names, specs
 from posenc.catalogue import Node, parse
 from posenc.chosen_heads import OnHeads
+from posenc.encoding import settings_of
 from posenc.encodings.learned import Learned
 from posenc.encodings.rotary import Rotary
 from posenc.encodings.sinusoidal import Sinusoidal
@@ -253,7 +254,7 @@ def test_a_printed_spec_builds_the_same_again(spec: str) -> None:
 def test_a_spec_prints_only_what_was_changed() -> None:
     assert str(build("rotary(base=10000.0, layout=interleaved)", SHAPE)) == "rotary(layout='interleaved')"
     assert str(build("rotary(schedule=linear(factor=2))", SHAPE)) == "rotary(schedule=linear(factor=2))"
-    assert Rotary(8, schedule=Linear(2)).options()["schedule"] == Linear(2)
+    assert settings_of(Rotary(8, schedule=Linear(2)))["schedule"] == Linear(2)
 
 
 def test_options_and_parameters_of_an_encoding_can_be_listed() -> None:

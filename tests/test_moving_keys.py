@@ -453,6 +453,9 @@ def test_files_that_are_no_caches_are_refused(tmp_path) -> None:
     save_file(tensors, other, {"posenc": said["posenc"].replace('"format": 1', '"format": 2')})
     with pytest.raises(CannotRead, match="it is of form 2, expected 1; write it anew"):
         Cache.load(other)
+    save_file(tensors, other, {"posenc": said["posenc"].replace('["exact"]', '["somehow"]')})
+    with pytest.raises(CannotRead, match="keys move in no such way as 'somehow'"):
+        Cache.load(other)
     save_file(tensors, other, {"posenc": said["posenc"].replace('"layers": 1', '"layers": 3')})
     with pytest.raises(CannotRead, match="it says 3 layers and 1 of them"):
         Cache.load(other)

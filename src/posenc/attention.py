@@ -217,7 +217,7 @@ class Attention(nn.Module):
         if not encoding.turns_when_attending:
             q, k = encoding.turn_both(q, k, at, keys_at, in_place=not is_held(self.to_query, self.to_key))
         memo = encoding.remember(key, keys_at, self.projections()) if "remember" in encoding.doors else {}
-        return q, Keys(k, v, keys_at, memo, fixed=encoding.fixed)
+        return q, Keys(k, v, keys_at, memo, moves=encoding.moves)
 
     def projections(self) -> Projections:
         return Projections(

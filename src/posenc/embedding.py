@@ -88,7 +88,9 @@ class TokenPositionEmbedding(nn.Module):
             # A class of tensors may follow what is made of it, as a mode may.
             owned = type(x) is Tensor and not is_held(self.token)
             for encoding in encodings:
-                x = encoding.embed_in_place(x, at) if owned else encoding.embed(x, at)
+                # Where an encoding can, it writes over what nobody else holds.
+                add = getattr(encoding, "embed_in_place", encoding.embed) if owned else encoding.embed
+                x = add(x, at)
         return self.dropout(x)
 
     def token_vectors(self, ids: Tensor) -> Tensor:

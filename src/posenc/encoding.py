@@ -38,7 +38,7 @@ WHY_FIXED = {
     "never": "their keys were turned in a way that no rotation by a difference takes back (Encoding.moved); leave them "
     "where they are, as evict(keep, renumber=False) and crop do, or feed the tokens again",
 }
-"""Why remembered keys cannot be moved, and the way out."""
+"""Why remembered keys that move in such a way are left where they are, and the way out; the others can be moved."""
 
 DOORS = ("embed", "turn", "by_distance", "biases", "attend", "remember")
 WIDTHS = ("dim", "heads", "head_dim")
@@ -175,18 +175,13 @@ class Encoding(KeepsTables, Published):
         says = type(self).moved is not Encoding.moved
         return "exact" if says or "turn" not in self.doors or self.turns == "queries" else "never"
 
-    @property
-    def fixed(self) -> str:
-        """Why remembered keys cannot be moved; empty where they can."""
-        return WHY_FIXED.get(self.moves, "")
-
     def moved(self, k: Tensor, before: Positions, after: Positions) -> Tensor:
         """Remembered keys [B, KV, S, D] that `turn` turned at the positions `before`, as it would turn them at `after`.
 
         Keys that were not turned hold no position, and stay as they are. Raises ValueError where that cannot be done.
         """
-        if self.fixed:
-            raise ValueError(f"tokens stand elsewhere, and {self.fixed}")
+        if self.moves in WHY_FIXED:
+            raise ValueError(f"tokens stand elsewhere, and {WHY_FIXED[self.moves]}")
         return k
 
     @property
@@ -197,10 +192,6 @@ class Encoding(KeepsTables, Published):
     def embed(self, x: Tensor, at: Positions) -> Tensor:
         """Door 1. x [B, T, dim] with the position of each token added, in x's dtype."""
         return x
-
-    def embed_in_place(self, x: Tensor, at: Positions) -> Tensor:
-        """Door 1 for a caller who owns x and does not read it again: x may be overwritten."""
-        return self.embed(x, at)
 
     def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:
         """Door 2. Queries [B, H, T, D] or keys [B, KV, S, D], whichever `side` says, turned by their own positions."""
@@ -338,19 +329,11 @@ class Encoding(KeepsTables, Published):
             values = values.masked_fill(~rule.allowed(at, keys_at).to(values.device), -torch.inf)
         return values if added is None else values + added.to(values.dtype)
 
-    def options(self) -> dict[str, Any]:
-        """The constructor's options and their values, without what the model decides (its widths, heads, device)."""
-        return {
-            name: getattr(self, name)
-            for name in inspect.signature(type(self).__init__).parameters
-            if name not in ("self", "encoding", *WIDTHS, "device", "dtype")
-        }
-
     def __repr__(self) -> str:
         """The spec: what `posenc.build` reads back."""
         parameters = inspect.signature(type(self).__init__).parameters
         # Left out, what a model decides would be filled in from the next model, whatever it was here.
-        changed = {n: value for n, value in self.options().items() if n in DECIDED or value != parameters[n].default}
+        changed = {n: value for n, value in settings_of(self).items() if n in DECIDED or value != parameters[n].default}
         wrapped = [repr(self.encoding)] if "encoding" in parameters else []
         inside = ", ".join([*wrapped, *(f"{name}={value!r}" for name, value in changed.items())])
         name = self.spec_name or type(self).__name__
@@ -360,6 +343,15 @@ class Encoding(KeepsTables, Published):
 
     def __add__(self, other: "Encoding") -> "Compose":
         return Compose(self, other)
+
+
+def settings_of(encoding: Encoding) -> dict[str, Any]:
+    """The constructor's options and their values, without what the model decides (its widths, heads, device)."""
+    return {
+        name: getattr(encoding, name)
+        for name in inspect.signature(type(encoding).__init__).parameters
+        if name not in ("self", "encoding", *WIDTHS, "device", "dtype")
+    }
 
 
 def turned_alone(encoding: Encoding, x: Tensor, positions: PositionsLike, offset: int, side: Side) -> Tensor:

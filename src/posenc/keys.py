@@ -18,7 +18,7 @@ class Keys:
     at          Positions of the S tokens; order -1 marks an empty cache slot
     turned      [B or 1, S, A]    the coordinates where keys were turned, of tokens that were moved since; None: where
                 they are
-    fixed       why keys cannot be moved; empty where they can
+    moves       what becomes of a key whose token moves, as the encoding has it (`Encoding.moves`)
     memo        name -> [B, heads or 1, S, ...]   what encodings asked to remember of each token
     query_memo  name -> [B, heads or 1, T, ...]   the same facts of the query tokens
     summed      names of facts that are running sums along the sequence already, in both memos: where these are some of
@@ -32,7 +32,7 @@ class Keys:
     query_memo: Mapping[str, Tensor] = field(default_factory=dict)
     summed: frozenset[str] = frozenset()
     turned: Tensor | None = None
-    fixed: str = ""
+    moves: str = "exact"
 
     def facts(self) -> dict[str, Tensor]:
         """What is remembered of each token beside where it is, [B, heads or 1, S, ...], by names."""

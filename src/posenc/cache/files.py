@@ -5,17 +5,17 @@ import os
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from torch import Tensor
 
 from posenc.cache.operations import noticed
-from posenc.encoding import WHY_FIXED
-from posenc.foreign import CannotRead, matches, parse_json, reading_with, regular
+from posenc.encoding import Moves
+from posenc.foreign import CannotRead, matches, parse_json, quoted, reading_with, regular
 from posenc.keys import Keys
 from posenc.positions import Positions
 
-FORM = {"format": int, "layers": int, "slots": (int, None), "rolling": bool, "fixed": [str], "unit_step": bool}
+FORM = {"format": int, "layers": int, "slots": (int, None), "rolling": bool, "moves": [str], "unit_step": bool}
 FORMAT = 1
 """The number of this form of file: others are refused."""
 
@@ -35,7 +35,7 @@ def write(file: str | Path, layers: Sequence[Keys], *, slots: int | None, rollin
         "layers": len(layers),
         "slots": slots,
         "rolling": rolling,
-        "fixed": [next((way for way, why in WHY_FIXED.items() if why == keys.fixed), "") for keys in layers],
+        "moves": [keys.moves for keys in layers],
         "unit_step": layers[0].at.unit_step,
     }
     file = Path(file)
@@ -61,12 +61,14 @@ def read(file: str | Path) -> tuple[list[Keys], dict[str, Any]]:
     matches(told, FORM, file=file)
     if told["format"] != FORMAT:
         raise CannotRead(f"it is of form {told['format']}, expected {FORMAT}", file=file, remedy="write it anew")
-    if not 1 <= told["layers"] == len(told["fixed"]):
-        raise CannotRead(f"it says {told['layers']} layers and {len(told['fixed'])} of them", file=file)
+    if unknown := set(told["moves"]) - set(get_args(Moves)):
+        raise CannotRead(f"keys move in no such way as {quoted(unknown.pop())}", file=file)
+    if not 1 <= told["layers"] == len(told["moves"]):
+        raise CannotRead(f"it says {told['layers']} layers and {len(told['moves'])} of them", file=file)
     try:
         facts = {name: tensors.pop(f"at.{name}", None) for name in POSITIONS}
         at = noticed(Positions(**facts, unit_step=told["unit_step"]))
-        layers = [layer(tensors, number, at, told["fixed"][number]) for number in range(told["layers"])]
+        layers = [layer(tensors, number, at, told["moves"][number]) for number in range(told["layers"])]
     except (KeyError, ValueError, TypeError) as error:
         raise CannotRead(f"its tensors do not fit one another ({error})", file=file, remedy="write it anew") from None
     return layers, told
@@ -87,7 +89,7 @@ def layer(tensors: Mapping[str, Tensor], number: int, at: Positions, way: str) -
     if unknown := [name for name in own if not name.startswith("memo ")]:
         raise ValueError(f"{unknown[0]} of layer {number} is not known")
     memo = {name.removeprefix("memo "): fact for name, fact in own.items()}
-    return Keys(k, v, at, memo, turned=turned, fixed=WHY_FIXED.get(way, ""))
+    return Keys(k, v, at, memo, turned=turned, moves=way)
 
 
 def safetensors() -> Any:

@@ -45,7 +45,7 @@ class GrowingCache(LayerCache):
         grown = old.each(lambda name, fact: self.in_room(name, fact, facts[name]))
         at = joined(old.at, new.at, new.k.shape[0])
         turned = None if old.turned is None else along(old.turned, turned_of(new), new.k.shape[0])
-        self.keys = replace(grown, at=at, turned=turned, fixed=old.fixed or new.fixed)
+        self.keys = replace(grown, at=at, turned=turned, moves=new.moves)
         if turned is not None and self.settled is not None and self.settled[0] is old:
             self.settled = self.keys, self.in_room("settled", self.settled[1], new.k)
         return self.keys

@@ -11,6 +11,7 @@ from torch import Tensor
 from posenc import checks
 from posenc.cache.held import check_rows, joined
 from posenc.cache.operations import Tokens, chosen, cropped, kept, moved, row_numbers, spliced
+from posenc.encoding import WHY_FIXED
 from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
@@ -223,8 +224,8 @@ def held_by(cache: LayerCache | None) -> Positions | None:
 
 def check_movable(keys: Keys, at: Positions) -> None:
     """Raises ValueError where tokens would stand elsewhere whose keys cannot be moved."""
-    if keys.fixed and elsewhere(keys.at.coords, at):
-        raise ValueError(f"tokens would stand elsewhere, and {keys.fixed}")
+    if keys.moves in WHY_FIXED and elsewhere(keys.at.coords, at):
+        raise ValueError(f"tokens would stand elsewhere, and {WHY_FIXED[keys.moves]}")
 
 
 def elsewhere(coords: Tensor, at: Positions) -> bool:
@@ -250,7 +251,7 @@ def both(keys: Keys, new: Keys) -> Keys:
     if keys.turned is not None or new.turned is not None:
         turned = along(turned_of(keys), turned_of(new), keys.k.shape[0])
     made = keys.each(lambda name, fact: torch.cat((fact, facts[name]), 2))
-    return replace(made, at=joined(keys.at, new.at, keys.k.shape[0]), turned=turned, fixed=keys.fixed or new.fixed)
+    return replace(made, at=joined(keys.at, new.at, keys.k.shape[0]), turned=turned, moves=new.moves)
 
 
 def along(a: Tensor, b: Tensor, batch: int) -> Tensor:

@@ -76,7 +76,7 @@ class SlotCache(LayerCache):
             turned = scatter(before, slot, turned_of(new), 1)
         held, settled = self.keys, self.settled
         self.keys = replace(
-            keys.each(lambda name, fact: scatter(fact, slot, facts[name], 2)), at=at, turned=turned, fixed=new.fixed
+            keys.each(lambda name, fact: scatter(fact, slot, facts[name], 2)), at=at, turned=turned, moves=new.moves
         )
         if turned is not None and settled is not None and settled[0] is held:
             self.settled = self.keys, scatter(settled[1], slot, new.k, 2)

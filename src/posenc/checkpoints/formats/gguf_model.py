@@ -22,6 +22,7 @@ from posenc.checkpoints.vocabulary.differences import differences
 from posenc.checkpoints.vocabulary.ledger import Ledger
 from posenc.checkpoints.vocabulary.reading import CannotRead, Part, Reading
 from posenc.checkpoints.vocabulary.specs import CannotExpress
+from posenc.encoding import settings_of
 from posenc.foreign import count, matches, parse_json, quoted, reading_with
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ def own_keys(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUFT
         # As its released configs have it; the class itself has no use for a length.
         found["seq_length"] = part.trained_length
     if row.model == "mpt":
-        alibi = part.encoding(0).options().get("bias_max", 0)
+        alibi = settings_of(part.encoding(0)).get("bias_max", 0)
         found["attn_config"] = {"alibi_bias_max": int(alibi), "clip_qkv": found.pop("clip_qkv", None)}
         found["max_seq_len"] = part.trained_length
     if row.model == "falcon":

@@ -15,7 +15,7 @@ from posenc.checkpoints.inspection.inspect import POSITION_TABLE, RELATIVE_TABLE
 from posenc.checkpoints.vocabulary.ledger import in_words
 from posenc.checkpoints.vocabulary.reading import Part, Reading
 from posenc.checkpoints.vocabulary.specs import short, whole
-from posenc.encoding import Encoding, parts_of
+from posenc.encoding import Encoding, parts_of, settings_of
 
 LAYOUTS = {
     "half": "half: channel k and the one half the rotary width further on make a pair",
@@ -124,7 +124,7 @@ def cycle_of(part: Part) -> list[tuple[int, int]]:
 
 def of_encoding(encoding: Any, part: Part) -> Iterator[str]:
     """The numbers of one encoding, with what they mean."""
-    options = encoding.options()
+    options = settings_of(encoding)
     if "layout" in options:
         yield f"layout {LAYOUTS[options['layout']]}"
     if "base" in options:

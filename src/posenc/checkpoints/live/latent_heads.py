@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posenc.distance_maps import DistanceMap
-from posenc.encoding import Compose, Encoding, Side, parts_of
+from posenc.encoding import Compose, Encoding, Side, parts_of, settings_of
 from posenc.positions import Positions
 
 
@@ -39,10 +39,10 @@ def on_last_channels(encoding: Encoding, width: int, *, layout: str | None = Non
     if len(parts := parts_of(encoding)) > 1:
         return Compose(*(on_last_channels(part, width, layout=layout) for part in parts))
     if isinstance(encoding, DistanceMap):
-        return type(encoding)(on_last_channels(encoding.encoding, width, layout=layout), **encoding.options())
+        return type(encoding)(on_last_channels(encoding.encoding, width, layout=layout), **settings_of(encoding))
     if encoding.doors - {"turn"} or getattr(encoding, "head_dim", None) != width:
         return encoding
-    options = encoding.options()
+    options = settings_of(encoding)
     if layout is not None and options.get("layout", layout) != layout:
         if any(True for _ in encoding.parameters()):
             raise ValueError(

@@ -8,7 +8,7 @@ import torch
 
 from posenc.checkpoints.vocabulary.reading import Reading
 from posenc.checkpoints.vocabulary.specs import built, shape_of, short
-from posenc.encoding import Shape, parts_of
+from posenc.encoding import Shape, parts_of, settings_of
 
 
 def differences(one: Reading, other: Reading) -> list[str]:
@@ -44,7 +44,7 @@ def same(one: str, shape: Shape, other: str, other_shape: Shape) -> bool:
     for a, b in zip(first, second, strict=True):
         spectral = hasattr(a, "schedule")
         left_out = ("base", "schedule") if spectral else ()
-        options = [{key: value for key, value in x.options().items() if key not in left_out} for x in (a, b)]
+        options = [{key: value for key, value in settings_of(x).items() if key not in left_out} for x in (a, b)]
         if options[0] != options[1]:
             return False
         # Within the trained lengths and beyond both.

@@ -13,7 +13,7 @@ import torch
 from posenc import kernels, masks
 from posenc.catalogue import build
 from posenc.chosen_heads import OnHeads
-from posenc.encoding import BIASES, WIDTHS, Compose, Encoding, Shape
+from posenc.encoding import BIASES, WIDTHS, Compose, Encoding, Shape, settings_of
 from posenc.keys import Keys
 from posenc.positions import Positions
 from posenc.schedules import value_of
@@ -39,16 +39,19 @@ def the_spec_round_trips(subject: Subject) -> None:
             if repr(twin) != repr(encoding):
                 raise AssertionError(f"'{encoding!r}' builds '{twin!r}'")
             for one, other in zip(inside(encoding), inside(twin), strict=True):
-                if one.options() != other.options():
-                    raise AssertionError(f"'{encoding!r}' builds options {other.options()}, expected {one.options()}")
+                if settings_of(one) != settings_of(other):
+                    raise AssertionError(
+                        f"'{encoding!r}' builds options {settings_of(other)}, expected {settings_of(one)}"
+                    )
             again.append(twin)
         # Other than the specs, the shape decides: a default that the shape fills in has to be said when it was chosen.
         for encoding in net.used:
             turned = rebuilt(encoding, replace(shape, causal=not causal, max_len=shape.max_len + 4))
             for one, other in zip(inside(encoding), inside(turned), strict=True):
-                if one.options() != other.options():
+                got, expected = settings_of(other), settings_of(one)
+                if got != expected:
                     raise AssertionError(
-                        f"'{encoding!r}' builds options {other.options()} for another model, expected {one.options()}; "
+                        f"'{encoding!r}' builds options {got} for another model, expected {expected}; "
                         f"what the model would fill in belongs into the text"
                     )
         twins = Net(again, again, shape).double().eval()

@@ -11,7 +11,7 @@ from torch import Tensor
 from posenc import masks
 from posenc.attention import Attention
 from posenc.cache import GrowingCache, LayerCache, SlotCache
-from posenc.encoding import Encoding
+from posenc.encoding import WHY_FIXED, Encoding
 from posenc.masks import Mask
 from posenc.positions import Positions
 from posenc.testing.comparisons import same
@@ -108,13 +108,13 @@ def a_moved_key_is_the_key_of_its_new_place(subject: Subject) -> None:
                 cache, what = make(), f"{operation.name}, {name} cache"
                 attend = partial(through, layer, encoding, net.axes, mask)
                 attend(x[:, :HELD], placed(range(HELD)), cache)
-                if operation.moves and encoding.fixed:
+                if operation.moves and encoding.moves in WHY_FIXED:
                     check_refused(cache, operation, what)
                     continue
                 with torch.no_grad():
                     operation.do(cache)
                 row = go_on(attend, cache, x, operation.leaves([(n, n) for n in range(HELD)]), HELD, what)
-                if not encoding.fixed and net.axes == 1:
+                if encoding.moves not in WHY_FIXED and net.axes == 1:
                     cache.move(by=1)
                     go_on(attend, cache, x, [(token, place + 1) for token, place in row], HELD + NEW, f"{what}, moved")
 

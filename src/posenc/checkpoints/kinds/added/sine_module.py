@@ -14,7 +14,7 @@ from posenc.checkpoints.kinds.calls import Call, name_among, parameters
 from posenc.checkpoints.kinds.kind import Change, Differs, Kind, Stack, swap
 from posenc.checkpoints.kinds.rotary.module import at_coordinates
 from posenc.checkpoints.vocabulary.specs import spec_of
-from posenc.encoding import Encoding, Shape
+from posenc.encoding import Encoding, Shape, settings_of
 from posenc.encodings.sinusoidal import LAYOUTS, Sinusoidal
 
 WHOLE = 2 * torch.pi
@@ -118,7 +118,10 @@ class SineModule(Kind):
             found = None if form is None else sines_of(item.owner, form)
             if found is not None:
                 for key, value in stack.node.keys.given.items():
-                    if re.search(r"pos.*temperature", key) and value == build(found[0], stack.shape).options()["base"]:
+                    if (
+                        re.search(r"pos.*temperature", key)
+                        and value == settings_of(build(found[0], stack.shape))["base"]
+                    ):
                         stack.node.keys.say(key, f"base {value} of the sines")
                 yield cls(stack, item.path, *found)
 

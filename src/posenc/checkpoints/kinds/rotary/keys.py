@@ -10,7 +10,7 @@ from posenc.checkpoints.vocabulary.bounds import LENGTHS
 from posenc.checkpoints.vocabulary.ledger import Ledger, in_words
 from posenc.checkpoints.vocabulary.reading import CannotRead, names_no_code
 from posenc.checkpoints.vocabulary.specs import CannotExpress, possible, rotary_spec, short, spec_of
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, settings_of
 from posenc.encodings.multimodal_rotary import MultimodalRotary
 from posenc.schedules import SCHEDULES, Schedule
 from posenc.schedules.dynamic_ntk import DynamicNTK
@@ -273,7 +273,7 @@ def rope_parameters(rotary: Encoding) -> dict[str, Any]:
     {'rope_type': 'linear', 'rope_theta': 500000.0, 'factor': 2.0}
     """
     name = rotary.spec_name
-    options: dict[str, Any] = rotary.options() if name in WRITTEN else {}
+    options: dict[str, Any] = settings_of(rotary) if name in WRITTEN else {}
     schedule = options.get("schedule")
     said = schedule_keys(schedule) if options else None
     whole_head = name == "proportional_rotary"
