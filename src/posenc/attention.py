@@ -260,8 +260,8 @@ def check_branches(keys_at: Positions, mask: Mask, encoding: Encoding) -> None:
         )
     if encoding.between != ():
         raise ValueError(
-            f"{encoding} reads the tokens between a query and a key, and in a tree nothing says which of them are on the "
-            f"branch; give each branch a row of its own, behind cache.rows([0] * branches)"
+            f"{encoding} reads the tokens between a query and a key, and in a tree nothing says which of them are on "
+            f"the branch; give each branch a row of its own, behind cache.rows([0] * branches)"
         )
 
 

@@ -437,7 +437,8 @@ def tree_of(parents: Sequence[int] | Tensor) -> tuple[int, ...]:
         parents = parents.tolist()
     if not isinstance(parents, (list, tuple)) or not parents or not all(checks.is_whole(parent) for parent in parents):
         raise ValueError(
-            f"a tree is said by the index of each token's parent, [tokens], -1 for the root, got {checks.shown(parents)}"
+            f"a tree is said by the index of each token's parent, [tokens], -1 for the root, got "
+            f"{checks.shown(parents)}"
         )
     if parents[0] != -1:
         raise ValueError(f"the first token of a tree is its root, whose parent is -1, got {parents[0]}")

@@ -142,8 +142,8 @@ def check_of_tree(held: Keys | None, at: Positions) -> None:
     order = torch.cat((expanded(held.at.order[:, front:], rows), expanded(at.order, rows)), 1)
     if bool((order[:, 1:] != order[:, list(parents[1:])] + 1).any()):
         raise ValueError(
-            f"each token of a tree stands one behind its parent, and the root that is held has order {int(order[0, 0])}; "
-            f"give Positions.tree the start that the first tokens had"
+            f"each token of a tree stands one behind its parent, and the root that is held has order "
+            f"{int(order[0, 0])}; give Positions.tree the start that the first tokens had"
         )
 
 

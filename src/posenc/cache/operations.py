@@ -36,8 +36,8 @@ def cropped(at: Positions, tokens: int | Tensor, batch: int) -> Positions:
     tree = gone[:, at.tokens - len(at.parents) :]
     if bool(tree.any()) and not bool(tree.all()):
         raise ValueError(
-            f"a tree of {len(at.parents)} tokens is held whole or not at all, and order {int(limit.max())} is inside it; "
-            f"crop in front of it, or go on with one branch by accept(path)"
+            f"a tree of {len(at.parents)} tokens is held whole or not at all, and order {int(limit.max())} is inside "
+            f"it; crop in front of it, or go on with one branch by accept(path)"
         )
     at = without(at, gone)
     return at.changed(parents=()) if tree.numel() and bool(tree.all()) else at
@@ -49,14 +49,17 @@ def accepted(at: Positions | None, path: Path, batch: int) -> Positions:
     Raises ValueError where there is no tree, and for what is no path from its root.
     """
     if at is None or not at.parents:
-        raise ValueError("the cache holds no tree of tokens; feed one with positions=Positions.tree(parents, start=held)")
+        raise ValueError(
+            "the cache holds no tree of tokens; feed one with positions=Positions.tree(parents, start=held)"
+        )
     path = path.tolist() if isinstance(path, Tensor) else path
-    paths: Any = path if isinstance(path, (list, tuple)) else [None]
+    paths: list[Any] = [*path] if isinstance(path, (list, tuple)) else [None]
     if all(checks.is_whole(token) for token in paths):
-        paths = [path]
+        paths = [paths]
     if not all(isinstance(one, (list, tuple)) for one in paths) or len(paths) not in (1, batch):
         raise ValueError(
-            f"accept takes the tokens of one path, or such a list for each of the {batch} rows, got {checks.shown(path)}"
+            f"accept takes the tokens of one path, or such a list for each of the {batch} rows, got "
+            f"{checks.shown(path)}"
         )
     gone = torch.zeros(len(paths), at.tokens, dtype=torch.bool, device=at.order.device)
     front = at.tokens - len(at.parents)
@@ -290,7 +293,7 @@ def noticed(at: Positions) -> Positions:
         at = at.changed(**shared)
     order, place = at.order, at.coords[..., 0]
     contiguous = bool((order[:, 1:] == order[:, :-1] + 1).all()) and bool((order >= 0).all())
-    contiguous = contiguous and bool((order == order[:1]).all()) and at.document is None and not at.parents
+    contiguous = contiguous and bool((order == order[:1]).all()) and at.document is None
     unit_step = at.axes == 1 and bool(((place == order) | (order < 0)).all())
     if contiguous and unit_step and at.horizon is None and not at.coords.is_floating_point():
         return Counted(at.tokens, int(order[0, 0]), at.device)
