@@ -152,6 +152,8 @@ def acceptance(
 
 
 def check_vocabularies(model: "Decoder", draft: "Decoder") -> None:
-    """Raises ValueError unless both models have the same ids."""
+    """Raises ValueError unless the draft is a model with the same ids."""
+    if not hasattr(draft, "vocab"):
+        raise ValueError(f"a draft is a Decoder, got {checks.shown(draft)}")
     if draft.vocab != model.vocab:
         raise ValueError(f"the draft has {draft.vocab} token ids, and the model {model.vocab}; give one with the same")
