@@ -123,7 +123,7 @@ def test_a_draft_changes_no_greedy_text(encoding, padded: bool) -> None:
     padding = torch.tensor([[0, 0, 0, 1], [1, 1, 1, 1], [0, 1, 1, 1], [0, 0, 1, 1]]) if padded else None
     for draft in (draft_of(max_len=15), model):
         for ahead in (1, 3, 20):
-            for stop in (None, 2):
+            for stop in (None, int(model.generate(ids, 5, padding=padding)[1, -1])):
                 asked = {"tokens": 12, "padding": padding, "stop": stop}
                 got = model.generate(ids, draft=draft, ahead=ahead, **asked)
                 assert torch.equal(got, model.generate(ids, **asked))
@@ -143,6 +143,37 @@ def test_a_draft_that_agrees_saves_passes_of_the_model() -> None:
     assert torch.equal(model.generate(ids, 12, draft=draft, ahead=3), expected)
     handle.remove()
     assert (alone, len(passes)) == (12, 4)  # the prompt, and three passes of which each gives four tokens
+
+
+def test_a_draft_reads_all_of_the_text_and_nothing_else() -> None:
+    """Whatever a draft has read wrong changes no text: only how often it is right, and so the passes of the model."""
+    model, ids = model_of(), torch.cartesian_prod(*[torch.arange(7)] * 2)[::5]
+    draft, passes, read = like(model, 0.5), [], []
+    of_model = model.register_forward_hook(lambda module, given, out: passes.append(tuple(given[0].shape)))
+
+    def note(module, given, named, out) -> None:
+        tokens = named["cache"].held.order.amax(1) + 1
+        read.append(tokens.expand(len(given[0])).tolist())
+
+    of_draft = draft.register_forward_hook(note, with_kwargs=True)
+    got = model.generate(ids, 30, draft=draft, ahead=4).tolist()
+    of_model.remove(), of_draft.remove()
+    texts, expected, reads = [text[:2] for text in got], [(len(ids), 2)], [[2] * len(ids)]
+    while going := [row for row in range(len(ids)) if len(texts[row]) < 32]:
+        n = min(4, *(32 - len(texts[row]) - 1 for row in going))
+        expected.append((len(going), n + 1))
+        reads += [[len(texts[row]) + more for row in going] for more in range(n)]
+        for row in going:
+            guess, kept = list(texts[row]), 0
+            for _ in range(n):
+                guess.append(int(draft(torch.tensor([guess]))[0, -1].argmax()))
+            while kept < n and guess[len(texts[row]) + kept] == got[row][len(texts[row]) + kept]:
+                kept += 1
+            texts[row] = got[row][: len(texts[row]) + kept + 1]
+    assert passes == expected
+    # Where a row wants one token more nothing is drafted, and the draft has one more to read behind that.
+    assert any(now[1] == 1 < then[1] for now, then in itertools.pairwise(passes))
+    assert read == reads
 
 
 def test_acceptance_is_how_likely_a_drafted_token_is_kept() -> None:
@@ -238,10 +269,13 @@ def test_samples_are_drawn_as_from_prompts_that_are_repeated_and_the_prompt_is_c
     assert got.shape == (2, 3, 10) and not torch.equal(got[0, 0], got[0, 1])
 
 
-@pytest.mark.parametrize("asked", [{}, {"stop": 2}, {"beams": 3}, {"draft": "small"}], ids=str)
+@pytest.mark.parametrize("asked", [{}, {"stop": "its fifth"}, {"beams": 3}, {"draft": "small"}], ids=str)
 def test_prompts_of_different_lengths_give_what_each_gives_alone(asked: dict) -> None:
     model, prompts = model_of("t5_bias"), [torch.randint(7, (n,)) for n in (3, 1, 5)]
-    asked = asked | ({"draft": draft_of()} if "draft" in asked else {})
+    if "stop" in asked:
+        asked = {"stop": int(model.generate(prompts[0][None], 5)[0, -1])}
+    if "draft" in asked:
+        asked = {"draft": draft_of()}
     got = model.generate(prompts, 8, **asked)
     for prompt, text in zip(prompts, got, strict=True):
         assert torch.equal(text, model.generate(prompt[None], 8, **asked)[0])
