@@ -91,7 +91,7 @@ def test_every_branch_of_a_random_tree_is_what_plain_decoding_gives(spec) -> Non
             torch.testing.assert_close(behind, model(text)[:, -3:], rtol=0, atol=1e-10)
 
 
-def test_rows_of_different_lengths_have_the_tree_behind_their_own_last_token_and_accept_paths_of_their_own() -> None:
+def test_rows_of_different_lengths_have_the_tree_behind_their_own_last_token_and_accept_branches_of_their_own() -> None:
     model, parents = model_of("rotary + t5_bias"), [-1, 0, 0, 2, 1, 3]
     ids, guesses, more = torch.randint(11, (2, 5)), torch.randint(11, (2, 6)), torch.randint(11, (2, 2))
     padding = torch.tensor([[0, 0, 1, 1, 1], [1] * 5])
@@ -223,17 +223,17 @@ WRONG = {
     r"holds 0 tokens of a tree, and those that came, with the parents \[0\]": lambda: first_pass(
         Positions.tree([-1, 0]).rows(slice(1, None)), masks.tree([-1, 0], held=0, new=1)
     ),
-    r"the cache holds a tree of 3 tokens, .* accept\(path\), or give the next tokens of the tree": feed_plain,
+    r"the cache holds a tree of 3 tokens, .* accept\(branch\), or give the next tokens of the tree": feed_plain,
     r"holds 3 tokens of a tree, .* with the parents \[-1\], are not its next ones": lambda: feed_next([-1]),
     r"stands one behind its parent, and the root that is held has order 3": lambda: feed_next([-1, 0, 0, 2], start=4),
     r"the cache holds no tree of tokens; feed one": lambda: model_of("rotary").cache().accept([0]),
-    r"a path goes from the root .* got \[1\] where the parents are \[-1, 0, 0\]": lambda: held_tree()[1].accept([1]),
-    r"a path goes from the root .* got \[0, 1, 2\]": lambda: held_tree()[1].accept([0, 1, 2]),
-    r"a path goes from the root .* got \[0, 3\]": lambda: held_tree()[1].accept([0, 3]),
+    r"a branch goes from the root .* got \[1\] where the parents are \[-1, 0, 0\]": lambda: held_tree()[1].accept([1]),
+    r"a branch goes from the root .* got \[0, 1, 2\]": lambda: held_tree()[1].accept([0, 1, 2]),
+    r"a branch goes from the root .* got \[0, 3\]": lambda: held_tree()[1].accept([0, 3]),
     r"accept takes .* for each of the 1 rows, got \[\[0\], \[0\]\]": lambda: held_tree()[1].accept([[0], [0]]),
     r"accept takes .* got 0": lambda: held_tree()[1].accept(0),
     r"a tree of 3 tokens is held whole or not at all, and order 4 is inside": lambda: held_tree()[1].crop(4),
-    r"the last 3 tokens are of a tree, .* accept\(path\)": lambda: held_tree()[1].evict([0]),
+    r"the last 3 tokens are of a tree, .* accept\(branch\)": lambda: held_tree()[1].evict([0]),
     "tokens are of a tree, where an order does not": lambda: held_tree()[1].move(by=1),
     "are of a tree, where an order does not name": lambda: held_tree()[1].splice(held_tree()[1], 0),
 }
@@ -245,10 +245,10 @@ def test_what_is_no_tree_is_refused(words: str) -> None:
         WRONG[words]()
 
 
-def test_a_refused_path_changes_nothing() -> None:
+def test_a_refused_branch_changes_nothing() -> None:
     _, cache = held_tree()
     before = [layer.keys for layer in cache.layers]
-    with pytest.raises(ValueError, match="a path goes"):
+    with pytest.raises(ValueError, match="a branch goes"):
         cache.accept([0, 0])
     assert all(layer.keys is keys for layer, keys in zip(cache.layers, before, strict=True))
 

@@ -127,14 +127,14 @@ def check_of_tree(held: Keys | None, at: Positions) -> None:
     if not at.parents:
         raise ValueError(
             f"the cache holds a tree of {len(known)} tokens, and what comes behind it has to know on which branch; go "
-            f"on with one of them by accept(path), or give the next tokens of the tree, of Positions.tree"
+            f"on with one of them by accept(branch), or give the next tokens of the tree, of Positions.tree"
         )
     parents, front = known + at.parents, 0 if held is None else held.at.tokens - len(known)
     if any((parent < 0) != (token == 0) or parent >= token for token, parent in enumerate(parents)):
         raise ValueError(
             f"the cache holds {len(known)} tokens of a tree, and those that came, with the parents {list(at.parents)}, "
             f"are not its next ones; give Positions.tree(all parents, start).rows(slice({len(known)}, None)), or "
-            f"accept(path) before another tree"
+            f"accept(branch) before another tree"
         )
     if held is None or not known or not may_be_read(at.order, held.at.order):
         return

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posenc import checks
 from posenc.cache.held import check_rows, joined
-from posenc.cache.operations import Path, Tokens, accepted, chosen, cropped, kept, moved, row_numbers, spliced
+from posenc.cache.operations import Branch, Tokens, accepted, chosen, cropped, kept, moved, row_numbers, spliced
 from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
@@ -73,11 +73,11 @@ class Operations(ABC):
         if self.held is not None:
             self.stand_if_changed(cropped(self.held, tokens, self.batch))
 
-    def accept(self, path: Path) -> None:
-        """Of a tree of tokens (Positions.tree) keep a path, and forget the rest: what comes goes on behind it.
+    def accept(self, branch: Branch) -> None:
+        """Of a tree of tokens (Positions.tree) keep a branch, and forget the rest: what comes goes on behind it.
 
-        path  numbers of tokens in the tree, from the root on, each the child of the one before; or such a list for each
-              row, which may be of different lengths. An empty one forgets the tree
+        branch  numbers of tokens in the tree, from the root on, each the child of the one before; or such a list for
+                each row, which may be of different lengths. An empty one forgets the tree
 
         >>> from posenc import Decoder, Positions, masks
         >>> model, parents = Decoder(vocab=5, dim=8, heads=2, layers=1), [-1, 0, 0, 2]
@@ -89,9 +89,10 @@ class Operations(ABC):
         >>> cache.held.order
         tensor([[0, 1, 2, 3, 4]])
 
-        Keys that stay are copied once. Raises ValueError where no tree is held, and for what is no path from its root.
+        Keys that stay are copied once. Raises ValueError where no tree is held, and for what is no branch from its
+        root.
         """
-        self.stand(accepted(self.held, path, self.batch))
+        self.stand(accepted(self.held, branch, self.batch))
 
     def evict(self, keep: Tokens, *, renumber: bool = True, rows: Tokens = None) -> None:
         """Forget all tokens but `keep`: a slice, numbers, or a boolean for each, [tokens] or [B, tokens].

@@ -16,7 +16,7 @@ from posenc.positions import Counted, Positions
 Tokens: TypeAlias = slice | range | Sequence[int] | Tensor | int | None
 """Which tokens of a row, by their order: a slice, numbers, a boolean for each from 0 on, or nothing: all of them."""
 
-Path: TypeAlias = Sequence[int] | Sequence[Sequence[int]] | Tensor
+Branch: TypeAlias = Sequence[int] | Sequence[Sequence[int]] | Tensor
 """Tokens of a tree from its root on, by their numbers in the tree; or such a list for each row."""
 
 WHOLE = (torch.int64, torch.int32)
@@ -37,39 +37,39 @@ def cropped(at: Positions, tokens: int | Tensor, batch: int) -> Positions:
     if bool(tree.any()) and not bool(tree.all()):
         raise ValueError(
             f"a tree of {len(at.parents)} tokens is held whole or not at all, and order {int(limit.max())} is inside "
-            f"it; crop in front of it, or go on with one branch by accept(path)"
+            f"it; crop in front of it, or go on with one branch by accept(branch)"
         )
     at = without(at, gone)
     return at.changed(parents=()) if tree.numel() and bool(tree.all()) else at
 
 
-def accepted(at: Positions | None, path: Path, batch: int) -> Positions:
-    """Of a tree only the tokens `path`, each the child of the one before, or such a list for each row.
+def accepted(at: Positions | None, branch: Branch, batch: int) -> Positions:
+    """Of a tree only the tokens `branch`, each the child of the one before, or such a list for each row.
 
-    Raises ValueError where there is no tree, and for what is no path from its root.
+    Raises ValueError where there is no tree, and for what is no branch from its root.
     """
     if at is None or not at.parents:
         raise ValueError(
             "the cache holds no tree of tokens; feed one with positions=Positions.tree(parents, start=held)"
         )
-    path = path.tolist() if isinstance(path, Tensor) else path
-    paths: list[Any] = [*path] if isinstance(path, (list, tuple)) else [None]
-    if all(checks.is_whole(token) for token in paths):
-        paths = [paths]
-    if not all(isinstance(one, (list, tuple)) for one in paths) or len(paths) not in (1, batch):
+    branch = branch.tolist() if isinstance(branch, Tensor) else branch
+    branches: list[Any] = [*branch] if isinstance(branch, (list, tuple)) else [None]
+    if all(checks.is_whole(token) for token in branches):
+        branches = [branches]
+    if not all(isinstance(one, (list, tuple)) for one in branches) or len(branches) not in (1, batch):
         raise ValueError(
-            f"accept takes the tokens of one path, or such a list for each of the {batch} rows, got "
-            f"{checks.shown(path)}"
+            f"accept takes the tokens of one branch, or such a list for each of the {batch} rows, got "
+            f"{checks.shown(branch)}"
         )
-    gone = torch.zeros(len(paths), at.tokens, dtype=torch.bool, device=at.order.device)
+    gone = torch.zeros(len(branches), at.tokens, dtype=torch.bool, device=at.order.device)
     front = at.tokens - len(at.parents)
     gone[:, front:] = True
-    for row, tokens in enumerate(paths):
+    for row, tokens in enumerate(branches):
         before = -1
         for token in tokens:
             if not checks.is_whole(token) or not 0 <= token < len(at.parents) or at.parents[token] != before:
                 raise ValueError(
-                    f"a path goes from the root of the tree, token 0, from parent to child, got {list(tokens)} where "
+                    f"a branch goes from the root of the tree, token 0, from parent to child, got {list(tokens)} where "
                     f"the parents are {list(at.parents)}"
                 )
             before = token
@@ -234,7 +234,7 @@ def check_in_row(at: Positions) -> None:
     if at.parents:
         raise ValueError(
             f"the last {len(at.parents)} tokens are of a tree, where an order does not name one token; go on with one "
-            f"branch first, by accept(path), or go back in front of it, by crop(tokens)"
+            f"branch first, by accept(branch), or go back in front of it, by crop(tokens)"
         )
 
 
