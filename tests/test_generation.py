@@ -269,6 +269,18 @@ def test_samples_are_drawn_as_from_prompts_that_are_repeated_and_the_prompt_is_c
     assert got.shape == (2, 3, 10) and not torch.equal(got[0, 0], got[0, 1])
 
 
+def test_samples_go_through_a_static_cache_as_through_one_that_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids, slots = model_of(), torch.randint(7, (2, 4)), []
+    make = model.cache
+    model.cache = lambda **sizes: slots.append(sizes) or make(**sizes)
+    asked = {"tokens": 5, "samples": 3, "temperature": 1.0}
+    expected = model.generate(ids, **asked)
+    # What is compiled computes the same; here its cache is asked.
+    monkeypatch.setattr(torch, "compile", lambda step, dynamic: step)
+    assert torch.equal(model.generate(ids, compiled=True, **asked), expected)
+    assert slots == [{}, {"slots": 256}] and list(model.graphs) == [(6, 256, True)]
+
+
 @pytest.mark.parametrize("asked", [{}, {"stop": "its fifth"}, {"beams": 3}, {"draft": "small"}], ids=str)
 def test_prompts_of_different_lengths_give_what_each_gives_alone(asked: dict) -> None:
     model, prompts = model_of("t5_bias"), [torch.randint(7, (n,)) for n in (3, 1, 5)]
