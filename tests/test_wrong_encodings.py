@@ -408,6 +408,12 @@ class ForgettingInTheCall(Forgetting):
         return lambda score, b, h, i, j: score - total[b, h, j].to(score.dtype)
 
 
+class ForgettingHidesWhatItReads(Forgetting):
+    """The same without a word of what it reads between a query and a key: in a tree, of other branches."""
+
+    between = ()
+
+
 class WithoutHeads(Slope):
     """Gives one number for each distance, and no axis for heads."""
 
@@ -502,6 +508,7 @@ CAUGHT = [
     (ForgettingByIndex, testing.the_future_is_invisible, "in another place"),
     (ForgettingByIndex, testing.a_cache_changes_nothing, "rolling cache"),
     (ForgettingByIndex, testing.left_padding_changes_nothing, "padded batch"),
+    (ForgettingHidesWhatItReads, testing.another_branch_changes_nothing, "the branch [0, 1, 4] of a tree"),
     (ForgettingInTheCall, testing.a_cache_changes_nothing, "growing cache"),
 ]
 

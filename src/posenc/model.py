@@ -10,7 +10,7 @@ attends to two sequences tells them apart by name: {"self": ..., "cross": ...}.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast, overload
 
 import torch
 import torch.nn.functional as F
@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from posenc import checks
-from posenc.attention import Attention, Call, check_weights
+from posenc.attention import Attention, Call, check_branches, check_weights
 from posenc.cache import Cache, LayerCache, held_by
 from posenc.catalogue import LayerSpec, Spec, build_layers
 from posenc.embedding import TokenPositionEmbedding
 from posenc.encoding import Encoding
-from posenc.generation import SLOTS, evaluating, stream, with_more
+from posenc.generation import SLOTS, Choice, evaluating, generate, sight_for, stream, with_more
 from posenc.inputs import where
 from posenc.kernels.chosen_weights import Chosen, numbers
 from posenc.masks import Mask, MaskLike, mask_for
@@ -288,6 +288,8 @@ class Stack(nn.Module):
                 f"only says which tokens by a slice, such as slice(-1, None), or a tensor of indices, got "
                 f"{checks.shown(only)}"
             )
+        for encoding, in_sight in zip(self.encoding_of, mask_of, strict=True):
+            check_branches(at, in_sight, encoding)
         if cache is None:
             return
         if len(cache.layers) != len(self.blocks):
@@ -398,6 +400,9 @@ class Decoder(nn.Module):
         stop: int | None = None,
         seed: int = 0,
         compiled: bool | None = None,
+        samples: int | None = None,
+        sinks: int | None = None,
+        window: int | None = None,
     ) -> Iterator[Tensor]:
         """Up to `tokens` more ids for each row of ids [B, T], each [B] as soon as it is chosen, through a KV cache.
 
@@ -407,24 +412,59 @@ class Decoder(nn.Module):
         padding      [B, T], true where a token is; pad prompts of different length on the left
         compiled     whether each token behind the prompt goes through one compiled graph and a static cache, which is
                      kept for later calls of as many rows and about as many tokens; None: where it is there already
+        samples      so many texts for each prompt, drawn apart; each id is [B * samples], those of a prompt together
+        window       a text without an end in bounded memory: of all tokens only so many of the newest are held, and
+        sinks        so many of the first ones, behind which the others move up; default 4 (see generation.Sight)
 
         The model is without dropout until the last id was taken, or the iterator is closed. Compiling takes seconds for
         each layer, and saves a fifth of a token's time in a small model: it pays after some ten thousand tokens.
         """
-        slots = -(-(ids.shape[-1] + tokens) // SLOTS) * SLOTS if type(tokens) is int and ids.dim() else 0
-        graph = len(ids), slots, padding is None
-        step, cache = None, None
+        choice = Choice(self.vocab, temperature, top_k, stop, seed)
+        texts = 1 if samples is None else checks.whole("samples", samples, 1)
+        if texts > 1 and choice.greedy:
+            raise ValueError("the likeliest text is one, and samples of it are all the same; give temperature above 0")
         checks.kind("compiled", compiled, bool | None)
-        if compiled or (compiled is None and graph in self.graphs):
+        sight = sight_for(sinks, window)
+        if sight is not None:
+            sight.check(self.stack.encoding_of)
+            if compiled:
+                raise ValueError(
+                    "a compiled graph counts its slots, and with a window tokens move; leave one of them out"
+                )
+        slots = -(-(ids.shape[-1] + tokens) // SLOTS) * SLOTS if type(tokens) is int and ids.dim() else 0
+        graph = len(ids) * texts, slots, padding is None
+        step, cache = None, None
+        if compiled or (compiled is None and sight is None and graph in self.graphs):
             step = self.graphs.setdefault(graph, cast(Any, torch.compile(self, dynamic=False)))
             cache = self.cache(slots=slots)
-        chosen: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "stop": stop, "seed": seed}
         cache = self.cache() if cache is None else cache
-        return stream(self, self, cache, ids, tokens, vocab=self.vocab, step=step, padding=padding, **chosen)
+        return stream(self, self, cache, ids, tokens, choice, step=step, padding=padding, samples=texts, sight=sight)
 
-    def generate(self, ids: Tensor, tokens: int, **chosen: Any) -> Tensor:
-        """ids [B, T] with up to `tokens` more, as `stream` gives them; its options are those of `stream`."""
-        return with_more(ids, self.stream(ids, tokens, **chosen))
+    @overload
+    def generate(self, ids: Tensor, tokens: int, **chosen: Any) -> Tensor: ...
+
+    @overload
+    def generate(self, ids: Sequence[Tensor], tokens: int, **chosen: Any) -> list[Tensor]: ...
+
+    def generate(self, ids: Tensor | Sequence[Tensor], tokens: int, **chosen: Any) -> Tensor | list[Tensor]:
+        """ids [B, T] with up to `tokens` more, as `stream` gives them; its options are those of `stream`, and:
+
+        beams    the likeliest text, by beam search among so many beginnings (see generation.beams), and not the
+                 likeliest token each time
+        length_penalty   how much beams are ranked by tokens and not by texts: log p / length^length_penalty; default 1
+        draft    a small model of the same vocabulary, which drafts `ahead` tokens (default 4) that this one reads in
+                 one pass: texts are drawn as from this model alone (see generation.speculative)
+
+        Prompts of different lengths are a list of ids [T], and come back as a list, each up to its stop. With `samples`
+        texts are [B, samples, T + tokens]. Raises ValueError for options that exclude each other.
+
+        >>> model = Decoder(vocab=11, dim=32, heads=4, layers=2)
+        >>> model.generate(torch.tensor([[1, 2, 3]]), tokens=4, samples=2, temperature=1.0).shape
+        torch.Size([1, 2, 7])
+        >>> [len(text) for text in model.generate([torch.tensor([1]), torch.tensor([1, 2, 3])], tokens=4, beams=3)]
+        [5, 7]
+        """
+        return generate(self, ids, tokens, **chosen)
 
     def __getstate__(self) -> dict[str, Any]:
         # Graphs are of this process, and of this very model.
@@ -583,10 +623,10 @@ class EncoderDecoder(nn.Module):
         seed: int = 0,
     ) -> Iterator[Tensor]:
         """Up to `tokens` more ids for each row of `start` [B, T], at least a beginning token; as Decoder.stream."""
-        chosen: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "stop": stop, "seed": seed}
+        choice = Choice(self.vocab, temperature, top_k, stop, seed)
         with torch.no_grad(), evaluating(self):
             logits_of = partial(self, source, memory=self.encode(source, padding=source_padding))
-        return stream(self, logits_of, self.cache(), start, tokens, vocab=self.vocab, **chosen)
+        return stream(self, logits_of, self.cache(), start, tokens, choice)
 
     def generate(self, source: Tensor, start: Tensor, tokens: int, **chosen: Any) -> Tensor:
         """`start` [B, T] with up to `tokens` more ids, as `stream` gives them; its options are those of `stream`."""

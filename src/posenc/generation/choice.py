@@ -1,0 +1,72 @@
+"""How the next token is chosen: greedy or drawn, of which weights, and where a text stops."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from posenc import checks
+
+Draw: TypeAlias = Callable[[Tensor], Tensor]
+"""Draws one number for each row of weights [B, n]: [B]."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How the next token is chosen.
+
+    vocab        number of token ids
+    temperature  0 takes the likeliest token; above, tokens are drawn from the softmax of logits / temperature
+    top_k        draw among the k likeliest only
+    stop         after this id a row repeats it; generation ends when all rows have
+    seed         of the random numbers
+
+    Raises ValueError for numbers out of range.
+    """
+
+    vocab: int
+    temperature: float = 0.0
+    top_k: int | None = None
+    stop: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if checks.number("temperature", self.temperature) < 0:
+            raise ValueError(f"temperature must be 0 or more, got {self.temperature}")
+        if self.top_k is not None and checks.whole("top_k", self.top_k) < 1:
+            raise ValueError(f"top_k must be 1 or more, got {self.top_k}")
+        if self.stop is not None and not 0 <= checks.whole("stop", self.stop) < self.vocab:
+            raise ValueError(f"stop is the id of a token, from 0 to {self.vocab - 1}, got {self.stop}")
+        checks.whole("seed", self.seed)
+
+    @property
+    def greedy(self) -> bool:
+        # Divided by less, the likeliest token has all the weight.
+        return self.temperature < torch.finfo(torch.float32).tiny
+
+    def weights(self, logits: Tensor) -> Tensor:
+        """The distribution [..., vocab] of which the next token is drawn, from its logits."""
+        logits = at_least_single(logits)
+        if self.greedy:
+            return F.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)
+        if self.top_k is not None:
+            lowest = logits.topk(min(self.top_k, logits.shape[-1])).values[..., -1:]
+            logits = logits.masked_fill(logits < lowest, -torch.inf)
+        return ((logits - logits.amax(-1, keepdim=True)) / self.temperature).softmax(-1)
+
+    def pick(self, logits: Tensor, draw: Draw) -> Tensor:
+        """One id for each row of logits [B, vocab]."""
+        return logits.argmax(-1) if self.greedy else draw(self.weights(logits))
+
+    def drawing(self, device: torch.device) -> Draw:
+        """Draws with random numbers from the seed."""
+        generator = torch.Generator(device).manual_seed(self.seed)
+        return lambda weights: torch.multinomial(weights, 1, generator=generator)[:, 0]
+
+
+def at_least_single(logits: Tensor) -> Tensor:
+    """Logits in a precision that probabilities can be told apart in."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
