@@ -414,6 +414,13 @@ class ForgettingHidesWhatItReads(Forgetting):
     between = ()
 
 
+class TurnsWhatIsTurned(Rotary):
+    """Moves a key by turning it again to its new place, as if it had not been turned before."""
+
+    def moved(self, k, before, after):
+        return self.rotated(k, after)
+
+
 class WithoutHeads(Slope):
     """Gives one number for each distance, and no axis for heads."""
 
@@ -508,6 +515,7 @@ CAUGHT = [
     (ForgettingByIndex, testing.the_future_is_invisible, "in another place"),
     (ForgettingByIndex, testing.a_cache_changes_nothing, "rolling cache"),
     (ForgettingByIndex, testing.left_padding_changes_nothing, "padded batch"),
+    (TurnsWhatIsTurned, testing.a_moved_key_is_the_key_of_its_new_place, "tokens behind evict, growing cache"),
     (ForgettingHidesWhatItReads, testing.another_branch_changes_nothing, "the branch [0, 1, 4] of a tree"),
     (ForgettingInTheCall, testing.a_cache_changes_nothing, "growing cache"),
 ]

@@ -38,8 +38,8 @@ class Sight:
         for encoding in encodings:
             if encoding.moves in WHY_FIXED:
                 raise ValueError(
-                    f"tokens behind forgotten ones move up, and with {encoding} {WHY_FIXED[encoding.moves]}; without sinks, "
-                    f"Decoder(window=...) and a rolling cache hold the newest where they are"
+                    f"tokens behind forgotten ones move up, and with {encoding} {WHY_FIXED[encoding.moves]}; without "
+                    f"sinks, Decoder(window=...) and a rolling cache hold the newest where they are"
                 )
 
     def make_room(self, cache: Cache) -> None:

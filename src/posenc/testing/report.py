@@ -15,6 +15,7 @@ ADVICE = {
     "evaluators_and_kernels_agree": "a closure must be elementwise in its indices, and by_distance in its distances",
     "a_sum_is_served_as_its_parts_are": "give the same forms of biases for any number of heads, beside anything",
     "a_cache_changes_nothing": "read at.coords and at.order, never a tensor's length; what neighbours say: remember()",
+    "a_moved_key_is_the_key_of_its_new_place": "moved(k, before, after) turns by the difference, without a temperature",
     "left_padding_changes_nothing": "read at.coords and at.order (-1 is padding), never the index in the tensor",
     "packing_changes_nothing": "coordinates start again with each document: do not count on, and sum with sums_of",
     "a_neighbour_in_the_batch_changes_nothing": "compute each row from its own positions and length: no batch maximum",
