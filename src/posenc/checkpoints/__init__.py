@@ -13,6 +13,7 @@ HOMES = {
     "attach": "live.attach",
     "detach": "live.attach",
     "inspect": "inspection.inspect",
+    "movable": "live.moving_keys",
 }
 
 __all__ = sorted(HOMES)

@@ -2,7 +2,6 @@
 
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -54,13 +53,13 @@ def movable(model: nn.Module, cache: Any, positions: PositionsLike = None) -> "M
 class Pass:
     """What one forward pass put into a cache: `tokens` behind the first `start` ones.
 
-    coords   [B or 1, T, A], where they stand
+    coords   [B or 1, T, A], where they stand; None in a model that is told no positions: behind the last ones
     present  [B, T], where there is no padding; None for everywhere
     """
 
     start: int
     tokens: int
-    coords: Tensor
+    coords: Tensor | None
     present: Tensor | None
 
 
@@ -170,18 +169,21 @@ class MovableCache(Operations):
                 f"the cache held {noted.start} tokens when others came, of which {noted.start - known} could not be "
                 f"followed (compiled, or by another model); say where all stand: movable(model, cache, positions)"
             )
-        coords, old = noted.coords, self.at
+        old, device = self.at, device_of(self.layers)
+        last = -1 if old is None else old.order.amax(1, keepdim=True).to(device)
+        if noted.present is None:
+            order = last + 1 + torch.arange(noted.tokens, device=device)[None]
+        else:
+            order = (last + noted.present.long().cumsum(1)).masked_fill(~noted.present, -1)
+        coords = noted.coords
+        if coords is None:
+            gone = 0 if old is None else (last_of(old).coords[..., 0] - last.clamp(min=0)) * (last >= 0)
+            coords = (order + gone).clamp(min=0)[..., None]
         if coords.shape[-1] > 1 and bool((coords == coords[..., :1]).all()) and (old is None or old.axes == 1):
             coords = coords[..., :1]
         if old is not None and coords.shape[-1] != old.axes:
             axes = max(coords.shape[-1], old.axes)
             coords, old = coords.expand(*coords.shape[:2], axes), on_axes(old, axes)
-        last = -1 if old is None else old.order.to(coords.device).amax(1, keepdim=True)
-        if noted.present is None:
-            order = last + 1 + torch.arange(noted.tokens, device=coords.device)[None]
-        else:
-            present = noted.present.to(coords.device)
-            order = (last + present.long().cumsum(1)).masked_fill(~present, -1)
         new = Positions(coords, order)
         batch = max(order.shape[0], coords.shape[0], 1 if old is None else old.order.shape[0], batch_of(self.layers))
         self.at = noticed(new if old is None else joined(old, new, batch))
@@ -222,10 +224,12 @@ class MovableCache(Operations):
         held, ahead = self.held, torch.arange(tokens, device=device_of(self.layers))[None]
         if held is None:
             return ahead
-        last = last_of(held)
-        empty = last.order < 0
-        ids = torch.where(empty, 0, last.coords.amax(-1) + 1).long() + ahead
-        return ids if held.axes == 1 else ids.expand(held.axes, *ids.shape)
+        if held.axes == 1:
+            last = last_of(held)
+            return torch.where(last.order < 0, 0, last.coords[..., 0] + 1).long() + ahead
+        largest = held.coords.amax(-1).masked_fill(held.order < 0, -1).amax(1, keepdim=True)
+        ids = largest.long() + 1 + ahead
+        return ids.expand(held.axes, *ids.shape)
 
     def inputs(self, tokens: int = 1) -> dict[str, Tensor]:
         """What the model has to be given with the next tokens, beside their ids and the cache, by the names it has."""
@@ -242,12 +246,7 @@ class MovableCache(Operations):
         old = self.held
         assert old is not None
         self.check_movable(old.coords, at)
-        arranged = Arranged.of(at)
-        self.check_slots(arranged.at)
-        self.write(
-            [(layer, standing(keys, tail(at, keys))) for layer, keys in self.turned()],
-            arranged,
-        )
+        self.write([(layer, standing(keys, tail(at, keys))) for layer, keys in self.turned()], arranged(at))
 
     def rows(self, rows: Tensor) -> None:
         held = self.held
@@ -255,7 +254,7 @@ class MovableCache(Operations):
             return
         rows = row_numbers(rows, self.batch)
         chosen = [(layer, rows_of(keys, rows)) for layer, keys in self.turned()]
-        self.write(chosen, Arranged.of(held.batch_rows(rows)))
+        self.write(chosen, arranged(held.batch_rows(rows)))
 
     def splice(self, other: "MovableCache", place: int) -> None:
         """Put the tokens that another cache of the same model holds in front of the token of order `place`.
@@ -277,15 +276,13 @@ class MovableCache(Operations):
         assert at is not None
         self.check_movable(old.coords, at, other)
         self.check_movable(new.coords, inserted, other)
-        theirs = dict(other.turned(by_number=True))
+        theirs = {layer.number: keys for layer, keys in other.turned()}
         together = []
         for layer, keys in self.turned():
             more = of_rows(theirs[layer.number], self.batch)
             ours, more = standing(keys, tail(at, keys)), standing(more, tail(inserted, more))
             together.append((layer, both(ours, more)))
-        arranged = Arranged.of(joined(at, inserted, self.batch))
-        self.check_slots(arranged.at)
-        self.write(together, arranged)
+        self.write(together, arranged(joined(at, inserted, self.batch)))
 
     def __copy__(self) -> "MovableCache":
         """A cache that goes its own way from here; what both hold is shared until one of them writes."""
@@ -298,8 +295,8 @@ class MovableCache(Operations):
         twin.follow()
         return twin
 
-    def turned(self, *, by_number: bool = False) -> Iterator[tuple[Any, Keys]]:
-        """Each layer, or its number, and its Keys as the model turned them: `k` is what turns, `v` what does not."""
+    def turned(self) -> Iterator[tuple[CacheLayer, Keys]]:
+        """Each layer, and its Keys as the model turned them: `k` is what turns, `v` what does not."""
         held = self.at
         assert held is not None
         for layer in self.layers:
@@ -319,7 +316,7 @@ class MovableCache(Operations):
                 turned = torch.cat([place.expand(rows, -1, axes) for place in places], 1)
                 k = torch.cat((first.k[:, :, start - first.start :], k[:, :, since:]), 2)
                 at = on_axes(at, axes)
-            yield layer.number if by_number else layer, Keys(k, v, at, turned=turned)
+            yield layer, Keys(k, v, at, turned=turned)
 
     def side(self, layer: int) -> str:
         """Which tensor of a layer turns, asked only where a key has moved or is to."""
@@ -356,16 +353,18 @@ class MovableCache(Operations):
                 f"window or a bias), where tokens that stand apart lie side by side; close the gaps (renumber=True)"
             )
 
-    def write(self, changed: Sequence[tuple[CacheLayer, Keys]], arranged: "Arranged") -> None:
-        """Put keys into the cache, in the order of their tokens, each turned to where it stands.
+    def write(self, changed: Sequence[tuple[CacheLayer, Keys]], at: Positions | None) -> None:
+        """Put keys into the cache, in the order of their tokens, each turned to where it stands; `at` is of them all.
 
-        Raises ValueError, before anything is changed, where a layer has no room, or has forgotten what it would see.
+        Raises ValueError, before anything is changed, where a layer has no room, has forgotten what it would see, or
+        counts slots between tokens that stand apart.
         """
-        total = 0 if arranged.at is None else arranged.at.tokens
+        self.check_slots(at)
+        total = 0 if at is None else at.tokens
         ready = []
         for layer, keys in changed:
             layer.check_room(total)
-            ready.append((layer, own_order(layer, keys, arranged)))
+            ready.append((layer, own_order(layer, keys, at)))
         for layer, keys in ready:
             self.first.pop(layer.number, None)
             k = keys.k
@@ -379,7 +378,7 @@ class MovableCache(Operations):
                 self.first[number] = First(total - keys.k.shape[2], mine, keys.turned)
             pair = (k, keys.v) if self.side(layer.number) == "keys" else (keys.v, k)
             layer.hold(pair, total)
-        self.at = arranged.at
+        self.at = at
 
 
 class Note:
@@ -402,42 +401,32 @@ class Note:
         if isinstance(mask, Tensor) and mask.dim() == 2 and mask.shape[1] >= total:
             mine = mask[:, start:total] != 0
             present = None if bool(mine.all()) else mine
-        places = call["position_ids"]
-        if places is None and present is not None and "position_ids" not in call.names:
-            # Distances are counted from the mask.
-            places = (mask[:, :total] != 0).long().cumsum(1)[:, start:] - 1
-        elif places is None:
-            places = torch.arange(start, total, device=ids.device)[None]
-        if places.dim() == 3:
-            # Some models have a row of its own for the mask in front of the axes.
-            places = places[1:] if len(places) == 4 else places
-        coords = places.movedim(0, -1) if places.dim() == 3 else places[..., None]
-        if coords.shape[0] > 1 and bool((coords == coords[:1]).all()):
-            coords = coords[:1]
-        with suppress(AttributeError):
-            getattr(cache, PASSES).append(Pass(start, tokens, coords.clamp(min=0), present))
+        coords = None
+        if "position_ids" in call.names:
+            coords = coords_of(call["position_ids"], start, tokens, ids.device)
+        getattr(cache, PASSES).append(Pass(start, tokens, coords, present))
 
     def __reduce__(self) -> tuple:
         return Note, ()
 
 
-@dataclass(frozen=True)
-class Arranged:
-    """Tokens in the order in which they are to lie: each row sorted, padding in front. `at` is None for none."""
+def coords_of(ids: Tensor | None, start: int, tokens: int, device: torch.device) -> Tensor:
+    """Where the tokens of a pass stand, [B or 1, T, A], by its position_ids; without any they count on from `start`."""
+    if ids is None:
+        return torch.arange(start, start + tokens, device=device)[None, :, None]
+    if ids.dim() == 3:
+        # Some models have a row of its own for the mask in front of those of the axes.
+        coords = (ids[1:] if len(ids) == 4 else ids).movedim(0, -1)
+    else:
+        coords = ids[..., None]
+    # What all rows share is said once.
+    return coords[:1] if bool((coords == coords[:1]).all()) else coords
 
-    at: Positions | None
 
-    @classmethod
-    def of(cls, at: Positions) -> "Arranged":
-        columns, found = in_order(at)
-        if found is not None and columns is None:
-            return cls(noticed(at))
-        return cls(None if found is None else noticed(found))
-
-    def last(self, slots: int) -> Tensor:
-        """The order of the last ones, [B or 1, slots]."""
-        assert self.at is not None
-        return self.at.order[:, self.at.tokens - slots :]
+def arranged(at: Positions) -> Positions | None:
+    """Tokens in the order in which they are to lie: each row sorted, padding in front; None for none."""
+    found = in_order(at)[1]
+    return None if found is None else noticed(found)
 
 
 def in_order(at: Positions) -> tuple[slice | Tensor | None, Positions | None]:
@@ -461,22 +450,21 @@ def in_order(at: Positions) -> tuple[slice | Tensor | None, Positions | None]:
     return columns, at.changed(**facts, contiguous=False, extent=None)
 
 
-def own_order(layer: CacheLayer, keys: Keys, arranged: Arranged) -> Keys:
-    """The keys of a layer, as it is to hold them.
+def own_order(layer: CacheLayer, keys: Keys, whole: Positions | None) -> Keys:
+    """The keys of a layer, as it is to hold them of the whole.
 
     Raises ValueError where it has forgotten tokens that it would see.
     """
     columns, at = in_order(keys.at)
-    if arranged.at is None or at is None:
+    if whole is None or at is None:
         return replace(chosen_columns(keys, slice(0, 0)), at=keys.at, turned=None)
     if columns is not None:
         keys = chosen_columns(keys, columns)
-    slots = layer.kept(arranged.at.tokens)
+    slots = layer.kept(whole.tokens)
     extra = at.tokens - slots
     if extra > 0:
         keys, at = chosen_columns(keys, slice(extra, None)), at.rows(slice(extra, None))
-    expected = arranged.last(slots)
-    if extra < 0 or not bool((at.order == expected).all()):
+    if extra < 0 or not bool((at.order == whole.order[:, whole.tokens - slots :]).all()):
         raise ValueError(
             f"layer {layer.number} keeps the newest {layer.most} tokens, and has forgotten some that it would see "
             f"again; keep at least the newest {layer.most}, or make the cache as DynamicCache(), which keeps all"

@@ -79,7 +79,7 @@ class CachedKeys:
         if chunk := next((layer.chunk for layer in part.layers if layer.chunk), None):
             raise ValueError(
                 f"{type(model).__name__} attends in chunks of {chunk} tokens, counted in slots of the cache, which "
-                f"tokens would leave; use posenc's own cache with masks.chunked"
+                f"its tokens would leave; feed the tokens again where others are to stand in front of them"
             )
         encodings = fitted(decoder.config, build_part(part))
         length = part.trained_length or part.shape.max_len
@@ -192,9 +192,7 @@ def made_at(encoding: Encoding, shortest: int, longest: int) -> Encoding:
             f"{encoding} has changed its frequencies between horizons of {shortest} and {longest} tokens, and the cache "
             f"holds keys of both; keep a sequence within {encoding.schedule.short_horizon} tokens, or feed it again"
         )
-    return type(encoding)(
-        encoding.head_dim, **encoding.options() | {"schedule": AtHorizon(encoding.schedule, longest)}
-    )
+    return type(encoding)(encoding.head_dim, **encoding.options() | {"schedule": AtHorizon(encoding.schedule, longest)})
 
 
 @dataclass(frozen=True)
