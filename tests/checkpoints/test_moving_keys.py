@@ -51,6 +51,8 @@ CACHES: dict[str, Callable[[Any], Any]] = {
     "growing": lambda model: DynamicCache(config=model.config),
     "static": lambda model: StaticCache(config=model.config, max_cache_len=48),
 }
+# transformers' MPT takes no static cache that is longer than its bias.
+CASES = [(family, kind) for family in FAMILIES for kind in CACHES if (family, kind) != ("mpt", "static")]
 HELD = IDS.shape[1]
 
 Stays = tuple[tuple[int, int], ...]
@@ -322,7 +324,7 @@ def test_a_static_cache_has_room_or_says_so() -> None:
     model = one_layer("llama")
     tokens = movable(model, StaticCache(config=model.config, max_cache_len=15))
     feed(model, tokens.cache, IDS)
-    with pytest.raises(ValueError, match="17 tokens have no room in a static cache of 15 slots; .*max_cache_len=17"):
+    with pytest.raises(ValueError, match=r"17 tokens have no room in a static cache of 15 slots; .*max_cache_len=17"):
         tokens.splice(filled(model, ids=IDS[:1, :5]), 0)
     assert tokens.held.tokens == HELD
 
@@ -421,7 +423,7 @@ def test_what_cannot_be_followed_is_refused() -> None:
         movable(torch.nn.Linear(2, 2), DynamicCache())
     quantised = DynamicCache()
     quantised.layers = [object.__new__(transformers.cache_utils.QuantoQuantizedLayer)]
-    with pytest.raises(ValueError, match="layer 0 of the cache is quantised .*use DynamicCache or StaticCache"):
+    with pytest.raises(ValueError, match=r"layer 0 of the cache is quantised .*use DynamicCache or StaticCache"):
         movable(model, quantised)
     states = DynamicCache()
     states.layers = [transformers.cache_utils.LinearAttentionLayer()]
@@ -435,7 +437,7 @@ def test_what_cannot_be_followed_is_refused() -> None:
         movable(make("llama4"), DynamicCache())
     with pytest.raises(ValueError, match="has an encoder, whose tokens have no place"):
         movable(make("t5"), DynamicCache())
-    with pytest.raises(ValueError, match="is in training mode; call model.eval"):
+    with pytest.raises(ValueError, match=r"is in training mode; call model\.eval"):
         movable(make("llama").train(), DynamicCache())
     with attach(model), pytest.raises(ValueError, match="posenc is attached to this LlamaForCausalLM"):
         movable(model, DynamicCache())

@@ -14,6 +14,8 @@ HOMES = {
     "detach": "live.attach",
     "inspect": "inspection.inspect",
     "movable": "live.moving_keys",
+    "stream": "live.streaming",
+    "streamed_losses": "extension.perplexity",
 }
 
 __all__ = sorted(HOMES)

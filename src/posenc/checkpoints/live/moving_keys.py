@@ -170,15 +170,16 @@ class MovableCache(Operations):
                 f"followed (compiled, or by another model); say where all stand: movable(model, cache, positions)"
             )
         old, device = self.at, device_of(self.layers)
-        last = -1 if old is None else old.order.amax(1, keepdim=True).to(device)
+        last = torch.tensor([[-1]]) if old is None else old.order.amax(1, keepdim=True)
+        last = last.to(device)
         if noted.present is None:
             order = last + 1 + torch.arange(noted.tokens, device=device)[None]
         else:
             order = (last + noted.present.long().cumsum(1)).masked_fill(~noted.present, -1)
         coords = noted.coords
         if coords is None:
-            gone = 0 if old is None else (last_of(old).coords[..., 0] - last.clamp(min=0)) * (last >= 0)
-            coords = (order + gone).clamp(min=0)[..., None]
+            apart = 0 if old is None else torch.where(last < 0, 0, last_of(old).coords[..., 0] - last_of(old).order)
+            coords = (order + apart).clamp(min=0)[..., None]
         if coords.shape[-1] > 1 and bool((coords == coords[..., :1]).all()) and (old is None or old.axes == 1):
             coords = coords[..., :1]
         if old is not None and coords.shape[-1] != old.axes:

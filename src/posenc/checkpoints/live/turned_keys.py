@@ -74,7 +74,8 @@ class CachedKeys:
         part = next(iter(decoder_parts(model, reading)), None)
         if part is None:
             raise ValueError(
-                f"{type(model).__name__} has no decoder that is recognised: {'; '.join(reading.not_covered) or 'no part'}"
+                f"{type(model).__name__} has no decoder that is recognised: "
+                f"{'; '.join(reading.not_covered) or 'no part of it was read'}"
             )
         if chunk := next((layer.chunk for layer in part.layers if layer.chunk), None):
             raise ValueError(
@@ -189,10 +190,12 @@ def made_at(encoding: Encoding, shortest: int, longest: int) -> Encoding:
     short, long = encoding.spectrum(torch.tensor([shortest, longest]))[0].expand(2, -1)
     if not torch.equal(short, long):
         raise ValueError(
-            f"{encoding} has changed its frequencies between horizons of {shortest} and {longest} tokens, and the cache "
-            f"holds keys of both; keep a sequence within {encoding.schedule.short_horizon} tokens, or feed it again"
+            f"{encoding} has changed its frequencies between horizons of {shortest} and {longest} tokens, and the "
+            f"cache holds keys of both; keep a sequence within {encoding.schedule.short_horizon} tokens, or feed the "
+            f"tokens again"
         )
-    return type(encoding)(encoding.head_dim, **encoding.options() | {"schedule": AtHorizon(encoding.schedule, longest)})
+    options: dict[str, Any] = encoding.options() | {"schedule": AtHorizon(encoding.schedule, longest)}
+    return type(encoding)(encoding.head_dim, **options)
 
 
 @dataclass(frozen=True)
