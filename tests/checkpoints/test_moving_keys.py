@@ -289,6 +289,34 @@ def test_left_padding_and_rows_of_different_lengths() -> None:
         torch.testing.assert_close(got[row], expected[0, -1:], rtol=0, atol=2e-5)
 
 
+def test_some_rows_alone_and_none_at_all() -> None:
+    model = one_layer("llama")
+    tokens = filled(model)
+    tokens.drop(slice(0, 3), rows=0)
+    more = IDS[:, :1]
+    got = feed(model, tokens.cache, more, **tokens.inputs())
+    for row, start in enumerate((3, 0)):
+        expected, _ = afresh(model, torch.cat((IDS[row : row + 1, start:], more[row : row + 1]), 1), None)
+        torch.testing.assert_close(got[row], expected[0, -1:], rtol=0, atol=2e-5)
+    for kind in CACHES:
+        tokens = filled(model, kind)
+        tokens.crop(0)
+        assert tokens.held is None and tokens.next_positions().tolist() == [[0]]
+        feed(model, tokens.cache, IDS)
+        near(cached(tokens.cache)[0], cached(afresh(model, IDS, None)[1])[0])
+
+
+@pytest.mark.parametrize("kind", CACHES)
+def test_what_was_cached_for_inference_alone_moves(kind: str) -> None:
+    model = one_layer("llama")
+    with torch.inference_mode():
+        tokens = movable(model, CACHES[kind](model))
+        behind(model, tokens.cache, IDS)
+    tokens.move(by=4)
+    tokens.rows(torch.tensor([1]))
+    near(cached(tokens.cache)[0], cached(afresh(model, IDS[1:], torch.arange(4, 4 + HELD)[None])[1])[0], 2e-6)
+
+
 @pytest.mark.parametrize("kind", CACHES)
 def test_rows_and_forks_go_their_own_ways(kind: str) -> None:
     model = one_layer("llama")
@@ -413,6 +441,15 @@ def test_a_model_whose_keys_are_other_ones_is_refused() -> None:
         tokens.move(by=1)
     tokens.evict([0, 5], renumber=False)
     assert tokens.held.tokens == 2
+
+    def none(x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        raise KeyError("places")
+
+    module.forward = turned
+    tokens = filled(model)
+    module.forward = none
+    with pytest.raises(ValueError, match=r"LlamaModel could not be asked for its keys \(.*places"):
+        tokens.move(by=1)
 
 
 def test_what_cannot_be_followed_is_refused() -> None:

@@ -107,7 +107,10 @@ def losses(model: Any, ids: Tensor, *, chunk: int = 1024, tell: Tell | None = No
 
     Raises ValueError for fewer than two tokens, or a chunk below 1.
     """
-    return torch.cat([of for logits, targets in predictions(model, ids, chunk, tell) for of in of_rows(logits, targets)])
+    found = []
+    for logits, targets in predictions(model, ids, chunk, tell):
+        found += of_rows(logits, targets)
+    return torch.cat(found)
 
 
 def streamed_losses(

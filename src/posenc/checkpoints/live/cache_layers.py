@@ -1,5 +1,6 @@
 """The layers of a transformers cache: what each holds, and how other keys and values are put into it."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,18 +76,26 @@ class CacheLayer:
             if layer.is_sliding:
                 layer.cumulative_length = tokens
             return
-        for name, new in zip(("keys", "values"), pair, strict=True):
-            memory = getattr(layer, name)
-            # What is put there may be a view of this memory.
-            new = new.clone() if new.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr() else new
-            if memory.shape[0] != new.shape[0]:
-                memory = memory.new_zeros(new.shape[0], *memory.shape[1:])
-                setattr(layer, name, memory)
-            memory[:, :, :slots] = new
-        layer.batch_size = pair[0].shape[0]
-        layer.cumulative_length.fill_(slots)
+        # What is written in place belongs to the mode in which it was made.
+        with torch.inference_mode() if layer.keys.is_inference() else nullcontext():
+            for name, new in zip(("keys", "values"), pair, strict=True):
+                self.write(name, new)
+            layer.cumulative_length.fill_(slots)
+        layer.batch_size = len(pair[0])
         if layer.is_sliding:
             layer.cumulative_length_int = tokens
+
+    def write(self, name: str, new: Tensor) -> None:
+        """Put slots into the memory of a static layer."""
+        memory = getattr(self.layer, name)
+        if len(memory) != len(new):
+            memory = memory.new_zeros(len(new), *memory.shape[1:])
+            setattr(self.layer, name, memory)
+        if new.data_ptr() == memory.data_ptr():
+            # They are its first slots.
+            return
+        shared = new.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr()
+        memory[:, :, : new.shape[2]] = new.clone() if shared else new
 
     def fork(self) -> Any:
         """A layer of transformers that goes its own way from here; what both hold is shared unless it is written in

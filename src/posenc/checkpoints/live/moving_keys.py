@@ -222,7 +222,7 @@ class MovableCache(Operations):
         Each row goes on one place behind its last token; on several axes one past the largest coordinate.
         """
         checks.whole("the number of tokens", tokens, 1)
-        held, ahead = self.held, torch.arange(tokens, device=device_of(self.layers))[None]
+        held, ahead = self.held, torch.arange(tokens, device=self.keys.device)[None]
         if held is None:
             return ahead
         if held.axes == 1:
@@ -306,7 +306,7 @@ class MovableCache(Operations):
                 continue
             k, v = pair if self.side(layer.number) == "keys" else pair[::-1]
             start, first = held.tokens - k.shape[2], self.first.get(layer.number)
-            at = held.rows(slice(start, None))
+            at = held.rows(slice(start, None)).to(k.device)
             turned = None
             if first is not None and first.end > start:
                 # What came since stands where the model has turned it.
@@ -320,7 +320,7 @@ class MovableCache(Operations):
             yield layer, Keys(k, v, at, turned=turned)
 
     def side(self, layer: int) -> str:
-        """Which tensor of a layer turns, asked only where a key has moved or is to."""
+        """Which tensor of a layer turns; either will do where none can be moved."""
         return "keys" if self.keys.fixed else self.keys.side(layer)
 
     def check_movable(self, coords: Tensor, at: Positions, other: "MovableCache | None" = None) -> None:
@@ -372,8 +372,7 @@ class MovableCache(Operations):
             if keys.turned is not None:
                 number = layer.number
                 encoding = self.keys.turning(number, *(self.horizons or (1, 1)))
-                with torch.no_grad():
-                    k = encoding.moved(keys.k, keys.at.with_coords(keys.turned), keys.at)
+                k = encoding.moved(keys.k, keys.at.with_coords(keys.turned), keys.at)
                 # A view of memory that is written in place would not stay what it is.
                 mine = keys.k.clone() if layer.is_static else keys.k
                 self.first[number] = First(total - keys.k.shape[2], mine, keys.turned)
@@ -465,7 +464,8 @@ def own_order(layer: CacheLayer, keys: Keys, whole: Positions | None) -> Keys:
     extra = at.tokens - slots
     if extra > 0:
         keys, at = chosen_columns(keys, slice(extra, None)), at.rows(slice(extra, None))
-    if extra < 0 or not bool((at.order == whole.order[:, whole.tokens - slots :]).all()):
+    expected = whole.order[:, whole.tokens - slots :].to(at.order.device)
+    if extra < 0 or not bool((at.order == expected).all()):
         raise ValueError(
             f"layer {layer.number} keeps the newest {layer.most} tokens, and has forgotten some that it would see "
             f"again; keep at least the newest {layer.most}, or make the cache as DynamicCache(), which keeps all"
@@ -478,7 +478,7 @@ def own_order(layer: CacheLayer, keys: Keys, whole: Positions | None) -> Keys:
 def tail(at: Positions, keys: Keys) -> Positions:
     """Where the last tokens of those at some positions stand, as many as there are keys, on the axes of these."""
     start = at.tokens - keys.k.shape[2]
-    return on_axes(at if start == 0 else at.rows(slice(start, None)), keys.at.axes)
+    return on_axes(at if start == 0 else at.rows(slice(start, None)), keys.at.axes).to(keys.k.device)
 
 
 def on_axes(at: Positions, axes: int) -> Positions:

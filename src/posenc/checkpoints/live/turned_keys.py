@@ -16,6 +16,7 @@ from posenc.checkpoints.live.unturned import decoder_of, fitted
 from posenc.checkpoints.vocabulary.reading import Layer
 from posenc.encoding import WHY_FIXED, Encoding
 from posenc.encodings.rotary import Rotary
+from posenc.foreign.text import told
 from posenc.positions import Positions
 from posenc.schedules import Schedule
 
@@ -92,6 +93,11 @@ class CachedKeys:
         return "position_ids" in parameters(type(self.decoder))
 
     @property
+    def device(self) -> torch.device:
+        """Where the model takes its tokens."""
+        return next(self.decoder.parameters()).device
+
+    @property
     def axes(self) -> int:
         """On how many axes its tokens may stand: 1, or those that share out the pairs (M-RoPE)."""
         sections = (getattr(encoding, "sections_in_use", ()) for encoding in self.encodings)
@@ -140,7 +146,11 @@ class CachedKeys:
         after = before + torch.tensor([max(far >> axis, 1) for axis in range(self.axes)])[:, None]
         horizon = (int(after.max()) + 1,) * 2
         there = [at_places(ids) for ids in (before, after)]
-        ran = [self.run(ids) for ids in (before, after)]
+        try:
+            ran = [self.run(ids) for ids in (before, after)]
+        except Exception as error:
+            # It is code of many hands, which says so in any way.
+            return f"{type(self.decoder).__name__} could not be asked for its keys ({told(error)}); {REMEDY}"
         sides: list[Side] = []
         for number in ran[0]:
             pairs = ran[0][number], ran[1][number]
@@ -160,10 +170,9 @@ class CachedKeys:
         """What each layer caches of four tokens at places [A, 4]."""
         from transformers import DynamicCache
 
-        device = next(self.decoder.parameters()).device
-        tokens = torch.arange(1, 5, device=device)[None]
-        cache = DynamicCache()
-        given = {"position_ids": (ids[:, None] if self.axes > 1 else ids).to(device), cache_name(self.decoder): cache}
+        cache, tokens = DynamicCache(), torch.arange(1, 5, device=self.device)[None]
+        ids = ids[:, None] if self.axes > 1 else ids
+        given = {"position_ids": ids.to(self.device), cache_name(self.decoder): cache}
         self.decoder(input_ids=tokens, use_cache=True, **given)
         return {layer.number: layer.pair for layer in layers_of(cache) if layer.pair is not None}
 
