@@ -408,7 +408,7 @@ def test_tokens_that_came_unseen_are_an_error() -> None:
 def test_frequencies_that_change_with_the_horizon() -> None:
     model = one_layer("phi3")
     tokens = filled(model)
-    with pytest.raises(ValueError, match=r"changed its frequencies between horizons of 12 and 36 tokens"):
+    with pytest.raises(ValueError, match=r"changed its frequencies between horizons of 12 and 38 tokens"):
         feed(model, tokens.cache, IDS[:, :1], position_ids=torch.full((2, 1), 35))
         tokens.move(by=1)
     # All beyond the trained length are turned by the other ones.
@@ -416,6 +416,11 @@ def test_frequencies_that_change_with_the_horizon() -> None:
     tokens = filled(model, position_ids=there.expand(2, -1))
     tokens.move(by=8)
     near(cached(tokens.cache)[0], cached(afresh(model, IDS, there + 8)[1])[0], 5e-6)
+    with pytest.raises(ValueError, match=r"changed its frequencies between horizons of 13 and 52 tokens"):
+        tokens.move(to=Positions.of(torch.arange(HELD)))
+    with pytest.raises(ValueError, match=r"changed its frequencies between horizons of 5 and 52 tokens"):
+        tokens.splice(filled(model, ids=IDS[:1, :5]), HELD)
+    assert tokens.horizons == (52, 52)
     schedule = SCHEDULES.read(
         "longrope(factor=2.0, short_factor=(1.0, 1.1, 1.2, 1.3), long_factor=(2.0, 3.0, 4.0, 5.0), trained_length=32)"
     )

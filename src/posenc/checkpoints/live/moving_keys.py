@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from posenc.checkpoints.live.cached_positions import PASSES, REMEMBERED, follow_
 from posenc.checkpoints.live.turned_keys import CachedKeys
 from posenc.keys import Keys
 from posenc.positions import Positions, PositionsLike, positions_for
+
+Horizons: TypeAlias = tuple[int, int]
+"""The shortest and the longest horizon of the passes that turned keys, for encodings that depend on one."""
 
 
 def movable(model: nn.Module, cache: Any, positions: PositionsLike = None) -> "MovableCache":
@@ -100,7 +103,7 @@ class MovableCache(Operations):
         tokens = max((layer.tokens for layer in layers), default=0)
         self.at: Positions | None = None
         self.first: dict[int, First] = {}
-        self.horizons: tuple[int, int] | None = None
+        self.horizons: Horizons | None = None
         if tokens:
             at = positions_for(tokens, positions, batch=batch_of(layers), device=device_of(layers))
             self.at = noticed(at.changed(loose=False))
@@ -132,12 +135,14 @@ class MovableCache(Operations):
             raise ValueError(
                 "the tokens of this cache are followed by another movable(model, cache); go on with that one"
             )
-        for noted in self.noted:
-            if isinstance(noted, Pass):
-                self.took(noted)
-            else:
-                self.chose(noted)
-        self.noted.clear()
+        if self.noted:
+            for noted in self.noted:
+                if isinstance(noted, Pass):
+                    self.took(noted)
+                else:
+                    self.chose(noted)
+            self.noted.clear()
+            self.at = None if self.at is None else noticed(self.at)
         held = max((layer.tokens for layer in self.layers), default=0)
         known = 0 if self.at is None else self.at.tokens
         if held > known:
@@ -153,6 +158,7 @@ class MovableCache(Operations):
         if self.at is None or tokens >= self.at.tokens:
             return
         self.at = noticed(self.at.rows(slice(0, tokens))) if tokens else None
+        self.horizons = self.horizons if tokens else None
         for number, first in list(self.first.items()):
             keep = max(tokens - first.start, 0)
             if keep:
@@ -170,8 +176,7 @@ class MovableCache(Operations):
                 f"followed (compiled, or by another model); say where all stand: movable(model, cache, positions)"
             )
         old, device = self.at, device_of(self.layers)
-        last = torch.tensor([[-1]]) if old is None else old.order.amax(1, keepdim=True)
-        last = last.to(device)
+        last = torch.full((1, 1), -1, device=device) if old is None else old.order.amax(1, keepdim=True)
         if noted.present is None:
             order = last + 1 + torch.arange(noted.tokens, device=device)[None]
         else:
@@ -187,7 +192,7 @@ class MovableCache(Operations):
             coords, old = coords.expand(*coords.shape[:2], axes), on_axes(old, axes)
         new = Positions(coords, order)
         batch = max(order.shape[0], coords.shape[0], 1 if old is None else old.order.shape[0], batch_of(self.layers))
-        self.at = noticed(new if old is None else joined(old, new, batch))
+        self.at = new if old is None else joined(old, new, batch)
         self.saw_horizon(coords)
 
     def chose(self, rows: Tensor) -> None:
@@ -202,8 +207,7 @@ class MovableCache(Operations):
     def saw_horizon(self, coords: Tensor) -> None:
         if self.keys.by_horizon:
             seen = int(coords.max()) + 1
-            low, high = self.horizons or (seen, seen)
-            self.horizons = min(low, seen), max(high, seen)
+            self.horizons = joint(self.horizons, (seen, seen))
 
     @property
     def batch(self) -> int:
@@ -246,8 +250,9 @@ class MovableCache(Operations):
     def stand(self, at: Positions) -> None:
         old = self.held
         assert old is not None
-        self.check_movable(old.coords, at)
-        self.write([(layer, standing(keys, tail(at, keys))) for layer, keys in self.turned()], arranged(at))
+        self.check_movable(old.coords, at, self.horizons)
+        changed = [(layer, standing(keys, tail(at, keys))) for layer, keys in self.turned()]
+        self.write(changed, arranged(at), self.horizons)
 
     def rows(self, rows: Tensor) -> None:
         held = self.held
@@ -255,7 +260,7 @@ class MovableCache(Operations):
             return
         rows = row_numbers(rows, self.batch)
         chosen = [(layer, rows_of(keys, rows)) for layer, keys in self.turned()]
-        self.write(chosen, arranged(held.batch_rows(rows)))
+        self.write(chosen, arranged(held.batch_rows(rows)), self.horizons)
 
     def splice(self, other: "MovableCache", place: int) -> None:
         """Put the tokens that another cache of the same model holds in front of the token of order `place`.
@@ -275,15 +280,16 @@ class MovableCache(Operations):
             raise ValueError(f"the cache holds {self.batch} rows, and the other {other.batch}; give as many, or one")
         at, inserted = spliced(old, new, place)
         assert at is not None
-        self.check_movable(old.coords, at, other)
-        self.check_movable(new.coords, inserted, other)
+        horizons = joint(self.horizons, other.horizons)
+        self.check_movable(old.coords, at, horizons)
+        self.check_movable(new.coords, inserted, horizons)
         theirs = {layer.number: keys for layer, keys in other.turned()}
         together = []
         for layer, keys in self.turned():
             more = of_rows(theirs[layer.number], self.batch)
             ours, more = standing(keys, tail(at, keys)), standing(more, tail(inserted, more))
             together.append((layer, both(ours, more)))
-        self.write(together, arranged(joined(at, inserted, self.batch)))
+        self.write(together, arranged(joined(at, inserted, self.batch)), horizons)
 
     def __copy__(self) -> "MovableCache":
         """A cache that goes its own way from here; what both hold is shared until one of them writes."""
@@ -323,18 +329,21 @@ class MovableCache(Operations):
         """Which tensor of a layer turns; either will do where none can be moved."""
         return "keys" if self.keys.fixed else self.keys.side(layer)
 
-    def check_movable(self, coords: Tensor, at: Positions, other: "MovableCache | None" = None) -> None:
-        """Raises ValueError where tokens would stand elsewhere whose keys cannot be moved."""
+    def check_movable(self, coords: Tensor, at: Positions, horizons: Horizons | None) -> None:
+        """Raises ValueError where tokens would stand elsewhere whose keys cannot be moved.
+
+        horizons  of the passes that turned them
+        """
         if not elsewhere(coords, at):
             return
         if self.keys.fixed:
             raise ValueError(f"tokens would stand elsewhere, and {self.keys.fixed}")
-        if other is not None and other.horizons is not None:
-            low, high = self.horizons or other.horizons
-            self.horizons = min(low, other.horizons[0]), max(high, other.horizons[1])
-        if self.horizons is not None:
-            for number in range(len(self.keys.encodings)):
-                self.keys.turning(number, *self.horizons)
+        if horizons is None:
+            return
+        # The next token has to be turned as those before it are.
+        coming = int(at.coords.amax(-1).masked_fill(at.order < 0, 0).max()) + 2
+        for number in range(len(self.keys.encodings)):
+            self.keys.turning(number, min(horizons[0], coming), max(horizons[1], coming))
 
     def check_slots(self, at: Positions | None) -> None:
         """Raises ValueError where tokens would lie side by side that stand apart, in layers that count slots."""
@@ -354,7 +363,9 @@ class MovableCache(Operations):
                 f"window or a bias), where tokens that stand apart lie side by side; close the gaps (renumber=True)"
             )
 
-    def write(self, changed: Sequence[tuple[CacheLayer, Keys]], at: Positions | None) -> None:
+    def write(
+        self, changed: Sequence[tuple[CacheLayer, Keys]], at: Positions | None, horizons: Horizons | None
+    ) -> None:
         """Put keys into the cache, in the order of their tokens, each turned to where it stands; `at` is of them all.
 
         Raises ValueError, before anything is changed, where a layer has no room, has forgotten what it would see, or
@@ -371,14 +382,21 @@ class MovableCache(Operations):
             k = keys.k
             if keys.turned is not None:
                 number = layer.number
-                encoding = self.keys.turning(number, *(self.horizons or (1, 1)))
+                encoding = self.keys.turning(number, *(horizons or (1, 1)))
                 k = encoding.moved(keys.k, keys.at.with_coords(keys.turned), keys.at)
                 # A view of memory that is written in place would not stay what it is.
                 mine = keys.k.clone() if layer.is_static else keys.k
                 self.first[number] = First(total - keys.k.shape[2], mine, keys.turned)
             pair = (k, keys.v) if self.side(layer.number) == "keys" else (keys.v, k)
             layer.hold(pair, total)
-        self.at = at
+        self.at, self.horizons = at, horizons if total else None
+
+
+def joint(one: Horizons | None, other: Horizons | None) -> Horizons | None:
+    """The horizons of the passes of both."""
+    if one is None or other is None:
+        return one or other
+    return min(one[0], other[0]), max(one[1], other[1])
 
 
 class Note:
