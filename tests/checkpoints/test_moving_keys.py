@@ -418,9 +418,10 @@ def test_frequencies_that_change_with_the_horizon() -> None:
     near(cached(tokens.cache)[0], cached(afresh(model, IDS, there + 8)[1])[0], 5e-6)
     with pytest.raises(ValueError, match=r"changed its frequencies between horizons of 13 and 52 tokens"):
         tokens.move(to=Positions.of(torch.arange(HELD)))
-    with pytest.raises(ValueError, match=r"changed its frequencies between horizons of 5 and 52 tokens"):
-        tokens.splice(filled(model, ids=IDS[:1, :5]), HELD)
-    assert tokens.horizons == (52, 52)
+    tokens = filled(model, ids=IDS.repeat(1, 3))
+    with pytest.raises(ValueError, match=r"changed its frequencies between horizons of 5 and 42 tokens"):
+        tokens.splice(filled(model, ids=IDS[:1, :5]), 2)
+    assert tokens.horizons == (36, 36)
     schedule = SCHEDULES.read(
         "longrope(factor=2.0, short_factor=(1.0, 1.1, 1.2, 1.3), long_factor=(2.0, 3.0, 4.0, 5.0), trained_length=32)"
     )
