@@ -39,13 +39,6 @@ def movable(model: nn.Module, cache: Any, positions: PositionsLike = None) -> "M
     Where tokens were left apart, moved on or padded, the model has to be told where the next ones stand: `inputs` says
     so. Tokens that count up from 0 without padding, as `evict` leaves them, go on by themselves.
 
-    >>> from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM  # doctest: +SKIP
-    >>> cache = DynamicCache(config=model.config)  # doctest: +SKIP
-    >>> tokens = movable(model, cache)  # doctest: +SKIP
-    >>> _ = model(ids, past_key_values=cache)  # doctest: +SKIP
-    >>> tokens.drop(slice(4, 20))  # doctest: +SKIP
-    >>> _ = model(more, past_key_values=cache, **tokens.inputs(more.shape[1]))  # doctest: +SKIP
-
     Raises TypeError for what is no transformers model or cache, and ValueError for layers whose tokens cannot be told
     apart (quantised ones, recurrent states), for a model that posenc is attached to, and for positions that do not fit.
     """
