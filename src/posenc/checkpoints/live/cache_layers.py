@@ -78,24 +78,11 @@ class CacheLayer:
             return
         # What is written in place belongs to the mode in which it was made.
         with torch.inference_mode() if layer.keys.is_inference() else nullcontext():
-            for name, new in zip(("keys", "values"), pair, strict=True):
-                self.write(name, new)
+            layer.keys, layer.values = map(written, (layer.keys, layer.values), pair)
             layer.cumulative_length.fill_(slots)
         layer.batch_size = len(pair[0])
         if layer.is_sliding:
             layer.cumulative_length_int = tokens
-
-    def write(self, name: str, new: Tensor) -> None:
-        """Put slots into the memory of a static layer."""
-        memory = getattr(self.layer, name)
-        if len(memory) != len(new):
-            memory = memory.new_zeros(len(new), *memory.shape[1:])
-            setattr(self.layer, name, memory)
-        if new.data_ptr() == memory.data_ptr():
-            # They are its first slots.
-            return
-        shared = new.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr()
-        memory[:, :, : new.shape[2]] = new.clone() if shared else new
 
     def fork(self) -> Any:
         """A layer of transformers that goes its own way from here; what both hold is shared unless it is written in
@@ -107,6 +94,16 @@ class CacheLayer:
             copied = {n: fact.clone() for n, fact in vars(twin).items() if isinstance(fact, Tensor)}
             vars(twin).update(copied)
         return twin
+
+
+def written(memory: Tensor, new: Tensor) -> Tensor:
+    """The memory of a static layer with slots put into its first ones; another where the rows are more or fewer."""
+    if len(memory) != len(new):
+        memory = memory.new_zeros(len(new), *memory.shape[1:])
+    if new.data_ptr() != memory.data_ptr():
+        shared = new.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr()
+        memory[:, :, : new.shape[2]] = new.clone() if shared else new
+    return memory
 
 
 def layers_of(cache: Any) -> list[CacheLayer]:

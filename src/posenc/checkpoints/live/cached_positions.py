@@ -192,6 +192,14 @@ def follow_rows(cache: Any) -> None:
         cache.__class__ = remembering(type(cache))
 
 
+def follow_passes(cache: Any) -> list[Any]:
+    """A new list, in which it is noted from now on what comes into a cache."""
+    follow_rows(cache)
+    passes: list[Any] = []
+    setattr(cache, PASSES, passes)
+    return passes
+
+
 @functools.cache
 def remembering(kind: type) -> type:
     """A class of caches, whose rows take along where their tokens stand."""

@@ -14,7 +14,7 @@ from posenc.cache.held import joined, last_of
 from posenc.cache.layer import Operations, both, elsewhere, of_rows, rows_of, standing
 from posenc.cache.operations import noticed, row_numbers, spliced
 from posenc.checkpoints.live.cache_layers import CacheLayer, device_of, layers_of
-from posenc.checkpoints.live.cached_positions import PASSES, REMEMBERED, follow_rows
+from posenc.checkpoints.live.cached_positions import PASSES, REMEMBERED, follow_passes
 from posenc.checkpoints.live.noted_passes import Note, Pass
 from posenc.checkpoints.live.turned_keys import CachedKeys
 from posenc.keys import Keys
@@ -93,10 +93,7 @@ class MovableCache(Operations):
 
     def follow(self) -> None:
         """Note from now on what comes into the cache."""
-        follow_rows(self.cache)
-        noted: list[Pass | Tensor] = []
-        setattr(self.cache, PASSES, noted)
-        self.noted = noted
+        self.noted: list[Pass | Tensor] = follow_passes(self.cache)
         handle = self.keys.decoder.register_forward_hook(Note(self.cache), with_kwargs=True)
         weakref.finalize(self, handle.remove)
 
