@@ -13,6 +13,9 @@ HOMES = {
     "attach": "live.attach",
     "detach": "live.attach",
     "inspect": "inspection.inspect",
+    "movable": "live.moving_keys",
+    "stream": "live.streaming",
+    "streamed_losses": "extension.perplexity",
 }
 
 __all__ = sorted(HOMES)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posenc.checkpoints.kinds.calls import cache_name
+from posenc.checkpoints.live.streaming import Stream, Window
 from posenc.lab.texts.data import Piece, read_text
 
 ROWS = 128
@@ -108,17 +109,47 @@ def losses(model: Any, ids: Tensor, *, chunk: int = 1024, tell: Tell | None = No
     """
     found = []
     for logits, targets in predictions(model, ids, chunk, tell):
-        for row in range(0, len(targets), ROWS):
-            rows = slice(row, row + ROWS)
-            found.append(F.cross_entropy(logits[rows].float(), targets[rows], reduction="none").cpu())
+        found += of_rows(logits, targets)
     return torch.cat(found)
+
+
+def streamed_losses(
+    model: Any, ids: Tensor, *, sinks: int = 4, window: int = 1020, slack: int = 64, tell: Tell | None = None
+) -> Tensor:
+    """The same of a text that is read as `posenc.checkpoints.stream` reads: memory does not grow with it.
+
+    Each token is predicted from the first `sinks` ones and from `window` to `window + slack` before it.
+
+    Raises ValueError for fewer than two tokens, numbers out of range, and a model whose cached keys cannot be moved.
+    """
+    check_ids(ids)
+    reading, found, done = Stream(model, Window(sinks, window, slack)), [], 0
+    for piece in reading.pieces(ids[:-1]):
+        logits = reading.read(piece)
+        found += of_rows(logits, ids[done + 1 : done + 1 + len(piece)].to(logits.device))
+        done += len(piece)
+        if tell is not None:
+            tell(done / (len(ids) - 1))
+    return torch.cat(found)
+
+
+def of_rows(logits: Tensor, targets: Tensor) -> Iterator[Tensor]:
+    """The losses of predictions [n, vocabulary], some rows at a time."""
+    for row in range(0, len(targets), ROWS):
+        rows = slice(row, row + ROWS)
+        yield F.cross_entropy(logits[rows].float(), targets[rows], reduction="none").cpu()
+
+
+def check_ids(ids: Tensor) -> None:
+    """Raises ValueError unless something follows a token."""
+    if ids.dim() != 1 or len(ids) < 2:
+        raise ValueError(f"predictions take the ids [T] of two tokens or more, got shape {list(ids.shape)}")
 
 
 @torch.inference_mode()
 def predictions(model: Any, ids: Tensor, chunk: int, tell: Tell | None = None) -> Iterator[tuple[Tensor, Tensor]]:
     """The logits [n, vocabulary] of each chunk, with the tokens [n] that they predict; raises as `losses` does."""
-    if ids.dim() != 1 or len(ids) < 2:
-        raise ValueError(f"predictions take the ids [T] of two tokens or more, got shape {list(ids.shape)}")
+    check_ids(ids)
     if chunk < 1:
         raise ValueError(f"chunk must be 1 token or more, got {chunk}")
     work, cache, ids, name = Work.of(model), None, ids.to(model.device), cache_name(model)

@@ -171,8 +171,7 @@ def as_asked(
 ) -> None:
     """Fill the places of the decoder, or of the only stack, with an encoding that somebody asked for."""
     model: Any = attachment.model
-    text = model.config.get_text_config()
-    paths = {part.name for part in reading.parts if inner(model.config, part.name) is text}
+    paths = {part.name for part in decoder_parts(model, reading)}
     own = [place for place in places if place.stack.node.path in paths] or [p for p in places if not p.stack.node.path]
     filled: list[Kind] = []
     for place in own or places:
@@ -251,6 +250,12 @@ def counting(model: nn.Module, places: Sequence[Kind]) -> list[Change]:
                 # Tables of what tokens have besides, such as boxes, come behind that of their positions.
                 first.setdefault(stack, start)
     return [hook(stack, CountedFromMask(start, stack)) for stack, start in first.items()]
+
+
+def decoder_parts(model: Any, reading: Reading) -> list[Part]:
+    """The parts of a reading that speak of a model's decoder."""
+    text = model.config.get_text_config()
+    return [part for part in reading.parts if inner(model.config, part.name) is text]
 
 
 def part_of(place: Kind, reading: Reading) -> Part | None:

@@ -22,6 +22,9 @@ KEYWORD = "posenc"
 REMEMBERED = "posenc_coords"
 """The attribute of a cache that says where its tokens stand, [B or 1, S]."""
 
+PASSES = "posenc_passes"
+"""The attribute of a cache that lists what came into it, where its tokens can be moved: passes, and rows chosen."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -195,31 +198,50 @@ def coords_in(cache: Any) -> Tensor:
 
 def remember(cache: Any, coords: Tensor) -> None:
     """Note in a cache where its tokens stand."""
-    if not hasattr(cache, REMEMBERED):
-        cache.__class__ = remembering(type(cache))
+    follow_rows(cache)
     setattr(cache, REMEMBERED, coords)
+
+
+def follow_rows(cache: Any) -> None:
+    """Let what is noted in a cache follow its rows from now on."""
+    if not hasattr(cache, REMEMBERED) and not hasattr(cache, PASSES):
+        cache.__class__ = remembering(type(cache))
+
+
+def follow_passes(cache: Any) -> list[Any]:
+    """A new list, in which it is noted from now on what comes into a cache."""
+    follow_rows(cache)
+    passes: list[Any] = []
+    setattr(cache, PASSES, passes)
+    return passes
 
 
 @functools.cache
 def remembering(kind: type) -> type:
     """A class of caches, whose rows take along where their tokens stand."""
 
-    def of_rows(name: str, choose: Callable[[Tensor, Any], Tensor]) -> Callable[[Any, Any], None]:
+    def of_rows(name: str, chosen: Callable[[int, Any], Any]) -> Callable[[Any, Any], None]:
         def change(self: Any, by: Any) -> None:
+            keys = next((layer.keys for layer in self.layers if getattr(layer, "is_initialized", False)), None)
             getattr(kind, name)(self, by)
-            coords = getattr(self, REMEMBERED)
-            if coords.shape[0] > 1:
-                setattr(self, REMEMBERED, choose(coords, by))
+            coords, passes = getattr(self, REMEMBERED, None), getattr(self, PASSES, None)
+            if keys is None:
+                return
+            rows = chosen(len(keys), by)
+            if coords is not None and coords.shape[0] > 1:
+                setattr(self, REMEMBERED, coords[rows.to(coords.device)])
+            if passes is not None:
+                passes.append(rows)
 
         return change
 
-    changes: dict[str, Callable[[Tensor, Any], Tensor]] = {
-        "reorder_cache": lambda coords, by: coords.index_select(0, by.to(coords.device)),
-        "batch_repeat_interleave": lambda coords, by: coords.repeat_interleave(by, 0),
-        "batch_select_indices": lambda coords, by: coords[by],
+    changes: dict[str, Callable[[int, Any], Any]] = {
+        "reorder_cache": lambda batch, by: by,
+        "batch_repeat_interleave": lambda batch, by: torch.arange(batch).repeat_interleave(by),
+        "batch_select_indices": lambda batch, by: torch.arange(batch)[by.cpu() if isinstance(by, Tensor) else by],
     }
     facts = {"__module__": kind.__module__, "__doc__": kind.__doc__}
-    return type(kind.__name__, (kind,), facts | {name: of_rows(name, choose) for name, choose in changes.items()})
+    return type(kind.__name__, (kind,), facts | {name: of_rows(name, chosen) for name, chosen in changes.items()})
 
 
 def joined(held: Tensor, new: Tensor) -> Tensor:

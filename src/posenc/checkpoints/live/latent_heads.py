@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posenc.distance_maps import DistanceMap
-from posenc.encoding import Compose, Encoding, Side, parts_of, settings_of
+from posenc.encoding import Compose, Encoding, Moves, Side, parts_of, settings_of
 from posenc.positions import Positions
 
 
@@ -24,6 +24,13 @@ class OnLastChannels(Encoding):
 
     def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:
         return torch.cat((x[..., : -self.width], self.encoding.turn(x[..., -self.width :], at, side)), -1)
+
+    @property
+    def moves(self) -> Moves:
+        return self.encoding.moves
+
+    def moved(self, k: Tensor, before: Positions, after: Positions) -> Tensor:
+        return torch.cat((k[..., : -self.width], self.encoding.moved(k[..., -self.width :], before, after)), -1)
 
     def __repr__(self) -> str:
         return f"{self.encoding} on the last {self.width} channels"
