@@ -142,7 +142,9 @@ def test_angles_are_those_by_which_a_moved_key_differs(opened):
     row = rows_of(page)[4]
     assert row[:4] == ["E", 9, 4, 5]
     assert row[4:] == pytest.approx((5 * spectrum).tolist(), rel=1e-5)
-    assert said(page).endswith(f"pair 3 is turned by 5 \N{MULTIPLICATION SIGN} {spectrum[3]:.4g} = {5 * spectrum[3]:.4g} rad.")
+    assert said(page).endswith(
+        f"pair 3 is turned by 5 \N{MULTIPLICATION SIGN} {spectrum[3]:.4g} = {5 * spectrum[3]:.4g} rad."
+    )
     # The library's own key, before and behind the move.
     held = Held("rotary(base=500)")
     layer = held.cache.layers[0]
