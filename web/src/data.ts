@@ -76,6 +76,20 @@ export interface Checkpoint {
   left_out: string[];
 }
 
+/** What becomes of a cached key whose token moves. */
+export interface Moves {
+  /** As posenc's `Encoding.moves` says it. */
+  way: "exact" | "unturned" | "recomputed" | "never";
+  /** Whether it reads places along one axis; where it does not, the rest is empty. */
+  in_rows: boolean;
+  /** What a cache says where a token may not move. */
+  refusal: string;
+  /** Whether the key of a token that moves is turned again. */
+  turned: boolean;
+  /** By how much for each place, pair by pair (radians), where that is known. */
+  angles: number[] | null;
+}
+
 /** One encoding of the page. What cannot be known without training is null: nothing is drawn for it. */
 export interface Encoding {
   name: string;
@@ -84,7 +98,7 @@ export interface Encoding {
   /** Its place in the palette: an encoding has one colour everywhere. */
   place: number;
   /** `added`: what it adds at each position [T][dim], where that is fixed. */
-  sections: Record<string, any> & { added?: number[][] | null; spectrum?: RotarySpectrum[] | null };
+  sections: Record<string, any> & { added?: number[][] | null; moves?: Moves; spectrum?: RotarySpectrum[] | null };
 }
 
 /** Attention weights [layers][heads][queries][keys] in thousandths; a row ends with the last key that has any. */

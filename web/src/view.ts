@@ -12,8 +12,10 @@ export interface About {
   see: string;
   /** Why it is so, in a few sentences. */
   why: string;
-  /** The page of the documentation that teaches it, in the repository. */
-  lesson: string;
+  /** The lesson of the course that explains it: its place in the course, and the name of its files. */
+  lesson?: { place: number; name: string };
+  /** The page of the documentation that tells more, in the repository. */
+  page: string;
   /** Whether the page has what it needs; where it has not, what to ask for. */
   missing?: (data: Data) => string;
 }

@@ -2,6 +2,7 @@
 
 export * from "./rotary";
 export * from "./biases";
+export * from "./cache";
 export * from "./planes";
 export * from "./attention";
 export * from "./sinusoidal";

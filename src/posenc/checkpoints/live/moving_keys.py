@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc import checks
-from posenc.cache.growing import chosen_columns, of_columns, of_tokens
+from posenc.cache.columns import chosen_columns, of_columns, of_tokens
 from posenc.cache.held import joined, last_of
 from posenc.cache.layer import Operations, both, elsewhere, of_rows, rows_of, standing
 from posenc.cache.operations import noticed, row_numbers, spliced

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from posenc import checks
 from posenc.checkpoints.kinds.calls import cache_name
 from posenc.checkpoints.live.moving_keys import movable
-from posenc.generation import pick
+from posenc.generation import Choice
 
 
 @dataclass(frozen=True)
@@ -99,19 +99,17 @@ def stream(
         raise ValueError(f"a stream begins with the ids of one prompt, [T] or [1, T], got shape {list(ids.shape)}")
     if tokens is not None:
         checks.whole("tokens to generate", tokens, 1)
-    if checks.number("temperature", temperature) < 0:
-        raise ValueError(f"temperature must be 0 or more, got {temperature}")
-    if top_k is not None:
-        checks.whole("top_k", top_k, 1)
+    vocab = cast(Any, model.config).get_text_config().vocab_size
+    choice = Choice(vocab, temperature, top_k, seed=seed)
     reading = Stream(model, Window(sinks, window, slack))
-    generator = torch.Generator(reading.device).manual_seed(checks.whole("seed", seed))
+    draw = choice.drawing(reading.device)
 
     def chosen() -> Iterator[int]:
         for piece in reading.pieces(ids):
             logits = reading.read(piece)
         told = 0
         while True:
-            new = pick(logits[-1:].float(), temperature, top_k, generator)
+            new = choice.pick(logits[-1:], draw)
             yield int(new)
             told += 1
             if told == tokens:

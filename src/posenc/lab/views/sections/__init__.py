@@ -9,11 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 from posenc.encoding import Encoding, Shape
-from posenc.lab.views.sections import added, biases, order, spectrum
+from posenc.lab.views.sections import added, biases, moves, order, spectrum
 
 OF_ENCODINGS: dict[str, Callable[[Encoding, Shape], Any]] = {
     "added": added.of,
     "biases": biases.of,
+    "moves": moves.of,
     "order": order.of,
     "spectrum": spectrum.of,
 }
