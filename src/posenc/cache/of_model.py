@@ -12,7 +12,7 @@ from posenc.cache.columns import compact
 from posenc.cache.growing import GrowingCache
 from posenc.cache.held import last_of, latest
 from posenc.cache.layer import Operations, check_movable, held_by
-from posenc.cache.operations import row_numbers
+from posenc.cache.operations import check_in_row, row_numbers
 from posenc.cache.slots import SlotCache
 from posenc.positions import Counted, Positions, positions_for
 
@@ -61,6 +61,12 @@ class Cache(Operations):
             layer.stand(at)
         self.go_on()
 
+    def crop(self, tokens: int | Tensor) -> None:
+        # A layer whose slots were written over refuses.
+        for layer in self.layers:
+            layer.crop(tokens)
+        self.go_on()
+
     def rows(self, rows: Tensor) -> None:
         rows = row_numbers(rows, self.batch)
         for layer in self.layers:
@@ -93,6 +99,7 @@ class Cache(Operations):
         held = [keys for layer in self.layers if layer.keys is not None and (keys := compact(layer.keys)) is not None]
         if len(held) < len(self.layers):
             raise ValueError("an empty cache has nothing to save; give it tokens first")
+        check_in_row(held[0].at)
         first = self.layers[0]
         slots, rolling = (first.slots, first.rolling) if isinstance(first, SlotCache) else (None, False)
         files.write(file, held, slots=slots, rolling=rolling)
@@ -122,7 +129,7 @@ class Cache(Operations):
             last = last_of(held)
             # Tokens behind those that named no document name none either.
             document = None if self.at is not None and self.at.document is None else last.document
-            counts_up = last.axes == 1 and bool((last.coords[..., 0] == last.order.clamp(min=0)).all())
+            counts_up = last.axes == 1 and bool(((last.coords[..., 0] == last.order) | (last.order < 0)).all())
             self.at = last.changed(document=document, unit_step=counts_up)
             self.extent = held.extent
 
