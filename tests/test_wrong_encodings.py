@@ -515,7 +515,7 @@ CAUGHT = [
     (ForgettingByIndex, testing.the_future_is_invisible, "in another place"),
     (ForgettingByIndex, testing.a_cache_changes_nothing, "rolling cache"),
     (ForgettingByIndex, testing.left_padding_changes_nothing, "padded batch"),
-    (TurnsWhatIsTurned, testing.a_moved_key_is_the_key_of_its_new_place, "tokens behind evict, growing cache"),
+    (TurnsWhatIsTurned, testing.a_moved_key_is_the_key_of_its_new_place, "tokens behind crop, growing cache, moved"),
     (ForgettingHidesWhatItReads, testing.another_branch_changes_nothing, "the branch [0, 1, 4] of a tree"),
     (ForgettingInTheCall, testing.a_cache_changes_nothing, "growing cache"),
 ]

@@ -125,7 +125,7 @@ def board(folder: Path) -> list[list[Any]]:
     found = []
     for file in sorted(folder.glob("*.jsonl")):
         runs = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
-        found.append([file.stem, len(runs), len({run["experiment"]["spec"] for run in runs})])
+        found.append([file.stem, len(runs), len({str(run["experiment"]["spec"]) for run in runs})])
     return found
 
 

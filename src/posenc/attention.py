@@ -91,8 +91,8 @@ class Attention(nn.Module):
         self.to_key = nn.Linear(self.dim, self.kv_heads * self.head_dim, **made)
         self.to_value = nn.Linear(self.dim, self.kv_heads * self.head_dim, **made)
         self.to_output = nn.Linear(self.heads * self.head_dim, self.dim, **made)
-        sinks = nn.Parameter(torch.empty(self.heads, device=device, dtype=dtype)) if sizes.sinks else None
-        self.register_parameter("sinks", sinks)
+        # Where there is none it is no parameter: asking a module for one takes a call.
+        self.sinks = nn.Parameter(torch.empty(self.heads, device=device, dtype=dtype)) if sizes.sinks else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -203,7 +203,8 @@ class Attention(nn.Module):
             at = of_queries(positions)
             keys_at = positions_for(key.shape[1], key_positions, batch=key.shape[0], device=key.device, held=held)
         mask = mask_for(mask)
-        check_branches(keys_at, mask, encoding)
+        if keys_at.parents:
+            check_branches(mask, encoding)
         if cache is not None:
             cache.check(keys_at, mask)
         return Call(at, keys_at, mask, encoding, cache, weights)
@@ -263,10 +264,8 @@ def check_weights(weights: object) -> None:
         raise ValueError(f"weights are True, False or Chosen, got {checks.shown(weights)}")
 
 
-def check_branches(keys_at: Positions, mask: Mask, encoding: Encoding) -> None:
-    """Raises ValueError for keys that are of a tree where branches would see each other."""
-    if not keys_at.parents:
-        return
+def check_branches(mask: Mask, encoding: Encoding) -> None:
+    """Raises ValueError where branches of a tree would see each other."""
     if mask.given is None:
         raise ValueError(
             "siblings in a tree of tokens share an order, and this mask would let one branch see another; give "

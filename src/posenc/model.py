@@ -289,7 +289,8 @@ class Stack(nn.Module):
                 f"{checks.shown(only)}"
             )
         for encoding, in_sight in zip(self.encoding_of, mask_of, strict=True):
-            check_branches(at, in_sight, encoding)
+            if at.parents:
+                check_branches(in_sight, encoding)
         if cache is None:
             return
         if len(cache.layers) != len(self.blocks):

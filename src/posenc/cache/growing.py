@@ -1,7 +1,5 @@
 """Keys that grow, without a limit."""
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -41,11 +39,12 @@ class GrowingCache(LayerCache):
         if not roomy:
             self.keys = both(old, new)
             return self.keys
-        facts = new.facts()
-        grown = old.each(lambda name, fact: self.in_room(name, fact, facts[name]))
+        grown = self.in_room
+        memo = {name: grown(f"memo {name}", old.memo[name], fact) for name, fact in new.memo.items()}
         at = joined(old.at, new.at, new.k.shape[0])
         turned = None if old.turned is None else along(old.turned, turned_of(new), new.k.shape[0])
-        self.keys = replace(grown, at=at, turned=turned, moves=new.moves)
+        k, v = grown("k", old.k, new.k), grown("v", old.v, new.v)
+        self.keys = Keys(k, v, at, memo, turned=turned, moves=new.moves)
         if turned is not None and self.settled is not None and self.settled[0] is old:
             self.settled = self.keys, self.in_room("settled", self.settled[1], new.k)
         return self.keys

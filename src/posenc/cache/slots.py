@@ -69,15 +69,15 @@ class SlotCache(LayerCache):
             # A number that changes with every token would compile a graph anew.
             extent=None if torch.compiler.is_compiling() else larger(keys.at.extent, new.at.extent),
         )
-        facts, turned = new.facts(), None
+        turned = None
         if keys.turned is not None or new.turned is not None:
             # In memory of its own: where they stand is written beside it.
             before = keys.at.coords.clone() if keys.turned is None else keys.turned
             turned = scatter(before, slot, turned_of(new), 1)
         held, settled = self.keys, self.settled
-        self.keys = replace(
-            keys.each(lambda name, fact: scatter(fact, slot, facts[name], 2)), at=at, turned=turned, moves=new.moves
-        )
+        memo = {name: scatter(keys.memo[name], slot, fact, 2) for name, fact in new.memo.items()}
+        k, v = scatter(keys.k, slot, new.k, 2), scatter(keys.v, slot, new.v, 2)
+        self.keys = Keys(k, v, at, memo, turned=turned, moves=new.moves)
         if turned is not None and settled is not None and settled[0] is held:
             self.settled = self.keys, scatter(settled[1], slot, new.k, 2)
         self.written = None if recording else self.keys
