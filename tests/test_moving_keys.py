@@ -37,7 +37,7 @@ def wrong_sign(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def half_for_interleaved(monkeypatch: pytest.MonkeyPatch) -> None:
     def moved(self, k, before, after):
-        cos, sin = cos_sin(self.angles(between(before, after)), 1.0, rotation_dtype(k), k.device)
+        cos, sin = cos_sin(self.angles_and_temperature(between(before, after))[0], 1.0, rotation_dtype(k), k.device)
         return rotate_pairs(k, cos, sin, "half")
 
     monkeypatch.setattr(Rotations, "moved", moved)

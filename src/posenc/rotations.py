@@ -43,18 +43,16 @@ class Rotations(Turning):
     head_dim: int
     layout: str
 
-    def angles(self, at: Positions) -> Tensor:
-        """The angle of each pair [B or 1, 1, T, P] (radians, float64), linear in the coordinates."""
-        raise NotImplementedError
+    def angles_and_temperature(self, at: Positions) -> tuple[Tensor, float | Tensor]:
+        """The angle of each pair [B or 1, 1, T, P] (radians, float64), linear in the coordinates, and the temperature.
 
-    @property
-    def temperature(self) -> float | Tensor:
-        """What turned queries and keys are multiplied by."""
-        return 1.0
+        The temperature is what turned queries and keys are multiplied by.
+        """
+        raise NotImplementedError
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Cosines and sines [2, B or 1, 1, T, P] at some positions, each row computed by itself."""
-        return cos_sin(self.angles(at), self.temperature, dtype, device)
+        return cos_sin(*self.angles_and_temperature(at), dtype, device)
 
     def rows(self, x: Tensor, at: Positions, *, unwatched: bool = False) -> Tensor:
         """The table for heads like x [B, H, T, head_dim] at their positions; `unwatched` as `once` has it."""
@@ -75,7 +73,7 @@ class Rotations(Turning):
         if self.turns_when_attending:
             return k
         # A temperature is in the keys already.
-        angles = self.angles(between(before, after))
+        angles, _ = self.angles_and_temperature(between(before, after))
         return self.by_table(k, cos_sin(angles, 1.0, rotation_dtype(k), k.device))
 
     def turn_both(
@@ -93,6 +91,19 @@ class Rotations(Turning):
             return super().turn_both(q, k, at, keys_at, in_place=in_place)
         checks.head_dim(self, q), checks.head_dim(self, k)
         return rotate_both(q, k, table, self.layout, in_place=in_place)
+
+
+class OneSpectrum(Rotations):
+    """Rotations by one spectrum: a frequency for each pair, of a position on one axis, and a temperature."""
+
+    def spectrum(self) -> tuple[Tensor, float | Tensor]:
+        """The frequency of each pair (radians per position, float64), and the temperature."""
+        raise NotImplementedError
+
+    def angles_and_temperature(self, at: Positions) -> tuple[Tensor, float | Tensor]:
+        frequencies, temperature = self.spectrum()
+        coords = exact(at.axis(self))[:, None, :, None]
+        return coords * frequencies.to(coords.device), temperature
 
 
 def between(before: Positions, after: Positions) -> Positions:

@@ -33,33 +33,30 @@ def left(at: Positions) -> tuple[slice | Tensor | None, Positions | None]:
     if bool((held == held[:1]).all()):
         index = held[:1].nonzero()[:, 1]
         if int(index[-1]) == most - 1:
-            columns = slice(0, most)
-            return columns, noticed(at.changed(**{n: fact[:, columns] for n, fact in of_tokens(at).items()}))
-        index = index[None]
+            columns: slice | Tensor = slice(0, most)
+        else:
+            columns = index[None]
     else:
-        index = (~held).byte().argsort(dim=1, stable=True)[:, :most]
-    return index, noticed(at.changed(**{name: of_columns(fact, index, 1) for name, fact in of_tokens(at).items()}))
+        columns = (~held).byte().argsort(dim=1, stable=True)[:, :most]
+    return columns, noticed(at_columns(at, columns))
 
 
-def of_tokens(at: Positions) -> dict[str, Tensor]:
-    """What positions say of each token, [B or 1, S, ...]."""
-    return {name: fact for name, fact in at.tensors().items() if name != "horizon"}
+def at_columns(at: Positions, columns: slice | Tensor) -> Positions:
+    """Where some tokens stand, a slice or numbers [B or 1, n]."""
+    facts = {name: of_columns(fact, columns, 1) for name, fact in at.tensors().items() if name != "horizon"}
+    return at.changed(**facts, contiguous=False, extent=None)
 
 
 def chosen_columns(keys: Keys, columns: slice | Tensor) -> Keys:
     """The keys of some tokens, a slice or numbers [B or 1, n]; where they are is left to the caller."""
-
-    def of(fact: Tensor) -> Tensor:
-        return fact[:, :, columns] if isinstance(columns, slice) else of_columns(fact, columns, 2)
-
-    turned = keys.turned
-    if turned is not None:
-        turned = turned[:, columns] if isinstance(columns, slice) else of_columns(turned, columns, 1)
-    return replace(keys.each(lambda name, fact: of(fact)), turned=turned)
+    turned = None if keys.turned is None else of_columns(keys.turned, columns, 1)
+    return replace(keys.each(lambda name, fact: of_columns(fact, columns, 2)), turned=turned)
 
 
-def of_columns(fact: Tensor, index: Tensor, axis: int) -> Tensor:
-    """Some tokens, by numbers [B or 1, n], of a fact that has them along an axis behind that of the rows."""
+def of_columns(fact: Tensor, index: slice | Tensor, axis: int) -> Tensor:
+    """Some tokens, a slice or numbers [B or 1, n], of a fact that has them along an axis behind that of the rows."""
+    if isinstance(index, slice):
+        return fact[(slice(None),) * axis + (index,)]
     if index.shape[0] == 1:
         return fact.index_select(axis, index[0])
     rows, n = index.shape

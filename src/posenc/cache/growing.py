@@ -45,8 +45,8 @@ class GrowingCache(LayerCache):
         turned = None if old.turned is None else along(old.turned, turned_of(new), new.k.shape[0])
         k, v = grown("k", old.k, new.k), grown("v", old.v, new.v)
         self.keys = Keys(k, v, at, memo, turned=turned, moves=new.moves)
-        if turned is not None and self.settled is not None and self.settled[0] is old:
-            self.settled = self.keys, self.in_room("settled", self.settled[1], new.k)
+        if turned is not None and (settled := self.settled_of(old)) is not None:
+            self.settled = self.keys, self.in_room("settled", settled, new.k)
         return self.keys
 
     def in_room(self, fact: str, held: Tensor, new: Tensor) -> Tensor:
@@ -68,8 +68,8 @@ class GrowingCache(LayerCache):
         if self.keys is None:
             return 0
         held = self.keys.facts()
-        if self.settled is not None and self.settled[0] is self.keys:
-            held["settled"] = self.settled[1]
+        if (settled := self.settled_of(self.keys)) is not None:
+            held["settled"] = settled
         return sum(self.memory_of(name, fact).nbytes for name, fact in held.items())
 
     def memory_of(self, name: str, fact: Tensor) -> Tensor:

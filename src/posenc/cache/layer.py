@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posenc import checks
 from posenc.cache.held import check_rows, joined
-from posenc.cache.operations import Branch, Tokens, accepted, chosen, cropped, kept, moved, row_numbers, spliced
+from posenc.cache.operations import Branch, Tokens, accepted, cropped, dropped, kept, moved, row_numbers, spliced
 from posenc.encoding import WHY_FIXED
 from posenc.keys import Keys
 from posenc.masks import Mask
@@ -121,11 +121,7 @@ class Operations(ABC):
     def drop(self, tokens: Tokens, *, rows: Tokens = None) -> None:
         """Forget some tokens, and close the gap: as `evict` of all the others."""
         if self.held is not None:
-            gone = chosen(self.held, tokens, self.batch)
-            total = int(self.held.order.max()) + 1
-            order = self.held.order.expand_as(gone).masked_fill(~gone, total)
-            keep = torch.ones(gone.shape[0], total + 1, dtype=torch.bool, device=gone.device)
-            self.evict(keep.scatter(1, order, False)[:, :total], rows=rows)
+            self.stand_if_changed(dropped(self.held, tokens, self.batch, rows=rows))
 
     def move(
         self,
@@ -183,6 +179,10 @@ class LayerCache(Operations):
     def batch(self) -> int:
         return 1 if self.keys is None else self.keys.k.shape[0]
 
+    def settled_of(self, keys: Keys | None) -> Tensor | None:
+        """These keys turned to where they stand; None where that was not kept."""
+        return self.settled[1] if self.settled is not None and self.settled[0] is keys else None
+
     def placed(self, keys: Keys, encoding: "Encoding") -> Keys:
         """The keys that `extend` gave, those that were moved turned to where they stand.
 
@@ -190,9 +190,8 @@ class LayerCache(Operations):
         """
         if keys.turned is None:
             return keys
-        if self.settled is not None and self.settled[0] is keys:
-            k = self.settled[1]
-        else:
+        k = self.settled_of(keys)
+        if k is None:
             k = encoding.moved(keys.k, keys.at.with_coords(keys.turned), keys.at)
             recording = torch.is_grad_enabled() or torch.compiler.is_compiling() or is_watched()
             self.settled = None if recording else (keys, k)

@@ -11,7 +11,7 @@ from posenc.cache import files
 from posenc.cache.columns import compact
 from posenc.cache.growing import GrowingCache
 from posenc.cache.held import last_of, latest
-from posenc.cache.layer import Operations, check_movable, held_by
+from posenc.cache.layer import Operations, check_movable, held_by, standing
 from posenc.cache.operations import check_in_row, row_numbers
 from posenc.cache.slots import SlotCache
 from posenc.positions import Counted, Positions, positions_for
@@ -54,11 +54,11 @@ class Cache(Operations):
         return sum(layer.bytes for layer in self.layers)
 
     def stand(self, at: Positions) -> None:
-        for layer in self.layers:
-            if layer.keys is not None:
-                check_movable(layer.keys, at)
-        for layer in self.layers:
-            layer.stand(at)
+        held = [(layer, layer.keys) for layer in self.layers if layer.keys is not None]
+        for _, keys in held:
+            check_movable(keys, at)
+        for layer, keys in held:
+            layer.store(standing(keys, at))
         self.go_on()
 
     def crop(self, tokens: int | Tensor) -> None:

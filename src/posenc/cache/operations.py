@@ -84,9 +84,17 @@ def kept(at: Positions, keep: Tokens, batch: int, *, renumber: bool, rows: Token
     token behind it stands where the first of them stood. Documents are closed up each for itself.
     Raises ValueError for tokens that no row holds, and for gaps in more than one axis.
     """
-    before = at
-    touched = rows_touched(rows, batch, at.device)
-    gone = ~chosen(at, keep, batch)
+    return forgotten(at, ~chosen(at, keep, batch), batch, renumber=renumber, rows=rows)
+
+
+def dropped(at: Positions, tokens: Tokens, batch: int, *, rows: Tokens = None) -> Positions:
+    """Without some tokens, the gaps closed as `kept` closes them. Raises ValueError as that does."""
+    return forgotten(at, chosen(at, tokens, batch), batch, renumber=True, rows=rows)
+
+
+def forgotten(at: Positions, gone: Tensor, batch: int, *, renumber: bool, rows: Tokens) -> Positions:
+    """Without the tokens for which `gone` [B or 1, S] is true, in all rows or in some, and the gaps closed or left."""
+    before, touched = at, rows_touched(rows, batch, at.device)
     if touched is not None:
         gone = gone & touched[:, None]
     check_in_row(at)

@@ -74,12 +74,12 @@ class SlotCache(LayerCache):
             # In memory of its own: where they stand is written beside it.
             before = keys.at.coords.clone() if keys.turned is None else keys.turned
             turned = scatter(before, slot, turned_of(new), 1)
-        held, settled = self.keys, self.settled
+        settled = None if turned is None else self.settled_of(self.keys)
         memo = {name: scatter(keys.memo[name], slot, fact, 2) for name, fact in new.memo.items()}
         k, v = scatter(keys.k, slot, new.k, 2), scatter(keys.v, slot, new.v, 2)
         self.keys = Keys(k, v, at, memo, turned=turned, moves=new.moves)
-        if turned is not None and settled is not None and settled[0] is held:
-            self.settled = self.keys, scatter(settled[1], slot, new.k, 2)
+        if settled is not None:
+            self.settled = self.keys, scatter(settled, slot, new.k, 2)
         self.written = None if recording else self.keys
         return self.given(self.keys)
 
@@ -125,8 +125,8 @@ class SlotCache(LayerCache):
     def bytes(self) -> int:
         if self.keys is None:
             return 0
-        settled = self.settled[1].nbytes if self.settled and self.settled[0] is self.keys else 0
-        return settled + sum(fact.nbytes for fact in self.keys.facts().values())
+        settled = self.settled_of(self.keys)
+        return (0 if settled is None else settled.nbytes) + sum(fact.nbytes for fact in self.keys.facts().values())
 
     def __copy__(self) -> "SlotCache":
         """A cache that goes its own way from here: whichever writes first has memory of its own."""

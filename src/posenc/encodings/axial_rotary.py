@@ -131,10 +131,10 @@ class AxialRotary(Rotations):
         tables = zip(parts, cos.split(pairs, -1), sin.split(pairs, -1), strict=True)
         return torch.cat([*(rotate_pairs(part, c, s, "half") for part, c, s in tables), passed], -1)
 
-    def angles(self, at: Positions) -> Tensor:
+    def angles_and_temperature(self, at: Positions) -> tuple[Tensor, float | Tensor]:
         coords = exact(at.coordinates(self.axes, self).view_as(at.coords))[:, None]  # [B or 1, 1, T, A]
         spectra = (self.spectrum(axis).to(coords.device) for axis in range(len(self.widths)))
-        return torch.cat([coords[..., axis, None] * spectrum for axis, spectrum in enumerate(spectra)], -1)
+        return torch.cat([coords[..., axis, None] * spectrum for axis, spectrum in enumerate(spectra)], -1), 1.0
 
     def formula_angles(self, position, head=0, horizon=None) -> list[float]:
         places = (position,) if self.axes == 1 else position

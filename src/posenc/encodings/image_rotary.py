@@ -75,9 +75,9 @@ class ImageRotary(Rotations):
         """The wavelength of each pair of any axis: its period."""
         return self.periods
 
-    def angles(self, at: Positions) -> Tensor:
+    def angles_and_temperature(self, at: Positions) -> tuple[Tensor, float | Tensor]:
         coords = exact(at.coordinates(self.axes, self).view_as(at.coords))[:, None]  # [B or 1, 1, T, A]
-        return (2 * math.pi * coords[..., None] / self.periods.to(coords.device)).flatten(-2)
+        return (2 * math.pi * coords[..., None] / self.periods.to(coords.device)).flatten(-2), 1.0
 
     def formula_angles(self, position, head=0, horizon=None) -> list[float]:
         places = (position,) if self.axes == 1 else position

@@ -137,7 +137,7 @@ class MultimodalRotary(Rotations):
         """The wavelength of each pair, 2 pi / frequency (positions), float64, shortest first."""
         return 2 * math.pi / self.spectrum()[0]
 
-    def angles(self, at: Positions) -> Tensor:
+    def angles_and_temperature(self, at: Positions) -> tuple[Tensor, float | Tensor]:
         coords = exact(at.coordinates(self.axes, self))  # [B or 1, T, 1 or A]
         if coords.shape[-1] != 1:
             if coords.shape[-1] != len(self.sections_in_use):
@@ -146,11 +146,8 @@ class MultimodalRotary(Rotations):
                     f"{self.sections_in_use}, got positions with {coords.shape[-1]} axes"
                 )
             coords = coords[..., torch.tensor(self.axis_of_pair(), device=coords.device)]
-        return (coords * self.spectrum()[0].to(coords.device))[:, None]
-
-    @property
-    def temperature(self) -> float | Tensor:
-        return self.spectrum()[1]
+        frequencies, temperature = self.spectrum()
+        return (coords * frequencies.to(coords.device))[:, None], temperature
 
     def formula_spectrum(self) -> tuple[list[float], float]:
         """As published, in scalars: the frequency of each pair, and the temperature."""

@@ -9,15 +9,13 @@ from torch import Tensor
 
 from posenc import checks
 from posenc.channel_pairs import LAYOUTS
-from posenc.positions import Positions
-from posenc.precision import exact
 from posenc.registry import renamed
-from posenc.rotations import Rotations, plain_frequencies
+from posenc.rotations import OneSpectrum, plain_frequencies
 from posenc.schedules import Schedule, schedule_of
 
 
 @renamed(share="partial")
-class ProportionalRotary(Rotations):
+class ProportionalRotary(OneSpectrum):
     """Turn only the fastest channel pairs of a head, and let the slow ones carry content without position.
 
     frequency_k = base^(-2k/head_dim) for k < n, 0 for the other pairs,   n = floor(partial head_dim / 2), at least 1
@@ -98,14 +96,6 @@ class ProportionalRotary(Rotations):
     def wavelengths(self) -> Tensor:
         """The wavelength of each pair, 2 pi / frequency (positions), float64; infinite for those that stand still."""
         return 2 * math.pi / self.frequencies
-
-    def angles(self, at: Positions) -> Tensor:
-        coords = exact(at.axis(self))[:, None, :, None]
-        return coords * self.spectrum()[0].to(coords.device)
-
-    @property
-    def temperature(self) -> float | Tensor:
-        return self.spectrum()[1]
 
     def formula_spectrum(self) -> tuple[list[float], float]:
         """As published, in scalars: the frequency of each pair, and the temperature."""

@@ -11,11 +11,11 @@ from posenc import checks
 from posenc.channel_pairs import LAYOUTS
 from posenc.positions import Positions
 from posenc.precision import exact
-from posenc.rotations import Rotations, cos_sin, plain_frequencies, rotary_width
+from posenc.rotations import OneSpectrum, plain_frequencies, rotary_width
 from posenc.schedules import Schedule, schedule_of
 
 
-class Rotary(Rotations):
+class Rotary(OneSpectrum):
     """Turn each pair of channels of queries and keys by an angle that grows with the position.
 
     frequency_k = base^(-2k/r), k = 0..r/2-1     (radians per position; the first pair is the fastest)
@@ -113,22 +113,14 @@ class Rotary(Rotations):
         """The wavelength of each pair, 2 pi / frequency (positions), float64, shortest first."""
         return 2 * math.pi / self.frequencies
 
-    def angles(self, at: Positions) -> Tensor:
-        coords = exact(at.axis(self))[:, None, :, None]
-        return coords * self.spectrum()[0].to(coords.device)
-
-    @property
-    def temperature(self) -> float | Tensor:
-        return self.spectrum()[1]
-
-    def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def angles_and_temperature(self, at: Positions) -> tuple[Tensor, float | Tensor]:
         if not self.turns_when_attending:
-            return super().table(at, dtype, device)
+            return super().angles_and_temperature(at)
         coords = exact(at.axis(self))[:, None, :, None]
         frequencies, temperature = self.spectrum(self.horizon(at))
         if isinstance(temperature, Tensor):
             temperature = temperature.to(coords.device)[:, None, None, None]
-        return cos_sin(coords * frequencies[:, None, None].to(coords.device), temperature, dtype, device)
+        return coords * frequencies[:, None, None].to(coords.device), temperature
 
     def horizon(self, at: Positions) -> Tensor | None:
         """The declared horizon of each sequence [B or 1]; None where everything lies within the trained length."""

@@ -2,7 +2,7 @@
 
 from posenc.generation.choice import Choice
 from posenc.generation.one_by_one import SLOTS, evaluating, stream, with_more
-from posenc.generation.sinks import Sight, sight_for
+from posenc.generation.sinks import Sight, forget_between, sight_for
 from posenc.generation.speculative import acceptance
 from posenc.generation.ways import generate
 
@@ -12,6 +12,7 @@ __all__ = [
     "Sight",
     "acceptance",
     "evaluating",
+    "forget_between",
     "generate",
     "sight_for",
     "stream",

@@ -7,6 +7,7 @@ import torch
 
 from posenc import checks
 from posenc.cache import Cache
+from posenc.cache.layer import Operations
 from posenc.encoding import WHY_FIXED, Encoding
 
 SINKS = 4
@@ -51,9 +52,17 @@ class Sight:
         longest = int(count.max())
         if longest < self.sinks + self.window:
             return
-        number = torch.arange(longest, device=count.device)
-        newest = self.window - max(1, self.window // 8)
-        cache.evict((number < self.sinks) | (number >= count - newest))
+        forget_between(cache, self.sinks, self.window - max(1, self.window // 8))
+
+
+def forget_between(cache: Operations, first: int, newest: int) -> None:
+    """Keep only so many of the first tokens of each row, and of the newest, which move up behind them."""
+    held = cache.held
+    if held is None:
+        return
+    count = held.order.amax(1, keepdim=True) + 1
+    number = torch.arange(int(count.max()), device=count.device)
+    cache.evict((number < first) | (number >= count - newest))
 
 
 def sight_for(sinks: int | None, window: int | None) -> Sight | None:

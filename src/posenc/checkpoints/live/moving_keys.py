@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc import checks
-from posenc.cache.columns import chosen_columns, of_columns, of_tokens
+from posenc.cache.columns import at_columns, chosen_columns
 from posenc.cache.held import joined, last_of
 from posenc.cache.layer import Operations, both, elsewhere, of_rows, rows_of, standing
 from posenc.cache.operations import noticed, row_numbers, spliced
@@ -394,12 +394,10 @@ def in_order(at: Positions) -> tuple[slice | Tensor | None, Positions | None]:
         if most == at.tokens:
             return None, at
         begin = int(index[0, 0])
-        columns = slice(begin, begin + most)
-        facts = {name: fact[:, columns] for name, fact in of_tokens(at).items()}
+        columns: slice | Tensor = slice(begin, begin + most)
     else:
         columns = index
-        facts = {name: of_columns(fact, index, 1) for name, fact in of_tokens(at).items()}
-    return columns, at.changed(**facts, contiguous=False, extent=None)
+    return columns, at_columns(at, columns)
 
 
 def own_order(layer: CacheLayer, keys: Keys, whole: Positions | None) -> Keys:

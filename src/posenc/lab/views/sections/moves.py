@@ -52,4 +52,4 @@ def angles_of(encoding: Encoding) -> list[float] | None:
     turning = [part for part in parts_of(encoding) if "turn" in part.doors]
     if len(turning) != 1 or not isinstance(turning[0], Rotations) or any(True for _ in turning[0].parameters()):
         return None
-    return turning[0].angles(Positions.count(2))[0, 0, 1].tolist()
+    return turning[0].angles_and_temperature(Positions.count(2))[0][0, 0, 1].tolist()
