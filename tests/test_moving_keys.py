@@ -16,7 +16,7 @@ from posenc.cache import Cache, GrowingCache, LayerCache, SlotCache
 from posenc.cache.operations import closed_up
 from posenc.kernels.rotate_pairs import rotate_pairs, rotation_dtype
 from posenc.positions import Positions
-from posenc.rotations import Rotations, between, cos_sin
+from posenc.rotations import Rotations, between, cos_sin, quotient
 from posenc.testing.promises.moves import a_moved_key_is_the_key_of_its_new_place, closed
 
 DIM, HEADS = 24, 3
@@ -37,7 +37,7 @@ def wrong_sign(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def half_for_interleaved(monkeypatch: pytest.MonkeyPatch) -> None:
     def moved(self, k, before, after):
-        cos, sin = cos_sin(self.angles_and_temperature(between(before, after))[0], 1.0, rotation_dtype(k), k.device)
+        cos, sin = quotient(self.table, before, after, k).unbind(0)
         return rotate_pairs(k, cos, sin, "half")
 
     monkeypatch.setattr(Rotations, "moved", moved)
@@ -125,6 +125,23 @@ def test_a_thousand_moves_leave_no_trace(spec: str, dtype: torch.dtype, near: fl
     for expected, most in ((of_once, near), (there.double(), near if dtype == torch.float32 else 3 * near)):
         off = (keys.double() - expected).norm(dim=-1) / expected.norm(dim=-1)
         assert float(off.max()) < most
+
+
+class ByATableOfItsOwn(Rotations):
+    """Turns by angles that are linear in nothing, and stretches as it goes."""
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__()
+        self.head_dim, self.layout = head_dim, "half"
+
+    def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
+        place = at.axis(self).double()[:, None, :, None] * torch.arange(1, self.head_dim // 2 + 1)
+        return cos_sin(place.sqrt(), 1 + place / 9, dtype, device)
+
+
+def test_keys_move_by_the_table_that_turned_them() -> None:
+    assert ByATableOfItsOwn(4).moves == "exact"
+    a_moved_key_is_the_key_of_its_new_place(ByATableOfItsOwn)
 
 
 def test_gradients_go_through_a_move() -> None:

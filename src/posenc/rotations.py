@@ -1,5 +1,7 @@
 """What the encodings that rotate pairs of channels share: where their tables come from, and door 2."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -8,7 +10,7 @@ from posenc.channel_pairs import PairsTurned
 from posenc.encoding import Encoding, Side
 from posenc.kernels.rotate_pairs import is_plain, rotate_at_once, rotate_both, rotate_pairs, rotation_dtype
 from posenc.positions import Positions
-from posenc.precision import exact
+from posenc.precision import exact, has_float64
 
 
 class Turning(PairsTurned, Encoding):
@@ -36,23 +38,15 @@ class Turning(PairsTurned, Encoding):
 class Rotations(Turning):
     """An encoding that rotates pairs of channels of queries and keys by a table of cosines and sines.
 
-    A subclass has head_dim and layout, and says the angles. Their table is kept while tokens count up from a known
-    start.
+    A subclass has head_dim and layout, and computes the table, which is kept while tokens count up from a known start.
     """
 
     head_dim: int
     layout: str
 
-    def angles_and_temperature(self, at: Positions) -> tuple[Tensor, float | Tensor]:
-        """The angle of each pair [B or 1, 1, T, P] (radians, float64), linear in the coordinates, and the temperature.
-
-        The temperature is what turned queries and keys are multiplied by.
-        """
-        raise NotImplementedError
-
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Cosines and sines [2, B or 1, 1, T, P] at some positions, each row computed by itself."""
-        return cos_sin(*self.angles_and_temperature(at), dtype, device)
+        raise NotImplementedError
 
     def rows(self, x: Tensor, at: Positions, *, unwatched: bool = False) -> Tensor:
         """The table for heads like x [B, H, T, head_dim] at their positions; `unwatched` as `once` has it."""
@@ -72,9 +66,7 @@ class Rotations(Turning):
     def moved(self, k: Tensor, before: Positions, after: Positions) -> Tensor:
         if self.turns_when_attending:
             return k
-        # A temperature is in the keys already.
-        angles, _ = self.angles_and_temperature(between(before, after))
-        return self.by_table(k, cos_sin(angles, 1.0, rotation_dtype(k), k.device))
+        return self.by_table(k, quotient(self.table, before, after, k))
 
     def turn_both(
         self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions, *, in_place: bool = False
@@ -100,15 +92,26 @@ class OneSpectrum(Rotations):
         """The frequency of each pair (radians per position, float64), and the temperature."""
         raise NotImplementedError
 
-    def angles_and_temperature(self, at: Positions) -> tuple[Tensor, float | Tensor]:
+    def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         frequencies, temperature = self.spectrum()
         coords = exact(at.axis(self))[:, None, :, None]
-        return coords * frequencies.to(coords.device), temperature
+        return cos_sin(coords * frequencies.to(coords.device), temperature, dtype, device)
 
 
 def between(before: Positions, after: Positions) -> Positions:
     """Where tokens stand as seen from where they were: the differences of their coordinates."""
     return after.with_coords(exact(after.coords) - exact(before.coords))
+
+
+def quotient(table: Callable[..., Tensor], before: Positions, after: Positions, k: Tensor) -> Tensor:
+    """By what keys like k turn on that `table` turned at the positions `before`, and would turn at `after`.
+
+    Cosines and sines [2, ...] multiply pairs as complex numbers do, so they are divided as such. What is in both, as a
+    temperature is, is in neither any more; and sizes that change with the position stay right.
+    """
+    device = k.device if has_float64(k.device) else torch.device("cpu")
+    (a, b), (c, d) = (table(at, torch.float64, device).unbind(0) for at in (after, before))
+    return (torch.stack((a * c + b * d, b * c - a * d)) / (c * c + d * d)).to(rotation_dtype(k)).to(k.device)
 
 
 def plain_frequencies(base: float, width: int) -> Tensor:

@@ -9,7 +9,7 @@ from posenc import checks
 from posenc.kernels.rotate_pairs import rotate_pairs
 from posenc.positions import Positions
 from posenc.precision import exact
-from posenc.rotations import Rotations
+from posenc.rotations import Rotations, cos_sin
 
 LAYOUTS = ("half", "interleaved", "half_by_axis")
 FREQUENCIES = ("language", "dealt", "pixel", "log_pixel")
@@ -131,10 +131,11 @@ class AxialRotary(Rotations):
         tables = zip(parts, cos.split(pairs, -1), sin.split(pairs, -1), strict=True)
         return torch.cat([*(rotate_pairs(part, c, s, "half") for part, c, s in tables), passed], -1)
 
-    def angles_and_temperature(self, at: Positions) -> tuple[Tensor, float | Tensor]:
+    def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         coords = exact(at.coordinates(self.axes, self).view_as(at.coords))[:, None]  # [B or 1, 1, T, A]
         spectra = (self.spectrum(axis).to(coords.device) for axis in range(len(self.widths)))
-        return torch.cat([coords[..., axis, None] * spectrum for axis, spectrum in enumerate(spectra)], -1), 1.0
+        angles = [coords[..., axis, None] * spectrum for axis, spectrum in enumerate(spectra)]
+        return cos_sin(torch.cat(angles, -1), 1.0, dtype, device)
 
     def formula_angles(self, position, head=0, horizon=None) -> list[float]:
         places = (position,) if self.axes == 1 else position

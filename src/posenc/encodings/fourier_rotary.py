@@ -19,7 +19,7 @@ from posenc.masks import Mask
 from posenc.positions import Positions, PositionsLike
 from posenc.precision import exact
 from posenc.registry import renamed
-from posenc.rotations import plain_frequencies
+from posenc.rotations import plain_frequencies, quotient
 
 SILENCED = ("passed", "doubled")
 
@@ -191,11 +191,8 @@ class FourierRotary(Encoding):
     def moved(self, k: Tensor, before: Positions, after: Positions) -> Tensor:
         if self.shared(k):
             return k
-        # What multiplies a pair is no rotation: two of them divide as complex numbers do.
-        then, now = (torch.complex(*self.table(at, torch.float64, k.device)) for at in (before, after))
-        ratio = now / then
-        dtype = rotation_dtype(k)
-        return rotate_pairs(k, ratio.real.to(dtype), ratio.imag.to(dtype), self.layout)
+        cos, sin = quotient(self.table, before, after, k).unbind(0)
+        return rotate_pairs(k, cos, sin, self.layout)
 
     def attend(
         self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel

@@ -9,7 +9,7 @@ from posenc import checks
 from posenc.channel_pairs import LAYOUTS
 from posenc.positions import Positions
 from posenc.precision import exact
-from posenc.rotations import Rotations
+from posenc.rotations import Rotations, cos_sin
 
 SIDES = ("each", "longest", "shortest")
 
@@ -75,9 +75,10 @@ class ImageRotary(Rotations):
         """The wavelength of each pair of any axis: its period."""
         return self.periods
 
-    def angles_and_temperature(self, at: Positions) -> tuple[Tensor, float | Tensor]:
+    def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         coords = exact(at.coordinates(self.axes, self).view_as(at.coords))[:, None]  # [B or 1, 1, T, A]
-        return (2 * math.pi * coords[..., None] / self.periods.to(coords.device)).flatten(-2), 1.0
+        angle = 2 * math.pi * coords[..., None] / self.periods.to(coords.device)
+        return cos_sin(angle.flatten(-2), 1.0, dtype, device)
 
     def formula_angles(self, position, head=0, horizon=None) -> list[float]:
         places = (position,) if self.axes == 1 else position

@@ -11,13 +11,13 @@ from posenc import checks
 from posenc.channel_pairs import LAYOUTS
 from posenc.positions import Positions
 from posenc.precision import exact
-from posenc.rotations import Rotations, plain_frequencies, rotary_width
+from posenc.rotations import OneSpectrum, cos_sin, plain_frequencies, rotary_width
 from posenc.schedules import Schedule, schedule_of
 
 ORDERS = ("chunked", "interleaved", "time_last")
 
 
-class MultimodalRotary(Rotations):
+class MultimodalRotary(OneSpectrum):
     """Share the pairs of rotary out among time, height and width; for text, where the three are equal, it is rotary.
 
     frequency_k = base^(-2k/r), k = 0..r/2-1;   pair k turns by p_a(k) frequency_k, a(k) the axis that owns pair k
@@ -137,7 +137,7 @@ class MultimodalRotary(Rotations):
         """The wavelength of each pair, 2 pi / frequency (positions), float64, shortest first."""
         return 2 * math.pi / self.spectrum()[0]
 
-    def angles_and_temperature(self, at: Positions) -> tuple[Tensor, float | Tensor]:
+    def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         coords = exact(at.coordinates(self.axes, self))  # [B or 1, T, 1 or A]
         if coords.shape[-1] != 1:
             if coords.shape[-1] != len(self.sections_in_use):
@@ -147,7 +147,7 @@ class MultimodalRotary(Rotations):
                 )
             coords = coords[..., torch.tensor(self.axis_of_pair(), device=coords.device)]
         frequencies, temperature = self.spectrum()
-        return (coords * frequencies.to(coords.device))[:, None], temperature
+        return cos_sin((coords * frequencies.to(coords.device))[:, None], temperature, dtype, device)
 
     def formula_spectrum(self) -> tuple[list[float], float]:
         """As published, in scalars: the frequency of each pair, and the temperature."""

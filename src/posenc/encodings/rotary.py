@@ -11,7 +11,7 @@ from posenc import checks
 from posenc.channel_pairs import LAYOUTS
 from posenc.positions import Positions
 from posenc.precision import exact
-from posenc.rotations import OneSpectrum, plain_frequencies, rotary_width
+from posenc.rotations import OneSpectrum, cos_sin, plain_frequencies, rotary_width
 from posenc.schedules import Schedule, schedule_of
 
 
@@ -113,14 +113,14 @@ class Rotary(OneSpectrum):
         """The wavelength of each pair, 2 pi / frequency (positions), float64, shortest first."""
         return 2 * math.pi / self.frequencies
 
-    def angles_and_temperature(self, at: Positions) -> tuple[Tensor, float | Tensor]:
+    def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         if not self.turns_when_attending:
-            return super().angles_and_temperature(at)
+            return super().table(at, dtype, device)
         coords = exact(at.axis(self))[:, None, :, None]
         frequencies, temperature = self.spectrum(self.horizon(at))
         if isinstance(temperature, Tensor):
             temperature = temperature.to(coords.device)[:, None, None, None]
-        return coords * frequencies[:, None, None].to(coords.device), temperature
+        return cos_sin(coords * frequencies[:, None, None].to(coords.device), temperature, dtype, device)
 
     def horizon(self, at: Positions) -> Tensor | None:
         """The declared horizon of each sequence [B or 1]; None where everything lies within the trained length."""

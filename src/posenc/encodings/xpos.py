@@ -11,7 +11,7 @@ from posenc.encoding import Encoding, Side
 from posenc.kernels.rotate_pairs import rotate_pairs, rotation_dtype
 from posenc.positions import Positions
 from posenc.precision import exact
-from posenc.rotations import between, cos_sin, plain_frequencies
+from posenc.rotations import cos_sin, plain_frequencies, quotient
 from posenc.watched import may_be_read
 
 FURTHEST_IN_HALF = 5008
@@ -120,27 +120,29 @@ class XPos(PairsTurned, Encoding):
         given = +1 if side == "query" else -1, rotation_dtype(x), x.device
         if not may_be_read(coords):
             # Where coordinates cannot be looked at, those out of reach are marked.
-            table = self.sized(coords, self.centre, *given)
+            table = self.sized(coords, *given)
         else:
             table = self.once(self.table, at, *given, keep=x.is_cpu)
         return rotate_pairs(x, table[0], table[1], self.layout, in_place=in_place)
 
     def table(self, at: Positions, sign: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return self.sized(at.axis(self), self.centre, sign, dtype, device)
+        return self.sized(at.axis(self), sign, dtype, device)
 
-    def sized(self, coords: Tensor, centre: float, sign: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def sized(self, coords: Tensor, sign: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Cosines and sines [2, B or 1, 1, T, d/2] times the sizes; the sign is +1 for queries and -1 for keys."""
         coords = exact(coords)[:, None, :, None]
         fading = torch.tensor(self.zetas, dtype=torch.float64, device=coords.device).log() / self.scale_base
-        sizes = (sign * (coords - centre) * fading).exp()
+        sizes = (sign * (coords - self.centre) * fading).exp()
         return cos_sin(coords * self.frequencies.to(coords.device), sizes, dtype, device)
 
     def moved(self, k: Tensor, before: Positions, after: Positions) -> Tensor:
         checks.head_dim(self, k)
         self.checked(after, k.dtype)
-        # Sizes are of the distance from the centre, and so is what lies between two of them.
-        table = self.sized(between(before, after).axis(self), 0.0, -1, rotation_dtype(k), k.device)
-        return rotate_pairs(k, table[0], table[1], self.layout)
+        cos, sin = quotient(self.table_of_keys, before, after, k).unbind(0)
+        return rotate_pairs(k, cos, sin, self.layout)
+
+    def table_of_keys(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return self.table(at, -1, dtype, device)
 
     def checked(self, at: Positions, dtype: torch.dtype) -> Tensor:
         """The coordinates [B or 1, T]; raises ValueError if one is out of reach."""

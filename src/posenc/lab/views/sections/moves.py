@@ -9,7 +9,7 @@ from posenc.encoding import Encoding, Shape, parts_of
 from posenc.keys import Keys
 from posenc.lab.runs.settings import reads
 from posenc.positions import Positions
-from posenc.rotations import Rotations
+from posenc.rotations import OneSpectrum
 
 
 @torch.no_grad()
@@ -50,6 +50,6 @@ def after_a_move(encoding: Encoding, shape: Shape) -> tuple[str, bool]:
 def angles_of(encoding: Encoding) -> list[float] | None:
     """The angle of each pair for one place (radians), where one part alone turns and nothing of it is trained."""
     turning = [part for part in parts_of(encoding) if "turn" in part.doors]
-    if len(turning) != 1 or not isinstance(turning[0], Rotations) or any(True for _ in turning[0].parameters()):
+    if len(turning) != 1 or not isinstance(turning[0], OneSpectrum):
         return None
-    return turning[0].angles_and_temperature(Positions.count(2))[0][0, 0, 1].tolist()
+    return turning[0].spectrum()[0].tolist()
