@@ -85,7 +85,8 @@ def kept(windows: Callable[..., tuple[Any, list[str]]]) -> Generator[Callable[..
 def opened(browser: Any, written: Callable[..., Path]) -> Generator[Callable[..., Any]]:
     """Open a page in a browser window of its own: `opened("rotary", address="#clock", width=1400, dark=False)`.
 
-    At the end no window may have said anything to its console.
+    All its views are drawn then, but where the address asks for one alone: a view that is drawn above another moves it
+    away from a click. At the end no window may have said anything to its console.
     """
     windows: list[tuple[Any, list[str]]] = []
 
@@ -101,6 +102,8 @@ def opened(browser: Any, written: Callable[..., Path]) -> Generator[Callable[...
         windows.append((context, said))
         page.goto(written(*chosen, **options).as_uri() + address)
         page.wait_for_selector("section h2")
+        if "only=true" not in address:
+            settle(page)
         return page
 
     yield open_page

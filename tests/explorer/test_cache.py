@@ -224,6 +224,22 @@ def test_operations_of_the_address_that_are_none_are_left(opened, done):
     assert "16 tokens are held" in said(opened("rotary", address=f"#cache?cache.done={done}"))
 
 
+def test_an_address_that_is_typed_while_the_page_writes_its_own_is_read(opened):
+    page = opened("rotary", address="#cache")
+    page.evaluate(
+        """async () => {
+            const due = [], later = window.setTimeout;
+            window.setTimeout = (call) => due.push(call);
+            document.querySelector("#cache .operations button").click();
+            await Promise.resolve();
+            location.hash = "#cache?cache.done=crop-3";
+            due.forEach((call) => call());
+            window.setTimeout = later;
+        }"""
+    )
+    expect(page.locator("#cache .said")).to_contain_text("3 tokens are held")
+
+
 def test_all_may_be_forgotten_and_something_comes_in_its_place(opened):
     page = opened("rotary", address="#cache?cache.done=crop-0.evict-2-4")
     assert "0 tokens are held" in said(page)

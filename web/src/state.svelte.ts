@@ -21,6 +21,8 @@ let many = $state(0);
 /** What the address is about to become. */
 let due: string | undefined;
 let timer: ReturnType<typeof setTimeout> | undefined;
+/** The address as it was read or written last; another one was typed meanwhile, and is about to be read. */
+let known = location.hash;
 
 /**
  * The settings of one view, or of all: an object whose fields start as given, and are kept in the address.
@@ -90,6 +92,7 @@ export function written(view: string): string {
 export function readAddress(hash: string): string {
   const [view, query = ""] = hash.replace(/^#/, "").split(/\?(.*)/s);
   const said = new URLSearchParams(query);
+  known = hash;
   waiting.clear();
   for (const [key, setting] of settings) {
     const value = said.get(key);
@@ -112,11 +115,22 @@ export function visit(view: string): void {
   write();
   const address = written(view);
   if (address !== location.hash) history.pushState(null, "", address);
+  known = location.hash;
+}
+
+/** Put what a view shows now into the address at once. */
+export function putInAddress(view: string): void {
+  clearTimeout(timer);
+  due = written(view);
+  write();
 }
 
 function write(): void {
   clearTimeout(timer);
-  if (due !== undefined && due !== location.hash) history.replaceState(history.state, "", due);
+  if (due !== undefined && location.hash === known) {
+    if (due !== known) history.replaceState(history.state, "", due);
+    known = location.hash;
+  }
   due = undefined;
 }
 
