@@ -36,7 +36,12 @@ def test_what_a_record_says_is_what_the_report_says(root: Path) -> None:
     record = json.loads((root / BENCH).read_text())
     row = next(row for row in record["rows"] if row["what"] == "models" and row["kind"] == "posenc")
     assert before["bench"]["rows"][0][:3] == [row["case"], row["candidate"], f"{row['value']:.2f}"]
+    # A row that was held to float64 has its cost in the report too.
+    assert any(one[:2] == ["T 1024: forward", "alibi"] for one in before["bench"]["rows"])
     row["value"] = 7.125
+    held = next(row for row in record["rows"] if row["case"] == "T 1024: forward" and row["candidate"] == "alibi")
+    assert ["T 1024: forward", "alibi", f"{held['error']:.1e}"] in before["bench"]["errors"]
+    held["error"] = 0.5
     (root / BENCH).write_text(json.dumps(record))
     changed(root / CLAIM, '"verdict": "reproduced"', '"verdict": "not reproduced"')
     changed(root / "tests" / "census.tsv", "\trefused\t", "\tequal\t")
@@ -46,6 +51,7 @@ def test_what_a_record_says_is_what_the_report_says(root: Path) -> None:
     after = paper.facts(root)
     assert after["version"] == f"9.{before['version']}"
     assert after["bench"]["rows"][0][2] == "7.12"
+    assert ["T 1024: forward", "alibi", "5.0e-01"] in after["bench"]["errors"]
     assert after["claims"][0]["verdict"] == "not reproduced"
     assert dict(after["census"]["rows"])["equal"] == dict(before["census"]["rows"])["equal"] + 1
     assert after["board"][0][1] == before["board"][0][1] - 1

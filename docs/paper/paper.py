@@ -16,6 +16,12 @@ TEMPLATE = Path(__file__).with_suffix(".typ")
 COSTS = ("models", "attention", "memory")
 """What of a benchmark is printed: the rest is in the record."""
 LENGTHS = ("T 1024: forward", "T 4096: forward", "T 1024: forward and backward")
+HELD = {
+    "rotation": ("prefill, float32: forward", "prefill, bfloat16: forward", "decoding, float32: one token at 4000"),
+    "attention": ("T 1024: forward", "32 x 32: forward"),
+    "decoding": ("one step of a layer, 4096 slots",),
+}
+"""The cases whose results are printed beside float64."""
 
 
 def main(arguments: list[str]) -> int:
@@ -79,13 +85,19 @@ def newest(folder: Path) -> Path:
 
 
 def bench(file: Path) -> dict[str, Any]:
-    """What encodings cost, of one record."""
+    """What encodings cost, and how far their results lie from float64, of one record."""
     record = json.loads(file.read_text(encoding="utf-8"))
     rows = [
         [row["case"], row["candidate"], f"{row['value']:.2f}", f"{row['low']:.2f} to {row['high']:.2f}", row["unit"]]
         for row in record["rows"]
-        if row["what"] in COSTS and row["kind"] == "posenc" and row["error"] is None
+        if row["what"] in COSTS and row["kind"] == "posenc" and row["value"] is not None
         if row["what"] != "attention" or row["case"] in LENGTHS
+    ]
+    errors = [
+        [row["case"], row["candidate"], f"{row['error']:.1e}"]
+        for row in record["rows"]
+        if row["kind"] in ("posenc", "naive") and row["error"] is not None
+        if row["case"] in HELD.get(row["what"], ())
     ]
     hardware, versions = record["hardware"], record["versions"]
     return {
@@ -94,6 +106,7 @@ def bench(file: Path) -> dict[str, Any]:
         "versions": f"PyTorch {versions['torch']}, Python {versions['python']}",
         "began": record["began"][:10],
         "rows": rows,
+        "errors": errors,
     }
 
 
