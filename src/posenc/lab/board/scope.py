@@ -31,9 +31,9 @@ COMPOSED = (
 alternate one by one, as the small model has two of them."""
 
 CUT = ("blanks", "flip_flop", "odds_first", "masked_text")
-"""Tasks that are not on the board, so that two cores fill it in a night: they would take more than a fifth of its CPU hours. Marks
-between blanks, the last written bit and odd places are asked, in other words, by recall, counting and copying; masked
-text, the dearest of all, by masked symbols."""
+"""Tasks that are not on the board, so that two cores fill it in a night: they would take more than a fifth of its CPU
+hours. Marks between blanks, the last written bit and odd places are asked, in other words, by recall, counting and
+copying; masked text, the dearest of all, by masked symbols."""
 
 FACTORS = (1.2, 1.5, 2, 4, 8, 16)
 """The tested lengths, as multiples of the trained one, as far as a task goes."""

@@ -22,6 +22,8 @@ TEXT_BYTES = 16_384
 SLIDING_BYTES = 4_096
 """How many held-out bytes, or tokens, the sliding window predicts, the same ones at each window length."""
 
+TOKENS_AT_ONCE = 4096
+"""Tokens of held-out text that go through a model at once, at most, or one window."""
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """The places of what is asked for at which a task that hides something is scored, as shares of the sequence."""
@@ -122,7 +124,7 @@ def sliding_bits(
 def bits_of(model: nn.Module, task: OfText, start: Tensor, counts: Tensor, place: Places) -> float:
     """Bits per byte of what is asked for and counts [B, length], in held-out windows from the places [B] on."""
     length = counts.shape[1]
-    rows_at_once = max(1, 4096 // length)
+    rows_at_once = max(1, TOKENS_AT_ONCE // length)
     # What counts nowhere needs no logits; whatever stands before a window, its tokens are the last columns.
     skipped = int(counts.any(0).int().argmax())
     nats = covered = 0.0

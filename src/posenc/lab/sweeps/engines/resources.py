@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from functools import lru_cache
 
+from posenc.lab.evaluation.evaluate import TOKENS_AT_ONCE
 from posenc.lab.experiments.experiment import Experiment
 from posenc.sizes import Sizes
 
 FLOAT = 4
-PROCESS = 640 << 20
+PROCESS = 720 << 20
 """Bytes of a process that has imported torch and posenc, and what torch imports for its first step."""
 
 PROCESS_WITH_GPU = 3 << 30
@@ -49,11 +50,11 @@ def resources_of(experiment: Experiment) -> Resources:
         training = B T (L (14 d + 4 h + 4 H T) + 3 V)                                         numbers
         held-out = R N (14 d + 4 h + 4 H N + 2 V)                                             numbers
 
-    with L layers, d channels, h hidden ones, H heads, V ids; B sequences of T tokens a step, R = 256 held-out ones of N
-    tokens, the longest tested length. 16 bytes are a weight, its gradient and two moments of AdamW. Training keeps what
-    every layer made for the way back, held-out sequences one layer at a time. The logits of every pair count four
-    times: with a bias beside them, as a kernel without blocks holds them. It is meant as a bound for the encodings that
-    ship, and no exact number.
+    with L layers, d channels, h hidden ones, H heads, V ids; B sequences of T tokens a step, R held-out ones of N
+    tokens, the longest tested length: 256 at once, or of text as many as have 4096 tokens. 16 bytes are a weight, its
+    gradient and two moments of AdamW. Training keeps what every layer made for the way back, held-out sequences one
+    layer at a time. The logits of every pair count four times: with a bias beside them, as a kernel without blocks
+    holds them. It is meant as a bound for the encodings that ship, and no exact number.
 
     A model of one's own is taken for one of ours of the same sizes.
     """
@@ -63,7 +64,8 @@ def resources_of(experiment: Experiment) -> Resources:
     d, h, L, H, V = sizes.dim, hidden_of(sizes), sizes.layers, sizes.heads, task.vocab
     parameters = L * (4 * d * d + 2 * d * h) + 2 * V * d
     training = experiment.batch * T * (L * (14 * d + 4 * h + 4 * H * T) + 3 * V)
-    held_out = HELD_OUT * N * (14 * d + 4 * h + 4 * H * N + 2 * V)
+    rows = max(1, TOKENS_AT_ONCE // N) if task.in_bits else HELD_OUT
+    held_out = rows * N * (14 * d + 4 * h + 4 * H * N + 2 * V)
     on_gpu = experiment.device.startswith("cuda")
     process = PROCESS_WITH_GPU if on_gpu else PROCESS + FLOAT * max(training, held_out)
     return Resources(cores=1, gpus=int(on_gpu), memory=process + 4 * FLOAT * parameters)
