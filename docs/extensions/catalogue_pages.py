@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from docstrings import plain, warning
+from matplotlib.figure import Figure
 from sphinx.application import Sphinx
 
 import posenc
@@ -27,6 +28,7 @@ from posenc.rotations import plain_frequencies
 ROW = "| {} | {} |"
 TOKENS, DIM, HEADS, CELLS = 32, 64, 4, 8
 MOST_MODELS = 12
+PIXELS_AN_INCH = 96
 
 SETUP = """import torch
 from posenc import {names}
@@ -161,6 +163,12 @@ def results_of(source: Path) -> list[summary.Result]:
     return summary.results(tables.evidence(rows.read(source / "board")))
 
 
+def drawn(figure: Figure, file: Path, words: str) -> str:
+    """The figure as a file, and the line that shows it as large as it was drawn, with letters of one size."""
+    figures.save(figure, file)
+    return f"![{words}](pictures/{file.name}){{width={round(PIXELS_AN_INCH * figure.get_figwidth())}px}}\n"
+
+
 def carried(name: str, source: Path) -> list[str]:
     """How far an encoding carries on the tasks of the board that enough seeds have learned, drawn."""
     pictures = []
@@ -168,8 +176,8 @@ def carried(name: str, source: Path) -> list[str]:
         if result.label != name or len(result.learned) < scope.FIRST_SEEDS:
             continue
         file = source / "encodings" / "pictures" / f"{name}-on-{re.sub(r'[^a-z0-9_]+', '-', result.task)}.png"
-        figures.save(figures.extrapolation(result.runs, task=result.task), file)
-        pictures.append(f"![{name} on {result.task}, beyond the trained length](pictures/{file.name})\n")
+        words = f"{name} on {result.task}, beyond the trained length"
+        pictures.append(drawn(figures.extrapolation(result.runs, task=result.task), file, words))
     return pictures
 
 
@@ -181,8 +189,7 @@ def encoding_page(name: str, source: Path) -> str:
     pictures = []
     for picture, figure in shown.figures.items():
         file = folder / "pictures" / f"{name}-{picture}.png"
-        figures.save(figure, file)
-        pictures.append(f"![{name}: {picture.replace('_', ' ')}](pictures/{file.name})\n")
+        pictures.append(drawn(figure, file, f"{name}: {picture.replace('_', ' ')}"))
     said = ("idea", "source")
     facts = [ROW.format(what, words) for what, words in listing.card_in_words(card) if what not in said]
     return "\n".join(
@@ -227,8 +234,7 @@ def ratios(folder: Path) -> list[str]:
     for line, style in zip(figure.axes[0].get_lines(), ("-", "--", ":", "-.") * len(lines), strict=False):
         line.set_linestyle(style)
     figure.axes[0].legend(fontsize="x-small", ncols=3)
-    figures.save(figure, file)
-    return [f"![ratio of new to old frequencies for every schedule](pictures/{file.name})", ""]
+    return [drawn(figure, file, "ratio of new to old frequencies for every schedule")]
 
 
 def moved(folder: Path) -> list[str]:
@@ -246,8 +252,7 @@ def moved(folder: Path) -> list[str]:
     figure = figures.curves(range(len(ids)), lines, title, "token", "position that encodings see")
     for line, marker in zip(figure.axes[0].get_lines(), "os^vDxP*<>", strict=True):
         line.set(linestyle="-", marker=marker, markersize=4)
-    figures.save(figure, file)
-    return [f"![positions after every coordinate map](pictures/{file.name})", ""]
+    return [drawn(figure, file, "positions after every coordinate map")]
 
 
 def entries(kind: Mapping[str, Any]) -> Iterable[str]:

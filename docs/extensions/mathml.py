@@ -5,17 +5,28 @@ from typing import Any
 from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.application import Sphinx
+from sphinx.util import logging
 from sphinx.writers.html5 import HTML5Translator
+
+logger = logging.getLogger(__name__)
 
 
 def inline(self: HTML5Translator, node: nodes.math) -> None:
-    self.body.append(convert(node.astext()))
+    self.body.append(converted(node, "inline"))
     raise nodes.SkipNode
 
 
 def block(self: HTML5Translator, node: nodes.math_block) -> None:
-    self.body.append(f'<div class="math">{convert(node.astext(), display="block")}</div>')
+    self.body.append(f'<div class="math">{converted(node, "block")}</div>')
     raise nodes.SkipNode
+
+
+def converted(node: nodes.Element, display: str) -> str:
+    """A formula as MathML; a warning where a command is not known, which the converter would print as it is written."""
+    made = convert(node.astext(), display=display)
+    if "\\" in made:
+        logger.warning("a command of this formula is not known as MathML: %s", node.astext(), location=node)
+    return made
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -38,9 +38,9 @@ class DualChunk(DistanceMap):
     """
 
     equation = r"""
-    \text{distance}(i, j) = \begin{cases} i - j & \text{in the same chunk} \\ \min(i \bmod \text{chunk} +
-    \text{chunk}, \text{longest} - 1) - j \bmod \text{chunk} & \text{in the chunk before} \\ \text{longest} - 1 - j
-    \bmod \text{chunk} & \text{in an earlier chunk} \end{cases}
+    \text{distance}(i, j) = \begin{cases} i - j & \text{same chunk} \\ \min(i \bmod \text{chunk} +
+    \text{chunk}, \text{longest} - 1) - j \bmod \text{chunk} & \text{the one before} \\ \text{longest} - 1 - j
+    \bmod \text{chunk} & \text{an earlier one} \end{cases}
     """
     source = "An et al. 2024, arXiv:2402.17463, section 3"
     also_called = ("dual_chunk_attention", "dca")
