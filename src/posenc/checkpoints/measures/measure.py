@@ -18,9 +18,13 @@ Tell = Callable[[float], None]
 """Is told which share of the work of a pass is done, from 0 to 1."""
 
 
+class TooShort(ValueError):
+    """A length has no room for what is asked, so that nothing can be said of it."""
+
+
 @dataclass(frozen=True)
 class Number:
-    """One number that a measure gives: its name, what it says, whether more of it is better, and what guessing gives."""
+    """One number that a measure gives: its name, what it says, whether more is better, and what guessing gives."""
 
     name: str
     words: str
@@ -73,15 +77,24 @@ class Measure(Protocol):
     facts      all that results depend on beside model, method and length (JSON)
     """
 
-    name: str
-    unit: str
-    numbers: tuple[Number, ...]
-    price: str
-    needs: float | None
-    baselines: Mapping[str, str]
-    options: frozenset[str]
-    on: str
-    facts: Mapping[str, Any]
+    @property
+    def name(self) -> str: ...
+    @property
+    def unit(self) -> str: ...
+    @property
+    def numbers(self) -> tuple[Number, ...]: ...
+    @property
+    def price(self) -> str: ...
+    @property
+    def needs(self) -> float | None: ...
+    @property
+    def baselines(self) -> Mapping[str, str]: ...
+    @property
+    def options(self) -> frozenset[str]: ...
+    @property
+    def on(self) -> str: ...
+    @property
+    def facts(self) -> Mapping[str, Any]: ...
 
     def passes(self, lengths: Sequence[int], by_length: bool) -> tuple[int, ...]:
         """The lengths that take a pass of their own; by_length: the method itself depends on the length."""
@@ -117,7 +130,7 @@ class Given:
     start    the token of the text that is read first; None: where the measure begins by itself
     late     whether windows stand at the end of the text by themselves, because what is before is for tuning
     chunk    how many tokens go through a decoder at once
-    trials   at each depth of pass keys
+    passkey  trials at each depth of pass keys
     """
 
     loaded: "Loaded"
@@ -129,7 +142,7 @@ class Given:
     start: int | None = None
     late: bool = False
     chunk: int = 1024
-    trials: int = 1
+    passkey: int = 1
 
     @cached_property
     def tokens(self) -> "Tokens":
