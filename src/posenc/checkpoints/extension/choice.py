@@ -32,6 +32,8 @@ def choose(asked: Sequence[str], record: Record) -> tuple[Record, str]:
     single = [name for name in asked if name not in ("none", *(one["name"] for one in baselines(record)))]
     wanted = single[0] if len(set(single)) == 1 and "all" not in single else None
     only = next((one for one in order if one["name"] == wanted), None)
+    if not order:
+        return before, f"Only the model as it is was measured, and it ends at {record['trained']:,} {unit}."
     best = order[0]
     now, old = value(best, record, target), value(before, record, target)
     said = f"{best['name']} wins: {words} is {shown(now)}"

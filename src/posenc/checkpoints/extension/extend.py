@@ -111,11 +111,13 @@ class Run:
             settings.chunk,
             settings.passkey,
         )
-        names = settings.measures or [one for one in stretch.fitting if one in all_measures.UNASKED]
-        names = [name for name in names if settings.passkey or name != "pass-keys"]
-        measures = all_measures.named(names, stretch.fitting, given)
+        unasked = [one for one in stretch.fitting if one in all_measures.UNASKED]
+        names = settings.measures or [name for name in unasked if settings.passkey or name != "pass-keys"]
         options = {name: NAMES.get(name, name) for name in settings.given() if name not in OF_ALL}
-        all_measures.refuse_unused(options, measures, stretch.options)
+        if not settings.passkey:
+            # That they are left out is true of whatever has none.
+            options.pop("passkey")
+        measures = all_measures.made(names, stretch.fitting, given, options, stretch.options)
         text = next((one for one in measures if isinstance(one, Perplexity)), None)
         if text is None and kind is ByEncoding:
             text = Perplexity(replace(given, longest=min(given.trained, VERIFIED), samples=1))
@@ -212,7 +214,7 @@ class Run:
             "measure": measure.name,
             "of": dict(measure.facts),
             "model": self.model_hash,
-            **self.stretch.facts(method, length),
+            **self.stretch.facts(*self.as_it_runs(method, length)),
             "how": method.name if method in self.baselines else WHOLE,
             "horizon": length if method.by_length else None,
             "length": length,
@@ -220,13 +222,17 @@ class Run:
             **({"weights": dict(self.weights)} if self.weights else {}),
         }
 
+    def as_it_runs(self, method: Method, length: int) -> tuple[Method, int]:
+        """The method that is in the model, and the length that it is made for: baselines use the model as it is."""
+        return (self.stretch.methods[0], self.stretch.trained) if method in self.baselines else (method, length)
+
     def one_pass(self, measure: Measure, method: Method, length: int, name: str = "") -> dict[str, Any]:
         """The raw result of a measure at a length, kept or made, with what it cost."""
         facts = self.facts(measure, method, length)
         words = f"{name or method.name}, {measure.name} at {length:,} {measure.unit}"
 
         def make() -> dict[str, Any]:
-            with self.stretch.used(method, length) as model, Meter() as meter:
+            with self.stretch.used(*self.as_it_runs(method, length)) as model, Meter() as meter:
                 with self.clock.during(words, measure.work(model, length)) as tell:
                     found = measure.run(model, length, facts["how"], tell)
             return {"name": name or method.name, **found, **costs(meter)}
@@ -239,7 +245,7 @@ class Run:
         try:
             raw = {trained: self.one_pass(measure, none, trained)}
         except TooShort as error:
-            return False, f"{measure.name} was not tried: {error}."
+            return False, f"{measure.name.capitalize()} was not tried: {error}."
         number = measure.numbers[0]
         found = measure.values(raw, trained)[number.name]
         words = f"At its trained length of {trained:,} {measure.unit} the model as it is has a {number.words} of "

@@ -9,9 +9,8 @@ from pathlib import Path
 NAMES = {"factors": "longrope-factors", "methods": "method"}
 """Settings whose option has another name."""
 
-OF_ALL = ("path", "factor", "methods", "measures", "lengths", "dtype", "passkey")
-"""What every run reads; without trials, pass keys are left out. Of the others, each measure and each way to stretch
-reads its own."""
+OF_ALL = ("path", "factor", "methods", "measures", "lengths", "dtype")
+"""What every run reads; of the others, each measure and each way to stretch reads its own."""
 
 
 @dataclass(frozen=True)

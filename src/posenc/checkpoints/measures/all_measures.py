@@ -43,10 +43,17 @@ def of_model(loaded: Loaded, axes: int) -> tuple[str, ...]:
     )
 
 
-def named(names: Sequence[str], fitting: Sequence[str], given: Given) -> tuple[Measure, ...]:
+def made(
+    names: Sequence[str], fitting: Sequence[str], given: Given, asked: Mapping[str, str], more: frozenset[str]
+) -> tuple[Measure, ...]:
     """The measures of these names, the first of which decides.
 
-    Raises ValueError for an unknown name and one that does not fit the model, and as the measures do.
+    fitting  the names of those that fit the model
+    asked    setting -> its option, of all that a user has given
+    more     settings that something else reads
+
+    Raises ValueError for an unknown name, one that does not fit the model, an option that would change nothing, and as
+    the measures do.
     """
     for name in names:
         if name not in MEASURES:
@@ -55,19 +62,9 @@ def named(names: Sequence[str], fitting: Sequence[str], given: Given) -> tuple[M
             raise ValueError(
                 f"{name} does not fit a {type(given.loaded.model).__name__}; it is measured by {', '.join(fitting)}"
             )
-    return tuple(MEASURES[name](given) for name in dict.fromkeys(names))
-
-
-def refuse_unused(asked: Mapping[str, str], measures: Sequence[Measure], more: frozenset[str]) -> None:
-    """Raises ValueError for an option that no measure reads, nor anything else of the run.
-
-    asked  setting -> its option
-    more   what else the run reads
-    """
-    read = more.union(*(measure.options for measure in measures))
+    kinds = [MEASURES[name] for name in dict.fromkeys(names)]
+    uses = "; ".join(f"{kind.name} reads {', '.join(f'--{one}' for one in sorted(kind.options))}" for kind in kinds)
     for setting, option in asked.items():
-        if setting not in read:
-            uses = "; ".join(
-                f"{one.name} reads {', '.join(f'--{name}' for name in sorted(one.options))}" for one in measures
-            )
+        if setting not in more.union(*(kind.options for kind in kinds)):
             raise ValueError(f"--{option.replace('_', '-')} would change nothing here ({uses}); leave it out")
+    return tuple(kind(given) for kind in kinds)

@@ -129,7 +129,9 @@ class PassKeys:
     options: ClassVar = frozenset({"passkey", "chunk"})
 
     def __init__(self, given: Given) -> None:
-        """Raises CannotRead without a tokenizer."""
+        """Raises CannotRead without a tokenizer, ValueError without trials."""
+        if given.passkey < 1:
+            raise ValueError(f"pass-keys takes a --passkey of 1 or more, got {given.passkey}")
         self.tokenizer, self.trials, self.chunk = tokenizer_of(given.loaded), given.passkey, given.chunk
         self.opening = opening_of(self.tokenizer)
         self.on = f"{self.trials} of {len(DEPTHS)} depths each, in repeated sentences; chunks of {self.chunk:,} tokens"
