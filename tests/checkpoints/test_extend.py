@@ -7,6 +7,9 @@ import os
 import shlex
 import shutil
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -412,6 +415,38 @@ def test_from_the_command_line_an_interrupt_is_one_sentence_and_the_same_command
     )
     assert (out / "report.html").exists() and (out / "report.md").exists()
     assert not list(out.glob(".*.part"))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+def test_a_process_that_is_interrupted_at_any_moment_ends_with_130_and_goes_on(
+    model: Path, text: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    given = ["extend", str(model), "--method", "linear,yarn", "--text", text, "--samples", "9", "--passkey", "0"]
+    command = [sys.executable, "-m", "posenc", *given, "--out", str(out)]
+    kept = out / "measurements.jsonl"
+
+    def lines() -> int:
+        return len(kept.read_bytes().splitlines()) if kept.exists() else 0
+
+    moments = {
+        "it loads": lambda: True,
+        "passes are made": lambda: lines() >= 1,
+        "the report is drawn": (out / "record.json").exists,
+    }
+    paths = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    for when, come in moments.items():
+        before = lines()
+        running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=paths)
+        assert "loading" in running.stderr.readline()
+        while not come() and running.poll() is None:
+            time.sleep(0.01)
+        running.send_signal(signal.SIGINT)
+        _, said = running.communicate(timeout=120)
+        assert running.returncode == 130, (when, said)
+        assert "posenc: interrupted; what was finished is kept" in said and "Traceback" not in said, when
+        assert lines() >= before
+    assert cli.main([*given, "--out", str(out)]) == 0
 
 
 def test_a_result_is_kept_by_everything_that_it_depends_on(tmp_path: Path) -> None:

@@ -149,12 +149,8 @@ def digits(number: float) -> str:
     >>> digits(8.4321), digits(243.7), digits(1664.2), digits(0.7656), digits(0.00321)
     ('8.43', '244', '1,664', '0.766', '0.0032')
     """
-    if abs(number) < 0.01:
-        return f"{number:.2g}"
-    return (
-        f"{number:,.0f}"
-        if abs(number) >= 1000
-        else f"{number:.3g}"
-        if abs(number) >= 100
-        else (f"{number:.2f}" if abs(number) >= 1 else f"{number:.3f}")
-    )
+    size = abs(number)
+    if size >= 1000:
+        return f"{number:,.0f}"
+    form = next((form for least, form in ((100, ".3g"), (1, ".2f"), (0.01, ".3f")) if size >= least), ".2g")
+    return format(number, form)

@@ -136,7 +136,7 @@ def cost(record: Record) -> tuple[list[str], list[list[str]]]:
     for entry in entries(record):
         numbers = [entry["per_second"], entry["seconds"], entry["cpu_seconds"], entry["peak_mib"]]
         as_it_is = entry["name"] == "none" or entry["baseline"]
-        how = "as it is" if as_it_is else "written" if entry["config"] is not None else "attach only"
+        how = "as it is" if as_it_is else "config" if entry["config"] is not None else "attach only"
         rows.append([entry["name"], *("" if value is None else counted(value) for value in numbers), how])
     return headers, rows
 
