@@ -561,6 +561,12 @@ def test_tuning_with_a_map_of_ones_own_depends_on_its_file(model: Path, text: st
     assert extend(asked, tmp_path / "run")["tuned"]["loss"] != first
 
 
+def test_where_nothing_wins_nothing_is_tuned(model: Path, text: str, tmp_path: Path) -> None:
+    record = extend(settings(model, text, "linear", "rerope", tune=2, tune_length=40, start=None), tmp_path / "run")
+    assert record["winner"] == "none" and record["tuned"] is None and record["written"]["path"] is None
+    assert record["in_words"].endswith("So nothing was tuned; name the method to tune with --method.")
+
+
 def test_what_cannot_be_written_is_not_tuned(model: Path, text: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="rerope cannot be tuned and written: transformers has no config key"):
         extend(settings(model, text, "rerope", tune=2, tune_length=40, start=None), tmp_path / "run")

@@ -74,6 +74,8 @@ def price(entry: Record, record: Record) -> str:
     if before is None or now is None:
         return ""
     change = now.value / before.value - 1 if before.value else 0.0
+    if now.value == before.value:
+        return f"{words} {number['words']} is {shown(now)}, as before."
     how = f"{abs(change):.1%} {'above' if change >= 0 else 'below'} the {shown(before)} of before"
     return f"{words} {number['words']} is {shown(now)}, {how}{' (no difference)' if same(now, before) else ''}."
 

@@ -54,9 +54,12 @@ def extend(settings: Settings, out: Path, *, say: Say | None = None) -> dict[str
     with claimed(settings, out, say) as run.kept:
         record = run.measured()
         chosen, words = choice.choose(settings.methods, record)
+        tunes = bool(settings.tune) and chosen["name"] != "none"
+        if settings.tune and not tunes:
+            words += " So nothing was tuned; name the method to tune with --method."
         record |= {"winner": chosen["name"], "in_words": words}
         record["further"] = [run.further(measure, record) for measure in run.measures[1:] if measure.needs is not None]
-        record["tuned"] = run.tuned(chosen["name"]) if settings.tune else None
+        record["tuned"] = run.tuned(chosen["name"]) if tunes else None
         changed = [one for one in (chosen, record["tuned"]) if one and one["name"] != "none"]
         record["price"] = [choice.price(one, record) for one in changed]
         record["written"] = written(run.stretch, record, out / CHECKPOINT, run.first_losses)
@@ -202,7 +205,7 @@ class Run:
             "config": None if method.config is None else differing(self.stretch.config, method.config),
             "why_not": method.why_not,
             "values": [one for measure, of in raw.items() for one in rows(measure, of, reached)],
-            "details": [asdict(one) for measure, of in raw.items() for one in measure.details(of, reached)],
+            "details": [asdict(one) for measure, of in raw.items() for one in measure.details(of, self.lengths)],
             "passes": sum(map(len, raw.values())),
             **{cost: longest[cost] for cost in COSTS},
             "per_second": longest["read"] / longest["seconds"],
@@ -245,7 +248,7 @@ class Run:
         try:
             raw = {trained: self.one_pass(measure, none, trained)}
         except TooShort as error:
-            return False, f"{measure.name.capitalize()} was not tried: {error}."
+            return False, f"The measure {measure.name} was not tried: {error}."
         number = measure.numbers[0]
         found = measure.values(raw, trained)[number.name]
         words = f"At its trained length of {trained:,} {measure.unit} the model as it is has a {number.words} of "

@@ -259,19 +259,19 @@ def tuning(record: Record) -> Figure | None:
     return fig
 
 
-def tables(record: Record) -> list[tuple[str, tuple[list[str], list[list[str]]]]]:
-    """All tables, with their captions."""
-    found = [(numbers_in_words(measure), table(record, measure)) for measure in record["measures"]]
-    found += [(words, detail_table(record, words)) for words in captions(record, curves=False)]
-    found.append(("What the pass at the longest length costs", cost(record)))
-    return [(caption, rows) for caption, rows in found if rows[1]]
+def tables(record: Record) -> list[tuple[str, str, tuple[list[str], list[list[str]]]]]:
+    """All tables, with their captions and what else is said of them."""
+    found = [(one["name"], numbers_in_words(one), table(record, one)) for one in record["measures"]]
+    found += [(words, "", detail_table(record, words)) for words in captions(record, curves=False)]
+    found.append(("What the pass at the longest length costs", "", cost(record)))
+    return [one for one in found if one[2][1]]
 
 
 def markdown(record: Record, drawn: Sequence[Mapping[str, Any]]) -> str:
     """The run as a page of Markdown."""
     parts = [f"# {shown(title(record))}", *map(shown, sentences(record))]
-    for caption, rows in tables(record):
-        parts += [f"{shown(caption.rstrip('.'))}:", in_markdown(*rows)]
+    for caption, words, rows in tables(record):
+        parts += [f"{shown(words.rstrip('.') or caption)}:", in_markdown(*rows)]
     parts += [f"![{shown(figure['says'])}](figures/{figure['name']}.png)" for figure in drawn]
     specs = [
         f"- {shown(entry['name'])}: {shown(entry['words'])}: {markdown_code(entry['spec'])}"
