@@ -1,5 +1,6 @@
 """A whole extension of a tiny model: what is measured, who wins, what is written, and what happens when it is cut."""
 
+import gc
 import hashlib
 import json
 import math
@@ -7,6 +8,7 @@ import os
 import shlex
 import shutil
 import signal
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -314,6 +316,30 @@ def test_a_checkpoint_that_does_not_do_what_was_measured_is_taken_away(
     ):
         extend(settings(model, text, "linear"), tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoint").exists()
+
+
+def test_the_model_is_let_go_of_before_what_was_written_is_loaded(
+    model: Path, text: str, tmp_path: Path, monkeypatch
+) -> None:
+    """Two copies of a large model do not fit."""
+    from posenc.checkpoints.formats import load as of
+
+    models: list[weakref.ref[Any]] = []
+    read, compare = of.load, by_encoding.difference_of
+
+    def noted(*given: Any, **options: Any) -> Any:
+        loaded = read(*given, **options)
+        models.append(weakref.ref(loaded.model))
+        return loaded
+
+    def compared(*given: Any) -> float:
+        gc.collect()
+        assert [held() for held in models] == [None]
+        return compare(*given)
+
+    monkeypatch.setattr(of, "load", noted)
+    monkeypatch.setattr(by_encoding, "difference_of", compared)
+    assert extend(settings(model, text, "linear"), tmp_path / "run")["written"]["path"]
 
 
 def test_a_config_that_says_it_by_older_keys_says_by_all_keys_what_was_measured(
