@@ -92,8 +92,9 @@ class Run:
         """Load and check everything, before any folder is made."""
         from posenc.checkpoints.formats import huggingface, load
 
+        where = load.find(settings.path)
         say(f"loading {settings.path}")
-        loaded = load.load(settings.path, dtype=settings.dtype)
+        loaded = load.load(where, dtype=settings.dtype)
         for words in loaded.notes:
             say(words)
         reading = huggingface.read(loaded.config)
