@@ -20,8 +20,8 @@ from torch import Tensor
 
 from posenc import terminal
 from posenc.checkpoints import movable
-from posenc.checkpoints.extension.perplexity import tokens
 from posenc.checkpoints.formats.load import load
+from posenc.checkpoints.measures.perplexity import tokens
 
 NEXT = 96
 

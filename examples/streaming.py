@@ -23,9 +23,9 @@ from torch import Tensor
 
 from posenc import terminal
 from posenc.checkpoints import streamed_losses
-from posenc.checkpoints.extension.perplexity import LAST, Meter, losses, perplexity, tokens
 from posenc.checkpoints.formats.load import load
 from posenc.checkpoints.live.streaming import Stream, Window
+from posenc.checkpoints.measures.perplexity import LAST, Meter, losses, perplexity, tokens
 
 
 def tiny() -> tuple[Any, Tensor]:

@@ -10,6 +10,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+import weakref
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,7 +76,7 @@ SURFACE = {
     "fetch": "json",
     "inspect": "out json",
     "doctor": "json",
-    "extend": "factor method text images samples lengths start windows chunk dtype passkey longrope-factors tune "
+    "extend": "factor method measures text images samples lengths start chunk dtype passkey longrope-factors tune "
     "tune-map tune-length tune-rate out json",
     "explore": "run checkpoint out serve port open",
     "export": "out cache trust json",
@@ -1010,6 +1012,28 @@ def test_ctrl_c_is_one_sentence_and_130(posenc, monkeypatch: pytest.MonkeyPatch)
     answer = posenc("list")
     assert answer.code == 130
     assert answer.line == "posenc: interrupted; what was finished is kept, give the same command again"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_python_cleans_up_behind_an_object_ends_it_too(
+    number: signal.Signals, posenc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Left:
+        def __del__(self) -> None:
+            signal.raise_signal(number)
+
+    def interrupted(self) -> int:
+        left = Left()
+        weakref.finalize(left, signal.raise_signal, number)
+        del left
+        time.sleep(10)
+        return 0
+
+    before = sys.unraisablehook
+    monkeypatch.setattr(cli.VERBS["list"], "run", interrupted)
+    assert posenc("list").code == 128 + number
+    assert sys.unraisablehook is before
 
 
 def test_without_a_terminal_there_are_no_escape_codes(posenc, filled: Path) -> None:

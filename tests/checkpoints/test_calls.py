@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from posenc.catalogue import build
-from posenc.checkpoints.extension.perplexity import predictions
 from posenc.checkpoints.kinds.added.sine_module import ComputedSines, form_of, samples, sines_of
 from posenc.checkpoints.kinds.calls import CountedFromMask, cache_name
 from posenc.checkpoints.live.cached_positions import KEYWORD, REMEMBERED, Follow
+from posenc.checkpoints.measures.perplexity import predictions
 from posenc.encoding import Shape
 
 

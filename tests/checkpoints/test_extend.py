@@ -1,5 +1,6 @@
 """A whole extension of a tiny model: what is measured, who wins, what is written, and what happens when it is cut."""
 
+import gc
 import hashlib
 import json
 import math
@@ -7,6 +8,7 @@ import os
 import shlex
 import shutil
 import signal
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +18,21 @@ import torch
 pytest.importorskip("transformers")
 
 import tiny_llama
+from forked import Forked
 
 from posenc import cli
-from posenc.checkpoints.extension import checkpoint, choice, clock, extension_report, methods, perplexity
+from posenc.checkpoints.extension import by_encoding, choice, clock, methods, report
 from posenc.checkpoints.extension import extend as module
-from posenc.checkpoints.extension.extend import Settings, extend
+from posenc.checkpoints.extension.extend import extend
 from posenc.checkpoints.extension.runs import Kept, hash_of
+from posenc.checkpoints.extension.settings import Settings
 from posenc.checkpoints.files import folder_writer
 from posenc.checkpoints.formats.load import load
+from posenc.checkpoints.measures import pass_keys, perplexity
 from posenc.checkpoints.vocabulary.reading import CannotRead
 
 TARGET = 2 * tiny_llama.TRAINED
-EXACT = {"factor": 2.0, "dtype": "float32", "chunk": 50, "start": 10, "passkey": 0}
+EXACT = {"factor": 2.0, "dtype": "float32", "chunk": 50, "start": 10, "samples": 1, "passkey": 0}
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +51,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
 def without_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures take longer than everything else here; a report is written where one is asked for."""
     if "command_line" not in request.node.name:
-        monkeypatch.setattr(extension_report, "write", lambda record, folder: folder / "report.html")
+        monkeypatch.setattr(report, "write", lambda record, folder: folder / "report.html")
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +85,15 @@ def entry(record: dict[str, Any], name: str) -> dict[str, Any]:
     return next(one for one in record["methods"] if one["name"] == name)
 
 
+def measures_of(entry: dict[str, Any]) -> set[str]:
+    return {one["measure"] for one in entry["values"]}
+
+
+def means(entry: dict[str, Any]) -> dict[int, float]:
+    """Length -> perplexity of all tokens."""
+    return {one["length"]: one["value"] for one in entry["values"] if one["number"] == "mean"}
+
+
 # What is measured
 
 
@@ -87,16 +101,16 @@ def test_the_model_as_it_is_comes_first_and_is_what_transformers_says(done, mode
     record, _ = done
     assert [one["name"] for one in record["methods"]] == ["none", "linear", "dynamic", "rerope"]
     assert record["lengths"] == [96, 144, 192]
-    for at in entry(record, "none")["lengths"]:
-        expected = perplexity_in_transformers(model, text, at["length"])
-        assert at["mean"] == pytest.approx(expected, rel=1e-4)
+    assert list(means(entry(record, "none"))) == [96, 144, 192]
+    for length, mean in means(entry(record, "none")).items():
+        assert mean == pytest.approx(perplexity_in_transformers(model, text, length), rel=1e-4)
 
 
 def test_dynamic_scaling_changes_nothing_up_to_the_trained_length_and_something_beyond(done) -> None:
     record, _ = done
-    none, dynamic = (entry(record, name)["lengths"] for name in ("none", "dynamic"))
-    assert dynamic[0]["mean"] == pytest.approx(none[0]["mean"], rel=1e-5)
-    assert abs(math.log(dynamic[2]["mean"] / none[2]["mean"])) > 1e-3
+    none, dynamic = (means(entry(record, name)) for name in ("none", "dynamic"))
+    assert dynamic[96] == pytest.approx(none[96], rel=1e-5)
+    assert abs(math.log(dynamic[192] / none[192])) > 1e-3
     assert entry(record, "dynamic")["passes"] == 3 and entry(record, "linear")["passes"] == 1
 
 
@@ -113,42 +127,71 @@ def test_every_finished_pass_has_a_line_with_its_losses_and_what_they_depend_on(
     ]
     loss = lines[0]["losses"][0]
     assert len(loss) == 191
-    assert math.exp(sum(loss) / 191) == pytest.approx(entry(record, "none")["lengths"][-1]["mean"])
+    assert math.exp(sum(loss) / 191) == pytest.approx(means(entry(record, "none"))[192])
     assert all(line["seconds"] > 0 for line in lines)
 
 
 def test_several_windows_lie_behind_one_another(model: Path, text: str, tmp_path: Path) -> None:
-    record = extend(settings(model, text, "none", windows=2), tmp_path / "run")
+    record = extend(settings(model, text, "none", samples=2), tmp_path / "run")
     parts = [perplexity_in_transformers(model, text, TARGET, start) for start in (10, 10 + TARGET)]
     mean = math.exp(sum(map(math.log, parts)) / 2)
-    assert record["methods"][0]["lengths"][-1]["mean"] == pytest.approx(mean, rel=1e-4)
-    assert record["text"] == {
-        "name": "novel.txt",
-        "sha256": hashlib.sha256(tiny_llama.TEXT.encode()).hexdigest(),
-        "tokens": len(tiny_llama.TEXT),
-        "start": 10,
-        "windows": 2,
-    }
+    assert means(record["methods"][0])[192] == pytest.approx(mean, rel=1e-4)
+    each = record["methods"][0]["values"][-1]["each"]
+    assert each == pytest.approx([math.log(part) for part in parts], rel=1e-4)
+    sha256 = hashlib.sha256(tiny_llama.TEXT.encode()).hexdigest()
+    facts = {"text": sha256, "start": 10, "windows": 2, "stride": 192, "chunk": 50}
+    assert record["measures"][0]["facts"] == facts
+    assert record["measures"][0]["on"] == (
+        f"novel.txt, {len(tiny_llama.TEXT):,} tokens, SHA-256 {sha256}; 2 windows of 192 tokens, from token 10; "
+        f"chunks of 50"
+    )
 
 
 def test_lengths_in_between_and_those_asked_for() -> None:
-    plan = methods.Plan(None, 8192, 32768, ())  # type: ignore[arg-type]
-    assert methods.lengths_of(plan, (1000,)) == (1000, 8192, 12288, 16384, 24576, 32768)
-    assert methods.lengths_of(methods.Plan(None, 100, 120, ())) == (100, 120)  # type: ignore[arg-type]
+    assert methods.lengths_of(8192, 32768, (1000,)) == (1000, 8192, 12288, 16384, 24576, 32768)
+    assert methods.lengths_of(100, 120) == (100, 120)
+
+
+def test_a_baseline_is_the_model_as_it_is_in_windows(model: Path, text: str, tmp_path: Path) -> None:
+    record = extend(settings(model, text, "windows", "dynamic"), tmp_path / "run")
+    assert [one["name"] for one in record["methods"]] == ["none", "windows", "dynamic"]
+    windows = means(entry(record, "windows"))
+    loaded, ids = load(model), torch.tensor(load(model).tokenizer(Path(text).read_text())["input_ids"][10 : 10 + 192])
+    for length in (144, 192):
+        # The first window holds 96 tokens; each that follows ends 48 later.
+        losses = perplexity.losses(loaded.model, ids[:96])
+        for end in range(144, length + 1, 48):
+            losses = torch.cat((losses, perplexity.losses(loaded.model, ids[end - 96 : end])[-48:]))
+        assert windows[length] == pytest.approx(float(losses.mean().exp()), rel=1e-4)
+    assert set(windows) == {144, 192}
 
 
 # Who wins
 
 
-def measured(name: str, mean: float, last: float, **more: Any) -> dict[str, Any]:
-    lengths = [{"length": 100, "mean": mean, "last": mean}, {"length": 200, "mean": last, "last": last}]
-    return {"name": name, "lengths": lengths, "config": {}, **more}
+LAST, MEAN = "perplexity of the last 512 tokens", "perplexity of all tokens"
 
 
-def chosen(*methods: dict[str, Any], asked: tuple[str, ...] = ("all",)) -> tuple[str, str]:
-    record = {"methods": [*methods], "trained": 100, "target": 200}
+def row(number: str, length: int, value: float, *each: float) -> dict[str, Any]:
+    """A number of one window, or of several with their losses."""
+    error = None if len(each) < 2 else 0.1 * value
+    return {"measure": "m", "number": number, "length": length, "value": value, "error": error, "each": list(each)}
+
+
+def measured(name: str, mean: float, last: float, *each: float, **more: Any) -> dict[str, Any]:
+    values = [row("mean", 100, mean), row("last", 100, mean), row("mean", 200, last), row("last", 200, last, *each)]
+    return {"name": name, "values": values, "config": {}, "baseline": False, "words": "", **more}
+
+
+def chosen(*methods: dict[str, Any], asked: tuple[str, ...] = ("all",), more: bool = False) -> tuple[str, str]:
+    numbers = [
+        {"name": "last", "words": LAST, "more_is_better": more},
+        {"name": "mean", "words": MEAN, "more_is_better": more},
+    ]
+    measures = [{"name": "m", "numbers": numbers, "price": "mean"}]
+    record = {"methods": [*methods], "trained": 100, "target": 200, "unit": "tokens", "measures": measures}
     best, words = choice.choose(asked, record)
-    return best["name"], words
+    return best["name"], f"{words} {choice.price(best, record)}"
 
 
 NONE = measured("none", 10.0, 1000.0)
@@ -158,14 +201,35 @@ def test_the_lowest_last_tokens_win_among_those_that_keep_the_trained_length() -
     name, words = chosen(NONE, measured("a", 10.4, 20.0), measured("b", 10.6, 15.0), measured("c", 9.9, 30.0))
     assert name == "a"
     assert words == (
-        "a wins on this text: the perplexity of the last 199 tokens at 200 is 20, where the model as it is has 1000. "
-        "At the trained length of 100 its mean perplexity is 10.4, 4.0% above the 10 of before."
+        f"a wins: at 200 tokens the {LAST} is 20.00, where the model as it is has 1,000. What a costs short inputs: at "
+        f"the trained 100 tokens the {MEAN} is 10.40, 4.0% above the 10.00 of before."
     )
+
+
+def test_more_may_be_better() -> None:
+    none = measured("none", 0.9, 0.1)
+    name, words = chosen(none, measured("a", 0.87, 0.5), measured("b", 0.8, 0.7), more=True)
+    assert name == "a" and "3.3% below the 0.900 of before" in words
+    assert chosen(none, measured("a", 0.8, 0.5), more=True)[0] == "none"
 
 
 def test_near_ties_are_named() -> None:
     _, words = chosen(NONE, measured("a", 10.0, 20.0), measured("b", 10.0, 20.19), measured("c", 10.0, 20.21))
-    assert "; b is within 1 % of it, which is no difference" in words and "c" not in words.split(";")[1].split(",")[0]
+    assert "; b is no different" in words and "c" not in words.split(";")[1].split(".")[0]
+
+
+def test_what_is_within_the_error_of_its_difference_is_no_winner() -> None:
+    """Windows that differ much from one another say much of a difference that is the same in all of them."""
+    none = measured("none", 10.0, 10.0, 1.0, 2.0, 3.0)
+    name, words = chosen(none, measured("a", 10.0, 9.0, 0.7, 2.1, 2.9))
+    assert name == "none" and "a, the best of them, has 9.00 ± 0.900, which is no difference" in words
+    assert chosen(none, measured("a", 10.0, 9.0, 0.9, 1.9, 2.89))[0] == "a"
+    # The same losses without a pairing.
+    assert chosen(none, measured("a", 10.0, 9.0, 0.9, 1.9))[0] == "none"
+    # Within 1 %.
+    assert chosen(measured("none", 10.0, 10.0), measured("a", 10.0, 9.91))[0] == "none"
+    assert chosen(measured("none", 10.0, 10.0), measured("a", 10.0, 9.8))[0] == "a"
+    assert chosen(none, measured("a", 10.0, 9.0, 0.7, 2.1, 2.9), asked=("a",))[0] == "a"
 
 
 def test_a_winner_that_pays_with_short_texts_says_so() -> None:
@@ -177,7 +241,11 @@ def test_a_winner_that_pays_with_short_texts_says_so() -> None:
 def test_the_one_method_asked_for_is_written_even_if_it_loses() -> None:
     worse = measured("yarn", 10.0, 2000.0)
     name, words = chosen(NONE, worse, asked=("yarn",))
-    assert name == "yarn" and words.endswith("yarn is written because it was asked for.")
+    assert name == "yarn" and "yarn is written because it was asked for." in words
+    assert chosen(NONE, worse, asked=("yarn", "windows"))[0] == "none"
+    windows = measured("windows", 10.0, 1500.0, baseline=True)
+    name, words = chosen(NONE, windows, worse, asked=("yarn", "windows"))
+    assert name == "yarn" and "Windows () gives 1,500: worse." in words
     assert chosen(NONE, worse, asked=("yarn", "ntk"))[0] == "none"
 
 
@@ -192,9 +260,8 @@ def test_the_checkpoint_says_what_was_measured_and_transformers_loads_it(
     assert hashes(model) == before
     written = Path(record["written"]["path"])
     assert written == tmp_path / "run" / "checkpoint"
-    for at in entry(record, "yarn")["lengths"]:
-        expected = perplexity_in_transformers(written, text, at["length"])
-        assert at["mean"] == pytest.approx(expected, rel=1e-4)
+    for length, mean in means(entry(record, "yarn")).items():
+        assert mean == pytest.approx(perplexity_in_transformers(written, text, length), rel=1e-4)
     config = json.loads((written / "config.json").read_text())
     assert config["max_position_embeddings"] == TARGET
     assert config["rope_parameters"]["rope_type"] == "yarn" and config["rope_parameters"]["factor"] == 2.0
@@ -206,17 +273,18 @@ def test_the_checkpoint_says_what_was_measured_and_transformers_loads_it(
 
 def test_the_winner_of_several_is_written(model: Path, text: str, tmp_path: Path, monkeypatch) -> None:
     # Random weights have no winner of their own.
-    monkeypatch.setattr(choice, "ranked", lambda found, *_: sorted(found, key=lambda one: one["name"] != "llama3"))
+    monkeypatch.setattr(choice, "choose", lambda asked, record: (entry(record, "llama3"), "llama3 wins"))
     record = extend(settings(model, text, "linear", "llama3"), tmp_path / "run")
     assert record["winner"] == record["written"]["method"] == "llama3"
     expected = perplexity_in_transformers(tmp_path / "run" / "checkpoint", text, TARGET)
-    assert entry(record, "llama3")["lengths"][-1]["mean"] == pytest.approx(expected, rel=1e-4)
+    assert means(entry(record, "llama3"))[TARGET] == pytest.approx(expected, rel=1e-4)
 
 
 def test_nothing_is_written_where_nothing_is_better(done) -> None:
     record, out = done
     assert record["winner"] == "none" and not (out / "checkpoint").exists()
-    assert record["written"]["words"].startswith("Nothing was written: no method is better")
+    assert record["written"]["words"].startswith("Nothing was written: the model stays as it is")
+    assert record["in_words"].startswith("No method is better than the model as it is")
 
 
 def test_a_method_without_a_config_is_measured_and_not_written(model: Path, text: str, tmp_path: Path) -> None:
@@ -234,7 +302,7 @@ def test_a_checkpoint_that_does_not_do_what_was_measured_is_taken_away(
         return write(where, config, ((name, tensor * 1.5) for name, tensor in named), **given)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint, "write_folder", with_other_weights)
+        patch.setattr(by_encoding, "write_folder", with_other_weights)
         with pytest.raises(RuntimeError, match=r"written checkpoint has a mean loss of .* may differ by 0.001 nats"):
             extend(settings(model, text, "linear"), tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoint").exists()
@@ -242,12 +310,36 @@ def test_a_checkpoint_that_does_not_do_what_was_measured_is_taken_away(
     def with_other_rotary(where: Path, config: dict[str, Any], named: Any, **given: Any) -> Path:
         return write(where, config | {"rope_scaling": {"rope_type": "linear", "factor": 2.01}}, named, **given)
 
-    monkeypatch.setattr(checkpoint, "write_folder", with_other_rotary)
+    monkeypatch.setattr(by_encoding, "write_folder", with_other_rotary)
     with pytest.raises(
         RuntimeError, match=r"says something else than planned: .*layer 0 .*factor=2.0\)\) and .*factor=2.01\)\)"
     ):
         extend(settings(model, text, "linear"), tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoint").exists()
+
+
+def test_the_model_is_let_go_of_before_what_was_written_is_loaded(
+    model: Path, text: str, tmp_path: Path, monkeypatch
+) -> None:
+    """Two copies of a large model do not fit."""
+    from posenc.checkpoints.formats import load as of
+
+    models: list[weakref.ref[Any]] = []
+    read, compare = of.load, by_encoding.difference_of
+
+    def noted(*given: Any, **options: Any) -> Any:
+        loaded = read(*given, **options)
+        models.append(weakref.ref(loaded.model))
+        return loaded
+
+    def compared(*given: Any) -> float:
+        gc.collect()
+        assert [held() for held in models] == [None]
+        return compare(*given)
+
+    monkeypatch.setattr(of, "load", noted)
+    monkeypatch.setattr(by_encoding, "difference_of", compared)
+    assert extend(settings(model, text, "linear"), tmp_path / "run")["written"]["path"]
 
 
 def test_a_config_that_says_it_by_older_keys_says_by_all_keys_what_was_measured(
@@ -272,7 +364,7 @@ def test_a_config_that_says_it_by_older_keys_says_by_all_keys_what_was_measured(
         {key for key in written if written[key] != config.get(key)} == set(entry(record, "linear")["config"]) == changed
     )
     expected = perplexity_in_transformers(tmp_path / "run" / "checkpoint", text, tiny_llama.TRAINED)
-    assert entry(record, "linear")["lengths"][-1]["mean"] == pytest.approx(expected, rel=1e-4)
+    assert means(entry(record, "linear"))[tiny_llama.TRAINED] == pytest.approx(expected, rel=1e-4)
 
 
 def test_nothing_is_measured_where_transformers_would_serve_something_else(
@@ -307,7 +399,7 @@ def test_a_cut_run_goes_on_with_what_is_left(model: Path, text: str, tmp_path: P
         return losses(model, ids, **given)
 
     monkeypatch.setattr(perplexity, "losses", counted)
-    asked, out = settings(model, text, "yarn", windows=2), tmp_path / "run"
+    asked, out = settings(model, text, "yarn", samples=2), tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
         extend(asked, out)
     assert passes == [TARGET] * 3 and not (out / "checkpoint").exists()
@@ -340,9 +432,43 @@ def test_from_the_command_line_an_interrupt_is_one_sentence_and_the_same_command
     (out / ".checkpoint.1-0123abcd.part").mkdir()
     assert cli.main(given) == 0
     answer = capsys.readouterr().out
-    assert "mean at 96" in answer and "ntk" in answer and f"Checkpoint: {out / 'checkpoint'}" in answer
+    assert (
+        "mean at 96" in answer
+        and "What ntk costs short inputs" in answer
+        and f"Checkpoint: {out / 'checkpoint'}" in answer
+    )
     assert (out / "report.html").exists() and (out / "report.md").exists()
     assert not list(out.glob(".*.part"))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the command is forked")
+def test_a_process_that_is_interrupted_at_any_moment_ends_with_130_and_goes_on(
+    model: Path, text: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    given = ["extend", str(model), "--method", "linear,yarn,ntk", "--text", text, "--samples", "9", "--passkey", "0"]
+    kept = out / "measurements.jsonl"
+
+    def lines() -> int:
+        return len(kept.read_bytes().splitlines()) if kept.exists() else 0
+
+    moments = {
+        "it loads": lambda: True,
+        "the first pass is made": out.exists,
+        "one is kept": lambda: lines() >= 1,
+        "more are": lambda: lines() >= 3,
+        "the report is drawn": (out / "record.json").exists,
+    }
+    for when, come in moments.items():
+        before = lines()
+        command = Forked(*given, "--out", str(out))
+        assert os.read(command.streams[1], 1)
+        command.until(come)
+        command.kill(signal.SIGINT)
+        code, _, said = command.ended()
+        assert code == 130 and "posenc: interrupted; what was finished is kept" in said, (when, code, said)
+        assert "Traceback" not in said and lines() >= before, (when, said)
+    assert cli.main([*given, "--out", str(out)]) == 0
 
 
 def test_a_result_is_kept_by_everything_that_it_depends_on(tmp_path: Path) -> None:
@@ -384,24 +510,34 @@ def test_pass_keys_are_asked_for_beyond_the_trained_length_only_if_it_can_be_don
     def found(right: int):
         def retrieve(model, tokenizer, length, trials, **_):
             asked.append(length)
-            return [module.passkey.Retrieval(length, depth, right, trials) for depth in module.passkey.DEPTHS]
+            return [pass_keys.Retrieval(length, depth, right, trials) for depth in pass_keys.DEPTHS]
 
         return retrieve
 
-    monkeypatch.setattr(module.passkey, "retrieve", found(0))
+    monkeypatch.setattr(pass_keys, "retrieve", found(0))
     record = extend(settings(model, text, "linear", passkey=1), tmp_path / "cannot")
-    assert asked == [tiny_llama.TRAINED] and "passkey" not in entry(record, "linear")
-    assert "says 0 of 3 pass keys, less than 90%" in record["passkey"]["words"]
+    assert asked == [tiny_llama.TRAINED] and "pass-keys" not in measures_of(entry(record, "linear"))
+    (further,) = record["further"]
+    assert not further["able"] and "has a share of pass keys said right of 0 ± 0, less than 0.9, so" in further["words"]
     asked.clear()
-    monkeypatch.setattr(module.passkey, "retrieve", found(1))
+    monkeypatch.setattr(pass_keys, "retrieve", found(1))
     record = extend(settings(model, text, "linear", passkey=1), tmp_path / "can")
     assert asked == [tiny_llama.TRAINED, TARGET, TARGET]
-    assert [key["right"] for key in entry(record, "linear")["passkey"]] == [1, 1, 1]
+    (right,) = [one for one in entry(record, "linear")["values"] if one["measure"] == "pass-keys"]
+    assert (right["length"], right["value"]) == (TARGET, 1.0) and record["further"][0]["able"]
+    depths = entry(record, "linear")["details"][-1]
+    assert depths["at"] == ("10%", "50%", "90%") and depths["values"] == (1, 1, 1)
+
+
+def test_what_the_model_cannot_do_cannot_decide(model: Path, text: str, tmp_path: Path) -> None:
+    asked = Settings(str(model), 2.0, ("linear",), measures=("pass-keys",))
+    with pytest.raises(ValueError, match="So pass-keys cannot decide; name another of --measures first"):
+        extend(asked, tmp_path / "run")
 
 
 def test_a_length_without_room_for_a_key_says_so(model: Path, text: str, tmp_path: Path) -> None:
     record = extend(settings(model, text, "linear", passkey=1), tmp_path / "run")
-    assert "a pass key needs more text to hide in than 96 tokens give" in record["passkey"]["words"]
+    assert "a pass key needs more text to hide in than 96 tokens give" in record["further"][0]["words"]
 
 
 # Tuning
@@ -413,13 +549,14 @@ def test_tuning_lowers_the_loss_and_its_weights_are_written(model: Path, text: s
     record = extend(asked, tmp_path / "run")
     tuned, plain = record["tuned"], entry(record, "linear")
     assert tuned["name"] == "linear, tuned" and len(tuned["loss"]) == 6
-    assert tuned["lengths"][-1]["mean"] < plain["lengths"][-1]["mean"]
+    assert means(tuned)[TARGET] < means(plain)[TARGET]
+    assert [words.partition(" costs")[0] for words in record["price"]] == ["What linear", "What linear, tuned"]
     start = len(tiny_llama.TEXT) - TARGET
-    assert record["text"]["start"] == start
+    assert record["measures"][0]["facts"]["start"] == start
     expected = perplexity_in_transformers(tmp_path / "run" / "checkpoint", text, TARGET, start)
-    assert tuned["lengths"][-1]["mean"] == pytest.approx(expected, rel=1e-4)
+    assert means(tuned)[TARGET] == pytest.approx(expected, rel=1e-4)
     again = extend(asked, tmp_path / "run")
-    assert again["tuned"]["lengths"] == tuned["lengths"]
+    assert again["tuned"]["values"] == tuned["values"]
 
 
 OWN_MAP = """
@@ -450,6 +587,12 @@ def test_tuning_with_a_map_of_ones_own_depends_on_its_file(model: Path, text: st
     assert extend(asked, tmp_path / "run")["tuned"]["loss"] != first
 
 
+def test_where_nothing_wins_nothing_is_tuned(model: Path, text: str, tmp_path: Path) -> None:
+    record = extend(settings(model, text, "linear", "rerope", tune=2, tune_length=40, start=None), tmp_path / "run")
+    assert record["winner"] == "none" and record["tuned"] is None and record["written"]["path"] is None
+    assert record["in_words"].endswith("So nothing was tuned; name the method to tune with --method.")
+
+
 def test_what_cannot_be_written_is_not_tuned(model: Path, text: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="rerope cannot be tuned and written: transformers has no config key"):
         extend(settings(model, text, "rerope", tune=2, tune_length=40, start=None), tmp_path / "run")
@@ -464,9 +607,18 @@ def test_what_cannot_be_written_is_not_tuned(model: Path, text: str, tmp_path: P
         ({"factor": 1.0}, "must be above 1, got 1"),
         ({"factor": 0.5}, "must be above 1, got 0.5"),
         ({"factor": 40.0}, r"novel.txt has 1,8\d\d tokens, and a window of 3,840 from token 10 takes 3,850"),
-        ({"windows": 100}, "takes 19,210"),
+        ({"samples": 100}, "takes 19,210"),
         ({"methods": ("yarm",)}, "no method named 'yarm'"),
-        ({"lengths": (500,)}, "lengths go up to the target of 192 tokens, got 500"),
+        ({"lengths": (500,)}, "lengths go from 2 to the target of 192, got 500"),
+        ({"lengths": (1,)}, "lengths go from 2 to the target of 192, got 1"),
+        ({"measures": ("perplexitty",)}, "no measure named 'perplexitty'.*did you mean 'perplexity'"),
+        ({"measures": ("masked",)}, "masked does not fit a LlamaForCausalLM; it is measured by perplexity, pass-keys"),
+        ({"measures": ("pass-keys",), "passkey": 1}, "--text would change nothing here .pass-keys reads --chunk, --pa"),
+        ({"methods": ("truncate",)}, "truncate is a way to use the model as it is that none of perplexity has"),
+        ({"images": ("a.png",)}, "--images would change nothing here .perplexity reads --chunk, --samples, --start"),
+        ({"passkey": 2, "measures": ("perplexity",)}, "--passkey would change nothing here .perplexity reads"),
+        ({"measures": ("perplexity", "pass-keys"), "passkey": 0}, "pass-keys takes a --passkey of 1 or more, got 0"),
+        ({"tune_length": 40}, "--tune-length would change nothing here"),
         ({"dtype": "int8"}, "dtype must be float32, bfloat16"),
         ({"factors": "f.json"}, "f.json: there is no such file"),
         ({"text": ("nothing.txt",)}, "nothing.txt: there is no such file"),
@@ -491,15 +643,15 @@ def test_a_mistake_is_refused_before_anything_is_made(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"windows": 0}, "windows must be 1 or more, got 0"),
+        ({"samples": 0}, "samples must be 1 or more, got 0"),
         ({"chunk": 0}, "chunk must be 1 or more, got 0"),
         ({"start": -1}, "start counts tokens of the text from 0, got -1"),
-        ({"lengths": (1,)}, "a length is 2 tokens or more, got 1"),
+        ({"factor": math.nan}, "must be above 1, got nan"),
     ],
 )
 def test_impossible_settings_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Settings("it", 2.0, **changes)
+        Settings(**{"path": "it", "factor": 2.0, **changes})
 
 
 def test_a_folder_that_holds_something_else_is_left_alone(model: Path, text: str, tmp_path: Path, done) -> None:
@@ -536,8 +688,8 @@ def test_pipes_devices_and_links_beside_a_model_are_not_measured(tmp_path: Path)
 
 
 def test_the_command_can_be_given_again() -> None:
-    asked = Settings("smollm2", 2.0, ("yarn", "ntk"), ("a b.txt",), windows=3, factors="f.json")
+    asked = Settings("smollm2", 2.0, ("yarn", "ntk"), (), ("a b.txt",), samples=3, factors="f.json")
     assert asked.command(Path("out")) == (
-        "posenc extend smollm2 --factor 2 --method yarn,ntk --text 'a b.txt' --windows 3 --longrope-factors f.json "
+        "posenc extend smollm2 --factor 2 --method yarn,ntk --text 'a b.txt' --samples 3 --longrope-factors f.json "
         "--out out"
     )

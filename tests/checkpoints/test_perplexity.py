@@ -1,6 +1,8 @@
 """Perplexity in bounded memory, against one pass in double precision, and against numbers worked out by hand."""
 
 import math
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,12 @@ pytest.importorskip("transformers")
 
 import tiny_llama
 
-from posenc.checkpoints.extension import perplexity
-from posenc.checkpoints.extension.perplexity import Meter, Tokens, Work
+from posenc.checkpoints.formats.load import Loaded
 from posenc.checkpoints.live.attach import attach, detach
+from posenc.checkpoints.measures import perplexity
+from posenc.checkpoints.measures.measure import Given
+from posenc.checkpoints.measures.perplexity import Perplexity, Tokens
+from posenc.checkpoints.measures.work import Meter, Work
 
 SPEC = "rotary(base=500.0, schedule={})"
 
@@ -123,12 +128,45 @@ def test_perplexity_is_the_exponential_of_the_mean_over_all_windows() -> None:
 
 def test_the_last_tokens_are_the_last_512_of_the_length() -> None:
     losses = torch.cat((torch.full((999,), 1.0), torch.full((512,), 2.0), torch.full((488,), 3.0)))
-    found = perplexity.measures([losses], 1512)
+    values = partial(Perplexity.values, None, {2000: {"losses": [losses.tolist()]}})
+    found = values(1512)
     # Tokens 1000..1511 have a loss of 2; those before, 1.
-    assert found.last == pytest.approx(math.exp(2.0))
-    assert found.mean == pytest.approx(math.exp((999 + 1024) / 1511))
-    short = perplexity.measures([losses], 100)
-    assert short.last == short.mean == pytest.approx(math.e)
+    assert found["last"].value == pytest.approx(math.exp(2.0))
+    assert found["mean"].value == pytest.approx(math.exp((999 + 1024) / 1511))
+    assert found["last"].error is None
+    short = values(100)
+    assert short["last"].value == short["mean"].value == pytest.approx(math.e)
+
+
+def test_the_error_is_that_of_windows() -> None:
+    windows = [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
+    found = Perplexity.values(None, {3: {"losses": windows}}, 3)["mean"]
+    # Mean losses 1, 2, 3: standard deviation 1, standard error 1/sqrt(3), and exp' = exp.
+    assert found.each == (1.0, 2.0, 3.0)
+    assert found.error == pytest.approx(math.exp(2) / math.sqrt(3))
+
+
+def test_windows_are_as_many_as_a_short_text_holds(model, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(tiny_llama.TEXT)
+    loaded = Loaded(model, tiny_llama.tokenizer(), model.config, tmp_path)
+    given = Given(loaded, 96, 192, text=(str(tmp_path / "text.txt"),))
+    tokens = len(given.tokens.ids)
+    made = Perplexity(given)
+    assert (made.count, made.start) == (tokens // 192, tokens % 192)
+    made = Perplexity(replace(given, start=400, samples=3))
+    assert (made.count, made.start) == (3, 400)
+    assert made.window(2, 100).tolist() == given.tokens.ids[784:884].tolist()
+    long = "x" * 30_000
+    (tmp_path / "text.txt").write_text(long)
+    assert (Perplexity(replace(given)).count, Perplexity(replace(given)).start) == (24, 2000)
+    assert Perplexity(replace(given, longest=4096)).count == 2
+    # What is tuned on stands before.
+    assert Perplexity(replace(given, late=True, samples=2)).start == 30_000 - 384
+
+
+def test_a_pass_serves_shorter_lengths_unless_the_method_goes_by_the_length() -> None:
+    assert Perplexity.passes(None, (96, 144, 192), by_length=False) == (192,)
+    assert Perplexity.passes(None, (96, 144, 192), by_length=True) == (96, 144, 192)
 
 
 def test_bands_lie_between_lengths_and_make_up_the_mean() -> None:

@@ -11,8 +11,8 @@ from checkpoints.test_attach import make
 from checkpoints.test_moving_keys import one_layer
 
 from posenc.checkpoints import stream, streamed_losses
-from posenc.checkpoints.extension.perplexity import losses
 from posenc.checkpoints.live.streaming import Stream, Window
+from posenc.checkpoints.measures.perplexity import losses
 
 TEXT = torch.randint(3, 97, (60,), generator=torch.Generator().manual_seed(2))
 

@@ -11,7 +11,7 @@ import tiny_llama
 
 from posenc.checkpoints.extension import tune
 from posenc.checkpoints.extension.clock import Clock
-from posenc.checkpoints.extension.extend import Settings
+from posenc.checkpoints.extension.settings import Settings
 from posenc.checkpoints.live.attach import attach, detach
 from posenc.coordinate_maps import SkippedChunks
 from posenc.positions import Positions

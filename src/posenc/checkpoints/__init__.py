@@ -15,7 +15,7 @@ HOMES = {
     "inspect": "inspection.inspect",
     "movable": "live.moving_keys",
     "stream": "live.streaming",
-    "streamed_losses": "extension.perplexity",
+    "streamed_losses": "measures.perplexity",
 }
 
 __all__ = sorted(HOMES)

@@ -29,6 +29,9 @@ __all__ = ["LAB", "VERBS", "main", "parse"]
 LONGEST = 1_000
 """The letters of an error's one line."""
 
+AGAIN = 0.02
+"""Seconds until an interrupt that Python dropped is raised again."""
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one verb; returns the exit code.
@@ -93,11 +96,20 @@ def version() -> str:
 def ended_like_ctrl_c() -> Generator[None]:
     """A request to end, or a terminal that closes, is KeyboardInterrupt too, with the signal's number.
 
-    What ignores them, as nohup does, goes on ignoring them.
+    What ignores them, as nohup does, goes on ignoring them. Where one arrives while Python cleans up behind an object,
+    Python reports it and goes on; it is then asked for again, a moment later.
     """
 
     def end(number: int, frame: object) -> None:
         raise KeyboardInterrupt(number)
+
+    def dropped(what: "sys.UnraisableHookArgs") -> None:
+        if not isinstance(what.exc_value, KeyboardInterrupt):
+            report(what)
+            return
+        number = what.exc_value.args[0] if what.exc_value.args else signal.SIGINT
+        # From another thread: here, it would be raised in this very function and be dropped with it.
+        threading.Timer(AGAIN, signal.raise_signal, (number,)).start()
 
     asked = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     if threading.current_thread() is not threading.main_thread():
@@ -106,9 +118,11 @@ def ended_like_ctrl_c() -> Generator[None]:
     ours = [number for number in asked if before[number] == signal.SIG_DFL]
     for number in ours:
         signal.signal(number, end)
+    report, sys.unraisablehook = sys.unraisablehook, dropped
     try:
         yield
     finally:
+        sys.unraisablehook = report
         for number in ours:
             signal.signal(number, signal.SIG_DFL)
 

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from tyro.conf import Positional
 
@@ -120,19 +120,20 @@ class Extend:
     """Target length / trained length (unitless, above 1)."""
     method: Names = ("all",)
     """none, linear, ntk, dynamic, dynamic-yarn, yarn, llama3, longrope, self-extend, rerope, dual-chunk, or all.
-    For a learned table: clamp, repeat, nearest, linear, cubic, or all."""
+    For a learned table: clamp, repeat, nearest, linear, cubic, or all.
+    To use the model as it is: windows, truncate."""
+    measures: Names = ()
+    """perplexity, pass-keys, masked, sentences, images: the first decides. Default: those that fit the model."""
     text: Files = ()
     """Text files to measure on. Default: the Python language reference."""
     images: Files = ()
-    """Image files to measure on, for an image encoder with a learned table."""
+    """Image files to measure on, for an image encoder."""
     samples: Whole = None
-    """How many documents or passages a model with a learned table is measured on. Default: 24."""
+    """How many windows of the target length, documents or passages are measured. Default: by the measure."""
     lengths: Wholes = ()
     """More lengths to measure at (tokens), besides the trained one, the target and some in between."""
     start: Whole = None
-    """The token of the text that is read first. Default: 2000; with --tune, as late as the windows allow."""
-    windows: int = 1
-    """How many windows of the target length are measured, behind one another."""
+    """The token of the text that is read first. Default: 2000, less in a short text; with --tune, as late as may be."""
     chunk: int = 1024
     """How many tokens go through the model at once: fewer take less memory."""
     dtype: Annotated[str, taking("NAME")] = "float32"
@@ -156,57 +157,31 @@ class Extend:
 
     def run(self) -> int:
         from posenc import terminal
-        from posenc.checkpoints.extension import extension_report, learned_extension
-        from posenc.checkpoints.extension.extend import Settings, extend
+        from posenc.checkpoints.extension import report
+        from posenc.checkpoints.extension.extend import extend
+        from posenc.checkpoints.extension.settings import Settings
         from posenc.checkpoints.formats import load
         from posenc.lab.results.report import finite
 
         load.without_bars()
-        names = tuple(name for given in self.method for name in given.split(",") if name)
-        if learned_extension.has_learned_table(self.path):
-            return self.extend_table(names)
-        if self.images or self.samples is not None:
-            raise ValueError("--images and --samples are for models with a learned table, and this one has none")
-        shared = {f.name: getattr(self, f.name) for f in fields(Settings) if hasattr(self, f.name)}
-        settings = Settings(**shared, methods=names, factors=self.longrope_factors)
+        said: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(Settings) if hasattr(self, f.name)}
+        for name, given in (("methods", self.method), ("measures", self.measures)):
+            said[name] = tuple(one for several in given for one in several.split(",") if one)
+        said["factors"] = self.longrope_factors
+        settings = Settings(**said)
         record = extend(settings, self.out, say=terminal.progress)
         if self.json:
             print(json.dumps(finite(record)))
             return 0
-        terminal.table(*extension_report.in_short(record))
-        for words in extension_report.sentences(record):
-            terminal.say(f"\n{words}")
-        if record["written"]["path"]:
-            terminal.say(f"\nCheckpoint: {record['written']['path']}")
-        terminal.say(f"Report: {self.out / 'report.html'}")
-        return 0
-
-    def extend_table(self, names: tuple[str, ...]) -> int:
-        """Extend a model whose positions are a learned table."""
-        from posenc import terminal
-        from posenc.checkpoints.extension import learned_report
-        from posenc.checkpoints.extension.learned_extension import SAMPLES, Settings, extend_learned
-        from posenc.lab.results.report import finite
-
-        ours = {"path", "factor", "method", "text", "images", "samples", "lengths", "dtype", "out", "json"}
-        for one in fields(self):
-            if one.name not in ours and getattr(self, one.name) != one.default:
-                option = one.name.replace("_", "-")
-                raise ValueError(
-                    f"--{option} is for models without a learned table, and {self.path} has one; leave it out"
-                )
-        samples = SAMPLES if self.samples is None else self.samples
-        given = (self.text, self.images, self.lengths, samples, self.dtype)
-        record = extend_learned(Settings(self.path, self.factor, names, *given), self.out, say=terminal.progress)
-        if self.json:
-            print(json.dumps(finite(record)))
-            return 0
-        for measure in record["measures"]:
-            terminal.say(f"{measure['words']}, by {record['unit']}:")
-            terminal.table(*learned_report.table(record, measure["name"]))
+        for caption, table in report.in_short(record):
+            terminal.say(caption)
+            terminal.table(*table)
             terminal.say()
-        terminal.say(record["in_words"])
-        terminal.say(f"\nCheckpoint: {self.out / record['written']['path']}\nReport: {self.out / 'report.md'}")
+        for words in report.sentences(record):
+            terminal.say(f"{words}\n")
+        if record["written"]["path"]:
+            terminal.say(f"Checkpoint: {record['written']['path']}")
+        terminal.say(f"Report: {self.out / 'report.html'}")
         return 0
 
 

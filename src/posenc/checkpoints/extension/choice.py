@@ -3,62 +3,156 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from posenc.checkpoints.extension import methods, perplexity
+from posenc.checkpoints.measures.measure import Value, error_of
 
 KEEPS = 1.05
-"""A method may win if its mean perplexity at the trained length is at most this many times that of the model as it
-is: who pays with the short texts for the long ones has not extended anything."""
+"""A method may win if at the trained length it is at most this many times worse than the model as it is: who pays with
+the short inputs for the long ones has not extended anything."""
 
 TIE = 1.01
-"""Perplexities of the last tokens within this ratio are no difference on one text."""
+"""Numbers within this ratio are no difference on one text."""
+
+ERRORS = 2.0
+"""And neither are those within so many standard errors of their difference."""
+
+Record = Mapping[str, Any]
 
 
-def at(entry: Mapping[str, Any], length: int) -> Mapping[str, Any]:
-    """The measures of a method at a length."""
-    return next(one for one in entry["lengths"] if one["length"] == length)
-
-
-def choose(asked: Sequence[str], record: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
+def choose(asked: Sequence[str], record: Record) -> tuple[Record, str]:
     """The method that is written, the one asked for or the one that wins, and in words why.
 
-    The lowest perplexity of the last tokens at the target wins, among methods whose mean perplexity at the trained
-    length is at most 1.05 times that of the model as it is; methods within 1 % of the lowest are equal on one text.
+    The first number of the first measure decides at the target, among methods whose price at the trained length is at
+    most 1.05 times what the model as it is has there. A method within 1 %, or two standard errors, of the lowest is its
+    equal, and so is the model as it is: what does no more than that is not worth a checkpoint, unless it is the one
+    method that was asked for.
     """
-    found = record["methods"]
-    trained, target = record["trained"], record["target"]
-    before = found[0]
-    order = ranked(found, trained, target)
+    number, target, unit = first(record), record["target"], record["unit"]
+    before, order = record["methods"][0], ranked(record)
+    words = f"at {target:,} {unit} the {number['words']}"
+    single = [name for name in asked if name not in ("none", *(one["name"] for one in baselines(record)))]
+    wanted = single[0] if len(set(single)) == 1 and "all" not in single else None
+    only = next((one for one in order if one["name"] == wanted), None)
+    if not order:
+        return before, f"Only the model as it is was measured, and it ends at {record['trained']:,} {unit}."
     best = order[0]
-    low = at(best, target)["last"]
-    equal = [one["name"] for one in order[1:] if keeps(one, before, trained) and at(one, target)["last"] <= TIE * low]
-    last = f"the last {min(perplexity.LAST, target - 1)} tokens at {target:,}"
-    words = (
-        f"{best['name']} wins on this text: the perplexity of {last} is {low:.3g}, where the model as it is has "
-        f"{at(before, target)['last']:.4g}"
-    )
-    if equal:
-        words += f"; {', '.join(equal)} {'is' if len(equal) == 1 else 'are'} within 1 % of it, which is no difference"
-    price = at(best, trained)["mean"] / at(before, trained)["mean"] - 1
-    words += f". At the trained length of {trained:,} its mean perplexity is {at(best, trained)['mean']:.3g}"
-    words += f", {abs(price):.1%} {'above' if price >= 0 else 'below'} the {at(before, trained)['mean']:.3g} of before."
+    now, old = value(best, record, target), value(before, record, target)
+    said = f"{best['name']} wins: {words} is {shown(now)}"
     if best is before:
-        words = f"No method is better than the model as it is: the perplexity of {last} is {low:.3g}."
-    elif not keeps(best, before, trained):
-        words += " No method keeps the trained length within 5 %: this is the lowest, at that price."
-    single = [name for name in methods.names_of(asked) if name != "none"]
-    if len(single) == 1 and "all" not in asked:
-        only = next(one for one in found if one["name"] == single[0])
-        if only is not best:
-            words += f" {only['name']} is written because it was asked for."
-        return only, words
-    return best, words
+        said = f"No method is better than the model as it is: {words} is {shown(now)}"
+    elif old is not None and same(now, old):
+        said = (
+            f"No method is better than the model as it is: {words} is {shown(old)}, and {best['name']}, the best of "
+            f"them, has {shown(now)}, which is no difference"
+        )
+        best = before
+    elif old is not None:
+        said += f", where the model as it is has {shown(old)}"
+    else:
+        said += f", where the model as it is ends at {record['trained']:,}"
+    others = [one["name"] for one in order if one not in (best, order[0], before) and keeps(one, record)]
+    equal = [one["name"] for one in order if one["name"] in others and same(value(one, record, target), now)]
+    if equal and best is not before:
+        said += f"; {', '.join(equal)} {'is' if len(equal) == 1 else 'are'} no different"
+    said += "."
+    for one in baselines(record):
+        found = value(one, record, target)
+        worth = "no difference" if same(found, now) else "better" if beats(found, now, number) else "worse"
+        said += f" {one['name'].capitalize()} ({one['words']}) gives {shown(found)}: {worth}."
+    if best is not before and not keeps(best, record):
+        said += " No method keeps the trained length within 5 %: this is the best, at that price."
+    if only is not None and only is not best:
+        said += f" {only['name']} is written because it was asked for."
+    return only or best, said
 
 
-def keeps(entry: Mapping[str, Any], before: Mapping[str, Any], trained: int) -> bool:
+def price(entry: Record, record: Record) -> str:
+    """In words, what a method costs inputs of the trained length."""
+    of = record["measures"][0]
+    number = next(one for one in of["numbers"] if one["name"] == of["price"])
+    before, now = (value(one, record, record["trained"], of["price"]) for one in (record["methods"][0], entry))
+    words = f"What {entry['name']} costs short inputs: at the trained {record['trained']:,} {record['unit']} the"
+    if before is None or now is None:
+        return ""
+    change = now.value / before.value - 1 if before.value else 0.0
+    if now.value == before.value:
+        return f"{words} {number['words']} is {shown(now)}, as before."
+    how = f"{abs(change):.1%} {'above' if change >= 0 else 'below'} the {shown(before)} of before"
+    return f"{words} {number['words']} is {shown(now)}, {how}{' (no difference)' if same(now, before) else ''}."
+
+
+def first(record: Record) -> Record:
+    """The number that decides."""
+    return record["measures"][0]["numbers"][0]
+
+
+def baselines(record: Record) -> list[Record]:
+    """The other ways to use the model as it is."""
+    return [one for one in record["methods"] if one["baseline"]]
+
+
+def value(entry: Record, record: Record, length: int, number: str | None = None) -> Any:
+    """A number of the measure that decides, of a method at a length; None where there is none."""
+    measure = record["measures"][0]["name"]
+    wanted = (measure, number or first(record)["name"], length)
+    for one in entry["values"]:
+        if (one["measure"], one["number"], one["length"]) == wanted:
+            return Value(one["value"], one["error"], tuple(one["each"]))
+    return None
+
+
+def beats(one: Value, other: Value, number: Record) -> bool:
+    return one.value > other.value if number["more_is_better"] else one.value < other.value
+
+
+def same(one: Value, other: Value) -> bool:
+    """Whether two numbers are no different: within 1 %, or within the error of their difference, sample by sample.
+
+    >>> same(Value(10.0, None), Value(10.05, None)), same(Value(10.0, None), Value(10.2, None))
+    (True, False)
+    >>> same(Value(10.0, 0.2), Value(10.2, 0.2))
+    True
+    """
+    if max(abs(one.value), abs(other.value)) <= TIE * min(abs(one.value), abs(other.value)):
+        return True
+    if len(one.each) == len(other.each) > 1:
+        differences = [a - b for a, b in zip(one.each, other.each, strict=True)]
+        error = error_of(differences)
+        return abs(sum(differences) / len(differences)) <= ERRORS * (error or 0.0)
+    if one.error is None or other.error is None:
+        return False
+    return abs(one.value - other.value) <= ERRORS * (one.error**2 + other.error**2) ** 0.5
+
+
+def keeps(entry: Record, record: Record) -> bool:
     """Whether a method keeps what the model could do at its trained length."""
-    return at(entry, trained)["mean"] <= KEEPS * at(before, trained)["mean"]
+    of = record["measures"][0]
+    more = next(one["more_is_better"] for one in of["numbers"] if one["name"] == of["price"])
+    before, now = (value(one, record, record["trained"], of["price"]) for one in (record["methods"][0], entry))
+    return now.value >= before.value / KEEPS if more else now.value <= before.value * KEEPS
 
 
-def ranked(found: Sequence[Mapping[str, Any]], trained: int, target: int) -> list[Mapping[str, Any]]:
-    """Methods by the perplexity of their last tokens at the target, those first that keep the trained length."""
-    return sorted(found, key=lambda one: (not keeps(one, found[0], trained), at(one, target)["last"]))
+def ranked(record: Record) -> list[Record]:
+    """Methods by the number that decides at the target, those first that keep the trained length."""
+    more, target = first(record)["more_is_better"], record["target"]
+    at_target = [(one, value(one, record, target)) for one in record["methods"] if not one["baseline"]]
+    found = [(one, at.value) for one, at in at_target if at is not None]
+    return [one for one, at in sorted(found, key=lambda of: (not keeps(of[0], record), -of[1] if more else of[1]))]
+
+
+def shown(of: Value) -> str:
+    """A number with its error, in about three digits."""
+    error = "" if of.error is None else f" ± {digits(of.error)}"
+    return digits(of.value) + error
+
+
+def digits(number: float) -> str:
+    """A number in about three digits.
+
+    >>> digits(8.4321), digits(243.7), digits(1664.2), digits(0.7656), digits(0.00321)
+    ('8.43', '244', '1,664', '0.766', '0.0032')
+    """
+    size = abs(number)
+    if size >= 1000:
+        return f"{number:,.0f}"
+    form = next((form for least, form in ((100, ".3g"), (1, ".2f"), (0.01, ".3f")) if size >= least), ".2g")
+    return format(number, form)

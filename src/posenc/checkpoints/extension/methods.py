@@ -309,11 +309,11 @@ def read_factors(path: Path) -> dict[str, list[float]]:
     return {key: found[key] for key in ("short_factor", "long_factor")}
 
 
-def lengths_of(plan: Plan, more: Sequence[int] = ()) -> tuple[int, ...]:
+def lengths_of(trained: int, target: int, more: Sequence[int] = ()) -> tuple[int, ...]:
     """The lengths to measure at: the trained one, 1.5, 2, 3, 4, 6, ... times it, and the target."""
-    found, step = {plan.trained, plan.target, *more}, 1
-    while plan.trained * step < plan.target:
-        found |= {length for length in (plan.trained * step, plan.trained * step * 3 // 2) if length < plan.target}
+    found, step = {trained, target, *more}, 1
+    while trained * step < target:
+        found |= {length for length in (trained * step, trained * step * 3 // 2) if length < target}
         step *= 2
     return tuple(sorted(found))
 

@@ -16,8 +16,8 @@ from posenc.positions import Positions
 
 if TYPE_CHECKING:
     from posenc.checkpoints.extension.clock import Clock
-    from posenc.checkpoints.extension.extend import Settings
-    from posenc.checkpoints.extension.perplexity import Tokens
+    from posenc.checkpoints.extension.settings import Settings
+    from posenc.checkpoints.measures.perplexity import Tokens
 
 MAPS = ("plain", "pose", "randomised")
 

@@ -10,8 +10,10 @@ pytest.importorskip("transformers")
 
 import tiny_llama
 
-from posenc.checkpoints.extension import passkey
-from posenc.checkpoints.extension.passkey import Retrieval
+from posenc.checkpoints.formats.load import Loaded
+from posenc.checkpoints.measures import pass_keys
+from posenc.checkpoints.measures.measure import Given, TooShort
+from posenc.checkpoints.measures.pass_keys import PassKeys, Retrieval
 
 LENGTH = 700
 
@@ -53,65 +55,74 @@ class Reader:
 
 
 def test_a_text_is_as_long_as_asked_with_the_key_at_its_depth(tokenizer) -> None:
-    filler = len(passkey.FILLER)
+    filler = len(pass_keys.FILLER)
     for depth in (0.0, 0.5, 1.0):
-        ids, answer = passkey.prompt(tokenizer, LENGTH, depth, 31337)
+        ids, answer = pass_keys.prompt(tokenizer, LENGTH, depth, 31337)
         text = text_of(ids)
         assert LENGTH - filler < len(ids) <= LENGTH
         assert text.endswith("The pass key is 31337") and answer == 6
         needle = text.index("The pass key is 31337. Remember it.")
-        before, after = text[:needle].count(passkey.FILLER), text[needle:].count(passkey.FILLER)
+        before, after = text[:needle].count(pass_keys.FILLER), text[needle:].count(pass_keys.FILLER)
         assert before == round(depth * (before + after)) and before + after == 5
         assert text.count("31337") == 3
 
 
 def test_what_a_models_texts_begin_with_comes_first(tokenizer) -> None:
-    ids, _ = passkey.prompt(tokenizer, LENGTH, 0.5, 31337, opening=(99,))
+    ids, _ = pass_keys.prompt(tokenizer, LENGTH, 0.5, 31337, opening=(99,))
     assert ids[0] == 99 and 99 not in ids[1:] and len(ids) <= LENGTH
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 5, 6, 7, 100, 10_000])
 def test_every_digit_has_to_be_right_wherever_chunks_end(chunk: int, tokenizer) -> None:
-    ids, answer = passkey.prompt(tokenizer, LENGTH, 0.5, 71432)
+    ids, answer = pass_keys.prompt(tokenizer, LENGTH, 0.5, 71432)
     ids = ids[-80:] if chunk == 1 else ids
     spaced = torch.cat((torch.tensor(tokenizer("The pass key is 71432.")["input_ids"]), ids))
-    assert passkey.says_the_key(Reader(10_000), spaced, answer, chunk=chunk)
+    assert pass_keys.says_the_key(Reader(10_000), spaced, answer, chunk=chunk)
     for digit in range(1, 6):
         wrong = spaced.clone()
         wrong[-digit] = tiny_llama.CHARACTERS.index("x")
-        assert not passkey.says_the_key(Reader(10_000), wrong, answer, chunk=chunk)
+        assert not pass_keys.says_the_key(Reader(10_000), wrong, answer, chunk=chunk)
 
 
 def test_what_stands_before_the_answer_need_not_be_foreseen(tokenizer) -> None:
     # The reader has no idea of the opening sentence, nor of most of the text.
-    ids, answer = passkey.prompt(tokenizer, LENGTH, 0.9, 71432)
-    assert passkey.says_the_key(Reader(10_000), ids, answer, chunk=64)
+    ids, answer = pass_keys.prompt(tokenizer, LENGTH, 0.9, 71432)
+    assert pass_keys.says_the_key(Reader(10_000), ids, answer, chunk=64)
 
 
 def test_a_model_finds_the_keys_that_it_can_see(tokenizer) -> None:
-    found = passkey.retrieve(Reader(300), tokenizer, LENGTH, 2, depths=(0.1, 0.9))
+    found = pass_keys.retrieve(Reader(300), tokenizer, LENGTH, 2, depths=(0.1, 0.9))
     assert found == [Retrieval(LENGTH, 0.1, 0, 2), Retrieval(LENGTH, 0.9, 2, 2)]
-    assert not passkey.able(found)
-    assert passkey.able([Retrieval(9, 0.1, 9, 10)]) and not passkey.able([Retrieval(9, 0.1, 8, 10)])
+
+
+def test_the_measure_gives_the_share_and_each_depth(tokenizer) -> None:
+    made = PassKeys(Given(Loaded(Reader(300), tokenizer, None, None), 300, LENGTH, passkey=2))
+    raw = {LENGTH: made.run(Reader(300), LENGTH)}
+    assert made.values(raw, LENGTH)["right"].value == pytest.approx(2 / 6)
+    assert made.values(raw, LENGTH)["right"].error == pytest.approx((1 / 3 * 2 / 3 / 5) ** 0.5)
+    (depths,) = made.details(raw, [LENGTH])
+    assert (depths.at, depths.values) == (("10%", "50%", "90%"), (0.0, 0.0, 1.0))
+    with pytest.raises(TooShort, match="more text to hide in than 60 tokens"):
+        made.run(Reader(300), 60)
 
 
 def test_trials_have_keys_of_their_own_and_the_same_ones_every_time(tokenizer, monkeypatch) -> None:
     keys: list[int] = []
-    prompt = passkey.prompt
+    prompt = pass_keys.prompt
 
     def noted(tokenizer, length, depth, key, opening=()):
         keys.append(key)
         return prompt(tokenizer, length, depth, key, opening)
 
-    monkeypatch.setattr(passkey, "prompt", noted)
+    monkeypatch.setattr(pass_keys, "prompt", noted)
     for _ in range(2):
-        passkey.retrieve(Reader(10), tokenizer, 500, 2, depths=(0.0, 1.0))
+        pass_keys.retrieve(Reader(10), tokenizer, 500, 2, depths=(0.0, 1.0))
     assert keys[:4] == keys[4:] and len(set(keys)) == 4 and all(10_000 <= key < 100_000 for key in keys)
 
 
 def test_progress_goes_over_all_passes(tokenizer) -> None:
     told: list[float] = []
-    passkey.retrieve(Reader(10), tokenizer, 500, 2, depths=(0.0, 1.0), chunk=300, tell=told.append)
+    pass_keys.retrieve(Reader(10), tokenizer, 500, 2, depths=(0.0, 1.0), chunk=300, tell=told.append)
     assert told == sorted(told) and told[-1] == 1.0 and len(told) == 8
 
 
@@ -121,4 +132,4 @@ def test_progress_goes_over_all_passes(tokenizer) -> None:
 )
 def test_impossible_texts_are_refused(length: int, depth: float, message: str, tokenizer) -> None:
     with pytest.raises(ValueError, match=message):
-        passkey.prompt(tokenizer, length, depth, 12345)
+        pass_keys.prompt(tokenizer, length, depth, 12345)

@@ -1,14 +1,12 @@
 """Perplexity of long texts in bounded memory: chunk after chunk behind a cache, the logits of one chunk at a time."""
 
-import ctypes
 import hashlib
 import math
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +14,8 @@ from torch import Tensor
 
 from posenc.checkpoints.kinds.calls import cache_name
 from posenc.checkpoints.live.streaming import Stream, Window
+from posenc.checkpoints.measures.measure import WHOLE, Detail, Given, Number, Tell, Value, error_of, tokenizer_of
+from posenc.checkpoints.measures.work import Work
 from posenc.lab.texts.data import Piece, read_text
 
 ROWS = 128
@@ -27,8 +27,14 @@ MOST_TEXT = 64 << 20
 LAST = 512
 """How many tokens at the end of a window make "the last tokens"."""
 
-Tell = Callable[[float], None]
-"""Is told which share of the work of a pass is done, from 0 to 1."""
+WINDOWS = 24
+"""The most windows that are measured where nobody says how many."""
+
+SHORT = 8192
+"""And the most tokens of all of them together, unless one takes more."""
+
+BEGIN = 2000
+"""The token of the text where the first window begins where nobody says which, in a text that is long enough."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +61,7 @@ class Tokens:
         if need > len(self.ids):
             raise ValueError(
                 f"{self.name} has {len(self.ids):,} tokens, and a window of {length:,} from token {start:,} takes "
-                f"{need:,}; give a longer --text, or a smaller --factor, --start or --windows"
+                f"{need:,}; give a longer --text, or a smaller --factor, --start or --samples"
             )
         return torch.cat((torch.tensor(self.opening, dtype=torch.long), self.ids[start:need]))
 
@@ -85,14 +91,14 @@ def tokens(paths: Sequence[str | Path], tokenizer: Any) -> Tokens:
     """
     name, text = read(paths)
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    begins = getattr(tokenizer, "bos_token_id", None)
-    opening = tuple(tokenizer("")["input_ids"][:1])
-    return Tokens(
-        name,
-        hashlib.sha256(text.encode()).hexdigest(),
-        torch.tensor(ids, dtype=torch.long),
-        opening if begins is not None and opening == (begins,) else (),
-    )
+    sha256 = hashlib.sha256(text.encode()).hexdigest()
+    return Tokens(name, sha256, torch.tensor(ids, dtype=torch.long), opening_of(tokenizer))
+
+
+def opening_of(tokenizer: Any) -> tuple[int, ...]:
+    """The special tokens that a model's texts begin with, as its tokenizer has them."""
+    begins, opening = getattr(tokenizer, "bos_token_id", None), tuple(tokenizer("")["input_ids"][:1])
+    return opening if begins is not None and opening == (begins,) else ()
 
 
 def losses(model: Any, ids: Tensor, *, chunk: int = 1024, tell: Tell | None = None) -> Tensor:
@@ -166,55 +172,6 @@ def predictions(model: Any, ids: Tensor, chunk: int, tell: Tell | None = None) -
             tell(work.share(end, read))
 
 
-@dataclass(frozen=True)
-class Work:
-    """How the cost of a token grows with the tokens before it: 1 + position / even, in any unit.
-
-    even  the position where attention over the past costs as much as everything else (tokens)
-    """
-
-    even: float
-
-    @classmethod
-    def of(cls, model: Any) -> "Work":
-        """Counted in products: two for each weight, four for each layer, channel and token of the past."""
-        config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
-        layers, width = getattr(config, "num_hidden_layers", 1), getattr(config, "hidden_size", 1)
-        weights = sum(p.numel() for p in model.parameters())
-        return cls(weights / (2 * layers * width))
-
-    def total(self, tokens: float) -> float:
-        return tokens + tokens * tokens / (2 * self.even)
-
-    def share(self, done: int, of: int) -> float:
-        return self.total(done) / self.total(of)
-
-
-@dataclass(frozen=True)
-class Measures:
-    """What a window says of a method at one length.
-
-    length  tokens of the window
-    mean    perplexity of all its tokens
-    last    perplexity of its last 512 tokens, or of all where it has fewer
-    """
-
-    length: int
-    mean: float
-    last: float
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def measures(windows: Sequence[Tensor], length: int) -> Measures:
-    """The measures at a length, from the losses [T - 1] of windows of that length or more.
-
-    Windows count alike: the perplexity is exp of the mean loss over the tokens of all of them.
-    """
-    return Measures(length, perplexity(windows, 1, length), perplexity(windows, max(1, length - LAST), length))
-
-
 def perplexity(windows: Sequence[Tensor], first: int, end: int) -> float:
     """exp of the mean loss of the tokens first..end-1 of all windows; the first token of a window has no loss.
 
@@ -243,25 +200,105 @@ def curve(windows: Sequence[Tensor], bins: int = 64) -> tuple[list[float], list[
     return [(a + b - 1) / 2 for a, b in pairs], [perplexity(windows, a, b) for a, b in pairs]
 
 
-class Meter:
-    """Time and memory of what is done inside: wall and CPU seconds, and the peak of the process's memory (MiB)."""
+class Perplexity:
+    """Language models: the perplexity of a text, of all tokens of a window and of its last ones.
 
-    def __enter__(self) -> "Meter":
-        clear = Path("/proc/self/clear_refs")
-        self.sees_peaks = clear.exists()
-        if self.sees_peaks:
-            trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-            if trim is not None:
-                # What an earlier pass has freed is not this one's.
-                trim(0)
-            # Writing 5 sets the peak back to what is held now.
-            clear.write_text("5")
-        self.wall, self.cpu = time.perf_counter(), time.process_time()
-        return self
+    A pass at the longest length says the same of every shorter one, unless the method itself depends on the length.
+    """
 
-    def __exit__(self, *_: object) -> None:
-        self.wall, self.cpu = time.perf_counter() - self.wall, time.process_time() - self.cpu
-        self.peak_mib = None
-        if self.sees_peaks:
-            lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-            self.peak_mib = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
+    name: ClassVar = "perplexity"
+    unit: ClassVar = "tokens"
+    numbers: ClassVar = (
+        Number("last", f"perplexity of the last {LAST} tokens", False),
+        Number("mean", "perplexity of all tokens", False),
+    )
+    price: ClassVar = "mean"
+    needs: ClassVar = None
+    baselines: ClassVar = {"windows": "each token predicted from at most the trained length before it"}
+    options: ClassVar = frozenset({"text", "samples", "start", "chunk"})
+
+    def __init__(self, given: Given) -> None:
+        """Raises CannotRead without a tokenizer, and ValueError where the text has less than the windows take."""
+        tokenizer_of(given.loaded)
+        self.text, self.trained, self.stride, self.chunk = given.tokens, given.trained, given.longest, given.chunk
+        room = len(self.text.ids) + len(self.text.opening)
+        most = max(1, min(WINDOWS, SHORT // self.stride, (room - (given.start or 0)) // self.stride))
+        self.count = most if given.samples is None else given.samples
+        latest = max(0, room - self.count * self.stride)
+        self.start = (latest if given.late else min(BEGIN, latest)) if given.start is None else given.start
+        # All of the windows are there, or nothing is begun.
+        self.window(self.count - 1, self.stride)
+        self.on = (
+            f"{self.text.name}, {len(self.text.ids):,} tokens, SHA-256 {self.text.sha256}; {self.count} windows of "
+            f"{self.stride:,} tokens, from token {self.start:,}; chunks of {self.chunk:,}"
+        )
+        self.facts = {"text": self.text.sha256, "start": self.start, "windows": self.count, "stride": self.stride}
+        self.facts |= {"chunk": self.chunk}
+
+    def window(self, place: int, length: int) -> Tensor:
+        """The ids [length] of a window; windows lie behind one another."""
+        return self.text.window(self.start + place * self.stride, length)
+
+    def passes(self, lengths: Sequence[int], by_length: bool) -> tuple[int, ...]:
+        return tuple(lengths) if by_length else tuple(lengths[-1:])
+
+    def work(self, model: Any, length: int) -> float:
+        return self.count * Work.of(model).total(length)
+
+    def run(self, model: Any, length: int, how: str = WHOLE, tell: Tell | None = None) -> dict[str, Any]:
+        found = []
+        for place in range(self.count):
+
+            def share(of_this: float, place: int = place) -> None:
+                if tell is not None:
+                    tell((place + of_this) / self.count)
+
+            ids = self.window(place, length)
+            if how == WHOLE:
+                loss = losses(model, ids, chunk=self.chunk, tell=share)
+            else:
+                loss = losses_in_windows(model, ids, self.trained, chunk=self.chunk, tell=share)
+            found.append([round(one, 5) for one in loss.tolist()])
+        return {"losses": found, "read": self.count * length}
+
+    def values(self, raw: Mapping[int, Mapping[str, Any]], length: int) -> dict[str, Value]:
+        windows = windows_of(raw, length)
+        firsts = {"last": max(1, length - LAST), "mean": 1}
+        return {name: of_windows(windows, first, length) for name, first in firsts.items()}
+
+    def details(self, raw: Mapping[int, Mapping[str, Any]], lengths: Sequence[int]) -> tuple[Detail, ...]:
+        windows = windows_of(raw, max(raw))
+        between = bands(windows, [length for length in lengths if length <= max(raw)])
+        where, height = curve(windows)
+        columns = tuple(f"{first:,} to {end:,}" for first, end, _ in between)
+        return (
+            Detail("Perplexity of the tokens between positions", columns, tuple(value for *_, value in between)),
+            Detail("Perplexity of the tokens around each position", tuple(where), tuple(height)),
+        )
+
+
+def windows_of(raw: Mapping[int, Mapping[str, Any]], length: int) -> list[Tensor]:
+    """The losses [T - 1] of each window at a length: its own pass, or the longest, which says the same."""
+    return [torch.tensor(window) for window in raw.get(length, raw[max(raw)])["losses"]]
+
+
+def of_windows(windows: Sequence[Tensor], first: int, end: int) -> Value:
+    """The perplexity of the tokens first..end-1 of all windows, with its error from window to window."""
+    value = perplexity(windows, first, end)
+    each = tuple(float(window[first - 1 : end - 1].double().mean()) for window in windows)
+    error = error_of(each)
+    # exp' = exp: an error of the mean loss is a share of the perplexity.
+    return Value(value, None if error is None else value * error, each)
+
+
+def losses_in_windows(model: Any, ids: Tensor, window: int, *, chunk: int = 1024, tell: Tell | None = None) -> Tensor:
+    """-ln p of each token but the first; past the window, from windows that begin half a window later."""
+    chunk, half = min(chunk, window), max(1, window // 2)
+    found = [losses(model, ids[:window], chunk=chunk)]
+    for end in range(window + half, len(ids) + half, half):
+        end = min(end, len(ids))
+        new = end - 1 - sum(map(len, found))
+        found.append(losses(model, ids[max(0, end - window) : end], chunk=chunk)[-new:])
+        if tell is not None:
+            tell(end / len(ids))
+    return torch.cat(found)

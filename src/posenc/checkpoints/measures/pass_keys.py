@@ -1,14 +1,26 @@
 """Passkey retrieval: a number hidden at some depth of a long, dull text, which the model has to say at its end."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from posenc.checkpoints.extension.perplexity import Tell, predictions
+from posenc.checkpoints.measures.measure import (
+    WHOLE,
+    Detail,
+    Given,
+    Number,
+    Tell,
+    TooShort,
+    Value,
+    mean_of,
+    tokenizer_of,
+)
+from posenc.checkpoints.measures.perplexity import opening_of, predictions
+from posenc.checkpoints.measures.work import Work
 
 OPENING = "Somewhere in the following text a pass key is hidden. Remember it: you will be asked for it at the end.\n\n"
 FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
@@ -32,16 +44,13 @@ class Retrieval:
     right: int
     trials: int
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def prompt(tokenizer: Any, length: int, depth: float, key: int, opening: Sequence[int] = ()) -> tuple[Tensor, int]:
     """The ids of a text of at most `length` tokens that ends with the key, and how many of them are that answer.
 
     The filler is cut between its sentences, so that the text is less than one round of them shorter than asked.
 
-    Raises ValueError for a length without room for any filler, or a depth outside 0..1.
+    Raises TooShort for a length without room for any filler, ValueError for a depth outside 0..1.
     """
     if not 0 <= depth <= 1:
         raise ValueError(f"a depth is the share of the text before the key, from 0 to 1, got {depth}")
@@ -53,7 +62,7 @@ def prompt(tokenizer: Any, length: int, depth: float, key: int, opening: Sequenc
     start, needle, question = [*opening, *ids(OPENING)], ids(NEEDLE.format(key=key)), ids(QUESTION)
     rounds = (length - len(start) - len(needle) - len(question) - len(answer)) // len(filler)
     if rounds < 1:
-        raise ValueError(f"a pass key needs more text to hide in than {length} tokens give")
+        raise TooShort(f"a pass key needs more text to hide in than {length} tokens give")
     before = round(depth * rounds)
     text = [*start, *filler * before, *needle, *filler * (rounds - before), *question, *answer]
     return torch.tensor(text, dtype=torch.long), len(answer)
@@ -108,6 +117,46 @@ def retrieve(
     return found
 
 
-def able(found: Sequence[Retrieval]) -> bool:
-    """Whether the model finds the key often enough for longer texts to say something of positions."""
-    return sum(one.right for one in found) >= ABLE * sum(one.trials for one in found)
+class PassKeys:
+    """Decoders: whether the model says a number that stood at some depth of a dull text."""
+
+    name: ClassVar = "pass-keys"
+    unit: ClassVar = "tokens"
+    numbers: ClassVar = (Number("right", "share of pass keys said right", True, chance=1 / 90_000),)
+    price: ClassVar = "right"
+    needs: ClassVar = ABLE
+    baselines: ClassVar[Mapping[str, str]] = {}
+    options: ClassVar = frozenset({"passkey", "chunk"})
+
+    def __init__(self, given: Given) -> None:
+        """Raises CannotRead without a tokenizer, ValueError without trials."""
+        if given.passkey < 1:
+            raise ValueError(f"pass-keys takes a --passkey of 1 or more, got {given.passkey}")
+        self.tokenizer, self.trials, self.chunk = tokenizer_of(given.loaded), given.passkey, given.chunk
+        self.opening = opening_of(self.tokenizer)
+        self.on = f"{self.trials} of {len(DEPTHS)} depths each, in repeated sentences; chunks of {self.chunk:,} tokens"
+        self.facts = {"trials": self.trials, "depths": list(DEPTHS), "chunk": self.chunk}
+
+    def passes(self, lengths: Sequence[int], by_length: bool) -> tuple[int, ...]:
+        return tuple(lengths)
+
+    def work(self, model: Any, length: int) -> float:
+        return Work.of(model).total(length) * self.trials * len(DEPTHS)
+
+    def run(self, model: Any, length: int, how: str = WHOLE, tell: Tell | None = None) -> dict[str, Any]:
+        keys = retrieve(model, self.tokenizer, length, self.trials, opening=self.opening, chunk=self.chunk, tell=tell)
+        return {"keys": [asdict(key) for key in keys], "read": length * self.trials * len(DEPTHS)}
+
+    def values(self, raw: Mapping[int, Mapping[str, Any]], length: int) -> dict[str, Value]:
+        keys = [Retrieval(**key) for key in raw[length]["keys"]]
+        return {"right": mean_of([float(trial < key.right) for key in keys for trial in range(key.trials)])}
+
+    def details(self, raw: Mapping[int, Mapping[str, Any]], lengths: Sequence[int]) -> tuple[Detail, ...]:
+        return tuple(
+            Detail(
+                f"Share of pass keys said right in {length:,} tokens, by how much text stands before them",
+                tuple(f"{key['depth']:.0%}" for key in raw[length]["keys"]),
+                tuple(key["right"] / key["trials"] for key in raw[length]["keys"]),
+            )
+            for length in sorted(raw)
+        )

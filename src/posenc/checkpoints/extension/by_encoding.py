@@ -1,0 +1,147 @@
+"""Models stretched by their encoding: rotary with other frequencies or other distances."""
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from posenc.checkpoints.extension import methods, tune
+from posenc.checkpoints.extension.methods import Method, Plan
+from posenc.checkpoints.extension.settings import Settings
+from posenc.checkpoints.extension.stretch import FirstLosses
+from posenc.checkpoints.files.folder_writer import write_folder
+from posenc.checkpoints.files.tensors import open_tensors
+from posenc.checkpoints.formats.load import Loaded
+from posenc.checkpoints.inspection.served import check_written
+from posenc.checkpoints.kinds.rotary.old_keys import unsaid
+from posenc.checkpoints.measures import perplexity
+from posenc.checkpoints.measures.all_measures import OF_DECODERS
+from posenc.checkpoints.vocabulary.reading import Reading
+from posenc.foreign import files_of, read_json
+
+VERIFIED = 1024
+"""On how many tokens the written checkpoint is compared with what was measured."""
+
+NEAR = {"float32": 1e-3, "float64": 1e-6}
+"""How far (nats) the mean loss of the written checkpoint may lie from the measured one; in half precision 0.02."""
+
+
+@dataclass
+class ByEncoding:
+    """A decoder whose rotary encoding is stretched."""
+
+    loaded: Loaded
+    config: Mapping[str, Any]
+    plan: Plan
+    as_it_lies: bool
+    """Whether the weights are copied from the folder of the model."""
+    dtype: str
+    fitting: ClassVar = OF_DECODERS
+    options: frozenset[str]
+
+    @classmethod
+    def of(cls, loaded: Loaded, reading: Reading, settings: Settings, names: Sequence[str]) -> "ByEncoding":
+        """Plan the methods of these names; raises as `methods.plan` and `tune.check` do."""
+        factors = None if settings.factors is None else methods.read_factors(Path(settings.factors))
+        if factors is not None and "longrope" not in methods.names_of(names):
+            raise ValueError("--longrope-factors are for the method longrope; name it with --method")
+        options = {"factors", "tune"}
+        if settings.tune:
+            tune.check(settings)
+            options |= {"tune_map", "tune_length", "tune_rate"}
+        # The weights of a folder go along as they lie, and so does what else its config says.
+        source = loaded.path / "config.json"
+        as_it_lies = source.is_file() and not settings.tune
+        config = read_json(source, within=loaded.path) if as_it_lies else loaded.said()
+        plan = methods.plan(reading, config, settings.factor, names, longrope=factors)
+        return cls(loaded, config, plan, as_it_lies, settings.dtype, frozenset(options))
+
+    @property
+    def trained(self) -> int:
+        return self.plan.trained
+
+    @property
+    def target(self) -> int:
+        return self.plan.target
+
+    @property
+    def methods(self) -> tuple[Method, ...]:
+        return self.plan.methods
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        return self.plan.left_out
+
+    def words(self, method: Method) -> str:
+        return methods.WORDS[method.name]
+
+    def reach(self, method: Method, lengths: Sequence[int]) -> tuple[int, ...]:
+        return tuple(lengths)
+
+    def facts(self, method: Method, length: int) -> dict[str, Any]:
+        return {"specs": ["as it is"] if method.name == "none" else list(method.specs)}
+
+    @contextmanager
+    def used(self, method: Method, length: int) -> Generator[Any]:
+        with methods.attached(self.loaded.model, method, length):
+            yield self.loaded.model
+
+    def write(self, method: Method, where: Path) -> None:
+        """The config changed; the weights as they lie, unless they were tuned or quantised."""
+        assert method.config is not None
+        if not self.as_it_lies:
+            self.loaded.save_huggingface(where, method.config)
+            return
+        others = [file for file in files_of(self.loaded.path) if is_beside(file)]
+        write_folder(where, method.config, open_tensors(self.loaded.path).items(), copy=others)
+
+    def verify(self, method: Method, where: Path, losses: FirstLosses) -> dict[str, Any]:
+        """By transformers alone: every layer is as planned, and the mean loss of a text is what was measured."""
+        assert method.config is not None and method.planned is not None
+        ids, expected = losses(method, VERIFIED)
+        # Two copies of a large model do not fit.
+        del self.loaded
+        check_written(where, method.planned)
+        difference = difference_of(where, ids, expected, self.dtype)
+        words = (
+            f"transformers loads it, and its mean loss over the first {len(ids):,} tokens is that of the table to "
+            f"{difference:.1g} nats."
+        )
+        return {
+            "tokens": len(ids),
+            "difference": difference,
+            "words": " ".join((words, *unsaid(method.config))),
+        }
+
+
+def is_beside(file: Path) -> bool:
+    """Whether a file belongs to a tokenizer or to generation, and so goes along with a checkpoint."""
+    kinds = (".json", ".txt", ".model", ".jinja")
+    own = file.name in ("config.json", "fetched.json") or file.name.endswith(".safetensors.index.json")
+    return file.suffix in kinds and not own
+
+
+def difference_of(folder: Path, ids: Tensor, expected: Tensor, dtype: str) -> float:
+    """How far (nats) the mean loss of a written checkpoint, run by transformers alone, lies from the expected one.
+
+    Raises RuntimeError where it is not near.
+    """
+    from transformers import AutoModelForCausalLM
+
+    from posenc.checkpoints.formats.load import dtype_of, quietly
+
+    with quietly():
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype_of(dtype), local_files_only=True).eval()
+    # In one piece: behind a cache, transformers' own dynamic scaling goes wrong.
+    found = perplexity.losses(model, ids, chunk=len(ids))
+    difference = abs(float(found.double().mean() - expected.double().mean()))
+    limit = NEAR.get(dtype, 0.02)
+    if not difference <= limit:
+        raise RuntimeError(
+            f"the written checkpoint has a mean loss of {float(found.mean()):.4f} over {len(ids)} tokens, and the "
+            f"table says {float(expected.mean()):.4f}; they may differ by {limit:g} nats, so it is not kept"
+        )
+    return difference

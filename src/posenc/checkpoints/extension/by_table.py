@@ -1,0 +1,176 @@
+"""Models stretched by their learned table of positions, made longer."""
+
+import copy
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from posenc.checkpoints.conversion.tables import resample, resampling
+from posenc.checkpoints.extension.methods import Method
+from posenc.checkpoints.extension.settings import Settings
+from posenc.checkpoints.extension.stretch import FirstLosses
+from posenc.checkpoints.formats import huggingface, load
+from posenc.checkpoints.formats.learned_tables import Table, asking_for, cells_of, tables_of
+from posenc.checkpoints.formats.load import Loaded
+from posenc.checkpoints.measures.all_measures import of_model
+from posenc.checkpoints.vocabulary.reading import Reading
+from posenc.foreign import near, quoted
+
+WORDS = {
+    "clamp": "every position past the table has its last row",
+    "repeat": "past the table it begins again with its first row",
+    "nearest": "the table stretched over the target, each position with the nearest row",
+    "linear": "the table stretched over the target, mixed linearly between rows",
+    "cubic": "the table stretched over the target by cubic convolution",
+}
+"""The methods: how a table of the trained length becomes one of the target's."""
+
+
+@dataclass
+class ByTable:
+    """A model whose learned tables are made longer."""
+
+    loaded: Loaded
+    config: Mapping[str, Any]
+    tables: Sequence[Table]
+    trained: int
+    target: int
+    methods: tuple[Method, ...]
+    fitting: tuple[str, ...]
+    options: ClassVar[frozenset[str]] = frozenset()
+    left_out: ClassVar[Mapping[str, str]] = {}
+    held: dict[tuple[str, int], Any] = field(default_factory=dict)
+    """The model that was stretched last, by its method and its length."""
+
+    @classmethod
+    def of(cls, loaded: Loaded, reading: Reading, settings: Settings, names: Sequence[str]) -> "ByTable":
+        """Raises ValueError for the name of no method, and where no config says how long the table is to be."""
+        for name in names:
+            if name not in ("all", "none", *WORDS):
+                raise ValueError(
+                    f"{quoted(name)} is no method for a learned table{near(name, WORDS)}; there are: "
+                    f"{', '.join(WORDS)}, or all"
+                )
+        found = tables(loaded.model, reading)
+        grid, trained = len(found[0].cells) > 1, found[0].cells[0]
+        target, config = round(trained * settings.factor), loaded.said()
+        longer = asking_for(config, found, (target,) * len(found[0].cells))
+        chosen = tuple(WORDS) if "all" in names else [name for name in dict.fromkeys(names) if name != "none"]
+        rows = tuple(f"{table.name}: {' x '.join(map(str, table.cells))} positions" for table in found)
+        methods = [Method("none", rows)]
+        for name in chosen:
+            to = " x ".join([str(target)] * len(found[0].cells))
+            methods.append(Method(name, tuple(f"{row} to {to}" for row in rows), by_length=grid, config=longer))
+        fitting = of_model(loaded, len(found[0].cells))
+        return cls(loaded, config, found, trained, target, tuple(methods), fitting)
+
+    @property
+    def grid(self) -> bool:
+        return len(self.tables[0].cells) > 1
+
+    def words(self, method: Method) -> str:
+        return WORDS.get(method.name, "the model as it is")
+
+    def reach(self, method: Method, lengths: Sequence[int]) -> tuple[int, ...]:
+        """The model as it is ends with its table, and of a grid it has the one size."""
+        if method.name != "none":
+            return tuple(lengths)
+        return tuple(n for n in lengths if n == self.trained or (n < self.trained and not self.grid))
+
+    def facts(self, method: Method, length: int) -> dict[str, Any]:
+        # Grids are as they were at their own size, and tables that are continued wherever they reached before.
+        same = length == self.trained if self.grid else method.name in ("clamp", "repeat") and length <= self.trained
+        if method.name == "none" or same:
+            return {"table": "as it is"}
+        return {"table": method.name, "positions": length if self.grid else self.target}
+
+    @contextmanager
+    def used(self, method: Method, length: int) -> Generator[Any]:
+        if method.name == "none":
+            yield self.loaded.model
+            return
+        # An image encoder needs a table of the image's very size, others one that is long enough.
+        key = method.name, length if self.grid else self.target
+        if key not in self.held:
+            self.held.clear()
+            self.held[key] = stretched(self.loaded, self.tables, key[1], method.name)
+        yield self.held[key]
+
+    def write(self, method: Method, where: Path) -> None:
+        """The model with the longer table, its config, and its tokenizer, which then takes as much."""
+        model = stretched(self.loaded, self.tables, self.target, method.name)
+        tokenizer = copy.deepcopy(self.loaded.tokenizer)
+        if tokenizer is not None:
+            tokenizer.model_max_length = self.target
+        Loaded(model, tokenizer, model.config, self.loaded.path).save_huggingface(where)
+
+    def verify(self, method: Method, where: Path, losses: FirstLosses) -> dict[str, Any]:
+        """Every weight of what transformers loads is the one that was measured."""
+        self.held.clear()
+        with torch.inference_mode():
+            wanted = dict(stretched(self.loaded, self.tables, self.target, method.name).named_parameters())
+            dtype = self.loaded.model.dtype
+            del self.loaded
+            again = load.load(where, dtype=dtype).model
+            found = dict(again.named_parameters())
+        if other := [name for name in wanted if name not in found or not torch.equal(wanted[name], found[name])]:
+            raise RuntimeError(
+                f"the written checkpoint has another {other[0]} than the one that was measured, so it is not kept"
+            )
+        return {"words": "transformers loads it, and every weight of it is the one that was measured."}
+
+
+def is_by_table(reading: Reading) -> bool:
+    """Whether a model keeps its positions in learned tables, and in nothing else."""
+    parts = reading.parts
+    return bool(parts) and all(cells_of(part) and not any(one.spec != "none" for one in part.layers) for part in parts)
+
+
+def resized(rows: Tensor, cells: tuple[int, ...], target: tuple[int, ...], method: str) -> Tensor:
+    """A table [cells, dim] for other numbers of cells along each axis, by one of WORDS.
+
+    Rows of a sequence are stretched end to end, i -> i (n - 1)/(m - 1): the last position has the last row. Those of a
+    grid are stretched as images are, by their edges, i -> (i + 1/2) n/m - 1/2, which is what image encoders are trained
+    and served with.
+
+    >>> resized(torch.tensor([[0.0], [1.0]]), (2,), (3,), "linear").flatten()
+    tensor([0.0000, 0.5000, 1.0000])
+    """
+    grid = len(cells) > 1
+    return resample(rows, [matrix(old, new, method, grid) for old, new in zip(cells, target, strict=True)])
+
+
+def matrix(old: int, new: int, method: str, grid: bool) -> Tensor:
+    """What each of the new positions takes of each of the old ones: [new, old]."""
+    if method not in ("clamp", "repeat"):
+        return resampling(old, new, method, aligned=not grid)
+    count = torch.arange(new)
+    return torch.eye(old, dtype=torch.float64)[count.clamp(max=old - 1) if method == "clamp" else count % old]
+
+
+def stretched(loaded: Loaded, found: Sequence[Table], target: int, method: str) -> Any:
+    """The model with tables for the target (tokens, or patches a side), in memory."""
+    # Parameters alone: buffers that count positions are made anew, as long as they have to be.
+    state = {name: parameter.detach() for name, parameter in loaded.model.named_parameters()}
+    cells = (target,) * len(found[0].cells)
+    for table in found:
+        whole = state[table.name]
+        rows = whole.reshape(-1, whole.shape[-1])
+        new = torch.cat((rows[: table.first], resized(rows[table.first :], table.cells, cells, method)))
+        state[table.name] = new.view(*whole.shape[:-2], *new.shape)
+    with load.quietly():
+        config = type(loaded.config).from_dict(asking_for(loaded.config.to_dict(), found, cells))
+        kind = type(loaded.model)
+        model = kind.from_pretrained(None, config=config, state_dict=state, dtype=loaded.model.dtype)
+    return model.eval()
+
+
+def tables(model: Any, reading: Reading | None = None) -> list[Table]:
+    """The learned tables of positions of a live model, as it is read."""
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    return tables_of(reading or huggingface.read(model.config), shapes)

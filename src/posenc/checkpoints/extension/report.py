@@ -1,0 +1,328 @@
+"""The record of an extension to a page and to Markdown: the tables, the curves, what it cost, and how it was made."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from posenc.checkpoints.extension.choice import digits, first, value
+from posenc.checkpoints.extension.choice import shown as in_digits
+from posenc.checkpoints.measures.measure import Value
+from posenc.foreign.text import markdown as shown
+from posenc.foreign.text import markdown_code
+from posenc.lab import store
+from posenc.lab.results import figures
+from posenc.lab.results.drawer import Drawer
+from posenc.lab.results.report import TEMPLATE as PAGE
+from posenc.lab.results.report import pages
+from posenc.lab.results.summary import duration
+from posenc.lab.results.tables import as_markdown
+
+TEMPLATE = Path(__file__).with_name("report.html.jinja")
+
+Record = Mapping[str, Any]
+
+
+def write(record: Record, folder: Path) -> Path:
+    """Write report.html, report.md and figures/*.png into the folder, each whole, and return the path of the page."""
+    drawer = Drawer(store.inside(folder, "figures"))
+    measures = [measure for measure in record["measures"] if drawable(record, measure)]
+    drawn = [
+        drawer(
+            f"{measure['name']}-by-length",
+            partial(by_length, record, measure),
+            f"{numbers_in_words(measure)} A dashed line marks the trained length; bars are standard errors.",
+            row_by_row(*table(record, measure)),
+        )
+        for measure in measures
+    ]
+    drawn += [
+        drawer(f"curve-{place}", partial(curve, record, words), f"{words}. The input is the same for all.", "")
+        for place, words in enumerate(captions(record, curves=True), 1)
+    ]
+    drawn.append(
+        drawer(
+            "tuning",
+            partial(tuning, record),
+            "The loss of each step of fine-tuning, and its running mean.",
+            tuning_in_words(record),
+        )
+    )
+    shown = [figure for figure in drawn if figure]
+    store.write(folder / "report.md", markdown(record, shown).encode())
+    store.write(folder / "report.html", page(record, shown).encode())
+    return folder / "report.html"
+
+
+def entries(record: Record) -> list[Record]:
+    """The methods, and the winner again where it was tuned."""
+    return [*record["methods"], *([record["tuned"]] if record.get("tuned") else [])]
+
+
+def of(entry: Record, measure: Record) -> dict[tuple[str, int], Value]:
+    """What a method has of a measure: by number and length."""
+    return {
+        (one["number"], one["length"]): Value(one["value"], one["error"])
+        for one in entry["values"]
+        if one["measure"] == measure["name"]
+    }
+
+
+def lengths_of(record: Record, measure: Record) -> list[int]:
+    return sorted({length for entry in entries(record) for _, length in of(entry, measure)})
+
+
+def drawable(record: Record, measure: Record) -> bool:
+    """Whether a measure was asked at several lengths of more than one method."""
+    most = [len({length for _, length in of(entry, measure)}) for entry in entries(record)]
+    return sum(count > 1 for count in most) > 1 and len(lengths_of(record, measure)) > 1
+
+
+def table(record: Record, measure: Record, lengths: Sequence[int] | None = None) -> tuple[list[str], list[list[str]]]:
+    """The numbers of each method at each length, with their errors: headers and rows."""
+    lengths = lengths_of(record, measure) if lengths is None else lengths
+    at = [(number["name"], length) for number in measure["numbers"] for length in lengths]
+    found = [(entry["name"], of(entry, measure)) for entry in entries(record)]
+    rows = [[name, *(said(values[key]) if key in values else "" for key in at)] for name, values in found if values]
+    return ["method", *(f"{name} at {length:,}" for name, length in at)], rows
+
+
+def in_short(record: Record) -> list[tuple[str, tuple[list[str], list[list[str]]]]]:
+    """The tables for a terminal, with their captions: the trained length and the target alone."""
+    ends = [record["trained"], record["target"]]
+    found = [(numbers_in_words(one), table(record, one, ends)) for one in record["measures"]]
+    return [(caption, rows) for caption, rows in found if rows[1]]
+
+
+def numbers_in_words(measure: Record) -> str:
+    """What the numbers of a measure are, which way is better, and what guessing gives."""
+    parts = []
+    for number in measure["numbers"]:
+        guess = "" if number["chance"] is None else f", {digits(number['chance'])} by guessing"
+        parts.append(
+            f"{number['name']}: {number['words']} ({'more' if number['more_is_better'] else 'less'} is better{guess})"
+        )
+    return "; ".join(parts) + "."
+
+
+def captions(record: Record, *, curves: bool) -> list[str]:
+    """The captions of what is shown beside the numbers: of curves, or of tables."""
+    found = [one for entry in entries(record) for one in entry["details"]]
+    return list(dict.fromkeys(one["words"] for one in found if isinstance(one["at"][0], str) != curves))
+
+
+def detailed(record: Record, words: str) -> dict[str, Record]:
+    """What the methods have under a caption, by name."""
+    return {entry["name"]: one for entry in entries(record) for one in entry["details"] if one["words"] == words}
+
+
+def detail_table(record: Record, words: str) -> tuple[list[str], list[list[str]]]:
+    """What is shown beside the numbers under a caption: headers and rows."""
+    found = detailed(record, words)
+    columns = list(dict.fromkeys(column for one in found.values() for column in one["at"]))
+    rows = []
+    for name, one in found.items():
+        at = dict(zip(one["at"], map(digits, one["values"]), strict=True))
+        rows.append([name, *(at.get(column, "") for column in columns)])
+    return ["method", *columns], rows
+
+
+def cost(record: Record) -> tuple[list[str], list[list[str]]]:
+    """What the longest pass costs each method, and how its checkpoint is had: headers and rows."""
+    headers = ["method", f"{record['unit'].split()[0]}/s", "seconds", "CPU seconds", "peak MiB", "checkpoint"]
+    rows = []
+    for entry in entries(record):
+        numbers = [entry["per_second"], entry["seconds"], entry["cpu_seconds"], entry["peak_mib"]]
+        as_it_is = entry["name"] == "none" or entry["baseline"]
+        how = "as it is" if as_it_is else "config" if entry["config"] is not None else "attach only"
+        rows.append([entry["name"], *("" if value is None else counted(value) for value in numbers), how])
+    return headers, rows
+
+
+def counted(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def sentences(record: Record) -> list[str]:
+    """All that is said of a run, a paragraph each."""
+    written = record["written"]
+    out = [record["in_words"], *filter(None, record["price"])]
+    out.append(
+        f"The extended checkpoint ({written['method']}): {written['words']}" if written["path"] else written["words"]
+    )
+    out += [one["words"] for one in record["further"]]
+    if record["tuned"]:
+        out.append(tuning_in_words(record))
+    out += [f"Left out, {name}: {why}." for name, why in record["left_out"].items()]
+    return out
+
+
+def tuning_in_words(record: Record) -> str:
+    """How the loss went; nothing where nothing was tuned."""
+    if not (tuned := record.get("tuned")):
+        return ""
+    first, final = (sum(part) / len(part) for part in ends(tuned["loss"]))
+    return (
+        f"{tuned['name'].partition(',')[0]} was tuned for {len(tuned['loss'])} steps in "
+        f"{duration(tuned['tuning_seconds'])}: its loss went from {first:.3f} to {final:.3f} nats (means of the "
+        f"first and the last tenth of the steps)."
+    )
+
+
+def row_by_row(headers: list[str], rows: list[list[str]]) -> str:
+    """A table in one line of words, for who does not see its picture.
+
+    >>> row_by_row(["method", "at 8", "at 16"], [["none", "2.1", "9.0"], ["yarn", "2.1", "2.2"]])
+    'none: at 8 2.1, at 16 9.0; yarn: at 8 2.1, at 16 2.2.'
+    """
+    said = [f"{name}: {', '.join(map(' '.join, zip(headers[1:], cells, strict=True)))}" for name, *cells in rows]
+    return f"{'; '.join(said)}." if said else ""
+
+
+def ends(losses: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
+    tenth = max(1, len(losses) // 10)
+    return losses[:tenth], losses[-tenth:]
+
+
+def said(value: Value) -> str:
+    return "" if value.value is None else in_digits(value)
+
+
+@figures.styled
+def by_length(record: Record, measure: Record) -> Figure:
+    """Each number of a measure against the length, a line for each method."""
+    numbers, lengths = measure["numbers"], lengths_of(record, measure)
+    fig, axes = figures.panels(len(numbers), 2, 4.6, 3.6, f"{title(record).partition(':')[0]}, by {record['unit']}")
+    for ax, number in zip(axes, numbers, strict=True):
+        for place, entry in enumerate(entries(record)):
+            own, found = figures.look(place), of(entry, measure)
+            xs = [length for length in lengths if (number["name"], length) in found]
+            at = [found[number["name"], length] for length in xs]
+            ys, errors = figures.numbers([one.value for one in at]), figures.numbers([one.error or 0.0 for one in at])
+            drawn = ax.errorbar(
+                xs, ys, errors, color=own.color, linestyle=own.dashes, marker=own.marker, elinewidth=0.8
+            )
+            drawn[0].set_gid(f"encoding-{place}")
+        finish(ax, record, number["words"], log=not number["more_is_better"])
+        ax.set_xticks(lengths, [f"{length:,}" for length in lengths])
+    named(fig, record)
+    return fig
+
+
+@figures.styled
+def curve(record: Record, words: str) -> Figure:
+    """What lies beside the numbers along an axis, a line for each method."""
+    fig = figures.figure(9, 4.2, words)
+    ax = fig.add_subplot()
+    found = detailed(record, words)
+    for place, entry in enumerate(entries(record)):
+        if (one := found.get(entry["name"])) is None:
+            continue
+        own = figures.look(place)
+        ys = figures.numbers(one["values"])
+        drawn = ax.plot(one["at"], ys, color=own.color, linestyle=own.dashes, linewidth=1.3)
+        drawn[0].set_gid(f"encoding-{place}")
+    finish(ax, record, words.partition(" ")[0].lower(), log=True)
+    ax.xaxis.set_major_formatter("{x:,.0f}")
+    named(fig, record)
+    return fig
+
+
+def finish(ax: Any, record: Record, ylabel: str, *, log: bool) -> None:
+    if log:
+        ax.set_yscale("log")
+        figures.plain_log(ax.yaxis)
+    figures.mark_trained(ax, [record["trained"]])
+    ax.set(xlabel=record["unit"], ylabel=figures.wrapped(ylabel, 4))
+
+
+def named(fig: Figure, record: Record) -> None:
+    handles = [figures.handle(entry["name"], figures.look(n)) for n, entry in enumerate(entries(record))]
+    figures.legend(fig, handles, columns=6)
+
+
+@figures.styled
+def tuning(record: Record) -> Figure | None:
+    """The loss of every step of fine-tuning."""
+    if not record.get("tuned"):
+        return None
+    losses = figures.numbers(record["tuned"]["loss"])
+    wide = max(1, len(losses) // 10)
+    means = [losses[max(0, n - wide + 1) : n + 1].mean() for n in range(len(losses))]
+    fig = figures.figure(7, 3.4, "Fine-tuning")
+    ax = fig.add_subplot()
+    ax.plot(losses, color=figures.LIGHT[7], linewidth=0.8)
+    ax.plot(means, color=figures.LIGHT[0])
+    ax.set(xlabel="step", ylabel="loss (nats per token)")
+    return fig
+
+
+def tables(record: Record) -> list[tuple[str, str, tuple[list[str], list[list[str]]]]]:
+    """All tables, with their captions and what else is said of them."""
+    found = [(one["name"], numbers_in_words(one), table(record, one)) for one in record["measures"]]
+    found += [(words, "", detail_table(record, words)) for words in captions(record, curves=False)]
+    found.append(("What the pass at the longest length costs", "", cost(record)))
+    return [one for one in found if one[2][1]]
+
+
+def markdown(record: Record, drawn: Sequence[Mapping[str, Any]]) -> str:
+    """The run as a page of Markdown."""
+    parts = [f"# {shown(title(record))}", *map(shown, sentences(record))]
+    for caption, words, rows in tables(record):
+        parts += [f"{shown(words.rstrip('.') or caption)}:", in_markdown(*rows)]
+    parts += [f"![{shown(figure['says'])}](figures/{figure['name']}.png)" for figure in drawn]
+    specs = [
+        f"- {shown(entry['name'])}: {shown(entry['words'])}: {markdown_code(entry['spec'])}"
+        for entry in entries(record)
+    ]
+    parts += ["## The methods", "\n".join(specs), "## How it was made", how(record)]
+    return "\n\n".join(parts) + "\n"
+
+
+def in_markdown(headers: list[str], rows: list[list[str]]) -> str:
+    return as_markdown(list(map(shown, headers)), [list(map(shown, row)) for row in rows])
+
+
+def how(record: Record) -> str:
+    """How the run was made, as a list in Markdown."""
+    said = {name: (markdown_code if name == "command" else shown)(value) for name, value in record["made"].items()}
+    return "\n".join(f"- {shown(name)}: {value}" for name, value in said.items())
+
+
+def title(record: Record) -> str:
+    name = Path(record["model"]).name
+    return f"{name}: from {record['trained']:,} to {record['target']:,} {record['unit']}"
+
+
+def page(record: Record, drawn: Sequence[Mapping[str, Any]]) -> str:
+    """The run as an HTML page that needs nothing beside it."""
+    number = first(record)
+    best = record["tuned"] or next(entry for entry in entries(record) if entry["name"] == record["winner"])
+    before, after = (value(entry, record, record["target"]) for entry in (record["methods"][0], best))
+    facts = [
+        (f"trained to, {record['unit']}", f"{record['trained']:,}"),
+        (f"extended to, {record['unit']}", f"{record['target']:,}"),
+        ("methods", str(len(record["methods"]) - 1)),
+        (f"{number['name']} before", "none" if before is None else said(before)),
+        (f"{number['name']} after", "none" if after is None else said(after)),
+        ("for the longest passes", duration(sum(entry["seconds"] for entry in entries(record)))),
+    ]
+    return (
+        pages(TEMPLATE.parent, PAGE.parent)
+        .get_template(TEMPLATE.name)
+        .render(
+            title=title(record),
+            facts=facts,
+            said=sentences(record),
+            tables=tables(record),
+            figures=drawn,
+            looks=[
+                (entry["name"], figures.look(n), entry["spec"], entry["words"])
+                for n, entry in enumerate(entries(record))
+            ],
+            winner=record["winner"],
+            made=[(name, f"`{told}`" if name == "command" else told) for name, told in record["made"].items()],
+        )
+    )

@@ -1,0 +1,84 @@
+"""What `posenc extend` is asked for."""
+
+import math
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+NAMES = {"factors": "longrope-factors", "methods": "method"}
+"""Settings whose option has another name."""
+
+OF_ALL = ("path", "factor", "methods", "measures", "lengths", "dtype")
+"""What every run reads; of the others, each measure and each way to stretch reads its own."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run is asked for; the same settings in the same folder go on where a run was interrupted.
+
+    path      a folder, a GGUF file, or the name of a fetched model
+    factor    target length / trained length (unitless, above 1); of an image, along each side
+    methods   ways to stretch, or to use the model as it is; or "all"
+    measures  what is measured, the first of which decides; none: what fits the model
+    text      files; without any, the Python language reference
+    images    files, for image encoders
+    lengths   more lengths to measure at, besides the trained one, some in between, and the target (tokens; patches)
+    start     the token of the text that the first window begins with; None: 2000 where the text is long enough, or,
+              when tuning, as late as the windows allow, because what stands before is for tuning
+    samples   how many windows, documents or passages are measured; None: as many as the measure takes by itself
+    chunk     how many tokens go through a decoder at once
+    dtype     of the weights: bfloat16 takes half the memory, and on processors that multiply it, less time
+    passkey   trials at each depth; 0 leaves pass keys out
+    factors   a JSON file with the searched factors of longrope
+    tune      steps of fine-tuning of the method that wins; 0 leaves it out
+    tune_map  where the tokens stand while tuning: plain, pose, randomised, or a coordinate map as a spec
+    tune_length, tune_rate  tokens of a window, and the highest rate
+    """
+
+    path: str
+    factor: float
+    methods: tuple[str, ...] = ("all",)
+    measures: tuple[str, ...] = ()
+    text: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
+    lengths: tuple[int, ...] = ()
+    start: int | None = None
+    samples: int | None = None
+    chunk: int = 1024
+    dtype: str = "float32"
+    passkey: int = 1
+    factors: str | None = None
+    tune: int = 0
+    tune_map: str = "pose"
+    tune_length: int = 1024
+    tune_rate: float = 2e-5
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.factor) and self.factor > 1):
+            raise ValueError(f"the factor is target length / trained length and must be above 1, got {self.factor:g}")
+        least = {"samples": 1, "chunk": 1, "passkey": 0, "tune": 0, "tune_length": 2}
+        for name, low in least.items():
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise ValueError(f"{name} must be {low} or more, got {value}")
+        if self.start is not None and self.start < 0:
+            raise ValueError(f"start counts tokens of the text from 0, got {self.start}")
+
+    def given(self) -> Iterator[str]:
+        """The settings that are not as they are by themselves."""
+        for of in fields(self)[1:]:
+            if getattr(self, of.name) != of.default:
+                yield of.name
+
+    def command(self, out: Path) -> str:
+        """The command that asks for this."""
+        said = ["posenc", "extend", self.path]
+        for name in self.given():
+            value = getattr(self, name)
+            values = value if isinstance(value, tuple) else [value]
+            if name in ("methods", "measures"):
+                values = [",".join(values)]
+            option = NAMES.get(name, name).replace("_", "-")
+            said += [f"--{option}", *(f"{one:g}" if isinstance(one, float) else str(one) for one in values)]
+        return shlex.join([*said, "--out", str(out)])

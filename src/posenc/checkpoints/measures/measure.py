@@ -1,0 +1,179 @@
+"""What a measure owes: numbers with their errors, of a model at a length, by passes that can be kept."""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from posenc.checkpoints.formats.load import Loaded
+    from posenc.checkpoints.measures.perplexity import Tokens
+
+WHOLE = "whole"
+"""How a model is used unless a baseline is measured: it is given the whole input."""
+
+Tell = Callable[[float], None]
+"""Is told which share of the work of a pass is done, from 0 to 1."""
+
+
+class TooShort(ValueError):
+    """A length has no room for what is asked, so that nothing can be said of it."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """One number that a measure gives: its name, what it says, whether more is better, and what guessing gives."""
+
+    name: str
+    words: str
+    more_is_better: bool
+    chance: float | None = None
+
+
+@dataclass(frozen=True)
+class Value:
+    """A number that was found.
+
+    value  in the number's unit
+    error  its standard error over documents, windows or trials; None where one sample cannot say
+    each   what each sample says, in an order that is the same for every method, so that two methods are compared
+           sample by sample: the standard error of a difference is far smaller than that of either number. In a scale
+           where their mean is what counts: losses (nats) of a perplexity, 0 and 1 of a share
+    """
+
+    value: float
+    error: float | None
+    each: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Detail:
+    """What a report shows of one method beside the numbers.
+
+    words   the caption, the same for every method
+    at      columns of a table (words), or places on an axis (numbers): then it is drawn as a curve
+    values  as many numbers
+    """
+
+    words: str
+    at: tuple[str, ...] | tuple[float, ...]
+    values: tuple[float, ...]
+
+
+class Measure(Protocol):
+    """One way to ask what a model does with longer inputs.
+
+    name       as the user asks for it: --measures perplexity,pass-keys
+    unit       "tokens", "patches a side"
+    numbers    the first decides which method wins, at the target
+    price      the name of the number that says, at the trained length, what a method costs short inputs
+    needs      the least that the first number of the model as it is must be at the trained length for longer inputs to
+               say something of positions; then it is asked further, of the model as it is and the winner. None: of all
+    baselines  other ways to use the model as it is, beyond the trained length: name -> words
+    options    which fields of `Given` it reads; any other that a user gives is refused
+    on         in words, what it is measured on
+    facts      all that results depend on beside model, method and length (JSON)
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def unit(self) -> str: ...
+    @property
+    def numbers(self) -> tuple[Number, ...]: ...
+    @property
+    def price(self) -> str: ...
+    @property
+    def needs(self) -> float | None: ...
+    @property
+    def baselines(self) -> Mapping[str, str]: ...
+    @property
+    def options(self) -> frozenset[str]: ...
+    @property
+    def on(self) -> str: ...
+    @property
+    def facts(self) -> Mapping[str, Any]: ...
+
+    def passes(self, lengths: Sequence[int], by_length: bool) -> tuple[int, ...]:
+        """The lengths that take a pass of their own; by_length: the method itself depends on the length."""
+        ...
+
+    def work(self, model: Any, length: int) -> float:
+        """What the pass at a length costs, in the unit of `Work`: tokens without a past."""
+        ...
+
+    def run(self, model: Any, length: int, how: str = WHOLE, tell: Tell | None = None) -> dict[str, Any]:
+        """The raw result of a pass, as JSON; `how` is WHOLE or the name of a baseline."""
+        ...
+
+    def values(self, raw: Mapping[int, Mapping[str, Any]], length: int) -> dict[str, Value]:
+        """The numbers at a length, by name, from the raw results of the passes by their lengths."""
+        ...
+
+    def details(self, raw: Mapping[int, Mapping[str, Any]], lengths: Sequence[int]) -> tuple[Detail, ...]:
+        """What a report shows beside the numbers."""
+        ...
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a measure is made from.
+
+    loaded   the model with its tokenizer
+    trained  its trained length, in the measure's unit
+    longest  the longest length that will be asked for
+    text     files; without any, the Python language reference
+    images   files
+    samples  windows, documents or passages; None: as many as the measure takes by itself
+    start    the token of the text that is read first; None: where the measure begins by itself
+    late     whether windows stand at the end of the text by themselves, because what is before is for tuning
+    chunk    how many tokens go through a decoder at once
+    passkey  trials at each depth of pass keys
+    """
+
+    loaded: "Loaded"
+    trained: int
+    longest: int
+    text: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
+    samples: int | None = None
+    start: int | None = None
+    late: bool = False
+    chunk: int = 1024
+    passkey: int = 1
+
+    @cached_property
+    def tokens(self) -> "Tokens":
+        """The text as the model's tokens, read once for all measures. Raises CannotRead without a tokenizer."""
+        from posenc.checkpoints.measures import perplexity
+
+        return perplexity.tokens(self.text, tokenizer_of(self.loaded))
+
+
+def tokenizer_of(loaded: "Loaded") -> Any:
+    """The tokenizer of a model; raises CannotRead where it has none."""
+    from posenc.checkpoints.vocabulary.reading import CannotRead
+
+    if loaded.tokenizer is None:
+        raise CannotRead(f"{Path(loaded.path)} has no tokenizer, and without one no text can be read")
+    return loaded.tokenizer
+
+
+def error_of(samples: Sequence[float]) -> float | None:
+    """The standard error of the mean of samples; None for fewer than two.
+
+    >>> error_of([1.0, 3.0]), error_of([1.0])
+    (1.0, None)
+    """
+    return statistics.stdev(samples) / len(samples) ** 0.5 if len(samples) > 1 else None
+
+
+def mean_of(samples: Sequence[float]) -> Value:
+    """The mean of samples with its error: a share, where they are 0 and 1.
+
+    >>> mean_of([1.0, 0.0, 1.0, 0.0]).value
+    0.5
+    """
+    return Value(statistics.fmean(samples), error_of(samples), tuple(samples))

@@ -1,0 +1,55 @@
+"""What a pass costs: foreseen, to tell how long is left, and metered."""
+
+import ctypes
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Work:
+    """How the cost of a token grows with the tokens before it: 1 + position / even, in any unit.
+
+    even  the position where attention over the past costs as much as everything else (tokens)
+    """
+
+    even: float
+
+    @classmethod
+    def of(cls, model: Any) -> "Work":
+        """Counted in products: two for each weight, four for each layer, channel and token of the past."""
+        config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+        layers, width = getattr(config, "num_hidden_layers", 1), getattr(config, "hidden_size", 1)
+        weights = sum(p.numel() for p in model.parameters())
+        return cls(weights / (2 * layers * width))
+
+    def total(self, tokens: float) -> float:
+        return tokens + tokens * tokens / (2 * self.even)
+
+    def share(self, done: int, of: int) -> float:
+        return self.total(done) / self.total(of)
+
+
+class Meter:
+    """Time and memory of what is done inside: wall and CPU seconds, and the peak of the process's memory (MiB)."""
+
+    def __enter__(self) -> "Meter":
+        clear = Path("/proc/self/clear_refs")
+        self.sees_peaks = clear.exists()
+        if self.sees_peaks:
+            trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+            if trim is not None:
+                # What an earlier pass has freed is not this one's.
+                trim(0)
+            # Writing 5 sets the peak back to what is held now.
+            clear.write_text("5")
+        self.wall, self.cpu = time.perf_counter(), time.process_time()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wall, self.cpu = time.perf_counter() - self.wall, time.process_time() - self.cpu
+        self.peak_mib = None
+        if self.sees_peaks:
+            lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+            self.peak_mib = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
