@@ -74,8 +74,8 @@ SURFACE = {
     "fetch": "json",
     "inspect": "out json",
     "doctor": "json",
-    "extend": "factor method text images samples lengths start windows chunk dtype passkey longrope-factors tune "
-    "tune-map tune-length tune-rate out json",
+    "extend": "factor method replace text images samples lengths start windows chunk dtype passkey longrope-factors "
+    "tune tune-map tune-length tune-rate out json",
     "explore": "run checkpoint out serve port open",
     "export": "out cache trust json",
     "completion": "",

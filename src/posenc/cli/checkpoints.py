@@ -117,10 +117,13 @@ class Extend:
     path: Positional[Source]
     """A folder in Hugging Face's form, a GGUF file, or the name of a fetched model."""
     factor: float = 2.0
-    """Target length / trained length (unitless, above 1)."""
+    """Target length / the length that the model serves now (unitless, above 1)."""
     method: Names = ("all",)
-    """none, linear, ntk, dynamic, dynamic-yarn, yarn, llama3, longrope, self-extend, rerope, dual-chunk, or all.
+    """none, linear, ntk, dynamic, yarn, llama3, longrope, temperature, log-temperature, step-temperature, self-extend,
+    rerope, dual-chunk, any other schedule that `posenc list` has, or all. Options in parentheses: "yarn(beta_fast=64)".
     For a learned table: clamp, repeat, nearest, linear, cubic, or all."""
+    replace: bool = False
+    """Put another schedule in place of the one that a scaled model has, from the length before any scaling."""
     text: Files = ()
     """Text files to measure on. Default: the Python language reference."""
     images: Files = ()

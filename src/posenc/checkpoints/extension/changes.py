@@ -12,6 +12,7 @@ from posenc.checkpoints.vocabulary.specs import short
 from posenc.encoding import Compose, Encoding, parts_of
 from posenc.foreign import code, near, quoted
 from posenc.schedules import SCHEDULES, Schedule
+from posenc.schedules.dynamic_ntk import DynamicNTK
 from posenc.schedules.longrope import LongRoPE
 from posenc.schedules.ntk import NTK
 from posenc.schedules.yarn import YaRN
@@ -33,7 +34,7 @@ WORDS = {
     "rerope": "no distance beyond a quarter of the served length",
     "dual-chunk": "exact distances within chunks and at their borders, one distance further away",
 }
-"""What the methods do that have a name of their own here; all schedules are methods besides, by their names in specs."""
+"""What the methods do that have a name here; every schedule is one besides, by its name in specs."""
 
 SHORT_FOR = {
     "dynamic": "dynamic_ntk",
@@ -43,12 +44,12 @@ SHORT_FOR = {
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """By how much a model is stretched, and from what.
+class Goal:
+    """How far a model is stretched, and from where.
 
-    factor   target / served length (unitless)
-    served   what it serves now (tokens)
-    replace  whether a schedule that it has already makes room for another one
+    factor    target / served length (unitless)
+    served    what it serves now (tokens)
+    replace   whether a schedule that it has already makes room for another one
     searched  short_factor and long_factor of longrope, one divisor for each pair, where they are given
     """
 
@@ -62,21 +63,21 @@ class Stretch:
         return round(self.served * self.factor)
 
 
-def self_extend(to: Stretch) -> dict[str, int]:
+def self_extend(to: Goal) -> dict[str, int]:
     # The authors' rule: the groups should end within two thirds of the trained length, which training saw often.
     window = max(1, to.served // 4)
     group = math.ceil((to.factor * to.served - window) / max(1, 2 * to.served // 3 - window))
     return {"window": window, "group": group}
 
 
-AROUND: dict[str, Callable[[Stretch], dict[str, Any]]] = {
+AROUND: dict[str, Callable[[Goal], dict[str, Any]]] = {
     "self_extend": self_extend,
     "rerope": lambda to: {"window": max(1, to.served // 4)},
     "dual_chunk": lambda to: {"chunk": max(1, to.served * 3 // 4), "longest": to.served},
 }
 """The distance maps, with the options that suit a model that was not tuned for them."""
 
-BESIDE: dict[str, Callable[[Stretch], dict[str, Any]]] = {
+BESIDE: dict[str, Callable[[Goal], dict[str, Any]]] = {
     "log_temperature": lambda to: {"trained_length": to.served, "least": 1.0},
     "step_temperature": lambda to: {"interval": to.served, "form": "inkling"},
 }
@@ -112,7 +113,7 @@ def gives_a_schedule(name: str) -> bool:
     return name != "none" and in_specs(name).partition("(")[0] not in (*AROUND, *BESIDE)
 
 
-def change_of(name: str, to: Stretch) -> Callable[[Any], Encoding]:
+def change_of(name: str, to: Goal) -> Callable[[Any], Encoding]:
     """What a method does to a rotary encoding. Raises ValueError where it cannot be; so does what is returned."""
     spec = in_specs(name)
     word = spec.partition("(")[0]
@@ -134,21 +135,29 @@ def change_of(name: str, to: Stretch) -> Callable[[Any], Encoding]:
     return lambda rotary: scheduled(rotary, name, to)
 
 
-def scheduled(rotary: Any, name: str, to: Stretch) -> Encoding:
+def scheduled(rotary: Any, name: str, to: Goal) -> Encoding:
     """A rotary encoding with the schedule of a method."""
     old, spec = rotary.schedule, in_specs(name)
     start = served_by(old, to.served).original if old is not None and to.replace else to.served
     if spec == "longrope":
         assert to.searched is not None
-        lists = (tuple(to.searched[key]) for key in ("short_factor", "long_factor"))
-        new: Schedule = LongRoPE(to.target / start, *lists, start)
+        lists = {key: tuple(to.searched[key]) for key in ("short_factor", "long_factor")}
+        new: Any = LongRoPE(to.target / start, trained_length=start, **lists)
     else:
         new = SCHEDULES.given(ast.unparse(filled(tree_of(spec), to.target / start))).with_trained_length(start)
     if old is not None and not to.replace:
         new = further(name, old, new, to.factor)
+    elif type(old) is type(new) and hasattr(new, "factor") and spec != "longrope" and "(" not in spec:
+        # Its own kind from the length before: its ramp and what else is its own stay.
+        new = replace(ruled(old), factor=new.factor)
     if isinstance(new, NTK):
         return with_options(rotary, base=larger_base(rotary, new.factor), schedule=None)
     return with_options(rotary, schedule=new)
+
+
+def ruled(schedule: Any) -> Any:
+    """A schedule whose temperature goes by its rule, and not by a number of its own."""
+    return replace(schedule, attention_factor=None) if hasattr(schedule, "attention_factor") else schedule
 
 
 def options_in(spec: str) -> dict[str, Any]:
@@ -172,7 +181,9 @@ def filled(tree: ast.expr, factor: float) -> ast.expr:
     if not name or not (code.is_own(name) or SCHEDULES.knows(name)):
         return tree
     words = [ast.keyword(one.arg, filled(one.value, factor)) for one in getattr(tree, "keywords", ())]
-    needed = any(one.name == "factor" and one.default is MISSING for one in fields(SCHEDULES.find(name)))
+    made: Any = SCHEDULES.find(name)
+    # transformers' dynamic scaling takes one, too, which is an option here.
+    needed = any(one.name == "factor" and (one.default is MISSING or made is DynamicNTK) for one in fields(made))
     if needed and all(one.arg != "factor" for one in words):
         words.append(ast.keyword("factor", ast.Constant(factor)))
     function = tree.func if isinstance(tree, ast.Call) else tree
@@ -191,18 +202,23 @@ def further(name: str, old: Any, new: Any, factor: float) -> Schedule:
     """
     if hasattr(new, "inner") and new.inner is None:
         return replace(new, inner=old)
-    if isinstance(old, YaRN) and old.attention_factor is not None:
+    if isinstance(old, YaRN) and math.isclose(ruled(old).temperature, old.temperature, rel_tol=1e-6):
         # Some configs write out the temperature that the rule gives anyway.
-        ruled = replace(old, attention_factor=None)
-        old = ruled if math.isclose(ruled.temperature, old.temperature, rel_tol=1e-6) else old
+        old = ruled(old)
     fixed = getattr(old, "attention_factor", None)
-    if type(old) is type(new) and "(" not in name and not old.by_horizon and fixed is None and hasattr(old, "factor"):
+    if (
+        type(old) is type(new)
+        and "(" not in in_specs(name)
+        and not old.by_horizon
+        and fixed is None
+        and hasattr(old, "factor")
+    ):
         return replace(old, factor=old.factor * factor)
     hint = f", with a temperature of its own (attention_factor={fixed:g})" if fixed is not None else ""
     raise ValueError(
         f"the model's frequencies are already scaled by {short(old)}{hint}, and {name} on top of that has no published "
-        f"meaning; --replace puts it in place of that, from the length before any scaling; self-extend and rerope apply "
-        f"as it is, and linear, yarn and llama3 to a model of their own kind"
+        f"meaning; --replace puts it in place of that, from the length before any scaling; without it self-extend and "
+        f"rerope apply, and linear, yarn and llama3 to a model of their own kind"
     )
 
 
@@ -227,3 +243,26 @@ def with_change(encoding: Encoding, change: Callable[[Encoding], Encoding]) -> E
     if all(new is old for new, old in zip(changed, parts, strict=True)):
         return encoding
     return changed[0] if len(changed) == 1 else Compose(*changed)
+
+
+def by_lists(encoding: Encoding, target: int) -> Encoding:
+    """The same frequencies and temperature by a divisor for each pair, which is what LongRoPE's keys say.
+
+    Raises ValueError where a frequency is 0, or follows the length of each sequence.
+    """
+    rotary: Any = encoding
+    if getattr(rotary, "schedule", None) is None:
+        return encoding
+    if rotary.turns_when_attending:
+        raise ValueError(
+            f"{short(rotary.schedule)} follows the length of each sequence, which no list of divisors says"
+        )
+    frequencies, temperature = rotary.spectrum()
+    unscaled: Any = with_options(rotary, schedule=None)
+    plain, _ = unscaled.spectrum()
+    if not bool((frequencies > 0).all()):
+        raise ValueError(f"{short(rotary.schedule)} makes pairs stand still, which no list of divisors says")
+    divisors = tuple((plain / frequencies).flatten().tolist())
+    start = getattr(rotary.schedule, "trained_length", None) or target
+    lists = LongRoPE(max(1.0, target / start), divisors, divisors, start, attention_factor=float(temperature))
+    return with_options(rotary, schedule=lists)

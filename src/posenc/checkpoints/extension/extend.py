@@ -34,8 +34,8 @@ class Settings:
     """What a run is asked for; the same settings in the same folder go on where a run was interrupted.
 
     path      a folder, a GGUF file, or the name of a fetched model
-    factor    target length / trained length (unitless, above 1)
-    methods   names from methods.WORDS, or "all"
+    factor    target length / the length that the model serves now (unitless, above 1)
+    methods   names from changes.WORDS, schedules as specs, or "all"
     text      files; without any, the Python language reference
     lengths   more lengths to measure at, besides the trained one, some in between, and the target (tokens)
     start     the token of the text that the first window begins with; None: 2000, or, when tuning, as late as the
@@ -45,6 +45,7 @@ class Settings:
     dtype     of the weights: bfloat16 takes half the memory, and on processors that multiply it, less time
     passkey   trials at each depth; 0 leaves it out
     factors   a JSON file with the searched factors of longrope
+    replace   whether another schedule is put in place of the one that the model has
     tune      steps of fine-tuning of the method that wins; 0 leaves it out
     tune_map  where the tokens stand while tuning: plain, pose, randomised, or a coordinate map as a spec
     tune_length, tune_rate  tokens of a window, and the highest rate
@@ -61,6 +62,7 @@ class Settings:
     dtype: str = "float32"
     passkey: int = 1
     factors: str | None = None
+    replace: bool = False
     tune: int = 0
     tune_map: str = "pose"
     tune_length: int = 1024
@@ -85,6 +87,8 @@ class Settings:
                 continue
             name = {"factors": "longrope-factors", "methods": "method"}.get(field_.name, field_.name.replace("_", "-"))
             values = [",".join(value)] if name == "method" else value if isinstance(value, tuple) else [value]
+            if value is True:
+                values = []
             said += [f"--{name}", *(f"{one:g}" if isinstance(one, float) else str(one) for one in values)]
         return shlex.join([*said, "--out", str(out)])
 
@@ -165,7 +169,10 @@ class Run:
         source = loaded.path / "config.json"
         as_it_lies = source.is_file() and not settings.tune
         config = read_json(source, within=loaded.path) if as_it_lies else loaded.said()
-        plan = methods.plan(reading, config, settings.factor, settings.methods, longrope=factors)
+        plan = methods.plan(
+            reading, config, settings.factor, settings.methods, longrope=factors, replace=settings.replace
+        )
+        say(plan.words)
         too_long = [length for length in settings.lengths if length > plan.target]
         if too_long:
             raise ValueError(f"lengths go up to the target of {plan.target:,} tokens, got {too_long[0]:,}")
@@ -195,6 +202,7 @@ class Run:
             "architecture": type(self.loaded.model).__name__,
             "trained": self.plan.trained,
             "target": self.plan.target,
+            "stretch": self.plan.words,
             "factor": self.settings.factor,
             "lengths": list(self.lengths),
             "last": perplexity.LAST,
@@ -241,7 +249,7 @@ class Run:
         of = entries[longest]
         return {
             "name": name,
-            "words": methods.WORDS[method.name],
+            "words": method.words,
             "spec": method.spec,
             "by_length": method.by_length,
             "config": None if method.config is None else differing(self.config, method.config),

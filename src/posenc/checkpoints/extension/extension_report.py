@@ -114,7 +114,7 @@ def key_table(record: Record) -> tuple[list[str], list[list[str]]] | None:
 
 def sentences(record: Record) -> list[str]:
     """All that is said of a run, a paragraph each."""
-    out = [record["in_words"]]
+    out = [record["in_words"], *([record["stretch"]] if "stretch" in record else [])]
     written = record["written"]
     out.append(
         f"The extended checkpoint ({written['method']}): {written['words']}" if written["path"] else written["words"]

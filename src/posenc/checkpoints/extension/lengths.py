@@ -1,10 +1,11 @@
 """How long a model's texts may be now, and how long they were before its config scaled them: one meaning for both.
 
-`max_position_embeddings` is the one in some configs (Qwen2.5's recipe of YaRN) and the other in most (Llama 3.1, gpt-oss,
-Phi-3), so the two lengths are read from the schedule, and never from that key alone.
+`max_position_embeddings` is the one in some configs (Qwen2.5's recipe of YaRN) and the other in most (Llama 3.1,
+gpt-oss, Phi-3), so the two lengths are read from the schedule, and never from that key alone.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from posenc.checkpoints.vocabulary.reading import CannotRead
 from posenc.schedules import Schedule
@@ -33,9 +34,9 @@ def served_by(schedule: Schedule | None, longest: int) -> Served:
     longest  tokens: `max_position_embeddings`, or what the architecture calls it
 
     A factor is target length / trained length, so a schedule that names the length before it reaches factor times that.
-    Of Llama 3's and LongRoPE's it is not (Llama 3.2 goes from 8,192 tokens to 131,072 by a factor of 32): there `longest`
-    counts, unless it is the length before. Linear scaling names no length: `longest` is what it reaches, as in released
-    models (Gemma 3, DeepSeek Coder).
+    Of Llama 3's and LongRoPE's it is not (Llama 3.2 goes from 8,192 tokens to 131,072 by a factor of 32): there
+    `longest` counts, unless it is the length before. Linear scaling names no length: `longest` is what it reaches, as
+    in released models (Gemma 3, DeepSeek Coder).
 
     Raises CannotRead where the length before scaling is beyond `longest`.
 
@@ -45,8 +46,8 @@ def served_by(schedule: Schedule | None, longest: int) -> Served:
     >>> served_by(YaRN(4, trained_length=32768), 131072).served
     131072
     """
-    inside = schedule
-    while inside is not None and hasattr(inside, "inner"):
+    inside: Any = schedule
+    while hasattr(inside, "inner"):
         inside = inside.inner
     if inside is None:
         return Served(longest, longest, f"The model serves the {longest:,} tokens that it was trained on.")

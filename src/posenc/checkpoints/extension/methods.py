@@ -7,10 +7,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from posenc.checkpoints.extension.changes import WORDS, Stretch, change_of, check_name, gives_a_schedule
-from posenc.checkpoints.extension.changes import with_change, words_of
+from posenc.checkpoints.extension.changes import (
+    WORDS,
+    Goal,
+    by_lists,
+    change_of,
+    check_name,
+    gives_a_schedule,
+    with_change,
+    words_of,
+)
 from posenc.checkpoints.extension.lengths import Served, served_by
 from posenc.checkpoints.formats.config_json import with_positions
+from posenc.checkpoints.formats.huggingface import filled
 from posenc.checkpoints.inspection.served import unlike_planned
 from posenc.checkpoints.vocabulary.reading import CannotRead, Part, Reading, with_part
 from posenc.checkpoints.vocabulary.specs import short
@@ -113,10 +122,12 @@ def plan(
     wanted = names_of(names)
     part = causal_part(reading, config)
     found = served(part)
-    to = Stretch(factor, found.served, replace, longrope)
+    to = Goal(factor, found.served, replace, longrope)
     scaled = [short(one) for one in dict.fromkeys(map(str, schedules_of(part)))]
     if replace and not scaled:
-        raise ValueError("--replace: the model's frequencies are not scaled, so there is nothing to replace; leave it out")
+        raise ValueError(
+            "--replace: the model's frequencies are not scaled, so there is nothing to replace; leave it out"
+        )
     if replace and not any(map(gives_a_schedule, wanted)):
         raise ValueError(
             f"--replace puts another schedule in place of {scaled[0]}, and {', '.join(wanted)} gives none; leave it out"
@@ -126,9 +137,10 @@ def plan(
         try:
             made.append(method(name, reading, part, config, to))
         except ValueError as error:
-            if name not in ALL or name in asked(names):
-                raise
-            left_out[name] = str(error)
+            # Searched factors stand in errors of others, too, as long as they are.
+            if name in asked(names):
+                raise type(error)(short(error)) from error
+            left_out[name] = short(error)
     words = f"{found.words} Stretched by {factor:g} it is to serve {to.target:,}."
     return Plan(part, to.served, to.target, tuple(made), left_out, found.original, words)
 
@@ -154,8 +166,13 @@ def names_of(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(out))
 
 
-def causal_part(reading: Reading, config: Mapping[str, Any] | None = None) -> Part:
+def causal_part(reading: Reading, config: Mapping[str, Any]) -> Part:
     """The one causal stack of a model that predicts text from it alone."""
+    if config.get("is_encoder_decoder") or getattr(filled(config), "is_encoder_decoder", False):
+        raise CannotRead(
+            f"extending takes a decoder that predicts text by itself, and '{reading.architecture}' is an encoder with "
+            f"a decoder, each with texts and lengths of its own, which nothing here measures"
+        )
     causal = [part for part in reading.parts if part.shape.causal]
     if len(causal) != 1:
         found = "; ".join(part.name or reading.architecture for part in reading.parts) or "none"
@@ -168,9 +185,7 @@ def causal_part(reading: Reading, config: Mapping[str, Any] | None = None) -> Pa
 
 def schedules_of(part: Part) -> list[Schedule]:
     """The schedules of the layers, those that differ once."""
-    parts = [one for layer in range(len(part.layers)) for one in parts_of(part.encoding(layer))]
-    found = [getattr(one, "schedule", None) for one in parts]
-    return list(dict.fromkeys(one for one in found if one is not None))
+    return list(dict.fromkeys(one for layer in range(len(part.layers)) for one in schedules_in(part.encoding(layer))))
 
 
 def served(part: Part) -> Served:
@@ -184,7 +199,7 @@ def served(part: Part) -> Served:
     return max(found, key=lambda one: one.served)
 
 
-def method(name: str, reading: Reading, part: Part, config: Mapping[str, Any], to: Stretch) -> Method:
+def method(name: str, reading: Reading, part: Part, config: Mapping[str, Any], to: Goal) -> Method:
     """One method for a model; raises ValueError, with the reason, where it does not apply."""
     encodings = [part.encoding(layer) for layer in range(len(part.layers))]
     if name == "none":
@@ -213,52 +228,63 @@ def method(name: str, reading: Reading, part: Part, config: Mapping[str, Any], t
         )
     by_length = any(encoding.turns_when_attending for encoding in stretched)
     if not gives_a_schedule(name):
-        why = "transformers has no config key for a change of distances or of queries; attach it when the model is loaded"
+        why = (
+            "transformers has no config key for a change of distances or of queries; attach it when the model is loaded"
+        )
         return Method(name, tuple(map(repr, stretched)), by_length, why_not=why)
     why_not: list[str] = []
     # Where a config has one place for all layers, those that see less are stretched with the others, as they were when
-    # released models were stretched.
-    for length in (to.served, 0):
+    # released models were stretched; and what it has no name for, it may have lists of numbers for.
+    for listed, length in ((False, to.served), (False, 0), (True, to.served), (True, 0)):
         new = stretched_beyond(length)
-        specs, planned = tuple(map(repr, new)), planned_part(part, encodings, new, to.target)
-        scales = tuple(scale_factor(one) / scale_factor(old) for one, old in zip(new, encodings, strict=True))
         try:
+            said = [by_lists(one, to.target) if listed else one for one in new]
+            planned = planned_part(part, encodings, said, to.target)
             written = with_positions(config, planned)
         except ValueError as error:
             why_not.append(str(error))
             continue
         of_plan = with_part(reading, part, planned)
         if unlike := unlike_planned(written, of_plan):
-            raise ValueError(
-                f"{name} cannot be written so that transformers serves what is planned: {'; '.join(unlike)}"
-            )
-        besides = f"layers that see less are stretched with the others ({why_not[0]})" if why_not else ""
-        return Method(name, specs, by_length, written, of_plan, besides=besides, scales=scales)
-    hint = f"{why_not[0]}; attach it when the model is loaded"
+            why_not.append(f"transformers would not serve what is planned: {'; '.join(unlike)}")
+            continue
+        besides = [] if length else ["layers that see less are stretched too, because the config has one place for all"]
+        besides += ["the config says it as LongRoPE's lists, a divisor for each pair"] if listed else []
+        plain = part.shape.head_dim**-0.5
+        before, after = ([layer.scale or plain for layer in one.layers] for one in (part, planned))
+        scales = tuple(now / then for now, then in zip(after, before, strict=True))
+        return Method(name, tuple(map(repr, new)), by_length, written, of_plan, "", "; ".join(besides), scales)
+    hint = f"{short(why_not[0])}; attach it when the model is loaded"
     return Method(name, tuple(map(repr, stretched)), by_length, why_not=hint)
 
 
 def planned_part(part: Part, old: Sequence[Encoding], new: Sequence[Encoding], target: int) -> Part:
-    """A stack whose layers have new encodings in place of old ones, and which serves so many tokens."""
+    """A stack whose layers have new encodings in place of old ones, and which serves so many tokens.
+
+    Where the scale of the logits went by the old schedule, it goes by the new one.
+    """
     # transformers takes the length before dynamic scaling from max_position_embeddings.
-    dynamic = [one.schedule for one in new if isinstance(getattr(one, "schedule", None), DynamicNTK)]
+    dynamic = [one for layer in new for one in schedules_in(layer) if isinstance(one, DynamicNTK)]
     longest = dynamic[0].known_length if dynamic else target
-    layers = []
+    plain, layers = part.shape.head_dim**-0.5, []
     for layer, before, after in zip(part.layers, old, new, strict=True):
-        plain, factor = part.shape.head_dim**-0.5, scale_factor(before)
-        scale = layer.scale
-        if factor != 1 and scale is not None and math.isclose(scale, plain * factor, rel_tol=1e-5):
-            scale = None if scale_factor(after) == 1 else plain * scale_factor(after)
+        scale, (was, becomes) = layer.scale, map(scale_factor, (before, after))
+        if was != 1 and scale is not None and math.isclose(scale, plain * was, rel_tol=1e-5):
+            scale = plain * becomes if becomes != 1 else None
         layers.append(replace(layer, spec=repr(after), scale=scale))
     shape = replace(part.shape, max_len=longest)
     return replace(part, shape=shape, layers=tuple(layers), trained_length=longest)
 
 
+def schedules_in(encoding: Encoding) -> list[Schedule]:
+    """The schedules of an encoding and of those that it adds up."""
+    found: list[Any] = [getattr(one, "schedule", None) for one in parts_of(encoding)]
+    return [one for one in found if one is not None]
+
+
 def scale_factor(encoding: Encoding) -> float:
     """By what a model whose scale of the logits follows the schedule of this encoding multiplies it."""
-    return math.prod(
-        one.schedule.scale_factor for one in parts_of(encoding) if getattr(one, "schedule", None) is not None
-    )
+    return math.prod(one.scale_factor for one in schedules_in(encoding))
 
 
 def read_factors(path: Path) -> dict[str, list[float]]:
@@ -291,6 +317,23 @@ def attached(model: Any, method: Method, length: int) -> Generator[None]:
 
     attach(model, method.specs, horizon=length if method.by_length else None)
     try:
-        yield
+        with rescaled(model, method.scales):
+            yield
     finally:
         detach(model)
+
+
+@contextmanager
+def rescaled(model: Any, scales: Sequence[float]) -> Generator[None]:
+    """The model with the scale of the logits of each layer multiplied, as its code does by itself for a schedule."""
+    of_layers = [
+        one for one in model.modules() if hasattr(one, "layer_idx") and isinstance(vars(one).get("scaling"), float)
+    ]
+    before = [(one, one.scaling) for one in of_layers if scales and scales[one.layer_idx] != 1]
+    for one, scaling in before:
+        one.scaling = scaling * scales[one.layer_idx]
+    try:
+        yield
+    finally:
+        for one, scaling in before:
+            one.scaling = scaling
