@@ -141,8 +141,8 @@ def scheduled(rotary: Any, name: str, to: Goal) -> Encoding:
     start = served_by(old, to.served).original if old is not None and to.replace else to.served
     if spec == "longrope":
         assert to.searched is not None
-        lists = {key: tuple(to.searched[key]) for key in ("short_factor", "long_factor")}
-        new: Any = LongRoPE(to.target / start, trained_length=start, **lists)
+        short_factor, long_factor = (tuple(to.searched[key]) for key in ("short_factor", "long_factor"))
+        new: Any = LongRoPE(to.target / start, short_factor, long_factor, start)
     else:
         new = SCHEDULES.given(ast.unparse(filled(tree_of(spec), to.target / start))).with_trained_length(start)
     if old is not None and not to.replace:
