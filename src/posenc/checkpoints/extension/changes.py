@@ -64,7 +64,7 @@ class Goal:
 
 
 def self_extend(to: Goal) -> dict[str, int]:
-    # The authors' rule: the groups should end within two thirds of the trained length, which training saw often.
+    # The authors' rule: the groups should end within two thirds of the served length, which training saw often.
     window = max(1, to.served // 4)
     group = math.ceil((to.factor * to.served - window) / max(1, 2 * to.served // 3 - window))
     return {"window": window, "group": group}

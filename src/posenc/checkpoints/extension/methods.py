@@ -110,13 +110,14 @@ def plan(
     replace   whether a schedule that the model has already makes room for the method's: from the length before any
               scaling, by target / that length
 
-    A method asked for by name that does not apply is an error; "all" leaves it out and says why. Without `replace` a
-    model that is scaled already is stretched further by its own kind alone (linear, yarn and llama3: the factors
-    multiply, and the length before any scaling stays), or by a change of distances.
+    A method asked for by name that does not apply is an error; "all" leaves it out and says why. One of whose config
+    transformers would make another model than planned has no config. Without `replace` a model that is scaled already
+    is stretched further by its own kind alone (linear, yarn and llama3: the factors multiply, and the length before any
+    scaling stays), by what stands around a schedule, or by a change of distances.
 
-    Raises ValueError for a factor that is not above 1, an unknown name, a method that does not apply, nothing to
-    replace, and a method of whose config transformers would make another model than planned; CannotRead for a model
-    without a causal stack of its own, without a trained length, or whose lengths contradict each other.
+    Raises ValueError for a factor that is not above 1, an unknown name, a method that does not apply, and nothing to
+    replace; CannotRead for a model without a causal stack of its own, without a trained length, or whose lengths
+    contradict each other.
     """
     if not (math.isfinite(factor) and factor > 1):
         raise ValueError(f"the factor is target length / the length served now and must be above 1, got {factor:g}")
@@ -140,7 +141,7 @@ def plan(
         except ValueError as error:
             # Searched factors stand in errors of others, too, as long as they are.
             if name in asked(names):
-                raise type(error)(short(error)) from error
+                raise ValueError(short(error)) from error
             left_out[name] = short(error)
     words = f"{found.words} Stretched by {factor:g} it is to serve {to.target:,}."
     if not any(inside(config, part.name).get(key) for key in LENGTHS):
