@@ -236,6 +236,7 @@ class Run:
             "chunk": self.settings.chunk,
             "dtype": self.settings.dtype,
             **({"weights": dict(self.weights)} if self.weights else {}),
+            **({"own_files": {path: code.sha256(path) for path in own}} if (own := files_in(*method.specs)) else {}),
         }
 
     def measure(self, method: Method, name: str = "") -> dict[str, Any]:

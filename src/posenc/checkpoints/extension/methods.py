@@ -265,7 +265,8 @@ def method(name: str, reading: Reading, part: Part, config: Mapping[str, Any], t
         plain = part.shape.head_dim**-0.5
         before, after = ([layer.scale or plain for layer in one.layers] for one in (part, planned))
         scales = tuple(now / then for now, then in zip(after, before, strict=True))
-        return Method(name, tuple(map(repr, new)), by_length, written, of_plan, "", "; ".join(besides), scales)
+        specs, besides = tuple(map(repr, new)), "; ".join(besides)
+        return Method(name, specs, by_length, written, of_plan, besides=besides, scales=scales)
     hint = f"{short(why_not[0])}; attach it when the model is loaded"
     return Method(name, tuple(map(repr, stretched)), by_length, why_not=hint)
 
