@@ -137,7 +137,8 @@ def test_temperatures_leave_all_that_is_served_as_it_is(name: str, tau: float) -
     made = method(name)
     rotary, temperature = build(made.spec, SHAPE).parts
     assert repr(rotary) == PLAIN and made.config is None and "no config key" in made.why_not
-    assert temperature.temperature(8191) == 1 and temperature.temperature(16383) == pytest.approx(tau, rel=1e-6)
+    assert [temperature.temperature(position) for position in (0, 100, 8191)] == [1, 1, 1]
+    assert temperature.temperature(16383) == pytest.approx(tau, rel=1e-6)
 
 
 def test_yarns_temperature_alone_keeps_every_frequency() -> None:

@@ -200,7 +200,7 @@ def plans() -> dict[str, methods.Plan]:
 @pytest.fixture(scope="module")
 def served(plans, tmp_path_factory) -> dict[str, Any]:
     """What the installed transformers makes of every config that is written: the rotary of each layer."""
-    written = [plan.methods[-1].config for plan in plans.values()]
+    written = [plan.methods[-1].config or {} for plan in plans.values()]
     found = rotaries_in(sys.executable, tmp_path_factory.mktemp("written"), written, [[row.at] for row in ROWS])
     return dict(zip(plans, found, strict=True))
 
@@ -215,6 +215,7 @@ def test_a_released_model_is_stretched_as_planned_and_served_so(row: Row, plans,
     assert all(row.schedule in spec for spec, one in zip(made.specs, row.stretched, strict=True) if one)
     assert made.scales == pytest.approx([row.scale] * len(none.specs), rel=1e-6)
     config = made.config
+    assert config is not None, made.why_not
     assert config["max_position_embeddings"] == plan.target and "error" not in found, found
     for layer, changed in zip(found[str(row.at)], row.stretched, strict=True):
         expected = row.table if changed or row.kept is None else row.kept
