@@ -166,6 +166,45 @@ def test_a_baseline_is_the_model_as_it_is_in_windows(model: Path, text: str, tmp
     assert set(windows) == {144, 192}
 
 
+@pytest.mark.parametrize("name", ["T5", "Marian"])
+def test_an_encoder_with_a_decoder_is_refused_before_a_folder_is_made(
+    name: str, text: str, tmp_path: Path, capsys
+) -> None:
+    import tiny_models
+
+    sizes: dict[str, Any] = {"vocab_size": len(tiny_llama.CHARACTERS), "d_model": 32, "pad_token_id": 1}
+    sizes |= {"d_kv": 16, "num_layers": 2, "num_heads": 2, "d_ff": 32, "n_positions": 64} if name == "T5" else {}
+    for side in ("encoder", "decoder") if name == "Marian" else ():
+        sizes |= {f"{side}_layers": 2, f"{side}_attention_heads": 2, f"{side}_ffn_dim": 32}
+    kind = "ForConditionalGeneration" if name == "T5" else "MTModel"
+    tiny_models.made(name, kind, decoder_start_token_id=1, **sizes).save_pretrained(tmp_path / "model")
+    tiny_llama.tokenizer().save_pretrained(tmp_path / "model")
+    command = ["extend", str(tmp_path / "model"), "--text", text, "--start", "10", "--out", str(tmp_path / "run")]
+    assert cli.main(command) == 2
+    told = capsys.readouterr().err
+    assert f"'{name.lower()}' is an encoder with a decoder, each with texts and lengths of its own" in told
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_scaled_model_is_given_another_schedule_on_the_command_line(text: str, tmp_path: Path, capsys) -> None:
+    yarn = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 2.0, "original_max_position_embeddings": 48}
+    tiny_llama.model(rope_parameters=yarn).save_pretrained(tmp_path / "model")
+    tiny_llama.tokenizer().save_pretrained(tmp_path / "model")
+    command = ["extend", str(tmp_path / "model"), "--text", text, "--start", "10", "--passkey", "0", "--method"]
+    assert cli.main([*command, "llama3", "--out", str(tmp_path / "refused")]) == 2
+    assert "--replace puts it in place of that" in capsys.readouterr().err and not (tmp_path / "refused").exists()
+    out = tmp_path / "run"
+    assert cli.main([*command, "llama3,yarn(beta_fast=8, beta_slow=2)", "--replace", "--json", "--out", str(out)]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert [one["name"] for one in record["methods"]] == ["none", "llama3", "yarn(beta_fast=8, beta_slow=2)"]
+    assert "llama3(factor=4.0, trained_length=48)" in record["methods"][1]["spec"]
+    assert record["stretch"] == (
+        "The model serves 96 tokens now: it had 48 before its yarn by 2. Stretched by 2 it is to serve 192."
+    )
+    again = shlex.split(record["made"]["command"])
+    assert "--replace" in again and "llama3,yarn(beta_fast=8, beta_slow=2)" in again
+
+
 # Who wins
 
 

@@ -15,11 +15,12 @@ import tiny_llama
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from posenc.catalogue import build, parse
-from posenc.checkpoints.extension import methods
+from posenc.checkpoints.extension import changes, methods
 from posenc.checkpoints.formats import huggingface
 from posenc.checkpoints.formats.config_json import with_positions
 from posenc.checkpoints.vocabulary.reading import CannotRead, Layer, Part, Reading
 from posenc.encoding import Shape
+from posenc.schedules import SCHEDULES
 
 SHAPE = Shape(576, 9, 64, 8192, True)
 PLAIN = "rotary(base=100000.0)"
@@ -98,6 +99,75 @@ def test_the_groups_of_self_extend_end_where_training_saw_often(factor: float) -
     assert made.config is None and "no config key" in made.why_not
 
 
+@pytest.mark.parametrize("name", sorted({*SCHEDULES, "ntk-by-parts"} - {"longrope"}))
+def test_every_schedule_of_the_catalogue_is_a_method_by_its_name(name: str) -> None:
+    made = method(name)
+    (rotary,) = {build(spec, SHAPE) for spec in set(made.specs)}
+    if name == "ntk":
+        assert rotary.base == pytest.approx(100_000 * 2 ** (64 / 62))
+        return
+    schedule = rotary.schedule
+    assert schedule.spec_name == name.replace("-", "_") and getattr(schedule, "trained_length", 8192) == 8192
+    assert name in changes.WORDS or made.words.startswith(type(schedule).__doc__.splitlines()[0])
+
+
+def test_a_schedule_with_options_is_a_method_and_gets_the_factor_that_it_needs() -> None:
+    def schedule(name: str) -> str:
+        return method(name).spec.partition("schedule=")[2].removesuffix(")")
+
+    assert schedule("yarn(beta_fast=64)") == "yarn(factor=2.0, trained_length=8192, beta_fast=64)"
+    assert schedule("yarn(factor=3)") == "yarn(factor=3, trained_length=8192)"
+    inner = "yarn(factor=2.0, trained_length=8192, beta_slow=2)"
+    assert schedule("resonance(inner=yarn(beta_slow=2))") == f"resonance(inner={inner})"
+    with pytest.raises(ValueError, match="yarn has no option 'beta'; it has: factor"):
+        method("yarn(beta=3)")
+
+
+def test_options_of_distance_maps_and_temperatures_go_before_the_usual_ones() -> None:
+    assert method("rerope(window=100)").spec == f"rerope({PLAIN}, window=100)"
+    assert method("self-extend(group=3)").spec == f"self_extend({PLAIN}, window=2048, group=3)"
+    with pytest.raises(
+        ValueError, match=r"rerope\(wind=3\): no option 'wind'; it has: window, leak; did you mean 'win"
+    ):
+        method("rerope(wind=3)")
+
+
+@pytest.mark.parametrize(("name", "tau"), [("log-temperature", 14 / 13), ("step-temperature", 1 + 0.1 * math.log(2))])
+def test_temperatures_leave_all_that_is_served_as_it_is(name: str, tau: float) -> None:
+    made = method(name)
+    rotary, temperature = build(made.spec, SHAPE).parts
+    assert repr(rotary) == PLAIN and made.config is None and "no config key" in made.why_not
+    assert [temperature.temperature(position) for position in (0, 100, 8191)] == [1, 1, 1]
+    assert temperature.temperature(16383) == pytest.approx(tau, rel=1e-6)
+
+
+def test_yarns_temperature_alone_keeps_every_frequency() -> None:
+    ours, temperature = build(method("temperature").spec, SHAPE).spectrum()
+    torch.testing.assert_close(ours.flatten(), 100_000.0 ** -(torch.arange(0, 64, 2, dtype=torch.float64) / 64))
+    assert temperature == pytest.approx(0.1 * math.log(2) + 1)
+
+
+def test_a_schedule_that_no_key_names_is_written_as_a_divisor_for_each_pair() -> None:
+    made = method("ntk-mixed", 4.0)
+    steps = torch.arange(1, 33, dtype=torch.float64)
+    divisors = torch.exp(math.log(4) / 32**0.625 * steps**0.625)
+    rope = made.config["rope_parameters"]
+    for name in ("short_factor", "long_factor"):
+        torch.testing.assert_close(torch.tensor(rope[name], dtype=torch.float64), divisors)
+    assert rope["attention_factor"] == 1.0 and "LongRoPE's lists" in made.words and not made.by_length
+    for length in (1, 40_000):
+        theirs, scaling = in_transformers(dict(made.config), length)
+        plain = 100_000.0 ** -(torch.arange(0, 64, 2, dtype=torch.float64) / 64)
+        torch.testing.assert_close(theirs.double(), plain / divisors, rtol=2e-6, atol=0)
+        assert scaling == 1.0
+
+
+def test_what_stands_still_or_follows_the_length_is_in_no_list() -> None:
+    for name in ("clipped(pairs=4)", "dynamic_linear"):
+        made = method(name)
+        assert made.config is None and "transformers has no rope_parameters for rotary" in made.why_not
+
+
 def test_rerope_and_dual_chunk_stay_within_the_trained_length() -> None:
     for name in ("rerope", "dual-chunk"):
         encoding = build(method(name, 8.0).spec, SHAPE)
@@ -145,7 +215,11 @@ def test_a_scaled_model_is_stretched_further_by_its_own_kind(old: str, name: str
 @pytest.mark.parametrize(
     ("old", "name", "message"),
     [
-        ("llama3(factor=8, trained_length=2048)", "yarn", "already scaled by llama3.* yarn on top of that has no publ"),
+        (
+            "llama3(factor=8, trained_length=2048)",
+            "yarn",
+            "already scaled by llama3.* yarn on top of that has no publ.*; --replace puts",
+        ),
         ("yarn(factor=8, trained_length=2048)", "ntk", "already scaled by yarn"),
         ("linear(factor=8)", "dynamic", "already scaled by linear"),
         ("yarn(factor=8, trained_length=2048, attention_factor=1.3)", "yarn", r"temperature of its own \(attention_f"),
@@ -154,6 +228,46 @@ def test_a_scaled_model_is_stretched_further_by_its_own_kind(old: str, name: str
 def test_two_kinds_on_top_of_each_other_are_refused(old: str, name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         method(name, of=reading(f"rotary(base=100000.0, schedule={old})"))
+
+
+def test_another_schedule_takes_the_place_of_one_by_its_length_before_any_scaling() -> None:
+    """From 2,048 tokens: linear and yarn by 4 serve the 8,192 of now, so that twice as far is 8 times as far."""
+    yarn, linear = "yarn(factor=4, trained_length=2048)", "linear(factor=4)"
+    pairs = [(yarn, "llama3"), (yarn, "linear"), (yarn, "dynamic"), (linear, "yarn"), (linear, "part_ntk")]
+    for old, name in pairs:
+        made = method(name, of=reading(f"rotary(base=100000.0, schedule={old})"), replace=True)
+        schedule = build(made.specs[0], SHAPE).schedule
+        assert schedule.factor == 8 and getattr(schedule, "trained_length", 2048) == 2048
+        assert made.config["max_position_embeddings"] == (2048 if name == "dynamic" else 16384)
+    made = method("ntk", of=reading(f"rotary(base=100000.0, schedule={yarn})"), replace=True)
+    assert build(made.spec, SHAPE).base == pytest.approx(100_000 * 8 ** (64 / 62))
+
+
+def test_the_same_kind_in_place_of_itself_keeps_its_ramp_and_takes_the_temperature_of_the_rule() -> None:
+    old = "yarn(factor=4, trained_length=2048, beta_fast=16, attention_factor=1.3)"
+    made = method("yarn", of=reading(f"rotary(base=100000.0, schedule={old})"), replace=True)
+    assert made.spec == "rotary(base=100000.0, schedule=yarn(factor=8.0, trained_length=2048, beta_fast=16))"
+
+
+def test_what_stands_around_a_schedule_takes_that_of_the_model_in() -> None:
+    made = method("resonance", of=reading("rotary(base=100000.0, schedule=linear(factor=4))"))
+    assert made.spec == "rotary(base=100000.0, schedule=resonance(inner=linear(factor=4)))"
+    again = method("linear", of=reading(made.spec), replace=True)
+    assert again.spec == "rotary(base=100000.0, schedule=linear(factor=8.0))"
+
+
+def test_a_temperature_that_the_rule_gives_anyway_follows_the_factor() -> None:
+    old = f"yarn(factor=4, trained_length=2048, attention_factor={0.1 * math.log(4) + 1})"
+    assert "yarn(factor=8.0, trained_length=2048)" in method("yarn", of=reading(f"rotary(schedule={old})")).spec
+
+
+def test_nothing_to_replace_and_nothing_to_put_there_are_errors() -> None:
+    with pytest.raises(
+        ValueError, match="--replace: the model's frequencies are not scaled, so there is nothing to re"
+    ):
+        method("yarn", replace=True)
+    with pytest.raises(ValueError, match=r"in place of linear\(factor=4\), and rerope gives none; leave it out"):
+        method("rerope", of=reading("rotary(schedule=linear(factor=4))"), replace=True)
 
 
 def test_distances_of_a_scaled_model_can_be_changed() -> None:
@@ -230,28 +344,40 @@ def test_a_schedule_said_by_an_older_key_is_not_left_beside_the_new_one() -> Non
         assert temperature == pytest.approx(scaling, rel=1e-6)
 
 
-def test_a_config_of_which_another_model_would_be_made_is_an_error_before_anything_is_measured(monkeypatch) -> None:
+def test_a_config_of_which_another_model_would_be_made_is_not_written(monkeypatch) -> None:
     def stale(given: dict[str, Any], part: Part) -> dict[str, Any]:
         return with_positions(given, part) | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
 
     monkeypatch.setattr(methods, "with_positions", stale)
-    with pytest.raises(
-        ValueError, match=r"yarn cannot be written so that transformers serves what is planned: planned"
-    ):
-        method("yarn")
-    made = methods.plan(reading(PLAIN, PLAIN), config(), 2.0, ["all"])
-    assert "yarn cannot be written" in made.left_out["yarn"] and "yarn" not in [one.name for one in made.methods]
+    made = method("yarn")
+    assert made.config is None and made.why_not.startswith("transformers would not serve what is planned: planned and")
 
 
-def test_deepseeks_yarn_changes_the_scale_of_the_logits_too_which_is_told() -> None:
+def test_deepseeks_yarn_changes_the_scale_of_the_logits_too_which_is_done_while_measuring() -> None:
     yarn = {"rope_type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "mscale": 1.0}
     latent = {"q_lora_rank": 12, "kv_lora_rank": 16, "qk_rope_head_dim": 32, "v_head_dim": 8, "qk_nope_head_dim": 8}
     latent |= {"num_key_value_heads": 9, "n_routed_experts": 2, "num_experts_per_tok": 1, "n_group": 1, "topk_group": 1}
     given = config() | latent | {"model_type": "deepseek_v3", "moe_intermediate_size": 8, "first_k_dense_replace": 2}
     given |= {"rope_parameters": None, "rope_scaling": yarn | {"mscale_all_dim": 1.0}, "rope_theta": 10_000.0}
     given |= {"max_position_embeddings": 163_840, "head_dim": 32}
-    with pytest.raises(ValueError, match=r"planned and served: layer 0 scale 0\.29\d* and 0\.32"):
-        method("yarn", of=huggingface.read(given), config=given)
+    made = method("yarn", of=huggingface.read(given), config=given)
+    grown = (0.1 * math.log(80) + 1) / (0.1 * math.log(40) + 1)
+    assert made.scales == pytest.approx([grown**2] * 2) and made.config["rope_scaling"]["factor"] == 80
+    model = made_of(made.config)
+    with methods.rescaled(model, (2.0, 1.0)):
+        assert [layer.self_attn.scaling for layer in model.layers] == pytest.approx([2 * scale(80), scale(80)])
+    assert [layer.self_attn.scaling for layer in model.layers] == pytest.approx([scale(80)] * 2)
+
+
+def scale(factor: float) -> float:
+    """Of DeepSeek's logits, with 8 + 32 channels of a head."""
+    return 40**-0.5 * (0.1 * math.log(factor) + 1) ** 2
+
+
+def made_of(given: dict[str, Any]) -> Any:
+    from transformers import AutoConfig, AutoModel
+
+    return AutoModel.from_config(AutoConfig.for_model(**given))
 
 
 def test_an_architecture_without_keys_of_rotary_has_no_config() -> None:
@@ -281,6 +407,14 @@ def test_a_method_by_name_that_does_not_apply_is_an_error() -> None:
         method("longrope")
     with pytest.raises(ValueError, match=r"yarn stretches rotary encodings, and no layer.*has: alibi"):
         method("yarn", of=reading("alibi"))
+
+
+def test_an_encoder_with_a_decoder_is_refused() -> None:
+    given = {"model_type": "t5", "d_model": 32, "d_kv": 16, "num_layers": 2, "num_heads": 2, "n_positions": 512}
+    with pytest.raises(
+        CannotRead, match="a decoder that predicts text by itself, and 't5' is an encoder with a decoder"
+    ):
+        methods.plan(huggingface.read(given), given, 2.0, ["rerope"])
 
 
 def test_a_model_without_a_length_or_a_causal_stack_is_refused() -> None:

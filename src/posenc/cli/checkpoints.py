@@ -117,14 +117,17 @@ class Extend:
     path: Positional[Source]
     """A folder in Hugging Face's form, a GGUF file, or the name of a fetched model."""
     factor: float = 2.0
-    """Target length / trained length (unitless, above 1)."""
+    """Target length / the length that the model serves now (unitless, above 1)."""
     method: Names = ("all",)
-    """none, linear, ntk, dynamic, dynamic-yarn, yarn, llama3, longrope, self-extend, rerope, dual-chunk, or all.
+    """none, linear, ntk, dynamic, yarn, llama3, longrope, temperature, log-temperature, step-temperature, self-extend,
+    rerope, dual-chunk, any other schedule that `posenc list` has, or all. Options in parentheses: "yarn(beta_fast=64)".
     For a learned table: clamp, repeat, nearest, linear, cubic, or all.
     To use the model as it is: windows, truncate."""
     measures: Names = ()
     """perplexity, pass-keys, masked, sentences, images, and the tasks of posenc probe: the first decides. Default: those of
     the first five that fit the model."""
+    replace: bool = False
+    """Put another schedule in place of the one that a scaled model has, from the length before any scaling."""
     text: Files = ()
     """Text files to measure on. Default: the Python language reference."""
     images: Files = ()
@@ -157,7 +160,7 @@ class Extend:
     """Print the record as JSON instead of words and tables."""
 
     def run(self) -> int:
-        from posenc import terminal
+        from posenc import specs, terminal
         from posenc.checkpoints.extension import report
         from posenc.checkpoints.extension.extend import extend
         from posenc.checkpoints.extension.settings import Settings
@@ -167,7 +170,7 @@ class Extend:
         load.without_bars()
         said: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(Settings) if hasattr(self, f.name)}
         for name, given in (("methods", self.method), ("measures", self.measures)):
-            said[name] = tuple(one for several in given for one in several.split(",") if one)
+            said[name] = tuple(one for several in given for one in specs.split(several) if one)
         said["factors"] = self.longrope_factors
         settings = Settings(**said)
         record = extend(settings, self.out, say=terminal.progress)

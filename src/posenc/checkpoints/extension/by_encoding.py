@@ -20,7 +20,8 @@ from posenc.checkpoints.kinds.rotary.old_keys import unsaid
 from posenc.checkpoints.measures import perplexity
 from posenc.checkpoints.measures.all_measures import OF_DECODERS
 from posenc.checkpoints.vocabulary.reading import Reading
-from posenc.foreign import files_of, read_json
+from posenc.foreign import code, files_of, read_json
+from posenc.specs import files_in
 
 VERIFIED = 1024
 """On how many tokens the written checkpoint is compared with what was measured."""
@@ -48,7 +49,7 @@ class ByEncoding:
         factors = None if settings.factors is None else methods.read_factors(Path(settings.factors))
         if factors is not None and "longrope" not in methods.names_of(names):
             raise ValueError("--longrope-factors are for the method longrope; name it with --method")
-        options = {"factors", "tune"}
+        options = {"factors", "replace", "tune"}
         if settings.tune:
             tune.check(settings)
             options |= {"tune_map", "tune_length", "tune_rate"}
@@ -56,7 +57,7 @@ class ByEncoding:
         source = loaded.path / "config.json"
         as_it_lies = source.is_file() and not settings.tune
         config = read_json(source, within=loaded.path) if as_it_lies else loaded.said()
-        plan = methods.plan(reading, config, settings.factor, names, longrope=factors)
+        plan = methods.plan(reading, config, settings.factor, names, longrope=factors, replace=settings.replace)
         return cls(loaded, config, plan, as_it_lies, settings.dtype, frozenset(options))
 
     @property
@@ -72,17 +73,27 @@ class ByEncoding:
         return self.plan.methods
 
     @property
+    def said(self) -> str:
+        return self.plan.words
+
+    @property
     def left_out(self) -> Mapping[str, str]:
         return self.plan.left_out
 
     def words(self, method: Method) -> str:
-        return methods.WORDS[method.name]
+        return method.words
 
     def reach(self, method: Method, lengths: Sequence[int]) -> tuple[int, ...]:
         return tuple(lengths)
 
     def facts(self, method: Method, length: int) -> dict[str, Any]:
-        return {"specs": ["as it is"] if method.name == "none" else list(method.specs)}
+        if method.name == "none":
+            return {"specs": ["as it is"]}
+        own = files_in(*method.specs)
+        return {
+            "specs": list(method.specs),
+            **({"own_files": {path: code.sha256(path) for path in own}} if own else {}),
+        }
 
     @contextmanager
     def used(self, method: Method, length: int) -> Generator[Any]:

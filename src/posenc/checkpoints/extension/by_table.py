@@ -73,6 +73,11 @@ class ByTable:
     def grid(self) -> bool:
         return len(self.tables[0].cells) > 1
 
+    @property
+    def said(self) -> str:
+        unit = "patches a side" if self.grid else "positions"
+        return f"Its table has {self.trained:,} {unit}, and is to have {self.target:,}."
+
     def words(self, method: Method) -> str:
         return WORDS.get(method.name, "the model as it is")
 

@@ -103,6 +103,7 @@ class Run:
         stretch: Stretch = kind.of(
             loaded, reading, settings, [name for name in settings.methods if name not in every] or ["none"]
         )
+        say(stretch.said)
         given = Given(
             loaded,
             stretch.trained,
@@ -164,6 +165,7 @@ class Run:
             "unit": self.measures[0].unit,
             "trained": self.stretch.trained,
             "target": self.stretch.target,
+            "stretch": self.stretch.said,
             "factor": self.settings.factor,
             "lengths": list(self.lengths),
             "measures": [

@@ -1,41 +1,37 @@
 """Ways to stretch a rotary model's context, by the names that people use: as specs, and as a change of its config."""
 
 import math
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from posenc import schedules
-from posenc.catalogue import find, options_of
+from posenc.checkpoints.extension.changes import (
+    WORDS,
+    Goal,
+    by_lists,
+    change_of,
+    check_name,
+    gives_a_schedule,
+    with_change,
+    words_of,
+)
+from posenc.checkpoints.extension.lengths import Served, served_by
 from posenc.checkpoints.formats.config_json import with_positions
+from posenc.checkpoints.formats.huggingface import filled
 from posenc.checkpoints.inspection.served import unlike_planned
+from posenc.checkpoints.vocabulary.bounds import LENGTHS
 from posenc.checkpoints.vocabulary.reading import CannotRead, Part, Reading, with_part
-from posenc.encoding import Compose, Encoding, parts_of
-from posenc.foreign import matches, near, quoted, read_json
+from posenc.checkpoints.vocabulary.specs import short
+from posenc.encoding import Encoding, parts_of
+from posenc.foreign import matches, read_json
 from posenc.schedules import Schedule
-
-WORDS = {
-    "none": "the model as it is",
-    "linear": "every frequency divided by the factor (position interpolation)",
-    "ntk": "a larger base: base factor^(r/(r-2)) for a rotary width of r",
-    "dynamic": "the larger base of dynamic NTK, as much of it as each sequence's length asks for",
-    "dynamic-yarn": "YaRN by as much as each sequence's length asks for",
-    "yarn": "fast pairs kept, slow ones divided by the factor, a ramp between, warmer logits",
-    "llama3": "fast pairs kept, slow ones divided by the factor, Llama 3's ramp, the same logits",
-    "longrope": "a divisor for each pair, from searched factors",
-    "self-extend": "exact distances nearby, distances between groups of tokens further away",
-    "rerope": "no distance beyond a quarter of the trained length",
-    "dual-chunk": "exact distances within chunks and at their borders, one distance further away",
-}
-"""The methods by name, with what each does."""
+from posenc.schedules.dynamic_ntk import DynamicNTK
+from posenc.specs import split
 
 ALL = ("none", "linear", "ntk", "dynamic", "llama3", "yarn", "longrope", "self-extend", "rerope")
 """What "all" stands for."""
-
-WRAPPERS = ("self-extend", "rerope", "dual-chunk")
-"""Methods that change distances and not frequencies."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +44,9 @@ class Method:
     config     the config.json of the stretched model, or None where no config says it
     planned    how that config has to be read
     why_not    why no config says it
+    besides    what else has to be said of it, or nothing
+    scales     by layer, what its scale of the logits is multiplied by (unitless): in models of DeepSeek's kind it
+               follows the schedule
     """
 
     name: str
@@ -56,11 +55,18 @@ class Method:
     config: dict[str, Any] | None = None
     planned: Reading | None = None
     why_not: str = ""
+    besides: str = ""
+    scales: tuple[float, ...] = ()
 
     @property
     def spec(self) -> str:
-        """The spec of the layers, shortened where all are alike."""
-        return " | ".join(dict.fromkeys(self.specs))
+        """The spec of the layers for a reader: once where they are alike, and of long lists the ends."""
+        return " | ".join(map(short, dict.fromkeys(self.specs)))
+
+    @property
+    def words(self) -> str:
+        """What it does."""
+        return f"{words_of(self.name)}; {self.besides}" if self.besides else words_of(self.name)
 
 
 @dataclass(frozen=True)
@@ -68,10 +74,12 @@ class Plan:
     """What is to be measured.
 
     part      the stack of the model whose context is stretched
-    trained   its trained length (tokens)
-    target    the length that it is stretched to (tokens)
+    trained   the length that the model serves now: the one that its config's scaling reaches already (tokens)
+    target    the length that it is stretched to: the factor asked for times that (tokens)
     methods   the model as it is first
     left_out  name -> why a method does not apply to this model
+    original  its length before any scaling (tokens)
+    words     the three lengths in words, and where they come from
     """
 
     part: Part
@@ -79,6 +87,8 @@ class Plan:
     target: int
     methods: tuple[Method, ...]
     left_out: Mapping[str, str] = field(default_factory=dict)
+    original: int = 0
+    words: str = ""
 
 
 def plan(
@@ -88,62 +98,85 @@ def plan(
     names: Sequence[str],
     *,
     longrope: Mapping[str, Sequence[float]] | None = None,
+    replace: bool = False,
 ) -> Plan:
     """The methods of these names for a model, with those left out that it cannot have.
 
     reading   what the model says of its positions
     config    its config.json, onto which that of the stretched model is written
-    factor    target length / trained length (unitless, above 1)
-    names     from WORDS, or "all"
+    factor    target length / the length that the model serves now (unitless, above 1)
+    names     "all", or any of changes.WORDS, or a schedule as a spec
     longrope  short_factor and long_factor, one divisor for each pair, for longrope
+    replace   whether a schedule that the model has already makes room for the method's: from the length before any
+              scaling, by target / that length
 
-    A method asked for by name that does not apply is an error; "all" leaves it out and says why. A model that is scaled
-    already is stretched further by its own kind alone (linear, yarn and llama3: the factors multiply, and the length
-    before any scaling stays), or by a change of distances.
+    A method asked for by name that does not apply is an error; "all" leaves it out and says why. One of whose config
+    transformers would make another model than planned has no config. Without `replace` a model that is scaled already
+    is stretched further by its own kind alone (linear, yarn and llama3: the factors multiply, and the length before any
+    scaling stays), by what stands around a schedule, or by a change of distances.
 
-    Raises ValueError for a factor that is not above 1, an unknown name, a method that does not apply, and one of whose
-    config transformers would make another model than planned; CannotRead for a model without a causal stack, or without
-    a trained length.
+    Raises ValueError for a factor that is not above 1, an unknown name, a method that does not apply, and nothing to
+    replace; CannotRead for a model without a causal stack of its own, without a trained length, or whose lengths
+    contradict each other.
     """
     if not (math.isfinite(factor) and factor > 1):
-        raise ValueError(f"the factor is target length / trained length and must be above 1, got {factor:g}")
+        raise ValueError(f"the factor is target length / the length served now and must be above 1, got {factor:g}")
     wanted = names_of(names)
-    part = causal_part(reading)
-    trained = part.trained_length
-    if not trained:
-        raise CannotRead(
-            "neither the config nor a table says how long a text the model was trained on, so a factor has no meaning; "
-            "give its config max_position_embeddings"
+    part = causal_part(reading, config)
+    found = served(part)
+    to = Goal(factor, found.served, replace, longrope)
+    scaled = [short(one) for one in dict.fromkeys(map(str, schedules_of(part)))]
+    if replace and not scaled:
+        raise ValueError(
+            "--replace: the model's frequencies are not scaled, so there is nothing to replace; leave it out"
+        )
+    if replace and not any(map(gives_a_schedule, wanted)):
+        raise ValueError(
+            f"--replace puts another schedule in place of {scaled[0]}, and {', '.join(wanted)} gives none; leave it out"
         )
     made, left_out = [], {}
     for name in dict.fromkeys(("none", *wanted)):
         try:
-            made.append(method(name, reading, part, config, factor, trained, longrope))
+            made.append(method(name, reading, part, config, to))
         except ValueError as error:
-            if name in names:
-                raise
-            left_out[name] = str(error)
-    return Plan(part, trained, round(trained * factor), tuple(made), left_out)
+            # Searched factors stand in errors of others, too, as long as they are.
+            if name in asked(names):
+                raise ValueError(short(error)) from error
+            left_out[name] = short(error)
+    words = f"{found.words} Stretched by {factor:g} it is to serve {to.target:,}."
+    if not any(inside(config, part.name).get(key) for key in LENGTHS):
+        words += f" Its config names no length: that is the default of {reading.architecture}."
+    return Plan(part, to.served, to.target, tuple(made), left_out, found.original, words)
+
+
+def asked(names: Iterable[str]) -> list[str]:
+    """Names as they were given, several in one with commas between."""
+    return [name for name in split(",".join(names)) if name]
 
 
 def names_of(names: Iterable[str]) -> tuple[str, ...]:
     """The names of methods, with what "all" stands for.
 
-    >>> names_of(["yarn", "ntk"])
-    ('yarn', 'ntk')
+    >>> names_of(["yarn,ntk", "resonance(inner=yarn(beta_fast=16, beta_slow=2))"])
+    ('yarn', 'ntk', 'resonance(inner=yarn(beta_fast=16, beta_slow=2))')
     """
     out: list[str] = []
-    for name in names:
-        if name != "all" and name not in WORDS:
-            raise ValueError(f"no method named {quoted(name)}{near(name, [*WORDS, 'all'], 'posenc extend --help')}")
+    for name in asked(names):
+        if name != "all":
+            check_name(name)
         out += ALL if name == "all" else [name]
     if not out:
-        raise ValueError(f"name at least one method: {', '.join(WORDS)}, all")
+        raise ValueError(f"name at least one method: {', '.join(WORDS)}, all, or a schedule such as part_ntk")
     return tuple(dict.fromkeys(out))
 
 
-def causal_part(reading: Reading) -> Part:
-    """The one causal stack of a model."""
+def causal_part(reading: Reading, config: Mapping[str, Any]) -> Part:
+    """The one causal stack of a model that predicts text from it alone."""
+    if config.get("is_encoder_decoder") or getattr(filled(config), "is_encoder_decoder", False):
+        raise CannotRead(
+            f"extending takes a decoder that predicts text by itself, and '{reading.architecture}' is an encoder with "
+            f"a decoder, each with texts and lengths of its own, which nothing here measures"
+        )
     causal = [part for part in reading.parts if part.shape.causal]
     if len(causal) != 1:
         found = "; ".join(part.name or reading.architecture for part in reading.parts) or "none"
@@ -154,21 +187,37 @@ def causal_part(reading: Reading) -> Part:
     return causal[0]
 
 
-def method(
-    name: str,
-    reading: Reading,
-    part: Part,
-    config: Mapping[str, Any],
-    factor: float,
-    trained: int,
-    longrope: Mapping[str, Sequence[float]] | None = None,
-) -> Method:
+def inside(config: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    """The dictionary at a path within a config, as far as there are any: older files are flat."""
+    for step in path.split("."):
+        within = config.get(step)
+        config = within if isinstance(within, Mapping) else config
+    return config
+
+
+def schedules_of(part: Part) -> list[Schedule]:
+    """The schedules of the layers, those that differ once."""
+    return list(dict.fromkeys(one for layer in range(len(part.layers)) for one in schedules_in(part.encoding(layer))))
+
+
+def served(part: Part) -> Served:
+    """What a model serves now, by the schedule of its layers that reaches furthest."""
+    if not part.trained_length:
+        raise CannotRead(
+            "neither the config nor a table says how long a text the model was trained on, so a factor has no meaning; "
+            "give its config max_position_embeddings"
+        )
+    found = [served_by(schedule, part.trained_length) for schedule in schedules_of(part) or [None]]
+    return max(found, key=lambda one: one.served)
+
+
+def method(name: str, reading: Reading, part: Part, config: Mapping[str, Any], to: Goal) -> Method:
     """One method for a model; raises ValueError, with the reason, where it does not apply."""
     encodings = [part.encoding(layer) for layer in range(len(part.layers))]
     if name == "none":
         by_length = any(encoding.turns_when_attending for encoding in encodings)
         return Method(name, tuple(repr(encoding) for encoding in encodings), by_length)
-    change = changer(name, factor, trained, longrope)
+    change = change_of(name, to)
 
     def stretched_beyond(length: float) -> list[Encoding]:
         return [
@@ -176,126 +225,79 @@ def method(
             for of, encoding in zip(part.layers, encodings, strict=True)
         ]
 
-    # A layer that sees less than the trained length never meets a longer distance.
-    stretched = stretched_beyond(trained)
+    # A layer that sees less than the served length never meets a longer distance.
+    stretched = stretched_beyond(to.served)
     if all(new is old for new, old in zip(stretched, encodings, strict=True)):
-        raise ValueError(
-            f"{name} stretches rotary encodings, and no layer that sees beyond the trained length has one "
-            f"(the model has: {' | '.join(dict.fromkeys(map(repr, encodings)))})"
+        seen = max(layer.reach for layer in part.layers)
+        why = (
+            f"every layer sees at most {seen:,} tokens, so that none meets a longer distance than now"
+            if seen <= to.served
+            else "no layer that sees beyond the served length has one"
         )
-    specs = tuple(repr(encoding) for encoding in stretched)
+        raise ValueError(
+            f"{name} stretches rotary encodings, and {why} "
+            f"(the model has: {' | '.join(short(one) for one in dict.fromkeys(map(repr, encodings)))})"
+        )
     by_length = any(encoding.turns_when_attending for encoding in stretched)
-    if name in WRAPPERS:
-        why_not = "transformers has no config key for a change of distances; attach it when the model is loaded"
-        return Method(name, specs, by_length, why_not=why_not)
-    # transformers takes the trained length of dynamic scaling from max_position_embeddings.
-    longest = trained if name == "dynamic" else round(trained * factor)
+    if not gives_a_schedule(name):
+        why = (
+            "transformers has no config key for a change of distances or of queries; attach it when the model is loaded"
+        )
+        return Method(name, tuple(map(repr, stretched)), by_length, why_not=why)
     why_not: list[str] = []
     # Where a config has one place for all layers, those that see less are stretched with the others, as they were when
-    # released models were stretched.
-    for length in (trained, 0):
+    # released models were stretched; and what it has no name for, it may have lists of numbers for.
+    for listed, length in ((False, to.served), (False, 0), (True, to.served), (True, 0)):
+        new = stretched_beyond(length)
         try:
-            new = tuple(repr(encoding) for encoding in stretched_beyond(length))
-            layers = tuple(replace(layer, spec=spec) for layer, spec in zip(part.layers, new, strict=True))
-            shape = replace(part.shape, max_len=longest)
-            stretched_part = replace(part, shape=shape, layers=layers, trained_length=longest)
-            written = with_positions(config, stretched_part)
+            said = [by_lists(one, to.target) if listed else one for one in new]
+            planned = planned_part(part, encodings, said, to.target)
+            written = with_positions(config, planned)
         except ValueError as error:
-            why_not.append(f"{error}; attach it when the model is loaded")
+            why_not.append(str(error))
             continue
-        planned = with_part(reading, part, stretched_part)
-        if unlike := unlike_planned(written, planned):
-            raise ValueError(
-                f"{name} cannot be written so that transformers serves what is planned: {'; '.join(unlike)}"
-            )
-        return Method(name, new, by_length, written, planned)
-    return Method(name, specs, by_length, why_not=why_not[0])
+        of_plan = with_part(reading, part, planned)
+        if unlike := unlike_planned(written, of_plan):
+            why_not.append(f"transformers would not serve what is planned: {'; '.join(unlike)}")
+            continue
+        besides = [] if length else ["layers that see less are stretched too, because the config has one place for all"]
+        besides += ["the config says it as LongRoPE's lists, a divisor for each pair"] if listed else []
+        plain = part.shape.head_dim**-0.5
+        before, after = ([layer.scale or plain for layer in one.layers] for one in (part, planned))
+        scales = tuple(now / then for now, then in zip(after, before, strict=True))
+        specs, besides = tuple(map(repr, new)), "; ".join(besides)
+        return Method(name, specs, by_length, written, of_plan, besides=besides, scales=scales)
+    hint = f"{short(why_not[0])}; attach it when the model is loaded"
+    return Method(name, tuple(map(repr, stretched)), by_length, why_not=hint)
 
 
-def with_change(encoding: Encoding, change: Callable[[Encoding], Encoding]) -> Encoding:
-    """The encoding with its rotary part changed, or itself where it has none."""
-    parts = parts_of(encoding)
-    changed = [change(part) if hasattr(part, "schedule") else part for part in parts]
-    if all(new is old for new, old in zip(changed, parts, strict=True)):
-        return encoding
-    return changed[0] if len(changed) == 1 else Compose(*changed)
+def planned_part(part: Part, old: Sequence[Encoding], new: Sequence[Encoding], target: int) -> Part:
+    """A stack whose layers have new encodings in place of old ones, and which serves so many tokens.
 
-
-def changer(
-    name: str, factor: float, trained: int, longrope: Mapping[str, Sequence[float]] | None
-) -> Callable[[Any], Encoding]:
-    """What a method does to a rotary encoding."""
-    if name == "ntk":
-        return lambda rotary: with_options(unscaled(name, rotary), base=larger_base(rotary, factor))
-    if name == "longrope":
-        if longrope is None:
-            raise ValueError(
-                "longrope takes factors that somebody has searched for this very model, one for each pair; "
-                "give them with --longrope-factors FILE"
-            )
-        short, long = (tuple(longrope[key]) for key in ("short_factor", "long_factor"))
-        searched = schedules.LongRoPE(factor, short, long, trained)
-        return lambda rotary: with_options(unscaled(name, rotary), schedule=searched)
-    if name == "self-extend":
-        # The authors' rule: the groups should end within two thirds of the trained length, which training saw often.
-        window = max(1, trained // 4)
-        group = math.ceil((factor * trained - window) / max(1, 2 * trained // 3 - window))
-        self_extend: Any = find("self_extend")
-        return lambda rotary: self_extend(rotary, window=window, group=group)
-    if name == "rerope":
-        rerope: Any = find("rerope")
-        return lambda rotary: rerope(rotary, window=max(1, trained // 4))
-    if name == "dual-chunk":
-        dual_chunk: Any = find("dual_chunk")
-        return lambda rotary: dual_chunk(rotary, chunk=max(1, trained * 3 // 4), longest=trained)
-    new = {
-        "linear": schedules.Linear(factor),
-        "dynamic": schedules.DynamicNTK(factor, trained),
-        "dynamic-yarn": schedules.DynamicYaRN(trained_length=trained),
-        "yarn": schedules.YaRN(factor, trained),
-        "llama3": schedules.Llama3(factor, trained),
-    }[name]
-    return lambda rotary: with_options(rotary, schedule=composed(name, rotary.schedule, new, factor))
-
-
-def composed(name: str, old: Any, new: Schedule, factor: float) -> Schedule:
-    """The schedule of a model that may be scaled already.
-
-    >>> composed("linear", schedules.Linear(4), schedules.Linear(2), 2)
-    linear(factor=8)
+    Where the scale of the logits went by the old schedule, it goes by the new one.
     """
-    if old is None:
-        return new
-    fixed = getattr(old, "attention_factor", None)
-    if type(old) is type(new) and not old.by_horizon and fixed is None:
-        # The temperature and the ramp go by the length before any scaling, which the old schedule knows.
-        return replace(old, factor=old.factor * factor)
-    hint = f", with a temperature of its own (attention_factor={fixed})" if fixed is not None else ""
-    raise ValueError(
-        f"the model's frequencies are already scaled by {old}{hint}, and {name} on top of that has no published "
-        f"meaning; self-extend and rerope apply to it, and linear, yarn and llama3 to a model of their own kind"
-    )
+    # transformers takes the length before dynamic scaling from max_position_embeddings.
+    dynamic = [one for layer in new for one in schedules_in(layer) if isinstance(one, DynamicNTK)]
+    longest = dynamic[0].known_length if dynamic else target
+    plain, layers = part.shape.head_dim**-0.5, []
+    for layer, before, after in zip(part.layers, old, new, strict=True):
+        scale, (was, becomes) = layer.scale, map(scale_factor, (before, after))
+        if was != 1 and scale is not None and math.isclose(scale, plain * was, rel_tol=1e-5):
+            scale = plain * becomes if becomes != 1 else None
+        layers.append(replace(layer, spec=repr(after), scale=scale))
+    shape = replace(part.shape, max_len=longest)
+    return replace(part, shape=shape, layers=tuple(layers), trained_length=longest)
 
 
-def unscaled(name: str, rotary: Any) -> Encoding:
-    """A rotary encoding without a schedule; raises ValueError where it has one."""
-    if rotary.schedule is not None:
-        composed(name, rotary.schedule, schedules.NTK(1.0), 1.0)
-    return rotary
+def schedules_in(encoding: Encoding) -> list[Schedule]:
+    """The schedules of an encoding and of those that it adds up."""
+    found: list[Any] = [getattr(one, "schedule", None) for one in parts_of(encoding)]
+    return [one for one in found if one is not None]
 
 
-def larger_base(rotary: Any, factor: float) -> float:
-    """The base of NTK-aware scaling, base factor^(r/(r-2)), for a rotary width of r channels."""
-    width = getattr(rotary, "width", rotary.head_dim)
-    if width < 4:
-        raise ValueError(f"ntk keeps the fastest pair and stretches the slowest, and a rotary width of {width} has one")
-    return rotary.base * factor ** (width / (width - 2))
-
-
-def with_options(encoding: Encoding, **options: Any) -> Encoding:
-    """The same encoding with other options."""
-    kept = {option: getattr(encoding, option) for option in options_of(encoding.spec_name)}
-    return type(encoding)(**kept | options)
+def scale_factor(encoding: Encoding) -> float:
+    """By what a model whose scale of the logits follows the schedule of this encoding multiplies it."""
+    return math.prod(one.scale_factor for one in schedules_in(encoding))
 
 
 def read_factors(path: Path) -> dict[str, list[float]]:
@@ -328,6 +330,23 @@ def attached(model: Any, method: Method, length: int) -> Generator[None]:
 
     attach(model, method.specs, horizon=length if method.by_length else None)
     try:
-        yield
+        with rescaled(model, method.scales):
+            yield
     finally:
         detach(model)
+
+
+@contextmanager
+def rescaled(model: Any, scales: Sequence[float]) -> Generator[None]:
+    """The model with the scale of the logits of each layer multiplied, as its code does by itself for a schedule."""
+    of_layers = [
+        one for one in model.modules() if hasattr(one, "layer_idx") and isinstance(vars(one).get("scaling"), float)
+    ]
+    before = [(one, one.scaling) for one in of_layers if scales and scales[one.layer_idx] != 1]
+    for one, scaling in before:
+        one.scaling = scaling * scales[one.layer_idx]
+    try:
+        yield
+    finally:
+        for one, scaling in before:
+            one.scaling = scaling

@@ -148,7 +148,7 @@ def counted(value: float) -> str:
 def sentences(record: Record) -> list[str]:
     """All that is said of a run, a paragraph each."""
     written = record["written"]
-    out = [record["in_words"], *filter(None, record["price"])]
+    out = [record["in_words"], record["stretch"], *filter(None, record["price"])]
     out.append(
         f"The extended checkpoint ({written['method']}): {written['words']}" if written["path"] else written["words"]
     )

@@ -18,7 +18,7 @@ class Settings:
     """What a run is asked for; the same settings in the same folder go on where a run was interrupted.
 
     path      a folder, a GGUF file, or the name of a fetched model
-    factor    target length / trained length (unitless, above 1); of an image, along each side
+    factor    target length / the length that the model serves now (unitless, above 1); of an image, along each side
     methods   ways to stretch, or to use the model as it is; or "all"
     measures  what is measured, the first of which decides; none: what fits the model
     text      files; without any, the Python language reference
@@ -31,6 +31,7 @@ class Settings:
     dtype     of the weights: bfloat16 takes half the memory, and on processors that multiply it, less time
     passkey   trials at each depth; 0 leaves pass keys out
     factors   a JSON file with the searched factors of longrope
+    replace   whether another schedule is put in place of the one that the model has
     tune      steps of fine-tuning of the method that wins; 0 leaves it out
     tune_map  where the tokens stand while tuning: plain, pose, randomised, or a coordinate map as a spec
     tune_length, tune_rate  tokens of a window, and the highest rate
@@ -49,6 +50,7 @@ class Settings:
     dtype: str = "float32"
     passkey: int = 1
     factors: str | None = None
+    replace: bool = False
     tune: int = 0
     tune_map: str = "pose"
     tune_length: int = 1024
@@ -76,7 +78,7 @@ class Settings:
         said = ["posenc", "extend", self.path]
         for name in self.given():
             value = getattr(self, name)
-            values = value if isinstance(value, tuple) else [value]
+            values = [] if value is True else value if isinstance(value, tuple) else [value]
             if name in ("methods", "measures"):
                 values = [",".join(values)]
             option = NAMES.get(name, name).replace("_", "-")

@@ -22,6 +22,7 @@ class Stretch(Protocol):
     loaded    the model
     config    its config.json
     trained   its trained length, and `target`, the one that it is stretched to (tokens, or patches a side)
+    said      in words, where these lengths come from
     methods   the model as it is first
     left_out  name -> why a method does not apply to this model
     fitting   the names of the measures that this model can be asked for
@@ -40,6 +41,8 @@ class Stretch(Protocol):
     def trained(self) -> int: ...
     @property
     def target(self) -> int: ...
+    @property
+    def said(self) -> str: ...
     @property
     def methods(self) -> tuple[Method, ...]: ...
     @property

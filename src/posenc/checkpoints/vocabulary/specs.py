@@ -38,13 +38,16 @@ def spec_of(name: str, **options: Any) -> str:
     return f"{name}({', '.join(f'{key}={value!r}' for key, value in given.items())})" if given else name
 
 
+LONG = re.compile(r"\(([\d.e+-]+, [\d.e+-]+), ((?:[\d.e+-]+, ){2,})([\d.e+-]+)\)")
+
+
 def short(spec: object) -> str:
-    """A spec for a sentence: long lists by their ends.
+    """A spec for a sentence: long lists by their ends, and how many numbers they have.
 
     >>> short("longrope(factor=4, short_factor=(1.0, 1.5, 2.0, 2.5, 3.0, 3.5))")
-    'longrope(factor=4, short_factor=(1.0, 1.5, ..., 3.5))'
+    'longrope(factor=4, short_factor=(1.0, 1.5, ..., 3.5: 6 numbers))'
     """
-    return re.sub(r"\(([\d.e+-]+, [\d.e+-]+), (?:[\d.e+-]+, ){2,}([\d.e+-]+)\)", r"(\1, ..., \2)", str(spec))
+    return LONG.sub(lambda found: f"({found[1]}, ..., {found[3]}: {found[2].count(',') + 3} numbers)", str(spec))
 
 
 def rotary_spec(
