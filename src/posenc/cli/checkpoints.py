@@ -124,7 +124,7 @@ class Extend:
     For a learned table: clamp, repeat, nearest, linear, cubic, or all.
     To use the model as it is: windows, truncate."""
     measures: Names = ()
-    """perplexity, pass-keys, masked, sentences, images, and the tasks of posenc probe: the first decides. Default: those of
+    """perplexity, pass-keys, masked, sentences, images, or a task of posenc probe; the first decides. Default: those of
     the first five that fit the model."""
     replace: bool = False
     """Put another schedule in place of the one that a scaled model has, from the length before any scaling."""
