@@ -82,7 +82,8 @@ class ByEncoding:
         return tuple(lengths)
 
     def facts(self, method: Method, length: int) -> dict[str, Any]:
-        return {"specs": ["as it is"] if method.name == "none" else list(method.specs)}
+        specs = ["as it is"] if method.name == "none" else list(method.specs)
+        return {"specs": specs, "horizon": length if method.by_length else None}
 
     @contextmanager
     def used(self, method: Method, length: int) -> Generator[Any]:
