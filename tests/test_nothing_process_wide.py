@@ -52,7 +52,7 @@ ALLOWED = {
     "lab/results/figures/*": {
         r"warnings\.\w+": "letters that a font lacks: matplotlib takes no such wish but by a filter of warnings",
     },
-    "cli/__init__.py": {r"signal\.signal": OWN_PROCESS},
+    "cli/__init__.py": {r"signal\.signal": OWN_PROCESS, r"sys\.unraisablehook": OWN_PROCESS},
     "plain.py": {r"warnings\.\w+": OWN_PROCESS},
     "seeding.py": {r"torch\.random\.fork_rng": "the state is put back as it was"},
     "testing/states.py": {r"setattr": OWN_OBJECTS},

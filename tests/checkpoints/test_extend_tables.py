@@ -282,6 +282,9 @@ def test_images_are_compared_with_themselves_at_the_trained_grid(tmp_path: Path)
     record = extend(Settings(str(folder), 1.5, ("cubic", "nearest"), images=(str(picture),)), tmp_path / "run")
     at = {(m["name"], r["length"], r["number"]): r["value"] for m in record["methods"] for r in m["values"]}
     assert record["unit"] == "patches a side" and record["target"] == 9
+    # At the trained grid all are the model as it is, which is measured once.
+    lines = [json.loads(line)["facts"] for line in (tmp_path / "run" / "measurements.jsonl").read_text().splitlines()]
+    assert [(one["table"], one["length"]) for one in lines] == [("as it is", 6), ("cubic", 9), ("nearest", 9)]
     for measure in ("patches", "class"):
         for method in ("none", "cubic", "nearest"):
             assert at[method, 6, measure] == pytest.approx(1, abs=1e-5)

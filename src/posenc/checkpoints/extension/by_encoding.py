@@ -87,11 +87,11 @@ class ByEncoding:
         return tuple(lengths)
 
     def facts(self, method: Method, length: int) -> dict[str, Any]:
-        if method.name == "none":
-            return {"specs": ["as it is"]}
-        own = files_in(*method.specs)
+        as_it_is = method.name == "none"
+        own = () if as_it_is else files_in(*method.specs)
         return {
-            "specs": list(method.specs),
+            "specs": ["as it is"] if as_it_is else list(method.specs),
+            "horizon": length if method.by_length else None,
             **({"own_files": {path: code.sha256(path) for path in own}} if own else {}),
         }
 

@@ -222,7 +222,6 @@ class Run:
             "model": self.model_hash,
             **self.stretch.facts(*self.as_it_runs(method, length)),
             "how": method.name if method in self.baselines else WHOLE,
-            "horizon": length if method.by_length else None,
             "length": length,
             "dtype": self.settings.dtype,
             **({"weights": dict(self.weights)} if self.weights else {}),
