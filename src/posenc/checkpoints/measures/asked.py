@@ -1,0 +1,184 @@
+"""A task of long texts as a measure: trials spread over the depth, one teacher-forced pass each."""
+
+import hashlib
+import math
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.checkpoints.extension.perplexity import Work, predictions
+from posenc.checkpoints.measures.long_tasks import FILLER, TASKS, Task
+from posenc.checkpoints.measures.measure import WHOLE, Detail, Number, Tell, Value, error_of
+from posenc.checkpoints.measures.questions import Draw, Question, ids_of, question
+from posenc.foreign import near, quoted
+
+ENOUGH = 0.856
+"""A task can be done at a length where so much of it is right: RULER's threshold, which is what Llama 2 (7B) scores at
+its trained length of 4,096 tokens (arXiv:2404.06654, section 4)."""
+
+LIKE_AN_ANSWER = re.compile(r"\d|\bmark\b", re.IGNORECASE)
+"""What in a text that fills could be taken for an answer."""
+
+
+def chances(draw: Draw) -> list[float]:
+    """How often each item is right of whoever picks one of the candidates that were not said yet.
+
+    1/(n - k) for the k-th item (from 0) of an order, (m - k)/(n - k) for any of m in any order, among n candidates
+    """
+    asked = len(draw.answers)
+    return [((asked - k) if draw.any_order else 1) / (draw.candidates - k) for k in range(asked)]
+
+
+@torch.inference_mode()
+def likeliest(model: Any, ids: Tensor, last: int, chunk: int, tell: Tell | None = None) -> Tensor:
+    """The likeliest token at each of the last places of a text, given all before it: [last]."""
+    found, left = [], len(ids) - 1
+    for logits, targets in predictions(model, ids, chunk, tell):
+        left -= len(targets)
+        if (asked := min(len(targets), last - left)) > 0:
+            found.append(logits[len(targets) - asked :].argmax(-1).cpu())
+    return torch.cat(found)
+
+
+def sentences(text: str) -> tuple[str, ...]:
+    """The sentences of a text that may fill one: those without numbers, because an answer may be one.
+
+    Raises ValueError for a text without such sentences.
+
+    >>> sentences("It rains. It is 9 degrees. So be it!")
+    ('It rains. ', 'So be it! ')
+    """
+    found = (" ".join(one.split()) for one in re.split(r"(?<=[.!?])\s+", text))
+    kept = tuple(f"{one} " for one in found if one and not LIKE_AN_ANSWER.search(one))
+    if not kept:
+        raise ValueError("the text has no sentence without a number, so that answers could not be told from it")
+    return kept
+
+
+@dataclass(frozen=True, eq=False)
+class LongTask:
+    """One of the tasks as a measure.
+
+    task       what is asked
+    tokenizer  the model's
+    opening    the special tokens that its texts begin with
+    trials     how many, at depths that are spread evenly from the beginning to the end
+    seed       of everything that is drawn; the same trials at every length, and for every method
+    chunk      how many tokens go through the model at once
+    filler     the sentences that make a text long
+
+    An item of an answer is right when all of its tokens are foreseen, those before it given: of a single item, and of
+    all together, this is what reading greedily would say, by induction on the first mistake. Behind a mistake it is
+    kinder than reading greedily: the item before stands there as it should have been.
+
+    Raises ValueError for no trials.
+    """
+
+    task: Task
+    tokenizer: Any
+    opening: tuple[int, ...] = ()
+    trials: int = 8
+    seed: int = 0
+    chunk: int = 1024
+    filler: tuple[str, ...] = FILLER
+    unit: str = "tokens"
+    price: str = "right"
+    needs: float = ENOUGH
+    baselines: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    options: frozenset[str] = frozenset({"text", "chunk", "trials"})
+
+    def __post_init__(self) -> None:
+        if self.trials < 1:
+            raise ValueError(f"a task takes one trial or more, got {self.trials}")
+
+    @property
+    def name(self) -> str:
+        return self.task.name
+
+    @property
+    def on(self) -> str:
+        return f"{self.trials} trials: {self.task.words}"
+
+    @property
+    def numbers(self) -> tuple[Number, ...]:
+        of_each = chances(self.draw(0, ids_of(self.tokenizer)))
+        right = Number("right", "share of what is asked that is said", True, math.fsum(of_each) / len(of_each))
+        whole = Number("whole", "share of answers without a mistake", True, math.prod(of_each))
+        return (right, whole) if len(of_each) > 1 else (right,)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        filler = hashlib.sha256("\0".join(self.filler).encode()).hexdigest()
+        return {"task": self.name, "trials": self.trials, "seed": self.seed, "filler": filler, "chunk": self.chunk}
+
+    def depth(self, trial: int) -> float:
+        """How deep in its text a trial lies, from 0 to 1."""
+        return trial / (self.trials - 1) if self.trials > 1 else 0.5
+
+    def draw(self, trial: int, ids: Any) -> Draw:
+        draws = random.Random(f"{self.seed} {self.name} {trial}")
+        return self.task.draw(draws, self.depth(trial), self.filler, ids)
+
+    def questions(self, length: int) -> Iterator[Question]:
+        """The trials at a length, in their order; raises ValueError where it is too short for the task."""
+        ids = ids_of(self.tokenizer)
+        for trial in range(self.trials):
+            yield question(self.draw(trial, ids), ids, length, self.opening)
+
+    def passes(self, lengths: Sequence[int], by_length: bool) -> tuple[int, ...]:
+        """Each length has texts of its own."""
+        return tuple(lengths)
+
+    def work(self, model: Any, length: int) -> float:
+        return self.trials * Work.of(model).total(length)
+
+    def run(self, model: Any, length: int, how: str = WHOLE, tell: Tell | None = None) -> dict[str, Any]:
+        """Which items of each trial were right; raises ValueError for a length without room for the task."""
+        if how != WHOLE:
+            raise ValueError(f"{self.name} is asked of the whole text alone, not of {quoted(how)}")
+        right, tokens = [], []
+        for trial, asked in enumerate(self.questions(length)):
+
+            def share(of_this: float, trial: int = trial) -> None:
+                if tell is not None:
+                    tell((trial + of_this) / self.trials)
+
+            right.append(asked.right(likeliest(model, asked.ids, asked.answer, self.chunk, share)))
+            tokens.append(len(asked.ids))
+        return {"right": right, "depths": [self.depth(trial) for trial in range(self.trials)], "tokens": tokens}
+
+    def values(self, raw: Mapping[int, Mapping[str, Any]], length: int) -> dict[str, Value]:
+        """The numbers at a length.
+
+        Their error is the standard error over trials with one more that is all right and one that is all wrong, so
+        that a few trials that agree are not taken for certain.
+        """
+        shares = [sum(items) / len(items) for items in raw[length]["right"]]
+        wholes = [float(all(items)) for items in raw[length]["right"]]
+        samples = {"right": shares, "whole": wholes}
+        return {
+            number.name: Value(
+                math.fsum(each := samples[number.name]) / len(each), error_of([*each, 0.0, 1.0]), tuple(each)
+            )
+            for number in self.numbers
+        }
+
+    def details(self, raw: Mapping[int, Mapping[str, Any]], lengths: Sequence[int]) -> tuple[Detail, ...]:
+        """How much was right at the longest length, by depth."""
+        of = raw[max(raw)]
+        shares = tuple(sum(items) / len(items) for items in of["right"])
+        words = f"{self.name} at {max(raw):,} tokens: the share that is right, by how deep in the text it lies"
+        return (Detail(words, tuple(of["depths"]), shares),)
+
+
+def task_of(name: str) -> Task:
+    """The task of this name; raises ValueError for one that there is not."""
+    if name not in TASKS:
+        raise ValueError(f"no task named {quoted(name)}; there are: {', '.join(TASKS)}{near(name, TASKS)}")
+    return TASKS[name]
