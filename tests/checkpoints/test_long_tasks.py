@@ -1,8 +1,9 @@
-"""Tasks of long texts, by models that are known to answer right, wrong, or by guessing, and texts that are read as text."""
+"""Tasks of long texts, by models that are known to answer right, wrong, or by guessing."""
 
 import random
 import re
 from collections import Counter
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -33,7 +34,7 @@ def text_of(ids: Tensor) -> str:
 def answers_in(text: str) -> list[str]:
     """The right answers of a text, read from its sentences alone."""
     body, _, asked = text.rpartition("\n\n")
-    if "value" in asked:
+    if "the value" in asked:
         of = dict(re.findall(r"The value of (\w+) is (\d+)\.", body))
         links = re.findall(r"The value of (\w+) is the value of (\w+)\.", body)
         value = re.findall(r"value (\d+)", asked)[0]
@@ -41,10 +42,10 @@ def answers_in(text: str) -> list[str]:
         while nexts := [new for new, old in links if old == found[-1]]:
             found += nexts
         return found
-    if "list" in asked:
+    if "the list" in asked:
         counts = Counter(body.split("\n\n")[1].split()).most_common()
         return [word for word, _ in counts[: 4 if "most often" in asked else 3]]
-    if "mark" in asked:
+    if "the mark" in asked:
         parts = body.split("\n\n")[1:]
         return [str(1 + next(n for n, part in enumerate(parts) if "Here is the mark." in part))]
     names = re.findall(r"[a-z]+", re.findall(r"numbers? of ([a-z ,]+?)(?:, in| is)", asked)[0].replace(" and ", ", "))
@@ -66,18 +67,20 @@ class Answers:
     def parameters(self) -> list[Tensor]:
         return [torch.zeros(9)]
 
-    def __call__(self, input_ids: Tensor, past_key_values: str | None, use_cache: bool) -> SimpleNamespace:
+    def forward(self, input_ids: Tensor, past_key_values: str | None, use_cache: bool) -> SimpleNamespace:
         text, logits = past_key_values or "", []
         for token in input_ids[0].tolist():
             text += tiny_llama.CHARACTERS[token]
             logits.append(torch.nn.functional.one_hot(torch.tensor(self.following(text)), 101).float())
         return SimpleNamespace(past_key_values=text, logits=torch.stack(logits)[None])
 
+    __call__ = forward
+
     def following(self, text: str) -> int:
         body, mark, end = text.rpartition("\n\n")
         stops = [" is", " are"]
         place = max((end.rfind(stop) + len(stop) for stop in stops if stop in end), default=-1)
-        if place < 0 or not mark or "\n\n" not in body:
+        if place < 0 or not mark or "\n\n" not in body or not re.match(r"The (number|words|\d)", end):
             return 0
         said = end[place:]
         done = said.count(",")
@@ -102,11 +105,11 @@ def errs(text: str, before: list[str]) -> str:
 
 def candidates_in(text: str) -> list[str]:
     body, _, asked = text.rpartition("\n\n")
-    if "list" in asked:
+    if "the list" in asked:
         return sorted(set(body.split("\n\n")[1].split()))
-    if "value" in asked:
+    if "the value" in asked:
         return re.findall(r"The value of (\w+) is", body)
-    if "mark" in asked:
+    if "the mark" in asked:
         return [str(n + 1) for n in range(PARTS)]
     return re.findall(r" is (\d+)\.", body)
 
@@ -191,7 +194,7 @@ def test_what_is_asked_lies_at_every_depth(name: str, tokenizer) -> None:
     for item in range(len(places[0])):
         shares = [(place[item] * len(place)) - item for place in places]
         assert shares == sorted(shares) and shares[0] < 0.35 and shares[-1] > 0.6
-        assert all(0.05 < b - a < 0.45 for a, b in zip(shares, shares[1:], strict=False))
+        assert all(0.05 < b - a < 0.45 for a, b in pairwise(shares))
 
 
 def test_the_mark_stands_in_every_part(tokenizer) -> None:
@@ -214,8 +217,8 @@ def test_order_tells_nothing_of_the_answer(name: str, tokenizer) -> None:
         candidates = list(dict.fromkeys(candidates_in(text.rstrip())))
         places[candidates.index(task.draw(trial, ids).answers[0])] += 1
     most = places.most_common(1)[0][1]
-    # The first of four values, or of a chain, stands in the first half of its text by its order.
-    assert most < (35 if name in ("several-values", "variables") else 25), places
+    # Four keys have four values, and four chains four steps: one in four of the first of them is the one.
+    assert most < (27 if name in ("several-values", "variables") else 20), places
 
 
 def test_sentences_of_a_text_fill_where_no_number_is_in_them(tokenizer) -> None:
@@ -283,7 +286,7 @@ def test_impossible_questions_are_refused(tokenizer) -> None:
         next(LongTask(TASKS["one-key"], tokenizer).questions(100))
     with pytest.raises(ValueError, match="one trial or more, got 0"):
         LongTask(TASKS["one-key"], tokenizer, trials=0)
-    with pytest.raises(ValueError, match="no task named 'one-kee'.*did you mean 'one-key'"):
+    with pytest.raises(ValueError, match=r"no task named 'one-kee'.*did you mean 'one-key'"):
         task_of("one-kee")
     with pytest.raises(ValueError, match="asked of the whole text alone, not of 'windows'"):
         LongTask(TASKS["one-key"], tokenizer).run(Answers(errs), 500, "windows")

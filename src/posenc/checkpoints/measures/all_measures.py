@@ -1,9 +1,12 @@
 """The measures by name, and which ones a model is asked for where nobody says."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from posenc.checkpoints.formats.load import Loaded
+from posenc.checkpoints.measures.asked import LongTask
 from posenc.checkpoints.measures.images import Images
+from posenc.checkpoints.measures.long_tasks import TASKS
 from posenc.checkpoints.measures.masked import Masked
 from posenc.checkpoints.measures.measure import Given, Measure
 from posenc.checkpoints.measures.pass_keys import PassKeys
@@ -12,9 +15,12 @@ from posenc.checkpoints.measures.sentences import Sentences
 from posenc.checkpoints.vocabulary.reading import CannotRead
 from posenc.foreign import near, quoted
 
-MEASURES = {made.name: made for made in (Perplexity, PassKeys, Masked, Sentences, Images)}
+MEASURES: dict[str, Callable[[Given], Measure]] = {
+    **{made.name: made for made in (Perplexity, PassKeys, Masked, Sentences, Images)},
+    **{name: partial(LongTask.of, task) for name, task in TASKS.items()},
+}
 
-OF_DECODERS = ("perplexity", "pass-keys")
+OF_DECODERS = ("perplexity", "pass-keys", *TASKS)
 """The measures of models that predict the next token."""
 
 UNASKED = ("perplexity", "pass-keys", "masked", "sentences", "images")

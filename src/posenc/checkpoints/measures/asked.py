@@ -5,22 +5,25 @@ import math
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from posenc.checkpoints.extension.perplexity import Work, predictions
 from posenc.checkpoints.measures.long_tasks import FILLER, TASKS, Task
-from posenc.checkpoints.measures.measure import WHOLE, Detail, Number, Tell, Value, error_of
-from posenc.checkpoints.measures.questions import Draw, Question, ids_of, question
+from posenc.checkpoints.measures.measure import WHOLE, Detail, Given, Number, Tell, Value, error_of, tokenizer_of
+from posenc.checkpoints.measures.perplexity import opening_of, predictions, read
+from posenc.checkpoints.measures.questions import Draw, Ids, Question, ids_of, question
+from posenc.checkpoints.measures.work import Work
 from posenc.foreign import near, quoted
 
 ENOUGH = 0.856
 """A task can be done at a length where so much of it is right: RULER's threshold, which is what Llama 2 (7B) scores at
 its trained length of 4,096 tokens (arXiv:2404.06654, section 4)."""
+
+TRIALS = 8
+"""Where nobody says how many."""
 
 LIKE_AN_ANSWER = re.compile(r"\d|\bmark\b", re.IGNORECASE)
 """What in a text that fills could be taken for an answer."""
@@ -83,15 +86,26 @@ class LongTask:
     task: Task
     tokenizer: Any
     opening: tuple[int, ...] = ()
-    trials: int = 8
+    trials: int = TRIALS
     seed: int = 0
     chunk: int = 1024
     filler: tuple[str, ...] = FILLER
-    unit: str = "tokens"
-    price: str = "right"
-    needs: float = ENOUGH
-    baselines: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    options: frozenset[str] = frozenset({"text", "chunk", "trials"})
+    unit: ClassVar = "tokens"
+    price: ClassVar = "right"
+    needs: ClassVar = ENOUGH
+    baselines: ClassVar[Mapping[str, str]] = {}
+    options: ClassVar = frozenset({"text", "samples", "chunk"})
+
+    @classmethod
+    def of(cls, task: Task, given: Given) -> "LongTask":
+        """The task for a model, in sentences of the text where one is given; samples are trials.
+
+        Raises CannotRead without a tokenizer, ValueError as `sentences` does.
+        """
+        tokenizer = tokenizer_of(given.loaded)
+        filler = sentences(read(given.text)[1]) if given.text else FILLER
+        trials = TRIALS if given.samples is None else given.samples
+        return cls(task, tokenizer, opening_of(tokenizer), trials, chunk=given.chunk, filler=filler)
 
     def __post_init__(self) -> None:
         if self.trials < 1:
@@ -121,12 +135,12 @@ class LongTask:
         """How deep in its text a trial lies, from 0 to 1."""
         return trial / (self.trials - 1) if self.trials > 1 else 0.5
 
-    def draw(self, trial: int, ids: Any) -> Draw:
+    def draw(self, trial: int, ids: Ids) -> Draw:
         draws = random.Random(f"{self.seed} {self.name} {trial}")
         return self.task.draw(draws, self.depth(trial), self.filler, ids)
 
     def questions(self, length: int) -> Iterator[Question]:
-        """The trials at a length, in their order; raises ValueError where it is too short for the task."""
+        """The trials at a length, in their order; raises TooShort where it is too short for the task."""
         ids = ids_of(self.tokenizer)
         for trial in range(self.trials):
             yield question(self.draw(trial, ids), ids, length, self.opening)
@@ -139,7 +153,7 @@ class LongTask:
         return self.trials * Work.of(model).total(length)
 
     def run(self, model: Any, length: int, how: str = WHOLE, tell: Tell | None = None) -> dict[str, Any]:
-        """Which items of each trial were right; raises ValueError for a length without room for the task."""
+        """Which items of each trial were right; raises TooShort for a length without room for the task."""
         if how != WHOLE:
             raise ValueError(f"{self.name} is asked of the whole text alone, not of {quoted(how)}")
         right, tokens = [], []
@@ -151,7 +165,12 @@ class LongTask:
 
             right.append(asked.right(likeliest(model, asked.ids, asked.answer, self.chunk, share)))
             tokens.append(len(asked.ids))
-        return {"right": right, "depths": [self.depth(trial) for trial in range(self.trials)], "tokens": tokens}
+        return {
+            "right": right,
+            "depths": [self.depth(trial) for trial in range(self.trials)],
+            "tokens": tokens,
+            "read": sum(tokens),
+        }
 
     def values(self, raw: Mapping[int, Mapping[str, Any]], length: int) -> dict[str, Value]:
         """The numbers at a length.
@@ -180,5 +199,5 @@ class LongTask:
 def task_of(name: str) -> Task:
     """The task of this name; raises ValueError for one that there is not."""
     if name not in TASKS:
-        raise ValueError(f"no task named {quoted(name)}; there are: {', '.join(TASKS)}{near(name, TASKS)}")
+        raise ValueError(f"no task named {quoted(name)}; there are: {', '.join(TASKS)}{near(name, list(TASKS))}")
     return TASKS[name]

@@ -37,7 +37,7 @@ KEYS, ASKED = 8, 4
 
 NUMBERS = range(10_000, 100_000)
 
-CHAINS, STEPS = 2, 4
+CHAINS, STEPS = 4, 4
 """Chains of assignments, and how many variables each has."""
 
 LISTED, COMMON, FREQUENT = 24, 4, 3
@@ -83,27 +83,26 @@ def find_keys(
 ) -> Draw:
     """Numbers of keys among the filler: those of `asked` keys are asked for, and each key has so many `values`."""
     names = draws.sample(WORDS, keys)
-    numbers = iter(draws.sample(NUMBERS, keys * values))
-    of = {name: [next(numbers) for _ in range(values)] for name in names}
+    numbers = draws.sample(NUMBERS, keys * values)
+    of = {name: numbers[n * values : (n + 1) * values] for n, name in enumerate(names)}
     wanted = names[:asked]
-    # Keys that are asked for come in an order of their own.
-    at = dict(zip(draws.sample(wanted, asked), spread(depth, asked), strict=True))
-    sentences = []
-    for name, of_name in of.items():
-        if name not in at:
-            places = sorted(draws.random() for _ in of_name)
-        else:
-            places = spread(depth, values) if asked == 1 else [at[name]]
-        number = "number" if values == 1 else "next number"
-        sentences += [(place, f"The {number} of {name} is {n}. ") for place, n in zip(places, of_name, strict=True)]
+    places = {name: spread(depth if name in wanted else draws.random(), values) for name in names}
+    if asked > 1:
+        # Keys that are asked for come in an order of their own, one in each share of the text.
+        places |= {n: [place] for n, place in zip(draws.sample(wanted, asked), spread(depth, asked), strict=True)}
+    said = "The number of" if values == 1 else "The next number of"
+    sentences = [
+        (place, f"{said} {name} is {number}. ")
+        for name in names
+        for place, number in zip(places[name], of[name], strict=True)
+    ]
     listed = ", ".join(wanted[:-1]) + f" and {wanted[-1]}" if asked > 1 else wanted[0]
-    many = asked * values > 1
-    end = f"The {'numbers' if many else 'number'} of {listed}, in {'this' if asked > 1 else 'their'} order, are"
-    first = "Numbers of words are hidden in the following text. Remember them: they are asked for at the end.\n\n"
+    one = f"\n\nThe number of {listed} is"
+    many = f"\n\nThe numbers of {listed}, in {'this' if asked > 1 else 'their'} order, are"
     return Draw(
-        first,
+        "Numbers of words are hidden in the following text. Remember them: they are asked for at the end.\n\n",
         partial(hidden, sentences, filler),
-        f"\n\n{end}" if many else f"\n\nThe number of {listed} is",
+        one if asked * values == 1 else many,
         tuple(str(n) for name in wanted for n in of[name]),
         # One number alone in a text is one among all numbers for whoever does not read it.
         keys * values if keys > 1 else len(NUMBERS),
@@ -121,7 +120,7 @@ def follow_variables(draws: random.Random, depth: float, filler: Sequence[str], 
             number = draws.choice(NUMBERS)
         # The first chain is the one that is asked for.
         value = value or number
-        places = spread(depth, STEPS) if chain == 0 else sorted(draws.random() for _ in of_chain)
+        places = spread(depth if chain == 0 else draws.random(), STEPS)
         given = [f"The value of {of_chain[0]} is {number}. "]
         given += [f"The value of {new} is the value of {old}. " for old, new in pairwise(of_chain)]
         sentences += list(zip(places, given, strict=True))
@@ -217,8 +216,8 @@ TASKS = {
         Task("several-keys", f"the number of one of {KEYS} words", partial(find_keys, keys=KEYS, values=1, asked=1)),
         Task(
             "several-values",
-            f"the {ASKED} numbers of one of two words, in the order of the text",
-            partial(find_keys, keys=KEYS // ASKED, values=ASKED, asked=1),
+            f"the {ASKED} numbers of one of {ASKED} words, in the order of the text",
+            partial(find_keys, keys=ASKED, values=ASKED, asked=1),
         ),
         Task(
             "several-queries",

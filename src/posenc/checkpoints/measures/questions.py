@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posenc.checkpoints.measures.measure import TooShort
+
 Ids = Callable[[str], tuple[int, ...]]
 """A text's tokens, without any special one."""
 
@@ -71,7 +73,7 @@ def question(draw: Draw, ids: Ids, length: int, opening: Sequence[int] = ()) -> 
     Texts are put together from pieces that are made tokens one by one, so that they grow step by step and the answer
     begins with a token of its own.
 
-    Raises ValueError for a length without room for one step of the text.
+    Raises TooShort for a length without room for one step of the text.
     """
     answers = [ids(f" {answer}") for answer in draw.answers]
     comma, before, after = ids(","), (*opening, *ids(draw.first)), ids(draw.question)
@@ -81,7 +83,7 @@ def question(draw: Draw, ids: Ids, length: int, opening: Sequence[int] = ()) -> 
         return sum(len(ids(piece)) for piece in draw.body(steps))
 
     if size(1) > room:
-        raise ValueError(f"the text of this question takes {size(1) + length - room:,} tokens at least, got {length:,}")
+        raise TooShort(f"the text of this question takes {size(1) + length - room:,} tokens at least, got {length:,}")
     low, high = 1, 2
     while size(high) <= room:
         low, high = high, 2 * high
