@@ -1,4 +1,4 @@
-"""`posenc fetch`, `inspect`, `doctor`, `extend` and `convert`: models that others have trained."""
+"""`posenc fetch`, `inspect`, `doctor`, `probe`, `extend` and `convert`: models that others have trained."""
 
 import json
 from dataclasses import dataclass, fields
@@ -181,6 +181,62 @@ class Extend:
             terminal.say(f"{words}\n")
         if record["written"]["path"]:
             terminal.say(f"Checkpoint: {record['written']['path']}")
+        terminal.say(f"Report: {self.out / 'report.html'}")
+        return 0
+
+
+@dataclass
+class Probe:
+    """Say up to which length a model uses its text.
+
+    Example: posenc probe smollm2 --lengths 512 1024 2048 --out runs/probe
+
+    Tasks that have one right answer, perplexity of the same tokens behind more and more text, and what the model loses
+    without each band of its frequencies. Ctrl-C loses no finished pass, and the same command goes on where it stopped.
+    """
+
+    path: Positional[Source]
+    """A folder in Hugging Face's form, a GGUF file, or the name of a fetched model."""
+    tasks: Names = ("all",)
+    """one-key, several-keys, several-values, several-queries, variables, common-words, frequent-words, mark; or all, or
+    none."""
+    lengths: Wholes = ()
+    """Lengths to measure at (tokens). Default: a quarter and half of the trained length, that, and twice that."""
+    trials: int = 8
+    """Trials of each task at each length."""
+    text: Files = ()
+    """Text files to measure on, and to fill texts with. Default: the Python language reference, repeated sentences."""
+    bands: int = 8
+    """How many bands of rotary's frequencies are tried without; 0 leaves them and the heads out."""
+    chunk: int = 1024
+    """How many tokens go through the model at once: fewer take less memory."""
+    dtype: Annotated[str, taking("NAME")] = "float32"
+    """float32 or bfloat16: half the memory, and on processors that multiply it less time, on others far more."""
+    out: Path = Path("runs/probe")
+    """The folder for measurements and report."""
+    json: bool = False
+    """Print the record as JSON instead of words and tables."""
+
+    def run(self) -> int:
+        from posenc import terminal
+        from posenc.checkpoints.formats import load
+        from posenc.checkpoints.probing import report
+        from posenc.checkpoints.probing.probe import Settings, probe
+        from posenc.lab.results.report import finite
+
+        load.without_bars()
+        given: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(Settings)}
+        given["tasks"] = tuple(one for several in self.tasks for one in several.split(",") if one)
+        record = probe(Settings(**given), self.out, say=terminal.progress)
+        if self.json:
+            print(json.dumps(finite(record)))
+            return 0
+        for caption, table in report.tables(record):
+            terminal.say(f"{caption}:")
+            terminal.table(*table)
+            terminal.say()
+        for words in report.sentences(record):
+            terminal.say(f"{words}\n")
         terminal.say(f"Report: {self.out / 'report.html'}")
         return 0
 

@@ -9,7 +9,7 @@ from tyro.conf import Positional, subcommand
 
 from posenc.cli.bench import Bench
 from posenc.cli.board import Advise, Board
-from posenc.cli.checkpoints import Convert, Doctor, Extend, Fetch, Inspect
+from posenc.cli.checkpoints import Convert, Doctor, Extend, Fetch, Inspect, Probe
 from posenc.cli.comparison import Compare, Merge, Report
 from posenc.cli.encodings import Check, List, Order, Show
 from posenc.cli.explore import Explore
@@ -56,7 +56,7 @@ GROUPS = {
     "look": (List, Show, Explore, Order, Advise),
     "compare": (Compare, Report, Merge, Board, Lab),
     "train": (Train, Generate, Export),
-    "checkpoints": (Fetch, Inspect, Doctor, Extend, Convert),
+    "checkpoints": (Fetch, Inspect, Doctor, Probe, Extend, Convert),
     "test": (Check, Bench),
     "shell": (Completion,),
 }
@@ -69,9 +69,9 @@ OPTIONS = (tyro.conf.OmitArgPrefixes,)
 
 def overview() -> str:
     """Every verb on one line of one screen."""
-    lines = ["posenc VERB [options]: compare, see, train and check positional encodings"]
+    lines = ["posenc: positional encodings. posenc help VERB says what it takes; --version"]
     for group, verbs in GROUPS.items():
         for cls in verbs:
             about = (cls.__doc__ or "").partition("\n")[0]
             lines.append(f"{group if cls is verbs[0] else '':<12} {cls.__name__.lower():<11} {about}")
-    return "\n".join([*lines, "posenc help VERB says what one takes, with an example; posenc --version"])
+    return "\n".join(lines)
