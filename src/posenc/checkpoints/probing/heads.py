@@ -99,6 +99,8 @@ def heads_of(
     read = len(ids) - 1
     if read <= trained:
         raise ValueError(f"heads are read in a text longer than the trained {trained:,} tokens, got {len(ids):,}")
+    # The last chunk holds the queries that are read.
+    chunk = next(n for n in range(chunk, 0, -1) if read % n == 0 or read % n >= min(n, QUERIES))
     found: list[Head] = []
 
     def note(layer: int, query: Tensor, key: Tensor, scale: float) -> None:
@@ -115,7 +117,7 @@ def heads_of(
 def of_layer(
     layer: int, query: Tensor, key: Tensor, scale: float, rotary: Any, bands: Sequence[Band], trained: int
 ) -> list[Head]:
-    """The heads of a layer, from its turned queries [H, T, D] and keys [KV, S, D]; the last query is the last key's."""
+    """The heads of a layer, from turned queries [H, T, D] and keys [KV, S, D]; the last query is the last key's."""
     query = query[:, -QUERIES:].double()
     key = key.double().repeat_interleave(len(query) // len(key), 0)
     rows, tokens = query.shape[1], key.shape[1]
@@ -134,13 +136,10 @@ def of_layer(
     weights = logits.masked_fill(distance < 0, -torch.inf).softmax(2)
     weight = (weights * far).sum(2).mean(1)
     uniform = float((far.sum(1) / (distance >= 0).sum(1)).mean())
-    of_bands = []
-    for band in bands:
-        channels = channels_of(rotary, band)
-        of_bands.append(spread(query[..., channels] @ key[..., channels].mT * scale))
-    by_head, whole = torch.stack(of_bands, 1).tolist(), spread(logits).tolist()
+    parts = [query[..., of] @ key[..., of].mT * scale for of in (channels_of(rotary, band) for band in bands)]
+    whole, *by_band = (spread(part).tolist() for part in (logits, *parts))
     return [
-        Head(layer, head, share, uniform, tuple(by_head[head]), whole[head])
+        Head(layer, head, share, uniform, tuple(band[head] for band in by_band), whole[head])
         for head, share in enumerate(weight.tolist())
     ]
 
