@@ -1,10 +1,9 @@
 """The measures by name, and which ones a model is asked for where nobody says."""
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 
 from posenc.checkpoints.formats.load import Loaded
-from posenc.checkpoints.measures.asked import LongTask
+from posenc.checkpoints.measures.asked import Asks
 from posenc.checkpoints.measures.images import Images
 from posenc.checkpoints.measures.long_tasks import TASKS
 from posenc.checkpoints.measures.masked import Masked
@@ -15,9 +14,9 @@ from posenc.checkpoints.measures.sentences import Sentences
 from posenc.checkpoints.vocabulary.reading import CannotRead
 from posenc.foreign import near, quoted
 
-MEASURES: dict[str, Callable[[Given], Measure]] = {
+MEASURES = {
     **{made.name: made for made in (Perplexity, PassKeys, Masked, Sentences, Images)},
-    **{name: partial(LongTask.of, task) for name, task in TASKS.items()},
+    **{name: Asks(task) for name, task in TASKS.items()},
 }
 
 OF_DECODERS = ("perplexity", "pass-keys", *TASKS)

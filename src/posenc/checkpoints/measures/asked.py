@@ -201,3 +201,19 @@ def task_of(name: str) -> Task:
     if name not in TASKS:
         raise ValueError(f"no task named {quoted(name)}; there are: {', '.join(TASKS)}{near(name, list(TASKS))}")
     return TASKS[name]
+
+
+@dataclass(frozen=True)
+class Asks:
+    """Makes the measure of a task from what is given, as the class of any other measure does."""
+
+    task: Task
+    baselines: ClassVar = LongTask.baselines
+    options: ClassVar = LongTask.options
+
+    @property
+    def name(self) -> str:
+        return self.task.name
+
+    def __call__(self, given: Given) -> LongTask:
+        return LongTask.of(self.task, given)
