@@ -173,12 +173,15 @@ class Probe:
             **self.inside(kept, values),
         }
 
+    def facts(self, **more: Any) -> dict[str, Any]:
+        """What the result of a pass depends on."""
+        return {"model": self.model_hash, "dtype": self.settings.dtype, **more}
+
     def raw(
         self, kept: Kept, measure: Measure, length: int, words: str = "", inside: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         """The result of a pass, kept or made; `inside` tells what was changed in the model."""
-        facts = {"what": measure.name, "model": self.model_hash, "dtype": self.settings.dtype, "length": length}
-        facts |= {"facts": dict(measure.facts), **(inside or {})}
+        facts = self.facts(what=measure.name, length=length, facts=dict(measure.facts), **(inside or {}))
 
         def make() -> dict[str, Any]:
             name = f"{words or measure.name}, {length:,} tokens"
@@ -254,8 +257,9 @@ class Probe:
 
     def heads(self, kept: Kept, rotary: Any, of: Sequence[bands.Band]) -> list[dict[str, Any]]:
         ids = self.tokens.window(0, self.lengths[-1])
-        facts = {"what": "heads", "model": self.model_hash, "dtype": self.settings.dtype, "queries": heads.QUERIES}
-        facts |= {"facts": dict(self.tokens.facts), "length": len(ids), "bands": [[one.first, one.end] for one in of]}
+        listed = [[one.first, one.end] for one in of]
+        more = {"length": len(ids), "bands": listed, "queries": heads.QUERIES}
+        facts = self.facts(what="heads", facts=dict(self.tokens.facts), **more)
 
         def make() -> dict[str, Any]:
             with self.clock.during(f"heads, {len(ids):,} tokens", 0.0) as tell:

@@ -73,7 +73,7 @@ def tables(record: Record) -> list[tuple[str, Table]]:
         rows = []
         for task in record["tasks"]:
             at = {one["length"]: with_error(one) for one in task["values"]}
-            chance = "" if task["chance"] is None else f"{task['chance']:.2f}"
+            chance = "" if task["chance"] is None else f"{task['chance']:.3f}"
             rows.append([task["name"], *(at.get(length, "") for length in lengths), chance])
         out.append((TASKS, (["task", *columns, "guessing"], rows)))
     if record["bands"]:
@@ -186,6 +186,7 @@ def by_length(record: Record) -> Figure:
         ax.set_xscale("log")
         ax.set_xticks(record["lengths"], [f"{length:,}" for length in record["lengths"]])
         ax.minorticks_off()
+        ax.set_xlim(record["lengths"][0] / 1.1, record["lengths"][-1] * 1.1)
         if record["lengths"][0] <= record["trained"] <= record["lengths"][-1]:
             figures.mark_trained(ax, [record["trained"]])
     figures.legend(fig, [figures.handle(task["name"], figures.look(n)) for n, task in enumerate(tried, 1)])
