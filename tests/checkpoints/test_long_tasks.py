@@ -14,9 +14,10 @@ pytest.importorskip("transformers")
 
 import tiny_llama
 
+from posenc.checkpoints.measures import all_measures
 from posenc.checkpoints.measures.asked import ENOUGH, LongTask, chances, sentences, task_of
 from posenc.checkpoints.measures.long_tasks import FILLER, PARTS, TASKS, WORDS
-from posenc.checkpoints.measures.measure import Value
+from posenc.checkpoints.measures.measure import Given, Value
 from posenc.checkpoints.measures.questions import Draw, ids_of, question
 
 LENGTH = 2600
@@ -300,3 +301,15 @@ def test_the_shortest_text_is_found_exactly(tokenizer) -> None:
     assert text_of(question(draw, ids, 9).ids) == "abbbbbc d"
     with pytest.raises(ValueError, match="5 tokens at least, got 4"):
         question(draw, ids, 4)
+
+
+def test_extend_asks_them_with_its_own_options(tokenizer, tmp_path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("Rain falls. It is 7. Snow melts.", encoding="utf-8")
+    loaded = SimpleNamespace(tokenizer=tokenizer, model=None, path=tmp_path)
+    made = all_measures.MEASURES["mark"]
+    plain, own = made(Given(loaded, 96, 192)), made(Given(loaded, 96, 192, (str(text),), samples=3, chunk=50))
+    assert (plain.name, plain.trials, plain.filler, plain.chunk) == (made.name, 8, FILLER, 1024)
+    assert (own.trials, own.filler, own.chunk) == (3, ("Rain falls. ", "Snow melts. "), 50)
+    assert made.options == {"text", "samples", "chunk"} and plain.needs == ENOUGH and not made.baselines
+    assert set(TASKS) <= set(all_measures.OF_DECODERS) and not set(TASKS) & set(all_measures.UNASKED)
