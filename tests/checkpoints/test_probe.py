@@ -286,6 +286,20 @@ def test_impossible_probes_are_refused_before_a_folder_is_made(changes, message:
     assert not (tmp_path / "out").exists()
 
 
+def test_a_learned_table_is_probed_up_to_its_end(tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 64, "vocab_size": 101}
+    GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)).save_pretrained(tmp_path / "gpt2")
+    tiny_llama.tokenizer().save_pretrained(tmp_path / "gpt2")
+    model = str(tmp_path / "gpt2")
+    with pytest.raises(ValueError, match="a learned table of 64 rows; give --lengths up to that, got 65"):
+        probe.probe(Settings(model, ("none",), (32, 65)), tmp_path / "out")
+    record = probe.probe(Settings(model, ("none",)), tmp_path / "out")
+    assert record["lengths"] == [16, 32, 64] and record["bands"] == record["heads"] == []
+    assert "the layers have 0" in " ".join(report.sentences(record))
+
+
 def test_a_model_that_says_no_trained_length_is_refused(folder: Path, tmp_path: Path, monkeypatch) -> None:
     from dataclasses import replace
 

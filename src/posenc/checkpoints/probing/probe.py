@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import posenc
+from posenc.checkpoints.extension.by_table import is_by_table
 from posenc.checkpoints.extension.clock import Clock, Say
 from posenc.checkpoints.extension.methods import causal_part
 from posenc.checkpoints.extension.runs import Kept, check_folder, claimed, hash_of
@@ -37,7 +38,7 @@ class Settings:
 
     path     a folder, a GGUF file, or the name of a fetched model
     tasks    names of tasks, or "all", or "none"
-    lengths  tokens; none: a quarter and half of the trained length, that, and twice that
+    lengths  tokens; none: a quarter and half of the trained length, that, and twice that, unless positions end there
     trials   of each task at each length
     text     files for perplexity, and for the sentences of tasks; without any, the Python language reference, and
              repeated sentences
@@ -88,8 +89,9 @@ def probe(settings: Settings, out: Path, *, say: Say | None = None) -> dict[str,
     The tasks are asked at the shortest length first, and at the next one while ENOUGH of a task is right: what a model
     cannot do in a short text says nothing of positions in a long one.
 
-    Raises ValueError for impossible settings, a text that is too short, and a folder that holds anything else than the
-    same probe; CannotRead for a checkpoint that cannot be read, or has no causal stack or no trained length.
+    Raises ValueError for impossible settings, lengths beyond a learned table, a text that is too short, and a folder
+    that holds anything else than the same probe; CannotRead for a checkpoint that cannot be read, or has no causal
+    stack or no trained length.
     """
     from posenc.checkpoints.probing import report
 
@@ -135,7 +137,14 @@ class Probe:
                 "neither the config nor a table says how long a text the model was trained on; give its config "
                 "max_position_embeddings"
             )
-        lengths = tuple(sorted(set(settings.lengths or (trained // 4, trained // 2, trained, 2 * trained))))
+        ends = is_by_table(reading)
+        usual = (trained // 4, trained // 2, trained, *(() if ends else (2 * trained,)))
+        lengths = tuple(sorted(set(settings.lengths or usual)))
+        if ends and lengths[-1] > trained:
+            raise ValueError(
+                f"the positions of {settings.path} are a learned table of {trained:,} rows; give --lengths up to that, "
+                f"got {lengths[-1]:,}"
+            )
         given = Given(loaded, trained, lengths[-1], settings.text, samples=settings.trials, chunk=settings.chunk)
         last = min(LAST, lengths[0] // 2)
         if last < 2:
