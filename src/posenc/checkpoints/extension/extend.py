@@ -172,7 +172,6 @@ class Run:
         plan = methods.plan(
             reading, config, settings.factor, settings.methods, longrope=factors, replace=settings.replace
         )
-        say(plan.words)
         too_long = [length for length in settings.lengths if length > plan.target]
         if too_long:
             raise ValueError(f"lengths go up to the target of {plan.target:,} tokens, got {too_long[0]:,}")
