@@ -115,8 +115,8 @@ def plan(
     multiply, and the length before any scaling stays), by what stands around a schedule, or by a change of distances.
 
     Raises ValueError for a factor that is not above 1, an unknown name, a method that does not apply, nothing to
-    replace, and a method of whose config transformers would make another model than planned; CannotRead for a model without a causal stack of its own, without a trained length, or whose lengths
-    contradict each other.
+    replace, and a method of whose config transformers would make another model than planned; CannotRead for a model
+    without a causal stack of its own, without a trained length, or whose lengths contradict each other.
     """
     if not (math.isfinite(factor) and factor > 1):
         raise ValueError(f"the factor is target length / the length served now and must be above 1, got {factor:g}")
@@ -257,7 +257,8 @@ def method(name: str, reading: Reading, part: Part, config: Mapping[str, Any], t
             continue
         of_plan = with_part(reading, part, planned)
         if other := unlike_planned(written, of_plan):
-            unlike = unlike or other
+            # Lists are a way around, and where they lead nowhere, it is attached.
+            unlike = unlike or ([] if listed else other)
             continue
         besides = [] if length else ["layers that see less are stretched too, because the config has one place for all"]
         besides += ["the config says it as LongRoPE's lists, a divisor for each pair"] if listed else []
