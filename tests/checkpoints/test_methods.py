@@ -344,13 +344,17 @@ def test_a_schedule_said_by_an_older_key_is_not_left_beside_the_new_one() -> Non
         assert temperature == pytest.approx(scaling, rel=1e-6)
 
 
-def test_a_config_of_which_another_model_would_be_made_is_not_written(monkeypatch) -> None:
+def test_a_config_of_which_another_model_would_be_made_is_an_error_before_anything_is_measured(monkeypatch) -> None:
     def stale(given: dict[str, Any], part: Part) -> dict[str, Any]:
         return with_positions(given, part) | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
 
     monkeypatch.setattr(methods, "with_positions", stale)
-    made = method("yarn")
-    assert made.config is None and made.why_not.startswith("transformers would not serve what is planned: planned and")
+    with pytest.raises(
+        ValueError, match=r"yarn cannot be written so that transformers serves what is planned: planned"
+    ):
+        method("yarn")
+    made = methods.plan(reading(PLAIN, PLAIN), config(), 2.0, ["all"])
+    assert "yarn cannot be written" in made.left_out["yarn"] and "yarn" not in [one.name for one in made.methods]
 
 
 def test_deepseeks_yarn_changes_the_scale_of_the_logits_too_which_is_done_while_measuring() -> None:

@@ -40,8 +40,8 @@ def ids() -> Tensor:
 
 
 def read(model):
-    reading = huggingface.read(model.config)
-    return reading, bands.rotary_of(reading)
+    (part,) = huggingface.read(model.config).parts
+    return part, bands.rotary_of(part)
 
 
 # Bands
@@ -60,9 +60,9 @@ def test_bands_hold_each_pair_once(count: int) -> None:
 @pytest.mark.parametrize("rope", [None, YARN, LLAMA3])
 def test_a_band_stands_still_as_it_does_in_the_models_own_table(rope, ids: Tensor) -> None:
     model = tiny_llama.model(**({"rope_parameters": rope} if rope else {}))
-    reading, _ = read(model)
+    part, _ = read(model)
     for band in (Band(2, 5, 0, 0), Band(0, 8, 0, 0)):
-        with bands.without(model, reading, band, len(ids)):
+        with bands.without(model, part, band, len(ids)):
             found = perplexity.losses(model, ids)
         table = model.model.rotary_emb.inv_freq
         before = table.clone()
@@ -87,7 +87,7 @@ def test_what_has_no_bands_is_told() -> None:
     from transformers import GPT2Config
 
     with pytest.raises(ValueError, match="take one rotary encoding, and the layers have 0"):
-        bands.rotary_of(huggingface.read(GPT2Config(n_layer=1, n_embd=16, n_head=2)))
+        bands.rotary_of(*huggingface.read(GPT2Config(n_layer=1, n_embd=16, n_head=2)).parts)
 
 
 # Heads
@@ -180,7 +180,7 @@ def test_the_record_holds_what_was_measured(small: Path, folder: Path) -> None:
     assert (record["trained"], record["lengths"]) == (96, [60, 120])
     # Bands are tried at the longest length that was trained, and at the longest.
     assert [one["length"] for one in record["bands"][0]["changes"]] == [60, 120]
-    with bands.without(model, huggingface.read(model.config), Band(4, 8, 0, 0), 120):
+    with bands.without(model, read(model)[0], Band(4, 8, 0, 0), 120):
         changed = [perplexity.losses(model, text.ids[120 * n : 120 * n + 120])[-last:] for n in range(2)]
     change = float(torch.cat(changed).double().mean() - value.log())
     assert record["bands"][1]["changes"][1]["change"] == pytest.approx(change, abs=1e-4)
@@ -304,6 +304,6 @@ def test_a_model_that_says_no_trained_length_is_refused(folder: Path, tmp_path: 
     from dataclasses import replace
 
     of = probe.causal_part
-    monkeypatch.setattr(probe, "causal_part", lambda reading: replace(of(reading), trained_length=None))
+    monkeypatch.setattr(probe, "causal_part", lambda *given: replace(of(*given), trained_length=None))
     with pytest.raises(CannotRead, match="how long a text the model was trained on"):
         probe.probe(Settings(str(folder), ("none",)), tmp_path / "out")

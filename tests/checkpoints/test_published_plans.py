@@ -236,6 +236,14 @@ def test_deepseeks_scale_of_the_logits_follows_in_transformers_too(plans) -> Non
     assert model.layers[0].self_attn.scaling == pytest.approx((128 + 64) ** -0.5 * (0.1 * math.log(80) + 1) ** 2)
 
 
+def test_what_an_architecture_has_neither_keys_nor_lists_for_is_attached() -> None:
+    given = PUBLISHED["gpt-oss"]
+    made = methods.plan(huggingface.read(given), given, 2.0, ["part-ntk"], replace=True).methods[-1]
+    assert made.config is None and made.why_not.startswith("transformers has no rope_parameters for rotary(base=150000")
+    # So the layers that see far are stretched alone.
+    assert ["part_ntk(factor=64.0" in spec for spec in made.specs] == [False, True]
+
+
 REFUSED: dict[str, tuple[str, dict[str, Any], type[Exception], str]] = {
     "every layer has a window": (
         "Mistral 0.1",

@@ -103,7 +103,6 @@ class Run:
         stretch: Stretch = kind.of(
             loaded, reading, settings, [name for name in settings.methods if name not in every] or ["none"]
         )
-        say(stretch.said)
         given = Given(
             loaded,
             stretch.trained,

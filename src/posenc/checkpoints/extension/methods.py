@@ -110,14 +110,13 @@ def plan(
     replace   whether a schedule that the model has already makes room for the method's: from the length before any
               scaling, by target / that length
 
-    A method asked for by name that does not apply is an error; "all" leaves it out and says why. One of whose config
-    transformers would make another model than planned has no config. Without `replace` a model that is scaled already
-    is stretched further by its own kind alone (linear, yarn and llama3: the factors multiply, and the length before any
-    scaling stays), by what stands around a schedule, or by a change of distances.
+    A method asked for by name that does not apply is an error; "all" leaves it out and says why. Without `replace` a
+    model that is scaled already is stretched further by its own kind alone (linear, yarn and llama3: the factors
+    multiply, and the length before any scaling stays), by what stands around a schedule, or by a change of distances.
 
-    Raises ValueError for a factor that is not above 1, an unknown name, a method that does not apply, and nothing to
-    replace; CannotRead for a model without a causal stack of its own, without a trained length, or whose lengths
-    contradict each other.
+    Raises ValueError for a factor that is not above 1, an unknown name, a method that does not apply, nothing to
+    replace, and a method of whose config transformers would make another model than planned; CannotRead for a model
+    without a causal stack of its own, without a trained length, or whose lengths contradict each other.
     """
     if not (math.isfinite(factor) and factor > 1):
         raise ValueError(f"the factor is target length / the length served now and must be above 1, got {factor:g}")
@@ -204,8 +203,8 @@ def served(part: Part) -> Served:
     """What a model serves now, by the schedule of its layers that reaches furthest."""
     if not part.trained_length:
         raise CannotRead(
-            "neither the config nor a table says how long a text the model was trained on, so a factor has no meaning; "
-            "give its config max_position_embeddings"
+            "neither the config nor a table says how long a text the model was trained on; give its config "
+            "max_position_embeddings"
         )
     found = [served_by(schedule, part.trained_length) for schedule in schedules_of(part) or [None]]
     return max(found, key=lambda one: one.served)
@@ -244,7 +243,7 @@ def method(name: str, reading: Reading, part: Part, config: Mapping[str, Any], t
             "transformers has no config key for a change of distances or of queries; attach it when the model is loaded"
         )
         return Method(name, tuple(map(repr, stretched)), by_length, why_not=why)
-    why_not: list[str] = []
+    why_not, unlike = list[str](), list[str]()
     # Where a config has one place for all layers, those that see less are stretched with the others, as they were when
     # released models were stretched; and what it has no name for, it may have lists of numbers for.
     for listed, length in ((False, to.served), (False, 0), (True, to.served), (True, 0)):
@@ -257,8 +256,9 @@ def method(name: str, reading: Reading, part: Part, config: Mapping[str, Any], t
             why_not.append(str(error))
             continue
         of_plan = with_part(reading, part, planned)
-        if unlike := unlike_planned(written, of_plan):
-            why_not.append(f"transformers would not serve what is planned: {'; '.join(unlike)}")
+        if other := unlike_planned(written, of_plan):
+            # Lists are a way around, and where they lead nowhere, it is attached.
+            unlike = unlike or ([] if listed else other)
             continue
         besides = [] if length else ["layers that see less are stretched too, because the config has one place for all"]
         besides += ["the config says it as LongRoPE's lists, a divisor for each pair"] if listed else []
@@ -267,6 +267,8 @@ def method(name: str, reading: Reading, part: Part, config: Mapping[str, Any], t
         scales = tuple(now / then for now, then in zip(after, before, strict=True))
         specs, besides = tuple(map(repr, new)), "; ".join(besides)
         return Method(name, specs, by_length, written, of_plan, besides=besides, scales=scales)
+    if unlike:
+        raise ValueError(f"{name} cannot be written so that transformers serves what is planned: {'; '.join(unlike)}")
     hint = f"{short(why_not[0])}; attach it when the model is loaded"
     return Method(name, tuple(map(repr, stretched)), by_length, why_not=hint)
 

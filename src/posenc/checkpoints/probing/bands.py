@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from posenc.checkpoints.extension.methods import causal_part, with_change, with_options
+from posenc.checkpoints.extension.changes import with_change, with_options
 from posenc.checkpoints.live.attach import attach
-from posenc.checkpoints.vocabulary.reading import Reading
+from posenc.checkpoints.vocabulary.reading import Part
 from posenc.encoding import Encoding, parts_of
 from posenc.rotations import OneSpectrum, plain_frequencies
 from posenc.schedules import LongRoPE
@@ -36,13 +36,12 @@ class Band:
         return f"pairs {self.first} to {self.end - 1}, one turn in {self.shortest:,.0f} to {self.longest:,.0f} tokens"
 
 
-def rotary_of(reading: Reading) -> Any:
-    """The one rotary encoding of a model's causal stack.
+def rotary_of(part: Part) -> Any:
+    """The one rotary encoding of a stack.
 
-    Raises CannotRead as `causal_part` does, ValueError where layers have different ones or none, or where frequencies
-    depend on the length of a text or belong to several axes.
+    Raises ValueError where layers have different ones or none, or where frequencies depend on the length of a text or
+    belong to several axes.
     """
-    part = causal_part(reading)
     layers = [part.encoding(layer) for layer in range(len(part.layers))]
     found = {repr(one): one for encoding in layers for one in parts_of(encoding) if isinstance(one, OneSpectrum)}
     if len(found) != 1:
@@ -53,9 +52,8 @@ def rotary_of(reading: Reading) -> Any:
     return rotary
 
 
-def far_sighted(reading: Reading, length: int) -> list[int]:
+def far_sighted(part: Part, length: int) -> list[int]:
     """The layers that turn queries and keys and see further than a length."""
-    part = causal_part(reading)
     return [
         layer
         for layer, of in enumerate(part.layers)
@@ -84,9 +82,8 @@ def standing(rotary: Any, band: Band) -> Encoding:
 
 
 @contextmanager
-def without(model: Any, reading: Reading, band: Band, length: int) -> Generator[None]:
+def without(model: Any, part: Part, band: Band, length: int) -> Generator[None]:
     """The model with a band standing still, for texts of a length."""
-    part = causal_part(reading)
     specs = tuple(
         repr(with_change(part.encoding(layer), lambda one: standing(one, band))) for layer in range(len(part.layers))
     )

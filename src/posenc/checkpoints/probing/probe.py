@@ -14,7 +14,7 @@ import torch
 import posenc
 from posenc.checkpoints.extension.by_table import is_by_table
 from posenc.checkpoints.extension.clock import Clock, Say
-from posenc.checkpoints.extension.methods import causal_part
+from posenc.checkpoints.extension.methods import causal_part, served
 from posenc.checkpoints.extension.runs import Kept, check_folder, claimed, hash_of
 from posenc.checkpoints.measures.asked import ENOUGH, TRIALS, LongTask, task_of
 from posenc.checkpoints.measures.long_tasks import TASKS
@@ -22,7 +22,7 @@ from posenc.checkpoints.measures.measure import Given, Measure, TooShort, Value,
 from posenc.checkpoints.measures.perplexity import LAST
 from posenc.checkpoints.measures.same_tokens import SameTokens, difference, useful_length
 from posenc.checkpoints.probing import bands, heads
-from posenc.checkpoints.vocabulary.reading import CannotRead, Reading
+from posenc.checkpoints.vocabulary.reading import Part
 from posenc.lab import store
 from posenc.lab.results.report import finite
 
@@ -112,7 +112,7 @@ class Probe:
 
     settings: Settings
     model: Any
-    reading: Reading
+    part: Part
     trained: int
     lengths: tuple[int, ...]
     tokens: SameTokens
@@ -131,12 +131,8 @@ class Probe:
             say(words)
         tokenizer_of(loaded)
         reading = huggingface.read(loaded.config)
-        trained = causal_part(reading).trained_length
-        if not trained:
-            raise CannotRead(
-                "neither the config nor a table says how long a text the model was trained on; give its config "
-                "max_position_embeddings"
-            )
+        part = causal_part(reading, loaded.said())
+        trained = served(part).served
         ends = is_by_table(reading)
         usual = (trained // 4, trained // 2, trained, *(() if ends else (2 * trained,)))
         lengths = tuple(sorted(set(settings.lengths or usual)))
@@ -154,7 +150,7 @@ class Probe:
         # All of the text is there, or nothing is begun.
         tokens.window(tokens.texts - 1, lengths[-1])
         tasks = [LongTask.of(TASKS[name], given) for name in settings.asked]
-        return cls(settings, loaded.model, reading, trained, lengths, tokens, tasks, hash_of(loaded.path), Clock(say))
+        return cls(settings, loaded.model, part, trained, lengths, tokens, tasks, hash_of(loaded.path), Clock(say))
 
     def record(self, kept: Kept) -> dict[str, Any]:
         """All that is measured."""
@@ -236,7 +232,7 @@ class Probe:
         if not self.settings.bands:
             return out
         try:
-            rotary = bands.rotary_of(self.reading)
+            rotary = bands.rotary_of(self.part)
         except ValueError as error:
             why = str(error)
             return out | {"bands_left_out": why, "heads_left_out": why}
@@ -261,7 +257,7 @@ class Probe:
         """The same tokens with a band standing still."""
         words = f"without pairs {band.first} to {band.end - 1}"
         still = {"still": [band.first, band.end]}
-        with bands.without(self.model, self.reading, band, length):
+        with bands.without(self.model, self.part, band, length):
             return self.value(kept, self.tokens, length, words=words, inside=still)
 
     def heads(self, kept: Kept, rotary: Any, of: Sequence[bands.Band]) -> list[dict[str, Any]]:
@@ -272,7 +268,7 @@ class Probe:
 
         def make() -> dict[str, Any]:
             with self.clock.during(f"heads, {len(ids):,} tokens", 0.0) as tell:
-                layers, chunk = bands.far_sighted(self.reading, self.trained), self.settings.chunk
+                layers, chunk = bands.far_sighted(self.part, self.trained), self.settings.chunk
                 found = heads.heads_of(self.model, ids, rotary, of, self.trained, layers, chunk=chunk, tell=tell)
             return {"heads": [one.to_dict() for one in found]}
 
