@@ -58,7 +58,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.factor) and self.factor > 1):
-            raise ValueError(f"the factor is target length / trained length and must be above 1, got {self.factor:g}")
+            raise ValueError(
+                f"the factor is target length / the length served now and must be above 1, got {self.factor:g}"
+            )
         least = {"samples": 1, "chunk": 1, "passkey": 0, "tune": 0, "tune_length": 2}
         for name, low in least.items():
             value = getattr(self, name)
