@@ -123,8 +123,8 @@ class Extend:
     For a learned table: clamp, repeat, nearest, linear, cubic, or all.
     To use the model as it is: windows, truncate."""
     measures: Names = ()
-    """perplexity, pass-keys, masked, sentences, images, and the tasks of posenc probe: the first decides. Default: those of
-    the first five that fit the model."""
+    """perplexity, pass-keys, masked, sentences, images, or a task of posenc probe: the first decides. Default: those
+    of the first five that fit the model."""
     text: Files = ()
     """Text files to measure on. Default: the Python language reference."""
     images: Files = ()
