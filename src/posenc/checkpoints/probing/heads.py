@@ -64,15 +64,17 @@ def watched(model: Any, note: Callable[[int, Tensor, Tensor, float], None]) -> G
         return sdpa_attention_forward(module, query, key, value, mask, **asked)
 
     config, before = decoder.config, decoder.config._attn_implementation_internal
-    AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
-    config._attn_implementation_internal = NAME
+    # A name for this model alone: another may be watched meanwhile.
+    name = f"{NAME}-{id(model)}"
+    AttentionInterface.register(name, attend)
+    AttentionMaskInterface.register(name, sdpa_mask)
+    config._attn_implementation_internal = name
     try:
         yield
     finally:
         config._attn_implementation_internal = before
         for interface in (AttentionInterface, AttentionMaskInterface):
-            interface._global_mapping.pop(NAME, None)
+            interface._global_mapping.pop(name, None)
 
 
 def heads_of(
