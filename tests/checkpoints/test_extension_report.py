@@ -57,6 +57,7 @@ def record() -> dict[str, Any]:
         "unit": "tokens",
         "trained": 8192,
         "target": 16384,
+        "stretch": "The model serves 8,192 tokens now & is to serve 16,384.",
         "factor": 2.0,
         "lengths": [8192, 12288, 16384],
         "measures": [
@@ -146,6 +147,7 @@ def test_what_was_not_done_is_not_shown(record: dict[str, Any]) -> None:
     assert report.tuning(less) is None
     assert report.sentences(less) == [
         "yarn wins & how",
+        "The model serves 8,192 tokens now & is to serve 16,384.",
         "The extended checkpoint (yarn): transformers loads it.",
         "Left out, longrope: no factors <searched>.",
     ]
