@@ -25,7 +25,8 @@ from posenc import terminal
 from posenc.checkpoints import streamed_losses
 from posenc.checkpoints.formats.load import load
 from posenc.checkpoints.live.streaming import Stream, Window
-from posenc.checkpoints.measures.perplexity import LAST, Meter, losses, perplexity, tokens
+from posenc.checkpoints.measures.perplexity import LAST, losses, perplexity, tokens
+from posenc.checkpoints.measures.work import Meter
 
 
 def tiny() -> tuple[Any, Tensor]:
