@@ -213,7 +213,7 @@ def docs(rest: Sequence[str], python: Path) -> int:
 
 
 def docs_command(python: Path, site: Path) -> list[str]:
-    return [str(python), "-m", "sphinx", "-b", "html", "-q", "-W", "--keep-going", "docs", str(site)]
+    return [str(python), "-m", "sphinx", "-b", "html", "-j", "auto", "-q", "-W", "--keep-going", "docs", str(site)]
 
 
 def sanitize(rest: Sequence[str], python: Path) -> int:
