@@ -309,20 +309,21 @@ def page(record: Record, drawn: Sequence[Mapping[str, Any]]) -> str:
         (f"{number['name']} after", "none" if after is None else said(after)),
         ("for the longest passes", duration(sum(entry["seconds"] for entry in entries(record)))),
     ]
-    return (
-        pages(TEMPLATE.parent, PAGE.parent)
-        .get_template(TEMPLATE.name)
-        .render(
-            title=title(record),
-            facts=facts,
-            said=sentences(record),
-            tables=tables(record),
-            figures=drawn,
-            looks=[
-                (entry["name"], figures.look(n), entry["spec"], entry["words"])
-                for n, entry in enumerate(entries(record))
-            ],
-            winner=record["winner"],
-            made=[(name, f"`{told}`" if name == "command" else told) for name, told in record["made"].items()],
-        )
+    looks = [(one["name"], figures.look(n), one["spec"], one["words"]) for n, one in enumerate(entries(record))]
+    return rendered(
+        TEMPLATE,
+        record,
+        title=title(record),
+        facts=facts,
+        said=sentences(record),
+        tables=tables(record),
+        figures=drawn,
+        looks=looks,
+        winner=record["winner"],
     )
+
+
+def rendered(template: Path, record: Record, **shown: Any) -> str:
+    """A page by its template, with how its record was made."""
+    made = [(name, f"`{told}`" if name == "command" else told) for name, told in record["made"].items()]
+    return pages(template.parent, PAGE.parent).get_template(template.name).render(made=made, **shown)

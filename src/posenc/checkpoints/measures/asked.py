@@ -8,12 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor
-
 from posenc.checkpoints.measures.long_tasks import FILLER, TASKS, Task
 from posenc.checkpoints.measures.measure import WHOLE, Detail, Given, Number, Tell, Value, error_of, tokenizer_of
-from posenc.checkpoints.measures.perplexity import opening_of, predictions, read
+from posenc.checkpoints.measures.perplexity import likeliest, opening_of, read
 from posenc.checkpoints.measures.questions import Draw, Ids, Question, ids_of, question
 from posenc.checkpoints.measures.work import Work
 from posenc.foreign import near, quoted
@@ -36,17 +33,6 @@ def chances(draw: Draw) -> list[float]:
     """
     asked = len(draw.answers)
     return [((asked - k) if draw.any_order else 1) / (draw.candidates - k) for k in range(asked)]
-
-
-@torch.inference_mode()
-def likeliest(model: Any, ids: Tensor, last: int, chunk: int, tell: Tell | None = None) -> Tensor:
-    """The likeliest token at each of the last places of a text, given all before it: [last]."""
-    found, left = [], len(ids) - 1
-    for logits, targets in predictions(model, ids, chunk, tell):
-        left -= len(targets)
-        if (asked := min(len(targets), last - left)) > 0:
-            found.append(logits[len(targets) - asked :].argmax(-1).cpu())
-    return torch.cat(found)
 
 
 def sentences(text: str) -> tuple[str, ...]:

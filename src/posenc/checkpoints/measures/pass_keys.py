@@ -19,7 +19,7 @@ from posenc.checkpoints.measures.measure import (
     mean_of,
     tokenizer_of,
 )
-from posenc.checkpoints.measures.perplexity import opening_of, predictions
+from posenc.checkpoints.measures.perplexity import likeliest, opening_of
 from posenc.checkpoints.measures.work import Work
 
 OPENING = "Somewhere in the following text a pass key is hidden. Remember it: you will be asked for it at the end.\n\n"
@@ -68,21 +68,13 @@ def prompt(tokenizer: Any, length: int, depth: float, key: int, opening: Sequenc
     return torch.tensor(text, dtype=torch.long), len(answer)
 
 
-@torch.inference_mode()
 def says_the_key(model: Any, ids: Tensor, answer: int, *, chunk: int = 1024, tell: Tell | None = None) -> bool:
     """Whether the model, reading greedily, says the last `answer` tokens of a text without a mistake.
 
     One teacher-forced pass: a greedy answer is right exactly when every prediction of it is, by induction on the first
     mistake.
     """
-    right, left = True, len(ids) - 1
-    for logits, targets in predictions(model, ids, chunk, tell):
-        left -= len(targets)
-        asked = max(0, answer - left)
-        if asked:
-            rows = slice(max(0, len(targets) - asked), None)
-            right = right and bool((logits[rows].argmax(-1) == targets[rows]).all())
-    return right
+    return bool((likeliest(model, ids, answer, chunk, tell) == ids[-answer:]).all())
 
 
 def retrieve(

@@ -200,6 +200,17 @@ def curve(windows: Sequence[Tensor], bins: int = 64) -> tuple[list[float], list[
     return [(a + b - 1) / 2 for a, b in pairs], [perplexity(windows, a, b) for a, b in pairs]
 
 
+@torch.inference_mode()
+def likeliest(model: Any, ids: Tensor, last: int, chunk: int, tell: Tell | None = None) -> Tensor:
+    """The likeliest token at each of the last places of a text, given all before it: [last]."""
+    found, left = [], len(ids) - 1
+    for logits, targets in predictions(model, ids, chunk, tell):
+        left -= len(targets)
+        if (asked := min(len(targets), last - left)) > 0:
+            found.append(logits[len(targets) - asked :].argmax(-1).cpu())
+    return torch.cat(found)
+
+
 class Perplexity:
     """Language models: the perplexity of a text, of all tokens of a window and of its last ones.
 

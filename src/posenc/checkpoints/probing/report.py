@@ -7,13 +7,11 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from posenc.checkpoints.extension.report import how, in_markdown, row_by_row
+from posenc.checkpoints.extension.report import how, in_markdown, rendered, row_by_row
 from posenc.foreign.text import markdown as shown
 from posenc.lab import store
 from posenc.lab.results import figures
 from posenc.lab.results.drawer import Drawer
-from posenc.lab.results.report import TEMPLATE as PAGE
-from posenc.lab.results.report import pages
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
 
@@ -276,16 +274,13 @@ def page(record: Record, drawn: Sequence[Mapping[str, Any]]) -> str:
         ("text is of use up to, tokens", f"{record['same_tokens']['useful']:,}"),
         ("tasks done, of those tried", f"{len(done)} of {len(record['tasks'])}"),
     ]
-    return (
-        pages(TEMPLATE.parent, PAGE.parent)
-        .get_template(TEMPLATE.name)
-        .render(
-            title=title(record),
-            facts=facts,
-            said=sentences(record),
-            tables=tables(record),
-            figures=drawn,
-            tasks=[(task["name"], task["words"]) for task in record["tasks"]],
-            made=[(name, f"`{value}`" if name == "command" else value) for name, value in record["made"].items()],
-        )
+    return rendered(
+        TEMPLATE,
+        record,
+        title=title(record),
+        facts=facts,
+        said=sentences(record),
+        tables=tables(record),
+        figures=drawn,
+        tasks=[(task["name"], task["words"]) for task in record["tasks"]],
     )
