@@ -14,6 +14,7 @@ import time
 import weakref
 import webbrowser
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import get_args, get_origin
 
@@ -1036,6 +1037,27 @@ def test_an_interrupt_while_python_cleans_up_behind_an_object_ends_it_too(
     monkeypatch.setattr(cli.VERBS["list"], "run", interrupted)
     assert posenc("list").code == 128 + number
     assert sys.unraisablehook is before
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_that_a_library_drops_is_answered_when_the_command_is_through(
+    number: signal.Signals, posenc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    through = []
+
+    def dropped(self) -> int:
+        # As C code does that forgets whatever a callback raises.
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(number)
+            through.append("not reached")
+        through.append("the rest")
+        return 0
+
+    before = signal.getsignal(number)
+    monkeypatch.setattr(cli.VERBS["list"], "run", dropped)
+    assert posenc("list").code == 128 + number and through == ["the rest"]
+    assert signal.getsignal(number) == before
 
 
 def test_without_a_terminal_there_are_no_escape_codes(posenc, filled: Path) -> None:

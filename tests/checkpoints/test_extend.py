@@ -8,6 +8,7 @@ import os
 import shlex
 import shutil
 import signal
+import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -482,8 +483,15 @@ def test_from_the_command_line_an_interrupt_is_one_sentence_and_the_same_command
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the command is forked")
 def test_a_process_that_is_interrupted_at_any_moment_ends_with_130_and_goes_on(
-    model: Path, text: str, tmp_path: Path
+    model: Path, text: str, tmp_path: Path, monkeypatch
 ) -> None:
+    def drawn_for_long(*given: Any, write=report.write) -> None:
+        began = time.monotonic()
+        while time.monotonic() < began + 60:
+            write(*given)
+
+    # So that it is still being drawn when it is interrupted.
+    monkeypatch.setattr(report, "write", drawn_for_long)
     out = tmp_path / "run"
     given = ["extend", str(model), "--method", "linear,yarn,ntk", "--text", text, "--samples", "9", "--passkey", "0"]
     kept = out / "measurements.jsonl"
@@ -507,6 +515,7 @@ def test_a_process_that_is_interrupted_at_any_moment_ends_with_130_and_goes_on(
         code, _, said = command.ended()
         assert code == 130 and "posenc: interrupted; what was finished is kept" in said, (when, code, said)
         assert "Traceback" not in said and lines() >= before, (when, said)
+    monkeypatch.undo()
     assert cli.main([*given, "--out", str(out)]) == 0
 
 

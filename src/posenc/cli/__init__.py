@@ -97,10 +97,13 @@ def ended_like_ctrl_c() -> Generator[None]:
     """A request to end, or a terminal that closes, is KeyboardInterrupt too, with the signal's number.
 
     What ignores them, as nohup does, goes on ignoring them. Where one arrives while Python cleans up behind an object,
-    Python reports it and goes on; it is then asked for again, a moment later.
+    Python reports it and goes on; it is then asked for again, a moment later. Where C code drops one without a word, the
+    command ends as interrupted when it is through.
     """
+    came: list[int] = []
 
     def end(number: int, frame: object) -> None:
+        came.append(number)
         raise KeyboardInterrupt(number)
 
     def dropped(what: "sys.UnraisableHookArgs") -> None:
@@ -111,20 +114,22 @@ def ended_like_ctrl_c() -> Generator[None]:
         # From another thread: here, it would be raised in this very function and be dropped with it.
         threading.Timer(AGAIN, signal.raise_signal, (number,)).start()
 
-    asked = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    asked = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
     if threading.current_thread() is not threading.main_thread():
         asked = []
     before = {number: signal.getsignal(number) for number in asked}
-    ours = [number for number in asked if before[number] == signal.SIG_DFL]
+    ours = [number for number in asked if before[number] in (signal.SIG_DFL, signal.default_int_handler)]
     for number in ours:
         signal.signal(number, end)
     report, sys.unraisablehook = sys.unraisablehook, dropped
     try:
         yield
+        if came:
+            raise KeyboardInterrupt(came[-1])
     finally:
         sys.unraisablehook = report
         for number in ours:
-            signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, before[number])
 
 
 def reason(error: Exception) -> str:
