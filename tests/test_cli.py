@@ -77,9 +77,9 @@ SURFACE = {
     "fetch": "json",
     "inspect": "out json",
     "doctor": "json",
-    "probe": "tasks lengths trials text bands chunk dtype out json",
-    "extend": "factor method measures replace text images samples lengths start chunk dtype passkey longrope-factors "
-    "tune tune-map tune-length tune-rate out json",
+    "probe": "tasks lengths trials text bands chunk dtype device memory batch cache out json",
+    "extend": "factor method measures replace text images samples lengths start chunk dtype device memory batch cache passkey "
+    "longrope-factors tune tune-map tune-length tune-rate plan out json",
     "explore": "run checkpoint out serve port open",
     "export": "out cache trust json",
     "completion": "",

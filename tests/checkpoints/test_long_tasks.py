@@ -311,5 +311,7 @@ def test_extend_asks_them_with_its_own_options(tokenizer, tmp_path) -> None:
     plain, own = made(Given(loaded, 96, 192)), made(Given(loaded, 96, 192, (str(text),), samples=3, chunk=50))
     assert (plain.name, plain.trials, plain.filler, plain.chunk) == (made.name, 8, FILLER, 1024)
     assert (own.trials, own.filler, own.chunk) == (3, ("Rain falls. ", "Snow melts. "), 50)
-    assert made.options == {"text", "samples", "chunk"} and plain.needs == ENOUGH and not made.baselines
+    assert (
+        made.options == {"text", "samples", "chunk", "batch", "cache"} and plain.needs == ENOUGH and not made.baselines
+    )
     assert set(TASKS) <= set(all_measures.OF_DECODERS) and not set(TASKS) & set(all_measures.UNASKED)

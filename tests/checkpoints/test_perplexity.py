@@ -1,6 +1,7 @@
 """Perplexity in bounded memory, against one pass in double precision, and against numbers worked out by hand."""
 
 import math
+import weakref
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -85,6 +86,62 @@ def test_memory_holds_the_logits_of_one_chunk_and_few_rows_in_float32(model, ids
     assert max(rows) == 16 and sum(rows) == 149
 
 
+def test_the_logits_of_a_chunk_are_gone_when_the_next_ones_are_made(model, ids: Tensor) -> None:
+    made: list[weakref.ref] = []
+
+    def before(*_: object) -> None:
+        assert all(logits() is None for logits in made)
+
+    hooks = [
+        model.register_forward_pre_hook(before),
+        model.lm_head.register_forward_hook(lambda head, given, out: made.append(weakref.ref(out.untyped_storage()))),
+    ]
+    perplexity.losses(model, ids, chunk=40)
+    perplexity.likeliest(model, ids, 100, 40)
+    for hook in hooks:
+        hook.remove()
+    assert len(made) == 8
+
+
+def test_no_logits_are_made_that_are_not_wanted(model, ids: Tensor) -> None:
+    made = []
+    hook = model.lm_head.register_forward_hook(lambda head, given, out: made.append(out.shape[1]))
+    last = perplexity.losses(model, ids, chunk=40, last=50)
+    said = perplexity.likeliest(model, ids, 50, 40)
+    hook.remove()
+    # 149 predictions in chunks of 40, 40, 40 and 29; of a chunk without any, the model makes one all the same.
+    assert made == [1, 1, 21, 29] * 2
+    whole = perplexity.losses(model, ids, chunk=40)
+    torch.testing.assert_close(last, whole[-50:], rtol=1e-5, atol=1e-5)
+    logits = torch.cat([logits for logits, _ in perplexity.predictions(model, ids, 40)])
+    assert torch.equal(said, logits[-50:].argmax(-1))
+
+
+def test_texts_side_by_side_are_read_as_by_themselves(model, ids: Tensor) -> None:
+    texts = torch.stack([ids[:100], ids[50:]])
+    for read in (
+        lambda given: perplexity.losses(model, given, chunk=40),
+        lambda given: perplexity.losses(model, given, chunk=40, last=30),
+        lambda given: perplexity.losses_in_windows(model, given, 60, chunk=25),
+        lambda given: perplexity.likeliest(model, given, 30, 40),
+    ):
+        torch.testing.assert_close(read(texts), torch.stack([read(one) for one in texts]), rtol=1e-5, atol=1e-5)
+
+
+def test_a_batch_is_among_the_facts_where_it_can_change_numbers(model, tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text(tiny_llama.TEXT)
+    loaded = Loaded(model, tiny_llama.tokenizer(), model.config, tmp_path)
+    found = {}
+    for batch in (1, 2, 9):
+        measure = Perplexity(Given(loaded, 96, 120, (str(path),), samples=3, chunk=50, batch=batch))
+        found[batch] = measure.facts, torch.tensor(measure.run(model, 120)["losses"])
+    assert [facts.get("batch") for facts, _ in found.values()] == [None, 2, 3]
+    for _, losses in found.values():
+        torch.testing.assert_close(losses, found[1][1], rtol=1e-5, atol=2e-5)
+    assert "batch" not in Perplexity(Given(loaded, 96, 120, (str(path),), samples=1, batch=4)).facts
+
+
 def test_progress_is_the_share_of_the_work_and_ends_at_one(model, ids: Tensor) -> None:
     told: list[float] = []
     perplexity.losses(model, ids, chunk=50, tell=told.append)
@@ -107,7 +164,7 @@ def test_where_attention_costs_as_much_as_the_rest_is_counted_from_the_model(mod
     ("ids", "chunk", "message"),
     [
         (torch.tensor([1]), 8, r"two tokens or more, got shape \[1\]"),
-        (torch.zeros(1, 9, dtype=torch.long), 8, r"got shape \[1, 9\]"),
+        (torch.zeros(1, 1, 9, dtype=torch.long), 8, r"got shape \[1, 1, 9\]"),
         (torch.arange(9), 0, "chunk must be 1 token or more, got 0"),
     ],
 )

@@ -142,6 +142,14 @@ class Extend:
     """How many tokens go through the model at once: fewer take less memory."""
     dtype: Annotated[str, taking("NAME")] = "float32"
     """float32 or bfloat16: half the memory, and on processors that multiply it less time, on others far more."""
+    device: Annotated[str, taking("NAME")] = "cpu"
+    """cpu, cuda, cuda:1, mps; or auto: spread by accelerate over GPUs, CPU and disk."""
+    memory: Annotated[str | None, taking("SIZE")] = None
+    """What the plan is held to, such as 24GB. Default: what the device has free."""
+    batch: int = 1
+    """How many texts of one length go through the model side by side."""
+    cache: Annotated[str, taking("NAME")] = "device"
+    """Where keys and values are kept: device, or cpu, from where they go to a CUDA device layer by layer."""
     passkey: int = 1
     """Trials at each depth of pass key retrieval; 0 leaves it out."""
     longrope_factors: File = None
@@ -154,6 +162,8 @@ class Extend:
     """Tokens of a window of tuning."""
     tune_rate: float = 2e-5
     """The highest learning rate of tuning."""
+    plan: bool = False
+    """Say what memory the run would take, of a config alone, and run nothing. The exit code is 1 where it does not fit."""
     out: Path = Path("runs/extend")
     """The folder for measurements, report and checkpoint."""
     json: bool = False
@@ -173,6 +183,8 @@ class Extend:
             said[name] = tuple(one for several in given for one in specs.split(several) if one)
         said["factors"] = self.longrope_factors
         settings = Settings(**said)
+        if self.plan:
+            return self.planned(settings)
         record = extend(settings, self.out, say=terminal.progress)
         if self.json:
             print(json.dumps(finite(record)))
@@ -187,6 +199,22 @@ class Extend:
             terminal.say(f"Checkpoint: {record['written']['path']}")
         terminal.say(f"Report: {self.out / 'report.html'}")
         return 0
+
+    def planned(self, settings: Any) -> int:
+        from posenc import terminal
+        from posenc.checkpoints.extension.extend import foreseen
+        from posenc.checkpoints.measures import plan as plans
+
+        plan = foreseen(settings)
+        if self.json:
+            print(json.dumps(plan))
+        else:
+            if plan["rows"]:
+                terminal.table(*plans.table(plan))
+                terminal.say()
+            for words in plans.sentences(plan):
+                terminal.say(words)
+        return 1 if any(row["fits"] is False for row in plan["rows"]) else 0
 
 
 @dataclass
@@ -216,6 +244,14 @@ class Probe:
     """How many tokens go through the model at once: fewer take less memory."""
     dtype: Annotated[str, taking("NAME")] = "float32"
     """float32 or bfloat16: half the memory, and on processors that multiply it less time, on others far more."""
+    device: Annotated[str, taking("NAME")] = "cpu"
+    """cpu, cuda, cuda:1, mps; or auto: spread by accelerate over GPUs, CPU and disk."""
+    memory: Annotated[str | None, taking("SIZE")] = None
+    """What the plan is held to, such as 24GB. Default: what the device has free."""
+    batch: int = 1
+    """How many texts of one length go through the model side by side."""
+    cache: Annotated[str, taking("NAME")] = "device"
+    """Where keys and values are kept: device, or cpu, from where they go to a CUDA device layer by layer."""
     out: Path = Path("runs/probe")
     """The folder for measurements and report."""
     json: bool = False

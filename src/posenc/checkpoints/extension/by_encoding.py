@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from posenc.checkpoints.extension import methods, tune
@@ -14,6 +15,7 @@ from posenc.checkpoints.extension.settings import Settings
 from posenc.checkpoints.extension.stretch import FirstLosses
 from posenc.checkpoints.files.folder_writer import write_folder
 from posenc.checkpoints.files.tensors import open_tensors
+from posenc.checkpoints.formats.devices import AUTO
 from posenc.checkpoints.formats.load import Loaded
 from posenc.checkpoints.inspection.served import check_written
 from posenc.checkpoints.kinds.rotary.old_keys import unsaid
@@ -40,6 +42,7 @@ class ByEncoding:
     as_it_lies: bool
     """Whether the weights are copied from the folder of the model."""
     dtype: str
+    device: str
     fitting: ClassVar = OF_DECODERS
     options: frozenset[str]
 
@@ -58,7 +61,7 @@ class ByEncoding:
         as_it_lies = source.is_file() and not settings.tune
         config = read_json(source, within=loaded.path) if as_it_lies else loaded.said()
         plan = methods.plan(reading, config, settings.factor, names, longrope=factors, replace=settings.replace)
-        return cls(loaded, config, plan, as_it_lies, settings.dtype, frozenset(options))
+        return cls(loaded, config, plan, as_it_lies, settings.dtype, settings.device, frozenset(options))
 
     @property
     def trained(self) -> int:
@@ -116,7 +119,7 @@ class ByEncoding:
         # Two copies of a large model do not fit.
         del self.loaded
         check_written(where, method.planned)
-        difference = difference_of(where, ids, expected, self.dtype)
+        difference = difference_of(where, ids, expected, self.dtype, self.device)
         words = (
             f"transformers loads it, and its mean loss over the first {len(ids):,} tokens is that of the table to "
             f"{difference:.1g} nats."
@@ -135,17 +138,21 @@ def is_beside(file: Path) -> bool:
     return file.suffix in kinds and not own
 
 
-def difference_of(folder: Path, ids: Tensor, expected: Tensor, dtype: str) -> float:
+def difference_of(folder: Path, ids: Tensor, expected: Tensor, dtype: str, device: str = "cpu") -> float:
     """How far (nats) the mean loss of a written checkpoint, run by transformers alone, lies from the expected one.
 
     Raises RuntimeError where it is not near.
     """
     from transformers import AutoModelForCausalLM
 
-    from posenc.checkpoints.formats.load import dtype_of, quietly
+    from posenc.checkpoints.formats import load
 
-    with quietly():
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype_of(dtype), local_files_only=True).eval()
+    spread = {"device_map": load.SPREAD} if device == AUTO else {}
+    with load.quietly():
+        kind = AutoModelForCausalLM
+        model = kind.from_pretrained(folder, dtype=load.dtype_of(dtype), local_files_only=True, **spread).eval()
+    if not spread:
+        model.to(torch.device(device))
     # In one piece: behind a cache, transformers' own dynamic scaling goes wrong.
     found = perplexity.losses(model, ids, chunk=len(ids))
     difference = abs(float(found.double().mean() - expected.double().mean()))

@@ -119,9 +119,9 @@ class ByTable:
         self.held.clear()
         with torch.inference_mode():
             wanted = dict(stretched(self.loaded, self.tables, self.target, method.name).named_parameters())
-            dtype = self.loaded.model.dtype
+            given = {"dtype": self.loaded.model.dtype, "device": str(self.loaded.model.device)}
             del self.loaded
-            again = load.load(where, dtype=dtype).model
+            again = load.load(where, **given).model
             found = dict(again.named_parameters())
         if other := [name for name in wanted if name not in found or not torch.equal(wanted[name], found[name])]:
             raise RuntimeError(
@@ -161,7 +161,7 @@ def matrix(old: int, new: int, method: str, grid: bool) -> Tensor:
 def stretched(loaded: Loaded, found: Sequence[Table], target: int, method: str) -> Any:
     """The model with tables for the target (tokens, or patches a side), in memory."""
     # Parameters alone: buffers that count positions are made anew, as long as they have to be.
-    state = {name: parameter.detach() for name, parameter in loaded.model.named_parameters()}
+    state = {name: parameter.detach().cpu() for name, parameter in loaded.model.named_parameters()}
     cells = (target,) * len(found[0].cells)
     for table in found:
         whole = state[table.name]
@@ -172,7 +172,7 @@ def stretched(loaded: Loaded, found: Sequence[Table], target: int, method: str) 
         config = type(loaded.config).from_dict(asking_for(loaded.config.to_dict(), found, cells))
         kind = type(loaded.model)
         model = kind.from_pretrained(None, config=config, state_dict=state, dtype=loaded.model.dtype)
-    return model.eval()
+    return model.eval().to(loaded.model.device)
 
 
 def tables(model: Any, reading: Reading | None = None) -> list[Table]:

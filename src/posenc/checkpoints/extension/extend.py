@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,14 +22,20 @@ from posenc.checkpoints.extension.methods import Method, lengths_of
 from posenc.checkpoints.extension.runs import Kept, check_folder, claimed, hash_of
 from posenc.checkpoints.extension.settings import NAMES, OF_ALL, Settings
 from posenc.checkpoints.extension.stretch import Stretch
+from posenc.checkpoints.formats.devices import AUTO, accelerators_of, device_in_words
 from posenc.checkpoints.measures import all_measures
+from posenc.checkpoints.measures import plan as plans
 from posenc.checkpoints.measures.measure import WHOLE, Given, Measure, TooShort
 from posenc.checkpoints.measures.perplexity import Perplexity
+from posenc.checkpoints.measures.plan import Way, planned, within_memory
 from posenc.checkpoints.measures.work import Meter
 from posenc.foreign import code
 from posenc.lab import store
 from posenc.lab.results.report import finite
 from posenc.specs import files_in
+
+if TYPE_CHECKING:
+    from posenc.checkpoints.formats.load import Loaded
 
 SCHEMA = 2
 
@@ -86,23 +92,22 @@ class Run:
     kept: Kept = field(init=False)
     """What finished passes have left; from `claimed`."""
     weights: Mapping[str, Any] = field(default_factory=dict)
+    plan: dict[str, Any] | None = None
+    """Of decoders: what a pass takes of memory and time."""
 
     @classmethod
     def prepare(cls, settings: Settings, out: Path, say: Say) -> "Run":
         """Load and check everything, before any folder is made."""
-        from posenc.checkpoints.formats import huggingface, load
+        from posenc.checkpoints.formats import load
 
         where = load.find(settings.path)
+        Way.of(settings).check()
         say(f"loading {settings.path}")
-        loaded = load.load(where, dtype=settings.dtype)
+        loaded = load.load(where, dtype=settings.dtype, device=settings.device)
         for words in loaded.notes:
             say(words)
-        reading = huggingface.read(loaded.config)
-        kind = ByTable if is_by_table(reading) else ByEncoding
-        every = {name for made in all_measures.MEASURES.values() for name in made.baselines}
-        stretch: Stretch = kind.of(
-            loaded, reading, settings, [name for name in settings.methods if name not in every] or ["none"]
-        )
+        stretch = stretch_of(loaded, settings)
+        kind = type(stretch)
         given = Given(
             loaded,
             stretch.trained,
@@ -114,6 +119,8 @@ class Run:
             bool(settings.tune),
             settings.chunk,
             settings.passkey,
+            settings.batch,
+            settings.cache,
         )
         unasked = [one for one in stretch.fitting if one in all_measures.UNASKED]
         names = settings.measures or [name for name in unasked if settings.passkey or name != "pass-keys"]
@@ -129,20 +136,23 @@ class Run:
             from posenc.checkpoints.extension import tune
 
             tune.check_text(settings, text.text, text.start)
-        if wrong := [length for length in settings.lengths if not 2 <= length <= stretch.target]:
-            raise ValueError(f"lengths go from 2 to the target of {stretch.target:,}, got {wrong[0]:,}")
-        lengths = lengths_of(stretch.trained, stretch.target, settings.lengths)
+        lengths = asked_lengths(stretch, settings)
         # A table ends, so that there is no model as it is to compare with.
-        asked = every if kind is ByTable else set(settings.methods)
+        asked = EVERY if kind is ByTable else set(settings.methods)
         baselines = tuple(
             Method(name, stretch.methods[0].specs, by_length=True, why_not="it is the model as it is")
             for name in dict.fromkeys(name for one in measures for name in one.baselines)
             if name in asked
         )
-        if lost := [name for name in settings.methods if name in every and name not in [one.name for one in baselines]]:
+        if lost := [name for name in settings.methods if name in EVERY and name not in [one.name for one in baselines]]:
             raise ValueError(f"{lost[0]} is a way to use the model as it is that none of {', '.join(names)} has")
         hashed = hash_of(loaded.path)
-        return cls(settings, out, stretch, measures, text, baselines, lengths, hashed, Clock(say))
+        run = cls(settings, out, stretch, measures, text, baselines, lengths, hashed, Clock(say))
+        if text is not None:
+            run.plan = planned(loaded, lengths, Way.of(settings), settings.memory)
+            for words in plans.sentences(run.plan)[:1]:
+                say(words)
+        return run
 
     def measured(self) -> dict[str, Any]:
         """The record of all methods, by the measures that are asked of each."""
@@ -157,11 +167,13 @@ class Run:
             for measure, length in self.passes(method, asked):
                 if self.facts(measure, method, length) not in self.kept:
                     self.clock.expect(measure.work(self.stretch.loaded.model, length))
+        self.time_plan()
         return {
             "schema": SCHEMA,
             "model": self.settings.path,
             "architecture": type(self.stretch.loaded.model).__name__,
             "unit": self.measures[0].unit,
+            "plan": self.plan,
             "trained": self.stretch.trained,
             "target": self.stretch.target,
             "stretch": self.stretch.said,
@@ -180,6 +192,19 @@ class Run:
             "methods": [self.entry(method, asked) for method in methods],
             "left_out": dict(self.stretch.left_out),
         }
+
+    def time_plan(self) -> None:
+        """Put into the plan how long passes take; a run that goes on has it from its beginning."""
+        if (plan := self.plan) is None or (text := self.text) is None:
+            return
+        facts = {"what": "plan", "model": self.model_hash, "way": plan["way"], "lengths": list(self.lengths)}
+
+        def make() -> dict[str, Any]:
+            return {"plan": plans.timed(plan, self.stretch.loaded.model, text.window(0, text.stride))}
+
+        self.plan = self.kept.once(facts, make)["plan"]
+        for words in plans.sentences(self.plan)[1:]:
+            self.clock.say(words)
 
     def passes(self, method: Method, measures: Sequence[Measure]) -> list[tuple[Measure, int]]:
         """The measures and lengths that take a pass of a method."""
@@ -223,6 +248,7 @@ class Run:
             "how": method.name if method in self.baselines else WHOLE,
             "length": length,
             "dtype": self.settings.dtype,
+            **({"device": self.settings.device} if self.settings.device != "cpu" else {}),
             **({"weights": dict(self.weights)} if self.weights else {}),
         }
 
@@ -236,8 +262,8 @@ class Run:
         words = f"{name or method.name}, {measure.name} at {length:,} {measure.unit}"
 
         def make() -> dict[str, Any]:
-            with self.stretch.used(*self.as_it_runs(method, length)) as model, Meter() as meter:
-                with self.clock.during(words, measure.work(model, length)) as tell:
+            with self.stretch.used(*self.as_it_runs(method, length)) as model, Meter(accelerators_of(model)) as meter:
+                with self.clock.during(words, measure.work(model, length)) as tell, within_memory(words, self.plan):
                     found = measure.run(model, length, facts["how"], tell)
             return {"name": name or method.name, **found, **costs(meter)}
 
@@ -308,7 +334,7 @@ class Run:
             facts["own_files"] = {path: code.sha256(path) for path in own}
 
         def make() -> dict[str, Any]:
-            with self.stretch.used(method, self.stretch.target) as model, Meter() as meter:
+            with self.stretch.used(method, self.stretch.target) as model, Meter(accelerators_of(model)) as meter:
                 before = text.text.ids[: text.start]
                 losses = tune.tune(model, before, self.stretch.target, self.settings, self.clock)
             self.stretch.write(method, where)
@@ -317,7 +343,7 @@ class Run:
         if facts in self.kept and not where.exists():
             raise ValueError(f"'{where}' held the tuned weights of this run and is gone; begin again in another --out")
         if facts in self.kept:
-            self.stretch.loaded = load.load(where, dtype=self.settings.dtype)
+            self.stretch.loaded = load.load(where, dtype=self.settings.dtype, device=self.settings.device)
         elif where.exists():
             # Written by a run that was cut before it could say so.
             shutil.rmtree(where)
@@ -326,6 +352,53 @@ class Run:
         asked = [measure for measure in self.measures if measure.needs is None]
         found = self.entry(method, asked, f"{name}, tuned")
         return found | {"loss": entry["losses"], "tuning_seconds": entry["seconds"]}
+
+
+EVERY = frozenset(name for made in all_measures.MEASURES.values() for name in made.baselines)
+"""The names of all ways to use a model as it is."""
+
+
+def stretch_of(loaded: "Loaded", settings: Settings) -> Stretch:
+    """How a model is stretched, by where it keeps its positions; raises as the ways do, and for what cannot be spread."""
+    from posenc.checkpoints.formats import huggingface
+
+    reading = huggingface.read(loaded.config)
+    kind = ByTable if is_by_table(reading) else ByEncoding
+    if settings.device == AUTO and (settings.tune or kind is ByTable):
+        what = "tuning trains weights" if settings.tune else "a longer table is made of weights"
+        raise ValueError(f"--device auto: {what} that are all in one place; name one device")
+    return kind.of(loaded, reading, settings, [name for name in settings.methods if name not in EVERY] or ["none"])
+
+
+def asked_lengths(stretch: Stretch, settings: Settings) -> tuple[int, ...]:
+    """The lengths to measure at; raises ValueError for one that is beyond the target."""
+    if wrong := [length for length in settings.lengths if not 2 <= length <= stretch.target]:
+        raise ValueError(f"lengths go from 2 to the target of {stretch.target:,}, got {wrong[0]:,}")
+    return lengths_of(stretch.trained, stretch.target, settings.lengths)
+
+
+OF_PLANS = ("factor", "methods", "lengths", "dtype", "device", "memory", "chunk", "batch", "cache", "replace")
+"""The settings that a plan alone depends on."""
+
+
+def foreseen(settings: Settings) -> dict[str, Any]:
+    """The plan of a run, from the config alone: nothing is loaded, run or written.
+
+    Where the memory is given, the device need not be there. Raises as `extend` does before it runs, and ValueError for
+    a setting that no plan depends on and for a model that is no decoder.
+    """
+    from posenc.checkpoints.formats import load
+
+    if others := [NAMES.get(name, name).replace("_", "-") for name in settings.given() if name not in OF_PLANS]:
+        raise ValueError(f"--{others[0]} would change nothing in a plan; leave it out")
+    way = Way.of(settings)
+    if settings.memory is None:
+        way.check()
+    loaded = load.without_weights(settings.path, dtype=settings.dtype)
+    stretch = stretch_of(loaded, settings)
+    if Perplexity.name not in stretch.fitting:
+        raise ValueError(f"plans are made for decoders, and {type(loaded.model).__name__} is none; leave out --plan")
+    return planned(loaded, asked_lengths(stretch, settings), way, settings.memory)
 
 
 COSTS = ("seconds", "cpu_seconds", "peak_mib")
@@ -360,6 +433,7 @@ def made(run: Run) -> dict[str, str]:
         "model, SHA-256 of its files": run.model_hash,
         **{f"measured by {measure.name}": measure.on for measure in run.measures},
         "dtype": run.settings.dtype,
+        "device": device_in_words(run.settings.device),
         "versions": f"posenc {posenc.__version__}, torch {torch.__version__}, transformers {transformers.__version__}, "
         f"Python {platform.python_version()}",
         **({"passes kept from": run.kept.others} if run.kept.others else {}),

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from posenc.checkpoints.extension.choice import digits, first, value
 from posenc.checkpoints.extension.choice import shown as in_digits
+from posenc.checkpoints.measures import plan as plans
 from posenc.checkpoints.measures.measure import Value
 from posenc.foreign.text import markdown as shown
 from posenc.foreign.text import markdown_code
@@ -156,7 +157,16 @@ def sentences(record: Record) -> list[str]:
     if record["tuned"]:
         out.append(tuning_in_words(record))
     out += [f"Left out, {name}: {why}." for name, why in record["left_out"].items()]
-    return out
+    return [*out, *plan_in_words(record)]
+
+
+def plan_in_words(record: Record) -> list[str]:
+    """What was planned of memory and time, and the largest peak that was measured."""
+    if not record.get("plan"):
+        return []
+    peaks = [one["peak_mib"] for one in entries(record) if one["peak_mib"] is not None]
+    words = [f"The largest peak that was measured is {plans.size(max(peaks) * 2**20)}."] if peaks else []
+    return [" ".join([*plans.sentences(record["plan"]), *words])]
 
 
 def tuning_in_words(record: Record) -> str:
@@ -264,6 +274,8 @@ def tables(record: Record) -> list[tuple[str, str, tuple[list[str], list[list[st
     found = [(one["name"], numbers_in_words(one), table(record, one)) for one in record["measures"]]
     found += [(words, "", detail_table(record, words)) for words in captions(record, curves=False)]
     found.append(("What the pass at the longest length costs", "", cost(record)))
+    if record.get("plan"):
+        found.append(("What was planned for a pass", "", plans.table(record["plan"])))
     return [one for one in found if one[2][1]]
 
 

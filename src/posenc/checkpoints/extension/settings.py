@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from posenc.checkpoints.formats.devices import bytes_of
+
 NAMES = {"factors": "longrope-factors", "methods": "method"}
 """Settings whose option has another name."""
 
-OF_ALL = ("path", "factor", "methods", "measures", "lengths", "dtype")
+OF_ALL = ("path", "factor", "methods", "measures", "lengths", "dtype", "device", "memory")
 """What every run reads; of the others, each measure and each way to stretch reads its own."""
 
 
@@ -29,6 +31,10 @@ class Settings:
     samples   how many windows, documents or passages are measured; None: as many as the measure takes by itself
     chunk     how many tokens go through a decoder at once
     dtype     of the weights: bfloat16 takes half the memory, and on processors that multiply it, less time
+    device    cpu, cuda, cuda:1, mps, or auto: spread over GPUs, CPU and disk
+    memory    what the plan is held to, such as 24GB; None: what the device has free
+    batch     how many texts of one length go through a decoder side by side
+    cache     where it keeps keys: device, or cpu, from where they go to a CUDA device layer by layer
     passkey   trials at each depth; 0 leaves pass keys out
     factors   a JSON file with the searched factors of longrope
     replace   whether another schedule is put in place of the one that the model has
@@ -55,17 +61,23 @@ class Settings:
     tune_map: str = "pose"
     tune_length: int = 1024
     tune_rate: float = 2e-5
+    device: str = "cpu"
+    memory: str | None = None
+    batch: int = 1
+    cache: str = "device"
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.factor) and self.factor > 1):
             raise ValueError(
                 f"the factor is target length / the length served now and must be above 1, got {self.factor:g}"
             )
-        least = {"samples": 1, "chunk": 1, "passkey": 0, "tune": 0, "tune_length": 2}
+        least = {"samples": 1, "chunk": 1, "batch": 1, "passkey": 0, "tune": 0, "tune_length": 2}
         for name, low in least.items():
             value = getattr(self, name)
             if value is not None and value < low:
                 raise ValueError(f"{name} must be {low} or more, got {value}")
+        if self.memory is not None:
+            bytes_of(self.memory)
         if self.start is not None and self.start < 0:
             raise ValueError(f"start counts tokens of the text from 0, got {self.start}")
 

@@ -19,6 +19,7 @@ from posenc.checkpoints.files import packages
 from posenc.checkpoints.files.folder_writer import write_folder
 from posenc.checkpoints.files.named_code import harmless
 from posenc.checkpoints.files.tensors import GGUFTensors, Tensors, cast, open_tensors
+from posenc.checkpoints.formats.devices import AUTO, check_device
 from posenc.checkpoints.kinds.rotary.old_keys import in_both_spellings
 from posenc.checkpoints.vocabulary.bounds import within_bounds
 from posenc.checkpoints.vocabulary.reading import CannotRead
@@ -34,11 +35,15 @@ BESIDE = ("preprocessor_config.json", "generation_config.json")
 """Files of a folder that are kept as they are when its model is written again."""
 
 
+SPREAD = "auto"
+"""What transformers is told of a model that is spread over devices: by the room that each has."""
+
+
 @dataclass(frozen=True)
 class Loaded:
     """A model in evaluation mode, with what goes with it.
 
-    model       the transformers model, on the CPU
+    model       the transformers model
     tokenizer   or None where the checkpoint has none
     config      the model's config
     path        the folder or file that it came from
@@ -85,10 +90,11 @@ def tied_weights(model: "PreTrainedModel") -> list[list[str]]:
     return [names for names in groups.values() if len(names) > 1]
 
 
-def load(path: str | Path, *, dtype: torch.dtype | str | None = None) -> Loaded:
+def load(path: str | Path, *, dtype: torch.dtype | str | None = None, device: str = "cpu") -> Loaded:
     """Load a checkpoint: a folder in Hugging Face's form, a GGUF file, or the name of a fetched model.
 
     dtype   of the weights: a torch dtype or its name; None takes the config's (float32 for a GGUF, dequantised)
+    device  cpu, cuda, cuda:1, mps; or auto, and accelerate spreads a folder over GPUs, CPU and disk, as they have room
 
     The class is the one that the config names, one of transformers' own, with the attention that is its own default:
     a config never chooses code. While transformers fills a model it changes torch's default dtype and its functions of
@@ -96,16 +102,60 @@ def load(path: str | Path, *, dtype: torch.dtype | str | None = None) -> Loaded:
 
     Raises CannotRead where nothing is there, where the checkpoint brings code of its own (never run) or only pickles
     (never unpickled), where tensors are missing, quantised in transformers' ways or out of reach of the folder, for
-    what transformers cannot read, or where the extra posenc[hf] is not installed; ValueError for a dtype that is none.
+    what transformers cannot read, or where the extra posenc[hf] is not installed; ValueError for a dtype that is none
+    and a device that is not there.
     """
     require_transformers()
     where, kind = find(path), dtype_of(dtype)
+    check_device(device)
     tensors = open_tensors(where)
     if isinstance(tensors, GGUFTensors):
-        return load_gguf(tensors, kind or torch.float32)
+        if device == AUTO:
+            raise ValueError(
+                f"{where} is unpacked in memory and cannot be spread; name one --device, or convert it first"
+            )
+        return on_device(load_gguf(tensors, kind or torch.float32), device)
     if not where.is_dir():
         raise CannotRead(f"{where} holds tensors and no config; give the folder with config.json that it belongs to")
-    return load_folder(where, tensors, kind)
+    return on_device(load_folder(where, tensors, kind, device), device)
+
+
+def on_device(loaded: Loaded, device: str) -> Loaded:
+    if device != AUTO:
+        loaded.model.to(torch.device(device))
+    return loaded
+
+
+def without_weights(path: str | Path, *, dtype: torch.dtype | str | None = None) -> Loaded:
+    """A checkpoint with shapes in place of its weights, and without a tokenizer: what its config alone says.
+
+    path  as `load` takes it, and also a config.json, or a folder with nothing else
+
+    Raises as `load` does.
+    """
+    require_transformers()
+    where, kind = find(path), dtype_of(dtype)
+    if where.suffix == ".gguf":
+        from posenc.checkpoints.formats import gguf_model
+
+        tensors = open_tensors(where)
+        assert isinstance(tensors, GGUFTensors)
+        with quietly(), naming(where):
+            found = gguf_model.open_model(tensors)
+            return Loaded(hollow_model(found.kind, found.config, kind), None, found.config, where)
+    folder, name = (where, "config.json") if where.is_dir() else (where.parent, where.name)
+    with quietly():
+        config = config_of(folder, name)
+        model = hollow_model(class_of(folder, config), config, kind)
+    return Loaded(model, None, config, where)
+
+
+def hollow_model(kind: Any, config: "PreTrainedConfig", dtype: torch.dtype | None = None) -> Any:
+    """The model of a class and a config, with shapes in place of all its tensors."""
+    twin = copy.deepcopy(config)
+    with torch.device("meta"):
+        model = kind.from_config(twin) if hasattr(kind, "from_config") else kind(twin)
+    return model.to(dtype or getattr(config, "dtype", None) or torch.float32).eval()
 
 
 def find(path: str | Path) -> Path:
@@ -141,7 +191,7 @@ def require_transformers() -> None:
         raise CannotRead("loading a model needs transformers; install it with `pip install 'posenc[hf]'`") from error
 
 
-def load_folder(folder: Path, tensors: Tensors, dtype: torch.dtype | None) -> Loaded:
+def load_folder(folder: Path, tensors: Tensors, dtype: torch.dtype | None, device: str) -> Loaded:
     import transformers
 
     # No link may lead transformers out of the folder.
@@ -157,6 +207,8 @@ def load_folder(folder: Path, tensors: Tensors, dtype: torch.dtype | None) -> Lo
         given = {"config": config, "dtype": dtype or "auto", "local_files_only": True, "use_safetensors": True}
         # Shapes that do not fit are looked at below, where all of them are known.
         given |= {"ignore_mismatched_sizes": True, "output_loading_info": True}
+        if device == AUTO:
+            given["device_map"] = SPREAD
         with reading_with(
             "transformers", file=folder, remedy="the config, or the tensors, are those of no whole model"
         ):
@@ -193,11 +245,11 @@ CONFIG = {
 """What of a config.json decides how a model is made."""
 
 
-def config_of(folder: Path) -> "PreTrainedConfig":
+def config_of(folder: Path, name: str = "config.json") -> "PreTrainedConfig":
     """The config of a folder as transformers has it, its sizes within bounds, without what chooses code."""
     import transformers
 
-    file = folder / "config.json"
+    file = folder / name
     said = read_json(file, within=folder)
     matches(said, CONFIG, file=file)
     with naming(file):
@@ -222,9 +274,9 @@ def config_of(folder: Path) -> "PreTrainedConfig":
 
 def check_size(folder: Path, kind: Any, config: "PreTrainedConfig", tensors: Tensors) -> None:
     """Raises CannotRead where the model would be far larger than the tensors: it is built without its numbers first."""
-    file, twin = folder / "config.json", copy.deepcopy(config)
-    with reading_with("transformers", file=file), torch.device("meta"):
-        model = kind.from_config(twin) if hasattr(kind, "from_config") else kind(twin)
+    file = folder / "config.json"
+    with reading_with("transformers", file=file):
+        model = hollow_model(kind, config)
     claimed = sum(parameter.numel() for parameter in model.parameters())
     held = sum(math.prod(tensors.shape(name)) for name in tensors)
     if claimed > 2 * held + (1 << 20):

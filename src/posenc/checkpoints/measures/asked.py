@@ -8,9 +8,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
+
 from posenc.checkpoints.measures.long_tasks import FILLER, TASKS, Task
-from posenc.checkpoints.measures.measure import WHOLE, Detail, Given, Number, Tell, Value, error_of, tokenizer_of
-from posenc.checkpoints.measures.perplexity import likeliest, opening_of, read
+from posenc.checkpoints.measures.measure import (
+    WHOLE,
+    Detail,
+    Given,
+    Number,
+    Tell,
+    Value,
+    error_of,
+    part_of,
+    tokenizer_of,
+)
+from posenc.checkpoints.measures.perplexity import DEVICE, batch_in_facts, likeliest, opening_of, read, side_by_side
 from posenc.checkpoints.measures.questions import Draw, Ids, Question, ids_of, question
 from posenc.checkpoints.measures.work import Work
 from posenc.foreign import near, quoted
@@ -60,6 +72,8 @@ class LongTask:
     trials     how many, at depths that are spread evenly from the beginning to the end
     seed       of everything that is drawn; the same trials at every length, and for every method
     chunk      how many tokens go through the model at once
+    batch      how many trials do so side by side, where they have as many tokens
+    cache      where keys are kept: "device" or "cpu"
     filler     the sentences that make a text long
 
     An item of an answer is right when all of its tokens are foreseen, those before it given: of a single item, and of
@@ -76,11 +90,13 @@ class LongTask:
     seed: int = 0
     chunk: int = 1024
     filler: tuple[str, ...] = FILLER
+    batch: int = 1
+    cache: str = DEVICE
     unit: ClassVar = "tokens"
     price: ClassVar = "right"
     needs: ClassVar = ENOUGH
     baselines: ClassVar[Mapping[str, str]] = {}
-    options: ClassVar = frozenset({"text", "samples", "chunk"})
+    options: ClassVar = frozenset({"text", "samples", "chunk", "batch", "cache"})
 
     @classmethod
     def of(cls, task: Task, given: Given) -> "LongTask":
@@ -91,7 +107,8 @@ class LongTask:
         tokenizer = tokenizer_of(given.loaded)
         filler = sentences(read(given.text)[1]) if given.text else FILLER
         trials = TRIALS if given.samples is None else given.samples
-        return cls(task, tokenizer, opening_of(tokenizer), trials, chunk=given.chunk, filler=filler)
+        batch = min(given.batch, trials)
+        return cls(task, tokenizer, opening_of(tokenizer), trials, 0, given.chunk, filler, batch, given.cache)
 
     def __post_init__(self) -> None:
         if self.trials < 1:
@@ -115,7 +132,8 @@ class LongTask:
     @property
     def facts(self) -> dict[str, Any]:
         filler = hashlib.sha256("\0".join(self.filler).encode()).hexdigest()
-        return {"task": self.name, "trials": self.trials, "seed": self.seed, "filler": filler, "chunk": self.chunk}
+        facts = {"task": self.name, "trials": self.trials, "seed": self.seed, "filler": filler, "chunk": self.chunk}
+        return facts | batch_in_facts(self.batch)
 
     def depth(self, trial: int) -> float:
         """How deep in its text a trial lies, from 0 to 1."""
@@ -142,17 +160,16 @@ class LongTask:
         """Which items of each trial were right; raises TooShort for a length without room for the task."""
         if how != WHOLE:
             raise ValueError(f"{self.name} is asked of the whole text alone, not of {quoted(how)}")
-        right, tokens = [], []
-        for trial, asked in enumerate(self.questions(length)):
-
-            def share(of_this: float, trial: int = trial) -> None:
-                if tell is not None:
-                    tell((trial + of_this) / self.trials)
-
-            right.append(asked.right(likeliest(model, asked.ids, asked.answer, self.chunk, share)))
-            tokens.append(len(asked.ids))
+        trials, done = list(self.questions(length)), 0
+        tokens, right = [len(trial.ids) for trial in trials], {}
+        for group in side_by_side(tokens, self.batch):
+            share = part_of(tell, done, self.trials, len(group))
+            ids, answer = torch.stack([trials[one].ids for one in group]), max(trials[one].answer for one in group)
+            said = likeliest(model, ids, answer, self.chunk, share, cache=self.cache)
+            right |= {one: trials[one].right(of[-trials[one].answer :]) for one, of in zip(group, said, strict=True)}
+            done += len(group)
         return {
-            "right": right,
+            "right": [right[trial] for trial in range(self.trials)],
             "depths": [self.depth(trial) for trial in range(self.trials)],
             "tokens": tokens,
             "read": sum(tokens),

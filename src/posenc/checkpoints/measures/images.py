@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from posenc.checkpoints.formats.devices import first_of
 from posenc.checkpoints.measures.measure import WHOLE, Detail, Given, Number, Tell, Value, mean_of
 from posenc.checkpoints.measures.work import Work
 from posenc.checkpoints.vocabulary.reading import CannotRead
@@ -80,7 +81,8 @@ class Images:
 
         pixels = torch.from_numpy(numpy.array(picture.resize((side * self.patch,) * 2, 3))).permute(2, 0, 1) / 255
         pixels = (pixels - self.mean) / self.spread
-        states = model.base_model(pixel_values=pixels[None].to(model.dtype)).last_hidden_state[0].float()
+        given = pixels[None].to(first_of(model), model.dtype)
+        states = model.base_model(pixel_values=given).last_hidden_state[0].float().cpu()
         return states[0], states[-side * side :].T.unflatten(1, (side, side))
 
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 
+from posenc.checkpoints.formats.devices import first_of
 from posenc.checkpoints.measures import perplexity
 from posenc.checkpoints.measures.measure import WHOLE, Detail, Given, Number, Tell, Value, mean_of, tokenizer_of
 from posenc.checkpoints.measures.work import Work
@@ -98,7 +99,8 @@ class Masked:
                 continue
             given = ids.clone()
             given[masked] = self.tokenizer.mask_token_id
-            logits = model(input_ids=given[None]).logits[0, masked].float()
+            out = model(input_ids=given[None].to(first_of(model)))
+            logits = out.logits[0, masked.to(out.logits.device)].float().cpu()
             loss += float(F.cross_entropy(logits, ids[masked], reduction="sum"))
             right += int((logits.argmax(-1) == ids[masked]).sum())
             count += len(masked)

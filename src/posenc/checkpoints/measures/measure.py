@@ -130,6 +130,8 @@ class Given:
     start    the token of the text that is read first; None: where the measure begins by itself
     late     whether windows stand at the end of the text by themselves, because what is before is for tuning
     chunk    how many tokens go through a decoder at once
+    batch    how many texts of one length go through it side by side
+    cache    where it keeps keys: "device" or "cpu"
     passkey  trials at each depth of pass keys
     """
 
@@ -143,6 +145,8 @@ class Given:
     late: bool = False
     chunk: int = 1024
     passkey: int = 1
+    batch: int = 1
+    cache: str = "device"
 
     @cached_property
     def tokens(self) -> "Tokens":
@@ -159,6 +163,11 @@ def tokenizer_of(loaded: "Loaded") -> Any:
     if loaded.tokenizer is None:
         raise CannotRead(f"{Path(loaded.path)} has no tokenizer, and without one no text can be read")
     return loaded.tokenizer
+
+
+def part_of(tell: Tell | None, done: int, parts: int, of_them: int = 1) -> Tell | None:
+    """Who is told of the whole, told of some of so many equal parts of it, when so many are done."""
+    return None if tell is None else lambda share: tell((done + share * of_them) / parts)
 
 
 def error_of(samples: Sequence[float]) -> float | None:

@@ -17,9 +17,10 @@ from posenc.checkpoints.measures.measure import (
     TooShort,
     Value,
     mean_of,
+    part_of,
     tokenizer_of,
 )
-from posenc.checkpoints.measures.perplexity import likeliest, opening_of
+from posenc.checkpoints.measures.perplexity import DEVICE, batch_in_facts, likeliest, opening_of, side_by_side
 from posenc.checkpoints.measures.work import Work
 
 OPENING = "Somewhere in the following text a pass key is hidden. Remember it: you will be asked for it at the end.\n\n"
@@ -68,13 +69,15 @@ def prompt(tokenizer: Any, length: int, depth: float, key: int, opening: Sequenc
     return torch.tensor(text, dtype=torch.long), len(answer)
 
 
-def says_the_key(model: Any, ids: Tensor, answer: int, *, chunk: int = 1024, tell: Tell | None = None) -> bool:
-    """Whether the model, reading greedily, says the last `answer` tokens of a text without a mistake.
+def says_the_key(
+    model: Any, ids: Tensor, answer: int, *, chunk: int = 1024, tell: Tell | None = None, cache: str = DEVICE
+) -> Tensor:
+    """Whether the model, reading greedily, says the last `answer` tokens of a text [T] without a mistake: a bool, or [B].
 
     One teacher-forced pass: a greedy answer is right exactly when every prediction of it is, by induction on the first
     mistake.
     """
-    return bool((likeliest(model, ids, answer, chunk, tell) == ids[-answer:]).all())
+    return (likeliest(model, ids, answer, chunk, tell, cache=cache) == ids[..., -answer:]).all(-1)
 
 
 def retrieve(
@@ -86,27 +89,27 @@ def retrieve(
     depths: Sequence[float] = DEPTHS,
     opening: Sequence[int] = (),
     chunk: int = 1024,
+    batch: int = 1,
+    cache: str = DEVICE,
     tell: Tell | None = None,
 ) -> list[Retrieval]:
-    """How often the key is found at each depth of a text; each trial is a pass with a key of its own.
+    """How often the key is found at each depth of a text; each trial has a key of its own.
+
+    batch  how many trials go through the model side by side, where they have as many tokens
 
     The keys are the same for every model and method, five digits drawn from the depth and the trial.
     """
-    found, passes = [], len(depths) * trials
-    for place, depth in enumerate(depths):
-        right = 0
-        for trial in range(trials):
-            key = random.Random(f"{depth} {trial}").randrange(10_000, 100_000)
-            ids, answer = prompt(tokenizer, length, depth, key, opening)
-            done = place * trials + trial
-
-            def share(of_this: float, done: int = done) -> None:
-                if tell is not None:
-                    tell((done + of_this) / passes)
-
-            right += says_the_key(model, ids, answer, chunk=chunk, tell=share)
-        found.append(Retrieval(length, depth, right, trials))
-    return found
+    keys = [(depth, random.Random(f"{depth} {trial}")) for depth in depths for trial in range(trials)]
+    prompts = [prompt(tokenizer, length, depth, key.randrange(10_000, 100_000), opening) for depth, key in keys]
+    right, done = [False] * len(prompts), 0
+    for group in side_by_side([(len(ids), answer) for ids, answer in prompts], batch):
+        share = part_of(tell, done, len(prompts), len(group))
+        ids = torch.stack([prompts[one][0] for one in group])
+        said = says_the_key(model, ids, prompts[group[0]][1], chunk=chunk, tell=share, cache=cache)
+        for one, is_right in zip(group, said.tolist(), strict=True):
+            right[one] = is_right
+        done += len(group)
+    return [Retrieval(length, d, sum(right[n * trials : (n + 1) * trials]), trials) for n, d in enumerate(depths)]
 
 
 class PassKeys:
@@ -118,16 +121,17 @@ class PassKeys:
     price: ClassVar = "right"
     needs: ClassVar = ABLE
     baselines: ClassVar[Mapping[str, str]] = {}
-    options: ClassVar = frozenset({"passkey", "chunk"})
+    options: ClassVar = frozenset({"passkey", "chunk", "batch", "cache"})
 
     def __init__(self, given: Given) -> None:
         """Raises CannotRead without a tokenizer, ValueError without trials."""
         if given.passkey < 1:
             raise ValueError(f"pass-keys takes a --passkey of 1 or more, got {given.passkey}")
         self.tokenizer, self.trials, self.chunk = tokenizer_of(given.loaded), given.passkey, given.chunk
+        self.batch, self.cache = min(given.batch, len(DEPTHS) * self.trials), given.cache
         self.opening = opening_of(self.tokenizer)
         self.on = f"{self.trials} of {len(DEPTHS)} depths each, in repeated sentences; chunks of {self.chunk:,} tokens"
-        self.facts = {"trials": self.trials, "depths": list(DEPTHS), "chunk": self.chunk}
+        self.facts = {"trials": self.trials, "depths": list(DEPTHS), "chunk": self.chunk} | batch_in_facts(self.batch)
 
     def passes(self, lengths: Sequence[int], by_length: bool) -> tuple[int, ...]:
         return tuple(lengths)
@@ -136,7 +140,8 @@ class PassKeys:
         return Work.of(model).total(length) * self.trials * len(DEPTHS)
 
     def run(self, model: Any, length: int, how: str = WHOLE, tell: Tell | None = None) -> dict[str, Any]:
-        keys = retrieve(model, self.tokenizer, length, self.trials, opening=self.opening, chunk=self.chunk, tell=tell)
+        how_read: dict[str, Any] = {"chunk": self.chunk, "batch": self.batch, "cache": self.cache}
+        keys = retrieve(model, self.tokenizer, length, self.trials, opening=self.opening, tell=tell, **how_read)
         return {"keys": [asdict(key) for key in keys], "read": length * self.trials * len(DEPTHS)}
 
     def values(self, raw: Mapping[int, Mapping[str, Any]], length: int) -> dict[str, Value]:

@@ -1,10 +1,11 @@
 """Perplexity of long texts in bounded memory: chunk after chunk behind a cache, the logits of one chunk at a time."""
 
 import hashlib
+import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, starmap
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,10 +13,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from posenc.checkpoints.formats.devices import AUTO, first_of
 from posenc.checkpoints.kinds.calls import cache_name
 from posenc.checkpoints.live.streaming import Stream, Window
-from posenc.checkpoints.measures.measure import WHOLE, Detail, Given, Number, Tell, Value, error_of, tokenizer_of
+from posenc.checkpoints.measures.measure import (
+    WHOLE,
+    Detail,
+    Given,
+    Number,
+    Tell,
+    Value,
+    error_of,
+    part_of,
+    tokenizer_of,
+)
 from posenc.checkpoints.measures.work import Work
+from posenc.foreign import quoted
 from posenc.lab.texts.data import Piece, read_text
 
 ROWS = 128
@@ -23,6 +36,10 @@ ROWS = 128
 
 MOST_TEXT = 64 << 20
 """How large the text files may be together (bytes): all of them become tokens, which take ten times as much memory."""
+
+DEVICE = "device"
+PLACES = {DEVICE: "where the model is", "cpu": "in the memory of the machine, and on the device a layer at a time"}
+"""Where the keys and values of a text are kept while it is read."""
 
 LAST = 512
 """How many tokens at the end of a window make "the last tokens"."""
@@ -101,22 +118,33 @@ def opening_of(tokenizer: Any) -> tuple[int, ...]:
     return opening if begins is not None and opening == (begins,) else ()
 
 
-def losses(model: Any, ids: Tensor, *, chunk: int = 1024, tell: Tell | None = None) -> Tensor:
+def losses(
+    model: Any,
+    ids: Tensor,
+    *,
+    chunk: int = 1024,
+    tell: Tell | None = None,
+    last: int | None = None,
+    cache: str = DEVICE,
+) -> Tensor:
     """-ln p (nats, float32) of each token but the first, given those before it: [T - 1] for ids [T].
 
     model  a transformers model with a language modelling head, in evaluation mode
+    ids    [T], or [B, T] for texts that go through it side by side, of which the losses are [B, T - 1]
     chunk  how many tokens go through it at once: memory grows with chunk times the vocabulary, and with the cache
     tell   is told how much of the work is done
+    last   how many losses at the end are wanted; None: all
+    cache  where keys are kept: "device", or "cpu", from where they go to a CUDA device layer by layer
 
     Every prediction reads the tokens before it alone, so that of an encoding that does not depend on the length the
     losses of a shorter text are the first ones of a longer text that begins with it.
 
     Raises ValueError for fewer than two tokens, or a chunk below 1.
     """
-    found = []
-    for logits, targets in predictions(model, ids, chunk, tell):
-        found += of_rows(logits, targets)
-    return torch.cat(found)
+    read = predictions(model, ids, chunk, tell, last=last, cache=cache)
+    # A loop would hold the logits of a chunk while the next ones are made. What waits on the device costs less than a
+    # stop of it for each chunk.
+    return torch.cat([*starmap(of_rows, read)], -1).cpu()
 
 
 def streamed_losses(
@@ -132,44 +160,89 @@ def streamed_losses(
     reading, found, done = Stream(model, Window(sinks, window, slack)), [], 0
     for piece in reading.pieces(ids[:-1]):
         logits = reading.read(piece)
-        found += of_rows(logits, ids[done + 1 : done + 1 + len(piece)].to(logits.device))
+        found.append(of_rows(logits, ids[done + 1 : done + 1 + len(piece)].to(logits.device)))
         done += len(piece)
         if tell is not None:
             tell(done / (len(ids) - 1))
-    return torch.cat(found)
+    return torch.cat(found).cpu()
 
 
-def of_rows(logits: Tensor, targets: Tensor) -> Iterator[Tensor]:
-    """The losses of predictions [n, vocabulary], some rows at a time."""
-    for row in range(0, len(targets), ROWS):
-        rows = slice(row, row + ROWS)
-        yield F.cross_entropy(logits[rows].float(), targets[rows], reduction="none").cpu()
+def of_rows(logits: Tensor, targets: Tensor) -> Tensor:
+    """The losses [n] of predictions [n, vocabulary], or [B, n] of several texts, some rows at a time."""
+    if targets.dim() > 1:
+        return torch.stack([of_rows(*one) for one in zip(logits, targets, strict=True)])
+    parts = [slice(row, row + ROWS) for row in range(0, len(targets), ROWS)]
+    return torch.cat([F.cross_entropy(logits[rows].float(), targets[rows], reduction="none") for rows in parts])
 
 
-def check_ids(ids: Tensor) -> None:
-    """Raises ValueError unless something follows a token."""
-    if ids.dim() != 1 or len(ids) < 2:
-        raise ValueError(f"predictions take the ids [T] of two tokens or more, got shape {list(ids.shape)}")
+def check_ids(ids: Tensor, axes: int = 1) -> None:
+    """Raises ValueError unless something follows a token; with 2 axes there may be several texts."""
+    if not 1 <= ids.dim() <= axes or ids.shape[-1] < 2:
+        several = " or [B, T]" if axes > 1 else ""
+        raise ValueError(f"predictions take the ids [T]{several} of two tokens or more, got shape {list(ids.shape)}")
 
 
 @torch.inference_mode()
-def predictions(model: Any, ids: Tensor, chunk: int, tell: Tell | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-    """The logits [n, vocabulary] of each chunk, with the tokens [n] that they predict; raises as `losses` does."""
-    check_ids(ids)
+def predictions(
+    model: Any, ids: Tensor, chunk: int, tell: Tell | None = None, *, last: int | None = None, cache: str = DEVICE
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The logits [n, vocabulary] of each chunk, with the tokens [n] that they predict; arguments and errors of `losses`.
+
+    Of several texts they are [B, n, vocabulary] and [B, n]. Where only the last predictions are wanted, a chunk before
+    them gives none, and no logits are made that are not wanted, unless the model makes them all by itself.
+    """
+    check_ids(ids, axes=2)
     if chunk < 1:
         raise ValueError(f"chunk must be 1 token or more, got {chunk}")
-    work, cache, ids, name = Work.of(model), None, ids.to(model.device), cache_name(model)
+    work, ids, name = Work.of(model), ids.to(first_of(model)), cache_name(model)
+    held, texts = new_cache(model, cache), ids.view(-1, ids.shape[-1])
+    chooses = "logits_to_keep" in inspect.signature(model.forward).parameters
     # The last token predicts nothing.
-    read = len(ids) - 1
+    read = ids.shape[-1] - 1
     for start in range(0, read, chunk):
         end = min(start + chunk, read)
-        out = model(input_ids=ids[None, start:end], use_cache=True, **{name: cache})
-        cache = getattr(out, name)
-        yield out.logits[0], ids[start + 1 : end + 1]
+        wanted = end - start if last is None else max(0, min(end - start, last - (read - end)))
+        # None of them would be all.
+        kept = {"logits_to_keep": max(1, wanted)} if chooses and wanted < end - start else {}
+        out = model(input_ids=texts[:, start:end], use_cache=True, **{name: held}, **kept)
+        held = getattr(out, name)
+        if wanted:
+            logits = out.logits[:, -wanted:] if ids.dim() > 1 else out.logits[0, -wanted:]
+            yield logits, ids[..., end + 1 - wanted : end + 1]
+            del logits
         # The logits of this chunk must go before those of the next come.
         del out
         if tell is not None:
             tell(work.share(end, read))
+
+
+def new_cache(model: Any, place: str) -> Any:
+    """The cache that a text begins with: None where the model makes its own."""
+    if place == DEVICE:
+        return None
+    from transformers import DynamicCache
+
+    return DynamicCache(config=model.config, offloading=True)
+
+
+def check_cache(place: str, device: str) -> None:
+    """Raises ValueError for a place of the cache that there is not, or that would change nothing."""
+    if place not in PLACES:
+        raise ValueError(f"--cache is one of {', '.join(PLACES)}, got {quoted(place)}")
+    there = torch.accelerator.current_accelerator(check_available=True)
+    on = device if device != AUTO else "cpu" if there is None else there.type
+    if place != DEVICE and not on.startswith("cuda"):
+        raise ValueError(f"--cache cpu keeps keys off a CUDA device, and this model is on {on}; leave it out")
+
+
+def side_by_side(sizes: Sequence[Any], batch: int) -> list[list[int]]:
+    """Which texts go through a model together: those of one size, at most so many.
+
+    >>> side_by_side([7, 8, 7, 7], 2)
+    [[0, 2], [3], [1]]
+    """
+    alike = [[n for n, one in enumerate(sizes) if one == size] for size in dict.fromkeys(sizes)]
+    return [of[first : first + batch] for of in alike for first in range(0, len(of), batch)]
 
 
 def perplexity(windows: Sequence[Tensor], first: int, end: int) -> float:
@@ -201,14 +274,12 @@ def curve(windows: Sequence[Tensor], bins: int = 64) -> tuple[list[float], list[
 
 
 @torch.inference_mode()
-def likeliest(model: Any, ids: Tensor, last: int, chunk: int, tell: Tell | None = None) -> Tensor:
-    """The likeliest token at each of the last places of a text, given all before it: [last]."""
-    found, left = [], len(ids) - 1
-    for logits, targets in predictions(model, ids, chunk, tell):
-        left -= len(targets)
-        if (asked := min(len(targets), last - left)) > 0:
-            found.append(logits[len(targets) - asked :].argmax(-1).cpu())
-    return torch.cat(found)
+def likeliest(
+    model: Any, ids: Tensor, last: int, chunk: int, tell: Tell | None = None, *, cache: str = DEVICE
+) -> Tensor:
+    """The likeliest token at each of the last places of a text, given all before it: [last], or [B, last] of several."""
+    read = predictions(model, ids, chunk, tell, last=last, cache=cache)
+    return torch.cat([*starmap(lambda logits, _: logits.argmax(-1), read)], -1).cpu()
 
 
 class Perplexity:
@@ -226,15 +297,17 @@ class Perplexity:
     price: ClassVar = "mean"
     needs: ClassVar = None
     baselines: ClassVar = {"windows": "each token predicted from at most the trained length before it"}
-    options: ClassVar = frozenset({"text", "samples", "start", "chunk"})
+    options: ClassVar = frozenset({"text", "samples", "start", "chunk", "batch", "cache"})
 
     def __init__(self, given: Given) -> None:
         """Raises CannotRead without a tokenizer, and ValueError where the text has less than the windows take."""
         tokenizer_of(given.loaded)
         self.text, self.trained, self.stride, self.chunk = given.tokens, given.trained, given.longest, given.chunk
+        self.cache = given.cache
         room = len(self.text.ids) + len(self.text.opening)
         most = max(1, min(WINDOWS, SHORT // self.stride, (room - (given.start or 0)) // self.stride))
         self.count = most if given.samples is None else given.samples
+        self.batch = min(given.batch, self.count)
         latest = max(0, room - self.count * self.stride)
         self.start = (latest if given.late else min(BEGIN, latest)) if given.start is None else given.start
         # All of the windows are there, or nothing is begun.
@@ -244,7 +317,7 @@ class Perplexity:
             f"{self.stride:,} tokens, from token {self.start:,}; chunks of {self.chunk:,}"
         )
         self.facts = {"text": self.text.sha256, "start": self.start, "windows": self.count, "stride": self.stride}
-        self.facts |= {"chunk": self.chunk}
+        self.facts |= {"chunk": self.chunk} | batch_in_facts(self.batch)
 
     def window(self, place: int, length: int) -> Tensor:
         """The ids [length] of a window; windows lie behind one another."""
@@ -257,19 +330,16 @@ class Perplexity:
         return self.count * Work.of(model).total(length)
 
     def run(self, model: Any, length: int, how: str = WHOLE, tell: Tell | None = None) -> dict[str, Any]:
-        found = []
-        for place in range(self.count):
-
-            def share(of_this: float, place: int = place) -> None:
-                if tell is not None:
-                    tell((place + of_this) / self.count)
-
-            ids = self.window(place, length)
+        found: list[list[float]] = []
+        for first in range(0, self.count, self.batch):
+            places = range(first, min(first + self.batch, self.count))
+            share = part_of(tell, first, self.count, len(places))
+            ids = torch.stack([self.window(place, length) for place in places])
             if how == WHOLE:
-                loss = losses(model, ids, chunk=self.chunk, tell=share)
+                loss = losses(model, ids, chunk=self.chunk, tell=share, cache=self.cache)
             else:
-                loss = losses_in_windows(model, ids, self.trained, chunk=self.chunk, tell=share)
-            found.append([round(one, 5) for one in loss.tolist()])
+                loss = losses_in_windows(model, ids, self.trained, chunk=self.chunk, tell=share, cache=self.cache)
+            found += [[round(one, 5) for one in window] for window in loss.tolist()]
         return {"losses": found, "read": self.count * length}
 
     def values(self, raw: Mapping[int, Mapping[str, Any]], length: int) -> dict[str, Value]:
@@ -302,14 +372,22 @@ def of_windows(windows: Sequence[Tensor], first: int, end: int) -> Value:
     return Value(value, None if error is None else value * error, each)
 
 
-def losses_in_windows(model: Any, ids: Tensor, window: int, *, chunk: int = 1024, tell: Tell | None = None) -> Tensor:
+def batch_in_facts(batch: int) -> dict[str, int]:
+    """What the results of a measure depend on by its batch: several texts at once are rounded differently."""
+    return {"batch": batch} if batch > 1 else {}
+
+
+def losses_in_windows(
+    model: Any, ids: Tensor, window: int, *, chunk: int = 1024, tell: Tell | None = None, cache: str = DEVICE
+) -> Tensor:
     """-ln p of each token but the first; past the window, from windows that begin half a window later."""
-    chunk, half = min(chunk, window), max(1, window // 2)
-    found = [losses(model, ids[:window], chunk=chunk)]
-    for end in range(window + half, len(ids) + half, half):
-        end = min(end, len(ids))
-        new = end - 1 - sum(map(len, found))
-        found.append(losses(model, ids[max(0, end - window) : end], chunk=chunk)[-new:])
+    chunk, half, tokens = min(chunk, window), max(1, window // 2), ids.shape[-1]
+    found, done = [losses(model, ids[..., :window], chunk=chunk, cache=cache)], min(window, tokens)
+    for end in range(window + half, tokens + half, half):
+        end = min(end, tokens)
+        of_window = ids[..., max(0, end - window) : end]
+        found.append(losses(model, of_window, chunk=chunk, last=end - done, cache=cache))
+        done = end
         if tell is not None:
-            tell(end / len(ids))
-    return torch.cat(found)
+            tell(end / tokens)
+    return torch.cat(found, -1)

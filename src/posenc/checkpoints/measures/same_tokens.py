@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from posenc.checkpoints.measures.measure import WHOLE, Detail, Number, Tell, TooShort, Value, error_of
-from posenc.checkpoints.measures.perplexity import LAST, Tokens, losses
+from posenc.checkpoints.measures.measure import WHOLE, Detail, Number, Tell, TooShort, Value, error_of, part_of
+from posenc.checkpoints.measures.perplexity import DEVICE, LAST, Tokens, batch_in_facts, losses
 from posenc.checkpoints.measures.work import Work
 from posenc.foreign import quoted
 
@@ -47,6 +47,8 @@ class SameTokens:
     text     the model's tokens
     longest  the longest length that is asked for; texts end where it ends
     last     tokens at the end that are predicted
+    batch    how many texts go through the model side by side
+    cache    where keys are kept: "device" or "cpu"
     """
 
     text: Tokens
@@ -55,12 +57,14 @@ class SameTokens:
     texts: int = 2
     chunk: int = 1024
     last: int = LAST
+    batch: int = 1
+    cache: str = DEVICE
     name: ClassVar = "same-tokens"
     unit: ClassVar = "tokens"
     price: ClassVar = "last"
     needs: ClassVar = None
     baselines: ClassVar[Mapping[str, str]] = {}
-    options: ClassVar = frozenset({"text", "samples", "start", "chunk"})
+    options: ClassVar = frozenset({"text", "samples", "start", "chunk", "batch", "cache"})
 
     @property
     def numbers(self) -> tuple[Number, ...]:
@@ -73,7 +77,7 @@ class SameTokens:
     @property
     def facts(self) -> dict[str, Any]:
         of = {name: getattr(self, name) for name in ("start", "texts", "longest", "last", "chunk")}
-        return {"text": self.text.sha256, **of}
+        return {"text": self.text.sha256, **of} | batch_in_facts(min(self.batch, self.texts))
 
     def passes(self, lengths: Sequence[int], by_length: bool) -> tuple[int, ...]:
         return tuple(lengths)
@@ -90,11 +94,12 @@ class SameTokens:
             raise ValueError(f"{self.name} has no other way to use the model, got {quoted(how)}; leave it out")
         if length <= self.last + len(self.text.opening):
             raise TooShort(f"the last {self.last:,} tokens of a text need more before them than {length:,} in all")
-        found = []
-        for number in range(self.texts):
-            ids = self.window(number, length)
-            of_text = losses(model, ids, chunk=self.chunk, tell=part_of(tell, number, self.texts))[-self.last :]
-            found.append([round(loss, 5) for loss in of_text.tolist()])
+        found: list[list[float]] = []
+        for first in range(0, self.texts, self.batch):
+            ids = torch.stack([self.window(n, length) for n in range(first, min(first + self.batch, self.texts))])
+            share = part_of(tell, first, self.texts, len(ids))
+            of_texts = losses(model, ids, chunk=self.chunk, tell=share, last=self.last, cache=self.cache)
+            found += [[round(loss, 5) for loss in one] for one in of_texts.tolist()]
         return {"losses": found, "read": self.texts * length}
 
     def window(self, number: int, length: int) -> Tensor:
@@ -106,11 +111,6 @@ class SameTokens:
 
     def details(self, raw: Mapping[int, Mapping[str, Any]], lengths: Sequence[int]) -> tuple[Detail, ...]:
         return ()
-
-
-def part_of(tell: Tell | None, done: int, parts: int) -> Tell | None:
-    """Who is told of the whole, told of one of so many equal parts of it."""
-    return None if tell is None else lambda share: tell((done + share) / parts)
 
 
 def useful_length(values: Mapping[int, Value]) -> tuple[int, int | None]:

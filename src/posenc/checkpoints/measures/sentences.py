@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from posenc.checkpoints.formats.devices import first_of
 from posenc.checkpoints.measures.measure import WHOLE, Detail, Given, Number, Tell, Value, mean_of, tokenizer_of
 from posenc.checkpoints.measures.work import Work
 from posenc.foreign import read_json
@@ -102,8 +103,9 @@ class Sentences:
         for batch in ids.split(BATCH):
             opening = torch.full((len(batch), 1), self.tokenizer.cls_token_id)
             closing = torch.full((len(batch), 1), self.tokenizer.sep_token_id)
-            states = model(input_ids=torch.cat((opening, batch, closing), 1)).last_hidden_state.float()
-            found.append(states[:, 0] if self.first_token else states.mean(1))
+            ids = torch.cat((opening, batch, closing), 1).to(first_of(model))
+            states = model(input_ids=ids).last_hidden_state.float()
+            found.append((states[:, 0] if self.first_token else states.mean(1)).cpu())
         return F.normalize(torch.cat(found), dim=-1)
 
 

@@ -2,9 +2,12 @@
 
 import ctypes
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 
 @dataclass(frozen=True)
@@ -32,9 +35,17 @@ class Work:
 
 
 class Meter:
-    """Time and memory of what is done inside: wall and CPU seconds, and the peak of the process's memory (MiB)."""
+    """Time and memory of what is done inside: wall and CPU seconds, and the peak of the process's memory (MiB).
+
+    devices  GPUs, whose own memory is read then, of all of them together
+    """
+
+    def __init__(self, devices: Sequence[torch.device] = ()) -> None:
+        self.devices = devices
 
     def __enter__(self) -> "Meter":
+        for device in self.devices:
+            torch.accelerator.reset_peak_memory_stats(device)
         clear = Path("/proc/self/clear_refs")
         self.sees_peaks = clear.exists()
         if self.sees_peaks:
@@ -50,6 +61,8 @@ class Meter:
     def __exit__(self, *_: object) -> None:
         self.wall, self.cpu = time.perf_counter() - self.wall, time.process_time() - self.cpu
         self.peak_mib = None
-        if self.sees_peaks:
+        if self.devices:
+            self.peak_mib = sum(map(torch.accelerator.max_memory_allocated, self.devices)) / 2**20
+        elif self.sees_peaks:
             lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
             self.peak_mib = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024

@@ -111,7 +111,7 @@ def heads_of(
             found.extend(of_layer(layer, query[0], key[0], scale, rotary, bands, trained))
 
     with watched(model, note):
-        for _ in predictions(model, ids, chunk, tell):
+        for _ in predictions(model, ids, chunk, tell, last=1):
             pass
     return found
 
@@ -120,8 +120,9 @@ def of_layer(
     layer: int, query: Tensor, key: Tensor, scale: float, rotary: Any, bands: Sequence[Band], trained: int
 ) -> list[Head]:
     """The heads of a layer, from turned queries [H, T, D] and keys [KV, S, D]; the last query is the last key's."""
-    query = query[:, -QUERIES:].double()
-    key = key.double().repeat_interleave(len(query) // len(key), 0)
+    # Not every device has float64.
+    query = query[:, -QUERIES:].cpu().double()
+    key = key.cpu().double().repeat_interleave(len(query) // len(key), 0)
     rows, tokens = query.shape[1], key.shape[1]
     distance = torch.arange(tokens - rows, tokens)[:, None] - torch.arange(tokens)
     near, far = (distance >= 0) & (distance < trained), distance >= trained

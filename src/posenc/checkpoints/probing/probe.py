@@ -16,10 +16,13 @@ from posenc.checkpoints.extension.by_table import is_by_table
 from posenc.checkpoints.extension.clock import Clock, Say
 from posenc.checkpoints.extension.methods import causal_part, served
 from posenc.checkpoints.extension.runs import Kept, check_folder, claimed, hash_of
+from posenc.checkpoints.formats.devices import bytes_of, device_in_words
+from posenc.checkpoints.measures import plan as plans
 from posenc.checkpoints.measures.asked import ENOUGH, TRIALS, LongTask, task_of
 from posenc.checkpoints.measures.long_tasks import TASKS
 from posenc.checkpoints.measures.measure import Given, Measure, TooShort, Value, tokenizer_of
 from posenc.checkpoints.measures.perplexity import LAST
+from posenc.checkpoints.measures.plan import Way, planned, within_memory
 from posenc.checkpoints.measures.same_tokens import SameTokens, difference, useful_length
 from posenc.checkpoints.probing import bands, heads
 from posenc.checkpoints.vocabulary.reading import Part
@@ -45,6 +48,10 @@ class Settings:
     bands    how many bands of frequencies; 0 leaves them and the heads out
     chunk    how many tokens go through the model at once
     dtype    of the weights
+    device   cpu, cuda, cuda:1, mps, or auto: spread over GPUs, CPU and disk
+    memory   what the plan is held to, such as 24GB; None: what the device has free
+    batch    how many texts of one length go through the model side by side
+    cache    where it keeps keys: device, or cpu, from where they go to a CUDA device layer by layer
     """
 
     path: str
@@ -55,11 +62,17 @@ class Settings:
     bands: int = 8
     chunk: int = 1024
     dtype: str = "float32"
+    device: str = "cpu"
+    memory: str | None = None
+    batch: int = 1
+    cache: str = "device"
 
     def __post_init__(self) -> None:
-        for name, low in {"trials": 1, "bands": 0, "chunk": 1}.items():
+        for name, low in {"trials": 1, "bands": 0, "chunk": 1, "batch": 1}.items():
             if getattr(self, name) < low:
                 raise ValueError(f"{name} must be {low} or more, got {getattr(self, name)}")
+        if self.memory is not None:
+            bytes_of(self.memory)
         for name in self.tasks:
             if name not in ("all", "none"):
                 task_of(name)
@@ -119,14 +132,16 @@ class Probe:
     tasks: list[LongTask]
     model_hash: str
     clock: Clock
+    plan: dict[str, Any]
 
     @classmethod
     def prepare(cls, settings: Settings, say: Say) -> "Probe":
         """Load and check everything, before any folder is made."""
         from posenc.checkpoints.formats import huggingface, load
 
+        Way.of(settings).check()
         say(f"loading {settings.path}")
-        loaded = load.load(settings.path, dtype=settings.dtype)
+        loaded = load.load(settings.path, dtype=settings.dtype, device=settings.device)
         for words in loaded.notes:
             say(words)
         tokenizer_of(loaded)
@@ -141,22 +156,31 @@ class Probe:
                 f"the positions of {settings.path} are a learned table of {trained:,} rows; give --lengths up to that, "
                 f"got {lengths[-1]:,}"
             )
-        given = Given(loaded, trained, lengths[-1], settings.text, samples=settings.trials, chunk=settings.chunk)
+        how_read: dict[str, Any] = {"chunk": settings.chunk, "batch": settings.batch, "cache": settings.cache}
+        given = Given(loaded, trained, lengths[-1], settings.text, samples=settings.trials, **how_read)
         last = min(LAST, lengths[0] // 2)
         if last < 2:
             raise ValueError(f"a length is 4 tokens or more, got {lengths[0]}")
         room = (len(given.tokens.ids) + len(given.tokens.opening)) // lengths[-1]
-        tokens = SameTokens(given.tokens, lengths[-1], texts=max(1, min(TEXTS, room)), chunk=settings.chunk, last=last)
+        tokens = SameTokens(given.tokens, lengths[-1], texts=max(1, min(TEXTS, room)), last=last, **how_read)
         # All of the text is there, or nothing is begun.
         tokens.window(tokens.texts - 1, lengths[-1])
         tasks = [LongTask.of(TASKS[name], given) for name in settings.asked]
-        return cls(settings, loaded.model, part, trained, lengths, tokens, tasks, hash_of(loaded.path), Clock(say))
+        plan = planned(loaded, lengths, Way.of(settings), settings.memory)
+        say(plans.sentences(plan)[0])
+        hashed = hash_of(loaded.path)
+        return cls(settings, loaded.model, part, trained, lengths, tokens, tasks, hashed, Clock(say), plan)
 
     def record(self, kept: Kept) -> dict[str, Any]:
         """All that is measured."""
         work = [self.tokens.work(self.model, length) for length in self.lengths]
         work += [task.work(self.model, self.lengths[0]) for task in self.tasks]
         self.clock.expect(sum(work))
+        facts = self.facts(what="plan", way=self.plan["way"], lengths=list(self.lengths))
+        ids = self.tokens.window(0, self.lengths[-1])
+        self.plan = kept.once(facts, lambda: {"plan": plans.timed(self.plan, self.model, ids)})["plan"]
+        for words in plans.sentences(self.plan)[1:]:
+            self.clock.say(words)
         values = {n: self.value(kept, self.tokens, n) for n in self.lengths}
         useful, harms = useful_length(values)
         return {
@@ -164,6 +188,7 @@ class Probe:
             "model": self.settings.path,
             "architecture": type(self.model).__name__,
             "trained": self.trained,
+            "plan": self.plan,
             "lengths": list(self.lengths),
             "enough": ENOUGH,
             "same_tokens": {
@@ -180,7 +205,8 @@ class Probe:
 
     def facts(self, **more: Any) -> dict[str, Any]:
         """What the result of a pass depends on."""
-        return {"model": self.model_hash, "dtype": self.settings.dtype, **more}
+        device = {"device": self.settings.device} if self.settings.device != "cpu" else {}
+        return {"model": self.model_hash, "dtype": self.settings.dtype, **device, **more}
 
     def raw(
         self, kept: Kept, measure: Measure, length: int, words: str = "", inside: Mapping[str, Any] | None = None
@@ -190,7 +216,7 @@ class Probe:
 
         def make() -> dict[str, Any]:
             name = f"{words or measure.name}, {length:,} tokens"
-            with self.clock.during(name, measure.work(self.model, length)) as tell:
+            with self.clock.during(name, measure.work(self.model, length)) as tell, within_memory(name, self.plan):
                 return {"raw": measure.run(self.model, length, tell=tell)}
 
         return kept.once(facts, make)["raw"]
@@ -284,6 +310,7 @@ class Probe:
             "text": f"{self.tokens.text.name}, SHA-256 {self.tokens.text.sha256}",
             "tasks": f"{self.settings.trials} trials each, seed 0",
             "dtype": self.settings.dtype,
+            "device": device_in_words(self.settings.device),
             "versions": f"posenc {posenc.__version__}, torch {torch.__version__}, transformers "
             f"{transformers.__version__}, Python {platform.python_version()}",
             "threads": str(torch.get_num_threads()),

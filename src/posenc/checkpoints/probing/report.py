@@ -8,6 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from posenc.checkpoints.extension.report import how, in_markdown, rendered, row_by_row
+from posenc.checkpoints.measures import plan as plans
 from posenc.foreign.text import markdown as shown
 from posenc.lab import store
 from posenc.lab.results import figures
@@ -58,6 +59,7 @@ def write(record: Record, folder: Path) -> Path:
 TOKENS = "Perplexity of the same tokens behind more and more text"
 TASKS = "What is right of each task"
 BANDS = "Change of the loss (nats) where a band of frequencies stands still"
+PLAN = "What was planned for a pass"
 HEADS = "Heads whose logits vary most over keys beyond the trained distances, against nearer ones"
 
 
@@ -93,7 +95,7 @@ def tables(record: Record) -> list[tuple[str, Table]]:
             for head in sorted(record["heads"], key=lambda head: -head["whole"])[:TOP]
         ]
         out.append((HEADS, (headers, rows)))
-    return out
+    return [*out, (PLAN, plans.table(record["plan"]))]
 
 
 def with_error(one: Record) -> str:
@@ -128,7 +130,7 @@ def sentences(record: Record) -> list[str]:
     for what in ("bands", "heads"):
         if record[f"{what}_left_out"]:
             out.append(f"Left out, {what}: {record[f'{what}_left_out']}.")
-    return out
+    return [*out, " ".join(plans.sentences(record["plan"]))]
 
 
 def tokens_in_words(record: Record) -> str:
