@@ -78,8 +78,8 @@ SURFACE = {
     "inspect": "out json",
     "doctor": "json",
     "probe": "tasks lengths trials text bands chunk dtype device memory batch cache out json",
-    "extend": "factor method measures replace text images samples lengths start chunk dtype device memory batch cache passkey "
-    "longrope-factors tune tune-map tune-length tune-rate plan out json",
+    "extend": "factor method measures replace text images samples lengths start chunk dtype device memory batch cache "
+    "passkey longrope-factors tune tune-map tune-length tune-rate plan out json",
     "explore": "run checkpoint out serve port open",
     "export": "out cache trust json",
     "completion": "",

@@ -2,15 +2,16 @@
 
 import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("transformers")
 
+import tiny_llama
 import torch
 
-import tiny_llama
 from posenc.checkpoints import attach
 from posenc.checkpoints.extension import report
 from posenc.checkpoints.extension.extend import extend
@@ -60,17 +61,18 @@ def test_a_device_that_is_none_and_one_too_many_are_refused(monkeypatch) -> None
 
 def test_without_accelerate_its_name_is_said(monkeypatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="--device auto spreads a model by accelerate, .*`pip install accelerate`"):
+    with pytest.raises(ValueError, match=r"--device auto spreads a model by accelerate, .*`pip install accelerate`"):
         devices.check_device("auto")
 
 
 @WITHOUT_CUDA
 def test_what_is_not_there_is_refused_before_anything_is_made(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
+    refused = r"sees none|keeps keys off a CUDA device|--cache is one of device, cpu"
     for asked in ({"device": "cuda"}, {"cache": "cpu"}, {"cache": "disk"}):
-        with pytest.raises(ValueError, match="sees none|keeps keys off a CUDA device|--cache is one of device, cpu"):
+        with pytest.raises(ValueError, match=refused):
             extend(Settings(str(folder), 2.0, **asked), out)
-        with pytest.raises(ValueError, match="sees none|keeps keys off a CUDA device|--cache is one of device, cpu"):
+        with pytest.raises(ValueError, match=refused):
             probe(ProbeSettings(str(folder), **asked), out)
     assert not out.exists()
 
@@ -135,10 +137,10 @@ def test_a_run_of_a_spread_model_is_that_of_a_whole_one(folder: Path, text: str,
 
 
 def test_tokens_go_to_the_first_device_of_a_spread_model() -> None:
-    class Spread:
-        hf_device_map = {"model.embed_tokens": "cpu", "model.layers.0": "cuda:1", "lm_head": "cuda:0"}
-
-    assert devices.first_of(Spread()) == torch.device("cuda:1")
+    spread = SimpleNamespace(
+        hf_device_map={"model.embed_tokens": "cpu", "model.layers.0": "cuda:1", "lm_head": "cuda:0"}
+    )
+    assert devices.first_of(spread) == torch.device("cuda:1")
 
 
 def test_the_peak_of_gpus_is_their_own(monkeypatch) -> None:

@@ -6,10 +6,10 @@ import pytest
 
 pytest.importorskip("transformers")
 
+import tiny_llama
 import torch
 import torch.nn.functional as F
 
-import tiny_llama
 from posenc.checkpoints.formats.load import hollow_model
 from posenc.checkpoints.measures import memory, perplexity
 from posenc.checkpoints.measures.work import Meter

@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("transformers")
 
+import tiny_llama
 import torch
 
-import tiny_llama
 from posenc import cli
 from posenc.checkpoints.extension import extend as module
 from posenc.checkpoints.extension.settings import Settings
@@ -66,9 +66,7 @@ def test_what_cannot_be_made_to_fit_says_so(loaded: load.Loaded) -> None:
     words = said_of(loaded, least - 1)
     assert "No dtype, chunk, batch or cache makes 4,000 tokens fit" in words and "a smaller --factor" in words
     spread = said_of(loaded, least - 1, device="cuda")
-    assert (
-        "--dtype bfloat16 --device auto --chunk 64 keeps weights that do not fit in the memory of the machine" in spread
-    )
+    assert "--dtype bfloat16 --device auto --chunk 64 keeps weights that do not fit" in spread
 
 
 def test_what_does_not_run_on_shapes_has_no_plan_and_says_why(loaded: load.Loaded, monkeypatch) -> None:

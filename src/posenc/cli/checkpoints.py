@@ -163,7 +163,7 @@ class Extend:
     tune_rate: float = 2e-5
     """The highest learning rate of tuning."""
     plan: bool = False
-    """Say what memory the run would take, of a config alone, and run nothing. The exit code is 1 where it does not fit."""
+    """What memory the run would take, by the config alone, and run nothing. The exit code is 1 if that is too much."""
     out: Path = Path("runs/extend")
     """The folder for measurements, report and checkpoint."""
     json: bool = False

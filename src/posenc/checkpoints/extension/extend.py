@@ -359,7 +359,10 @@ EVERY = frozenset(name for made in all_measures.MEASURES.values() for name in ma
 
 
 def stretch_of(loaded: "Loaded", settings: Settings) -> Stretch:
-    """How a model is stretched, by where it keeps its positions; raises as the ways do, and for what cannot be spread."""
+    """How a model is stretched, by where it keeps its positions.
+
+    Raises as the two ways do, and ValueError for what cannot be spread over devices.
+    """
     from posenc.checkpoints.formats import huggingface
 
     reading = huggingface.read(loaded.config)

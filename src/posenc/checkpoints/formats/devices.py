@@ -20,8 +20,8 @@ def check_device(name: str) -> None:
     if name == AUTO:
         if importlib.util.find_spec("accelerate") is None:
             raise ValueError(
-                "--device auto spreads a model by accelerate, which is not installed; `pip install accelerate`, or name "
-                "one device"
+                "--device auto spreads a model by accelerate, which is not installed; `pip install accelerate`, or "
+                "name one device"
             )
         return
     try:
@@ -33,8 +33,8 @@ def check_device(name: str) -> None:
     there = torch.accelerator.current_accelerator(check_available=True)
     if there is None or there.type != asked.type:
         raise ValueError(
-            f"{asked.type} was asked for and torch {torch.__version__} sees none; give --device cpu, or install a torch "
-            f"that is built for it"
+            f"{asked.type} was asked for and torch {torch.__version__} sees none; give --device cpu, or install a "
+            f"torch that is built for it"
         )
     if (count := torch.accelerator.device_count()) <= (asked.index or 0):
         raise ValueError(f"{name} was asked for and torch sees {there.type}:0 to {there.type}:{count - 1}")

@@ -91,7 +91,7 @@ GROUPED = {getattr(torch, "_grouped_mm", None), getattr(F, "grouped_mm", None)} 
 class Fused(TorchFunctionMode):
     """In this thread, attention that is fused makes its output and no scores, and so do products of experts."""
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in GROUPED:
             # Experts: tokens [T, K] and weights [E, K, N]. Without numbers it takes bfloat16 alone.

@@ -72,10 +72,10 @@ def prompt(tokenizer: Any, length: int, depth: float, key: int, opening: Sequenc
 def says_the_key(
     model: Any, ids: Tensor, answer: int, *, chunk: int = 1024, tell: Tell | None = None, cache: str = DEVICE
 ) -> Tensor:
-    """Whether the model, reading greedily, says the last `answer` tokens of a text [T] without a mistake: a bool, or [B].
+    """Whether the model, reading greedily, says the last `answer` tokens of a text without a mistake.
 
-    One teacher-forced pass: a greedy answer is right exactly when every prediction of it is, by induction on the first
-    mistake.
+    It is one bool for ids [T], and [B] of them for several texts [B, T]. One teacher-forced pass: a greedy answer is
+    right exactly when every prediction of it is, by induction on the first mistake.
     """
     return (likeliest(model, ids, answer, chunk, tell, cache=cache) == ids[..., -answer:]).all(-1)
 

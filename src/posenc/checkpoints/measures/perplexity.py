@@ -186,10 +186,11 @@ def check_ids(ids: Tensor, axes: int = 1) -> None:
 def predictions(
     model: Any, ids: Tensor, chunk: int, tell: Tell | None = None, *, last: int | None = None, cache: str = DEVICE
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The logits [n, vocabulary] of each chunk, with the tokens [n] that they predict; arguments and errors of `losses`.
+    """The logits [n, vocabulary] of each chunk, with the tokens [n] that they predict.
 
-    Of several texts they are [B, n, vocabulary] and [B, n]. Where only the last predictions are wanted, a chunk before
-    them gives none, and no logits are made that are not wanted, unless the model makes them all by itself.
+    Arguments and errors are those of `losses`. Of several texts they are [B, n, vocabulary] and [B, n]. Where only the
+    last predictions are wanted, a chunk before them gives none, and no logits are made that are not wanted, unless the
+    model makes them all by itself.
     """
     check_ids(ids, axes=2)
     if chunk < 1:
@@ -277,7 +278,7 @@ def curve(windows: Sequence[Tensor], bins: int = 64) -> tuple[list[float], list[
 def likeliest(
     model: Any, ids: Tensor, last: int, chunk: int, tell: Tell | None = None, *, cache: str = DEVICE
 ) -> Tensor:
-    """The likeliest token at each of the last places of a text, given all before it: [last], or [B, last] of several."""
+    """The likeliest token at each of the last places of a text, given all before it: [last]; of several, [B, last]."""
     read = predictions(model, ids, chunk, tell, last=last, cache=cache)
     return torch.cat([*starmap(lambda logits, _: logits.argmax(-1), read)], -1).cpu()
 

@@ -1,4 +1,4 @@
-"""The plan of a run: what a pass takes of memory at each length, whether that is there, what would help, how long it is."""
+"""The plan of a run: what memory passes take at each length, whether it is there, what would help, how long they are."""
 
 import itertools
 import time
@@ -20,7 +20,7 @@ from posenc.foreign.text import told
 from posenc.lab.results.summary import duration
 
 BESIDE = 1 << 30
-"""Bytes that are left to everything that is not counted: the libraries, or a context of CUDA, and what kernels work in."""
+"""Bytes that are left to what is not counted: the libraries, or a context of CUDA, and what kernels work in."""
 
 CHUNKS = (256, 64)
 """Smaller chunks that are tried where a pass does not fit: below these, time grows faster than memory falls."""
@@ -63,7 +63,7 @@ class Way:
 def planned(loaded: Loaded, lengths: Sequence[int], way: Way, memory: str | None) -> dict[str, Any]:
     """The plan of passes at some lengths (tokens), as JSON.
 
-    memory  what it is held to, such as "24GB"; None: what is free on the device, and what the weights take there already
+    memory  what it is held to, such as "24GB"; None: what the device has free, and what the weights take already
 
     Where the model's own code does not run on shapes alone, there are no rows, and `why_not` says what stopped it.
     """
@@ -116,7 +116,7 @@ def advice(at: Any, way: Way, room: int, length: int) -> str:
     words += f" ({changed})." if changed else "."
     if way.device not in ("cpu", "mps", AUTO) and need.total - need.weights + BESIDE < room:
         more = replace(least, device=AUTO).options(way)
-        return f"{words} {more} keeps weights that do not fit in the memory of the machine, from where they come each time."
+        return f"{words} {more} keeps weights that do not fit in the memory of the machine: slow, and it runs."
     return f"{words} Take a smaller --factor, or more memory."
 
 
@@ -169,7 +169,7 @@ def sentences(plan: Plan) -> list[str]:
     words = f"By plan {last['length']:,} tokens take {size(last['total'])} ({asked}, cache on {way['cache']})"
     if plan["memory"] is not None:
         fits = "fits" if last["fits"] else "does not fit"
-        words += f", and {size(plan['memory'])} are at hand, of which {size(BESIDE)} are left to what is not counted: it {fits}"
+        words += f", and of {size(plan['memory'])} at hand {size(BESIDE)} are left to what is not counted: it {fits}"
     out = [f"{words}. {plan['advice']}".strip()]
     if (chunk := plan["chunk"]) is None:
         return [*out, "It is computed from the config alone; nothing was measured, so it says no time."]
