@@ -1,4 +1,4 @@
-"""The plan of a run: what memory passes take at each length, whether it is there, what would help, how long they are."""
+"""The plan of a run: the memory of a pass at each length, whether it is there, what would help, and how long it takes."""
 
 import itertools
 import time
