@@ -156,7 +156,8 @@ class Read:
     """What a model has read: the tokens [T] in its cache, so that what texts begin with alike is read once."""
 
     def __init__(self) -> None:
-        self.ids, self.cache = torch.empty(0, dtype=torch.long), None
+        self.ids = torch.empty(0, dtype=torch.long)
+        self.cache: Any = None
 
     def go_back(self, ids: Tensor) -> None:
         """Forget the tokens from the first one on that does not begin these ids [T] too.
