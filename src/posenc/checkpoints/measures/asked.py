@@ -1,4 +1,4 @@
-"""A task of long texts as a measure: trials spread over the depth, one teacher-forced pass each."""
+"""A task of long texts as a measure: trials spread over the depth, teacher-forced, common beginnings read once."""
 
 import hashlib
 import math
@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
-
-import torch
 
 from posenc.checkpoints.measures.long_tasks import FILLER, TASKS, Task
 from posenc.checkpoints.measures.measure import (
@@ -22,8 +20,8 @@ from posenc.checkpoints.measures.measure import (
     part_of,
     tokenizer_of,
 )
-from posenc.checkpoints.measures.perplexity import DEVICE, batch_in_facts, likeliest, opening_of, read, side_by_side
-from posenc.checkpoints.measures.questions import Draw, Ids, Question, ids_of, question
+from posenc.checkpoints.measures.perplexity import DEVICE, Read, likeliest, opening_of, read
+from posenc.checkpoints.measures.questions import Draw, Ids, Question, ids_of, questions
 from posenc.checkpoints.measures.work import Work
 from posenc.foreign import near, quoted
 
@@ -72,7 +70,6 @@ class LongTask:
     trials     how many, at depths that are spread evenly from the beginning to the end
     seed       of everything that is drawn; the same trials at every length, and for every method
     chunk      how many tokens go through the model at once
-    batch      how many trials do so side by side, where they have as many tokens
     cache      where keys are kept: "device" or "cpu"
     filler     the sentences that make a text long
 
@@ -90,13 +87,12 @@ class LongTask:
     seed: int = 0
     chunk: int = 1024
     filler: tuple[str, ...] = FILLER
-    batch: int = 1
     cache: str = DEVICE
     unit: ClassVar = "tokens"
     price: ClassVar = "right"
     needs: ClassVar = ENOUGH
     baselines: ClassVar[Mapping[str, str]] = {}
-    options: ClassVar = frozenset({"text", "samples", "chunk", "batch", "cache"})
+    options: ClassVar = frozenset({"text", "samples", "chunk", "cache"})
 
     @classmethod
     def of(cls, task: Task, given: Given) -> "LongTask":
@@ -107,8 +103,8 @@ class LongTask:
         tokenizer = tokenizer_of(given.loaded)
         filler = sentences(read(given.text)[1]) if given.text else FILLER
         trials = TRIALS if given.samples is None else given.samples
-        batch = min(given.batch, trials)
-        return cls(task, tokenizer, opening_of(tokenizer), trials, 0, given.chunk, filler, batch, given.cache)
+        how_read: dict[str, Any] = {"chunk": given.chunk, "cache": given.cache}
+        return cls(task, tokenizer, opening_of(tokenizer), trials, filler=filler, **how_read)
 
     def __post_init__(self) -> None:
         if self.trials < 1:
@@ -124,7 +120,7 @@ class LongTask:
 
     @property
     def numbers(self) -> tuple[Number, ...]:
-        of_each = chances(self.draw(0, ids_of(self.tokenizer)))
+        of_each = chances(self.draws(0, ids_of(self.tokenizer))[0])
         right = Number("right", "share of what is asked that is said", True, math.fsum(of_each) / len(of_each))
         whole = Number("whole", "share of answers without a mistake", True, math.prod(of_each))
         return (right, whole) if len(of_each) > 1 else (right,)
@@ -132,45 +128,48 @@ class LongTask:
     @property
     def facts(self) -> dict[str, Any]:
         filler = hashlib.sha256("\0".join(self.filler).encode()).hexdigest()
-        facts = {"task": self.name, "trials": self.trials, "seed": self.seed, "filler": filler, "chunk": self.chunk}
-        return facts | batch_in_facts(self.batch)
+        return {"task": self.name, "trials": self.trials, "seed": self.seed, "filler": filler, "chunk": self.chunk}
 
     def depth(self, trial: int) -> float:
         """How deep in its text a trial lies, from 0 to 1."""
         return trial / (self.trials - 1) if self.trials > 1 else 0.5
 
-    def draw(self, trial: int, ids: Ids) -> Draw:
-        draws = random.Random(f"{self.seed} {self.name} {trial}")
-        return self.task.draw(draws, self.depth(trial), self.filler, ids)
+    @property
+    def texts(self) -> list[range]:
+        """The trials of each text: as many as the task has for one, spread over its depth."""
+        count = math.ceil(self.trials / self.task.most)
+        return [range(first, self.trials, count) for first in range(count)]
+
+    def draws(self, text: int, ids: Ids) -> list[Draw]:
+        """The trials of a text."""
+        drawn = random.Random(f"{self.seed} {self.name} {text}")
+        return self.task.draw(drawn, [self.depth(trial) for trial in self.texts[text]], self.filler, ids)
 
     def questions(self, length: int) -> Iterator[Question]:
-        """The trials at a length, in their order; raises TooShort where it is too short for the task."""
+        """The trials at a length, text by text; raises TooShort where it is too short for the task."""
         ids = ids_of(self.tokenizer)
-        for trial in range(self.trials):
-            yield question(self.draw(trial, ids), ids, length, self.opening)
+        for text in range(len(self.texts)):
+            yield from questions(self.draws(text, ids), ids, length, self.opening)
 
     def passes(self, lengths: Sequence[int], by_length: bool) -> tuple[int, ...]:
         """Each length has texts of its own."""
         return tuple(lengths)
 
     def work(self, model: Any, length: int) -> float:
-        return self.trials * Work.of(model).total(length)
+        return len(self.texts) * Work.of(model).total(length)
 
     def run(self, model: Any, length: int, how: str = WHOLE, tell: Tell | None = None) -> dict[str, Any]:
         """Which items of each trial were right; raises TooShort for a length without room for the task."""
         if how != WHOLE:
             raise ValueError(f"{self.name} is asked of the whole text alone, not of {quoted(how)}")
-        trials, done = list(self.questions(length)), 0
-        tokens, right = [len(trial.ids) for trial in trials], {}
-        for group in side_by_side(tokens, self.batch):
-            share = part_of(tell, done, self.trials, len(group))
-            ids, answer = torch.stack([trials[one].ids for one in group]), max(trials[one].answer for one in group)
-            said = likeliest(model, ids, answer, self.chunk, share, cache=self.cache)
-            right |= {one: trials[one].right(of[-trials[one].answer :]) for one, of in zip(group, said, strict=True)}
-            done += len(group)
+        asked, before, right = list(self.questions(length)), Read(self.cache), []
+        for number, one in enumerate(asked):
+            share = part_of(tell, number, len(asked))
+            right.append(one.right(likeliest(model, one.ids, one.answer, self.chunk, share, before)))
+        tokens = [len(one.ids) for one in asked]
         return {
-            "right": [right[trial] for trial in range(self.trials)],
-            "depths": [self.depth(trial) for trial in range(self.trials)],
+            "right": right,
+            "depths": [self.depth(trial) for trials in self.texts for trial in trials],
             "tokens": tokens,
             "read": sum(tokens),
         }

@@ -20,7 +20,7 @@ from posenc.checkpoints.measures.measure import (
     part_of,
     tokenizer_of,
 )
-from posenc.checkpoints.measures.perplexity import DEVICE, batch_in_facts, likeliest, opening_of, side_by_side
+from posenc.checkpoints.measures.perplexity import DEVICE, Read, likeliest, opening_of
 from posenc.checkpoints.measures.work import Work
 
 OPENING = "Somewhere in the following text a pass key is hidden. Remember it: you will be asked for it at the end.\n\n"
@@ -70,14 +70,16 @@ def prompt(tokenizer: Any, length: int, depth: float, key: int, opening: Sequenc
 
 
 def says_the_key(
-    model: Any, ids: Tensor, answer: int, *, chunk: int = 1024, tell: Tell | None = None, cache: str = DEVICE
-) -> Tensor:
+    model: Any, ids: Tensor, answer: int, *, chunk: int = 1024, tell: Tell | None = None, read: Read | None = None
+) -> bool:
     """Whether the model, reading greedily, says the last `answer` tokens of a text without a mistake.
 
-    It is one bool for ids [T], and [B] of them for several texts [B, T]. One teacher-forced pass: a greedy answer is
-    right exactly when every prediction of it is, by induction on the first mistake.
+    read  what it read before, as `likeliest` has it
+
+    One teacher-forced pass: a greedy answer is right exactly when every prediction of it is, by induction on the first
+    mistake.
     """
-    return (likeliest(model, ids, answer, chunk, tell, cache=cache) == ids[..., -answer:]).all(-1)
+    return bool((likeliest(model, ids, answer, chunk, tell, read) == ids[-answer:]).all())
 
 
 def retrieve(
@@ -89,27 +91,23 @@ def retrieve(
     depths: Sequence[float] = DEPTHS,
     opening: Sequence[int] = (),
     chunk: int = 1024,
-    batch: int = 1,
     cache: str = DEVICE,
     tell: Tell | None = None,
 ) -> list[Retrieval]:
-    """How often the key is found at each depth of a text; each trial has a key of its own.
-
-    batch  how many trials go through the model side by side, where they have as many tokens
+    """How often the key is found at each depth of a text; each trial is a pass with a key of its own.
 
     The keys are the same for every model and method, five digits drawn from the depth and the trial.
     """
-    keys = [(depth, random.Random(f"{depth} {trial}")) for depth in depths for trial in range(trials)]
-    prompts = [prompt(tokenizer, length, depth, key.randrange(10_000, 100_000), opening) for depth, key in keys]
-    right, done = [False] * len(prompts), 0
-    for group in side_by_side([(len(ids), answer) for ids, answer in prompts], batch):
-        share = part_of(tell, done, len(prompts), len(group))
-        ids = torch.stack([prompts[one][0] for one in group])
-        said = says_the_key(model, ids, prompts[group[0]][1], chunk=chunk, tell=share, cache=cache)
-        for one, is_right in zip(group, said.tolist(), strict=True):
-            right[one] = is_right
-        done += len(group)
-    return [Retrieval(length, d, sum(right[n * trials : (n + 1) * trials]), trials) for n, d in enumerate(depths)]
+    found, passes, before = [], len(depths) * trials, Read(cache)
+    for place, depth in enumerate(depths):
+        right = 0
+        for trial in range(trials):
+            key = random.Random(f"{depth} {trial}").randrange(10_000, 100_000)
+            ids, answer = prompt(tokenizer, length, depth, key, opening)
+            share = part_of(tell, place * trials + trial, passes)
+            right += says_the_key(model, ids, answer, chunk=chunk, tell=share, read=before)
+        found.append(Retrieval(length, depth, right, trials))
+    return found
 
 
 class PassKeys:
@@ -121,17 +119,17 @@ class PassKeys:
     price: ClassVar = "right"
     needs: ClassVar = ABLE
     baselines: ClassVar[Mapping[str, str]] = {}
-    options: ClassVar = frozenset({"passkey", "chunk", "batch", "cache"})
+    options: ClassVar = frozenset({"passkey", "chunk", "cache"})
 
     def __init__(self, given: Given) -> None:
         """Raises CannotRead without a tokenizer, ValueError without trials."""
         if given.passkey < 1:
             raise ValueError(f"pass-keys takes a --passkey of 1 or more, got {given.passkey}")
         self.tokenizer, self.trials, self.chunk = tokenizer_of(given.loaded), given.passkey, given.chunk
-        self.batch, self.cache = min(given.batch, len(DEPTHS) * self.trials), given.cache
+        self.cache = given.cache
         self.opening = opening_of(self.tokenizer)
         self.on = f"{self.trials} of {len(DEPTHS)} depths each, in repeated sentences; chunks of {self.chunk:,} tokens"
-        self.facts = {"trials": self.trials, "depths": list(DEPTHS), "chunk": self.chunk} | batch_in_facts(self.batch)
+        self.facts = {"trials": self.trials, "depths": list(DEPTHS), "chunk": self.chunk}
 
     def passes(self, lengths: Sequence[int], by_length: bool) -> tuple[int, ...]:
         return tuple(lengths)
@@ -140,8 +138,8 @@ class PassKeys:
         return Work.of(model).total(length) * self.trials * len(DEPTHS)
 
     def run(self, model: Any, length: int, how: str = WHOLE, tell: Tell | None = None) -> dict[str, Any]:
-        how_read: dict[str, Any] = {"chunk": self.chunk, "batch": self.batch, "cache": self.cache}
-        keys = retrieve(model, self.tokenizer, length, self.trials, opening=self.opening, tell=tell, **how_read)
+        how_read: dict[str, Any] = {"opening": self.opening, "chunk": self.chunk, "cache": self.cache, "tell": tell}
+        keys = retrieve(model, self.tokenizer, length, self.trials, **how_read)
         return {"keys": [asdict(key) for key in keys], "read": length * self.trials * len(DEPTHS)}
 
     def values(self, raw: Mapping[int, Mapping[str, Any]], length: int) -> dict[str, Value]:

@@ -141,7 +141,7 @@ def losses(
 
     Raises ValueError for fewer than two tokens, or a chunk below 1.
     """
-    read = predictions(model, ids, chunk, tell, last=last, cache=cache)
+    read = predictions(model, ids, chunk, tell, Read(cache), last=last)
     # A loop would hold the logits of a chunk while the next ones are made. What waits on the device costs less than a
     # stop of it for each chunk.
     return torch.cat([*starmap(of_rows, read)], -1).cpu()
@@ -182,48 +182,90 @@ def check_ids(ids: Tensor, axes: int = 1) -> None:
         raise ValueError(f"predictions take the ids [T]{several} of two tokens or more, got shape {list(ids.shape)}")
 
 
+class Read:
+    """What a model has read: the tokens [T] in its cache, so that what texts begin with alike is read once.
+
+    place  where the cache is kept: one of PLACES
+    """
+
+    def __init__(self, place: str = DEVICE) -> None:
+        self.place, self.ids = place, torch.empty(0, dtype=torch.long)
+        self.cache: Any = None
+
+    def begun(self, model: Any) -> Any:
+        """The cache for the next tokens; None where the model makes its own."""
+        if self.cache is None and self.place != DEVICE:
+            from transformers import DynamicCache
+
+            return DynamicCache(config=model.config, offloading=True)
+        return self.cache
+
+    def go_back(self, ids: Tensor) -> None:
+        """Forget the tokens from the first one on that does not begin these ids [T] too.
+
+        All are forgotten where a layer does not hold every token, as windows and recurrent states do not.
+        """
+        most = min(len(ids), len(self.ids))
+        other = (ids[:most] != self.ids[:most]).nonzero()
+        alike = int(other[0]) if len(other) else most
+        if alike == len(self.ids):
+            return
+        if alike and can_go_back(self.cache):
+            self.cache.crop(alike - len(self.ids))
+        else:
+            alike, self.cache = 0, None
+        self.ids = ids[:alike]
+
+
+def can_go_back(cache: Any) -> bool:
+    """Whether the last tokens can be taken from a cache of transformers', because its layers hold all of them."""
+    layers = getattr(cache, "layers", ())
+    # What is on its way between devices is left alone.
+    at_rest = not getattr(cache, "offloading", False)
+    return bool(layers) and at_rest and all(type(layer).__name__ == "DynamicLayer" for layer in layers)
+
+
 @torch.inference_mode()
 def predictions(
-    model: Any, ids: Tensor, chunk: int, tell: Tell | None = None, *, last: int | None = None, cache: str = DEVICE
+    model: Any,
+    ids: Tensor,
+    chunk: int,
+    tell: Tell | None = None,
+    read: Read | None = None,
+    *,
+    last: int | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The logits [n, vocabulary] of each chunk, with the tokens [n] that they predict.
+    """The logits [n, vocabulary] of each chunk, with the tokens [n] that they predict; raises as `losses` does.
 
-    Arguments and errors are those of `losses`. Of several texts they are [B, n, vocabulary] and [B, n]. Where only the
-    last predictions are wanted, a chunk before them gives none, and no logits are made that are not wanted, unless the
-    model makes them all by itself.
+    read  what the model has read of these ids already, of which nothing is predicted again; it grows by each chunk
+    last  how many predictions at the end are wanted; None: all. A chunk before them gives none, and no logits are made
+          that are not wanted, unless the model makes them all by itself
+
+    Of several texts they are [B, n, vocabulary] and [B, n].
     """
     check_ids(ids, axes=2)
     if chunk < 1:
         raise ValueError(f"chunk must be 1 token or more, got {chunk}")
-    work, ids, name = Work.of(model), ids.to(first_of(model)), cache_name(model)
-    held, texts = new_cache(model, cache), ids.view(-1, ids.shape[-1])
+    work, read, on_device, name = Work.of(model), read or Read(), ids.to(first_of(model)), cache_name(model)
+    texts = on_device.view(-1, ids.shape[-1])
     chooses = "logits_to_keep" in inspect.signature(model.forward).parameters
     # The last token predicts nothing.
-    read = ids.shape[-1] - 1
-    for start in range(0, read, chunk):
-        end = min(start + chunk, read)
-        wanted = end - start if last is None else max(0, min(end - start, last - (read - end)))
+    first, until = read.ids.shape[-1], ids.shape[-1] - 1
+    for start in range(first, until, chunk):
+        end = min(start + chunk, until)
+        wanted = end - start if last is None else max(0, min(end - start, last - (until - end)))
         # None of them would be all.
         kept = {"logits_to_keep": max(1, wanted)} if chooses and wanted < end - start else {}
-        out = model(input_ids=texts[:, start:end], use_cache=True, **{name: held}, **kept)
-        held = getattr(out, name)
+        out = model(input_ids=texts[:, start:end], use_cache=True, **{name: read.begun(model)}, **kept)
+        read.ids, read.cache = ids[..., :end], getattr(out, name)
         if wanted:
             logits = out.logits[:, -wanted:] if ids.dim() > 1 else out.logits[0, -wanted:]
-            yield logits, ids[..., end + 1 - wanted : end + 1]
+            yield logits, on_device[..., end + 1 - wanted : end + 1]
             del logits
         # The logits of this chunk must go before those of the next come.
         del out
         if tell is not None:
-            tell(work.share(end, read))
-
-
-def new_cache(model: Any, place: str) -> Any:
-    """The cache that a text begins with: None where the model makes its own."""
-    if place == DEVICE:
-        return None
-    from transformers import DynamicCache
-
-    return DynamicCache(config=model.config, offloading=True)
+            tell(work.share(end, until, first))
 
 
 def check_cache(place: str, device: str) -> None:
@@ -234,16 +276,6 @@ def check_cache(place: str, device: str) -> None:
     on = device if device != AUTO else "cpu" if there is None else there.type
     if place != DEVICE and not on.startswith("cuda"):
         raise ValueError(f"--cache cpu keeps keys off a CUDA device, and this model is on {on}; leave it out")
-
-
-def side_by_side(sizes: Sequence[Any], batch: int) -> list[list[int]]:
-    """Which texts go through a model together: those of one size, at most so many.
-
-    >>> side_by_side([7, 8, 7, 7], 2)
-    [[0, 2], [3], [1]]
-    """
-    alike = [[n for n, one in enumerate(sizes) if one == size] for size in dict.fromkeys(sizes)]
-    return [of[first : first + batch] for of in alike for first in range(0, len(of), batch)]
 
 
 def perplexity(windows: Sequence[Tensor], first: int, end: int) -> float:
@@ -276,11 +308,16 @@ def curve(windows: Sequence[Tensor], bins: int = 64) -> tuple[list[float], list[
 
 @torch.inference_mode()
 def likeliest(
-    model: Any, ids: Tensor, last: int, chunk: int, tell: Tell | None = None, *, cache: str = DEVICE
+    model: Any, ids: Tensor, last: int, chunk: int, tell: Tell | None = None, read: Read | None = None
 ) -> Tensor:
-    """The likeliest token at each of the last places of a text, given all before it: [last]; of several, [B, last]."""
-    read = predictions(model, ids, chunk, tell, last=last, cache=cache)
-    return torch.cat([*starmap(lambda logits, _: logits.argmax(-1), read)], -1).cpu()
+    """The likeliest token at each of the last places of a text, given all before it: [last].
+
+    read  what the model read before, which goes on from where this text begins otherwise
+    """
+    read = read or Read()
+    read.go_back(ids[: len(ids) - 1 - last])
+    wanted = predictions(model, ids, chunk, tell, read, last=last)
+    return torch.cat([*starmap(lambda logits, _: logits.argmax(-1), wanted)]).cpu()
 
 
 class Perplexity:

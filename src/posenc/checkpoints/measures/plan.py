@@ -1,4 +1,4 @@
-"""The plan of a run: the memory of a pass at each length, whether it is there, what would help, and how long it takes."""
+"""The plan of a run: the memory of a pass at each length, whether it is there, what would help, and the time of it."""
 
 import itertools
 import time
