@@ -254,6 +254,7 @@ def test_a_long_number_behind_a_long_word_is_found():
 OWN = {
     "huggingface.py": ["json.loads(text)", "json.loads(json.dumps("],
     "load.py": ["json.loads(self.config.to_json_string())"],
+    "devices.py": ["MEMINFO.read_text("],
     "work.py": ['Path("/proc/self/status").read_text('],
     "runs.py": ["json.loads(json.dumps(", "open(file,"],
     "packages.py": ['open(file, "wb")'],

@@ -61,7 +61,9 @@ def test_a_device_that_is_none_and_one_too_many_are_refused(monkeypatch) -> None
 
 def test_without_accelerate_its_name_is_said(monkeypatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"--device auto spreads a model by accelerate, .*`pip install accelerate`"):
+    with pytest.raises(
+        ValueError, match=r"--device auto spreads a model by accelerate, .*`pip install 'posenc\[hf\]'`"
+    ):
         devices.check_device("auto")
 
 

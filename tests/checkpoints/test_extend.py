@@ -117,7 +117,8 @@ def test_dynamic_scaling_changes_nothing_up_to_the_trained_length_and_something_
 
 def test_every_finished_pass_has_a_line_with_its_losses_and_what_they_depend_on(done) -> None:
     record, out = done
-    lines = [json.loads(line) for line in (out / "measurements.jsonl").read_text().splitlines()]
+    plan, *lines = (json.loads(line) for line in (out / "measurements.jsonl").read_text().splitlines())
+    assert plan["plan"] == record["plan"] and [row["length"] for row in plan["plan"]["rows"]] == [96, 144, 192]
     assert [(line["name"], line["facts"]["length"], line["facts"]["horizon"]) for line in lines] == [
         ("none", 192, None),
         ("linear", 192, None),
@@ -433,7 +434,7 @@ def test_a_cut_run_goes_on_with_what_is_left(model: Path, text: str, tmp_path: P
     losses = perplexity.losses
 
     def counted(model: Any, ids: torch.Tensor, **given: Any) -> torch.Tensor:
-        passes.append(len(ids))
+        passes.append(ids.shape[-1])
         if len(passes) == 3:
             raise KeyboardInterrupt
         return losses(model, ids, **given)

@@ -86,29 +86,24 @@ def test_memory_holds_the_logits_of_one_chunk_and_few_rows_in_float32(model, ids
     assert max(rows) == 16 and sum(rows) == 149
 
 
-def test_the_logits_of_a_chunk_are_gone_when_the_next_ones_are_made(model, ids: Tensor) -> None:
-    made: list[weakref.ref] = []
+def test_the_logits_of_a_chunk_are_gone_when_the_next_ones_are_made(ids: Tensor) -> None:
+    model, made = tiny_llama.model(), []
 
     def before(*_: object) -> None:
         assert all(logits() is None for logits in made)
 
-    hooks = [
-        model.register_forward_pre_hook(before),
-        model.lm_head.register_forward_hook(lambda head, given, out: made.append(weakref.ref(out.untyped_storage()))),
-    ]
+    model.register_forward_pre_hook(before)
+    model.lm_head.register_forward_hook(lambda head, given, out: made.append(weakref.ref(out.untyped_storage())))
     perplexity.losses(model, ids, chunk=40)
     perplexity.likeliest(model, ids, 100, 40)
-    for hook in hooks:
-        hook.remove()
     assert len(made) == 8
 
 
-def test_no_logits_are_made_that_are_not_wanted(model, ids: Tensor) -> None:
-    made = []
-    hook = model.lm_head.register_forward_hook(lambda head, given, out: made.append(out.shape[1]))
+def test_no_logits_are_made_that_are_not_wanted(ids: Tensor) -> None:
+    model, made = tiny_llama.model(), []
+    model.lm_head.register_forward_hook(lambda head, given, out: made.append(out.shape[1]))
     last = perplexity.losses(model, ids, chunk=40, last=50)
     said = perplexity.likeliest(model, ids, 50, 40)
-    hook.remove()
     # 149 predictions in chunks of 40, 40, 40 and 29; of a chunk without any, the model makes one all the same.
     assert made == [1, 1, 21, 29] * 2
     whole = perplexity.losses(model, ids, chunk=40)

@@ -12,6 +12,9 @@ from posenc.foreign import quoted
 AUTO = "auto"
 """A model spread over what there is: GPUs first, then the memory of the machine, then its disk."""
 
+MEMINFO = Path("/proc/meminfo")
+"""Where Linux says how much memory is free."""
+
 UNITS = {"MB": 10**6, "GB": 10**9, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
@@ -20,7 +23,7 @@ def check_device(name: str) -> None:
     if name == AUTO:
         if importlib.util.find_spec("accelerate") is None:
             raise ValueError(
-                "--device auto spreads a model by accelerate, which is not installed; `pip install accelerate`, or "
+                "--device auto spreads a model by accelerate, which is not installed; `pip install 'posenc[hf]'`, or "
                 "name one device"
             )
         return
@@ -72,8 +75,9 @@ def at_hand(name: str) -> int | None:
         return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
     if device.type != "cpu":
         return torch.accelerator.get_memory_info(device)[0]
-    said = Path("/proc/meminfo")
-    found = re.search(r"MemAvailable:\s+(\d+) kB", said.read_text(encoding="utf-8")) if said.exists() else None
+    if not MEMINFO.exists():
+        return None
+    found = re.search(r"MemAvailable:\s+(\d+) kB", MEMINFO.read_text(encoding="utf-8"))
     return int(found[1]) * 1024 if found else None
 
 

@@ -225,7 +225,6 @@ def can_go_back(cache: Any) -> bool:
     return bool(layers) and at_rest and all(type(layer).__name__ == "DynamicLayer" for layer in layers)
 
 
-@torch.inference_mode()
 def predictions(
     model: Any,
     ids: Tensor,
@@ -256,7 +255,9 @@ def predictions(
         wanted = end - start if last is None else max(0, min(end - start, last - (until - end)))
         # None of them would be all.
         kept = {"logits_to_keep": max(1, wanted)} if chooses and wanted < end - start else {}
-        out = model(input_ids=texts[:, start:end], use_cache=True, **{name: read.begun(model)}, **kept)
+        # As a decorator it would hold what was given last while the next is made.
+        with torch.inference_mode():
+            out = model(input_ids=texts[:, start:end], use_cache=True, **{name: read.begun(model)}, **kept)
         read.ids, read.cache = ids[..., :end], getattr(out, name)
         if wanted:
             logits = out.logits[:, -wanted:] if ids.dim() > 1 else out.logits[0, -wanted:]
