@@ -12,16 +12,20 @@ pytest.importorskip("transformers")
 import tiny_llama
 import torch
 
+from posenc.catalogue import build
 from posenc.checkpoints import attach
 from posenc.checkpoints.extension import report
 from posenc.checkpoints.extension.extend import extend
 from posenc.checkpoints.extension.settings import Settings
 from posenc.checkpoints.files.tensors import GGUFTensors
 from posenc.checkpoints.formats import devices, load
+from posenc.checkpoints.live.cached_positions import Step
 from posenc.checkpoints.measures import perplexity
 from posenc.checkpoints.measures.work import Meter
 from posenc.checkpoints.probing.probe import Settings as ProbeSettings
 from posenc.checkpoints.probing.probe import probe
+from posenc.encoding import Shape
+from posenc.positions import Positions
 
 WITHOUT_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 ON_DISK = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.layers.1": "disk", "model.norm": "cpu"}
@@ -143,6 +147,15 @@ def test_tokens_go_to_the_first_device_of_a_spread_model() -> None:
         hf_device_map={"model.embed_tokens": "cpu", "model.layers.0": "cuda:1", "lm_head": "cuda:0"}
     )
     assert devices.first_of(spread) == torch.device("cuda:1")
+
+
+def test_positions_are_copied_once_to_the_device_of_a_layer() -> None:
+    at, none = Positions.count(5), build("none", Shape(dim=8, heads=1))
+    step = Step((none, none), at, at, [(5, 0)] * 2)
+    # Without numbers is a device too.
+    other = step.placed(at, torch.device("meta"))
+    assert other.coords.is_meta and other.order.is_meta and step.placed(at, torch.device("meta")) is other
+    assert step.placed(at, torch.device("cpu")) is at
 
 
 def test_the_peak_of_gpus_is_their_own(monkeypatch) -> None:

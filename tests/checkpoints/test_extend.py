@@ -468,7 +468,9 @@ def test_from_the_command_line_an_interrupt_is_one_sentence_and_the_same_command
             patch.setattr(perplexity, "losses", lambda *_, number=number, **__: signal.raise_signal(number))
             assert cli.main(given) == 128 + number
         said = capsys.readouterr().err.splitlines()
-        assert said[-1] == f"posenc: {how}; what was finished is kept, give the same command again" and len(said) == 2
+        assert said[-1] == f"posenc: {how}; what was finished is kept, give the same command again"
+        # Before it: what is loaded, what it takes by plan, and the time of a chunk.
+        assert len(said) == 4 and "By plan 192 tokens" in said[1] and "A chunk of" in said[2]
     # What a kill leaves of a checkpoint that is being written.
     (out / ".checkpoint.1-0123abcd.part").mkdir()
     assert cli.main(given) == 0
@@ -662,9 +664,15 @@ def test_what_cannot_be_written_is_not_tuned(model: Path, text: str, tmp_path: P
         ({"lengths": (1,)}, "lengths go from 2 to the target of 192, got 1"),
         ({"measures": ("perplexitty",)}, "no measure named 'perplexitty'.*did you mean 'perplexity'"),
         ({"measures": ("masked",)}, "masked does not fit a LlamaForCausalLM; it is measured by perplexity, pass-keys"),
-        ({"measures": ("pass-keys",), "passkey": 1}, "--text would change nothing here .pass-keys reads --chunk, --pa"),
+        (
+            {"measures": ("pass-keys",), "passkey": 1},
+            "--text would change nothing here .pass-keys reads --cache, --chunk, --pa",
+        ),
         ({"methods": ("truncate",)}, "truncate is a way to use the model as it is that none of perplexity has"),
-        ({"images": ("a.png",)}, "--images would change nothing here .perplexity reads --chunk, --samples, --start"),
+        (
+            {"images": ("a.png",)},
+            "--images would change nothing here .perplexity reads --batch, --cache, --chunk, --sa",
+        ),
         ({"passkey": 2, "measures": ("perplexity",)}, "--passkey would change nothing here .perplexity reads"),
         ({"measures": ("perplexity", "pass-keys"), "passkey": 0}, "pass-keys takes a --passkey of 1 or more, got 0"),
         ({"tune_length": 40}, "--tune-length would change nothing here"),

@@ -158,6 +158,8 @@ def found(of: Measure, model: Any, length: int, how: str = "whole") -> dict[str,
 class Oracle(torch.nn.Module):
     """Says every token right whose number is below a limit, and nothing of the others."""
 
+    device = torch.device("cpu")
+
     def __init__(self, answers: torch.Tensor, limit: int) -> None:
         super().__init__()
         self.answers, self.limit = answers, limit
@@ -193,6 +195,8 @@ def test_a_text_that_fills_no_document_is_an_error_before_anything_is_measured(t
 def test_an_excerpt_beyond_the_table_is_found_only_by_who_read_so_far(text: str) -> None:
     class Bag(torch.nn.Module):
         """A text's vector counts its words: whoever holds an excerpt's words is near it."""
+
+        device = torch.device("cpu")
 
         def forward(self, input_ids: torch.Tensor) -> Any:
             return type("Out", (), {"last_hidden_state": torch.nn.functional.one_hot(input_ids, 24).float()})

@@ -52,7 +52,7 @@ def test_a_window_ends_the_cache_and_shared_keys_are_kept_once() -> None:
         "hidden_size_per_layer_input": 8,
         "laurel_rank": 4,
         "altup_num_inputs": 2,
-        "activation_sparsity_pattern": 0.0,
+        "activation_sparsity_pattern": [0.0] * 4,
     }
     shared = of(Gemma3nTextConfig(**sizes | small, num_kv_shared_layers=2), 100, chunk=50)
     assert shared.cache == 2 * 2 * 16 * 99 * 4

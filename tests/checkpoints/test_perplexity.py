@@ -118,7 +118,6 @@ def test_texts_side_by_side_are_read_as_by_themselves(model, ids: Tensor) -> Non
         lambda given: perplexity.losses(model, given, chunk=40),
         lambda given: perplexity.losses(model, given, chunk=40, last=30),
         lambda given: perplexity.losses_in_windows(model, given, 60, chunk=25),
-        lambda given: perplexity.likeliest(model, given, 30, 40),
     ):
         torch.testing.assert_close(read(texts), torch.stack([read(one) for one in texts]), rtol=1e-5, atol=1e-5)
 

@@ -41,6 +41,15 @@ class Step:
     at: Positions
     sizes: Sequence[tuple[int, int]]
     keys: dict[tuple[int, int], Positions] = field(default_factory=dict)
+    copies: dict[tuple[int, torch.device], Positions] = field(default_factory=dict)
+
+    def placed(self, at: Positions, device: torch.device) -> Positions:
+        """The same Positions on a device, copied once: the layers of a model that is spread attend on several."""
+        if (at.device or torch.get_default_device()) == device:
+            return at
+        if (id(at), device) not in self.copies:
+            self.copies[id(at), device] = at.to(device)
+        return self.copies[id(at), device]
 
     def keys_at(self, layer: int, keys: int) -> Positions:
         """The Positions of a layer's keys, of which there are so many; layers of the same tokens share them.

@@ -194,8 +194,9 @@ def attend(
         mask = Mask(given=attention_mask)
     else:
         mask = Mask(causal=getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    keys = Keys(key, value, step.keys_at(layer, key.shape[2]))
-    return attend_through(step.encodings[layer], module, query, step.at, keys, mask, **asked)
+    keys = Keys(key, value, step.placed(step.keys_at(layer, key.shape[2]), key.device))
+    at = step.placed(step.at, query.device)
+    return attend_through(step.encodings[layer], module, query, at, keys, mask, **asked)
 
 
 def attend_through(
