@@ -16,10 +16,9 @@ from posenc.checkpoints.measures.work import Meter
 
 
 def of(config: Any, length: int, dtype: torch.dtype = torch.float32, **way: Any) -> memory.Memory:
-    import transformers
+    from transformers import AutoModelForCausalLM
 
-    kind = getattr(transformers, type(config).__name__.replace("Config", "ForCausalLM"))
-    return memory.of_pass(hollow_model(kind, config, dtype), length, **way)
+    return memory.of_pass(hollow_model(AutoModelForCausalLM, config, dtype), length, **way)
 
 
 def test_weights_cache_and_logits_are_those_of_the_formulas() -> None:

@@ -380,7 +380,7 @@ def asked_lengths(stretch: Stretch, settings: Settings) -> tuple[int, ...]:
     return lengths_of(stretch.trained, stretch.target, settings.lengths)
 
 
-OF_PLANS = ("factor", "methods", "lengths", "dtype", "device", "memory", "chunk", "batch", "cache", "replace")
+OF_PLANS = ("factor", "lengths", "dtype", "device", "memory", "chunk", "batch", "cache")
 """The settings that a plan alone depends on."""
 
 
@@ -398,7 +398,7 @@ def foreseen(settings: Settings) -> dict[str, Any]:
     if settings.memory is None:
         way.check()
     loaded = load.without_weights(settings.path, dtype=settings.dtype)
-    stretch = stretch_of(loaded, settings)
+    stretch = stretch_of(loaded, replace(settings, methods=("none",)))
     if Perplexity.name not in stretch.fitting:
         raise ValueError(f"plans are made for decoders, and {type(loaded.model).__name__} is none; leave out --plan")
     return planned(loaded, asked_lengths(stretch, settings), way, settings.memory)
