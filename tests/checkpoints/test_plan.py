@@ -1,6 +1,7 @@
 """The plan of a run: what fits, what would help, how long it takes, and how it is said."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,16 @@ def test_the_fewest_changes_that_make_it_fit_are_named(loaded: load.Loaded) -> N
     assert "With --batch 1 4,000" in said_of(loaded, needed(loaded, batch=8) - 1, batch=8)
     both = said_of(loaded, needed(loaded, dtype="bfloat16", chunk=64))
     assert both.startswith("With --dtype bfloat16 --chunk 64 4,000")
+
+
+def test_keys_elsewhere_are_told_with_the_memory_that_they_take_there(loaded: load.Loaded) -> None:
+    deep = load.hollow_model(type(loaded.model), tiny_llama.config(num_hidden_layers=5))
+    five = replace(loaded, model=deep, config=deep.config)
+    way = {"dtype": "bfloat16", "chunk": 64, "device": "cuda"}
+    words = said_of(five, needed(five, **way, cache="cpu"), **way)
+    # 3,999 tokens of five layers, keys and values of 16 channels, 2 bytes each.
+    assert words.startswith("With --cache cpu 4,000 tokens take ")
+    assert words.endswith("; the machine holds 1.2 MiB of keys.")
 
 
 def test_what_cannot_be_made_to_fit_says_so(loaded: load.Loaded) -> None:

@@ -109,7 +109,9 @@ def advice(at: Any, way: Way, room: int, length: int) -> str:
     # Sorting keeps the order among those with as many changes.
     for other in sorted(ways, key=lambda one: sum(a != b for a, b in zip(astuple(one), astuple(way), strict=True))):
         if (need := at(other)).total + BESIDE <= room:
-            return f"With {other.options(way)} {length:,} tokens take {size(need.total)}, which fits."
+            words = f"With {other.options(way)} {length:,} tokens take {size(need.total)}, which fits"
+            keys = size(at(replace(other, cache=DEVICE)).cache)
+            return f"{words}." if other.cache == DEVICE else f"{words}; the machine holds {keys} of keys."
     least = min(ways, key=lambda one: at(one).total)
     need, changed = at(least), least.options(way)
     words = f"No dtype, chunk, batch or cache makes {length:,} tokens fit: {size(need.total)} at least"
@@ -181,12 +183,13 @@ def sentences(plan: Plan) -> list[str]:
 def table(plan: Plan) -> tuple[list[str], list[list[str]]]:
     """What a pass takes at each length: headers and rows."""
     columns = ("weights", "cache", "layers", "logits", "total")
-    rows = []
+    headers, rows = ["tokens", *columns, "fits"], []
     for row in plan["rows"]:
         fits = "" if row["fits"] is None else "yes" if row["fits"] else "no"
-        seconds = duration(row["seconds"]) if "seconds" in row else ""
-        rows.append([f"{row['length']:,}", *(size(row[name]) for name in columns), fits, seconds])
-    return ["tokens", *columns, "fits", "a text"], rows
+        rows.append([f"{row['length']:,}", *(size(row[name]) for name in columns), fits])
+        if plan["chunk"] is not None:
+            rows[-1].append(duration(row["seconds"]))
+    return [*headers, *([] if plan["chunk"] is None else ["a text"])], rows
 
 
 def size(count: float) -> str:
