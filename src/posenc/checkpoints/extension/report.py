@@ -50,6 +50,15 @@ def write(record: Record, folder: Path) -> Path:
             tuning_in_words(record),
         )
     )
+    drawn.append(
+        drawer(
+            "divisors",
+            partial(divisors, record),
+            "By what each pair's frequency is divided: what the search found, and what it began with. The dotted lines "
+            "are the stretch, and the first pair that does not turn once within the length before.",
+            row_by_row(*found_divisors(record)),
+        )
+    )
     shown = [figure for figure in drawn if figure]
     store.write(folder / "report.md", markdown(record, shown).encode())
     store.write(folder / "report.html", page(record, shown).encode())
@@ -149,6 +158,8 @@ def sentences(record: Record) -> list[str]:
     """All that is said of a run, a paragraph each."""
     written = record["written"]
     out = [record["in_words"], record["stretch"], *filter(None, record["price"])]
+    if record.get("search"):
+        out.append(record["search"]["words"])
     out.append(
         f"The extended checkpoint ({written['method']}): {written['words']}" if written["path"] else written["words"]
     )
@@ -157,6 +168,25 @@ def sentences(record: Record) -> list[str]:
         out.append(tuning_in_words(record))
     out += [f"Left out, {name}: {why}." for name, why in record["left_out"].items()]
     return out
+
+
+def tried(record: Record) -> tuple[list[str], list[list[str]]]:
+    """The lists of divisors whose loss at the target was asked for, in their order: headers and rows."""
+    rows, least = [], float("inf")
+    for place, one in enumerate((record.get("search") or {"trials": []})["trials"], 1):
+        if one["loss"] is not None:
+            least = min(least, one["loss"])
+            rows.append([f"{place}: {one['kind']}", *(f"{loss:.4f}" for loss in (one["screen"], one["loss"], least))])
+    return ["list", "loss in short texts (nats)", "loss at the target (nats)", "best so far"], rows
+
+
+def found_divisors(record: Record) -> tuple[list[str], list[list[str]]]:
+    """What the search found and what it began with, by pair: headers and rows."""
+    if not (search := record.get("search")):
+        return [], []
+    lists = {"longrope, searched": search["factors"]["long_factor"], **search["starts"]}
+    pairs = [f"pair {pair}" for pair in range(len(search["factors"]["long_factor"]))]
+    return ["list", *pairs], [[name, *(f"{one:.3g}" for one in of)] for name, of in lists.items()]
 
 
 def tuning_in_words(record: Record) -> str:
@@ -244,6 +274,24 @@ def named(fig: Figure, record: Record) -> None:
 
 
 @figures.styled
+def divisors(record: Record) -> Figure | None:
+    """The divisors against the pair."""
+    if not (search := record.get("search")):
+        return None
+    fig = figures.figure(7, 3.4, "Divisors of the frequencies")
+    ax, handles = fig.add_subplot(), []
+    for place, (name, of) in enumerate({"searched": search["factors"]["long_factor"], **search["starts"]}.items()):
+        own = figures.look(place)
+        ax.plot(range(len(of)), figures.numbers(of), color=own.color, linestyle=own.dashes, marker=own.marker)
+        handles.append(figures.handle(name, own))
+    ax.axhline(search["stretch"], color=figures.SOFT, linestyle=":", linewidth=0.8)
+    ax.axvline(search["critical"], color=figures.SOFT, linestyle=":", linewidth=0.8)
+    ax.set(xlabel="pair, fastest first", ylabel="divisor")
+    figures.legend(fig, handles, columns=6)
+    return fig
+
+
+@figures.styled
 def tuning(record: Record) -> Figure | None:
     """The loss of every step of fine-tuning."""
     if not record.get("tuned"):
@@ -264,6 +312,7 @@ def tables(record: Record) -> list[tuple[str, str, tuple[list[str], list[list[st
     found = [(one["name"], numbers_in_words(one), table(record, one)) for one in record["measures"]]
     found += [(words, "", detail_table(record, words)) for words in captions(record, curves=False)]
     found.append(("What the pass at the longest length costs", "", cost(record)))
+    found.append(("The search of longrope's divisors", "", tried(record)))
     return [one for one in found if one[2][1]]
 
 

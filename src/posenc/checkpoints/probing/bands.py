@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from posenc.checkpoints.extension.changes import with_change, with_options
+from posenc.checkpoints.extension.changes import divisors_of, with_change, with_options
 from posenc.checkpoints.live.attach import attach
 from posenc.checkpoints.vocabulary.reading import Part
 from posenc.encoding import Encoding, parts_of
-from posenc.rotations import OneSpectrum, plain_frequencies
+from posenc.rotations import OneSpectrum
 from posenc.schedules import LongRoPE
 
 STILL = 1e15
@@ -73,10 +73,8 @@ def standing(rotary: Any, band: Band) -> Encoding:
 
     Every divisor of the plain frequencies is said as a list, which is what LongRoPE takes.
     """
-    frequencies, temperature = rotary.spectrum()
-    divisors = (plain_frequencies(rotary.base, rotary.width) / frequencies).clamp(max=STILL)
-    divisors[band.first : band.end] = STILL
-    listed = tuple(divisors.tolist())
+    divisors, (_, temperature) = divisors_of(rotary), rotary.spectrum()
+    listed = tuple(STILL if band.first <= pair < band.end else min(of, STILL) for pair, of in enumerate(divisors))
     # One list for all lengths: the trained length that would part them changes nothing.
     return with_options(rotary, schedule=LongRoPE(1.0, listed, listed, 2, float(temperature)))
 
