@@ -51,7 +51,9 @@ class ByEncoding:
         """Plan the methods of these names; raises as `methods.plan` and `tune.check` do."""
         factors = None if settings.factors is None else methods.read_factors(Path(settings.factors))
         if factors is not None and settings.budget is not None:
-            raise ValueError("--budget searches for the factors that --longrope-factors gives; leave one of the two out")
+            raise ValueError(
+                "--budget searches for the factors that --longrope-factors gives; leave one of the two out"
+            )
         for option, value in (("--longrope-factors", factors), ("--budget", settings.budget)):
             if value is not None and "longrope" not in methods.names_of(names):
                 raise ValueError(f"{option} is for the method longrope; name it with --method")

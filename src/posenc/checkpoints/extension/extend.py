@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import posenc
-from posenc.checkpoints.extension import choice, search
+from posenc.checkpoints.extension import choice, runs, search
 from posenc.checkpoints.extension.by_encoding import VERIFIED, ByEncoding
 from posenc.checkpoints.extension.by_table import ByTable, is_by_table
 from posenc.checkpoints.extension.checkpoint import CHECKPOINT, written
@@ -95,13 +95,9 @@ class Run:
     @classmethod
     def prepare(cls, settings: Settings, out: Path, say: Say) -> "Run":
         """Load and check everything, before any folder is made."""
-        from posenc.checkpoints.formats import huggingface, load
+        from posenc.checkpoints.formats import huggingface
 
-        where = load.find(settings.path)
-        say(f"loading {settings.path}")
-        loaded = load.load(where, dtype=settings.dtype)
-        for words in loaded.notes:
-            say(words)
+        loaded = runs.loaded(settings, say)
         reading = huggingface.read(loaded.config)
         kind = ByTable if is_by_table(reading) else ByEncoding
         every = {name for made in all_measures.MEASURES.values() for name in made.baselines}

@@ -47,10 +47,10 @@ def rotary_of(part: Part, served: int) -> Any:
 
 
 def first_lists(part: Part, to: Goal) -> Lists:
-    """Lists to plan with before any search; empty ones where the plan says why longrope does not apply."""
+    """Lists to plan with before any search; of one pair where the plan says why longrope does not apply."""
     rotary = rotary_of(part, to.served)
     if rotary is None or (rotary.schedule is not None and not to.replace):
-        return {"short_factor": (), "long_factor": ()}
+        return {"short_factor": (1.0,), "long_factor": (1.0,)}
     return lists(rotary, begun(rotary, to, STARTS[0]))
 
 
