@@ -78,8 +78,8 @@ SURFACE = {
     "inspect": "out json",
     "doctor": "json",
     "probe": "tasks lengths trials text bands chunk dtype out json",
-    "extend": "factor method measures replace text images samples lengths start chunk dtype passkey longrope-factors budget "
-    "tune tune-map tune-length tune-rate out json",
+    "extend": "factor method measures replace text images samples lengths start chunk dtype passkey longrope-factors "
+    "budget tune tune-map tune-length tune-rate out json",
     "explore": "run checkpoint out serve port open",
     "export": "out cache trust json",
     "completion": "",

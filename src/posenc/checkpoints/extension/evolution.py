@@ -136,11 +136,11 @@ def search(
     Of each generation of BROOD lists, those ASKED for at the target are the best on the screen. The next one is made
     from the PARENTS best so far: a curve of ln(divisor) against the pair is moved along the pairs, drawn wider or
     narrower, made higher or lower, bent around a pair, or put together from two, its fast pairs from the one and its
-    slow ones from the other. Steps shrink while nothing gets better. The same losses and the same `spent` give the same
-    lists.
+    slow ones from the other. Steps shrink while nothing gets better. The same losses and the same answers of `spent`
+    give the same lists.
 
-    How it differs from the paper: generations are small, and screened, because a pass at the target takes minutes; ramps
-    that are moved as a whole come before pairs that are moved alone; and all first tokens are scaled.
+    How it differs from the papers: generations are small, and screened, because a pass at the target takes minutes;
+    curves are changed as a whole, and no pair alone; and the first tokens of a text are scaled like all others.
     Source: Ding et al. 2024, arXiv:2402.13753, section 3 (evolution over divisors that do not fall from pair to pair);
     Shang et al. 2025, arXiv:2502.20082 (the critical pair lies before its theoretical place, and the pairs from it on
     may be divided by more than the stretch).
