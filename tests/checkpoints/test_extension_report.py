@@ -153,6 +153,25 @@ def test_what_was_not_done_is_not_shown(record: dict[str, Any]) -> None:
     ]
 
 
+def test_measures_of_all_lengths_say_how_far_they_rank_alike(record: dict[str, Any]) -> None:
+    asked = copy.deepcopy(record) | {"tuned": None}
+    # By perplexity, from the best: 8.25, 8.31, 8.42, 8.43, 64.1, 1,664; by keys the last two change places.
+    shares = {"none": (0.9, 0.0, 0.1), "yarn": (0.8, 0.7, 0.6), "rerope": ()}
+    for one in asked["methods"]:
+        one["values"] = [row for row in one["values"] if row["measure"] != "pass-keys"]
+        one["values"] += [
+            {"measure": "pass-keys", "number": "right", "length": length, "value": share, "error": None, "samples": []}
+            for length, share in zip(asked["lengths"], shares[one["name"]], strict=False)
+        ]
+    # 1 - 6 (1 + 1) / (6 (36 - 1))
+    (words,) = report.agreement(asked)
+    assert "perplexity and pass-keys rank the 6 pairs of method and length with a correlation of 0.94 (" in words
+    assert words in report.sentences(asked)
+    for row in asked["methods"][1]["values"]:
+        row["value"] = None if row["measure"] == "pass-keys" else row["value"]
+    assert report.agreement(asked) == []
+
+
 def test_markdown_shows_letter_by_letter_what_others_have_named(record: dict[str, Any]) -> None:
     evil = "](http://x)<script>|`_*\x1b[31m"
     named = copy.deepcopy(record) | {"model": f"some/{evil}".replace("//", ""), "made": {"command": evil, evil: evil}}
@@ -171,3 +190,32 @@ def test_no_figure_is_written_where_a_link_leads(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="figures' is a link"):
         report.write({}, folder)
     assert not list(folder.glob("report.*"))
+
+
+def test_a_search_is_a_sentence_a_table_and_a_picture(record: dict[str, Any]) -> None:
+    losses = [(3.1, 2.2), (3.0, None), (2.9, 2.1), (2.8, 2.15), (2.7, 2.05), (2.6, 2.04), (2.5, 2.03)]
+    trials = [{"kind": "bent", "factors": [1.0, 2.0], "screen": one, "loss": loss} for one, loss in losses]
+    found = {"trials": trials, "starts": {"yarn": [1.0, 2.0], "ntk": [1.0, 1.5]}, "stretch": 2.0, "critical": 1}
+    found |= {"factors": {"short_factor": [1.0, 1.0], "long_factor": [1.1, 2.5]}, "words": "longrope was searched."}
+    of = record | {"search": found}
+    said = report.sentences(of)
+    assert "longrope was searched." in said and report.sentences(record) == [
+        words for words in said if "search" not in words
+    ]
+    # One of five pairs of neighbours is in the other order.
+    assert any(
+        words.startswith(
+            "In the search short texts and the target rank the 6 lists tried in both with a correlation of 0.9"
+        )
+        for words in said
+    )
+    headers, rows = report.search_table(of)
+    assert rows[0] == ["1: bent", "3.1000", "2.2000", "2.2000"] and rows[2] == ["4: bent", "2.8000", "2.1500", "2.1000"]
+    assert [name for name, *_ in report.tables(of)][-1] == "The search of longrope's divisors" and len(headers) == 4
+    assert report.found_divisors(of) == (
+        ["list", "pair 0", "pair 1"],
+        [["longrope, searched", "1.1", "2.5"], ["yarn", "1", "2"], ["ntk", "1", "1.5"]],
+    )
+    lines = report.divisors(of).axes[0].lines
+    assert [list(line.get_ydata()) for line in lines[:3]] == [[1.1, 2.5], [1.0, 2.0], [1.0, 1.5]]
+    assert report.divisors(record) is None

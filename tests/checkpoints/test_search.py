@@ -209,7 +209,7 @@ def test_a_search_is_cut_goes_on_and_is_written(model: Path, text: str, tmp_path
     assert list(chosen) == found["factors"]["long_factor"]
     config = json.loads((out / "checkpoint" / "config.json").read_text())
     assert config["rope_parameters"]["long_factor"] == found["factors"]["long_factor"]
-    headers, rows = report.tried(record)
+    headers, rows = report.search_table(record)
     assert len(rows) == 2 and {len(row) for row in rows} == {len(headers)}
     assert found["words"] in report.sentences(record)
     given = extend(settings(model, text, budget=None, factors=str(out / FILE), start=start), tmp_path / "given")

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import accumulate, combinations
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ from posenc.lab.results.tables import as_markdown
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
 
 Record = Mapping[str, Any]
+
+FEWEST = 6
+"""Of fewer pairs of numbers a rank correlation says nothing: three of them are in order by chance once in six."""
 
 
 def write(record: Record, folder: Path) -> Path:
@@ -164,19 +168,27 @@ def sentences(record: Record) -> list[str]:
         f"The extended checkpoint ({written['method']}): {written['words']}" if written["path"] else written["words"]
     )
     out += [one["words"] for one in record["further"]]
+    out += agreement(record)
     if record["tuned"]:
         out.append(tuning_in_words(record))
     out += [f"Left out, {name}: {why}." for name, why in record["left_out"].items()]
     return out
 
 
-def tried(record: Record) -> tuple[list[str], list[list[str]]]:
-    """The lists of divisors whose loss at the target was asked for, in their order: headers and rows."""
-    rows, least = [], float("inf")
-    for place, one in enumerate((record.get("search") or {"trials": []})["trials"], 1):
-        if one["loss"] is not None:
-            least = min(least, one["loss"])
-            rows.append([f"{place}: {one['kind']}", *(f"{loss:.4f}" for loss in (one["screen"], one["loss"], least))])
+def tried(record: Record) -> list[tuple[int, Record]]:
+    """The lists of divisors of a search whose loss at the target was asked for, with their places in its order."""
+    trials = record["search"]["trials"] if record.get("search") else []
+    return [(place, one) for place, one in enumerate(trials, 1) if one["loss"] is not None]
+
+
+def search_table(record: Record) -> tuple[list[str], list[list[str]]]:
+    """How the search went: headers and rows."""
+    of = tried(record)
+    least = accumulate((one["loss"] for _, one in of), min)
+    rows = [
+        [f"{place}: {one['kind']}", *(f"{loss:.4f}" for loss in (one["screen"], one["loss"], best))]
+        for (place, one), best in zip(of, least, strict=True)
+    ]
     return ["list", "loss in short texts (nats)", "loss at the target (nats)", "best so far"], rows
 
 
@@ -187,6 +199,37 @@ def found_divisors(record: Record) -> tuple[list[str], list[list[str]]]:
     lists = {"longrope, searched": search["factors"]["long_factor"], **search["starts"]}
     pairs = [f"pair {pair}" for pair in range(len(search["factors"]["long_factor"]))]
     return ["list", *pairs], [[name, *(f"{one:.3g}" for one in of)] for name, of in lists.items()]
+
+
+def agreement(record: Record) -> list[str]:
+    """How far measures rank methods and lengths alike: Spearman's correlation, better with better being above 0."""
+    out = []
+    for one, other in combinations(record["measures"], 2):
+        found = [(graded(entry, one), graded(entry, other)) for entry in entries(record)]
+        pairs = [(first[length], second[length]) for first, second in found for length in first if length in second]
+        what = f"{one['name']} and {other['name']} rank the {len(pairs)} pairs of method and length"
+        out += alike(what, pairs)
+    both = [(one["screen"], one["loss"]) for _, one in tried(record)]
+    return out + alike(f"In the search short texts and the target rank the {len(both)} lists tried in both", both)
+
+
+def alike(what: str, pairs: Sequence[tuple[float, float]]) -> list[str]:
+    """A sentence of what ranks pairs of numbers, and how far alike; none where they are too few, or do not differ."""
+    from scipy.stats import spearmanr
+
+    if len(pairs) < FEWEST or any(len(set(column)) == 1 for column in zip(*pairs, strict=True)):
+        return []
+    rho = float(spearmanr(pairs).statistic)
+    order = "Spearman's: 1 in the same order, 0 in none in common, -1 in the opposite one"
+    return [f"{what} with a correlation of {rho:.2f} ({order})."]
+
+
+def graded(entry: Record, measure: Record) -> dict[int, float]:
+    """The first number of a measure by length, more being better."""
+    number = measure["numbers"][0]
+    sign = 1.0 if number["more_is_better"] else -1.0
+    found = {length: one.value for (name, length), one in of(entry, measure).items() if name == number["name"]}
+    return {length: sign * value for length, value in found.items() if value is not None}
 
 
 def tuning_in_words(record: Record) -> str:
@@ -312,7 +355,7 @@ def tables(record: Record) -> list[tuple[str, str, tuple[list[str], list[list[st
     found = [(one["name"], numbers_in_words(one), table(record, one)) for one in record["measures"]]
     found += [(words, "", detail_table(record, words)) for words in captions(record, curves=False)]
     found.append(("What the pass at the longest length costs", "", cost(record)))
-    found.append(("The search of longrope's divisors", "", tried(record)))
+    found.append(("The search of longrope's divisors", "", search_table(record)))
     return [one for one in found if one[2][1]]
 
 
