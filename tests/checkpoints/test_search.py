@@ -212,8 +212,6 @@ def test_a_search_is_cut_goes_on_and_is_written(model: Path, text: str, tmp_path
     headers, rows = report.search_table(record)
     assert len(rows) == 2 and {len(row) for row in rows} == {len(headers)}
     assert found["words"] in report.sentences(record)
-    given = extend(settings(model, text, budget=None, factors=str(out / FILE), start=start), tmp_path / "given")
-    assert given["methods"][1]["values"] == record["methods"][1]["values"]
 
 
 @pytest.mark.parametrize(
