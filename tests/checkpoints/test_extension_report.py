@@ -190,3 +190,26 @@ def test_no_figure_is_written_where_a_link_leads(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="figures' is a link"):
         report.write({}, folder)
     assert not list(folder.glob("report.*"))
+
+
+def test_a_search_is_a_sentence_a_table_and_a_picture(record: dict[str, Any]) -> None:
+    losses = [(3.1, 2.2), (3.0, None), (2.9, 2.1), (2.8, 2.15), (2.7, 2.05), (2.6, 2.04), (2.5, 2.03)]
+    trials = [{"kind": "bent", "factors": [1.0, 2.0], "screen": one, "loss": loss} for one, loss in losses]
+    found = {"trials": trials, "starts": {"yarn": [1.0, 2.0], "ntk": [1.0, 1.5]}, "stretch": 2.0, "critical": 1}
+    found |= {"factors": {"short_factor": [1.0, 1.0], "long_factor": [1.1, 2.5]}, "words": "longrope was searched."}
+    of = record | {"search": found}
+    said = report.sentences(of)
+    assert set(said) - set(report.sentences(record)) == {"longrope was searched.", *report.agreement(of)}
+    # One of five pairs of neighbours is in the other order.
+    words = "In the search short texts and the target rank the 6 lists tried in both with a correlation of 0.94"
+    assert any(one.startswith(words) for one in report.agreement(of))
+    headers, rows = report.search_table(of)
+    assert rows[0] == ["1: bent", "3.1000", "2.2000", "2.2000"] and rows[2] == ["4: bent", "2.8000", "2.1500", "2.1000"]
+    assert [name for name, *_ in report.tables(of)][-1] == "The search of longrope's divisors" and len(headers) == 4
+    assert report.found_divisors(of) == (
+        ["list", "pair 0", "pair 1"],
+        [["longrope, searched", "1.1", "2.5"], ["yarn", "1", "2"], ["ntk", "1", "1.5"]],
+    )
+    lines = report.divisors(of).axes[0].lines
+    assert [list(line.get_ydata()) for line in lines[:3]] == [[1.1, 2.5], [1.0, 2.0], [1.0, 1.5]]
+    assert report.divisors(record) is None

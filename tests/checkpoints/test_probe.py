@@ -4,6 +4,7 @@ import json
 import shlex
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 pytest.importorskip("transformers")
 
 import tiny_llama
+import tiny_models
 
 from posenc import cli
 from posenc.checkpoints.formats import huggingface
@@ -41,7 +43,8 @@ def ids() -> Tensor:
 
 def read(model):
     (part,) = huggingface.read(model.config).parts
-    return part, bands.rotary_of(part)
+    (rotary,) = bands.rotaries_of(part)
+    return part, rotary
 
 
 # Bands
@@ -50,26 +53,91 @@ def read(model):
 @pytest.mark.parametrize("count", [1, 3, 8, 50])
 def test_bands_hold_each_pair_once(count: int) -> None:
     _, rotary = read(tiny_llama.model())
-    found = bands.bands_of(rotary, count)
+    found = bands.bands_of([rotary], count)
     assert len(found) == min(count, 8) and found[0].first == 0 and found[-1].end == 8
     assert all(a.end == b.first and a.longest < b.shortest for a, b in pairwise(found))
     # Base 500 and 16 channels: the last pair turns once in 2 pi 500^(14/16) tokens.
     assert found[-1].longest == pytest.approx(2 * torch.pi * 500 ** (14 / 16))
 
 
-@pytest.mark.parametrize("rope", [None, YARN, LLAMA3])
+def partial() -> Any:
+    """A GPT-NeoX whose heads turn in half of their channels."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    return tiny_models.made("GPTNeoX", "ForCausalLM", vocab_size=101, rotary_pct=0.5, **sizes)
+
+
+@pytest.mark.parametrize("rope", [YARN, LLAMA3, None])
 def test_a_band_stands_still_as_it_does_in_the_models_own_table(rope, ids: Tensor) -> None:
-    model = tiny_llama.model(**({"rope_parameters": rope} if rope else {}))
-    part, _ = read(model)
-    for band in (Band(2, 5, 0, 0), Band(0, 8, 0, 0)):
+    model = tiny_llama.model(rope_parameters=rope) if rope else partial()
+    part, rotary = read(model)
+    for band in (Band(2, 5, 0, 0), Band(0, rotary.width // 2, 0, 0)):
         with bands.without(model, part, band, len(ids)):
             found = perplexity.losses(model, ids)
-        table = model.model.rotary_emb.inv_freq
+        table = model.base_model.rotary_emb.inv_freq
         before = table.clone()
         table[band.first : band.end] = 0
         torch.testing.assert_close(found, perplexity.losses(model, ids), rtol=0, atol=2e-5)
         table.copy_(before)
         assert (found - perplexity.losses(model, ids)).abs().max() > 1e-3
+
+
+def gemma() -> Any:
+    """A Gemma 3 of three layers: two that see 32 tokens and turn by a base of 100, and one that sees all."""
+    return tiny_models.made(
+        "Gemma3",
+        "ForCausalLM",
+        "Text",
+        **{"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 1},
+        **{"num_hidden_layers": 3, "head_dim": 16, "vocab_size": 101, "max_position_embeddings": 96},
+        **{"sliding_window": 32, "layer_types": ["sliding_attention"] * 2 + ["full_attention"]},
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 500.0},
+        },
+    )
+
+
+def test_a_model_of_two_bases_has_bands_of_each(ids: Tensor) -> None:
+    model = gemma()
+    (part,) = huggingface.read(model.config).parts
+    found = bands.bands_of(bands.rotaries_of(part), 2)
+    local, far = "rotary(base=100)", "rotary(base=500, schedule=linear(factor=8.0))"
+    assert [(one.first, one.end, one.of) for one in found] == [(0, 4, local), (4, 8, local), (0, 4, far), (4, 8, far)]
+    assert found[3].words.startswith(f"pairs 4 to 7 of {far}, one turn in 1,")
+    with bands.without(model, part, found[3], len(ids)):
+        changed = perplexity.losses(model, ids)
+    table = model.model.rotary_emb.full_attention_inv_freq
+    table[4:8] = 0
+    torch.testing.assert_close(changed, perplexity.losses(model, ids), rtol=0, atol=2e-5)
+
+
+def test_the_heads_of_a_model_of_two_bases_are_those_that_see_far(tmp_path: Path, monkeypatch) -> None:
+    gemma().save_pretrained(tmp_path / "gemma")
+    tiny_llama.tokenizer().save_pretrained(tmp_path / "gemma")
+    monkeypatch.setattr(report, "write", lambda *given: None)
+    record = probe.probe(Settings(str(tmp_path / "gemma"), ("none",), (60, 120), bands=1), tmp_path / "out")
+    far = "rotary(base=500, schedule=linear(factor=8.0))"
+    assert [band["pairs"] for band in record["bands"]] == ["pairs 0 to 7 of rotary(base=100)", f"pairs 0 to 7 of {far}"]
+    assert {(head["layer"], len(head["spread"])) for head in record["heads"]} == {(2, 1)}
+    headers, rows = dict(report.tables(record))[report.HEADS]
+    assert headers == ["layer and head", "logits", f"pairs 0 to 7 of {far}", "weight on far keys"]
+    assert {len(row) for row in rows} == {4}
+
+
+def test_an_encoder_with_a_decoder_is_no_more_probed_than_extended(tmp_path: Path) -> None:
+    made = tiny_models.made(
+        "T5", "ForConditionalGeneration", **{"vocab_size": 101, "d_model": 16, "d_kv": 8, "d_ff": 16}
+    )
+    made.save_pretrained(tmp_path / "t5")
+    tiny_llama.tokenizer().save_pretrained(tmp_path / "t5")
+    with pytest.raises(
+        CannotRead, match="extend and probe take a decoder that predicts text by itself, and 't5' is an"
+    ):
+        probe.probe(Settings(str(tmp_path / "t5"), ("none",)), tmp_path / "out")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years")
+    with pytest.raises(ValueError, match="exists and is no run of posenc extend or probe; give --out a folder"):
+        probe.probe(Settings("it", ("none",)), tmp_path / "mine")
 
 
 def test_without_all_bands_there_is_no_position(ids: Tensor) -> None:
@@ -82,12 +150,12 @@ def test_without_all_bands_there_is_no_position(ids: Tensor) -> None:
 
 def test_what_has_no_bands_is_told() -> None:
     dynamic = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0}
-    with pytest.raises(ValueError, match=r"that no length changes, and it is rotary.*dynamic_ntk"):
+    with pytest.raises(ValueError, match=r"that no length changes, and one is rotary.*dynamic_ntk"):
         read(tiny_llama.model(rope_parameters=dynamic))
     from transformers import GPT2Config
 
-    with pytest.raises(ValueError, match="take one rotary encoding, and the layers have 0"):
-        bands.rotary_of(*huggingface.read(GPT2Config(n_layer=1, n_embd=16, n_head=2)).parts)
+    with pytest.raises(ValueError, match="take rotary encodings, and the layers have none"):
+        bands.rotaries_of(*huggingface.read(GPT2Config(n_layer=1, n_embd=16, n_head=2)).parts)
 
 
 # Heads
@@ -97,7 +165,7 @@ def test_heads_are_those_of_the_models_own_attention(ids: Tensor) -> None:
     """Weights of the model's eager attention: their logarithms are the logits up to a number for each query."""
     model, trained = tiny_llama.model(), 96
     _, rotary = read(model)
-    found = heads.heads_of(model, ids, rotary, bands.bands_of(rotary, 2), trained, (0, 1), chunk=50)
+    found = heads.heads_of(model, ids, rotary, bands.bands_of([rotary], 2), trained, (0, 1), chunk=50)
     model.config._attn_implementation = "eager"
     with torch.no_grad():
         weights = model(input_ids=ids[None, :-1], output_attentions=True).attentions
@@ -297,7 +365,7 @@ def test_a_learned_table_is_probed_up_to_its_end(tmp_path: Path) -> None:
         probe.probe(Settings(model, ("none",), (32, 65)), tmp_path / "out")
     record = probe.probe(Settings(model, ("none",)), tmp_path / "out")
     assert record["lengths"] == [16, 32, 64] and record["bands"] == record["heads"] == []
-    assert "the layers have 0" in " ".join(report.sentences(record))
+    assert "the layers have none" in " ".join(report.sentences(record))
 
 
 def test_a_model_that_says_no_trained_length_is_refused(folder: Path, tmp_path: Path, monkeypatch) -> None:

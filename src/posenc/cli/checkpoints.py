@@ -154,6 +154,8 @@ class Extend:
     """Trials at each depth of pass key retrieval; 0 leaves it out."""
     longrope_factors: File = None
     """A JSON file with the searched short_factor and long_factor of longrope."""
+    budget: Annotated[str | None, taking("TEXT")] = None
+    """Search the factors of longrope, on the text before the measured windows: minutes=60, or evaluations=40."""
     tune: int = 0
     """Steps of fine-tuning of the winner, on the text before the measured windows."""
     tune_map: Annotated[str, taking("SPEC")] = "pose"

@@ -2,14 +2,15 @@
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from posenc.checkpoints.extension import methods, tune
+from posenc.checkpoints.extension import methods, search, tune
+from posenc.checkpoints.extension.changes import Goal
 from posenc.checkpoints.extension.methods import Method, Plan
 from posenc.checkpoints.extension.settings import Settings
 from posenc.checkpoints.extension.stretch import FirstLosses
@@ -37,8 +38,10 @@ class ByEncoding:
     """A decoder whose rotary encoding is stretched."""
 
     loaded: Loaded
+    reading: Reading
     config: Mapping[str, Any]
     plan: Plan
+    to: Goal
     as_it_lies: bool
     """Whether the weights are copied from the folder of the model."""
     dtype: str
@@ -50,9 +53,14 @@ class ByEncoding:
     def of(cls, loaded: Loaded, reading: Reading, settings: Settings, names: Sequence[str]) -> "ByEncoding":
         """Plan the methods of these names; raises as `methods.plan` and `tune.check` do."""
         factors = None if settings.factors is None else methods.read_factors(Path(settings.factors))
-        if factors is not None and "longrope" not in methods.names_of(names):
-            raise ValueError("--longrope-factors are for the method longrope; name it with --method")
-        options = {"factors", "replace", "tune"}
+        if factors is not None and settings.budget is not None:
+            raise ValueError(
+                "--budget searches for the factors that --longrope-factors gives; leave one of the two out"
+            )
+        for option, value in (("--longrope-factors", factors), ("--budget", settings.budget)):
+            if value is not None and "longrope" not in methods.names_of(names):
+                raise ValueError(f"{option} is for the method longrope; name it with --method")
+        options = {"factors", "budget", "replace", "tune"}
         if settings.tune:
             tune.check(settings)
             options |= {"tune_map", "tune_length", "tune_rate"}
@@ -60,8 +68,15 @@ class ByEncoding:
         source = loaded.path / "config.json"
         as_it_lies = source.is_file() and not settings.tune
         config = read_json(source, within=loaded.path) if as_it_lies else loaded.said()
+        part = methods.causal_part(reading, config)
+        to = Goal(settings.factor, methods.served(part).served, settings.replace)
+        if settings.budget is not None:
+            factors = search.first_lists(part, to)
         plan = methods.plan(reading, config, settings.factor, names, longrope=factors, replace=settings.replace)
-        return cls(loaded, config, plan, as_it_lies, settings.dtype, settings.device, frozenset(options))
+        if settings.budget is not None and (why := plan.left_out.get("longrope")):
+            raise ValueError(f"--budget searches for the factors of longrope, and it is left out: {why}")
+        where = settings.dtype, settings.device
+        return cls(loaded, reading, config, plan, to, as_it_lies, *where, frozenset(options))
 
     @property
     def trained(self) -> int:
@@ -97,6 +112,15 @@ class ByEncoding:
             "horizon": length if method.by_length else None,
             **({"own_files": {path: code.sha256(path) for path in own}} if own else {}),
         }
+
+    def longrope(self, lists: search.Lists) -> Method:
+        """The method longrope with these factors."""
+        return methods.method("longrope", self.reading, self.plan.part, self.config, replace(self.to, searched=lists))
+
+    def put(self, method: Method) -> None:
+        """Put a method in place of the one of its name."""
+        made = tuple(method if one.name == method.name else one for one in self.plan.methods)
+        self.plan = replace(self.plan, methods=made)
 
     @contextmanager
     def used(self, method: Method, length: int) -> Generator[Any]:

@@ -62,6 +62,10 @@ class Goal:
     def target(self) -> int:
         return round(self.served * self.factor)
 
+    def start(self, schedule: Schedule | None) -> int:
+        """The length that a rotary encoding with this schedule is stretched from (tokens)."""
+        return served_by(schedule, self.served).original if schedule is not None and self.replace else self.served
+
 
 def self_extend(to: Goal) -> dict[str, int]:
     # The authors' rule: the groups should end within two thirds of the served length, which training saw often.
@@ -137,8 +141,7 @@ def change_of(name: str, to: Goal) -> Callable[[Any], Encoding]:
 
 def scheduled(rotary: Any, name: str, to: Goal) -> Encoding:
     """A rotary encoding with the schedule of a method."""
-    old, spec = rotary.schedule, in_specs(name)
-    start = served_by(old, to.served).original if old is not None and to.replace else to.served
+    old, spec, start = rotary.schedule, in_specs(name), to.start(rotary.schedule)
     if spec == "longrope":
         assert to.searched is not None
         short_factor, long_factor = (tuple(to.searched[key]) for key in ("short_factor", "long_factor"))
@@ -257,12 +260,24 @@ def by_lists(encoding: Encoding, target: int) -> Encoding:
         raise ValueError(
             f"{short(rotary.schedule)} follows the length of each sequence, which no list of divisors says"
         )
-    frequencies, temperature = rotary.spectrum()
-    unscaled: Any = with_options(rotary, schedule=None)
-    plain, _ = unscaled.spectrum()
-    if not bool((frequencies > 0).all()):
+    divisors = divisors_of(rotary)
+    if not all(map(math.isfinite, divisors)):
         raise ValueError(f"{short(rotary.schedule)} makes pairs stand still, which no list of divisors says")
-    divisors = tuple((plain / frequencies).flatten().tolist())
-    start = getattr(rotary.schedule, "trained_length", None) or target
+    start, (_, temperature) = getattr(rotary.schedule, "trained_length", None) or target, rotary.spectrum()
     lists = LongRoPE(max(1.0, target / start), divisors, divisors, start, attention_factor=float(temperature))
     return with_options(rotary, schedule=lists)
+
+
+def divisors_of(rotary: Any, before: Any = None) -> tuple[float, ...]:
+    """By what the frequency of each pair is divided; inf or nan where a pair stands still.
+
+    before  the encoding whose plain frequencies it has been; None: its own
+
+    Where a schedule follows the length of a sequence, this is what it does up to the trained one.
+
+    >>> from posenc import Rotary
+    >>> divisors_of(Rotary(8, schedule="linear(factor=2)"))
+    (2.0, 2.0, 2.0, 2.0)
+    """
+    unscaled: Any = with_options(before or rotary, schedule=None)
+    return tuple((unscaled.spectrum()[0] / rotary.spectrum()[0]).flatten().tolist())

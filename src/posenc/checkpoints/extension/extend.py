@@ -13,13 +13,15 @@ import torch
 from torch import Tensor
 
 import posenc
-from posenc.checkpoints.extension import choice
+from posenc.checkpoints.extension import choice, runs, search
 from posenc.checkpoints.extension.by_encoding import VERIFIED, ByEncoding
 from posenc.checkpoints.extension.by_table import ByTable, is_by_table
 from posenc.checkpoints.extension.checkpoint import CHECKPOINT, written
 from posenc.checkpoints.extension.clock import Clock, Say
+from posenc.checkpoints.extension.evolution import Budget
 from posenc.checkpoints.extension.methods import Method, lengths_of
 from posenc.checkpoints.extension.runs import Kept, check_folder, claimed, hash_of
+from posenc.checkpoints.extension.search import Search
 from posenc.checkpoints.extension.settings import NAMES, OF_ALL, Settings
 from posenc.checkpoints.extension.stretch import Stretch
 from posenc.checkpoints.formats.devices import AUTO, accelerators_of, device_in_words
@@ -58,12 +60,13 @@ def extend(settings: Settings, out: Path, *, say: Say | None = None) -> dict[str
     say = say or (lambda words: None)
     run = Run.prepare(settings, out, say)
     with claimed(settings, out, say) as run.kept:
+        searched = run.searched()
         record = run.measured()
         chosen, words = choice.choose(settings.methods, record)
         tunes = bool(settings.tune) and chosen["name"] != "none"
         if settings.tune and not tunes:
             words += " So nothing was tuned; name the method to tune with --method."
-        record |= {"winner": chosen["name"], "in_words": words}
+        record |= {"winner": chosen["name"], "in_words": words, "search": searched}
         record["further"] = [run.further(measure, record) for measure in run.measures[1:] if measure.needs is not None]
         record["tuned"] = run.tuned(chosen["name"]) if tunes else None
         changed = [one for one in (chosen, record["tuned"]) if one and one["name"] != "none"]
@@ -89,6 +92,8 @@ class Run:
     lengths: tuple[int, ...]
     model_hash: str
     clock: Clock
+    search: Search | None
+    """Of longrope's factors, where one is asked for."""
     kept: Kept = field(init=False)
     """What finished passes have left; from `claimed`."""
     weights: Mapping[str, Any] = field(default_factory=dict)
@@ -98,14 +103,8 @@ class Run:
     @classmethod
     def prepare(cls, settings: Settings, out: Path, say: Say) -> "Run":
         """Load and check everything, before any folder is made."""
-        from posenc.checkpoints.formats import load
-
-        where = load.find(settings.path)
         Way.of(settings).check()
-        say(f"loading {settings.path}")
-        loaded = load.load(where, dtype=settings.dtype, device=settings.device)
-        for words in loaded.notes:
-            say(words)
+        loaded = runs.loaded(settings, say)
         stretch = stretch_of(loaded, settings)
         kind = type(stretch)
         given = Given(
@@ -116,7 +115,7 @@ class Run:
             settings.images,
             settings.samples,
             settings.start,
-            bool(settings.tune),
+            bool(settings.tune or settings.budget),
             settings.chunk,
             settings.passkey,
             settings.batch,
@@ -147,12 +146,32 @@ class Run:
         if lost := [name for name in settings.methods if name in EVERY and name not in [one.name for one in baselines]]:
             raise ValueError(f"{lost[0]} is a way to use the model as it is that none of {', '.join(names)} has")
         hashed = hash_of(loaded.path)
-        run = cls(settings, out, stretch, measures, text, baselines, lengths, hashed, Clock(say))
+        under_way = None
+        if settings.budget is not None:
+            assert isinstance(stretch, ByEncoding) and text is not None
+            budget = Budget.of(settings.budget)
+            under_way = Search.of(stretch.plan.part, stretch.to, given, text.start, budget)
+        run = cls(settings, out, stretch, measures, text, baselines, lengths, hashed, Clock(say), under_way)
         if text is not None:
             run.plan = planned(loaded, lengths, Way.of(settings), settings.memory)
             for words in plans.sentences(run.plan)[:1]:
                 say(words)
         return run
+
+    def searched(self) -> dict[str, Any] | None:
+        """The record of the search of longrope's factors, which are then those of the method; None without one."""
+        if self.search is None:
+            return None
+        assert isinstance(self.stretch, ByEncoding)
+
+        def one_pass(measure: Measure, method: Method, length: int) -> dict[str, Any]:
+            self.clock.expect(measure.work(self.stretch.loaded.model, length))
+            return self.one_pass(measure, method, length, "search")
+
+        found = self.search.made(self.stretch.longrope, one_pass, self.clock)
+        search.write(found, self.out)
+        self.stretch.put(self.stretch.longrope(found["factors"]))
+        return found
 
     def measured(self) -> dict[str, Any]:
         """The record of all methods, by the measures that are asked of each."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import combinations
+from itertools import accumulate, combinations
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,15 @@ def write(record: Record, folder: Path) -> Path:
             partial(tuning, record),
             "The loss of each step of fine-tuning, and its running mean.",
             tuning_in_words(record),
+        )
+    )
+    drawn.append(
+        drawer(
+            "divisors",
+            partial(divisors, record),
+            "By what each pair's frequency is divided: what the search found, and what it began with. The dotted lines "
+            "are the stretch, and the first pair that does not turn once within the length before.",
+            row_by_row(*found_divisors(record)),
         )
     )
     shown = [figure for figure in drawn if figure]
@@ -154,6 +163,8 @@ def sentences(record: Record) -> list[str]:
     """All that is said of a run, a paragraph each."""
     written = record["written"]
     out = [record["in_words"], record["stretch"], *filter(None, record["price"])]
+    if record.get("search"):
+        out.append(record["search"]["words"])
     out.append(
         f"The extended checkpoint ({written['method']}): {written['words']}" if written["path"] else written["words"]
     )
@@ -174,22 +185,53 @@ def plan_in_words(record: Record) -> list[str]:
     return [" ".join([*plans.sentences(record["plan"]), *words])]
 
 
+def tried(record: Record) -> list[tuple[int, Record]]:
+    """The lists of divisors of a search whose loss at the target was asked for, with their places in its order."""
+    trials = record["search"]["trials"] if record.get("search") else []
+    return [(place, one) for place, one in enumerate(trials, 1) if one["loss"] is not None]
+
+
+def search_table(record: Record) -> tuple[list[str], list[list[str]]]:
+    """How the search went: headers and rows."""
+    of = tried(record)
+    least = accumulate((one["loss"] for _, one in of), min)
+    rows = [
+        [f"{place}: {one['kind']}", *(f"{loss:.4f}" for loss in (one["screen"], one["loss"], best))]
+        for (place, one), best in zip(of, least, strict=True)
+    ]
+    return ["list", "loss in short texts (nats)", "loss at the target (nats)", "best so far"], rows
+
+
+def found_divisors(record: Record) -> tuple[list[str], list[list[str]]]:
+    """What the search found and what it began with, by pair: headers and rows."""
+    if not (search := record.get("search")):
+        return [], []
+    lists = {"longrope, searched": search["factors"]["long_factor"], **search["starts"]}
+    pairs = [f"pair {pair}" for pair in range(len(search["factors"]["long_factor"]))]
+    return ["list", *pairs], [[name, *(f"{one:.3g}" for one in of)] for name, of in lists.items()]
+
+
 def agreement(record: Record) -> list[str]:
     """How far measures rank methods and lengths alike: Spearman's correlation, better with better being above 0."""
-    from scipy.stats import spearmanr
-
     out = []
     for one, other in combinations(record["measures"], 2):
         found = [(graded(entry, one), graded(entry, other)) for entry in entries(record)]
         pairs = [(first[length], second[length]) for first, second in found for length in first if length in second]
-        if len(pairs) < FEWEST or any(len(set(column)) == 1 for column in zip(*pairs, strict=True)):
-            continue
-        rho = float(spearmanr(pairs).statistic)
-        out.append(
-            f"{one['name']} and {other['name']} rank the {len(pairs)} pairs of method and length with a correlation of "
-            f"{rho:.2f} (Spearman's: 1 in the same order, 0 in none in common, -1 in the opposite one)."
-        )
-    return out
+        what = f"{one['name']} and {other['name']} rank the {len(pairs)} pairs of method and length"
+        out += alike(what, pairs)
+    both = [(one["screen"], one["loss"]) for _, one in tried(record)]
+    return out + alike(f"In the search short texts and the target rank the {len(both)} lists tried in both", both)
+
+
+def alike(what: str, pairs: Sequence[tuple[float, float]]) -> list[str]:
+    """A sentence of what ranks pairs of numbers, and how far alike; none where they are too few, or do not differ."""
+    from scipy.stats import spearmanr
+
+    if len(pairs) < FEWEST or any(len(set(column)) == 1 for column in zip(*pairs, strict=True)):
+        return []
+    rho = float(spearmanr(pairs).statistic)
+    order = "Spearman's: 1 in the same order, 0 in none in common, -1 in the opposite one"
+    return [f"{what} with a correlation of {rho:.2f} ({order})."]
 
 
 def graded(entry: Record, measure: Record) -> dict[int, float]:
@@ -285,6 +327,24 @@ def named(fig: Figure, record: Record) -> None:
 
 
 @figures.styled
+def divisors(record: Record) -> Figure | None:
+    """The divisors against the pair."""
+    if not (search := record.get("search")):
+        return None
+    fig = figures.figure(7, 3.4, "Divisors of the frequencies")
+    ax, handles = fig.add_subplot(), []
+    for place, (name, of) in enumerate({"searched": search["factors"]["long_factor"], **search["starts"]}.items()):
+        own = figures.look(place)
+        ax.plot(range(len(of)), figures.numbers(of), color=own.color, linestyle=own.dashes, marker=own.marker)
+        handles.append(figures.handle(name, own))
+    ax.axhline(search["stretch"], color=figures.SOFT, linestyle=":", linewidth=0.8)
+    ax.axvline(search["critical"], color=figures.SOFT, linestyle=":", linewidth=0.8)
+    ax.set(xlabel="pair, fastest first", ylabel="divisor")
+    figures.legend(fig, handles, columns=6)
+    return fig
+
+
+@figures.styled
 def tuning(record: Record) -> Figure | None:
     """The loss of every step of fine-tuning."""
     if not record.get("tuned"):
@@ -307,6 +367,7 @@ def tables(record: Record) -> list[tuple[str, str, tuple[list[str], list[list[st
     found.append(("What the pass at the longest length costs", "", cost(record)))
     if record.get("plan"):
         found.append(("What was planned for a pass", "", plans.table(record["plan"])))
+    found.append(("The search of longrope's divisors", "", search_table(record)))
     return [one for one in found if one[2][1]]
 
 

@@ -1,4 +1,4 @@
-"""The folder of a run: what it was asked for, and results of finished passes, so that it goes on where it stopped."""
+"""A run: its model, and its folder with what it was asked for and results of finished passes, to go on from."""
 
 import hashlib
 import json
@@ -7,11 +7,14 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from posenc import foreign
 from posenc.foreign import CannotRead
 from posenc.lab import store
+
+if TYPE_CHECKING:
+    from posenc.checkpoints.formats.load import Loaded
 
 SETTINGS = "settings.json"
 
@@ -25,7 +28,7 @@ def check_folder(settings: Any, out: Path) -> None:
     if all(inside.name == store.LOCK for inside in out.iterdir()):
         return
     if not (out / SETTINGS).exists():
-        raise ValueError(f"'{out}' exists and is no run of posenc extend; give --out a folder that does not")
+        raise ValueError(f"'{out}' exists and is no run of posenc extend or probe; give --out a folder that does not")
     held, _ = store.read_json(out / SETTINGS)
     asked = json.loads(json.dumps(asdict(settings)))
     other = sorted(name for name in asked | held if asked.get(name) != held.get(name))
@@ -34,6 +37,17 @@ def check_folder(settings: Any, out: Path) -> None:
             f"'{out}' holds a run with other settings ({', '.join(other)}); give --out another folder, or the same "
             f"settings to go on with it"
         )
+
+
+def loaded(settings: Any, say: Callable[[str], None]) -> "Loaded":
+    """The model of a run, told what has to be said of it; raises as `load.find` and `load.load` do."""
+    from posenc.checkpoints.formats import load
+
+    say(f"loading {settings.path}")
+    found = load.load(load.find(settings.path), dtype=settings.dtype, device=settings.device)
+    for words in found.notes:
+        say(words)
+    return found
 
 
 @contextmanager

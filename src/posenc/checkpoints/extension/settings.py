@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from posenc.checkpoints.extension.evolution import Budget
 from posenc.checkpoints.formats.devices import bytes_of
 
 NAMES = {"factors": "longrope-factors", "methods": "method"}
@@ -27,7 +28,7 @@ class Settings:
     images    files, for image encoders
     lengths   more lengths to measure at, besides the trained one, some in between, and the target (tokens; patches)
     start     the token of the text that the first window begins with; None: 2000 where the text is long enough, or,
-              when tuning, as late as the windows allow, because what stands before is for tuning
+              when tuning or searching, as late as the windows allow, because what stands before is for that
     samples   how many windows, documents or passages are measured; None: as many as the measure takes by itself
     chunk     how many tokens go through a decoder at once
     dtype     of the weights: bfloat16 takes half the memory, and on processors that multiply it, less time
@@ -37,6 +38,7 @@ class Settings:
     cache     where it keeps keys: device, or cpu, from where they go to a CUDA device layer by layer
     passkey   trials at each depth; 0 leaves pass keys out
     factors   a JSON file with the searched factors of longrope
+    budget    how long the factors of longrope are searched for: minutes=60, or evaluations=40
     replace   whether another schedule is put in place of the one that the model has
     tune      steps of fine-tuning of the method that wins; 0 leaves it out
     tune_map  where the tokens stand while tuning: plain, pose, randomised, or a coordinate map as a spec
@@ -56,6 +58,7 @@ class Settings:
     dtype: str = "float32"
     passkey: int = 1
     factors: str | None = None
+    budget: str | None = None
     replace: bool = False
     tune: int = 0
     tune_map: str = "pose"
@@ -78,6 +81,8 @@ class Settings:
                 raise ValueError(f"{name} must be {low} or more, got {value}")
         if self.memory is not None:
             bytes_of(self.memory)
+        if self.budget is not None:
+            Budget.of(self.budget)
         if self.start is not None and self.start < 0:
             raise ValueError(f"start counts tokens of the text from 0, got {self.start}")
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import posenc
+from posenc.checkpoints.extension import runs
 from posenc.checkpoints.extension.by_table import is_by_table
 from posenc.checkpoints.extension.clock import Clock, Say
 from posenc.checkpoints.extension.methods import causal_part, served
@@ -137,13 +138,10 @@ class Probe:
     @classmethod
     def prepare(cls, settings: Settings, say: Say) -> "Probe":
         """Load and check everything, before any folder is made."""
-        from posenc.checkpoints.formats import huggingface, load
+        from posenc.checkpoints.formats import huggingface
 
         Way.of(settings).check()
-        say(f"loading {settings.path}")
-        loaded = load.load(settings.path, dtype=settings.dtype, device=settings.device)
-        for words in loaded.notes:
-            say(words)
+        loaded = runs.loaded(settings, say)
         tokenizer_of(loaded)
         reading = huggingface.read(loaded.config)
         part = causal_part(reading, loaded.said())
@@ -258,11 +256,10 @@ class Probe:
         if not self.settings.bands:
             return out
         try:
-            rotary = bands.rotary_of(self.part)
+            of = bands.bands_of(bands.rotaries_of(self.part), self.settings.bands)
         except ValueError as error:
             why = str(error)
             return out | {"bands_left_out": why, "heads_left_out": why}
-        of = bands.bands_of(rotary, self.settings.bands)
         longest = self.lengths[-1]
         at = sorted({max((n for n in self.lengths if n <= self.trained), default=longest), longest})
         self.clock.expect(len(of) * sum(self.tokens.work(self.model, length) for length in at))
@@ -272,21 +269,35 @@ class Probe:
                 changed = self.without(kept, band, length)
                 change, error = difference(values[length], changed)
                 changes.append({"length": length, "change": change, "error": error})
-            out["bands"].append(asdict(band) | {"words": band.words, "changes": changes})
+            out["bands"].append(asdict(band) | {"pairs": band.pairs, "words": band.words, "changes": changes})
         try:
-            out["heads"] = self.heads(kept, rotary, of)
+            out |= self.heads(kept, of)
         except ValueError as error:
             out["heads_left_out"] = str(error)
         return out
 
     def without(self, kept: Kept, band: bands.Band, length: int) -> Value:
         """The same tokens with a band standing still."""
-        words = f"without pairs {band.first} to {band.end - 1}"
-        still = {"still": [band.first, band.end]}
+        words = f"without {band.pairs}"
+        still = {"still": [band.first, band.end, *filter(None, [band.of])]}
         with bands.without(self.model, self.part, band, length):
             return self.value(kept, self.tokens, length, words=words, inside=still)
 
-    def heads(self, kept: Kept, rotary: Any, of: Sequence[bands.Band]) -> list[dict[str, Any]]:
+    def heads(self, kept: Kept, of: Sequence[bands.Band]) -> dict[str, Any]:
+        """The heads of layers that see beyond the trained length, by the bands of their rotary encoding.
+
+        Raises ValueError where they have several, and as `heads_of` does.
+        """
+        layers = bands.far_sighted(self.part, self.trained)
+        if not layers:
+            raise ValueError(f"no layer with rotary sees beyond the trained {self.trained:,} tokens")
+        rotary, *others = bands.rotaries_of(self.part, layers)
+        if others:
+            raise ValueError(
+                f"heads are compared by bands of one rotary encoding, and the layers that see beyond the trained "
+                f"{self.trained:,} tokens have {1 + len(others)}"
+            )
+        of = [one for one in of if one.of in ("", repr(rotary))]
         ids = self.tokens.window(0, self.lengths[-1])
         listed = [[one.first, one.end] for one in of]
         more = {"length": len(ids), "bands": listed, "queries": heads.QUERIES}
@@ -294,11 +305,11 @@ class Probe:
 
         def make() -> dict[str, Any]:
             with self.clock.during(f"heads, {len(ids):,} tokens", 0.0) as tell:
-                layers, chunk = bands.far_sighted(self.part, self.trained), self.settings.chunk
+                chunk = self.settings.chunk
                 found = heads.heads_of(self.model, ids, rotary, of, self.trained, layers, chunk=chunk, tell=tell)
             return {"heads": [one.to_dict() for one in found]}
 
-        return kept.once(facts, make)["heads"]
+        return {"heads": kept.once(facts, make)["heads"], "heads_of": repr(rotary)}
 
     def made(self, out: Path) -> dict[str, str]:
         """How it was made."""

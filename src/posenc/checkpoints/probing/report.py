@@ -84,7 +84,7 @@ def tables(record: Record) -> list[tuple[str, Table]]:
         ]
         out.append((BANDS, (["band", *(f"at {length:,} tokens" for length in at)], rows)))
     if record["heads"]:
-        headers = ["layer and head", "logits", *(f"pairs {b['first']} to {b['end'] - 1}" for b in record["bands"])]
+        headers = ["layer and head", "logits", *(band["pairs"] for band in bands_of_heads(record))]
         headers.append("weight on far keys")
         rows = [
             [
@@ -96,6 +96,11 @@ def tables(record: Record) -> list[tuple[str, Table]]:
         ]
         out.append((HEADS, (headers, rows)))
     return [*out, (PLAN, plans.table(record["plan"]))]
+
+
+def bands_of_heads(record: Record) -> list[Record]:
+    """The bands that the numbers of heads are of: those of the layers that see beyond the trained length."""
+    return [band for band in record["bands"] if band["of"] in ("", record["heads_of"])]
 
 
 def with_error(one: Record) -> str:
@@ -214,7 +219,7 @@ def by_band(record: Record) -> Figure | None:
         return None
     fig = figures.figure(8, 3.6, "Where a band of frequencies stands still")
     ax, handles = fig.add_subplot(), []
-    names = [f"{band['first']} to {band['end'] - 1}" for band in record["bands"]]
+    names = [band["pairs"].removeprefix("pairs ") for band in record["bands"]]
     for place, first in enumerate(record["bands"][0]["changes"]):
         of = [band["changes"][place] for band in record["bands"]]
         own = figures.look(place)
@@ -235,11 +240,11 @@ def by_layer(record: Record) -> Figure | None:
     fig = figures.figure(8, 3.6, "Logits beyond the trained distances, against nearer ones")
     ax, handles = fig.add_subplot(), []
     layers = sorted({head["layer"] for head in record["heads"]})
-    for place, band in enumerate(record["bands"]):
+    for place, band in enumerate(bands_of_heads(record)):
         own = figures.look(place)
         ys = [middle([head["spread"][place] for head in record["heads"] if head["layer"] == one]) for one in layers]
         ax.plot(layers, figures.numbers(ys), color=own.color, linestyle=own.dashes, marker=own.marker)
-        handles.append(figures.handle(f"pairs {band['first']} to {band['end'] - 1}", own))
+        handles.append(figures.handle(band["pairs"], own))
     ax.set_yscale("log")
     figures.plain_log(ax.yaxis)
     ax.axhline(1, color=figures.SOFT, linewidth=0.8)
