@@ -79,7 +79,7 @@ SURFACE = {
     "doctor": "json",
     "probe": "tasks lengths trials text bands chunk dtype out json",
     "extend": "factor method measures replace text images samples lengths start chunk dtype passkey longrope-factors "
-    "tune tune-map tune-length tune-rate out json",
+    "tune tune-map tune-length tune-weights tune-rank tune-rate out json",
     "explore": "run checkpoint out serve port open",
     "export": "out cache trust json",
     "completion": "",

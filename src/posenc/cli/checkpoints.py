@@ -152,8 +152,12 @@ class Extend:
     """Where the tokens stand while tuning: plain, pose, randomised, or a map such as "skipped_chunks(longest=4096)"."""
     tune_length: int = 1024
     """Tokens of a window of tuning."""
-    tune_rate: float = 2e-5
-    """The highest learning rate of tuning."""
+    tune_weights: Annotated[str, taking("NAME")] = "lora"
+    """lora: adapters beside attention, embeddings and norms; or all weights."""
+    tune_rank: int = 8
+    """The rank of the adapters."""
+    tune_rate: float | None = None
+    """The highest learning rate of tuning. Default: 2e-4 for lora, 2e-5 for all."""
     out: Path = Path("runs/extend")
     """The folder for measurements, report and checkpoint."""
     json: bool = False

@@ -52,7 +52,8 @@ class ByEncoding:
         options = {"factors", "replace", "tune"}
         if settings.tune:
             tune.check(settings)
-            options |= {"tune_map", "tune_length", "tune_rate"}
+            options |= {"tune_map", "tune_length", "tune_rate", "tune_weights"}
+            options |= {"tune_rank"} if settings.tune_weights == "lora" else set()
         # The weights of a folder go along as they lie, and so does what else its config says.
         source = loaded.path / "config.json"
         as_it_lies = source.is_file() and not settings.tune

@@ -302,17 +302,19 @@ class Run:
             raise ValueError(f"{name} cannot be tuned and written: {why}; name another with --method")
         where = self.out / CHECKPOINT
         facts: dict[str, Any] = {"what": "tuning", "model": self.model_hash, "text": text.text.sha256}
-        facts |= {"specs": list(method.specs)}
+        facts |= {"specs": list(method.specs), "dtype": self.settings.dtype}
         facts |= {key: value for key, value in asdict(self.settings).items() if key.startswith("tune")}
         if own := files_in(self.settings.tune_map):
             facts["own_files"] = {path: code.sha256(path) for path in own}
 
+        under_way = self.out / "tuning" / self.kept.key(facts)
+
         def make() -> dict[str, Any]:
             with self.stretch.used(method, self.stretch.target) as model, Meter() as meter:
                 before = text.text.ids[: text.start]
-                losses = tune.tune(model, before, self.stretch.target, self.settings, self.clock)
+                tuned = tune.tune(model, before, self.stretch.target, self.settings, self.clock, under_way)
             self.stretch.write(method, where)
-            return {"name": name, "losses": losses, **costs(meter)}
+            return {"name": name, **asdict(tuned), "peak_mib": meter.peak_mib}
 
         if facts in self.kept and not where.exists():
             raise ValueError(f"'{where}' held the tuned weights of this run and is gone; begin again in another --out")
@@ -322,13 +324,15 @@ class Run:
             # Written by a run that was cut before it could say so.
             shutil.rmtree(where)
         entry = self.kept.once(facts, make)
+        shutil.rmtree(under_way.parent, ignore_errors=True)
         self.weights = facts
         asked = [measure for measure in self.measures if measure.needs is None]
         found = self.entry(method, asked, f"{name}, tuned")
-        return found | {"loss": entry["losses"], "tuning_seconds": entry["seconds"]}
+        return found | {"loss": entry["losses"], "tuning": {name: entry[name] for name in TUNING}}
 
 
 COSTS = ("seconds", "cpu_seconds", "peak_mib")
+TUNING = ("seconds", "peak_mib", "trained", "parameters")
 
 
 def costs(meter: Meter) -> dict[str, Any]:

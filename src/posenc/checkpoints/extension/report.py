@@ -164,10 +164,12 @@ def tuning_in_words(record: Record) -> str:
     if not (tuned := record.get("tuned")):
         return ""
     first, final = (sum(part) / len(part) for part in ends(tuned["loss"]))
+    cost = tuned["tuning"]
     return (
         f"{tuned['name'].partition(',')[0]} was tuned for {len(tuned['loss'])} steps in "
-        f"{duration(tuned['tuning_seconds'])}: its loss went from {first:.3f} to {final:.3f} nats (means of the "
-        f"first and the last tenth of the steps)."
+        f"{duration(cost['seconds'])}, {cost['trained']:,} numbers beside or among the model's {cost['parameters']:,} "
+        f"({cost['trained'] / cost['parameters']:.1%}): its loss went from {first:.3f} to {final:.3f} nats (means of "
+        f"the first and the last tenth of the steps)."
     )
 
 
