@@ -674,6 +674,26 @@ def test_what_cannot_be_written_is_not_tuned(model: Path, text: str, tmp_path: P
         extend(settings(model, text, "rerope", tune=2, tune_length=40, start=None), tmp_path / "run")
 
 
+def test_what_is_worth_nothing_untuned_is_tuned_before_it_is_measured(model: Path, text: str, tmp_path: Path) -> None:
+    asked = settings(model, text, "drope", "linear", **TUNE | {"tune": 4})
+    record = extend(asked, tmp_path / "run")
+    drope, linear = entry(record, "drope"), entry(record, "linear")
+    before, changed, tuned = drope["recalibration"].values()
+    assert before == pytest.approx(math.log(means(entry(record, "none"))[96]), rel=1e-5)
+    assert tuned == pytest.approx(math.log(means(drope)[96]), rel=1e-4) and tuned < changed
+    assert len(drope["loss"]) == 4 and "recalibration" not in linear
+    assert "drope was tuned before that; all others were not" in record["in_words"]
+    # What was tuned for one method is not in the weights that the next one is measured with.
+    alone = extend(settings(model, text, "linear", start=record["measures"][0]["facts"]["start"]), tmp_path / "alone")
+    assert means(linear) == means(entry(alone, "linear"))
+    assert record["winner"] == "drope" and record["tuned"] is None
+    where = tmp_path / "run" / "recalibrated" / "drope"
+    assert record["written"]["path"] == str(where) and record["written"]["difference"] < 1e-5
+    expected = perplexity_in_transformers(where, text, TARGET, record["measures"][0]["facts"]["start"])
+    assert means(drope)[TARGET] == pytest.approx(expected, rel=1e-4)
+    assert extend(asked, tmp_path / "run")["methods"] == record["methods"]
+
+
 # What is refused, with nothing written
 
 
@@ -698,6 +718,8 @@ def test_what_cannot_be_written_is_not_tuned(model: Path, text: str, tmp_path: P
         ({"dtype": "int8"}, "dtype must be float32, bfloat16"),
         ({"factors": "f.json"}, "f.json: there is no such file"),
         ({"text": ("nothing.txt",)}, "nothing.txt: there is no such file"),
+        ({"methods": ("swan",)}, "swan takes rotary out of layers that were trained with it.*add --tune STEPS"),
+        ({"methods": ("drope",), "tune": 5, "tune_map": "plain"}, "--tune-map would change nothing here"),
         ({"tune_weights": "all"}, "--tune-weights would change nothing here"),
         ({"tune": 5, "tune_weights": "all", "tune_rank": 4}, "--tune-rank would change nothing here"),
         ({"tune": 5, "tune_weights": "some"}, "--tune-weights must be lora or all, got 'some'"),

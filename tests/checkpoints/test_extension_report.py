@@ -148,7 +148,7 @@ def test_what_was_not_done_is_not_shown(record: dict[str, Any]) -> None:
         one["values"] = [row for row in one["values"] if row["measure"] != "pass-keys"]
         one["details"] = [detail for detail in one["details"] if detail["words"] != DEPTHS]
     assert len(report.tables(less)) == 3 and len(report.tables(record)) == 5
-    assert report.tuning(less) is None
+    assert report.tuned(less) == []
     assert report.sentences(less) == [
         "yarn wins & how",
         "The model serves 8,192 tokens now & is to serve 16,384.",

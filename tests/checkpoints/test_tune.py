@@ -158,10 +158,10 @@ def test_fused_and_transposed_projections_have_adapters_too(tmp_path: Path) -> N
 
 
 def test_a_model_without_attention_and_an_adapter_that_is_passed_by_are_refused(tmp_path: Path, monkeypatch) -> None:
-    with pytest.raises(ValueError, match="no module of a Linear is named attention.*--tune-weights all"):
+    with pytest.raises(ValueError, match=r"no module of a Linear is named attention.*--tune-weights all"):
         adapters.projections_of(torch.nn.Linear(2, 2))
     monkeypatch.setattr(adapters.Adapter, "beside", lambda self, projection, given, out: out)
-    with pytest.raises(RuntimeError, match="no gradient reaches an adapter of this LlamaForCausalLM.*all"):
+    with pytest.raises(RuntimeError, match=r"no gradient reaches an adapter of this LlamaForCausalLM.*all"):
         tuned(tiny_llama.model(), tmp_path)
 
 
@@ -203,7 +203,7 @@ def test_a_damaged_state_says_how_to_begin_again(tmp_path: Path) -> None:
     assert tuning_state.load(tmp_path, weights, optimiser) == ([1.0], 2.0)
     (file,) = tmp_path.glob("*/tuning.safetensors")
     file.write_bytes(file.read_bytes()[:-1] + b"\0")
-    with pytest.raises(CannotRead, match="does not fit its checksum.*delete '.*tunes from the first step"):
+    with pytest.raises(CannotRead, match=r"does not fit its checksum.*delete '.*tunes from the first step"):
         tuning_state.load(tmp_path, weights, optimiser)
 
 

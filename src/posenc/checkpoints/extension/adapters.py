@@ -28,10 +28,10 @@ class Adapter:
     def __init__(self, projection: nn.Module, rank: int, draw: torch.Generator) -> None:
         self.projection = projection
         into, out = (self.weight.shape[axis] for axis in (1, 0))
-        where = {"device": self.weight.device, "dtype": torch.promote_types(self.weight.dtype, torch.float32)}
+        device, dtype = self.weight.device, torch.promote_types(self.weight.dtype, torch.float32)
         drawn = torch.empty(rank, into).uniform_(-1 / math.sqrt(into), 1 / math.sqrt(into), generator=draw)
-        self.down = nn.Parameter(drawn.to(**where))
-        self.up = nn.Parameter(torch.zeros(out, rank, **where))
+        self.down = nn.Parameter(drawn.to(device, dtype))
+        self.up = nn.Parameter(torch.zeros(out, rank, device=device, dtype=dtype))
         self.hook = projection.register_forward_hook(self.beside)
 
     @property

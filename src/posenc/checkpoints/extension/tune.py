@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,7 +167,7 @@ def tune(model: Any, ids: Tensor, target: int, settings: "Settings", clock: "Clo
 
 
 @torch.no_grad()
-def rounded(full: list[Tensor], weights: list[Tensor]) -> None:
+def rounded(full: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
     """Give the weights of a model what their copies in float32 have come to."""
     for one, weight in zip(full, weights, strict=True):
         if one is not weight:
