@@ -141,6 +141,16 @@ def test_lora_leaves_all_but_attention_embeddings_and_norms_and_all_leaves_nothi
     assert len(differing(model, before)) == len(list(model.parameters()))
 
 
+def test_the_insides_of_layers_are_computed_again_and_not_kept(tmp_path: Path) -> None:
+    model, calls = tiny_llama.model(), list[bool]()
+    model.model.layers[0].self_attn.register_forward_hook(lambda *_: calls.append(model.training))
+    tuned(model, tmp_path, tune=1)
+    assert calls == [True, True]
+    model.train()
+    model(IDS[None]).logits.sum().backward()
+    assert len(calls) == 3
+
+
 def test_fused_and_transposed_projections_have_adapters_too(tmp_path: Path) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 

@@ -121,6 +121,7 @@ class Extend:
     method: Names = ("all",)
     """none, linear, ntk, dynamic, yarn, llama3, longrope, temperature, log-temperature, step-temperature, self-extend,
     rerope, dual-chunk, any other schedule that `posenc list` has, or all. Options in parentheses: "yarn(beta_fast=64)".
+    drope or swan, which take rotary out of layers, with --tune.
     For a learned table: clamp, repeat, nearest, linear, cubic, or all.
     To use the model as it is: windows, truncate."""
     measures: Names = ()
@@ -147,7 +148,7 @@ class Extend:
     longrope_factors: File = None
     """A JSON file with the searched short_factor and long_factor of longrope."""
     tune: int = 0
-    """Steps of fine-tuning of the winner, on the text before the measured windows."""
+    """Steps of fine-tuning of the winner, on the text before the measured windows; it goes on where it stopped."""
     tune_map: Annotated[str, taking("SPEC")] = "pose"
     """Where the tokens stand while tuning: plain, pose, randomised, or a map such as "skipped_chunks(longest=4096)"."""
     tune_length: int = 1024

@@ -27,7 +27,8 @@ def recast_config(name: str, config: Mapping[str, Any], served: int, target: int
 
     Raises ValueError for an architecture whose weights are not those of a SmolLM3.
 
-    Source: arXiv:2512.12167, section 5; arXiv:2504.08719, section 3.
+    Limits: the sharper attention beyond the trained length that both papers add is in no key of SmolLM3.
+    Source: arXiv:2512.12167; arXiv:2504.08719.
     """
     given = huggingface.filled(config)
     kind = config.get("model_type")
