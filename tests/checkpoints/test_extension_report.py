@@ -157,6 +157,25 @@ def test_what_was_not_done_is_not_shown(record: dict[str, Any]) -> None:
     ]
 
 
+def test_measures_of_all_lengths_say_how_far_they_rank_alike(record: dict[str, Any]) -> None:
+    asked = copy.deepcopy(record) | {"tuned": None}
+    # By perplexity, from the best: 8.25, 8.31, 8.42, 8.43, 64.1, 1,664; by keys the last two change places.
+    shares = {"none": (0.9, 0.0, 0.1), "yarn": (0.8, 0.7, 0.6), "rerope": ()}
+    for one in asked["methods"]:
+        one["values"] = [row for row in one["values"] if row["measure"] != "pass-keys"]
+        one["values"] += [
+            {"measure": "pass-keys", "number": "right", "length": length, "value": share, "error": None, "samples": []}
+            for length, share in zip(asked["lengths"], shares[one["name"]], strict=False)
+        ]
+    # 1 - 6 (1 + 1) / (6 (36 - 1))
+    (words,) = report.agreement(asked)
+    assert "perplexity and pass-keys rank the 6 pairs of method and length with a correlation of 0.94 (" in words
+    assert words in report.sentences(asked)
+    for row in asked["methods"][1]["values"]:
+        row["value"] = None if row["measure"] == "pass-keys" else row["value"]
+    assert report.agreement(asked) == []
+
+
 def test_markdown_shows_letter_by_letter_what_others_have_named(record: dict[str, Any]) -> None:
     evil = "](http://x)<script>|`_*\x1b[31m"
     named = copy.deepcopy(record) | {"model": f"some/{evil}".replace("//", ""), "made": {"command": evil, evil: evil}}

@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from itertools import pairwise
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,11 +15,13 @@ pytest.importorskip("transformers")
 
 import tiny_llama
 
+from posenc.checkpoints.live.attach import attach
 from posenc.checkpoints.measures import all_measures
 from posenc.checkpoints.measures.asked import ENOUGH, LongTask, chances, sentences, task_of
 from posenc.checkpoints.measures.long_tasks import FILLER, PARTS, TASKS, WORDS
 from posenc.checkpoints.measures.measure import Given, Value
-from posenc.checkpoints.measures.questions import Draw, ids_of, question
+from posenc.checkpoints.measures.perplexity import Read, likeliest
+from posenc.checkpoints.measures.questions import Draw, ids_of, questions
 
 LENGTH = 2600
 
@@ -104,6 +107,11 @@ def errs(text: str, before: list[str]) -> str:
     return "wrong" if answers_in(text)[0].isalpha() else "0"
 
 
+def draws_of(task: LongTask, tokenizer) -> list[Draw]:
+    ids = ids_of(tokenizer)
+    return [draw for text in range(len(task.texts)) for draw in task.draws(text, ids)]
+
+
 def candidates_in(text: str) -> list[str]:
     body, _, asked = text.rpartition("\n\n")
     if "the list" in asked:
@@ -127,13 +135,13 @@ def test_a_model_that_knows_has_all_and_one_that_errs_nothing(name: str, tokeniz
 @pytest.mark.parametrize("name", [name for name in TASKS if name != "one-key"])
 def test_a_model_that_guesses_comes_to_the_chance(name: str, tokenizer) -> None:
     # Guesses are simulated on the answers alone: what a pass makes of them is tested above.
-    task, ids, draws = LongTask(TASKS[name], tokenizer, trials=40), ids_of(tokenizer), random.Random(1)
+    task, draws = LongTask(TASKS[name], tokenizer, trials=40), random.Random(1)
     rights, wholes = [], []
-    for asked in task.questions(LENGTH):
+    for asked, drawn in zip(task.questions(LENGTH), draws_of(task, tokenizer), strict=True):
         text = text_of(asked.ids[: -asked.answer]).rstrip()
         truth, candidates = answers_in(text), candidates_in(text)
-        any_order = task.draw(0, ids).any_order
-        assert len(candidates) == task.draw(0, ids).candidates
+        any_order = drawn.any_order
+        assert len(candidates) == drawn.candidates
         for _ in range(200):
             right = []
             for place, one in enumerate(truth):
@@ -155,8 +163,7 @@ def test_one_number_alone_is_one_among_all_numbers(tokenizer) -> None:
 def test_texts_are_as_long_as_asked_and_end_with_their_one_answer(name: str, length: int, tokenizer) -> None:
     task = LongTask(TASKS[name], tokenizer, opening=(99,), trials=5)
     ids = ids_of(tokenizer)
-    for trial, asked in enumerate(task.questions(length)):
-        draw = task.draw(trial, ids)
+    for asked, draw in zip(task.questions(length), draws_of(task, tokenizer), strict=True):
         step = sum(len(ids(piece)) for piece in draw.body(2)) - sum(len(ids(piece)) for piece in draw.body(1))
         # One more step would be too long; a step of the filler is one sentence, of them the longest here.
         assert length - max(step, max(map(len, FILLER)), PARTS * max(map(len, FILLER))) < len(asked.ids) <= length
@@ -171,25 +178,22 @@ def test_texts_are_as_long_as_asked_and_end_with_their_one_answer(name: str, len
 
 @pytest.mark.parametrize("name", TASKS)
 def test_trials_come_from_the_seed_and_ask_the_same_at_every_length(name: str, tokenizer) -> None:
-    ids = ids_of(tokenizer)
     one, same, other = (LongTask(TASKS[name], tokenizer, seed=seed) for seed in (0, 0, 1))
     texts = [[text_of(asked.ids) for asked in task.questions(LENGTH)] for task in (one, same, other)]
     assert texts[0] == texts[1] and len(set(texts[0])) == 8
     assert not set(texts[0]) & set(texts[2])
-    for trial, asked in enumerate(one.questions(LENGTH // 2 + 500)):
-        assert text_of(asked.ids).endswith(", ".join(one.draw(trial, ids).answers))
+    for asked, draw in zip(one.questions(LENGTH // 2 + 500), draws_of(one, tokenizer), strict=True):
+        assert text_of(asked.ids).endswith(", ".join(draw.answers))
 
 
 @pytest.mark.parametrize("name", ["one-key", "several-keys", "several-queries", "several-values", "variables"])
 def test_what_is_asked_lies_at_every_depth(name: str, tokenizer) -> None:
-    task, ids = LongTask(TASKS[name], tokenizer, trials=5), ids_of(tokenizer)
-    places = []
-    for trial, asked in enumerate(task.questions(LENGTH)):
+    task, places = LongTask(TASKS[name], tokenizer, trials=5), []
+    trials = [trial for text in task.texts for trial in text]
+    assert sorted(trials) == list(range(5))
+    for _, asked, draw in sorted(zip(trials, task.questions(LENGTH), draws_of(task, tokenizer), strict=True)):
         body = text_of(asked.ids).split("\n\n")[1]
-        of = [
-            body.index(f" {one}.") if one.isdigit() else body.index(f"of {one} is")
-            for one in task.draw(trial, ids).answers
-        ]
+        of = [body.index(f" {one}.") if one.isdigit() else body.index(f"of {one} is") for one in draw.answers]
         places.append([place / len(body) for place in sorted(of)])
     # Each of n lies in a share of its own, from the beginning of the share to its end.
     for item in range(len(places[0])):
@@ -209,14 +213,14 @@ def test_the_mark_stands_in_every_part(tokenizer) -> None:
 @pytest.mark.parametrize("name", TASKS)
 def test_order_tells_nothing_of_the_answer(name: str, tokenizer) -> None:
     """Where the first answer stands among the candidates, in the order of the text, is any place."""
-    task, ids = LongTask(TASKS[name], tokenizer, trials=60), ids_of(tokenizer)
+    task = LongTask(TASKS[name], tokenizer, trials=60)
     if name == "one-key":
         return
     places = Counter()
-    for trial, asked in enumerate(task.questions(LENGTH)):
+    for asked, draw in zip(task.questions(LENGTH), draws_of(task, tokenizer), strict=True):
         text = text_of(asked.ids[: -asked.answer])
         candidates = list(dict.fromkeys(candidates_in(text.rstrip())))
-        places[candidates.index(task.draw(trial, ids).answers[0])] += 1
+        places[candidates.index(draw.answers[0])] += 1
     most = places.most_common(1)[0][1]
     # Four keys have four values, and four chains four steps: one in four of the first of them is the one.
     assert most < (27 if name in ("several-values", "variables") else 20), places
@@ -297,10 +301,47 @@ def test_the_shortest_text_is_found_exactly(tokenizer) -> None:
     ids = ids_of(tokenizer)
     draw = Draw("a", lambda n: ["b"] * n, "c", ("d",), 2)
     # a, b, c and " d": five characters.
-    assert text_of(question(draw, ids, 5).ids) == "abc d"
-    assert text_of(question(draw, ids, 9).ids) == "abbbbbc d"
+    assert text_of(questions([draw], ids, 5)[0].ids) == "abc d"
+    assert text_of(questions([draw], ids, 9)[0].ids) == "abbbbbc d"
     with pytest.raises(ValueError, match="5 tokens at least, got 4"):
-        question(draw, ids, 4)
+        questions([draw], ids, 4)
+
+
+def test_texts_that_answer_several_questions_are_the_same_up_to_them(tokenizer) -> None:
+    task = LongTask(TASKS["several-keys"], tokenizer, trials=11)
+    assert [list(trials) for trials in task.texts] == [[0, 2, 4, 6, 8, 10], [1, 3, 5, 7, 9]]
+    texts = [text_of(asked.ids).rpartition("\n\n")[0] for asked in task.questions(LENGTH)]
+    assert len(set(texts[:6])) == len(set(texts[6:])) == 1 and texts[0] != texts[6]
+    # Of 11 trials the model reads two texts.
+    assert task.work(Answers(errs), LENGTH) == 2 * LongTask(task.task, tokenizer, trials=1).work(Answers(errs), LENGTH)
+
+
+def mistral() -> Any:
+    from transformers import MistralConfig, MistralForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return MistralForCausalLM(MistralConfig(**sizes, num_key_value_heads=1, vocab_size=101, sliding_window=16)).eval()
+
+
+@pytest.mark.parametrize("kind", ["llama", "attached", "windows"])
+def test_what_texts_begin_with_alike_is_read_once(kind: str) -> None:
+    model = mistral() if kind == "windows" else tiny_llama.model()
+    if kind == "attached":
+        attach(model, "self_extend(rotary(base=500.0), window=8, group=4)")
+    first, end = torch.randint(100, (40,)), torch.randint(100, (12,))
+    texts = [first, torch.cat((first[:30], end)), torch.cat((first[:30], end)), first[:33], torch.cat((first, end))]
+    taken, read, held = [], [], Read()
+    model.model.register_forward_pre_hook(
+        lambda _, args, given: taken.append(given["inputs_embeds" if args else "input_ids"].shape[1]), with_kwargs=True
+    )
+    for ids in texts:
+        with torch.inference_mode():
+            expected = model(input_ids=ids[None]).logits[0, -4:-1].argmax(-1)
+        taken.clear()
+        assert likeliest(model, ids, 3, 7, read=held).equal(expected)
+        read.append(sum(taken))
+    # A text is read up to its last token but one, and again from where it differs, or from where it is predicted.
+    assert read == ([39, 41, 41, 32, 19] if kind == "windows" else [39, 11, 3, 3, 19])
 
 
 def test_extend_asks_them_with_its_own_options(tokenizer, tmp_path) -> None:

@@ -97,8 +97,8 @@ def ended_like_ctrl_c() -> Generator[None]:
     """A request to end, or a terminal that closes, is KeyboardInterrupt too, with the signal's number.
 
     What ignores them, as nohup does, goes on ignoring them. Where one arrives while Python cleans up behind an object,
-    Python reports it and goes on; it is then asked for again, a moment later. Where C code drops one without a word, the
-    command ends as interrupted when it is through.
+    Python reports it and goes on; it is then asked for again, a moment later. Where C code drops one without a word,
+    the command ends as interrupted when it is through.
     """
     came: list[int] = []
 

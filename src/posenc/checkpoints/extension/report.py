@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ from posenc.lab.results.tables import as_markdown
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
 
 Record = Mapping[str, Any]
+
+FEWEST = 6
+"""Of fewer pairs of numbers a rank correlation says nothing: three of them are in order by chance once in six."""
 
 
 def write(record: Record, folder: Path) -> Path:
@@ -154,9 +158,36 @@ def sentences(record: Record) -> list[str]:
         f"The extended checkpoint ({written['method']}): {written['words']}" if written["path"] else written["words"]
     )
     out += [one["words"] for one in record["further"]]
+    out += agreement(record)
     out += map(tuning_in_words, tuned(record))
     out += [f"Left out, {name}: {why}." for name, why in record["left_out"].items()]
     return out
+
+
+def agreement(record: Record) -> list[str]:
+    """How far measures rank methods and lengths alike: Spearman's correlation, better with better being above 0."""
+    from scipy.stats import spearmanr
+
+    out = []
+    for one, other in combinations(record["measures"], 2):
+        found = [(graded(entry, one), graded(entry, other)) for entry in entries(record)]
+        pairs = [(first[length], second[length]) for first, second in found for length in first if length in second]
+        if len(pairs) < FEWEST or any(len(set(column)) == 1 for column in zip(*pairs, strict=True)):
+            continue
+        rho = float(spearmanr(pairs).statistic)
+        out.append(
+            f"{one['name']} and {other['name']} rank the {len(pairs)} pairs of method and length with a correlation of "
+            f"{rho:.2f} (Spearman's: 1 in the same order, 0 in none in common, -1 in the opposite one)."
+        )
+    return out
+
+
+def graded(entry: Record, measure: Record) -> dict[int, float]:
+    """The first number of a measure by length, more being better."""
+    number = measure["numbers"][0]
+    sign = 1.0 if number["more_is_better"] else -1.0
+    found = {length: one.value for (name, length), one in of(entry, measure).items() if name == number["name"]}
+    return {length: sign * value for length, value in found.items() if value is not None}
 
 
 def tuned(record: Record) -> list[Record]:

@@ -1,4 +1,4 @@
-"""A task of long texts as a measure: trials spread over the depth, one teacher-forced pass each."""
+"""A task of long texts as a measure: trials spread over the depth, teacher-forced, common beginnings read once."""
 
 import hashlib
 import math
@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from posenc.checkpoints.measures.long_tasks import FILLER, TASKS, Task
 from posenc.checkpoints.measures.measure import WHOLE, Detail, Given, Number, Tell, Value, error_of, tokenizer_of
-from posenc.checkpoints.measures.perplexity import likeliest, opening_of, read
-from posenc.checkpoints.measures.questions import Draw, Ids, Question, ids_of, question
+from posenc.checkpoints.measures.perplexity import Read, likeliest, opening_of, read
+from posenc.checkpoints.measures.questions import Draw, Ids, Question, ids_of, questions
 from posenc.checkpoints.measures.work import Work
 from posenc.foreign import near, quoted
 
@@ -107,7 +107,7 @@ class LongTask:
 
     @property
     def numbers(self) -> tuple[Number, ...]:
-        of_each = chances(self.draw(0, ids_of(self.tokenizer)))
+        of_each = chances(self.draws(0, ids_of(self.tokenizer))[0])
         right = Number("right", "share of what is asked that is said", True, math.fsum(of_each) / len(of_each))
         whole = Number("whole", "share of answers without a mistake", True, math.prod(of_each))
         return (right, whole) if len(of_each) > 1 else (right,)
@@ -121,39 +121,46 @@ class LongTask:
         """How deep in its text a trial lies, from 0 to 1."""
         return trial / (self.trials - 1) if self.trials > 1 else 0.5
 
-    def draw(self, trial: int, ids: Ids) -> Draw:
-        draws = random.Random(f"{self.seed} {self.name} {trial}")
-        return self.task.draw(draws, self.depth(trial), self.filler, ids)
+    @property
+    def texts(self) -> list[range]:
+        """The trials of each text: as many as the task has for one, spread over its depth."""
+        count = math.ceil(self.trials / self.task.most)
+        return [range(first, self.trials, count) for first in range(count)]
+
+    def draws(self, text: int, ids: Ids) -> list[Draw]:
+        """The trials of a text."""
+        drawn = random.Random(f"{self.seed} {self.name} {text}")
+        return self.task.draw(drawn, [self.depth(trial) for trial in self.texts[text]], self.filler, ids)
 
     def questions(self, length: int) -> Iterator[Question]:
-        """The trials at a length, in their order; raises TooShort where it is too short for the task."""
+        """The trials at a length, text by text; raises TooShort where it is too short for the task."""
         ids = ids_of(self.tokenizer)
-        for trial in range(self.trials):
-            yield question(self.draw(trial, ids), ids, length, self.opening)
+        for text in range(len(self.texts)):
+            yield from questions(self.draws(text, ids), ids, length, self.opening)
 
     def passes(self, lengths: Sequence[int], by_length: bool) -> tuple[int, ...]:
         """Each length has texts of its own."""
         return tuple(lengths)
 
     def work(self, model: Any, length: int) -> float:
-        return self.trials * Work.of(model).total(length)
+        return len(self.texts) * Work.of(model).total(length)
 
     def run(self, model: Any, length: int, how: str = WHOLE, tell: Tell | None = None) -> dict[str, Any]:
         """Which items of each trial were right; raises TooShort for a length without room for the task."""
         if how != WHOLE:
             raise ValueError(f"{self.name} is asked of the whole text alone, not of {quoted(how)}")
-        right, tokens = [], []
-        for trial, asked in enumerate(self.questions(length)):
+        asked, before, right = list(self.questions(length)), Read(), []
+        for number, one in enumerate(asked):
 
-            def share(of_this: float, trial: int = trial) -> None:
+            def share(of_this: float, number: int = number) -> None:
                 if tell is not None:
-                    tell((trial + of_this) / self.trials)
+                    tell((number + of_this) / len(asked))
 
-            right.append(asked.right(likeliest(model, asked.ids, asked.answer, self.chunk, share)))
-            tokens.append(len(asked.ids))
+            right.append(one.right(likeliest(model, one.ids, one.answer, self.chunk, share, before)))
+        tokens = [len(one.ids) for one in asked]
         return {
             "right": right,
-            "depths": [self.depth(trial) for trial in range(self.trials)],
+            "depths": [self.depth(trial) for trials in self.texts for trial in trials],
             "tokens": tokens,
             "read": sum(tokens),
         }

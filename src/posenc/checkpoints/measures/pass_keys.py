@@ -19,7 +19,7 @@ from posenc.checkpoints.measures.measure import (
     mean_of,
     tokenizer_of,
 )
-from posenc.checkpoints.measures.perplexity import likeliest, opening_of
+from posenc.checkpoints.measures.perplexity import Read, likeliest, opening_of
 from posenc.checkpoints.measures.work import Work
 
 OPENING = "Somewhere in the following text a pass key is hidden. Remember it: you will be asked for it at the end.\n\n"
@@ -68,13 +68,17 @@ def prompt(tokenizer: Any, length: int, depth: float, key: int, opening: Sequenc
     return torch.tensor(text, dtype=torch.long), len(answer)
 
 
-def says_the_key(model: Any, ids: Tensor, answer: int, *, chunk: int = 1024, tell: Tell | None = None) -> bool:
+def says_the_key(
+    model: Any, ids: Tensor, answer: int, *, chunk: int = 1024, tell: Tell | None = None, read: Read | None = None
+) -> bool:
     """Whether the model, reading greedily, says the last `answer` tokens of a text without a mistake.
+
+    read  what it read before, as `likeliest` has it
 
     One teacher-forced pass: a greedy answer is right exactly when every prediction of it is, by induction on the first
     mistake.
     """
-    return bool((likeliest(model, ids, answer, chunk, tell) == ids[-answer:]).all())
+    return bool((likeliest(model, ids, answer, chunk, tell, read) == ids[-answer:]).all())
 
 
 def retrieve(
@@ -92,7 +96,7 @@ def retrieve(
 
     The keys are the same for every model and method, five digits drawn from the depth and the trial.
     """
-    found, passes = [], len(depths) * trials
+    found, passes, before = [], len(depths) * trials, Read()
     for place, depth in enumerate(depths):
         right = 0
         for trial in range(trials):
@@ -104,7 +108,7 @@ def retrieve(
                 if tell is not None:
                     tell((done + of_this) / passes)
 
-            right += says_the_key(model, ids, answer, chunk=chunk, tell=share)
+            right += says_the_key(model, ids, answer, chunk=chunk, tell=share, read=before)
         found.append(Retrieval(length, depth, right, trials))
     return found
 

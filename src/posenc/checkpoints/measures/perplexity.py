@@ -152,24 +152,59 @@ def check_ids(ids: Tensor) -> None:
         raise ValueError(f"predictions take the ids [T] of two tokens or more, got shape {list(ids.shape)}")
 
 
+class Read:
+    """What a model has read: the tokens [T] in its cache, so that what texts begin with alike is read once."""
+
+    def __init__(self) -> None:
+        self.ids = torch.empty(0, dtype=torch.long)
+        self.cache: Any = None
+
+    def go_back(self, ids: Tensor) -> None:
+        """Forget the tokens from the first one on that does not begin these ids [T] too.
+
+        All are forgotten where a layer does not hold every token, as windows and recurrent states do not.
+        """
+        most = min(len(ids), len(self.ids))
+        other = (ids[:most] != self.ids[:most]).nonzero()
+        alike = int(other[0]) if len(other) else most
+        if alike == len(self.ids):
+            return
+        if alike and can_go_back(self.cache):
+            self.cache.crop(alike - len(self.ids))
+        else:
+            alike, self.cache = 0, None
+        self.ids = ids[:alike]
+
+
+def can_go_back(cache: Any) -> bool:
+    """Whether the last tokens can be taken from a cache of transformers', because its layers hold all of them."""
+    layers = getattr(cache, "layers", ())
+    return bool(layers) and all(type(layer).__name__ == "DynamicLayer" for layer in layers)
+
+
 @torch.inference_mode()
-def predictions(model: Any, ids: Tensor, chunk: int, tell: Tell | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-    """The logits [n, vocabulary] of each chunk, with the tokens [n] that they predict; raises as `losses` does."""
+def predictions(
+    model: Any, ids: Tensor, chunk: int, tell: Tell | None = None, read: Read | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The logits [n, vocabulary] of each chunk, with the tokens [n] that they predict; raises as `losses` does.
+
+    read  what the model has read of these ids already, of which nothing is predicted again; it grows by each chunk
+    """
     check_ids(ids)
     if chunk < 1:
         raise ValueError(f"chunk must be 1 token or more, got {chunk}")
-    work, cache, ids, name = Work.of(model), None, ids.to(model.device), cache_name(model)
+    work, read, on_device, name = Work.of(model), read or Read(), ids.to(model.device), cache_name(model)
     # The last token predicts nothing.
-    read = len(ids) - 1
-    for start in range(0, read, chunk):
-        end = min(start + chunk, read)
-        out = model(input_ids=ids[None, start:end], use_cache=True, **{name: cache})
-        cache = getattr(out, name)
-        yield out.logits[0], ids[start + 1 : end + 1]
+    first, last = len(read.ids), len(ids) - 1
+    for start in range(first, last, chunk):
+        end = min(start + chunk, last)
+        out = model(input_ids=on_device[None, start:end], use_cache=True, **{name: read.cache})
+        read.ids, read.cache = ids[:end], getattr(out, name)
+        yield out.logits[0], on_device[start + 1 : end + 1]
         # The logits of this chunk must go before those of the next come.
         del out
         if tell is not None:
-            tell(work.share(end, read))
+            tell(work.share(end, last, first))
 
 
 def perplexity(windows: Sequence[Tensor], first: int, end: int) -> float:
@@ -201,10 +236,17 @@ def curve(windows: Sequence[Tensor], bins: int = 64) -> tuple[list[float], list[
 
 
 @torch.inference_mode()
-def likeliest(model: Any, ids: Tensor, last: int, chunk: int, tell: Tell | None = None) -> Tensor:
-    """The likeliest token at each of the last places of a text, given all before it: [last]."""
-    found, left = [], len(ids) - 1
-    for logits, targets in predictions(model, ids, chunk, tell):
+def likeliest(
+    model: Any, ids: Tensor, last: int, chunk: int, tell: Tell | None = None, read: Read | None = None
+) -> Tensor:
+    """The likeliest token at each of the last places of a text, given all before it: [last].
+
+    read  what the model read before, which goes on from where this text begins otherwise
+    """
+    read = read or Read()
+    read.go_back(ids[: len(ids) - 1 - last])
+    found, left = [], len(ids) - 1 - len(read.ids)
+    for logits, targets in predictions(model, ids, chunk, tell, read):
         left -= len(targets)
         if (asked := min(len(targets), last - left)) > 0:
             found.append(logits[len(targets) - asked :].argmax(-1).cpu())

@@ -17,7 +17,7 @@ Ids = Callable[[str], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Draw:
-    """What one trial asks, before it is as long as it is to be.
+    """What one trial asks, before it is as long as it is to be; those of one text have `first` and `body` in common.
 
     first       what is said before the text
     body        how the text reads that is `n` steps long, in pieces; more steps are more tokens
@@ -67,30 +67,35 @@ def ids_of(tokenizer: Any) -> Ids:
     return ids
 
 
-def question(draw: Draw, ids: Ids, length: int, opening: Sequence[int] = ()) -> Question:
-    """The longest text of at most `length` tokens that asks what was drawn.
+def questions(draws: Sequence[Draw], ids: Ids, length: int, opening: Sequence[int] = ()) -> list[Question]:
+    """What was drawn of one text, which is as long as all of them can be in at most `length` tokens.
 
     Texts are put together from pieces that are made tokens one by one, so that they grow step by step and the answer
     begins with a token of its own.
 
     Raises TooShort for a length without room for one step of the text.
     """
-    answers = [ids(f" {answer}") for answer in draw.answers]
-    comma, before, after = ids(","), (*opening, *ids(draw.first)), ids(draw.question)
-    room = length - len(before) - len(after) - sum(map(len, answers)) - len(comma) * (len(answers) - 1)
+    around = max(len(question(draw, (), ids, opening).ids) for draw in draws)
+    room, body = length - around, draws[0].body
 
     def size(steps: int) -> int:
-        return sum(len(ids(piece)) for piece in draw.body(steps))
+        return sum(len(ids(piece)) for piece in body(steps))
 
     if size(1) > room:
-        raise TooShort(f"the text of this question takes {size(1) + length - room:,} tokens at least, got {length:,}")
+        raise TooShort(f"the text of this question takes {size(1) + around:,} tokens at least, got {length:,}")
     low, high = 1, 2
     while size(high) <= room:
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if size(middle) <= room else (low, middle)
-    text = [*before, *itertools.chain.from_iterable(map(ids, draw.body(low))), *after]
+    return [question(draw, body(low), ids, opening) for draw in draws]
+
+
+def question(draw: Draw, body: Sequence[str], ids: Ids, opening: Sequence[int] = ()) -> Question:
+    """What was drawn, behind a text of these pieces."""
+    answers, comma = [ids(f" {answer}") for answer in draw.answers], ids(",")
+    text = [*opening, *itertools.chain.from_iterable(map(ids, (draw.first, *body, draw.question)))]
     # Where every answer begins alike, as with a space, what follows tells them apart.
     alike = common_start(answers) if draw.any_order else 0
     wanted = []

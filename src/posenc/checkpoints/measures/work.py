@@ -27,8 +27,9 @@ class Work:
     def total(self, tokens: float) -> float:
         return tokens + tokens * tokens / (2 * self.even)
 
-    def share(self, done: int, of: int) -> float:
-        return self.total(done) / self.total(of)
+    def share(self, done: int, of: int, first: int = 0) -> float:
+        """How much of the work from the first token on is done."""
+        return (self.total(done) - self.total(first)) / (self.total(of) - self.total(first))
 
 
 class Meter:
