@@ -79,7 +79,7 @@ SURFACE = {
     "doctor": "json",
     "probe": "tasks lengths trials text bands chunk dtype device memory batch cache out json",
     "extend": "factor method measures replace text images samples lengths start chunk dtype device memory batch cache "
-    "passkey longrope-factors budget tune tune-map tune-length tune-rate plan out json",
+    "passkey longrope-factors budget tune tune-map tune-length tune-weights tune-rank tune-rate plan out json",
     "explore": "run checkpoint out serve port open",
     "export": "out cache trust json",
     "completion": "",

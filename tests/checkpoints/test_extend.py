@@ -22,7 +22,7 @@ import tiny_llama
 from forked import Forked
 
 from posenc import cli
-from posenc.checkpoints.extension import by_encoding, choice, clock, methods, report
+from posenc.checkpoints.extension import by_encoding, choice, clock, methods, report, tune
 from posenc.checkpoints.extension import extend as module
 from posenc.checkpoints.extension.extend import extend
 from posenc.checkpoints.extension.runs import Kept, hash_of
@@ -594,12 +594,16 @@ def test_a_length_without_room_for_a_key_says_so(model: Path, text: str, tmp_pat
 # Tuning
 
 
+TUNE = {"tune": 6, "tune_length": 48, "tune_rate": 3e-3, "start": None}
+
+
 def test_tuning_lowers_the_loss_and_its_weights_are_written(model: Path, text: str, tmp_path: Path) -> None:
-    more = {"tune": 6, "tune_length": 48, "tune_rate": 3e-3, "start": None}
-    asked = settings(model, text, "linear", **more)
+    asked = settings(model, text, "linear", **TUNE)
     record = extend(asked, tmp_path / "run")
     tuned, plain = record["tuned"], entry(record, "linear")
     assert tuned["name"] == "linear, tuned" and len(tuned["loss"]) == 6
+    assert 0 < tuned["tuning"]["trained"] < tuned["tuning"]["parameters"]
+    assert not (tmp_path / "run" / "tuning").exists()
     assert means(tuned)[TARGET] < means(plain)[TARGET]
     assert [words.partition(" costs")[0] for words in record["price"]] == ["What linear", "What linear, tuned"]
     start = len(tiny_llama.TEXT) - TARGET
@@ -608,6 +612,30 @@ def test_tuning_lowers_the_loss_and_its_weights_are_written(model: Path, text: s
     assert means(tuned)[TARGET] == pytest.approx(expected, rel=1e-4)
     again = extend(asked, tmp_path / "run")
     assert again["tuned"]["values"] == tuned["values"]
+
+
+def test_in_half_precision_the_checkpoint_is_what_was_measured(model: Path, text: str, tmp_path: Path) -> None:
+    asked = settings(model, text, "linear", **TUNE, dtype="bfloat16", tune_weights="all")
+    record = extend(asked, tmp_path / "run")
+    assert record["tuned"]["loss"][-1] < record["tuned"]["loss"][0] and record["written"]["difference"] < 1e-3
+    assert load(tmp_path / "run" / "checkpoint").model.dtype == torch.bfloat16
+
+
+def test_a_tuning_that_was_killed_goes_on_and_writes_the_same(
+    model: Path, text: str, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(tune, "KEPT_EVERY", 0.0)
+    out, options = tmp_path / "run", ["--factor", "2", "--method", "linear", "--text", text, "--passkey", "0"]
+    options += ["--samples", "1", "--chunk", "50", "--tune", "6", "--tune-length", "48", "--tune-rate", "3e-3"]
+    command = Forked("extend", str(model), *options, "--out", str(out))
+    command.until(lambda: list(out.glob("tuning/*/step-000003")))
+    command.kill()
+    command.ended()
+    assert list(out.glob("tuning/*/step-*")) and not (out / "checkpoint").exists()
+    asked = settings(model, text, "linear", **TUNE)
+    record, unbroken = extend(asked, out), extend(asked, tmp_path / "unbroken")
+    assert record["tuned"]["loss"] == unbroken["tuned"]["loss"]
+    assert hashes(out / "checkpoint") == hashes(tmp_path / "unbroken" / "checkpoint")
 
 
 OWN_MAP = """
@@ -649,6 +677,26 @@ def test_what_cannot_be_written_is_not_tuned(model: Path, text: str, tmp_path: P
         extend(settings(model, text, "rerope", tune=2, tune_length=40, start=None), tmp_path / "run")
 
 
+def test_what_is_worth_nothing_untuned_is_tuned_before_it_is_measured(model: Path, text: str, tmp_path: Path) -> None:
+    asked = settings(model, text, "drope", "linear", **TUNE | {"tune": 4})
+    record = extend(asked, tmp_path / "run")
+    drope, linear = entry(record, "drope"), entry(record, "linear")
+    before, changed, tuned = drope["recalibration"].values()
+    assert before == pytest.approx(math.log(means(entry(record, "none"))[96]), rel=1e-5)
+    assert tuned == pytest.approx(math.log(means(drope)[96]), rel=1e-4) and tuned < changed
+    assert len(drope["loss"]) == 4 and "recalibration" not in linear
+    assert "drope was tuned before that; all others were not" in record["in_words"]
+    # What was tuned for one method is not in the weights that the next one is measured with.
+    alone = extend(settings(model, text, "linear", start=record["measures"][0]["facts"]["start"]), tmp_path / "alone")
+    assert means(linear) == means(entry(alone, "linear"))
+    assert record["winner"] == "drope" and record["tuned"] is None
+    where = tmp_path / "run" / "recalibrated" / "drope"
+    assert record["written"]["path"] == str(where) and record["written"]["difference"] < 1e-5
+    expected = perplexity_in_transformers(where, text, TARGET, record["measures"][0]["facts"]["start"])
+    assert means(drope)[TARGET] == pytest.approx(expected, rel=1e-4)
+    assert extend(asked, tmp_path / "run")["methods"] == record["methods"]
+
+
 # What is refused, with nothing written
 
 
@@ -679,7 +727,12 @@ def test_what_cannot_be_written_is_not_tuned(model: Path, text: str, tmp_path: P
         ({"dtype": "int8"}, "dtype must be float32, bfloat16"),
         ({"factors": "f.json"}, "f.json: there is no such file"),
         ({"text": ("nothing.txt",)}, "nothing.txt: there is no such file"),
-        ({"tune": 5, "dtype": "bfloat16"}, "tuning takes --dtype float32"),
+        ({"methods": ("swan",)}, "swan takes rotary out of layers that were trained with it.*add --tune STEPS"),
+        ({"methods": ("drope",), "tune": 5, "tune_map": "plain"}, "--tune-map would change nothing here"),
+        ({"tune_weights": "all"}, "--tune-weights would change nothing here"),
+        ({"tune": 5, "tune_weights": "all", "tune_rank": 4}, "--tune-rank would change nothing here"),
+        ({"tune": 5, "tune_weights": "some"}, "--tune-weights must be lora or all, got 'some'"),
+        ({"tune": 5, "dtype": "float16"}, "tuning takes --dtype bfloat16 or float32: most gradients are too small"),
         ({"tune": 5, "tune_map": "poses"}, "--tune-map must be one of plain, pose, randomised, got 'poses'"),
         ({"tune": 5, "tune_map": "poses"}, "or give a coordinate map with its options, such as 'skipped_chunks"),
         ({"tune": 5, "tune_map": "shift(by=2)"}, "no coordinate map named 'shift'.*did you mean 'shifted'"),
@@ -702,6 +755,7 @@ def test_a_mistake_is_refused_before_anything_is_made(
     [
         ({"samples": 0}, "samples must be 1 or more, got 0"),
         ({"chunk": 0}, "chunk must be 1 or more, got 0"),
+        ({"tune_rank": 0}, "tune_rank must be 1 or more, got 0"),
         ({"start": -1}, "start counts tokens of the text from 0, got -1"),
         ({"factor": math.nan}, "must be above 1, got nan"),
     ],

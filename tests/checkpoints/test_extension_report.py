@@ -76,7 +76,11 @@ def record() -> dict[str, Any]:
         "written": {"path": "x", "method": "yarn", "words": "transformers loads it."},
         "further": [{"measure": "pass-keys", "able": True, "words": "Keys were said."}],
         "tuned": entry(
-            "yarn, tuned", [9.0, 9.1, 9.2], [8.0, 8.1, 8.22], loss=[3.0] * 10 + [2.5] * 10, tuning_seconds=33.0
+            "yarn, tuned",
+            [9.0, 9.1, 9.2],
+            [8.0, 8.1, 8.22],
+            loss=[3.0] * 10 + [2.5] * 10,
+            tuning={"seconds": 33.0, "peak_mib": 900.0, "trained": 29_000_000, "parameters": 135_000_000},
         ),
         "made": {"command": "posenc extend smollm2 --factor 2", "dtype": "float32"},
     }
@@ -144,7 +148,7 @@ def test_what_was_not_done_is_not_shown(record: dict[str, Any]) -> None:
         one["values"] = [row for row in one["values"] if row["measure"] != "pass-keys"]
         one["details"] = [detail for detail in one["details"] if detail["words"] != DEPTHS]
     assert len(report.tables(less)) == 3 and len(report.tables(record)) == 5
-    assert report.tuning(less) is None
+    assert report.tuned(less) == []
     assert report.sentences(less) == [
         "yarn wins & how",
         "The model serves 8,192 tokens now & is to serve 16,384.",

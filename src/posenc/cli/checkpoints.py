@@ -121,6 +121,7 @@ class Extend:
     method: Names = ("all",)
     """none, linear, ntk, dynamic, yarn, llama3, longrope, temperature, log-temperature, step-temperature, self-extend,
     rerope, dual-chunk, any other schedule that `posenc list` has, or all. Options in parentheses: "yarn(beta_fast=64)".
+    drope or swan, which take rotary out of layers, with --tune.
     For a learned table: clamp, repeat, nearest, linear, cubic, or all.
     To use the model as it is: windows, truncate."""
     measures: Names = ()
@@ -157,13 +158,17 @@ class Extend:
     budget: Annotated[str | None, taking("TEXT")] = None
     """Search the factors of longrope, on the text before the measured windows: minutes=60, or evaluations=40."""
     tune: int = 0
-    """Steps of fine-tuning of the winner, on the text before the measured windows."""
+    """Steps of fine-tuning of the winner, on the text before the measured windows; it goes on where it stopped."""
     tune_map: Annotated[str, taking("SPEC")] = "pose"
     """Where the tokens stand while tuning: plain, pose, randomised, or a map such as "skipped_chunks(longest=4096)"."""
     tune_length: int = 1024
     """Tokens of a window of tuning."""
-    tune_rate: float = 2e-5
-    """The highest learning rate of tuning."""
+    tune_weights: Annotated[str, taking("NAME")] = "lora"
+    """lora: adapters beside attention, embeddings and norms; or all weights."""
+    tune_rank: int = 8
+    """The rank of the adapters."""
+    tune_rate: float | None = None
+    """The highest learning rate of tuning. Default: 2e-4 for lora, 2e-5 for all."""
     plan: bool = False
     """What memory the run would take, by the config alone, and run nothing. The exit code is 1 if that is too much."""
     out: Path = Path("runs/extend")

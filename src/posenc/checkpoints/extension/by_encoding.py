@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from posenc.checkpoints.extension import methods, search, tune
-from posenc.checkpoints.extension.changes import Goal
+from posenc.checkpoints.extension.changes import RECALIBRATED, Goal
 from posenc.checkpoints.extension.methods import Method, Plan
+from posenc.checkpoints.extension.recasting import recast
 from posenc.checkpoints.extension.settings import Settings
 from posenc.checkpoints.extension.stretch import FirstLosses
 from posenc.checkpoints.files.folder_writer import write_folder
 from posenc.checkpoints.files.tensors import open_tensors
 from posenc.checkpoints.formats.devices import AUTO
-from posenc.checkpoints.formats.load import Loaded
+from posenc.checkpoints.formats.load import Loaded, load
 from posenc.checkpoints.inspection.served import check_written
 from posenc.checkpoints.kinds.rotary.old_keys import unsaid
 from posenc.checkpoints.measures import perplexity
@@ -48,22 +49,36 @@ class ByEncoding:
     device: str
     fitting: ClassVar = OF_DECODERS
     options: frozenset[str]
+    origin: Path
+    weights: dict[str, Path] = field(default_factory=dict)
+    """The folders of the methods that were tuned."""
+    held: str = "none"
+    """The method whose weights are in memory: those of the model as it is serve all that were not tuned."""
 
     @classmethod
     def of(cls, loaded: Loaded, reading: Reading, settings: Settings, names: Sequence[str]) -> "ByEncoding":
         """Plan the methods of these names; raises as `methods.plan` and `tune.check` do."""
         factors = None if settings.factors is None else methods.read_factors(Path(settings.factors))
+        wanted = methods.names_of(names)
         if factors is not None and settings.budget is not None:
             raise ValueError(
                 "--budget searches for the factors that --longrope-factors gives; leave one of the two out"
             )
         for option, value in (("--longrope-factors", factors), ("--budget", settings.budget)):
-            if value is not None and "longrope" not in methods.names_of(names):
+            if value is not None and "longrope" not in wanted:
                 raise ValueError(f"{option} is for the method longrope; name it with --method")
         options = {"factors", "budget", "replace", "tune"}
         if settings.tune:
             tune.check(settings)
-            options |= {"tune_map", "tune_length", "tune_rate"}
+            options |= {"tune_length", "tune_rate", "tune_weights"}
+            options |= {"tune_rank"} if settings.tune_weights == "lora" else set()
+            # Where no layer reads far positions, nothing is gained by placing tokens there.
+            options |= {"tune_map"} if set(wanted) - {"none", *RECALIBRATED} else set()
+        elif untuned := [name for name in wanted if name in RECALIBRATED]:
+            raise ValueError(
+                f"{untuned[0]} takes rotary out of layers that were trained with it, and what is left is worth nothing "
+                f"until it is tuned; add --tune STEPS"
+            )
         # The weights of a folder go along as they lie, and so does what else its config says.
         source = loaded.path / "config.json"
         as_it_lies = source.is_file() and not settings.tune
@@ -76,7 +91,7 @@ class ByEncoding:
         if settings.budget is not None and (why := plan.left_out.get("longrope")):
             raise ValueError(f"--budget searches for the factors of longrope, and it is left out: {why}")
         where = settings.dtype, settings.device
-        return cls(loaded, reading, config, plan, to, as_it_lies, *where, frozenset(options))
+        return cls(loaded, reading, config, plan, to, as_it_lies, *where, frozenset(options), loaded.path)
 
     @property
     def trained(self) -> int:
@@ -124,8 +139,28 @@ class ByEncoding:
 
     @contextmanager
     def used(self, method: Method, length: int) -> Generator[Any]:
+        self.hold(method)
         with methods.attached(self.loaded.model, method, length):
             yield self.loaded.model
+
+    def hold(self, method: Method) -> None:
+        """Have the weights of a method in memory, and no others."""
+        tuned = method.name in self.weights
+        wanted = method.name if tuned or method.recalibrated else "none"
+        if wanted == self.held:
+            return
+        if self.held != "none" or tuned:
+            # Two copies of a large model do not fit.
+            del self.loaded
+            self.loaded = load(self.weights.get(method.name, self.origin), dtype=self.dtype, device=self.device)
+        if method.recalibrated and not tuned:
+            assert method.config is not None
+            self.loaded = recast(self.loaded, method.config)
+        self.held = wanted
+
+    def tuned(self, method: Method, where: Path) -> None:
+        # What is in memory may be either, according to whether it was tuned just now or before.
+        self.weights[method.name], self.held = where, ""
 
     def write(self, method: Method, where: Path) -> None:
         """The config changed; the weights as they lie, unless they were tuned or quantised."""

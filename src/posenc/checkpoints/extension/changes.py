@@ -33,8 +33,13 @@ WORDS = {
     "self-extend": "exact distances nearby, distances between groups of tokens further away",
     "rerope": "no distance beyond a quarter of the served length",
     "dual-chunk": "exact distances within chunks and at their borders, one distance further away",
+    "drope": "rotary taken out of every layer, and the model tuned until it does without (DroPE)",
+    "swan": "rotary taken out of every fourth layer, the others within a window, and the model tuned to it (SWAN)",
 }
 """What the methods do that have a name here; every schedule is one besides, by its name in specs."""
+
+RECALIBRATED = ("drope", "swan")
+"""Methods that change a model so much that it is worth nothing until it is tuned."""
 
 SHORT_FOR = {
     "dynamic": "dynamic_ntk",
@@ -99,7 +104,7 @@ def check_name(name: str) -> None:
     """Raises ValueError, naming what is near, for what is no method; CannotRead for what is not even a spec."""
     tree = tree_of(in_specs(name), "method")
     word = name_of(tree.func if isinstance(tree, ast.Call) else tree)
-    if not (name == "none" or word in AROUND or word in BESIDE or code.is_own(word) or SCHEDULES.knows(word)):
+    if not (word in ("none", *RECALIBRATED, *AROUND, *BESIDE) or code.is_own(word) or SCHEDULES.knows(word)):
         known = [*WORDS, *SCHEDULES, "all"]
         raise ValueError(f"no method named {quoted(name)}{near(name, known, 'posenc extend --help')}")
 
@@ -114,7 +119,7 @@ def words_of(name: str) -> str:
 
 
 def gives_a_schedule(name: str) -> bool:
-    return name != "none" and in_specs(name).partition("(")[0] not in (*AROUND, *BESIDE)
+    return name not in ("none", *RECALIBRATED) and in_specs(name).partition("(")[0] not in (*AROUND, *BESIDE)
 
 
 def change_of(name: str, to: Goal) -> Callable[[Any], Encoding]:

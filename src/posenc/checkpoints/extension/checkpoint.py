@@ -11,6 +11,9 @@ from posenc.checkpoints.extension.stretch import FirstLosses, Stretch
 CHECKPOINT = "checkpoint"
 """The folder, in the folder of a run, that holds the extended checkpoint."""
 
+RECALIBRATED = "recalibrated"
+"""And the one with a folder for each method that is tuned before it is measured."""
+
 
 def written(stretch: Stretch, record: Mapping[str, Any], where: Path, losses: FirstLosses) -> dict[str, Any]:
     """Write the checkpoint of the method that was chosen and hold it to what was measured; {"path", "words", ...}.

@@ -1,6 +1,7 @@
 """Stretch the context of a checkpoint: measure it before and after, name the method that wins, and write that one."""
 
 import json
+import math
 import os
 import platform
 import shutil
@@ -16,7 +17,7 @@ import posenc
 from posenc.checkpoints.extension import choice, runs, search
 from posenc.checkpoints.extension.by_encoding import VERIFIED, ByEncoding
 from posenc.checkpoints.extension.by_table import ByTable, is_by_table
-from posenc.checkpoints.extension.checkpoint import CHECKPOINT, written
+from posenc.checkpoints.extension.checkpoint import CHECKPOINT, RECALIBRATED, written
 from posenc.checkpoints.extension.clock import Clock, Say
 from posenc.checkpoints.extension.evolution import Budget
 from posenc.checkpoints.extension.methods import Method, lengths_of
@@ -63,15 +64,17 @@ def extend(settings: Settings, out: Path, *, say: Say | None = None) -> dict[str
         searched = run.searched()
         record = run.measured()
         chosen, words = choice.choose(settings.methods, record)
-        tunes = bool(settings.tune) and chosen["name"] != "none"
-        if settings.tune and not tunes:
+        recalibrated = "recalibration" in chosen
+        tunes = bool(settings.tune) and chosen["name"] != "none" and not recalibrated
+        if settings.tune and chosen["name"] == "none":
             words += " So nothing was tuned; name the method to tune with --method."
         record |= {"winner": chosen["name"], "in_words": words, "search": searched}
         record["further"] = [run.further(measure, record) for measure in run.measures[1:] if measure.needs is not None]
         record["tuned"] = run.tuned(chosen["name"]) if tunes else None
         changed = [one for one in (chosen, record["tuned"]) if one and one["name"] != "none"]
         record["price"] = [choice.price(one, record) for one in changed]
-        record["written"] = written(run.stretch, record, out / CHECKPOINT, run.first_losses)
+        where = out / RECALIBRATED / chosen["name"] if recalibrated else out / CHECKPOINT
+        record["written"] = written(run.stretch, record, where, run.first_losses)
         record["made"] = made(run)
         store.write(out / "record.json", (json.dumps(finite(record), indent=1, allow_nan=False) + "\n").encode())
         report.write(record, out)
@@ -96,9 +99,10 @@ class Run:
     """Of longrope's factors, where one is asked for."""
     kept: Kept = field(init=False)
     """What finished passes have left; from `claimed`."""
-    weights: Mapping[str, Any] = field(default_factory=dict)
     plan: dict[str, Any] | None = None
     """Of decoders: what a pass takes of memory and time."""
+    weights: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Of the methods that were tuned, what their weights depend on."""
 
     @classmethod
     def prepare(cls, settings: Settings, out: Path, say: Say) -> "Run":
@@ -208,7 +212,10 @@ class Run:
                 }
                 for measure in self.measures
             ],
-            "methods": [self.entry(method, asked) for method in methods],
+            "methods": [
+                self.recalibrated(method, asked) if method.recalibrated else self.entry(method, asked)
+                for method in methods
+            ],
             "left_out": dict(self.stretch.left_out),
         }
 
@@ -268,7 +275,7 @@ class Run:
             "length": length,
             "dtype": self.settings.dtype,
             **({"device": self.settings.device} if self.settings.device != "cpu" else {}),
-            **({"weights": dict(self.weights)} if self.weights else {}),
+            **({"weights": dict(self.weights[method.name])} if method.name in self.weights else {}),
         }
 
     def as_it_runs(self, method: Method, length: int) -> tuple[Method, int]:
@@ -335,42 +342,62 @@ class Run:
         return ids, losses[: len(ids) - 1]
 
     def tuned(self, name: str) -> dict[str, Any]:
-        """Fine-tune a method on the text before the windows, write the checkpoint, and measure it again."""
-        from posenc.checkpoints.extension import tune
-        from posenc.checkpoints.formats import load
-
-        text = self.text
-        assert text is not None
+        """Fine-tune the method that was chosen, write its checkpoint, and measure it again."""
         method = next(method for method in self.stretch.methods if method.name == name)
         if method.config is None:
             why = method.why_not or "it is the model as it is"
             raise ValueError(f"{name} cannot be tuned and written: {why}; name another with --method")
-        where = self.out / CHECKPOINT
+        told = self.tune(method, self.settings, self.out / CHECKPOINT)
+        asked = [measure for measure in self.measures if measure.needs is None]
+        return self.entry(method, asked, f"{name}, tuned") | told
+
+    def recalibrated(self, method: Method, asked: Sequence[Measure]) -> dict[str, Any]:
+        """A method that is worth nothing untuned: what it loses at the trained length, what tuning wins back of that.
+
+        Its tokens stand in a row: no layer that is left with rotary sees far.
+        """
+        losses = [self.loss_at_trained(self.stretch.methods[0]), self.loss_at_trained(method)]
+        told = self.tune(method, replace(self.settings, tune_map="plain"), self.out / RECALIBRATED / method.name)
+        found = self.entry(method, asked)
+        losses.append(self.loss_at_trained(method))
+        return found | told | {"recalibration": dict(zip(("as it is", "changed", "tuned"), losses, strict=True))}
+
+    def loss_at_trained(self, method: Method) -> float:
+        """The mean loss (nats) of the measured text at the trained length."""
+        assert self.text is not None
+        raw = self.one_pass(self.text, method, self.stretch.trained)
+        return math.log(self.text.values({self.stretch.trained: raw}, self.stretch.trained)["mean"].value)
+
+    def tune(self, method: Method, settings: Settings, where: Path) -> dict[str, Any]:
+        """Fine-tune a method on the text before the windows, unless it was, and write its checkpoint."""
+        from posenc.checkpoints.extension import tune
+
+        text = self.text
+        assert text is not None
         facts: dict[str, Any] = {"what": "tuning", "model": self.model_hash, "text": text.text.sha256}
-        facts |= {"specs": list(method.specs)}
-        facts |= {key: value for key, value in asdict(self.settings).items() if key.startswith("tune")}
-        if own := files_in(self.settings.tune_map):
+        facts |= {"specs": list(method.specs), "dtype": settings.dtype}
+        facts |= {key: value for key, value in asdict(settings).items() if key.startswith("tune")}
+        if own := files_in(settings.tune_map):
             facts["own_files"] = {path: code.sha256(path) for path in own}
+        under_way = self.out / "tuning" / self.kept.key(facts)
 
         def make() -> dict[str, Any]:
             with self.stretch.used(method, self.stretch.target) as model, Meter(accelerators_of(model)) as meter:
                 before = text.text.ids[: text.start]
-                losses = tune.tune(model, before, self.stretch.target, self.settings, self.clock)
+                tuned = tune.tune(model, before, self.stretch.target, settings, self.clock, under_way)
             self.stretch.write(method, where)
-            return {"name": name, "losses": losses, **costs(meter)}
+            return {"name": method.name, **asdict(tuned), "peak_mib": meter.peak_mib}
 
         if facts in self.kept and not where.exists():
             raise ValueError(f"'{where}' held the tuned weights of this run and is gone; begin again in another --out")
-        if facts in self.kept:
-            self.stretch.loaded = load.load(where, dtype=self.settings.dtype, device=self.settings.device)
-        elif where.exists():
+        if facts not in self.kept and where.exists():
             # Written by a run that was cut before it could say so.
             shutil.rmtree(where)
         entry = self.kept.once(facts, make)
-        self.weights = facts
-        asked = [measure for measure in self.measures if measure.needs is None]
-        found = self.entry(method, asked, f"{name}, tuned")
-        return found | {"loss": entry["losses"], "tuning_seconds": entry["seconds"]}
+        shutil.rmtree(under_way.parent, ignore_errors=True)
+        self.weights[method.name] = facts
+        self.stretch.tuned(method, where)
+        return {"loss": entry["losses"], "tuning": {name: entry[name] for name in TUNING}}
 
 
 EVERY = frozenset(name for made in all_measures.MEASURES.values() for name in made.baselines)
@@ -424,6 +451,7 @@ def foreseen(settings: Settings) -> dict[str, Any]:
 
 
 COSTS = ("seconds", "cpu_seconds", "peak_mib")
+TUNING = ("seconds", "peak_mib", "trained", "parameters")
 
 
 def costs(meter: Meter) -> dict[str, Any]:

@@ -47,14 +47,15 @@ def write(record: Record, folder: Path) -> Path:
         drawer(f"curve-{place}", partial(curve, record, words), f"{words}. The input is the same for all.", "")
         for place, words in enumerate(captions(record, curves=True), 1)
     ]
-    drawn.append(
+    drawn += [
         drawer(
-            "tuning",
-            partial(tuning, record),
-            "The loss of each step of fine-tuning, and its running mean.",
-            tuning_in_words(record),
+            "tuning" if entry is record["tuned"] else f"tuning-{entry['name']}",
+            partial(tuning, entry),
+            f"The loss of each step of fine-tuning {entry['name'].partition(',')[0]}, and its running mean.",
+            tuning_in_words(entry),
         )
-    )
+        for entry in tuned(record)
+    ]
     drawn.append(
         drawer(
             "divisors",
@@ -170,8 +171,7 @@ def sentences(record: Record) -> list[str]:
     )
     out += [one["words"] for one in record["further"]]
     out += agreement(record)
-    if record["tuned"]:
-        out.append(tuning_in_words(record))
+    out += map(tuning_in_words, tuned(record))
     out += [f"Left out, {name}: {why}." for name, why in record["left_out"].items()]
     return [*out, *plan_in_words(record)]
 
@@ -242,15 +242,27 @@ def graded(entry: Record, measure: Record) -> dict[int, float]:
     return {length: sign * value for length, value in found.items() if value is not None}
 
 
-def tuning_in_words(record: Record) -> str:
-    """How the loss went; nothing where nothing was tuned."""
-    if not (tuned := record.get("tuned")):
-        return ""
-    first, final = (sum(part) / len(part) for part in ends(tuned["loss"]))
+def tuned(record: Record) -> list[Record]:
+    """The methods that were tuned."""
+    return [entry for entry in entries(record) if "tuning" in entry]
+
+
+def tuning_in_words(entry: Record) -> str:
+    """How the loss went, of how many weights, and what a recalibration lost."""
+    first, final = (sum(part) / len(part) for part in ends(entry["loss"]))
+    cost = entry["tuning"]
+    words = (
+        f"{entry['name'].partition(',')[0]} was tuned for {len(entry['loss'])} steps in {duration(cost['seconds'])}, "
+        f"{cost['trained']:,} numbers among or beside the {cost['parameters']:,} of the model "
+        f"({cost['trained'] / cost['parameters']:.1%}): its loss went from {first:.3f} to {final:.3f} nats (means of "
+        f"the first and the last tenth of the steps)."
+    )
+    if "recalibration" not in entry:
+        return words
+    before, changed, now = entry["recalibration"].values()
     return (
-        f"{tuned['name'].partition(',')[0]} was tuned for {len(tuned['loss'])} steps in "
-        f"{duration(tuned['tuning_seconds'])}: its loss went from {first:.3f} to {final:.3f} nats (means of the "
-        f"first and the last tenth of the steps)."
+        f"{words} At the trained length the measured text cost {before:.3f} nats a token before, {changed:.3f} with "
+        f"the change alone, and {now:.3f} once tuned: {now - before:+.3f} in all."
     )
 
 
@@ -345,11 +357,9 @@ def divisors(record: Record) -> Figure | None:
 
 
 @figures.styled
-def tuning(record: Record) -> Figure | None:
+def tuning(entry: Record) -> Figure:
     """The loss of every step of fine-tuning."""
-    if not record.get("tuned"):
-        return None
-    losses = figures.numbers(record["tuned"]["loss"])
+    losses = figures.numbers(entry["loss"])
     wide = max(1, len(losses) // 10)
     means = [losses[max(0, n - wide + 1) : n + 1].mean() for n in range(len(losses))]
     fig = figures.figure(7, 3.4, "Fine-tuning")

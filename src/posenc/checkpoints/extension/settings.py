@@ -42,7 +42,8 @@ class Settings:
     replace   whether another schedule is put in place of the one that the model has
     tune      steps of fine-tuning of the method that wins; 0 leaves it out
     tune_map  where the tokens stand while tuning: plain, pose, randomised, or a coordinate map as a spec
-    tune_length, tune_rate  tokens of a window, and the highest rate
+    tune_length, tune_rate  tokens of a window, and the highest rate; None: what suits the trained weights
+    tune_weights, tune_rank  lora: adapters of this rank beside attention, with embeddings and norms; or all weights
     """
 
     path: str
@@ -63,7 +64,9 @@ class Settings:
     tune: int = 0
     tune_map: str = "pose"
     tune_length: int = 1024
-    tune_rate: float = 2e-5
+    tune_rate: float | None = None
+    tune_weights: str = "lora"
+    tune_rank: int = 8
     device: str = "cpu"
     memory: str | None = None
     batch: int = 1
@@ -74,7 +77,7 @@ class Settings:
             raise ValueError(
                 f"the factor is target length / the length served now and must be above 1, got {self.factor:g}"
             )
-        least = {"samples": 1, "chunk": 1, "batch": 1, "passkey": 0, "tune": 0, "tune_length": 2}
+        least = {"samples": 1, "chunk": 1, "batch": 1, "passkey": 0, "tune": 0, "tune_length": 2, "tune_rank": 1}
         for name, low in least.items():
             value = getattr(self, name)
             if value is not None and value < low:
