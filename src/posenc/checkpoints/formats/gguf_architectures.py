@@ -74,44 +74,55 @@ TABLES = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.w
 
 @dataclass(frozen=True)
 class Architecture:
-    """How transformers has what is stored, and what the converter did to the weights on their way into the file.
+    """How transformers has what is stored, where `KEYS` and the names of tensors do not tell by themselves.
 
-    model     the model_type of transformers
-    source    the class of llama.cpp's converter that writes such files, and where it stands in conversion/
-    keys      keys of the file that say nothing of positions -> transformers' names; "?" marks one that may be missing,
-              "" one that the shapes of the tensors tell
-    settled   keys that must have one value, since transformers has no key for it
-    fixed     keys of transformers that no file says, as llama.cpp computes them
-    left_open the same where llama.cpp computes something near, as transformers has them by default
-    by_tensor keys of transformers that are true where a tensor is in the file
-    scaled    transformers' key for the scale of attention's logits
-    changes   stored names, as patterns -> the change that has to be undone, see `gguf_model`
+    model      the model_type of transformers
+    source     the class of llama.cpp's converter that writes such files, and where it stands in conversion/
+    changes    stored names, as patterns -> what the converter did to such tensors, see `gguf_model`
+    settled    keys that must have one value, since transformers has no key for it; "?" marks one that may be missing
+    fixed      keys of transformers that no file says, as llama.cpp computes them
+    left_open  the same where llama.cpp computes something near, as transformers has them by default
     """
 
     model: str
     source: str
-    keys: Mapping[str, str]
+    changes: Mapping[str, str] = field(default_factory=dict)
     settled: Mapping[str, Any] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     left_open: Mapping[str, Any] = field(default_factory=dict)
-    by_tensor: Mapping[str, str] = field(default_factory=dict)
-    scaled: str | None = None
-    changes: Mapping[str, str] = field(default_factory=dict)
 
 
-RMS = {"feed_forward_length": "intermediate_size", "attention.layer_norm_rms_epsilon": "rms_norm_eps"}
-LAYER_NORM = {"feed_forward_length": "intermediate_size", "attention.layer_norm_epsilon": "layer_norm_eps"}
-OLD_LAYER_NORM = {"feed_forward_length": "n_inner", "attention.layer_norm_epsilon": "layer_norm_epsilon"}
-EXPERTS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
-LOCAL_EXPERTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
-WIDE_EXPERTS = EXPERTS | {"expert_feed_forward_length": "moe_intermediate_size"}
-GRANITE = RMS | {"embedding_scale": "embedding_multiplier", "residual_scale": "residual_multiplier"}
-GRANITE |= {"logit_scale": "logits_scaling"}
-FINAL_CAP = {"final_logit_softcapping": "final_logit_softcapping"}
-CAPS = FINAL_CAP | {"attn_logit_softcapping": "attn_logit_softcapping"}
+KEYS = {
+    "feed_forward_length": "intermediate_size n_inner ffn_hidden_size",
+    "attention.layer_norm_epsilon": "layer_norm_eps layer_norm_epsilon norm_epsilon norm_eps",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps norm_eps",
+    "attention.clamp_kqv": "clip_qkv",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling logit_scale",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "use_parallel_residual": "use_parallel_residual",
+    "expert_count": "num_experts num_local_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
+"""Keys of files that say nothing of positions -> what configs of transformers call it; the first that a class has."""
 
-BIASES = {"attention_bias": "blk.0.attn_q.bias"}
-ALL_BIASES = BIASES | {"mlp_bias": "blk.0.ffn_up.bias"}
+BY_SHAPE = frozenset(("feed_forward_length",))
+"""Those that the shapes of tensors tell a class that has no key for it."""
+
+BY_TENSOR = {
+    "attention_bias": "attn_q.bias attn_qkv.bias",
+    "attention_out_bias": "attn_output.bias",
+    "mlp_bias": "ffn_up.bias",
+    "use_bias": "attn_q.bias",
+    "use_qkv_bias": "attn_q.bias",
+    "use_qk_norm": "attn_q_norm.weight",
+    "qk_layernorm": "attn_q_norm.weight",
+}
+"""Keys of transformers that are true where the first layer has one of these tensors."""
 
 PERMUTED = {r"attn_[qk]\.(weight|bias)$": "pairs side by side"}
 PLUS_ONE = {r"norm\.weight$": "plus one"}
@@ -119,151 +130,57 @@ TRANSPOSED = {r"\.(attn_qkv|attn_output|ffn_up|ffn_down)\.weight$": "transposed"
 HEADS_APART = {r"attn_qkv\.(weight|bias)$": "queries, keys and values of all heads"}
 GROUPS_APART = {r"attn_qkv\.weight$": "queries, keys and values of all groups"}
 
+TANH = {"hidden_act": "gelu_pytorch_tanh"}
+
 ARCHITECTURES = {
-    "llama": Architecture("llama", "llama.py LlamaModel", RMS, by_tensor=ALL_BIASES, changes=PERMUTED),
-    "llama with expert_count": Architecture("mixtral", "llama.py LlamaModel", RMS | LOCAL_EXPERTS, changes=PERMUTED),
-    "arcee": Architecture("arcee", "llama.py ArceeModel", RMS, by_tensor=ALL_BIASES, changes=PERMUTED),
-    "smollm3": Architecture("smollm3", "llama.py SmolLM3Model", RMS, by_tensor=ALL_BIASES, changes=PERMUTED),
-    "granite": Architecture(
-        "granite",
-        "granite.py GraniteModel",
-        GRANITE,
-        by_tensor=ALL_BIASES,
-        scaled="attention_multiplier",
-        changes=PERMUTED,
-    ),
-    "granitemoe": Architecture(
-        "granitemoe",
-        "granite.py GraniteMoeModel",
-        GRANITE | LOCAL_EXPERTS,
-        by_tensor=BIASES,
-        scaled="attention_multiplier",
-        changes=PERMUTED,
-    ),
-    "mistral3": Architecture("mistral", "mistral3.py Mistral3Model", RMS, changes=PERMUTED),
-    "olmo": Architecture(
-        "olmo",
-        "olmo.py OlmoModel",
-        {"feed_forward_length": "intermediate_size", "attention.clamp_kqv?": "clip_qkv"},
-        settled={"attention.layer_norm_epsilon": 1e-5},
-        changes=PERMUTED,
-    ),
-    "olmo2": Architecture("olmo2", "olmo.py Olmo2Model", RMS),
-    "olmo2 with attention.sliding_window": Architecture("olmo3", "olmo.py Olmo2Model", RMS),
-    "olmoe": Architecture("olmoe", "olmo.py OlmoeModel", RMS | EXPERTS, fixed={"norm_topk_prob": False}),
-    "qwen2": Architecture("qwen2", "qwen.py Qwen2Model", RMS),
-    "qwen2moe": Architecture(
-        "qwen2_moe",
-        "qwen.py Qwen2MoeModel",
-        RMS | WIDE_EXPERTS | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
-        fixed={"norm_topk_prob": False},
-    ),
-    "qwen3": Architecture("qwen3", "qwen.py Qwen3Model", RMS, by_tensor=BIASES),
-    "qwen3moe": Architecture(
-        "qwen3_moe", "qwen.py Qwen3MoeModel", RMS | WIDE_EXPERTS, fixed={"norm_topk_prob": True}, by_tensor=BIASES
-    ),
-    "seed_oss": Architecture(
-        "seed_oss",
-        "olmo.py SeedOssModel",
-        RMS,
-        by_tensor=ALL_BIASES | {"attention_out_bias": "blk.0.attn_output.bias"},
-    ),
-    "gemma": Architecture("gemma", "gemma.py GemmaModel", RMS, changes=PLUS_ONE),
-    "gemma2": Architecture(
-        "gemma2", "gemma.py Gemma2Model", RMS | CAPS, scaled="query_pre_attn_scalar", changes=PLUS_ONE
-    ),
-    "gemma3": Architecture(
-        "gemma3_text",
-        "gemma.py Gemma3Model",
-        RMS | {"final_logit_softcapping?": "final_logit_softcapping"},
-        scaled="query_pre_attn_scalar",
-        changes=PLUS_ONE,
-    ),
-    "phi2": Architecture("phi", "phi.py Phi2Model", LAYER_NORM, left_open={"hidden_act": "gelu_new"}),
-    "phi3": Architecture("phi3", "phi.py Phi3MiniModel", RMS),
-    "gpt2": Architecture(
-        "gpt2",
-        "gpt2.py GPT2Model",
-        OLD_LAYER_NORM,
-        left_open={"activation_function": "gelu_new"},
-        changes=TRANSPOSED,
-    ),
+    "llama": Architecture("llama", "llama.py LlamaModel", PERMUTED),
+    "llama with expert_count": Architecture("mixtral", "llama.py LlamaModel", PERMUTED),
+    "arcee": Architecture("arcee", "llama.py ArceeModel", PERMUTED),
+    "smollm3": Architecture("smollm3", "llama.py SmolLM3Model", PERMUTED),
+    "granite": Architecture("granite", "granite.py GraniteModel", PERMUTED),
+    "granitemoe": Architecture("granitemoe", "granite.py GraniteMoeModel", PERMUTED),
+    "mistral3": Architecture("mistral", "mistral3.py Mistral3Model", PERMUTED),
+    "olmo": Architecture("olmo", "olmo.py OlmoModel", PERMUTED, settled={"attention.layer_norm_epsilon": 1e-5}),
+    "olmo2": Architecture("olmo2", "olmo.py Olmo2Model"),
+    "olmo2 with attention.sliding_window": Architecture("olmo3", "olmo.py Olmo2Model"),
+    "olmoe": Architecture("olmoe", "olmo.py OlmoeModel", fixed={"norm_topk_prob": False}),
+    "qwen2": Architecture("qwen2", "qwen.py Qwen2Model"),
+    "qwen2moe": Architecture("qwen2_moe", "qwen.py Qwen2MoeModel", fixed={"norm_topk_prob": False}),
+    "qwen3": Architecture("qwen3", "qwen.py Qwen3Model"),
+    "qwen3moe": Architecture("qwen3_moe", "qwen.py Qwen3MoeModel", fixed={"norm_topk_prob": True}),
+    "seed_oss": Architecture("seed_oss", "olmo.py SeedOssModel"),
+    "gemma": Architecture("gemma", "gemma.py GemmaModel", PLUS_ONE),
+    "gemma2": Architecture("gemma2", "gemma.py Gemma2Model", PLUS_ONE),
+    "gemma3": Architecture("gemma3_text", "gemma.py Gemma3Model", PLUS_ONE),
+    "phi2": Architecture("phi", "phi.py Phi2Model", left_open={"hidden_act": "gelu_new"}),
+    "phi3": Architecture("phi3", "phi.py Phi3MiniModel"),
+    "gpt2": Architecture("gpt2", "gpt2.py GPT2Model", TRANSPOSED, left_open={"activation_function": "gelu_new"}),
     "starcoder": Architecture(
         "gpt_bigcode",
         "starcoder.py StarCoderModel",
-        OLD_LAYER_NORM,
         fixed={"multi_query": True},
         left_open={"activation_function": "gelu_pytorch_tanh"},
     ),
-    "starcoder2": Architecture(
-        "starcoder2",
-        "starcoder.py StarCoder2Model",
-        {"feed_forward_length": "intermediate_size", "attention.layer_norm_epsilon": "norm_epsilon"},
-        left_open={"hidden_act": "gelu_pytorch_tanh", "sliding_window": None},
-        by_tensor={"use_bias": "blk.0.attn_q.bias"},
-    ),
-    "gptneox": Architecture(
-        "gpt_neox",
-        "gptneox.py GPTNeoXModel",
-        LAYER_NORM | {"use_parallel_residual": "use_parallel_residual"},
-        left_open={"hidden_act": "gelu"},
-        by_tensor={"attention_bias": "blk.0.attn_qkv.bias"},
-        changes=HEADS_APART,
-    ),
-    "bloom": Architecture(
-        "bloom",
-        "bloom.py BloomModel",
-        {"feed_forward_length": "", "attention.layer_norm_epsilon": "layer_norm_epsilon"},
-        changes=HEADS_APART,
-    ),
-    "mpt": Architecture(
-        "mpt",
-        "mpt.py MPTModel",
-        {
-            "feed_forward_length": "",
-            "attention.layer_norm_epsilon": "layer_norm_epsilon",
-            "attention.clamp_kqv?": "clip_qkv",
-        },
-    ),
+    "starcoder2": Architecture("starcoder2", "starcoder.py StarCoder2Model", left_open=TANH | {"sliding_window": None}),
+    "gptneox": Architecture("gpt_neox", "gptneox.py GPTNeoXModel", HEADS_APART, left_open={"hidden_act": "gelu"}),
+    "bloom": Architecture("bloom", "bloom.py BloomModel", HEADS_APART),
+    "mpt": Architecture("mpt", "mpt.py MPTModel"),
     "falcon": Architecture(
         "falcon",
         "falcon.py FalconModel",
-        {"feed_forward_length": "ffn_hidden_size", "attention.layer_norm_epsilon": "layer_norm_epsilon"},
+        GROUPS_APART,
         settled={"tensor_data_layout": "jploski"},
         left_open={"activation": "gelu"},
-        changes=GROUPS_APART,
     ),
-    "stablelm": Architecture(
-        "stablelm",
-        "stablelm.py StableLMModel",
-        LAYER_NORM | {"use_parallel_residual": "use_parallel_residual"},
-        by_tensor={"use_qkv_bias": "blk.0.attn_q.bias", "qk_layernorm": "blk.0.attn_q_norm.weight"},
-    ),
-    "nemotron": Architecture(
-        "nemotron",
-        "nemotron.py NemotronModel",
-        {
-            "feed_forward_length": "intermediate_size",
-            "attention.layer_norm_epsilon": "norm_eps",
-            "attention.layer_norm_rms_epsilon?": "norm_eps",
-        },
-        by_tensor=ALL_BIASES,
-        changes=PLUS_ONE,
-    ),
-    "command-r": Architecture(
-        "cohere",
-        "command_r.py CommandR2Model",
-        LAYER_NORM | {"logit_scale": "logit_scale"},
-        by_tensor=BIASES | {"use_qk_norm": "blk.0.attn_q_norm.weight"},
-    ),
-    "cohere2": Architecture(
-        "cohere2", "command_r.py Cohere2Model", LAYER_NORM | {"logit_scale": "logit_scale"}, by_tensor=BIASES
-    ),
-    "glm4": Architecture("glm4", "glm.py Glm4Model", RMS, by_tensor=BIASES),
-    "exaone4": Architecture("exaone4", "exaone.py Exaone4Model", RMS),
-    "ernie4_5": Architecture("ernie4_5", "ernie.py Ernie4_5Model", RMS, by_tensor={"use_bias": "blk.0.attn_q.bias"}),
-    "jais2": Architecture("jais2", "jais.py Jais2Model", LAYER_NORM, by_tensor=ALL_BIASES),
-    "hunyuan-dense": Architecture("hunyuan_v1_dense", "hunyuan.py HunYuanModel", RMS, by_tensor=BIASES),
+    "stablelm": Architecture("stablelm", "stablelm.py StableLMModel"),
+    "nemotron": Architecture("nemotron", "nemotron.py NemotronModel", PLUS_ONE),
+    "command-r": Architecture("cohere", "command_r.py CommandR2Model"),
+    "cohere2": Architecture("cohere2", "command_r.py Cohere2Model"),
+    "glm4": Architecture("glm4", "glm.py Glm4Model"),
+    "exaone4": Architecture("exaone4", "exaone.py Exaone4Model"),
+    "ernie4_5": Architecture("ernie4_5", "ernie.py Ernie4_5Model"),
+    "jais2": Architecture("jais2", "jais.py Jais2Model"),
+    "hunyuan-dense": Architecture("hunyuan_v1_dense", "hunyuan.py HunYuanModel"),
 }
 """The architectures that are loaded, by the name that GGUF has for them; some by a key that the file has besides."""
 

@@ -15,7 +15,15 @@ from torch import Tensor
 
 from posenc.checkpoints.files.tensors import GGUFTensors, package
 from posenc.checkpoints.formats import config_json, gguf_metadata, huggingface
-from posenc.checkpoints.formats.gguf_architectures import ARCHITECTURES, NOT_LOADED, TABLES, Architecture
+from posenc.checkpoints.formats.gguf_architectures import (
+    ARCHITECTURES,
+    BY_SHAPE,
+    BY_TENSOR,
+    KEYS,
+    NOT_LOADED,
+    TABLES,
+    Architecture,
+)
 from posenc.checkpoints.formats.gguf_file import metadata
 from posenc.checkpoints.vocabulary.bounds import within_bounds
 from posenc.checkpoints.vocabulary.differences import differences
@@ -195,27 +203,46 @@ def sizes_of(arch: str, part: Part, keys: Ledger, file: GGUFTensors) -> dict[str
 
 
 def own_keys(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUFTensors) -> dict[str, Any]:
-    """What the config of an architecture has besides.
+    """What the config of an architecture has besides: what the file says, and what its tensors tell.
 
     Raises CannotRead for keys of the file that are missing, and for those that nobody has read.
     """
-    found = {**row.fixed, **row.left_open, **{key: tensor in file for key, tensor in row.by_tensor.items()}}
-    if row.scaled is not None:
-        scale = part.layers[0].scale or part.shape.head_dim**-0.5
-        found[row.scaled] = round(scale**-2) if row.scaled == "query_pre_attn_scalar" else scale
-    for key, name in row.keys.items():
+    maker = maker_of(row, file)
+    known = maker.__dataclass_fields__
+    found = {**row.fixed, **row.left_open}
+    for name, tensors in BY_TENSOR.items():
+        if name in known:
+            found[name] = any(f"blk.0.{tensor}" in file for tensor in tensors.split())
+    scale = part.layers[0].scale or part.shape.head_dim**-0.5
+    if "attention_multiplier" in known:
+        found["attention_multiplier"] = scale
+    if "query_pre_attn_scalar" in known:
+        found["query_pre_attn_scalar"] = round(scale**-2)
+    for key, expected in row.settled.items():
         path = f"{arch}.{key.removesuffix('?')}"
         value = keys.take(path, "{}")
-        if value is None and key.endswith("?"):
+        if value != expected and not (value is None and key.endswith("?")):
+            raise CannotRead(f"expected {expected}, got {quoted(value, 40)}", file=file.path, field=path)
+    missing: dict[str, str] = {}
+    for key, names in KEYS.items():
+        path = f"{arch}.{key}"
+        name = next((name for name in names.split() if name in known), None)
+        if path in keys.taken or (name is None and key not in BY_SHAPE):
+            continue
+        value = keys.take(path, "{}")
+        if value is None:
+            # What a class does without when it is not told may be missing.
+            if name is not None and known[name].default is not None:
+                missing[name] = path
             continue
         matches(value, (float, bool), file=file.path, field=path)
         if not math.isfinite(value):
             raise CannotRead(f"expected a finite number, got {value}", file=file.path, field=path)
         if name and found.setdefault(name, value) != value:
             raise CannotRead(f"expected {found[name]}, as another key says, got {value}", file=file.path, field=path)
-    for key, expected in row.settled.items():
-        if (value := keys.take(f"{arch}.{key}", "{}")) != expected:
-            raise CannotRead(f"expected {expected}, got {quoted(value, 40)}", file=file.path, field=f"{arch}.{key}")
+    for name, path in missing.items():
+        if name not in found:
+            raise CannotRead(f"it is missing, and {maker.__name__} needs its {name}", file=file.path, field=path)
     if left := [key for key in keys.given if key not in keys.taken]:
         raise CannotRead(f"it says {left[0]}, which posenc does not read in a GGUF file yet", file=file.path)
     if row.model == "bloom":
@@ -233,15 +260,22 @@ def own_keys(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUFT
     return found
 
 
+def maker_of(row: Architecture, file: GGUFTensors) -> Any:
+    """transformers' class of the config of an architecture."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    with reading_with("transformers", file=file.path, field=f"this {row.model}"):
+        return CONFIG_MAPPING[row.model]
+
+
 def built(
     row: Architecture, part: Part, sizes: dict[str, Any], own: dict[str, Any], file: GGUFTensors
 ) -> tuple["PreTrainedConfig", Any, Any]:
     """transformers' config, its class of the model, and one without numbers."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     with reading_with("transformers", file=file.path, field=f"this {row.model}"):
-        maker = CONFIG_MAPPING[row.model]
+        maker = maker_of(row, file)
         known = maker.__dataclass_fields__
         if strange := set(own) - {*known, "seq_length"}:
             raise CannotRead(f"{maker.__name__} of this transformers has no {min(strange)}", file=file.path)
