@@ -4,6 +4,7 @@ Read in llama.cpp of September 2026: `llama_model_rope_type` in src/llama-model.
 that are named in src/models, and the converter, convert_hf_to_gguf.py with its folder conversion.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,15 +47,16 @@ KNOWN = INTERLEAVED | HALF | LEARNED | RECURRENT | WITHOUT_ROTARY | set(ALIBI) |
 """Architectures of which it is known how position enters."""
 
 WINDOW_EVERY = {"gemma2": 2, "gemma3": 6, "gemma-embedding": 6, "gpt-oss": 2, "cohere2": 4, "exaone4": 4, "gemma3n": 5}
+WINDOW_EVERY |= {"exaone-moe": 4, "afmoe": 4}
 """The n of which every n-th layer sees everything, and the others a window, where the file has no pattern."""
 
-WINDOW_IN_ALL = frozenset(("phi3",))
+WINDOW_IN_ALL = frozenset(("phi3", "phimoe"))
 """Architectures whose layers all have the window that the converter writes; llama.cpp itself leaves it out."""
 
 NO_ROTARY_EVERY = {"llama4": 4, "smollm3": 4}
 """The n of which every n-th layer has no rotary."""
 
-ONLY_IN_WINDOWS = frozenset(("cohere2", "exaone4"))
+ONLY_IN_WINDOWS = frozenset(("cohere2", "exaone4", "exaone-moe", "afmoe"))
 """Architectures whose layers without a window have no rotary."""
 
 LOCAL_BASE = {"gemma3": 10_000.0, "gemma-embedding": 10_000.0, "gemma3n": 10_000.0}
@@ -91,44 +93,68 @@ class Architecture:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     left_open: Mapping[str, Any] = field(default_factory=dict)
 
+    def change(self, name: str) -> str | None:
+        """What the converter did to the tensor of a stored name."""
+        return next((change for pattern, change in self.changes.items() if re.search(pattern, name)), None)
+
 
 KEYS = {
     "feed_forward_length": "intermediate_size n_inner ffn_hidden_size",
     "attention.layer_norm_epsilon": "layer_norm_eps layer_norm_epsilon norm_epsilon norm_eps",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps norm_eps",
     "attention.clamp_kqv": "clip_qkv",
+    "attention.q_lora_rank": "q_lora_rank",
+    "attention.kv_lora_rank": "kv_lora_rank",
+    "token_type_count": "type_vocab_size",
     "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier",
     "logit_scale": "logits_scaling logit_scale",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
     "use_parallel_residual": "use_parallel_residual",
-    "expert_count": "num_experts num_local_experts",
+    "leading_dense_block_count": "first_k_dense_replace num_dense_layers moe_layer_start_index",
+    "interleave_moe_layer_step": "moe_layer_interval",
+    "expert_count": "num_experts num_local_experts n_routed_experts",
     "expert_used_count": "num_experts_per_tok",
-    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+    "expert_shared_count": "n_shared_experts num_shared_experts moe_num_shared_experts",
+    "expert_weights_norm": "norm_topk_prob",
+    "expert_weights_scale": "routed_scaling_factor route_scale",
+    "expert_feed_forward_length": "moe_intermediate_size intermediate_size",
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
 """Keys of files that say nothing of positions -> what configs of transformers call it; the first that a class has."""
 
-BY_SHAPE = frozenset(("feed_forward_length",))
+BY_SHAPE = frozenset(("feed_forward_length", "expert_shared_count", "expert_shared_feed_forward_length"))
 """Those that the shapes of tensors tell a class that has no key for it."""
 
+USUAL: dict[str, Any] = {"expert_weights_norm": False, "expert_weights_scale": 1.0, "leading_dense_block_count": 0}
+USUAL |= {"attention.q_lora_rank": None}
+"""What llama.cpp takes where a file does not say it."""
+
 BY_TENSOR = {
-    "attention_bias": "attn_q.bias attn_qkv.bias",
-    "attention_out_bias": "attn_output.bias",
-    "mlp_bias": "ffn_up.bias",
-    "use_bias": "attn_q.bias",
-    "use_qkv_bias": "attn_q.bias",
-    "use_qk_norm": "attn_q_norm.weight",
-    "qk_layernorm": "attn_q_norm.weight",
+    "attention_bias": "blk.0.attn_q.bias blk.0.attn_qkv.bias blk.0.attn_q_a.bias",
+    "attention_out_bias": "blk.0.attn_output.bias",
+    "mlp_bias": "blk.0.ffn_up.bias",
+    "lm_head_bias": "output.bias",
+    "use_bias": "blk.0.attn_q.bias",
+    "use_qkv_bias": "blk.0.attn_q.bias",
+    "use_qk_norm": "blk.0.attn_q_norm.weight",
+    "qk_layernorm": "blk.0.attn_q_norm.weight",
 }
-"""Keys of transformers that are true where the first layer has one of these tensors."""
+"""Keys of transformers that are true where a file has one of these tensors."""
+
+SOFTMAX, SIGMOID = 1, 2
+"""How experts are chosen, as expert_gating_func says it."""
 
 PERMUTED = {r"attn_[qk]\.(weight|bias)$": "pairs side by side"}
 PLUS_ONE = {r"norm\.weight$": "plus one"}
 TRANSPOSED = {r"\.(attn_qkv|attn_output|ffn_up|ffn_down)\.weight$": "transposed"}
 HEADS_APART = {r"attn_qkv\.(weight|bias)$": "queries, keys and values of all heads"}
 GROUPS_APART = {r"attn_qkv\.weight$": "queries, keys and values of all groups"}
+
+IN_TURNS = {r"ffn_(gate|up)_exps\.": "in turns", r"ffn_down_exps\.weight$": "transposed"}
 
 TANH = {"hidden_act": "gelu_pytorch_tanh"}
 
@@ -143,9 +169,9 @@ ARCHITECTURES = {
     "olmo": Architecture("olmo", "olmo.py OlmoModel", PERMUTED, settled={"attention.layer_norm_epsilon": 1e-5}),
     "olmo2": Architecture("olmo2", "olmo.py Olmo2Model"),
     "olmo2 with attention.sliding_window": Architecture("olmo3", "olmo.py Olmo2Model"),
-    "olmoe": Architecture("olmoe", "olmo.py OlmoeModel", fixed={"norm_topk_prob": False}),
+    "olmoe": Architecture("olmoe", "olmo.py OlmoeModel"),
     "qwen2": Architecture("qwen2", "qwen.py Qwen2Model"),
-    "qwen2moe": Architecture("qwen2_moe", "qwen.py Qwen2MoeModel", fixed={"norm_topk_prob": False}),
+    "qwen2moe": Architecture("qwen2_moe", "qwen.py Qwen2MoeModel"),
     "qwen3": Architecture("qwen3", "qwen.py Qwen3Model"),
     "qwen3moe": Architecture("qwen3_moe", "qwen.py Qwen3MoeModel", fixed={"norm_topk_prob": True}),
     "seed_oss": Architecture("seed_oss", "olmo.py SeedOssModel"),
@@ -181,11 +207,37 @@ ARCHITECTURES = {
     "ernie4_5": Architecture("ernie4_5", "ernie.py Ernie4_5Model"),
     "jais2": Architecture("jais2", "jais.py Jais2Model"),
     "hunyuan-dense": Architecture("hunyuan_v1_dense", "hunyuan.py HunYuanModel"),
+    "hunyuan-moe": Architecture("hunyuan_v1_moe", "hunyuan.py HunYuanMoEModel"),
+    "gpt-oss": Architecture("gpt_oss", "gpt_oss.py GptOssModel", IN_TURNS),
+    "deepseek2": Architecture("deepseek_v2", "deepseek.py DeepseekV2Model", settled={"expert_gating_func?": SOFTMAX}),
+    "deepseek2 with expert_gating_func 2": Architecture(
+        "deepseek_v3", "deepseek.py DeepseekV2Model", settled={"expert_gating_func": SIGMOID}
+    ),
+    "minicpm3": Architecture(
+        "minicpm3",
+        "minicpm.py MiniCPM3Model",
+        fixed={"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
+    ),
+    "chatglm": Architecture("glm", "chatglm.py ChatGLMModel"),
+    "glm4moe": Architecture("glm4_moe", "glm.py Glm4MoeModel", settled={"expert_gating_func": SIGMOID}),
+    "dots1": Architecture("dots1", "dots1.py Dots1Model", settled={"expert_gating_func": SIGMOID}),
+    "afmoe": Architecture(
+        "afmoe",
+        "afmoe.py AfmoeModel",
+        settled={"expert_gating_func?": SIGMOID, "expert_weights_norm": True},
+        fixed={"mup_enabled": True},
+    ),
+    "ernie4_5-moe": Architecture("ernie4_5_moe", "ernie.py Ernie4_5MoeModel"),
+    "phimoe": Architecture("phimoe", "phi.py PhiMoeModel"),
+    "minimax-m2": Architecture("minimax_m2", "minimax.py MiniMaxM2Model", settled={"expert_gating_func": SIGMOID}),
+    "exaone-moe": Architecture("exaone_moe", "exaone.py ExaoneMoEModel", settled={"expert_gating_func": SIGMOID}),
+    "bert": Architecture("bert", "bert.py BertModel", left_open={"hidden_act": "gelu"}),
+    "nomic-bert": Architecture("nomic_bert", "bert.py NomicBertModel"),
+    "eurobert": Architecture("eurobert", "bert.py EuroBertModel"),
 }
 """The architectures that are loaded, by the name that GGUF has for them; some by a key that the file has besides."""
 
 NOT_LOADED = {
-    "bert": "which activation it has and the pooler of transformers' class are not in such files",
     "mamba": "its decays are stored as powers of e, from which their logarithms cannot be had back to the bit",
     "t5": "whether its feed-forward layers have gates, and with which activation, is not in such files",
 } | dict.fromkeys(

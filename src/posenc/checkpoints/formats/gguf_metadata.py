@@ -80,9 +80,14 @@ class Reader:
         self.keys, self.arch = keys, arch
         self.dim = self.size("embedding_length", "width of the model {}", MOST_CHANNELS)
         self.layers = self.size("block_count", "{} layers", MOST_LAYERS)
+        # Layers behind the model's own, which foretell tokens further ahead.
+        self.layers -= self.count("nextn_predict_layers", "{} of them foretell further tokens", self.layers - 1, 0)
         self.length = self.count("context_length", "trained length {} tokens", LONGEST)
         heads = self.largest("attention.head_count", "{} heads")
         kv_heads = self.largest("attention.head_count_kv", "{} key and value heads", heads)
+        if keys.peek(self.key("attention.kv_lora_rank")):
+            # Latent attention, which newer files describe as llama.cpp computes it: with one head of keys for all.
+            kv_heads = heads
         self.heads, self.kv_heads = heads or 1, kv_heads if heads else None
         own = self.count("attention.key_length", "{} channels a head", WIDEST_HEAD)
         own = self.count("attention.key_length_mla", "{} channels a head", WIDEST_HEAD, own)

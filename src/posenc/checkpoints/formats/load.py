@@ -266,7 +266,8 @@ def load_gguf(file: GGUFTensors, dtype: torch.dtype) -> Loaded:
         found = gguf_model.open_model(file)
         weights = {name: cast(name, tensor, dtype) for name, tensor in found.tensors()}
         with reading_with("transformers"):
-            model = found.kind.from_pretrained(None, config=found.config, state_dict=weights, dtype=dtype)
+            given = {"config": found.config, "dtype": dtype, **found.options}
+            model = found.kind.from_pretrained(None, state_dict=weights, **given)
     tokenizer, notes = gguf_tokenizer.tokenizer_or_why(file.said, file.path)
     return Loaded(model.eval(), tokenizer, model.config, file.path, notes=(*found.notes, *notes))
 
