@@ -46,8 +46,8 @@ WITHOUT_ROTARY = frozenset(("mpt", "jais"))
 KNOWN = INTERLEAVED | HALF | LEARNED | RECURRENT | WITHOUT_ROTARY | set(ALIBI) | set(MULTIMODAL)
 """Architectures of which it is known how position enters."""
 
-WINDOW_EVERY = {"gemma2": 2, "gemma3": 6, "gemma-embedding": 6, "gpt-oss": 2, "cohere2": 4, "exaone4": 4, "gemma3n": 5}
-WINDOW_EVERY |= {"exaone-moe": 4, "afmoe": 4}
+WINDOW_EVERY = {"gemma2": 2, "gpt-oss": 2, "gemma3": 6, "gemma-embedding": 6, "gemma3n": 5}
+WINDOW_EVERY |= dict.fromkeys(("cohere2", "exaone4", "exaone-moe", "afmoe"), 4)
 """The n of which every n-th layer sees everything, and the others a window, where the file has no pattern."""
 
 WINDOW_IN_ALL = frozenset(("phi3", "phimoe"))
@@ -237,11 +237,35 @@ ARCHITECTURES = {
 }
 """The architectures that are loaded, by the name that GGUF has for them; some by a key that the file has besides."""
 
-NOT_LOADED = {
-    "mamba": "its decays are stored as powers of e, from which their logarithms cannot be had back to the bit",
-    "t5": "whether its feed-forward layers have gates, and with which activation, is not in such files",
-} | dict.fromkeys(
-    ("internlm2", "baichuan", "xverse", "orion", "minicpm", "exaone", "plamo", "plamo2", "qwen", "refact", "jais"),
-    "transformers itself has no class for it",
+WITHOUT_CLASS = frozenset(
+    "arctic arwkv7 baichuan bailingmoe bailingmoe2 codeshell cogvlm deci deepseek dream exaone grok grovemoe internlm2 "
+    "jais jina-bert-v2 llada llada-moe llama-embed maincoder minicpm neo-bert nomic-bert-moe openelm orion "
+    "pangu-embedded plamo plamo2 plamo3 plm qwen refact rnd1 rwkv6 rwkv6qwen2 rwkv7 smallthinker xverse".split()
 )
+"""Architectures that transformers has no class for; the code of their authors is not run."""
+
+NOT_LOADED = {
+    "clip": "it is no language model, and stands beside one",
+    "wavtokenizer-dec": "it is no language model: it decodes sounds",
+    "gptj": "llama.cpp's converter writes no such files",
+    "t5": "it has two stacks of layers, and one is read",
+    "t5encoder": "whether its feed-forward layers have gates, and with which activation, is not in such files",
+    "llama4": "its layers attend within chunks, which such files do not say",
+    "apertus": "the numbers of its activation stand in keys, not in tensors, and are not read",
+    "bitnet": "its weights are of three values, which transformers packs in a way of its own",
+    "mimo2": "its layers have heads of different widths",
+    "lfm2": "which of its layers attend is told by numbers of heads alone, which are not read",
+}
+NOT_LOADED |= dict.fromkeys(
+    (
+        *("mamba", "mamba2", "jamba", "nemotron_h", "nemotron_h_moe", "granitehybrid", "falcon-h1", "qwen3next"),
+        *("qwen35", "qwen35moe", "kimi-linear"),
+    ),
+    "it has layers without positions, whose decays are stored as powers of e: their logarithms cannot be had back",
+)
+NOT_LOADED |= dict.fromkeys(
+    "qwen2vl qwen3vl qwen3vlmoe hunyuan_vl paddleocr chameleon deepseek2-ocr mistral4 step35".split(),
+    "transformers has it within a model for images only, which the file does not hold",
+)
+NOT_LOADED["lfm2moe"] = NOT_LOADED["lfm2"]
 """Why an architecture is not loaded, where more is known than that nobody looked."""

@@ -4,7 +4,6 @@ Positions are read by the reader that `posenc inspect` has, and the config that 
 whose modules do something else than the file says is not loaded.
 """
 
-import inspect
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -24,9 +23,11 @@ from posenc.checkpoints.formats.gguf_architectures import (
     NOT_LOADED,
     TABLES,
     USUAL,
+    WITHOUT_CLASS,
     Architecture,
 )
 from posenc.checkpoints.formats.gguf_file import metadata
+from posenc.checkpoints.models.skeleton import without_pooler
 from posenc.checkpoints.vocabulary.bounds import within_bounds
 from posenc.checkpoints.vocabulary.differences import differences
 from posenc.checkpoints.vocabulary.ledger import Ledger
@@ -69,7 +70,6 @@ class GGUFModel:
     reading  what the config says of positions, in transformers' layout
     shapes   of the tensors that the model has, by their names in transformers; tied ones once
     notes    what no such file says and what was taken instead, in sentences
-    options  what the class is made with besides its config
     """
 
     file: GGUFTensors
@@ -78,7 +78,6 @@ class GGUFModel:
     reading: Reading
     shapes: Mapping[str, tuple[int, ...]]
     notes: tuple[str, ...]
-    options: Mapping[str, Any]
     row: Architecture
     part: Part
     stored: Mapping[str, tuple[str, ...]]
@@ -155,10 +154,18 @@ def open_model(file: GGUFTensors) -> GGUFModel:
     stored = stored_names(arch, model, len(part.layers), file)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name in stored}
     notes = tuple(f"No GGUF file of a {arch} says {key}; taken: {value}" for key, value in row.left_open.items())
-    found = GGUFModel(file, config, kind, again, shapes, notes, without_pooler(kind), row, part, stored)
+    blocks = {name: int(name.split(".")[1]) for name in file if re.match(r"blk\.\d{1,9}\.", name)}
+    further = (
+        {name for name, block in blocks.items() if block >= len(part.layers)}
+        if keys.has(f"{arch}.nextn_predict_layers")
+        else set()
+    )
+    if further:
+        notes = (*notes, "Its layers that foretell further tokens are left out, as transformers leaves them out")
+    found = GGUFModel(file, config, kind, again, shapes, notes, row, part, stored)
     check_shapes(found)
     used = {each for names in stored.values() for one in names for each in (one, together(one))}
-    if unused := sorted(set(file) - used - set(TABLES)):
+    if unused := sorted(set(file) - used - set(TABLES) - further):
         raise CannotRead(f"it holds {unused[0]}, which {kind.__name__} has no place for", file=file.path)
     return found
 
@@ -170,6 +177,10 @@ def row_of(given: Mapping[str, Any], file: GGUFTensors) -> tuple[str, Architectu
     if isinstance(arch, str) and arch in named and arch in ARCHITECTURES:
         return arch, next(row for name, row in reversed(ARCHITECTURES.items()) if is_row(name, arch, given))
     why = NOT_LOADED.get(str(arch), "what llama.cpp's converter does to its weights is not known here")
+    if arch in WITHOUT_CLASS:
+        import transformers
+
+        why = f"transformers {transformers.__version__} has no class for it"
     if arch not in named:
         why = "the gguf package that is installed has no names for its tensors"
     raise CannotRead(
@@ -355,11 +366,6 @@ def built(
         config.architectures = [kind.__name__]
         with torch.device("meta"):
             return config, kind, kind(config, **without_pooler(kind))
-
-
-def without_pooler(kind: Any) -> dict[str, Any]:
-    """What a class of transformers is made with besides its config to have no pooler, which GGUF files leave out."""
-    return {"add_pooling_layer": False} if "add_pooling_layer" in inspect.signature(kind).parameters else {}
 
 
 def stored_names(arch: str, model: Any, layers: int, file: GGUFTensors) -> dict[str, tuple[str, ...]]:
