@@ -22,7 +22,7 @@ from posenc.checkpoints.inspection.inspect import inspect  # noqa: E402
 from posenc.checkpoints.vocabulary.ledger import SPEAKS_OF_POSITION  # noqa: E402
 from posenc.checkpoints.vocabulary.reading import CannotRead  # noqa: E402
 
-SIZES = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+SIZES: dict[str, Any] = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
 SIZES |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
 
@@ -35,9 +35,15 @@ COUNTED = {"expert_count": 4, "expert_used_count": 2}
 CAPPED = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 EPSILON = {"attention.layer_norm_epsilon": 1e-5, "rope.freq_base": None}
 HEADS_ALIKE = {"num_key_value_heads": 4}
-LLAMA_3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA_3: dict[str, Any] = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
 LLAMA_3 |= {"original_max_position_embeddings": 8192}
-LONG = {"short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [2.0, 3.0, 4.0, 8.0], "factor": 2.0}
+LONG: dict[str, Any] = {"short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [2.0, 3.0, 4.0, 8.0], "factor": 2.0}
 LONG |= {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 32}
 YARN = {"rope_type": "yarn", "rope_theta": 5e5, "factor": 2.0, "original_max_position_embeddings": 32}
 LINEAR = {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}
@@ -58,6 +64,10 @@ GROUPED_SAID = {"expert_group_count": 2, "expert_group_used_count": 1}
 WIDE_MOE = {"moe_intermediate_size": 16, "num_experts_per_tok": 2}
 WIDE_SAID = {"expert_feed_forward_length": 16, "expert_shared_count": 1, "leading_dense_block_count": 1}
 WIDE_SAID |= {"expert_gating_func": 2, "expert_weights_norm": True}
+BOTH_NEAR_AND_FAR = {
+    "full_attention": {"rope_type": "default", "rope_theta": 1.6e5},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
 ENCODER = {"attention.causal": False, "attention.layer_norm_epsilon": 1e-12, "token_type_count": 2}
 
 CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
@@ -325,6 +335,21 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         ENCODER | {"rope.freq_base": 1e3},
     ),
     "eurobert": ("eurobert", "eurobert", {}, {"attention.causal": False, "rope.scaling.type": "none"}),
+    "modern-bert": (
+        "modernbert",
+        "modern-bert",
+        HEADS_ALIKE | {"num_hidden_layers": 4, "local_attention": 8, "rope_parameters": BOTH_NEAR_AND_FAR},
+        {"attention.causal": False, "attention.layer_norm_epsilon": 1e-5, "rope.freq_base": 1.6e5, "vocab_size": 40}
+        | {"rope.freq_base_swa": 1e4, "attention.sliding_window": 8, "attention.sliding_window_pattern": 3}
+        | {"rope.scaling.type": "none"},
+    ),
+    "gemma-embedding": (
+        "gemma3_text",
+        "gemma-embedding",
+        {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16, "num_hidden_layers": 7}
+        | {"use_bidirectional_attention": True, "rope_parameters": NEAR_AND_FAR},
+        LINEAR_SAID | {"attention.key_length": 16, "attention.sliding_window": 8},
+    ),
 }
 """Cases: transformers' model_type, the architecture, the config, and what the file says besides the usual keys."""
 
@@ -335,7 +360,7 @@ def tiny(model_type: str, **options: Any) -> Any:
         config = transformers.AutoConfig.for_model(model_type, **SIZES | options)
         if model_type == "bert":
             model = transformers.BertModel(config, add_pooling_layer=False).eval()
-        elif model_type in ("nomic_bert", "eurobert"):
+        elif model_type in ("nomic_bert", "eurobert", "modernbert") or options.get("use_bidirectional_attention"):
             model = transformers.AutoModel.from_config(config).eval()
         else:
             model = transformers.AutoModelForCausalLM.from_config(config).eval()
@@ -380,7 +405,7 @@ def stored(model: Any, arch: str) -> Iterator[tuple[str, torch.Tensor]]:
                     # LlamaModel.permute: (head, half, pair) -> (head, pair, half).
                     split = tensor.numpy().reshape(many, 2, tensor.shape[0] // many // 2, *tensor.shape[1:])
                     tensor = torch.from_numpy(split.swapaxes(1, 2).reshape(tensor.shape).copy())
-        if arch in ("gemma", "gemma2", "gemma3", "nemotron") and name.endswith("norm.weight"):
+        if arch in ("gemma", "gemma2", "gemma3", "gemma-embedding", "nemotron") and name.endswith("norm.weight"):
             tensor = tensor + 1
         if arch == "gpt2" and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
             tensor = tensor.transpose(1, 0)
@@ -701,10 +726,17 @@ def test_layers_that_foretell_further_tokens_are_left_out_and_said(tmp_path: Pat
         open_model(GGUFTensors(write(model, tmp_path / "b.gguf", extra="blk.1.nextn.enorm.weight", **given)))
 
 
+def test_how_the_tokens_of_an_encoder_are_pooled_is_said(tmp_path: Path) -> None:
+    model_type, named, options, more = CASES["eurobert"]
+    path = write(tiny(model_type, **options), tmp_path / "m.gguf", named, more=more | {"pooling_type": 1})
+    said = "How its tokens are pooled (pooling_type 1) is left to who calls the model"
+    assert open_model(GGUFTensors(path)).notes == (said,)
+
+
 def test_older_files_keep_keys_and_values_of_latent_attention_together(tmp_path: Path, monkeypatch) -> None:
     model_type, named, options, more = CASES["deepseek2"]
     model = tiny(model_type, **options)
-    old = {"attention.key_length": 16, "attention.value_length": 6, "attention.head_count_kv": 4}
+    old: dict[str, Any] = {"attention.key_length": 16, "attention.value_length": 6, "attention.head_count_kv": 4}
     old |= {"attention.key_length_mla": None, "attention.value_length_mla": None}
     monkeypatch.setattr(model.config, "keeps_kv_b", True, raising=False)
     ids = torch.arange(30)[None]

@@ -50,6 +50,12 @@ WINDOW_EVERY = {"gemma2": 2, "gpt-oss": 2, "gemma3": 6, "gemma-embedding": 6, "g
 WINDOW_EVERY |= dict.fromkeys(("cohere2", "exaone4", "exaone-moe", "afmoe"), 4)
 """The n of which every n-th layer sees everything, and the others a window, where the file has no pattern."""
 
+BIDIRECTIONAL = frozenset(("gemma-embedding", "llama-embed"))
+"""Architectures whose tokens see both sides, whether their file says so or not."""
+
+BOTH_WAYS = frozenset(("gemma-embedding", "modern-bert"))
+"""Architectures whose window is as many tokens to both sides together; a token sees half of them back, and itself."""
+
 WINDOW_IN_ALL = frozenset(("phi3", "phimoe"))
 """Architectures whose layers all have the window that the converter writes; llama.cpp itself leaves it out."""
 
@@ -234,6 +240,10 @@ ARCHITECTURES = {
     "bert": Architecture("bert", "bert.py BertModel", left_open={"hidden_act": "gelu"}),
     "nomic-bert": Architecture("nomic_bert", "bert.py NomicBertModel"),
     "eurobert": Architecture("eurobert", "bert.py EuroBertModel"),
+    "modern-bert": Architecture("modernbert", "bert.py ModernBertModel", left_open={"hidden_activation": "gelu"}),
+    "gemma-embedding": Architecture(
+        "gemma3_text", "gemma.py EmbeddingGemma", PLUS_ONE, fixed={"use_bidirectional_attention": True}
+    ),
 }
 """The architectures that are loaded, by the name that GGUF has for them; some by a key that the file has besides."""
 

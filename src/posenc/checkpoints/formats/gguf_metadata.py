@@ -93,7 +93,8 @@ class Reader:
         own = self.count("attention.key_length_mla", "{} channels a head", WIDEST_HEAD, own)
         self.sized = heads is not None or own is not None
         self.head_dim = own or max(self.dim // self.heads, 1)
-        self.causal = keys.flag(self.key("attention.causal"), "tokens see only the past: {}", True)
+        usual = arch not in known.BIDIRECTIONAL
+        self.causal = keys.flag(self.key("attention.causal"), "tokens see only the past: {}", usual)
         self.scale = keys.number(self.key("attention.scale"), "logits are multiplied by {}") or None
         if self.layers == known.SCALED_BY_WIDTH.get(arch):
             self.scale = (self.dim // self.heads) ** -0.5
@@ -239,6 +240,12 @@ class Reader:
         matches(given, (None, int, [(bool, int)]), field=self.key("attention.sliding_window_pattern"))
         if not size:
             return [None] * self.layers
+        if self.arch in known.BOTH_WAYS:
+            size = size // 2 + 1
+        if self.arch == "modern-bert":
+            # Here the first of so many layers sees everything, not the last.
+            every = given if isinstance(given, int) and given > 0 else 3
+            return [size if index % every else None for index in range(self.layers)]
         if self.arch == "llama4":
             self.besides.append("layers with rotary attend within chunks of 8192 tokens, which is no window")
             return [None] * self.layers

@@ -17,6 +17,7 @@ from posenc.checkpoints.files.tensors import GGUFTensors, package
 from posenc.checkpoints.formats import config_json, gguf_metadata, huggingface
 from posenc.checkpoints.formats.gguf_architectures import (
     ARCHITECTURES,
+    BOTH_WAYS,
     BY_SHAPE,
     BY_TENSOR,
     KEYS,
@@ -154,6 +155,8 @@ def open_model(file: GGUFTensors) -> GGUFModel:
     stored = stored_names(arch, model, len(part.layers), file)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name in stored}
     notes = tuple(f"No GGUF file of a {arch} says {key}; taken: {value}" for key, value in row.left_open.items())
+    if (pooled := given.get(f"{arch}.pooling_type")) is not None:
+        notes = (*notes, f"How its tokens are pooled (pooling_type {pooled}) is left to who calls the model")
     blocks = {name: int(name.split(".")[1]) for name in file if re.match(r"blk\.\d{1,9}\.", name)}
     further = (
         {name for name, block in blocks.items() if block >= len(part.layers)}
@@ -302,6 +305,8 @@ def own_keys(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUFT
         if name not in found:
             raise CannotRead(f"it is missing, and {maker.__name__} needs its {name}", file=file.path, field=path)
     found |= derived(arch, row, part, keys, file)
+    if not part.shape.causal:
+        matches(keys.take(f"{arch}.pooling_type", "{}"), (None, int), file=file.path, field=f"{arch}.pooling_type")
     if left := [key for key in keys.given if key not in keys.taken]:
         raise CannotRead(f"it says {left[0]}, which posenc does not read in a GGUF file yet", file=file.path)
     return found
@@ -322,6 +327,10 @@ def derived(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUFTe
         several = two or part.kv_heads != 1
         found = {"num_kv_heads": part.kv_heads, "new_decoder_architecture": several, "multi_query": not several}
         return found | {"num_ln_in_parallel_attn": (2 if two else 1) if several else None}
+    if row.model == "modernbert":
+        return {"local_attention": keys.given.get(f"{arch}.attention.sliding_window")}
+    if arch in BOTH_WAYS:
+        return {"sliding_window": keys.given.get(f"{arch}.attention.sliding_window")}
     if (turned := part.layers[0].head_dim) != part.shape.head_dim:
         # Latent attention, whose heads are of two parts.
         found = {"qk_rope_head_dim": turned, "qk_nope_head_dim": part.shape.head_dim - turned}
