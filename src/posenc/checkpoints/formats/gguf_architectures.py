@@ -71,6 +71,9 @@ LOCAL_BASE = {"gemma3": 10_000.0, "gemma-embedding": 10_000.0, "gemma3n": 10_000
 PLAIN_IN_WINDOWS = frozenset((*LOCAL_BASE, "olmo2"))
 """Architectures whose layers with a window have no schedule."""
 
+UNROUNDED_RAMP = frozenset(("gpt-oss",))
+"""Architectures whose released configs do not round the ends of YaRN's ramp; llama.cpp itself does."""
+
 SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
 """The layers of the one model of an architecture (27B) whose logits are divided by the root of width / heads."""
 

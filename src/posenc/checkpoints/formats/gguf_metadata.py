@@ -366,12 +366,14 @@ class Reader:
         length = start or self.length
         if length is None:
             raise CannotRead(f"{self.key('rope.scaling.original_context_length')} is missing, which YaRN starts from")
-        found = YaRN(factor, length, whole(fast), whole(slow), mscale=mscale, mscale_all_dim=multiplier)
+        rounded = self.arch not in known.UNROUNDED_RAMP
+        if not rounded:
+            self.besides.append("llama.cpp itself rounds the ends of YaRN's ramp")
+        of_ramp: Any = (factor, length, whole(fast), whole(slow), rounded)
+        found = YaRN(*of_ramp, mscale=mscale, mscale_all_dim=multiplier)
         if math.isclose(warmth, 1, rel_tol=1e-6):
             return found
-        return YaRN(
-            factor, length, whole(fast), whole(slow), attention_factor=float(f"{found.temperature * warmth:.7g}")
-        )
+        return YaRN(*of_ramp, attention_factor=float(f"{found.temperature * warmth:.7g}"))
 
     def of_divisors(
         self, divisors: tuple[float, ...], width: int, base: float, start: int | None

@@ -157,12 +157,7 @@ def open_model(file: GGUFTensors) -> GGUFModel:
     notes = tuple(f"No GGUF file of a {arch} says {key}; taken: {value}" for key, value in row.left_open.items())
     if (pooled := given.get(f"{arch}.pooling_type")) is not None:
         notes = (*notes, f"How its tokens are pooled (pooling_type {pooled}) is left to who calls the model")
-    blocks = {name: int(name.split(".")[1]) for name in file if re.match(r"blk\.\d{1,9}\.", name)}
-    further = (
-        {name for name, block in blocks.items() if block >= len(part.layers)}
-        if keys.has(f"{arch}.nextn_predict_layers")
-        else set()
-    )
+    further = behind(len(part.layers), file) if keys.has(f"{arch}.nextn_predict_layers") else set[str]()
     if further:
         notes = (*notes, "Its layers that foretell further tokens are left out, as transformers leaves them out")
     found = GGUFModel(file, config, kind, again, shapes, notes, row, part, stored)
@@ -171,6 +166,12 @@ def open_model(file: GGUFTensors) -> GGUFModel:
     if unused := sorted(set(file) - used - set(TABLES) - further):
         raise CannotRead(f"it holds {unused[0]}, which {kind.__name__} has no place for", file=file.path)
     return found
+
+
+def behind(layers: int, file: GGUFTensors) -> set[str]:
+    """The tensors of blocks that come behind so many layers."""
+    blocks = {name: re.match(r"blk\.(\d{1,9})\.", name) for name in file}
+    return {name for name, block in blocks.items() if block and int(block[1]) >= layers}
 
 
 def row_of(given: Mapping[str, Any], file: GGUFTensors) -> tuple[str, Architecture]:
