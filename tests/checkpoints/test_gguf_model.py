@@ -322,10 +322,10 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "exaone4, experts": (
         "exaone_moe",
         "exaone-moe",
-        WIDE_MOE | MOE | {"num_hidden_layers": 5, "sliding_window": 8, "head_dim": 8},
+        WIDE_MOE | MOE | {"num_hidden_layers": 4, "sliding_window": 8, "head_dim": 8},
         COUNTED
         | WIDE_SAID
-        | {"attention.sliding_window": 8, "attention.sliding_window_pattern": [True, True, True, False, True]}
+        | {"attention.sliding_window": 8, "attention.sliding_window_pattern": [True, True, True, False]}
         | {"expert_shared_feed_forward_length": 16, "expert_weights_scale": 2.5, "nextn_predict_layers": 0}
         | {"expert_group_count": 1, "expert_group_used_count": 1, "rope.scaling.type": "none"},
     ),
@@ -348,7 +348,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "gemma-embedding": (
         "gemma3_text",
         "gemma-embedding",
-        {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16, "num_hidden_layers": 7}
+        {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16, "num_hidden_layers": 6}
         | {"use_bidirectional_attention": True, "rope_parameters": NEAR_AND_FAR},
         LINEAR_SAID | {"attention.key_length": 16, "attention.sliding_window": 8},
     ),
