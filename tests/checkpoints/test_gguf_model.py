@@ -360,8 +360,9 @@ def tiny(model_type: str, **options: Any) -> Any:
     """A small model with random weights, which one can be added to and taken from again without rounding."""
     with quietly():
         config = transformers.AutoConfig.for_model(model_type, **SIZES | options)
-        if model_type == "bert":
-            model = transformers.BertModel(config, add_pooling_layer=False).eval()
+        if model_type in ("bert", "roberta"):
+            kind = transformers.BertModel if model_type == "bert" else transformers.RobertaModel
+            model = kind(config, add_pooling_layer=False).eval()
         elif model_type in ("nomic_bert", "eurobert", "modernbert") or options.get("use_bidirectional_attention"):
             model = transformers.AutoModel.from_config(config).eval()
         else:
@@ -439,6 +440,9 @@ def stored(model: Any, arch: str) -> Iterator[tuple[str, torch.Tensor]]:
             else:
                 yield f"{name}.{end}", tensor
             continue
+        if config.model_type == "roberta" and "position_embeddings" in name:
+            # Its positions count from behind the token for padding.
+            tensor = tensor[config.pad_token_id + 1 :]
         if arch == "phimoe":
             name = name.replace("mlp.router", "block_sparse_moe.gate")
         if arch == "nomic-bert":
@@ -733,6 +737,14 @@ def test_how_the_tokens_of_an_encoder_are_pooled_is_said(tmp_path: Path) -> None
     path = write(tiny(model_type, **options), tmp_path / "m.gguf", named, more=more | {"pooling_type": 1})
     said = "How its tokens are pooled (pooling_type 1) is left to who calls the model"
     assert open_model(GGUFTensors(path)).notes == (said,)
+
+
+def test_a_roberta_computes_what_a_bert_does_whose_table_begins_where_its_own_does(tmp_path: Path) -> None:
+    model = tiny("roberta", pad_token_id=1, max_position_embeddings=66, **HEADS_ALIKE)
+    ids = torch.randint(2, 40, (2, 30))
+    loaded = load(write(model, tmp_path / "m.gguf", "bert", more=ENCODER))
+    with torch.no_grad():
+        assert type(loaded.model).__name__ == "BertModel" and loaded.model(ids)[0].equal(model(ids)[0])
 
 
 def test_older_files_keep_keys_and_values_of_latent_attention_together(tmp_path: Path, monkeypatch) -> None:

@@ -162,7 +162,6 @@ PLUS_ONE = {r"norm\.weight$": "plus one"}
 TRANSPOSED = {r"\.(attn_qkv|attn_output|ffn_up|ffn_down)\.weight$": "transposed"}
 HEADS_APART = {r"attn_qkv\.(weight|bias)$": "queries, keys and values of all heads"}
 GROUPS_APART = {r"attn_qkv\.weight$": "queries, keys and values of all groups"}
-
 IN_TURNS = {r"ffn_(gate|up)_exps\.": "in turns", r"ffn_down_exps\.weight$": "transposed"}
 
 TANH = {"hidden_act": "gelu_pytorch_tanh"}
@@ -262,7 +261,7 @@ NOT_LOADED = {
     "wavtokenizer-dec": "it is no language model: it decodes sounds",
     "gptj": "llama.cpp's converter writes no such files",
     "t5": "it has two stacks of layers, and one is read",
-    "t5encoder": "whether its feed-forward layers have gates, and with which activation, is not in such files",
+    "t5encoder": "which activation its feed-forward layers have is not in such files",
     "llama4": "its layers attend within chunks, which such files do not say",
     "apertus": "the numbers of its activation stand in keys, not in tensors, and are not read",
     "bitnet": "its weights are of three values, which transformers packs in a way of its own",
