@@ -4,6 +4,7 @@ Read in llama.cpp of September 2026: `llama_model_rope_type` in src/llama-model.
 that are named in src/models, and the converter, convert_hf_to_gguf.py with its folder conversion.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,16 +46,23 @@ WITHOUT_ROTARY = frozenset(("mpt", "jais"))
 KNOWN = INTERLEAVED | HALF | LEARNED | RECURRENT | WITHOUT_ROTARY | set(ALIBI) | set(MULTIMODAL)
 """Architectures of which it is known how position enters."""
 
-WINDOW_EVERY = {"gemma2": 2, "gemma3": 6, "gemma-embedding": 6, "gpt-oss": 2, "cohere2": 4, "exaone4": 4, "gemma3n": 5}
+WINDOW_EVERY = {"gemma2": 2, "gpt-oss": 2, "gemma3": 6, "gemma-embedding": 6, "gemma3n": 5}
+WINDOW_EVERY |= dict.fromkeys(("cohere2", "exaone4", "exaone-moe", "afmoe"), 4)
 """The n of which every n-th layer sees everything, and the others a window, where the file has no pattern."""
 
-WINDOW_IN_ALL = frozenset(("phi3",))
+BIDIRECTIONAL = frozenset(("gemma-embedding", "llama-embed"))
+"""Architectures whose tokens see both sides, whether their file says so or not."""
+
+BOTH_WAYS = frozenset(("gemma-embedding", "modern-bert"))
+"""Architectures whose window is as many tokens to both sides together; a token sees half of them back, and itself."""
+
+WINDOW_IN_ALL = frozenset(("phi3", "phimoe"))
 """Architectures whose layers all have the window that the converter writes; llama.cpp itself leaves it out."""
 
 NO_ROTARY_EVERY = {"llama4": 4, "smollm3": 4}
 """The n of which every n-th layer has no rotary."""
 
-ONLY_IN_WINDOWS = frozenset(("cohere2", "exaone4"))
+ONLY_IN_WINDOWS = frozenset(("cohere2", "exaone4", "exaone-moe", "afmoe"))
 """Architectures whose layers without a window have no rotary."""
 
 LOCAL_BASE = {"gemma3": 10_000.0, "gemma-embedding": 10_000.0, "gemma3n": 10_000.0}
@@ -62,6 +70,9 @@ LOCAL_BASE = {"gemma3": 10_000.0, "gemma-embedding": 10_000.0, "gemma3n": 10_000
 
 PLAIN_IN_WINDOWS = frozenset((*LOCAL_BASE, "olmo2"))
 """Architectures whose layers with a window have no schedule."""
+
+UNROUNDED_RAMP = frozenset(("gpt-oss",))
+"""Architectures whose released configs do not round the ends of YaRN's ramp; llama.cpp itself does."""
 
 SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
 """The layers of the one model of an architecture (27B) whose logits are divided by the root of width / heads."""
@@ -74,205 +85,199 @@ TABLES = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.w
 
 @dataclass(frozen=True)
 class Architecture:
-    """How transformers has what is stored, and what the converter did to the weights on their way into the file.
+    """How transformers has what is stored, where `KEYS` and the names of tensors do not tell by themselves.
 
-    model     the model_type of transformers
-    source    the class of llama.cpp's converter that writes such files, and where it stands in conversion/
-    keys      keys of the file that say nothing of positions -> transformers' names; "?" marks one that may be missing,
-              "" one that the shapes of the tensors tell
-    settled   keys that must have one value, since transformers has no key for it
-    fixed     keys of transformers that no file says, as llama.cpp computes them
-    left_open the same where llama.cpp computes something near, as transformers has them by default
-    by_tensor keys of transformers that are true where a tensor is in the file
-    scaled    transformers' key for the scale of attention's logits
-    changes   stored names, as patterns -> the change that has to be undone, see `gguf_model`
+    model      the model_type of transformers
+    source     the class of llama.cpp's converter that writes such files, and where it stands in conversion/
+    changes    stored names, as patterns -> what the converter did to such tensors, see `gguf_model`
+    settled    keys that must have one value, since transformers has no key for it; "?" marks one that may be missing
+    fixed      keys of transformers that no file says, as llama.cpp computes them
+    left_open  the same where llama.cpp computes something near, as transformers has them by default
     """
 
     model: str
     source: str
-    keys: Mapping[str, str]
+    changes: Mapping[str, str] = field(default_factory=dict)
     settled: Mapping[str, Any] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     left_open: Mapping[str, Any] = field(default_factory=dict)
-    by_tensor: Mapping[str, str] = field(default_factory=dict)
-    scaled: str | None = None
-    changes: Mapping[str, str] = field(default_factory=dict)
+
+    def change(self, name: str) -> str | None:
+        """What the converter did to the tensor of a stored name."""
+        return next((change for pattern, change in self.changes.items() if re.search(pattern, name)), None)
 
 
-RMS = {"feed_forward_length": "intermediate_size", "attention.layer_norm_rms_epsilon": "rms_norm_eps"}
-LAYER_NORM = {"feed_forward_length": "intermediate_size", "attention.layer_norm_epsilon": "layer_norm_eps"}
-OLD_LAYER_NORM = {"feed_forward_length": "n_inner", "attention.layer_norm_epsilon": "layer_norm_epsilon"}
-EXPERTS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
-LOCAL_EXPERTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
-WIDE_EXPERTS = EXPERTS | {"expert_feed_forward_length": "moe_intermediate_size"}
-GRANITE = RMS | {"embedding_scale": "embedding_multiplier", "residual_scale": "residual_multiplier"}
-GRANITE |= {"logit_scale": "logits_scaling"}
-FINAL_CAP = {"final_logit_softcapping": "final_logit_softcapping"}
-CAPS = FINAL_CAP | {"attn_logit_softcapping": "attn_logit_softcapping"}
+KEYS = {
+    "feed_forward_length": "intermediate_size n_inner ffn_hidden_size",
+    "attention.layer_norm_epsilon": "layer_norm_eps layer_norm_epsilon norm_epsilon norm_eps",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps norm_eps",
+    "attention.clamp_kqv": "clip_qkv",
+    "attention.q_lora_rank": "q_lora_rank",
+    "attention.kv_lora_rank": "kv_lora_rank",
+    "token_type_count": "type_vocab_size",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling logit_scale",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "use_parallel_residual": "use_parallel_residual",
+    "leading_dense_block_count": "first_k_dense_replace num_dense_layers moe_layer_start_index",
+    "interleave_moe_layer_step": "moe_layer_interval",
+    "expert_count": "num_experts num_local_experts n_routed_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+    "expert_shared_count": "n_shared_experts num_shared_experts moe_num_shared_experts",
+    "expert_weights_norm": "norm_topk_prob",
+    "expert_weights_scale": "routed_scaling_factor route_scale",
+    "expert_feed_forward_length": "moe_intermediate_size intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
+"""Keys of files that say nothing of positions -> what configs of transformers call it; the first that a class has."""
 
-BIASES = {"attention_bias": "blk.0.attn_q.bias"}
-ALL_BIASES = BIASES | {"mlp_bias": "blk.0.ffn_up.bias"}
+BY_SHAPE = frozenset(("feed_forward_length", "expert_shared_count", "expert_shared_feed_forward_length"))
+"""Those that the shapes of tensors tell a class that has no key for it."""
+
+USUAL: dict[str, Any] = {"expert_weights_norm": False, "expert_weights_scale": 1.0, "leading_dense_block_count": 0}
+USUAL |= {"attention.q_lora_rank": None}
+"""What llama.cpp takes where a file does not say it."""
+
+BY_TENSOR = {
+    "attention_bias": "blk.0.attn_q.bias blk.0.attn_qkv.bias blk.0.attn_q_a.bias",
+    "attention_out_bias": "blk.0.attn_output.bias",
+    "mlp_bias": "blk.0.ffn_up.bias",
+    "lm_head_bias": "output.bias",
+    "use_bias": "blk.0.attn_q.bias",
+    "use_qkv_bias": "blk.0.attn_q.bias",
+    "use_qk_norm": "blk.0.attn_q_norm.weight",
+    "qk_layernorm": "blk.0.attn_q_norm.weight",
+}
+"""Keys of transformers that are true where a file has one of these tensors."""
+
+SOFTMAX, SIGMOID = 1, 2
+"""How experts are chosen, as expert_gating_func says it."""
 
 PERMUTED = {r"attn_[qk]\.(weight|bias)$": "pairs side by side"}
 PLUS_ONE = {r"norm\.weight$": "plus one"}
 TRANSPOSED = {r"\.(attn_qkv|attn_output|ffn_up|ffn_down)\.weight$": "transposed"}
 HEADS_APART = {r"attn_qkv\.(weight|bias)$": "queries, keys and values of all heads"}
 GROUPS_APART = {r"attn_qkv\.weight$": "queries, keys and values of all groups"}
+IN_TURNS = {r"ffn_(gate|up)_exps\.": "in turns", r"ffn_down_exps\.weight$": "transposed"}
+
+TANH = {"hidden_act": "gelu_pytorch_tanh"}
 
 ARCHITECTURES = {
-    "llama": Architecture("llama", "llama.py LlamaModel", RMS, by_tensor=ALL_BIASES, changes=PERMUTED),
-    "llama with expert_count": Architecture("mixtral", "llama.py LlamaModel", RMS | LOCAL_EXPERTS, changes=PERMUTED),
-    "arcee": Architecture("arcee", "llama.py ArceeModel", RMS, by_tensor=ALL_BIASES, changes=PERMUTED),
-    "smollm3": Architecture("smollm3", "llama.py SmolLM3Model", RMS, by_tensor=ALL_BIASES, changes=PERMUTED),
-    "granite": Architecture(
-        "granite",
-        "granite.py GraniteModel",
-        GRANITE,
-        by_tensor=ALL_BIASES,
-        scaled="attention_multiplier",
-        changes=PERMUTED,
-    ),
-    "granitemoe": Architecture(
-        "granitemoe",
-        "granite.py GraniteMoeModel",
-        GRANITE | LOCAL_EXPERTS,
-        by_tensor=BIASES,
-        scaled="attention_multiplier",
-        changes=PERMUTED,
-    ),
-    "mistral3": Architecture("mistral", "mistral3.py Mistral3Model", RMS, changes=PERMUTED),
-    "olmo": Architecture(
-        "olmo",
-        "olmo.py OlmoModel",
-        {"feed_forward_length": "intermediate_size", "attention.clamp_kqv?": "clip_qkv"},
-        settled={"attention.layer_norm_epsilon": 1e-5},
-        changes=PERMUTED,
-    ),
-    "olmo2": Architecture("olmo2", "olmo.py Olmo2Model", RMS),
-    "olmo2 with attention.sliding_window": Architecture("olmo3", "olmo.py Olmo2Model", RMS),
-    "olmoe": Architecture("olmoe", "olmo.py OlmoeModel", RMS | EXPERTS, fixed={"norm_topk_prob": False}),
-    "qwen2": Architecture("qwen2", "qwen.py Qwen2Model", RMS),
-    "qwen2moe": Architecture(
-        "qwen2_moe",
-        "qwen.py Qwen2MoeModel",
-        RMS | WIDE_EXPERTS | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
-        fixed={"norm_topk_prob": False},
-    ),
-    "qwen3": Architecture("qwen3", "qwen.py Qwen3Model", RMS, by_tensor=BIASES),
-    "qwen3moe": Architecture(
-        "qwen3_moe", "qwen.py Qwen3MoeModel", RMS | WIDE_EXPERTS, fixed={"norm_topk_prob": True}, by_tensor=BIASES
-    ),
-    "seed_oss": Architecture(
-        "seed_oss",
-        "olmo.py SeedOssModel",
-        RMS,
-        by_tensor=ALL_BIASES | {"attention_out_bias": "blk.0.attn_output.bias"},
-    ),
-    "gemma": Architecture("gemma", "gemma.py GemmaModel", RMS, changes=PLUS_ONE),
-    "gemma2": Architecture(
-        "gemma2", "gemma.py Gemma2Model", RMS | CAPS, scaled="query_pre_attn_scalar", changes=PLUS_ONE
-    ),
-    "gemma3": Architecture(
-        "gemma3_text",
-        "gemma.py Gemma3Model",
-        RMS | {"final_logit_softcapping?": "final_logit_softcapping"},
-        scaled="query_pre_attn_scalar",
-        changes=PLUS_ONE,
-    ),
-    "phi2": Architecture("phi", "phi.py Phi2Model", LAYER_NORM, left_open={"hidden_act": "gelu_new"}),
-    "phi3": Architecture("phi3", "phi.py Phi3MiniModel", RMS),
-    "gpt2": Architecture(
-        "gpt2",
-        "gpt2.py GPT2Model",
-        OLD_LAYER_NORM,
-        left_open={"activation_function": "gelu_new"},
-        changes=TRANSPOSED,
-    ),
+    "llama": Architecture("llama", "llama.py LlamaModel", PERMUTED),
+    "llama with expert_count": Architecture("mixtral", "llama.py LlamaModel", PERMUTED),
+    "arcee": Architecture("arcee", "llama.py ArceeModel", PERMUTED),
+    "smollm3": Architecture("smollm3", "llama.py SmolLM3Model", PERMUTED),
+    "granite": Architecture("granite", "granite.py GraniteModel", PERMUTED),
+    "granitemoe": Architecture("granitemoe", "granite.py GraniteMoeModel", PERMUTED),
+    "mistral3": Architecture("mistral", "mistral3.py Mistral3Model", PERMUTED),
+    "olmo": Architecture("olmo", "olmo.py OlmoModel", PERMUTED, settled={"attention.layer_norm_epsilon": 1e-5}),
+    "olmo2": Architecture("olmo2", "olmo.py Olmo2Model"),
+    "olmo2 with attention.sliding_window": Architecture("olmo3", "olmo.py Olmo2Model"),
+    "olmoe": Architecture("olmoe", "olmo.py OlmoeModel"),
+    "qwen2": Architecture("qwen2", "qwen.py Qwen2Model"),
+    "qwen2moe": Architecture("qwen2_moe", "qwen.py Qwen2MoeModel"),
+    "qwen3": Architecture("qwen3", "qwen.py Qwen3Model"),
+    "qwen3moe": Architecture("qwen3_moe", "qwen.py Qwen3MoeModel", fixed={"norm_topk_prob": True}),
+    "seed_oss": Architecture("seed_oss", "olmo.py SeedOssModel"),
+    "gemma": Architecture("gemma", "gemma.py GemmaModel", PLUS_ONE),
+    "gemma2": Architecture("gemma2", "gemma.py Gemma2Model", PLUS_ONE),
+    "gemma3": Architecture("gemma3_text", "gemma.py Gemma3Model", PLUS_ONE),
+    "phi2": Architecture("phi", "phi.py Phi2Model", left_open={"hidden_act": "gelu_new"}),
+    "phi3": Architecture("phi3", "phi.py Phi3MiniModel"),
+    "gpt2": Architecture("gpt2", "gpt2.py GPT2Model", TRANSPOSED, left_open={"activation_function": "gelu_new"}),
     "starcoder": Architecture(
         "gpt_bigcode",
         "starcoder.py StarCoderModel",
-        OLD_LAYER_NORM,
         fixed={"multi_query": True},
         left_open={"activation_function": "gelu_pytorch_tanh"},
     ),
-    "starcoder2": Architecture(
-        "starcoder2",
-        "starcoder.py StarCoder2Model",
-        {"feed_forward_length": "intermediate_size", "attention.layer_norm_epsilon": "norm_epsilon"},
-        left_open={"hidden_act": "gelu_pytorch_tanh", "sliding_window": None},
-        by_tensor={"use_bias": "blk.0.attn_q.bias"},
-    ),
-    "gptneox": Architecture(
-        "gpt_neox",
-        "gptneox.py GPTNeoXModel",
-        LAYER_NORM | {"use_parallel_residual": "use_parallel_residual"},
-        left_open={"hidden_act": "gelu"},
-        by_tensor={"attention_bias": "blk.0.attn_qkv.bias"},
-        changes=HEADS_APART,
-    ),
-    "bloom": Architecture(
-        "bloom",
-        "bloom.py BloomModel",
-        {"feed_forward_length": "", "attention.layer_norm_epsilon": "layer_norm_epsilon"},
-        changes=HEADS_APART,
-    ),
-    "mpt": Architecture(
-        "mpt",
-        "mpt.py MPTModel",
-        {
-            "feed_forward_length": "",
-            "attention.layer_norm_epsilon": "layer_norm_epsilon",
-            "attention.clamp_kqv?": "clip_qkv",
-        },
-    ),
+    "starcoder2": Architecture("starcoder2", "starcoder.py StarCoder2Model", left_open=TANH | {"sliding_window": None}),
+    "gptneox": Architecture("gpt_neox", "gptneox.py GPTNeoXModel", HEADS_APART, left_open={"hidden_act": "gelu"}),
+    "bloom": Architecture("bloom", "bloom.py BloomModel", HEADS_APART),
+    "mpt": Architecture("mpt", "mpt.py MPTModel"),
     "falcon": Architecture(
         "falcon",
         "falcon.py FalconModel",
-        {"feed_forward_length": "ffn_hidden_size", "attention.layer_norm_epsilon": "layer_norm_epsilon"},
+        GROUPS_APART,
         settled={"tensor_data_layout": "jploski"},
         left_open={"activation": "gelu"},
-        changes=GROUPS_APART,
     ),
-    "stablelm": Architecture(
-        "stablelm",
-        "stablelm.py StableLMModel",
-        LAYER_NORM | {"use_parallel_residual": "use_parallel_residual"},
-        by_tensor={"use_qkv_bias": "blk.0.attn_q.bias", "qk_layernorm": "blk.0.attn_q_norm.weight"},
+    "stablelm": Architecture("stablelm", "stablelm.py StableLMModel"),
+    "nemotron": Architecture("nemotron", "nemotron.py NemotronModel", PLUS_ONE),
+    "command-r": Architecture("cohere", "command_r.py CommandR2Model"),
+    "cohere2": Architecture("cohere2", "command_r.py Cohere2Model"),
+    "glm4": Architecture("glm4", "glm.py Glm4Model"),
+    "exaone4": Architecture("exaone4", "exaone.py Exaone4Model"),
+    "ernie4_5": Architecture("ernie4_5", "ernie.py Ernie4_5Model"),
+    "jais2": Architecture("jais2", "jais.py Jais2Model"),
+    "hunyuan-dense": Architecture("hunyuan_v1_dense", "hunyuan.py HunYuanModel"),
+    "hunyuan-moe": Architecture("hunyuan_v1_moe", "hunyuan.py HunYuanMoEModel"),
+    "gpt-oss": Architecture("gpt_oss", "gpt_oss.py GptOssModel", IN_TURNS),
+    "deepseek2": Architecture("deepseek_v2", "deepseek.py DeepseekV2Model", settled={"expert_gating_func?": SOFTMAX}),
+    "deepseek2 with expert_gating_func 2": Architecture(
+        "deepseek_v3", "deepseek.py DeepseekV2Model", settled={"expert_gating_func": SIGMOID}
     ),
-    "nemotron": Architecture(
-        "nemotron",
-        "nemotron.py NemotronModel",
-        {
-            "feed_forward_length": "intermediate_size",
-            "attention.layer_norm_epsilon": "norm_eps",
-            "attention.layer_norm_rms_epsilon?": "norm_eps",
-        },
-        by_tensor=ALL_BIASES,
-        changes=PLUS_ONE,
+    "minicpm3": Architecture(
+        "minicpm3",
+        "minicpm.py MiniCPM3Model",
+        fixed={"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
     ),
-    "command-r": Architecture(
-        "cohere",
-        "command_r.py CommandR2Model",
-        LAYER_NORM | {"logit_scale": "logit_scale"},
-        by_tensor=BIASES | {"use_qk_norm": "blk.0.attn_q_norm.weight"},
+    "chatglm": Architecture("glm", "chatglm.py ChatGLMModel"),
+    "glm4moe": Architecture("glm4_moe", "glm.py Glm4MoeModel", settled={"expert_gating_func": SIGMOID}),
+    "dots1": Architecture("dots1", "dots1.py Dots1Model", settled={"expert_gating_func": SIGMOID}),
+    "afmoe": Architecture(
+        "afmoe",
+        "afmoe.py AfmoeModel",
+        settled={"expert_gating_func?": SIGMOID, "expert_weights_norm": True},
+        fixed={"mup_enabled": True},
     ),
-    "cohere2": Architecture(
-        "cohere2", "command_r.py Cohere2Model", LAYER_NORM | {"logit_scale": "logit_scale"}, by_tensor=BIASES
+    "ernie4_5-moe": Architecture("ernie4_5_moe", "ernie.py Ernie4_5MoeModel"),
+    "phimoe": Architecture("phimoe", "phi.py PhiMoeModel"),
+    "minimax-m2": Architecture("minimax_m2", "minimax.py MiniMaxM2Model", settled={"expert_gating_func": SIGMOID}),
+    "exaone-moe": Architecture("exaone_moe", "exaone.py ExaoneMoEModel", settled={"expert_gating_func": SIGMOID}),
+    "bert": Architecture("bert", "bert.py BertModel", left_open={"hidden_act": "gelu"}),
+    "nomic-bert": Architecture("nomic_bert", "bert.py NomicBertModel"),
+    "eurobert": Architecture("eurobert", "bert.py EuroBertModel"),
+    "modern-bert": Architecture("modernbert", "bert.py ModernBertModel", left_open={"hidden_activation": "gelu"}),
+    "gemma-embedding": Architecture(
+        "gemma3_text", "gemma.py EmbeddingGemma", PLUS_ONE, fixed={"use_bidirectional_attention": True}
     ),
-    "glm4": Architecture("glm4", "glm.py Glm4Model", RMS, by_tensor=BIASES),
-    "exaone4": Architecture("exaone4", "exaone.py Exaone4Model", RMS),
-    "ernie4_5": Architecture("ernie4_5", "ernie.py Ernie4_5Model", RMS, by_tensor={"use_bias": "blk.0.attn_q.bias"}),
-    "jais2": Architecture("jais2", "jais.py Jais2Model", LAYER_NORM, by_tensor=ALL_BIASES),
-    "hunyuan-dense": Architecture("hunyuan_v1_dense", "hunyuan.py HunYuanModel", RMS, by_tensor=BIASES),
 }
 """The architectures that are loaded, by the name that GGUF has for them; some by a key that the file has besides."""
 
-NOT_LOADED = {
-    "bert": "which activation it has and the pooler of transformers' class are not in such files",
-    "mamba": "its decays are stored as powers of e, from which their logarithms cannot be had back to the bit",
-    "t5": "whether its feed-forward layers have gates, and with which activation, is not in such files",
-} | dict.fromkeys(
-    ("internlm2", "baichuan", "xverse", "orion", "minicpm", "exaone", "plamo", "plamo2", "qwen", "refact", "jais"),
-    "transformers itself has no class for it",
+WITHOUT_CLASS = frozenset(
+    "arctic arwkv7 baichuan bailingmoe bailingmoe2 codeshell cogvlm deci deepseek dream exaone grok grovemoe internlm2 "
+    "jais jina-bert-v2 llada llada-moe llama-embed maincoder minicpm neo-bert nomic-bert-moe openelm orion "
+    "pangu-embedded plamo plamo2 plamo3 plm qwen refact rnd1 rwkv6 rwkv6qwen2 rwkv7 smallthinker xverse".split()
 )
+"""Architectures that transformers has no class for; the code of their authors is not run."""
+
+NOT_LOADED = {
+    "clip": "it is no language model, and stands beside one",
+    "wavtokenizer-dec": "it is no language model: it decodes sounds",
+    "gptj": "llama.cpp's converter writes no such files",
+    "t5": "it has two stacks of layers, and one is read",
+    "t5encoder": "which activation its feed-forward layers have is not in such files",
+    "llama4": "its layers attend within chunks, which such files do not say",
+    "apertus": "the numbers of its activation stand in keys, not in tensors, and are not read",
+    "bitnet": "its weights are of three values, which transformers packs in a way of its own",
+    "mimo2": "its layers have heads of different widths",
+    "lfm2": "which of its layers attend is told by numbers of heads alone, which are not read",
+}
+NOT_LOADED |= dict.fromkeys(
+    (
+        *("mamba", "mamba2", "jamba", "nemotron_h", "nemotron_h_moe", "granitehybrid", "falcon-h1", "qwen3next"),
+        *("qwen35", "qwen35moe", "kimi-linear"),
+    ),
+    "it has layers without positions, whose decays are stored as powers of e: their logarithms cannot be had back",
+)
+NOT_LOADED |= dict.fromkeys(
+    "qwen2vl qwen3vl qwen3vlmoe hunyuan_vl paddleocr chameleon deepseek2-ocr mistral4 step35".split(),
+    "transformers has it within a model for images only, which the file does not hold",
+)
+NOT_LOADED["lfm2moe"] = NOT_LOADED["lfm2"]
 """Why an architecture is not loaded, where more is known than that nobody looked."""

@@ -80,15 +80,21 @@ class Reader:
         self.keys, self.arch = keys, arch
         self.dim = self.size("embedding_length", "width of the model {}", MOST_CHANNELS)
         self.layers = self.size("block_count", "{} layers", MOST_LAYERS)
+        # Layers behind the model's own, which foretell tokens further ahead.
+        self.layers -= self.count("nextn_predict_layers", "{} of them foretell further tokens", self.layers - 1, 0)
         self.length = self.count("context_length", "trained length {} tokens", LONGEST)
         heads = self.largest("attention.head_count", "{} heads")
         kv_heads = self.largest("attention.head_count_kv", "{} key and value heads", heads)
+        if keys.peek(self.key("attention.kv_lora_rank")):
+            # Latent attention, which newer files describe as llama.cpp computes it: with one head of keys for all.
+            kv_heads = heads
         self.heads, self.kv_heads = heads or 1, kv_heads if heads else None
         own = self.count("attention.key_length", "{} channels a head", WIDEST_HEAD)
         own = self.count("attention.key_length_mla", "{} channels a head", WIDEST_HEAD, own)
         self.sized = heads is not None or own is not None
         self.head_dim = own or max(self.dim // self.heads, 1)
-        self.causal = keys.flag(self.key("attention.causal"), "tokens see only the past: {}", True)
+        usual = arch not in known.BIDIRECTIONAL
+        self.causal = keys.flag(self.key("attention.causal"), "tokens see only the past: {}", usual)
         self.scale = keys.number(self.key("attention.scale"), "logits are multiplied by {}") or None
         if self.layers == known.SCALED_BY_WIDTH.get(arch):
             self.scale = (self.dim // self.heads) ** -0.5
@@ -234,6 +240,12 @@ class Reader:
         matches(given, (None, int, [(bool, int)]), field=self.key("attention.sliding_window_pattern"))
         if not size:
             return [None] * self.layers
+        if self.arch in known.BOTH_WAYS:
+            size = size // 2 + 1
+        if self.arch == "modern-bert":
+            # Here the first of so many layers sees everything, not the last.
+            every = given if isinstance(given, int) and given > 0 else 3
+            return [size if index % every else None for index in range(self.layers)]
         if self.arch == "llama4":
             self.besides.append("layers with rotary attend within chunks of 8192 tokens, which is no window")
             return [None] * self.layers
@@ -354,12 +366,14 @@ class Reader:
         length = start or self.length
         if length is None:
             raise CannotRead(f"{self.key('rope.scaling.original_context_length')} is missing, which YaRN starts from")
-        found = YaRN(factor, length, whole(fast), whole(slow), mscale=mscale, mscale_all_dim=multiplier)
+        rounded = self.arch not in known.UNROUNDED_RAMP
+        if not rounded:
+            self.besides.append("llama.cpp itself rounds the ends of YaRN's ramp")
+        of_ramp: Any = (factor, length, whole(fast), whole(slow), rounded)
+        found = YaRN(*of_ramp, mscale=mscale, mscale_all_dim=multiplier)
         if math.isclose(warmth, 1, rel_tol=1e-6):
             return found
-        return YaRN(
-            factor, length, whole(fast), whole(slow), attention_factor=float(f"{found.temperature * warmth:.7g}")
-        )
+        return YaRN(*of_ramp, attention_factor=float(f"{found.temperature * warmth:.7g}"))
 
     def of_divisors(
         self, divisors: tuple[float, ...], width: int, base: float, start: int | None

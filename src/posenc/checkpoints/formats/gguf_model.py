@@ -15,8 +15,20 @@ from torch import Tensor
 
 from posenc.checkpoints.files.tensors import GGUFTensors, package
 from posenc.checkpoints.formats import config_json, gguf_metadata, huggingface
-from posenc.checkpoints.formats.gguf_architectures import ARCHITECTURES, NOT_LOADED, TABLES, Architecture
+from posenc.checkpoints.formats.gguf_architectures import (
+    ARCHITECTURES,
+    BOTH_WAYS,
+    BY_SHAPE,
+    BY_TENSOR,
+    KEYS,
+    NOT_LOADED,
+    TABLES,
+    USUAL,
+    WITHOUT_CLASS,
+    Architecture,
+)
 from posenc.checkpoints.formats.gguf_file import metadata
+from posenc.checkpoints.models.skeleton import without_pooler
 from posenc.checkpoints.vocabulary.bounds import within_bounds
 from posenc.checkpoints.vocabulary.differences import differences
 from posenc.checkpoints.vocabulary.ledger import Ledger
@@ -32,13 +44,22 @@ MOST_TOKENS = 1 << 24
 """The tokens of a vocabulary."""
 
 CHECKPOINT_NAMES = {
-    r"(?:mlp|block_sparse_moe)\.experts\.gate_up_proj$": ("mlp.experts.gate_proj.weight", "mlp.experts.up_proj.weight"),
-    r"(?:mlp|block_sparse_moe)\.experts\.down_proj$": ("mlp.experts.down_proj.weight",),
+    r"\w+\.experts\.gate_up_proj$": ("mlp.experts.gate_proj.weight", "mlp.experts.up_proj.weight"),
+    r"\w+\.experts\.gate_up_proj_bias$": ("mlp.experts.gate_proj.bias", "mlp.experts.up_proj.bias"),
+    r"\w+\.experts\.down_proj$": ("mlp.experts.down_proj.weight",),
+    r"\w+\.experts\.down_proj_bias$": ("mlp.experts.down_proj.bias",),
     r"\.router\.weight$": (".router.layer.weight",),
+    r"mlp\.router\.weight$": ("block_sparse_moe.gate.weight",),
+    r"mlp\.[\w.]*e_score_correction_bias$": ("mlp.gate.e_score_correction.bias",),
     r"\.norms\.\d+\.weight$": (".weight",),
+    r"kv_b_proj\.weight$": ("k_b_proj.weight", "v_b_proj.weight"),
+    r"^layers\.(\d+)\.self_attn\.([qkv])_proj\.": (r"blk.\1.attn_\2.",),
+    r"^layers\.(\d+)\.post_attention_layernorm": (r"encoder.layers.\1.norm1",),
+    r"^layers\.(\d+)\.post_mlp_layernorm": (r"encoder.layers.\1.norm2",),
 }
 """Names in transformers' models -> in the checkpoints that the gguf package has names for: experts in one tensor, where
-gates stand before what they multiply; and norms with one tensor for each head."""
+gates stand before what they multiply; norms with one tensor for each head; the keys and values of latent attention. A
+name that transformers kept is tried first, and what begins with blk is a stored name by itself."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +94,36 @@ class GGUFModel:
 
     def assembled(self, name: str, of: Mapping[str, Tensor]) -> Tensor:
         """A tensor of the model from those of the file, what the converter did to them undone."""
-        pieces = [undone(self.row, self.part, one, of[one]) for one in self.stored[name]]
-        found = torch.cat(pieces, dim=1) if pieces[1:] else pieces[0]
+        pieces = [undone(self.row, self.part, one, self.piece(one, of)) for one in self.stored[name]]
+        if len(pieces) == 1:
+            found = pieces[0]
+        elif ".attn_k_b." in self.stored[name][0]:
+            found = torch.cat([pieces[0].mT, pieces[1]], dim=1).flatten(0, 1)
+        elif self.row.change(self.stored[name][0]) == "in turns":
+            found = torch.stack(pieces, dim=2).flatten(1, 2)
+            found = found.mT if name.endswith("_proj") else found
+        else:
+            found = torch.cat(pieces, dim=1)
         if head := re.search(r"\.norms\.(\d+)\.weight$", name):
             heads = self.part.shape.heads if "q_layernorm" in name else self.part.kv_heads
             found = found.view(heads or 0, -1)[int(head[1])]
         # Converters drop axes of one.
         wide = [size for size in self.shapes[name] if size != 1]
         return found.reshape(self.shapes[name]) if [size for size in found.shape if size != 1] == wide else found
+
+    def piece(self, name: str, of: Mapping[str, Tensor]) -> Tensor:
+        """A stored tensor, or its rows of the one that some files have for several."""
+        if name in of:
+            return of[name]
+        # Queries, keys and values behind one another.
+        queries, keys = (many * self.part.shape.head_dim for many in (self.part.shape.heads, self.part.kv_heads or 0))
+        pieces = of[together(name)].split([queries, keys, keys])
+        return pieces["qkv".index(name[name.index(".attn_") + 6])]
+
+
+def together(name: str) -> str:
+    """The stored tensor that some files have for queries, keys and values, or the name itself."""
+    return re.sub(r"\.attn_[qkv]\.", ".attn_qkv.", name)
 
 
 def open_model(file: GGUFTensors) -> GGUFModel:
@@ -112,12 +155,23 @@ def open_model(file: GGUFTensors) -> GGUFModel:
     stored = stored_names(arch, model, len(part.layers), file)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name in stored}
     notes = tuple(f"No GGUF file of a {arch} says {key}; taken: {value}" for key, value in row.left_open.items())
+    if (pooled := given.get(f"{arch}.pooling_type")) is not None:
+        notes = (*notes, f"How its tokens are pooled (pooling_type {pooled}) is left to who calls the model")
+    further = behind(len(part.layers), file) if keys.has(f"{arch}.nextn_predict_layers") else set[str]()
+    if further:
+        notes = (*notes, "Its layers that foretell further tokens are left out, as transformers leaves them out")
     found = GGUFModel(file, config, kind, again, shapes, notes, row, part, stored)
     check_shapes(found)
-    used = {one for names in stored.values() for one in names}
-    if unused := sorted(set(file) - used - set(TABLES)):
+    used = {each for names in stored.values() for one in names for each in (one, together(one))}
+    if unused := sorted(set(file) - used - set(TABLES) - further):
         raise CannotRead(f"it holds {unused[0]}, which {kind.__name__} has no place for", file=file.path)
     return found
+
+
+def behind(layers: int, file: GGUFTensors) -> set[str]:
+    """The tensors of blocks that come behind so many layers."""
+    blocks = {name: re.match(r"blk\.(\d{1,9})\.", name) for name in file}
+    return {name for name, block in blocks.items() if block and int(block[1]) >= layers}
 
 
 def row_of(given: Mapping[str, Any], file: GGUFTensors) -> tuple[str, Architecture]:
@@ -125,9 +179,12 @@ def row_of(given: Mapping[str, Any], file: GGUFTensors) -> tuple[str, Architectu
     arch = given.get("general.architecture")
     named = package(file.path).MODEL_ARCH_NAMES.values()
     if isinstance(arch, str) and arch in named and arch in ARCHITECTURES:
-        more = (one for one in ARCHITECTURES if one.startswith(f"{arch} with "))
-        return arch, ARCHITECTURES[next((one for one in more if given.get(f"{arch}.{one.split()[-1]}")), arch)]
+        return arch, next(row for name, row in reversed(ARCHITECTURES.items()) if is_row(name, arch, given))
     why = NOT_LOADED.get(str(arch), "what llama.cpp's converter does to its weights is not known here")
+    if arch in WITHOUT_CLASS:
+        import transformers
+
+        why = f"transformers {transformers.__version__} has no class for it"
     if arch not in named:
         why = "the gguf package that is installed has no names for its tensors"
     raise CannotRead(
@@ -135,6 +192,14 @@ def row_of(given: Mapping[str, Any], file: GGUFTensors) -> tuple[str, Architectu
         f"{', '.join(one for one in ARCHITECTURES if ' ' not in one)}",
         file=file.path,
     )
+
+
+def is_row(name: str, arch: str, given: Mapping[str, Any]) -> bool:
+    """Whether a row is of an architecture, and of the key that it names besides, which may have to have a value."""
+    first, _, more = name.partition(" with ")
+    key, _, value = more.partition(" ")
+    said = given.get(f"{arch}.{key}")
+    return first == arch and (not more or (str(said) == value if value else bool(said)))
 
 
 def understood(reading: Reading, file: GGUFTensors) -> Part:
@@ -168,10 +233,13 @@ def sizes_of(arch: str, part: Part, keys: Ledger, file: GGUFTensors) -> dict[str
     """Sizes, windows and tokens, under the names that most configs of transformers have for them."""
     rows = file.shape("token_embd.weight")[:1] if "token_embd.weight" in file else ()
     tokens = keys.take(f"{arch}.vocab_size", "{} tokens", *rows)
-    value_dim = keys.take(f"{arch}.attention.value_length", "{} channels a head of the values", part.shape.head_dim)
-    if value_dim != part.shape.head_dim:
+    latent, value_dim = part.layers[0].head_dim != part.shape.head_dim, None
+    for key in ("attention.value_length", "attention.value_length_mla"):
+        value_dim = keys.take(f"{arch}.{key}", "{} channels a head of the values", *([value_dim] if value_dim else []))
+        matches(value_dim, (None, int), file=file.path, field=f"{arch}.{key}")
+    if value_dim not in (None, part.shape.head_dim) and not latent:
         raise CannotRead(
-            f"expected {part.shape.head_dim}, the channels of a head, got {quoted(value_dim, 40)}",
+            f"expected {part.shape.head_dim}, the channels of a head, got {value_dim}",
             file=file.path,
             field=f"{arch}.attention.value_length",
         )
@@ -180,7 +248,8 @@ def sizes_of(arch: str, part: Part, keys: Ledger, file: GGUFTensors) -> dict[str
         "num_hidden_layers": len(part.layers),
         "num_attention_heads": part.shape.heads,
         "num_key_value_heads": part.kv_heads,
-        "head_dim": part.shape.head_dim,
+        "head_dim": None if latent else part.shape.head_dim,
+        "v_head_dim": value_dim,
         "max_position_embeddings": part.trained_length,
         "vocab_size": count(tokens, f"{arch}.vocab_size", file=file.path, most=MOST_TOKENS),
         "tie_word_embeddings": "output.weight" not in file,
@@ -195,69 +264,118 @@ def sizes_of(arch: str, part: Part, keys: Ledger, file: GGUFTensors) -> dict[str
 
 
 def own_keys(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUFTensors) -> dict[str, Any]:
-    """What the config of an architecture has besides.
+    """What the config of an architecture has besides: what the file says, and what its tensors tell.
 
     Raises CannotRead for keys of the file that are missing, and for those that nobody has read.
     """
-    found = {**row.fixed, **row.left_open, **{key: tensor in file for key, tensor in row.by_tensor.items()}}
-    if row.scaled is not None:
-        scale = part.layers[0].scale or part.shape.head_dim**-0.5
-        found[row.scaled] = round(scale**-2) if row.scaled == "query_pre_attn_scalar" else scale
-    for key, name in row.keys.items():
+    maker = maker_of(row, file)
+    known = maker.__dataclass_fields__
+    found = {**row.fixed, **row.left_open}
+    found |= {name: any(one in file for one in BY_TENSOR[name].split()) for name in BY_TENSOR if name in known}
+    scale = part.layers[0].scale or part.shape.head_dim**-0.5
+    if "attention_multiplier" in known:
+        found["attention_multiplier"] = scale
+    if "query_pre_attn_scalar" in known:
+        found["query_pre_attn_scalar"] = round(scale**-2)
+    for key, expected in row.settled.items():
         path = f"{arch}.{key.removesuffix('?')}"
         value = keys.take(path, "{}")
-        if value is None and key.endswith("?"):
+        if value != expected and not (value is None and key.endswith("?")):
+            raise CannotRead(f"expected {expected}, got {quoted(value, 40)}", file=file.path, field=path)
+    missing: dict[str, str] = {}
+    for key, names in KEYS.items():
+        path = f"{arch}.{key}"
+        own = (name if name in known else maker.attribute_map.get(name) for name in names.split())
+        name = next((name for name in own if name in known), None)
+        if path in keys.taken or (name is None and key not in BY_SHAPE):
+            continue
+        value = keys.take(path, "{}")
+        if value is None and key in USUAL and name is not None:
+            found.setdefault(name, USUAL[key])
+        # What a class does without when it is not told may be missing.
+        elif value is None and name is not None and known[name].default is not None:
+            missing.setdefault(name, path)
+        if value is None:
             continue
         matches(value, (float, bool), file=file.path, field=path)
         if not math.isfinite(value):
             raise CannotRead(f"expected a finite number, got {value}", file=file.path, field=path)
         if name and found.setdefault(name, value) != value:
             raise CannotRead(f"expected {found[name]}, as another key says, got {value}", file=file.path, field=path)
-    for key, expected in row.settled.items():
-        if (value := keys.take(f"{arch}.{key}", "{}")) != expected:
-            raise CannotRead(f"expected {expected}, got {quoted(value, 40)}", file=file.path, field=f"{arch}.{key}")
+    for name, path in missing.items():
+        if name not in found:
+            raise CannotRead(f"it is missing, and {maker.__name__} needs its {name}", file=file.path, field=path)
+    found |= derived(arch, row, part, keys, file)
+    if not part.shape.causal:
+        matches(keys.take(f"{arch}.pooling_type", "{}"), (None, int), file=file.path, field=f"{arch}.pooling_type")
     if left := [key for key in keys.given if key not in keys.taken]:
         raise CannotRead(f"it says {left[0]}, which posenc does not read in a GGUF file yet", file=file.path)
+    return found
+
+
+def derived(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUFTensors) -> dict[str, Any]:
+    """What some configs have in words of their own."""
     if row.model == "bloom":
         # As its released configs have it; the class itself has no use for a length.
-        found["seq_length"] = part.trained_length
+        return {"seq_length": part.trained_length}
     if row.model == "mpt":
+        clip = keys.take(f"{arch}.attention.clamp_kqv", "{}")
+        matches(clip, (None, float), file=file.path, field=f"{arch}.attention.clamp_kqv")
         alibi = settings_of(part.encoding(0)).get("bias_max", 0)
-        found["attn_config"] = {"alibi_bias_max": int(alibi), "clip_qkv": found.pop("clip_qkv", None)}
-        found["max_seq_len"] = part.trained_length
+        return {"attn_config": {"alibi_bias_max": int(alibi), "clip_qkv": clip}, "max_seq_len": part.trained_length}
     if row.model == "falcon":
         two = "blk.0.attn_norm_2.weight" in file
         several = two or part.kv_heads != 1
-        found |= {"num_kv_heads": part.kv_heads, "new_decoder_architecture": several, "multi_query": not several}
-        found["num_ln_in_parallel_attn"] = (2 if two else 1) if several else None
-    return found
+        found = {"num_kv_heads": part.kv_heads, "new_decoder_architecture": several, "multi_query": not several}
+        return found | {"num_ln_in_parallel_attn": (2 if two else 1) if several else None}
+    if row.model == "modernbert":
+        return {"local_attention": keys.given.get(f"{arch}.attention.sliding_window")}
+    if arch in BOTH_WAYS:
+        return {"sliding_window": keys.given.get(f"{arch}.attention.sliding_window")}
+    if (turned := part.layers[0].head_dim) != part.shape.head_dim:
+        # Latent attention, whose heads are of two parts.
+        found = {"qk_rope_head_dim": turned, "qk_nope_head_dim": part.shape.head_dim - turned}
+        if row.model == "deepseek_v2":
+            groups = keys.given.get(f"{arch}.expert_group_count") or 1
+            found["topk_method"] = "greedy" if groups == 1 else "group_limited_greedy"
+        return found
+    return {}
+
+
+def maker_of(row: Architecture, file: GGUFTensors) -> Any:
+    """transformers' class of the config of an architecture."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    with reading_with("transformers", file=file.path, field=f"this {row.model}"):
+        return CONFIG_MAPPING[row.model]
 
 
 def built(
     row: Architecture, part: Part, sizes: dict[str, Any], own: dict[str, Any], file: GGUFTensors
 ) -> tuple["PreTrainedConfig", Any, Any]:
     """transformers' config, its class of the model, and one without numbers."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
 
     with reading_with("transformers", file=file.path, field=f"this {row.model}"):
-        maker = CONFIG_MAPPING[row.model]
+        maker = maker_of(row, file)
         known = maker.__dataclass_fields__
         if strange := set(own) - {*known, "seq_length"}:
             raise CannotRead(f"{maker.__name__} of this transformers has no {min(strange)}", file=file.path)
         # What a class has no key for follows from others there; some read this one without naming it.
         sizes = {key if key in known else maker.attribute_map.get(key, key): value for key, value in sizes.items()}
-        apart = sizes["head_dim"] != part.shape.dim // part.shape.heads
-        given = {key: value for key, value in sizes.items() if key in known or (key == "head_dim" and apart)} | own
+        apart = sizes["head_dim"] not in (None, part.shape.dim // part.shape.heads)
+        given = {key: value for key, value in sizes.items() if key in known or (key == "head_dim" and apart)}
+        # Some classes must have a token for padding.
+        given = {key: value for key, value in given.items() if value is not None or known[key].type is not int} | own
         within_bounds(given)
         try:
             config = huggingface.filled(config_json.with_positions({"model_type": row.model, **given}, part))
         except CannotExpress as error:
             raise CannotRead(str(error), file=file.path) from error
-        kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        kind: Any = (MODEL_FOR_CAUSAL_LM_MAPPING if part.shape.causal else MODEL_MAPPING)[type(config)]
         config.architectures = [kind.__name__]
         with torch.device("meta"):
-            return config, kind, kind(config)
+            return config, kind, kind(config, **without_pooler(kind))
 
 
 def stored_names(arch: str, model: Any, layers: int, file: GGUFTensors) -> dict[str, tuple[str, ...]]:
@@ -270,29 +388,37 @@ def stored_names(arch: str, model: Any, layers: int, file: GGUFTensors) -> dict[
     tied = tied if model.config.tie_word_embeddings else set()
     found: dict[str, tuple[str, ...]] = {}
     for name in model.state_dict():
-        whole = in_checkpoints(name)
-        bare = (one.removeprefix(f"{model.base_model_prefix}.") for one in whole)
-        stored = tuple(
-            names.get_name(one, (".weight", ".bias")) or names.get_name(other, (".weight", ".bias"))
-            for one, other in zip(whole, bare, strict=True)
-        )
-        if missing := [one for one in stored if one not in file]:
-            if name in tied and name.startswith(("lm_head.", "embed_out.")):
-                continue
+        tried = [
+            [kept_as(one, model.base_model_prefix, names, file) for one in pieces] for pieces in in_checkpoints(name)
+        ]
+        there = (each for each in tried if all(one in file or together(one) in file for one in each))
+        stored = next(there, None)
+        if stored is not None:
+            found[name] = tuple(stored)
+        elif not (name in tied and name.startswith(("lm_head.", "embed_out."))):
+            missing = next((one for each in tried for one in each if one and one not in file), "a tensor")
             raise CannotRead(
-                f"it lacks {missing[0] or 'a tensor'}, which is {name} in transformers; it may be truncated",
-                file=file.path,
+                f"it lacks {missing}, which is {name} in transformers; it may be truncated", file=file.path
             )
-        found[name] = stored
     return found
 
 
-def in_checkpoints(name: str) -> list[str]:
-    """What the checkpoints that the gguf package knows call a tensor of transformers' models, or its pieces."""
-    for pattern, instead in CHECKPOINT_NAMES.items():
-        if match := re.search(pattern, name):
-            return [name[: match.start()] + one for one in instead]
-    return [name]
+def kept_as(name: str, prefix: str, names: Any, file: GGUFTensors) -> str:
+    """What a file calls a tensor of checkpoints, or "" where the gguf package has no name for it."""
+    if name.startswith("blk."):
+        return name
+    ends = (".weight", ".bias")
+    found = names.get_name(name, ends) or names.get_name(name.removeprefix(f"{prefix}."), ends) or ""
+    # A parameter of a module's own, to which the converter gives an end.
+    return next((found + end for end in ends if found + end in file), found)
+
+
+def in_checkpoints(name: str) -> Iterator[list[str]]:
+    """What checkpoints may call a tensor of transformers' models, or its pieces."""
+    yield [name]
+    for pattern, pieces in CHECKPOINT_NAMES.items():
+        if re.search(pattern, name):
+            yield [re.sub(pattern, one, name) for one in pieces]
 
 
 def check_shapes(model: GGUFModel) -> None:
@@ -315,7 +441,7 @@ def check_shapes(model: GGUFModel) -> None:
 
 def undone(row: Architecture, part: Part, name: str, tensor: Tensor) -> Tensor:
     """A stored tensor as it was before llama.cpp's converter changed it: weights [O, I], biases and norms [O]."""
-    change = next((change for pattern, change in row.changes.items() if re.search(pattern, name)), None)
+    change = row.change(name)
     heads, kv_heads, head_dim = part.shape.heads, part.kv_heads or 0, part.shape.head_dim
     if change == "pairs side by side":
         # Rows (2i, 2i + 1) of each head, which turn together, go to (i, i + half).
@@ -324,7 +450,7 @@ def undone(row: Architecture, part: Part, name: str, tensor: Tensor) -> Tensor:
     if change == "plus one":
         return tensor - 1
     if change == "transposed":
-        return tensor.T
+        return tensor.mT
     if change == "queries, keys and values of all heads":
         return tensor.unflatten(0, (3, heads, -1)).transpose(0, 1).flatten(0, 2)
     if change == "queries, keys and values of all groups":

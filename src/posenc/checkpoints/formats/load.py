@@ -21,6 +21,7 @@ from posenc.checkpoints.files.named_code import harmless
 from posenc.checkpoints.files.tensors import GGUFTensors, Tensors, cast, open_tensors
 from posenc.checkpoints.formats.devices import AUTO, check_device
 from posenc.checkpoints.kinds.rotary.old_keys import in_both_spellings
+from posenc.checkpoints.models.skeleton import without_pooler
 from posenc.checkpoints.vocabulary.bounds import within_bounds
 from posenc.checkpoints.vocabulary.reading import CannotRead
 from posenc.foreign import files_of, matches, naming, quoted, read_json, reading_with
@@ -209,6 +210,8 @@ def load_folder(folder: Path, tensors: Tensors, dtype: torch.dtype | None, devic
         given |= {"ignore_mismatched_sizes": True, "output_loading_info": True}
         if device == AUTO:
             given["device_map"] = SPREAD
+        if not any("pooler." in name for name in tensors):
+            given |= without_pooler(kind)
         with reading_with(
             "transformers", file=folder, remedy="the config, or the tensors, are those of no whole model"
         ):
@@ -318,7 +321,8 @@ def load_gguf(file: GGUFTensors, dtype: torch.dtype) -> Loaded:
         found = gguf_model.open_model(file)
         weights = {name: cast(name, tensor, dtype) for name, tensor in found.tensors()}
         with reading_with("transformers"):
-            model = found.kind.from_pretrained(None, config=found.config, state_dict=weights, dtype=dtype)
+            given = {"config": found.config, "dtype": dtype, **without_pooler(found.kind)}
+            model = found.kind.from_pretrained(None, state_dict=weights, **given)
     tokenizer, notes = gguf_tokenizer.tokenizer_or_why(file.said, file.path)
     return Loaded(model.eval(), tokenizer, model.config, file.path, notes=(*found.notes, *notes))
 

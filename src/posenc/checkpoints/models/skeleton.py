@@ -19,6 +19,11 @@ LARGE = 1 << 22
 """From so many numbers on, a weight of a skeleton is a shape only; tables of positions are smaller."""
 
 
+def without_pooler(kind: Any) -> dict[str, Any]:
+    """What a class of transformers is made with besides its config to have no pooler, where it could have one."""
+    return {"add_pooling_layer": False} if "add_pooling_layer" in inspect.signature(kind).parameters else {}
+
+
 def model_class(config: Any) -> type[nn.Module]:
     """The class of transformers that a configuration belongs to, without a head where there is one without.
 
