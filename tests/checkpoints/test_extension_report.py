@@ -194,3 +194,11 @@ def test_no_figure_is_written_where_a_link_leads(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="figures' is a link"):
         report.write({}, folder)
     assert not list(folder.glob("report.*"))
+
+
+def test_what_a_recalibration_lost_is_said() -> None:
+    tuning = {"seconds": 33.0, "peak_mib": 900.0, "trained": 29_000_000, "parameters": 145_000_000}
+    lost = {"as it is": 2.1, "changed": 5.5, "tuned": 2.85}
+    said = report.tuning_in_words({"name": "drope", "loss": [4.0, 3.0], "tuning": tuning, "recalibration": lost})
+    assert "29,000,000 numbers among or beside the 145,000,000 of the model (20.0%)" in said
+    assert said.endswith("2.100 nats a token before, 5.500 with the change alone, and 2.850 once tuned: +0.750 in all.")
