@@ -217,3 +217,11 @@ def test_a_search_is_a_sentence_a_table_and_a_picture(record: dict[str, Any]) ->
     lines = report.divisors(of).axes[0].lines
     assert [list(line.get_ydata()) for line in lines[:3]] == [[1.1, 2.5], [1.0, 2.0], [1.0, 1.5]]
     assert report.divisors(record) is None
+
+
+def test_what_a_recalibration_lost_is_said() -> None:
+    tuning = {"seconds": 33.0, "peak_mib": 900.0, "trained": 29_000_000, "parameters": 145_000_000}
+    lost = {"as it is": 2.1, "changed": 5.5, "tuned": 2.85}
+    said = report.tuning_in_words({"name": "drope", "loss": [4.0, 3.0], "tuning": tuning, "recalibration": lost})
+    assert "29,000,000 numbers among or beside the 145,000,000 of the model (20.0%)" in said
+    assert said.endswith("2.100 nats a token before, 5.500 with the change alone, and 2.850 once tuned: +0.750 in all.")
