@@ -12,7 +12,6 @@ pytest.importorskip("transformers")
 import tiny_llama
 import torch
 
-from posenc.catalogue import build
 from posenc.checkpoints import attach
 from posenc.checkpoints.extension import report
 from posenc.checkpoints.extension.extend import extend
@@ -24,7 +23,6 @@ from posenc.checkpoints.measures import perplexity
 from posenc.checkpoints.measures.work import Meter
 from posenc.checkpoints.probing.probe import Settings as ProbeSettings
 from posenc.checkpoints.probing.probe import probe
-from posenc.encoding import Shape
 from posenc.positions import Positions
 
 WITHOUT_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -150,8 +148,8 @@ def test_tokens_go_to_the_first_device_of_a_spread_model() -> None:
 
 
 def test_positions_are_copied_once_to_the_device_of_a_layer() -> None:
-    at, none = Positions.count(5), build("none", Shape(dim=8, heads=1))
-    step = Step((none, none), at, at, [(5, 0)] * 2)
+    at = Positions.count(5)
+    step = Step((), at, at, ())
     # Without numbers is a device too.
     other = step.placed(at, torch.device("meta"))
     assert other.coords.is_meta and other.order.is_meta and step.placed(at, torch.device("meta")) is other
