@@ -1,5 +1,6 @@
 """What every test shares: one thread, a fixed seed, and Hypothesis with the same examples on every machine."""
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -14,6 +15,17 @@ settings.load_profile("posenc")
 torch.set_num_threads(1)
 # Workers of a parallel run are told the width of a terminal, and what a pipe is given has none.
 os.environ.pop("COLUMNS", None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Modules and items stay to the end: they are not looked through for garbage, neither now nor between tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
