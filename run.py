@@ -156,6 +156,10 @@ def run_tests(rest: Sequence[str], python: Path) -> int:
     if workers is not None:
         # torch takes every core in every worker unless told; they would wait for each other
         environment.setdefault("OMP_NUM_THREADS", str(max(1, cores() // workers)))
+    if environment.pop("PYTHONDONTWRITEBYTECODE", ""):
+        # Hundreds of tests start a Python of their own, and each would compile torch anew: half of its start. What the
+        # caller does not want beside the sources lies in the environment.
+        environment.setdefault("PYTHONPYCACHEPREFIX", str(python.parents[1] / "bytecode"))
     return run_to_the_end([str(python), "-m", *pytest_arguments(rest, workers)], folder=ROOT, environment=environment)
 
 

@@ -1,12 +1,19 @@
 """What every test shares: one thread, a fixed seed, and Hypothesis with the same examples on every machine."""
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 import torch
 from hypothesis import settings
+
+with suppress(ImportError):
+    # torch's compiler asks for it first in the middle of a test, where it has been seen to fail: it takes the place of
+    # Python's distutils as it is imported.
+    import setuptools  # noqa: F401
 
 settings.register_profile("posenc", derandomize=True, deadline=None, database=None, max_examples=25)
 settings.load_profile("posenc")
@@ -14,6 +21,17 @@ settings.load_profile("posenc")
 torch.set_num_threads(1)
 # Workers of a parallel run are told the width of a terminal, and what a pipe is given has none.
 os.environ.pop("COLUMNS", None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Modules and items stay to the end: they are not looked through for garbage, neither now nor between tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

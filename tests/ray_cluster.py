@@ -36,7 +36,12 @@ class Cluster:
             [sys.executable, __file__], env=self.environ, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
-        self.address = self.answer()
+        try:
+            self.address = self.answer()
+        except BaseException:
+            # Nobody else holds what did not start, and its pipes would be told of in the middle of another test.
+            self.end()
+            raise
 
     def answer(self) -> str:
         assert self.process.stdout

@@ -1102,30 +1102,45 @@ def test_without_the_packages_of_the_command_line_it_says_what_to_install() -> N
         assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", words)
 
 
-@pytest.mark.parametrize(
-    ("command", "code", "out", "err"),
-    [
-        ("list", 0, r"ADDED TO EMBEDDINGS\n  continuous_time  Add .*\n\nSCHEDULES\n", ""),
-        ("list rotary", 0, r"encoding: rotary\n.*\nsource: ", ""),
-        ("list schedules", 0, r"SCHEDULES\n  clipped  ", ""),
-        (
-            "show rotary(base=500)+alibi",
-            0,
-            r"rotary\(base=500\) \+ alibi\nopens by_distance, turn\n\nTurn each pair",
-            "",
-        ),
-        ("check alibi has_a_source", 0, r"kept        has a source\n1 promise: 1 kept\n", ""),
-        ("check copy has_a_source", 0, r"kept        has a source\n1 promise: 1 kept\n", ""),
-        ("show rotari", 2, "", "posenc: no encoding named 'rotari'; did you mean 'rotary'?"),
-        ("show rotary --dim 8", 2, "", r"posenc: with PyTorch alone there are: .*needs: pip install 'posenc\[lab\]'"),
-    ],
-)
-def test_with_torch_alone_it_lists_shows_and_checks_in_plain_text(command: str, code: int, out: str, err: str) -> None:
-    missing = "sys.modules.update(dict.fromkeys(['tyro', 'rich', 'numpy', 'scipy', 'pandas', 'matplotlib']))"
-    script = f"import sys; {missing}; from posenc.__main__ import main; sys.exit(main())"
-    ended = process("-c", script, *command.split())
-    assert (ended.returncode, bool(ended.stdout), bool(ended.stderr)) == (code, bool(out), bool(err)), ended.stderr
-    assert re.match(out, ended.stdout, re.DOTALL) and re.match(err, ended.stderr)
+WITH_TORCH_ALONE = [
+    ("list", 0, r"ADDED TO EMBEDDINGS\n  continuous_time  Add .*\n\nSCHEDULES\n", ""),
+    ("list rotary", 0, r"encoding: rotary\n.*\nsource: ", ""),
+    ("list schedules", 0, r"SCHEDULES\n  clipped  ", ""),
+    ("show rotary(base=500)+alibi", 0, r"rotary\(base=500\) \+ alibi\nopens by_distance, turn\n\nTurn each pair", ""),
+    ("check alibi has_a_source", 0, r"kept        has a source\n1 promise: 1 kept\n", ""),
+    ("check copy has_a_source", 0, r"kept        has a source\n1 promise: 1 kept\n", ""),
+    ("show rotari", 2, "", "posenc: no encoding named 'rotari'; did you mean 'rotary'?"),
+    ("show rotary --dim 8", 2, "", r"posenc: with PyTorch alone there are: .*needs: pip install 'posenc\[lab\]'"),
+]
+
+
+@pytest.fixture(scope="module")
+def answers_with_torch_alone() -> dict[str, Answer]:
+    """What one process answers, in which nothing of the extra lab can be imported."""
+    script = """
+import contextlib, io, json, sys
+sys.modules.update(dict.fromkeys(["tyro", "rich", "numpy", "scipy", "pandas", "matplotlib"]))
+from posenc.__main__ import main
+answers = {}
+for command in COMMANDS:
+    sys.argv, out, err = ["posenc", *command.split()], io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main()
+    answers[command] = code, out.getvalue(), err.getvalue()
+print(json.dumps(answers))
+"""
+    ended = process("-c", script.replace("COMMANDS", repr([command for command, *_ in WITH_TORCH_ALONE])))
+    assert ended.returncode == 0, ended.stderr
+    return {command: Answer(*answer) for command, answer in json.loads(ended.stdout).items()}
+
+
+@pytest.mark.parametrize(("command", "code", "out", "err"), WITH_TORCH_ALONE)
+def test_with_torch_alone_it_lists_shows_and_checks_in_plain_text(
+    command: str, code: int, out: str, err: str, answers_with_torch_alone
+) -> None:
+    answer = answers_with_torch_alone[command]
+    assert (answer.code, bool(answer.out), bool(answer.err)) == (code, bool(out), bool(err)), answer.err
+    assert re.match(out, answer.out, re.DOTALL) and re.match(err, answer.err)
 
 
 def test_with_torch_and_the_terminal_alone_every_verb_answers_or_names_what_is_missing(here: Path) -> None:

@@ -1,13 +1,15 @@
 """Training on two processes, each with half of the batch, gives the gradients of one process with all of it."""
 
+import warnings
+
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import on_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from posenc import Decoder, catalogue
@@ -42,9 +44,9 @@ def sharded(made: Decoder) -> nn.Module:
     return fully_shard(made, mesh=mesh)
 
 
-def work(rank: int, store: str, specs: list[str]) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+def work(rank: int, specs: list[str]) -> None:
+    # What a rank returns might be written into, and is not.
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
     ids = torch.randint(11, (4, 9), generator=torch.Generator().manual_seed(3))
     for spec in specs:
         expected = slopes(model(spec), ids)
@@ -54,14 +56,13 @@ def work(rank: int, store: str, specs: list[str]) -> None:
             for name, slope in expected.items():
                 # What the two found is averaged, and a loss that is a sum is added up.
                 torch.testing.assert_close(2 * got[name], slope, rtol=0, atol=1e-9, msg=f"{spec}, {name}")
-    dist.destroy_process_group()
 
 
 def test_two_processes_find_the_gradients_of_one(tmp_path) -> None:
-    spawn(work, (str(tmp_path / "store"), ["rotary", "learned + kerple"]), nprocs=2)
+    on_ranks(2, work, tmp_path, ["rotary", "learned + kerple"])
 
 
 @pytest.mark.slow
 def test_two_processes_find_the_gradients_of_one_with_every_encoding(tmp_path) -> None:
     specs = [name for name in catalogue.names() if all(one.axes < 2 for one in model(name).stack.encodings)]
-    spawn(work, (str(tmp_path / "store"), [*specs, "alibi(learned=True)", "rotary + forgetting"]), nprocs=2)
+    on_ranks(2, work, tmp_path, [*specs, "alibi(learned=True)", "rotary + forgetting"])

@@ -177,7 +177,9 @@ def test_a_second_run_goes_on_where_the_first_ended(first) -> None:
     assert (folder / "build/mutation/verdicts.jsonl").read_text() == known
 
 
+@pytest.mark.slow
 def test_a_wide_run_tries_what_survived_with_every_test_that_enters_it(first) -> None:
+    """Slow: every break goes through a pytest of its own, and the tool is asked for by hand."""
     folder, _ = first
     (folder / "tests/test_elsewhere.py").write_text(
         "from planted.ring import untested\n\n\ndef test_difference():\n    assert untested(3, 1) == 2\n"

@@ -151,6 +151,24 @@ def test_other_options_name_no_workers() -> None:
     assert not run.names_workers(["--no-header", "-k", "run", "tests"])
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({"PYTHONDONTWRITEBYTECODE": "1"}, "bytecode"), ({}, None), ({"PYTHONPYCACHEPREFIX": "mine"}, "mine")],
+)
+def test_what_tests_compile_is_kept_and_never_beside_sources_where_that_is_not_wanted(
+    given: dict[str, str], expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    used: list[dict[str, str]] = []
+    monkeypatch.setattr(run, "run_to_the_end", lambda command, folder, environment: used.append(environment))
+    run.run_tests([], tmp_path / "bin" / "python")
+    assert "PYTHONDONTWRITEBYTECODE" not in used[0]
+    assert used[0].get("PYTHONPYCACHEPREFIX") == (str(tmp_path / "bytecode") if expected == "bytecode" else expected)
+
+
 def test_every_check_runs_and_the_failed_ones_are_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

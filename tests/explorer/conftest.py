@@ -85,14 +85,22 @@ def kept(windows: Callable[..., tuple[Any, list[str]]]) -> Generator[Callable[..
 def opened(browser: Any, written: Callable[..., Path]) -> Generator[Callable[..., Any]]:
     """Open a page in a browser window of its own: `opened("rotary", address="#clock", width=1400, dark=False)`.
 
-    All its views are drawn then, but where the address asks for one alone: a view that is drawn above another moves it
-    away from a click. At the end no window may have said anything to its console.
+    The view of the address is drawn then, alone but for `whole`: all others take most of the time. At the end no window
+    may have said anything to its console.
     """
     windows: list[tuple[Any, list[str]]] = []
 
     def open_page(
-        *chosen: str, address: str = "", width: int = 1400, height: int = 900, dark: bool = False, **options: Any
+        *chosen: str,
+        address: str = "",
+        whole: bool = False,
+        width: int = 1400,
+        height: int = 900,
+        dark: bool = False,
+        **options: Any,
     ) -> Any:
+        if address and not whole:
+            address += f"{'&' if '?' in address else '?'}only=true"
         context = browser.new_context(
             viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light", has_touch=width < 700
         )
@@ -102,8 +110,7 @@ def opened(browser: Any, written: Callable[..., Path]) -> Generator[Callable[...
         windows.append((context, said))
         page.goto(written(*chosen, **options).as_uri() + address)
         page.wait_for_selector("section h2")
-        if "only=true" not in address:
-            settle(page)
+        settle(page)
         return page
 
     yield open_page

@@ -50,7 +50,9 @@ def test_the_bundle_keeps_the_licences_of_what_is_in_it():
     assert head.count("Permission ") >= len(asked)
 
 
+@pytest.mark.slow
 def test_web_builds_the_bundle_byte_for_byte_wherever_it_lies(tmp_path):
+    """Slow: it installs what web/ builds with. In every run a hash says that the bundle is of these sources."""
     npm, node = shutil.which("npm"), shutil.which("node")
     if npm is None or node is None:
         pytest.skip("no npm: install node 20")

@@ -108,18 +108,18 @@ def drawn(chance):
     "spec", ["rotary", "learned", "alibi", "rotary(schedule=dynamic_ntk(factor=2))", "rotary + xpos"]
 )
 def test_any_operations_leave_what_they_leave_in_a_cache_of_posenc(opened, spec):
-    chance, page = random.Random(spec), opened(spec)
+    chance, page = random.Random(spec), opened(spec, address="#cache")
     refused = set()
     for _ in range(10):
         done = ".".join(drawn(chance) for _ in range(6))
-        page.evaluate("(hash) => (location.hash = hash)", f"#cache?cache.done={done}")
+        page.evaluate("(hash) => (location.hash = hash)", f"#cache?only=true&cache.done={done}")
         expect(page.locator("#cache pre")).to_have_text(re.compile(r"(\n.*){7}"))
         real = Held(spec)
         for line, problem in code_of(page):
             assert real.do(line) == problem, (done, line)
             refused.add(re.split(r"[,;\d]", problem)[0].strip())
         assert [row[:3] for row in rows_of(page)] == real.rows(), done
-        page.evaluate("(hash) => (location.hash = hash)", "#cache?")
+        page.evaluate("(hash) => (location.hash = hash)", "#cache?only=true")
         expect(page.locator("#cache pre")).not_to_contain_text("cache.")
     fixed = {"tokens would stand elsewhere"}
     clashes = {"a token would come to order -", "two tokens of a row would have order", "the cache holds"}

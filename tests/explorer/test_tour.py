@@ -84,7 +84,7 @@ def test_the_last_view_stays_the_one_that_was_asked_for(tour):
 
 
 def test_one_view_at_a_time(opened):
-    page = opened(address="#?only=true")
+    page = opened(address="#")
     names = page.evaluate("() => posenc.names")
     for name in names:
         assert [one for one in names if page.locator(f"#{one}").is_visible()] == [name]

@@ -14,8 +14,8 @@ SETTLED = "() => new Promise((done) => requestAnimationFrame(() => setTimeout(do
 
 
 def settle(page: Any) -> None:
-    """Wait until all views are drawn, and the address says what they show."""
-    page.wait_for_selector(".waiting", state="detached")
+    """Wait until all views that are shown are drawn, and the address says what they show."""
+    page.wait_for_function("() => !document.querySelector('.waiting:not([hidden] *)')")
     page.evaluate(SETTLED)
 
 

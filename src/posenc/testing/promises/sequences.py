@@ -22,8 +22,10 @@ from posenc.testing.subjects import (
 
 
 @promise
+@torch.no_grad()
 def a_cache_changes_nothing(subject: Subject) -> None:
     """A KV cache gives what one pass gives: growing, static or rolling, for several ways to cut."""
+    # Without gradients, as texts are generated: they are other promises' part, and take a third of the time.
     reach = subject.reach
     for kv_heads in (subject.shape.heads, 1):
         try:
@@ -43,8 +45,10 @@ def a_cache_changes_nothing(subject: Subject) -> None:
                 for name, cache in (("growing", GrowingCache), ("static", lambda T=T: SlotCache(T + 2))):
                     got = in_chunks(net, x, at, cuts, masks.causal(), cache)
                     same(got, expected, f"{name} cache, {T} tokens cut {cuts}, kernel {kernel}, {kv_heads} key heads")
-            at, x, window = count(reach), tokens(subject, reach), masks.window(4)
-            cuts = (3,) * (reach // 3) + (1,) * (reach % 3)
+            # With one key head, as far as the slots are filled three times over.
+            T = reach if kv_heads == subject.shape.heads else min(reach, 20)
+            at, x, window = count(T), tokens(subject, T), masks.window(4)
+            cuts = (3,) * (T // 3) + (1,) * (T % 3)
             got = in_chunks(net, x, at, cuts, window, lambda: SlotCache(4 + 3 - 1, rolling=True))
             same(got, net(x, at, window), f"rolling cache under a window, kernel {kernel}, {kv_heads} key heads")
     # Positions that are only known as tensors, and a prompt padded on the left that goes on without padding.
