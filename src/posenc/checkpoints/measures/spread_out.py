@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from posenc.checkpoints.formats.devices import first_of
 from posenc.checkpoints.measures.measure import WHOLE, Tell
 from posenc.checkpoints.measures.perplexity import of_rows
 from posenc.checkpoints.measures.same_tokens import SameTokens, part_of
@@ -56,11 +57,11 @@ class SpreadOut(SameTokens):
         """The losses of the last part of each text."""
         found = []
         for number in range(self.texts):
-            ids, at = (one[None].to(model.device) for one in (self.window(number, length), self.positions(length)))
+            ids, at = (one[None].to(first_of(model)) for one in (self.window(number, length), self.positions(length)))
             # Without a mask, transformers takes a gap between positions for the border of two documents.
             out = model(input_ids=ids, position_ids=at, attention_mask=torch.ones_like(ids), use_cache=False)
-            rows = of_rows(out.logits[0, -self.last - 1 : -1], ids[0, -self.last :])
-            found.append([round(loss, 5) for loss in torch.cat(list(rows)).tolist()])
+            rows = of_rows(out.logits[0, -self.last - 1 : -1], ids[0, -self.last :].to(out.logits.device))
+            found.append([round(loss, 5) for loss in rows.tolist()])
             if (said := part_of(tell, number, self.texts)) is not None:
                 said(1.0)
         return {"losses": found, "read": self.texts * self.tokens}
