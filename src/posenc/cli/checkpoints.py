@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional
 
-from posenc.cli.options import File, Files, Name, Names, Source, Whole, Wholes, taking
+from posenc.cli.options import File, Files, Name, Names, Number, Source, Whole, Wholes, taking
 
 
 @dataclass
@@ -167,7 +167,7 @@ class Extend:
     """lora: adapters beside attention, embeddings and norms; or all weights."""
     tune_rank: int = 8
     """The rank of the adapters."""
-    tune_rate: float | None = None
+    tune_rate: Number = None
     """The highest learning rate of tuning. Default: 2e-4 for lora, 2e-5 for all."""
     plan: bool = False
     """What memory the run would take, by the config alone, and run nothing. The exit code is 1 if that is too much."""

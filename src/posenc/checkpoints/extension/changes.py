@@ -115,7 +115,7 @@ def words_of(name: str) -> str:
         return WORDS[name]
     word = in_specs(name).partition("(")[0]
     of = find(word) if word in AROUND or word in BESIDE else SCHEDULES.find(word)
-    return (of.__doc__ or "").partition("\n")[0]
+    return (of.__doc__ or "").partition("\n")[0].removesuffix(".")
 
 
 def gives_a_schedule(name: str) -> bool:

@@ -43,8 +43,9 @@ def loaded(settings: Any, say: Callable[[str], None]) -> "Loaded":
     """The model of a run, told what has to be said of it; raises as `load.find` and `load.load` do."""
     from posenc.checkpoints.formats import load
 
+    where = load.find(settings.path)
     say(f"loading {settings.path}")
-    found = load.load(load.find(settings.path), dtype=settings.dtype, device=settings.device)
+    found = load.load(where, dtype=settings.dtype, device=settings.device)
     for words in found.notes:
         say(words)
     return found

@@ -352,8 +352,8 @@ class Perplexity:
         # All of the windows are there, or nothing is begun.
         self.window(self.count - 1, self.stride)
         self.on = (
-            f"{self.text.name}, {len(self.text.ids):,} tokens, SHA-256 {self.text.sha256}; {self.count} windows of "
-            f"{self.stride:,} tokens, from token {self.start:,}; chunks of {self.chunk:,}"
+            f"{self.text.name}, {len(self.text.ids):,} tokens, SHA-256 {self.text.sha256}; {self.count} "
+            f"window{'s' * (self.count > 1)} of {self.stride:,} tokens, from token {self.start:,}; chunks of {self.chunk:,}"
         )
         self.facts = {"text": self.text.sha256, "start": self.start, "windows": self.count, "stride": self.stride}
         self.facts |= {"chunk": self.chunk} | batch_in_facts(self.batch)
