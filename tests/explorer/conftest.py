@@ -109,7 +109,7 @@ def opened(browser: Any, written: Callable[..., Path]) -> Generator[Callable[...
         page.on("pageerror", lambda error: said.append(str(error)))
         windows.append((context, said))
         page.goto(written(*chosen, **options).as_uri() + address)
-        page.wait_for_selector("section h2")
+        page.wait_for_selector("section:not([hidden]) h2")
         settle(page)
         return page
 

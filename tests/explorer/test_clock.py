@@ -60,7 +60,7 @@ def test_keys_move_from_pair_to_pair_and_the_slider_moves_the_hands(opened):
 
 
 def test_a_finger_chooses_a_pair_and_nothing_is_wider_than_the_phone(opened):
-    page = opened("sinusoidal", address="#clock", width=360)
+    page = opened("sinusoidal", address="#clock", whole=True, width=360)
     page.locator("#clock").get_by_text("pair 5", exact=True).tap()
     assert "pair 5 has made" in said(page)
     for view in ("clock", "arrows", "shift", "similarity"):
