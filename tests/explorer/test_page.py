@@ -197,7 +197,7 @@ def test_an_address_shows_what_it_was_copied_from(kept, opened):
         page.evaluate(CONTROLS),
         said(page),
     )
-    other = opened(address=address)
+    other = opened(address=address, whole=True)
     settle(other)
     assert other.evaluate("() => posenc.settingsNow()") == settings
     assert other.evaluate(CONTROLS) == controls

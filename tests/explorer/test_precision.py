@@ -82,7 +82,7 @@ def test_a_million(opened):
 
 
 def test_a_near_position_is_pointed_at_in_all_views(opened):
-    page = opened("rotary", address="#precision")
+    page = opened("rotary", address="#precision", whole=True)
     page.get_by_role("button", name="100", exact=True).click()
     assert page.locator("#sines .said").inner_text().startswith("Position 63")
     page.get_by_role("button", name="1,000,000").click()

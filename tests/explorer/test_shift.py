@@ -46,7 +46,7 @@ def test_the_position_moves_and_the_matrix_stays(opened):
 
 
 def test_pointing_at_a_block_chooses_its_pair_everywhere(opened):
-    page = opened("sinusoidal", address="#shift?pair=0&shift.base=10000&shift.k=10")
+    page = opened("sinusoidal", address="#shift?pair=0&shift.base=10000&shift.k=10", whole=True)
     page.get_by_label("The matrix M of a shift by 10 positions").press("ArrowDown")
     assert "Pair 1 turns by kθ = 3.162 radians" in said(page)
     page.wait_for_selector("#clock .said")
