@@ -351,9 +351,10 @@ class Perplexity:
         self.start = (latest if given.late else min(BEGIN, latest)) if given.start is None else given.start
         # All of the windows are there, or nothing is begun.
         self.window(self.count - 1, self.stride)
+        windows = "1 window" if self.count == 1 else f"{self.count} windows"
         self.on = (
-            f"{self.text.name}, {len(self.text.ids):,} tokens, SHA-256 {self.text.sha256}; {self.count} "
-            f"window{'s' * (self.count > 1)} of {self.stride:,} tokens, from token {self.start:,}; chunks of {self.chunk:,}"
+            f"{self.text.name}, {len(self.text.ids):,} tokens, SHA-256 {self.text.sha256}; {windows} of "
+            f"{self.stride:,} tokens, from token {self.start:,}; chunks of {self.chunk:,}"
         )
         self.facts = {"text": self.text.sha256, "start": self.start, "windows": self.count, "stride": self.stride}
         self.facts |= {"chunk": self.chunk} | batch_in_facts(self.batch)
