@@ -22,7 +22,7 @@ from posenc.checkpoints.formats import load
 from posenc.checkpoints.formats.devices import accelerators_of, device_in_words, first_of
 from posenc.checkpoints.measures import perplexity
 from posenc.checkpoints.measures.plan import Way, planned, sentences, size, timed
-from posenc.checkpoints.measures.work import Meter
+from posenc.checkpoints.measures.work import Meter, without_holes
 from posenc.lab import store
 from posenc.lab.results.tables import as_markdown
 
@@ -114,6 +114,7 @@ def main() -> None:
             verb.add_argument("--cache", default="device")
             verb.add_argument("--samples", type=int, default=1)
     asked = parser.parse_args()
+    without_holes()
     asked.run(asked)
 
 

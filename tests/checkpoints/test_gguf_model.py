@@ -17,7 +17,7 @@ from posenc.checkpoints.files.tensors import GGUFTensors  # noqa: E402
 from posenc.checkpoints.formats import gguf_architectures, gguf_model  # noqa: E402
 from posenc.checkpoints.formats.gguf_architectures import ARCHITECTURES  # noqa: E402
 from posenc.checkpoints.formats.gguf_model import open_model  # noqa: E402
-from posenc.checkpoints.formats.load import load, quietly  # noqa: E402
+from posenc.checkpoints.formats.load import load, quietly, without_weights  # noqa: E402
 from posenc.checkpoints.inspection.inspect import inspect  # noqa: E402
 from posenc.checkpoints.vocabulary.ledger import SPEAKS_OF_POSITION  # noqa: E402
 from posenc.checkpoints.vocabulary.reading import CannotRead  # noqa: E402
@@ -816,3 +816,11 @@ def test_what_is_loaded_says_the_same_of_positions_as_what_is_inspected(tmp_path
         (said,), (loaded,) = inspect(path).parts, open_model(GGUFTensors(path)).reading.parts
         assert [layer.window for layer in said.layers] == [layer.window for layer in loaded.layers]
     assert inspect(tmp_path / "phi3.gguf").parts[0].besides == ("llama.cpp itself attends without the window",)
+
+
+def test_shapes_alone_are_had_of_a_file_and_of_the_folder_that_holds_it(tmp_path: Path) -> None:
+    write(tiny("llama"), tmp_path / "tiny.gguf")
+    for path in (tmp_path, tmp_path / "tiny.gguf"):
+        found = without_weights(path)
+        assert type(found.model).__name__ == "LlamaForCausalLM" and found.model.dtype == torch.float32
+        assert found.path == tmp_path / "tiny.gguf" and all(one.is_meta for one in found.model.parameters())

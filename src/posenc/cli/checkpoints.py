@@ -182,9 +182,11 @@ class Extend:
         from posenc.checkpoints.extension.extend import extend
         from posenc.checkpoints.extension.settings import Settings
         from posenc.checkpoints.formats import load
+        from posenc.checkpoints.measures import work
         from posenc.lab.results.report import finite
 
         load.without_bars()
+        work.without_holes()
         said: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(Settings) if hasattr(self, f.name)}
         for name, given in (("methods", self.method), ("measures", self.measures)):
             said[name] = tuple(one for several in given for one in specs.split(several) if one)
@@ -267,11 +269,13 @@ class Probe:
     def run(self) -> int:
         from posenc import terminal
         from posenc.checkpoints.formats import load
+        from posenc.checkpoints.measures import work
         from posenc.checkpoints.probing import report
         from posenc.checkpoints.probing.probe import Settings, probe
         from posenc.lab.results.report import finite
 
         load.without_bars()
+        work.without_holes()
         given: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(Settings)}
         given["tasks"] = tuple(one for several in self.tasks for one in several.split(",") if one)
         record = probe(Settings(**given), self.out, say=terminal.progress)

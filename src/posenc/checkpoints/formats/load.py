@@ -136,14 +136,15 @@ def without_weights(path: str | Path, *, dtype: torch.dtype | str | None = None)
     """
     require_transformers()
     where, kind = find(path), dtype_of(dtype)
-    if where.suffix == ".gguf":
-        from posenc.checkpoints.formats import gguf_model
-
+    beside = where / "config.json" if where.is_dir() else where
+    if beside.suffix != ".json" or not beside.exists():
         tensors = open_tensors(where)
-        assert isinstance(tensors, GGUFTensors)
-        with quietly(), naming(where):
-            found = gguf_model.open_model(tensors)
-            return Loaded(hollow_model(found.kind, found.config, kind), None, found.config, where)
+        if isinstance(tensors, GGUFTensors):
+            from posenc.checkpoints.formats import gguf_model
+
+            with quietly(), naming(tensors.path):
+                found = gguf_model.open_model(tensors)
+                return Loaded(hollow_model(found.kind, found.config, kind), None, found.config, tensors.path)
     folder, name = (where, "config.json") if where.is_dir() else (where.parent, where.name)
     with quietly():
         config = config_of(folder, name)

@@ -35,6 +35,23 @@ class Work:
         return (self.total(done) - self.total(first)) / (self.total(of) - self.total(first))
 
 
+LARGE = 4 << 20
+"""Bytes of a block that goes back: the keys of a layer are as many, in a long text, and what layers pass on is not."""
+
+M_MMAP_THRESHOLD = -3
+"""What glibc calls this setting of its allocator."""
+
+
+def without_holes() -> None:
+    """For a command, which has its process to itself: large blocks of memory go back to the system when they are freed.
+
+    By itself glibc learns from the largest block that it saw to keep such blocks, and keys that grow by being copied
+    leave holes among them. Of other allocators nothing is asked.
+    """
+    if Path("/proc/self").exists() and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        libc.mallopt(M_MMAP_THRESHOLD, LARGE)
+
+
 class Meter:
     """Time and memory of what is done inside: wall and CPU seconds, and the peak of the process's memory (MiB).
 
