@@ -4,16 +4,10 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import suppress
 
 import pytest
 import torch
 from hypothesis import settings
-
-with suppress(ImportError):
-    # torch's compiler asks for it first in the middle of a test, where it has been seen to fail: it takes the place of
-    # Python's distutils as it is imported.
-    import setuptools  # noqa: F401
 
 settings.register_profile("posenc", derandomize=True, deadline=None, database=None, max_examples=25)
 settings.load_profile("posenc")

@@ -108,7 +108,7 @@ def test_every_schedule_of_the_catalogue_is_a_method_by_its_name(name: str) -> N
         return
     schedule = rotary.schedule
     assert schedule.spec_name == name.replace("-", "_") and getattr(schedule, "trained_length", 8192) == 8192
-    assert name in changes.WORDS or made.words.startswith(type(schedule).__doc__.splitlines()[0])
+    assert name in changes.WORDS or made.words.startswith(type(schedule).__doc__.splitlines()[0].removesuffix("."))
 
 
 def test_a_schedule_with_options_is_a_method_and_gets_the_factor_that_it_needs() -> None:

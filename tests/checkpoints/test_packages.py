@@ -203,7 +203,7 @@ packages.fetch("toy")
 
 
 def test_an_environment_without_pip_borrows_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(packages.PathFinder, "find_spec", lambda name: None)
     made: list[str] = []
     monkeypatch.setattr(packages.venv, "create", lambda folder, with_pip: made.append(folder) if with_pip else None)
     with packages.pip() as command:
@@ -211,11 +211,19 @@ def test_an_environment_without_pip_borrows_one(monkeypatch: pytest.MonkeyPatch)
     assert not Path(made[0]).exists()
 
 
+def test_who_looks_for_pip_can_import_setuptools_still() -> None:
+    pytest.importorskip("setuptools")
+    code = "from posenc.checkpoints.files import packages\nwith packages.pip(): import setuptools._distutils.core"
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_without_any_pip_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(folder: str, with_pip: bool) -> None:
         raise subprocess.CalledProcessError(1, "ensurepip")
 
-    monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(packages.PathFinder, "find_spec", lambda name: None)
     monkeypatch.setattr(packages.venv, "create", refuse)
     with (
         pytest.raises(CannotFetch, match=r"downloading needs pip, and .*python.* has none; install it there"),

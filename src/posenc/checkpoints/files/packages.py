@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import importlib.util
 import json
 import os
 import shutil
@@ -14,6 +13,7 @@ import zipfile
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -200,7 +200,8 @@ def download(package: Package, folder: Path) -> Path:
 @contextmanager
 def pip() -> Generator[list[str]]:
     """The command that is pip here; an environment that was made without it borrows Python's own for a moment."""
-    if importlib.util.find_spec("pip"):
+    # Asked in the usual way, setuptools makes room for pip: torch.compile could then no longer import setuptools.
+    if PathFinder.find_spec("pip"):
         yield [sys.executable, "-m", "pip"]
         return
     with tempfile.TemporaryDirectory() as borrowed:
