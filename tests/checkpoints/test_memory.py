@@ -1,8 +1,10 @@
 """What a pass holds in memory, by plan: formulas, and the peak of a process."""
 
+import json
 import os
 import platform
-from pathlib import Path
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -14,8 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from posenc.checkpoints.formats.load import hollow_model
-from posenc.checkpoints.measures import memory, perplexity
-from posenc.checkpoints.measures.work import Meter, without_holes
+from posenc.checkpoints.measures import memory
 
 
 def of(config: Any, length: int, dtype: torch.dtype = torch.float32, **way: Any) -> memory.Memory:
@@ -80,37 +81,53 @@ def test_a_mask_that_becomes_numbers_counts() -> None:
     assert counted.peak == 64 * 64 * 4 + 2 * 64 * 8 * 4
 
 
-def test_what_is_planned_is_what_a_process_then_takes() -> None:
-    sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4, "num_key_value_heads": 4}
-    config = tiny_llama.config(**sizes, head_dim=64, num_hidden_layers=2, vocab_size=49152)
-    from transformers import LlamaForCausalLM
+MEASURED = """
+import json, os
+from pathlib import Path
+import tiny_llama, torch
+from posenc.checkpoints.formats.load import hollow_model
+from posenc.checkpoints.measures import memory, perplexity
+from posenc.checkpoints.measures.work import Meter, without_holes
+from transformers import LlamaForCausalLM
 
-    model, length, chunk = LlamaForCausalLM(config).eval(), 2000, 500
-    ids = torch.arange(length)
-    without_holes()
-    perplexity.losses(model, ids[:9], chunk=8)
-    with Meter() as idle:
-        pass
-    with Meter() as busy:
-        perplexity.losses(model, ids, chunk=chunk)
-    if busy.peak_mib is None or idle.peak_mib is None:
-        pytest.skip("this system does not say the peak of a process")
-    found = memory.of_pass(hollow_model(type(model), config), length, chunk=chunk)
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+torch.set_num_threads(1)
+without_holes()
+sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4, "num_key_value_heads": 4}
+config = tiny_llama.config(**sizes, head_dim=64, num_hidden_layers=2, vocab_size=49152)
+model, ids = LlamaForCausalLM(config).eval(), torch.arange(2000)
+perplexity.losses(model, ids[:9], chunk=8)
+with Meter() as idle:
+    pass
+with Meter() as busy:
+    perplexity.losses(model, ids, chunk=500)
+plan = memory.of_pass(hollow_model(type(model), config), len(ids), chunk=500)
+# glibc would learn from it.
+torch.ones(7 << 20)
+held = [resident()]
+blocks = [torch.ones(2 << 20) for _ in range(20)]
+held.append(resident())
+last = blocks.pop()
+blocks.clear()
+held.append(resident())
+print(json.dumps({"plan": plan.total - plan.weights, "peaks": [idle.peak_mib, busy.peak_mib], "held": held}))
+"""
+
+
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="the allocator of glibc, and what Linux says of a process"
+)
+def test_a_process_takes_what_was_planned_and_gives_back_what_is_freed() -> None:
+    # In a process of its own: what others have left in this one would be used again.
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", MEASURED], env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    idle, busy = found["peaks"]
     # What there is beside the weights: 8 MiB of cache, and 140 of logits.
-    assert (busy.peak_mib - idle.peak_mib) * 2**20 == pytest.approx(found.total - found.weights, rel=0.25)
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the allocator of glibc")
-def test_large_blocks_that_are_freed_are_no_longer_held() -> None:
-    def resident() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-    without_holes()
-    # Glibc would learn from it.
-    torch.ones(7 << 20)
-    before, size = resident(), 8 << 20
-    blocks = [torch.ones(size // 4) for _ in range(20)]
-    assert resident() - before > 15 * size
-    last = blocks.pop()
-    blocks.clear()
-    assert resident() - before < 4 * size and last.numel() == size // 4
+    assert (busy - idle) * 2**20 == pytest.approx(found["plan"], rel=0.25)
+    # Twenty blocks of 8 MiB, of which the last is held on to.
+    before, full, after = found["held"]
+    assert full - before > 15 * (8 << 20) and after - before < 4 * (8 << 20)
