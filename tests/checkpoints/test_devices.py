@@ -30,18 +30,6 @@ ON_DISK = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.layers.1
 ON_DISK |= {"model.rotary_emb": "cpu", "lm_head": "cpu"}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_llama.save(tmp_path_factory.mktemp("checkpoints") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("texts") / "novel.txt"
-    path.write_text(tiny_llama.TEXT)
-    return str(path)
-
-
 @WITHOUT_CUDA
 @pytest.mark.parametrize("name", ["cuda", "cuda:1", "mps"])
 def test_a_device_that_is_not_there_is_refused(name: str) -> None:
@@ -70,24 +58,24 @@ def test_without_accelerate_its_name_is_said(monkeypatch) -> None:
 
 
 @WITHOUT_CUDA
-def test_what_is_not_there_is_refused_before_anything_is_made(folder: Path, tmp_path: Path) -> None:
+def test_what_is_not_there_is_refused_before_anything_is_made(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     refused = r"sees none|keeps keys off a CUDA device|--cache is one of device, cpu"
     for asked in ({"device": "cuda"}, {"cache": "cpu"}, {"cache": "disk"}):
         with pytest.raises(ValueError, match=refused):
-            extend(Settings(str(folder), 2.0, **asked), out)
+            extend(Settings(str(model), 2.0, **asked), out)
         with pytest.raises(ValueError, match=refused):
-            probe(ProbeSettings(str(folder), **asked), out)
+            probe(ProbeSettings(str(model), **asked), out)
     assert not out.exists()
 
 
-def test_what_is_made_of_weights_is_not_spread(folder: Path, tmp_path: Path, monkeypatch) -> None:
+def test_what_is_made_of_weights_is_not_spread(model: Path, tmp_path: Path, monkeypatch) -> None:
     pytest.importorskip("accelerate")
     with pytest.raises(ValueError, match="--device auto: tuning trains weights that are all in one place"):
-        extend(Settings(str(folder), 2.0, device="auto", tune=5), tmp_path / "out")
+        extend(Settings(str(model), 2.0, device="auto", tune=5), tmp_path / "out")
     monkeypatch.setattr(load, "open_tensors", lambda where: object.__new__(GGUFTensors))
     with pytest.raises(ValueError, match="is unpacked in memory and cannot be spread; name one --device"):
-        load.load(folder, device="auto")
+        load.load(model, device="auto")
 
 
 @pytest.mark.parametrize("said", ["24", "GB", "0GB", "24 gigs"])
@@ -96,11 +84,11 @@ def test_memory_without_a_number_and_a_unit_is_refused(said: str) -> None:
         Settings("m", 2.0, memory=said)
 
 
-def test_a_model_that_is_spread_to_the_disk_gives_the_same_numbers(folder: Path, monkeypatch) -> None:
+def test_a_model_that_is_spread_to_the_disk_gives_the_same_numbers(model: Path, monkeypatch) -> None:
     pytest.importorskip("accelerate")
-    plain = load.load(folder).model
+    plain = load.load(model).model
     monkeypatch.setattr(load, "SPREAD", ON_DISK)
-    spread = load.load(folder, device="auto").model
+    spread = load.load(model, device="auto").model
     assert next(spread.model.layers[1].parameters()).is_meta and devices.first_of(spread) == torch.device("cpu")
     ids = torch.arange(60) % 90
     for spec in (
@@ -109,17 +97,17 @@ def test_a_model_that_is_spread_to_the_disk_gives_the_same_numbers(folder: Path,
         "rerope(rotary(base=500.0), window=20)",
     ):
         found = []
-        for model in (plain, spread):
+        for one in (plain, spread):
             if spec:
-                attach(model, spec)
-            found.append(perplexity.losses(model, ids, chunk=25))
+                attach(one, spec)
+            found.append(perplexity.losses(one, ids, chunk=25))
         assert torch.equal(*found), spec
-        for model in (plain, spread):
+        for one in (plain, spread):
             if spec:
-                model.posenc_attachment.detach()
+                one.posenc_attachment.detach()
 
 
-def test_a_run_of_a_spread_model_is_that_of_a_whole_one(folder: Path, text: str, tmp_path: Path, monkeypatch) -> None:
+def test_a_run_of_a_spread_model_is_that_of_a_whole_one(model: Path, text: str, tmp_path: Path, monkeypatch) -> None:
     pytest.importorskip("accelerate")
     monkeypatch.setattr(load, "SPREAD", ON_DISK)
     monkeypatch.setattr(report, "write", lambda record, folder: None)
@@ -131,8 +119,8 @@ def test_a_run_of_a_spread_model_is_that_of_a_whole_one(folder: Path, text: str,
         "passkey": 0,
         "samples": 2,
     }
-    whole = extend(Settings(str(folder), 2.0, **asked), tmp_path / "whole")
-    spread = extend(Settings(str(folder), 2.0, **asked, device="auto", batch=2), tmp_path / "spread")
+    whole = extend(Settings(str(model), 2.0, **asked), tmp_path / "whole")
+    spread = extend(Settings(str(model), 2.0, **asked, device="auto", batch=2), tmp_path / "spread")
     for one, other in zip(whole["methods"], spread["methods"], strict=True):
         for a, b in zip(one["values"], other["values"], strict=True):
             assert a["value"] == pytest.approx(b["value"], rel=1e-5)

@@ -36,18 +36,6 @@ TARGET = 2 * tiny_llama.TRAINED
 EXACT = {"factor": 2.0, "dtype": "float32", "chunk": 50, "start": 10, "samples": 1, "passkey": 0}
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_llama.save(tmp_path_factory.mktemp("checkpoints") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("texts") / "novel.txt"
-    path.write_text(tiny_llama.TEXT)
-    return str(path)
-
-
 @pytest.fixture(autouse=True)
 def without_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures take longer than everything else here; a report is written where one is asked for."""

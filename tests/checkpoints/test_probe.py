@@ -32,11 +32,6 @@ LLAMA3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_llama.save(tmp_path_factory.mktemp("checkpoints") / "tiny")
-
-
-@pytest.fixture(scope="module")
 def ids() -> Tensor:
     return torch.randint(0, 99, (160,), generator=torch.Generator().manual_seed(5))
 
@@ -229,13 +224,13 @@ SMALL = ["--lengths", "60", "120", "--tasks", "none", "--bands", "2"]
 
 
 @pytest.fixture(scope="module")
-def small(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "probe"
-    assert cli.main(["probe", str(folder), *SMALL, "--out", str(out)]) == 0
+    assert cli.main(["probe", str(model), *SMALL, "--out", str(out)]) == 0
     return out
 
 
-def test_the_record_holds_what_was_measured(small: Path, folder: Path) -> None:
+def test_the_record_holds_what_was_measured(small: Path, model: Path) -> None:
     record = json.loads((small / "record.json").read_text())
     model, text = tiny_llama.model(), perplexity.tokens([], tiny_llama.tokenizer())
     last, found = 30, []
@@ -266,7 +261,7 @@ def test_every_number_and_sentence_is_on_both_pages(small: Path) -> None:
     assert {path.name for path in (small / "figures").iterdir()} == {"by-length.png", "bands.png", "heads.png"}
 
 
-def test_a_probe_goes_on_where_it_stopped(small: Path, folder: Path, monkeypatch, capsys) -> None:
+def test_a_probe_goes_on_where_it_stopped(small: Path, model: Path, monkeypatch, capsys) -> None:
     record = json.loads((small / "record.json").read_text())
 
     def unasked(*given, **more):
@@ -284,7 +279,7 @@ def test_a_probe_goes_on_where_it_stopped(small: Path, folder: Path, monkeypatch
     assert "other settings (trials)" in capsys.readouterr().err
 
 
-def test_a_task_is_asked_further_while_it_can_be_done(folder: Path, tmp_path: Path, monkeypatch) -> None:
+def test_a_task_is_asked_further_while_it_can_be_done(model: Path, tmp_path: Path, monkeypatch) -> None:
     asked: list[tuple[str, int]] = []
     done = {"one-key": 300, "mark": 0, "variables": 10_000}
 
@@ -297,7 +292,7 @@ def test_a_task_is_asked_further_while_it_can_be_done(folder: Path, tmp_path: Pa
 
     monkeypatch.setattr(LongTask, "run", run)
     monkeypatch.setattr(report, "write", lambda *given: None)
-    settings = Settings(str(folder), ("one-key", "mark", "variables"), (100, 200, 300, 400), trials=2, bands=0)
+    settings = Settings(str(model), ("one-key", "mark", "variables"), (100, 200, 300, 400), trials=2, bands=0)
     record = probe.probe(settings, tmp_path / "out")
     assert asked == [
         *(("one-key", length) for length in (100, 200, 300, 400)),
@@ -348,9 +343,9 @@ def test_where_text_helps_and_which_band_does_is_said_in_words() -> None:
         ({"lengths": (10_000_000,)}, "the Python language reference.* tokens, and a window of 10,000,000"),
     ],
 )
-def test_impossible_probes_are_refused_before_a_folder_is_made(changes, message: str, folder, tmp_path: Path) -> None:
+def test_impossible_probes_are_refused_before_a_folder_is_made(changes, message: str, model, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
-        probe.probe(Settings(**{"path": str(folder), "tasks": ("none",)} | changes), tmp_path / "out")
+        probe.probe(Settings(**{"path": str(model), "tasks": ("none",)} | changes), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -368,10 +363,10 @@ def test_a_learned_table_is_probed_up_to_its_end(tmp_path: Path) -> None:
     assert "the layers have none" in " ".join(report.sentences(record))
 
 
-def test_a_model_that_says_no_trained_length_is_refused(folder: Path, tmp_path: Path, monkeypatch) -> None:
+def test_a_model_that_says_no_trained_length_is_refused(model: Path, tmp_path: Path, monkeypatch) -> None:
     from dataclasses import replace
 
     of = probe.causal_part
     monkeypatch.setattr(probe, "causal_part", lambda *given: replace(of(*given), trained_length=None))
     with pytest.raises(CannotRead, match="how long a text the model was trained on"):
-        probe.probe(Settings(str(folder), ("none",)), tmp_path / "out")
+        probe.probe(Settings(str(model), ("none",)), tmp_path / "out")

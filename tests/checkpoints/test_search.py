@@ -161,18 +161,6 @@ def test_minutes_are_those_of_all_passes() -> None:
     assert f"; yarn's have {sum(found['starts']['yarn']):.4f}. {FILE} holds them" in found["words"]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_llama.save(tmp_path_factory.mktemp("checkpoints") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("texts") / "novel.txt"
-    path.write_text(tiny_llama.TEXT)
-    return str(path)
-
-
 def settings(model: Path, text: str, **changes: Any) -> Settings:
     given = {"methods": ("longrope",), "text": (text,), "samples": 1, "passkey": 0, "budget": "evaluations=2"}
     return Settings(str(model), 2.0, **{**given, **changes})
