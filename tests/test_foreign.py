@@ -258,7 +258,7 @@ OWN = {
     "work.py": ['Path("/proc/self/status").read_text('],
     "runs.py": ["json.loads(json.dumps(", "open(file,"],
     "packages.py": ['open(file, "wb")'],
-    "tuning_state.py": ["safetensors_file.read_bytes("],
+    "state.py": ["safetensors_file.read_bytes("],
 }
 """What the room of checkpoints opens that is not from elsewhere: its own, or of a package whose hash was checked."""
 

@@ -22,11 +22,12 @@ import tiny_llama
 from forked import Forked
 
 from posenc import cli
-from posenc.checkpoints.extension import by_encoding, choice, clock, methods, report, tune
+from posenc.checkpoints.extension import by_encoding, choice, clock, methods, report
 from posenc.checkpoints.extension import extend as module
 from posenc.checkpoints.extension.extend import extend
 from posenc.checkpoints.extension.runs import Kept, hash_of
 from posenc.checkpoints.extension.settings import Settings
+from posenc.checkpoints.extension.tuning import tune
 from posenc.checkpoints.files import folder_writer
 from posenc.checkpoints.formats.load import load
 from posenc.checkpoints.measures import pass_keys, perplexity

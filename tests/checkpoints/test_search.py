@@ -14,14 +14,15 @@ pytest.importorskip("transformers")
 
 import tiny_llama
 
-from posenc.checkpoints.extension import evolution, report
 from posenc.checkpoints.extension import extend as module
+from posenc.checkpoints.extension import report
 from posenc.checkpoints.extension.changes import Goal
 from posenc.checkpoints.extension.clock import Clock
-from posenc.checkpoints.extension.evolution import EXCESS, Budget, Space, best, search
 from posenc.checkpoints.extension.extend import extend
 from posenc.checkpoints.extension.methods import read_factors
-from posenc.checkpoints.extension.search import FILE, Search
+from posenc.checkpoints.extension.search import evolution
+from posenc.checkpoints.extension.search.evolution import EXCESS, Budget, Space, best, search
+from posenc.checkpoints.extension.search.longrope_factors import FILE, Search
 from posenc.checkpoints.extension.settings import Settings
 from posenc.checkpoints.measures import perplexity
 from posenc.checkpoints.measures.spread_out import SpreadOut

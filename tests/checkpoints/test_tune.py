@@ -11,9 +11,9 @@ pytest.importorskip("transformers")
 
 import tiny_llama
 
-from posenc.checkpoints.extension import adapters, tune, tuning_state
 from posenc.checkpoints.extension.clock import Clock
 from posenc.checkpoints.extension.settings import Settings
+from posenc.checkpoints.extension.tuning import adapters, state, tune
 from posenc.checkpoints.live.attach import attach, detach
 from posenc.coordinate_maps import SkippedChunks
 from posenc.foreign import CannotRead
@@ -190,14 +190,14 @@ def test_a_tuning_that_was_interrupted_goes_on_as_if_it_had_not_been(tmp_path: P
     ids, whole, model = torch.arange(90).flip(0), tiny_llama.model(attention_dropout=0.2), None
     unbroken = tuned(whole, tmp_path / "whole", ids, tune=7)
     monkeypatch.setattr(tune, "KEPT_EVERY", 0.0)
-    save = tuning_state.save
+    save = state.save
 
     def cut(folder, weights, optimiser, losses, seconds):
         save(folder, weights, optimiser, losses, seconds)
         if len(losses) in (2, 5):
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(tuning_state, "save", cut)
+    monkeypatch.setattr(state, "save", cut)
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             tuned(tiny_llama.model(attention_dropout=0.2), tmp_path / "cut", ids, tune=7)
@@ -209,12 +209,12 @@ def test_a_tuning_that_was_interrupted_goes_on_as_if_it_had_not_been(tmp_path: P
 def test_a_damaged_state_says_how_to_begin_again(tmp_path: Path) -> None:
     weights = [torch.nn.Parameter(torch.ones(3))]
     optimiser = torch.optim.AdamW(weights)
-    tuning_state.save(tmp_path, weights, optimiser, [1.0], 2.0)
-    assert tuning_state.load(tmp_path, weights, optimiser) == ([1.0], 2.0)
+    state.save(tmp_path, weights, optimiser, [1.0], 2.0)
+    assert state.load(tmp_path, weights, optimiser) == ([1.0], 2.0)
     (file,) = tmp_path.glob("*/tuning.safetensors")
     file.write_bytes(file.read_bytes()[:-1] + b"\0")
     with pytest.raises(CannotRead, match=r"does not fit its checksum.*delete '.*tunes from the first step"):
-        tuning_state.load(tmp_path, weights, optimiser)
+        state.load(tmp_path, weights, optimiser)
 
 
 def test_the_rate_rises_and_falls() -> None:

@@ -9,12 +9,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from posenc.checkpoints.extension import methods, search, tune
+from posenc.checkpoints.extension import methods
 from posenc.checkpoints.extension.changes import RECALIBRATED, Goal
 from posenc.checkpoints.extension.methods import Method, Plan
 from posenc.checkpoints.extension.recasting import recast
+from posenc.checkpoints.extension.search import longrope_factors
 from posenc.checkpoints.extension.settings import Settings
 from posenc.checkpoints.extension.stretch import FirstLosses
+from posenc.checkpoints.extension.tuning import tune
 from posenc.checkpoints.files.folder_writer import write_folder
 from posenc.checkpoints.files.tensors import open_tensors
 from posenc.checkpoints.formats.devices import AUTO
@@ -86,7 +88,7 @@ class ByEncoding:
         part = methods.causal_part(reading, config)
         to = Goal(settings.factor, methods.served(part).served, settings.replace)
         if settings.budget is not None:
-            factors = search.first_lists(part, to)
+            factors = longrope_factors.first_lists(part, to)
         plan = methods.plan(reading, config, settings.factor, names, longrope=factors, replace=settings.replace)
         if settings.budget is not None and (why := plan.left_out.get("longrope")):
             raise ValueError(f"--budget searches for the factors of longrope, and it is left out: {why}")
@@ -128,7 +130,7 @@ class ByEncoding:
             **({"own_files": {path: code.sha256(path) for path in own}} if own else {}),
         }
 
-    def longrope(self, lists: search.Lists) -> Method:
+    def longrope(self, lists: longrope_factors.Lists) -> Method:
         """The method longrope with these factors."""
         return methods.method("longrope", self.reading, self.plan.part, self.config, replace(self.to, searched=lists))
 

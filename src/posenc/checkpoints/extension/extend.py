@@ -14,15 +14,16 @@ import torch
 from torch import Tensor
 
 import posenc
-from posenc.checkpoints.extension import choice, runs, search
+from posenc.checkpoints.extension import choice, runs
 from posenc.checkpoints.extension.by_encoding import VERIFIED, ByEncoding
 from posenc.checkpoints.extension.by_table import ByTable, is_by_table
 from posenc.checkpoints.extension.checkpoint import CHECKPOINT, RECALIBRATED, written
 from posenc.checkpoints.extension.clock import Clock, Say
-from posenc.checkpoints.extension.evolution import Budget
 from posenc.checkpoints.extension.methods import Method, lengths_of
 from posenc.checkpoints.extension.runs import Kept, check_folder, claimed, hash_of
-from posenc.checkpoints.extension.search import Search
+from posenc.checkpoints.extension.search import longrope_factors
+from posenc.checkpoints.extension.search.evolution import Budget
+from posenc.checkpoints.extension.search.longrope_factors import Search
 from posenc.checkpoints.extension.settings import NAMES, OF_ALL, Settings
 from posenc.checkpoints.extension.stretch import Stretch
 from posenc.checkpoints.formats.devices import AUTO, accelerators_of, device_in_words
@@ -136,7 +137,7 @@ class Run:
         if text is None and kind is ByEncoding:
             text = Perplexity(replace(given, longest=min(given.trained, VERIFIED), samples=1))
         if settings.tune and text is not None:
-            from posenc.checkpoints.extension import tune
+            from posenc.checkpoints.extension.tuning import tune
 
             tune.check_text(settings, text.text, text.start)
         lengths = asked_lengths(stretch, settings)
@@ -173,7 +174,7 @@ class Run:
             return self.one_pass(measure, method, length, "search")
 
         found = self.search.made(self.stretch.longrope, one_pass, self.clock)
-        search.write(found, self.out)
+        longrope_factors.write(found, self.out)
         self.stretch.put(self.stretch.longrope(found["factors"]))
         return found
 
@@ -370,7 +371,7 @@ class Run:
 
     def tune(self, method: Method, settings: Settings, where: Path) -> dict[str, Any]:
         """Fine-tune a method on the text before the windows, unless it was, and write its checkpoint."""
-        from posenc.checkpoints.extension import tune
+        from posenc.checkpoints.extension.tuning import tune
 
         text = self.text
         assert text is not None

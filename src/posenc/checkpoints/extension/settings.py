@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from posenc.checkpoints.extension.evolution import Budget
+from posenc.checkpoints.extension.search.evolution import Budget
 from posenc.checkpoints.formats.devices import bytes_of
 
 NAMES = {"factors": "longrope-factors", "methods": "method"}

@@ -11,8 +11,8 @@ import torch
 
 from posenc.checkpoints.extension.changes import Goal, change_of, divisors_of, with_options
 from posenc.checkpoints.extension.clock import Clock
-from posenc.checkpoints.extension.evolution import Budget, Factors, Space, Trial, best, ranked, search
 from posenc.checkpoints.extension.methods import Method
+from posenc.checkpoints.extension.search.evolution import Budget, Factors, Space, Trial, best, ranked, search
 from posenc.checkpoints.measures.measure import Given, Measure
 from posenc.checkpoints.measures.perplexity import SHORT, Perplexity, windows_of
 from posenc.checkpoints.measures.spread_out import SpreadOut

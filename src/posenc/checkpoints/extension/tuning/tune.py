@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posenc import coordinate_maps
-from posenc.checkpoints.extension import tuning_state
-from posenc.checkpoints.extension.adapters import trained
+from posenc.checkpoints.extension.tuning import state
+from posenc.checkpoints.extension.tuning.adapters import trained
 from posenc.coordinate_maps import CoordinateMap
 from posenc.coordinate_maps.randomised import Randomised
 from posenc.coordinate_maps.skipped_chunks import SkippedChunks
@@ -110,7 +110,7 @@ def tune(model: Any, ids: Tensor, target: int, settings: "Settings", clock: "Clo
     so that the same call gives the same weights, interrupted or not.
 
     Raises RuntimeError for a loss that is no number, and where nothing reaches a weight that is to be trained;
-    ValueError as `projections_of` does; CannotRead and CannotWrite as `tuning_state`.
+    ValueError as `projections_of` does; CannotRead and CannotWrite as `state.load` and `state.save` do.
 
     Source: arXiv:2309.12307, section 3.3.
     """
@@ -126,7 +126,7 @@ def tune(model: Any, ids: Tensor, target: int, settings: "Settings", clock: "Clo
         # Half precision cannot tell a step's change from none.
         full = [w if w.dtype.itemsize >= 4 else w.detach().float().requires_grad_() for w in weights]
         optimiser = torch.optim.AdamW(full, lr=highest, weight_decay=0.0, betas=(0.9, 0.95))
-        losses, seconds = tuning_state.load(folder, full, optimiser)
+        losses, seconds = state.load(folder, full, optimiser)
         rounded(full, weights)
         kept = time.monotonic()
         begun = kept - seconds
@@ -160,7 +160,7 @@ def tune(model: Any, ids: Tensor, target: int, settings: "Settings", clock: "Clo
                 rounded(full, weights)
                 tell(1.0)
             if time.monotonic() - kept >= KEPT_EVERY and step + 1 < steps:
-                tuning_state.save(folder, full, optimiser, losses, time.monotonic() - begun)
+                state.save(folder, full, optimiser, losses, time.monotonic() - begun)
                 kept = time.monotonic()
         count = sum(one.numel() for one in full)
     return Tuned(losses, time.monotonic() - begun, count, parameters)
