@@ -323,6 +323,34 @@ def test_a_method_without_a_config_is_measured_and_not_written(model: Path, text
     assert "Nothing was written for rerope: transformers has no config key" in record["written"]["words"]
 
 
+def test_a_finished_run_is_asked_for_other_methods_and_makes_their_passes_alone(
+    model: Path, text: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+
+    def asked(*methods: str, **changes: Any) -> list[str]:
+        """The passes that lie there when these methods were asked, whose record has them alone."""
+        record = extend(settings(model, text, *methods, **changes), out)
+        assert [one["name"] for one in record["methods"]] == ["none", *methods]
+        lines = map(json.loads, (out / "measurements.jsonl").read_text().splitlines())
+        return [line["name"] for line in lines if "name" in line]
+
+    assert asked("rerope", "dual-chunk") == ["none", "rerope", "dual-chunk"]
+    assert not (out / "checkpoint").exists()
+    assert asked("linear") == ["none", "rerope", "dual-chunk", "linear"]
+    linear = hashes(out / "checkpoint")
+    written = (out / "checkpoint" / "config.json").stat().st_mtime_ns
+    assert asked("linear", lengths=(50,)) == ["none", "rerope", "dual-chunk", "linear"]
+    assert (out / "checkpoint" / "config.json").stat().st_mtime_ns == written
+    assert asked("yarn")[4:] == ["yarn"]
+    assert hashes(out / "checkpoint")["config.json"] != linear["config.json"]
+    # Of a run that was cut before its record nobody knows whose checkpoint it has left.
+    (out / "record.json").write_text("{")
+    assert asked("linear")[5:] == [] and hashes(out / "checkpoint") == linear
+    asked("rerope")
+    assert not (out / "checkpoint").exists()
+
+
 def test_a_checkpoint_that_does_not_do_what_was_measured_is_taken_away(
     model: Path, text: str, tmp_path: Path, monkeypatch
 ) -> None:
@@ -760,8 +788,10 @@ def test_a_folder_that_holds_something_else_is_left_alone(model: Path, text: str
     with pytest.raises(ValueError, match="exists and is no run of posenc extend"):
         extend(settings(model, text), tmp_path / "mine")
     assert hashes(tmp_path / "mine").keys() == {"thesis.txt"}
-    with pytest.raises(ValueError, match=r"other settings \(chunk, methods\); give --out another folder"):
+    with pytest.raises(ValueError, match=r"other settings \(chunk\); .* \(lengths, measures, methods may be others\)"):
         extend(settings(model, text, "yarn", chunk=51), done[1])
+    with pytest.raises(ValueError, match=r"other settings \(methods, tune\); .* the same settings to go on with it$"):
+        extend(settings(model, text, "yarn", tune=3), done[1])
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="is a file"):
         extend(settings(model, text), tmp_path / "file")

@@ -276,7 +276,9 @@ def test_a_probe_goes_on_where_it_stopped(small: Path, model: Path, monkeypatch,
     assert cli.main([*command[1:], "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == record
     assert cli.main([*command[1:], "--trials", "3"]) == 2
-    assert "other settings (trials)" in capsys.readouterr().err
+    said = " ".join(capsys.readouterr().err.split())
+    assert "other settings (trials); give --out another folder" in said
+    assert "the same settings to go on with it (bands, lengths, tasks may be others)" in said
 
 
 def test_a_task_is_asked_further_while_it_can_be_done(model: Path, tmp_path: Path, monkeypatch) -> None:

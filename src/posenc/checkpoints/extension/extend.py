@@ -17,7 +17,7 @@ import posenc
 from posenc.checkpoints.extension import choice, runs
 from posenc.checkpoints.extension.by_encoding import VERIFIED, ByEncoding
 from posenc.checkpoints.extension.by_table import ByTable, is_by_table
-from posenc.checkpoints.extension.checkpoint import CHECKPOINT, RECALIBRATED, written
+from posenc.checkpoints.extension.checkpoint import CHECKPOINT, RECALIBRATED, RECORD, written
 from posenc.checkpoints.extension.clock import Clock, Say
 from posenc.checkpoints.extension.methods import Method, lengths_of
 from posenc.checkpoints.extension.runs import Kept, check_folder, claimed, hash_of
@@ -75,9 +75,9 @@ def extend(settings: Settings, out: Path, *, say: Say | None = None) -> dict[str
         changed = [one for one in (chosen, record["tuned"]) if one and one["name"] != "none"]
         record["price"] = [choice.price(one, record) for one in changed]
         where = out / RECALIBRATED / chosen["name"] if recalibrated else out / CHECKPOINT
-        record["written"] = written(run.stretch, record, where, run.first_losses)
+        record["written"] = written(run.stretch, record, where, run.first_losses, chosen["name"] in run.weights)
         record["made"] = made(run)
-        store.write(out / "record.json", (json.dumps(finite(record), indent=1, allow_nan=False) + "\n").encode())
+        store.write(out / RECORD, (json.dumps(finite(record), indent=1, allow_nan=False) + "\n").encode())
         report.write(record, out)
     return record
 

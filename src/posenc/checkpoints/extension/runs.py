@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +20,10 @@ SETTINGS = "settings.json"
 
 
 def check_folder(settings: Any, out: Path) -> None:
-    """Raises ValueError unless the folder is new, empty, or that of a run with these settings, a dataclass."""
+    """Raises ValueError unless the folder is new, empty, or that of a run with these settings, a dataclass.
+
+    Those of its `alterable` may be others.
+    """
     if not out.exists():
         return
     if not out.is_dir():
@@ -31,12 +34,16 @@ def check_folder(settings: Any, out: Path) -> None:
         raise ValueError(f"'{out}' exists and is no run of posenc extend or probe; give --out a folder that does not")
     held, _ = store.read_json(out / SETTINGS)
     asked = json.loads(json.dumps(asdict(settings)))
-    other = sorted(name for name in asked | held if asked.get(name) != held.get(name))
+    other = sorted({name for name in asked | held if asked.get(name) != held.get(name)} - settings.alterable)
     if other:
         raise ValueError(
             f"'{out}' holds a run with other settings ({', '.join(other)}); give --out another folder, or the same "
-            f"settings to go on with it"
+            f"settings to go on with it{but_for(settings.alterable)}"
         )
+
+
+def but_for(alterable: Collection[str]) -> str:
+    return f" ({', '.join(sorted(alterable))} may be others)" if alterable else ""
 
 
 def loaded(settings: Any, say: Callable[[str], None]) -> "Loaded":

@@ -18,7 +18,7 @@ OF_ALL = ("path", "factor", "methods", "measures", "lengths", "dtype", "device",
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run is asked for; the same settings in the same folder go on where a run was interrupted.
+    """What a run is asked for; the same, but for what is `alterable`, goes on from the passes of a folder.
 
     path      a folder, a GGUF file, or the name of a fetched model
     factor    target length / the length that the model serves now (unitless, above 1); of an image, along each side
@@ -88,6 +88,14 @@ class Settings:
             Budget.of(self.budget)
         if self.start is not None and self.start < 0:
             raise ValueError(f"start counts tokens of the text from 0, got {self.start}")
+
+    @property
+    def alterable(self) -> frozenset[str]:
+        """What a finished run can be asked anew in its folder, because no pass depends on it.
+
+        Tuning hangs on the method that wins, and its weights lie in that method's checkpoint alone.
+        """
+        return frozenset() if self.tune else frozenset({"methods", "measures", "lengths"})
 
     def given(self) -> Iterator[str]:
         """The settings that are not as they are by themselves."""

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -38,7 +38,7 @@ TEXTS = 2
 
 @dataclass(frozen=True)
 class Settings:
-    """What a probe is asked for; the same settings in the same folder go on where it was interrupted.
+    """What a probe is asked for; the same, but for what is `alterable`, goes on from the passes of a folder.
 
     path     a folder, a GGUF file, or the name of a fetched model
     tasks    names of tasks, or "all", or "none"
@@ -67,6 +67,7 @@ class Settings:
     memory: str | None = None
     batch: int = 1
     cache: str = "device"
+    alterable: ClassVar = frozenset({"tasks", "lengths", "bands"})
 
     def __post_init__(self) -> None:
         for name, low in {"trials": 1, "bands": 0, "chunk": 1, "batch": 1}.items():
