@@ -74,6 +74,15 @@ def test_of_a_cache_elsewhere_two_layers_are_on_the_device() -> None:
     assert elsewhere.cache * 5 == here.cache * 2 and elsewhere.layers == here.layers
 
 
+def test_a_view_of_a_weight_is_no_memory_of_its_own() -> None:
+    """Experts turn their weights on their side: 1.2 TiB of DeepSeek-V3 were planned twice."""
+    weight = torch.empty(300, 100, device="meta")
+    with memory.Counted(weights=[weight]) as counted:
+        made = torch.empty(7, 300, device="meta") @ weight
+        weight.mT.contiguous()
+    assert counted.now == made.nbytes and counted.peak == (7 * 100 + 300 * 100) * 4
+
+
 def test_a_mask_that_becomes_numbers_counts() -> None:
     mask, query = torch.ones(1, 1, 64, 64, dtype=torch.bool, device="meta"), torch.empty(1, 2, 64, 8, device="meta")
     with memory.Fused(), memory.Counted() as counted:

@@ -10,7 +10,10 @@ Say = Callable[[str], None]
 
 
 class Clock:
-    """Says how far the work is and how long the rest will take, at most every few seconds."""
+    """Says how far the work is and how long the rest will take, at most every few seconds.
+
+    Work is counted as `Work` counts it, whatever it is done for.
+    """
 
     def __init__(self, say: Say, every: float = 10.0) -> None:
         self.say, self.every = say, every
@@ -24,7 +27,8 @@ class Clock:
 
     @contextmanager
     def during(self, words: str, work: float) -> Generator[Callable[[float], None]]:
-        """What a pass of so much work tells the share of it that is done."""
+        """What a pass of so much work tells the share of it that is done; what nobody expected is expected now."""
+        self.total = max(self.total, self.done + work)
 
         def tell(share: float) -> None:
             now = time.monotonic()

@@ -170,7 +170,6 @@ class Run:
         assert isinstance(self.stretch, ByEncoding)
 
         def one_pass(measure: Measure, method: Method, length: int) -> dict[str, Any]:
-            self.clock.expect(measure.work(self.stretch.loaded.model, length))
             return self.one_pass(measure, method, length, "search")
 
         found = self.search.made(self.stretch.longrope, one_pass, self.clock)

@@ -61,7 +61,7 @@ def of_pass(model: Any, length: int, *, chunk: int = 1024, batch: int = 1, cache
         held = None
         if read > last:
             held = getattr(model(input_ids=ids(read - last), use_cache=True, **few), name)
-        with Counted(tensors_of(held)) as counted:
+        with Counted(tensors_of(held), weights_of(model)) as counted:
             out = model(input_ids=ids(last), use_cache=True, **{name: held}, **few)
     held = getattr(out, name)
     layers = [sum(one.nbytes for one in tensors_of(layer)) for layer in held.layers]
@@ -70,12 +70,12 @@ def of_pass(model: Any, length: int, *, chunk: int = 1024, batch: int = 1, cache
     # Each row twice: as float32, and as what the loss makes of it.
     logits += 2 * min(ROWS, last) * vocabulary * 4
     kept = whole if cache == DEVICE else min(whole, 2 * max(layers))
-    return Memory(weights_of(model), kept, max(0, counted.peak - whole), logits)
+    return Memory(sum(one.nbytes for one in weights_of(model)), kept, max(0, counted.peak - whole), logits)
 
 
-def weights_of(model: Any) -> int:
-    """The bytes of a model's parameters and buffers, each once."""
-    return sum({id(one): one.nbytes for one in (*model.parameters(), *model.buffers())}.values())
+def weights_of(model: Any) -> list[Tensor]:
+    """A model's parameters and buffers, each once."""
+    return list({id(one): one for one in (*model.parameters(), *model.buffers())}.values())
 
 
 def tensors_of(held: Any) -> list[Tensor]:
@@ -108,13 +108,14 @@ class Fused(TorchFunctionMode):
 class Counted(TorchDispatchMode):
     """In this thread, the bytes of the tensors that are made, until they go: `now`, and at most `peak`.
 
-    held  tensors that are there already, and count too
+    held     tensors that are there already, and count too
+    weights  tensors whose views are not made, and do not count
     """
 
-    def __init__(self, held: Iterable[Tensor] = ()) -> None:
+    def __init__(self, held: Iterable[Tensor] = (), weights: Iterable[Tensor] = ()) -> None:
         super().__init__()
         self.now = self.peak = 0
-        self.sizes: dict[int, int] = {}
+        self.sizes = {one.untyped_storage()._cdata: 0 for one in weights}
         for one in held:
             self.take(one)
 

@@ -68,7 +68,7 @@ def planned(loaded: Loaded, lengths: Sequence[int], way: Way, memory: str | None
     Where the model's own code does not run on shapes alone, there are no rows, and `why_not` says what stopped it.
     """
     kind, config = type(loaded.model), loaded.config
-    held = 0 if loaded.model.device.type == "meta" else weights_of(loaded.model)
+    held = 0 if loaded.model.device.type == "meta" else sum(one.nbytes for one in weights_of(loaded.model))
     free = at_hand(way.device) if memory is None else None
     room = bytes_of(memory) if memory is not None else None if free is None else free + held
     found: dict[tuple[Any, ...], Memory] = {}

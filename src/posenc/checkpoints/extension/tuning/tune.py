@@ -15,6 +15,7 @@ from torch import Tensor
 from posenc import coordinate_maps
 from posenc.checkpoints.extension.tuning import state
 from posenc.checkpoints.extension.tuning.adapters import trained
+from posenc.checkpoints.measures.work import Work
 from posenc.coordinate_maps import CoordinateMap
 from posenc.coordinate_maps.randomised import Randomised
 from posenc.coordinate_maps.skipped_chunks import SkippedChunks
@@ -34,6 +35,9 @@ WARM_UP = 0.1
 
 RATES = {"lora": 2e-4, "all": 2e-5}
 """The highest rate for each choice of trained weights: adapters begin at zero and take larger steps."""
+
+FORWARD = 4.0
+"""What a step costs in passes forward: one, another to go backward from, and backward, which is two."""
 
 KEPT_EVERY = 120.0
 """How many seconds of tuning an interruption may lose."""
@@ -130,14 +134,15 @@ def tune(model: Any, ids: Tensor, target: int, settings: "Settings", clock: "Clo
         rounded(full, weights)
         kept = time.monotonic()
         begun = kept - seconds
-        clock.expect(float(steps - len(losses)))
+        work = FORWARD * Work.of(model).total(length)
+        clock.expect((steps - len(losses)) * work)
         for step in range(len(losses), steps):
             draw = torch.Generator().manual_seed(step)
             first = int(torch.randint(len(ids) - length, (), generator=draw))
             window = ids[None, first : first + length].to(model.device)
             at = Positions.count(length)
             at = at if places is None else places(at, ids[first : first + length], generator=draw)
-            with clock.during(f"tuning, step {step + 1} of {steps}", 1.0) as tell, seeded(step):
+            with clock.during(f"tuning, step {step + 1} of {steps}", work) as tell, seeded(step):
                 loss = loss_of(model, window, at.coords[..., 0].to(model.device))
                 loss.backward()
                 losses.append(round(float(loss.detach()), 5))
