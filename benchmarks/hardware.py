@@ -1,9 +1,11 @@
 """What passes of a real model take of memory and time, against their plan: on a CPU, or on a GPU that somebody has.
 
     python benchmarks/hardware.py passes smollm2 --lengths 512 1024 2048 --dtypes float32 bfloat16
+    python benchmarks/hardware.py loop smollm2 --lengths 512 2048
     python benchmarks/hardware.py row path/to/Qwen2.5-7B --device cuda --dtype bfloat16
 
-`passes` prints a table in Markdown: what a pass holds beside the weights, by plan and as it was measured. `row` runs
+`passes` prints a table in Markdown: what a pass holds beside the weights, by plan and as it was measured. `loop` prints
+what a pass costs in processor time of a loop of five lines around transformers, both in turn. `row` runs
 `posenc extend`, prints the same of its longest pass, and appends a row to the table in docs/checkpoints/hardware.md.
 """
 
@@ -61,6 +63,40 @@ def measured(model: Any, ids: torch.Tensor, row: dict[str, Any], way: Way) -> li
     return [way.dtype, f"{row['length']:,}", size(planned), size(found), ratio, *times]
 
 
+def loop(asked: argparse.Namespace) -> None:
+    """A pass of posenc against a plain loop, as the least processor time of several rounds."""
+    rows = []
+    for dtype in asked.dtypes:
+        loaded = load.load(asked.model, dtype=dtype, device=asked.device)
+        text = perplexity.tokens((), loaded.tokenizer)
+        for length in asked.lengths:
+            ids = text.window(0, length)
+            ours, plain, difference = [], [], 0.0
+            for _ in range(asked.rounds):
+                with Meter() as meter:
+                    found = perplexity.losses(loaded.model, ids, chunk=asked.chunk)
+                ours.append(meter.cpu)
+                with Meter() as meter:
+                    expected = plain_losses(loaded.model, ids, asked.chunk)
+                plain.append(meter.cpu)
+                difference = float((found.double().mean() - expected.double().mean()).abs())
+            numbers = f"{min(ours):.2f}", f"{min(plain):.2f}", f"{min(ours) / min(plain):.2f}", f"{difference:.1g}"
+            rows.append([dtype, f"{length:,}", *numbers])
+    print(as_markdown(["dtype", "tokens", "CPU s", "plain loop, CPU s", "ratio", "difference of the means"], rows))
+
+
+@torch.inference_mode()
+def plain_losses(model: Any, ids: torch.Tensor, chunk: int) -> torch.Tensor:
+    """The loss of every token but the first, as a script computes it that knows nothing of posenc."""
+    cache, losses = None, []
+    for start in range(0, len(ids) - 1, chunk):
+        targets = ids[start + 1 : start + 1 + chunk]
+        out = model(ids[None, start : start + len(targets)], past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        losses.append(torch.nn.functional.cross_entropy(out.logits[0].float(), targets, reduction="none"))
+    return torch.cat(losses)
+
+
 def row(asked: argparse.Namespace) -> None:
     """One run of `posenc extend`, as a row of the page."""
     names = ("factor", "device", "dtype", "chunk", "cache", "memory", "samples")
@@ -97,14 +133,16 @@ def record_windows(record: dict[str, Any]) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(required=True)
-    for name, run in (("passes", passes), ("row", row)):
+    for name, run in (("passes", passes), ("loop", loop), ("row", row)):
         verb = verbs.add_parser(name, help=run.__doc__)
         verb.set_defaults(run=run)
         verb.add_argument("model", help="a folder, a GGUF file, or the name of a fetched model")
-        verb.add_argument("--device", default="cpu" if name == "passes" else "cuda")
+        verb.add_argument("--device", default="cuda" if name == "row" else "cpu")
         verb.add_argument("--chunk", type=int, default=1024)
         verb.add_argument("--memory", help="what the plan is held to, such as 24GB")
-        if name == "passes":
+        if name == "loop":
+            verb.add_argument("--rounds", type=int, default=3)
+        if name != "row":
             verb.add_argument("--lengths", type=int, nargs="+", default=[512, 1024, 2048, 4096])
             verb.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
         else:
