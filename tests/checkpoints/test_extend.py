@@ -349,6 +349,8 @@ def test_a_finished_run_is_asked_for_other_methods_and_makes_their_passes_alone(
     assert asked("linear")[5:] == [] and hashes(out / "checkpoint") == linear
     asked("rerope")
     assert not (out / "checkpoint").exists()
+    words = json.loads((out / "record.json").read_text())["written"]["words"]
+    assert words.endswith("The checkpoint that lay there was of another method, and is gone.")
 
 
 def test_a_checkpoint_that_does_not_do_what_was_measured_is_taken_away(

@@ -33,17 +33,19 @@ def written(
     method = next(method for method in stretch.methods if method.name == name)
     entry = next(one for one in record["methods"] if one["name"] == name)
     fingerprint = Kept.key({key: entry[key] for key in ("name", "spec", "config")})
+    gone = ""
     if where.exists() and not tuned and fingerprint != fingerprint_in(where.parent / RECORD):
         # Without a record, what a run leaves that is cut before it writes its own is nobody's.
         (where.parent / RECORD).unlink(missing_ok=True)
         shutil.rmtree(where)
+        gone = " The checkpoint that lay there was of another method, and is gone."
     if name == "none":
-        return {"path": None, "words": "Nothing was written: the model stays as it is."}
+        return {"path": None, "words": f"Nothing was written: the model stays as it is.{gone}"}
     if method.config is None:
         words = f"Nothing was written for {name}: {method.why_not}."
         if other := [one["name"] for one in ranked(record) if one["config"] is not None]:
             words += f" Of those that can be written, {other[0]} comes first: --method {other[0]} writes it here."
-        return {"path": None, "words": words}
+        return {"path": None, "words": words + gone}
     if not where.exists():
         stretch.write(method, where)
     try:
@@ -51,7 +53,7 @@ def written(
     except Exception:
         shutil.rmtree(where)
         raise
-    return {"path": str(where), "method": name, "fingerprint": fingerprint, **found}
+    return {"path": str(where), "method": name, "fingerprint": fingerprint, **found, "words": found["words"] + gone}
 
 
 def fingerprint_in(record: Path) -> str | None:
