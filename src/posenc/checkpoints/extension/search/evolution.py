@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import cast
 
 from posenc.foreign import quoted
 
@@ -14,6 +15,9 @@ EXCESS = 2.0
 
 BROOD, ASKED, PARENTS = 12, 3, 6
 """Lists that are made in a generation; of these, those whose loss at the target is asked for; lists that have young."""
+
+APART = 0.01
+"""How far (in ln of a divisor, of any pair) a list has to lie from all that were tried to be tried itself."""
 
 PATIENCE = 20
 """After so many generations without a list that was not tried yet, the space is taken for searched."""
@@ -133,11 +137,12 @@ def search(
     loss    the loss that counts
     spent   asked before each of both
 
-    Of each generation of BROOD lists, those ASKED for at the target are the best on the screen. The next one is made
-    from the PARENTS best so far: a curve of ln(divisor) against the pair is moved along the pairs, drawn wider or
-    narrower, made higher or lower, bent around a pair, or put together from two, its fast pairs from the one and its
-    slow ones from the other. Steps shrink while nothing gets better. The same losses and the same answers of `spent`
-    give the same lists.
+    Of each generation of BROOD lists, those ASKED for at the target are those that promise most: the loss of the parent
+    at the target, and by how much the screen likes them better than it. What the screen likes best of all is not what
+    the target does; what it says of a small change is near it. The next generation is made from the PARENTS best so
+    far: a curve of ln(divisor) against the pair is moved along the pairs, drawn wider or narrower, made higher or
+    lower, bent around a pair, or put together from two, its fast pairs from the one and its slow ones from the other.
+    Steps shrink while nothing gets better. The same losses and the same answers of `spent` give the same lists.
 
     How it differs from the papers: generations are small, and screened, because a pass at the target takes minutes;
     curves are changed as a whole, and no pair alone; and the first tokens of a text are scaled like all others.
@@ -146,27 +151,33 @@ def search(
     may be divided by more than the stretch).
     """
     draw = random.Random(seed)
-    brood = [(name, space.nearest(one)) for name, one in {**starts, **space.starts()}.items()]
-    name, first = brood[0]
+    (name, first), *others = [(name, space.nearest(one)) for name, one in {**starts, **space.starts()}.items()]
     trials = [Trial(name, first, screen(first), loss(first))]
-    known, step, fruitless = {first}, 1.0, 0
+    brood = [(kind, factors, trials[0]) for kind, factors in others]
+    step, fruitless = 1.0, 0
     while not spent() and fruitless < PATIENCE:
-        made = []
-        for kind, factors in brood:
-            if factors not in known and not spent():
-                known.add(factors)
+        made: list[Trial] = []
+        promised: list[float] = []
+        for kind, factors, parent in brood:
+            if not spent() and all(apart(factors, one.factors) for one in (*trials, *made)):
                 made.append(Trial(kind, factors, screen(factors)))
+                promised.append(cast(float, parent.loss) + made[-1].screen - parent.screen)
         before = best(trials)
-        for one in sorted(made, key=lambda one: one.screen)[:ASKED]:
+        for place in sorted(range(len(made)), key=promised.__getitem__)[:ASKED]:
             if not spent():
-                made[made.index(one)] = replace(one, loss=loss(one.factors))
+                made[place] = replace(made[place], loss=loss(made[place].factors))
         trials += made
         now = best(trials)
         step = min(1.0, step * 1.2) if now is not before else max(0.1, step * 0.7)
         fruitless = 0 if made else fruitless + 1
-        parents = [one.factors for one in ranked(trials)[:PARENTS]]
+        parents = ranked(trials)[:PARENTS]
         brood = [young(space, parents, step, draw) for _ in range(BROOD)]
     return trials
+
+
+def apart(factors: Factors, others: Factors) -> bool:
+    """Whether two lists are more than the same one again."""
+    return any(abs(math.log(one / other)) > APART for one, other in zip(factors, others, strict=True))
 
 
 def ranked(trials: Sequence[Trial]) -> list[Trial]:
@@ -179,9 +190,10 @@ def best(trials: Sequence[Trial]) -> Trial:
     return ranked(trials)[0]
 
 
-def young(space: Space, parents: Sequence[Factors], step: float, draw: random.Random) -> tuple[str, Factors]:
-    """What is done to one of the parents, the better ones more often, and what comes of it."""
-    logs, others = ([math.log(one) for one in parents[min(draw.choices(range(len(parents)), k=2))]] for _ in range(2))
+def young(space: Space, parents: Sequence[Trial], step: float, draw: random.Random) -> tuple[str, Factors, Trial]:
+    """What is done to one of the parents, the better ones more often, what comes of it, and of which."""
+    parent, other = (parents[min(draw.choices(range(len(parents)), k=2))] for _ in range(2))
+    logs, others = ([math.log(one) for one in of.factors] for of in (parent, other))
     kind = draw.choice(("moved", "widened", "raised", "bent", "bent", "crossed"))
     pairs, size = range(space.pairs), step * draw.gauss(0.0, 1.0)
     middle = next((k for k in pairs if logs[k] >= logs[-1] / 2), 0)
@@ -197,7 +209,7 @@ def young(space: Space, parents: Sequence[Factors], step: float, draw: random.Ra
         "bent": bent,
         "crossed": lambda k: (logs if k < centre else others)[k],
     }
-    return kind, space.nearest([math.exp(curves[kind](k)) for k in pairs])
+    return kind, space.nearest([math.exp(curves[kind](k)) for k in pairs]), parent
 
 
 def at(curve: Sequence[float], place: float) -> float:
