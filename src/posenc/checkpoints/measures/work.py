@@ -1,6 +1,7 @@
 """What a pass costs: foreseen, to tell how long is left, and metered."""
 
 import ctypes
+import gc
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -64,6 +65,8 @@ class Meter:
     def __enter__(self) -> "Meter":
         for device in self.devices:
             torch.accelerator.reset_peak_memory_stats(device)
+        # Models and what was found out about them hold one another, and go only when somebody looks for them.
+        gc.collect()
         clear = Path("/proc/self/clear_refs")
         self.sees_peaks = clear.exists()
         if self.sees_peaks:
