@@ -169,7 +169,7 @@ def test_minutes_are_those_of_all_passes() -> None:
     assert found["words"].endswith("beyond 96 tokens, and it is yarn's own: nothing better was found.")
     of.budget = Budget.of("evaluations=4")
     found = of.made(lambda lists: lists, one_pass, clock)
-    assert "4 best of them in 1 of all 192 tokens. The best (ntk) has" in found["words"]
+    assert "and 4 of them in 1 of all 192 tokens. The best (ntk) has" in found["words"]
     assert f"; yarn's have {sum(found['starts']['yarn']):.4f}. {FILE} holds them" in found["words"]
 
 

@@ -72,7 +72,7 @@ class Trial:
     kind     where it comes from: a schedule's name, or what was done to an earlier list
     factors  one divisor for each pair, fastest first (unitless)
     screen   its loss in short texts whose parts stand far apart (nats)
-    loss     its loss at the target (nats); None where others looked better on the screen
+    loss     its loss at the target (nats); None where others promised more
     """
 
     kind: str

@@ -147,7 +147,7 @@ class Search:
         said = (
             f"longrope's divisors were searched for {duration(taken)} in the text before the measured windows: "
             f"{len(trials):,} lists in {self.short.texts} texts of {self.short.tokens:,} tokens over the positions of "
-            f"{self.to.target:,}, and the {len(asked):,} best of them in {self.whole.count} of all {self.to.target:,} "
+            f"{self.to.target:,}, and {len(asked):,} of them in {self.whole.count} of all {self.to.target:,} "
             f"tokens. The best ({found.kind}) has a loss of {found.loss:.4f} nats beyond {self.whole.trained:,} tokens"
         )
         if found is first:
