@@ -17,6 +17,7 @@ import torch
 from fake_records import record as fake_record
 
 from posenc.checkpoints.extension import runs
+from posenc.checkpoints.extension.settings import Settings
 from posenc.foreign import CannotRead
 from posenc.lab import store
 from posenc.lab.experiments.recipes import recipe
@@ -394,15 +395,16 @@ def test_a_folder_is_held_by_one_process_and_let_go_when_that_is_killed(tmp_path
 
 
 def test_a_run_of_extend_holds_its_folder_and_keeps_its_settings(tmp_path: Path) -> None:
-    given = settings_of_lab.Settings(seeds=2)
+    given = Settings("it", 2.0)
     with runs.claimed(given, tmp_path / "run", print), pytest.raises(store.InUse, match="another posenc is at work"):
         with runs.claimed(given, tmp_path / "run", print):
             pass
-    with pytest.raises(ValueError, match=r"holds a run with other settings \(seeds\)"):
-        with runs.claimed(settings_of_lab.Settings(seeds=3), tmp_path / "run", print):
+    with pytest.raises(ValueError, match=r"holds a run with other settings \(factor\)"):
+        with runs.claimed(Settings("it", 3.0), tmp_path / "run", print):
             pass
-    with runs.claimed(given, tmp_path / "run", print):
-        pass
+    for again in (Settings("it", 2.0, ("yarn",)), given):
+        with runs.claimed(again, tmp_path / "run", print):
+            assert store.read_json(tmp_path / "run" / "settings.json")[0]["methods"] == list(again.methods)
 
 
 def test_results_of_another_torch_are_kept_and_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
