@@ -34,7 +34,7 @@ SPACE = Space(pairs=16, stretch=4.0, critical=10)
 class Landscape:
     """The mean squared distance of ln(divisors) from a list that no ramp of the space is; counts who asks."""
 
-    def __init__(self, seed: int, noise: float = 0.1) -> None:
+    def __init__(self, seed: int, noise: float = 0.3) -> None:
         self.draw, self.noise, self.asked = random.Random(seed), noise, 0
         low, rise, top = (self.draw.uniform(*ends) for ends in ((1, 5), (3, 6), (1, 1.8)))
         logs = [min(1, max(0, (k - low) / rise)) * math.log(4 * top) + self.draw.gauss(0, 0.1) for k in range(16)]
@@ -75,21 +75,21 @@ def test_a_budget_is_kept_and_the_same_losses_give_the_same_lists() -> None:
     assert land.asked == 17 == sum(one.loss is not None for one in trials)
     assert trials == Landscape(3).searched(17) and trials != Landscape(4).searched(17)
     assert len({one.factors for one in trials}) == len(trials)
-    # Of those that have one parent, the best on the screen are asked for.
+    # Where one loss is known, it says nothing of the screen, whose best are asked for.
     assert trials[0].kind == "yarn" and trials[0].loss is not None
     first = sorted(trials[1:10], key=lambda one: one.screen)
     assert [one.loss is not None for one in first] == [True] * 3 + [False] * 6
 
 
 def test_a_screen_that_likes_other_lists_does_not_lead_to_them() -> None:
-    """Who asks for what it likes best ends at 0.1."""
+    """Who asks for what it likes best ends at 0.07."""
     elsewhere, found = SPACE.ramp(6, 12), []
     for seed in range(10):
         land, other = Landscape(seed), Landscape(seed)
         other.best = elsewhere
         land.screen = lambda factors, a=land, b=other: 0.5 * a.height(factors) + b.height(factors)
         found.append(best(land.searched(40)).loss)
-    assert math.exp(sum(map(math.log, found)) / 10) < 0.08
+    assert math.exp(sum(map(math.log, found)) / 10) < 0.06
 
 
 def test_every_list_rises_within_the_bounds_of_its_pairs() -> None:

@@ -2,10 +2,11 @@
 
 import math
 import random
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
-from typing import cast
 
 from posenc.foreign import quoted
 
@@ -15,6 +16,9 @@ EXCESS = 2.0
 
 BROOD, ASKED, PARENTS = 12, 3, 6
 """Lists that are made in a generation; of these, those whose loss at the target is asked for; lists that have young."""
+
+NEAREST = 3
+"""How many lists whose loss at the target is known say by how much the screen errs beside them."""
 
 APART = 0.01
 """How far (in ln of a divisor, of any pair) a list has to lie from all that were tried to be tried itself."""
@@ -137,12 +141,12 @@ def search(
     loss    the loss that counts
     spent   asked before each of both
 
-    Of each generation of BROOD lists, those ASKED for at the target are those that promise most: the loss of the parent
-    at the target, and by how much the screen likes them better than it. What the screen likes best of all is not what
-    the target does; what it says of a small change is near it. The next generation is made from the PARENTS best so
-    far: a curve of ln(divisor) against the pair is moved along the pairs, drawn wider or narrower, made higher or
-    lower, bent around a pair, or put together from two, its fast pairs from the one and its slow ones from the other.
-    Steps shrink while nothing gets better. The same losses and the same answers of `spent` give the same lists.
+    Of each generation of BROOD lists, those ASKED for at the target are those that promise most. What the screen likes
+    best of all is not what the target does, but it errs alike on lists that are alike, so what it says is put right by
+    the NEAREST of those whose loss is known. The next generation is made from the PARENTS best so far: a curve of
+    ln(divisor) against the pair is moved along the pairs, drawn wider or narrower, made higher or lower, bent around a
+    pair, or put together from two, its fast pairs from the one and its slow ones from the other. Steps shrink while
+    nothing gets better. The same losses and the same answers of `spent` give the same lists.
 
     How it differs from the papers: generations are small, and screened, because a pass at the target takes minutes;
     curves are changed as a whole, and no pair alone; and the first tokens of a text are scaled like all others.
@@ -153,17 +157,16 @@ def search(
     draw = random.Random(seed)
     (name, first), *others = [(name, space.nearest(one)) for name, one in {**starts, **space.starts()}.items()]
     trials = [Trial(name, first, screen(first), loss(first))]
-    brood = [(kind, factors, trials[0]) for kind, factors in others]
+    brood = others
     step, fruitless = 1.0, 0
     while not spent() and fruitless < PATIENCE:
         made: list[Trial] = []
-        promised: list[float] = []
-        for kind, factors, parent in brood:
+        for kind, factors in brood:
             if not spent() and all(apart(factors, one.factors) for one in (*trials, *made)):
                 made.append(Trial(kind, factors, screen(factors)))
-                promised.append(cast(float, parent.loss) + made[-1].screen - parent.screen)
         before = best(trials)
-        for place in sorted(range(len(made)), key=promised.__getitem__)[:ASKED]:
+        promises = [promise(one, trials) for one in made]
+        for place in sorted(range(len(made)), key=promises.__getitem__)[:ASKED]:
             if not spent():
                 made[place] = replace(made[place], loss=loss(made[place].factors))
         trials += made
@@ -173,6 +176,16 @@ def search(
         parents = ranked(trials)[:PARENTS]
         brood = [young(space, parents, step, draw) for _ in range(BROOD)]
     return trials
+
+
+def promise(trial: Trial, trials: Sequence[Trial]) -> float:
+    """What the loss of a list may be: what the screen says, and by how much it erred on the nearest lists (nats)."""
+    near = sorted(ranked(trials), key=partial(distance, trial))[:NEAREST]
+    return trial.screen + statistics.fmean((one.loss or 0.0) - one.screen for one in near)
+
+
+def distance(one: Trial, other: Trial) -> float:
+    return sum(math.log(a / b) ** 2 for a, b in zip(one.factors, other.factors, strict=True))
 
 
 def apart(factors: Factors, others: Factors) -> bool:
@@ -190,8 +203,8 @@ def best(trials: Sequence[Trial]) -> Trial:
     return ranked(trials)[0]
 
 
-def young(space: Space, parents: Sequence[Trial], step: float, draw: random.Random) -> tuple[str, Factors, Trial]:
-    """What is done to one of the parents, the better ones more often, what comes of it, and of which."""
+def young(space: Space, parents: Sequence[Trial], step: float, draw: random.Random) -> tuple[str, Factors]:
+    """What is done to one of the parents, the better ones more often, and what comes of it."""
     parent, other = (parents[min(draw.choices(range(len(parents)), k=2))] for _ in range(2))
     logs, others = ([math.log(one) for one in of.factors] for of in (parent, other))
     kind = draw.choice(("moved", "widened", "raised", "bent", "bent", "crossed"))
@@ -209,7 +222,7 @@ def young(space: Space, parents: Sequence[Trial], step: float, draw: random.Rand
         "bent": bent,
         "crossed": lambda k: (logs if k < centre else others)[k],
     }
-    return kind, space.nearest([math.exp(curves[kind](k)) for k in pairs]), parent
+    return kind, space.nearest([math.exp(curves[kind](k)) for k in pairs])
 
 
 def at(curve: Sequence[float], place: float) -> float:
