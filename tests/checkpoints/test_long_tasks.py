@@ -20,8 +20,9 @@ from posenc.checkpoints.measures import all_measures
 from posenc.checkpoints.measures.asked import ENOUGH, LongTask, chances, sentences, task_of
 from posenc.checkpoints.measures.long_tasks import FILLER, PARTS, TASKS, WORDS
 from posenc.checkpoints.measures.measure import Given, Value
-from posenc.checkpoints.measures.perplexity import Read, likeliest
+from posenc.checkpoints.measures.perplexity import Read, costs, likeliest
 from posenc.checkpoints.measures.questions import Draw, ids_of, questions
+from posenc.checkpoints.measures.work import Work
 
 LENGTH = 2600
 
@@ -270,11 +271,8 @@ def test_progress_goes_over_all_trials(tokenizer) -> None:
     assert told == sorted(told) and told[-1] == 1.0 and len(told) == 4
 
 
-def test_each_length_takes_texts_of_its_own_and_costs_its_trials(tokenizer) -> None:
-    task = LongTask(TASKS["one-key"], tokenizer, trials=3)
-    assert task.passes((100, 200), False) == (100, 200)
-    one = LongTask(TASKS["one-key"], tokenizer, trials=1)
-    assert task.work(Answers(errs), 500) == 3 * one.work(Answers(errs), 500)
+def test_each_length_takes_texts_of_its_own(tokenizer) -> None:
+    assert LongTask(TASKS["one-key"], tokenizer, trials=3).passes((100, 200), False) == (100, 200)
 
 
 def test_a_tokenizer_that_cannot_tell_words_apart_is_refused() -> None:
@@ -312,8 +310,9 @@ def test_texts_that_answer_several_questions_are_the_same_up_to_them(tokenizer) 
     assert [list(trials) for trials in task.texts] == [[0, 2, 4, 6, 8, 10], [1, 3, 5, 7, 9]]
     texts = [text_of(asked.ids).rpartition("\n\n")[0] for asked in task.questions(LENGTH)]
     assert len(set(texts[:6])) == len(set(texts[6:])) == 1 and texts[0] != texts[6]
-    # Of 11 trials the model reads two texts.
-    assert task.work(Answers(errs), LENGTH) == 2 * LongTask(task.task, tokenizer, trials=1).work(Answers(errs), LENGTH)
+    # Of 11 trials the model reads two texts, and the questions.
+    model, one = tiny_llama.model(), LongTask(task.task, tokenizer, trials=1)
+    assert 2 < task.work(model, LENGTH) / one.work(model, LENGTH) < 2.4
 
 
 def mistral() -> Any:
@@ -342,6 +341,24 @@ def test_what_texts_begin_with_alike_is_read_once(kind: str) -> None:
         read.append(sum(taken))
     # A text is read up to its last token but one, and again from where it differs, or from where it is predicted.
     assert read == ([39, 41, 41, 32, 19] if kind == "windows" else [39, 11, 3, 3, 19])
+    # What is foreseen counts a text to its end, and nothing that was read before.
+    work, lengths = Work.of(model), [40, 42, 42, 33, 52]
+    kept = [0] * 5 if kind == "windows" else [0, 30, 42, 30, 33]
+    expected = [work.total(whole) - work.total(first) for whole, first in zip(lengths, kept, strict=True)]
+    assert costs(model, texts) == pytest.approx(expected, abs=1e-9)
+    assert costs(model, texts, "cpu") == [work.total(whole) for whole in lengths]
+
+
+def test_the_work_of_a_task_is_what_is_read_of_its_texts(tokenizer) -> None:
+    task, model = LongTask(TASKS["one-key"], tokenizer, trials=3), tiny_llama.model()
+    texts = [one.ids for one in task.questions(LENGTH)]
+    assert task.work(model, LENGTH) == pytest.approx(sum(costs(model, texts)))
+    # The keys lie at the beginning, in the middle and at the end.
+    one = Work.of(model).total(len(texts[0]))
+    assert 1.4 * one < task.work(model, LENGTH) < 2.8 * one and task.work(model, 10) == 0
+    told: list[float] = []
+    task.run(model, LENGTH, tell=told.append)
+    assert told == sorted(told) and told[-1] == pytest.approx(1)
 
 
 def test_extend_asks_them_with_its_own_options(tokenizer, tmp_path) -> None:

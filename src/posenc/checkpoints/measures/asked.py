@@ -15,14 +15,14 @@ from posenc.checkpoints.measures.measure import (
     Given,
     Number,
     Tell,
+    TooShort,
     Value,
     error_of,
     part_of,
     tokenizer_of,
 )
-from posenc.checkpoints.measures.perplexity import DEVICE, Read, likeliest, opening_of, read
+from posenc.checkpoints.measures.perplexity import DEVICE, Read, costs, likeliest, opening_of, read
 from posenc.checkpoints.measures.questions import Draw, Ids, Question, ids_of, questions
-from posenc.checkpoints.measures.work import Work
 from posenc.foreign import near, quoted
 
 ENOUGH = 0.856
@@ -156,15 +156,19 @@ class LongTask:
         return tuple(lengths)
 
     def work(self, model: Any, length: int) -> float:
-        return len(self.texts) * Work.of(model).total(length)
+        try:
+            return math.fsum(costs(model, [one.ids for one in self.questions(length)], self.cache))
+        except TooShort:
+            return 0.0
 
     def run(self, model: Any, length: int, how: str = WHOLE, tell: Tell | None = None) -> dict[str, Any]:
         """Which items of each trial were right; raises TooShort for a length without room for the task."""
         if how != WHOLE:
             raise ValueError(f"{self.name} is asked of the whole text alone, not of {quoted(how)}")
         asked, before, right = list(self.questions(length)), Read(self.cache), []
+        work = costs(model, [one.ids for one in asked], self.cache)
         for number, one in enumerate(asked):
-            share = part_of(tell, number, len(asked))
+            share = part_of(tell, sum(work[:number]), sum(work), work[number])
             right.append(one.right(likeliest(model, one.ids, one.answer, self.chunk, share, before)))
         tokens = [len(one.ids) for one in asked]
         return {

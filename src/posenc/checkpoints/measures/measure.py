@@ -165,9 +165,9 @@ def tokenizer_of(loaded: "Loaded") -> Any:
     return loaded.tokenizer
 
 
-def part_of(tell: Tell | None, done: int, parts: int, of_them: int = 1) -> Tell | None:
-    """Who is told of the whole, told of some of so many equal parts of it, when so many are done."""
-    return None if tell is None else lambda share: tell((done + share * of_them) / parts)
+def part_of(tell: Tell | None, done: float, whole: float, part: float = 1) -> Tell | None:
+    """Who is told of the whole, told of a part of it, when so much is done: all in one unit, as the whole is."""
+    return None if tell is None else lambda share: tell((done + share * part) / whole)
 
 
 def error_of(samples: Sequence[float]) -> float | None:

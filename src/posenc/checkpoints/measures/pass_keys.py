@@ -20,8 +20,7 @@ from posenc.checkpoints.measures.measure import (
     part_of,
     tokenizer_of,
 )
-from posenc.checkpoints.measures.perplexity import DEVICE, Read, likeliest, opening_of
-from posenc.checkpoints.measures.work import Work
+from posenc.checkpoints.measures.perplexity import DEVICE, Read, costs, likeliest, opening_of
 
 OPENING = "Somewhere in the following text a pass key is hidden. Remember it: you will be asked for it at the end.\n\n"
 FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
@@ -98,16 +97,26 @@ def retrieve(
 
     The keys are the same for every model and method, five digits drawn from the depth and the trial.
     """
-    found, passes, before = [], len(depths) * trials, Read(cache)
-    for place, depth in enumerate(depths):
-        right = 0
-        for trial in range(trials):
-            key = random.Random(f"{depth} {trial}").randrange(10_000, 100_000)
-            ids, answer = prompt(tokenizer, length, depth, key, opening)
-            share = part_of(tell, place * trials + trial, passes)
-            right += says_the_key(model, ids, answer, chunk=chunk, tell=share, read=before)
-        found.append(Retrieval(length, depth, right, trials))
-    return found
+    asked = prompts(tokenizer, length, trials, depths, opening)
+    work, before, right = costs(model, [ids for ids, _ in asked], cache), Read(cache), []
+    for number, (ids, answer) in enumerate(asked):
+        share = part_of(tell, sum(work[:number]), sum(work), work[number])
+        right.append(says_the_key(model, ids, answer, chunk=chunk, tell=share, read=before))
+    return [
+        Retrieval(length, depth, sum(right[place * trials : (place + 1) * trials]), trials)
+        for place, depth in enumerate(depths)
+    ]
+
+
+def prompts(
+    tokenizer: Any, length: int, trials: int, depths: Sequence[float], opening: Sequence[int]
+) -> list[tuple[Tensor, int]]:
+    """The texts of every trial at every depth, as `prompt` has them; raises as it does."""
+    return [
+        prompt(tokenizer, length, depth, random.Random(f"{depth} {trial}").randrange(10_000, 100_000), opening)
+        for depth in depths
+        for trial in range(trials)
+    ]
 
 
 class PassKeys:
@@ -135,7 +144,11 @@ class PassKeys:
         return tuple(lengths)
 
     def work(self, model: Any, length: int) -> float:
-        return Work.of(model).total(length) * self.trials * len(DEPTHS)
+        try:
+            asked = prompts(self.tokenizer, length, self.trials, DEPTHS, self.opening)
+        except TooShort:
+            return 0.0
+        return sum(costs(model, [ids for ids, _ in asked], self.cache))
 
     def run(self, model: Any, length: int, how: str = WHOLE, tell: Tell | None = None) -> dict[str, Any]:
         how_read: dict[str, Any] = {"opening": self.opening, "chunk": self.chunk, "cache": self.cache, "tell": tell}

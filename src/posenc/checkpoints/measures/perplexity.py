@@ -205,9 +205,7 @@ class Read:
 
         All are forgotten where a layer does not hold every token, as windows and recurrent states do not.
         """
-        most = min(len(ids), len(self.ids))
-        other = (ids[:most] != self.ids[:most]).nonzero()
-        alike = int(other[0]) if len(other) else most
+        alike = begin_alike(ids, self.ids)
         if alike == len(self.ids):
             return
         if alike and can_go_back(self.cache):
@@ -223,6 +221,27 @@ def can_go_back(cache: Any) -> bool:
     # What is on its way between devices is left alone.
     at_rest = not getattr(cache, "offloading", False)
     return bool(layers) and at_rest and all(type(layer).__name__ == "DynamicLayer" for layer in layers)
+
+
+def begin_alike(ids: Tensor, others: Tensor) -> int:
+    """With how many tokens two texts begin alike."""
+    most = min(len(ids), len(others))
+    different = (ids[:most] != others[:most]).nonzero()
+    return int(different[0]) if len(different) else most
+
+
+def costs(model: Any, texts: Sequence[Tensor], place: str = DEVICE) -> list[float]:
+    """What each of some texts [T] costs that are read one behind another, as `Read` does it, in the unit of `Work`."""
+    work, goes_back = Work.of(model), place == DEVICE and will_go_back(model)
+    begun = (begin_alike(*pair) if goes_back else 0 for pair in pairwise(texts))
+    return [work.total(len(ids)) - work.total(first) for ids, first in zip(texts, (0, *begun), strict=True)]
+
+
+def will_go_back(model: Any) -> bool:
+    """Whether the cache that transformers makes for a model can go back, as far as its config says."""
+    from transformers import DynamicCache, PreTrainedConfig
+
+    return isinstance(model.config, PreTrainedConfig) and can_go_back(DynamicCache(config=model.config))
 
 
 def predictions(
