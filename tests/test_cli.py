@@ -370,8 +370,16 @@ def test_a_list_that_is_given_twice_adds_up(verb: str, name: str, values: list[s
         [*needed, option, first, option, second],
         [*needed, f"{option}={first}", other, f"{option}={second}"],
         [option, first, f"--{name}", second, *needed],
+        *([[option, ",".join(values), *needed], [*needed, f"{option}={first},{second}"]] if first < "a" else []),
     ):
         assert list(map(str, getattr(cli.parse([verb, *written]), name))) == values, written
+
+
+def test_commas_stand_between_numbers_and_part_nothing_else() -> None:
+    found = cli.parse(["probe", "--lengths", "256,512", "a,b"])
+    assert (found.lengths, str(found.path)) == ((256, 512), "a,b")
+    with pytest.raises(ValueError, match="^--lengths takes a whole number, got '256,'$"):
+        cli.parse(["probe", "m", "--lengths", "256,"])
 
 
 def test_a_list_that_is_given_twice_is_not_added_to_its_default() -> None:

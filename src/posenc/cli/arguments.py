@@ -133,9 +133,28 @@ def each_once(verb: str, cls: type, arguments: list[str]) -> list[str]:
             given[name] = [*given.pop(name), *([value] if equals else [])]
         else:
             raise ValueError(f"{option} is given more than once; give it once, with the value that you mean")
-    for name, (option, *values) in ((name, parts) for name, parts in given.items() if name):
+    for name, (option, *values) in [(name, parts) for name, parts in given.items() if name]:
+        given[name] = [option, *values] = one_by_one(option, values, types[name])
         check_value(option, values, types[name])
     return [part for parts in given.values() for part in parts]
+
+
+def one_by_one(option: str, values: list[str], kind: Any) -> list[str]:
+    """An option with its values, those of a list of numbers apart where commas stand between: 256,512 is 256 512."""
+    number = next((number for number in KINDS if get_origin(kind) is tuple and number in get_args(kind)), None)
+    if number is None:
+        return [option, *values]
+    option, equals, value = option.partition("=")
+    found = []
+    for one in [value, *values] if equals else values:
+        parts = one.split(",")
+        try:
+            list(map(number, parts))
+        except ValueError:
+            # Behind a list there may stand what belongs to no option, such as several specs.
+            parts = [one]
+        found += parts
+    return [option, *found]
 
 
 def check_value(option: str, values: list[str], kind: Any) -> None:
