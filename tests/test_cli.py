@@ -378,7 +378,7 @@ def test_a_list_that_is_given_twice_adds_up(verb: str, name: str, values: list[s
 def test_commas_stand_between_numbers_and_part_nothing_else() -> None:
     found = cli.parse(["probe", "--lengths", "256,512", "a,b"])
     assert (found.lengths, str(found.path)) == ((256, 512), "a,b")
-    with pytest.raises(ValueError, match="^--lengths takes a whole number, got '256,'$"):
+    with pytest.raises(ValueError, match=r"^--lengths takes a whole number, got '256,'$"):
         cli.parse(["probe", "m", "--lengths", "256,"])
 
 

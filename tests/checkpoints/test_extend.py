@@ -268,6 +268,18 @@ def test_a_winner_that_pays_with_short_texts_says_so() -> None:
     assert chosen(measured("none", math.inf, 1000.0), measured("a", 2.0, 20.0))[0] == "a"
 
 
+def test_a_trial_more_or_less_at_the_trained_length_is_no_price() -> None:
+    """One of three keys less is within two standard errors, none of them is not."""
+
+    def keys(name: str, last: float, *before: float) -> dict[str, Any]:
+        values = [row("mean", 100, sum(before) / len(before), *before), row("last", 200, last)]
+        return {"name": name, "values": values, "config": {}, "baseline": False, "words": ""}
+
+    none, all_right = keys("none", 0.1, 1, 1, 1), keys("ntk", 0.3, 1, 1, 1)
+    assert chosen(none, keys("yarn", 0.6, 1, 0, 1), all_right, more=True)[0] == "yarn"
+    assert chosen(none, keys("yarn", 0.6, 0, 0, 0), all_right, more=True)[0] == "ntk"
+
+
 def test_the_one_method_asked_for_is_written_even_if_it_loses() -> None:
     worse = measured("yarn", 10.0, 2000.0)
     name, words = chosen(NONE, worse, asked=("yarn",))
@@ -593,7 +605,10 @@ def test_pass_keys_are_asked_for_beyond_the_trained_length_only_if_it_can_be_don
     record = extend(settings(model, text, "linear", passkey=1), tmp_path / "cannot")
     assert asked == [tiny_llama.TRAINED] and "pass-keys" not in measures_of(entry(record, "linear"))
     (further,) = record["further"]
-    assert not further["able"] and "has a share of pass keys said right of 0 ± 0, less than 0.9, so" in further["words"]
+    assert (
+        not further["able"]
+        and "has a share of pass keys said right of 0 ± 0.200, less than 0.9, so" in further["words"]
+    )
     asked.clear()
     monkeypatch.setattr(pass_keys, "retrieve", found(1))
     record = extend(settings(model, text, "linear", passkey=1), tmp_path / "can")

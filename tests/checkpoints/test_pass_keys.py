@@ -99,7 +99,8 @@ def test_the_measure_gives_the_share_and_each_depth(tokenizer) -> None:
     made = PassKeys(Given(Loaded(Reader(300), tokenizer, None, None), 300, LENGTH, passkey=2))
     raw = {LENGTH: made.run(Reader(300), LENGTH)}
     assert made.values(raw, LENGTH)["right"].value == pytest.approx(2 / 6)
-    assert made.values(raw, LENGTH)["right"].error == pytest.approx((1 / 3 * 2 / 3 / 5) ** 0.5)
+    # Two of six, and one of two more: squared deviations of 1.875, seven degrees of freedom, eight samples.
+    assert made.values(raw, LENGTH)["right"].error == pytest.approx((1.875 / 7 / 8) ** 0.5)
     (depths,) = made.details(raw, [LENGTH])
     assert (depths.at, depths.values) == (("10%", "50%", "90%"), (0.0, 0.0, 1.0))
     with pytest.raises(TooShort, match="more text to hide in than 60 tokens"):

@@ -6,8 +6,8 @@ from typing import Any
 from posenc.checkpoints.measures.measure import Value, error_of
 
 KEEPS = 1.05
-"""A method may win if at the trained length it is at most this many times worse than the model as it is: who pays with
-the short inputs for the long ones has not extended anything."""
+"""A method may win if at the trained length it is at most this many times worse than the model as it is, or no
+different from it: who pays with the short inputs for the long ones has not extended anything."""
 
 TIE = 1.01
 """Numbers within this ratio are no difference on one text."""
@@ -22,9 +22,9 @@ def choose(asked: Sequence[str], record: Record) -> tuple[Record, str]:
     """The method that is written, the one asked for or the one that wins, and in words why.
 
     The first number of the first measure decides at the target, among methods whose price at the trained length is at
-    most 1.05 times what the model as it is has there. A method within 1 %, or two standard errors, of the lowest is its
-    equal, and so is the model as it is: what does no more than that is not worth a checkpoint, unless it is the one
-    method that was asked for.
+    most 1.05 times what the model as it is has there, or no different from it. A method within 1 %, or two standard
+    errors, of the lowest is its equal, and so is the model as it is: what does no more than that is not worth a
+    checkpoint, unless it is the one method that was asked for.
     """
     number, target, unit = first(record), record["target"], record["unit"]
     before, order = record["methods"][0], ranked(record)
@@ -130,7 +130,8 @@ def keeps(entry: Record, record: Record) -> bool:
     of = record["measures"][0]
     more = next(one["more_is_better"] for one in of["numbers"] if one["name"] == of["price"])
     before, now = (value(one, record, record["trained"], of["price"]) for one in (record["methods"][0], entry))
-    return now.value >= before.value / KEEPS if more else now.value <= before.value * KEEPS
+    near = now.value >= before.value / KEEPS if more else now.value <= before.value * KEEPS
+    return near or same(now, before)
 
 
 def ranked(record: Record) -> list[Record]:

@@ -17,8 +17,8 @@ from posenc.checkpoints.measures.measure import (
     Tell,
     TooShort,
     Value,
-    error_of,
     part_of,
+    share_of,
     tokenizer_of,
 )
 from posenc.checkpoints.measures.perplexity import DEVICE, Read, costs, likeliest, opening_of, read
@@ -179,20 +179,10 @@ class LongTask:
         }
 
     def values(self, raw: Mapping[int, Mapping[str, Any]], length: int) -> dict[str, Value]:
-        """The numbers at a length.
-
-        Their error is the standard error over trials with one more that is all right and one that is all wrong, so
-        that a few trials that agree are not taken for certain.
-        """
         shares = [sum(items) / len(items) for items in raw[length]["right"]]
         wholes = [float(all(items)) for items in raw[length]["right"]]
-        samples = {"right": shares, "whole": wholes}
-        return {
-            number.name: Value(
-                math.fsum(each := samples[number.name]) / len(each), error_of([*each, 0.0, 1.0]), tuple(each)
-            )
-            for number in self.numbers
-        }
+        found = {"right": share_of(shares), "whole": share_of(wholes)}
+        return {number.name: found[number.name] for number in self.numbers}
 
     def details(self, raw: Mapping[int, Mapping[str, Any]], lengths: Sequence[int]) -> tuple[Detail, ...]:
         """How much was right at the longest length, by depth."""

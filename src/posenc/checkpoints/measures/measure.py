@@ -180,9 +180,21 @@ def error_of(samples: Sequence[float]) -> float | None:
 
 
 def mean_of(samples: Sequence[float]) -> Value:
-    """The mean of samples with its error: a share, where they are 0 and 1.
+    """The mean of samples with its error.
 
-    >>> mean_of([1.0, 0.0, 1.0, 0.0]).value
-    0.5
+    >>> mean_of([1.0, 3.0])
+    Value(value=2.0, error=1.0, each=(1.0, 3.0))
     """
     return Value(statistics.fmean(samples), error_of(samples), tuple(samples))
+
+
+def share_of(samples: Sequence[float]) -> Value:
+    """The mean of trials that are right (1) or wrong (0), or right in part, with its error.
+
+    It is the standard error over these trials with one more that is all right and one that is all wrong, so that a few
+    trials that agree are not taken for certain.
+
+    >>> share_of([1.0, 1.0])
+    Value(value=1.0, error=0.25, each=(1.0, 1.0))
+    """
+    return Value(statistics.fmean(samples), error_of([*samples, 0.0, 1.0]), tuple(samples))

@@ -16,8 +16,8 @@ from posenc.checkpoints.measures.measure import (
     Tell,
     TooShort,
     Value,
-    mean_of,
     part_of,
+    share_of,
     tokenizer_of,
 )
 from posenc.checkpoints.measures.perplexity import DEVICE, Read, costs, likeliest, opening_of
@@ -157,7 +157,7 @@ class PassKeys:
 
     def values(self, raw: Mapping[int, Mapping[str, Any]], length: int) -> dict[str, Value]:
         keys = [Retrieval(**key) for key in raw[length]["keys"]]
-        return {"right": mean_of([float(trial < key.right) for key in keys for trial in range(key.trials)])}
+        return {"right": share_of([float(trial < key.right) for key in keys for trial in range(key.trials)])}
 
     def details(self, raw: Mapping[int, Mapping[str, Any]], lengths: Sequence[int]) -> tuple[Detail, ...]:
         return tuple(
