@@ -298,6 +298,83 @@ def test_images_are_compared_with_themselves_at_the_trained_grid(tmp_path: Path)
     assert again.config.image_size == 36 and again.embeddings.position_embeddings.shape == (1, 82, 16)
 
 
+LABELS = {0: "cat", 1: "Dog", 2: "gull"}
+
+
+@pytest.fixture
+def photographs(tmp_path: Path) -> tuple[str, ...]:
+    """Six images in folders of the labels, by name or by number."""
+    from PIL import Image
+
+    found = []
+    for number, folder in enumerate(("cat", "dog", "2", "cat", "dog", "gull")):
+        path = tmp_path / folder / f"{number}.png"
+        path.parent.mkdir(exist_ok=True)
+        drawn = torch.randint(256, (60, 60, 3), generator=torch.Generator().manual_seed(number), dtype=torch.uint8)
+        Image.fromarray(drawn.numpy()).save(path)
+        found.append(str(path))
+    return tuple(found)
+
+
+def classifier(folder: Path) -> Path:
+    with quietly():
+        small = {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 24, "patch_size": 4, "hidden_size": 16}
+        model = model_of("ViTForImageClassification", intermediate_size=16, id2label=LABELS, **small)
+        # A random one says the same of every image, unless it sees much of them and no label is ahead.
+        torch.manual_seed(0)
+        for weights in (model.vit.embeddings.patch_embeddings.projection.weight, model.classifier.weight):
+            weights.data.normal_()
+        with torch.no_grad():
+            model.classifier.bias -= model(torch.randn(64, 3, 24, 24) / 2).logits.mean(0)
+        model.save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.5] * 3, "image_std": [0.5] * 3}))
+    return folder
+
+
+def likeliest_of(folder: Path, images: tuple[str, ...], side: int) -> list[int]:
+    """The labels of images, by transformers alone."""
+    import numpy
+    from PIL import Image
+
+    model = transformers.AutoModelForImageClassification.from_pretrained(folder, local_files_only=True).eval()
+    found = []
+    for image in images:
+        pixels = numpy.array(Image.open(image).resize((side, side), Image.Resampling.BICUBIC)).transpose(2, 0, 1)
+        given = torch.tensor(pixels / 127.5 - 1, dtype=torch.float32)[None]
+        with torch.no_grad():
+            found.append(int(model(given).logits.argmax()))
+    return found
+
+
+def test_classifiers_are_asked_for_labels(tmp_path: Path, photographs: tuple[str, ...]) -> None:
+    folder = classifier(tmp_path / "vit")
+    record = extend(Settings(str(folder), 1.5, ("cubic",), images=photographs), tmp_path / "run")
+    at = {(m["name"], r["length"], r["number"]): r["value"] for m in record["methods"] for r in m["values"]}
+    (measure,) = record["measures"]
+    assert [one["name"] for one in measure["numbers"]] == ["right", "patches", "class", "same"]
+    assert measure["price"] == "right" and measure["numbers"][0]["chance"] == pytest.approx(1 / 3)
+    before = likeliest_of(folder, photographs, 24)
+    after = likeliest_of(tmp_path / "run" / "checkpoint", photographs, 36)
+    assert len(set(before)) > 1 and before != after
+    expected = (0, 1, 2, 0, 1, 2)
+    for length, labels in ((6, before), (9, after)):
+        right, same = ([a == b for a, b in zip(labels, other, strict=True)] for other in (expected, before))
+        assert at["cubic", length, "right"] == pytest.approx(sum(right) / 6)
+        assert at["cubic", length, "same"] == pytest.approx(sum(same) / 6)
+    assert at["none", 6, "same"] == 1
+
+
+def test_images_without_labels_are_held_to_the_trained_grid(tmp_path: Path, photographs: tuple[str, ...]) -> None:
+    loaded = load(classifier(tmp_path / "vit"))
+    loose = tmp_path / "loose.png"
+    loose.write_bytes(Path(photographs[0]).read_bytes())
+    made = Images(Given(loaded, 6, 9, images=(str(loose),)))
+    assert [number.name for number in made.numbers] == ["patches", "class", "same"] and made.price == "patches"
+    message = r"1 of 2 images lie in folders that are named after one of the model's 3 labels, and '.*loose.png' does"
+    with pytest.raises(ValueError, match=message):
+        Images(Given(loaded, 6, 9, images=(photographs[0], str(loose))))
+
+
 def test_a_baseline_that_is_better_is_named() -> None:
     def entry(name: str, baseline: bool = False, **at: float) -> dict[str, Any]:
         values = [
