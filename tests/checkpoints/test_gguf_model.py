@@ -305,6 +305,25 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         | {"expert_feed_forward_length": 16, "expert_shared_count": 2, "leading_dense_block_count": 1}
         | {"interleave_moe_layer_step": 1, "expert_shared_feed_forward_length": 24},
     ),
+    "lfm2": (
+        "lfm2",
+        "lfm2",
+        {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "full_attention"]}
+        | {"block_auto_adjust_ff_dim": False, "conv_L_cache": 4, "norm_eps": 1e-6, "tie_word_embeddings": True},
+        {"attention.head_count_kv": [0, 2, 0, 2], "shortconv.l_cache": 4, "attention.layer_norm_rms_epsilon": 1e-6}
+        | {"vocab_size": 40},
+    ),
+    "lfm2, experts": (
+        "lfm2_moe",
+        "lfm2moe",
+        MOE
+        | {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1}
+        | {"moe_intermediate_size": 16, "norm_eps": 1e-6},
+        COUNTED
+        | {"attention.head_count_kv": [0, 2, 0], "shortconv.l_cache": 3, "attention.layer_norm_rms_epsilon": 1e-6}
+        | {"expert_feed_forward_length": 16, "leading_dense_block_count": 1, "expert_gating_func": 2},
+    ),
+    "apertus": ("apertus", "apertus", {"rope_parameters": LLAMA_3}, {}),
     "phimoe": (
         "phimoe",
         "phimoe",
@@ -390,6 +409,10 @@ def keys_of(model: Any, arch: str, more: dict[str, Any]) -> dict[str, Any]:
     }
     if arch == "starcoder":
         usual["attention.head_count_kv"] = 1
+    if arch == "apertus":
+        activations = [layer.mlp.act_fn for layer in model.model.layers]
+        for name in ("alpha_p", "alpha_n", "beta", "eps"):
+            usual[f"xielu.{name}"] = [getattr(one, name).item() for one in activations]
     return usual | more
 
 
@@ -401,6 +424,9 @@ def stored(model: Any, arch: str) -> Iterator[tuple[str, torch.Tensor]]:
     norms: dict[str, list[torch.Tensor]] = {}
     for name, tensor in model.state_dict().items():
         if config.tie_word_embeddings and name in ("lm_head.weight", "embed_out.weight"):
+            continue
+        if ".act_fn." in name:
+            # Numbers of an activation are written as keys.
             continue
         if arch in ("llama", "mistral3", "arcee", "smollm3", "granite", "granitemoe", "olmo"):
             for part, many in (("q_proj", heads), ("k_proj", kv)):
@@ -457,7 +483,10 @@ def stored(model: Any, arch: str) -> Iterator[tuple[str, torch.Tensor]]:
             continue
         if name.endswith("experts.gate_up_proj"):
             place = name.replace("block_sparse_moe", "mlp").removesuffix("gate_up_proj")
-            for part, half in zip(("gate_proj.weight", "up_proj.weight"), tensor.chunk(2, dim=1), strict=True):
+            parts = ("gate_proj.weight", "up_proj.weight")
+            if arch == "lfm2moe":
+                place, parts = place.removeprefix("model."), ("w1.weight", "w3.weight")
+            for part, half in zip(parts, tensor.chunk(2, dim=1), strict=True):
                 yield place + part, half
             continue
         name = name.replace("block_sparse_moe.experts", "mlp.experts")
@@ -471,7 +500,7 @@ def stored(model: Any, arch: str) -> Iterator[tuple[str, torch.Tensor]]:
                 continue
             name, tensor = merged, torch.stack(norms[merged])
         # Older converters drop axes of one.
-        yield name, tensor.squeeze() if "shared_expert_gate" in name else tensor
+        yield name, tensor.squeeze() if "shared_expert_gate" in name or "conv.conv" in name else tensor
 
 
 def divisors(rope: dict[str, Any], head_dim: int) -> torch.Tensor:
@@ -496,7 +525,7 @@ def write(model: Any, path: Path, arch: str = "llama", leave_out: str = "", extr
     for key, value in keys_of(model, arch, more).items():
         kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
         if value is not None:
-            name = key if key.startswith("tokenizer.") else f"{arch}.{key}"
+            name = key if key.startswith(("tokenizer.", "xielu.")) else f"{arch}.{key}"
             kinds.get(type(value), writer.add_array)(name, value)
     (number,) = (number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     names = gguf.get_tensor_name_map(number, model.config.num_hidden_layers)
@@ -509,7 +538,8 @@ def write(model: Any, path: Path, arch: str = "llama", leave_out: str = "", extr
         writer.add_tensor(extra, torch.ones(8).numpy())
     rope = getattr(model.config, "rope_parameters", None) or {}
     if rope.get("rope_type") == "llama3":
-        writer.add_tensor("rope_freqs.weight", divisors(rope, model.config.head_dim).numpy())
+        width = getattr(model.config, "head_dim", model.config.hidden_size // model.config.num_attention_heads)
+        writer.add_tensor("rope_freqs.weight", divisors(rope, width).numpy())
     for key in ("short_factor", "long_factor"):
         if key in rope:
             writer.add_tensor(f"rope_factors_{key.partition('_')[0]}.weight", torch.tensor(rope[key]).numpy())
@@ -566,6 +596,28 @@ def test_without_its_change_undone_it_is_refused_or_another_model(case: str, tmp
         ids = torch.arange(30)[None]
         with torch.no_grad():
             assert (loaded.model(ids).logits - model(ids).logits).abs().max() > 1e-3
+
+
+def test_numbers_of_layers_in_keys_are_as_many_or_one_for_all(tmp_path: Path) -> None:
+    model, _ = made("apertus", tmp_path / "m.gguf")
+    for layer in model.model.layers:
+        layer.mlp.act_fn.alpha_p.data.fill_(0.25)
+    more = {"xielu.alpha_p": 0.25}
+    ids = torch.arange(30)[None]
+    with torch.no_grad():
+        assert load(write(model, tmp_path / "n.gguf", "apertus", more=more)).model(ids).logits.equal(model(ids).logits)
+    with pytest.raises(CannotRead, match=r"xielu.beta: it has 1 numbers, and layer 1 has none"):
+        load(write(model, tmp_path / "o.gguf", "apertus", more={"xielu.beta": [0.5]}))
+    with pytest.raises(CannotRead, match=r"it lacks xielu.eps\[0\], which is model.layers.0.mlp.act_fn.eps in"):
+        load(write(model, tmp_path / "p.gguf", "apertus", more={"xielu.eps": None}))
+
+
+def test_a_layer_without_keys_is_one_that_does_not_attend(tmp_path: Path) -> None:
+    found = open_model(GGUFTensors(made("lfm2", tmp_path / "m.gguf")[1]))
+    assert [layer.spec for layer in found.reading.parts[0].layers] == ["none", "rotary(base=1000000)"] * 2
+    assert [layer.attends for layer in found.reading.parts[0].layers] == [False, True] * 2
+    again = inspect(tmp_path / "m.gguf")
+    assert not again.not_covered and "layers [0, 2] do not attend" in again.parts[0].besides
 
 
 def test_a_change_that_nothing_asks_for_is_refused(tmp_path: Path, monkeypatch) -> None:

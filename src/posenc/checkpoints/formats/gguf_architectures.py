@@ -115,6 +115,7 @@ KEYS = {
     "attention.q_lora_rank": "q_lora_rank",
     "attention.kv_lora_rank": "kv_lora_rank",
     "token_type_count": "type_vocab_size",
+    "shortconv.l_cache": "conv_L_cache",
     "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier",
     "logit_scale": "logits_scaling logit_scale",
@@ -237,6 +238,14 @@ ARCHITECTURES = {
     ),
     "ernie4_5-moe": Architecture("ernie4_5_moe", "ernie.py Ernie4_5MoeModel"),
     "phimoe": Architecture("phimoe", "phi.py PhiMoeModel"),
+    "lfm2": Architecture("lfm2", "lfm2.py LFM2Model", fixed={"block_auto_adjust_ff_dim": False}),
+    "lfm2moe": Architecture(
+        "lfm2_moe",
+        "lfm2.py LFM2MoeModel",
+        settled={"expert_gating_func": SIGMOID},
+        fixed={"norm_topk_prob": True, "routed_scaling_factor": 1.0},
+    ),
+    "apertus": Architecture("apertus", "apertus.py ApertusModel"),
     "minimax-m2": Architecture("minimax_m2", "minimax.py MiniMaxM2Model", settled={"expert_gating_func": SIGMOID}),
     "exaone-moe": Architecture("exaone_moe", "exaone.py ExaoneMoEModel", settled={"expert_gating_func": SIGMOID}),
     "bert": Architecture("bert", "bert.py BertModel", left_open={"hidden_act": "gelu"}),
@@ -263,10 +272,8 @@ NOT_LOADED = {
     "t5": "it has two stacks of layers, and one is read",
     "t5encoder": "which activation its feed-forward layers have is not in such files",
     "llama4": "its layers attend within chunks, which such files do not say",
-    "apertus": "the numbers of its activation stand in keys, not in tensors, and are not read",
     "bitnet": "its weights are of three values, which transformers packs in a way of its own",
     "mimo2": "its layers have heads of different widths",
-    "lfm2": "which of its layers attend is told by numbers of heads alone, which are not read",
 }
 NOT_LOADED |= dict.fromkeys(
     (
@@ -279,5 +286,4 @@ NOT_LOADED |= dict.fromkeys(
     "qwen2vl qwen3vl qwen3vlmoe hunyuan_vl paddleocr chameleon deepseek2-ocr mistral4 step35".split(),
     "transformers has it within a model for images only, which the file does not hold",
 )
-NOT_LOADED["lfm2moe"] = NOT_LOADED["lfm2"]
 """Why an architecture is not loaded, where more is known than that nobody looked."""

@@ -113,12 +113,12 @@ class Reader:
         return count(self.keys.size(self.key(name), says), self.key(name), most=most)
 
     def largest(self, name: str, says: str, default: int | None = None) -> int | None:
-        """A number of heads, which some architectures give for each layer; then the largest."""
+        """A number of heads, which some architectures give for each layer; then the largest, 0 being none at all."""
         given = self.keys.peek(self.key(name))
         if not is_list(given) or not given:
             return self.count(name, says, MOST_HEADS, default)
         self.keys.numbers(self.key(name), f"{name.rpartition('.')[2]} of each layer: {{}}")
-        if len(set(given)) > 1:
+        if len(set(given) - {0}) > 1:
             self.keys.leave(f"{self.key(name)} differs from layer to layer; the largest stands for all")
         return count(max(int(max(given)), 1), self.key(name), most=MOST_HEADS)
 
@@ -143,6 +143,13 @@ class Reader:
             self.besides.append("its layers are recurrent, and read no position")
         elif self.arch not in known.WITHOUT_ROTARY:
             per_layer = self.rotary()
+        kv_heads = self.keys.given.get(self.key("attention.head_count_kv"))
+        if is_list(kv_heads):
+            # What has no keys mixes tokens by something else.
+            alone = Layer("none", self.head_dim, None, None, attends=False)
+            without = [index for index, many in enumerate(kv_heads[: self.layers]) if many == 0]
+            per_layer = [alone if index in without else layer for index, layer in enumerate(per_layer)]
+            self.besides += [f"layers {without} do not attend"] if without else []
         part = Part("", self.shape(), tuple(per_layer), self.kv_heads, self.length, embed, tables, tuple(self.besides))
         with possible(f"the rotary keys of {self.arch}"):
             for layer in {(layer.spec, layer.head_dim): index for index, layer in enumerate(per_layer)}.values():

@@ -44,6 +44,7 @@ MOST_TOKENS = 1 << 24
 """The tokens of a vocabulary."""
 
 CHECKPOINT_NAMES = {
+    r"feed_forward\.experts\.gate_up_proj$": ("feed_forward.experts.w1.weight", "feed_forward.experts.w3.weight"),
     r"\w+\.experts\.gate_up_proj$": ("mlp.experts.gate_proj.weight", "mlp.experts.up_proj.weight"),
     r"\w+\.experts\.gate_up_proj_bias$": ("mlp.experts.gate_proj.bias", "mlp.experts.up_proj.bias"),
     r"\w+\.experts\.down_proj$": ("mlp.experts.down_proj.weight",),
@@ -56,10 +57,12 @@ CHECKPOINT_NAMES = {
     r"^layers\.(\d+)\.self_attn\.([qkv])_proj\.": (r"blk.\1.attn_\2.",),
     r"^layers\.(\d+)\.post_attention_layernorm": (r"encoder.layers.\1.norm1",),
     r"^layers\.(\d+)\.post_mlp_layernorm": (r"encoder.layers.\1.norm2",),
+    r"^.*layers\.(\d+)\.mlp\.act_fn\.(alpha_[pn]|beta|eps)$": (r"xielu.\2[\1]",),
 }
 """Names in transformers' models -> in the checkpoints that the gguf package has names for: experts in one tensor, where
 gates stand before what they multiply; norms with one tensor for each head; the keys and values of latent attention. A
-name that transformers kept is tried first, and what begins with blk is a stored name by itself."""
+name that transformers kept is tried first. What begins with blk is a stored name by itself, and xielu.beta[3] the number
+of the layer 3 in a list that the file has among its keys."""
 
 
 @dataclass(frozen=True)
@@ -115,10 +118,29 @@ class GGUFModel:
         """A stored tensor, or its rows of the one that some files have for several."""
         if name in of:
             return of[name]
+        if (number := in_keys(name, self.file)) is not None:
+            return number
         # Queries, keys and values behind one another.
         queries, keys = (many * self.part.shape.head_dim for many in (self.part.shape.heads, self.part.kv_heads or 0))
         pieces = of[together(name)].split([queries, keys, keys])
         return pieces["qkv".index(name[name.index(".attn_") + 6])]
+
+
+def in_keys(name: str, file: GGUFTensors) -> Tensor | None:
+    """The number of a layer in a list among the keys of a file, or the one number of all layers; None where it has none.
+
+    >>> from types import SimpleNamespace
+    >>> in_keys("xielu.beta[1]", SimpleNamespace(said={"xielu.beta": [0.5, 0.25]}, path="m.gguf"))
+    tensor(0.2500)
+    """
+    key, bracket, layer = name.removesuffix("]").partition("[")
+    if not bracket or key not in file.said:
+        return None
+    given = file.said[key]
+    matches(given, (float, [float]), file=file.path, field=key)
+    if isinstance(given, list) and not int(layer) < len(given):
+        raise CannotRead(f"it has {len(given)} numbers, and layer {layer} has none", file=file.path, field=key)
+    return torch.tensor(given[int(layer)] if isinstance(given, list) else given)
 
 
 def together(name: str) -> str:
@@ -330,6 +352,8 @@ def derived(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUFTe
         return found | {"num_ln_in_parallel_attn": (2 if two else 1) if several else None}
     if row.model == "modernbert":
         return {"local_attention": keys.given.get(f"{arch}.attention.sliding_window")}
+    if row.model in ("lfm2", "lfm2_moe"):
+        return {"layer_types": ["full_attention" if layer.attends else "conv" for layer in part.layers]}
     if arch in BOTH_WAYS:
         return {"sliding_window": keys.given.get(f"{arch}.attention.sliding_window")}
     if (turned := part.layers[0].head_dim) != part.shape.head_dim:
@@ -391,7 +415,7 @@ def stored_names(arch: str, model: Any, layers: int, file: GGUFTensors) -> dict[
         tried = [
             [kept_as(one, model.base_model_prefix, names, file) for one in pieces] for pieces in in_checkpoints(name)
         ]
-        there = (each for each in tried if all(one in file or together(one) in file for one in each))
+        there = (each for each in tried if all(is_there(one, file) for one in each))
         stored = next(there, None)
         if stored is not None:
             found[name] = tuple(stored)
@@ -403,9 +427,13 @@ def stored_names(arch: str, model: Any, layers: int, file: GGUFTensors) -> dict[
     return found
 
 
+def is_there(name: str, file: GGUFTensors) -> bool:
+    return name in file or together(name) in file or in_keys(name, file) is not None
+
+
 def kept_as(name: str, prefix: str, names: Any, file: GGUFTensors) -> str:
     """What a file calls a tensor of checkpoints, or "" where the gguf package has no name for it."""
-    if name.startswith("blk."):
+    if name.startswith("blk.") or name.endswith("]"):
         return name
     ends = (".weight", ".bias")
     found = names.get_name(name, ends) or names.get_name(name.removeprefix(f"{prefix}."), ends) or ""
