@@ -172,8 +172,7 @@ def test_what_llama_cpp_fixes_and_no_file_says() -> None:
     assert names("llama4", 4) == ["rotary", "rotary", "rotary", "step_temperature"]
     assert names("llama4", 4, attention__sliding_window=0) == ["rotary"] * 4
     (part,) = configs.read(keys("llama4", attention__sliding_window=9)).parts
-    assert part.besides == ("layers with rotary attend within chunks of 8192 tokens, which is no window",)
-    assert [layer.window for layer in part.layers] == [None, None]
+    assert [(layer.window, layer.chunk) for layer in part.layers] == [(None, 8192)] * 2
     assert names("cohere2", 4, attention__sliding_window=9) == ["rotary", "rotary", "rotary", "none"]
     gemma = specs("gemma3", 6, attention__sliding_window=9, rope__freq_base=1e6, rope__scaling__factor=8.0)
     assert gemma == [("rotary", 9)] * 5 + [("rotary(base=1000000, schedule=linear(factor=8))", None)]

@@ -79,6 +79,14 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "mistral": ("mistral", "mistral3", {"sliding_window": None, "head_dim": 8}, {}),
     "arcee": ("arcee", "arcee", {}, {}),
     "smollm3": ("smollm3", "smollm3", {"num_hidden_layers": 5, "rope_parameters": PLAIN}, {}),
+    "llama4": (
+        "llama4_text",
+        "llama4",
+        {"num_hidden_layers": 5, "head_dim": 8, "rope_parameters": LLAMA_3, "intermediate_size": 16}
+        | {"intermediate_size_mlp": 48, "num_local_experts": 4, "interleave_moe_layer_step": 2},
+        {"expert_count": 4, "expert_used_count": 1, "expert_feed_forward_length": 16, "feed_forward_length": 48}
+        | {"interleave_moe_layer_step": 2, "rope.dimension_count": 8, "vocab_size": 40},
+    ),
     "granite": ("granite", "granite", MULTIPLIERS, MULTIPLIED),
     "granite, experts": ("granitemoe", "granitemoe", MULTIPLIERS | LOCAL_MOE, MULTIPLIED | COUNTED),
     "olmo": ("olmo", "olmo", {"clip_qkv": 0.5}, {"attention.clamp_kqv": 0.5, "attention.layer_norm_epsilon": 1e-5}),
@@ -188,6 +196,21 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         "falcon",
         {"num_kv_heads": 2, "new_decoder_architecture": True, "num_ln_in_parallel_attn": 1},
         EPSILON | {"tensor_data_layout": "jploski"},
+    ),
+    "dbrx": (
+        "dbrx",
+        "dbrx",
+        {
+            "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.5, "rope_theta": 5e5},
+            "rope_parameters": PLAIN,
+            "max_seq_len": 64,
+        }
+        | {
+            "d_model": 32,
+            "max_seq_len": 64,
+            "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 4, "moe_top_k": 2},
+        },
+        COUNTED | {"feed_forward_length": 24, "attention.clamp_kqv": 0.5, "attention.layer_norm_epsilon": 1e-5},
     ),
     "stablelm": (
         "stablelm",
@@ -465,6 +488,18 @@ def stored(model: Any, arch: str) -> Iterator[tuple[str, torch.Tensor]]:
                 yield name.replace("gate_up_proj", f"up_proj.{end}"), tensor[:, 1::2]
             else:
                 yield f"{name}.{end}", tensor
+            continue
+        if arch == "llama4" and ".experts." in name:
+            place = name.rpartition(".")[0]
+            for part, half in zip(("gate_proj", "up_proj"), tensor.transpose(1, 2).chunk(2, dim=1), strict=True):
+                if "gate_up" in name:
+                    yield f"{place}.{part}.weight", half
+            if "down" in name:
+                yield f"{place}.down_proj.weight", tensor.transpose(1, 2)
+            continue
+        if arch == "dbrx" and ".experts." in name:
+            experts = tensor.view(config.ffn_config.moe_num_experts, -1, dim)
+            yield f"{name}.weight", experts.permute(0, 2, 1) if name.endswith("w2") else experts
             continue
         if config.model_type == "roberta" and "position_embeddings" in name:
             # Its positions count from behind the token for padding.

@@ -82,7 +82,7 @@ def test_llama_4_leaves_rotary_out_of_every_fourth_layer_and_warms_it() -> None:
     # Meta's model code: log(floor((p + 1) / floor_scale) + 1) * attn_scale + 1.
     for p in (0, 8190, 8191, 100_000):
         assert warm.temperature(p) == pytest.approx(math.log(math.floor((p + 1) / 8192) + 1) * 0.1 + 1)
-    assert part.besides == ("layers with rotary attend within chunks of 8192 tokens, which is no window",)
+    assert [layer.chunk for layer in part.layers] == [8192, 8192, 8192, None] * 12
 
 
 def test_without_tuning_the_layers_without_rotary_have_nothing() -> None:

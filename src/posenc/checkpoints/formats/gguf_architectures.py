@@ -62,6 +62,9 @@ WINDOW_IN_ALL = frozenset(("phi3", "phimoe"))
 NO_ROTARY_EVERY = {"llama4": 4, "smollm3": 4}
 """The n of which every n-th layer has no rotary."""
 
+CHUNK = {"llama4": 8192}
+"""Within how many tokens layers with rotary attend, counted from the beginning; the others attend to all."""
+
 ONLY_IN_WINDOWS = frozenset(("cohere2", "exaone4", "exaone-moe", "afmoe"))
 """Architectures whose layers without a window have no rotary."""
 
@@ -108,7 +111,7 @@ class Architecture:
 
 
 KEYS = {
-    "feed_forward_length": "intermediate_size n_inner ffn_hidden_size",
+    "feed_forward_length": "intermediate_size_mlp intermediate_size n_inner ffn_hidden_size",
     "attention.layer_norm_epsilon": "layer_norm_eps layer_norm_epsilon norm_epsilon norm_eps",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps norm_eps",
     "attention.clamp_kqv": "clip_qkv",
@@ -123,7 +126,7 @@ KEYS = {
     "final_logit_softcapping": "final_logit_softcapping",
     "use_parallel_residual": "use_parallel_residual",
     "leading_dense_block_count": "first_k_dense_replace num_dense_layers moe_layer_start_index",
-    "interleave_moe_layer_step": "moe_layer_interval",
+    "interleave_moe_layer_step": "moe_layer_interval interleave_moe_layer_step",
     "expert_count": "num_experts num_local_experts n_routed_experts",
     "expert_used_count": "num_experts_per_tok",
     "expert_group_count": "n_group",
@@ -172,6 +175,12 @@ ARCHITECTURES = {
     "llama with expert_count": Architecture("mixtral", "llama.py LlamaModel", PERMUTED),
     "arcee": Architecture("arcee", "llama.py ArceeModel", PERMUTED),
     "smollm3": Architecture("smollm3", "llama.py SmolLM3Model", PERMUTED),
+    "llama4": Architecture(
+        "llama4_text",
+        "llama4.py Llama4Model",
+        {r"ffn_(gate|up|down)_exps\.weight$": "transposed"},
+        settled={"leading_dense_block_count?": 0},
+    ),
     "granite": Architecture("granite", "granite.py GraniteModel", PERMUTED),
     "granitemoe": Architecture("granitemoe", "granite.py GraniteMoeModel", PERMUTED),
     "mistral3": Architecture("mistral", "mistral3.py Mistral3Model", PERMUTED),
@@ -206,6 +215,12 @@ ARCHITECTURES = {
         GROUPS_APART,
         settled={"tensor_data_layout": "jploski"},
         left_open={"activation": "gelu"},
+    ),
+    "dbrx": Architecture(
+        "dbrx",
+        "dbrx.py DbrxModel",
+        {r"ffn_down_exps\.weight$": "transposed"},
+        settled={"attention.layer_norm_epsilon": 1e-5},
     ),
     "stablelm": Architecture("stablelm", "stablelm.py StableLMModel"),
     "nemotron": Architecture("nemotron", "nemotron.py NemotronModel", PLUS_ONE),
@@ -271,7 +286,6 @@ NOT_LOADED = {
     "gptj": "llama.cpp's converter writes no such files",
     "t5": "it has two stacks of layers, and one is read",
     "t5encoder": "which activation its feed-forward layers have is not in such files",
-    "llama4": "its layers attend within chunks, which such files do not say",
     "bitnet": "its weights are of three values, which transformers packs in a way of its own",
     "mimo2": "its layers have heads of different widths",
 }

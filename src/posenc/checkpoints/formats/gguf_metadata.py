@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -214,18 +215,20 @@ class Reader:
             self.scale = schedule.scale_factor / math.sqrt(self.head_dim)
         temperature = self.temperature()
         without = known.NO_ROTARY_EVERY.get(self.arch)
+        chunk = known.CHUNK.get(self.arch)
         if self.arch == "llama4" and keys.peek(self.key("attention.sliding_window")) == 0:
-            without = None
+            without = chunk = None
         out = []
         for index, window in enumerate(windows):
             here, dim = (spec, head_dim) if window is None else (local, local_dim)
-            if without and (index + 1) % without == 0:
+            turned = not (without and (index + 1) % without == 0)
+            if not turned:
                 here = "step_temperature(interval=8192, form='llama4')" if self.arch == "llama4" else "none"
             elif self.arch in known.ONLY_IN_WINDOWS and window is None and any(windows):
                 here = "none"
             elif temperature:
                 here = f"{here} + {temperature}"
-            out.append(self.plain(here, window, dim))
+            out.append(replace(self.plain(here, window, dim), chunk=chunk if turned else None))
         return out
 
     def sections(self, width: int) -> tuple[tuple[int, ...] | None, str | None]:
@@ -254,7 +257,6 @@ class Reader:
             every = given if isinstance(given, int) and given > 0 else 3
             return [size if index % every else None for index in range(self.layers)]
         if self.arch == "llama4":
-            self.besides.append("layers with rotary attend within chunks of 8192 tokens, which is no window")
             return [None] * self.layers
         if is_list(given):
             if len(given) < self.layers:

@@ -44,7 +44,10 @@ MOST_TOKENS = 1 << 24
 """The tokens of a vocabulary."""
 
 CHECKPOINT_NAMES = {
-    r"feed_forward\.experts\.gate_up_proj$": ("feed_forward.experts.w1.weight", "feed_forward.experts.w3.weight"),
+    r"model\.layers\.(\d+)\.feed_forward\.experts\.gate_up_proj$": (
+        r"blk.\1.ffn_gate_exps.weight",
+        r"blk.\1.ffn_up_exps.weight",
+    ),
     r"\w+\.experts\.gate_up_proj$": ("mlp.experts.gate_proj.weight", "mlp.experts.up_proj.weight"),
     r"\w+\.experts\.gate_up_proj_bias$": ("mlp.experts.gate_proj.bias", "mlp.experts.up_proj.bias"),
     r"\w+\.experts\.down_proj$": ("mlp.experts.down_proj.weight",),
@@ -61,8 +64,8 @@ CHECKPOINT_NAMES = {
 }
 """Names in transformers' models -> in the checkpoints that the gguf package has names for: experts in one tensor, where
 gates stand before what they multiply; norms with one tensor for each head; the keys and values of latent attention. A
-name that transformers kept is tried first. What begins with blk is a stored name by itself, and xielu.beta[3] the number
-of the layer 3 in a list that the file has among its keys."""
+name that transformers kept is tried first. What begins with blk is a stored name by itself, and xielu.beta[3] the
+number of layer 3 in a list that the file has among its keys."""
 
 
 @dataclass(frozen=True)
@@ -106,10 +109,13 @@ class GGUFModel:
             found = torch.stack(pieces, dim=2).flatten(1, 2)
             found = found.mT if name.endswith("_proj") else found
         else:
-            found = torch.cat(pieces, dim=1)
+            found = torch.cat(pieces, dim=2 if self.row.change(self.stored[name][0]) == "transposed" else 1)
         if head := re.search(r"\.norms\.(\d+)\.weight$", name):
             heads = self.part.shape.heads if "q_layernorm" in name else self.part.kv_heads
             found = found.view(heads or 0, -1)[int(head[1])]
+        if found.dim() == 3 and len(self.shapes[name]) == 2:
+            # Experts below one another.
+            found = found.flatten(0, 1)
         # Converters drop axes of one.
         wide = [size for size in self.shapes[name] if size != 1]
         return found.reshape(self.shapes[name]) if [size for size in found.shape if size != 1] == wide else found
@@ -127,7 +133,7 @@ class GGUFModel:
 
 
 def in_keys(name: str, file: GGUFTensors) -> Tensor | None:
-    """The number of a layer in a list among the keys of a file, or the one number of all layers; None where it has none.
+    """The number of a layer in a list among the keys of a file, or the one number of all layers; None for no such key.
 
     >>> from types import SimpleNamespace
     >>> in_keys("xielu.beta[1]", SimpleNamespace(said={"xielu.beta": [0.5, 0.25]}, path="m.gguf"))
@@ -352,6 +358,24 @@ def derived(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUFTe
         return found | {"num_ln_in_parallel_attn": (2 if two else 1) if several else None}
     if row.model == "modernbert":
         return {"local_attention": keys.given.get(f"{arch}.attention.sliding_window")}
+    if row.model == "dbrx":
+        named = {"attention.clamp_kqv": "clip_qkv", "expert_count": "moe_num_experts", "expert_used_count": "moe_top_k"}
+        found = {name: keys.take(f"{arch}.{key}", "{}") for key, name in named.items()}
+        matches(
+            found, {"clip_qkv": (None, float), "moe_num_experts": int, "moe_top_k": int}, file=file.path, field=arch
+        )
+        within_bounds(found)
+        # Its class of attention asks for the base too, and turns by that of the whole config.
+        base = settings_of(part.encoding(0))["base"]
+        attention = {"kv_n_heads": part.kv_heads, "clip_qkv": found.pop("clip_qkv"), "rope_theta": base}
+        wide = keys.given.get(f"{arch}.feed_forward_length")
+        return {"attn_config": attention, "ffn_config": found | {"ffn_hidden_size": wide}}
+    if arch == "llama4":
+        kinds = ["chunked_attention" if layer.chunk else "full_attention" for layer in part.layers]
+        chunk = next((layer.chunk for layer in part.layers if layer.chunk), None)
+        # As llama.cpp tells Scout from Maverick.
+        normed = keys.given.get(f"{arch}.expert_count") != 128
+        return {"layer_types": kinds, "attention_chunk_size": chunk, "use_qk_norm": normed}
     if row.model in ("lfm2", "lfm2_moe"):
         return {"layer_types": ["full_attention" if layer.attends else "conv" for layer in part.layers]}
     if arch in BOTH_WAYS:

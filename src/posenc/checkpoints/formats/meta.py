@@ -35,14 +35,14 @@ def read(given: Mapping[str, Any]) -> Reading:
         keys.contradict(f"head_dim is {given['head_dim']} and dim / n_heads is {head_dim}; followed: dim / n_heads")
     base = keys.number("rope_theta", "rotary base {}", 10_000)
     interval = keys.whole("nope_layer_interval", "every {}-th layer has no rotary")
-    besides, length = [], keys.whole("max_seq_len", "trained length {} tokens")
+    length = keys.whole("max_seq_len", "trained length {} tokens")
     with possible("use_scaled_rope"):
         schedule = scaling(keys, llama4=interval is not None)
     with possible("rope_theta"):
         rotary = rotary_spec(head_dim=head_dim, base=base, layout="interleaved", schedule=schedule)
         temperature = temperature_of(keys)
-    if chunk := keys.whole("attention_chunk_size", "layers with rotary attend within chunks of {} tokens"):
-        besides.append(f"layers with rotary attend within chunks of {chunk} tokens, which is no window")
+    chunk = keys.whole("attention_chunk_size", "layers with rotary attend within chunks of {} tokens") or None
+    near, far = Layer(rotary, head_dim, chunk=chunk), Layer(temperature, head_dim)
     for key in ("vision_args", "vision_model"):
         if keys.has(key):
             keys.take(key, "a vision tower")
@@ -51,11 +51,9 @@ def read(given: Mapping[str, Any]) -> Reading:
         if keys.peek(key, -1) not in (-1, 4):
             keys.leave(f"images: {key}={given[key]}")
         keys.take(key, "images, cut into pieces")
-    stack = tuple(
-        Layer(temperature if interval and (index + 1) % interval == 0 else rotary, head_dim) for index in range(layers)
-    )
+    stack = tuple(far if interval and (index + 1) % interval == 0 else near for index in range(layers))
     shape = Shape(dim, heads, head_dim, trained_or_one(length))
-    part = Part("", shape, stack, kv_heads, length, besides=tuple(besides))
+    part = Part("", shape, stack, kv_heads, length)
     with possible("the file"):
         part.encoding(0)
     return Reading(
