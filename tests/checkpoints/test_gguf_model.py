@@ -1,5 +1,6 @@
 """GGUF files written here from tiny transformers models, as llama.cpp's converter does: what is loaded is the same."""
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -134,6 +135,27 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
             "rope_parameters": NEAR_AND_FAR,
         },
         LINEAR_SAID | {"attention.key_length": 16, "attention.sliding_window": 8},
+    ),
+    "gemma3n": (
+        "gemma3n_text",
+        "gemma3n",
+        {
+            "num_hidden_layers": 6,
+            "head_dim": 16,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+        }
+        | {"num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 40}
+        | {"laurel_rank": 5, "altup_active_idx": 1, "activation_sparsity_pattern": [0.95, 0.0, 0.5, 0.0, 0.0, 0.0]},
+        {
+            "attention.key_length": 16,
+            "attention.sliding_window": 8,
+            "rope.freq_base": 1e6,
+            "final_logit_softcapping": 30.0,
+        }
+        | {"attention.sliding_window_pattern": [True, False] * 3, "attention.shared_kv_layers": 2}
+        | {"embedding_length_per_layer_input": 8, "altup.active_idx": 1, "altup.num_inputs": 4}
+        | {"activation_sparsity_scale": [1.6448535919189453, -math.inf, 0.0, *[-math.inf] * 3]},
     ),
     "phi": (
         "phi",
@@ -497,6 +519,12 @@ def stored(model: Any, arch: str) -> Iterator[tuple[str, torch.Tensor]]:
             if "down" in name:
                 yield f"{place}.down_proj.weight", tensor.transpose(1, 2)
             continue
+        if (stacked := re.match(r"model\.altup_(unembed_)?projections\.(\d)", name)) is not None:
+            merged = re.sub(r"\.\d\.weight$", ".weight", name)
+            norms.setdefault(merged, []).append(tensor)
+            if stacked[2] == "2":
+                yield merged, torch.stack(norms[merged])
+            continue
         if arch == "dbrx" and ".experts." in name:
             experts = tensor.view(config.ffn_config.moe_num_experts, -1, dim)
             yield f"{name}.weight", experts.permute(0, 2, 1) if name.endswith("w2") else experts
@@ -647,6 +675,15 @@ def test_numbers_of_layers_in_keys_are_as_many_or_one_for_all(tmp_path: Path) ->
         load(write(model, tmp_path / "p.gguf", "apertus", more={"xielu.eps": None}))
 
 
+def test_keys_of_layers_that_attend_to_those_of_others_are_left_out_and_said(tmp_path: Path) -> None:
+    model_type, named, options, more = CASES["gemma3n"]
+    model = tiny(model_type, **options)
+    loaded = load(write(model, tmp_path / "m.gguf", named, extra="blk.4.attn_k.weight", more=more))
+    assert loaded.notes == ("Layers from 4 on attend to keys of others; their own are left out, as in transformers",)
+    with pytest.raises(CannotRead, match=r"holds blk.3.attn_k.bias, which Gemma3nForCausalLM has no place for"):
+        load(write(model, tmp_path / "n.gguf", named, extra="blk.3.attn_k.bias", more=more))
+
+
 def test_a_layer_without_keys_is_one_that_does_not_attend(tmp_path: Path) -> None:
     found = open_model(GGUFTensors(made("lfm2", tmp_path / "m.gguf")[1]))
     assert [layer.spec for layer in found.reading.parts[0].layers] == ["none", "rotary(base=1000000)"] * 2
@@ -768,7 +805,7 @@ def test_what_is_not_understood_is_refused_by_its_key(case: str, changes: dict, 
             "internlm2",
             r"holds a 'internlm2', and transformers [\d.]+ has no class for it. Load the original checkpoint",
         ),
-        ("gemma3n", "what llama.cpp's converter does to its weights is not known here"),
+        ("gemma4", "what llama.cpp's converter does to its weights is not known here"),
         ("nonesuch", "the gguf package that is installed has no names for its tensors"),
     ],
 )

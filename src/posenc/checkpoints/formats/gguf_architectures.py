@@ -77,6 +77,9 @@ PLAIN_IN_WINDOWS = frozenset((*LOCAL_BASE, "olmo2"))
 UNROUNDED_RAMP = frozenset(("gpt-oss",))
 """Architectures whose released configs do not round the ends of YaRN's ramp; llama.cpp itself does."""
 
+UNSCALED = frozenset(("gemma3n", "gemma4"))
+"""Architectures whose logits are not divided by the root of a head's width."""
+
 SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
 """The layers of the one model of an architecture (27B) whose logits are divided by the root of width / heads."""
 
@@ -119,6 +122,10 @@ KEYS = {
     "attention.kv_lora_rank": "kv_lora_rank",
     "token_type_count": "type_vocab_size",
     "shortconv.l_cache": "conv_L_cache",
+    "attention.shared_kv_layers": "num_kv_shared_layers",
+    "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+    "altup.active_idx": "altup_active_idx",
+    "altup.num_inputs": "altup_num_inputs",
     "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier",
     "logit_scale": "logits_scaling logit_scale",
@@ -196,6 +203,7 @@ ARCHITECTURES = {
     "gemma": Architecture("gemma", "gemma.py GemmaModel", PLUS_ONE),
     "gemma2": Architecture("gemma2", "gemma.py Gemma2Model", PLUS_ONE),
     "gemma3": Architecture("gemma3_text", "gemma.py Gemma3Model", PLUS_ONE),
+    "gemma3n": Architecture("gemma3n_text", "gemma.py Gemma3NModel"),
     "phi2": Architecture("phi", "phi.py Phi2Model", left_open={"hidden_act": "gelu_new"}),
     "phi3": Architecture("phi3", "phi.py Phi3MiniModel"),
     "gpt2": Architecture("gpt2", "gpt2.py GPT2Model", TRANSPOSED, left_open={"activation_function": "gelu_new"}),

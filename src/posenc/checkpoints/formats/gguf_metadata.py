@@ -97,6 +97,8 @@ class Reader:
         usual = arch not in known.BIDIRECTIONAL
         self.causal = keys.flag(self.key("attention.causal"), "tokens see only the past: {}", usual)
         self.scale = keys.number(self.key("attention.scale"), "logits are multiplied by {}") or None
+        if arch in known.UNSCALED and self.scale is None:
+            self.scale = 1.0
         if self.layers == known.SCALED_BY_WIDTH.get(arch):
             self.scale = (self.dim // self.heads) ** -0.5
         self.besides: list[str] = []

@@ -6,6 +6,7 @@ whose modules do something else than the file says is not loaded.
 
 import math
 import re
+import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -60,12 +61,14 @@ CHECKPOINT_NAMES = {
     r"^layers\.(\d+)\.self_attn\.([qkv])_proj\.": (r"blk.\1.attn_\2.",),
     r"^layers\.(\d+)\.post_attention_layernorm": (r"encoder.layers.\1.norm1",),
     r"^layers\.(\d+)\.post_mlp_layernorm": (r"encoder.layers.\1.norm2",),
+    r"^.*altup_projections\.(\d+)\.weight$": (r"altup_proj.weight[\1]",),
+    r"^.*altup_unembed_projections\.(\d+)\.weight$": (r"altup_unembd_proj.weight[\1]",),
     r"^.*layers\.(\d+)\.mlp\.act_fn\.(alpha_[pn]|beta|eps)$": (r"xielu.\2[\1]",),
 }
 """Names in transformers' models -> in the checkpoints that the gguf package has names for: experts in one tensor, where
 gates stand before what they multiply; norms with one tensor for each head; the keys and values of latent attention. A
-name that transformers kept is tried first. What begins with blk is a stored name by itself, and xielu.beta[3] the
-number of layer 3 in a list that the file has among its keys."""
+name that transformers kept is tried first. What begins with blk is a stored name by itself; altup_proj.weight[2] is one
+of several tensors in one, and xielu.beta[3] the number of layer 3 in a list that the file has among its keys."""
 
 
 @dataclass(frozen=True)
@@ -126,10 +129,17 @@ class GGUFModel:
             return of[name]
         if (number := in_keys(name, self.file)) is not None:
             return number
+        if name.endswith("]"):
+            return of[whole(name)][int(name[:-1].rpartition("[")[2])]
         # Queries, keys and values behind one another.
         queries, keys = (many * self.part.shape.head_dim for many in (self.part.shape.heads, self.part.kv_heads or 0))
         pieces = of[together(name)].split([queries, keys, keys])
         return pieces["qkv".index(name[name.index(".attn_") + 6])]
+
+
+def whole(name: str) -> str:
+    """The stored tensor, or the key, that holds one of several."""
+    return name.partition("[")[0]
 
 
 def in_keys(name: str, file: GGUFTensors) -> Tensor | None:
@@ -188,9 +198,14 @@ def open_model(file: GGUFTensors) -> GGUFModel:
     further = behind(len(part.layers), file) if keys.has(f"{arch}.nextn_predict_layers") else set[str]()
     if further:
         notes = (*notes, "Its layers that foretell further tokens are left out, as transformers leaves them out")
+    first = len(part.layers) - (getattr(config, "num_kv_shared_layers", 0) or 0)
+    shared = behind(first, file) - behind(len(part.layers), file)
+    if own := {name for name in shared if re.search(r"\.attn_(k|v|k_norm)\.weight$", name)}:
+        further |= own
+        notes = (*notes, f"Layers from {first} on attend to keys of others; their own are left out, as in transformers")
     found = GGUFModel(file, config, kind, again, shapes, notes, row, part, stored)
     check_shapes(found)
-    used = {each for names in stored.values() for one in names for each in (one, together(one))}
+    used = {each for names in stored.values() for one in names for each in (whole(one), together(one))}
     if unused := sorted(set(file) - used - set(TABLES) - further):
         raise CannotRead(f"it holds {unused[0]}, which {kind.__name__} has no place for", file=file.path)
     return found
@@ -318,6 +333,9 @@ def own_keys(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUFT
         if path in keys.taken or (name is None and key not in BY_SHAPE):
             continue
         value = keys.take(path, "{}")
+        if isinstance(value, (list, tuple)) and len(set(value)) == 1:
+            # One for each layer, all alike.
+            value = value[0]
         if value is None and key in USUAL and name is not None:
             found.setdefault(name, USUAL[key])
         # What a class does without when it is not told may be missing.
@@ -358,6 +376,14 @@ def derived(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUFTe
         return found | {"num_ln_in_parallel_attn": (2 if two else 1) if several else None}
     if row.model == "modernbert":
         return {"local_attention": keys.given.get(f"{arch}.attention.sliding_window")}
+    if arch == "gemma3n":
+        scales = keys.take(path := f"{arch}.activation_sparsity_scale", "{}")
+        matches(scales, [float], file=file.path, field=path)
+        # What is kept begins at so many standard deviations; configs have the share of what is not.
+        shares = [round(statistics.NormalDist().cdf(one), 6) if one > -9 else 0.0 for one in scales]
+        rows = {"laurel_rank": "blk.0.laurel_l.weight", "vocab_size_per_layer_input": "per_layer_token_embd.weight"}
+        found = {name: file.shape(tensor)[0] for name, tensor in rows.items() if tensor in file}
+        return found | {"activation_sparsity_pattern": shares}
     if row.model == "dbrx":
         named = {"attention.clamp_kqv": "clip_qkv", "expert_count": "moe_num_experts", "expert_used_count": "moe_top_k"}
         found = {name: keys.take(f"{arch}.{key}", "{}") for key, name in named.items()}
@@ -452,7 +478,7 @@ def stored_names(arch: str, model: Any, layers: int, file: GGUFTensors) -> dict[
 
 
 def is_there(name: str, file: GGUFTensors) -> bool:
-    return name in file or together(name) in file or in_keys(name, file) is not None
+    return whole(name) in file or together(name) in file or in_keys(name, file) is not None
 
 
 def kept_as(name: str, prefix: str, names: Any, file: GGUFTensors) -> str:
@@ -485,7 +511,7 @@ def check_shapes(model: GGUFModel) -> None:
         if found != shape:
             stored = model.stored[name][0]
             raise CannotRead(
-                f"{stored} has the shape {list(model.file.shape(stored))}, but by the file's own numbers "
+                f"{stored} has the shape {list(model.file.shape(whole(stored)))}, but by the file's own numbers "
                 f"{name} has {list(shape)}",
                 file=model.file.path,
             )
