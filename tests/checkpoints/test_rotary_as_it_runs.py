@@ -233,6 +233,19 @@ def test_a_share_that_the_modules_do_not_ask_for_is_contradicted() -> None:
     )
 
 
+def test_heads_of_another_width_in_some_layers_contradict_nothing() -> None:
+    full = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}
+    rope = {"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+    given = SIZES | GROUPED | KINDS | {"head_dim": 16, "global_head_dim": 32, "rope_parameters": rope}
+    given |= {"hidden_size_per_layer_input": 8, "num_kv_shared_layers": 0, "vocab_size_per_layer_input": 16}
+    # The last layer of such a model sees everything.
+    given |= {"layer_types": ["sliding_attention", "full_attention"]}
+    reading = configs.read({"model_type": "gemma4_text", "architectures": ["Gemma4ForCausalLM"], **given})
+    assert not reading.contradictions and not reading.not_covered
+    layers = [(layer.spec, layer.head_dim) for layer in reading.parts[0].layers]
+    assert layers == [("rotary", 16), ("proportional_rotary(base=1000000)", 32)]
+
+
 def test_lists_of_longrope_are_held_to_the_share_that_the_architecture_turns() -> None:
     rope = {"rope_type": "longrope", "factor": 2.0, "short_factor": [1.5] * 4, "long_factor": [2.5] * 4}
     config = {"model_type": "gpt_neox", **SIZES, "max_position_embeddings": 64, "rope_theta": 500.0}

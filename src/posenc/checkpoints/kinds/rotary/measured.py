@@ -143,7 +143,8 @@ def explained(stack: Stack, turn: Turn, tries: list[Options]) -> tuple[str, int]
                 # A spec that cannot be built is no explanation.
                 with contextlib.suppress(ValueError):
                     if agrees(turn, one.spec(layout), one.head_dim, stack.shape, node.rounding):
-                        if one.width > option.width:
+                        # Heads of another width turn by the same share where the keys say nothing else of them.
+                        if one.width * option.head_dim > option.width * one.head_dim:
                             node.keys.contradict(
                                 f"the keys say that {option.width} of {option.head_dim} channels of a head turn, and "
                                 f"in the modules {one.width} do; followed: the modules"
