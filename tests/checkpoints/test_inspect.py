@@ -231,6 +231,11 @@ def test_the_words_name_every_number() -> None:
         assert fact in said
 
 
+def test_layers_whose_heads_are_of_another_width_say_so() -> None:
+    said = words(Layer("rotary", 16), Layer("rotary(base=500)", 32), Layer("rotary(base=70)", 8))
+    assert "rotary(base=500)   [heads of 32]" in said and "rotary(base=70)   [on 8 of 16 channels of a head]" in said
+
+
 def test_layers_that_are_alike_stand_together_and_cycles_are_told_once() -> None:
     smollm3 = words(*[ROTARY, ROTARY, ROTARY, NONE] * 4)
     assert "layers in a cycle of 4 (3 + 1):\n  layers 0 to 2: rotary" in smollm3 and "layer 3: none" in smollm3

@@ -106,7 +106,9 @@ def about(part: Part, index: int) -> str:
         said.append(f"window of {layer.window:,} tokens{sides}")
     if layer.chunk:
         said.append(f"chunks of {layer.chunk:,} tokens")
-    if layer.head_dim != part.shape.head_dim:
+    if layer.head_dim > part.shape.head_dim:
+        said.append(f"heads of {layer.head_dim}")
+    elif layer.head_dim < part.shape.head_dim:
         said.append(f"on {layer.head_dim} of {part.shape.head_dim} channels of a head")
     if layer.scale is not None:
         said.append(f"logits times {layer.scale:.6g}")
