@@ -666,7 +666,16 @@ def test_a_tuning_that_was_killed_goes_on_and_writes_the_same(
     monkeypatch.setattr(tune, "KEPT_EVERY", 0.0)
     out, options = tmp_path / "run", ["--factor", "2", "--method", "linear", "--text", text, "--passkey", "0"]
     options += ["--samples", "1", "--chunk", "50", "--tune", "6", "--tune-length", "48", "--tune-rate", "3e-3"]
-    command = Forked("extend", str(model), *options, "--out", str(out))
+    save = tune.state.save
+
+    def saved(folder: Path, full: Any, optimiser: Any, losses: list[float], seconds: float) -> None:
+        save(folder, full, optimiser, losses, seconds)
+        # The rest would be done before anybody looks.
+        time.sleep(60.0 * (len(losses) == 3))
+
+    with monkeypatch.context() as slow:
+        slow.setattr(tune.state, "save", saved)
+        command = Forked("extend", str(model), *options, "--out", str(out))
     command.until(lambda: list(out.glob("tuning/*/step-000003")))
     command.kill()
     command.ended()
