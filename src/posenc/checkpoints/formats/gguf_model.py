@@ -6,7 +6,6 @@ whose modules do something else than the file says is not loaded.
 
 import math
 import re
-import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,6 @@ from posenc.checkpoints.files.tensors import GGUFTensors, package
 from posenc.checkpoints.formats import config_json, gguf_metadata, huggingface
 from posenc.checkpoints.formats.gguf_architectures import (
     ARCHITECTURES,
-    BOTH_WAYS,
     BY_SHAPE,
     BY_TENSOR,
     KEYS,
@@ -28,6 +26,7 @@ from posenc.checkpoints.formats.gguf_architectures import (
     WITHOUT_CLASS,
     Architecture,
 )
+from posenc.checkpoints.formats.gguf_derived import derived
 from posenc.checkpoints.formats.gguf_file import metadata
 from posenc.checkpoints.models.skeleton import without_pooler
 from posenc.checkpoints.vocabulary.bounds import within_bounds
@@ -35,7 +34,6 @@ from posenc.checkpoints.vocabulary.differences import differences
 from posenc.checkpoints.vocabulary.ledger import Ledger
 from posenc.checkpoints.vocabulary.reading import CannotRead, Part, Reading
 from posenc.checkpoints.vocabulary.specs import CannotExpress
-from posenc.encoding import settings_of
 from posenc.foreign import count, matches, parse_json, quoted, reading_with
 
 if TYPE_CHECKING:
@@ -129,17 +127,23 @@ class GGUFModel:
             return of[name]
         if (number := in_keys(name, self.file)) is not None:
             return number
-        if name.endswith("]"):
-            return of[whole(name)][int(name[:-1].rpartition("[")[2])]
+        held, place = of_several(name)
+        if place is not None:
+            return of[held][place]
         # Queries, keys and values behind one another.
         queries, keys = (many * self.part.shape.head_dim for many in (self.part.shape.heads, self.part.kv_heads or 0))
         pieces = of[together(name)].split([queries, keys, keys])
         return pieces["qkv".index(name[name.index(".attn_") + 6])]
 
 
-def whole(name: str) -> str:
-    """The stored tensor, or the key, that holds one of several."""
-    return name.partition("[")[0]
+def of_several(name: str) -> tuple[str, int | None]:
+    """The stored tensor, or the key, that a name is of, and which one of several it is there; None for all of it.
+
+    >>> of_several("altup_proj.weight[2]"), of_several("output.weight")
+    (('altup_proj.weight', 2), ('output.weight', None))
+    """
+    held, bracket, number = name.removesuffix("]").partition("[")
+    return held, int(number) if bracket else None
 
 
 def in_keys(name: str, file: GGUFTensors) -> Tensor | None:
@@ -149,14 +153,14 @@ def in_keys(name: str, file: GGUFTensors) -> Tensor | None:
     >>> in_keys("xielu.beta[1]", SimpleNamespace(said={"xielu.beta": [0.5, 0.25]}, path="m.gguf"))
     tensor(0.2500)
     """
-    key, bracket, layer = name.removesuffix("]").partition("[")
-    if not bracket or key not in file.said:
+    key, layer = of_several(name)
+    if layer is None or key not in file.said:
         return None
     given = file.said[key]
     matches(given, (float, [float]), file=file.path, field=key)
-    if isinstance(given, list) and not int(layer) < len(given):
+    if isinstance(given, list) and not layer < len(given):
         raise CannotRead(f"it has {len(given)} numbers, and layer {layer} has none", file=file.path, field=key)
-    return torch.tensor(given[int(layer)] if isinstance(given, list) else given)
+    return torch.tensor(given[layer] if isinstance(given, list) else given)
 
 
 def together(name: str) -> str:
@@ -205,7 +209,7 @@ def open_model(file: GGUFTensors) -> GGUFModel:
         notes = (*notes, f"Layers from {first} on attend to keys of others; their own are left out, as in transformers")
     found = GGUFModel(file, config, kind, again, shapes, notes, row, part, stored)
     check_shapes(found)
-    used = {each for names in stored.values() for one in names for each in (whole(one), together(one))}
+    used = {each for names in stored.values() for one in names for each in (of_several(one)[0], together(one))}
     if unused := sorted(set(file) - used - set(TABLES) - further):
         raise CannotRead(f"it holds {unused[0]}, which {kind.__name__} has no place for", file=file.path)
     return found
@@ -359,63 +363,6 @@ def own_keys(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUFT
     return found
 
 
-def derived(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUFTensors) -> dict[str, Any]:
-    """What some configs have in words of their own."""
-    if row.model == "bloom":
-        # As its released configs have it; the class itself has no use for a length.
-        return {"seq_length": part.trained_length}
-    if row.model == "mpt":
-        clip = keys.take(f"{arch}.attention.clamp_kqv", "{}")
-        matches(clip, (None, float), file=file.path, field=f"{arch}.attention.clamp_kqv")
-        alibi = settings_of(part.encoding(0)).get("bias_max", 0)
-        return {"attn_config": {"alibi_bias_max": int(alibi), "clip_qkv": clip}, "max_seq_len": part.trained_length}
-    if row.model == "falcon":
-        two = "blk.0.attn_norm_2.weight" in file
-        several = two or part.kv_heads != 1
-        found = {"num_kv_heads": part.kv_heads, "new_decoder_architecture": several, "multi_query": not several}
-        return found | {"num_ln_in_parallel_attn": (2 if two else 1) if several else None}
-    if row.model == "modernbert":
-        return {"local_attention": keys.given.get(f"{arch}.attention.sliding_window")}
-    if arch == "gemma3n":
-        scales = keys.take(path := f"{arch}.activation_sparsity_scale", "{}")
-        matches(scales, [float], file=file.path, field=path)
-        # What is kept begins at so many standard deviations; configs have the share of what is not.
-        shares = [round(statistics.NormalDist().cdf(one), 6) if one > -9 else 0.0 for one in scales]
-        rows = {"laurel_rank": "blk.0.laurel_l.weight", "vocab_size_per_layer_input": "per_layer_token_embd.weight"}
-        found = {name: file.shape(tensor)[0] for name, tensor in rows.items() if tensor in file}
-        return found | {"activation_sparsity_pattern": shares}
-    if row.model == "dbrx":
-        named = {"attention.clamp_kqv": "clip_qkv", "expert_count": "moe_num_experts", "expert_used_count": "moe_top_k"}
-        found = {name: keys.take(f"{arch}.{key}", "{}") for key, name in named.items()}
-        matches(
-            found, {"clip_qkv": (None, float), "moe_num_experts": int, "moe_top_k": int}, file=file.path, field=arch
-        )
-        within_bounds(found)
-        # Its class of attention asks for the base too, and turns by that of the whole config.
-        base = settings_of(part.encoding(0))["base"]
-        attention = {"kv_n_heads": part.kv_heads, "clip_qkv": found.pop("clip_qkv"), "rope_theta": base}
-        wide = keys.given.get(f"{arch}.feed_forward_length")
-        return {"attn_config": attention, "ffn_config": found | {"ffn_hidden_size": wide}}
-    if arch == "llama4":
-        kinds = ["chunked_attention" if layer.chunk else "full_attention" for layer in part.layers]
-        chunk = next((layer.chunk for layer in part.layers if layer.chunk), None)
-        # As llama.cpp tells Scout from Maverick.
-        normed = keys.given.get(f"{arch}.expert_count") != 128
-        return {"layer_types": kinds, "attention_chunk_size": chunk, "use_qk_norm": normed}
-    if row.model in ("lfm2", "lfm2_moe"):
-        return {"layer_types": ["full_attention" if layer.attends else "conv" for layer in part.layers]}
-    if arch in BOTH_WAYS:
-        return {"sliding_window": keys.given.get(f"{arch}.attention.sliding_window")}
-    if (turned := part.layers[0].head_dim) != part.shape.head_dim:
-        # Latent attention, whose heads are of two parts.
-        found = {"qk_rope_head_dim": turned, "qk_nope_head_dim": part.shape.head_dim - turned}
-        if row.model == "deepseek_v2":
-            groups = keys.given.get(f"{arch}.expert_group_count") or 1
-            found["topk_method"] = "greedy" if groups == 1 else "group_limited_greedy"
-        return found
-    return {}
-
-
 def maker_of(row: Architecture, file: GGUFTensors) -> Any:
     """transformers' class of the config of an architecture."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -478,7 +425,7 @@ def stored_names(arch: str, model: Any, layers: int, file: GGUFTensors) -> dict[
 
 
 def is_there(name: str, file: GGUFTensors) -> bool:
-    return whole(name) in file or together(name) in file or in_keys(name, file) is not None
+    return of_several(name)[0] in file or together(name) in file or in_keys(name, file) is not None
 
 
 def kept_as(name: str, prefix: str, names: Any, file: GGUFTensors) -> str:
@@ -510,9 +457,9 @@ def check_shapes(model: GGUFModel) -> None:
             found = None
         if found != shape:
             stored = model.stored[name][0]
+            held = list(model.file.shape(of_several(stored)[0]))
             raise CannotRead(
-                f"{stored} has the shape {list(model.file.shape(whole(stored)))}, but by the file's own numbers "
-                f"{name} has {list(shape)}",
+                f"{stored} has the shape {held}, but by the file's own numbers {name} has {list(shape)}",
                 file=model.file.path,
             )
 

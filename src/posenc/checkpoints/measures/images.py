@@ -53,15 +53,15 @@ class Images:
         self.facts = {"images": sha256, **({"labels": self.labels} if self.names_labels else {})}
         self.reference = [self.seen(loaded.model, picture, self.trained) for picture in self.pictures]
         by_chance = 1 / max(1, len(loaded.config.id2label or ()))
-        self.numbers = (
-            *(
-                (Number("right", "share of images that are named as their folder", True, by_chance),)
-                * bool(self.labels)
-            ),
+        numbers = [
             Number("patches", "cosine of patch vectors with those at the trained grid", True),
             Number("class", "cosine of the class token's vector with that at the trained grid", True),
-            *((Number("same", "share of images named as at the trained grid", True, by_chance),) * self.names_labels),
-        )
+        ]
+        if self.names_labels:
+            numbers.append(Number("same", "share of images named as at the trained grid", True, by_chance))
+        if self.labels:
+            numbers.insert(0, Number("right", "share of images that are named as their folder", True, by_chance))
+        self.numbers = tuple(numbers)
         self.price = self.numbers[0].name
 
     def passes(self, lengths: Sequence[int], by_length: bool) -> tuple[int, ...]:
@@ -100,8 +100,14 @@ class Images:
         pixels = torch.from_numpy(numpy.array(picture.resize((side * self.patch,) * 2, 3))).permute(2, 0, 1) / 255
         pixels = (pixels - self.mean) / self.spread
         given = pixels[None].to(first_of(model), model.dtype)
-        states = model.base_model(pixel_values=given).last_hidden_state[0].float().cpu()
-        label = int(model(pixel_values=given).logits[0].argmax()) if self.names_labels else None
+        within: list[Any] = []
+        hook = model.base_model.register_forward_hook(lambda module, args, out: within.append(out))
+        try:
+            out = (model if self.names_labels else model.base_model)(pixel_values=given)
+        finally:
+            hook.remove()
+        states = within[0].last_hidden_state[0].float().cpu()
+        label = int(out.logits[0].argmax()) if self.names_labels else None
         return states[0], states[-side * side :].T.unflatten(1, (side, side)), label
 
 

@@ -1,0 +1,69 @@
+"""What some configs of transformers have in words of their own, from the keys and the tensors of a GGUF file."""
+
+import statistics
+from typing import Any
+
+from posenc.checkpoints.files.tensors import GGUFTensors
+from posenc.checkpoints.formats.gguf_architectures import BOTH_WAYS, Architecture
+from posenc.checkpoints.vocabulary.bounds import within_bounds
+from posenc.checkpoints.vocabulary.ledger import Ledger
+from posenc.checkpoints.vocabulary.reading import Part
+from posenc.encoding import settings_of
+from posenc.foreign import matches
+
+
+def derived(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUFTensors) -> dict[str, Any]:
+    """What some configs have in words of their own."""
+    if row.model == "bloom":
+        # As its released configs have it; the class itself has no use for a length.
+        return {"seq_length": part.trained_length}
+    if row.model == "mpt":
+        clip = keys.take(f"{arch}.attention.clamp_kqv", "{}")
+        matches(clip, (None, float), file=file.path, field=f"{arch}.attention.clamp_kqv")
+        alibi = settings_of(part.encoding(0)).get("bias_max", 0)
+        return {"attn_config": {"alibi_bias_max": int(alibi), "clip_qkv": clip}, "max_seq_len": part.trained_length}
+    if row.model == "falcon":
+        two = "blk.0.attn_norm_2.weight" in file
+        several = two or part.kv_heads != 1
+        found = {"num_kv_heads": part.kv_heads, "new_decoder_architecture": several, "multi_query": not several}
+        return found | {"num_ln_in_parallel_attn": (2 if two else 1) if several else None}
+    if row.model == "modernbert":
+        return {"local_attention": keys.given.get(f"{arch}.attention.sliding_window")}
+    if arch == "gemma3n":
+        scales = keys.take(path := f"{arch}.activation_sparsity_scale", "{}")
+        matches(scales, [float], file=file.path, field=path)
+        # What is kept begins at so many standard deviations; configs have the share of what is not.
+        shares = [round(statistics.NormalDist().cdf(one), 6) if one > -9 else 0.0 for one in scales]
+        rows = {"laurel_rank": "blk.0.laurel_l.weight", "vocab_size_per_layer_input": "per_layer_token_embd.weight"}
+        found = {name: file.shape(tensor)[0] for name, tensor in rows.items() if tensor in file}
+        return found | {"activation_sparsity_pattern": shares}
+    if row.model == "dbrx":
+        named = {"attention.clamp_kqv": "clip_qkv", "expert_count": "moe_num_experts", "expert_used_count": "moe_top_k"}
+        found = {name: keys.take(f"{arch}.{key}", "{}") for key, name in named.items()}
+        matches(
+            found, {"clip_qkv": (None, float), "moe_num_experts": int, "moe_top_k": int}, file=file.path, field=arch
+        )
+        within_bounds(found)
+        # Its class of attention asks for the base too, and turns by that of the whole config.
+        base = settings_of(part.encoding(0))["base"]
+        attention = {"kv_n_heads": part.kv_heads, "clip_qkv": found.pop("clip_qkv"), "rope_theta": base}
+        wide = keys.given.get(f"{arch}.feed_forward_length")
+        return {"attn_config": attention, "ffn_config": found | {"ffn_hidden_size": wide}}
+    if arch == "llama4":
+        kinds = ["chunked_attention" if layer.chunk else "full_attention" for layer in part.layers]
+        chunk = next((layer.chunk for layer in part.layers if layer.chunk), None)
+        # As llama.cpp tells Scout from Maverick.
+        normed = keys.given.get(f"{arch}.expert_count") != 128
+        return {"layer_types": kinds, "attention_chunk_size": chunk, "use_qk_norm": normed}
+    if row.model in ("lfm2", "lfm2_moe"):
+        return {"layer_types": ["full_attention" if layer.attends else "conv" for layer in part.layers]}
+    if arch in BOTH_WAYS:
+        return {"sliding_window": keys.given.get(f"{arch}.attention.sliding_window")}
+    if (turned := part.layers[0].head_dim) != part.shape.head_dim:
+        # Latent attention, whose heads are of two parts.
+        found = {"qk_rope_head_dim": turned, "qk_nope_head_dim": part.shape.head_dim - turned}
+        if row.model == "deepseek_v2":
+            groups = keys.given.get(f"{arch}.expert_group_count") or 1
+            found["topk_method"] = "greedy" if groups == 1 else "group_limited_greedy"
+        return found
+    return {}
