@@ -316,6 +316,12 @@ def test_edges_are_found_to_the_token(size: int, far: int):
     assert reach_of(lambda query, key: key <= query, far) == Reach()
 
 
+@pytest.mark.parametrize("far", [8, 9, 12])
+def test_an_edge_that_the_last_tokens_alone_show_is_found(far: int):
+    assert reach_of(lambda query, key: query - 8 < key <= query, far) == Reach(window=8)
+    assert reach_of(lambda query, key: key <= query and key // 8 == query // 8, far) == Reach(chunk=8)
+
+
 def test_attention_that_pools_an_image_belongs_to_no_layer():
     sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 32}
     config = {"model_type": "aimv2_vision_model", "image_size": 16, "patch_size": 4, "use_head": True, **sizes}

@@ -325,6 +325,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
     "GPT-J": {"model_type": "gptj", "n_embd": 4096, "n_layer": 4, "n_head": 16, "rotary_dim": 64, "n_positions": 2048},
     "BLOOM": {"model_type": "bloom", "hidden_size": 1024, "n_layer": 4, "n_head": 16, "seq_length": 2048},
+    "T5's encoder": {"model_type": "t5", "architectures": ["T5EncoderModel"], "num_layers": 2, "n_positions": 512},
     "T5": {"model_type": "t5", "d_model": 512, "d_kv": 64, "num_layers": 2, "num_heads": 8, "n_positions": 512},
     "Gemma 3": {
         "model_type": "gemma3_text",

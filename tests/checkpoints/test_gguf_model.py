@@ -71,6 +71,22 @@ BOTH_NEAR_AND_FAR = {
 }
 ENCODER = {"attention.causal": False, "attention.layer_norm_epsilon": 1e-12, "token_type_count": 2}
 
+GEMMA_4 = {"num_hidden_layers": 6, "head_dim": 8, "global_head_dim": 16, "sliding_window": 8}
+GEMMA_4 |= {"layer_types": ["sliding_attention", "full_attention"] * 3, "num_kv_shared_layers": 2}
+GEMMA_4 |= {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 40, "final_logit_softcapping": 30.0}
+GEMMA_4_SAID = {"attention.key_length": 16, "attention.value_length": 16, "attention.shared_kv_layers": 2}
+GEMMA_4_SAID |= {"attention.key_length_swa": 8, "attention.value_length_swa": 8, "attention.sliding_window": 8}
+GEMMA_4_SAID |= {"attention.sliding_window_pattern": [True, False] * 3, "embedding_length_per_layer_input": 8}
+GEMMA_4_SAID |= {"rope.dimension_count": 16, "rope.dimension_count_swa": 8, "rope.freq_base": 1e6}
+GEMMA_4_SAID |= {"rope.freq_base_swa": 1e4, "final_logit_softcapping": 30.0}
+GEMMA_4_SAID |= {"feed_forward_length": [48] * 4 + [96] * 2}
+
+T5 = {"num_decoder_layers": 3, "d_ff": 48, "d_kv": 16, "pad_token_id": 0, "decoder_start_token_id": 0}
+T5_SAID: dict[str, Any] = {"attention.key_length": 16, "attention.value_length": 16, "rope.freq_base": None}
+T5_SAID |= {"attention.relative_buckets_count": 32, "attention.head_count_kv": None, "feed_forward_length": 48}
+T5_SAID |= {"attention.layer_norm_epsilon": 1e-6, "attention.layer_norm_rms_epsilon": 1e-6}
+T5_SAID |= {"decoder_start_token_id": 0}
+
 CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "llama": ("llama", "llama", {"head_dim": 16, "tie_word_embeddings": True}, {"attention.key_length": 16}),
     "llama, biases": ("llama", "llama", {"attention_bias": True, "mlp_bias": True}, {"vocab_size": 40}),
@@ -156,6 +172,19 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         | {"attention.sliding_window_pattern": [True, False] * 3, "attention.shared_kv_layers": 2}
         | {"embedding_length_per_layer_input": 8, "altup.active_idx": 1, "altup.num_inputs": 4}
         | {"activation_sparsity_scale": [1.6448535919189453, -math.inf, 0.0, *[-math.inf] * 3]},
+    ),
+    "gemma4": ("gemma4_text", "gemma4", GEMMA_4 | {"use_double_wide_mlp": True}, GEMMA_4_SAID),
+    "gemma4, experts": (
+        "gemma4_text",
+        "gemma4",
+        GEMMA_4
+        | {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "num_global_key_value_heads": 1}
+        | {"attention_k_eq_v": True, "enable_moe_block": True, "moe_intermediate_size": 16}
+        | {"num_experts": 4, "top_k_experts": 2},
+        GEMMA_4_SAID
+        | COUNTED
+        | {"attention.shared_kv_layers": 0, "embedding_length_per_layer_input": 0, "feed_forward_length": 48}
+        | {"attention.head_count_kv": [2, 1] * 3, "expert_feed_forward_length": 16},
     ),
     "phi": (
         "phi",
@@ -409,6 +438,26 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         | {"rope.freq_base_swa": 1e4, "attention.sliding_window": 8, "attention.sliding_window_pattern": 3}
         | {"rope.scaling.type": "none"},
     ),
+    "t5": ("t5", "t5", T5 | {"feed_forward_proj": "relu"}, T5_SAID | {"decoder_block_count": 3}),
+    "t5, a head of its own": (
+        "t5",
+        "t5",
+        T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "relative_attention_num_buckets": 16},
+        T5_SAID | {"decoder_block_count": 3, "attention.relative_buckets_count": 16},
+    ),
+    "umt5": (
+        "umt5",
+        "t5 with enc.blk.1.attn_rel_b.weight",
+        T5 | {"feed_forward_proj": "gated-gelu", "num_decoder_layers": 2, "tie_word_embeddings": False},
+        T5_SAID,
+    ),
+    "t5encoder": ("t5", "t5encoder", T5 | {"feed_forward_proj": "gated-gelu"}, T5_SAID),
+    "umt5, encoder": (
+        "umt5",
+        "t5encoder with enc.blk.1.attn_rel_b.weight",
+        T5 | {"feed_forward_proj": "gated-gelu"},
+        T5_SAID,
+    ),
     "gemma-embedding": (
         "gemma3_text",
         "gemma-embedding",
@@ -420,13 +469,18 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
 """Cases: transformers' model_type, the architecture, the config, and what the file says besides the usual keys."""
 
 
-def tiny(model_type: str, **options: Any) -> Any:
+def tiny(model_type: str, arch: str = "", **options: Any) -> Any:
     """A small model with random weights, which one can be added to and taken from again without rounding."""
     with quietly():
         config = transformers.AutoConfig.for_model(model_type, **SIZES | options)
         if model_type in ("bert", "roberta"):
             kind = transformers.BertModel if model_type == "bert" else transformers.RobertaModel
             model = kind(config, add_pooling_layer=False).eval()
+        elif "t5" in model_type:
+            kind = transformers.AutoModelForTextEncoding if "encoder" in arch else transformers.AutoModelForSeq2SeqLM
+            model = kind.from_config(config).eval()
+            if options.get("tie_word_embeddings") is False:
+                model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
         elif model_type in ("nomic_bert", "eurobert", "modernbert") or options.get("use_bidirectional_attention"):
             model = transformers.AutoModel.from_config(config).eval()
         else:
@@ -446,7 +500,7 @@ def keys_of(model: Any, arch: str, more: dict[str, Any]) -> dict[str, Any]:
         "block_count": config.num_hidden_layers,
         "context_length": 64 if arch != "falcon" else 2048,
         "embedding_length": config.hidden_size,
-        "feed_forward_length": 4 * config.hidden_size if wide else config.intermediate_size,
+        "feed_forward_length": 4 * config.hidden_size if wide else getattr(config, "intermediate_size", None),
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.to_dict().get("num_key_value_heads", getattr(config, "num_kv_heads", None)),
         "rope.freq_base": rope.get("rope_theta"),
@@ -465,10 +519,16 @@ def stored(model: Any, arch: str) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors as llama.cpp's converter writes them, by the rules of its classes, written out here again."""
     config = model.config
     heads, dim = config.num_attention_heads, config.hidden_size
-    kv = getattr(config, "num_key_value_heads", None) or getattr(config, "num_kv_heads", None) or heads
+    given = config.to_dict()
+    kv = given.get("num_key_value_heads") or given.get("num_kv_heads") or heads
     norms: dict[str, list[torch.Tensor]] = {}
     for name, tensor in model.state_dict().items():
-        if config.tie_word_embeddings and name in ("lm_head.weight", "embed_out.weight"):
+        tied = config.tie_word_embeddings and not arch.startswith("t5")
+        if tied and name in ("lm_head.weight", "embed_out.weight"):
+            continue
+        if arch.startswith("t5") and name in {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}:
+            continue
+        if arch.startswith("t5") and name == "lm_head.weight" and model.lm_head.weight is model.shared.weight:
             continue
         if ".act_fn." in name:
             # Numbers of an activation are written as keys.
@@ -524,6 +584,13 @@ def stored(model: Any, arch: str) -> Iterator[tuple[str, torch.Tensor]]:
             norms.setdefault(merged, []).append(tensor)
             if stacked[2] == "2":
                 yield merged, torch.stack(norms[merged])
+            continue
+        if arch == "gemma4" and ".router." in name and name.endswith("scale"):
+            to = "ffn_down_exps" if "per_expert" in name else "ffn_gate_inp"
+            yield f"blk.{name.split('.')[2]}.{to}.scale", tensor
+            continue
+        if arch == "gemma4" and ".experts." in name:
+            yield f"{name}.weight", tensor
             continue
         if arch == "dbrx" and ".experts." in name:
             experts = tensor.view(config.ffn_config.moe_num_experts, -1, dim)
@@ -591,10 +658,10 @@ def write(model: Any, path: Path, arch: str = "llama", leave_out: str = "", extr
             name = key if key.startswith(("tokenizer.", "xielu.")) else f"{arch}.{key}"
             kinds.get(type(value), writer.add_array)(name, value)
     (number,) = (number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
-    names = gguf.get_tensor_name_map(number, model.config.num_hidden_layers)
+    names = gguf.get_tensor_name_map(number, max(model.config.num_hidden_layers, 3))
     for name, tensor in stored(model, arch):
         named = names.get_name(name, (".weight", ".bias")) or name
-        named = named if name.endswith((".weight", ".bias")) else f"{named}.weight"
+        named = named if name.endswith((".weight", ".bias", ".scale")) else f"{named}.weight"
         if named != leave_out:
             writer.add_tensor(named, tensor.contiguous().numpy())
     if extra:
@@ -603,6 +670,11 @@ def write(model: Any, path: Path, arch: str = "llama", leave_out: str = "", extr
     if rope.get("rope_type") == "llama3":
         width = getattr(model.config, "head_dim", model.config.hidden_size // model.config.num_attention_heads)
         writer.add_tensor("rope_freqs.weight", divisors(rope, width).numpy())
+    if "full_attention" in rope and rope["full_attention"]["rope_type"] == "proportional":
+        # Gemma4Model.generate_extra_tensors: a quarter of the pairs turns.
+        pairs = model.config.per_layer_config["full_attention"].head_dim // 2
+        still = torch.tensor([1.0] * (pairs // 4) + [1e30] * (pairs - pairs // 4))
+        writer.add_tensor("rope_freqs.weight", still.numpy())
     for key in ("short_factor", "long_factor"):
         if key in rope:
             writer.add_tensor(f"rope_factors_{key.partition('_')[0]}.weight", torch.tensor(rope[key]).numpy())
@@ -616,18 +688,21 @@ def write(model: Any, path: Path, arch: str = "llama", leave_out: str = "", extr
 def made(case: str, path: Path) -> tuple[Any, Path]:
     """The model of a case, and its file."""
     model_type, named, options, more = CASES[case]
-    model = tiny(model_type, **options)
-    return model, write(model, path, named.partition(" ")[0], more=more)
+    arch = named.partition(" ")[0]
+    model = tiny(model_type, arch, **options)
+    return model, write(model, path, arch, more=more)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_loaded_model_computes_what_the_written_one_does(case: str, tmp_path: Path) -> None:
     model, path = made(case, tmp_path / "model.gguf")
-    ids = torch.randint(0, 40, (2, 30))
+    given = {"input_ids": torch.randint(0, 40, (2, 30))}
+    if CASES[case][1].partition(" ")[0] in gguf_architectures.STACKS:
+        given["decoder_input_ids"] = torch.randint(0, 40, (2, 20))
     loaded = load(path)
     assert type(loaded.model) is type(model) and loaded.tokenizer is None and not loaded.model.training
     with torch.no_grad():
-        assert (loaded.model(ids)[0] - model(ids)[0]).abs().max() == 0
+        assert (loaded.model(**given)[0] - model(**given)[0]).abs().max() == 0
     left_open = ARCHITECTURES[CASES[case][1]].left_open
     assert len(loaded.notes) == len(left_open) and all(key in " ".join(loaded.notes) for key in left_open)
 
@@ -682,6 +757,40 @@ def test_keys_of_layers_that_attend_to_those_of_others_are_left_out_and_said(tmp
     assert loaded.notes == ("Layers from 4 on attend to keys of others; their own are left out, as in transformers",)
     with pytest.raises(CannotRead, match=r"holds blk.3.attn_k.bias, which Gemma3nForCausalLM has no place for"):
         load(write(model, tmp_path / "n.gguf", named, extra="blk.3.attn_k.bias", more=more))
+
+
+def test_heads_of_layers_that_see_everything_are_told_apart_from_those_of_windows(tmp_path: Path) -> None:
+    path = made("gemma4, experts", tmp_path / "m.gguf")[1]
+    (part,) = inspect(path).parts
+    assert part.shape.head_dim == 8 and part.kv_heads == 2
+    assert [layer.rows for layer in part.layers] == [(4 * 8, 2 * 8), (4 * 16, 16)] * 3
+    model_type, named, options, more = CASES["gemma4"]
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"attention.value_length_swa": 16}, "value_length_swa: expected 8, the channels of a head, got 16"),
+        ({"attention.value_length": 8}, "value_length: expected 16, the channels of a head, got 8"),
+        ({"attention.head_count_kv": [2, 2]}, "head_count_kv must have one entry for each of 6 layers, got 2"),
+        ({"attention.head_count_kv": [2, 1] * 3}, r"layer 1 rows of queries and keys \(64, 16\) and \(64, 32\)"),
+    ]
+    for changes, message in wrong:
+        with pytest.raises(CannotRead, match=message):
+            load(write(tiny(model_type, **options), tmp_path / "n.gguf", named, more=more | changes))
+
+
+def test_tables_of_cross_attention_that_nothing_reads_are_left_out_and_said(tmp_path: Path) -> None:
+    model_type, named, options, more = CASES["t5"]
+    name = "dec.blk.0.cross_attn_rel_b.weight"
+    loaded = load(write(tiny(model_type, **options), tmp_path / "m.gguf", named, extra=name, more=more))
+    said = "Its tables of distances for cross-attention, which no model reads, are left out, as in transformers"
+    assert loaded.notes == (said,)
+
+
+def test_a_head_of_its_own_is_kept_in_the_folder_that_a_t5_becomes(tmp_path: Path) -> None:
+    model, path = made("t5, a head of its own", tmp_path / "m.gguf")
+    again = load(convert(path, tmp_path / "new", Request()).folder)
+    given = {"input_ids": torch.arange(30)[None], "decoder_input_ids": torch.arange(20)[None]}
+    with torch.no_grad():
+        assert not again.model.lm_head.weight.equal(again.model.shared.weight)
+        assert again.model(**given).logits.equal(model(**given).logits)
 
 
 def test_a_layer_without_keys_is_one_that_does_not_attend(tmp_path: Path) -> None:
@@ -761,7 +870,7 @@ def test_a_factor_without_a_type_is_linear_as_in_llama_cpp(key: str, tmp_path: P
         (
             "llama",
             {"attention__relative_buckets_count": 8, "rope__freq_base": None},
-            "it has 2 stacks of layers, and one was expected",
+            "it has 2 stacks of layers, expected 1",
         ),
         ("llama", {"attention__layer_norm_rms_epsilon": float("nan")}, "expected a finite number, got nan"),
         ("llama", {"block_count": 900}, "by its keys queries alone are made with .* numbers, and its tensors have"),
@@ -805,7 +914,7 @@ def test_what_is_not_understood_is_refused_by_its_key(case: str, changes: dict, 
             "internlm2",
             r"holds a 'internlm2', and transformers [\d.]+ has no class for it. Load the original checkpoint",
         ),
-        ("gemma4", "what llama.cpp's converter does to its weights is not known here"),
+        ("jina-bert-v3", "what llama.cpp's converter does to its weights is not known here"),
         ("nonesuch", "the gguf package that is installed has no names for its tensors"),
     ],
 )

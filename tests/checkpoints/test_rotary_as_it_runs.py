@@ -244,6 +244,12 @@ def test_heads_of_another_width_in_some_layers_contradict_nothing() -> None:
     assert not reading.contradictions and not reading.not_covered
     layers = [(layer.spec, layer.head_dim) for layer in reading.parts[0].layers]
     assert layers == [("rotary", 16), ("proportional_rotary(base=1000000)", 32)]
+    # Layers that attend to keys of others are given a view of the mask.
+    given |= {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 8}
+    shared = configs.read({"model_type": "gemma4_text", **given, "num_kv_shared_layers": 2})
+    assert not shared.contradictions and not shared.not_covered
+    assert [(one.spec, one.head_dim) for one in shared.parts[0].layers] == layers * 2
+    assert [(one.window, one.scale) for one in shared.parts[0].layers] == [(8, 1.0), (None, 1.0)] * 2
 
 
 def test_lists_of_longrope_are_held_to_the_share_that_the_architecture_turns() -> None:

@@ -77,6 +77,9 @@ PLAIN_IN_WINDOWS = frozenset((*LOCAL_BASE, "olmo2"))
 UNROUNDED_RAMP = frozenset(("gpt-oss",))
 """Architectures whose released configs do not round the ends of YaRN's ramp; llama.cpp itself does."""
 
+HEADS_OF_WINDOWS = frozenset(("gemma4",))
+"""Architectures whose layers with a window have heads of their own, of which transformers' configs speak first."""
+
 UNSCALED = frozenset(("gemma3n", "gemma4"))
 """Architectures whose logits are not divided by the root of a head's width."""
 
@@ -114,9 +117,9 @@ class Architecture:
 
 
 KEYS = {
-    "feed_forward_length": "intermediate_size_mlp intermediate_size n_inner ffn_hidden_size",
+    "feed_forward_length": "intermediate_size_mlp intermediate_size n_inner ffn_hidden_size d_ff",
     "attention.layer_norm_epsilon": "layer_norm_eps layer_norm_epsilon norm_epsilon norm_eps",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps norm_eps",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps norm_eps layer_norm_epsilon",
     "attention.clamp_kqv": "clip_qkv",
     "attention.q_lora_rank": "q_lora_rank",
     "attention.kv_lora_rank": "kv_lora_rank",
@@ -135,7 +138,7 @@ KEYS = {
     "leading_dense_block_count": "first_k_dense_replace num_dense_layers moe_layer_start_index",
     "interleave_moe_layer_step": "moe_layer_interval interleave_moe_layer_step",
     "expert_count": "num_experts num_local_experts n_routed_experts",
-    "expert_used_count": "num_experts_per_tok",
+    "expert_used_count": "num_experts_per_tok top_k_experts",
     "expert_group_count": "n_group",
     "expert_group_used_count": "topk_group",
     "expert_shared_count": "n_shared_experts num_shared_experts moe_num_shared_experts",
@@ -204,6 +207,7 @@ ARCHITECTURES = {
     "gemma2": Architecture("gemma2", "gemma.py Gemma2Model", PLUS_ONE),
     "gemma3": Architecture("gemma3_text", "gemma.py Gemma3Model", PLUS_ONE),
     "gemma3n": Architecture("gemma3n_text", "gemma.py Gemma3NModel"),
+    "gemma4": Architecture("gemma4_text", "gemma.py Gemma4Model"),
     "phi2": Architecture("phi", "phi.py Phi2Model", left_open={"hidden_act": "gelu_new"}),
     "phi3": Architecture("phi3", "phi.py Phi3MiniModel"),
     "gpt2": Architecture("gpt2", "gpt2.py GPT2Model", TRANSPOSED, left_open={"activation_function": "gelu_new"}),
@@ -275,11 +279,19 @@ ARCHITECTURES = {
     "nomic-bert": Architecture("nomic_bert", "bert.py NomicBertModel"),
     "eurobert": Architecture("eurobert", "bert.py EuroBertModel"),
     "modern-bert": Architecture("modernbert", "bert.py ModernBertModel", left_open={"hidden_activation": "gelu"}),
+    "t5": Architecture("t5", "t5.py T5Model"),
+    "t5 with enc.blk.1.attn_rel_b.weight": Architecture("umt5", "t5.py T5Model"),
+    "t5encoder": Architecture("t5", "t5.py T5EncoderModel"),
+    "t5encoder with enc.blk.1.attn_rel_b.weight": Architecture("umt5", "t5.py T5EncoderModel"),
     "gemma-embedding": Architecture(
         "gemma3_text", "gemma.py EmbeddingGemma", PLUS_ONE, fixed={"use_bidirectional_attention": True}
     ),
 }
-"""The architectures that are loaded, by the name that GGUF has for them; some by a key that the file has besides."""
+"""The architectures that are loaded, by the name that GGUF has for them; some by a key or a tensor that the file has
+besides."""
+
+STACKS = {"t5": 2}
+"""Architectures with more stacks of layers than one: an encoder and a decoder."""
 
 WITHOUT_CLASS = frozenset(
     "arctic arwkv7 baichuan bailingmoe bailingmoe2 codeshell cogvlm deci deepseek dream exaone grok grovemoe internlm2 "
@@ -292,8 +304,6 @@ NOT_LOADED = {
     "clip": "it is no language model, and stands beside one",
     "wavtokenizer-dec": "it is no language model: it decodes sounds",
     "gptj": "llama.cpp's converter writes no such files",
-    "t5": "it has two stacks of layers, and one is read",
-    "t5encoder": "which activation its feed-forward layers have is not in such files",
     "bitnet": "its weights are of three values, which transformers packs in a way of its own",
     "mimo2": "its layers have heads of different widths",
 }

@@ -37,6 +37,8 @@ def derived(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUFTe
         rows = {"laurel_rank": "blk.0.laurel_l.weight", "vocab_size_per_layer_input": "per_layer_token_embd.weight"}
         found = {name: file.shape(tensor)[0] for name, tensor in rows.items() if tensor in file}
         return found | {"activation_sparsity_pattern": shares}
+    if arch == "gemma4":
+        return gemma4(arch, part, keys, file)
     if row.model == "dbrx":
         named = {"attention.clamp_kqv": "clip_qkv", "expert_count": "moe_num_experts", "expert_used_count": "moe_top_k"}
         found = {name: keys.take(f"{arch}.{key}", "{}") for key, name in named.items()}
@@ -57,6 +59,8 @@ def derived(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUFTe
         return {"layer_types": kinds, "attention_chunk_size": chunk, "use_qk_norm": normed}
     if row.model in ("lfm2", "lfm2_moe"):
         return {"layer_types": ["full_attention" if layer.attends else "conv" for layer in part.layers]}
+    if row.model in ("t5", "umt5"):
+        return t5(arch, part, keys, file)
     if arch in BOTH_WAYS:
         return {"sliding_window": keys.given.get(f"{arch}.attention.sliding_window")}
     if (turned := part.layers[0].head_dim) != part.shape.head_dim:
@@ -67,3 +71,41 @@ def derived(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUFTe
             found["topk_method"] = "greedy" if groups == 1 else "group_limited_greedy"
         return found
     return {}
+
+
+def t5(arch: str, part: Part, keys: Ledger, file: GGUFTensors) -> dict[str, Any]:
+    """T5: its activation is told by whether there is a gate, as llama.cpp does it, and its buckets by their spec."""
+    below = keys.peek(f"{arch}.decoder_block_count", len(part.layers))
+    start = keys.take(path := f"{arch}.decoder_start_token_id", "{}", 0)
+    matches(start, int, file=file.path, field=path)
+    return {
+        "n_positions": part.trained_length,
+        "num_decoder_layers": below,
+        "relative_attention_num_buckets": settings_of(part.encoding(0)).get("buckets", 32),
+        "feed_forward_proj": "gated-gelu" if "enc.blk.0.ffn_gate.weight" in file else "relu",
+        "tie_word_embeddings": "output.weight" not in file,
+        "decoder_start_token_id": start,
+    }
+
+
+def gemma4(arch: str, part: Part, keys: Ledger, file: GGUFTensors) -> dict[str, Any]:
+    """Gemma 4: layers that see everything have heads of their own, and may have no values beside their keys.
+
+    Those that attend to keys of others may have feed-forward layers of twice the width.
+    """
+    given = keys.take(path := f"{arch}.feed_forward_length", "{}")
+    matches(given, (int, [int]), file=file.path, field=path)
+    widths = given if isinstance(given, list) else [given]
+    rows = "per_layer_token_embd.weight"
+    found = {
+        "intermediate_size": widths[0],
+        "use_double_wide_mlp": len(set(widths)) > 1,
+        "enable_moe_block": bool(keys.peek(f"{arch}.expert_count")),
+        "vocab_size_per_layer_input": file.shape(rows)[0] if rows in file else None,
+    }
+    far = next((index for index, layer in enumerate(part.layers) if not layer.window), None)
+    if far is not None:
+        head_dim = part.layers[far].head_dim
+        found |= {"global_head_dim": head_dim, "num_global_key_value_heads": part.layers[far].rows[1] // head_dim}
+        found["attention_k_eq_v"] = f"blk.{far}.attn_v.weight" not in file
+    return {name: value for name, value in found.items() if value is not None}

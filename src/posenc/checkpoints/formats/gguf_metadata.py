@@ -121,7 +121,7 @@ class Reader:
         if not is_list(given) or not given:
             return self.count(name, says, MOST_HEADS, default)
         self.keys.numbers(self.key(name), f"{name.rpartition('.')[2]} of each layer: {{}}")
-        if len(set(given) - {0}) > 1:
+        if len(set(given) - {0}) > 1 and self.arch not in known.HEADS_OF_WINDOWS:
             self.keys.leave(f"{self.key(name)} differs from layer to layer; the largest stands for all")
         return count(max(int(max(given)), 1), self.key(name), most=MOST_HEADS)
 
@@ -146,6 +146,8 @@ class Reader:
             self.besides.append("its layers are recurrent, and read no position")
         elif self.arch not in known.WITHOUT_ROTARY:
             per_layer = self.rotary()
+            if self.arch in known.HEADS_OF_WINDOWS:
+                per_layer = self.of_windows(per_layer)
         kv_heads = self.keys.given.get(self.key("attention.head_count_kv"))
         if is_list(kv_heads):
             # What has no keys mixes tokens by something else.
@@ -177,8 +179,9 @@ class Reader:
         """T5: buckets of distances, in an encoder and, but for t5encoder, in a decoder; scale 1."""
         buckets = self.size("attention.relative_buckets_count", "{} buckets of distances", MOST_BUCKETS)
         below = self.count("decoder_block_count", "{} layers in the decoder", MOST_LAYERS, self.layers)
-        stacks = [("encoder", self.layers, False)]
-        stacks += [("decoder", below, True)] if self.arch != "t5encoder" else []
+        stacks = [("encoder", self.layers, False), ("decoder", below, True)]
+        if self.arch == "t5encoder":
+            stacks = [("", self.layers, False)]
         parts = []
         for name, many, causal in stacks:
             spec = spec_of("t5_bias", buckets=buckets, max_distance=128, causal=causal)
@@ -232,6 +235,23 @@ class Reader:
                 here = f"{here} + {temperature}"
             out.append(replace(self.plain(here, window, dim), chunk=chunk if turned else None))
         return out
+
+    def of_windows(self, layers: list[Layer]) -> list[Layer]:
+        """The layers with the rows that make their queries and keys; the heads of the whole are those of windows."""
+        given = self.keys.given.get(self.key("attention.head_count_kv"))
+        kv_heads = given if is_list(given) else [self.kv_heads or self.heads] * len(layers)
+        if len(kv_heads) < len(layers):
+            raise CannotRead(
+                f"{self.key('attention.head_count_kv')} must have one entry for each of {len(layers)} layers, got "
+                f"{len(kv_heads)}"
+            )
+        for layer, many in zip(layers, kv_heads, strict=False):
+            if layer.window:
+                self.head_dim, self.kv_heads = layer.head_dim, many
+        return [
+            replace(layer, rows=(self.heads * layer.head_dim, many * layer.head_dim))
+            for layer, many in zip(layers, kv_heads, strict=False)
+        ]
 
     def sections(self, width: int) -> tuple[tuple[int, ...] | None, str | None]:
         """The pairs of time, height and width, where the architecture has M-RoPE."""

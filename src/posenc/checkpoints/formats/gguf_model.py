@@ -21,6 +21,7 @@ from posenc.checkpoints.formats.gguf_architectures import (
     BY_TENSOR,
     KEYS,
     NOT_LOADED,
+    STACKS,
     TABLES,
     USUAL,
     WITHOUT_CLASS,
@@ -42,11 +43,18 @@ if TYPE_CHECKING:
 MOST_TOKENS = 1 << 24
 """The tokens of a vocabulary."""
 
+UNNAMED = frozenset(
+    "seq_length n_positions tie_word_embeddings decoder_start_token_id global_head_dim num_global_key_value_heads".split()
+)
+"""Keys of configs that transformers' classes read and do not name."""
+
 CHECKPOINT_NAMES = {
     r"model\.layers\.(\d+)\.feed_forward\.experts\.gate_up_proj$": (
         r"blk.\1.ffn_gate_exps.weight",
         r"blk.\1.ffn_up_exps.weight",
     ),
+    r"^.*layers\.(\d+)\.router\.scale$": (r"blk.\1.ffn_gate_inp.scale",),
+    r"^.*layers\.(\d+)\.router\.per_expert_scale$": (r"blk.\1.ffn_down_exps.scale",),
     r"\w+\.experts\.gate_up_proj$": ("mlp.experts.gate_proj.weight", "mlp.experts.up_proj.weight"),
     r"\w+\.experts\.gate_up_proj_bias$": ("mlp.experts.gate_proj.bias", "mlp.experts.up_proj.bias"),
     r"\w+\.experts\.down_proj$": ("mlp.experts.down_proj.weight",),
@@ -180,7 +188,7 @@ def open_model(file: GGUFTensors) -> GGUFModel:
     reading, keys = gguf_metadata.read_keys(given)
     part = understood(reading, file)
     sizes = sizes_of(arch, part, keys, file)
-    config, kind, model = built(row, part, sizes, own_keys(arch, row, part, keys, file), file)
+    config, kind, model = built(arch, row, part, sizes, own_keys(arch, row, part, keys, file), file)
     again = config_json.read(parse_json(config.to_json_string()))
     expected = reading
     if "pairs side by side" in row.changes.values():
@@ -194,25 +202,36 @@ def open_model(file: GGUFTensors) -> GGUFModel:
             f"{kind.__name__} would not compute what it says: {'; '.join(wrong)} (in the file, and in transformers)",
             file=file.path,
         )
-    stored = stored_names(arch, model, len(part.layers), file)
+    stored = stored_names(arch, model, max(len(one.layers) for one in reading.parts), file)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name in stored}
     notes = tuple(f"No GGUF file of a {arch} says {key}; taken: {value}" for key, value in row.left_open.items())
     if (pooled := given.get(f"{arch}.pooling_type")) is not None:
         notes = (*notes, f"How its tokens are pooled (pooling_type {pooled}) is left to who calls the model")
-    further = behind(len(part.layers), file) if keys.has(f"{arch}.nextn_predict_layers") else set[str]()
-    if further:
-        notes = (*notes, "Its layers that foretell further tokens are left out, as transformers leaves them out")
-    first = len(part.layers) - (getattr(config, "num_kv_shared_layers", 0) or 0)
-    shared = behind(first, file) - behind(len(part.layers), file)
-    if own := {name for name in shared if re.search(r"\.attn_(k|v|k_norm)\.weight$", name)}:
-        further |= own
-        notes = (*notes, f"Layers from {first} on attend to keys of others; their own are left out, as in transformers")
-    found = GGUFModel(file, config, kind, again, shapes, notes, row, part, stored)
+    unread = left_out(config, len(part.layers), keys.has(f"{arch}.nextn_predict_layers"), file)
+    found = GGUFModel(file, config, kind, again, shapes, (*notes, *unread), row, part, stored)
     check_shapes(found)
     used = {each for names in stored.values() for one in names for each in (of_several(one)[0], together(one))}
-    if unused := sorted(set(file) - used - set(TABLES) - further):
+    if unused := sorted(set(file) - used - set(TABLES) - set().union(*unread.values())):
         raise CannotRead(f"it holds {unused[0]}, which {kind.__name__} has no place for", file=file.path)
     return found
+
+
+def left_out(config: "PreTrainedConfig", layers: int, foretells: bool, file: GGUFTensors) -> dict[str, set[str]]:
+    """The tensors that transformers leaves out, by the sentence that says which they are."""
+    first = layers - (getattr(config, "num_kv_shared_layers", 0) or 0)
+    beyond, shared = behind(layers, file), behind(first, file) - behind(layers, file)
+    found = {
+        "Its layers that foretell further tokens are left out, as transformers leaves them out": (
+            beyond if foretells else set[str]()
+        ),
+        f"Layers from {first} on attend to keys of others; their own are left out, as in transformers": (
+            {name for name in shared if re.search(r"\.attn_(k|v|k_norm)\.weight$", name)}
+        ),
+        "Its tables of distances for cross-attention, which no model reads, are left out, as in transformers": (
+            {name for name in file if re.fullmatch(r"dec\.blk\.\d+\.cross_attn_rel_b\.weight", name)}
+        ),
+    }
+    return {sentence: names for sentence, names in found.items() if names}
 
 
 def behind(layers: int, file: GGUFTensors) -> set[str]:
@@ -226,7 +245,7 @@ def row_of(given: Mapping[str, Any], file: GGUFTensors) -> tuple[str, Architectu
     arch = given.get("general.architecture")
     named = package(file.path).MODEL_ARCH_NAMES.values()
     if isinstance(arch, str) and arch in named and arch in ARCHITECTURES:
-        return arch, next(row for name, row in reversed(ARCHITECTURES.items()) if is_row(name, arch, given))
+        return arch, next(row for name, row in reversed(ARCHITECTURES.items()) if is_row(name, arch, given, file))
     why = NOT_LOADED.get(str(arch), "what llama.cpp's converter does to its weights is not known here")
     if arch in WITHOUT_CLASS:
         import transformers
@@ -241,22 +260,25 @@ def row_of(given: Mapping[str, Any], file: GGUFTensors) -> tuple[str, Architectu
     )
 
 
-def is_row(name: str, arch: str, given: Mapping[str, Any]) -> bool:
-    """Whether a row is of an architecture, and of the key that it names besides, which may have to have a value."""
+def is_row(name: str, arch: str, given: Mapping[str, Any], file: GGUFTensors) -> bool:
+    """Whether a row is of an architecture, and of the key or the tensor that it names besides.
+
+    A key may have to have a value.
+    """
     first, _, more = name.partition(" with ")
     key, _, value = more.partition(" ")
-    said = given.get(f"{arch}.{key}")
+    said = given.get(f"{arch}.{key}", key in file)
     return first == arch and (not more or (str(said) == value if value else bool(said)))
 
 
 def understood(reading: Reading, file: GGUFTensors) -> Part:
-    """The one stack of layers of a reading that leaves nothing open."""
+    """The stack of layers of a reading that leaves nothing open, or the first of two."""
     left = [*reading.contradictions, *(f"it leaves open {sentence}" for sentence in reading.not_covered)]
     left += [f"it says {key}, which posenc does not read" for key in reading.unknown]
     if left:
         raise CannotRead(left[0], file=file.path)
-    if len(reading.parts) != 1:
-        raise CannotRead(f"it has {len(reading.parts)} stacks of layers, and one was expected", file=file.path)
+    if len(reading.parts) != (expected := STACKS.get(str(reading.architecture), 1)):
+        raise CannotRead(f"it has {len(reading.parts)} stacks of layers, expected {expected}", file=file.path)
     part = reading.parts[0]
     needed = {"attention.head_count": part.kv_heads, "context_length": part.trained_length}
     for key, value in needed.items():
@@ -265,7 +287,8 @@ def understood(reading: Reading, file: GGUFTensors) -> Part:
                 "it is missing; it is no whole model", file=file.path, field=f"{reading.architecture}.{key}"
             )
     # Queries alone have as many numbers: nothing is looped over that the file cannot fill.
-    claimed = len(part.layers) * part.shape.heads * part.shape.head_dim * part.shape.dim
+    layers = sum(len(one.layers) for one in reading.parts)
+    claimed = layers * part.shape.heads * part.shape.head_dim * part.shape.dim
     held = sum(math.prod(file.shape(name)) for name in file)
     if claimed > held:
         raise CannotRead(
@@ -280,16 +303,20 @@ def sizes_of(arch: str, part: Part, keys: Ledger, file: GGUFTensors) -> dict[str
     """Sizes, windows and tokens, under the names that most configs of transformers have for them."""
     rows = file.shape("token_embd.weight")[:1] if "token_embd.weight" in file else ()
     tokens = keys.take(f"{arch}.vocab_size", "{} tokens", *rows)
-    latent, value_dim = part.layers[0].head_dim != part.shape.head_dim, None
+    latent, value_dim = bool(keys.peek(f"{arch}.attention.kv_lora_rank")), None
     for key in ("attention.value_length", "attention.value_length_mla"):
         value_dim = keys.take(f"{arch}.{key}", "{} channels a head of the values", *([value_dim] if value_dim else []))
         matches(value_dim, (None, int), file=file.path, field=f"{arch}.{key}")
-    if value_dim not in (None, part.shape.head_dim) and not latent:
-        raise CannotRead(
-            f"expected {part.shape.head_dim}, the channels of a head, got {value_dim}",
-            file=file.path,
-            field=f"{arch}.attention.value_length",
-        )
+    near = keys.take(path := f"{arch}.attention.value_length_swa", "{} of them in layers with a window")
+    matches(near, (None, int), file=file.path, field=path)
+    for value, windowed, end in ((value_dim, False, ""), (near, True, "_swa")):
+        widths = {layer.head_dim for layer in part.layers if bool(layer.window) is windowed}
+        if value is not None and widths - {value} and not latent:
+            raise CannotRead(
+                f"expected {min(widths)}, the channels of a head, got {value}",
+                file=file.path,
+                field=f"{arch}.attention.value_length{end}",
+            )
     found = {
         "hidden_size": part.shape.dim,
         "num_hidden_layers": len(part.layers),
@@ -329,6 +356,7 @@ def own_keys(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUFT
         value = keys.take(path, "{}")
         if value != expected and not (value is None and key.endswith("?")):
             raise CannotRead(f"expected {expected}, got {quoted(value, 40)}", file=file.path, field=path)
+    found |= derived(arch, row, part, keys, file)
     missing: dict[str, str] = {}
     for key, names in KEYS.items():
         path = f"{arch}.{key}"
@@ -355,7 +383,6 @@ def own_keys(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUFT
     for name, path in missing.items():
         if name not in found:
             raise CannotRead(f"it is missing, and {maker.__name__} needs its {name}", file=file.path, field=path)
-    found |= derived(arch, row, part, keys, file)
     if not part.shape.causal:
         matches(keys.take(f"{arch}.pooling_type", "{}"), (None, int), file=file.path, field=f"{arch}.pooling_type")
     if left := [key for key in keys.given if key not in keys.taken]:
@@ -372,19 +399,17 @@ def maker_of(row: Architecture, file: GGUFTensors) -> Any:
 
 
 def built(
-    row: Architecture, part: Part, sizes: dict[str, Any], own: dict[str, Any], file: GGUFTensors
+    arch: str, row: Architecture, part: Part, sizes: dict[str, Any], own: dict[str, Any], file: GGUFTensors
 ) -> tuple["PreTrainedConfig", Any, Any]:
     """transformers' config, its class of the model, and one without numbers."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
-
     with reading_with("transformers", file=file.path, field=f"this {row.model}"):
         maker = maker_of(row, file)
         known = maker.__dataclass_fields__
-        if strange := set(own) - {*known, "seq_length"}:
+        if strange := set(own) - {*known, *UNNAMED}:
             raise CannotRead(f"{maker.__name__} of this transformers has no {min(strange)}", file=file.path)
+        apart = sizes["head_dim"] not in (None, part.shape.dim // part.shape.heads)
         # What a class has no key for follows from others there; some read this one without naming it.
         sizes = {key if key in known else maker.attribute_map.get(key, key): value for key, value in sizes.items()}
-        apart = sizes["head_dim"] not in (None, part.shape.dim // part.shape.heads)
         given = {key: value for key, value in sizes.items() if key in known or (key == "head_dim" and apart)}
         # Some classes must have a token for padding.
         given = {key: value for key, value in given.items() if value is not None or known[key].type is not int} | own
@@ -393,10 +418,22 @@ def built(
             config = huggingface.filled(config_json.with_positions({"model_type": row.model, **given}, part))
         except CannotExpress as error:
             raise CannotRead(str(error), file=file.path) from error
-        kind: Any = (MODEL_FOR_CAUSAL_LM_MAPPING if part.shape.causal else MODEL_MAPPING)[type(config)]
+        kind = class_of(config, arch, part)
         config.architectures = [kind.__name__]
         with torch.device("meta"):
             return config, kind, kind(config, **without_pooler(kind))
+
+
+def class_of(config: "PreTrainedConfig", arch: str, part: Part) -> Any:
+    """transformers' class of a model: of two stacks, of text that goes on, of an encoder alone."""
+    from transformers.models.auto import modeling_auto as classes
+
+    if arch in STACKS:
+        return classes.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[type(config)]
+    if part.shape.causal:
+        return classes.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    encoders = classes.MODEL_FOR_TEXT_ENCODING_MAPPING
+    return (encoders if type(config) in encoders else classes.MODEL_MAPPING)[type(config)]
 
 
 def stored_names(arch: str, model: Any, layers: int, file: GGUFTensors) -> dict[str, tuple[str, ...]]:
@@ -404,9 +441,9 @@ def stored_names(arch: str, model: Any, layers: int, file: GGUFTensors) -> dict[
     gguf = package(file.path)
     (number,) = (number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     names = gguf.get_tensor_name_map(number, layers)
-    head = model.get_output_embeddings()
-    tied = {name for name, p in model.named_parameters(remove_duplicate=False) if head is not None and p is head.weight}
-    tied = tied if model.config.tie_word_embeddings else set()
+    rows = model.get_input_embeddings().weight
+    # The first of them has to be there.
+    tied = [name for name, p in model.named_parameters(remove_duplicate=False) if p is rows][1:]
     found: dict[str, tuple[str, ...]] = {}
     for name in model.state_dict():
         tried = [
@@ -416,7 +453,7 @@ def stored_names(arch: str, model: Any, layers: int, file: GGUFTensors) -> dict[
         stored = next(there, None)
         if stored is not None:
             found[name] = tuple(stored)
-        elif not (name in tied and name.startswith(("lm_head.", "embed_out."))):
+        elif name not in tied:
             missing = next((one for each in tried for one in each if one and one not in file), "a tensor")
             raise CannotRead(
                 f"it lacks {missing}, which is {name} in transformers; it may be truncated", file=file.path

@@ -143,8 +143,10 @@ class Attention:
 
     def enter(self, args: tuple, kwargs: dict[str, Any]) -> None:
         """A module begins to run."""
-        held = [id(x) for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-        self.given.append(next((rule for mask, rule in self.rules if id(mask) in held), self.given[-1]))
+        # Some models hand on a view of the mask.
+        held = {x.untyped_storage().data_ptr() for x in (*args, *kwargs.values()) if isinstance(x, Tensor)}
+        rules = (rule for mask, rule in self.rules if mask.untyped_storage().data_ptr() in held - {0})
+        self.given.append(next(rules, self.given[-1]))
 
     def leave(self) -> None:
         """It has run."""
@@ -325,7 +327,7 @@ def reach_of(sees: Callable[[int, int], bool], far: int) -> Reach:
     """The same of what says whether the query at one position sees the key at another, up to a position."""
     if sees(far, 0) or not sees(far, far):
         return Reach()
-    first, before = oldest(sees, far), oldest(sees, far - 1)
+    first, before = oldest(sees, far), oldest(sees, far - 1) if not sees(far - 1, 0) else 0
     if first == before + 1:
         return Reach(window=far - first + 1)
     if first == far:

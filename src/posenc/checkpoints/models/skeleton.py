@@ -27,12 +27,16 @@ def without_pooler(kind: Any) -> dict[str, Any]:
 def model_class(config: Any) -> type[nn.Module]:
     """The class of transformers that a configuration belongs to, without a head where there is one without.
 
-    Raises CannotRead where it knows none.
+    Of an encoder and a decoder it is the encoder's where the configuration says that there is no more. Raises
+    CannotRead where it knows none.
     """
     from transformers import PreTrainedModel
-    from transformers.models.auto.modeling_auto import MODEL_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING, MODEL_MAPPING
 
     try:
+        alone: Any = MODEL_FOR_TEXT_ENCODING_MAPPING.get(type(config), None)
+        if alone is not None and config.architectures == [alone.__name__]:
+            return alone
         known: Any = MODEL_MAPPING[type(config)]
         return known[0] if isinstance(known, tuple) else known
     except KeyError:

@@ -32,6 +32,8 @@ def differences(one: Reading, other: Reading) -> list[str]:
             for what in ("head_dim", "window", "scale", "chunk", "attends"):
                 if not alike(getattr(a, what), getattr(b, what)):
                     found.append(f"layer {index} {what.replace('_', ' ')} {getattr(a, what)} and {getattr(b, what)}")
+            if a.rows and b.rows and a.rows != b.rows:
+                found.append(f"layer {index} rows of queries and keys {a.rows} and {b.rows}")
     return found if len(found) <= 4 else [*found[:4], f"and {len(found) - 4} more"]
 
 
