@@ -819,7 +819,8 @@ def test_the_lists_name_architectures_that_there_are() -> None:
         assert set(facts) <= known.INTERLEAVED | known.HALF
     for facts in (known.LOCAL_BASE, known.PLAIN_IN_WINDOWS, known.SCALED_BY_WIDTH):
         assert set(facts) <= known.HALF
-    assert {name.partition(" with ")[0] for name in ARCHITECTURES} <= known.KNOWN
+    # T5's files say by a key that its positions are buckets of distances.
+    assert {name.partition(" with ")[0] for name in ARCHITECTURES} - {"t5", "t5encoder"} <= known.KNOWN
     assert set(known.NOT_LOADED) | known.WITHOUT_CLASS <= there - set(ARCHITECTURES)
     kinds = {kind.replace("_", "-") for kind in transformers.models.auto.configuration_auto.CONFIG_MAPPING}
     assert not known.WITHOUT_CLASS & kinds and not known.WITHOUT_CLASS & set(known.NOT_LOADED)
