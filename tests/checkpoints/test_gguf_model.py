@@ -87,6 +87,20 @@ T5_SAID |= {"attention.relative_buckets_count": 32, "attention.head_count_kv": N
 T5_SAID |= {"attention.layer_norm_epsilon": 1e-6, "attention.layer_norm_rms_epsilon": 1e-6}
 T5_SAID |= {"decoder_start_token_id": 0}
 
+LINEAR = {"num_hidden_layers": 4, "head_dim": 32, "linear_key_head_dim": 4, "linear_value_head_dim": 6}
+LINEAR |= {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_conv_kernel_dim": 4}
+LINEAR_ATTENTION: dict[str, Any] = {"ssm.conv_kernel": 4, "ssm.state_size": 4, "ssm.group_count": 2}
+LINEAR_ATTENTION |= {"ssm.time_step_rank": 6, "ssm.inner_size": 36, "full_attention_interval": 4}
+LINEAR_ATTENTION |= {"attention.key_length": 32, "attention.value_length": 32, "rope.dimension_count": 8}
+SECTIONS = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1]}
+SECTIONS |= {"mrope_interleaved": True}
+MAMBA = {"num_hidden_layers": 4, "mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 8, "mamba_d_head": 8}
+MAMBA |= {"mamba_expand": 2}
+MAMBA_SAID: dict[str, Any] = {"ssm.conv_kernel": 4, "ssm.state_size": 8, "ssm.group_count": 2, "ssm.inner_size": 64}
+MAMBA_SAID |= {"ssm.time_step_rank": 8, "vocab_size": 40}
+NEMOTRON = {"num_hidden_layers": 4, "head_dim": 8, "ssm_state_size": 8, "mamba_num_heads": 8, "mamba_head_dim": 8}
+NEMOTRON |= {"n_groups": 2, "expand": 2}
+
 CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "llama": ("llama", "llama", {"head_dim": 16, "tie_word_embeddings": True}, {"attention.key_length": 16}),
     "llama, biases": ("llama", "llama", {"attention_bias": True, "mlp_bias": True}, {"vocab_size": 40}),
@@ -134,6 +148,90 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         "qwen3moe",
         MOE | {"moe_intermediate_size": 16, "norm_topk_prob": True, "head_dim": 8},
         COUNTED | {"expert_feed_forward_length": 16},
+    ),
+    "qwen3_next": (
+        "qwen3_next",
+        "qwen3next",
+        LINEAR | MOE | {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 24},
+        LINEAR_ATTENTION | COUNTED | {"expert_feed_forward_length": 16, "expert_shared_feed_forward_length": 24},
+    ),
+    "qwen3.5": (
+        "qwen3_5_text",
+        "qwen35",
+        LINEAR | {"rope_parameters": SECTIONS},
+        LINEAR_ATTENTION | {"rope.dimension_sections": [2, 1, 1, 0], "rope.freq_base": 1e7},
+    ),
+    "qwen3.5, experts": (
+        "qwen3_5_moe_text",
+        "qwen35moe",
+        LINEAR
+        | MOE
+        | {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 24, "rope_parameters": SECTIONS}
+        | {"linear_num_value_heads": 2},
+        LINEAR_ATTENTION
+        | COUNTED
+        | {"expert_feed_forward_length": 16, "expert_shared_feed_forward_length": 24, "feed_forward_length": None}
+        | {"rope.dimension_sections": [2, 1, 1, 0], "rope.freq_base": 1e7, "full_attention_interval": None}
+        | {"ssm.time_step_rank": 2, "ssm.inner_size": 12},
+    ),
+    "granite, hybrid": (
+        "granitemoehybrid",
+        "granitehybrid",
+        MULTIPLIERS | LOCAL_MOE | MAMBA | {"layer_types": ["mamba", "attention"] * 2, "shared_intermediate_size": 24},
+        MULTIPLIED
+        | COUNTED
+        | MAMBA_SAID
+        | {"expert_shared_feed_forward_length": 24, "attention.head_count_kv": [0, 2, 0, 2]}
+        | {"rope.scaling.finetuned": False, "rope.dimension_count": 8},
+    ),
+    "granite, hybrid without experts": (
+        "granitemoehybrid",
+        "granitehybrid",
+        MULTIPLIERS
+        | MAMBA
+        | {"layer_types": ["mamba", "mamba", "attention", "mamba"], "shared_intermediate_size": 48}
+        | {"num_local_experts": 0, "num_experts_per_tok": 0, "position_embedding_type": None},
+        MULTIPLIED
+        | MAMBA_SAID
+        | {"attention.head_count_kv": [0, 0, 2, 0], "rope.scaling.finetuned": False, "expert_count": 0},
+    ),
+    "bamba": (
+        "bamba",
+        "granitehybrid with rope.scaling.finetuned",
+        MAMBA | {"attn_layer_indices": [1, 2]},
+        MAMBA_SAID
+        | {"attention.head_count_kv": [0, 2, 2, 0], "rope.scaling.finetuned": True, "rope.dimension_count": 4},
+    ),
+    "nemotron_h": (
+        "nemotron_h",
+        "nemotron_h",
+        NEMOTRON | {"layers_block_type": ["mamba", "mlp", "attention", "mamba"]},
+        MAMBA_SAID
+        | {"attention.head_count_kv": [0, 0, 2, 0], "feed_forward_length": [0, 48, 0, 0], "attention.key_length": 8}
+        | {"rope.scaling.finetuned": False, "attention.layer_norm_rms_epsilon": 1e-5},
+    ),
+    "nemotron_h, experts": (
+        "nemotron_h",
+        "nemotron_h_moe",
+        NEMOTRON
+        | {"layers_block_type": ["mamba", "moe", "attention", "moe"], "n_routed_experts": 4, "num_experts_per_tok": 2}
+        | {"moe_intermediate_size": 16, "moe_shared_expert_intermediate_size": 24, "routed_scaling_factor": 2.5},
+        MAMBA_SAID
+        | COUNTED
+        | {"attention.head_count_kv": [0, 0, 2, 0], "feed_forward_length": [0, 16, 0, 16], "attention.key_length": 8}
+        | {"expert_feed_forward_length": 16, "expert_shared_feed_forward_length": 24, "expert_shared_count": 1}
+        | {"expert_weights_norm": True, "expert_weights_scale": 2.5, "expert_group_count": 1}
+        | {"rope.scaling.finetuned": False, "attention.layer_norm_rms_epsilon": 1e-5},
+    ),
+    "jamba": (
+        "jamba",
+        "jamba",
+        MOE
+        | {"num_hidden_layers": 4, "mamba_d_state": 8, "mamba_dt_rank": 4, "attn_layer_period": 4}
+        | {"attn_layer_offset": 2, "expert_layer_period": 2, "expert_layer_offset": 1},
+        COUNTED
+        | {"ssm.conv_kernel": 4, "ssm.inner_size": 64, "ssm.state_size": 8, "ssm.time_step_rank": 4}
+        | {"attention.head_count_kv": [0, 0, 2, 0]},
     ),
     "seed_oss": ("seed_oss", "seed_oss", {"head_dim": 8}, {}),
     "gemma": ("gemma", "gemma", {"head_dim": 16}, {"attention.key_length": 16}),
@@ -533,7 +631,8 @@ def stored(model: Any, arch: str) -> Iterator[tuple[str, torch.Tensor]]:
         if ".act_fn." in name:
             # Numbers of an activation are written as keys.
             continue
-        if arch in ("llama", "mistral3", "arcee", "smollm3", "granite", "granitemoe", "olmo"):
+        permuted = ("llama", "mistral3", "arcee", "smollm3", "granite", "granitemoe", "granitehybrid", "olmo")
+        if arch in permuted:
             for part, many in (("q_proj", heads), ("k_proj", kv)):
                 if part in name and tensor.shape[0] % (2 * many) == 0:
                     # LlamaModel.permute: (head, half, pair) -> (head, pair, half).
@@ -558,6 +657,12 @@ def stored(model: Any, arch: str) -> Iterator[tuple[str, torch.Tensor]]:
             yield name.replace("kv_b_proj", "k_b_proj"), both[0].transpose(1, 2)
             yield name.replace("kv_b_proj", "v_b_proj"), both[1]
             continue
+        if arch.startswith("nemotron_h"):
+            name = name.replace("model.layers.", "backbone.layers.")
+            name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+            if ".experts." in name:
+                yield f"model.layers.{name.split('.')[2]}.mlp.experts.{name.rpartition('.')[2]}.weight", tensor
+                continue
         if "e_score_correction_bias" in name:
             layer, name = name.split(".mlp.")[0], "mlp.gate.e_score_correction.bias"
             name = f"{layer}.{name}"
@@ -592,6 +697,22 @@ def stored(model: Any, arch: str) -> Iterator[tuple[str, torch.Tensor]]:
         if arch == "gemma4" and ".experts." in name:
             yield f"{name}.weight", tensor
             continue
+        if re.search(r"\.(A_log|D|dt_bias|conv1d\.weight|in_proj_qkvz\.weight)$", name) or "linear_attn" in name:
+            yield from of_a_state(name, tensor, arch, config)
+            continue
+        if arch.startswith("qwen3") and name.endswith("norm.weight") and arch in ("qwen3next", "qwen35", "qwen35moe"):
+            tensor = tensor + 1
+        if re.search(r"\.(mamba|mixer)\.norm\.weight$", name):
+            tensor = tensor.reshape(2, -1)
+        if arch == "granitehybrid" and "shared_mlp" in name:
+            end = "_shexp" if config.num_local_experts else ""
+            place = f"blk.{name.split('.')[2]}"
+            if "input_linear" in name:
+                yield f"{place}.ffn_gate{end}.weight", tensor.chunk(2)[0]
+                yield f"{place}.ffn_up{end}.weight", tensor.chunk(2)[1]
+            else:
+                yield f"{place}.ffn_down{end}.weight", tensor
+            continue
         if arch == "dbrx" and ".experts." in name:
             experts = tensor.view(config.ffn_config.moe_num_experts, -1, dim)
             yield f"{name}.weight", experts.permute(0, 2, 1) if name.endswith("w2") else experts
@@ -620,7 +741,7 @@ def stored(model: Any, arch: str) -> Iterator[tuple[str, torch.Tensor]]:
                 yield place + part, half
             continue
         name = name.replace("block_sparse_moe.experts", "mlp.experts")
-        if arch == "granitemoe":
+        if arch in ("granitemoe", "granitehybrid"):
             name = name.replace("router.weight", "router.layer.weight")
         if ".norms." in name:
             merged = name[: name.index(".norms.")] + ".weight"
@@ -631,6 +752,35 @@ def stored(model: Any, arch: str) -> Iterator[tuple[str, torch.Tensor]]:
             name, tensor = merged, torch.stack(norms[merged])
         # Older converters drop axes of one.
         yield name, tensor.squeeze() if "shared_expert_gate" in name or "conv.conv" in name else tensor
+
+
+def of_a_state(name: str, tensor: torch.Tensor, arch: str, config: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """What converters do to linear attention (Qwen3NextModel, Qwen3_5TextModel) and to mamba (Mamba2Model)."""
+    place = f"blk.{name.split('.')[2]}"
+    if name.endswith(".A_log"):
+        tensor = -torch.exp(tensor)
+    elif name.endswith("conv1d.weight"):
+        tensor = tensor.squeeze()
+    if "linear_attn" not in name:
+        alone = tensor.dim() == 1 and not name.endswith("dt_bias") and arch != "jamba"
+        tensor = tensor[:, None] if alone else tensor
+    elif arch == "qwen3next" and "in_proj_qkvz" in name:
+        heads, key, value = config.linear_num_key_heads, config.linear_key_head_dim, config.linear_value_head_dim
+        each = value * config.linear_num_value_heads // heads
+        q, k, v, z = tensor.view(heads, -1, tensor.shape[1]).split([key, key, each, each], dim=1)
+        yield f"{place}.attn_qkv.weight", torch.cat([q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)])
+        yield f"{place}.attn_gate.weight", z.flatten(0, 1)
+        return
+    elif arch != "qwen3next" and config.linear_num_value_heads != config.linear_num_key_heads and ".norm." not in name:
+        heads, values, width = config.linear_num_key_heads, config.linear_num_value_heads, config.linear_value_head_dim
+        wide = width if re.search("in_proj_qkv|in_proj_z|conv1d|out_proj", name) else 1
+        order = torch.arange(values * wide).view(heads, values // heads, wide).transpose(0, 1).flatten()
+        axis = 1 if "out_proj" in name else 0
+        kept = tensor.shape[axis] - values * wide
+        tensor = tensor.index_select(axis, torch.cat([torch.arange(kept), order + kept]))
+    stored = {"A_log": "ssm_a", "dt_bias": "ssm_dt.bias", "D": "ssm_d"}
+    end = name.rpartition(".")[2]
+    yield (f"{place}.{stored[end]}" if end in stored else name), tensor
 
 
 def divisors(rope: dict[str, Any], head_dim: int) -> torch.Tensor:
@@ -661,7 +811,8 @@ def write(model: Any, path: Path, arch: str = "llama", leave_out: str = "", extr
     names = gguf.get_tensor_name_map(number, max(model.config.num_hidden_layers, 3))
     for name, tensor in stored(model, arch):
         named = names.get_name(name, (".weight", ".bias")) or name
-        named = named if name.endswith((".weight", ".bias", ".scale")) else f"{named}.weight"
+        bare = name.endswith((".weight", ".bias", ".scale", ".ssm_a", ".ssm_d"))
+        named = named if bare else f"{named}.weight"
         if named != leave_out:
             writer.add_tensor(named, tensor.contiguous().numpy())
     if extra:
@@ -702,7 +853,9 @@ def test_the_loaded_model_computes_what_the_written_one_does(case: str, tmp_path
     loaded = load(path)
     assert type(loaded.model) is type(model) and loaded.tokenizer is None and not loaded.model.training
     with torch.no_grad():
-        assert (loaded.model(**given)[0] - model(**given)[0]).abs().max() == 0
+        difference = (loaded.model(**given)[0] - model(**given)[0]).abs().max()
+    # Logarithms of decays are rounded.
+    assert difference < 1e-5 if any(".ssm_a" in one for one in GGUFTensors(path)) else difference == 0
     left_open = ARCHITECTURES[CASES[case][1]].left_open
     assert len(loaded.notes) == len(left_open) and all(key in " ".join(loaded.notes) for key in left_open)
 
@@ -799,6 +952,31 @@ def test_a_layer_without_keys_is_one_that_does_not_attend(tmp_path: Path) -> Non
     assert [layer.attends for layer in found.reading.parts[0].layers] == [False, True] * 2
     again = inspect(tmp_path / "m.gguf")
     assert not again.not_covered and "layers [0, 2] do not attend" in again.parts[0].besides
+
+
+def test_layers_that_carry_a_state_do_not_attend_whether_the_file_counts_them_or_not(tmp_path: Path) -> None:
+    model_type, named, options, more = CASES["qwen3.5"]
+    for every in (4, None):
+        path = write(
+            tiny(model_type, **options), tmp_path / "m.gguf", named, more=more | {"full_attention_interval": every}
+        )
+        (part,) = inspect(path).parts
+        assert [layer.attends for layer in part.layers] == [False, False, False, True]
+        assert "layers [0, 1, 2] do not attend" in part.besides
+    (part,) = inspect(made("granite, hybrid", tmp_path / "n.gguf")[1]).parts
+    assert {layer.spec for layer in part.layers} == {"none"}
+    assert [layer.attends for layer in part.layers] == [False, True, False, True]
+
+
+def test_sizes_of_a_state_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    model_type, _, options, more = CASES["granite, hybrid"]
+    for changes, message in (
+        ({"ssm.inner_size": 60}, "ssm.inner_size: expected a multiple of 8, got 60"),
+        ({"ssm.time_step_rank": None}, "ssm.time_step_rank: expected a whole number from 1 to 1,048,576, got None"),
+        ({"ssm.inner_size": 128}, "has the shape"),
+    ):
+        with pytest.raises(CannotRead, match=message):
+            load(write(tiny(model_type, **options), tmp_path / "m.gguf", "granitehybrid", more=more | changes))
 
 
 def test_a_change_that_nothing_asks_for_is_refused(tmp_path: Path, monkeypatch) -> None:
@@ -909,7 +1087,7 @@ def test_what_is_not_understood_is_refused_by_its_key(case: str, changes: dict, 
     [
         (
             "mamba",
-            "holds a 'mamba', and it has layers without positions, .*; posenc loads GGUF files of",
+            "holds a 'mamba', and none of its layers attends, and it has no positions.*; posenc loads GGUF files of",
         ),
         (
             "internlm2",

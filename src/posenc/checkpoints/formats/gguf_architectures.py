@@ -40,8 +40,14 @@ ALIBI = {"bloom": 8.0, "refact": 8.0, "jina-bert-v2": 8.0}
 
 RECURRENT = frozenset("mamba mamba2 rwkv6 rwkv6qwen2 rwkv7 arwkv7".split())
 
-WITHOUT_ROTARY = frozenset(("mpt", "jais"))
+WITHOUT_ROTARY = frozenset(("mpt", "jais", "jamba", "nemotron_h", "nemotron_h_moe"))
 """Architectures that have ALiBi where their file says so, and no rotary where it does not."""
+
+ROTARY_BY_KEY = frozenset(("granite", "granitemoe", "granitehybrid"))
+"""Architectures that have rotary unless rope.scaling.finetuned is false."""
+
+ATTENDS_EVERY = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4}
+"""The n of which every n-th layer attends, where a file does not say it; the others carry a state."""
 
 KNOWN = INTERLEAVED | HALF | LEARNED | RECURRENT | WITHOUT_ROTARY | set(ALIBI) | set(MULTIMODAL)
 """Architectures of which it is known how position enters."""
@@ -98,7 +104,7 @@ class Architecture:
 
     model      the model_type of transformers
     source     the class of llama.cpp's converter that writes such files, and where it stands in conversion/
-    changes    stored names, as patterns -> what the converter did to such tensors, see `gguf_model`
+    changes    stored names, as patterns -> what the converter did to such tensors, see `gguf_changes`
     settled    keys that must have one value, since transformers has no key for it; "?" marks one that may be missing
     fixed      keys of transformers that no file says, as llama.cpp computes them
     left_open  the same where llama.cpp computes something near, as transformers has them by default
@@ -111,9 +117,9 @@ class Architecture:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     left_open: Mapping[str, Any] = field(default_factory=dict)
 
-    def change(self, name: str) -> str | None:
-        """What the converter did to the tensor of a stored name."""
-        return next((change for pattern, change in self.changes.items() if re.search(pattern, name)), None)
+    def changes_of(self, name: str) -> list[str]:
+        """What the converter did to the tensor of a stored name, the last first."""
+        return [change for pattern, change in self.changes.items() if re.search(pattern, name)]
 
 
 KEYS = {
@@ -145,7 +151,14 @@ KEYS = {
     "expert_weights_norm": "norm_topk_prob",
     "expert_weights_scale": "routed_scaling_factor route_scale",
     "expert_feed_forward_length": "moe_intermediate_size intermediate_size",
-    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    "expert_shared_feed_forward_length": (
+        "shared_expert_intermediate_size moe_shared_expert_intermediate_size shared_intermediate_size"
+    ),
+    "moe_latent_size": "moe_latent_size",
+    "ssm.conv_kernel": "linear_conv_kernel_dim mamba_d_conv conv_kernel",
+    "ssm.state_size": "linear_key_head_dim mamba_d_state ssm_state_size",
+    "ssm.group_count": "linear_num_key_heads mamba_n_groups n_groups",
+    "ssm.time_step_rank": "linear_num_value_heads mamba_n_heads mamba_num_heads mamba_dt_rank",
 }
 """Keys of files that say nothing of positions -> what configs of transformers call it; the first that a class has."""
 
@@ -178,6 +191,13 @@ HEADS_APART = {r"attn_qkv\.(weight|bias)$": "queries, keys and values of all hea
 GROUPS_APART = {r"attn_qkv\.weight$": "queries, keys and values of all groups"}
 IN_TURNS = {r"ffn_(gate|up)_exps\.": "in turns", r"ffn_down_exps\.weight$": "transposed"}
 
+DECAYS = {r"\.ssm_a$": "minus its power of e"}
+MAMBA = DECAYS | {r"\.ssm_norm\.weight$": "groups below one another"}
+LINEAR = DECAYS | {r"(?<!ssm_)norm\.weight$": "plus one"}
+TILED = LINEAR | {
+    r"\.(attn_qkv|attn_gate|ssm_(conv1d|out|alpha|beta))\.weight$|\.ssm_(a|dt\.bias)$": "values of each key in turns"
+}
+
 TANH = {"hidden_act": "gelu_pytorch_tanh"}
 
 ARCHITECTURES = {
@@ -193,6 +213,10 @@ ARCHITECTURES = {
     ),
     "granite": Architecture("granite", "granite.py GraniteModel", PERMUTED),
     "granitemoe": Architecture("granitemoe", "granite.py GraniteMoeModel", PERMUTED),
+    "granitehybrid": Architecture("granitemoehybrid", "granite.py GraniteHybridModel", PERMUTED | MAMBA),
+    "granitehybrid with rope.scaling.finetuned": Architecture(
+        "bamba", "granite.py GraniteHybridModel", PERMUTED | MAMBA
+    ),
     "mistral3": Architecture("mistral", "mistral3.py Mistral3Model", PERMUTED),
     "olmo": Architecture("olmo", "olmo.py OlmoModel", PERMUTED, settled={"attention.layer_norm_epsilon": 1e-5}),
     "olmo2": Architecture("olmo2", "olmo.py Olmo2Model"),
@@ -202,6 +226,9 @@ ARCHITECTURES = {
     "qwen2moe": Architecture("qwen2_moe", "qwen.py Qwen2MoeModel"),
     "qwen3": Architecture("qwen3", "qwen.py Qwen3Model"),
     "qwen3moe": Architecture("qwen3_moe", "qwen.py Qwen3MoeModel", fixed={"norm_topk_prob": True}),
+    "qwen3next": Architecture("qwen3_next", "qwen.py Qwen3NextModel", LINEAR, fixed={"norm_topk_prob": True}),
+    "qwen35": Architecture("qwen3_5_text", "qwen.py Qwen3_5TextModel", TILED),
+    "qwen35moe": Architecture("qwen3_5_moe_text", "qwen.py Qwen3_5MoeTextModel", TILED),
     "seed_oss": Architecture("seed_oss", "olmo.py SeedOssModel"),
     "gemma": Architecture("gemma", "gemma.py GemmaModel", PLUS_ONE),
     "gemma2": Architecture("gemma2", "gemma.py Gemma2Model", PLUS_ONE),
@@ -241,6 +268,9 @@ ARCHITECTURES = {
     "glm4": Architecture("glm4", "glm.py Glm4Model"),
     "exaone4": Architecture("exaone4", "exaone.py Exaone4Model"),
     "ernie4_5": Architecture("ernie4_5", "ernie.py Ernie4_5Model"),
+    "jamba": Architecture("jamba", "jamba.py JambaModel", DECAYS),
+    "nemotron_h": Architecture("nemotron_h", "nemotron.py NemotronHModel", MAMBA),
+    "nemotron_h_moe": Architecture("nemotron_h", "nemotron.py NemotronHModel", MAMBA),
     "jais2": Architecture("jais2", "jais.py Jais2Model"),
     "hunyuan-dense": Architecture("hunyuan_v1_dense", "hunyuan.py HunYuanModel"),
     "hunyuan-moe": Architecture("hunyuan_v1_moe", "hunyuan.py HunYuanMoEModel"),
@@ -307,13 +337,11 @@ NOT_LOADED = {
     "bitnet": "its weights are of three values, which transformers packs in a way of its own",
     "mimo2": "its layers have heads of different widths",
 }
-NOT_LOADED |= dict.fromkeys(
-    (
-        *("mamba", "mamba2", "jamba", "nemotron_h", "nemotron_h_moe", "granitehybrid", "falcon-h1", "qwen3next"),
-        *("qwen35", "qwen35moe", "kimi-linear"),
-    ),
-    "it has layers without positions, whose decays are stored as powers of e: their logarithms cannot be had back",
-)
+NOT_LOADED |= dict.fromkeys(("mamba", "mamba2"), "none of its layers attends, and it has no positions")
+NOT_LOADED |= {
+    "falcon-h1": "the factors of its config were multiplied into its weights, and which they were is not in such files",
+    "kimi-linear": "transformers has no class for it",
+}
 NOT_LOADED |= dict.fromkeys(
     "qwen2vl qwen3vl qwen3vlmoe hunyuan_vl paddleocr chameleon deepseek2-ocr mistral4 step35".split(),
     "transformers has it within a model for images only, which the file does not hold",

@@ -5,11 +5,15 @@ from typing import Any
 
 from posenc.checkpoints.files.tensors import GGUFTensors
 from posenc.checkpoints.formats.gguf_architectures import BOTH_WAYS, Architecture
+from posenc.checkpoints.formats.gguf_recurrent import recurrent
 from posenc.checkpoints.vocabulary.bounds import within_bounds
 from posenc.checkpoints.vocabulary.ledger import Ledger
 from posenc.checkpoints.vocabulary.reading import Part
 from posenc.encoding import settings_of
 from posenc.foreign import matches
+
+RECURRENT = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid", "bamba", "nemotron_h", "jamba"}
+"""Models of which some layers attend, and others carry a state."""
 
 
 def derived(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUFTensors) -> dict[str, Any]:
@@ -59,6 +63,8 @@ def derived(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUFTe
         return {"layer_types": kinds, "attention_chunk_size": chunk, "use_qk_norm": normed}
     if row.model in ("lfm2", "lfm2_moe"):
         return {"layer_types": ["full_attention" if layer.attends else "conv" for layer in part.layers]}
+    if row.model in RECURRENT:
+        return recurrent(arch, row, part, keys, file)
     if row.model in ("t5", "umt5"):
         return t5(arch, part, keys, file)
     if arch in BOTH_WAYS:

@@ -9,7 +9,7 @@ import torch
 
 from posenc.checkpoints.formats import gguf_architectures as known
 from posenc.checkpoints.formats.gguf_architectures import TABLES
-from posenc.checkpoints.vocabulary.ledger import Ledger, is_list
+from posenc.checkpoints.vocabulary.ledger import Ledger, in_words, is_list
 from posenc.checkpoints.vocabulary.reading import (
     LONGEST,
     MOST_CHANNELS,
@@ -144,17 +144,17 @@ class Reader:
             tables = {"position_embd.weight": (self.length, self.dim)}
         elif self.arch in known.RECURRENT:
             self.besides.append("its layers are recurrent, and read no position")
-        elif self.arch not in known.WITHOUT_ROTARY:
+        elif not self.turns():
+            for name in ("rope.dimension_count", "rope.freq_base", "rope.scaling.finetuned"):
+                self.keys.say(self.key(name), "its layers turn nothing")
+        else:
             per_layer = self.rotary()
             if self.arch in known.HEADS_OF_WINDOWS:
                 per_layer = self.of_windows(per_layer)
-        kv_heads = self.keys.given.get(self.key("attention.head_count_kv"))
-        if is_list(kv_heads):
-            # What has no keys mixes tokens by something else.
+        if without := self.without_attention():
             alone = Layer("none", self.head_dim, None, None, attends=False)
-            without = [index for index, many in enumerate(kv_heads[: self.layers]) if many == 0]
             per_layer = [alone if index in without else layer for index, layer in enumerate(per_layer)]
-            self.besides += [f"layers {without} do not attend"] if without else []
+            self.besides.append(f"layers {in_words(without)} do not attend")
         part = Part("", self.shape(), tuple(per_layer), self.kv_heads, self.length, embed, tables, tuple(self.besides))
         with possible(f"the rotary keys of {self.arch}"):
             for layer in {(layer.spec, layer.head_dim): index for index, layer in enumerate(per_layer)}.values():
@@ -168,6 +168,20 @@ class Reader:
         if lacking:
             self.keys.leave(f"how many heads there are: {self.key('attention.head_count')} is missing")
         return lacking
+
+    def turns(self) -> bool:
+        """Whether any layer has rotary."""
+        if self.arch in known.ROTARY_BY_KEY:
+            return bool(self.keys.flag(self.key("rope.scaling.finetuned"), "its layers have rotary: {}", True))
+        return self.arch not in known.WITHOUT_ROTARY
+
+    def without_attention(self) -> list[int]:
+        """The layers that mix tokens by something else: they have no keys, or come between those that attend."""
+        kv_heads = self.keys.given.get(self.key("attention.head_count_kv"))
+        usual = known.ATTENDS_EVERY.get(self.arch)
+        every = self.count("full_attention_interval", "every {}-th layer attends", MOST_LAYERS, usual)
+        without = kv_heads[: self.layers] if is_list(kv_heads) else []
+        return [i for i in range(self.layers) if (every and (i + 1) % every) or without[i : i + 1] == [0]]
 
     def shape(self) -> Shape:
         return Shape(self.dim, self.heads, self.head_dim, trained_or_one(self.length), self.causal)
@@ -332,7 +346,8 @@ class Reader:
         older = keys.number(self.key("rope.scale_linear"), "stretched by {}")
         factor = whole(factor or older or 1)
         start = self.count("rope.scaling.original_context_length", "stretched from {} trained tokens", LONGEST)
-        keys.flag(self.key("rope.scaling.finetuned"), "trained on after stretching: {}")
+        if self.arch not in known.ROTARY_BY_KEY:
+            keys.flag(self.key("rope.scaling.finetuned"), "trained on after stretching: {}")
         warmth = keys.number(self.key("rope.scaling.attn_factor"), "cosines and sines are multiplied by {}", 1.0)
         tables = {name: self.divisors(name, width) for name in TABLES}
         short, long = tables["rope_factors_short.weight"], tables["rope_factors_long.weight"]

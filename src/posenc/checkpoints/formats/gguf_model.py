@@ -5,7 +5,6 @@ whose modules do something else than the file says is not loaded.
 """
 
 import math
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -27,8 +26,10 @@ from posenc.checkpoints.formats.gguf_architectures import (
     WITHOUT_CLASS,
     Architecture,
 )
+from posenc.checkpoints.formats.gguf_changes import Assembly
 from posenc.checkpoints.formats.gguf_derived import derived
 from posenc.checkpoints.formats.gguf_file import metadata
+from posenc.checkpoints.formats.gguf_names import left_out, of_several, stored_names, together
 from posenc.checkpoints.models.skeleton import without_pooler
 from posenc.checkpoints.vocabulary.bounds import within_bounds
 from posenc.checkpoints.vocabulary.differences import differences
@@ -43,38 +44,9 @@ if TYPE_CHECKING:
 MOST_TOKENS = 1 << 24
 """The tokens of a vocabulary."""
 
-UNNAMED = frozenset(
-    "seq_length n_positions tie_word_embeddings decoder_start_token_id global_head_dim num_global_key_value_heads".split()
-)
+UNNAMED = {"seq_length", "n_positions", "tie_word_embeddings", "decoder_start_token_id"}
+UNNAMED |= {"global_head_dim", "num_global_key_value_heads"}
 """Keys of configs that transformers' classes read and do not name."""
-
-CHECKPOINT_NAMES = {
-    r"model\.layers\.(\d+)\.feed_forward\.experts\.gate_up_proj$": (
-        r"blk.\1.ffn_gate_exps.weight",
-        r"blk.\1.ffn_up_exps.weight",
-    ),
-    r"^.*layers\.(\d+)\.router\.scale$": (r"blk.\1.ffn_gate_inp.scale",),
-    r"^.*layers\.(\d+)\.router\.per_expert_scale$": (r"blk.\1.ffn_down_exps.scale",),
-    r"\w+\.experts\.gate_up_proj$": ("mlp.experts.gate_proj.weight", "mlp.experts.up_proj.weight"),
-    r"\w+\.experts\.gate_up_proj_bias$": ("mlp.experts.gate_proj.bias", "mlp.experts.up_proj.bias"),
-    r"\w+\.experts\.down_proj$": ("mlp.experts.down_proj.weight",),
-    r"\w+\.experts\.down_proj_bias$": ("mlp.experts.down_proj.bias",),
-    r"\.router\.weight$": (".router.layer.weight",),
-    r"mlp\.router\.weight$": ("block_sparse_moe.gate.weight",),
-    r"mlp\.[\w.]*e_score_correction_bias$": ("mlp.gate.e_score_correction.bias",),
-    r"\.norms\.\d+\.weight$": (".weight",),
-    r"kv_b_proj\.weight$": ("k_b_proj.weight", "v_b_proj.weight"),
-    r"^layers\.(\d+)\.self_attn\.([qkv])_proj\.": (r"blk.\1.attn_\2.",),
-    r"^layers\.(\d+)\.post_attention_layernorm": (r"encoder.layers.\1.norm1",),
-    r"^layers\.(\d+)\.post_mlp_layernorm": (r"encoder.layers.\1.norm2",),
-    r"^.*altup_projections\.(\d+)\.weight$": (r"altup_proj.weight[\1]",),
-    r"^.*altup_unembed_projections\.(\d+)\.weight$": (r"altup_unembd_proj.weight[\1]",),
-    r"^.*layers\.(\d+)\.mlp\.act_fn\.(alpha_[pn]|beta|eps)$": (r"xielu.\2[\1]",),
-}
-"""Names in transformers' models -> in the checkpoints that the gguf package has names for: experts in one tensor, where
-gates stand before what they multiply; norms with one tensor for each head; the keys and values of latent attention. A
-name that transformers kept is tried first. What begins with blk is a stored name by itself; altup_proj.weight[2] is one
-of several tensors in one, and xielu.beta[3] the number of layer 3 in a list that the file has among its keys."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +56,6 @@ class GGUFModel:
     config   as transformers has it
     kind     transformers' class of the model
     reading  what the config says of positions, in transformers' layout
-    shapes   of the tensors that the model has, by their names in transformers; tied ones once
     notes    what no such file says and what was taken instead, in sentences
     """
 
@@ -92,88 +63,22 @@ class GGUFModel:
     config: "PreTrainedConfig"
     kind: Any
     reading: Reading
-    shapes: Mapping[str, tuple[int, ...]]
     notes: tuple[str, ...]
-    row: Architecture
-    part: Part
-    stored: Mapping[str, tuple[str, ...]]
+    assembly: Assembly
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shapes of the tensors that the model has, by their names in transformers; tied ones once."""
+        return self.assembly.shapes
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """The tensors under the names that transformers has, dequantised to float32, one at a time."""
         for name in self.shapes:
-            yield name, self.assembled(name, self.file)
+            yield name, self.assembly.tensor(name, self.file)
 
     def said(self) -> dict[str, Any]:
         """The config as a file has it."""
         return parse_json(self.config.to_json_string()) | {"dtype": "float32"}
-
-    def assembled(self, name: str, of: Mapping[str, Tensor]) -> Tensor:
-        """A tensor of the model from those of the file, what the converter did to them undone."""
-        pieces = [undone(self.row, self.part, one, self.piece(one, of)) for one in self.stored[name]]
-        if len(pieces) == 1:
-            found = pieces[0]
-        elif ".attn_k_b." in self.stored[name][0]:
-            found = torch.cat([pieces[0].mT, pieces[1]], dim=1).flatten(0, 1)
-        elif self.row.change(self.stored[name][0]) == "in turns":
-            found = torch.stack(pieces, dim=2).flatten(1, 2)
-            found = found.mT if name.endswith("_proj") else found
-        else:
-            found = torch.cat(pieces, dim=2 if self.row.change(self.stored[name][0]) == "transposed" else 1)
-        if head := re.search(r"\.norms\.(\d+)\.weight$", name):
-            heads = self.part.shape.heads if "q_layernorm" in name else self.part.kv_heads
-            found = found.view(heads or 0, -1)[int(head[1])]
-        if found.dim() == 3 and len(self.shapes[name]) == 2:
-            # Experts below one another.
-            found = found.flatten(0, 1)
-        # Converters drop axes of one.
-        wide = [size for size in self.shapes[name] if size != 1]
-        return found.reshape(self.shapes[name]) if [size for size in found.shape if size != 1] == wide else found
-
-    def piece(self, name: str, of: Mapping[str, Tensor]) -> Tensor:
-        """A stored tensor, or its rows of the one that some files have for several."""
-        if name in of:
-            return of[name]
-        if (number := in_keys(name, self.file)) is not None:
-            return number
-        held, place = of_several(name)
-        if place is not None:
-            return of[held][place]
-        # Queries, keys and values behind one another.
-        queries, keys = (many * self.part.shape.head_dim for many in (self.part.shape.heads, self.part.kv_heads or 0))
-        pieces = of[together(name)].split([queries, keys, keys])
-        return pieces["qkv".index(name[name.index(".attn_") + 6])]
-
-
-def of_several(name: str) -> tuple[str, int | None]:
-    """The stored tensor, or the key, that a name is of, and which one of several it is there; None for all of it.
-
-    >>> of_several("altup_proj.weight[2]"), of_several("output.weight")
-    (('altup_proj.weight', 2), ('output.weight', None))
-    """
-    held, bracket, number = name.removesuffix("]").partition("[")
-    return held, int(number) if bracket else None
-
-
-def in_keys(name: str, file: GGUFTensors) -> Tensor | None:
-    """The number of a layer in a list among the keys of a file, or the one number of all layers; None for no such key.
-
-    >>> from types import SimpleNamespace
-    >>> in_keys("xielu.beta[1]", SimpleNamespace(said={"xielu.beta": [0.5, 0.25]}, path="m.gguf"))
-    tensor(0.2500)
-    """
-    key, layer = of_several(name)
-    if layer is None or key not in file.said:
-        return None
-    given = file.said[key]
-    matches(given, (float, [float]), file=file.path, field=key)
-    if isinstance(given, list) and not layer < len(given):
-        raise CannotRead(f"it has {len(given)} numbers, and layer {layer} has none", file=file.path, field=key)
-    return torch.tensor(given[layer] if isinstance(given, list) else given)
-
-
-def together(name: str) -> str:
-    """The stored tensor that some files have for queries, keys and values, or the name itself."""
-    return re.sub(r"\.attn_[qkv]\.", ".attn_qkv.", name)
 
 
 def open_model(file: GGUFTensors) -> GGUFModel:
@@ -195,7 +100,7 @@ def open_model(file: GGUFTensors) -> GGUFModel:
         specs = (layer.spec.replace("layout='interleaved'", "layout='half'") for layer in part.layers)
         layers = tuple(replace(layer, spec=spec) for layer, spec in zip(part.layers, specs, strict=True))
         expected = replace(reading, parts=(replace(part, layers=layers),))
-        if expected == reading:
+        if expected == reading and any("rotary" in layer.spec for layer in part.layers):
             raise CannotRead(f"{arch} has no pairs side by side that could be taken apart", file=file.path)
     if wrong := differences(expected, again):
         raise CannotRead(
@@ -208,36 +113,12 @@ def open_model(file: GGUFTensors) -> GGUFModel:
     if (pooled := given.get(f"{arch}.pooling_type")) is not None:
         notes = (*notes, f"How its tokens are pooled (pooling_type {pooled}) is left to who calls the model")
     unread = left_out(config, len(part.layers), keys.has(f"{arch}.nextn_predict_layers"), file)
-    found = GGUFModel(file, config, kind, again, shapes, (*notes, *unread), row, part, stored)
-    check_shapes(found)
+    assembly = Assembly(file, row, part, config, shapes, stored)
+    check_shapes(assembly)
     used = {each for names in stored.values() for one in names for each in (of_several(one)[0], together(one))}
     if unused := sorted(set(file) - used - set(TABLES) - set().union(*unread.values())):
         raise CannotRead(f"it holds {unused[0]}, which {kind.__name__} has no place for", file=file.path)
-    return found
-
-
-def left_out(config: "PreTrainedConfig", layers: int, foretells: bool, file: GGUFTensors) -> dict[str, set[str]]:
-    """The tensors that transformers leaves out, by the sentence that says which they are."""
-    first = layers - (getattr(config, "num_kv_shared_layers", 0) or 0)
-    beyond, shared = behind(layers, file), behind(first, file) - behind(layers, file)
-    found = {
-        "Its layers that foretell further tokens are left out, as transformers leaves them out": (
-            beyond if foretells else set[str]()
-        ),
-        f"Layers from {first} on attend to keys of others; their own are left out, as in transformers": (
-            {name for name in shared if re.search(r"\.attn_(k|v|k_norm)\.weight$", name)}
-        ),
-        "Its tables of distances for cross-attention, which no model reads, are left out, as in transformers": (
-            {name for name in file if re.fullmatch(r"dec\.blk\.\d+\.cross_attn_rel_b\.weight", name)}
-        ),
-    }
-    return {sentence: names for sentence, names in found.items() if names}
-
-
-def behind(layers: int, file: GGUFTensors) -> set[str]:
-    """The tensors of blocks that come behind so many layers."""
-    blocks = {name: re.match(r"blk\.(\d{1,9})\.", name) for name in file}
-    return {name for name, block in blocks.items() if block and int(block[1]) >= layers}
+    return GGUFModel(file, config, kind, again, (*notes, *unread), assembly)
 
 
 def row_of(given: Mapping[str, Any], file: GGUFTensors) -> tuple[str, Architecture]:
@@ -346,7 +227,7 @@ def own_keys(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUFT
     known = maker.__dataclass_fields__
     found = {**row.fixed, **row.left_open}
     found |= {name: any(one in file for one in BY_TENSOR[name].split()) for name in BY_TENSOR if name in known}
-    scale = part.layers[0].scale or part.shape.head_dim**-0.5
+    scale = next((layer.scale for layer in part.layers if layer.attends), None) or part.shape.head_dim**-0.5
     if "attention_multiplier" in known:
         found["attention_multiplier"] = scale
     if "query_pre_attn_scalar" in known:
@@ -358,6 +239,7 @@ def own_keys(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUFT
             raise CannotRead(f"expected {expected}, got {quoted(value, 40)}", file=file.path, field=path)
     found |= derived(arch, row, part, keys, file)
     missing: dict[str, str] = {}
+    experts = any("_exps." in name for name in file)
     for key, names in KEYS.items():
         path = f"{arch}.{key}"
         own = (name if name in known else maker.attribute_map.get(name) for name in names.split())
@@ -370,8 +252,10 @@ def own_keys(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUFT
             value = value[0]
         if value is None and key in USUAL and name is not None:
             found.setdefault(name, USUAL[key])
-        # What a class does without when it is not told may be missing.
-        elif value is None and name is not None and known[name].default is not None:
+        # What a class does without when it is not told may be missing, and all of experts where there are none.
+        elif (
+            value is None and name is not None and known[name].default is not None and (experts or key[:7] != "expert_")
+        ):
             missing.setdefault(name, path)
         if value is None:
             continue
@@ -436,87 +320,19 @@ def class_of(config: "PreTrainedConfig", arch: str, part: Part) -> Any:
     return (encoders if type(config) in encoders else classes.MODEL_MAPPING)[type(config)]
 
 
-def stored_names(arch: str, model: Any, layers: int, file: GGUFTensors) -> dict[str, tuple[str, ...]]:
-    """For each tensor of a model the names that the file has for it: one, or several that it is made of."""
-    gguf = package(file.path)
-    (number,) = (number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
-    names = gguf.get_tensor_name_map(number, layers)
-    rows = model.get_input_embeddings().weight
-    # The first of them has to be there.
-    tied = [name for name, p in model.named_parameters(remove_duplicate=False) if p is rows][1:]
-    found: dict[str, tuple[str, ...]] = {}
-    for name in model.state_dict():
-        tried = [
-            [kept_as(one, model.base_model_prefix, names, file) for one in pieces] for pieces in in_checkpoints(name)
-        ]
-        there = (each for each in tried if all(is_there(one, file) for one in each))
-        stored = next(there, None)
-        if stored is not None:
-            found[name] = tuple(stored)
-        elif name not in tied:
-            missing = next((one for each in tried for one in each if one and one not in file), "a tensor")
-            raise CannotRead(
-                f"it lacks {missing}, which is {name} in transformers; it may be truncated", file=file.path
-            )
-    return found
-
-
-def is_there(name: str, file: GGUFTensors) -> bool:
-    return of_several(name)[0] in file or together(name) in file or in_keys(name, file) is not None
-
-
-def kept_as(name: str, prefix: str, names: Any, file: GGUFTensors) -> str:
-    """What a file calls a tensor of checkpoints, or "" where the gguf package has no name for it."""
-    if name.startswith("blk.") or name.endswith("]"):
-        return name
-    ends = (".weight", ".bias")
-    found = names.get_name(name, ends) or names.get_name(name.removeprefix(f"{prefix}."), ends) or ""
-    # A parameter of a module's own, to which the converter gives an end.
-    return next((found + end for end in ends if found + end in file), found)
-
-
-def in_checkpoints(name: str) -> Iterator[list[str]]:
-    """What checkpoints may call a tensor of transformers' models, or its pieces."""
-    yield [name]
-    for pattern, pieces in CHECKPOINT_NAMES.items():
-        if re.search(pattern, name):
-            yield [re.sub(pattern, one, name) for one in pieces]
-
-
-def check_shapes(model: GGUFModel) -> None:
+def check_shapes(assembly: Assembly) -> None:
     """Raises CannotRead unless each tensor of the file is of the shape that the model has for it."""
-    described = model.file.described()
-    for name, shape in model.shapes.items():
+    described = assembly.file.described()
+    for name, shape in assembly.shapes.items():
         try:
-            found = tuple(model.assembled(name, described).shape)
+            found = tuple(assembly.tensor(name, described).shape)
         # What does not even fit together.
         except (RuntimeError, IndexError):
             found = None
         if found != shape:
-            stored = model.stored[name][0]
-            held = list(model.file.shape(of_several(stored)[0]))
+            stored = assembly.stored[name][0]
+            held = list(assembly.file.shape(of_several(stored)[0]))
             raise CannotRead(
                 f"{stored} has the shape {held}, but by the file's own numbers {name} has {list(shape)}",
-                file=model.file.path,
+                file=assembly.file.path,
             )
-
-
-def undone(row: Architecture, part: Part, name: str, tensor: Tensor) -> Tensor:
-    """A stored tensor as it was before llama.cpp's converter changed it: weights [O, I], biases and norms [O]."""
-    change = row.change(name)
-    heads, kv_heads, head_dim = part.shape.heads, part.kv_heads or 0, part.shape.head_dim
-    if change == "pairs side by side":
-        # Rows (2i, 2i + 1) of each head, which turn together, go to (i, i + half).
-        turned = tensor.unflatten(0, (heads if ".attn_q." in name else kv_heads, -1, 2))
-        return turned.transpose(1, 2).flatten(0, 2)
-    if change == "plus one":
-        return tensor - 1
-    if change == "transposed":
-        return tensor.mT
-    if change == "queries, keys and values of all heads":
-        return tensor.unflatten(0, (3, heads, -1)).transpose(0, 1).flatten(0, 2)
-    if change == "queries, keys and values of all groups":
-        sizes = [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]
-        groups = [one.unflatten(0, (kv_heads, -1, head_dim)) for one in tensor.split(sizes)]
-        return torch.cat(groups, dim=1).flatten(0, 2)
-    return tensor

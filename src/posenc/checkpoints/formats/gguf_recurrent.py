@@ -1,0 +1,76 @@
+"""What configs of transformers say of layers that carry a state from token to token, from the keys of a GGUF file."""
+
+from typing import Any
+
+from posenc.checkpoints.files.tensors import GGUFTensors
+from posenc.checkpoints.formats.gguf_architectures import Architecture
+from posenc.checkpoints.vocabulary.ledger import Ledger
+from posenc.checkpoints.vocabulary.reading import CannotRead, Part
+from posenc.foreign import count
+
+WIDEST = 1 << 20
+"""The channels of a state that a file may claim."""
+
+
+def recurrent(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUFTensors) -> dict[str, Any]:
+    """Widths, which layers attend, and where experts are."""
+    still = [index for index, layer in enumerate(part.layers) if not layer.attends]
+    kinds = ["full_attention" if layer.attends else "linear_attention" for layer in part.layers]
+    inner = count(keys.take(path := f"{arch}.ssm.inner_size", "{} channels of a state"), path, most=WIDEST)
+    if row.model == "jamba":
+        return {"mamba_expand": whole_times(inner, part.shape.dim, arch)} | periods(part, file)
+    heads = count(keys.peek(path := f"{arch}.ssm.time_step_rank"), path, most=WIDEST)
+    width = whole_times(inner, heads, arch)
+    if row.model.startswith("qwen"):
+        return {"layer_types": kinds, "linear_value_head_dim": width}
+    first = still[0] if still else 0
+    biases = [f"blk.{first}.{name}.bias" in file for name in ("ssm_conv1d", "ssm_in")]
+    if row.model == "nemotron_h":
+        by_tensor = {"ffn_up_exps.weight": "moe", "ffn_up.weight": "mlp"}
+        for index in still:
+            found = (kind for name, kind in by_tensor.items() if f"blk.{index}.{name}" in file)
+            kinds[index] = next(found, kinds[index])
+        first = kinds.index("linear_attention") if "linear_attention" in kinds else 0
+        given = keys.take(f"{arch}.feed_forward_length", "{}")
+        widest = max(given) if isinstance(given, list) and given else given
+        # Files do not say of how many groups experts are chosen, where there is one.
+        one_group = keys.peek(f"{arch}.expert_group_count", 1) == 1
+        return ({"topk_group": 1} if one_group else {}) | {
+            "layers_block_type": kinds,
+            "intermediate_size": count(widest, f"{arch}.feed_forward_length", most=WIDEST),
+            "mamba_head_dim": width,
+            "expand": max(inner // part.shape.dim, 1),
+            "use_conv_bias": f"blk.{first}.ssm_conv1d.bias" in file,
+            "mamba_proj_bias": f"blk.{first}.ssm_in.bias" in file,
+        }
+    mamba = {"mamba_d_head": width, "mamba_expand": whole_times(inner, part.shape.dim, arch)}
+    mamba |= {"mamba_conv_bias": biases[0], "mamba_proj_bias": biases[1]}
+    if row.model == "bamba":
+        return mamba | {"attn_layer_indices": [index for index in range(len(kinds)) if index not in still]}
+    shared = (name for name in ("blk.0.ffn_gate_shexp.weight", "blk.0.ffn_gate.weight") if name in file)
+    return mamba | {
+        "layer_types": kinds,
+        "position_embedding_type": None if all(layer.spec == "none" for layer in part.layers) else "rope",
+        "num_local_experts": keys.peek(f"{arch}.expert_count", 0),
+        "num_experts_per_tok": keys.peek(f"{arch}.expert_used_count", 0),
+        "shared_intermediate_size": next((file.shape(name)[0] for name in shared), 0),
+    }
+
+
+def whole_times(inner: int, of: int, arch: str) -> int:
+    """How many times a number goes into the channels of a state. Raises CannotRead where something is left."""
+    if inner % of:
+        raise CannotRead(f"expected a multiple of {of}, got {inner}", field=f"{arch}.ssm.inner_size")
+    return inner // of
+
+
+def periods(part: Part, file: GGUFTensors) -> dict[str, int]:
+    """Jamba: after how many layers the next one attends, or has experts, and where the first of them is."""
+    attend = [index for index, layer in enumerate(part.layers) if layer.attends]
+    experts = [index for index in range(len(part.layers)) if f"blk.{index}.ffn_gate_exps.weight" in file]
+    found: dict[str, int] = {}
+    for name, layers in (("attn", attend), ("expert", experts)):
+        # One that comes only once is as far from the next as the model is long.
+        period = layers[1] - layers[0] if len(layers) > 1 else len(part.layers)
+        found |= {f"{name}_layer_period": period, f"{name}_layer_offset": layers[0] if layers else len(part.layers)}
+    return found
