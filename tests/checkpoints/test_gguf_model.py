@@ -87,11 +87,11 @@ T5_SAID |= {"attention.relative_buckets_count": 32, "attention.head_count_kv": N
 T5_SAID |= {"attention.layer_norm_epsilon": 1e-6, "attention.layer_norm_rms_epsilon": 1e-6}
 T5_SAID |= {"decoder_start_token_id": 0}
 
-LINEAR = {"num_hidden_layers": 4, "head_dim": 32, "linear_key_head_dim": 4, "linear_value_head_dim": 6}
-LINEAR |= {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_conv_kernel_dim": 4}
-LINEAR_ATTENTION: dict[str, Any] = {"ssm.conv_kernel": 4, "ssm.state_size": 4, "ssm.group_count": 2}
-LINEAR_ATTENTION |= {"ssm.time_step_rank": 6, "ssm.inner_size": 36, "full_attention_interval": 4}
-LINEAR_ATTENTION |= {"attention.key_length": 32, "attention.value_length": 32, "rope.dimension_count": 8}
+STATEFUL = {"num_hidden_layers": 4, "head_dim": 32, "linear_key_head_dim": 4, "linear_value_head_dim": 6}
+STATEFUL |= {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_conv_kernel_dim": 4}
+STATEFUL_SAID: dict[str, Any] = {"ssm.conv_kernel": 4, "ssm.state_size": 4, "ssm.group_count": 2}
+STATEFUL_SAID |= {"ssm.time_step_rank": 6, "ssm.inner_size": 36, "full_attention_interval": 4}
+STATEFUL_SAID |= {"attention.key_length": 32, "attention.value_length": 32, "rope.dimension_count": 8}
 SECTIONS = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1]}
 SECTIONS |= {"mrope_interleaved": True}
 MAMBA = {"num_hidden_layers": 4, "mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 8, "mamba_d_head": 8}
@@ -152,23 +152,23 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "qwen3_next": (
         "qwen3_next",
         "qwen3next",
-        LINEAR | MOE | {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 24},
-        LINEAR_ATTENTION | COUNTED | {"expert_feed_forward_length": 16, "expert_shared_feed_forward_length": 24},
+        STATEFUL | MOE | {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 24},
+        STATEFUL_SAID | COUNTED | {"expert_feed_forward_length": 16, "expert_shared_feed_forward_length": 24},
     ),
     "qwen3.5": (
         "qwen3_5_text",
         "qwen35",
-        LINEAR | {"rope_parameters": SECTIONS},
-        LINEAR_ATTENTION | {"rope.dimension_sections": [2, 1, 1, 0], "rope.freq_base": 1e7},
+        STATEFUL | {"rope_parameters": SECTIONS},
+        STATEFUL_SAID | {"rope.dimension_sections": [2, 1, 1, 0], "rope.freq_base": 1e7},
     ),
     "qwen3.5, experts": (
         "qwen3_5_moe_text",
         "qwen35moe",
-        LINEAR
+        STATEFUL
         | MOE
         | {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 24, "rope_parameters": SECTIONS}
         | {"linear_num_value_heads": 2},
-        LINEAR_ATTENTION
+        STATEFUL_SAID
         | COUNTED
         | {"expert_feed_forward_length": 16, "expert_shared_feed_forward_length": 24, "feed_forward_length": None}
         | {"rope.dimension_sections": [2, 1, 1, 0], "rope.freq_base": 1e7, "full_attention_interval": None}
@@ -232,6 +232,17 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         COUNTED
         | {"ssm.conv_kernel": 4, "ssm.inner_size": 64, "ssm.state_size": 8, "ssm.time_step_rank": 4}
         | {"attention.head_count_kv": [0, 0, 2, 0]},
+    ),
+    "mimo2": (
+        "mimo_v2_flash",
+        "mimo2",
+        WIDE_MOE
+        | {"num_hidden_layers": 4, "head_dim": 12, "v_head_dim": 8, "sliding_window": 8, "n_routed_experts": 4}
+        | {"layer_types": ["full_attention", "sliding_attention"] * 2},
+        COUNTED
+        | {"attention.key_length": 12, "attention.value_length": 8, "rope.dimension_count": 4, "rope.freq_base": 5e6}
+        | {"rope.freq_base_swa": 1e4, "attention.sliding_window": 8, "attention.sliding_window_pattern": [0, 1] * 2}
+        | {"attention.head_count_kv": [2, 4] * 2, "attention.value_scale": 0.707, "expert_feed_forward_length": 16},
     ),
     "seed_oss": ("seed_oss", "seed_oss", {"head_dim": 8}, {}),
     "gemma": ("gemma", "gemma", {"head_dim": 16}, {"attention.key_length": 16}),

@@ -83,8 +83,12 @@ PLAIN_IN_WINDOWS = frozenset((*LOCAL_BASE, "olmo2"))
 UNROUNDED_RAMP = frozenset(("gpt-oss",))
 """Architectures whose released configs do not round the ends of YaRN's ramp; llama.cpp itself does."""
 
-HEADS_OF_WINDOWS = frozenset(("gemma4",))
-"""Architectures whose layers with a window have heads of their own, of which transformers' configs speak first."""
+WINDOWED_FIRST = {"gemma4": True, "mimo2": False}
+"""Architectures whose layers with a window have heads of their own, and whether configs of transformers speak of these;
+of the others they speak apart, or not at all."""
+
+NARROW_VALUES = frozenset(("mimo2",))
+"""Architectures whose values have fewer channels than their keys."""
 
 UNSCALED = frozenset(("gemma3n", "gemma4"))
 """Architectures whose logits are not divided by the root of a head's width."""
@@ -127,6 +131,7 @@ KEYS = {
     "attention.layer_norm_epsilon": "layer_norm_eps layer_norm_epsilon norm_epsilon norm_eps",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps norm_eps layer_norm_epsilon",
     "attention.clamp_kqv": "clip_qkv",
+    "attention.value_scale": "attention_value_scale",
     "attention.q_lora_rank": "q_lora_rank",
     "attention.kv_lora_rank": "kv_lora_rank",
     "token_type_count": "type_vocab_size",
@@ -270,7 +275,15 @@ ARCHITECTURES = {
     "ernie4_5": Architecture("ernie4_5", "ernie.py Ernie4_5Model"),
     "jamba": Architecture("jamba", "jamba.py JambaModel", DECAYS),
     "nemotron_h": Architecture("nemotron_h", "nemotron.py NemotronHModel", MAMBA),
-    "nemotron_h_moe": Architecture("nemotron_h", "nemotron.py NemotronHModel", MAMBA),
+    "nemotron_h_moe": Architecture(
+        "nemotron_h", "nemotron.py NemotronHModel", MAMBA, settled={"expert_gating_func?": SIGMOID}
+    ),
+    "mimo2": Architecture(
+        "mimo_v2_flash",
+        "mimo.py MimoV2Model",
+        settled={"expert_gating_func?": SIGMOID},
+        fixed={"norm_topk_prob": True, "n_group": 1, "topk_group": 1},
+    ),
     "jais2": Architecture("jais2", "jais.py Jais2Model"),
     "hunyuan-dense": Architecture("hunyuan_v1_dense", "hunyuan.py HunYuanModel"),
     "hunyuan-moe": Architecture("hunyuan_v1_moe", "hunyuan.py HunYuanMoEModel"),
@@ -335,7 +348,6 @@ NOT_LOADED = {
     "wavtokenizer-dec": "it is no language model: it decodes sounds",
     "gptj": "llama.cpp's converter writes no such files",
     "bitnet": "its weights are of three values, which transformers packs in a way of its own",
-    "mimo2": "its layers have heads of different widths",
 }
 NOT_LOADED |= dict.fromkeys(("mamba", "mamba2"), "none of its layers attends, and it has no positions")
 NOT_LOADED |= {

@@ -43,6 +43,9 @@ def derived(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUFTe
         return found | {"activation_sparsity_pattern": shares}
     if arch == "gemma4":
         return gemma4(arch, part, keys, file)
+    if arch == "mimo2":
+        sparse = [f"blk.{index}.ffn_gate_exps.weight" in file for index in range(len(part.layers))]
+        return {"mlp_layer_types": ["sparse" if one else "dense" for one in sparse]}
     if row.model == "dbrx":
         named = {"attention.clamp_kqv": "clip_qkv", "expert_count": "moe_num_experts", "expert_used_count": "moe_top_k"}
         found = {name: keys.take(f"{arch}.{key}", "{}") for key, name in named.items()}

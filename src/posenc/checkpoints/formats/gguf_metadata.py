@@ -121,7 +121,7 @@ class Reader:
         if not is_list(given) or not given:
             return self.count(name, says, MOST_HEADS, default)
         self.keys.numbers(self.key(name), f"{name.rpartition('.')[2]} of each layer: {{}}")
-        if len(set(given) - {0}) > 1 and self.arch not in known.HEADS_OF_WINDOWS:
+        if len(set(given) - {0}) > 1 and self.arch not in known.WINDOWED_FIRST:
             self.keys.leave(f"{self.key(name)} differs from layer to layer; the largest stands for all")
         return count(max(int(max(given)), 1), self.key(name), most=MOST_HEADS)
 
@@ -149,8 +149,8 @@ class Reader:
                 self.keys.say(self.key(name), "its layers turn nothing")
         else:
             per_layer = self.rotary()
-            if self.arch in known.HEADS_OF_WINDOWS:
-                per_layer = self.of_windows(per_layer)
+            if self.arch in known.WINDOWED_FIRST:
+                per_layer = self.with_rows(per_layer)
         if without := self.without_attention():
             alone = Layer("none", self.head_dim, None, None, attends=False)
             per_layer = [alone if index in without else layer for index, layer in enumerate(per_layer)]
@@ -250,8 +250,8 @@ class Reader:
             out.append(replace(self.plain(here, window, dim), chunk=chunk if turned else None))
         return out
 
-    def of_windows(self, layers: list[Layer]) -> list[Layer]:
-        """The layers with the rows that make their queries and keys; the heads of the whole are those of windows."""
+    def with_rows(self, layers: list[Layer]) -> list[Layer]:
+        """The layers with the rows that make their queries and keys; the heads of the whole are those of some."""
         given = self.keys.given.get(self.key("attention.head_count_kv"))
         kv_heads = given if is_list(given) else [self.kv_heads or self.heads] * len(layers)
         if len(kv_heads) < len(layers):
@@ -260,7 +260,7 @@ class Reader:
                 f"{len(kv_heads)}"
             )
         for layer, many in zip(layers, kv_heads, strict=False):
-            if layer.window:
+            if bool(layer.window) is known.WINDOWED_FIRST[self.arch]:
                 self.head_dim, self.kv_heads = layer.head_dim, many
         return [
             replace(layer, rows=(self.heads * layer.head_dim, many * layer.head_dim))

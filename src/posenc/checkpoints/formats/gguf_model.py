@@ -19,6 +19,7 @@ from posenc.checkpoints.formats.gguf_architectures import (
     BY_SHAPE,
     BY_TENSOR,
     KEYS,
+    NARROW_VALUES,
     NOT_LOADED,
     STACKS,
     TABLES,
@@ -192,7 +193,7 @@ def sizes_of(arch: str, part: Part, keys: Ledger, file: GGUFTensors) -> dict[str
     matches(near, (None, int), file=file.path, field=path)
     for value, windowed, end in ((value_dim, False, ""), (near, True, "_swa")):
         widths = {layer.head_dim for layer in part.layers if bool(layer.window) is windowed}
-        if value is not None and widths - {value} and not latent:
+        if value is not None and widths - {value} and not latent and arch not in NARROW_VALUES:
             raise CannotRead(
                 f"expected {min(widths)}, the channels of a head, got {value}",
                 file=file.path,
