@@ -531,6 +531,42 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         | {"expert_shared_feed_forward_length": 16, "expert_weights_scale": 2.5, "nextn_predict_layers": 0}
         | {"expert_group_count": 1, "expert_group_used_count": 1, "rope.scaling.type": "none"},
     ),
+    "falcon-h1": (
+        "falcon_h1",
+        "falcon-h1",
+        MAMBA
+        | {"mamba_d_ssm": 64, "embedding_multiplier": 0.5, "lm_head_multiplier": 0.25, "key_multiplier": 2.0}
+        | {"attention_in_multiplier": 0.5, "attention_out_multiplier": 4.0, "ssm_in_multiplier": 0.25}
+        | {"ssm_out_multiplier": 0.5, "mlp_multipliers": [0.5, 2.0], "ssm_multipliers": [0.5, 2.0, 1.0, 0.25, 4.0]},
+        MAMBA_SAID | {"attention.key_length": 8, "attention.value_length": 8},
+    ),
+    "glm-dsa": (
+        "glm_moe_dsa",
+        "glm-dsa",
+        LATENT
+        | {"n_routed_experts": 4, "num_experts_per_tok": 2, "index_n_heads": 2, "index_head_dim": 8}
+        | {"index_topk": 16, "n_shared_experts": 1},
+        LATENT_SAID
+        | {"attention.indexer.head_count": 2, "attention.indexer.key_length": 8, "attention.indexer.top_k": 16}
+        | {"expert_shared_count": 1, "expert_gating_func": 2, "expert_weights_scale": 2.5, "expert_weights_norm": True}
+        | {"expert_group_count": 1, "expert_group_used_count": 1},
+    ),
+    "kimi-linear": (
+        "kimi_linear",
+        "kimi-linear",
+        {key: value for key, value in LATENT.items() if key != "first_k_dense_replace"}
+        | {"num_hidden_layers": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "q_lora_rank": None}
+        | {"layer_types": ["linear_attention", "full_attention"] * 2, "linear_head_dim": 8, "linear_num_heads": 4},
+        LATENT_SAID
+        | {"attention.q_lora_rank": None, "attention.head_count_kv": [0, 1, 0, 1], "kda.head_dim": 8}
+        | {"ssm.conv_kernel": 4, "expert_gating_func": None, "expert_weights_scale": 2.446, "vocab_size": 40},
+    ),
+    "jina-bert-v3": (
+        "jina_embeddings_v3",
+        "jina-bert-v3",
+        HEADS_ALIKE | {"type_vocab_size": 2, "pad_token_id": 0},
+        ENCODER | {"attention.layer_norm_epsilon": 1e-5, "rope.freq_base": 2e4},
+    ),
     "bert": ("bert", "bert", HEADS_ALIKE, ENCODER),
     "nomic-bert": (
         "nomic_bert",
@@ -590,6 +626,8 @@ def tiny(model_type: str, arch: str = "", **options: Any) -> Any:
             model = kind.from_config(config).eval()
             if options.get("tie_word_embeddings") is False:
                 model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
+        elif model_type == "jina_embeddings_v3":
+            model = transformers.AutoModel.from_config(config, add_pooling_layer=False).eval()
         elif model_type in ("nomic_bert", "eurobert", "modernbert") or options.get("use_bidirectional_attention"):
             model = transformers.AutoModel.from_config(config).eval()
         else:
@@ -663,7 +701,20 @@ def stored(model: Any, arch: str) -> Iterator[tuple[str, torch.Tensor]]:
             tensor = torch.cat([part.reshape(-1, dim) for part in parts])
         if arch == "bloom":
             name = name.removeprefix("transformer.")
-        if "kv_b_proj" in name and arch == "deepseek2" and not hasattr(config, "keeps_kv_b"):
+        if arch == "kimi-linear" and re.search(r"conv1d|dt_bias|A_log|forget_gate", name):
+            place = f"blk.{name.split('.')[2]}"
+            if "conv1d" in name:
+                for one, part in zip("qkv", tensor.chunk(3), strict=True):
+                    yield f"{place}.ssm_conv1d_{one}.weight", part.reshape(1, len(part), 1, -1)
+            elif "A_log" in name:
+                yield f"{place}.ssm_a", -torch.exp(tensor)
+            elif "dt_bias" in name:
+                yield f"{place}.ssm_dt.bias", tensor
+            else:
+                yield name.replace("forget_gate.", ""), tensor
+            continue
+        latent = arch in ("deepseek2", "glm-dsa", "kimi-linear")
+        if "kv_b_proj" in name and latent and not hasattr(config, "keeps_kv_b"):
             both = tensor.view(heads, -1, tensor.shape[-1]).split([config.qk_nope_head_dim, config.v_head_dim], dim=1)
             yield name.replace("kv_b_proj", "k_b_proj"), both[0].transpose(1, 2)
             yield name.replace("kv_b_proj", "v_b_proj"), both[1]
@@ -708,6 +759,8 @@ def stored(model: Any, arch: str) -> Iterator[tuple[str, torch.Tensor]]:
         if arch == "gemma4" and ".experts." in name:
             yield f"{name}.weight", tensor
             continue
+        if arch == "falcon-h1":
+            tensor = multiplied(name, tensor, config)
         if re.search(r"\.(A_log|D|dt_bias|conv1d\.weight|in_proj_qkvz\.weight)$", name) or "linear_attn" in name:
             yield from of_a_state(name, tensor, arch, config)
             continue
@@ -733,10 +786,12 @@ def stored(model: Any, arch: str) -> Iterator[tuple[str, torch.Tensor]]:
             tensor = tensor[config.pad_token_id + 1 :]
         if arch == "phimoe":
             name = name.replace("mlp.router", "block_sparse_moe.gate")
-        if arch == "nomic-bert":
+        if arch == "jina-bert-v3" and ".mlp." in name:
+            name = f"encoder.{name}"
+        if arch in ("nomic-bert", "jina-bert-v3"):
             for ours, theirs in (("post_attention_layernorm", "norm1"), ("post_mlp_layernorm", "norm2")):
                 name = f"encoder.{name.replace(ours, theirs)}" if ours in name else name
-        if (arch == "nomic-bert" or arch == "chatglm") and re.search(r"self_attn\.[qkv]_proj", name):
+        if arch in ("nomic-bert", "jina-bert-v3", "chatglm") and re.search(r"self_attn\.[qkv]_proj", name):
             if "q_proj" in name:
                 state = model.state_dict()
                 all_of_them = [state[name.replace("q_proj", f"{one}_proj")] for one in "qkv"]
@@ -763,6 +818,22 @@ def stored(model: Any, arch: str) -> Iterator[tuple[str, torch.Tensor]]:
             name, tensor = merged, torch.stack(norms[merged])
         # Older converters drop axes of one.
         yield name, tensor.squeeze() if "shared_expert_gate" in name or "conv.conv" in name else tensor
+
+
+def multiplied(name: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:
+    """What FalconH1Model does to weights: the factors of the config are multiplied into them."""
+    entering, leaving = config.attention_in_multiplier, config.attention_out_multiplier
+    factors = {"down_proj": config.mlp_multipliers[1], "gate_proj": config.mlp_multipliers[0], "q_proj": entering}
+    factors |= {"k_proj": config.key_multiplier * entering, "v_proj": entering, "o_proj": leaving}
+    factors |= {"out_proj": config.ssm_out_multiplier, "in_proj": config.ssm_in_multiplier}
+    factors |= {"lm_head": config.lm_head_multiplier, "embed_tokens": config.embedding_multiplier}
+    found = next((factor for part, factor in factors.items() if f"{part}.weight" in name), 1.0)
+    if "in_proj" in name:
+        wide, groups = config.mamba_d_ssm, config.mamba_n_groups * config.mamba_d_state
+        sizes = [wide, wide, groups, groups, len(tensor) - 2 * wide - 2 * groups]
+        parts = zip(tensor.split(sizes), config.ssm_multipliers, strict=True)
+        tensor = torch.cat([one * factor for one, factor in parts])
+    return tensor * found
 
 
 def of_a_state(name: str, tensor: torch.Tensor, arch: str, config: Any) -> Iterator[tuple[str, torch.Tensor]]:

@@ -40,7 +40,7 @@ ALIBI = {"bloom": 8.0, "refact": 8.0, "jina-bert-v2": 8.0}
 
 RECURRENT = frozenset("mamba mamba2 rwkv6 rwkv6qwen2 rwkv7 arwkv7".split())
 
-WITHOUT_ROTARY = frozenset(("mpt", "jais", "jamba", "nemotron_h", "nemotron_h_moe"))
+WITHOUT_ROTARY = frozenset(("mpt", "jais", "jamba", "nemotron_h", "nemotron_h_moe", "kimi-linear"))
 """Architectures that have ALiBi where their file says so, and no rotary where it does not."""
 
 ROTARY_BY_KEY = frozenset(("granite", "granitemoe", "granitehybrid"))
@@ -132,6 +132,9 @@ KEYS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps norm_eps layer_norm_epsilon",
     "attention.clamp_kqv": "clip_qkv",
     "attention.value_scale": "attention_value_scale",
+    "attention.indexer.head_count": "index_n_heads",
+    "attention.indexer.key_length": "index_head_dim",
+    "attention.indexer.top_k": "index_topk",
     "attention.q_lora_rank": "q_lora_rank",
     "attention.kv_lora_rank": "kv_lora_rank",
     "token_type_count": "type_vocab_size",
@@ -161,6 +164,7 @@ KEYS = {
     ),
     "moe_latent_size": "moe_latent_size",
     "ssm.conv_kernel": "linear_conv_kernel_dim mamba_d_conv conv_kernel",
+    "kda.head_dim": "linear_head_dim",
     "ssm.state_size": "linear_key_head_dim mamba_d_state ssm_state_size",
     "ssm.group_count": "linear_num_key_heads mamba_n_groups n_groups",
     "ssm.time_step_rank": "linear_num_value_heads mamba_n_heads mamba_num_heads mamba_dt_rank",
@@ -260,6 +264,7 @@ ARCHITECTURES = {
         settled={"tensor_data_layout": "jploski"},
         left_open={"activation": "gelu"},
     ),
+    "falcon-h1": Architecture("falcon_h1", "falcon_h1.py FalconH1Model", MAMBA),
     "dbrx": Architecture(
         "dbrx",
         "dbrx.py DbrxModel",
@@ -292,6 +297,14 @@ ARCHITECTURES = {
     "deepseek2 with expert_gating_func 2": Architecture(
         "deepseek_v3", "deepseek.py DeepseekV2Model", settled={"expert_gating_func": SIGMOID}
     ),
+    "glm-dsa": Architecture("glm_moe_dsa", "glm.py GlmMoeDsaModel", settled={"expert_gating_func": SIGMOID}),
+    "kimi-linear": Architecture(
+        "kimi_linear",
+        "kimi_linear.py KimiLinearModel",
+        DECAYS | {r"\.ssm_conv1d_[qkv]\.weight$": "axes of one"},
+        settled={"expert_gating_func?": SIGMOID},
+        fixed={"norm_topk_prob": True, "n_group": 1, "topk_group": 1},
+    ),
     "minicpm3": Architecture(
         "minicpm3",
         "minicpm.py MiniCPM3Model",
@@ -320,6 +333,7 @@ ARCHITECTURES = {
     "exaone-moe": Architecture("exaone_moe", "exaone.py ExaoneMoEModel", settled={"expert_gating_func": SIGMOID}),
     "bert": Architecture("bert", "bert.py BertModel", left_open={"hidden_act": "gelu"}),
     "nomic-bert": Architecture("nomic_bert", "bert.py NomicBertModel"),
+    "jina-bert-v3": Architecture("jina_embeddings_v3", "bert.py XLMRobertaModel", left_open={"hidden_act": "gelu"}),
     "eurobert": Architecture("eurobert", "bert.py EuroBertModel"),
     "modern-bert": Architecture("modernbert", "bert.py ModernBertModel", left_open={"hidden_activation": "gelu"}),
     "t5": Architecture("t5", "t5.py T5Model"),
@@ -350,10 +364,7 @@ NOT_LOADED = {
     "bitnet": "its weights are of three values, which transformers packs in a way of its own",
 }
 NOT_LOADED |= dict.fromkeys(("mamba", "mamba2"), "none of its layers attends, and it has no positions")
-NOT_LOADED |= {
-    "falcon-h1": "the factors of its config were multiplied into its weights, and which they were is not in such files",
-    "kimi-linear": "transformers has no class for it",
-}
+NOT_LOADED |= {}
 NOT_LOADED |= dict.fromkeys(
     "qwen2vl qwen3vl qwen3vlmoe hunyuan_vl paddleocr chameleon deepseek2-ocr mistral4 step35".split(),
     "transformers has it within a model for images only, which the file does not hold",

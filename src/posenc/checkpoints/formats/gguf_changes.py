@@ -102,6 +102,8 @@ class Assembly:
                 tensor = torch.cat(groups, dim=1).flatten(0, 2)
             if change == "minus its power of e":
                 tensor = (-tensor).log()
+            if change == "axes of one":
+                tensor = tensor.squeeze()
             if change == "groups below one another":
                 tensor = tensor.flatten()
             if change == "values of each key in turns":

@@ -12,7 +12,16 @@ from posenc.checkpoints.vocabulary.reading import Part
 from posenc.encoding import settings_of
 from posenc.foreign import matches
 
-RECURRENT = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid", "bamba", "nemotron_h", "jamba"}
+RECURRENT = {
+    "falcon_h1",
+    "qwen3_next",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
+    "granitemoehybrid",
+    "bamba",
+    "nemotron_h",
+    "jamba",
+}
 """Models of which some layers attend, and others carry a state."""
 
 
@@ -44,8 +53,17 @@ def derived(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUFTe
     if arch == "gemma4":
         return gemma4(arch, part, keys, file)
     if arch == "mimo2":
-        sparse = [f"blk.{index}.ffn_gate_exps.weight" in file for index in range(len(part.layers))]
-        return {"mlp_layer_types": ["sparse" if one else "dense" for one in sparse]}
+        return {"mlp_layer_types": sparse(part, file)}
+    if arch == "kimi-linear":
+        keys.take(f"{arch}.leading_dense_block_count", "{} layers without experts")
+        kinds = ["full_attention" if layer.attends else "linear_attention" for layer in part.layers]
+        turned = part.layers[0].head_dim
+        found = {"qk_rope_head_dim": turned, "qk_nope_head_dim": part.shape.head_dim - turned}
+        return found | {
+            "layer_types": kinds,
+            "mlp_layer_types": sparse(part, file),
+            "linear_num_heads": part.shape.heads,
+        }
     if row.model == "dbrx":
         named = {"attention.clamp_kqv": "clip_qkv", "expert_count": "moe_num_experts", "expert_used_count": "moe_top_k"}
         found = {name: keys.take(f"{arch}.{key}", "{}") for key, name in named.items()}
@@ -75,11 +93,20 @@ def derived(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUFTe
     if (turned := part.layers[0].head_dim) != part.shape.head_dim:
         # Latent attention, whose heads are of two parts.
         found = {"qk_rope_head_dim": turned, "qk_nope_head_dim": part.shape.head_dim - turned}
+        if row.model == "glm_moe_dsa":
+            # By it transformers chooses the cache.
+            found["layer_types"] = ["indexed_attention"] * len(part.layers)
         if row.model == "deepseek_v2":
             groups = keys.given.get(f"{arch}.expert_group_count") or 1
             found["topk_method"] = "greedy" if groups == 1 else "group_limited_greedy"
         return found
     return {}
+
+
+def sparse(part: Part, file: GGUFTensors) -> list[str]:
+    """Which layers have experts."""
+    names = (f"blk.{index}.ffn_gate_exps.weight" for index in range(len(part.layers)))
+    return ["sparse" if name in file else "dense" for name in names]
 
 
 def t5(arch: str, part: Part, keys: Ledger, file: GGUFTensors) -> dict[str, Any]:

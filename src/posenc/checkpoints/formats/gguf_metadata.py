@@ -145,6 +145,9 @@ class Reader:
         elif self.arch in known.RECURRENT:
             self.besides.append("its layers are recurrent, and read no position")
         elif not self.turns():
+            if self.keys.has(self.key("attention.kv_lora_rank")):
+                width = self.count("rope.dimension_count", "{} channels that would turn", WIDEST_HEAD, self.head_dim)
+                per_layer = [self.plain("none", None, width)] * self.layers
             for name in ("rope.dimension_count", "rope.freq_base", "rope.scaling.finetuned"):
                 self.keys.say(self.key(name), "its layers turn nothing")
         else:
@@ -152,7 +155,7 @@ class Reader:
             if self.arch in known.WINDOWED_FIRST:
                 per_layer = self.with_rows(per_layer)
         if without := self.without_attention():
-            alone = Layer("none", self.head_dim, None, None, attends=False)
+            alone = Layer("none", per_layer[0].head_dim, None, None, attends=False)
             per_layer = [alone if index in without else layer for index, layer in enumerate(per_layer)]
             self.besides.append(f"layers {in_words(without)} do not attend")
         part = Part("", self.shape(), tuple(per_layer), self.kv_heads, self.length, embed, tables, tuple(self.besides))

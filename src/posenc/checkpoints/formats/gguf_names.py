@@ -19,7 +19,9 @@ CHECKPOINT_NAMES = {
         r"blk.\1.ffn_gate_exps.weight",
         r"blk.\1.ffn_up_exps.weight",
     ),
-    r"^.*layers\.(\d+)\.\w+\.dt_bias$": (r"blk.\1.ssm_dt.bias",),
+    r"^.*layers\.(\d+)\.[\w.]+\.dt_bias$": (r"blk.\1.ssm_dt.bias",),
+    r"\.forget_gate\.": (".",),
+    r"^.*layers\.(\d+)\.self_attn\.conv1d\.weight$": tuple(rf"blk.\1.ssm_conv1d_{one}.weight" for one in "qkv"),
     r"^.*layers\.(\d+)\.linear_attn\.in_proj_qkvz\.weight$": (r"blk.\1.attn_qkv.weight", r"blk.\1.attn_gate.weight"),
     r"^.*layers\.(\d+)\.shared_mlp\.input_linear\.weight$": (
         r"blk.\1.ffn_gate_shexp.weight",
@@ -41,6 +43,7 @@ CHECKPOINT_NAMES = {
     r"\.norms\.\d+\.weight$": (".weight",),
     r"kv_b_proj\.weight$": ("k_b_proj.weight", "v_b_proj.weight"),
     r"^layers\.(\d+)\.self_attn\.([qkv])_proj\.": (r"blk.\1.attn_\2.",),
+    r"^layers\.(\d+)\.mlp\.fc": (r"encoder.layers.\1.mlp.fc",),
     r"^layers\.(\d+)\.post_attention_layernorm": (r"encoder.layers.\1.norm1",),
     r"^layers\.(\d+)\.post_mlp_layernorm": (r"encoder.layers.\1.norm2",),
     r"^.*altup_projections\.(\d+)\.weight$": (r"altup_proj.weight[\1]",),

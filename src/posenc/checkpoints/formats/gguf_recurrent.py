@@ -43,8 +43,10 @@ def recurrent(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUF
             "use_conv_bias": f"blk.{first}.ssm_conv1d.bias" in file,
             "mamba_proj_bias": f"blk.{first}.ssm_in.bias" in file,
         }
-    mamba = {"mamba_d_head": width, "mamba_expand": whole_times(inner, part.shape.dim, arch)}
-    mamba |= {"mamba_conv_bias": biases[0], "mamba_proj_bias": biases[1]}
+    mamba = {"mamba_d_head": width, "mamba_conv_bias": biases[0], "mamba_proj_bias": biases[1]}
+    if row.model == "falcon_h1":
+        return falcon_h1(mamba | {"mamba_d_ssm": inner}, file)
+    mamba["mamba_expand"] = whole_times(inner, part.shape.dim, arch)
     if row.model == "bamba":
         return mamba | {"attn_layer_indices": [index for index in range(len(kinds)) if index not in still]}
     shared = (name for name in ("blk.0.ffn_gate_shexp.weight", "blk.0.ffn_gate.weight") if name in file)
@@ -55,6 +57,21 @@ def recurrent(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUF
         "num_experts_per_tok": keys.peek(f"{arch}.expert_used_count", 0),
         "shared_intermediate_size": next((file.shape(name)[0] for name in shared), 0),
     }
+
+
+def falcon_h1(mamba: dict[str, Any], file: GGUFTensors) -> dict[str, Any]:
+    """Falcon H1: its factors were multiplied into the weights, so that none are left.
+
+    Raises CannotRead where embeddings are the head too: these two have factors of their own.
+    """
+    if "output.weight" not in file:
+        raise CannotRead(
+            "it lacks output.weight, and its embeddings hold a factor that its head has not", file=file.path
+        )
+    ones = {f"{name}_multiplier": 1.0 for name in ("embedding", "lm_head", "key", "attention_in", "attention_out")}
+    ones |= {"ssm_in_multiplier": 1.0, "ssm_out_multiplier": 1.0}
+    expand = {"mamba_expand": 2, "mamba_rms_norm": "blk.0.ssm_norm.weight" in file}
+    return mamba | ones | expand | {"mlp_multipliers": [1.0] * 2, "ssm_multipliers": [1.0] * 5}
 
 
 def whole_times(inner: int, of: int, arch: str) -> int:
