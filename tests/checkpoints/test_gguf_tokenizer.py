@@ -1,15 +1,19 @@
 """Tokenizers out of GGUF metadata: the same ids as transformers' own tokenizers of the same pieces."""
 
+import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("tokenizers")
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: E402
 
+from posenc.checkpoints.files.gguf_pieces import CUTS  # noqa: E402
 from posenc.checkpoints.files.gguf_tokenizer import tokenizer  # noqa: E402
 from posenc.checkpoints.files.packages import is_there  # noqa: E402
 from posenc.checkpoints.formats.load import load  # noqa: E402
@@ -98,12 +102,122 @@ def test_special_tokens_stay_whole_and_those_of_users_are_no_special_ones(said) 
     assert ours.eos_token_id == end and ours.pad_token_id is None and ours.chat_template == "{{ messages }}"
 
 
-@pytest.mark.parametrize("change", [{"tokenizer.ggml.model": "llama"}, {"tokenizer.ggml.pre": "deepseek-llm"}])
+@pytest.mark.parametrize("change", [{"tokenizer.ggml.model": "rwkv"}, {"tokenizer.ggml.pre": "deepseek-llm"}])
 def test_what_it_cannot_do_right_it_does_not_do(said, change: dict[str, str]) -> None:
     with pytest.raises(
-        CannotRead, match=r"a file has a tokenizer of the kind '.*posenc makes those of the kind 'gpt2'"
+        CannotRead, match=r"a file has a tokenizer of the kind '.*posenc makes those of the kinds llama, t5, bert, and"
     ):
         tokenizer(said | change, "a file")
+
+
+@pytest.mark.parametrize("name", sorted(set(CUTS) - {"gpt-2", "smollm"}))
+def test_words_are_cut_as_transformers_cuts_them(said, name: str) -> None:
+    mapping = pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping")
+    theirs = pre_tokenizers.Split(Regex(mapping.GGUF_PRE_TOKENIZER_SPLITS[name]), "isolated")
+    words = tokenizer(said | {"tokenizer.ggml.pre": name}, "a file").backend_tokenizer.pre_tokenizer
+    text = TEXT + " HTTPServer's ЖУК's éÉ n\u0303o 1234567 //path/to/ \u0e01\u0e33 don'T WE'LL"
+    spans = [span for _, span in words.pre_tokenize_str(text)]
+    assert spans == [span for _, span in theirs.pre_tokenize_str(text)]
+
+
+SPACE = "\u2581"
+
+
+def of_scores(pieces: dict[str, float], **more: Any) -> dict[str, Any]:
+    """The metadata of pieces with scores, behind one for what has no piece, two special ones and one for each byte."""
+    first = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": [*first, *pieces],
+        "tokenizer.ggml.scores": [0.0] * len(first) + list(pieces.values()),
+        "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * len(pieces),
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+    } | {key.replace("__", "."): value for key, value in more.items()}
+
+
+def joined_by_score(text: str, pieces: dict[str, float]) -> list[str]:
+    """SentencePiece's BPE by its definition: again and again two neighbours with the best joined piece are joined."""
+    found = list(text)
+    while True:
+        pairs = [(pieces[a + b], -i) for i, (a, b) in enumerate(pairwise(found)) if a + b in pieces]
+        if not pairs:
+            return found
+        place = -max(pairs)[1]
+        found[place : place + 2] = [found[place] + found[place + 1]]
+
+
+def test_pieces_with_scores_are_joined_by_the_best_score() -> None:
+    words = ["the", "then", "there", "other", "her", "he", "hen", "en", "er", "re", "th", "ther", "ent", "the" + SPACE]
+    drawn = torch.randperm(1000, generator=torch.Generator().manual_seed(3)).tolist()
+    longer = {piece: -float(drawn[number]) for number, piece in enumerate([*words, SPACE + "t", SPACE + "the"])}
+    pieces = longer | {letter: -2000.0 - number for number, letter in enumerate("thenro" + SPACE)}
+    ours = tokenizer(of_scores(pieces), "a file")
+    for text in ("then there other", "  the  hen", "otherthentherethe", "heherre tent", ""):
+        wanted = joined_by_score((SPACE + text if text else "").replace(" ", SPACE), pieces)
+        assert ours.tokenize(text) == wanted
+        assert ours.decode(ids(ours, text)) == text
+    # What no piece has becomes its bytes, and a text begins with its token unless the file says otherwise.
+    assert ours.tokenize("é") == [SPACE, "<0xC3>", "<0xA9>"] and ours.decode(ids(ours, "thé €")) == "thé €"
+    assert ours("the")["input_ids"][0] == 1 and ours("the")["input_ids"][-1] != 2
+    plain = tokenizer(of_scores(pieces, tokenizer__ggml__add_space_prefix=False), "a file")
+    assert plain.tokenize("the hen") == joined_by_score(f"the{SPACE}hen", pieces)
+
+
+def best_sum(text: str, pieces: dict[str, float]) -> float:
+    """The highest sum of scores by which a text can be cut into pieces."""
+    best = [0.0] + [-math.inf] * len(text)
+    for end in range(1, len(text) + 1):
+        best[end] = max(best[start] + pieces.get(text[start:end], -math.inf) for start in range(end))
+    return best[-1]
+
+
+def test_unigram_finds_the_pieces_with_the_highest_sum() -> None:
+    words = ["the", "then", "there", "other", "her", "he", "hen", SPACE + "t", SPACE + "the", *"thenro", SPACE]
+    drawn = torch.rand(len(words), generator=torch.Generator().manual_seed(4)).tolist()
+    pieces = {piece: -1.0 - 8 * score * len(piece) ** 0.5 for piece, score in zip(words, drawn, strict=True)}
+    ours = tokenizer(of_scores(pieces) | {"tokenizer.ggml.model": "t5"}, "a file")
+    for text in ("then there other", "otherthen", "  the   hen "):
+        found = ours.tokenize(text)
+        whole = SPACE + SPACE.join(text.split())
+        assert "".join(found) == whole
+        assert sum(pieces[piece] for piece in found) == pytest.approx(
+            sum(best_sum(SPACE + word, pieces) for word in text.split())
+        )
+    assert ours("the")["input_ids"][-1] == 2 and ours("the")["input_ids"][0] != 1
+
+
+@pytest.mark.parametrize("capital", [False, True])
+def test_word_pieces_give_the_ids_of_transformers(capital: bool) -> None:
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    words = ["the", "cafe", "café", "s", "it", "'", "!", "2024", "年", "20", *(["The"] if capital else [])]
+    parts = ["##s", "##24", "##n", "##re", "##e"]
+    theirs = transformers.BertTokenizer(
+        vocab={piece: number for number, piece in enumerate([*special, *words, *parts])}, do_lower_case=not capital
+    )
+    stored = [*special, *(SPACE + word for word in words), *(part.removeprefix("##") for part in parts)]
+    said = {"tokenizer.ggml.model": "bert", "tokenizer.ggml.tokens": stored}
+    said["tokenizer.ggml.token_type"] = [3] * 5 + [1] * (len(stored) - 5)
+    ours = tokenizer(said, "a file")
+    text = "The café's there! It's 2024年 then CAFE [MASK] xyz"
+    assert ours(text)["input_ids"] == theirs(text)["input_ids"]
+    assert ours(text, "it s")["input_ids"] == theirs(text, "it s")["input_ids"]
+    assert ours.tokenize("There")[0] == ("The" if capital else "the")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not is_there("minilm"), reason="run `posenc fetch minilm` first")
+def test_the_word_pieces_of_minilm_read_a_whole_book_as_its_own_tokenizer_does() -> None:
+    from pydoc_data.topics import topics
+
+    theirs = load("minilm").tokenizer
+    vocabulary = sorted(theirs.get_vocab(), key=theirs.get_vocab().get)
+    special = set(theirs.all_special_tokens)
+    stored = [one if one in special else one[2:] if one.startswith("##") else SPACE + one for one in vocabulary]
+    said = {"tokenizer.ggml.model": "bert", "tokenizer.ggml.tokens": stored}
+    said["tokenizer.ggml.token_type"] = [3 if one in special else 1 for one in vocabulary]
+    text = "\n\n".join(topics.values()) + TEXT
+    assert ids(tokenizer(said, "a file"), text) == ids(theirs, text)
 
 
 @pytest.mark.slow
@@ -127,6 +241,10 @@ def test_the_tokenizer_of_smollm2_reads_and_says_a_whole_book() -> None:
     assert ours.decode(found) == text
 
 
+UNKNOWN = {"tokenizer.ggml.tokens": ["[UNK]", "[SEP]"], "tokenizer.ggml.token_type": [3, 3]}
+UNKNOWN |= {"tokenizer.ggml.bos_token_id": 0, "tokenizer.ggml.eos_token_id": 1}
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
@@ -137,6 +255,13 @@ def test_the_tokenizer_of_smollm2_reads_and_says_a_whole_book() -> None:
         ({"tokenizer.ggml.merges": ["a b c"]}, "tokenizers cannot read it (TypeError: "),
         ({"tokenizer.ggml.merges": ["nothing here"]}, "tokenizers cannot read it (Exception: "),
         ({"tokenizer.ggml.pre": ["gpt-2"]}, "of the kind 'gpt2' that cuts words as ['gpt-2']"),
+        ({"tokenizer.ggml.model": "llama"}, "the field tokenizer.ggml.scores is missing"),
+        (
+            {"tokenizer.ggml.model": "t5", "tokenizer.ggml.scores": [0.5]},
+            "tokenizer.ggml.scores: expected one for each of",
+        ),
+        ({"tokenizer.ggml.model": "bert"}, "it has no [UNK], which stands for words that have no pieces"),
+        ({"tokenizer.ggml.model": "bert", **UNKNOWN}, "bos_token_id: it is missing, and every text begins with it"),
     ],
 )
 def test_a_tokenizer_that_cannot_be_is_refused_by_its_key(said, changed, words) -> None:

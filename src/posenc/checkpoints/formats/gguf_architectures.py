@@ -165,9 +165,9 @@ KEYS = {
     "moe_latent_size": "moe_latent_size",
     "ssm.conv_kernel": "linear_conv_kernel_dim mamba_d_conv conv_kernel",
     "kda.head_dim": "linear_head_dim",
-    "ssm.state_size": "linear_key_head_dim mamba_d_state ssm_state_size",
+    "ssm.state_size": "linear_key_head_dim mamba_d_state ssm_state_size state_size",
     "ssm.group_count": "linear_num_key_heads mamba_n_groups n_groups",
-    "ssm.time_step_rank": "linear_num_value_heads mamba_n_heads mamba_num_heads mamba_dt_rank",
+    "ssm.time_step_rank": "linear_num_value_heads mamba_n_heads mamba_num_heads mamba_dt_rank time_step_rank",
 }
 """Keys of files that say nothing of positions -> what configs of transformers call it; the first that a class has."""
 
@@ -278,6 +278,9 @@ ARCHITECTURES = {
     "glm4": Architecture("glm4", "glm.py Glm4Model"),
     "exaone4": Architecture("exaone4", "exaone.py Exaone4Model"),
     "ernie4_5": Architecture("ernie4_5", "ernie.py Ernie4_5Model"),
+    "mamba": Architecture("mamba", "mamba.py MambaModel", DECAYS),
+    "mamba with ssm.dt_b_c_rms": Architecture("falcon_mamba", "mamba.py MambaModel", DECAYS),
+    "mamba2": Architecture("mamba2", "mamba.py Mamba2Model", MAMBA),
     "jamba": Architecture("jamba", "jamba.py JambaModel", DECAYS),
     "nemotron_h": Architecture("nemotron_h", "nemotron.py NemotronHModel", MAMBA),
     "nemotron_h_moe": Architecture(
@@ -361,10 +364,8 @@ NOT_LOADED = {
     "clip": "it is no language model, and stands beside one",
     "wavtokenizer-dec": "it is no language model: it decodes sounds",
     "gptj": "llama.cpp's converter writes no such files",
-    "bitnet": "its weights are of three values, which transformers packs in a way of its own",
+    "bitnet": "which activation it has is not in such files: llama.cpp takes SiLU, and transformers a ReLU squared",
 }
-NOT_LOADED |= dict.fromkeys(("mamba", "mamba2"), "none of its layers attends, and it has no positions")
-NOT_LOADED |= {}
 NOT_LOADED |= dict.fromkeys(
     "qwen2vl qwen3vl qwen3vlmoe hunyuan_vl paddleocr chameleon deepseek2-ocr mistral4 step35".split(),
     "transformers has it within a model for images only, which the file does not hold",

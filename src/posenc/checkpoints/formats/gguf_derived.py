@@ -12,17 +12,9 @@ from posenc.checkpoints.vocabulary.reading import Part
 from posenc.encoding import settings_of
 from posenc.foreign import matches
 
-RECURRENT = {
-    "falcon_h1",
-    "qwen3_next",
-    "qwen3_5_text",
-    "qwen3_5_moe_text",
-    "granitemoehybrid",
-    "bamba",
-    "nemotron_h",
-    "jamba",
-}
-"""Models of which some layers attend, and others carry a state."""
+RECURRENT = {"mamba", "falcon_mamba", "mamba2", "falcon_h1", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
+RECURRENT |= {"granitemoehybrid", "bamba", "nemotron_h", "jamba"}
+"""Models whose layers, or some of them, carry a state."""
 
 
 def derived(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUFTensors) -> dict[str, Any]:

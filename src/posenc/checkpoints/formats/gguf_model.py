@@ -21,6 +21,7 @@ from posenc.checkpoints.formats.gguf_architectures import (
     KEYS,
     NARROW_VALUES,
     NOT_LOADED,
+    RECURRENT,
     STACKS,
     TABLES,
     USUAL,
@@ -96,7 +97,8 @@ def open_model(file: GGUFTensors) -> GGUFModel:
     sizes = sizes_of(arch, part, keys, file)
     config, kind, model = built(arch, row, part, sizes, own_keys(arch, row, part, keys, file), file)
     again = config_json.read(parse_json(config.to_json_string()))
-    expected = reading
+    # Of what has no positions transformers' config says nothing.
+    expected = replace(reading, parts=()) if arch in RECURRENT else reading
     if "pairs side by side" in row.changes.values():
         specs = (layer.spec.replace("layout='interleaved'", "layout='half'") for layer in part.layers)
         layers = tuple(replace(layer, spec=spec) for layer, spec in zip(part.layers, specs, strict=True))
@@ -163,6 +165,7 @@ def understood(reading: Reading, file: GGUFTensors) -> Part:
         raise CannotRead(f"it has {len(reading.parts)} stacks of layers, expected {expected}", file=file.path)
     part = reading.parts[0]
     needed = {"attention.head_count": part.kv_heads, "context_length": part.trained_length}
+    needed = {} if reading.architecture in RECURRENT else needed
     for key, value in needed.items():
         if value is None:
             raise CannotRead(
@@ -300,7 +303,8 @@ def built(
         given = {key: value for key, value in given.items() if value is not None or known[key].type is not int} | own
         within_bounds(given)
         try:
-            config = huggingface.filled(config_json.with_positions({"model_type": row.model, **given}, part))
+            placed = replace(part, trained_length=None) if arch in RECURRENT else part
+            config = huggingface.filled(config_json.with_positions({"model_type": row.model, **given}, placed))
         except CannotExpress as error:
             raise CannotRead(str(error), file=file.path) from error
         kind = class_of(config, arch, part)

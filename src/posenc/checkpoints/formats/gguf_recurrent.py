@@ -19,10 +19,16 @@ def recurrent(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUF
     inner = count(keys.take(path := f"{arch}.ssm.inner_size", "{} channels of a state"), path, most=WIDEST)
     if row.model == "jamba":
         return {"mamba_expand": whole_times(inner, part.shape.dim, arch)} | periods(part, file)
+    if row.model in ("mamba", "falcon_mamba"):
+        keys.take(f"{arch}.ssm.dt_b_c_rms", "what enters a state is normed: {}")
+        return alone(inner, part, arch, file)
     heads = count(keys.peek(path := f"{arch}.ssm.time_step_rank"), path, most=WIDEST)
     width = whole_times(inner, heads, arch)
     if row.model.startswith("qwen"):
         return {"layer_types": kinds, "linear_value_head_dim": width}
+    if row.model == "mamba2":
+        keys.take(path, "{} heads of a state")
+        return alone(inner, part, arch, file) | {"head_dim": width, "num_heads": heads}
     first = still[0] if still else 0
     biases = [f"blk.{first}.{name}.bias" in file for name in ("ssm_conv1d", "ssm_in")]
     if row.model == "nemotron_h":
@@ -56,6 +62,15 @@ def recurrent(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUF
         "num_local_experts": keys.peek(f"{arch}.expert_count", 0),
         "num_experts_per_tok": keys.peek(f"{arch}.expert_used_count", 0),
         "shared_intermediate_size": next((file.shape(name)[0] for name in shared), 0),
+    }
+
+
+def alone(inner: int, part: Part, arch: str, file: GGUFTensors) -> dict[str, Any]:
+    """Mamba, which has nothing beside its states."""
+    return {
+        "expand": whole_times(inner, part.shape.dim, arch),
+        "use_bias": "blk.0.ssm_in.bias" in file,
+        "use_conv_bias": "blk.0.ssm_conv1d.bias" in file,
     }
 
 
