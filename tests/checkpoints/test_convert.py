@@ -488,8 +488,8 @@ def test_what_a_gguf_leaves_open_is_said(made, tmp_path: Path) -> None:
     writer.write_tensors_to_file()
     writer.close()
     assert convert(tmp_path / "m.gguf", tmp_path / "new", Request()).notes == (
-        "No GGUF file of a starcoder2 says hidden_act; taken: gelu_pytorch_tanh",
-        "No GGUF file of a starcoder2 says sliding_window; taken: None",
+        "This GGUF file of a starcoder2 does not say hidden_act; taken: gelu_pytorch_tanh",
+        "This GGUF file of a starcoder2 does not say sliding_window; taken: None",
     )
 
 

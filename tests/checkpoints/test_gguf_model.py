@@ -265,6 +265,12 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         | {"rope.freq_base_swa": 1e4, "attention.sliding_window": 8, "attention.sliding_window_pattern": [0, 1] * 2}
         | {"attention.head_count_kv": [2, 4] * 2, "attention.value_scale": 0.707, "expert_feed_forward_length": 16},
     ),
+    "bitnet": (
+        "bitnet",
+        "bitnet",
+        {"hidden_act": "silu", "rope_parameters": PLAIN, "tie_word_embeddings": True},
+        {"rope.scaling.type": "linear", "rope.scaling.factor": 1.0},
+    ),
     "seed_oss": ("seed_oss", "seed_oss", {"head_dim": 8}, {}),
     "gemma": ("gemma", "gemma", {"head_dim": 16}, {"attention.key_length": 16}),
     "gemma2": (
@@ -561,6 +567,12 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         | {"ssm_out_multiplier": 0.5, "mlp_multipliers": [0.5, 2.0], "ssm_multipliers": [0.5, 2.0, 1.0, 0.25, 4.0]},
         MAMBA_SAID | {"attention.key_length": 8, "attention.value_length": 8},
     ),
+    "falcon-h1, normed": (
+        "falcon_h1",
+        "falcon-h1",
+        MAMBA | {"mamba_d_ssm": 64, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
+        MAMBA_SAID | {"attention.key_length": 8, "attention.value_length": 8},
+    ),
     "glm-dsa": (
         "glm_moe_dsa",
         "glm-dsa",
@@ -805,6 +817,8 @@ def stored(model: Any, arch: str) -> Iterator[tuple[str, torch.Tensor]]:
         if config.model_type == "roberta" and "position_embeddings" in name:
             # Its positions count from behind the token for padding.
             tensor = tensor[config.pad_token_id + 1 :]
+        if arch == "bitnet":
+            name = name.replace("attn_sub_norm", "inner_attn_ln").replace("ffn_sub_norm", "ffn_layernorm")
         if arch == "phimoe":
             name = name.replace("mlp.router", "block_sparse_moe.gate")
         if arch == "jina-bert-v3" and ".mlp." in name:
@@ -1047,6 +1061,17 @@ def test_a_head_of_its_own_is_kept_in_the_folder_that_a_t5_becomes(tmp_path: Pat
     with torch.no_grad():
         assert not again.model.lm_head.weight.equal(again.model.shared.weight)
         assert again.model(**given).logits.equal(model(**given).logits)
+
+
+def test_an_activation_that_a_newer_file_says_is_taken_and_not_noted(tmp_path: Path) -> None:
+    model_type, named, options, more = CASES["bitnet"]
+    model = tiny(model_type, **options | {"hidden_act": "relu2"})
+    loaded = load(write(model, tmp_path / "m.gguf", named, more=more | {"hidden_activation": "relu2"}))
+    ids = torch.arange(30)[None]
+    with torch.no_grad():
+        assert loaded.model(ids).logits.equal(model(ids).logits) and not loaded.notes
+    with pytest.raises(CannotRead, match=r"bitnet.hidden_activation: expected nothing or str, got 3"):
+        load(write(model, tmp_path / "n.gguf", named, more=more | {"hidden_activation": 3}))
 
 
 def test_a_layer_without_keys_is_one_that_does_not_attend(tmp_path: Path) -> None:

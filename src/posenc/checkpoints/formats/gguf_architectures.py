@@ -171,6 +171,9 @@ KEYS = {
 }
 """Keys of files that say nothing of positions -> what configs of transformers call it; the first that a class has."""
 
+ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function")
+"""What configs of transformers call an activation that newer files say (hidden_activation)."""
+
 BY_SHAPE = frozenset(("feed_forward_length", "expert_shared_count", "expert_shared_feed_forward_length"))
 """Those that the shapes of tensors tell a class that has no key for it."""
 
@@ -238,6 +241,7 @@ ARCHITECTURES = {
     "qwen3next": Architecture("qwen3_next", "qwen.py Qwen3NextModel", LINEAR, fixed={"norm_topk_prob": True}),
     "qwen35": Architecture("qwen3_5_text", "qwen.py Qwen3_5TextModel", TILED),
     "qwen35moe": Architecture("qwen3_5_moe_text", "qwen.py Qwen3_5MoeTextModel", TILED),
+    "bitnet": Architecture("bitnet", "bitnet.py BitnetModel", left_open={"hidden_act": "silu"}),
     "seed_oss": Architecture("seed_oss", "olmo.py SeedOssModel"),
     "gemma": Architecture("gemma", "gemma.py GemmaModel", PLUS_ONE),
     "gemma2": Architecture("gemma2", "gemma.py Gemma2Model", PLUS_ONE),
@@ -364,7 +368,6 @@ NOT_LOADED = {
     "clip": "it is no language model, and stands beside one",
     "wavtokenizer-dec": "it is no language model: it decodes sounds",
     "gptj": "llama.cpp's converter writes no such files",
-    "bitnet": "which activation it has is not in such files: llama.cpp takes SiLU, and transformers a ReLU squared",
 }
 NOT_LOADED |= dict.fromkeys(
     "qwen2vl qwen3vl qwen3vlmoe hunyuan_vl paddleocr chameleon deepseek2-ocr mistral4 step35".split(),

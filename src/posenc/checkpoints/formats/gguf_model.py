@@ -15,6 +15,7 @@ from torch import Tensor
 from posenc.checkpoints.files.tensors import GGUFTensors, package
 from posenc.checkpoints.formats import config_json, gguf_metadata, huggingface
 from posenc.checkpoints.formats.gguf_architectures import (
+    ACTIVATIONS,
     ARCHITECTURES,
     BY_SHAPE,
     BY_TENSOR,
@@ -112,7 +113,10 @@ def open_model(file: GGUFTensors) -> GGUFModel:
         )
     stored = stored_names(arch, model, max(len(one.layers) for one in reading.parts), file)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name in stored}
-    notes = tuple(f"No GGUF file of a {arch} says {key}; taken: {value}" for key, value in row.left_open.items())
+    unsaid = dict(row.left_open)
+    if keys.has(f"{arch}.hidden_activation"):
+        unsaid = {key: value for key, value in unsaid.items() if key not in ACTIVATIONS}
+    notes = tuple(f"This GGUF file of a {arch} does not say {key}; taken: {value}" for key, value in unsaid.items())
     if (pooled := given.get(f"{arch}.pooling_type")) is not None:
         notes = (*notes, f"How its tokens are pooled (pooling_type {pooled}) is left to who calls the model")
     unread = left_out(config, len(part.layers), keys.has(f"{arch}.nextn_predict_layers"), file)
@@ -242,6 +246,9 @@ def own_keys(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUFT
         if value != expected and not (value is None and key.endswith("?")):
             raise CannotRead(f"expected {expected}, got {quoted(value, 40)}", file=file.path, field=path)
     found |= derived(arch, row, part, keys, file)
+    acts = keys.take(path := f"{arch}.hidden_activation", "{}")
+    matches(acts, (None, str), file=file.path, field=path)
+    found |= {name: acts for name in ACTIVATIONS if name in known} if acts else {}
     missing: dict[str, str] = {}
     experts = any("_exps." in name for name in file)
     for key, names in KEYS.items():

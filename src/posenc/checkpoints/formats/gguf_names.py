@@ -41,6 +41,8 @@ CHECKPOINT_NAMES = {
     r"mlp\.router\.weight$": ("block_sparse_moe.gate.weight",),
     r"mlp\.[\w.]*e_score_correction_bias$": ("mlp.gate.e_score_correction.bias",),
     r"\.norms\.\d+\.weight$": (".weight",),
+    r"\.attn_sub_norm\.": (".inner_attn_ln.",),
+    r"\.ffn_sub_norm\.": (".ffn_layernorm.",),
     r"kv_b_proj\.weight$": ("k_b_proj.weight", "v_b_proj.weight"),
     r"^layers\.(\d+)\.self_attn\.([qkv])_proj\.": (r"blk.\1.attn_\2.",),
     r"^layers\.(\d+)\.mlp\.fc": (r"encoder.layers.\1.mlp.fc",),

@@ -6,7 +6,7 @@ from posenc.checkpoints.files.tensors import GGUFTensors
 from posenc.checkpoints.formats.gguf_architectures import Architecture
 from posenc.checkpoints.vocabulary.ledger import Ledger
 from posenc.checkpoints.vocabulary.reading import CannotRead, Part
-from posenc.foreign import count
+from posenc.foreign import count, matches
 
 WIDEST = 1 << 20
 """The channels of a state that a file may claim."""
@@ -32,23 +32,7 @@ def recurrent(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUF
     first = still[0] if still else 0
     biases = [f"blk.{first}.{name}.bias" in file for name in ("ssm_conv1d", "ssm_in")]
     if row.model == "nemotron_h":
-        by_tensor = {"ffn_up_exps.weight": "moe", "ffn_up.weight": "mlp"}
-        for index in still:
-            found = (kind for name, kind in by_tensor.items() if f"blk.{index}.{name}" in file)
-            kinds[index] = next(found, kinds[index])
-        first = kinds.index("linear_attention") if "linear_attention" in kinds else 0
-        given = keys.take(f"{arch}.feed_forward_length", "{}")
-        widest = max(given) if isinstance(given, list) and given else given
-        # Files do not say of how many groups experts are chosen, where there is one.
-        one_group = keys.peek(f"{arch}.expert_group_count", 1) == 1
-        return ({"topk_group": 1} if one_group else {}) | {
-            "layers_block_type": kinds,
-            "intermediate_size": count(widest, f"{arch}.feed_forward_length", most=WIDEST),
-            "mamba_head_dim": width,
-            "expand": max(inner // part.shape.dim, 1),
-            "use_conv_bias": f"blk.{first}.ssm_conv1d.bias" in file,
-            "mamba_proj_bias": f"blk.{first}.ssm_in.bias" in file,
-        }
+        return nemotron(kinds, arch, keys, file) | {"mamba_head_dim": width, "expand": max(inner // part.shape.dim, 1)}
     mamba = {"mamba_d_head": width, "mamba_conv_bias": biases[0], "mamba_proj_bias": biases[1]}
     if row.model == "falcon_h1":
         return falcon_h1(mamba | {"mamba_d_ssm": inner}, file)
@@ -62,6 +46,25 @@ def recurrent(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUF
         "num_local_experts": keys.peek(f"{arch}.expert_count", 0),
         "num_experts_per_tok": keys.peek(f"{arch}.expert_used_count", 0),
         "shared_intermediate_size": next((file.shape(name)[0] for name in shared), 0),
+    }
+
+
+def nemotron(kinds: list[str], arch: str, keys: Ledger, file: GGUFTensors) -> dict[str, Any]:
+    """Nemotron H, whose layers attend, or carry a state, or are feed-forward alone, by their tensors."""
+    kinds = list(kinds)
+    for index, kind in enumerate(kinds):
+        if kind != "full_attention" and f"blk.{index}.ssm_in.weight" not in file:
+            kinds[index] = "moe" if f"blk.{index}.ffn_up_exps.weight" in file else "mlp"
+    first = kinds.index("linear_attention") if "linear_attention" in kinds else 0
+    given = keys.take(path := f"{arch}.feed_forward_length", "{}")
+    matches(given, (int, [int]), file=file.path, field=path)
+    # Files do not say of how many groups experts are chosen, where there is one.
+    one_group = keys.peek(f"{arch}.expert_group_count", 1) == 1
+    return ({"topk_group": 1} if one_group else {}) | {
+        "layers_block_type": kinds,
+        "intermediate_size": count(max([given] if isinstance(given, int) else [0, *given]), path, most=WIDEST),
+        "use_conv_bias": f"blk.{first}.ssm_conv1d.bias" in file,
+        "mamba_proj_bias": f"blk.{first}.ssm_in.bias" in file,
     }
 
 
@@ -85,8 +88,9 @@ def falcon_h1(mamba: dict[str, Any], file: GGUFTensors) -> dict[str, Any]:
         )
     ones = {f"{name}_multiplier": 1.0 for name in ("embedding", "lm_head", "key", "attention_in", "attention_out")}
     ones |= {"ssm_in_multiplier": 1.0, "ssm_out_multiplier": 1.0}
-    expand = {"mamba_expand": 2, "mamba_rms_norm": "blk.0.ssm_norm.weight" in file}
-    return mamba | ones | expand | {"mlp_multipliers": [1.0] * 2, "ssm_multipliers": [1.0] * 5}
+    # llama.cpp norms what the gate has let through.
+    normed = {"mamba_rms_norm": "blk.0.ssm_norm.weight" in file, "mamba_norm_before_gate": False}
+    return mamba | ones | normed | {"mlp_multipliers": [1.0] * 2, "ssm_multipliers": [1.0] * 5}
 
 
 def whole_times(inner: int, of: int, arch: str) -> int:
