@@ -1038,6 +1038,7 @@ def test_heads_of_layers_that_see_everything_are_told_apart_from_those_of_window
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"attention.value_length_swa": 16}, "value_length_swa: expected 8, the channels of a head, got 16"),
         ({"attention.value_length": 8}, "value_length: expected 16, the channels of a head, got 8"),
+        ({"feed_forward_length": []}, "feed_forward_length: expected int or a list of int, got None"),
         ({"attention.head_count_kv": [2, 2]}, "head_count_kv must have one entry for each of 6 layers, got 2"),
         ({"attention.head_count_kv": [2, 1] * 3}, r"layer 1 rows of queries and keys \(64, 16\) and \(64, 32\)"),
     ]
@@ -1100,7 +1101,8 @@ def test_sizes_of_a_state_that_cannot_be_are_refused(tmp_path: Path) -> None:
     model_type, _, options, more = CASES["granite, hybrid"]
     for changes, message in (
         ({"ssm.inner_size": 60}, "ssm.inner_size: expected a multiple of 8, got 60"),
-        ({"ssm.time_step_rank": None}, "ssm.time_step_rank: expected a whole number from 1 to 1,048,576, got None"),
+        ({"ssm.time_step_rank": None}, "ssm.time_step_rank: expected a whole number from 1 to 168, got None"),
+        ({"ssm.state_size": 10_000_000}, "ssm.state_size: expected a whole number from 1 to 168, got 10000000"),
         ({"ssm.inner_size": 128}, "has the shape"),
     ):
         with pytest.raises(CannotRead, match=message):

@@ -5,7 +5,7 @@ from typing import Any
 
 from posenc.checkpoints.files.tensors import GGUFTensors
 from posenc.checkpoints.formats.gguf_architectures import BOTH_WAYS, Architecture
-from posenc.checkpoints.formats.gguf_recurrent import recurrent
+from posenc.checkpoints.formats.gguf_recurrent import recurrent, within_file
 from posenc.checkpoints.vocabulary.bounds import within_bounds
 from posenc.checkpoints.vocabulary.ledger import Ledger
 from posenc.checkpoints.vocabulary.reading import Part
@@ -47,6 +47,7 @@ def derived(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUFTe
     if arch == "mimo2":
         return {"mlp_layer_types": sparse(part, file)}
     if arch == "kimi-linear":
+        within_file(arch, keys, file)
         keys.take(f"{arch}.leading_dense_block_count", "{} layers without experts")
         kinds = ["full_attention" if layer.attends else "linear_attention" for layer in part.layers]
         turned = part.layers[0].head_dim
@@ -121,7 +122,7 @@ def gemma4(arch: str, part: Part, keys: Ledger, file: GGUFTensors) -> dict[str, 
 
     Those that attend to keys of others may have feed-forward layers of twice the width.
     """
-    given = keys.take(path := f"{arch}.feed_forward_length", "{}")
+    given = keys.take(path := f"{arch}.feed_forward_length", "{}") or None
     matches(given, (int, [int]), file=file.path, field=path)
     widths = given if isinstance(given, list) else [given]
     rows = "per_layer_token_embd.weight"

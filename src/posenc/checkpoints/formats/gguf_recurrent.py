@@ -8,21 +8,22 @@ from posenc.checkpoints.vocabulary.ledger import Ledger
 from posenc.checkpoints.vocabulary.reading import CannotRead, Part
 from posenc.foreign import count, matches
 
-WIDEST = 1 << 20
-"""The channels of a state that a file may claim."""
+SIZES = ("ssm.inner_size", "ssm.state_size", "ssm.conv_kernel", "ssm.time_step_rank", "ssm.group_count", "kda.head_dim")
+"""Keys by which transformers makes states, in memory."""
 
 
 def recurrent(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUFTensors) -> dict[str, Any]:
     """Widths, which layers attend, and where experts are."""
+    widest = within_file(arch, keys, file)
     still = [index for index, layer in enumerate(part.layers) if not layer.attends]
     kinds = ["full_attention" if layer.attends else "linear_attention" for layer in part.layers]
-    inner = count(keys.take(path := f"{arch}.ssm.inner_size", "{} channels of a state"), path, most=WIDEST)
+    inner = count(keys.take(path := f"{arch}.ssm.inner_size", "{} channels of a state"), path, most=widest)
     if row.model == "jamba":
         return {"mamba_expand": whole_times(inner, part.shape.dim, arch)} | periods(part, file)
     if row.model in ("mamba", "falcon_mamba"):
         keys.take(f"{arch}.ssm.dt_b_c_rms", "what enters a state is normed: {}")
         return alone(inner, part, arch, file)
-    heads = count(keys.peek(path := f"{arch}.ssm.time_step_rank"), path, most=WIDEST)
+    heads = count(keys.peek(path := f"{arch}.ssm.time_step_rank"), path, most=widest)
     width = whole_times(inner, heads, arch)
     if row.model.startswith("qwen"):
         return {"layer_types": kinds, "linear_value_head_dim": width}
@@ -32,7 +33,10 @@ def recurrent(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUF
     first = still[0] if still else 0
     biases = [f"blk.{first}.{name}.bias" in file for name in ("ssm_conv1d", "ssm_in")]
     if row.model == "nemotron_h":
-        return nemotron(kinds, arch, keys, file) | {"mamba_head_dim": width, "expand": max(inner // part.shape.dim, 1)}
+        return nemotron(kinds, arch, keys, file, widest) | {
+            "mamba_head_dim": width,
+            "expand": max(inner // part.shape.dim, 1),
+        }
     mamba = {"mamba_d_head": width, "mamba_conv_bias": biases[0], "mamba_proj_bias": biases[1]}
     if row.model == "falcon_h1":
         return falcon_h1(mamba | {"mamba_d_ssm": inner}, file)
@@ -49,7 +53,16 @@ def recurrent(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUF
     }
 
 
-def nemotron(kinds: list[str], arch: str, keys: Ledger, file: GGUFTensors) -> dict[str, Any]:
+def within_file(arch: str, keys: Ledger, file: GGUFTensors) -> int:
+    """The longest axis of a tensor. Raises CannotRead for a size of a state that has no room in it."""
+    widest = max((size for name in file for size in file.shape(name)), default=1)
+    for name in SIZES:
+        if keys.has(path := f"{arch}.{name}"):
+            count(keys.peek(path), path, file=file.path, most=widest)
+    return widest
+
+
+def nemotron(kinds: list[str], arch: str, keys: Ledger, file: GGUFTensors, widest: int) -> dict[str, Any]:
     """Nemotron H, whose layers attend, or carry a state, or are feed-forward alone, by their tensors."""
     kinds = list(kinds)
     for index, kind in enumerate(kinds):
@@ -62,7 +75,7 @@ def nemotron(kinds: list[str], arch: str, keys: Ledger, file: GGUFTensors) -> di
     one_group = keys.peek(f"{arch}.expert_group_count", 1) == 1
     return ({"topk_group": 1} if one_group else {}) | {
         "layers_block_type": kinds,
-        "intermediate_size": count(max([given] if isinstance(given, int) else [0, *given]), path, most=WIDEST),
+        "intermediate_size": count(max([given] if isinstance(given, int) else [0, *given]), path, most=widest),
         "use_conv_bias": f"blk.{first}.ssm_conv1d.bias" in file,
         "mamba_proj_bias": f"blk.{first}.ssm_in.bias" in file,
     }
