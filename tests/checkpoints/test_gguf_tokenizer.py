@@ -187,6 +187,20 @@ def test_unigram_finds_the_pieces_with_the_highest_sum() -> None:
     assert ours("the")["input_ids"][-1] == 2 and ours("the")["input_ids"][0] != 1
 
 
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"token_type": [3] * 260}, "tokenizer.ggml.token_type: it has no piece of the kind for what has none"),
+        ({"precompiled_charsmap": [0] * 8}, "tokenizer.ggml.precompiled_charsmap: its tree of letters is cut off"),
+        ({"precompiled_charsmap": [0, 8, 0, 0, *[7] * 99]}, "precompiled_charsmap: its tree of letters is cut off"),
+    ],
+)
+def test_a_unigram_that_cannot_be_is_refused_by_its_key(changed: dict[str, Any], words: str) -> None:
+    said = of_scores({"a": -1.0}) | {"tokenizer.ggml.model": "t5"}
+    with pytest.raises(CannotRead, match=words):
+        tokenizer(said | {f"tokenizer.ggml.{key}": value for key, value in changed.items()}, "a file")
+
+
 @pytest.mark.parametrize("capital", [False, True])
 def test_word_pieces_give_the_ids_of_transformers(capital: bool) -> None:
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from posenc.checkpoints.vocabulary.reading import CannotRead
+
 WORDS = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"""
 SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 QWEN = WORDS.replace("{1,3}", "")
@@ -106,10 +108,16 @@ def unigram(pieces: list[str], kinds: list[int], said: Mapping[str, Any]) -> Any
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     unknown = next((number for number, kind in enumerate(kinds) if kind == UNKNOWN), None)
+    if unknown is None:
+        raise CannotRead("it has no piece of the kind for what has none", field="tokenizer.ggml.token_type")
     made = Tokenizer(models.Unigram(list(zip(pieces, said["tokenizer.ggml.scores"], strict=True)), unk_id=unknown))
     steps: list[Any] = []
     if written := said.get("tokenizer.ggml.precompiled_charsmap"):
-        steps.append(normalizers.Precompiled(bytes(number % 256 for number in written)))
+        rules = bytes(number % 256 for number in written)
+        # The library looks letters up in a tree that begins so, and does not ask whether it is there.
+        if not 1024 <= int.from_bytes(rules[:4], "little") <= len(rules) - 4:
+            raise CannotRead("its tree of letters is cut off", field="tokenizer.ggml.precompiled_charsmap")
+        steps.append(normalizers.Precompiled(rules))
     if said.get("tokenizer.ggml.remove_extra_whitespaces", True):
         steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
     made.normalizer = normalizers.Sequence(steps)
