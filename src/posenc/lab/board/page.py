@@ -40,8 +40,9 @@ def write(rows: Sequence[Record], costs: Costs, folder: Path) -> list[Path]:
 
 
 PICTURE_SAYS = (
-    "Every encoding that most often learns: the steps it takes, their median over all tasks, and the multiple of the "
-    "trained length to which most seeds carry, its geometric mean over all tasks."
+    "Every encoding: the steps it takes to learn, their median over all tasks, or at the side, where it learns fewer "
+    "than half of them; and the multiple of the trained length to which most seeds carry, its geometric mean over all "
+    "tasks."
 )
 
 

@@ -11,7 +11,6 @@ from posenc.lab.experiments.recipes import FIRST_SEED
 from posenc.lab.results.statistics import share_interval
 from posenc.lab.results.summary import (
     FLAT,
-    NOT_LEARNED,
     NOTHING,
     Cell,
     Record,
@@ -103,8 +102,8 @@ class Standing:
     """One encoding over all tasks.
 
     tasks, learned   how many tasks it was measured on, and on how many most seeds learned
-    reach            the median over those tasks of the multiple to which most seeds carry
-    mean_reach       its geometric mean, where not to learn is to carry no further than trained: it tells more apart
+    reach            the geometric mean over those tasks of the multiple to which most seeds carry; who does not learn
+                     carries no further than trained
     speed            the median over those tasks of its steps to learn, in units of the median of all that learned
                      there; infinite where it learned fewer than half of them
     """
@@ -113,13 +112,12 @@ class Standing:
     tasks: int
     learned: int
     reach: float
-    mean_reach: float
     speed: float
     cpu_s: float
 
 
 def standings(rows: Sequence[Record]) -> list[Standing]:
-    """Of every encoding, the furthest reach first."""
+    """Of every encoding, the furthest reach first; those that were measured on half of the tasks or fewer come last."""
     found = [result for result in results(evidence(rows))]
     typical = {
         task: statistics.median(steps)
@@ -142,13 +140,13 @@ def standings(rows: Sequence[Record]) -> list[Standing]:
                 label,
                 tasks=len(on),
                 learned=sum(map(learns, on)),
-                reach=statistics.median_low(reached) if reached else math.nan,
-                mean_reach=statistics.geometric_mean(max(x, 1.0) for x in reached) if reached else math.nan,
+                reach=statistics.geometric_mean(max(x, 1.0) for x in reached) if reached else math.nan,
                 speed=statistics.median_high(speeds) if speeds else math.inf,
                 cpu_s=statistics.median(number(get(run, "train_cpu_s")) or 0.0 for r in on for run in r.runs),
             )
         )
-    return sorted(out, key=lambda one: (-one.reach, -one.learned, one.label))
+    most = max((one.tasks for one in out), default=0)
+    return sorted(out, key=lambda one: (2 * one.tasks <= most, -one.reach, -one.learned, one.label))
 
 
 def learns(result: Result) -> bool:
@@ -158,7 +156,7 @@ def learns(result: Result) -> bool:
 
 def summary_table(rows: Sequence[Record], costs: Costs) -> Table:
     """All encodings, over all tasks, with what they cost."""
-    headings = ("encoding", "tasks learned", "median reach", "steps, relative", "CPU s")
+    headings = ("encoding", "tasks learned", "reach", "steps, relative", "CPU s")
     headings += ("parameters", "cache, bytes", "forward", "step")
     lines = []
     for one in standings(rows):
@@ -167,16 +165,16 @@ def summary_table(rows: Sequence[Record], costs: Costs) -> Table:
         if cost:
             priced = [count(cost.parameters), count(cost.cache_bytes), times(cost.forward), times(cost.step)]
         speed = NOTHING if math.isinf(one.speed) else times(one.speed)
-        reached = NOTHING if math.isnan(one.reach) else times(one.reach) if one.reach else NOT_LEARNED
+        reached = NOTHING if math.isnan(one.reach) else times(one.reach)
         learned = Cell(f"{one.learned} of {one.tasks}", goodness=one.learned / one.tasks)
         plain = (reached, speed, f"{one.cpu_s:.1f}", *priced)
-        lines.append((one.label, (learned, *(Cell(words, missing=words in (NOTHING, NOT_LEARNED)) for words in plain))))
+        lines.append((one.label, (learned, *(Cell(words, missing=words == NOTHING) for words in plain))))
     says = (
-        "Learned: on how many tasks most seeds did. Reach: the median over all its tasks of the multiple of the "
-        "trained length to which most seeds carry; 1x is no further than trained. Steps: to learn, in units of the "
-        "median encoding. CPU s: of one training. Parameters: its own. Cache: of one token in one layer of width 512 "
-        "in bfloat16. Forward, step: CPU time of that layer, and of a training step of the small model, in units of "
-        "`none`."
+        "Learned: on how many tasks most seeds did. Reach: the geometric mean over all its tasks of the multiple of "
+        "the trained length to which most seeds carry; 1x is no further than trained, or not learned. Steps: to learn, "
+        "a median over its tasks, in units of the median encoding. CPU s: of one training. Parameters: its own. Cache: "
+        "of one token in one layer of width 512 in bfloat16. Forward, step: CPU time of that layer, and of a training "
+        "step of the small model, in units of `none`."
     )
     return Table("All tasks", says, headings, tuple(lines))
 
