@@ -693,3 +693,53 @@ def test_mistakes_are_named() -> None:
     blind.config = model.config
     with pytest.raises(ValueError, match="Linear has no piece of position code that is recognised"):
         attach(blind)
+
+
+SHARED = {
+    **DECODER,
+    **{"num_hidden_layers": 6, "num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 3},
+    **{
+        "head_dim": 8,
+        "sliding_window": 5,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": TOKENS["vocab_size"],
+    },
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+}
+"""Models whose last layers attend to the keys of others, as Gemma 3n and Gemma 4 do."""
+
+
+@pytest.mark.parametrize("kind", ["gemma3n_text", "gemma4_text"])
+@pytest.mark.parametrize("unturned", [False, True], ids=["in tables", "on unturned keys"])
+def test_layers_that_attend_to_keys_of_others_and_wider_heads_in_some_get_what_was_asked(kind: str, unturned: bool):
+    wide = {"global_head_dim": 16} if kind == "gemma4_text" else {"laurel_rank": 4, "activation_sparsity_pattern": None}
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(kind, **SHARED | wide)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    ids = torch.randint(3, config.vocab_size, (2, 20))
+    asked = ("rotary", "rotary(base=1000000)")
+    if unturned:
+        # Within its window it is plain rotary.
+        asked = tuple(f"rerope({one}, window=512)" for one in asked)
+
+    def outcomes() -> list[torch.Tensor]:
+        first = model(ids[:, :12], use_cache=True)
+        rest = model(ids[:, 12:], past_key_values=first.past_key_values)
+        # Of the last token alone, the layers without keys of their own are given no more.
+        whole, last = model(ids).logits, model(ids, logits_to_keep=1).logits
+        steps = model.generate(
+            ids[:, :10], max_new_tokens=4, do_sample=False, output_logits=True, return_dict_in_generate=True
+        )
+        return [whole, torch.cat((first.logits, rest.logits), 1), last, torch.stack(steps.logits)]
+
+    with torch.no_grad():
+        wanted = outcomes()
+        attach(model, asked)
+        for found, want in zip(outcomes(), wanted, strict=True):
+            torch.testing.assert_close(found, want, rtol=1e-4, atol=2e-4)

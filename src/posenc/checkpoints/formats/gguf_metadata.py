@@ -143,6 +143,7 @@ class Reader:
             embed = spec_of("learned", max_len=self.length)
             tables = {"position_embd.weight": (self.length, self.dim)}
         elif self.arch in known.RECURRENT:
+            per_layer = [replace(self.plain("none", None), attends=False)] * self.layers
             self.besides.append("its layers are recurrent, and read no position")
         elif not self.turns():
             if self.keys.has(self.key("attention.kv_lora_rank")):

@@ -181,8 +181,7 @@ def as_asked(
                 f"the config of {type(model).__name__} says too little to build {encoding} for {place.path}: "
                 f"{'; '.join(reading.not_covered) or 'no part of it was read'}"
             )
-        shape = replace(part.shape, head_dim=part.layers[0].head_dim, causal=place.causal)
-        wanted = build_layers(encoding, shape, len(part.layers))[1]
+        wanted = for_heads(encoding, part, place.causal)
         wanted = besides_own(wanted, part) if place.door == "turn" else wanted
         if place.door == "turn" and not in_tables(place, wanted, part, horizon):
             attend(attachment, place, wanted, horizon)
@@ -191,6 +190,18 @@ def as_asked(
         filled.append(place)
         attachment.replaced[place.path or place.words] = described(wanted, place)
     attachment.changes += counting(attachment.model, filled)
+
+
+def for_heads(encoding: LayerSpec, part: Part, causal: bool) -> list[Encoding]:
+    """What was asked for, built for each layer: some have wider heads than others."""
+    cycle: list[Any] = list(encoding) if isinstance(encoding, (list, tuple)) else [encoding]
+    found: dict[int, Encoding] = {}
+    for width in dict.fromkeys(layer.head_dim for layer in part.layers):
+        at = [number for number, layer in enumerate(part.layers) if layer.head_dim == width]
+        own = [cycle[number % len(cycle)] for number in at] if cycle else ()
+        shape = replace(part.shape, head_dim=width, causal=causal)
+        found |= dict(zip(at, build_layers(tuple(own), shape, len(at))[1], strict=True))
+    return [found[number] for number in range(len(part.layers))]
 
 
 def attend(attachment: Attachment, place: Kind, encodings: Sequence[Encoding], horizon: int | None) -> None:

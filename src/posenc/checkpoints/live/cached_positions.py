@@ -96,6 +96,7 @@ class Follow:
         self.encodings, self.horizon = encodings, horizon
         self.names = parameters(type(decoder))
         self.by_horizon = any(encoding.turns_when_attending for encoding in encodings)
+        self.sources = sources(decoder.config, len(encodings))
 
     def before(self, decoder: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         if torch.compiler.is_compiling():
@@ -153,8 +154,7 @@ class Follow:
             tokens = Positions(coords[..., None], counting[None], contiguous=True, extent=extent)
         tokens = tokens.with_horizon(horizon)
         at = tokens if new == total else tokens.rows(slice(total - new, total))
-        layers = len(self.encodings)
-        sizes = [(new, 0) if cache is None else cache.get_mask_sizes(new, layer) for layer in range(layers)]
+        sizes = [(new, 0) if cache is None else cache.get_mask_sizes(new, layer) for layer in self.sources]
         return Step(self.encodings, tokens, at, sizes)
 
     def after(self, decoder: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
@@ -166,6 +166,14 @@ class Follow:
         for cache in (Call(self.names, args, kwargs)["cache"], *outputs):
             if isinstance(cache, Cache):
                 remember(cache, step.tokens.coords[..., 0])
+
+
+def sources(config: Any, layers: int) -> list[int]:
+    """For each layer the one whose keys it attends to: its own, or those of the last of its kind that has some."""
+    first = layers - (getattr(config, "num_kv_shared_layers", 0) or 0)
+    kinds = getattr(config, "layer_types", None) or [""] * layers
+    own = {kinds[layer]: layer for layer in range(first)}
+    return [layer if layer < first else own[kinds[layer]] for layer in range(layers)]
 
 
 def present(mask: Tensor, past: int, tokens: int) -> Tensor:

@@ -196,6 +196,9 @@ def attend(
         mask = Mask(causal=getattr(module, "is_causal", True) if is_causal is None else is_causal)
     keys = Keys(key, value, step.placed(step.keys_at(layer, key.shape[2]), key.device))
     at = step.placed(step.at, query.device)
+    if query.shape[2] < at.tokens:
+        # Layers that attend to keys of others may be given the last tokens alone.
+        at = at.rows(slice(at.tokens - query.shape[2], at.tokens))
     return attend_through(step.encodings[layer], module, query, at, keys, mask, **asked)
 
 
@@ -274,7 +277,7 @@ class Rule(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", str(func))
-        if name in ("contiguous", "to", "clone", "detach"):
+        if name in ("contiguous", "to", "clone", "detach") or (name == "__getitem__" and keeps_last(args[1])):
             return args[0]
         if name in ("__get__", "dim", "size", "__repr__"):
             return super().__torch_function__(func, types, args, kwargs or {})
@@ -282,6 +285,14 @@ class Rule(Tensor):
             f"the model works on its attention mask by itself ('{name}'), where attention on unturned keys has a rule "
             f"and no tensor; it cannot have an encoding on unturned keys"
         )
+
+
+def keeps_last(index: Any) -> bool:
+    """Whether an index of a mask [B, H, T, S] keeps the last queries, or all of them, with all keys."""
+    if not isinstance(index, tuple) or not all(isinstance(one, slice) for one in index) or len(index) != 4:
+        return False
+    queries, others = index[2], (index[0], index[1], index[3])
+    return all(one == slice(None) for one in others) and queries.stop is None and queries.step is None
 
 
 def mask_or_rule(
