@@ -446,3 +446,22 @@ def test_searched_factors_are_read_from_json(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             methods.read_factors(tmp_path / name)
+
+
+def test_what_a_model_attends_to_by_code_of_its_own_is_left_out_or_refused_by_name() -> None:
+    transformers = pytest.importorskip("transformers")
+    small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    small |= {"num_key_value_heads": 2, "vocab_size": 40, "max_position_embeddings": 64, "attn_layer_indices": [1]}
+    small |= {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 8}
+    model = transformers.AutoModelForCausalLM.from_config(transformers.BambaConfig(**small))
+    config = model.config.to_dict()
+    read = huggingface.read(config)
+    every = methods.attachable(model, methods.plan(read, config, 2, ["all"]), ["all"])
+    assert {"none", "yarn", "linear"} <= {one.name for one in every.methods}
+    assert "rerope" not in {one.name for one in every.methods}
+    assert every.left_out["rerope"].startswith("BambaModel attends by code of its own")
+    named = methods.plan(read, config, 2, ["yarn", "rerope"])
+    with pytest.raises(
+        ValueError, match=r"rerope cannot be put into this model: BambaModel attends by code of its own"
+    ):
+        methods.attachable(model, named, ["yarn,rerope"])

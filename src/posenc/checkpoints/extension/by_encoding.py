@@ -90,6 +90,8 @@ class ByEncoding:
         if settings.budget is not None:
             factors = longrope_factors.first_lists(part, to)
         plan = methods.plan(reading, config, settings.factor, names, longrope=factors, replace=settings.replace)
+        if not any(one.is_meta for one in loaded.model.parameters()):
+            plan = methods.attachable(loaded.model, plan, names)
         if settings.budget is not None and (why := plan.left_out.get("longrope")):
             raise ValueError(f"--budget searches for the factors of longrope, and it is left out: {why}")
         where = settings.dtype, settings.device

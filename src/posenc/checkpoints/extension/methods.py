@@ -337,6 +337,23 @@ def lengths_of(trained: int, target: int, more: Sequence[int] = ()) -> tuple[int
     return tuple(sorted(found))
 
 
+def attachable(model: Any, plan: Plan, names: Sequence[str]) -> Plan:
+    """A plan without what cannot be put into its model, which some architectures attend by code of their own.
+
+    Raises ValueError for a method that was asked for by its name, and for the model as it is.
+    """
+    made, left_out = [], dict(plan.left_out)
+    for one in plan.methods:
+        try:
+            with attached(model, one, plan.target):
+                made.append(one)
+        except ValueError as error:
+            if one.name in ("none", *asked(names)):
+                raise ValueError(f"{one.name} cannot be put into this model: {short(error)}") from error
+            left_out[one.name] = short(error)
+    return replace(plan, methods=tuple(made), left_out=left_out)
+
+
 @contextmanager
 def attached(model: Any, method: Method, length: int) -> Generator[None]:
     """The model with a method in it; as it is, it runs by its own code, unless that goes wrong behind a cache.
