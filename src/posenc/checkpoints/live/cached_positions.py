@@ -34,12 +34,14 @@ class Step:
     tokens     Positions of all tokens so far, the new ones last
     at         Positions of the new tokens
     sizes      layer -> how many keys it attends to, and the index of the first one among all tokens
+    sources    layer -> the layer whose keys these are; none where each has its own
     """
 
     encodings: tuple[Encoding, ...]
     tokens: Positions
     at: Positions
     sizes: Sequence[tuple[int, int]]
+    sources: Sequence[int] = ()
     keys: dict[tuple[int, int], Positions] = field(default_factory=dict)
     copies: dict[tuple[int, torch.device], Positions] = field(default_factory=dict)
 
@@ -155,7 +157,7 @@ class Follow:
         tokens = tokens.with_horizon(horizon)
         at = tokens if new == total else tokens.rows(slice(total - new, total))
         sizes = [(new, 0) if cache is None else cache.get_mask_sizes(new, layer) for layer in self.sources]
-        return Step(self.encodings, tokens, at, sizes)
+        return Step(self.encodings, tokens, at, sizes, self.sources)
 
     def after(self, decoder: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
         from transformers import Cache

@@ -196,7 +196,7 @@ def attend(
         mask = Mask(causal=getattr(module, "is_causal", True) if is_causal is None else is_causal)
     keys = Keys(key, value, step.placed(step.keys_at(layer, key.shape[2]), key.device))
     at = step.placed(step.at, query.device)
-    if query.shape[2] < at.tokens:
+    if step.sources and step.sources[layer] != layer:
         # Layers that attend to keys of others may be given the last tokens alone.
         at = at.rows(slice(at.tokens - query.shape[2], at.tokens))
     return attend_through(step.encodings[layer], module, query, at, keys, mask, **asked)
