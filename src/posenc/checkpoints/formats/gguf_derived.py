@@ -5,7 +5,7 @@ from typing import Any
 
 from posenc.checkpoints.files.tensors import GGUFTensors
 from posenc.checkpoints.formats.gguf_architectures import BOTH_WAYS, Architecture
-from posenc.checkpoints.formats.gguf_recurrent import recurrent, within_file
+from posenc.checkpoints.formats.gguf_recurrent import layer_types, recurrent, within_file
 from posenc.checkpoints.vocabulary.bounds import within_bounds
 from posenc.checkpoints.vocabulary.ledger import Ledger
 from posenc.checkpoints.vocabulary.reading import Part
@@ -49,11 +49,8 @@ def derived(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUFTe
     if arch == "kimi-linear":
         within_file(arch, keys, file)
         keys.take(f"{arch}.leading_dense_block_count", "{} layers without experts")
-        kinds = ["full_attention" if layer.attends else "linear_attention" for layer in part.layers]
-        turned = part.layers[0].head_dim
-        found = {"qk_rope_head_dim": turned, "qk_nope_head_dim": part.shape.head_dim - turned}
-        return found | {
-            "layer_types": kinds,
+        return two_parts(part) | {
+            "layer_types": layer_types(part, "linear_attention"),
             "mlp_layer_types": sparse(part, file),
             "linear_num_heads": part.shape.heads,
         }
@@ -76,16 +73,15 @@ def derived(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUFTe
         normed = keys.given.get(f"{arch}.expert_count") != 128
         return {"layer_types": kinds, "attention_chunk_size": chunk, "use_qk_norm": normed}
     if row.model in ("lfm2", "lfm2_moe"):
-        return {"layer_types": ["full_attention" if layer.attends else "conv" for layer in part.layers]}
+        return {"layer_types": layer_types(part, "conv")}
     if row.model in RECURRENT:
         return recurrent(arch, row, part, keys, file)
     if row.model in ("t5", "umt5"):
         return t5(arch, part, keys, file)
     if arch in BOTH_WAYS:
         return {"sliding_window": keys.given.get(f"{arch}.attention.sliding_window")}
-    if (turned := part.layers[0].head_dim) != part.shape.head_dim:
-        # Latent attention, whose heads are of two parts.
-        found = {"qk_rope_head_dim": turned, "qk_nope_head_dim": part.shape.head_dim - turned}
+    if part.layers[0].head_dim != part.shape.head_dim:
+        found = two_parts(part)
         if row.model == "glm_moe_dsa":
             # By it transformers chooses the cache.
             found["layer_types"] = ["indexed_attention"] * len(part.layers)
@@ -94,6 +90,12 @@ def derived(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUFTe
             found["topk_method"] = "greedy" if groups == 1 else "group_limited_greedy"
         return found
     return {}
+
+
+def two_parts(part: Part) -> dict[str, Any]:
+    """The channels of a head of latent attention that turn, and those that do not."""
+    turned = part.layers[0].head_dim
+    return {"qk_rope_head_dim": turned, "qk_nope_head_dim": part.shape.head_dim - turned}
 
 
 def sparse(part: Part, file: GGUFTensors) -> list[str]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc.checkpoints.files.tensors import GGUFTensors, package
+from posenc.checkpoints.models.skeleton import with_own_keys
 from posenc.checkpoints.vocabulary.reading import CannotRead
 from posenc.foreign import matches
 
@@ -139,7 +140,7 @@ def together(name: str) -> str:
 
 def left_out(config: "PreTrainedConfig", layers: int, foretells: bool, file: GGUFTensors) -> dict[str, set[str]]:
     """The tensors that transformers leaves out, by the sentence that says which they are."""
-    first = layers - (getattr(config, "num_kv_shared_layers", 0) or 0)
+    first = with_own_keys(config, layers)
     beyond, shared = behind(layers, file), behind(first, file) - behind(layers, file)
     found = {
         "Its layers that foretell further tokens are left out, as transformers leaves them out": (

@@ -16,7 +16,7 @@ def recurrent(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUF
     """Widths, which layers attend, and where experts are."""
     widest = within_file(arch, keys, file)
     still = [index for index, layer in enumerate(part.layers) if not layer.attends]
-    kinds = ["full_attention" if layer.attends else "linear_attention" for layer in part.layers]
+    kinds = layer_types(part, "linear_attention")
     inner = count(keys.take(path := f"{arch}.ssm.inner_size", "{} channels of a state"), path, most=widest)
     if row.model == "jamba":
         return {"mamba_expand": whole_times(inner, part.shape.dim, arch)} | periods(part, file)
@@ -30,13 +30,13 @@ def recurrent(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUF
     if row.model == "mamba2":
         keys.take(path, "{} heads of a state")
         return alone(inner, part, arch, file) | {"head_dim": width, "num_heads": heads}
-    first = still[0] if still else 0
-    biases = [f"blk.{first}.{name}.bias" in file for name in ("ssm_conv1d", "ssm_in")]
     if row.model == "nemotron_h":
         return nemotron(kinds, arch, keys, file, widest) | {
             "mamba_head_dim": width,
             "expand": max(inner // part.shape.dim, 1),
         }
+    first = still[0] if still else 0
+    biases = [f"blk.{first}.{name}.bias" in file for name in ("ssm_conv1d", "ssm_in")]
     mamba = {"mamba_d_head": width, "mamba_conv_bias": biases[0], "mamba_proj_bias": biases[1]}
     if row.model == "falcon_h1":
         return falcon_h1(mamba | {"mamba_d_ssm": inner}, file)
@@ -51,6 +51,11 @@ def recurrent(arch: str, row: Architecture, part: Part, keys: Ledger, file: GGUF
         "num_experts_per_tok": keys.peek(f"{arch}.expert_used_count", 0),
         "shared_intermediate_size": next((file.shape(name)[0] for name in shared), 0),
     }
+
+
+def layer_types(part: Part, others: str) -> list[str]:
+    """Which layers attend, and what those are that do not."""
+    return ["full_attention" if layer.attends else others for layer in part.layers]
 
 
 def within_file(arch: str, keys: Ledger, file: GGUFTensors) -> int:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posenc.checkpoints.kinds.calls import Call, parameters
+from posenc.checkpoints.models.skeleton import with_own_keys
 from posenc.encoding import Encoding
 from posenc.positions import Positions
 
@@ -172,7 +173,7 @@ class Follow:
 
 def sources(config: Any, layers: int) -> list[int]:
     """For each layer the one whose keys it attends to: its own, or those of the last of its kind that has some."""
-    first = layers - (getattr(config, "num_kv_shared_layers", 0) or 0)
+    first = with_own_keys(config, layers)
     kinds = getattr(config, "layer_types", None) or [""] * layers
     own = {kinds[layer]: layer for layer in range(first)}
     return [layer if layer < first else own[kinds[layer]] for layer in range(layers)]

@@ -24,6 +24,11 @@ def without_pooler(kind: Any) -> dict[str, Any]:
     return {"add_pooling_layer": False} if "add_pooling_layer" in inspect.signature(kind).parameters else {}
 
 
+def with_own_keys(config: Any, layers: int) -> int:
+    """How many of so many layers have keys of their own; those behind them attend to keys of others."""
+    return layers - (getattr(config, "num_kv_shared_layers", 0) or 0)
+
+
 def model_class(config: Any) -> type[nn.Module]:
     """The class of transformers that a configuration belongs to, without a head where there is one without.
 
