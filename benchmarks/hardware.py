@@ -3,10 +3,13 @@
     python benchmarks/hardware.py passes smollm2 --lengths 512 1024 2048 --dtypes float32 bfloat16
     python benchmarks/hardware.py loop smollm2 --lengths 512 2048
     python benchmarks/hardware.py row path/to/Qwen2.5-7B --device cuda --dtype bfloat16
+    python benchmarks/hardware.py drawn path/to/config.json drawn --device cuda
 
 `passes` prints a table in Markdown: what a pass holds beside the weights, by plan and as it was measured. `loop` prints
 what a pass costs in processor time of a loop of five lines around transformers, both in turn. `row` runs
 `posenc extend`, prints the same of its longest pass, and appends a row to the table in docs/checkpoints/hardware.md.
+`drawn` makes the folder of a model of which nothing is at hand but a config: memory and time are those of its shapes.
+On a CUDA device --memory holds the process to so much, as a smaller card would.
 """
 
 import argparse
@@ -21,7 +24,7 @@ import torch
 from posenc.checkpoints.extension.extend import extend
 from posenc.checkpoints.extension.settings import Settings
 from posenc.checkpoints.formats import load
-from posenc.checkpoints.formats.devices import accelerators_of, device_in_words, first_of
+from posenc.checkpoints.formats.devices import accelerators_of, bytes_of, device_in_words, first_of
 from posenc.checkpoints.measures import perplexity
 from posenc.checkpoints.measures.plan import Way, planned, sentences, size, timed
 from posenc.checkpoints.measures.work import Meter, without_holes
@@ -101,7 +104,7 @@ def row(asked: argparse.Namespace) -> None:
     """One run of `posenc extend`, as a row of the page."""
     names = ("factor", "device", "dtype", "chunk", "cache", "memory", "samples")
     given = {name: getattr(asked, name) for name in names}
-    settings = Settings(asked.model, methods=(asked.method,), measures=("perplexity",), **given)
+    settings = Settings(asked.model, methods=(asked.method,), measures=("perplexity",), text=tuple(asked.text), **given)
     with tempfile.TemporaryDirectory() as held:
         record = extend(settings, Path(held) / "run", say=print)
     plan, last = record["plan"], record["plan"]["rows"][-1]
@@ -125,6 +128,24 @@ def row(asked: argparse.Namespace) -> None:
     store.write(TABLE, said.replace(MARK, f"{line}\n{MARK}").encode())
 
 
+def drawn(asked: argparse.Namespace) -> None:
+    """A model of random weights in bfloat16, in the shapes of a config.json, with the tokenizer of another."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(asked.model)
+    with torch.device(asked.device):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(asked.folder)
+    load.load(asked.tokenizer).tokenizer.save_pretrained(asked.folder)
+
+
+def held_to(asked: argparse.Namespace) -> None:
+    """So much of a CUDA device and no more, where --memory says so."""
+    if asked.memory and torch.device(asked.device).type == "cuda":
+        whole = torch.cuda.get_device_properties(asked.device).total_memory
+        torch.cuda.set_per_process_memory_fraction(bytes_of(asked.memory) / whole, asked.device)
+
+
 def record_windows(record: dict[str, Any]) -> int:
     """How many texts a pass of perplexity read."""
     return record["measures"][0]["facts"]["windows"]
@@ -133,11 +154,16 @@ def record_windows(record: dict[str, Any]) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(required=True)
-    for name, run in (("passes", passes), ("loop", loop), ("row", row)):
+    for name, run in (("passes", passes), ("loop", loop), ("row", row), ("drawn", drawn)):
         verb = verbs.add_parser(name, help=run.__doc__)
-        verb.set_defaults(run=run)
-        verb.add_argument("model", help="a folder, a GGUF file, or the name of a fetched model")
+        verb.set_defaults(run=run, memory=None)
+        of = "a config.json" if name == "drawn" else "a folder, a GGUF file, or the name of a fetched model"
+        verb.add_argument("model", help=of)
         verb.add_argument("--device", default="cuda" if name == "row" else "cpu")
+        if name == "drawn":
+            verb.add_argument("folder", help="where it is written")
+            verb.add_argument("--tokenizer", default="smollm2", help="whose tokenizer is written beside it")
+            continue
         verb.add_argument("--chunk", type=int, default=1024)
         verb.add_argument("--memory", help="what the plan is held to, such as 24GB")
         if name == "loop":
@@ -151,8 +177,10 @@ def main() -> None:
             verb.add_argument("--method", default="yarn")
             verb.add_argument("--cache", default="device")
             verb.add_argument("--samples", type=int, default=1)
+            verb.add_argument("--text", nargs="+", default=(), help="text files, where the default one is too short")
     asked = parser.parse_args()
     without_holes()
+    held_to(asked)
     asked.run(asked)
 
 

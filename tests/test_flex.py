@@ -229,8 +229,8 @@ def test_on_a_gpu_it_has_the_gradients_of_the_readable_kernel(spec: str) -> None
     for mask in (masks.causal(), masks.window(70), masks.bidirectional()):
         expected = found("reference", torch.float64, mask)
         for got, right in zip(found("flex", torch.float32, mask), expected, strict=True):
-            # Matrix products may be taken in TF32.
-            assert float((got - right).norm() / right.norm()) < 5e-3
+            # Matrix products may be taken in TF32; a slope that is nothing is off by roundings of what cancels out.
+            assert float((got - right).norm()) < 5e-3 * float(right.norm()) + 1e-4
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -149,7 +149,7 @@ def by_hand(heads: int, head_dim: int, ids: Tensor, dtype: torch.dtype, base: fl
     """What people write into their own model: float32 tables made in each call, halves swapped by cat."""
 
     def rotate(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        frequencies = 1.0 / base ** (torch.arange(0, head_dim, 2).float() / head_dim)
+        frequencies = 1.0 / base ** (torch.arange(0, head_dim, 2, device=ids.device).float() / head_dim)
         angles = torch.outer(ids.float(), frequencies)
         angles = torch.cat((angles, angles), -1)
         cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)

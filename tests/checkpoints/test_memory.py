@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from posenc.checkpoints.formats.load import hollow_model
-from posenc.checkpoints.measures import memory
+from posenc.checkpoints.measures import memory, work
 
 
 def of(config: Any, length: int, dtype: torch.dtype = torch.float32, **way: Any) -> memory.Memory:
@@ -140,3 +140,20 @@ def test_a_process_takes_what_was_planned_and_gives_back_what_is_freed() -> None
     # Twenty blocks of 8 MiB, of which the last is held on to.
     before, full, after = found["held"]
     assert full - before > 15 * (8 << 20) and after - before < 4 * (8 << 20)
+
+
+def test_the_allocator_of_a_gpu_leaves_no_holes_unless_the_environment_says_how(monkeypatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(work.ctypes, "CDLL", lambda name: None)
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", told.append)
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    work.without_holes()
+    assert not told or torch.cuda.is_available()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    told.clear()
+    work.without_holes()
+    assert told == ["expandable_segments:True"]
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
+    work.without_holes()
+    assert len(told) == 1

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from posenc.biases import Bias, total
 from posenc.kernels.block_sizes import SIZES
@@ -86,22 +87,37 @@ def attended(
         rows = torch.broadcast_shapes(seen.shape[:3], (1, *q.shape[1:3]))
         of_sinks = sinks.to(dtype)[:, None, None].expand(*rows, 1)
         whole = torch.cat((seen.expand(*rows, -1), of_sinks), -1)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=whole, scale=scale, dropout_p=dropout)
+        return masked(q, k, v, whole, scale=scale, dropout=dropout)
     if bias is None and mask.is_plain_causal(at, keys_at):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, dropout_p=dropout)
     if mask.sees_everything(at, keys_at):
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale, dropout_p=dropout)
+        return masked(q, k, v, bias, scale=scale, dropout=dropout)
     before = mask.keys_before(at, keys_at)
     if bias is None and before is not None:
         seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril(before)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale, dropout_p=dropout)
+        return masked(q, k, v, seen, scale=scale, dropout=dropout)
     allowed = mask.allowed(at, keys_at)
     whole = allowed if bias is None else bias.masked_fill(~allowed, -math.inf)
     if mask.given is None and at is keys_at and at.contiguous:
         # Every token sees itself, so there is no empty row to look for.
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=whole, scale=scale, dropout_p=dropout)
+        return masked(q, k, v, whole, scale=scale, dropout=dropout)
     # SDPA gives NaN for a row that sees nothing: such a row looks at everything, and its output is dropped.
     empty = ~allowed.any(-1, keepdim=True)
     whole = whole | empty if bias is None else whole.masked_fill(empty, 0.0)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=whole, scale=scale, dropout_p=dropout)
-    return out.masked_fill(empty, 0.0)
+    return masked(q, k, v, whole, scale=scale, dropout=dropout).masked_fill(empty, 0.0)
+
+
+WITHOUT_CUDNN = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
+"""PyTorch's kernels on a GPU, without that of cuDNN, which it prefers on Hopper. Up to torch 2.13 cuDNN's reads a
+float32 mask beside half-precision queries as numbers of their width (pytorch/pytorch#191612), and under any mask its
+gradients of queries are NaN at lengths such as 192 (#196678)."""
+
+
+def masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float, dropout: float) -> Tensor:
+    """PyTorch's function under a boolean mask, or one that is added."""
+    if mask is None or q.device.type != "cuda":
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, dropout_p=dropout)
+    # Of them only the plain one takes a mask of another precision.
+    exact = WITHOUT_CUDNN if mask.dtype in (torch.bool, q.dtype) else (SDPBackend.MATH,)
+    with sdpa_kernel(list(exact)):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, dropout_p=dropout)

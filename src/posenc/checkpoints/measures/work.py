@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,13 +45,18 @@ M_MMAP_THRESHOLD = -3
 
 
 def without_holes() -> None:
-    """For a command, which has its process to itself: large blocks of memory go back to the system when they are freed.
+    """For a command, which has its process to itself: memory that is freed serves blocks of any size.
 
-    By itself glibc learns from the largest block that it saw to keep such blocks, and keys that grow by being copied
-    leave holes among them. Of other allocators nothing is asked.
+    Keys that grow by being copied leave holes among them. By itself glibc learns from the largest block that it saw to
+    keep such blocks, and does not give them back to the system; PyTorch keeps blocks of a GPU as they were cut. Of
+    other allocators nothing is asked, and what the environment says of PyTorch's stands.
     """
     if Path("/proc/self").exists() and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(M_MMAP_THRESHOLD, LARGE)
+    said = any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
+    if torch.cuda.is_available() and not said:
+        # PyTorch reads those when it is imported; later this is the one way.
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
 
 class Meter:
