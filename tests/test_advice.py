@@ -11,6 +11,7 @@ from posenc import cli
 from posenc.lab.board import rows as kept
 from posenc.lab.board.advice import Advice, Question, advise
 from posenc.lab.board.costs import Cost, Costs
+from posenc.lab.board.run import COMMITTED
 
 QUESTIONS = json.loads(Path(__file__).with_name("advise_questions.json").read_text(encoding="utf-8"))
 COSTS = Costs({name: Cost(name, 12, 2048, forward, 1.3) for name, forward in (("t5_bias", 1.2), ("alibi", 1.1))})
@@ -47,6 +48,44 @@ def test_rows_of_all_that_is_recommended_are_cited(asked: dict[str, Any]) -> Non
         run = one["experiment"]
         if (run["task"], run["spec"]) in cited:
             assert one["key"] in found.rows
+
+
+@pytest.fixture(scope="module")
+def own_rows() -> list[dict[str, Any]]:
+    return kept.read(COMMITTED)
+
+
+def carry_by_hand(task: str, factor: float, found: list[dict[str, Any]]) -> set[str]:
+    """The encodings of which three seeds or more were run and most carry to the next tested multiple."""
+    tested = sorted({at["factor"] for run in found for at in run["lengths"] if at["factor"] > 1})
+    asked = next((one for one in tested if one >= factor), None)
+    if factor > 1 and asked is None:
+        return set()
+    seeds: dict[str, list[bool]] = {}
+    for run in found:
+        spec = run["experiment"]["spec"]
+        label = spec if isinstance(spec, str) else " / ".join(spec)
+        passed = [at for at in run["lengths"] if factor > 1 and 1 < at["factor"] <= asked]
+        if task == "text":
+            right = all(at["perplexity_ratio"] <= 1.1 for at in passed)
+        else:
+            right = bool(run["learned"]) and all(at["exact_match"] >= 0.9 for at in passed)
+        seeds.setdefault(label, []).append(right)
+    return {label for label, right in seeds.items() if len(right) >= 3 and 2 * sum(right) > len(right)}
+
+
+@pytest.mark.parametrize("asked", QUESTIONS, ids=[asked["asks"] for asked in QUESTIONS])
+def test_the_boards_own_rows_are_read_as_by_hand(asked: dict[str, Any], own_rows: list[dict[str, Any]]) -> None:
+    found, evidence = answer(asked, own_rows), [run for run in own_rows if run["experiment"]["seed"] >= 100]
+    of = {task: [run for run in evidence if run["experiment"]["task"] == task] for task in found.near}
+    expected = [carry_by_hand(task, asked["test"] / asked["train"], runs) for task, runs in of.items()]
+    assert set(found.recommended) == (set.intersection(*expected) if expected else set())
+    cited = set(found.rows)
+    for task, runs in of.items():
+        for run in runs:
+            spec = run["experiment"]["spec"]
+            label = spec if isinstance(spec, str) else " / ".join(spec)
+            assert run["key"] in cited or label not in found.recommended, task
 
 
 def test_the_cheapest_of_those_that_carry_comes_first() -> None:

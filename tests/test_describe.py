@@ -2,7 +2,7 @@
 
 import json
 import math
-import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -16,10 +16,10 @@ from posenc.encoding import Encoding, Shape
 from posenc.lab.description import describe, pictures
 from posenc.lab.description.describe import (
     GROUPS,
-    MEASURED,
     Shown,
     card,
     idea,
+    measured,
     overview,
     reading_of_order,
     show,
@@ -31,6 +31,8 @@ from posenc.lab.runs.record import write
 from posenc.lab.tasks import TASKS
 from posenc.presets import PRESETS
 from posenc.schedules import SCHEDULES
+
+RECORDS = Path(__file__).parents[1] / "docs" / "board" / "records"
 
 PICTURES = {
     "none": set(),
@@ -175,29 +177,29 @@ def test_a_rule_that_needs_weights_is_served_by_the_reference_alone(everything: 
     assert entry(everything, "alibi")["kernels"] == ["blocked", "sdpa", "reference", "flex"]
 
 
-def test_what_was_measured_is_what_the_log_says() -> None:
-    log = (Path(__file__).parents[1] / "docs" / "log.md").read_text(encoding="utf-8")
-    log = log.split("six tasks, seven encodings, three seeds")[1].split("\n## ")[0]
-    text = dict(re.findall(r"^\| `(\w+)` \| [\d.]+ (\|.*\|)$", log, re.MULTILINE))
-    assert set(text) == set(MEASURED)
-    copied = next(line for line in log.splitlines() if line.startswith("| copy |"))
-    for name, (ratios, exact) in MEASURED.items():
-        assert tuple(float(x) for x in re.findall(r"\| ([\d.]+)", text[name])) == ratios
-        where = re.search(rf"`{name}`[^;|]*? (\d[^;|]*)", copied.split("|")[3])
-        if exact is None:
-            assert f"`{name}` does not learn copy" in log
-        elif any(exact):
-            assert where is not None
-            shares = re.sub(r"\([^)]*\)|%", "", where[1]).split("/")
-            assert tuple(float(x) for x in shares) == exact
-        else:
-            assert re.search(rf"`{name}`[^;|]* 0 ", copied.split("|")[3])
+def test_what_was_measured_is_what_the_rows_of_the_board_say() -> None:
+    lines = [json.loads(line) for file in sorted(RECORDS.glob("*.jsonl")) for line in file.read_text().splitlines()]
+    for name in ("alibi", "rotary", "none"):
+        own = [line for line in lines if line["experiment"]["spec"] == name and line["experiment"]["seed"] >= 100]
+        tasks: dict[str, list[dict]] = {}
+        for line in own:
+            tasks.setdefault(line["experiment"]["task"], []).append(line)
+        learned = [task for task, runs in tasks.items() if 2 * sum(run["learned"] for run in runs) > len(runs)]
+        growth = []
+        for factor in (2, 4, 8):
+            found = [at for run in tasks["text"] for at in run["lengths"] if at["factor"] == factor]
+            growth.append(f"{statistics.median(at['perplexity_ratio'] for at in found):.2f} at {factor}x")
+        said = measured(name)
+        assert said.startswith(f"learns {len(learned)} of {len(tasks)} tasks")
+        assert said.endswith(f"text: perplexity times {', '.join(growth)}")
+    assert not measured("rotary(base=500)") and measured("rotary + alibi")
 
 
 def test_a_card_says_everything_and_works_for_any_spec() -> None:
     rows = dict(card_in_words(card("rotary")))
     assert rows["also called"].startswith("rope") and "base=10000.0" in rows["options"]
-    assert "perplexity times 1.10, 1.75, 2.28" in rows["measured here"] and "Llama" in rows["used by"]
+    assert "text: perplexity times " in rows["measured here"] and "docs/board)" in rows["measured here"]
+    assert "Llama" in rows["used by"]
     both = dict(card_in_words(card("rotary(base=500) + on(alibi, heads=(0, 1))")))
     assert both["class"] == "Rotary + ALiBi" and both["measured here"] == "not yet"
     with pytest.raises(ValueError, match="did you mean 'rotary'"):

@@ -14,7 +14,7 @@ from posenc.encoding import Shape
 from posenc.foreign import form_of, matches
 from posenc.lab import store
 from posenc.lab.board import scope
-from posenc.lab.description import describe
+from posenc.lab.evaluation.cache_cost import cache_cost
 from posenc.lab.experiments.models import learned_by_encodings, logits_of, model_of
 from posenc.lab.experiments.recipes import A_SECOND, cost, hints
 from posenc.lab.runs.train import one_step, start
@@ -89,7 +89,7 @@ def cache_bytes(spec: str, task: str) -> int:
     shape = Shape.of(DIM, HEADS, scope.MOST_TOKENS, task_of(task).reads != "encoder")
     given = hints(shape.max_len, shape.max_len, task_of(task).axes)
     built = [catalogue.build(part, shape, hints=given) for part in specs.split(spec)]
-    beside = statistics.fmean(describe.cache_cost(one, shape)["numbers"] for one in built)
+    beside = statistics.fmean(cache_cost(one, shape)["numbers"] for one in built)
     return round(BYTES * (2 * DIM + beside))
 
 

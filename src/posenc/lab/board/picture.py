@@ -13,6 +13,9 @@ from posenc.lab.results import figures
 BAND = 1.4
 """How much wider than its beginning the band of those is that learn fewer than half of the tasks."""
 
+FURTHEST = 6
+"""So many of those that carry furthest have their names."""
+
 
 @figures.styled
 def speed_and_reach(found: Sequence[Standing]) -> Figure | None:
@@ -29,11 +32,11 @@ def speed_and_reach(found: Sequence[Standing]) -> Figure | None:
     fig = figures.figure(9, 5.2, "Learning speed and reach over all tasks")
     ax = fig.add_subplot()
     named = {*ENCODINGS, *(one.label for one in unbeaten(quick))}
-    named |= {one.label for one in sorted(drawn, key=lambda one: -one.reach)[:3]}
+    named |= {one.label for one in sorted(drawn, key=lambda one: -one.reach)[:FURTHEST]}
     slow = sorted((one for one in drawn if one not in quick), key=lambda one: one.reach)
     edge = 1.15 * max(one.speed for one in quick)
     places = {one.label: one.speed for one in quick}
-    places |= {one.label: edge * BAND ** ((number + 0.5) / len(slow)) for number, one in enumerate(slow)}
+    places |= {one.label: edge * BAND ** ((number + 1) / (len(slow) + 1)) for number, one in enumerate(slow)}
     for one in drawn:
         own = figures.look(list(ENCODINGS).index(one.label) if one.label in ENCODINGS else len(figures.LIGHT) - 1)
         ax.plot(places[one.label], one.reach, marker=own.marker, color=own.color, linestyle="none", alpha=0.85)
@@ -49,6 +52,8 @@ def speed_and_reach(found: Sequence[Standing]) -> Figure | None:
         words, above = "learn fewer than\nhalf of the tasks", ax.get_xaxis_transform()
         ax.text(middle, 1.01, words, transform=above, ha="center", va="bottom", fontsize="small")
         ax.set_xlim(right=edge * BAND)
+    # Room for names at the corners.
+    ax.set_ylim(min(one.reach for one in drawn) / 1.08, max(one.reach for one in drawn) * 1.08)
     # Those without a name are where no words may stand.
     words = {one.label: figures.short(one.label, 26) for one in drawn if one.label in named}
     marks = sorted(drawn, key=lambda one: one.label not in words)

@@ -2,26 +2,27 @@
 
 import inspect
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from posenc import coordinate_maps, kernels, schedules
 from posenc.catalogue import ENCODINGS, build, names, options_of, parameters_of
 from posenc.chosen_heads import OnHeads
 from posenc.encoding import BIASES, DECIDED, WIDTHS, Encoding, Shape, parts_of
 from posenc.foreign import code
-from posenc.keys import Keys, Projections
+from posenc.lab.board import rows, run, scope, tables
 from posenc.lab.description.standard import CELLS, DIM, HEADS, MEASURED_BY, TRAINED_LENGTH
 from posenc.lab.description.worked import ids_of, worked_example
+from posenc.lab.evaluation.cache_cost import cache_cost
 from posenc.lab.published import CLAIMS
+from posenc.lab.results.summary import ratio, results, times
 from posenc.lab.tasks import TASKS
-from posenc.masks import causal
-from posenc.positions import Positions
 from posenc.presets import PRESETS, Preset
 
 STANDARD = Shape.of(DIM, HEADS, TRAINED_LENGTH)
@@ -38,18 +39,6 @@ GROUPS: dict[str, Callable[[Encoding], Any]] = {
     "No position": lambda encoding: True,
 }
 """What an encoding does, by its doors: it belongs to the first group that fits."""
-
-MEASURED: dict[str, tuple[tuple[float, float, float], tuple[float, float, float] | None]] = {
-    "none": ((1.04, 1.15, 1.22), None),
-    "sinusoidal": ((1.66, 2.66, 3.49), (0, 0, 0)),
-    "learned": ((1.56, 2.01, 2.16), (0, 0, 0)),
-    "rotary": ((1.10, 1.75, 2.28), (0, 0, 0)),
-    "alibi": ((0.99, 0.98, 0.98), (98, 84, 42)),
-    "t5_bias": ((1.01, 1.14, 1.35), (82, 72, 62)),
-    "shaw": ((0.96, 0.95, 0.94), (31, 13, 0.4)),
-}
-"""Text: perplexity at 2, 4 and 8 times the window over that at the window. Copy: per cent exact at 1.2, 1.5 and 2 times
-the trained length, None where it was not learned. Medians of three seeds, from docs/log.md."""
 
 
 def overview() -> dict[str, Any]:
@@ -173,44 +162,27 @@ def options(spec: str) -> dict[str, str]:
 
 
 def measured(spec: str) -> str:
-    """What our own comparison found beyond the trained length, in words; nothing where there is no measurement."""
-    if spec not in MEASURED:
-        return ""
-    text, copied = MEASURED[spec]
-    times = ", ".join(f"{ratio:.2f}" for ratio in text)
-    exact = "not learned" if copied is None else ", ".join(f"{share:g}" for share in copied) + " % exact"
-    found = f"text: perplexity times {times} at 2, 4, 8 times the window; copy: {exact}"
-    return found if copied is None else f"{found} at 1.2, 1.5, 2 times the length"
+    """How an encoding learns and how far it carries, by the rows of the board, in words; nothing where it has none."""
+    return by_the_board().get(scope.label(spec), "")
 
 
-@torch.no_grad()
-def cache_cost(encoding: Encoding, shape: Shape) -> dict[str, Any]:
-    """What a KV cache holds and does for an encoding besides k and v, found by letting it attend to three tokens.
-
-    numbers      how many numbers it remembers of each token in each layer
-    turned_anew  what of the cache it turns again at every step: keys, values
-    words        the same in words
-    """
-    T, numbers = 3, 0
-    again = {"keys"} if encoding.turns_when_attending else set()
-    if encoding.doors & {"attend", "remember"}:
-        x, heads = torch.zeros(1, T, shape.dim), torch.zeros(1, shape.heads, T, shape.head_dim)
-        places = torch.zeros(1, T, encoding.axes or 1, dtype=torch.long)
-        at = Positions.count(T).changed(coords=places, unit_step=False, extent=1).with_horizon(T)
-        memo = encoding.remember(x, at, Projections(lambda _: heads, lambda _: heads, lambda _: heads))
-        numbers = sum(fact.numel() // T for fact in memo.values())
-        given = Keys(heads.clone(), heads.clone(), at, memo, memo)
-
-        def watch(_: Encoding, q: Tensor, at: Positions, keys: Keys, *rest: Any, **more: Any) -> tuple[Tensor, Tensor]:
-            again.update(
-                name for name, key in (("keys", "k"), ("values", "v")) if vars(keys)[key] is not vars(given)[key]
-            )
-            return q, q.new_zeros(1, shape.heads, T, T)
-
-        encoding.attend(heads, at, given, causal(), replace(kernels.bind("reference", encoding, scale=1), kernel=watch))
-    words = [f"{numbers:,} number{'s' * (numbers != 1)} per token and layer beside k and v"] if numbers else []
-    words += [f"all {' and '.join(sorted(again))} are turned anew at each step"] if again else []
-    return {"numbers": numbers, "turned_anew": sorted(again), "words": "; ".join(words) or "nothing more"}
+@cache
+def by_the_board() -> Mapping[str, str]:
+    """Label -> what the board says."""
+    found = rows.read(run.COMMITTED)
+    texts = {result.label: result for result in results(tables.evidence(found), "text")}
+    said = {}
+    for one in tables.standings(found):
+        words = f"learns {one.learned} of {one.tasks} tasks"
+        if math.isfinite(one.speed):
+            words += f", in {times(one.speed)} the steps of the median encoding"
+        words += f"; carries to {times(one.reach)} the trained length, a geometric mean"
+        if text := texts.get(one.label):
+            beyond = [(factor, text.at(length, "perplexity_ratio")) for length, factor in text.lengths()]
+            growth = [f"{ratio(spread.median)} at {times(k)}" for k, spread in beyond if k in (2, 4, 8) and spread]
+            words += f"; text: perplexity times {', '.join(growth)}"
+        said[one.label] = words
+    return said
 
 
 def idea(thing: Any) -> str:
