@@ -299,8 +299,8 @@ class Encoding(KeepsTables, Published):
     ) -> Tensor:
         """Door 3 as a tensor [1 or B, H, T, S], ready for SDPA's attn_mask; -inf where the mask forbids.
 
-        Positions are Positions, a tensor of ids, or an int: that many tokens from 0. `keys_at` defaults to `at`, `dtype`
-        to that of q or of the parameters, else float32; beside queries of half precision give SDPA a bias of theirs.
+        Positions are Positions, a tensor of ids, or an int: that many tokens from 0. `keys_at` defaults to `at`, and
+        `dtype` to that of q or of the parameters, else float32; beside queries of half precision give SDPA theirs.
         Biases that read the query (Shaw) need q [B, H, T, D]; those that read the keys need k [B, KV, S, D].
         Raises ValueError when the encoding has no bias, and when the q or k that it reads are missing.
         """
