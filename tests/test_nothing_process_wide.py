@@ -26,7 +26,7 @@ CALLS = re.compile(
     r"|basicConfig|set_verbosity\w*|disable_progress_bar|putenv|chdir|umask|setlocale|setrecursionlimit|settrace"
     r"|setprofile|setrlimit|setdefaulttimeout)$|^(torch\.manual_seed|random\.seed|(np|numpy)\.random\.seed)$"
     r"|^Attention(Mask)?Interface\.(register|_global_mapping\.pop)$|^ROPE_INIT_FUNCTIONS\.pop$"
-    r"|^signal\.signal$|^os\.environ\.\w*(set|update|pop)\w*$|^gc\.(disable|freeze)$|\.mallopt$"
+    r"|^signal\.signal$|^os\.environ\.\w*(set|update|pop)\w*$|^gc\.(disable|freeze)$|\.mallopt$|AllocatorSettings$"
 )
 """Calls that change something of the whole process, or of an object that is given by name."""
 
@@ -60,7 +60,7 @@ ALLOWED = {
     "foreign/code.py": {r"sys\.modules": "a file of the user's becomes a module, as an import makes one"},
     "checkpoints/models/turns.py": {r"sys\.setprofile": THREAD},
     "checkpoints/formats/load.py": {r"logging\.disable_progress_bar": OWN_PROCESS},
-    "checkpoints/measures/work.py": {r"libc\.mallopt": OWN_PROCESS},
+    "checkpoints/measures/work.py": {r"libc\.mallopt|torch\._C\._accelerator_setAllocatorSettings": OWN_PROCESS},
     "checkpoints/live/unturned.py": {
         r"setattr|delattr": OWN_OBJECTS,
         r"Attention(Mask)?Interface\.register": OWN_NAMES,

@@ -92,7 +92,7 @@ def test_half_precision_stays_near_double(subject: Subject, dtype: torch.dtype) 
 
 
 WIDE = Shape(dim=128, heads=2, head_dim=64, max_len=192)
-"""What the fused kernels of a GPU take; at lengths such as this one cuDNN's fail."""
+"""What the fused kernels of a GPU take."""
 
 
 @pytest.mark.parametrize("mask", [masks.causal(), masks.window(70), masks.bidirectional()], ids=mask_name)

@@ -15,9 +15,10 @@ transformers = pytest.importorskip("transformers")
 
 from posenc.checkpoints.conversion.convert import Request, convert  # noqa: E402
 from posenc.checkpoints.files.tensors import GGUFTensors  # noqa: E402
-from posenc.checkpoints.formats import gguf_architectures, gguf_model  # noqa: E402
-from posenc.checkpoints.formats.gguf_architectures import ARCHITECTURES  # noqa: E402
-from posenc.checkpoints.formats.gguf_model import open_model  # noqa: E402
+from posenc.checkpoints.formats.gguf import architectures  # noqa: E402
+from posenc.checkpoints.formats.gguf import model as gguf_model  # noqa: E402
+from posenc.checkpoints.formats.gguf.architectures import ARCHITECTURES  # noqa: E402
+from posenc.checkpoints.formats.gguf.model import open_model  # noqa: E402
 from posenc.checkpoints.formats.load import load, quietly, without_weights  # noqa: E402
 from posenc.checkpoints.inspection.inspect import inspect  # noqa: E402
 from posenc.checkpoints.vocabulary.ledger import SPEAKS_OF_POSITION  # noqa: E402
@@ -965,7 +966,7 @@ def made(case: str, path: Path) -> tuple[Any, Path]:
 def test_the_loaded_model_computes_what_the_written_one_does(case: str, tmp_path: Path) -> None:
     model, path = made(case, tmp_path / "model.gguf")
     given = {"input_ids": torch.randint(0, 40, (2, 30))}
-    if CASES[case][1].partition(" ")[0] in gguf_architectures.STACKS:
+    if CASES[case][1].partition(" ")[0] in architectures.STACKS:
         given["decoder_input_ids"] = torch.randint(0, 40, (2, 20))
     loaded = load(path)
     assert type(loaded.model) is type(model) and loaded.tokenizer is None and not loaded.model.training
@@ -1110,7 +1111,7 @@ def test_sizes_of_a_state_that_cannot_be_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_change_that_nothing_asks_for_is_refused(tmp_path: Path, monkeypatch) -> None:
-    row = replace(ARCHITECTURES["qwen2"], changes=gguf_architectures.PERMUTED)
+    row = replace(ARCHITECTURES["qwen2"], changes=architectures.PERMUTED)
     monkeypatch.setitem(ARCHITECTURES, "qwen2", row)
     with pytest.raises(CannotRead, match="qwen2 has no pairs side by side that could be taken apart"):
         load(made("qwen2", tmp_path / "model.gguf")[1])
@@ -1118,7 +1119,7 @@ def test_a_change_that_nothing_asks_for_is_refused(tmp_path: Path, monkeypatch) 
 
 def test_the_lists_name_architectures_that_there_are() -> None:
     """A name that is misspelt would be the wrong layout, in silence."""
-    known, there = gguf_architectures, set(gguf.MODEL_ARCH_NAMES.values())
+    known, there = architectures, set(gguf.MODEL_ARCH_NAMES.values())
     named = [known.INTERLEAVED, known.HALF, known.MULTIMODAL, known.LEARNED, known.ALIBI, known.RECURRENT]
     named.append(known.WITHOUT_ROTARY)
     lists = [set(one) for one in named]
@@ -1137,7 +1138,7 @@ def test_the_lists_name_architectures_that_there_are() -> None:
 
 
 def test_only_the_reader_of_positions_reads_keys_that_speak_of_them() -> None:
-    own = {*gguf_architectures.KEYS, *(key for row in ARCHITECTURES.values() for key in row.settled)}
+    own = {*architectures.KEYS, *(key for row in ARCHITECTURES.values() for key in row.settled)}
     assert not [key for key in own if SPEAKS_OF_POSITION.search(key)]
 
 

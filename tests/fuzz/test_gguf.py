@@ -9,7 +9,7 @@ from fuzz.driver import LARGEST, hold, mutated, short_and_long
 from fuzz.gguf_bytes import array, header, key, tensor, text
 
 from posenc.checkpoints.files.tensors import open_tensors
-from posenc.checkpoints.formats import gguf_architectures
+from posenc.checkpoints.formats.gguf import architectures
 from posenc.checkpoints.formats.load import load
 from posenc.checkpoints.inspection.inspect import inspect
 from posenc.foreign import CannotRead
@@ -67,7 +67,7 @@ def value(random: Random, depth: int = 0) -> tuple[int, bytes]:
 
 def built(random: Random) -> bytes:
     """A file of a known architecture, whose other keys and tensors are anything."""
-    arch = random.choice((*sorted(gguf_architectures.KNOWN), "llama4", "t5", "t5encoder"))
+    arch = random.choice((*sorted(architectures.KNOWN), "llama4", "t5", "t5encoder"))
     chosen = {name: (4, u32(number)) for name, number in NEEDED.items()}
     for name in random.sample(NAMES, random.randrange(1, 12)):
         chosen[name] = value(random)
@@ -105,7 +105,7 @@ def test_a_file_that_says_anything_of_a_model_is_read_or_refused(seeds, tmp_path
 
 def loadable(random: Random) -> bytes:
     """A whole Llama of one layer with its tokenizer, one or two of its keys anything, or said to be something else."""
-    others = [name for name in gguf_architectures.ARCHITECTURES if " " not in name]
+    others = [name for name in architectures.ARCHITECTURES if " " not in name]
     arch = random.choice(("llama", "llama", "llama", random.choice(others)))
     sizes = {"block_count": 1, "embedding_length": 8, "context_length": 16, "attention.head_count": 2}
     sizes |= {"feed_forward_length": 8, "attention.head_count_kv": 2, "attention.key_length": 4, "vocab_size": 3}

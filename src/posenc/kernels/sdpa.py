@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from posenc.biases import Bias, total
 from posenc.kernels.block_sizes import SIZES
@@ -76,7 +75,7 @@ def attended(
     dropout: float,
 ) -> Tensor:
     """One call of PyTorch's function, for as many heads of keys as of queries."""
-    # A bias of a thousand positions has too many values for bfloat16; SDPA takes a float32 one beside half-precision q.
+    # A bias of a thousand positions has too many values for bfloat16.
     dtype = torch.promote_types(q.dtype, torch.float32)
     bias = total(biases, dtype) if biases else None
     if sinks is not None:
@@ -107,17 +106,13 @@ def attended(
     return masked(q, k, v, whole, scale=scale, dropout=dropout).masked_fill(empty, 0.0)
 
 
-WITHOUT_CUDNN = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
-"""PyTorch's kernels on a GPU, without that of cuDNN, which it prefers on Hopper. Up to torch 2.13 cuDNN's reads a
-float32 mask beside half-precision queries as numbers of their width (pytorch/pytorch#191612), and under any mask its
-gradients of queries are NaN at lengths such as 192 (#196678)."""
-
-
 def masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float, dropout: float) -> Tensor:
-    """PyTorch's function under a boolean mask, or one that is added."""
-    if mask is None or q.device.type != "cuda":
+    """PyTorch's function under a boolean mask, or one that is added.
+
+    On a GPU in the precision of the mask: beside queries of half precision cuDNN's kernel, which PyTorch prefers on
+    Hopper, reads a float32 one as numbers of their width (up to torch 2.13: pytorch/pytorch#191612), and others refuse.
+    """
+    if mask is None or mask.dtype in (torch.bool, q.dtype) or q.device.type != "cuda":
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, dropout_p=dropout)
-    # Of them only the plain one takes a mask of another precision.
-    exact = WITHOUT_CUDNN if mask.dtype in (torch.bool, q.dtype) else (SDPBackend.MATH,)
-    with sdpa_kernel(list(exact)):
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, dropout_p=dropout)
+    wide = (x.to(mask.dtype) for x in (q, k, v))
+    return F.scaled_dot_product_attention(*wide, attn_mask=mask, scale=scale, dropout_p=dropout).to(q.dtype)

@@ -68,10 +68,10 @@ def open_source(path: Path, base: str | Path | None, made: Path) -> Source:
 def open_gguf(file: GGUFTensors, made: Path) -> Source:
     """A GGUF file under transformers' names; its tokenizer goes along where it is one that can be made."""
     from posenc.checkpoints.files import gguf_tokenizer
-    from posenc.checkpoints.formats import gguf_model
+    from posenc.checkpoints.formats.gguf.model import open_model
 
     with quietly(), naming(file.path):
-        model = gguf_model.open_model(file)
+        model = open_model(file)
         tokenizer, notes = gguf_tokenizer.tokenizer_or_why(file.said, file.path)
         if tokenizer is not None:
             tokenizer.save_pretrained(made)

@@ -140,10 +140,10 @@ def without_weights(path: str | Path, *, dtype: torch.dtype | str | None = None)
     if beside.suffix != ".json" or not beside.exists():
         tensors = open_tensors(where)
         if isinstance(tensors, GGUFTensors):
-            from posenc.checkpoints.formats import gguf_model
+            from posenc.checkpoints.formats.gguf.model import open_model
 
             with quietly(), naming(tensors.path):
-                found = gguf_model.open_model(tensors)
+                found = open_model(tensors)
                 return Loaded(hollow_model(found.kind, found.config, kind), None, found.config, tensors.path)
     folder, name = (where, "config.json") if where.is_dir() else (where.parent, where.name)
     with quietly():
@@ -316,10 +316,10 @@ def class_of(folder: Path, config: "PreTrainedConfig") -> Any:
 
 def load_gguf(file: GGUFTensors, dtype: torch.dtype) -> Loaded:
     from posenc.checkpoints.files import gguf_tokenizer
-    from posenc.checkpoints.formats import gguf_model
+    from posenc.checkpoints.formats.gguf.model import open_model
 
     with quietly(), naming(file.path):
-        found = gguf_model.open_model(file)
+        found = open_model(file)
         weights = {name: cast(name, tensor, dtype) for name, tensor in found.tensors()}
         with reading_with("transformers"):
             given = {"config": found.config, "dtype": dtype, **without_pooler(found.kind)}

@@ -9,7 +9,7 @@ from posenc.checkpoints.vocabulary.reading import CannotRead, Reading
 HOMES = {
     "transformers": "formats.config_json",
     "meta": "formats.meta",
-    "gguf": "formats.gguf_metadata",
+    "gguf": "formats.gguf.metadata",
 }
 """The formats, and the module of each: it has `is_it` and `read`."""
 

@@ -10,7 +10,7 @@ import torch
 
 from posenc.checkpoints.files.tensors import PICKLE_STARTS, PICKLES, GGUFTensors, Tensors, open_tensors, refused
 from posenc.checkpoints.formats import load
-from posenc.checkpoints.formats.gguf_file import metadata, one_for_each_pair
+from posenc.checkpoints.formats.gguf.file import metadata, one_for_each_pair
 from posenc.checkpoints.formats.learned_tables import called
 from posenc.checkpoints.inspection import configs
 from posenc.checkpoints.vocabulary.reading import CannotRead, Part, Reading

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import sdpa_kernel
 
 from posenc import coordinate_maps
 from posenc.checkpoints.extension.tuning import state
@@ -21,7 +20,6 @@ from posenc.coordinate_maps import CoordinateMap
 from posenc.coordinate_maps.randomised import Randomised
 from posenc.coordinate_maps.skipped_chunks import SkippedChunks
 from posenc.foreign import quoted
-from posenc.kernels.sdpa import WITHOUT_CUDNN
 from posenc.positions import Positions
 from posenc.seeding import seeded
 
@@ -125,8 +123,6 @@ def tune(model: Any, ids: Tensor, target: int, settings: "Settings", clock: "Clo
     highest = RATES[settings.tune_weights] if settings.tune_rate is None else settings.tune_rate
     parameters = sum(one.numel() for one in model.parameters())
     with (
-        # What is computed again to go backward has to be inside too.
-        sdpa_kernel(list(WITHOUT_CUDNN)),
         training(model),
         trained(model, settings.tune_weights, settings.tune_rank, torch.Generator().manual_seed(0)) as (narrow, whole),
     ):

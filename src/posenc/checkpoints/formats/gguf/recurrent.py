@@ -3,7 +3,7 @@
 from typing import Any
 
 from posenc.checkpoints.files.tensors import GGUFTensors
-from posenc.checkpoints.formats.gguf_architectures import Architecture
+from posenc.checkpoints.formats.gguf.architectures import Architecture
 from posenc.checkpoints.vocabulary.ledger import Ledger
 from posenc.checkpoints.vocabulary.reading import CannotRead, Part
 from posenc.foreign import count, matches

@@ -108,7 +108,7 @@ class Architecture:
 
     model      the model_type of transformers
     source     the class of llama.cpp's converter that writes such files, and where it stands in conversion/
-    changes    stored names, as patterns -> what the converter did to such tensors, see `gguf_changes`
+    changes    stored names, as patterns -> what the converter did to such tensors, see `changes`
     settled    keys that must have one value, since transformers has no key for it; "?" marks one that may be missing
     fixed      keys of transformers that no file says, as llama.cpp computes them
     left_open  the same where llama.cpp computes something near, as transformers has them by default

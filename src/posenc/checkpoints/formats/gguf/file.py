@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from posenc.checkpoints.files.tensors import GGUFTensors, Tensors
-from posenc.checkpoints.formats.gguf_architectures import TABLES
+from posenc.checkpoints.formats.gguf.architectures import TABLES
 from posenc.checkpoints.vocabulary.reading import CannotRead
 
 MOST_PAIRS = 1 << 14

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from posenc.checkpoints.formats import gguf_architectures as known
-from posenc.checkpoints.formats.gguf_architectures import TABLES
+from posenc.checkpoints.formats.gguf import architectures as known
+from posenc.checkpoints.formats.gguf.architectures import TABLES
 from posenc.checkpoints.vocabulary.ledger import Ledger, in_words, is_list
 from posenc.checkpoints.vocabulary.reading import (
     LONGEST,

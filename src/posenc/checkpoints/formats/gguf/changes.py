@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from posenc.checkpoints.files.tensors import GGUFTensors
-from posenc.checkpoints.formats.gguf_architectures import Architecture
-from posenc.checkpoints.formats.gguf_names import in_keys, of_several, together
+from posenc.checkpoints.formats.gguf.architectures import Architecture
+from posenc.checkpoints.formats.gguf.names import in_keys, of_several, together
 from posenc.checkpoints.vocabulary.reading import Part
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ import statistics
 from typing import Any
 
 from posenc.checkpoints.files.tensors import GGUFTensors
-from posenc.checkpoints.formats.gguf_architectures import BOTH_WAYS, Architecture
-from posenc.checkpoints.formats.gguf_recurrent import layer_types, recurrent, within_file
+from posenc.checkpoints.formats.gguf.architectures import BOTH_WAYS, Architecture
+from posenc.checkpoints.formats.gguf.recurrent import layer_types, recurrent, within_file
 from posenc.checkpoints.vocabulary.bounds import within_bounds
 from posenc.checkpoints.vocabulary.ledger import Ledger
 from posenc.checkpoints.vocabulary.reading import Part

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from posenc.checkpoints.files.tensors import GGUFTensors, package
-from posenc.checkpoints.formats import config_json, gguf_metadata, huggingface
-from posenc.checkpoints.formats.gguf_architectures import (
+from posenc.checkpoints.formats import config_json, huggingface
+from posenc.checkpoints.formats.gguf.architectures import (
     ACTIVATIONS,
     ARCHITECTURES,
     BY_SHAPE,
@@ -29,10 +29,11 @@ from posenc.checkpoints.formats.gguf_architectures import (
     WITHOUT_CLASS,
     Architecture,
 )
-from posenc.checkpoints.formats.gguf_changes import Assembly
-from posenc.checkpoints.formats.gguf_derived import derived
-from posenc.checkpoints.formats.gguf_file import metadata
-from posenc.checkpoints.formats.gguf_names import left_out, of_several, stored_names, together
+from posenc.checkpoints.formats.gguf.changes import Assembly
+from posenc.checkpoints.formats.gguf.derived import derived
+from posenc.checkpoints.formats.gguf.file import metadata
+from posenc.checkpoints.formats.gguf.metadata import read_keys
+from posenc.checkpoints.formats.gguf.names import left_out, of_several, stored_names, together
 from posenc.checkpoints.models.skeleton import without_pooler
 from posenc.checkpoints.vocabulary.bounds import within_bounds
 from posenc.checkpoints.vocabulary.differences import differences
@@ -93,7 +94,7 @@ def open_model(file: GGUFTensors) -> GGUFModel:
     """
     given = metadata(file)
     arch, row = row_of(given, file)
-    reading, keys = gguf_metadata.read_keys(given)
+    reading, keys = read_keys(given)
     part = understood(reading, file)
     sizes = sizes_of(arch, part, keys, file)
     config, kind, model = built(arch, row, part, sizes, own_keys(arch, row, part, keys, file), file)
