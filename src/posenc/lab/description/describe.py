@@ -176,7 +176,8 @@ def by_the_board() -> Mapping[str, str]:
         words = f"learns {one.learned} of {one.tasks} tasks"
         if math.isfinite(one.speed):
             words += f", in {times(one.speed)} the steps of the median encoding"
-        words += f"; carries to {times(one.reach)} the trained length, a geometric mean"
+        if not math.isnan(one.reach):
+            words += f"; carries to {times(one.reach)} the trained length, a geometric mean"
         if text := texts.get(one.label):
             beyond = [(factor, text.at(length, "perplexity_ratio")) for length, factor in text.lengths()]
             growth = [f"{ratio(spread.median)} at {times(k)}" for k, spread in beyond if k in (2, 4, 8) and spread]
