@@ -66,11 +66,8 @@ def carry_by_hand(task: str, factor: float, found: list[dict[str, Any]]) -> set[
         spec = run["experiment"]["spec"]
         label = spec if isinstance(spec, str) else " / ".join(spec)
         passed = [at for at in run["lengths"] if factor > 1 and 1 < at["factor"] <= asked]
-        if task == "text":
-            right = all(at["perplexity_ratio"] <= 1.1 for at in passed)
-        else:
-            right = bool(run["learned"]) and all(at["exact_match"] >= 0.9 for at in passed)
-        seeds.setdefault(label, []).append(right)
+        flat = [at["perplexity_ratio"] <= 1.05 if task == "text" else at["exact_match"] >= 0.9 for at in passed]
+        seeds.setdefault(label, []).append(run["learned"] is True and all(flat))
     return {label for label, right in seeds.items() if len(right) >= 3 and 2 * sum(right) > len(right)}
 
 

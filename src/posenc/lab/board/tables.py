@@ -183,8 +183,8 @@ def intervals(rows: Sequence[Record]) -> str:
     """What so many of so many seeds say of all seeds, once for all tables."""
     sizes = sorted({at.of for result in results(evidence(rows)) for at in carried(result, carried_by)})
     shares = [(f"{n} of {of}", share_interval(n / of, of)) for of in sizes for n in range(of + 1)]
-    each = [f"{words} {percent(low)} to {percent(high)} %" for words, (low, high) in shares]
-    return f"The 95 % intervals of the share of all seeds: {', '.join(each)}." if each else ""
+    each = [f"{words}: {percent(low)} to {percent(high)} %" for words, (low, high) in shares]
+    return f"The 95 % intervals of the share of all seeds are, for {'; '.join(each)}." if each else ""
 
 
 def unmeasured(rows: Sequence[Record], seeds: int) -> list[str]:
