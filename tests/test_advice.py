@@ -55,6 +55,11 @@ def own_rows() -> list[dict[str, Any]]:
     return kept.read(COMMITTED)
 
 
+def label_of(run: dict[str, Any]) -> str:
+    spec = run["experiment"]["spec"]
+    return spec if isinstance(spec, str) else " / ".join(spec)
+
+
 def carry_by_hand(task: str, factor: float, found: list[dict[str, Any]]) -> set[str]:
     """The encodings of which three seeds or more were run and most carry to the next tested multiple."""
     tested = sorted({at["factor"] for run in found for at in run["lengths"] if at["factor"] > 1})
@@ -63,11 +68,9 @@ def carry_by_hand(task: str, factor: float, found: list[dict[str, Any]]) -> set[
         return set()
     seeds: dict[str, list[bool]] = {}
     for run in found:
-        spec = run["experiment"]["spec"]
-        label = spec if isinstance(spec, str) else " / ".join(spec)
         passed = [at for at in run["lengths"] if factor > 1 and 1 < at["factor"] <= asked]
         flat = [at["perplexity_ratio"] <= 1.05 if task == "text" else at["exact_match"] >= 0.9 for at in passed]
-        seeds.setdefault(label, []).append(run["learned"] is True and all(flat))
+        seeds.setdefault(label_of(run), []).append(run["learned"] is True and all(flat))
     return {label for label, right in seeds.items() if len(right) >= 3 and 2 * sum(right) > len(right)}
 
 
@@ -80,9 +83,7 @@ def test_the_boards_own_rows_are_read_as_by_hand(asked: dict[str, Any], own_rows
     cited = set(found.rows)
     for task, runs in of.items():
         for run in runs:
-            spec = run["experiment"]["spec"]
-            label = spec if isinstance(spec, str) else " / ".join(spec)
-            assert run["key"] in cited or label not in found.recommended, task
+            assert run["key"] in cited or label_of(run) not in found.recommended, task
 
 
 def test_the_cheapest_of_those_that_carry_comes_first() -> None:

@@ -230,7 +230,7 @@ def test_on_a_gpu_it_has_the_gradients_of_the_readable_kernel(spec: str) -> None
         expected = found("reference", torch.float64, mask)
         for got, right in zip(found("flex", torch.float32, mask), expected, strict=True):
             # Matrix products may be taken in TF32; a slope that is nothing is off by roundings of what cancels out.
-            assert float((got - right).norm()) < 5e-3 * float(right.norm()) + 1e-4
+            assert float((got - right).norm()) < 5e-3 * float(right.norm()) + 1e-5
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
