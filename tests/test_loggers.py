@@ -88,7 +88,7 @@ def test_samples_are_lines_and_texts(tmp_path: Path) -> None:
     assert lines[1:-1] == [{"step": 50, "prompt": "def ", "text": "def one():\n    two"}]
     (file,) = (tmp_path / "tensorboard").iterdir()
     data = file.read_bytes()
-    assert b"sample/def " in data and b"    def one():\n        two\n" in data
+    assert b"sample/def-7ad91533" in data and b"    def one():\n        two\n" in data
 
 
 def test_samples_reach_the_tools_that_are_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,8 +98,8 @@ def test_samples_reach_the_tools_that_are_not_here(tmp_path: Path, monkeypatch: 
     loggers = Together(loggers_of(["wandb", "mlflow"]))
     loggers.begin(EXPERIMENT, tmp_path)
     loggers.sample(50, "def ", "def one()")
-    assert wandb.calls[-1] == ("log", {"sample/def ": (["prompt", "text"], [["def ", "def one()"]])}, 50)
-    assert mlflow.calls[-1] == ("text", "r1", "def one()", "samples/000050-def-.txt")
+    assert wandb.calls[-1] == ("log", {"sample/def-7ad91533": (["prompt", "text"], [["def ", "def one()"]])}, 50)
+    assert mlflow.calls[-1] == ("text", "r1", "def one()", "samples/000050-def-7ad91533.txt")
 
 
 class Wandb(types.ModuleType):
@@ -161,9 +161,9 @@ class MLflow(types.ModuleType):
     def get_experiment_by_name(self, name):
         return types.SimpleNamespace(experiment_id=self.there[name]) if name in self.there else None
 
-    def create_experiment(self, name):
+    def create_experiment(self, name, artifact_location):
         self.there[name] = f"number of {name}"
-        self.calls.append(("experiment", name))
+        self.calls.append(("experiment", name, artifact_location))
         return self.there[name]
 
     def create_run(self, home, run_name):
@@ -191,7 +191,7 @@ def test_mlflow_keeps_a_database_in_the_folder_of_the_run(tmp_path: Path, monkey
     follow_a_run(logger, tmp_path / "run")
     assert mlflow.calls == [
         ("store", f"sqlite:///{tmp_path}/run/mlflow.db"),
-        ("experiment", "posenc"),
+        ("experiment", "posenc", f"file://{tmp_path}/run/mlartifacts"),
         ("run", "number of posenc", "run"),
         ("param", "r1", "spec", "rotary"),
         ("param", "r1", "task", "copy"),
@@ -219,6 +219,59 @@ def test_mlflow_goes_where_the_environment_says_and_uses_the_experiment_that_is_
     logger.begin({"spec": "x" * 700}, tmp_path / "run")
     assert mlflow.calls[:2] == [("store", "sqlite:///kept.db"), ("run", "7", "run")]
     assert mlflow.calls[2] == ("param", "r1", "spec", "x" * 500)
+    (logger,) = loggers_of(['mlflow(experiment="new")'])
+    logger.begin({}, tmp_path / "run")
+    assert mlflow.calls[4] == ("experiment", "new", None)
+
+
+PROMPTS = ("def ", "def-", "", "a/b \\ <q>\n: *?\"|", "../../q", "x" * 600)
+"""What may stand in the name of no file, and two that differ in no letter of a name."""
+
+
+def follow_two_runs(logger: Logger, folder: Path) -> None:
+    for name in ("one", "two"):
+        logger.begin(EXPERIMENT, folder / name)
+        logger.point(50, {"loss": float("nan"), "score": 0.1})
+        for prompt in PROMPTS:
+            logger.sample(50, prompt, f"{prompt}, and on")
+        logger.end(RECORD)
+
+
+# MLflow warns of what it does itself with SQLAlchemy.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_mlflow_itself_keeps_all_of_a_run_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed; it comes with the loggers extra")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (logger,) = loggers_of(["mlflow"])
+    follow_two_runs(logger, tmp_path)
+    assert [file for file in (tmp_path / "here").rglob("*") if file.is_file()] == []
+    for name in ("one", "two"):
+        client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path / name / 'mlflow.db'}")
+        (run,) = client.search_runs([client.get_experiment_by_name("posenc").experiment_id])
+        assert (run.info.run_name, run.info.status) == (name, "FINISHED")
+        assert run.data.params == {key: str(value) for key, value in EXPERIMENT.items()}
+        scores = client.get_metric_history(run.info.run_id, "by_length.exact_match")
+        assert [(score.step, score.value) for score in scores] == [(10, 1.0), (12, 0.25)]
+        texts = sorted(file.read_text() for file in (tmp_path / name / "mlartifacts").rglob("samples/000050-*.txt"))
+        assert texts == sorted(f"{prompt}, and on" for prompt in PROMPTS)
+
+
+def test_wandb_itself_keeps_all_of_a_run_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb", reason="wandb is not installed; it comes with the loggers extra")
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (logger,) = loggers_of(["wandb"])
+    follow_two_runs(logger, tmp_path)
+    assert [file for file in (tmp_path / "here").rglob("*") if file.is_file()] == []
+    for name in ("one", "two"):
+        (run,) = (tmp_path / name / "wandb").glob("offline-run-*")
+        (kept,) = (file.read_bytes() for file in run.glob("*.wandb"))
+        assert b"test_lengths" in kept and b"exact_match/length_12" in kept
+        rows = [json.loads(file.read_text())["data"] for file in run.rglob("sample/*.table.json")]
+        assert sorted(rows) == sorted([[prompt, f"{prompt}, and on"]] for prompt in PROMPTS)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,16 @@
 """What a logger is: told of a run while it goes on, and never in its way."""
 
+import hashlib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from posenc.registry import Named
+
+LETTERS = 40
+"""Of a prompt, in the name of its samples: file systems and Weights & Biases refuse long names."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -46,3 +51,14 @@ def scores_of(record: Mapping[str, Any]) -> Iterator[tuple[str, int, float]]:
         for name, value in row.items():
             if name not in ("length", "factor") and value is not None:
                 yield name, row["length"], value
+
+
+def sample_name(prompt: str) -> str:
+    """A name for the samples of a prompt, fit for a file: letters of it, and a checksum, for no two share a name.
+
+    >>> sample_name("def "), sample_name("../def"), sample_name("")
+    ('def-7ad91533', 'def-cbdc0a06', 'e3b0c442')
+    """
+    letters = re.sub(r"\W+", "-", prompt)[:LETTERS].strip("-")
+    digest = hashlib.sha256(prompt.encode(errors="surrogatepass")).hexdigest()[:8]
+    return f"{letters}-{digest}".lstrip("-")

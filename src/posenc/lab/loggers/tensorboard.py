@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posenc.lab.loggers._logger import Logger, scores_of
+from posenc.lab.loggers._logger import Logger, sample_name, scores_of
 
 
 @dataclass(kw_only=True, eq=False)
@@ -41,7 +41,7 @@ class TensorBoard(Logger):
 
     def sample(self, step: int, prompt: str, text: str) -> None:
         # Indented, so that it is shown letter by letter.
-        self.writer.add_text(f"sample/{prompt}", "".join(f"    {line}\n" for line in text.splitlines()), step)
+        self.writer.add_text(f"sample/{sample_name(prompt)}", "".join(f"    {line}\n" for line in text.splitlines()), step)
         self.writer.flush()
 
     def end(self, record: Mapping[str, Any]) -> None:

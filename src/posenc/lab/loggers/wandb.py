@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posenc.lab.loggers._logger import Logger, scores_of
+from posenc.lab.loggers._logger import Logger, sample_name, scores_of
 
 
 @dataclass(kw_only=True, eq=False)
@@ -46,7 +46,7 @@ class WeightsAndBiases(Logger):
 
     def sample(self, step: int, prompt: str, text: str) -> None:
         table = self.library.Table(columns=["prompt", "text"], data=[[prompt, text]])
-        self.run.log({f"sample/{prompt}": table}, step=step)
+        self.run.log({f"sample/{sample_name(prompt)}": table}, step=step)
 
     def end(self, record: Mapping[str, Any]) -> None:
         self.run.summary.update({f"{name}/length_{length}": value for name, length, value in scores_of(record)})
