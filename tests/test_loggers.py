@@ -224,7 +224,7 @@ def test_mlflow_goes_where_the_environment_says_and_uses_the_experiment_that_is_
     assert mlflow.calls[4] == ("experiment", "new", None)
 
 
-PROMPTS = ("def ", "def-", "", "a/b \\ <q>\n: *?\"|", "../../q", "x" * 600)
+PROMPTS = ("def ", "def-", "", 'a/b \\ <q>\n: *?"|', "../../q", "x" * 600)
 """What may stand in the name of no file, and two that differ in no letter of a name."""
 
 
