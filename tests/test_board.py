@@ -1,5 +1,6 @@
 """The board: what stands on it, what is kept of a run, what is missing, and pages that say what the rows say."""
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -257,7 +258,7 @@ def test_the_page_says_what_the_rows_say(tmp_path: Path) -> None:
     assert cells_of(text, "text")["rotary"][2:4] == ["1.00", "2.00"]
     together = cells_of(text, "All tasks")
     # Of 1, 1.5, 1.2 and 1.2 the geometric mean.
-    assert together["rotary"] == ["4 of 4", "1.21x", "0.67x", "9.5", "0", "2,048", "1.1x", "1.25x"]
+    assert together["rotary"] == ["3 of 3", "1.21x", "0.67x", "9.5", "0", "2,048", "1.1x", "1.25x"]
     # Whoever was measured on few tasks stands behind the others, however far it carries.
     order = ["alibi", "rotary", "learned", "none", "forgetting", "t5_bias"]
     assert [label for label in together if label in order] == order
@@ -268,6 +269,23 @@ def test_the_page_says_what_the_rows_say(tmp_path: Path) -> None:
     html = (tmp_path / "board.html").read_text(encoding="utf-8")
     for words in ("axial_rotary", "order_class", "<svg", "AMD EPYC"):
         assert words in html
+
+
+def test_half_of_the_tasks_learned_is_not_fewer_than_half() -> None:
+    tasks = ("copy", "pass_key", "order_class", "grid_mark")
+    reaches = {"one": (1, 0, 0, 0), "half": (1, 1, 0, 0), "most": (1, 1, 1, 0), "nowhere": (0, 0)}
+    found = [
+        row(task, spec, seed, reach)
+        for spec, each in reaches.items()
+        for task, reach in zip(tasks, each, strict=False)
+        for seed in (100, 101, 102)
+    ]
+    # Every run on text counts as learned, and has no steps to it.
+    found += [row("text", spec, 100, 1) for spec in reaches]
+    by_label = {one.label: one for one in tables.standings(found)}
+    counts = {label: (one.learned, one.tasks) for label, one in by_label.items()}
+    assert counts == {"one": (1, 4), "half": (2, 4), "most": (3, 4), "nowhere": (0, 2)}
+    assert {label for label, one in by_label.items() if math.isfinite(one.speed)} == {"half", "most"}
 
 
 def test_names_cannot_break_a_table(tmp_path: Path) -> None:

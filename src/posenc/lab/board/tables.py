@@ -101,9 +101,10 @@ def cells_of(result: Result, text: bool, lengths: Sequence[float]) -> list[Cell]
 class Standing:
     """One encoding over all tasks.
 
-    tasks, learned   how many tasks it was measured on, and on how many most seeds learned
-    reach            the geometric mean over those tasks of the multiple to which most seeds carry; who does not learn
-                     carries no further than trained
+    tasks, learned   how many tasks with a mark to reach it was measured on, all but text, and on how many most seeds
+                     learned
+    reach            the geometric mean over those tasks and text of the multiple to which most seeds carry; who does
+                     not learn carries no further than trained
     speed            the median over those tasks of its steps to learn, in units of the median of all that learned
                      there; infinite where it learned fewer than half of them
     """
@@ -129,19 +130,20 @@ def standings(rows: Sequence[Record]) -> list[Standing]:
         by_label.setdefault(result.label, []).append(result)
     out = []
     for label, on in by_label.items():
+        marked = [r for r in on if not r.is_text]
         speeds = [
             steps.median / typical[r.task] if learns(r) and (steps := r.spread("steps_to_learned")) else math.inf
-            for r in on
-            if r.task in typical
+            for r in marked
         ]
         reached = [x for r in on if not math.isnan(x := reach(r))]
         out.append(
             Standing(
                 label,
-                tasks=len(on),
-                learned=sum(map(learns, on)),
+                tasks=len(marked),
+                learned=sum(map(learns, marked)),
                 reach=statistics.geometric_mean(max(x, 1.0) for x in reached) if reached else math.nan,
-                speed=statistics.median_high(speeds) if speeds else math.inf,
+                # The lower one, which is finite for who learned just half.
+                speed=statistics.median_low(speeds) if speeds else math.inf,
                 cpu_s=statistics.median(number(get(run, "train_cpu_s")) or 0.0 for r in on for run in r.runs),
             )
         )
@@ -166,15 +168,15 @@ def summary_table(rows: Sequence[Record], costs: Costs) -> Table:
             priced = [count(cost.parameters), count(cost.cache_bytes), times(cost.forward), times(cost.step)]
         speed = NOTHING if math.isinf(one.speed) else times(one.speed)
         reached = NOTHING if math.isnan(one.reach) else times(one.reach)
-        learned = Cell(f"{one.learned} of {one.tasks}", goodness=one.learned / one.tasks)
+        learned = Cell(f"{one.learned} of {one.tasks}", goodness=one.learned / max(one.tasks, 1))
         plain = (reached, speed, f"{one.cpu_s:.1f}", *priced)
         lines.append((one.label, (learned, *(Cell(words, missing=words == NOTHING) for words in plain))))
     says = (
-        "Learned: on how many tasks most seeds did. Reach: the geometric mean over all its tasks of the multiple of "
-        "the trained length to which most seeds carry; 1x is no further than trained, or not learned. Steps: to learn, "
-        "a median over its tasks, in units of the median encoding. CPU s: of one training. Parameters: its own. Cache: "
-        "of one token in one layer of width 512 in bfloat16. Forward, step: CPU time of that layer, and of a training "
-        "step of the small model, in units of `none`."
+        "Learned: on how many tasks most seeds did; text has no mark to reach. Reach: the geometric mean over all its "
+        "tasks and text of the multiple of the trained length to which most seeds carry; 1x is no further than "
+        "trained, or not learned. Steps: to learn, a median over its tasks, in units of the median encoding. CPU s: of "
+        "one training. Parameters: its own. Cache: of one token in one layer of width 512 in bfloat16. Forward, step: "
+        "CPU time of that layer, and of a training step of the small model, in units of `none`."
     )
     return Table("All tasks", says, headings, tuple(lines))
 
