@@ -22,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 DEMO = "compare --tasks repeat --encodings none rotary --seeds 1 --steps 5 --out runs"
-TESTS = ("tests/test_positions.py", "tests/test_rotary.py")
+TESTS = ("tests/tokens/test_positions.py", "tests/encodings/test_rotary.py")
 FOR_TESTS = ("pytest", "pytest-timeout", "hypothesis", "mpmath<1.4")
 
 PUBLISH = """run.py release publishes nothing, and tries what would be published with --dry-run. A person publishes:

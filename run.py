@@ -242,7 +242,7 @@ def sanitize(rest: Sequence[str], python: Path) -> int:
         }
         # What a sanitizer says goes to stderr as the process ends: pytest must not hold it back.
         options = ["-p", "no:cacheprovider", "--capture=sys"]
-        command = [str(python), "-m", "pytest", *options, "-m", "", "tests/test_rotate_pairs.py", *rest]
+        command = [str(python), "-m", "pytest", *options, "-m", "", "tests/kernels/test_rotate_pairs.py", *rest]
         return run_to_the_end(command, folder=ROOT, environment={**os.environ, **watched})
 
 

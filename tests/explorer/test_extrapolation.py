@@ -1,12 +1,8 @@
 """Curves beyond the trained length: the scores of the records, and what has none."""
 
 import re
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1]))
 from fake_records import comparison, repeat, with_scores
 
 from posenc.explorer import trained
