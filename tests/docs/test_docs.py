@@ -1,4 +1,4 @@
-"""The texts are true: their code runs, their commands parse, their links lead somewhere, and the tree is the tree."""
+"""The texts are true: their code runs, their commands parse, their links lead somewhere, and the map is true."""
 
 import re
 import shlex
@@ -67,36 +67,17 @@ def test_a_command_in_a_text_parses(command: str, monkeypatch: pytest.MonkeyPatc
     assert cli.main(shlex.split(command, comments=True)[1:]) == 0
 
 
-def tree() -> list[str]:
-    """The paths that the tree in ARCHITECTURE.md names."""
-    drawn = next(block for block in blocks(HOME / "ARCHITECTURE.md", python=False) if "src/posenc/" in block)
-    found, folders = [], []
-    for line in drawn.splitlines():
-        path = line.split()[0]
-        depth = (len(line) - len(line.lstrip())) // 2
-        found.append("".join(folders[:depth]) + path)
-        if path.endswith("/"):
-            folders[depth:] = [path]
-    return found
-
-
-def test_every_file_of_the_package_stands_in_the_tree() -> None:
-    files = {
-        name(path)
-        for path in (HOME / "src" / "posenc").rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".so"  # compiled when it is installed
+def test_the_map_of_the_house_names_every_room_and_stays_a_map() -> None:
+    text = (HOME / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    home = HOME / "src" / "posenc"
+    folders = {
+        path.parent for pattern in ("*", "lab/*", "checkpoints/*") for path in home.glob(f"{pattern}/__init__.py")
     }
-    assert files == {path for path in tree() if path.startswith("src/posenc/") and not path.endswith("/")}
-
-
-def test_everything_in_the_tree_exists() -> None:
-    assert [path for path in tree() if not (HOME / path).exists()] == []
-
-
-def test_every_line_of_the_tree_says_what_it_is_for() -> None:
-    drawn = next(block for block in blocks(HOME / "ARCHITECTURE.md", python=False) if "src/posenc/" in block)
-    silent = [line.split()[0] for line in drawn.splitlines() if len(line.split()) == 1]
-    assert [path for path in silent if not path.endswith("/")] == []
+    rooms = {folder.relative_to(home).as_posix() for folder in folders} - {"lab", "checkpoints"}
+    table = text[text.index("## Rooms") : text.index("Beside `src`")]
+    assert rooms <= set(re.findall(r"`([a-z_/]+)/`", table))
+    assert not [path for path in re.findall(r"`([a-z_/]+(?:/|\.py))`", table) if not (home / path).exists()]
+    assert len(text.splitlines()) <= 200
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=name)

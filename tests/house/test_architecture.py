@@ -1,4 +1,4 @@
-"""Which room a line belongs in: imports point downwards, and no encoding is known by name outside its own file."""
+"""Rules of the source that import-linter cannot say; which room may import which stands in pyproject.toml alone."""
 
 import ast
 import inspect
@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,100 +18,32 @@ HOME = Path(posenc.__file__).parent
 FILES = {file.relative_to(HOME).with_suffix("").as_posix(): file for file in sorted(HOME.rglob("*.py"))}
 SHIPPED = [name.split("/")[1] for name in FILES if name.startswith("encodings/") and not name.endswith("__init__")]
 
-# From the bottom up; a room may import from those below it, and those on one line do not know each other.
-ROOMS = [
-    {"foreign", "watched", "seeding"},
-    {"checks", "verdicts"},
-    {"specs", "plugins"},
-    {"spelling"},
-    {"registry", "precision", "published", "interpolation"},
-    {"positions"},
-    {"shared_tables"},
-    {"masks", "coordinate_maps", "kept_tables", "keys", "score_mods", "channel_pairs"},
-    {"biases"},
-    {"encoding"},
-    {"kernels"},
-    {"cache", "schedules", "distance_maps", "rotations", "chosen_heads"},
-    {"encodings"},
-    {"catalogue"},
-    {"inputs", "sizes"},
-    {"attention", "chunk_store", "embedding", "generation"},
-    {"model", "presets", "hand_outs"},
-    {"parallel"},
-    {"testing", "lab"},
-    {"checkpoints"},
-    {"export", "explorer", "lessons"},
-    {"terminal", "checkout"},
-    {"cli", "plain"},
-]
-OF_SPECS = {"specs", "spelling", "registry"}
-
-# The package itself hands out names from every room, and `python -m posenc` stands over all of them.
-ABOVE_ALL = {"__init__", "__main__"}
-
 
 def room_of(module: str) -> str:
     return module.split("/")[0]
 
 
-def height(room: str) -> int:
-    heights = [level for level, rooms in enumerate(ROOMS) if room in rooms]
-    assert len(heights) == 1, f"'{room}' has no place in the house; add it to ROOMS and to the layers in pyproject.toml"
-    return heights[0]
-
-
-def for_types_only(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
-
-
 def imports_of(file: Path) -> set[str]:
-    """The dotted names that a file imports anywhere, except for type checkers alone."""
-    found: set[str] = set()
+    """The top-level names of the packages that a file imports anywhere, except for type checkers alone."""
+    names: set[str] = set()
     waiting: list[ast.AST] = [ast.parse(file.read_text(encoding="utf-8"))]
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{file} imports relatively; say posenc.{node.module}"
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-        if not for_types_only(node):
+            names.add("." * node.level + (node.module or ""))
+        if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
             waiting.extend(ast.iter_child_nodes(node))
-    return found
+    return {name if name.startswith(".") else name.partition(".")[0] for name in names}
 
 
-def rooms_imported_by(file: Path) -> set[str]:
-    known = {room_of(module) for module in FILES} - ABOVE_ALL
-    inside = [name.split(".") for name in imports_of(file) if name.split(".")[0] == "posenc"]
-    return {parts[1] for parts in inside if len(parts) > 1 and parts[1] in known}
-
-
-@pytest.mark.parametrize("module", [module for module in FILES if module not in ABOVE_ALL])
-def test_imports_point_downwards(module: str) -> None:
-    room = room_of(module)
-    for imported in rooms_imported_by(FILES[module]) - {room}:
-        assert height(imported) < height(room), f"{module} imports {imported}, which does not lie below it"
-
-
-@pytest.mark.parametrize("module", [module for module in FILES if room_of(module) == "encodings"])
-def test_encodings_do_not_know_each_other(module: str) -> None:
-    assert "encodings" not in rooms_imported_by(FILES[module])
-
-
-def test_only_what_lies_below_it_is_known_to_the_kernels_and_the_cache() -> None:
-    for module in FILES:
-        if room_of(module) in ("kernels", "cache"):
-            below = {room for rooms in ROOMS[: height("kernels") + 1] for room in rooms} - OF_SPECS
-            assert rooms_imported_by(FILES[module]) <= below | {room_of(module)}
-
-
-def test_positions_know_only_checks_and_who_watches() -> None:
-    assert rooms_imported_by(FILES["positions"]) <= {"checks", "watched"}
+def test_imports_name_the_whole_path() -> None:
+    assert not [module for module, file in FILES.items() if any(name.startswith(".") for name in imports_of(file))]
 
 
 NAMELESS = "sizes inputs attention embedding generation model hand_outs".split()
 NAMELESS += "kernels cache encoding biases keys score_mods masks positions".split()
-WITHOUT_NAMES = [module for module in FILES if room_of(module) in NAMELESS]
 
 
 class Wordless(ast.NodeTransformer):
@@ -128,42 +61,48 @@ def code_of(file: Path) -> str:
     return ast.unparse(Wordless().visit(ast.parse(file.read_text(encoding="utf-8"))))
 
 
-@pytest.mark.parametrize("module", WITHOUT_NAMES)
-def test_no_encoding_is_known_by_name_outside_its_own_file(module: str) -> None:
+def names_of_encodings(module: str) -> Iterator[str]:
+    """The encodings that the code of a module names, as a class, as a word or as a string."""
     code = code_of(FILES[module])
     if module in ("attention", "model"):
         # A default is a choice for the user and no decision of the code.
         code = re.sub(r"(cross_)?encoding: (LayerSpec|Spec \| None)='\w+'", "", code)
     words = set(re.findall(r"[A-Za-z_]\w*", code))
-    classes = set(catalogue.class_names())
-    assert not words & classes
+    yield from words & set(catalogue.class_names())
     # "none" and "learned" are also plain words; as strings they would be names.
-    quoted = set(re.findall(r"'(\w+)'", code))
-    assert not (quoted & set(SHIPPED)) and not (words & (set(SHIPPED) - {"none", "learned"}))
+    yield from words & (set(SHIPPED) - {"none", "learned"})
+    yield from set(re.findall(r"'(\w+)'", code)) & set(SHIPPED)
 
 
-@pytest.mark.parametrize("name", catalogue.names())
-def test_sizes_come_in_one_order_and_options_by_name(name: str) -> None:
+def test_no_encoding_is_known_by_name_outside_its_own_file() -> None:
+    named = {module: sorted(names_of_encodings(module)) for module in FILES if room_of(module) in NAMELESS}
+    assert not {module: names for module, names in named.items() if names}
+
+
+def test_sizes_come_in_one_order_and_options_by_name() -> None:
     """So that MixedRotary(8, 64), as Polar(8, 64), is eight heads of 64, and no number is taken for another."""
-    parameters = list(inspect.signature(catalogue.find(name).__init__).parameters.values())[1:]
-    sizes = [one.name for one in parameters if one.kind is not one.KEYWORD_ONLY]
     order = ["encoding", *Shape(1, 1, 1, 1).options]
-    assert set(sizes) <= set(order) and sizes == sorted(sizes, key=order.index)
+    for name in catalogue.names():
+        parameters = list(inspect.signature(catalogue.find(name).__init__).parameters.values())[1:]
+        sizes = [parameter.name for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
+        assert set(sizes) <= set(order) and sizes == sorted(sizes, key=order.index), name
 
 
-@pytest.mark.parametrize("module", ["attention", "model", "kernels/__init__", "kernels/reference", "kernels/sdpa"])
-def test_nobody_asks_an_encoding_for_its_type(module: str) -> None:
-    asked = re.findall(r"isinstance\(\w*encoding\w*, (\w+)\)", code_of(FILES[module]))
-    assert set(asked) <= {"Encoding", "Compose", "str"}
+def test_no_encoding_is_asked_for_its_type() -> None:
+    for module in ("attention", "model", "kernels/__init__", "kernels/reference", "kernels/sdpa"):
+        types = set(re.findall(r"isinstance\(\w*encoding\w*, (\w+)\)", code_of(FILES[module])))
+        assert types <= {"Encoding", "Compose", "str"}, module
 
 
-@pytest.mark.parametrize("module", FILES)
-def test_every_file_says_what_it_is(module: str) -> None:
-    source = FILES[module].read_text(encoding="utf-8")
-    # A file that only makes a folder a package has nothing to say.
-    if source.strip():
-        words = ast.get_docstring(ast.parse(source))
-        assert words and words.splitlines()[0].endswith(".")
+def test_every_file_says_what_it_is() -> None:
+    silent = []
+    for module, file in FILES.items():
+        source = file.read_text(encoding="utf-8")
+        words = ast.get_docstring(ast.parse(source)) or ""
+        # A file that only makes a folder a package has nothing to say.
+        if source.strip() and not words.partition("\n")[0].endswith("."):
+            silent.append(module)
+    assert not silent, "the first line of a file says in one sentence what it is; run.py tree prints it"
 
 
 def test_there_is_no_room_for_everything() -> None:
@@ -215,10 +154,14 @@ def test_an_encoding_loads_itself_and_no_other(loaded: list[set[str]]) -> None:
 FOR_PEOPLE = ("lab", "checkout", "checkpoints", "explorer", "export", "lessons", "plain", "cli", "terminal")
 
 
-@pytest.mark.parametrize("module", [m for m in FILES if room_of(m) not in (*FOR_PEOPLE, *ABOVE_ALL)])
-def test_the_library_needs_torch_and_nothing_else(module: str) -> None:
-    outside = {name.split(".")[0] for name in imports_of(FILES[module])} - {"posenc", "torch"}
-    # The contract suite is for those who test; a GPU's compiler comes with PyTorch where there is a GPU.
-    allowed = {"pytest", "hypothesis", "mpmath"} if room_of(module) == "testing" else set()
-    allowed |= {"triton"} if module == "kernels/rotate_pairs_triton" else set()
-    assert outside <= set(sys.stdlib_module_names) | allowed
+def test_the_library_needs_torch_and_nothing_else() -> None:
+    needed = {}
+    for module, file in FILES.items():
+        if room_of(module) in (*FOR_PEOPLE, "__init__", "__main__"):
+            continue
+        # The contract suite is for those who test; a GPU's compiler comes with PyTorch where there is a GPU.
+        allowed = {"pytest", "hypothesis", "mpmath"} if room_of(module) == "testing" else set()
+        allowed |= {"triton"} if module == "kernels/rotate_pairs_triton" else set()
+        if others := imports_of(file) - {"posenc", "torch", *sys.stdlib_module_names} - allowed:
+            needed[module] = others
+    assert not needed

@@ -132,6 +132,20 @@ def test_any_other_verb_goes_through_untouched() -> None:
     assert run.posenc_arguments("train", ["--all", "-n", "2"]) == ["train", "--all", "-n", "2"]
 
 
+def test_the_tree_shows_what_each_file_says_that_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["tree", "src/posenc/cache"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "src/posenc/cache/" and len(lines) == 1 + len(list((ROOT / "src/posenc/cache").glob("*.py")))
+    words = ast.get_docstring(ast.parse((ROOT / "src/posenc/cache/layer.py").read_text(encoding="utf-8"))) or ""
+    assert [line.split(maxsplit=1)[1] for line in lines if "layer.py" in line] == [words.splitlines()[0]]
+
+
+@pytest.mark.parametrize("rest", [["src/no_such"], ["src", "tests"]])
+def test_the_tree_of_what_is_no_folder_is_refused(rest: list[str]) -> None:
+    with pytest.raises(SystemExit, match="takes one folder of the project"):
+        run.main(["tree", *rest])
+
+
 def test_tests_get_workers_and_the_rest_passes_through() -> None:
     arguments = ["tests/house/test_run.py", "-x"]
     assert run.pytest_arguments(arguments, 2) == ["pytest", "-n", "2", *arguments]
