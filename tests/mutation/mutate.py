@@ -318,10 +318,10 @@ def nearest(root: Path, file: str) -> list[str]:
 def nearest_of(root: Path, module: str) -> list[str]:
     room = module.rpartition(".")[0]
     name, around = module.rpartition(".")[2], room.rpartition(".")[2]
-    for tested in (name, f"{around}_{name}", around):
-        own = sorted(tests_in(root, f"test_{tested}.py"), key=lambda test: test.parent.name != around)
-        if own:
-            return [str(own[0].relative_to(root))]
+    own = [test for tested in (name, f"{around}_{name}", around) for test in tests_in(root, f"test_{tested}.py")]
+    if own:
+        own.sort(key=lambda test: test.parent.name != around)  # that of its room before others of the same name
+        return [str(own[0].relative_to(root))]
     importing = {}
     for test in tests_in(root, "test_*.py"):
         imported = {name for name in imports(test) if name.startswith(module.partition(".")[0])}
