@@ -19,7 +19,8 @@ FIRST = [
 ]
 MADE = [HOME / "docs" / folder for folder in ("_build", "encodings", "lessons", "reference")]
 """Folders of docs that the site's build fills: what is in them stands in the code."""
-TEXTS = [*FIRST, *sorted(path for path in (HOME / "docs").rglob("*.md") if not {*path.parents} & {*MADE})]
+NO_PAGES = [*MADE, HOME / "docs" / "changes" / "fragments"]
+TEXTS = [*FIRST, *sorted(path for path in (HOME / "docs").rglob("*.md") if not {*path.parents} & {*NO_PAGES})]
 COMING_FROM = HOME / "docs" / "coming-from"
 """Pages that need another library: tests/peers/test_coming_from.py runs them."""
 

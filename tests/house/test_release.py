@@ -16,6 +16,7 @@ release = imported(str(ROOT / "release.py"))
 def root(tmp_path: Path) -> Path:
     for name in ("pyproject.toml", "CITATION.cff", "CHANGELOG.md"):
         shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "docs" / "changes", tmp_path / "docs" / "changes")
     return tmp_path
 
 
@@ -37,8 +38,14 @@ def test_the_files_of_the_project_say_one_version(root: Path) -> None:
 
 def test_a_version_has_to_stand_in_the_changelog(root: Path) -> None:
     version = release.check_versions(root)
-    changed(root / "CHANGELOG.md", f"## {version}", "## 7.0")
-    with pytest.raises(ValueError, match=rf"CHANGELOG\.md has no heading '## {version}'; say there what is new"):
+    (root / f"docs/changes/{version}.md").unlink()
+    with pytest.raises(
+        ValueError, match=rf"CHANGELOG\.md has no link to docs/changes/{version}\.md; say there what is new"
+    ):
+        release.check_versions(root)
+    (root / f"docs/changes/{version}.md").touch()
+    changed(root / "CHANGELOG.md", f"(docs/changes/{version}.md)", "")
+    with pytest.raises(ValueError, match="has no link to"):
         release.check_versions(root)
 
 
