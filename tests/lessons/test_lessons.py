@@ -19,9 +19,6 @@ from posenc.verdicts import Verdict
 ALL = lessons.lessons()
 each = pytest.mark.parametrize("lesson", ALL, ids=lambda lesson: lesson.name)
 
-LONG = {"a_model_that_reverses", "taking_position_away", "beyond_the_trained_length", "stretching", "choosing"}
-"""Lessons that train models; only run.py test --all runs their code."""
-
 
 def test_the_course_is_numbered_without_gaps() -> None:
     assert [lesson.place for lesson in ALL] == list(range(1, len(ALL) + 1))
@@ -66,10 +63,9 @@ def undisplayed() -> Iterator[None]:
     pyplot.switch_backend(before)
 
 
-@pytest.mark.parametrize(
-    "lesson",
-    [pytest.param(one, marks=[pytest.mark.slow] * (one.name in LONG), id=one.name) for one in ALL],
-)
+# The site's build runs them too: once is enough.
+@pytest.mark.slow
+@each
 def test_the_code_of_a_lesson_runs_in_under_a_minute_and_draws(
     lesson: Lesson, undisplayed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -249,6 +249,7 @@ def follow_two_runs(logger: Logger, folder: Path) -> None:
 
 # MLflow warns of what it does itself with SQLAlchemy.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+@pytest.mark.slow
 def test_mlflow_itself_keeps_all_of_a_run_in_its_folder(tmp_path: Path, here: Path) -> None:
     mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed; it comes with the loggers extra")
     (logger,) = loggers_of(["mlflow"])
