@@ -452,7 +452,7 @@ def test_an_import_is_what_it_takes_beyond_torch(monkeypatch: pytest.MonkeyPatch
         return [1.0, next(next(times for name, times in costs.items() if name in code))]
 
     monkeypatch.setattr(apart, "run", pretend)
-    monkeypatch.setattr(peers, "versions", lambda: {})
+    monkeypatch.setattr(peers, "versions", dict)
     rows = {row.candidate: row for row in startup.imports("quick", with_peers=True, threads=1)}
     assert rows[startup.TORCH].value == 1.0
     assert rows["import posenc"].value == 0.04
