@@ -13,11 +13,9 @@ from posenc.interpolation import interpolated
 from posenc.keys import Keys, Projections
 from posenc.positions import Positions, distance
 from posenc.published import Token
-from posenc.registry import renamed
 from posenc.score_mods import ScoreMod, look_up
 
 
-@renamed(extent="max_distance")
 class Inkling(Encoding):
     """Let each token choose its own bias over past distances, as a mixture of a few learned profiles.
 
