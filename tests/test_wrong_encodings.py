@@ -408,12 +408,6 @@ class ForgettingInTheCall(Forgetting):
         return lambda score, b, h, i, j: score - total[b, h, j].to(score.dtype)
 
 
-class ForgettingHidesWhatItReads(Forgetting):
-    """The same without a word of what it reads between a query and a key: in a tree, of other branches."""
-
-    between = ()
-
-
 class TurnsWhatIsTurned(Rotary):
     """Moves a key by turning it again to its new place, as if it had not been turned before."""
 
@@ -516,7 +510,6 @@ CAUGHT = [
     (ForgettingByIndex, testing.a_cache_changes_nothing, "rolling cache"),
     (ForgettingByIndex, testing.left_padding_changes_nothing, "padded batch"),
     (TurnsWhatIsTurned, testing.a_moved_key_is_the_key_of_its_new_place, "tokens behind crop, growing cache, moved"),
-    (ForgettingHidesWhatItReads, testing.another_branch_changes_nothing, "the branch [0, 1, 4] of a tree"),
     (ForgettingInTheCall, testing.a_cache_changes_nothing, "growing cache"),
 ]
 

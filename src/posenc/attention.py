@@ -203,8 +203,6 @@ class Attention(nn.Module):
             at = of_queries(positions)
             keys_at = positions_for(key.shape[1], key_positions, batch=key.shape[0], device=key.device, held=held)
         mask = mask_for(mask)
-        if keys_at.parents:
-            check_branches(mask, encoding)
         if cache is not None:
             cache.check(keys_at, mask)
         return Call(at, keys_at, mask, encoding, cache, weights)
@@ -262,20 +260,6 @@ def check_weights(weights: object) -> None:
     """Raises ValueError unless it says which attention weights are wanted."""
     if not isinstance(weights, (bool, Chosen)):
         raise ValueError(f"weights are True, False or Chosen, got {checks.shown(weights)}")
-
-
-def check_branches(mask: Mask, encoding: Encoding) -> None:
-    """Raises ValueError where branches of a tree would see each other."""
-    if mask.given is None:
-        raise ValueError(
-            "siblings in a tree of tokens share an order, and this mask would let one branch see another; give "
-            "mask=masks.tree(parents, held=...)"
-        )
-    if encoding.between != ():
-        raise ValueError(
-            f"{encoding} reads the tokens between a query and a key, and in a tree nothing says which of them are on "
-            f"the branch; give each branch a row of its own, behind cache.rows([0] * branches)"
-        )
 
 
 def check_kind(name: str, x: Tensor, weight: Tensor) -> None:
