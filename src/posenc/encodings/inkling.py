@@ -10,7 +10,7 @@ from posenc import checks
 from posenc.biases import Bias, DotProducts, Products, facts_of
 from posenc.encoding import Encoding
 from posenc.interpolation import interpolated
-from posenc.keys import Keys, Projections
+from posenc.keys import Keys
 from posenc.positions import Positions, distance
 from posenc.published import Token
 from posenc.score_mods import ScoreMod, look_up
@@ -91,7 +91,7 @@ class Inkling(Encoding):
         nn.init.normal_(self.to_mixture.weight, std=self.std)
         nn.init.normal_(self.profiles, std=self.std)
 
-    def remember(self, x: Tensor, at: Positions, project: Projections) -> dict[str, Tensor]:
+    def remember(self, x: Tensor, at: Positions) -> dict[str, Tensor]:
         checks.dim(self, x)
         return {"inkling": self.to_mixture(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)}  # [B, H, T, rank]
 
