@@ -440,16 +440,10 @@ def test_a_cache_goes_on_from_its_file(spec: str, kind: dict, tmp_path) -> None:
         torch.testing.assert_close(model(new, cache=loaded), model(new, cache=cache), rtol=0, atol=1e-12)
 
 
-def test_a_tree_and_a_cache_that_was_written_over_are_refused(tmp_path) -> None:
+def test_a_cache_that_was_written_over_does_not_go_back() -> None:
     torch.manual_seed(0)
     model = Decoder(9, 24, 3, 1, encoding="rotary", window=4).eval()
     with torch.no_grad():
-        cache = model.cache()
-        model(torch.zeros(1, 3, dtype=torch.long), cache=cache)
-        tree = Positions.tree([-1, 0, 0], start=3)
-        model(torch.ones(1, 3, dtype=torch.long), positions=tree, mask=masks.tree([-1, 0, 0], held=3), cache=cache)
-        with pytest.raises(ValueError, match="the last 3 tokens are of a tree"):
-            cache.save(tmp_path / "cache.safetensors")
         rolling = model.cache(slots=6, rolling=True)
         for _ in range(4):
             model(torch.zeros(1, 2, dtype=torch.long), cache=rolling)

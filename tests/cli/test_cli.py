@@ -652,7 +652,7 @@ def test_check_answers_with_verdicts_and_an_exit_code(posenc) -> None:
     assert answer.code == 0 and answer.out.splitlines()[0].strip() == "none" and answer.err == ""
     assert re.search(r"^kept +has a source *$", answer.out, re.MULTILINE)
     assert re.search(r"^no meaning  every parameter learns +none has no parameters$", answer.out, re.MULTILINE)
-    assert re.fullmatch(r"24 promises: \d+ kept, \d+ no meaning", answer.out.splitlines()[-1])
+    assert re.fullmatch(r"23 promises: \d+ kept, \d+ no meaning", answer.out.splitlines()[-1])
     verdicts = json.loads(posenc("check", "none", "--promise", "has_a_source", "every_parameter_learns", "--json").out)
     assert [(verdict["promise"], verdict["kept"]) for verdict in verdicts] == [
         ("has_a_source", True),
@@ -1102,32 +1102,51 @@ def test_a_stream_that_the_shell_has_closed_takes_nothing(stream, monkeypatch: p
         getattr(sys, stream).close()
 
 
-def test_without_the_packages_of_the_command_line_it_says_what_to_install() -> None:
-    script = "import sys; sys.modules['{}'] = None; from posenc.__main__ import main; sys.exit(main())"
-    for missing in ("tyro", "rich"):
-        ended = process("-c", script.format(missing), "compare")
-        words = f"posenc: this needs {missing}, which is not installed: pip install 'posenc[lab]'\n"
-        assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", words)
+def test_what_a_package_writes_says_what_to_install_without_it() -> None:
+    script = "import sys; sys.modules['tyro'] = None; from posenc.__main__ import main; sys.exit(main())"
+    ended = process("-c", script, "completion", "bash")
+    words = "posenc: this needs tyro, which is not installed: pip install 'posenc[lab]'\n"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", words)
 
 
+PICTURES = r"pictures and numbers need numpy: pip install 'posenc\[lab\]'\n$"
 WITH_TORCH_ALONE = [
-    ("list", 0, r"ADDED TO EMBEDDINGS\n  continuous_time  Add .*\n\nSCHEDULES\n", ""),
-    ("list rotary", 0, r"encoding: rotary\n.*\nsource: ", ""),
-    ("list schedules", 0, r"SCHEDULES\n  clipped  ", ""),
-    ("show rotary(base=500)+alibi", 0, r"rotary\(base=500\) \+ alibi\nopens by_distance, turn\n\nTurn each pair", ""),
-    ("check alibi has_a_source", 0, r"kept        has a source\n1 promise: 1 kept\n", ""),
-    ("check copy has_a_source", 0, r"kept        has a source\n1 promise: 1 kept\n", ""),
-    ("show rotari", 2, "", "posenc: no encoding named 'rotari'; did you mean 'rotary'?"),
-    ("show rotary --dim 8", 2, "", r"posenc: with PyTorch alone there are: .*needs: pip install 'posenc\[lab\]'"),
+    ("", 2, "", r"posenc: positional encodings\. posenc help VERB .*\nlearn +lesson "),
+    ("help", 0, r"posenc: positional encodings\. posenc help VERB ", ""),
+    ("help list", 0, r"usage: posenc list \[OPTIONS\] NAME\n\nList the encodings.*--axes --door --used-by ", ""),
+    ("list", 0, r"ADDED TO EMBEDDINGS\ncontinuous_time  +Add .*\n\nSCHEDULES +", ""),
+    ("list rotary", 0, r"encoding +rotary\n.*\nsource +Su et al", ""),
+    ("list schedules", 0, r"SCHEDULES\nclipped +", ""),
+    ("list --door bias --used-by bloom", 0, r"BIAS THE LOGITS\nalibi +", ""),
+    ("list alibi --json", 0, r'\{"kind": "encoding", "name": "alibi"', ""),
+    ("list --jsn", 2, "", r"posenc: list has no option '--jsn'; did you mean '--json'\?"),
+    ("list a b", 2, "", r"posenc: 'b' is too much; it is written posenc list \[OPTIONS\] NAME; posenc help list says"),
+    (
+        "show rotary(base=500)+alibi",
+        0,
+        r"rotary\(base=500\) \+ alibi\nopens by_dist.*\n\nTurn .*\n\nSubtract",
+        PICTURES,
+    ),
+    ("show rotary --json", 1, "", r"posenc: this needs numpy, which is not installed: pip install 'posenc\[lab\]'"),
+    ("show rotari", 2, "", r"posenc: no encoding named 'rotari'; did you mean 'rotary'\?"),
+    ("check alibi --promise has_a_source", 0, r"alibi\nkept +has a source\n1 promise: 1 kept\n", ""),
+    ("check copy --promise has_a_source", 0, r"copy\nkept +has a source\n1 promise: 1 kept\n", ""),
+    ("lesson", 0, r"lesson\n1 +\w.*\n2 +\w.*\nRead one: posenc lesson 1\n", ""),
+    ("lesson 1", 0, r"# ", ""),
+    ("lesson 1 --check answers.py", 1, r"broken +.*\n0 of \d exercises solved\n", ""),
+    ("compare --encodings none --tasks copy", 1, "", r"posenc: this needs matplotlib, .*: pip install 'posenc\[lab\]'"),
 ]
 
 
 @pytest.fixture(scope="module")
-def answers_with_torch_alone() -> dict[str, Answer]:
+def answers_with_torch_alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
     """What one process answers, in which nothing of the extra lab can be imported."""
     script = """
 import contextlib, io, json, sys
-sys.modules.update(dict.fromkeys(["tyro", "rich", "numpy", "scipy", "pandas", "matplotlib"]))
+from posenc import __main__
+# torch brings jinja2
+brought = {name for modules in __main__.EXTRAS.values() for name in modules} - {"jinja2"}
+sys.modules.update(dict.fromkeys(brought))
 from posenc.__main__ import main
 answers = {}
 for command in COMMANDS:
@@ -1137,13 +1156,16 @@ for command in COMMANDS:
     answers[command] = code, out.getvalue(), err.getvalue()
 print(json.dumps(answers))
 """
-    ended = process("-c", script.replace("COMMANDS", repr([command for command, *_ in WITH_TORCH_ALONE])))
+    folder = tmp_path_factory.mktemp("alone")
+    (folder / "answers.py").touch()
+    commands = repr([command for command, *_ in WITH_TORCH_ALONE])
+    ended = process("-c", f"import os; os.chdir({str(folder)!r})\n{script.replace('COMMANDS', commands)}")
     assert ended.returncode == 0, ended.stderr
     return {command: Answer(*answer) for command, answer in json.loads(ended.stdout).items()}
 
 
 @pytest.mark.parametrize(("command", "code", "out", "err"), WITH_TORCH_ALONE)
-def test_with_torch_alone_it_lists_shows_and_checks_in_plain_text(
+def test_with_torch_alone_it_lists_shows_checks_and_reads_lessons_in_plain_text(
     command: str, code: int, out: str, err: str, answers_with_torch_alone
 ) -> None:
     answer = answers_with_torch_alone[command]
@@ -1169,7 +1191,7 @@ for command in COMMANDS:
         "inspect model": "",
         "fetch": "",
         "train none --task copy --steps 1 --dim 8 --heads 1 --out run": "",
-        "show rotary": "numpy",
+        "show rotary --json": "numpy",
         "compare --encodings none --tasks copy --out run": "matplotlib",
         "report run": "matplotlib",
         "extend model": "matplotlib",

@@ -140,13 +140,13 @@ def test_the_scalar_formula_of_a_sum_has_the_logits_that_one_part_makes_by_itsel
 class Facts(Encoding):
     """Remembers something under a fixed name."""
 
-    def remember(self, x, at, project):
-        return {"fact": project.value(x)}
+    def remember(self, x, at):
+        return {"fact": x[:, None]}
 
 
 class MoreFacts(Encoding):
-    def remember(self, x, at, project):
-        return {"other": project.query(x)}
+    def remember(self, x, at):
+        return {"other": -x[:, None]}
 
 
 def test_what_parts_remember_lies_together_and_a_name_belongs_to_one() -> None:
@@ -154,7 +154,7 @@ def test_what_parts_remember_lies_together_and_a_name_belongs_to_one() -> None:
     attention = Attention(24, 6, encoding=Facts() + MoreFacts())
     at = Positions.count(3)
     _, keys = attention.queries_and_keys(x, x, None, at, at, attention.encoding)
-    assert {name: tuple(t.shape) for name, t in keys.memo.items()} == {"fact": (1, 6, 3, 4), "other": (1, 6, 3, 4)}
+    assert {name: tuple(t.shape) for name, t in keys.memo.items()} == {"fact": (1, 1, 3, 24), "other": (1, 1, 3, 24)}
     with pytest.raises(ValueError, match=r"two parts of .* remember \['fact'\]; a memo name belongs to one encoding"):
         Attention(24, 6, encoding=Facts() + Facts())(x)
 

@@ -67,7 +67,7 @@ def test_a_key_at_or_after_the_query_has_an_empty_sum() -> None:
 @pytest.mark.parametrize("start", [-2.0, 0.0, 3.0])
 def test_constant_gates_are_alibi_with_the_slope_of_their_logarithm(start: float) -> None:
     encoding = Forgetting(6, 8, start=start, std=0.0).double()
-    gates = encoding.remember(torch.randn(1, 9, 6, dtype=torch.float64), COUNTED, None)["forgetting"]
+    gates = encoding.remember(torch.randn(1, 9, 6, dtype=torch.float64), COUNTED)["forgetting"]
     bias = bias_of(encoding, gates, COUNTED, COUNTED).tril()
     alibi = ALiBi(8).bias(9, dtype=torch.float64)[:, :1].tril() / ALiBi(8).slopes[0]
     torch.testing.assert_close(bias, (alibi * math.log1p(math.exp(-start))).expand_as(bias), rtol=1e-6, atol=0)
@@ -76,14 +76,14 @@ def test_constant_gates_are_alibi_with_the_slope_of_their_logarithm(start: float
 def test_a_gate_forgets_half_at_first_and_less_than_a_hundredth_when_it_starts_at_five() -> None:
     x = torch.randn(1, 1, 6)
     for start, kept in ((0.0, 0.5), (5.0, 0.993307)):
-        gate = Forgetting(6, 2, start=start, std=0.0).remember(x, Positions.count(1), None)["forgetting"]
+        gate = Forgetting(6, 2, start=start, std=0.0).remember(x, Positions.count(1))["forgetting"]
         assert gate.exp().flatten().tolist() == pytest.approx([kept, kept], abs=1e-6)
 
 
 def test_gates_are_the_log_sigmoid_of_one_token_alone() -> None:
     encoding = Forgetting(4, 3, std=1.0).double()
     x = torch.randn(2, 5, 4, dtype=torch.float64)
-    gates = encoding.remember(x, Positions.count(5), None)["forgetting"].detach()
+    gates = encoding.remember(x, Positions.count(5))["forgetting"].detach()
     for b, h, t in ((0, 0, 0), (1, 2, 4), (0, 1, 3)):
         z = float(encoding.weight[h].detach() @ x[b, t] + encoding.offset[h].detach())
         assert gates[b, h, t].item() == pytest.approx(math.log(1 / (1 + math.exp(-z))), abs=1e-12)
@@ -127,10 +127,10 @@ def test_almost_open_gates_are_not_rounded_shut_in_half_precision(way: str) -> N
     at = Positions.count(4096)
     if way == "autocast":
         with torch.autocast("cpu", torch.bfloat16):
-            gates = encoding.remember(x, at, None)["forgetting"]
+            gates = encoding.remember(x, at)["forgetting"]
     else:
         dtype = getattr(torch, way)
-        gates = encoding.to(dtype).remember(x.to(dtype), at, None)["forgetting"]
+        gates = encoding.to(dtype).remember(x.to(dtype), at)["forgetting"]
     assert gates.dtype == torch.float32
     # ln sigmoid(9) is -0.000123, far below a step of bfloat16 near 1; after 4,095 tokens half is left.
     last = bias_of(encoding.float(), gates, at.rows(slice(4095, 4096)), at)[0, 0, 0, 0].item()
@@ -166,6 +166,6 @@ def test_impossible_options_are_refused(options: dict, words: str) -> None:
 
 def test_other_widths_and_heads_are_refused() -> None:
     with pytest.raises(ValueError, match="built for embeddings of 4 channels, got 5; build it with dim=5"):
-        Forgetting(4, 2).remember(torch.zeros(1, 3, 5), Positions.count(3), None)
+        Forgetting(4, 2).remember(torch.zeros(1, 3, 5), Positions.count(3))
     with pytest.raises(ValueError, match="built for 2 heads, got 3; build it with heads=3"):
         Attention(12, 3, encoding=Forgetting(12, 2))(torch.zeros(1, 3, 12))

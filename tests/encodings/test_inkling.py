@@ -42,7 +42,7 @@ def chosen(encoding: Inkling, x: Tensor, m: Tensor, n: Tensor) -> Tensor:
 def logits(encoding: Inkling, x: Tensor, at: Positions, keys_at: Positions) -> Tensor:
     """What comes out for queries and keys of zeros."""
     zeros = [x.new_zeros(x.shape[0], encoding.heads, n, 4) for n in (at.tokens, keys_at.tokens)]
-    own = encoding.remember(x, at, None)
+    own = encoding.remember(x, at)
     keys = Keys(zeros[1], zeros[1], keys_at, {}, own)
     return bind("reference", encoding, scale=0.25).logits(encoding, zeros[0], at, keys, masks.bidirectional())
 
@@ -93,7 +93,7 @@ def test_the_bias_fades_between_the_last_profile_column_and_max_distance() -> No
 def test_the_bias_is_added_to_scaled_logits() -> None:
     encoding, x, at = made(), torch.randn(1, 5, 6, dtype=torch.float64), Positions.count(5)
     q = torch.randn(1, 3, 5, 4, dtype=torch.float64)
-    keys = Keys(q, q, at, {}, encoding.remember(x, at, None))
+    keys = Keys(q, q, at, {}, encoding.remember(x, at))
     kernel = bind("reference", encoding, scale=0.25)
     expected = q @ q.transpose(-1, -2) * 0.25 + chosen(encoding, x, torch.arange(5), torch.arange(5))
     got = kernel.logits(encoding, q, at, keys, masks.bidirectional())
@@ -155,14 +155,14 @@ def test_it_learns_a_mixture_and_profiles_and_no_bias() -> None:
 
 def test_mixtures_of_half_precision_are_taken_in_single() -> None:
     encoding, at, x = made().bfloat16(), Positions.count(2), torch.randn(1, 2, 6).bfloat16()
-    keys = Keys(torch.zeros(1, 3, 2, 4), torch.zeros(1, 3, 2, 4), at, {}, encoding.remember(x, at, None))
+    keys = Keys(torch.zeros(1, 3, 2, 4), torch.zeros(1, 3, 2, 4), at, {}, encoding.remember(x, at))
     assert encoding.mixture(torch.zeros(1, 3, 2, 4), keys).dtype == torch.float32
 
 
 def test_other_tokens_and_heads_than_it_was_built_for_are_refused() -> None:
     encoding, at = made(), Positions.count(2)
     with pytest.raises(ValueError, match="built for embeddings of 6 channels, got 7; build it with dim=7"):
-        encoding.remember(torch.zeros(1, 2, 7), at, None)
+        encoding.remember(torch.zeros(1, 2, 7), at)
     q = torch.zeros(1, 2, 2, 4)
     with pytest.raises(ValueError, match="built for 3 heads, got 2; build it with heads=2"):
         encoding.biases(q, at, Keys(q, q, at))

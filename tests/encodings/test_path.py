@@ -130,7 +130,7 @@ def test_other_biases_are_added_and_turned_queries_are_used() -> None:
     _, weights = attention(x, mask=masks.causal(), weights=True)
     q, k = (attention.split(to(x), 3) for to in (attention.to_query, attention.to_key))
     q, k = encoding.query(q, COUNTED), encoding.key(k, COUNTED)
-    logits = 0.5 * multiplied(q, k, encoding.remember(x, COUNTED, None), COUNTED, COUNTED)
+    logits = 0.5 * multiplied(q, k, encoding.remember(x, COUNTED), COUNTED, COUNTED)
     logits = logits + encoding.bias(7, causal=True, dtype=torch.float64)
     torch.testing.assert_close(weights, logits.softmax(-1), rtol=0, atol=1e-7)
 
@@ -138,7 +138,7 @@ def test_other_biases_are_added_and_turned_queries_are_used() -> None:
 def test_facts_are_a_unit_vector_and_a_strength_from_zero_to_two_for_each_token() -> None:
     encoding = PaTH(5, heads=3, head_dim=4, rank=2).double()
     x = torch.randn(2, 6, 5, dtype=torch.float64)
-    memo = encoding.remember(x, Positions.count(6), None)
+    memo = encoding.remember(x, Positions.count(6))
     w, beta = memo["path_direction"].detach(), memo["path_strength"].detach()
     assert w.shape == (2, 3, 6, 4) and beta.shape == (2, 3, 6)
     torch.testing.assert_close(w.norm(dim=-1), torch.ones(2, 3, 6).double(), rtol=0, atol=1e-4)
@@ -148,7 +148,7 @@ def test_facts_are_a_unit_vector_and_a_strength_from_zero_to_two_for_each_token(
     assert beta[1, 2, 5].item() == pytest.approx(2 / (1 + math.exp(-z)))
     # Nothing but the token itself enters: no convolution carries position in by the back door.
     torch.testing.assert_close(
-        encoding.remember(x[:, 3:4], Positions.count(1), None)["path_direction"], memo["path_direction"][:, :, 3:4]
+        encoding.remember(x[:, 3:4], Positions.count(1))["path_direction"], memo["path_direction"][:, :, 3:4]
     )
 
 
@@ -206,6 +206,6 @@ def test_impossible_options_are_refused(options: dict, words: str) -> None:
 
 def test_other_widths_and_heads_are_refused() -> None:
     with pytest.raises(ValueError, match="built for embeddings of 4 channels, got 5; build it with dim=5"):
-        PaTH(4, 2, 3).remember(torch.zeros(1, 3, 5), COUNTED, None)
+        PaTH(4, 2, 3).remember(torch.zeros(1, 3, 5), COUNTED)
     with pytest.raises(ValueError, match="path is built for 2 heads, got 3; build it with heads=3"):
         Attention(12, 3, encoding=PaTH(12, 2, 6))(torch.zeros(1, 3, 12))

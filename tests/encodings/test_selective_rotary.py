@@ -11,15 +11,12 @@ from posenc.cache import GrowingCache, SlotCache
 from posenc.encodings.rotary import Rotary
 from posenc.encodings.selective_rotary import SelectiveRotary
 from posenc.kernels import bind
-from posenc.keys import Projections
 from posenc.masks import Mask
 from posenc.published import Token
 
-NOTHING = Projections(*[lambda x: x] * 3)
-
 
 def angles(encoding: SelectiveRotary, x: Tensor) -> Tensor:
-    return encoding.remember(x, Positions.count(x.shape[1]), NOTHING)["selective_rotary"]
+    return encoding.remember(x, Positions.count(x.shape[1]))["selective_rotary"]
 
 
 def asked_for(encoding: SelectiveRotary, x: list[float], head: int) -> list[float]:
@@ -168,7 +165,7 @@ def test_sums_over_a_long_sequence_stay_exact() -> None:
     encoding = SelectiveRotary(dim=2, heads=1, head_dim=2, drift=True)
     torch.nn.init.zeros_(encoding.to_angle[1].weight)
     T = 30_000
-    memo = encoding.remember(torch.ones(1, T, 2), Positions.count(T), NOTHING)
+    memo = encoding.remember(torch.ones(1, T, 2), Positions.count(T))
     assert memo["selective_rotary"].dtype == torch.float32
     q = torch.tensor([1.0, 0.0]).expand(1, 1, 1, 2)
     at = Positions.count(1, T - 1)

@@ -401,6 +401,15 @@ def test_a_broken_file_of_ones_own_is_one_sentence_for_every_verb(
     assert answer.err.startswith("posenc: ") and words in answer.err
 
 
+@pytest.mark.parametrize("wrong", ["int('x')", "raise ValueError('heads must be even')"])
+def test_a_value_error_of_a_file_of_ones_own_is_told_with_its_line(wrong: str, tmp_path) -> None:
+    (tmp_path / "mine.py").write_text(f"def make():\n    {wrong}\n")
+    make = code.imported(str(tmp_path / "mine.py")).make
+    with pytest.raises(ValueError, match=r"'mine.py:Mine' fails, in line 2 of '.*mine.py': ValueError: (inv|heads m)"):
+        with code.own_errors(["order", "mine.py:Mine"]):
+            make()
+
+
 def test_errors_of_ours_stay_what_they_are() -> None:
     with pytest.raises(ArithmeticError), code.own_errors(["order", "rotary"]):
         raise ArithmeticError
@@ -422,11 +431,10 @@ def test_errors_of_ours_stay_what_they_are() -> None:
         ),
         ("raise ValueError('not ours')", "posencoder.lab", False),
         ("raise ValueError('not ours')", "torch.nn", False),
-        ("int('x')", "posenc.lab.runs.train", False),
+        ("int('x')", "torch.nn", False),
         ("import json; json.loads('{')", "posenc.lab.runs.train", False),
-        ("import torch; torch.zeros(2).view(3)", "posenc.lab.runs.train", False),
-        ("try:\n    int('x')\nfinally:\n    pass", "posenc.lab.runs.train", False),
-        ("def more():\n    yield int('x')\nlist(more())", "posenc.lab.runs.train", False),
+        ("import torch; torch.zeros(2).view(3)", "posenc.lab.runs.train", True),
+        ("def more():\n    yield int('x')\nlist(more())", f"{code.MODULES}mine_1", True),
         (
             "def more():\n    raise ValueError('a sentence')\nlist(map(lambda x: more(), 'x'))",
             "posenc.lab.runs.train",
@@ -434,7 +442,7 @@ def test_errors_of_ours_stay_what_they_are() -> None:
         ),
     ],
 )
-def test_an_error_is_meant_for_a_person_where_a_raise_of_ours_or_theirs_began_it(source, module, meant) -> None:
+def test_an_error_is_meant_for_a_person_where_code_of_ours_or_theirs_began_it(source, module, meant) -> None:
     with pytest.raises((ValueError, RuntimeError)) as found:
         exec(source, {"__name__": module})
     assert code.is_meant(found.value) is meant

@@ -14,14 +14,13 @@ from posenc.encoding import Encoding, Shape
 from posenc.kernels import blocked
 from posenc.kernels.bias_in_blocks import Block
 from posenc.kernels.block_sizes import SIZES
-from posenc.keys import Keys, Projections
+from posenc.keys import Keys
 from posenc.positions import Positions
 from posenc.score_mods import dot_products, index_grids, look_up
 
 SHAPE = Shape(dim=10, heads=3, head_dim=4, max_len=64)
 CAUSAL, BOTH, WINDOW = masks.causal(), masks.bidirectional(), masks.window(6)
 NEARBY = masks.window(4, causal=False)
-NOWHERE = Projections(*3 * (lambda x: x,))
 
 PRODUCTS, LEVELS, PAIRS, DISTANCES = "products in a row", "levels in a row", "pairs", "distances in a row"
 FACTORED, COUNTS = "factored", "counts in a row"
@@ -90,8 +89,8 @@ class Case:
         self.leaves = [self.q, self.k, self.x, self.y, *self.encoding.parameters()]
 
     def keys(self) -> Keys:
-        own = self.encoding.remember(self.x, self.at, NOWHERE)
-        memo = self.encoding.remember(self.y, self.keys_at, NOWHERE)
+        own = self.encoding.remember(self.x, self.at)
+        memo = self.encoding.remember(self.y, self.keys_at)
         return Keys(self.k, self.k, self.keys_at, memo, own)
 
     def dense(self) -> torch.Tensor:

@@ -11,12 +11,11 @@ from posenc.encodings.stick_breaking import StickBreaking
 from posenc.kernels import bind
 from posenc.kernels.block_sizes import SIZES
 from posenc.kernels.in_rows import attend_in_rows
-from posenc.keys import Keys, Projections
+from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
 
 SHAPE = Shape(dim=10, heads=3, head_dim=4, max_len=32)
-NOWHERE = Projections(*3 * (lambda x: x,))
 RULES = [
     "shaw",
     "stick_breaking",
@@ -61,8 +60,8 @@ class Case:
 
     def ask(self, attend, mask: Mask, name: str = "auto", **options):
         q, k, v, x, y = self.given
-        memo = self.encoding.remember(y, self.keys_at, NOWHERE)
-        own = self.encoding.remember(x, self.at, NOWHERE)
+        memo = self.encoding.remember(y, self.keys_at)
+        own = self.encoding.remember(x, self.at)
         kernel = bind(name, self.encoding, scale=0.6, **options)
         return attend(self.encoding, q, self.at, Keys(k, v, self.keys_at, memo, own), mask, kernel)
 

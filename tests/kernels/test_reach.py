@@ -12,7 +12,7 @@ from posenc.encoding import Shape
 from posenc.kernels import blocked, reach
 from posenc.kernels.block_sizes import SIZES
 from posenc.kernels.plan import plan_for
-from posenc.keys import Keys, Projections
+from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
 
@@ -50,8 +50,7 @@ def drawn(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
 
 def forgetting(low: float, tokens: int = TOKENS, scatter: float = 0.5) -> tuple[Encoding, dict[str, torch.Tensor]]:
     encoding = build(f"forgetting(start={low}, std={scatter})", Shape.of(HEADS * WIDTH, HEADS, tokens)).double()
-    nothing = Projections(*[lambda x: x] * 3)
-    return encoding, encoding.remember(drawn(2, tokens, HEADS * WIDTH), Positions.count(tokens), nothing)
+    return encoding, encoding.remember(drawn(2, tokens, HEADS * WIDTH), Positions.count(tokens))
 
 
 def at_work(encoding, memo=None, *, offset=0, kv_heads=HEADS, mask=None, kernel="blocked", dtype=torch.float64):

@@ -47,10 +47,7 @@ def found(name: str, encoding: Encoding, at: Positions, keys_at: Positions, mask
     keys = Keys(k, v, keys_at)
     if "remember" in encoding.doors:
         torch.manual_seed(4)
-        layer = Attention(H * D, H, kv_heads=KV, encoding=None).double()
-        facts = (
-            encoding.remember(torch.randn(B, p.tokens, H * D).double(), p, layer.projections()) for p in (keys_at, at)
-        )
+        facts = (encoding.remember(torch.randn(B, p.tokens, H * D).double(), p) for p in (keys_at, at))
         keys = Keys(k, v, keys_at, *facts)
     out, _ = encoding.attend(q, at, keys, mask, kernels.bind(name, encoding, scale=0.4, sinks=sinks))
     weigh = torch.linspace(1, 2, out.numel(), dtype=out.dtype).view(out.shape)

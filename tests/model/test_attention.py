@@ -445,12 +445,3 @@ def test_whole_numbers_are_refused_under_autocast_too() -> None:
         pytest.raises(ValueError, match=r"query is torch\.int64, and the"),
     ):
         Attention(12, 6, encoding="none")(torch.zeros(1, 3, 12, dtype=torch.int64))
-
-
-def test_an_encoding_is_handed_the_projections_of_its_layer() -> None:
-    attention, x = layer(kv_heads=2), torch.randn(2, 3, 12, dtype=torch.float64)
-    for project, linear, heads in zip(
-        attention.projections(), (attention.to_query, attention.to_key, attention.to_value), (6, 2, 2), strict=True
-    ):
-        by_head = torch.stack(torch.chunk(linear(x), heads, dim=-1), dim=1)
-        assert torch.equal(project(x), by_head)

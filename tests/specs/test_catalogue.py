@@ -1,6 +1,5 @@
 """Names to encodings: finding them, and specs that are parsed and printed, never evaluated."""
 
-import inspect
 import math
 import shutil
 import sys
@@ -19,7 +18,6 @@ from posenc.encodings.learned import Learned
 from posenc.encodings.rotary import Rotary
 from posenc.encodings.sinusoidal import Sinusoidal
 from posenc.encodings.t5_bias import T5Bias
-from posenc.registry import in_new_names
 from posenc.schedules import Linear, YaRN
 
 SHAPE = Shape.of(dim=48, heads=6, max_len=96)
@@ -430,49 +428,3 @@ def test_what_each_layer_learns_for_itself_and_what_all_layers_share_is_as_publi
     shared = {"learned", "learned_factorised", "learned_grid", "continuous_time", "t5_bias", "tupe"}
     learning = [made for made in (build(name, SHAPE) for name in names()) if list(made.parameters())]
     assert {made.spec_name for made in learning if not made.per_layer} == shared
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("shaw(clip=3)", "shaw(max_distance=3)"),
-        ("transformer_xl(clamp=2.5)", "transformer_xl(max_distance=2.5)"),
-        ("inkling(rank=2, extent=5)", "inkling(max_distance=5, rank=2)"),
-        ("rotary + proportional_rotary(share=0.5)", "rotary + proportional_rotary(partial=0.5)"),
-        (
-            "on(rotary + log_temperature(max_len=7), heads=(0,))",
-            "on(rotary + log_temperature(trained_length=7), heads=(0,))",
-        ),
-        ("continuous_time(max_len=7)", "continuous_time(trained_length=7)"),
-        ("fourier_rotary(max_len=70)", "fourier_rotary(trained_length=70)"),
-    ],
-)
-def test_an_option_is_taken_by_its_old_name_with_a_hint_at_the_new_one(old: str, new: str) -> None:
-    with pytest.warns(FutureWarning, match=r"^\w+: the option '\w+' is called \w+ now; the old name will go$") as said:
-        encoding = build(old, SHAPE)
-    assert repr(encoding) == new and parse(new) == parse(repr(encoding)) and len(said) == 1
-    assert repr(build(new, SHAPE)) == new
-
-
-def test_a_constructor_takes_an_old_name_too_and_says_where_it_stands() -> None:
-    with pytest.warns(FutureWarning, match="shaw: the option 'clip' is called max_distance now") as said:
-        assert repr(posenc.Shaw(8, clip=3)) == "shaw(max_distance=3)"
-    assert said[0].filename == __file__
-    assert "clip" not in inspect.signature(posenc.Shaw).parameters
-
-
-def test_an_option_by_both_of_its_names_is_refused() -> None:
-    both = "shaw: 'clip' is the old name of max_distance; give it once"
-    with pytest.raises(ValueError, match=both):
-        parse("shaw(clip=3, max_distance=4)")
-    with pytest.raises(ValueError, match=both):
-        posenc.Shaw(8, clip=3, max_distance=4)
-
-
-def test_an_old_name_that_a_class_of_ones_own_took_up_again_is_its_own() -> None:
-    class Clipped(posenc.Shaw):
-        def __init__(self, head_dim: int, *, clip: int = 2) -> None:
-            super().__init__(head_dim, max_distance=2 * clip)
-
-    assert Clipped(8, clip=3).max_distance == 6
-    assert in_new_names(Clipped, {"clip": 3}, ["clip"]) == {"clip": 3}

@@ -7,11 +7,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
+from states import machine_of
 from testing.test_wrong_encodings import KeyByHand, Turn
 from torch import Tensor, nn
 
 import posenc
-from posenc import catalogue, testing
+from posenc import catalogue
 from posenc.cache import Cache, SlotCache
 from posenc.encoding import Encoding
 from posenc.positions import Positions
@@ -44,7 +45,7 @@ def run(source, examples: int, steps: int, phases=tuple(Phase)) -> None:
         report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck),
     )
-    run_state_machine_as_test(testing.state_machine(source), settings=chosen)
+    run_state_machine_as_test(machine_of(source), settings=chosen)
 
 
 class LearnsOnce(Turn):
@@ -124,7 +125,7 @@ STRANGERS = [
 
 def step(source, rule: str, given: dict[str, object]) -> None:
     """One step of the machine, chosen by hand."""
-    state = testing.state_machine(source)()
+    state = machine_of(source)()
     state.begin(other=0)
     getattr(state, rule)(**given)
 

@@ -364,7 +364,7 @@ class Forgetting(Encoding):
             raise ValueError(f"dim and heads must be 1 or more, got {dim} and {heads}")
         self.gate = nn.Linear(dim, heads)
 
-    def remember(self, x: Tensor, at: Positions, project) -> dict[str, Tensor]:
+    def remember(self, x: Tensor, at: Positions) -> dict[str, Tensor]:
         dtype = torch.promote_types(x.dtype, torch.float32)
         with without_autocast(x):
             gate = F.linear(x.to(dtype), self.gate.weight.to(dtype), self.gate.bias.to(dtype))
@@ -400,18 +400,12 @@ class ForgettingByIndex(Forgetting):
 class ForgettingInTheCall(Forgetting):
     """The same with a running sum over the tokens of each call, so that it begins anew with every chunk."""
 
-    def remember(self, x: Tensor, at: Positions, project) -> dict[str, Tensor]:
-        return {name: fact.cumsum(-1) for name, fact in super().remember(x, at, project).items()}
+    def remember(self, x: Tensor, at: Positions) -> dict[str, Tensor]:
+        return {name: fact.cumsum(-1) for name, fact in super().remember(x, at).items()}
 
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
         total = keys.memo["log_forget"]
         return lambda score, b, h, i, j: score - total[b, h, j].to(score.dtype)
-
-
-class ForgettingHidesWhatItReads(Forgetting):
-    """The same without a word of what it reads between a query and a key: in a tree, of other branches."""
-
-    between = ()
 
 
 class TurnsWhatIsTurned(Rotary):
@@ -516,7 +510,6 @@ CAUGHT = [
     (ForgettingByIndex, testing.a_cache_changes_nothing, "rolling cache"),
     (ForgettingByIndex, testing.left_padding_changes_nothing, "padded batch"),
     (TurnsWhatIsTurned, testing.a_moved_key_is_the_key_of_its_new_place, "tokens behind crop, growing cache, moved"),
-    (ForgettingHidesWhatItReads, testing.another_branch_changes_nothing, "the branch [0, 1, 4] of a tree"),
     (ForgettingInTheCall, testing.a_cache_changes_nothing, "growing cache"),
 ]
 
@@ -526,6 +519,14 @@ def test_a_wrong_encoding_is_caught(mutant, promise, said: str) -> None:
     (verdict,) = check(mutant, [promise])
     assert (verdict.kept, verdict.word) == (False, "broken")
     assert said in verdict.message
+
+
+def test_facts_are_remembered_of_tokens_and_where_they_are_alone() -> None:
+    with pytest.raises(ValueError, match=r"^Old has remember\(self, x, at, project\), expected remember\(self, x"):
+
+        class Old(Slope):
+            def remember(self, x, at, project):
+                return {}
 
 
 @pytest.mark.parametrize("promises", [None, ["has_a_source", "a_cache_changes_nothing"]])

@@ -5,9 +5,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from tyro.conf import Positional
-
-from posenc.cli.options import File, Files, Name, Names, Number, Source, Whole, Wholes, taking
+from posenc.cli.options import File, Files, Name, Names, Number, Positional, Source, Whole, Wholes, taking
 
 
 @dataclass

@@ -4,9 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from tyro.conf import Positional
-
-from posenc.cli.options import Files, Source
+from posenc.cli.options import Files, Positional, Source
 
 
 @dataclass

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Union
 
-from tyro.conf import Positional, subcommand
-
-from posenc.cli.options import taking
+from posenc.cli.options import Positional, subcommand, taking
 
 
 @dataclass

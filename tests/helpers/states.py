@@ -1,9 +1,7 @@
 """A state machine: encodings of one kind, copies, casts and caches in any order, each step beside fresh objects.
 
 The promises call an encoding a few times; what outlives a call breaks in the order that nobody thought of. Hypothesis
-draws such orders, and makes a failing one as short as it can:
-
-    TestMine = posenc.testing.state_machine(Mine).TestCase
+draws such orders, and makes a failing one as short as it can.
 """
 
 import copy
@@ -15,6 +13,8 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from torch import Tensor
 
 from posenc import masks
@@ -27,12 +27,6 @@ from posenc.seeding import seeded
 from posenc.testing.comparisons import same
 from posenc.testing.subjects import LONG, TOKENS, Net, Source, Subject, inside, on_axes, with_gradients
 from posenc.testing.variants import kin
-
-try:
-    from hypothesis import strategies as st
-    from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
-except ImportError as error:
-    raise ImportError("the state machine needs Hypothesis; pip install 'posenc[test]'") from error
 
 MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "gradients": nullcontext,
