@@ -18,7 +18,7 @@ class Export:
     """
 
     path: Positional[Source]
-    """A folder of posenc train, a folder in Hugging Face's form, a GGUF file, or the name of a fetched model."""
+    """A folder of posenc train, a folder in Hugging Face's form, a GGUF file, or a model of the hub as owner/name."""
     out: Path
     """The file to write, ending in .onnx or .pt2."""
     cache: bool = True

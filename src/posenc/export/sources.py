@@ -11,7 +11,7 @@ from posenc.foreign import quoted
 def export_folder(folder: str, out: Path, *, cached: bool = True, own: Sequence[str] = ()) -> Done:
     """Export the model of a folder that posenc train has filled, or a checkpoint that transformers reads.
 
-    folder  such a folder, a GGUF file, or the name of a fetched model
+    folder  such a folder, a GGUF file, or a model of the hub as owner/name
     own     files of one's own whose code a trained model may ask for
 
     Raises ValueError for a model that was trained on places which no count gives, and what `export` raises.

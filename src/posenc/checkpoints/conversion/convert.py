@@ -21,8 +21,10 @@ from posenc.checkpoints.conversion.plan import Change, Plan
 from posenc.checkpoints.conversion.source import Source, open_source
 from posenc.checkpoints.conversion.table_changes import plan_grid, plan_max_distance, plan_positions
 from posenc.checkpoints.files.folder_writer import check_target, write_folder
+from posenc.checkpoints.files.hub import commit_of
 from posenc.checkpoints.files.tensors import GGUFTensors, cast
 from posenc.checkpoints.formats.config_json import MARK, with_positions
+from posenc.checkpoints.formats.load import find
 from posenc.checkpoints.inspection.served import check_written, unlike_planned
 from posenc.checkpoints.kinds.rotary.old_keys import unsaid
 from posenc.checkpoints.vocabulary.reading import CannotRead, Part, Reading, with_part
@@ -76,11 +78,15 @@ class Request:
 
 @dataclass(frozen=True)
 class Converted:
-    """What was written: where, what was done to how many tensors, and what the user has to know."""
+    """What was written: where, what was done to how many tensors, what the user has to know, and from which commit.
+
+    The commit is that of a model of the hub, else None.
+    """
 
     folder: Path
     done: tuple[str, ...]
     notes: tuple[str, ...]
+    commit: str | None = None
 
 
 def convert(
@@ -94,7 +100,7 @@ def convert(
 ) -> Converted:
     """Write a changed copy of a checkpoint to a new folder, tensor by tensor; the source is opened for reading only.
 
-    path     a folder in Hugging Face's form, of a model or of a LoRA adapter, or a GGUF file
+    path     a folder in Hugging Face's form, of a model or of a LoRA adapter, a GGUF file, or a model of the hub
     out      the new folder, in Hugging Face's form
     base     for an adapter, the folder or config.json of the model that it was trained on
     show     is told each tensor's name before it is read
@@ -103,8 +109,9 @@ def convert(
     not fit the checkpoint; CannotRead for what cannot be read; RuntimeError where the folder, read again, says other
     positions than planned. Nothing is left behind then.
     """
-    out, path = Path(out), Path(path)
+    out = Path(out)
     check_target(out)
+    path = find(path)
     if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(path)):
         raise ValueError(f"{out} lies inside {path}, which is never written to; choose another folder")
     with tempfile.TemporaryDirectory() as made:
@@ -131,7 +138,7 @@ def convert(
             check=None if source.adapter else lambda folder: check_written(folder, plan.reading),
             **({"stem": "adapter_model", "config_name": "adapter_config.json"} if source.adapter else {}),
         )
-    return Converted(out, tuple(told(source, plan)), tuple(plan.notes))
+    return Converted(out, tuple(told(source, plan)), tuple(plan.notes), commit_of(path))
 
 
 def told(source: Source, plan: Plan) -> Iterator[str]:

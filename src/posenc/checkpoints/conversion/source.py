@@ -12,10 +12,10 @@ from torch import Tensor
 
 from posenc.checkpoints.files.named_code import left_out
 from posenc.checkpoints.files.tensors import GGUFTensors, Tensors, open_tensors
-from posenc.checkpoints.formats.load import quietly
+from posenc.checkpoints.formats.load import find, load_gguf, untied
 from posenc.checkpoints.inspection import configs
 from posenc.checkpoints.vocabulary.reading import CannotRead, Reading
-from posenc.foreign import files_of, matches, naming, quoted, read_json
+from posenc.foreign import files_of, matches, quoted, read_json
 
 WEIGHTS = re.compile(r"\.(safetensors|bin|pt|pth|ckpt|gguf|h5|msgpack|onnx|ot)$|\.index\.json$")
 
@@ -66,18 +66,14 @@ def open_source(path: Path, base: str | Path | None, made: Path) -> Source:
 
 
 def open_gguf(file: GGUFTensors, made: Path) -> Source:
-    """A GGUF file under transformers' names; its tokenizer goes along where it is one that can be made."""
-    from posenc.checkpoints.files import gguf_tokenizer
-    from posenc.checkpoints.formats.gguf.model import open_model
-
-    with quietly(), naming(file.path):
-        model = open_model(file)
-        tokenizer, notes = gguf_tokenizer.tokenizer_or_why(file.said, file.path)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(made)
-    described = {name: torch.empty(shape, device="meta") for name, shape in model.shapes.items()}
-    beside = tuple(files_of(made))
-    return Source(model.said(), model.reading, described, model.tensors, file, beside, notes=(*model.notes, *notes))
+    """A GGUF file as transformers has it, in float32; its tokenizer goes along where transformers makes one."""
+    loaded = load_gguf(file, torch.float32)
+    if loaded.tokenizer is not None:
+        loaded.tokenizer.save_pretrained(made)
+    tensors, config = dict(untied(loaded.model)), loaded.said()
+    reading = configs.read(config, "transformers")
+    described = {name: tensor.to("meta") for name, tensor in tensors.items()}
+    return Source(config, reading, described, tensors.items, file, tuple(files_of(made)), notes=loaded.notes)
 
 
 def base_config(config: Mapping[str, Any], base: str | Path | None, folder: Path) -> dict[str, Any]:
@@ -86,7 +82,8 @@ def base_config(config: Mapping[str, Any], base: str | Path | None, folder: Path
         kind = quoted(config.get("peft_type"))
         raise CannotRead(f"{folder} is an adapter of the kind {kind}; posenc converts LORA")
     matches(config.get("base_model_name_or_path"), (None, str), file=folder, field="base_model_name_or_path")
-    place = Path(base or config.get("base_model_name_or_path") or "")
+    # What a file names is never fetched.
+    place = find(base, weights=False) if base else Path(config.get("base_model_name_or_path") or "")
     file = place if os.path.isfile(place) else place / "config.json"
     if not os.path.isfile(file):
         raise CannotRead(

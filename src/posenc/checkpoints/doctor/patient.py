@@ -117,7 +117,7 @@ def patient(path: str | Path) -> Patient:
     require_transformers()
     import transformers
 
-    where = find(path)
+    where = find(path, weights=False)
     file, within = (where / "config.json", where) if where.is_dir() else (where, None)
     with naming(file):
         said = read_json(file, within=within)

@@ -197,7 +197,7 @@ class ByEncoding:
 def is_beside(file: Path) -> bool:
     """Whether a file belongs to a tokenizer or to generation, and so goes along with a checkpoint."""
     kinds = (".json", ".txt", ".model", ".jinja")
-    own = file.name in ("config.json", "fetched.json") or file.name.endswith(".safetensors.index.json")
+    own = file.name == "config.json" or file.name.endswith(".safetensors.index.json")
     return file.suffix in kinds and not own
 
 

@@ -26,6 +26,7 @@ from posenc.checkpoints.extension.search.evolution import Budget
 from posenc.checkpoints.extension.search.longrope_factors import Search
 from posenc.checkpoints.extension.settings import NAMES, OF_ALL, Settings
 from posenc.checkpoints.extension.stretch import Stretch
+from posenc.checkpoints.files.hub import commit_of
 from posenc.checkpoints.formats.devices import AUTO, accelerators_of, device_in_words
 from posenc.checkpoints.measures import all_measures
 from posenc.checkpoints.measures import plan as plans
@@ -100,6 +101,8 @@ class Run:
     """Of longrope's factors, where one is asked for."""
     kept: Kept = field(init=False)
     """What finished passes have left; from `claimed`."""
+    commit: str | None = None
+    """Of a model of the hub."""
     plan: dict[str, Any] | None = None
     """Of decoders: what a pass takes of memory and time."""
     weights: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -157,6 +160,7 @@ class Run:
             budget = Budget.of(settings.budget)
             under_way = Search.of(stretch.plan.part, stretch.to, given, text.start, budget)
         run = cls(settings, out, stretch, measures, text, baselines, lengths, hashed, Clock(say), under_way)
+        run.commit = commit_of(loaded.path)
         if text is not None:
             run.plan = planned(loaded, lengths, Way.of(settings), settings.memory)
             for words in plans.sentences(run.plan)[:1]:
@@ -481,6 +485,7 @@ def made(run: Run) -> dict[str, str]:
     return {
         "command": run.settings.command(run.out),
         "model, SHA-256 of its files": run.model_hash,
+        **({"model, commit of the hub": run.commit} if run.commit else {}),
         **{f"measured by {measure.name}": measure.on for measure in run.measures},
         "dtype": run.settings.dtype,
         "device": device_in_words(run.settings.device),

@@ -11,7 +11,14 @@ from torch import Tensor
 
 from posenc.checkpoints.files.tensors import open_tensors
 from posenc.checkpoints.formats import load
-from posenc.checkpoints.inspection.inspect import POSITION_TABLE, RELATIVE_TABLE, distinct, has_tensors, runs
+from posenc.checkpoints.inspection.inspect import (
+    POSITION_TABLE,
+    RELATIVE_TABLE,
+    distinct,
+    has_learned_tables,
+    has_tensors,
+    runs,
+)
 from posenc.checkpoints.vocabulary.ledger import in_words
 from posenc.checkpoints.vocabulary.reading import Part, Reading
 from posenc.checkpoints.vocabulary.specs import short, whole
@@ -195,7 +202,7 @@ def save(reading: Reading, path: str | Path, folder: Path) -> list[Path]:
     """Write the pictures of the checkpoint at a path into a folder, as PNG files; returns their paths."""
     from posenc.lab.results import figures
 
-    path = load.find(path)
+    path = load.find(path, weights=has_learned_tables(reading))
     tensors = open_tensors(path) if has_tensors(path) else None
     saved = []
     for name, figure in pictures(reading, tensors).items():

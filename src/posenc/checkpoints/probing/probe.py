@@ -40,7 +40,7 @@ TEXTS = 2
 class Settings:
     """What a probe is asked for; the same, but for what is `alterable`, goes on from the passes of a folder.
 
-    path     a folder, a GGUF file, or the name of a fetched model
+    path     a folder, a GGUF file, or a model of the hub as owner/name
     tasks    names of tasks, or "all", or "none"
     lengths  tokens; none: a quarter and half of the trained length, that, and twice that, unless positions end there
     trials   of each task at each length
