@@ -123,18 +123,15 @@ class Extend:
     rerope, dual-chunk, any other schedule that `posenc list` has, or all. Options in parentheses: "yarn(beta_fast=64)".
     drope or swan, which take rotary out of layers, with --tune.
     For a learned table: clamp, repeat, nearest, linear, cubic, or all.
-    To use the model as it is: windows, truncate."""
+    To use the model as it is: windows."""
     measures: Names = ()
-    """perplexity, pass-keys, masked, sentences, images, or a task of posenc probe; the first decides. Default: those of
-    the first five that fit the model."""
+    """perplexity, one-key, several-keys, masked; the first decides. Default: all that fit, but several-keys."""
     replace: bool = False
     """Put another schedule in place of the one that a scaled model has, from the length before any scaling."""
     text: Files = ()
     """Text files to measure on. Default: the Python language reference."""
-    images: Files = ()
-    """Image files to measure on, for an image encoder."""
     samples: Whole = None
-    """How many windows of the target length, documents or passages are measured. Default: by the measure."""
+    """How many windows of the target length, documents or trials are measured. Default: by the measure."""
     lengths: Wholes = ()
     """More lengths to measure at (tokens), besides the trained one, the target and some in between."""
     start: Whole = None
@@ -151,8 +148,6 @@ class Extend:
     """How many texts of one length go through the model side by side."""
     cache: Annotated[str, taking("NAME")] = "device"
     """Where keys and values are kept: device, or cpu, from where they go to a CUDA device layer by layer."""
-    passkey: int = 1
-    """Trials at each depth of pass key retrieval; 0 leaves it out."""
     longrope_factors: File = None
     """A JSON file with the searched short_factor and long_factor of longrope."""
     budget: Annotated[str | None, taking("TEXT")] = None
@@ -206,7 +201,8 @@ class Extend:
             terminal.say(f"{words}\n")
         if record["written"]["path"]:
             terminal.say(f"Checkpoint: {record['written']['path']}")
-        terminal.say(f"Report: {self.out / 'report.html'}")
+        if record["measures"]:
+            terminal.say(f"Report: {self.out / 'report.html'}")
         return 0
 
     def planned(self, settings: Any) -> int:

@@ -50,6 +50,7 @@ class ByEncoding:
     dtype: str
     device: str
     fitting: ClassVar = OF_DECODERS
+    unit: ClassVar = "tokens"
     options: frozenset[str]
     origin: Path
     weights: dict[str, Path] = field(default_factory=dict)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import posenc
-from posenc.checkpoints.extension import choice, runs
+from posenc.checkpoints.extension import by_table, choice, runs
 from posenc.checkpoints.extension.by_encoding import VERIFIED, ByEncoding
 from posenc.checkpoints.extension.by_table import ByTable, is_by_table
 from posenc.checkpoints.extension.checkpoint import CHECKPOINT, RECALIBRATED, RECORD, written
@@ -24,7 +24,7 @@ from posenc.checkpoints.extension.runs import Kept, check_folder, claimed, hash_
 from posenc.checkpoints.extension.search import longrope_factors
 from posenc.checkpoints.extension.search.evolution import Budget
 from posenc.checkpoints.extension.search.longrope_factors import Search
-from posenc.checkpoints.extension.settings import NAMES, OF_ALL, Settings
+from posenc.checkpoints.extension.settings import NAMES, OF_ALL, OF_UNMEASURED, Settings
 from posenc.checkpoints.extension.stretch import Stretch
 from posenc.checkpoints.formats.devices import AUTO, accelerators_of, device_in_words
 from posenc.checkpoints.measures import all_measures
@@ -63,6 +63,8 @@ def extend(settings: Settings, out: Path, *, say: Say | None = None) -> dict[str
     run = Run.prepare(settings, out, say)
     with claimed(settings, out, say) as run.kept:
         searched = run.searched()
+        if not run.measures:
+            return run.unmeasured()
         record = run.measured()
         chosen, words = choice.choose(settings.methods, record)
         recalibrated = "recalibration" in chosen
@@ -76,8 +78,7 @@ def extend(settings: Settings, out: Path, *, say: Say | None = None) -> dict[str
         record["price"] = [choice.price(one, record) for one in changed]
         where = out / RECALIBRATED / chosen["name"] if recalibrated else out / CHECKPOINT
         record["written"] = written(run.stretch, record, where, run.first_losses, chosen["name"] in run.weights)
-        record["made"] = made(run)
-        store.write(out / RECORD, (json.dumps(finite(record), indent=1, allow_nan=False) + "\n").encode())
+        run.write(record)
         report.write(record, out)
     return record
 
@@ -117,21 +118,18 @@ class Run:
             stretch.trained,
             stretch.target,
             settings.text,
-            settings.images,
             settings.samples,
             settings.start,
             bool(settings.tune or settings.budget),
             settings.chunk,
-            settings.passkey,
             settings.batch,
             settings.cache,
         )
-        unasked = [one for one in stretch.fitting if one in all_measures.UNASKED]
-        names = settings.measures or [name for name in unasked if settings.passkey or name != "pass-keys"]
-        options = {name: NAMES.get(name, name) for name in settings.given() if name not in OF_ALL}
-        if not settings.passkey:
-            # That they are left out is true of whatever has none.
-            options.pop("passkey")
+        if not stretch.fitting:
+            check_unmeasured(stretch, settings)
+        names = settings.measures or [name for name in stretch.fitting if name in all_measures.UNASKED]
+        read = OF_ALL if stretch.fitting else OF_UNMEASURED
+        options = {name: NAMES.get(name, name) for name in settings.given() if name not in read}
         measures = all_measures.made(names, stretch.fitting, given, options, stretch.options)
         text = next((one for one in measures if isinstance(one, Perplexity)), None)
         if text is None and kind is ByEncoding:
@@ -192,10 +190,20 @@ class Run:
                     self.clock.expect(measure.work(self.stretch.loaded.model, length))
         self.time_plan()
         return {
+            **self.header(),
+            "methods": [
+                self.recalibrated(method, asked) if method.recalibrated else self.entry(method, asked)
+                for method in methods
+            ],
+        }
+
+    def header(self) -> dict[str, Any]:
+        """What was asked, of which model."""
+        return {
             "schema": SCHEMA,
             "model": self.settings.path,
             "architecture": type(self.stretch.loaded.model).__name__,
-            "unit": self.measures[0].unit,
+            "unit": self.stretch.unit,
             "plan": self.plan,
             "trained": self.stretch.trained,
             "target": self.stretch.target,
@@ -212,12 +220,37 @@ class Run:
                 }
                 for measure in self.measures
             ],
-            "methods": [
-                self.recalibrated(method, asked) if method.recalibrated else self.entry(method, asked)
-                for method in methods
-            ],
             "left_out": dict(self.stretch.left_out),
         }
+
+    def unmeasured(self) -> dict[str, Any]:
+        """The record of a model that no measure fits, with the checkpoint of the one method that was asked for."""
+        (method,) = self.stretch.methods[1:]
+        of = self.stretch.loaded.model
+        entry: dict[str, Any] = {
+            "name": method.name,
+            "words": self.stretch.words(method),
+            "baseline": False,
+            "spec": method.spec,
+        }
+        entry |= {"config": differing(self.stretch.config, method.config or {}), "values": [], "details": []}
+        record: dict[str, Any] = {
+            **self.header(),
+            "methods": [entry],
+            "winner": method.name,
+            "in_words": f"Nothing was measured, because posenc has no measure for a {type(of).__name__}: {method.name} "
+            f"is written because it was asked for. What it is worth says {all_measures.elsewhere(of)}.",
+            "further": [],
+            "price": [],
+        }
+        record["written"] = written(self.stretch, record, self.out / CHECKPOINT, self.first_losses, tuned=False)
+        self.write(record)
+        return record
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Write the record, with how it was made."""
+        record["made"] = made(self)
+        store.write(self.out / RECORD, (json.dumps(finite(record), indent=1, allow_nan=False) + "\n").encode())
 
     def time_plan(self) -> None:
         """Put into the plan how long passes take; a run that goes on has it from its beginning."""
@@ -285,7 +318,7 @@ class Run:
     def one_pass(self, measure: Measure, method: Method, length: int, name: str = "") -> dict[str, Any]:
         """The raw result of a measure at a length, kept or made, with what it cost."""
         facts = self.facts(measure, method, length)
-        words = f"{name or method.name}, {measure.name} at {length:,} {measure.unit}"
+        words = f"{name or method.name}, {measure.name} at {length:,} tokens"
 
         def make() -> dict[str, Any]:
             with self.stretch.used(*self.as_it_runs(method, length)) as model, Meter(accelerators_of(model)) as meter:
@@ -304,7 +337,7 @@ class Run:
             return False, f"The measure {measure.name} was not tried: {error}."
         number = measure.numbers[0]
         found = measure.values(raw, trained)[number.name]
-        words = f"At its trained length of {trained:,} {measure.unit} the model as it is has a {number.words} of "
+        words = f"At its trained length of {trained:,} tokens the model as it is has a {number.words} of "
         words += choice.shown(found)
         needs = measure.needs or 0.0
         if found.value >= needs:
@@ -402,6 +435,16 @@ class Run:
 
 EVERY = frozenset(name for made in all_measures.MEASURES.values() for name in made.baselines)
 """The names of all ways to use a model as it is."""
+
+
+def check_unmeasured(stretch: Stretch, settings: Settings) -> None:
+    """Raises ValueError unless one method is named for a model of which nothing says which one is best."""
+    named = [method.name for method in stretch.methods[1:]]
+    if len(named) != 1 or list(settings.methods) != named:
+        raise ValueError(
+            f"posenc has no measure for a {type(stretch.loaded.model).__name__}, so that nothing says which method is "
+            f"best; name exactly one of them: --method {', '.join(by_table.WORDS)}"
+        )
 
 
 def stretch_of(loaded: "Loaded", settings: Settings) -> Stretch:

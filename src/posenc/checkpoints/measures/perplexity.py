@@ -347,7 +347,6 @@ class Perplexity:
     """
 
     name: ClassVar = "perplexity"
-    unit: ClassVar = "tokens"
     numbers: ClassVar = (
         Number("last", f"perplexity of the last {LAST} tokens", False),
         Number("mean", "perplexity of all tokens", False),
