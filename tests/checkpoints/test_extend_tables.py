@@ -411,7 +411,10 @@ def test_what_cannot_be_measured_is_said_before_anything_is_written(encoder: Pat
             Settings(str(encoder), 2.0, ("yarn",), text=(text,)),
             r"'yarn' is no method for a learned table; there are: cl",
         ),
-        (Settings(str(encoder), 2.0, text=(text,), tune=5), r"--tune would change nothing here .sentences reads --sam"),
+        (
+            Settings(str(encoder), 2.0, text=(text,), chunk=5),
+            r"--chunk would change nothing here .sentences reads --sa",
+        ),
         (Settings(str(encoder), 2.0, text=(text,), samples=100), r"has 600 tokens, and 100 passages of 78 take 7,800"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -445,8 +448,8 @@ def test_the_command_extends_a_table_and_refuses_what_would_change_nothing(
     encoder: Path, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["extend", str(encoder), "--factor", "2", "--method", "clamp", "--text", text, "--samples", "2"]
-    assert cli.main([*command, "--out", str(tmp_path / "run"), "--tune", "5"]) == 2
-    assert "--tune would change nothing here" in capsys.readouterr().err
+    assert cli.main([*command, "--out", str(tmp_path / "run"), "--replace"]) == 2
+    assert "--replace would change nothing here" in capsys.readouterr().err
     assert cli.main([*command, "--out", str(tmp_path / "run")]) == 0
     said = capsys.readouterr().out
     assert "clamp wins: at 80 tokens" in said and f"Checkpoint: {tmp_path / 'run' / 'checkpoint'}" in said

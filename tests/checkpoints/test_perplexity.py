@@ -211,8 +211,6 @@ def test_windows_are_as_many_as_a_short_text_holds(model, tmp_path: Path) -> Non
     (tmp_path / "text.txt").write_text(long)
     assert (Perplexity(replace(given)).count, Perplexity(replace(given)).start) == (24, 2000)
     assert Perplexity(replace(given, longest=4096)).count == 2
-    # What is tuned on stands before.
-    assert Perplexity(replace(given, late=True, samples=2)).start == 30_000 - 384
 
 
 def test_a_pass_serves_shorter_lengths_unless_the_method_goes_by_the_length() -> None:

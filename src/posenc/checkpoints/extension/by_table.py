@@ -106,9 +106,6 @@ class ByTable:
             self.held[key] = stretched(self.loaded, self.tables, key[1], method.name)
         yield self.held[key]
 
-    def tuned(self, method: Method, where: Path) -> None:
-        raise NotImplementedError("tables are tuned by whoever trained the model")
-
     def write(self, method: Method, where: Path) -> None:
         """The model with the longer table, its config, and its tokenizer, which then takes as much."""
         model = stretched(self.loaded, self.tables, self.target, method.name)

@@ -128,7 +128,6 @@ class Given:
     images   files
     samples  windows, documents or passages; None: as many as the measure takes by itself
     start    the token of the text that is read first; None: where the measure begins by itself
-    late     whether windows stand at the end of the text by themselves, because what is before is for tuning
     chunk    how many tokens go through a decoder at once
     batch    how many texts of one length go through it side by side
     cache    where it keeps keys: "device" or "cpu"
@@ -142,7 +141,6 @@ class Given:
     images: tuple[str, ...] = ()
     samples: int | None = None
     start: int | None = None
-    late: bool = False
     chunk: int = 1024
     passkey: int = 1
     batch: int = 1
