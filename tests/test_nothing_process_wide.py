@@ -65,7 +65,6 @@ ALLOWED = {
         r"setattr|delattr": OWN_OBJECTS,
         r"Attention(Mask)?Interface\.register": OWN_NAMES,
     },
-    "checkpoints/probing/heads.py": {r"Attention(Mask)?Interface\.register": OWN_NAMES},
     "checkpoints/live/register.py": {
         r"ROPE_INIT_FUNCTIONS": OWN_NAMES,
         r"Attention(Mask)?Interface\.\w+": OWN_NAMES,

@@ -1,4 +1,4 @@
-"""`posenc fetch`, `inspect`, `doctor`, `probe`, `extend` and `convert`: models that others have trained."""
+"""`posenc fetch`, `inspect`, `doctor`, `extend` and `convert`: models that others have trained."""
 
 import json
 from dataclasses import dataclass, fields
@@ -209,72 +209,6 @@ class Extend:
             for words in plans.sentences(plan):
                 terminal.say(words)
         return 1 if any(row["fits"] is False for row in plan["rows"]) else 0
-
-
-@dataclass
-class Probe:
-    """Say up to which length a model uses its text.
-
-    Example: posenc probe smollm2 --lengths 512 1024 2048 --out runs/probe
-
-    Tasks that have one right answer, perplexity of the same tokens behind more and more text, and what the model loses
-    without each band of its frequencies. Ctrl-C loses no finished pass, and the same command goes on where it stopped.
-    """
-
-    path: Positional[Source]
-    """A folder in Hugging Face's form, a GGUF file, or the name of a fetched model."""
-    tasks: Names = ("all",)
-    """one-key, several-keys, several-values, several-queries, variables, common-words, frequent-words, mark; or all, or
-    none."""
-    lengths: Wholes = ()
-    """Lengths to measure at (tokens). Default: a quarter and half of the trained length, that, and twice that."""
-    trials: int = 8
-    """Trials of each task at each length."""
-    text: Files = ()
-    """Text files to measure on, and to fill texts with. Default: the Python language reference, repeated sentences."""
-    bands: int = 8
-    """How many bands of rotary's frequencies are tried without; 0 leaves them and the heads out."""
-    chunk: int = 1024
-    """How many tokens go through the model at once: fewer take less memory."""
-    dtype: Annotated[str, taking("NAME")] = "float32"
-    """float32 or bfloat16: half the memory, and on processors that multiply it less time, on others far more."""
-    device: Annotated[str, taking("NAME")] = "cpu"
-    """cpu, cuda, cuda:1, mps; or auto: spread by accelerate over GPUs, CPU and disk."""
-    memory: Annotated[str | None, taking("SIZE")] = None
-    """What the plan is held to, such as 24GB. Default: what the device has free."""
-    batch: int = 1
-    """How many texts of one length go through the model side by side."""
-    cache: Annotated[str, taking("NAME")] = "device"
-    """Where keys and values are kept: device, or cpu, from where they go to a CUDA device layer by layer."""
-    out: Path = Path("runs/probe")
-    """The folder for measurements and report."""
-    json: bool = False
-    """Print the record as JSON instead of words and tables."""
-
-    def run(self) -> int:
-        from posenc import terminal
-        from posenc.checkpoints.formats import load
-        from posenc.checkpoints.measures import work
-        from posenc.checkpoints.probing import report
-        from posenc.checkpoints.probing.probe import Settings, probe
-        from posenc.lab.results.report import finite
-
-        load.without_bars()
-        work.without_holes()
-        given: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(Settings)}
-        given["tasks"] = tuple(one for several in self.tasks for one in several.split(",") if one)
-        record = probe(Settings(**given), self.out, say=terminal.progress)
-        if self.json:
-            print(json.dumps(finite(record)))
-            return 0
-        for caption, table in report.tables(record):
-            terminal.say(f"{caption}:")
-            terminal.table(*table)
-            terminal.say()
-        for words in report.sentences(record):
-            terminal.say(f"{words}\n")
-        terminal.say(f"Report: {self.out / 'report.html'}")
-        return 0
 
 
 @dataclass

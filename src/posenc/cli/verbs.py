@@ -9,7 +9,7 @@ from tyro.conf import Positional, subcommand
 
 from posenc.cli.bench import Bench
 from posenc.cli.board import Advise, Board
-from posenc.cli.checkpoints import Convert, Doctor, Extend, Fetch, Inspect, Probe
+from posenc.cli.checkpoints import Convert, Doctor, Extend, Fetch, Inspect
 from posenc.cli.comparison import Compare, Merge, Report
 from posenc.cli.encodings import Check, List, Order, Show
 from posenc.cli.explore import Explore
@@ -56,7 +56,7 @@ GROUPS = {
     "look": (List, Show, Explore, Order, Advise),
     "compare": (Compare, Report, Merge, Board, Lab),
     "train": (Train, Generate, Export),
-    "checkpoints": (Fetch, Inspect, Doctor, Probe, Extend, Convert),
+    "checkpoints": (Fetch, Inspect, Doctor, Extend, Convert),
     "test": (Check, Bench),
     "shell": (Completion,),
 }

@@ -173,14 +173,14 @@ def causal_part(reading: Reading, config: Mapping[str, Any]) -> Part:
     """The one causal stack of a model that predicts text from it alone."""
     if config.get("is_encoder_decoder") or getattr(filled(config), "is_encoder_decoder", False):
         raise CannotRead(
-            f"extend and probe take a decoder that predicts text by itself, and '{reading.architecture}' is an encoder "
+            f"extend takes a decoder that predicts text by itself, and '{reading.architecture}' is an encoder "
             f"with a decoder, each with texts and lengths of its own, which nothing here measures"
         )
     causal = [part for part in reading.parts if part.shape.causal]
     if len(causal) != 1:
         found = "; ".join(part.name or reading.architecture for part in reading.parts) or "none"
         raise CannotRead(
-            f"extend and probe take a model with one causal stack (a decoder that predicts text), and "
+            f"extend takes a model with one causal stack (a decoder that predicts text), and "
             f"'{reading.architecture}' has {len(causal)}; its stacks: {found}"
         )
     return causal[0]

@@ -31,7 +31,7 @@ def check_folder(settings: Any, out: Path) -> None:
     if all(inside.name == store.LOCK for inside in out.iterdir()):
         return
     if not (out / SETTINGS).exists():
-        raise ValueError(f"'{out}' exists and is no run of posenc extend or probe; give --out a folder that does not")
+        raise ValueError(f"'{out}' exists and is no run of posenc extend; give --out a folder that does not")
     held, _ = store.read_json(out / SETTINGS)
     asked = json.loads(json.dumps(asdict(settings)))
     other = sorted({name for name in asked | held if asked.get(name) != held.get(name)} - settings.alterable)
