@@ -253,9 +253,9 @@ def page(record: Record, drawn: Sequence[Mapping[str, Any]]) -> str:
         ("for the longest passes", duration(sum(entry["seconds"] for entry in methods))),
     ]
     looks = [(one["name"], figures.look(n), one["spec"], one["words"]) for n, one in enumerate(methods)]
-    return rendered(
-        TEMPLATE,
-        record,
+    made = [(name, f"`{text}`" if name == "command" else text) for name, text in record["made"].items()]
+    template = pages(TEMPLATE.parent, PAGE.parent).get_template(TEMPLATE.name)
+    return template.render(
         title=title(record),
         facts=facts,
         said=sentences(record),
@@ -263,20 +263,5 @@ def page(record: Record, drawn: Sequence[Mapping[str, Any]]) -> str:
         figures=drawn,
         looks=looks,
         winner=record["winner"],
+        made=made,
     )
-
-
-def rendered(template: Path, record: Record, **shown: Any) -> str:
-    """A page by its template, with how its record was made."""
-    made = [(name, f"`{text}`" if name == "command" else text) for name, text in record["made"].items()]
-    return pages(template.parent, PAGE.parent).get_template(template.name).render(made=made, **shown)
-
-
-def row_by_row(headers: list[str], rows: list[list[str]]) -> str:
-    """A table in one line of words, for who does not see its picture.
-
-    >>> row_by_row(["method", "at 8", "at 16"], [["none", "2.1", "9.0"], ["yarn", "2.1", "2.2"]])
-    'none: at 8 2.1, at 16 9.0; yarn: at 8 2.1, at 16 2.2.'
-    """
-    said = [f"{name}: {', '.join(map(' '.join, zip(headers[1:], cells, strict=True)))}" for name, *cells in rows]
-    return f"{'; '.join(said)}." if said else ""
