@@ -77,12 +77,12 @@ SURFACE = {
     "fetch": "json",
     "inspect": "out json",
     "doctor": "json",
-    "extend": "factor method measures replace text images samples lengths start chunk dtype device memory batch cache "
-    "passkey longrope-factors budget tune tune-map tune-length tune-weights tune-rank tune-rate plan out json",
+    "extend": "factor method measures replace text samples lengths start chunk dtype device memory batch cache "
+    "longrope-factors plan out json",
     "explore": "run checkpoint out serve port open",
     "export": "out cache trust json",
     "completion": "",
-    "convert": "out layout stored max-length grid interpolate rotary max-distance dtype base shard-gigabytes json",
+    "convert": "out layout stored max-length grid interpolate base shard-gigabytes json",
     "lab": "",
     "lab list": "json",
     "lab run": "tier seed-from out json",

@@ -112,7 +112,7 @@ def test_a_run_of_a_spread_model_is_that_of_a_whole_one(model: Path, text: str, 
         "text": (text,),
         "chunk": 50,
         "start": 10,
-        "passkey": 0,
+        "measures": ("perplexity",),
         "samples": 2,
     }
     whole = extend(Settings(str(model), 2.0, **asked), tmp_path / "whole")

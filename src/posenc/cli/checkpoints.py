@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional
 
-from posenc.cli.options import File, Files, Name, Names, Number, Source, Whole, Wholes, taking
+from posenc.cli.options import File, Files, Name, Names, Source, Whole, Wholes, taking
 
 
 @dataclass
@@ -121,7 +121,6 @@ class Extend:
     method: Names = ("all",)
     """none, linear, ntk, dynamic, yarn, llama3, longrope, temperature, log-temperature, step-temperature, self-extend,
     rerope, dual-chunk, any other schedule that `posenc list` has, or all. Options in parentheses: "yarn(beta_fast=64)".
-    drope or swan, which take rotary out of layers, with --tune.
     For a learned table: clamp, repeat, nearest, linear, cubic, or all.
     To use the model as it is: windows."""
     measures: Names = ()
@@ -135,7 +134,7 @@ class Extend:
     lengths: Wholes = ()
     """More lengths to measure at (tokens), besides the trained one, the target and some in between."""
     start: Whole = None
-    """The token of the text that is read first. Default: 2000, less in a short text; with --tune, as late as may be."""
+    """The token of the text that is read first. Default: 2000, less in a short text."""
     chunk: int = 1024
     """How many tokens go through the model at once: fewer take less memory."""
     dtype: Annotated[str, taking("NAME")] = "float32"
@@ -150,20 +149,6 @@ class Extend:
     """Where keys and values are kept: device, or cpu, from where they go to a CUDA device layer by layer."""
     longrope_factors: File = None
     """A JSON file with the searched short_factor and long_factor of longrope."""
-    budget: Annotated[str | None, taking("TEXT")] = None
-    """Search the factors of longrope, on the text before the measured windows: minutes=60, or evaluations=40."""
-    tune: int = 0
-    """Steps of fine-tuning of the winner, on the text before the measured windows; it goes on where it stopped."""
-    tune_map: Annotated[str, taking("SPEC")] = "pose"
-    """Where the tokens stand while tuning: plain, pose, randomised, or a map such as "skipped_chunks(longest=4096)"."""
-    tune_length: int = 1024
-    """Tokens of a window of tuning."""
-    tune_weights: Annotated[str, taking("NAME")] = "lora"
-    """lora: adapters beside attention, embeddings and norms; or all weights."""
-    tune_rank: int = 8
-    """The rank of the adapters."""
-    tune_rate: Number = None
-    """The highest learning rate of tuning. Default: 2e-4 for lora, 2e-5 for all."""
     plan: bool = False
     """What memory the run would take, by the config alone, and run nothing. The exit code is 1 if that is too much."""
     out: Path = Path("runs/extend")
@@ -177,11 +162,9 @@ class Extend:
         from posenc.checkpoints.extension.extend import extend
         from posenc.checkpoints.extension.settings import Settings
         from posenc.checkpoints.formats import load
-        from posenc.checkpoints.measures import work
         from posenc.lab.results.report import finite
 
         load.without_bars()
-        work.without_holes()
         said: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(Settings) if hasattr(self, f.name)}
         for name, given in (("methods", self.method), ("measures", self.measures)):
             said[name] = tuple(one for several in given for one in specs.split(several) if one)
@@ -214,9 +197,8 @@ class Extend:
         if self.json:
             print(json.dumps(plan))
         else:
-            if plan["rows"]:
-                terminal.table(*plans.table(plan))
-                terminal.say()
+            terminal.table(*plans.table(plan))
+            terminal.say()
             for words in plans.sentences(plan):
                 terminal.say(words)
         return 1 if any(row["fits"] is False for row in plan["rows"]) else 0
@@ -228,8 +210,8 @@ class Convert:
 
     Example: posenc convert path/to/model --out path/to/new --layout interleaved
 
-    What may change: rotary's layout and share, the length of tables, the dtype. The source is never written to, and the
-    new folder appears when it is whole. A GGUF file becomes a folder in Hugging Face's form.
+    What may change: rotary's layout, and the length of learned tables. The source is never written to, and the new
+    folder appears when it is whole. A GGUF file becomes a folder in Hugging Face's form.
     """
 
     path: Positional[Source]
@@ -246,12 +228,6 @@ class Convert:
     """How many cells, as rows and columns, a learned table of an image should have."""
     interpolate: Name = None
     """linear, cubic or nearest. Default: linear for positions, cubic for a grid."""
-    rotary: Name = None
-    """none, or partial=0.5: how much of each head goes on turning."""
-    max_distance: Whole = None
-    """Where T5's last bucket begins (positions)."""
-    dtype: Name = None
-    """float32, bfloat16 or float16: what numbers are written as. Default: as they are, and from GGUF float32."""
     base: File = None
     """The folder or config.json of the model that an adapter belongs to."""
     shard_gigabytes: float = 2.0

@@ -100,9 +100,6 @@ class ByTable:
             self.held[method.name] = stretched(self.loaded, self.tables, self.target, method.name)
         yield self.held[method.name]
 
-    def tuned(self, method: Method, where: Path) -> None:
-        raise NotImplementedError("tables are tuned by whoever trained the model")
-
     def write(self, method: Method, where: Path) -> None:
         """The model with the longer table, its config, and its tokenizer, which then takes as much."""
         model = stretched(self.loaded, self.tables, self.target, method.name)

@@ -67,10 +67,6 @@ class Stretch(Protocol):
         """The model with a method in it, for inputs of a length."""
         ...
 
-    def tuned(self, method: Method, where: Path) -> None:
-        """From now on a method has the weights of the checkpoint that was written for it there."""
-        ...
-
     def write(self, method: Method, where: Path) -> None:
         """Write the checkpoint of a method, which appears when it is whole."""
         ...

@@ -124,7 +124,6 @@ class Given:
     text     files; without any, the Python language reference
     samples  windows, documents or trials; None: as many as the measure takes by itself
     start    the token of the text that is read first; None: where the measure begins by itself
-    late     whether windows stand at the end of the text by themselves, because what is before is for tuning
     chunk    how many tokens go through a decoder at once
     batch    how many texts of one length go through it side by side
     cache    where it keeps keys: "device" or "cpu"
@@ -136,7 +135,6 @@ class Given:
     text: tuple[str, ...] = ()
     samples: int | None = None
     start: int | None = None
-    late: bool = False
     chunk: int = 1024
     batch: int = 1
     cache: str = "device"
